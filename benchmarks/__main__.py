@@ -83,9 +83,16 @@ def series(lens: Lens, count: int, length: int = 512) -> list[np.ndarray]:
     """Seasonal series with noise; of a language model, token ids."""
     rng = np.random.default_rng(0)
     if getattr(lens.adapter, "integers", False):
-        return list(rng.integers(2, lens.adapter.model.config.vocab_size, (count, length)).astype(float))
+        return list(
+            rng.integers(
+                2, lens.adapter.model.config.vocab_size, (count, length)
+            ).astype(float)
+        )
     steps = np.arange(length)
-    return [np.sin(2 * np.pi * steps / (12 + i)) + 0.1 * rng.standard_normal(length) for i in range(count)]
+    return [
+        np.sin(2 * np.pi * steps / (12 + i)) + 0.1 * rng.standard_normal(length)
+        for i in range(count)
+    ]
 
 
 def idle(lens: Lens, rounds: int, count: int = 2) -> Row:
@@ -103,14 +110,24 @@ def idle(lens: Lens, rounds: int, count: int = 2) -> Row:
     shown = as_series(batch)
     ours = [lambda: lens.forecast(shown, horizon, num_samples=samples)]
     with torch.no_grad():
-        ratios_to_native = ratios(ours, native, rounds=rounds, clock=clock_of(lens.device))
-    return _row(f"(a) {lens.wiring.architecture}: forecast, idle lens / native", ratios_to_native[0], 1.02)
+        ratios_to_native = ratios(
+            ours, native, rounds=rounds, clock=clock_of(lens.device)
+        )
+    return _row(
+        f"(a) {lens.wiring.architecture}: forecast, idle lens / native",
+        ratios_to_native[0],
+        1.02,
+    )
 
 
 def capture(lens: Lens, rounds: int, count: int = 2) -> list[Row]:
     """(b) Every residual stream and every head's z, against a native forward."""
     batch = series(lens, count)
-    future = np.stack([values[-16:] for values in batch]) if lens.adapter.readout == "token" else None
+    future = (
+        np.stack([values[-16:] for values in batch])
+        if lens.adapter.readout == "token"
+        else None
+    )
     encoded = lens.encode(batch, future=future)
     ways: dict[str, Callable[[], object] | None] = {
         "run_with_cache": with_lens(lens, encoded),
@@ -120,7 +137,9 @@ def capture(lens: Lens, rounds: int, count: int = 2) -> list[Row]:
     there = {name: way for name, way in ways.items() if way is not None}
     with torch.no_grad():
         plain = partial(lens.adapter.run, encoded.inputs)
-        ratios_to_plain = ratios(list(there.values()), plain, rounds=rounds, clock=clock_of(lens.device))
+        ratios_to_plain = ratios(
+            list(there.values()), plain, rounds=rounds, clock=clock_of(lens.device)
+        )
     target = 1.15 if lens.wiring.architecture in ("chronos", "chronos-bolt") else 1.2
     return [
         _row(
@@ -135,12 +154,23 @@ def capture(lens: Lens, rounds: int, count: int = 2) -> list[Row]:
 def ablations(lens: Lens, plan: Plan, sample: int | None) -> list[Row]:
     """(c) Single-head ablations of the decoder or trunk on series of 512 points."""
     batch = series(lens, plan.series)
-    future = np.stack([values[-16:] for values in batch]) if lens.adapter.readout == "token" else None
-    result = compare(lens, lens.encode(batch, future=future), sample=sample, heads_per_layer=plan.heads)
+    future = (
+        np.stack([values[-16:] for values in batch])
+        if lens.adapter.readout == "token"
+        else None
+    )
+    result = compare(
+        lens,
+        lens.encode(batch, future=future),
+        sample=sample,
+        heads_per_layer=plan.heads,
+    )
     name = f"(c) {lens.wiring.architecture}"
     timed = f"{result.heads} heads, {result.timed} full forwards timed; limit {result.limit:.1f} ×"
     reached = f"{timed}, reached {result.speed / result.limit:.0%}"
-    effect = f"a head moves them by {result.effect:.1e}; peak memory {result.memory:.1f} GiB"
+    effect = (
+        f"a head moves them by {result.effect:.1e}; peak memory {result.memory:.1f} GiB"
+    )
     return [
         (
             f"{name}: one forward per head / ours",
@@ -149,7 +179,13 @@ def ablations(lens: Lens, plan: Plan, sample: int | None) -> list[Row]:
             f"≥ {plan.speed:g}",
             result.speed >= plan.speed,
         ),
-        (f"{name}: largest deviation of the results", f"{result.error:.1e}", effect, "≤ 1e-5", result.error <= 1e-5),
+        (
+            f"{name}: largest deviation of the results",
+            f"{result.error:.1e}",
+            effect,
+            "≤ 1e-5",
+            result.error <= 1e-5,
+        ),
     ]
 
 
@@ -162,7 +198,15 @@ def linked_view(rounds: int) -> list[Row]:
     for name, *times in latencies(rounds):
         median, low, high = (1000 * seconds for seconds in times)
         met = median <= 1000 * LIMIT
-        rows.append((f"(e) {name}", f"{median:.0f} ms", f"{low:.0f}–{high:.0f}", f"≤ {1000 * LIMIT:.0f} ms", met))
+        rows.append(
+            (
+                f"(e) {name}",
+                f"{median:.0f} ms",
+                f"{low:.0f}–{high:.0f}",
+                f"≤ {1000 * LIMIT:.0f} ms",
+                met,
+            )
+        )
     return rows
 
 
@@ -170,11 +214,17 @@ def sweep_engine(sample: int | None, device: str) -> list[Row]:
     """(f) The sweep engine: single forwards of two models, and sampling rollouts of a third."""
     rows: list[Row] = []
     lens = published("chronos-bolt", "base", device)
-    rows += engine_rows(lens, lens.encode(series(lens, 64)), "64 series × 512", 15.0, sample, None)
+    rows += engine_rows(
+        lens, lens.encode(series(lens, 64)), "64 series × 512", 15.0, sample, None
+    )
     lens = published("timesfm-2.5", "200m", device)
-    rows += engine_rows(lens, lens.encode(series(lens, 2)), "2 series × 512", 2.0, sample, 2)
+    rows += engine_rows(
+        lens, lens.encode(series(lens, 2)), "2 series × 512", 2.0, sample, 2
+    )
     lens = published("chronos", "small", device)
-    return rows + engine_rows(lens, as_series(series(lens, 1)), "20 samples × 64 steps", 4.0, sample, None)
+    return rows + engine_rows(
+        lens, as_series(series(lens, 1)), "20 samples × 64 steps", 4.0, sample, None
+    )
 
 
 def heads_at_rows() -> list[Row]:
@@ -190,24 +240,58 @@ def heads_at_rows() -> list[Row]:
 def _row(name: str, ratio: tuple[float, float, float], target: float | None) -> Row:
     median, low, high = ratio
     met = None if target is None else median <= target
-    return name, f"{median:.3f}", f"{low:.3f}–{high:.3f}", "" if target is None else f"≤ {target}", met
+    return (
+        name,
+        f"{median:.3f}",
+        f"{low:.3f}–{high:.3f}",
+        "" if target is None else f"≤ {target}",
+        met,
+    )
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", default="a,b,c,d,e,f,g,h,i", help="measurements, e.g. a,c (default: all)")
     parser.add_argument(
-        "--models", default=",".join(PLANS), help="architectures, e.g. chronos-bolt,moirai-2 (default: all)"
+        "--only",
+        default="a,b,c,d,e,f,g,h,i",
+        help="measurements, e.g. a,c (default: all)",
     )
-    parser.add_argument("--rounds", type=int, default=9, help="paired runs of (a) and (b), events of (e)")
-    parser.add_argument("--batch", type=int, default=2, help="(a), (b): series of 512 steps")
-    parser.add_argument("--full", action="store_true", help="(c), (f): time every plain run, not a sample")
-    parser.add_argument("--series", type=int, default=10_000, help="(i): series, and a quarter and half of them")
-    parser.add_argument("--device", default="cpu", help="(a) to (c), (f): torch device of the models")
+    parser.add_argument(
+        "--models",
+        default=",".join(PLANS),
+        help="architectures, e.g. chronos-bolt,moirai-2 (default: all)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=9,
+        help="paired runs of (a) and (b), events of (e)",
+    )
+    parser.add_argument(
+        "--batch", type=int, default=2, help="(a), (b): series of 512 steps"
+    )
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="(c), (f): time every plain run, not a sample",
+    )
+    parser.add_argument(
+        "--series",
+        type=int,
+        default=10_000,
+        help="(i): series, and a quarter and half of them",
+    )
+    parser.add_argument(
+        "--device", default="cpu", help="(a) to (c), (f): torch device of the models"
+    )
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     parser.add_argument("--json", type=Path, help="also write the rows here")
-    parser.add_argument("--no-history", action="store_true", help="do not add the rows to benchmarks/history.csv")
+    parser.add_argument(
+        "--no-history",
+        action="store_true",
+        help="do not add the rows to benchmarks/history.csv",
+    )
     options = parser.parse_args()
     chosen = options.models.split(",")
     if unknown := sorted(set(chosen) - set(PLANS)):
@@ -217,9 +301,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     wanted = set(options.only.split(","))
     console = Console(width=170)
-    place = (
-        f"{platform.machine()}, {os.cpu_count()} cores, {options.threads} torch thread(s), torch {torch.__version__}"
-    )
+    place = f"{platform.machine()}, {os.cpu_count()} cores, {options.threads} torch thread(s), torch {torch.__version__}"
     if options.device.startswith("cuda"):
         place += f", {torch.cuda.get_device_name(options.device)}"
     rows: list[Row] = []
@@ -233,18 +315,27 @@ def main() -> None:
         if "b" in wanted:
             with console.status(f"(b) {name}"):
                 rows += capture(lens, options.rounds, options.batch)
-        if "c" in wanted and any(component.head is not None for component in lens.components()):
+        if "c" in wanted and any(
+            component.head is not None for component in lens.components()
+        ):
             with console.status(f"(c) {name}"):
                 rows += ablations(lens, PLANS[name], None if options.full else 16)
         del lens
         gc.collect()
         # what was measured is kept, whatever happens to a later model
         if options.json:
-            options.json.write_text(json.dumps({"machine": place, "rows": rows}, indent=1, ensure_ascii=False))
+            options.json.write_text(
+                json.dumps(
+                    {"machine": place, "rows": rows}, indent=1, ensure_ascii=False
+                )
+            )
     sections: dict[str, tuple[str, Callable[[], Iterable[Row]]]] = {
         "d": ("probes", lambda: measure(options.rounds)),
         "e": ("run.explore", lambda: linked_view(options.rounds)),
-        "f": ("sweep engine", lambda: sweep_engine(None if options.full else 4, options.device)),
+        "f": (
+            "sweep engine",
+            lambda: sweep_engine(None if options.full else 4, options.device),
+        ),
         "g": ("heads@k", heads_at_rows),
         "h": ("store and workers of sweeps", lambda: [*store_rows(), *worker_rows()]),
         "i": ("memory", lambda: memory_rows(options.series)),
@@ -256,10 +347,23 @@ def main() -> None:
             rows += work()
         # what was measured is kept, whatever happens to a later one
         if options.json:
-            options.json.write_text(json.dumps({"machine": place, "rows": rows}, indent=1, ensure_ascii=False))
-    table = Table("measurement", "median", "range / note", "target", "met", title=f"random weights; {place}")
+            options.json.write_text(
+                json.dumps(
+                    {"machine": place, "rows": rows}, indent=1, ensure_ascii=False
+                )
+            )
+    table = Table(
+        "measurement",
+        "median",
+        "range / note",
+        "target",
+        "met",
+        title=f"random weights; {place}",
+    )
     for name, value, span, target, met in rows:
-        table.add_row(name, value, span, target, "" if met is None else ("yes" if met else "no"))
+        table.add_row(
+            name, value, span, target, "" if met is None else ("yes" if met else "no")
+        )
     console.print(table)
     if not options.no_history:
         append(rows, place)

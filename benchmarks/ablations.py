@@ -40,7 +40,12 @@ class Comparison:
 
 
 def compare(
-    lens: Lens, encoded: Encoded, *, sample: int | None, heads_per_layer: int | None = None, seed: int = 0
+    lens: Lens,
+    encoded: Encoded,
+    *,
+    sample: int | None,
+    heads_per_layer: int | None = None,
+    seed: int = 0,
 ) -> Comparison:
     """Run ours once, and full forwards for a sample of heads before and after it.
 
@@ -53,7 +58,11 @@ def compare(
     name = lens.wiring.output_stack.name
     heads = [c for c in lens.components() if c.stack == name and c.head is not None]
     if heads_per_layer is not None:
-        heads = [head for head in heads if head.head is not None and head.head < heads_per_layer]
+        heads = [
+            head
+            for head in heads
+            if head.head is not None and head.head < heads_per_layer
+        ]
     rng = np.random.default_rng(seed)
     count = len(heads) if sample is None else min(sample, len(heads))
     chosen = sorted(rng.choice(len(heads), size=count, replace=False).tolist())
@@ -70,10 +79,25 @@ def compare(
         second, more = _full(lens, encoded, heads, chosen[1::2])
     full = (first + second) / count * len(heads)
     outputs |= more
-    error = max(float((ours[i] - out).abs().max() / out.abs().max()) for i, out in outputs.items())
-    moved = float(np.median([float((out - plain).abs().max() / plain.abs().max()) for out in ours]))
+    error = max(
+        float((ours[i] - out).abs().max() / out.abs().max())
+        for i, out in outputs.items()
+    )
+    moved = float(
+        np.median(
+            [float((out - plain).abs().max() / plain.abs().max()) for out in ours]
+        )
+    )
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return Comparison(full / spent, len(heads), count, error, moved, arithmetic_limit(lens, encoded, heads), memory)
+    return Comparison(
+        full / spent,
+        len(heads),
+        count,
+        error,
+        moved,
+        arithmetic_limit(lens, encoded, heads),
+        memory,
+    )
 
 
 def _full(
@@ -97,14 +121,20 @@ def arithmetic_limit(lens: Lens, encoded: Encoded, heads: list[Component]) -> fl
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         lens.adapter.run(encoded.inputs)
-    counts = _by_path(lens, {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()})
+    counts = _by_path(
+        lens,
+        {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()},
+    )
     root = sum(counter.get_flop_counts()["Global"].values())
     stack = lens.wiring.output_stack
     blocks = [
-        counts.get(stack.block(layer), 0) - _from_elsewhere(stack, layer, counts) for layer in range(stack.n_layers)
+        counts.get(stack.block(layer), 0) - _from_elsewhere(stack, layer, counts)
+        for layer in range(stack.n_layers)
     ]
     before = sum(counts.get(path, 0) for path in {*stack.upstream, *lens.wiring.unread})
-    crossing = sum(_from_elsewhere(stack, layer, counts) for layer in range(stack.n_layers))
+    crossing = sum(
+        _from_elsewhere(stack, layer, counts) for layer in range(stack.n_layers)
+    )
     head = root - before - crossing - sum(blocks)
     assert all(blocks), "the counter did not see the blocks"
 
@@ -119,12 +149,16 @@ def arithmetic_limit(lens: Lens, encoded: Encoded, heads: list[Component]) -> fl
         for row in rows[place + 1 :]:
             if isinstance(row, Attention):
                 cross = (row.k.module, row.v.module) if row.keys_from else ()
-                here += counts.get(f"{block}.{row.module}", 0) - sum(counts.get(f"{block}.{path}", 0) for path in cross)
+                here += counts.get(f"{block}.{row.module}", 0) - sum(
+                    counts.get(f"{block}.{path}", 0) for path in cross
+                )
             else:
                 here += sum(counts.get(f"{block}.{path}", 0) for path in _matrices(row))
         return here + sum(blocks[component.layer + 1 :]) + head
 
-    return len(heads) * root / (root + sum(unavoidable(component) for component in heads))
+    return (
+        len(heads) * root / (root + sum(unavoidable(component) for component in heads))
+    )
 
 
 def _by_path(lens: Lens, counts: dict[str, int]) -> dict[str, int]:
@@ -142,10 +176,16 @@ def _by_path(lens: Lens, counts: dict[str, int]) -> dict[str, int]:
 
 
 def _matrices(row: Mlp) -> set[str]:
-    return {row.i.module, row.o} | ({row.gate.module} if row.gate is not None else set())
+    return {row.i.module, row.o} | (
+        {row.gate.module} if row.gate is not None else set()
+    )
 
 
 def _from_elsewhere(stack: Stack, layer: int, counts: dict[str, int]) -> int:
     """Operations of a block on what another stack computed: keys and values of its cross-attention."""
     cross = [row for row in stack.attentions(layer) if row.keys_from]
-    return sum(counts.get(f"{stack.block(layer)}.{part.module}", 0) for row in cross for part in (row.k, row.v))
+    return sum(
+        counts.get(f"{stack.block(layer)}.{part.module}", 0)
+        for row in cross
+        for part in (row.k, row.v)
+    )

@@ -14,7 +14,11 @@ from tsfm_lens.models import Encoded, Lens
 
 def names(lens: Lens) -> list[str]:
     """The hook points captured: residual streams before, within and after every block, and z of every head."""
-    return [name for name in lens.hook_dict if "hook_resid" in name or name.endswith("hook_z")]
+    return [
+        name
+        for name in lens.hook_dict
+        if "hook_resid" in name or name.endswith("hook_z")
+    ]
 
 
 def with_lens(lens: Lens, encoded: Encoded) -> Callable[[], object]:
@@ -33,14 +37,20 @@ def with_torch_hooks(lens: Lens, encoded: Encoded) -> Callable[[], object]:
         for point in points:
             module = lens.adapter.model.get_submodule(point.site.module)
 
-            def before(_module: object, args: tuple, kwargs: dict, point: Point = point) -> None:
+            def before(
+                _module: object, args: tuple, kwargs: dict, point: Point = point
+            ) -> None:
                 kept[point.name] = get_input(args, kwargs, point.site.arg).detach()
 
-            def after(_module: object, _args: tuple, out: object, point: Point = point) -> None:
+            def after(
+                _module: object, _args: tuple, out: object, point: Point = point
+            ) -> None:
                 kept[point.name] = get_output(out, point.site.arg).detach()
 
             if point.site.side == "in":
-                handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+                handles.append(
+                    module.register_forward_pre_hook(before, with_kwargs=True)
+                )
             else:
                 handles.append(module.register_forward_hook(after))
         lens.adapter.run(encoded.inputs)
@@ -53,7 +63,10 @@ def with_torch_hooks(lens: Lens, encoded: Encoded) -> Callable[[], object]:
 
 def with_nnsight(lens: Lens, encoded: Encoded) -> Callable[[], object] | None:
     """The same tensors through nnsight; None where it is not installed, and for models whose input is no tensor."""
-    if find_spec("nnsight") is None or lens.wiring.architecture not in ("chronos", "chronos-bolt"):
+    if find_spec("nnsight") is None or lens.wiring.architecture not in (
+        "chronos",
+        "chronos-bolt",
+    ):
         return None
     from nnsight import NNsight
 
@@ -68,7 +81,9 @@ def with_nnsight(lens: Lens, encoded: Encoded) -> Callable[[], object] | None:
             for name, path, side in sites:
                 module = model
                 for part in path.split("."):
-                    module = module[int(part)] if part.isdigit() else getattr(module, part)
+                    module = (
+                        module[int(part)] if part.isdigit() else getattr(module, part)
+                    )
                 if side == "in":
                     kept[name] = module.input.save()
                 else:

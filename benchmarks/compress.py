@@ -40,7 +40,9 @@ COLUMNS = {
 }
 
 
-def quality(model: str, keeps: Sequence[float], methods: Sequence[str], cases: int) -> list[list[str]]:
+def quality(
+    model: str, keeps: Sequence[float], methods: Sequence[str], cases: int
+) -> list[list[str]]:
     """Rows: model, share kept, rise of MASE with its interval by method, on sources that do not calibrate."""
     lens, drawn = load(model), synthetic_cases(count=cases)
     own, others = compress.measure.sources_apart(bundled(), HORIZON)
@@ -48,14 +50,22 @@ def quality(model: str, keeps: Sequence[float], methods: Sequence[str], cases: i
     seasons = tuple(case.season for case in drawn)
     synthetic = SeriesBatch(tuple(case.values for case in drawn), seasonalities=seasons)
     samples = SAMPLES if lens.emits == "token" else None
-    run = lens.run(SeriesBatch.concat([others, synthetic]), HORIZON, holdout=True, num_samples=samples)
+    run = lens.run(
+        SeriesBatch.concat([others, synthetic]),
+        HORIZON,
+        holdout=True,
+        num_samples=samples,
+    )
     rows = []
     for keep in keeps:
         row = [f"`{model}`", f"{keep:g}"]
         for method in methods:
             smaller, _ = compress.compressed(calibration, keep, method=method)
             found = compress.quality(run, smaller)
-            mean, low, high = (100 * float(found[f"mase_rise_{end}"]) for end in ("estimate", "low", "high"))
+            mean, low, high = (
+                100 * float(found[f"mase_rise_{end}"])
+                for end in ("estimate", "low", "high")
+            )
             row.append(f"{mean:+.1f} % ({low:+.1f} to {high:+.1f})")
         rows.append(row)
         Console(stderr=True).print(row)
@@ -101,7 +111,13 @@ def operations(lens: Lens, inputs: dict) -> int:
     return int(counter.get_total_flops())
 
 
-def speed(architecture: str, size: str, keep: float, shapes: Sequence[tuple[int, int]], rounds: int) -> list[list[str]]:
+def speed(
+    architecture: str,
+    size: str,
+    keep: float,
+    shapes: Sequence[tuple[int, int]],
+    rounds: int,
+) -> list[list[str]]:
     """Rows: what, ratio, what is allowed."""
     whole = load(architectures()[architecture].build(size), check=False)
     ranks = compress.chosen_ranks(whole, keep=keep)
@@ -110,7 +126,12 @@ def speed(architecture: str, size: str, keep: float, shapes: Sequence[tuple[int,
     name = f"{architecture} {size} at {keep:g}"
     allowed = after["all"] / before["all"]
     rows = [
-        [name, "numbers in attentions", f"{after['attention'] / before['attention']:.3f}", ""],
+        [
+            name,
+            "numbers in attentions",
+            f"{after['attention'] / before['attention']:.3f}",
+            "",
+        ],
         [name, "numbers", f"{allowed:.3f}", ""],
     ]
     with tempfile.TemporaryDirectory() as folder:
@@ -118,26 +139,58 @@ def speed(architecture: str, size: str, keep: float, shapes: Sequence[tuple[int,
         dense = Path(folder, "whole")
         native = getattr(whole.native, "inner_model", whole.native)
         entry.save(whole.native, dense) if entry.save else native.save_pretrained(dense)
-        small = compress.save_compressed(smaller, Path(folder, "small"), ranks=ranks, method="svd")
-        size_of = [sum(file.stat().st_size for file in where.glob("*.safetensors")) for where in (dense, small)]
-    rows.append([name, "bytes of the file", f"{size_of[1] / size_of[0]:.3f}", f"{allowed:.3f}"])
+        small = compress.save_compressed(
+            smaller, Path(folder, "small"), ranks=ranks, method="svd"
+        )
+        size_of = [
+            sum(file.stat().st_size for file in where.glob("*.safetensors"))
+            for where in (dense, small)
+        ]
+    rows.append(
+        [name, "bytes of the file", f"{size_of[1] / size_of[0]:.3f}", f"{allowed:.3f}"]
+    )
     for batch, length in shapes:
         rng = np.random.default_rng(0)
-        series = as_series(list(np.sin(np.arange(length) / 4) + 0.1 * rng.standard_normal((batch, length))))
+        series = as_series(
+            list(
+                np.sin(np.arange(length) / 4)
+                + 0.1 * rng.standard_normal((batch, length))
+            )
+        )
         future = np.zeros((batch, 16)) if whole.adapter.readout == "token" else None
         inputs = whole.encode(series, future=future).inputs
         counted = [operations(each, inputs) for each in (whole, smaller)]
         with torch.no_grad():
             median, low, high = ratios(
-                [lambda i=inputs: smaller.adapter.run(i)], lambda i=inputs: whole.adapter.run(i), rounds=rounds
+                [lambda i=inputs: smaller.adapter.run(i)],
+                lambda i=inputs: whole.adapter.run(i),
+                rounds=rounds,
             )[0]
-            peaks = [peak(lambda each=each, i=inputs: each.adapter.run(i)) for each in (whole, smaller)]
-        held = [4 * sizes["all"] + extra for sizes, extra in zip((before, after), peaks, strict=True)]
+            peaks = [
+                peak(lambda each=each, i=inputs: each.adapter.run(i))
+                for each in (whole, smaller)
+            ]
+        held = [
+            4 * sizes["all"] + extra
+            for sizes, extra in zip((before, after), peaks, strict=True)
+        ]
         what = f"{batch} x {length}"
         rows.append(
-            [name, f"{what}: forward time", f"{median:.3f} ({low:.3f}-{high:.3f})", f"{counted[1] / counted[0]:.3f}"]
+            [
+                name,
+                f"{what}: forward time",
+                f"{median:.3f} ({low:.3f}-{high:.3f})",
+                f"{counted[1] / counted[0]:.3f}",
+            ]
         )
-        rows.append([name, f"{what}: weights and peak of a forward", f"{held[1] / held[0]:.3f}", f"{allowed:.3f}"])
+        rows.append(
+            [
+                name,
+                f"{what}: weights and peak of a forward",
+                f"{held[1] / held[0]:.3f}",
+                f"{allowed:.3f}",
+            ]
+        )
         Console(stderr=True).print(rows[-2:])
     return rows
 
@@ -148,24 +201,37 @@ def main() -> None:
     parser.add_argument("what", choices=["quality", "speed"])
     parser.add_argument("--models", default="bolt-nano,chronos-nano,chronos2-nano")
     parser.add_argument("--keeps", default=",".join(map(str, KEEPS)))
-    parser.add_argument("--cases", type=int, default=48, help="synthetic series, beside bundled ones")
+    parser.add_argument(
+        "--cases", type=int, default=48, help="synthetic series, beside bundled ones"
+    )
     parser.add_argument("--out", type=Path, help="page whose table is written anew")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--published", default="chronos/base,chronos-bolt/base")
-    parser.add_argument("--shapes", default="1x512,16x512", help="series x steps of context")
+    parser.add_argument(
+        "--shapes", default="1x512,16x512", help="series x steps of context"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.what == "quality":
         header = ["model", "kept", *COLUMNS.values()]
         keeps = [float(keep) for keep in given.keeps.split(",")]
-        rows = [row for model in given.models.split(",") for row in quality(model, keeps, list(COLUMNS), given.cases)]
+        rows = [
+            row
+            for model in given.models.split(",")
+            for row in quality(model, keeps, list(COLUMNS), given.cases)
+        ]
         if given.out:
             put_into(given.out, rows)
     else:
         header = ["model", "measured", "ratio to the whole", "allowed"]
-        shapes = [(int(shape.split("x")[0]), int(shape.split("x")[1])) for shape in given.shapes.split(",")]
+        shapes = [
+            (int(shape.split("x")[0]), int(shape.split("x")[1]))
+            for shape in given.shapes.split(",")
+        ]
         rows = [
-            row for each in given.published.split(",") for row in speed(*each.split("/"), 0.25, shapes, given.rounds)
+            row
+            for each in given.published.split(",")
+            for row in speed(*each.split("/"), 0.25, shapes, given.rounds)
         ]
     table = Table(*header)
     for row in rows:

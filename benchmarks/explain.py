@@ -31,14 +31,22 @@ MODELS = {"chronos-bolt": "base", "timesfm-2.5": "200m"}
 def series(steps: int = CONTEXT) -> np.ndarray:
     """A daily season on a random walk."""
     rng = np.random.default_rng(0)
-    return 50 + 5 * np.sin(np.arange(steps) / 24 * 2 * np.pi) + rng.normal(size=steps).cumsum()
+    return (
+        50
+        + 5 * np.sin(np.arange(steps) / 24 * 2 * np.pi)
+        + rng.normal(size=steps).cumsum()
+    )
 
 
 def masks_of(run: Run, count: int) -> tuple[tuple[explain.Segment, ...], np.ndarray]:
     """Twelve segments, as equal as tokens allow, and masks that stand beside one another."""
     edges = [edge for edge in explain.values.token_edges(run) if edge >= -CONTEXT]
-    picked = [edges[round(place)] for place in np.linspace(0, len(edges) - 1, SEGMENTS + 1)]
-    parts = tuple(explain.Segment(f"{a} to {b - 1}", 0, a, b, "past") for a, b in pairwise(picked))
+    picked = [
+        edges[round(place)] for place in np.linspace(0, len(edges) - 1, SEGMENTS + 1)
+    ]
+    parts = tuple(
+        explain.Segment(f"{a} to {b - 1}", 0, a, b, "past") for a, b in pairwise(picked)
+    )
     every = explain.shapley.all_masks(SEGMENTS)[:, ::-1]
     return parts, np.ascontiguousarray(every[:count])
 
@@ -53,7 +61,10 @@ def seconds(work: Callable[[], object]) -> float:
 
 def library(lens: Lens, rows: list[np.ndarray], size: int) -> Callable[[], object]:
     """The library's own forecast of masked series, so many at a time."""
-    native, contexts = lens.native, [torch.tensor(row, dtype=torch.float32) for row in rows]
+    native, contexts = (
+        lens.native,
+        [torch.tensor(row, dtype=torch.float32) for row in rows],
+    )
 
     def bolt() -> None:
         for first in range(0, len(rows), size):
@@ -97,7 +108,10 @@ def compare(lens: Lens, count: int, alone: int, rounds: int) -> None:
     for _ in range(rounds):
         masks = explain.Masks(run, parts, "mean")
         ours.append(seconds(lambda masks=masks: masks(keep)) / count)
-        single.append(seconds(lambda: [lens.forecast(row, HORIZON) for row in rows[:alone]]) / alone)
+        single.append(
+            seconds(lambda: [lens.forecast(row, HORIZON) for row in rows[:alone]])
+            / alone
+        )
         for size, spent in best.items():
             spent.append(seconds(library(lens, rows, size)) / count)
     fastest = min(best, key=lambda size: statistics.median(best[size]))
@@ -111,39 +125,62 @@ def compare(lens: Lens, count: int, alone: int, rounds: int) -> None:
     )
 
 
-Sampler = Callable[[Callable[[np.ndarray], np.ndarray], int, int, int], tuple[np.ndarray, np.ndarray | None]]
+Sampler = Callable[
+    [Callable[[np.ndarray], np.ndarray], int, int, int],
+    tuple[np.ndarray, np.ndarray | None],
+]
 """Value, players, budget and seed -> Shapley values (player, output), and half of their 95 % intervals."""
 
 
-def ours(value: Callable, players: int, budget: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def ours(
+    value: Callable, players: int, budget: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Our regression, which stops at the budget alone."""
-    found = explain.shapley.sampled_shapley(value, players, budget=budget, tolerance=0, seed=seed)
+    found = explain.shapley.sampled_shapley(
+        value, players, budget=budget, tolerance=0, seed=seed
+    )
     return found.attribution, found.half_width
 
 
-def kernel(value: Callable, players: int, budget: int, seed: int) -> tuple[np.ndarray, None]:
+def kernel(
+    value: Callable, players: int, budget: int, seed: int
+) -> tuple[np.ndarray, None]:
     """KernelExplainer of shap without regularisation; it runs both ends beside its samples."""
     import shap
 
     np.random.seed(seed)  # noqa: NPY002, of no other generator does it draw
-    explainer = shap.KernelExplainer(lambda masks: value(masks > 0.5), np.zeros((1, players)))
-    found = explainer.shap_values(np.ones(players), nsamples=budget - 2, l1_reg=0, silent=True)
+    explainer = shap.KernelExplainer(
+        lambda masks: value(masks > 0.5), np.zeros((1, players))
+    )
+    found = explainer.shap_values(
+        np.ones(players), nsamples=budget - 2, l1_reg=0, silent=True
+    )
     return np.asarray(found), None
 
 
-def permutation(value: Callable, players: int, budget: int, seed: int) -> tuple[np.ndarray, None]:
+def permutation(
+    value: Callable, players: int, budget: int, seed: int
+) -> tuple[np.ndarray, None]:
     """PermutationExplainer of shap: orders forwards and backwards, as many as the budget allows."""
     import shap
 
-    explainer = shap.PermutationExplainer(lambda masks: value(masks > 0.5), np.zeros((1, players)), seed=seed)
-    return np.asarray(explainer(np.ones((1, players)), max_evals=budget).values[0]), None
+    explainer = shap.PermutationExplainer(
+        lambda masks: value(masks > 0.5), np.zeros((1, players)), seed=seed
+    )
+    return np.asarray(
+        explainer(np.ones((1, players)), max_evals=budget).values[0]
+    ), None
 
 
 def samplers() -> dict[str, Sampler]:
     """Ours, and those of shap where it is installed."""
     if importlib.util.find_spec("shap") is None:
         return {"ours": ours}
-    return {"ours": ours, "KernelExplainer": kernel, "PermutationExplainer": permutation}
+    return {
+        "ours": ours,
+        "KernelExplainer": kernel,
+        "PermutationExplainer": permutation,
+    }
 
 
 def sampled(name: str, reference: str, budgets: Sequence[int], seeds: int) -> None:
@@ -153,7 +190,9 @@ def sampled(name: str, reference: str, budgets: Sequence[int], seeds: int) -> No
     run = lens.run(values, min(HORIZON, lens.prediction_length))
     parts = explain.segments(run, parts=SEGMENTS, season=1)
     players = len(parts)
-    table = explain.Masks(run, parts, reference)(explain.shapley.all_masks(players)).reshape(2**players, -1)
+    table = explain.Masks(run, parts, reference)(
+        explain.shapley.all_masks(players)
+    ).reshape(2**players, -1)
     exact, made = explain.shapley.exact_shapley(table, players), 0
     whole = float(np.abs(exact.sum(0)).mean())
 
@@ -172,7 +211,9 @@ def sampled(name: str, reference: str, budgets: Sequence[int], seeds: int) -> No
                 error = np.abs(attribution - exact)
                 errors.append(100 * error.mean(1) / whole)
                 held.append(np.nan if reach is None else 100 * (error <= reach).mean())
-            intervals = "" if reach is None else f"; intervals hold {np.mean(held):.1f} %"
+            intervals = (
+                "" if reach is None else f"; intervals hold {np.mean(held):.1f} %"
+            )
             print(
                 f"{name}, {players} segments, {reference}, {who}: {made / seeds:.0f} forecasts, mean error "
                 f"{np.mean(errors):.2f} %, largest {np.max(errors, 1).mean():.2f} % of the mean change{intervals}; "
@@ -183,7 +224,9 @@ def sampled(name: str, reference: str, budgets: Sequence[int], seeds: int) -> No
 def main() -> None:
     """See the first lines of this file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument(
+        "--models", nargs="*", default=list(MODELS), choices=list(MODELS)
+    )
     parser.add_argument("--masks", type=int, default=256)
     parser.add_argument("--alone", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
@@ -197,7 +240,12 @@ def main() -> None:
         for reference in ("mean", "seasonal naive"):
             sampled(name, reference, asked.budgets, asked.seeds)
     for name in asked.models:
-        compare(load(architectures()[name].build(MODELS[name])), asked.masks, asked.alone, asked.rounds)
+        compare(
+            load(architectures()[name].build(MODELS[name])),
+            asked.masks,
+            asked.alone,
+            asked.rounds,
+        )
 
 
 if __name__ == "__main__":

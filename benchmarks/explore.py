@@ -20,17 +20,27 @@ SAMPLES = {"chronos-nano": 8, "bolt-nano": None}
 def view_of(name: str) -> Explorer:
     """The view of an embedded model on a bundled series, the end held out."""
     return (
-        load(name, check=False).run(bundled(MODELS[name]), HORIZON, holdout=True, num_samples=SAMPLES[name]).explore()
+        load(name, check=False)
+        .run(bundled(MODELS[name]), HORIZON, holdout=True, num_samples=SAMPLES[name])
+        .explore()
     )
 
 
-def events(view: Explorer, rounds: int) -> Iterator[tuple[str, list[Callable[[], None]]]]:
+def events(
+    view: Explorer, rounds: int
+) -> Iterator[tuple[str, list[Callable[[], None]]]]:
     """What a user does, and calls that do it, each of which changes what is shown."""
     names = [str(name) for name in view.states["component"].values.ravel()]
     layers, heads = view.states["layer"].values, view.states["head"].values
     cells = [(layer, head) for layer in layers for head in heads]
-    yield "another head", [lambda cell=cell: view.select(*cell) for cell in (cells * rounds)[:rounds]]
-    yield "its ablation", [lambda name=name: view.ablate(name) for name in (names * rounds)[:rounds]]
+    yield (
+        "another head",
+        [lambda cell=cell: view.select(*cell) for cell in (cells * rounds)[:rounds]],
+    )
+    yield (
+        "its ablation",
+        [lambda name=name: view.ablate(name) for name in (names * rounds)[:rounds]],
+    )
     # no set is met twice, so that every one is forecast
     pairs = list(combinations(names, 2))[:rounds]
     yield "two heads ablated", [lambda pair=pair: view.ablate(*pair) for pair in pairs]

@@ -84,11 +84,15 @@ def measure(
     for end in ENDS:
         errors = _errors(chosen, _ranked(chosen, end), batch, truth) / scale
         for tolerance in tolerances:
-            rows += _compare(f"stable_rank:{end}", errors, groups, tolerance, alpha, deals)
+            rows += _compare(
+                f"stable_rank:{end}", errors, groups, tolerance, alpha, deals
+            )
     return rows
 
 
-def _windows(context: int, horizon: int) -> tuple[SeriesBatch, np.ndarray, np.ndarray, list[str]]:
+def _windows(
+    context: int, horizon: int
+) -> tuple[SeriesBatch, np.ndarray, np.ndarray, list[str]]:
     """The last windows of the bundled series whose labels do not overlap: series, truth, scale, and bundled series."""
     parts, truth, scales, names = [], [], [], []
     for name in bundled_names():
@@ -102,7 +106,12 @@ def _windows(context: int, horizon: int) -> tuple[SeriesBatch, np.ndarray, np.nd
         truth.append(after)
         scales.append(dataset.scales(everything))
         names += [name] * len(batch)
-    return SeriesBatch.concat(parts), np.concatenate(truth), np.concatenate(scales), names
+    return (
+        SeriesBatch.concat(parts),
+        np.concatenate(truth),
+        np.concatenate(scales),
+        names,
+    )
 
 
 def _ranked(lens: Lens, end: str) -> list[Component]:
@@ -110,46 +119,98 @@ def _ranked(lens: Lens, end: str) -> list[Component]:
     stack = lens.wiring.output_stack
     scores = head_scores(lens, "stable_rank")
     layers = scores["layer"].values[: max(1, HEADS // stack.n_heads)]
-    places = [(float(scores.sel(layer=x, head=h)), int(x), h) for x in layers for h in range(stack.n_heads)][:HEADS]
+    places = [
+        (float(scores.sel(layer=x, head=h)), int(x), h)
+        for x in layers
+        for h in range(stack.n_heads)
+    ][:HEADS]
     kind = str(scores.attrs["attention"])
-    return [Component(stack.name, layer, kind, head) for _, layer, head in sorted(places, reverse=end == "high")]
+    return [
+        Component(stack.name, layer, kind, head)
+        for _, layer, head in sorted(places, reverse=end == "high")
+    ]
 
 
-def _errors(lens: Lens, ranked: list[Component], batch: SeriesBatch, truth: np.ndarray) -> np.ndarray:
+def _errors(
+    lens: Lens, ranked: list[Component], batch: SeriesBatch, truth: np.ndarray
+) -> np.ndarray:
     """(heads kept, window) mean absolute errors; the last row is the plain model's."""
     run = lens.run(batch, truth.shape[1], rollout=False)
-    variants = [Variant.zero(*ranked[: len(ranked) - kept]) for kept in range(len(ranked) + 1)]
+    variants = [
+        Variant.zero(*ranked[: len(ranked) - kept]) for kept in range(len(ranked) + 1)
+    ]
     with torch.no_grad():
         return np.stack([mae(made, truth) for made in point_forecasts(run, variants)])
 
 
 def _compare(
-    order: str, errors: np.ndarray, groups: list[str], tolerance: float, alpha: float, deals: int
+    order: str,
+    errors: np.ndarray,
+    groups: list[str],
+    tolerance: float,
+    alpha: float,
+    deals: int,
 ) -> list[Row]:
     everything = plan_looks(groups, (1.0,))
     whole = _Table(errors, everything)
     of = len(errors) - 1
     exact = run_search(scan(of, tolerance), whole.change)
     rows = []
-    plain = (scan(of, tolerance), scan(of, tolerance, abreast=1), bisection(of, tolerance))
+    plain = (
+        scan(of, tolerance),
+        scan(of, tolerance, abreast=1),
+        bisection(of, tolerance),
+    )
     for method, search in zip(METHODS, plain, strict=False):
         result, rounds = _counted(search, whole.change)
         agrees = float(result.kept == exact.kept)
         spent, saved = result.evaluations, result.saved
-        rows.append(Row(order, tolerance, method, result.kept, result.change, spent, saved, rounds, agrees))
+        rows.append(
+            Row(
+                order,
+                tolerance,
+                method,
+                result.kept,
+                result.change,
+                spent,
+                saved,
+                rounds,
+                agrees,
+            )
+        )
     made = []
     for seed in range(deals):
         looks = plan_looks(groups, seed=seed)
-        made.append(_counted(sequential(of, looks, tolerance, alpha=alpha), _Table(errors, looks).paired))
+        made.append(
+            _counted(
+                sequential(of, looks, tolerance, alpha=alpha),
+                _Table(errors, looks).paired,
+            )
+        )
     kept = np.bincount([result.kept for result, _ in made]).argmax()
     spent = float(np.mean([result.evaluations for result, _ in made]))
     waited = float(np.mean([rounds for _, rounds in made]))
     agrees = float(np.mean([result.kept == exact.kept for result, _ in made]))
     change = whole.change(int(kept), 0)
-    return [*rows, Row(order, tolerance, METHODS[3], int(kept), change, spent, of - spent, waited, agrees)]
+    return [
+        *rows,
+        Row(
+            order,
+            tolerance,
+            METHODS[3],
+            int(kept),
+            change,
+            spent,
+            of - spent,
+            waited,
+            agrees,
+        ),
+    ]
 
 
-def _counted(search: Search, evaluate: Callable[[int, int], Answer]) -> tuple[SearchResult, int]:
+def _counted(
+    search: Search, evaluate: Callable[[int, int], Answer]
+) -> tuple[SearchResult, int]:
     rounds = 0
     while requests := search.requests():
         rounds += 1
@@ -173,7 +234,10 @@ class _Table:
         groups = self.looks.groups
         assert groups is not None
         ablated, plain = self.errors[kept], self.errors[-1]
-        ratios = [ablated[groups == g].sum() / plain[groups == g].sum() for g in np.unique(groups)]
+        ratios = [
+            ablated[groups == g].sum() / plain[groups == g].sum()
+            for g in np.unique(groups)
+        ]
         return float(np.expm1(np.log(ratios).mean()))
 
 

@@ -12,12 +12,25 @@ from pathlib import Path
 import tsfm_lens
 
 HISTORY = Path(__file__).with_name("history.csv")
-COLUMNS = ("date", "version", "commit", "measurement", "median", "low", "high", "remark")
+COLUMNS = (
+    "date",
+    "version",
+    "commit",
+    "measurement",
+    "median",
+    "low",
+    "high",
+    "remark",
+)
 _NUMBER = re.compile(r"-?[\d.]+(?:e-?\d+)?")
 _RANGE = re.compile(r"([\d.]+)–([\d.]+)")
 
 
-def append(rows: Iterable[tuple[str, str, str, str, bool | None]], remark: str, file: Path = HISTORY) -> int:
+def append(
+    rows: Iterable[tuple[str, str, str, str, bool | None]],
+    remark: str,
+    file: Path = HISTORY,
+) -> int:
     """Add what was measured now, with date, version and commit.
 
     Args:
@@ -36,7 +49,9 @@ def append(rows: Iterable[tuple[str, str, str, str, bool | None]], remark: str, 
             continue
         span = _RANGE.fullmatch(note)
         low, high = span.groups() if span else ("", "")
-        made.append((day, tsfm_lens.__version__, commit, name, number[0], low, high, remark))
+        made.append(
+            (day, tsfm_lens.__version__, commit, name, number[0], low, high, remark)
+        )
     new = not file.exists()
     with file.open("a", newline="") as out:
         writer = csv.writer(out, lineterminator="\n")
@@ -48,7 +63,15 @@ def append(rows: Iterable[tuple[str, str, str, str, bool | None]], remark: str, 
 
 def _commit() -> str:
     """Of the checkout, with "+" where it has changes; "" where there is no git."""
-    asked = ["git", "-C", str(HISTORY.parent), "describe", "--always", "--exclude=*", "--dirty=+"]
+    asked = [
+        "git",
+        "-C",
+        str(HISTORY.parent),
+        "describe",
+        "--always",
+        "--exclude=*",
+        "--dirty=+",
+    ]
     try:
         done = subprocess.run(asked, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

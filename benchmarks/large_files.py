@@ -26,8 +26,17 @@ def table(series: int, steps: int, horizon: int) -> pd.DataFrame:
     """A long table of hourly loads that follow a temperature, which is known over the horizon as well."""
     rng = np.random.default_rng(0)
     hours = np.arange(steps + horizon)
-    temperature = 12 + 8 * np.sin(hours / 24 * 2 * np.pi) + rng.normal(size=(series, steps + horizon))
-    load = 50 + 10 * np.sin(hours / 24 * 2 * np.pi + 1) - 1.5 * temperature + rng.normal(size=temperature.shape)
+    temperature = (
+        12
+        + 8 * np.sin(hours / 24 * 2 * np.pi)
+        + rng.normal(size=(series, steps + horizon))
+    )
+    load = (
+        50
+        + 10 * np.sin(hours / 24 * 2 * np.pi + 1)
+        - 1.5 * temperature
+        + rng.normal(size=temperature.shape)
+    )
     load[:, steps:] = np.nan
     stamps = pd.date_range("2026-01-01", periods=steps + horizon, freq="h")
     ids = np.repeat([f"site {i}" for i in range(series)], steps + horizon)
@@ -61,7 +70,11 @@ def library(model: str, file: str, horizon: int) -> tuple[float, int]:
         target = one["load"].dropna().to_numpy()
         known = {"temperature": past[len(target) :]}
         parts.append(
-            {"target": target, "past_covariates": {"temperature": past[: len(target)]}, "future_covariates": known}
+            {
+                "target": target,
+                "past_covariates": {"temperature": past[: len(target)]},
+                "future_covariates": known,
+            }
         )
     pipeline.predict_quantiles(parts, prediction_length=horizon, batch_size=64)
     return time.perf_counter() - started, status("VmHWM")
@@ -69,8 +82,16 @@ def library(model: str, file: str, horizon: int) -> tuple[float, int]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Print a line for each part."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    for name, default in (("series", 2000), ("steps", 1000), ("horizon", 48), ("worth", 2000), ("items", 200)):
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0] if __doc__ else None
+    )
+    for name, default in (
+        ("series", 2000),
+        ("steps", 1000),
+        ("horizon", 48),
+        ("worth", 2000),
+        ("items", 200),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--model", default="chronos2-nano")
     given = parser.parse_args(arguments)
@@ -78,24 +99,51 @@ def main(arguments: list[str] | None = None) -> int:
         file, fewer = str(Path(folder, "loads.csv")), str(Path(folder, "fewer.csv"))
         whole = table(given.series, given.steps, given.horizon)
         whole.to_csv(file, index=False, float_format="%.4f")
-        whole[: given.worth * (given.steps + given.horizon)].to_csv(fewer, index=False, float_format="%.4f")
-        reading = ["--id-column", "site", "--time-column", "time", "--target", "load", "--known", "temperature"]
+        whole[: given.worth * (given.steps + given.horizon)].to_csv(
+            fewer, index=False, float_format="%.4f"
+        )
+        reading = [
+            "--id-column",
+            "site",
+            "--time-column",
+            "time",
+            "--target",
+            "load",
+            "--known",
+            "temperature",
+        ]
         reading += ["--horizon", str(given.horizon)]
         page = ["--sections", "covariate_use", "--out", str(Path(folder, "page"))]
         rows: dict[str, tuple[Callable[..., tuple[float, int]], list[Any]]] = {
             "the library alone": (library, [given.model, file, given.horizon]),
-            "tsfm-lens forecast --csv": (command, [1, "forecast", given.model, "--data", file, *reading, "--csv"]),
+            "tsfm-lens forecast --csv": (
+                command,
+                [1, "forecast", given.model, "--data", file, *reading, "--csv"],
+            ),
             f"tsfm-lens explain --sections covariate_use, {given.worth} series": (
                 command,
                 [1, "explain", given.model, "--data", fewer, *reading, *page],
             ),
         }
         items = str(Path(folder, "items.csv"))
-        table(given.items, _STEPS, _AHEAD).to_csv(items, index=False, float_format="%.4f")
+        table(given.items, _STEPS, _AHEAD).to_csv(
+            items, index=False, float_format="%.4f"
+        )
         page[1] = "input_effects,covariate_use,forecast"
-        rows[f"tsfm-lens explain --sections {page[1]}, {given.items} series × {_STEPS}, two threads"] = (
+        rows[
+            f"tsfm-lens explain --sections {page[1]}, {given.items} series × {_STEPS}, two threads"
+        ] = (
             command,
-            [2, "explain", given.model, "--data", items, *reading[:-1], str(_AHEAD), *page],
+            [
+                2,
+                "explain",
+                given.model,
+                "--data",
+                items,
+                *reading[:-1],
+                str(_AHEAD),
+                *page,
+            ],
         )
         for name, (work, words) in rows.items():
             seconds, held = apart(work, *words)

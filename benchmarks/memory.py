@@ -33,7 +33,10 @@ def peak(name: str, count: int, memory: str = "") -> int:
         os.environ[VARIABLE] = memory
     steps = np.arange(CONTEXT)
     rng = np.random.default_rng(0)
-    series = [np.sin(2 * np.pi * steps / (6 + i % 32)) + 0.1 * rng.standard_normal(CONTEXT) for i in range(count)]
+    series = [
+        np.sin(2 * np.pi * steps / (6 + i % 32)) + 0.1 * rng.standard_normal(CONTEXT)
+        for i in range(count)
+    ]
     with torch.no_grad():
         forecast = load(name).forecast(series, HORIZON)
     assert forecast.quantiles.shape[0] == count
@@ -50,5 +53,13 @@ def memory_rows(count: int, memory: str = "") -> list[Row]:
             held = apart(peak, name, number, memory)
             what = f"(i) {name}: peak memory of {number:,} series × {CONTEXT}, {HORIZON} ahead"
             limit = f"limit {memory}" if memory else "no limit set"
-            rows.append((what, f"{held / 2**20:,.0f} MiB", limit, f"≤ {LIMIT / 10**9:g} GB", held <= LIMIT))
+            rows.append(
+                (
+                    what,
+                    f"{held / 2**20:,.0f} MiB",
+                    limit,
+                    f"≤ {LIMIT / 10**9:g} GB",
+                    held <= LIMIT,
+                )
+            )
     return rows

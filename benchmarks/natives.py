@@ -14,7 +14,9 @@ SAMPLES = 4
 """Sample paths of the sampling models, on both sides."""
 
 
-def native_call(lens: Lens, series: list[np.ndarray], horizon: int) -> Callable[[], object]:
+def native_call(
+    lens: Lens, series: list[np.ndarray], horizon: int
+) -> Callable[[], object]:
     """The forecast of univariate series of equal length without the lens.
 
     Args:
@@ -27,19 +29,31 @@ def native_call(lens: Lens, series: list[np.ndarray], horizon: int) -> Callable[
     stacked = torch.tensor(np.stack(series), dtype=torch.float32, device=lens.device)
     seen = torch.ones_like(stacked, dtype=torch.bool)
     if name == "chronos":
-        return lambda: native.predict_quantiles(tensors, prediction_length=horizon, num_samples=SAMPLES)
+        return lambda: native.predict_quantiles(
+            tensors, prediction_length=horizon, num_samples=SAMPLES
+        )
     if name in ("chronos-bolt", "chronos-2"):
         return lambda: native.predict_quantiles(tensors, prediction_length=horizon)
     if name == "t5":
         ids = stacked.long()
-        options = {"do_sample": True, "min_new_tokens": horizon, "max_new_tokens": horizon}
-        return lambda: model.generate(input_ids=ids, num_return_sequences=SAMPLES, **options)
+        options = {
+            "do_sample": True,
+            "min_new_tokens": horizon,
+            "max_new_tokens": horizon,
+        }
+        return lambda: model.generate(
+            input_ids=ids, num_return_sequences=SAMPLES, **options
+        )
     if name == "timesfm-2.5":
         native.compile(lens.adapter._forecast_config(as_series(series), horizon))  # type: ignore[attr-defined]
         return lambda: native.forecast(horizon=horizon, inputs=list(series))
     if name == "timesfm-2.5-transformers":
         past, length = list(stacked), stacked.shape[1]
-        options = {"forecast_context_len": length, "force_flip_invariance": False, "truncate_negative": False}
+        options = {
+            "forecast_context_len": length,
+            "force_flip_invariance": False,
+            "truncate_negative": False,
+        }
         return lambda: model(past_values=past, **options)
     if name == "timesfm-3":
         return lambda: model.decode(stacked[:, None], horizon=horizon)
@@ -48,14 +62,20 @@ def native_call(lens: Lens, series: list[np.ndarray], horizon: int) -> Callable[
         return lambda: native.forecast(stacked, horizon, **plain)
     if name == "toto-2":
         ids = torch.zeros(len(stacked), 1, dtype=torch.long, device=lens.device)
-        inputs = {"target": stacked[:, None], "target_mask": seen[:, None], "series_ids": ids}
+        inputs = {
+            "target": stacked[:, None],
+            "target_mask": seen[:, None],
+            "series_ids": ids,
+        }
         return lambda: model.forecast(inputs, horizon=horizon)
     if name == "fracast":
         return lambda: native.forecast_batch(stacked.numpy(), horizon=horizon)
     if name == "tirex":
         return lambda: model.forecast(stacked, prediction_length=horizon)
     if name == "ttm":
-        return lambda: model(stacked[:, -model.config.context_length :, None], return_loss=False)
+        return lambda: model(
+            stacked[:, -model.config.context_length :, None], return_loss=False
+        )
     if name == "toto-1":
         from toto.data.util.dataset import MaskedTimeseries
         from toto.inference.forecaster import TotoForecaster
@@ -65,11 +85,15 @@ def native_call(lens: Lens, series: list[np.ndarray], horizon: int) -> Callable[
         zeros = torch.zeros_like(three)
         shown = MaskedTimeseries(three, seen[:, None], zeros, zeros, steps)
         options = {"num_samples": SAMPLES, "samples_per_batch": SAMPLES}
-        return lambda: TotoForecaster(model).forecast(shown, prediction_length=horizon, **options)
+        return lambda: TotoForecaster(model).forecast(
+            shown, prediction_length=horizon, **options
+        )
     return _moirai(lens, stacked, seen, horizon)
 
 
-def _moirai(lens: Lens, stacked: torch.Tensor, seen: torch.Tensor, horizon: int) -> Callable[[], object]:
+def _moirai(
+    lens: Lens, stacked: torch.Tensor, seen: torch.Tensor, horizon: int
+) -> Callable[[], object]:
     forecast, _ = lens.adapter.library_input(as_series(list(stacked.cpu())), horizon)  # type: ignore[attr-defined]
     shown = {
         "past_target": stacked[..., None],

@@ -47,9 +47,15 @@ class Inputs:
     def __init__(self, lens: Lens) -> None:
         self.lens = lens
         context, truth = bundled("co2").tail(CONTEXT + HORIZON).split(HORIZON)
-        options: dict[str, Any] = {"num_samples": SAMPLES} if lens.adapter.readout == "token" else {}
+        options: dict[str, Any] = (
+            {"num_samples": SAMPLES} if lens.adapter.readout == "token" else {}
+        )
         self.run = lens.run(context, HORIZON, truth=truth, **options)
-        self.corrupted = lens.run(replace(context, values=(np.roll(context.values[0], 6),)), HORIZON, **options)
+        self.corrupted = lens.run(
+            replace(context, values=(np.roll(context.values[0], 6),)),
+            HORIZON,
+            **options,
+        )
         stack = lens.wiring.output_stack.name
         self.recipe = {"first MLP": [f"{stack}.0.mlp"]}
 
@@ -61,7 +67,9 @@ CALLS: dict[str, Callable[[Inputs], object]] = {
     "ablation_recipes": lambda x: probes.ablation_recipes(x.run, x.recipe),
     "attention_rollout": lambda x: probes.attention_rollout(x.run, stack="encoder"),
     "attention_patterns": lambda x: probes.attention_patterns(x.run),
-    "attribution_patching": lambda x: probes.attribution_patching(x.run, x.corrupted, exact=False),
+    "attribution_patching": lambda x: probes.attribution_patching(
+        x.run, x.corrupted, exact=False
+    ),
     "attribute": lambda x: probes.attribute(x.run),
     "causal_effects": lambda x: probes.causal_effects(x.run),
     "context_parroting": lambda x: probes.context_parroting(x.run),
@@ -80,8 +88,12 @@ CALLS: dict[str, Callable[[Inputs], object]] = {
     "logit_lens": lambda x: probes.logit_lens(x.run),
     "norm_weighted_attention": lambda x: probes.norm_weighted_attention(x.run),
     "patch_attention": lambda x: probes.patch_attention(x.run),
-    "repeated_motif": lambda x: probes.repeated_motif(x.lens, n_series=SEQUENCES, num_samples=x.run.num_samples),
-    "induction_scores": lambda x: probes.induction_scores(x.lens, n_sequences=SEQUENCES),
+    "repeated_motif": lambda x: probes.repeated_motif(
+        x.lens, n_series=SEQUENCES, num_samples=x.run.num_samples
+    ),
+    "induction_scores": lambda x: probes.induction_scores(
+        x.lens, n_sequences=SEQUENCES
+    ),
     "autoregressive_attention": lambda x: probes.autoregressive_attention(x.run),
     "row_angles": lambda x: probes.row_angles(x.lens),
     "seasonality_bias": lambda x: probes.seasonality_bias(x.run),
@@ -93,19 +105,40 @@ CALLS: dict[str, Callable[[Inputs], object]] = {
 TOKENS_ONLY = {"lines_of_thought", "induction_scores", "vocabulary_plane"}
 PATCHES_ONLY = {"patch_attention"}
 # of weights, and of series of their own: timed by themselves, and no part of the set whose cost has a limit
-RANKS = {"embedding_ranks", "flow_of_ranks", "row_angles", "spectra_by_patch", "vocabulary_plane", "weight_ranks"}
+RANKS = {
+    "embedding_ranks",
+    "flow_of_ranks",
+    "row_angles",
+    "spectra_by_patch",
+    "vocabulary_plane",
+    "weight_ranks",
+}
 # searches, fits and whole grids of runs, and helpers of other probes
 NOT_TIMED = {
     *("head_states", "minimal_circuit", "path_patching", "scoring_structure"),
-    *("component_writes", "heads_by_stable_rank", "random_heads", "signal_families", "weight_effects"),
+    *(
+        "component_writes",
+        "heads_by_stable_rank",
+        "random_heads",
+        "signal_families",
+        "weight_effects",
+    ),
 }
 
 
 def untimed() -> list[str]:
     """Public probes of a model that are in neither table: a new one belongs into ``CALLS``."""
-    functions = {name: getattr(probes, name) for name in probes.__all__ if inspect.isfunction(getattr(probes, name))}
+    functions = {
+        name: getattr(probes, name)
+        for name in probes.__all__
+        if inspect.isfunction(getattr(probes, name))
+    }
     takes = {"lens", "run", "clean"}
-    of_model = {name for name, one in functions.items() if takes & set(inspect.signature(one).parameters)}
+    of_model = {
+        name
+        for name, one in functions.items()
+        if takes & set(inspect.signature(one).parameters)
+    }
     return sorted(of_model - set(CALLS) - NOT_TIMED)
 
 
@@ -118,19 +151,27 @@ def probe_costs(name: str, rounds: int) -> list[Row]:
     works: dict[str, Callable[[], object]] = {
         "forecast": lambda: Inputs(lens).run.forecast,
         **{probe: partial(_alone, call, lens) for probe, call in usable.items()},
-        "whole set but ranks": lambda: _together([call for probe, call in usable.items() if probe not in RANKS], lens),
+        "whole set but ranks": lambda: _together(
+            [call for probe, call in usable.items() if probe not in RANKS], lens
+        ),
     }
     # gradients are left on: some probes differentiate, and the others turn them off themselves
     ratios_to_forward = ratios(
-        list(works.values()), torch.no_grad()(lambda: lens.adapter.run(encoded.inputs)), rounds=rounds
+        list(works.values()),
+        torch.no_grad()(lambda: lens.adapter.run(encoded.inputs)),
+        rounds=rounds,
     )
-    note = f"{CONTEXT} steps, {HORIZON} ahead" + (f", {SAMPLES} samples" if lens.adapter.readout == "token" else "")
+    note = f"{CONTEXT} steps, {HORIZON} ahead" + (
+        f", {SAMPLES} samples" if lens.adapter.readout == "token" else ""
+    )
     rows = []
     for work, (median, low, high) in zip(works, ratios_to_forward, strict=True):
         what = f"(d) {name}: {work} / forward"
         most = MOST_FORWARDS[name] if work.startswith("whole set") else None
         target, met = ("", None) if most is None else (f"≤ {most}", median <= most)
-        rows.append((what, f"{median:.1f}", f"{low:.1f}–{high:.1f}; {note}", target, met))
+        rows.append(
+            (what, f"{median:.1f}", f"{low:.1f}–{high:.1f}; {note}", target, met)
+        )
     return rows
 
 
@@ -156,7 +197,9 @@ def repeated_tokens_cost(rounds: int) -> list[Row]:
         for decoding in ("forced", "rollout")
     ]
     with torch.no_grad():
-        ratios_to_forward = ratios(ways, lambda: lens.adapter.run(encoded.inputs), rounds=rounds)
+        ratios_to_forward = ratios(
+            ways, lambda: lens.adapter.run(encoded.inputs), rounds=rounds
+        )
     return [
         (
             f"(d) chronos base: induction_scores, {way} / forward",
@@ -165,7 +208,9 @@ def repeated_tokens_cost(rounds: int) -> list[Row]:
             "",
             None,
         )
-        for way, (median, low, high) in zip(("forced", "rolled out"), ratios_to_forward, strict=True)
+        for way, (median, low, high) in zip(
+            ("forced", "rolled out"), ratios_to_forward, strict=True
+        )
     ]
 
 
@@ -179,7 +224,10 @@ def stable_rank_cost(rounds: int) -> list[Row]:
         return torch.linalg.svdvals(q.double() @ k.double())
 
     speedup = ratios([dense], lambda: core_singular_values(q, k), rounds=rounds)[0]
-    ours, theirs = (probes.stable_rank(values.numpy()) for values in (core_singular_values(q, k), dense()))
+    ours, theirs = (
+        probes.stable_rank(values.numpy())
+        for values in (core_singular_values(q, k), dense())
+    )
     error = float(np.abs(ours / theirs - 1).max())
     size = f"{q.shape[0]} heads, {q.shape[1]} × {q.shape[1]}, float64"
     return [
@@ -190,7 +238,13 @@ def stable_rank_cost(rounds: int) -> list[Row]:
             "≥ 10",
             speedup[0] >= 10,
         ),
-        ("(d) stable rank: largest relative difference", f"{error:.1e}", size, "≤ 1e-9", error <= 1e-9),
+        (
+            "(d) stable rank: largest relative difference",
+            f"{error:.1e}",
+            size,
+            "≤ 1e-9",
+            error <= 1e-9,
+        ),
     ]
 
 
@@ -229,8 +283,13 @@ def rollout_memory() -> list[Row]:
 def streaming_memory() -> list[Row]:
     """Peak memory of probes that stream over what they would hold else; the run's own path is there before."""
     rows: list[Row] = []
-    for probe, what in (("entropic_rank", "writes of all heads"), ("flow_of_ranks", "streams")):
-        (few, _), (many, whole) = (apart(_streaming_peak, probe, count) for count in (SERIES // 8, SERIES))
+    for probe, what in (
+        ("entropic_rank", "writes of all heads"),
+        ("flow_of_ranks", "streams"),
+    ):
+        (few, _), (many, whole) = (
+            apart(_streaming_peak, probe, count) for count in (SERIES // 8, SERIES)
+        )
         rows.append(
             (
                 f"(d) chronos-nano: {probe} of {SERIES} series, peak memory / {what}",
@@ -247,7 +306,9 @@ def streaming_memory() -> list[Row]:
 def _rollout_peak(keys: str, forced_path: bool) -> tuple[int, int]:
     lens = load(architectures()["chronos"].build("base"), check=False)
     steps = np.arange(1024)
-    values = np.sin(2 * np.pi * steps / 24)[None] + 0.1 * np.random.default_rng(0).standard_normal((1, 1024))
+    values = np.sin(2 * np.pi * steps / 24)[None] + 0.1 * np.random.default_rng(
+        0
+    ).standard_normal((1, 1024))
     context, future = list(values[:, :512]), values[:, 512:]
     with torch.no_grad():
         lens.forward(context, future=future[:, :64])
@@ -270,9 +331,14 @@ def _streaming_peak(probe: str, count: int) -> tuple[int, int]:
     result = getattr(probes, probe)(run)
     peak = max(0, status("VmHWM") - before)
     if probe == "flow_of_ranks":
-        return peak, int(result.attrs["tokens"]) * (stacks["encoder"].n_layers + 1) * stacks["encoder"].d_model * 4
+        return peak, int(result.attrs["tokens"]) * (
+            stacks["encoder"].n_layers + 1
+        ) * stacks["encoder"].d_model * 4
     decoder = stacks["decoder"]
-    return peak, count * HORIZON * decoder.n_layers * decoder.n_heads * decoder.d_model * 4
+    return (
+        peak,
+        count * HORIZON * decoder.n_layers * decoder.n_heads * decoder.d_model * 4,
+    )
 
 
 def attribution_cost(rounds: int) -> list[Row]:
@@ -281,25 +347,60 @@ def attribution_cost(rounds: int) -> list[Row]:
     for name in ("bolt-nano", "chronos2-nano", "chronos-nano"):
         lens, rng = load(name), np.random.default_rng(0)
         steps = np.arange(min(512, lens.adapter.context_length))
-        series = [50 + 10 * np.sin(2 * np.pi * steps / (6 + i % 32)) + rng.normal(size=len(steps)) for i in range(100)]
-        options: dict[str, Any] = {"num_samples": SAMPLES} if lens.adapter.readout == "token" else {}
+        series = [
+            50
+            + 10 * np.sin(2 * np.pi * steps / (6 + i % 32))
+            + rng.normal(size=len(steps))
+            for i in range(100)
+        ]
+        options: dict[str, Any] = (
+            {"num_samples": SAMPLES} if lens.adapter.readout == "token" else {}
+        )
         make = partial(lens.run, series, HORIZON, **options)
         ready = [make() for _ in range(rounds + 1)]
         for run in ready:
             assert run.forecast is not None
         work = partial(lambda left: probes.attribute(next(left)), iter(ready))
-        ratio, low, high = ratios([work], lambda make=make: make().forecast, rounds=rounds, clock=time.process_time)[0]
+        ratio, low, high = ratios(
+            [work],
+            lambda make=make: make().forecast,
+            rounds=rounds,
+            clock=time.process_time,
+        )[0]
         what = f"(d) {name}: attribute / forecast, 100 series"
-        rows.append((what, f"{ratio:.1f}", f"{low:.1f}–{high:.1f}; {len(steps)} steps", "≤ 3", ratio <= 3))
+        rows.append(
+            (
+                what,
+                f"{ratio:.1f}",
+                f"{low:.1f}–{high:.1f}; {len(steps)} steps",
+                "≤ 3",
+                ratio <= 3,
+            )
+        )
     return rows
 
 
 def measure(rounds: int) -> list[Row]:
     """(d) All of it."""
-    rows = [*(row for name in EMBEDDED for row in probe_costs(name, rounds)), *attribution_cost(rounds)]
-    rows += [*stable_rank_cost(rounds), *weight_spectra_cost(), *repeated_tokens_cost(3)]
+    rows = [
+        *(row for name in EMBEDDED for row in probe_costs(name, rounds)),
+        *attribution_cost(rounds),
+    ]
+    rows += [
+        *stable_rank_cost(rounds),
+        *weight_spectra_cost(),
+        *repeated_tokens_cost(3),
+    ]
     if Path("/proc/self/clear_refs").exists():
         rows += [*rollout_memory(), *streaming_memory()]
     if left := untimed():
-        rows.append(("(d) probes without a call in benchmarks/probes.py", ", ".join(left), "", "none", False))
+        rows.append(
+            (
+                "(d) probes without a call in benchmarks/probes.py",
+                ", ".join(left),
+                "",
+                "none",
+                False,
+            )
+        )
     return rows

@@ -35,7 +35,9 @@ RANKS = {
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 
 
-def work_of(name: str, tokens: int, causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def work_of(
+    name: str, tokens: int, causal: bool
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Attention of queries, keys and values (1, head, token, feature)."""
     if name == "fused":
         return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal)
@@ -44,7 +46,12 @@ def work_of(name: str, tokens: int, causal: bool) -> Callable[[Tensor, Tensor, T
 
         def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             scores = q @ k.mT * SIZE**-0.5
-            return torch.softmax(scores.masked_fill(ahead, float("-inf")) if causal else scores, -1) @ v
+            return (
+                torch.softmax(
+                    scores.masked_fill(ahead, float("-inf")) if causal else scores, -1
+                )
+                @ v
+            )
 
         return plain
     ranks = RANKS[name]
@@ -58,7 +65,9 @@ def inputs(tokens: int) -> list[Tensor]:
     return [torch.randn(1, HEADS, tokens, SIZE, requires_grad=True) for _ in range(3)]
 
 
-def passes(name: str, tokens: int, causal: bool) -> tuple[Callable[[], object], Callable[[], object]]:
+def passes(
+    name: str, tokens: int, causal: bool
+) -> tuple[Callable[[], object], Callable[[], object]]:
     """A forward, and a forward with its backward."""
     given, work = inputs(tokens), work_of(name, tokens, causal)
     ahead = torch.randn(1, HEADS, tokens, SIZE)
@@ -87,19 +96,31 @@ def operations(name: str, tokens: int) -> tuple[float, float]:
     """
     share = 1.0
     if name in RANKS:
-        share = float(level_attention_operations(tokens, RANKS[name]) / (tokens**2 * SIZE))
+        share = float(
+            level_attention_operations(tokens, RANKS[name]) / (tokens**2 * SIZE)
+        )
     return (share + 1) / 2, (4 * share + 3) / 7
 
 
-def rows_of(tokens: int, causal: bool, rounds: int, memory: bool, wanted: list[str]) -> list[list[str]]:
+def rows_of(
+    tokens: int, causal: bool, rounds: int, memory: bool, wanted: list[str]
+) -> list[list[str]]:
     """Rows: length, what, forward ratio, its operations, forward and backward ratio, its operations, memory."""
     names = [name for name in ("plain", *RANKS) if name in wanted]
     pairs = {name: passes(name, tokens, causal) for name in ("fused", *names)}
     timed = [
-        ratios([pairs[name][which] for name in names], pairs["fused"][which], rounds=rounds, clock=time.process_time)
+        ratios(
+            [pairs[name][which] for name in names],
+            pairs["fused"][which],
+            rounds=rounds,
+            clock=time.process_time,
+        )
         for which in (0, 1)
     ]
-    held = {name: int(apart(peak, name, tokens, causal)) if memory else None for name in ("fused", *names)}
+    held = {
+        name: int(apart(peak, name, tokens, causal)) if memory else None
+        for name in ("fused", *names)
+    }
     rows = [[str(tokens), "fused", "1", "1", "1", "1", _mib(held["fused"])]]
     for index, name in enumerate(names):
         allowed = operations(name, tokens)
@@ -121,15 +142,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--names", default=",".join(("plain", *RANKS)), help="beside the fused kernel")
-    parser.add_argument("--full", action="store_true", help="every token sees every other; else causal")
+    parser.add_argument(
+        "--names", default=",".join(("plain", *RANKS)), help="beside the fused kernel"
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="every token sees every other; else causal"
+    )
     parser.add_argument("--no-memory", action="store_true", help="times alone")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    header = ["tokens", "attention", "forward", "operations", "and backward", "operations", "peak memory"]
-    table = Table(*header, title=f"{HEADS} heads of {SIZE}, {'all keys' if given.full else 'causal'}; ratios to fused")
+    header = [
+        "tokens",
+        "attention",
+        "forward",
+        "operations",
+        "and backward",
+        "operations",
+        "peak memory",
+    ]
+    table = Table(
+        *header,
+        title=f"{HEADS} heads of {SIZE}, {'all keys' if given.full else 'causal'}; ratios to fused",
+    )
     for tokens in map(int, given.lengths.split(",")):
-        for row in rows_of(tokens, not given.full, given.rounds, not given.no_memory, given.names.split(",")):
+        for row in rows_of(
+            tokens,
+            not given.full,
+            given.rounds,
+            not given.no_memory,
+            given.names.split(","),
+        ):
             table.add_row(*row)
     Console(width=140).print(table)
 

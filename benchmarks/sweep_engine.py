@@ -10,7 +10,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.ablations import Comparison, compare
-from tsfm_lens.ablation import Variant, VariantForecasts, forecast_variants, run_variants
+from tsfm_lens.ablation import (
+    Variant,
+    VariantForecasts,
+    forecast_variants,
+    run_variants,
+)
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks import Component
 from tsfm_lens.models import Encoded, Lens
@@ -35,7 +40,9 @@ class Peaks:
         return f"peak tensors {self.ours / MIB:.0f} MiB, of one run alone {self.plain / MIB:.0f} MiB"
 
 
-def single_passes(lens: Lens, encoded: Encoded, *, sample: int | None, heads: int | None) -> tuple[Comparison, Peaks]:
+def single_passes(
+    lens: Lens, encoded: Encoded, *, sample: int | None, heads: int | None
+) -> tuple[Comparison, Peaks]:
     """Single-head ablations of the output stack by replay.
 
     Args:
@@ -45,9 +52,16 @@ def single_passes(lens: Lens, encoded: Encoded, *, sample: int | None, heads: in
     """
     comparison = compare(lens, encoded, sample=sample, heads_per_layer=heads)
     stack = lens.wiring.output_stack.name
-    some = [part for part in lens.components() if part.stack == stack and part.head is not None][:16]
+    some = [
+        part
+        for part in lens.components()
+        if part.stack == stack and part.head is not None
+    ][:16]
     with torch.no_grad():
-        _, ours = measured(lambda: run_variants(lens, encoded, [Variant.zero(head) for head in some]), lens.device)
+        _, ours = measured(
+            lambda: run_variants(lens, encoded, [Variant.zero(head) for head in some]),
+            lens.device,
+        )
         _, plain = measured(lambda: lens.forward(encoded), lens.device)
     return comparison, Peaks(ours, plain)
 
@@ -77,12 +91,22 @@ def decoder_variants(lens: Lens) -> list[Variant]:
     """Every layer of the decoder, and every branch of every layer, zeroed."""
     stack = lens.wiring.output_stack
     layers = [Component(stack.name, layer) for layer in range(stack.n_layers)]
-    branches = [Component(stack.name, layer, row.kind) for layer in range(stack.n_layers) for row in stack.rows(layer)]
+    branches = [
+        Component(stack.name, layer, row.kind)
+        for layer in range(stack.n_layers)
+        for row in stack.rows(layer)
+    ]
     return [Variant.zero(part) for part in (*layers, *branches)]
 
 
 def rollouts(
-    lens: Lens, batch: SeriesBatch, *, horizon: int, samples: int, timed: int | None, variants: Sequence[Variant]
+    lens: Lens,
+    batch: SeriesBatch,
+    *,
+    horizon: int,
+    samples: int,
+    timed: int | None,
+    variants: Sequence[Variant],
 ) -> Rollouts:
     """Run ours once, and plain rollouts for a sample of variants before and after it.
 
@@ -94,11 +118,17 @@ def rollouts(
         variants: what is forecast.
     """
 
-    def run(chosen: Sequence[Variant], economy: bool, steps: int = horizon) -> VariantForecasts:
-        return forecast_variants(lens, batch, steps, chosen, num_samples=samples, economy=economy)
+    def run(
+        chosen: Sequence[Variant], economy: bool, steps: int = horizon
+    ) -> VariantForecasts:
+        return forecast_variants(
+            lens, batch, steps, chosen, num_samples=samples, economy=economy
+        )
 
     count = len(variants) if timed is None else min(timed, len(variants))
-    chosen = sorted(set(np.linspace(0, len(variants) - 1, count).round().astype(int).tolist()))
+    chosen = sorted(
+        set(np.linspace(0, len(variants) - 1, count).round().astype(int).tolist())
+    )
     # what the library sets up at the first call is nobody's
     run(variants[:2], True, 2)
     run(variants[:2], False, 2)
@@ -111,13 +141,21 @@ def rollouts(
     plain |= {index: run([variants[index]], False) for index in chosen[1::2]}
     loops = clock() - start - spent
     operations, peak = _counted(lambda: run(variants, True), lens.device)
-    alone, peak_alone = _counted(lambda: run([Variant("plain", ())], False), lens.device)
+    alone, peak_alone = _counted(
+        lambda: run([Variant("plain", ())], False), lens.device
+    )
     assert ours.samples is not None
     bound = 1e-5 * np.abs(ours.samples).max()
-    differing = [(np.abs(ours.samples[index] - loop.samples[0]) > bound).mean() for index, loop in plain.items()]
+    differing = [
+        (np.abs(ours.samples[index] - loop.samples[0]) > bound).mean()
+        for index, loop in plain.items()
+    ]
     unablated = run([Variant("plain", ())], True).samples
     assert unablated is not None
-    moved = [(np.abs(samples_of_variant - unablated[0]) > bound).mean() for samples_of_variant in ours.samples]
+    moved = [
+        (np.abs(samples_of_variant - unablated[0]) > bound).mean()
+        for samples_of_variant in ours.samples
+    ]
     return Rollouts(
         loops / len(plain) * len(variants) / spent,
         len(plain),
@@ -136,7 +174,12 @@ def _counted(work: Callable[[], object], device: torch.device) -> tuple[int, int
 
 
 def table(
-    lens: Lens, batch: SeriesBatch | Encoded, plan: str, target: float, sample: int | None, heads: int | None
+    lens: Lens,
+    batch: SeriesBatch | Encoded,
+    plan: str,
+    target: float,
+    sample: int | None,
+    heads: int | None,
 ) -> list[tuple[str, str, str, str, bool | None]]:
     """Rows of ``python -m benchmarks``."""
     if isinstance(batch, Encoded):
@@ -152,7 +195,14 @@ def table(
         )
     else:
         variants = decoder_variants(lens)
-        rolled = rollouts(lens, batch, horizon=64, samples=20, timed=4 if sample else None, variants=variants)
+        rolled = rollouts(
+            lens,
+            batch,
+            horizon=64,
+            samples=20,
+            timed=4 if sample else None,
+            variants=variants,
+        )
         speed, limit, peaks = rolled.speed, rolled.limit, rolled.peaks
         what = f"{len(variants)} variants, {rolled.timed} rollouts timed"
         error = (
@@ -166,6 +216,12 @@ def table(
     note = f"{what}; limit {limit:.1f} ×, reached {speed / limit:.0%}; {peaks}"
     label, value, moved, bound, met = error
     return [
-        (f"{name}: one run per variant / ours", f"{speed:.1f} ×", note, f"≥ {target:g}", speed >= target),
+        (
+            f"{name}: one run per variant / ours",
+            f"{speed:.1f} ×",
+            note,
+            f"≥ {target:g}",
+            speed >= target,
+        ),
         (f"{name}: {label}", value, moved, bound, met),
     ]

@@ -37,14 +37,18 @@ WORK, CELLS, GROUPS = 0.004, 16, 60
 SHARE_OF_FORWARD = 0.02
 
 
-def group_rows(cells: list[str], variants: list[str], dataset: str, series: int) -> pa.Table:
+def group_rows(
+    cells: list[str], variants: list[str], dataset: str, series: int
+) -> pa.Table:
     """Rows of a group as the worker of a sweep makes them, with random numbers in the place of scores."""
     count = len(cells)
     rng = np.random.default_rng(int(cells[0], 16))
 
     def words(values: list[str], in_blocks: bool) -> pa.DictionaryArray:
         codes = np.arange(len(values), dtype=np.int32)
-        return pa.DictionaryArray.from_arrays(np.repeat(codes, series) if in_blocks else np.tile(codes, count), values)
+        return pa.DictionaryArray.from_arrays(
+            np.repeat(codes, series) if in_blocks else np.tile(codes, count), values
+        )
 
     zero = np.zeros(count * series, dtype=np.int32)
     return pa.table(
@@ -67,7 +71,10 @@ def write_million(path: Path) -> list[str]:
     written = []
     for dataset in range(DATASETS):
         for first in range(0, VARIANTS, BLOCK):
-            names = ["plain" if v == 0 else f"variant {v}" for v in range(first, first + BLOCK)]
+            names = [
+                "plain" if v == 0 else f"variant {v}"
+                for v in range(first, first + BLOCK)
+            ]
             cells = [cell_key(dataset=dataset, variant=name) for name in names]
             store.write(group_rows(cells, names, f"dataset {dataset}", SERIES), cells)
             written += cells
@@ -90,13 +97,17 @@ def store_once() -> dict[str, float]:
         batch = VARIANTS * 10
         parts = []
         for first in range(0, len(cells), batch):
-            rows = store.read(cells[first : first + batch], [*KEY_COLUMNS, *SUMS, "spearman_distance"]).to_pandas()
+            rows = store.read(
+                cells[first : first + batch], [*KEY_COLUMNS, *SUMS, "spearman_distance"]
+            ).to_pandas()
             parts.append(per_series(rows, REPORTED))
         measured["read"] = time.perf_counter() - start
         series = pd.concat(parts, ignore_index=True)
         assert len(series) == VARIANTS * DATASETS * SERIES
         measured["changes"] = _seconds(lambda: changes(series, metric="MASE"))
-        measured["disk"] = float(sum(file.stat().st_size for file in path.rglob("*.parquet")))
+        measured["disk"] = float(
+            sum(file.stat().st_size for file in path.rglob("*.parquet"))
+        )
     measured["peak"], measured["before"] = _peak(), before
     return measured
 
@@ -110,8 +121,20 @@ def store_rows() -> list[Row]:
     span = ", ".join(f"{part} {measured[part]:.1f} s" for part in parts)
     memory = f"{measured['before'] / 1e6:.0f} MB of it the imported libraries; {measured['disk'] / 1e6:.0f} MB on disk"
     return [
-        ("store: a million rows written and reported on", f"{total:.1f} s", span, f"< {SECONDS:g} s", total < SECONDS),
-        ("store: peak memory of that", f"{measured['peak'] / 1e6:.0f} MB", memory, "< 1 GB", measured["peak"] < MEMORY),
+        (
+            "store: a million rows written and reported on",
+            f"{total:.1f} s",
+            span,
+            f"< {SECONDS:g} s",
+            total < SECONDS,
+        ),
+        (
+            "store: peak memory of that",
+            f"{measured['peak'] / 1e6:.0f} MB",
+            memory,
+            "< 1 GB",
+            measured["peak"] < MEMORY,
+        ),
     ]
 
 
@@ -125,12 +148,19 @@ class Toy:
         end = time.process_time() + self.work * len(task.cells)
         while time.process_time() < end:
             pass
-        return group_rows(list(task.cells), [cell[:8] for cell in task.cells], "toy", SERIES)
+        return group_rows(
+            list(task.cells), [cell[:8] for cell in task.cells], "toy", SERIES
+        )
 
 
-def run_engine(engine: str, workers: int, work: float, groups: int = GROUPS) -> tuple[float, float, float]:
+def run_engine(
+    engine: str, workers: int, work: float, groups: int = GROUPS
+) -> tuple[float, float, float]:
     """Cells per second once all workers run, seconds to the first group, and seconds of a group inside its worker."""
-    tasks = [GroupTask(tuple(cell_key(g=group, c=cell) for cell in range(CELLS))) for group in range(groups)]
+    tasks = [
+        GroupTask(tuple(cell_key(g=group, c=cell) for cell in range(CELLS)))
+        for group in range(groups)
+    ]
     times: list[float] = []
     busy: list[float] = []
 
@@ -141,14 +171,24 @@ def run_engine(engine: str, workers: int, work: float, groups: int = GROUPS) -> 
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         store = Store(folder, values=VALUES)
-        outcomes = run_groups(tasks, Toy, {"work": work}, store, engine=engine, workers=workers, on_done=note)
+        outcomes = run_groups(
+            tasks,
+            Toy,
+            {"work": work},
+            store,
+            engine=engine,
+            workers=workers,
+            on_done=note,
+        )
         assert all(outcome.how == "finished" for outcome in outcomes)
     skipped = 2 * workers
     rate = CELLS * (len(times) - 1 - skipped) / (times[-1] - times[skipped])
     return rate, times[0] - start, statistics.median(busy)
 
 
-def engine_rows(engines: tuple[str, ...] = ("single", "processes", "ray")) -> Iterator[Row]:
+def engine_rows(
+    engines: tuple[str, ...] = ("single", "processes", "ray"),
+) -> Iterator[Row]:
     """Cells per second of fixed work with one and two workers, and what the engine adds to a cell."""
     forward = base_forward()
     for engine in engines:
@@ -158,7 +198,13 @@ def engine_rows(engines: tuple[str, ...] = ("single", "processes", "ray")) -> It
             rate, first, _ = run_engine(engine, workers, WORK)
             ideal = min(workers, os.cpu_count() or 1) / WORK
             note = f"{1000 * WORK:g} ms of work per cell, at most {ideal:.0f}; first group after {first:.1f} s"
-            yield f"{engine}, {workers} worker(s): cells per second", f"{rate:.0f}", note, "", None
+            yield (
+                f"{engine}, {workers} worker(s): cells per second",
+                f"{rate:.0f}",
+                note,
+                "",
+                None,
+            )
         # one worker without work: what is left is claiming, writing, scheduling and sending
         idle, _, inside = run_engine(engine, 1, 0.0, 4 * GROUPS)
         overhead = 1 / idle
@@ -167,7 +213,10 @@ def engine_rows(engines: tuple[str, ...] = ("single", "processes", "ray")) -> It
             f"a Bolt-base forecast of one series takes {1000 * forward:.0f} ms"
         )
         limit = SHARE_OF_FORWARD * forward
-        name, value = f"{engine}: the engine's own time per cell", f"{1000 * overhead:.2f} ms"
+        name, value = (
+            f"{engine}: the engine's own time per cell",
+            f"{1000 * overhead:.2f} ms",
+        )
         yield name, value, note, f"< {1000 * limit:.2f} ms", overhead < limit
 
 
@@ -175,8 +224,12 @@ def start_ray() -> None:
     """A cluster of this machine, one for all measurements."""
     folder = tempfile.mkdtemp()
     # jsonschema, if this is there, spends seconds on a grammar in each of Ray's processes, which have 15 to start
-    Path(folder, "rfc3987_syntax.py").write_text("raise ImportError('not in benchmarks')")
-    os.environ["PYTHONPATH"] = os.pathsep.join([folder, str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+    Path(folder, "rfc3987_syntax.py").write_text(
+        "raise ImportError('not in benchmarks')"
+    )
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [folder, str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
+    )
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     connect()
 
@@ -188,7 +241,9 @@ def base_forward(rounds: int = 5) -> float:
 
     lens = load(architectures()["chronos-bolt"].build("base"), check=False)
     series = as_series([np.sin(np.arange(512) / 4)])
-    return statistics.median(_seconds(lambda: lens.forecast(series, 64)) for _ in range(rounds + 1))
+    return statistics.median(
+        _seconds(lambda: lens.forecast(series, 64)) for _ in range(rounds + 1)
+    )
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -199,7 +254,9 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def _peak() -> float:
     # kilobytes, but bytes on macOS
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1.0 if sys.platform == "darwin" else 1e3)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1.0 if sys.platform == "darwin" else 1e3
+    )
 
 
 if __name__ == "__main__":

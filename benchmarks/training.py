@@ -38,14 +38,22 @@ Loss = Callable[[], Tensor]
 class Channels(nn.Module):
     """Attention between channels and one linear readout, of the sizes of SAMformer on ETTh1."""
 
-    def __init__(self, channels: int = 7, length: int = 512, width: int = 16, horizon: int = 96) -> None:
+    def __init__(
+        self, channels: int = 7, length: int = 512, width: int = 16, horizon: int = 96
+    ) -> None:
         super().__init__()
-        self.q, self.k, self.v = nn.Linear(length, width), nn.Linear(length, width), nn.Linear(length, length)
+        self.q, self.k, self.v = (
+            nn.Linear(length, width),
+            nn.Linear(length, width),
+            nn.Linear(length, length),
+        )
         self.out = nn.Linear(length, horizon)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channel, length) to (batch, channel, horizon)."""
-        return self.out(x + F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x)))
+        return self.out(
+            x + F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))
+        )
 
 
 def channels(rows: int) -> tuple[nn.Module, Loss]:
@@ -56,7 +64,11 @@ def channels(rows: int) -> tuple[nn.Module, Loss]:
 
 def samformer(rows: int) -> tuple[nn.Module, Loss]:
     """SAMformer itself, in the paper's factors."""
-    model, x, y = make_model("samformer", 512, 96, 7), torch.randn(rows, 7, 512), torch.randn(rows, 7, 96)
+    model, x, y = (
+        make_model("samformer", 512, 96, 7),
+        torch.randn(rows, 7, 512),
+        torch.randn(rows, 7, 96),
+    )
     return model, lambda: F.mse_loss(model(x), y)
 
 
@@ -65,7 +77,9 @@ def nano(recipe: TrainingRecipe, rows: int) -> tuple[nn.Module, Loss]:
     model = build_model(recipe).eval()
     stage = recipe.stages[-1]
     steps = np.arange(stage.context + stage.horizon)
-    waves = torch.tensor(np.sin(steps / np.linspace(3, 30, rows)[:, None]), dtype=torch.float32)
+    waves = torch.tensor(
+        np.sin(steps / np.linspace(3, 30, rows)[:, None]), dtype=torch.float32
+    )
     past, future = waves[:, : stage.context], waves[:, stage.context :]
     if recipe.kind == "token":
         return model, lambda: token_loss(model, past, future, stage, seed=0)
@@ -90,11 +104,21 @@ def sharpness_row(name: str, model: nn.Module, loss: Loss, rounds: int) -> list[
 
     ours = partial(sharpness, loss, weights, steps=STEPS, tolerance=0)
     (median, low, high), (kernel, *_) = ratios(
-        [ours, partial(several, plain)], partial(several, gradient), rounds=rounds, clock=time.process_time
+        [ours, partial(several, plain)],
+        partial(several, gradient),
+        rounds=rounds,
+        clock=time.process_time,
     )
     count = sum(weight.numel() for weight in weights)
     scaled = [f"{value * 2 * STEPS:.1f}" for value in (median, low, high)]
-    return [name, f"{count:,}", scaled[0], f"{scaled[1]} to {scaled[2]}", f"{median:.2f}", f"{median / kernel:.2f}"]
+    return [
+        name,
+        f"{count:,}",
+        scaled[0],
+        f"{scaled[1]} to {scaled[2]}",
+        f"{median:.2f}",
+        f"{median / kernel:.2f}",
+    ]
 
 
 def idle_row(model: nn.Module, loss: Loss, rounds: int) -> list[str]:
@@ -112,19 +136,34 @@ def idle_row(model: nn.Module, loss: Loss, rounds: int) -> list[str]:
                 watch(next(at), loss=value)
 
     ((median, low, high),) = ratios(
-        [partial(train, watched=True)], partial(train, watched=False), rounds=rounds, clock=time.process_time
+        [partial(train, watched=True)],
+        partial(train, watched=False),
+        rounds=rounds,
+        clock=time.process_time,
     )
-    return ["a watch that is not due", "", f"{median:.3f}", f"{low:.3f} to {high:.3f}", "", ""]
+    return [
+        "a watch that is not due",
+        "",
+        f"{median:.3f}",
+        f"{low:.3f} to {high:.3f}",
+        "",
+        "",
+    ]
 
 
 def loop_rows(rho: float, rounds: int, batch: int = 32) -> list[str]:
     """Steps of our loop over steps of a plain one: the same model, data, batches and optimiser."""
     steps = np.arange(ROWS[0])[None] / np.linspace(3, 30, ROWS[1])[:, None]
-    data = benchmark(np.sin(steps) + np.random.default_rng(0).normal(size=steps.shape), split="ett-hourly")
+    data = benchmark(
+        np.sin(steps) + np.random.default_rng(0).normal(size=steps.shape),
+        split="ett-hourly",
+    )
     model = make_model("samformer", 512, 96, ROWS[1])
     task = BenchmarkTask(model, data, batch=batch)
     base = torch.optim.Adam(model.parameters(), lr=1e-3)
-    run = Training(task, SAM(base, rho) if rho else base, Plan(steps=10**6, save_every=10**6))
+    run = Training(
+        task, SAM(base, rho) if rho else base, Plan(steps=10**6, save_every=10**6)
+    )
     other = make_model("samformer", 512, 96, ROWS[1])
     optimizer = torch.optim.Adam(other.parameters(), lr=1e-3)
     weights = list(other.parameters())
@@ -144,7 +183,9 @@ def loop_rows(rho: float, rounds: int, batch: int = 32) -> list[str]:
             if rho:
                 kept = [weight.detach().clone() for weight in weights]
                 with torch.no_grad():
-                    norm = torch.stack([weight.grad.norm() for weight in weights]).norm()
+                    norm = torch.stack(
+                        [weight.grad.norm() for weight in weights]
+                    ).norm()
                     for weight in weights:
                         weight.add_(weight.grad * (rho / (norm + 1e-12)))
                 gradient(which)
@@ -156,11 +197,21 @@ def loop_rows(rho: float, rounds: int, batch: int = 32) -> list[str]:
     def ours() -> None:
         run.run(until=run.step + LOOP, quiet=True)
 
-    mine, theirs = (np.array(row) for row in in_turn([ours, plain], rounds=rounds, clock=time.process_time))
+    mine, theirs = (
+        np.array(row)
+        for row in in_turn([ours, plain], rounds=rounds, clock=time.process_time)
+    )
     ratio = mine / theirs
     words = f"our loop / a plain one, {f'SAM, ρ = {rho:g}' if rho else 'Adam'}"
     speed = f"{LOOP / np.median(mine):.0f} steps a second"
-    return [words, speed, f"{np.median(ratio):.3f}", f"{ratio.min():.3f} to {ratio.max():.3f}", "", ""]
+    return [
+        words,
+        speed,
+        f"{np.median(ratio):.3f}",
+        f"{ratio.min():.3f} to {ratio.max():.3f}",
+        "",
+        "",
+    ]
 
 
 def main() -> None:
@@ -173,10 +224,21 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
-    table = Table("model", "weights", "λ_max / gradient", "range", "over 2 × 20 gradients", "the same, plain kernels")
+    table = Table(
+        "model",
+        "weights",
+        "λ_max / gradient",
+        "range",
+        "over 2 × 20 gradients",
+        "the same, plain kernels",
+    )
     known = {"channels": channels, "samformer": samformer}
     for name in filter(None, chosen.models.split(",")):
-        model, loss = known[name](chosen.rows) if name in known else nano(_recipe(name), chosen.rows)
+        model, loss = (
+            known[name](chosen.rows)
+            if name in known
+            else nano(_recipe(name), chosen.rows)
+        )
         table.add_row(*sharpness_row(name, model, loss, chosen.rounds))
     table.add_row(*idle_row(*channels(chosen.rows), chosen.rounds))
     for rho in (0.0, 0.5):
@@ -186,7 +248,9 @@ def main() -> None:
 
 def _recipe(name: str) -> TrainingRecipe:
     return next(
-        recipe for recipe in (RECIPES.values() if isinstance(RECIPES, dict) else RECIPES) if recipe.name == name
+        recipe
+        for recipe in (RECIPES.values() if isinstance(RECIPES, dict) else RECIPES)
+        if recipe.name == name
     )
 
 

@@ -33,19 +33,33 @@ def drawn_run(model: str, case: int, seed: int) -> Run:
     drivers = rng.normal(size=(DRIVERS, STEPS + HORIZON))
     drivers[:, STEPS:] *= rng.uniform(0.5, 2.0, (DRIVERS, 1))
     slopes = rng.uniform(1, 5, DRIVERS) * rng.choice([-1, 1], DRIVERS)
-    season = rng.uniform(1, 5) * np.sin(2 * np.pi * (np.arange(STEPS) / SEASON + rng.random()))
+    season = rng.uniform(1, 5) * np.sin(
+        2 * np.pi * (np.arange(STEPS) / SEASON + rng.random())
+    )
     past = {f"x{number}": values[:STEPS] for number, values in enumerate(drivers)}
     future = {f"x{number}": values[STEPS:] for number, values in enumerate(drivers)}
-    item = {"target": slopes @ drivers[:, :STEPS] + season, "past_covariates": past, "future_covariates": future}
-    lens = plant("covariate", "chronos-2", seed=case).lens() if model == "planted" else load(model)
+    item = {
+        "target": slopes @ drivers[:, :STEPS] + season,
+        "past_covariates": past,
+        "future_covariates": future,
+    }
+    lens = (
+        plant("covariate", "chronos-2", seed=case).lens()
+        if model == "planted"
+        else load(model)
+    )
     return lens.run(as_series([item], seasonality=SEASON), HORIZON)
 
 
-def wrong_explanations(true: xr.Dataset, rng: np.random.Generator) -> dict[str, xr.Dataset]:
+def wrong_explanations(
+    true: xr.Dataset, rng: np.random.Generator
+) -> dict[str, xr.Dataset]:
     """Change effects of the true explanation; the covariate and the exchanged segments are drawn."""
     effects = true["attribution"].transpose("segment", ...)
     order = np.argsort(-np.abs(effects.values).mean(axis=tuple(range(1, effects.ndim))))
-    covariate = int(rng.choice(np.flatnonzero(true["kind"].values == "known covariate")))
+    covariate = int(
+        rng.choice(np.flatnonzero(true["kind"].values == "known covariate"))
+    )
     one, other = rng.choice(len(order), 2, replace=False)
 
     def scaled(segment: int, factor: float) -> xr.Dataset:
@@ -59,7 +73,9 @@ def wrong_explanations(true: xr.Dataset, rng: np.random.Generator) -> dict[str, 
         "sign of one covariate flipped": scaled(covariate, -1.0),
         "effect of one covariate set to 0": scaled(covariate, 0.0),
         "second largest segment flipped": scaled(int(order[1]), -1.0),
-        "two segments exchanged": true.assign(attribution=(effects.dims, effects.values[exchanged])),
+        "two segments exchanged": true.assign(
+            attribution=(effects.dims, effects.values[exchanged])
+        ),
         "all signs flipped": true.assign(attribution=-effects),
     }
 
@@ -78,8 +94,13 @@ def accepted(model: str, cases: int, seed: int = 0, **options: Any) -> dict[str,
     counts: dict[str, int] = {}
     explained = (explained_run(model, case, seed) for case in count())
     for case, (run, true) in enumerate(islice(filter(None, explained), cases)):
-        tried = {"true": true, **wrong_explanations(true, np.random.default_rng([seed, case, 1]))}
-        curves = deletion_curves(run, tried, reference=REFERENCE, orders=1, seed=case, **options)
+        tried = {
+            "true": true,
+            **wrong_explanations(true, np.random.default_rng([seed, case, 1])),
+        }
+        curves = deletion_curves(
+            run, tried, reference=REFERENCE, orders=1, seed=case, **options
+        )
         for place, kind in enumerate(tried):
             word, _ = verdict(curves.isel(explanation=[place]))
             counts[kind] = counts.get(kind, 0) + (word == "holds")
@@ -89,12 +110,20 @@ def accepted(model: str, cases: int, seed: int = 0, **options: Any) -> dict[str,
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=100, help="drawn forecasts of each model")
+    parser.add_argument(
+        "--cases", type=int, default=100, help="drawn forecasts of each model"
+    )
     parser.add_argument("--models", default="planted,chronos2-nano")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    table = Table("explanation", *given.models.split(","), title=f"inputs hold, of {given.cases} drawn forecasts")
-    columns = [accepted(model, given.cases, given.seed) for model in given.models.split(",")]
+    table = Table(
+        "explanation",
+        *given.models.split(","),
+        title=f"inputs hold, of {given.cases} drawn forecasts",
+    )
+    columns = [
+        accepted(model, given.cases, given.seed) for model in given.models.split(",")
+    ]
     for kind in columns[0]:
         table.add_row(kind, *(str(column[kind]) for column in columns))
     Console().print(table)

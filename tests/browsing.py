@@ -14,7 +14,9 @@ from typing import Any
 PATIENCE = 300
 
 
-def until(condition: Callable[[], Any], words: str | Callable[[], str], pause: float = 0.05) -> Any:
+def until(
+    condition: Callable[[], Any], words: str | Callable[[], str], pause: float = 0.05
+) -> Any:
     """Wait for a condition, and return its value."""
     end = time.monotonic() + PATIENCE
     while not (value := condition()):
@@ -26,7 +28,10 @@ def until(condition: Callable[[], Any], words: str | Callable[[], str], pause: f
 def until_ready(driver: Any) -> None:
     """Wait until the first screen of a report is drawn."""
     script = "return document.documentElement.dataset.ready"
-    until(lambda: driver.execute_script(script) is not None, lambda: f"not drawn: {driver.get_log('browser')}")
+    until(
+        lambda: driver.execute_script(script) is not None,
+        lambda: f"not drawn: {driver.get_log('browser')}",
+    )
 
 
 def until_drawn(driver: Any) -> None:
@@ -34,12 +39,17 @@ def until_drawn(driver: Any) -> None:
     until_ready(driver)
     driver.execute_script("drawAll()")
     script = "return document.documentElement.dataset.whole"
-    until(lambda: driver.execute_script(script) is not None, lambda: f"not drawn: {driver.get_log('browser')}")
+    until(
+        lambda: driver.execute_script(script) is not None,
+        lambda: f"not drawn: {driver.get_log('browser')}",
+    )
 
 
 def press(driver: Any, element: Any) -> None:
     """Click an element in the middle of the window, at once though the page scrolls smoothly."""
-    driver.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element)
+    driver.execute_script(
+        "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element
+    )
     element.click()
 
 
@@ -47,7 +57,11 @@ class Plot:
     """A figure of the page in a browser, by the expression that finds it; traces go by their names."""
 
     def __init__(self, driver: Any, expression: str, traces: list[str]) -> None:
-        self.driver, self.traces, self._find = driver, traces, f"const plot = {expression}; "
+        self.driver, self.traces, self._find = (
+            driver,
+            traces,
+            f"const plot = {expression}; ",
+        )
 
     def run(self, script: str, *arguments: object) -> Any:
         return self.driver.execute_script(self._find + script, *arguments)
@@ -108,10 +122,18 @@ class Linked:
     def press_component(self, name: str, *, shift: bool = False) -> None:
         from selenium.webdriver.common.action_chains import ActionChains
 
-        cell = self.driver.find_element("css selector", f".linked [data-component='{name}']")
-        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", cell)
+        cell = self.driver.find_element(
+            "css selector", f".linked [data-component='{name}']"
+        )
+        self.driver.execute_script(
+            "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", cell
+        )
         actions = ActionChains(self.driver, duration=30)
-        actions = actions.key_down("\ue008").click(cell).key_up("\ue008") if shift else actions.click(cell)
+        actions = (
+            actions.key_down("\ue008").click(cell).key_up("\ue008")
+            if shift
+            else actions.click(cell)
+        )
         actions.perform()
 
     def drag(self, first: float, last: float, steps: int) -> None:
@@ -119,13 +141,21 @@ class Linked:
         from selenium.webdriver.common.action_chains import ActionChains
 
         svg = self.part("context").find_element("css selector", "svg")
-        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", svg)
-        box = self.driver.execute_script("return arguments[0].getBoundingClientRect()", svg)
+        self.driver.execute_script(
+            "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", svg
+        )
+        box = self.driver.execute_script(
+            "return arguments[0].getBoundingClientRect()", svg
+        )
         left, width = box["left"] + 52, box["width"] - 58
         actions = ActionChains(self.driver, duration=30)
         pointer = actions.w3c_actions.pointer_action
-        pointer.move_to_location(round(left + width * first / steps), round(box["top"] + 60)).pointer_down()
-        pointer.move_to_location(round(left + width * last / steps), round(box["top"] + 60)).pointer_up()
+        pointer.move_to_location(
+            round(left + width * first / steps), round(box["top"] + 60)
+        ).pointer_down()
+        pointer.move_to_location(
+            round(left + width * last / steps), round(box["top"] + 60)
+        ).pointer_up()
         actions.perform()
 
 
@@ -162,7 +192,11 @@ class Page(HTMLParser):
     @property
     def specs(self) -> list[Any]:
         """Figures of a report, in order."""
-        return [json.loads(self.unpacked(name)) for name in self.scripts if name.endswith("-spec")]
+        return [
+            json.loads(self.unpacked(name))
+            for name in self.scripts
+            if name.endswith("-spec")
+        ]
 
     def all(self, name: str) -> list[dict[str, str | None]]:
         return [attrs for tag, attrs in self.tags if tag == name]
@@ -170,4 +204,9 @@ class Page(HTMLParser):
     @property
     def loads(self) -> list[str]:
         """Addresses that the page names."""
-        return [attrs[key] or "" for _, attrs in self.tags for key in ("src", "href") if key in attrs]
+        return [
+            attrs[key] or ""
+            for _, attrs in self.tags
+            for key in ("src", "href")
+            if key in attrs
+        ]

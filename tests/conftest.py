@@ -43,10 +43,18 @@ def new_browser() -> Callable[..., Any]:
     def start(*flags: str, logs: tuple[str, ...] = ("browser",)) -> Any:
         options = webdriver.ChromeOptions()
         options.binary_location = chromium
-        for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", *flags):
+        for flag in (
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            *flags,
+        ):
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", dict.fromkeys(logs, "ALL"))
-        browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
+        browser = webdriver.Chrome(
+            options=options, service=webdriver.ChromeService(chromedriver)
+        )
         # a page that is slow to draw on a busy machine does not hang
         browser.command_executor.client_config.timeout = 2 * BROWSER_PATIENCE
         browser.set_page_load_timeout(BROWSER_PATIENCE)

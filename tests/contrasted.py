@@ -19,7 +19,9 @@ from tsfm_lens.models import Lens, Run
 def centred(*names: str) -> SeriesBatch:
     """Real series around zero: the few bins of a tiny token model then tell their values apart."""
     series = bundled(*names).tail(40)
-    return replace(series, values=tuple(values - values.mean() for values in series.values))
+    return replace(
+        series, values=tuple(values - values.mean() for values in series.values)
+    )
 
 
 @cache
@@ -27,12 +29,20 @@ def pair_for(name: str) -> tuple[SeriesBatch, SeriesBatch]:
     """Series and the same values backwards: what a model scales by is alike, to the last digits."""
     own = getattr(lens_of(name).adapter, "example", None)
     clean = own(0, 40) if own else centred("pedestrians", "electricity")
-    return clean, replace(clean, values=tuple(values[::-1].copy() for values in clean.values))
+    return clean, replace(
+        clean, values=tuple(values[::-1].copy() for values in clean.values)
+    )
 
 
-def runs_of(name: str, horizon: int = 4, *, select: Any = None, **options: Any) -> tuple[Run, Run]:
+def runs_of(
+    name: str, horizon: int = 4, *, select: Any = None, **options: Any
+) -> tuple[Run, Run]:
     """Runs of that pair, or of some of its series."""
-    pair = pair_for(name) if select is None else [each.select(select) for each in pair_for(name)]
+    pair = (
+        pair_for(name)
+        if select is None
+        else [each.select(select) for each in pair_for(name)]
+    )
     clean, corrupted = (lens_of(name).run(each, horizon, **options) for each in pair)
     return clean, corrupted
 

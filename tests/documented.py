@@ -54,10 +54,22 @@ def documents() -> list[Path]:
         ("docs", "examples", "benchmarks", ".github", "tools", "tsfm_lens"),
         ("md", "ipynb", "yaml", "yml", "py"),
     )
-    patterns = ["*.md", "Makefile", ".ci/run", *(f"{folder}/**/*.{end}" for folder in folders for end in ends)]
+    patterns = [
+        "*.md",
+        "Makefile",
+        ".ci/run",
+        *(f"{folder}/**/*.{end}" for folder in folders for end in ends),
+    ]
     built = {"_build", "_cache", "gallery", "notebooks", "generated", "__pycache__"}
-    files = {path for pattern in patterns for path in ROOT.glob(pattern) if not built & set(path.parts)}
-    return sorted(files - {ROOT / "CHANGELOG.md", *(ROOT / "docs" / "reference").glob("*/*.md")})
+    files = {
+        path
+        for pattern in patterns
+        for path in ROOT.glob(pattern)
+        if not built & set(path.parts)
+    }
+    return sorted(
+        files - {ROOT / "CHANGELOG.md", *(ROOT / "docs" / "reference").glob("*/*.md")}
+    )
 
 
 def mentions(path: Path) -> Iterator[Mention]:
@@ -67,7 +79,8 @@ def mentions(path: Path) -> Iterator[Mention]:
     if path.suffix == ".py":
         # to read all modules as trees takes seconds
         if not re.search(
-            rf"tsfm-lens(?! paper)|python |make |`--|`(?:{'|'.join(parser_of('tsfm-lens').commands)}) ", text
+            rf"tsfm-lens(?! paper)|python |make |`--|`(?:{'|'.join(parser_of('tsfm-lens').commands)}) ",
+            text,
         ):
             return
         for words, line in _strings(ast.parse(text)):
@@ -75,7 +88,9 @@ def mentions(path: Path) -> Iterator[Mention]:
     elif path.suffix == ".ipynb":
         for number, cell in enumerate(json.loads(text)["cells"]):
             if cell["cell_type"] == "markdown":
-                yield from _of_markdown("".join(cell["source"]), f"{name}, cell {number}", 1)
+                yield from _of_markdown(
+                    "".join(cell["source"]), f"{name}, cell {number}", 1
+                )
     elif path.suffix == ".md":
         yield from _of_markdown(text, name, 1)
     else:
@@ -90,7 +105,13 @@ def _strings(tree: ast.AST) -> Iterator[tuple[str, int]]:
     if isinstance(tree, ast.Constant) and isinstance(tree.value, str):
         yield tree.value, tree.lineno
     elif isinstance(tree, ast.JoinedStr):
-        yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in tree.values), tree.lineno
+        yield (
+            "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "X"
+                for part in tree.values
+            ),
+            tree.lineno,
+        )
     else:
         for child in ast.iter_child_nodes(tree):
             yield from _strings(child)
@@ -100,8 +121,12 @@ def _of_markdown(text: str, name: str, first: int) -> Iterator[Mention]:
     for block in _FENCE.finditer(text):
         # the code of these runs, and is compared
         if block[3].strip() not in ("python", "text"):
-            yield from _lines(block[4], name, first + text[: block.start(4)].count("\n"))
-    yield from _spans(_FENCE.sub(lambda block: "\n" * block[0].count("\n"), text), name, first)
+            yield from _lines(
+                block[4], name, first + text[: block.start(4)].count("\n")
+            )
+    yield from _spans(
+        _FENCE.sub(lambda block: "\n" * block[0].count("\n"), text), name, first
+    )
 
 
 def _spans(text: str, name: str, first: int) -> Iterator[Mention]:
@@ -116,7 +141,11 @@ def _spans(text: str, name: str, first: int) -> Iterator[Mention]:
 def _lines(text: str, name: str, first: int) -> Iterator[Mention]:
     """Lines, those that end in a backslash with the next ones."""
     for line in re.finditer(r"(?:[^\n]*\\\n)*[^\n]+", text):
-        yield Mention(re.sub(r"\\\n\s*", "", line[0]), f"{name}:{first + text[: line.start()].count(chr(10))}", True)
+        yield Mention(
+            re.sub(r"\\\n\s*", "", line[0]),
+            f"{name}:{first + text[: line.start()].count(chr(10))}",
+            True,
+        )
 
 
 # --- the words of a command -----------------------------------------------------------------------------------
@@ -193,7 +222,9 @@ def parser_of(program: str, loose: bool = False) -> Any:
     def halt(parser: Any, *_: Any, **__: Any) -> None:
         raise _Halt(parser)
 
-    run: Callable[..., Any] = runpy.run_path if program.endswith(".py") else runpy.run_module
+    run: Callable[..., Any] = (
+        runpy.run_path if program.endswith(".py") else runpy.run_module
+    )
     with (
         mock.patch.object(typer.Typer, "__call__", halt),
         mock.patch.object(argparse.ArgumentParser, "parse_args", halt),
@@ -203,7 +234,11 @@ def parser_of(program: str, loose: bool = False) -> Any:
             run(str(file) if program.endswith(".py") else program, run_name="__main__")
         except _Halt as halted:
             parser = halted.parser
-    return _parsing_only(get_command(parser), loose) if isinstance(parser, typer.Typer) else parser
+    return (
+        _parsing_only(get_command(parser), loose)
+        if isinstance(parser, typer.Typer)
+        else parser
+    )
 
 
 def _parsing_only(command: Any, loose: bool) -> Any:
@@ -228,8 +263,19 @@ def parse(program: str, arguments: list[str], *, loose: bool = False) -> str:
     """
     parser = parser_of(program, loose)
     if isinstance(parser, str):
-        unknown = [word for word in arguments if word.startswith("--") or "sys.argv" not in parser]
-        return next((f"{program} takes no {word}" for word in unknown if f'"{word}"' not in parser), "")
+        unknown = [
+            word
+            for word in arguments
+            if word.startswith("--") or "sys.argv" not in parser
+        ]
+        return next(
+            (
+                f"{program} takes no {word}"
+                for word in unknown
+                if f'"{word}"' not in parser
+            ),
+            "",
+        )
     out = io.StringIO()
     with contextlib.redirect_stderr(out), contextlib.redirect_stdout(out):
         try:
@@ -241,13 +287,25 @@ def parse(program: str, arguments: list[str], *, loose: bool = False) -> str:
             message = " ".join(error.format_message().split())
             # a command or a value is left out, or one stands for it
             gaps = ("requires an argument", *filter(stands_for, arguments))
-            forgiven = type(error).__name__ == "NoArgsIsHelpError" or any(gap in message for gap in gaps)
+            forgiven = type(error).__name__ == "NoArgsIsHelpError" or any(
+                gap in message for gap in gaps
+            )
             # files of the reader's are not here
-            return "" if (loose and forgiven) or "does not exist" in message else message or "no command is given"
+            return (
+                ""
+                if (loose and forgiven) or "does not exist" in message
+                else message or "no command is given"
+            )
         except SystemExit as end:
             message = out.getvalue().strip().splitlines()[-1]
-            return "" if not end.code or (loose and "are required" in message) else message
-    return unknown_name(*result) if isinstance(result, tuple) and program == "tsfm-lens" else ""
+            return (
+                "" if not end.code or (loose and "are required" in message) else message
+            )
+    return (
+        unknown_name(*result)
+        if isinstance(result, tuple) and program == "tsfm-lens"
+        else ""
+    )
 
 
 def unknown_name(command: Any, values: dict[str, Any]) -> str:
@@ -255,14 +313,22 @@ def unknown_name(command: Any, values: dict[str, Any]) -> str:
     context = typer.Context(command)
     for parameter in command.params:
         value = values.get(parameter.name)
-        names = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+        names = (
+            [value]
+            if isinstance(value, str)
+            else value
+            if isinstance(value, list)
+            else []
+        )
         if parameter._custom_shell_complete is None:
             continue
         for name in names:
             # files, folders and models of the hub are the reader's
             if stands_for(name) or re.search(r"/|\.\w+$", name):
                 continue
-            if name not in [item.value for item in parameter.shell_complete(context, name)]:
+            if name not in [
+                item.value for item in parameter.shell_complete(context, name)
+            ]:
                 return f"{parameter.name} {name!r} is not known"
     return ""
 
@@ -283,8 +349,14 @@ def fault(mention: Mention, words: list[str], programs: Iterable[str] = ()) -> s
     if arguments[0] in FOREIGN:
         return ""
     commands = [[*place] for place in _places(parser_of("tsfm-lens"))]
-    tries = [("tsfm-lens", [*place, *arguments]) for place in commands] + [(each, arguments) for each in programs]
-    return "" if any(not parse(*each, loose=True) for each in tries) else f"no command takes {' '.join(arguments)}"
+    tries = [("tsfm-lens", [*place, *arguments]) for place in commands] + [
+        (each, arguments) for each in programs
+    ]
+    return (
+        ""
+        if any(not parse(*each, loose=True) for each in tries)
+        else f"no command takes {' '.join(arguments)}"
+    )
 
 
 def program_of(words: list[str]) -> tuple[str, list[str]]:

@@ -7,54 +7,97 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformer_lens.model_bridge.sources._bridge_builder import (
+    build_bridge_from_module,
+)
+from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.models.wirings._common import Matrices, attention_row, fused, mlp_row, projections, spread_weights
+from tsfm_lens.models.wirings._common import (
+    Matrices,
+    attention_row,
+    fused,
+    mlp_row,
+    projections,
+    spread_weights,
+)
 
 VOCABULARY, LAYERS, HEADS, WIDTH, HIDDEN = 50, 3, 4, 24, 40
 
 
 def llama() -> Any:
     """Root-mean-square norms, a gated MLP, grouped queries, no biases."""
-    sizes = {"hidden_size": WIDTH, "intermediate_size": HIDDEN, "num_hidden_layers": LAYERS}
-    config = LlamaConfig(vocab_size=VOCABULARY, num_attention_heads=HEADS, num_key_value_heads=2, **sizes)
+    sizes = {
+        "hidden_size": WIDTH,
+        "intermediate_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+    }
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, num_attention_heads=HEADS, num_key_value_heads=2, **sizes
+    )
     return spread_weights(LlamaForCausalLM(config).eval(), {}, std=1.0)
 
 
 def neox() -> Any:
     """LayerNorms, a fused projection, biases everywhere."""
-    sizes = {"hidden_size": WIDTH, "intermediate_size": HIDDEN, "num_hidden_layers": LAYERS}
-    config = GPTNeoXConfig(vocab_size=VOCABULARY, num_attention_heads=HEADS, use_parallel_residual=False, **sizes)
+    sizes = {
+        "hidden_size": WIDTH,
+        "intermediate_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+    }
+    config = GPTNeoXConfig(
+        vocab_size=VOCABULARY,
+        num_attention_heads=HEADS,
+        use_parallel_residual=False,
+        **sizes,
+    )
     model = spread_weights(GPTNeoXForCausalLM(config).eval(), {}, std=1.0)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim == 1:
-                weight.add_(0.2 * torch.randn_like(weight)) if "norm" in name else weight.normal_(std=0.3)
+                weight.add_(
+                    0.2 * torch.randn_like(weight)
+                ) if "norm" in name else weight.normal_(std=0.3)
     return model
 
 
-def _rows(matrices: Matrices, at: str, out: str, into: str, act: str, gate: str = "") -> tuple[Any, ...]:
+def _rows(
+    matrices: Matrices, at: str, out: str, into: str, act: str, gate: str = ""
+) -> tuple[Any, ...]:
     norms = ("input_layernorm", "post_attention_layernorm")
     shared = {"n_kv_heads": 2} if gate else {}
     attention = attention_row("attn", at, matrices, norm=norms[0], **shared)
-    others: dict[str, Any] = {"gate": Projection(gate, "d_mlp") if gate else None, "norm": norms[1], "aside": True}
+    others: dict[str, Any] = {
+        "gate": Projection(gate, "d_mlp") if gate else None,
+        "norm": norms[1],
+        "aside": True,
+    }
     return attention, mlp_row("mlp", norms[1], (into, out), act, **others)
 
 
 def llama_rows() -> tuple[Any, ...]:
     matrices = projections("self_attn.{}_proj", "q k v o")
-    return _rows(matrices, "self_attn", "mlp.down_proj", "mlp.gate_proj", "silu", "mlp.up_proj")
+    return _rows(
+        matrices, "self_attn", "mlp.down_proj", "mlp.gate_proj", "silu", "mlp.up_proj"
+    )
 
 
 def neox_rows() -> tuple[Any, ...]:
-    matrices = fused("attention.query_key_value", "(head part d_head)", Projection("attention.dense"))
-    return _rows(matrices, "attention", "mlp.dense_4h_to_h", "mlp.dense_h_to_4h", "gelu")
+    matrices = fused(
+        "attention.query_key_value", "(head part d_head)", Projection("attention.dense")
+    )
+    return _rows(
+        matrices, "attention", "mlp.dense_4h_to_h", "mlp.dense_h_to_4h", "gelu"
+    )
 
 
 class LanguageModel(Adapter):
@@ -72,17 +115,44 @@ class LanguageModel(Adapter):
         root, embed, head, last, rows = (
             ("model", "model.embed_tokens", "lm_head", "norm", llama_rows())
             if llama
-            else ("gpt_neox", "gpt_neox.embed_in", "lm_head", "final_layer_norm", neox_rows())
+            else (
+                "gpt_neox",
+                "gpt_neox.embed_in",
+                "lm_head",
+                "final_layer_norm",
+                neox_rows(),
+            )
         )
         sizes = (LAYERS, HEADS, WIDTH, WIDTH // HEADS, HIDDEN)
-        stack = Stack("", f"{root}.layers", *sizes, rows, ln_final=f"{root}.{last}", upstream=(embed,))
-        self.wiring = Wiring(self.architecture, (stack,), Site(head, layout="batch pos d_vocab"), embed, 1)
+        stack = Stack(
+            "",
+            f"{root}.layers",
+            *sizes,
+            rows,
+            ln_final=f"{root}.{last}",
+            upstream=(embed,),
+        )
+        self.wiring = Wiring(
+            self.architecture,
+            (stack,),
+            Site(head, layout="batch pos d_vocab"),
+            embed,
+            1,
+        )
 
-    def encode(self, batch: SeriesBatch, horizon: int | None = None, **_: Any) -> Encoded:
+    def encode(
+        self, batch: SeriesBatch, horizon: int | None = None, **_: Any
+    ) -> Encoded:
         """Token ids of one length."""
         ids = torch.stack([torch.tensor(series).long() for series in batch.values])
         spans = {"": TokenSpans.patches(-ids.shape[1], ids.shape[1], 1)}
-        return Encoded({"input_ids": ids}, spans, torch.zeros(len(ids)), torch.ones(len(ids)), batch)
+        return Encoded(
+            {"input_ids": ids},
+            spans,
+            torch.zeros(len(ids)),
+            torch.ones(len(ids)),
+            batch,
+        )
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Logits (batch, step, vocabulary)."""
@@ -91,4 +161,6 @@ class LanguageModel(Adapter):
 
 def bridge(native: Any) -> Any:
     """The same weights behind TransformerLens; the native model is taken apart."""
-    return build_bridge_from_module(native, type(native).__name__, hf_config=native.config)
+    return build_bridge_from_module(
+        native, type(native).__name__, hf_config=native.config
+    )

@@ -50,7 +50,9 @@ def assert_is(ours: Forecast, theirs: Answer) -> None:
 def items(batch: SeriesBatch) -> list[np.ndarray]:
     """(variate, time) each."""
     return [
-        np.stack([v for v, g in zip(batch.values, batch.groups, strict=True) if g == group])
+        np.stack(
+            [v for v, g in zip(batch.values, batch.groups, strict=True) if g == group]
+        )
         for group in dict.fromkeys(batch.groups)
     ]
 
@@ -63,7 +65,10 @@ def tensors(batch: SeriesBatch) -> list[torch.Tensor]:
 def stacked(batch: SeriesBatch, length: int) -> torch.Tensor:
     """(item, variate, time): the last steps, NaN on the left of what is shorter."""
     last = [item[:, -length:] for item in items(batch)]
-    wide = [np.pad(item, ((0, 0), (length - item.shape[1], 0)), constant_values=np.nan) for item in last]
+    wide = [
+        np.pad(item, ((0, 0), (length - item.shape[1], 0)), constant_values=np.nan)
+        for item in last
+    ]
     return torch.tensor(np.stack(wide), dtype=torch.float32)
 
 
@@ -80,7 +85,9 @@ def interpolated(series: np.ndarray) -> np.ndarray:
 
 
 def chronos(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
-    sampled = {"num_samples": DRAWS} if type(native).__name__ == "ChronosPipeline" else {}
+    sampled = (
+        {"num_samples": DRAWS} if type(native).__name__ == "ChronosPipeline" else {}
+    )
     quantiles, mean = native.predict_quantiles(
         [torch.tensor(series) for series in batch.values],
         prediction_length=horizon,
@@ -91,13 +98,20 @@ def chronos(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
 
 
 def chronos_2(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
-    quantiles, mean = native.predict_quantiles(tensors(batch), prediction_length=horizon, quantile_levels=list(LEVELS))
+    quantiles, mean = native.predict_quantiles(
+        tensors(batch), prediction_length=horizon, quantile_levels=list(LEVELS)
+    )
     return Answer(torch.cat(quantiles).transpose(1, 2).numpy(), torch.cat(mean).numpy())
 
 
 def t5(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
     length = min(max(batch.lengths), 512)
-    rows = [np.pad(each[-length:], (length - len(each[-length:]), 0), constant_values=np.nan) for each in batch.values]
+    rows = [
+        np.pad(
+            each[-length:], (length - len(each[-length:]), 0), constant_values=np.nan
+        )
+        for each in batch.values
+    ]
     ids = torch.tensor(np.stack(rows), dtype=torch.float32)
     generated = native.generate(
         input_ids=ids.nan_to_num(0.0).long(),
@@ -118,17 +132,25 @@ def of_samples(samples: torch.Tensor) -> Answer:
 
 
 def moirai(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
-    return of_samples(torch.from_numpy(gluonts(native, batch, horizon, patch_size=16, num_samples=DRAWS)))
+    return of_samples(
+        torch.from_numpy(
+            gluonts(native, batch, horizon, patch_size=16, num_samples=DRAWS)
+        )
+    )
 
 
 def moirai_2(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
     return Answer(gluonts(native, batch, horizon))
 
 
-def moirai_forecaster(module: Any, series: list[np.ndarray], horizon: int, **settings: Any) -> Any:
+def moirai_forecaster(
+    module: Any, series: list[np.ndarray], horizon: int, **settings: Any
+) -> Any:
     """uni2ts's forecast object for items (variate, time)."""
     name = type(module).__name__.removesuffix("Module")
-    return getattr(require("moirai", f"uni2ts.model.{name.lower()}"), f"{name}Forecast")(
+    return getattr(
+        require("moirai", f"uni2ts.model.{name.lower()}"), f"{name}Forecast"
+    )(
         module=module,
         prediction_length=horizon,
         target_dim=len(series[0]),
@@ -139,26 +161,37 @@ def moirai_forecaster(module: Any, series: list[np.ndarray], horizon: int, **set
     )
 
 
-def gluonts(module: Any, batch: SeriesBatch, horizon: int, **settings: Any) -> np.ndarray:
+def gluonts(
+    module: Any, batch: SeriesBatch, horizon: int, **settings: Any
+) -> np.ndarray:
     """(series, sample or quantile, step) of uni2ts's own predictor."""
     from gluonts.dataset.common import ListDataset
 
     series = items(batch)
     single = len(series[0]) == 1
-    entries = [{"target": item[0] if single else item, "start": "2024-01-01 00:00"} for item in series]
+    entries = [
+        {"target": item[0] if single else item, "start": "2024-01-01 00:00"}
+        for item in series
+    ]
     forecaster = moirai_forecaster(module, series, horizon, **settings)
     predictor = forecaster.create_predictor(batch_size=len(series), device="cpu")
     found = predictor.predict(ListDataset(entries, freq="h", one_dim_target=single))
-    return by_series([each.samples if settings else each.forecast_array for each in found])
+    return by_series(
+        [each.samples if settings else each.forecast_array for each in found]
+    )
 
 
 def by_series(arrays: list[np.ndarray]) -> np.ndarray:
     """(sample or quantile, step[, variate]) an item to (series, sample or quantile, step)."""
     wide = np.stack([each if each.ndim == 3 else each[..., None] for each in arrays])
-    return np.ascontiguousarray(wide.transpose(0, 3, 1, 2)).reshape(-1, *wide.shape[1:3])
+    return np.ascontiguousarray(wide.transpose(0, 3, 1, 2)).reshape(
+        -1, *wide.shape[1:3]
+    )
 
 
-def compiled(native: Any, context: int, horizon: int, count: int, **changes: Any) -> Any:
+def compiled(
+    native: Any, context: int, horizon: int, count: int, **changes: Any
+) -> Any:
     """TimesFM's forecaster under the smallest configuration in which series and horizon fit, or one with changes."""
     import timesfm
 
@@ -180,14 +213,24 @@ def compiled(native: Any, context: int, horizon: int, count: int, **changes: Any
 
 def timesfm_2p5(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
     own = compiled(native, max(batch.lengths), horizon, len(batch))
-    _, deciles = own.forecast(horizon=horizon, inputs=[series.copy() for series in batch.values])
+    _, deciles = own.forecast(
+        horizon=horizon, inputs=[series.copy() for series in batch.values]
+    )
     return Answer(deciles[..., 1:].transpose(0, 2, 1), deciles[..., 0])
 
 
 def timesfm_2p5_transformers(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
     length = whole_patches(batch, 512, 8)
-    past = [torch.tensor(interpolated(series), dtype=torch.float32) for series in batch.values]
-    output = native(past, forecast_context_len=length, force_flip_invariance=False, truncate_negative=False)
+    past = [
+        torch.tensor(interpolated(series), dtype=torch.float32)
+        for series in batch.values
+    ]
+    output = native(
+        past,
+        forecast_context_len=length,
+        force_flip_invariance=False,
+        truncate_negative=False,
+    )
     values = output.full_predictions[:, :horizon]
     for row, series in zip(values, past, strict=True):
         if (series[-length:] >= 0).all():
@@ -197,7 +240,9 @@ def timesfm_2p5_transformers(native: Any, batch: SeriesBatch, horizon: int) -> A
 
 def timesfm_3(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
     target = stacked(batch, whole_patches(batch, 16384, 8))
-    emitted = native.decode(target.nan_to_num(0.0), horizon=horizon, target_mask=target.isnan())
+    emitted = native.decode(
+        target.nan_to_num(0.0), horizon=horizon, target_mask=target.isnan()
+    )
     return Answer(emitted.flatten(0, 1).transpose(1, 2).numpy())
 
 
@@ -208,7 +253,12 @@ def masked(batch: SeriesBatch, covariates_ahead: int = 0) -> Any:
     values = stacked(batch, min(max(batch.lengths), 4096))
     zeros = torch.zeros_like(values)
     return MaskedTimeseries(
-        values.nan_to_num(0.0), ~values.isnan(), zeros, zeros, zeros[..., 0].int(), covariates_ahead
+        values.nan_to_num(0.0),
+        ~values.isnan(),
+        zeros,
+        zeros,
+        zeros[..., 0].int(),
+        covariates_ahead,
     )
 
 
@@ -216,11 +266,18 @@ def toto(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
     from toto.inference.forecaster import TotoForecaster
 
     forecast = TotoForecaster(native.model).forecast(
-        masked(batch), prediction_length=horizon, num_samples=DRAWS, samples_per_batch=DRAWS
+        masked(batch),
+        prediction_length=horizon,
+        num_samples=DRAWS,
+        samples_per_batch=DRAWS,
     )
     quantiles = [forecast.quantile(level).flatten(0, 1) for level in LEVELS]
     samples = forecast.samples.flatten(0, 1).transpose(1, 2)
-    return Answer(torch.stack(quantiles, dim=1).numpy(), samples.mean(dim=1).numpy(), samples.numpy())
+    return Answer(
+        torch.stack(quantiles, dim=1).numpy(),
+        samples.mean(dim=1).numpy(),
+        samples.numpy(),
+    )
 
 
 def toto_2(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
@@ -228,35 +285,58 @@ def toto_2(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
 
     length = whole_patches(batch, 4096, 8)
     values = stacked(batch, max(length, *batch.lengths))
-    filled = [torch.tensor(pd.DataFrame(item.numpy().T).ffill().fillna(0.0).to_numpy().T) for item in values]
+    filled = [
+        torch.tensor(pd.DataFrame(item.numpy().T).ffill().fillna(0.0).to_numpy().T)
+        for item in values
+    ]
     inputs = {
         "target": torch.stack(filled)[..., -length:],
         "target_mask": ~values[..., -length:].isnan(),
         "series_ids": torch.zeros(values.shape[:2], dtype=torch.long),
     }
-    return Answer(native.forecast(inputs, horizon=horizon).flatten(1, 2).transpose(0, 1).numpy())
+    return Answer(
+        native.forecast(inputs, horizon=horizon).flatten(1, 2).transpose(0, 1).numpy()
+    )
 
 
 def fracast(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
     length = max(batch.lengths)
-    rows = np.stack([np.pad(each, (length - len(each), 0), constant_values=np.nan) for each in batch.values])
-    return Answer(native.forecast_batch(rows.astype(np.float32), horizon=horizon).transpose(0, 2, 1))
+    rows = np.stack(
+        [
+            np.pad(each, (length - len(each), 0), constant_values=np.nan)
+            for each in batch.values
+        ]
+    )
+    return Answer(
+        native.forecast_batch(rows.astype(np.float32), horizon=horizon).transpose(
+            0, 2, 1
+        )
+    )
 
 
 def tirex(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
-    quantiles, _ = native.forecast([torch.tensor(each) for each in batch.values], prediction_length=horizon)
+    quantiles, _ = native.forecast(
+        [torch.tensor(each) for each in batch.values], prediction_length=horizon
+    )
     return Answer(quantiles.transpose(1, 2).numpy())
 
 
 def ttm(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
     length = native.config.context_length
-    rows = [np.pad(each[-length:], (max(length - len(each), 0), 0), constant_values=np.nan) for each in batch.values]
+    rows = [
+        np.pad(each[-length:], (max(length - len(each), 0), 0), constant_values=np.nan)
+        for each in batch.values
+    ]
     past = torch.tensor(np.stack(rows), dtype=torch.float32)[..., None]
-    output = native(past.nan_to_num(0.0), past_observed_mask=~past.isnan()).prediction_outputs
+    output = native(
+        past.nan_to_num(0.0), past_observed_mask=~past.isnan()
+    ).prediction_outputs
     return Answer(output.transpose(1, 2).flatten(0, 1)[:, None, :horizon].numpy())
 
 
-def timestral(native: Any, batch: SeriesBatch, horizon: int, *, both: bool = False) -> Answer:
+def timestral(
+    native: Any, batch: SeriesBatch, horizon: int, *, both: bool = False
+) -> Answer:
     options = {"symmetric_averaging": both, "clip_nonnegative": both}
     found = native.forecast(stacked(batch, max(batch.lengths)), horizon, **options)
     return Answer(found.quantiles.flatten(0, 1).transpose(1, 2).numpy())

@@ -33,7 +33,9 @@ class SelfAttention(nn.Module):
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = rearrange(self.qkv(x), "b pos (part head c) -> part b head pos c", part=3, head=HEADS)
+        q, k, v = rearrange(
+            self.qkv(x), "b pos (part head c) -> part b head pos c", part=3, head=HEADS
+        )
         z = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(rearrange(z, "b head pos c -> b pos (head c)"))
 
@@ -45,7 +47,9 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.attn = nn.LayerNorm(WIDTH), SelfAttention()
         self.norm2 = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))
@@ -55,16 +59,29 @@ class Block(nn.Module):
 class Forecaster(nn.Module):
     """Patches in, quantiles of the next steps out, from the last token; missing values are 0."""
 
-    def __init__(self, blocks: nn.Module | None = None, *, width: int = WIDTH, pos_first: bool = False) -> None:
+    def __init__(
+        self,
+        blocks: nn.Module | None = None,
+        *,
+        width: int = WIDTH,
+        pos_first: bool = False,
+    ) -> None:
         super().__init__()
         self.embed, self.pos_first = nn.Linear(PATCH, width), pos_first
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS)) if blocks is None else blocks
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, len(LEVELS) * HORIZON)
+        self.blocks = (
+            nn.ModuleList(Block() for _ in range(LAYERS)) if blocks is None else blocks
+        )
+        self.norm, self.head = (
+            nn.LayerNorm(width),
+            nn.Linear(width, len(LEVELS) * HORIZON),
+        )
 
     def forward(self, context: Tensor) -> Tensor:
         x = self.embed(torch.nan_to_num(context / 10).unflatten(1, (-1, PATCH)))
         x = x.transpose(0, 1) if self.pos_first else x
-        for block in self.blocks if isinstance(self.blocks, nn.ModuleList) else [self.blocks]:
+        for block in (
+            self.blocks if isinstance(self.blocks, nn.ModuleList) else [self.blocks]
+        ):
             x = block(x)
         x = x.transpose(0, 1) if self.pos_first else x
         return 10 * self.head(self.norm(x))[:, -1].unflatten(1, (len(LEVELS), HORIZON))
@@ -78,15 +95,31 @@ class Wired(Adapter):
 
     def __init__(self, native: Forecaster) -> None:
         self.native = self.model = native
-        stack = replace(self.stack(), ln_final="norm", final_layout="batch pos d_model", upstream=("embed",))
-        self.wiring = Wiring("own", (stack,), Site("head", layout="batch pos d_out"), "embed", HORIZON)
+        stack = replace(
+            self.stack(),
+            ln_final="norm",
+            final_layout="batch pos d_model",
+            upstream=("embed",),
+        )
+        self.wiring = Wiring(
+            "own", (stack,), Site("head", layout="batch pos d_out"), "embed", HORIZON
+        )
 
     def stack(self) -> Stack:
         """The table of the blocks."""
         matrices = fused("attn.qkv", "(part head d_head)", Projection("attn.out"))
         attention = attention_row("attn", "attn", matrices, norm="norm1")
         mlp = mlp_row("mlp", "norm2", ("mlp.0", "mlp.2"), "", norm="norm2", aside=True)
-        return Stack("", "blocks", LAYERS, HEADS, WIDTH, WIDTH // HEADS, 2 * WIDTH, (attention, mlp))
+        return Stack(
+            "",
+            "blocks",
+            LAYERS,
+            HEADS,
+            WIDTH,
+            WIDTH // HEADS,
+            2 * WIDTH,
+            (attention, mlp),
+        )
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         length = -(-self.longest(batch) // PATCH) * PATCH
@@ -95,13 +128,21 @@ class Wired(Adapter):
             tail = torch.tensor(series[-length:])
             row[length - len(tail) :] = tail
         spans = {"": TokenSpans.patches(-length, length // PATCH, PATCH)}
-        return Encoded({"context": context}, spans, torch.zeros(len(batch)), torch.full((len(batch),), 10.0), batch)
+        return Encoded(
+            {"context": context},
+            spans,
+            torch.zeros(len(batch)),
+            torch.full((len(batch),), 10.0),
+            batch,
+        )
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         return self.model(**inputs)
 
 
-def with_fields(wiring: type[Wired], place: str, **fields: Any) -> Callable[[Forecaster], Wired]:
+def with_fields(
+    wiring: type[Wired], place: str, **fields: Any
+) -> Callable[[Forecaster], Wired]:
     """The wiring with other fields in one place: "attn", "mlp", "stack" or "wiring"."""
 
     def adapt(native: Forecaster) -> Wired:
@@ -110,9 +151,14 @@ def with_fields(wiring: type[Wired], place: str, **fields: Any) -> Callable[[For
         if place == "stack":
             stack = replace(stack, **fields)
         elif place != "wiring":
-            rows = tuple(replace(row, **fields) if row.kind == place else row for row in stack.writers)
+            rows = tuple(
+                replace(row, **fields) if row.kind == place else row
+                for row in stack.writers
+            )
             stack = replace(stack, writers=rows)
-        adapter.wiring = replace(adapter.wiring, stacks=(stack,), **(fields if place == "wiring" else {}))
+        adapter.wiring = replace(
+            adapter.wiring, stacks=(stack,), **(fields if place == "wiring" else {})
+        )
         return adapter
 
     return adapt
@@ -140,10 +186,16 @@ def failed(wiring: Callable[[Any], Any], model: Forecaster) -> set[int]:
     return {int(result.oracle.split()[0]) for result in results if not result.passed}
 
 
-def assert_rejected(wiring: Callable[[Any], Any], model: Forecaster, expected: str) -> None:
+def assert_rejected(
+    wiring: Callable[[Any], Any], model: Forecaster, expected: str
+) -> None:
     """By an oracle, or as it is opened, in words that match."""
     try:
-        said = " ".join(result.oracle for result in check_wiring(wiring, model, quiet=True) if not result.passed)
+        said = " ".join(
+            result.oracle
+            for result in check_wiring(wiring, model, quiet=True)
+            if not result.passed
+        )
     except WiringError as error:
         said = str(error)
     assert said

@@ -27,7 +27,10 @@ def series_for(name: str, count: int = 5, *, alike: bool = False) -> list[np.nda
 def plan_for(monkeypatch: pytest.MonkeyPatch, items: int) -> None:
     """Plan every run for so many items at a time."""
     for module in ("batching", "recording"):
-        monkeypatch.setattr(f"tsfm_lens.models.{module}.fitting", lambda _need, count, *_a, **_k: min(count, items))
+        monkeypatch.setattr(
+            f"tsfm_lens.models.{module}.fitting",
+            lambda _need, count, *_a, **_k: min(count, items),
+        )
 
 
 def assert_same_forecast(actual: Forecast, expected: Forecast) -> None:

@@ -11,10 +11,16 @@ from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.training.series_source import Corpus
 
 
-def run(recipe: TrainingRecipe, out: Path, corpus: Corpus, until: int | None = None) -> Trainer:
+def run(
+    recipe: TrainingRecipe, out: Path, corpus: Corpus, until: int | None = None
+) -> Trainer:
     """A run to its end, or until a step."""
     trainer = Trainer(recipe, out, corpus, device="cpu")
-    ended = trainer.run(quiet=True) if until is None else trainer.run(until=until, quiet=True)
+    ended = (
+        trainer.run(quiet=True)
+        if until is None
+        else trainer.run(until=until, quiet=True)
+    )
     assert ended == (until is None)
     return trainer
 

@@ -36,10 +36,17 @@ def parts(result: xr.Dataset, key: str) -> list[str]:
     """The words of a claim's parts."""
     claim = words(result.attrs["title"].split(":")[0], key)
     return [
-        str(part).removeprefix(f"{claim}: ") for part in result["quantity"].values[result["part_of"].values == claim]
+        str(part).removeprefix(f"{claim}: ")
+        for part in result["quantity"].values[result["part_of"].values == claim]
     ]
 
 
 def settings(result: xr.Dataset) -> dict[str, str]:
     """Our settings, those that differ from the paper's."""
-    return dict(zip(result["setting"].values.tolist(), result["our_setting"].values.tolist(), strict=True))
+    return dict(
+        zip(
+            result["setting"].values.tolist(),
+            result["our_setting"].values.tolist(),
+            strict=True,
+        )
+    )

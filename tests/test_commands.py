@@ -13,7 +13,11 @@ from sitepages import drawing, scenes
 import documented
 from documented import ROOT, Mention
 
-EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+EXTRAS = set(
+    tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+)
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 _MAKE = re.compile(r"^\s*(?:[A-Z_]+=\S+ )*make ([^#;&|]+)")
 _EXTRAS = re.compile(r"""(?:-e ["']?\.|tsfm-lens(?:-toolbox)?)\[([^\]]+)\]""")
@@ -21,17 +25,29 @@ _EXTRAS = re.compile(r"""(?:-e ["']?\.|tsfm-lens(?:-toolbox)?)\[([^\]]+)\]""")
 
 @cache
 def named() -> tuple[Mention, ...]:
-    return tuple(mention for path in documented.documents() for mention in documented.mentions(path))
+    return tuple(
+        mention
+        for path in documented.documents()
+        for mention in documented.mentions(path)
+    )
 
 
 def programs(mentions: tuple[Mention, ...]) -> list[str]:
     """Modules and scripts that are named with ``python``."""
     words = [documented.words_of(mention) for mention in mentions]
-    modules = {documented.program_of(each)[0] for each in words if each and each[0] == "python"}
-    return sorted(module for module in modules if not documented.stands_for(module.rpartition(".")[2]))
+    modules = {
+        documented.program_of(each)[0] for each in words if each and each[0] == "python"
+    }
+    return sorted(
+        module
+        for module in modules
+        if not documented.stands_for(module.rpartition(".")[2])
+    )
 
 
-def faults(mentions: tuple[Mention, ...], others: list[str]) -> tuple[list[str], int, int]:
+def faults(
+    mentions: tuple[Mention, ...], others: list[str]
+) -> tuple[list[str], int, int]:
     """What is wrong with the commands of documents, how many were parsed, and how many name no one program."""
     wrong, parsed, skipped = [], 0, 0
     for mention in mentions:
@@ -57,8 +73,12 @@ def test_every_command_that_is_named_is_one() -> None:
 
 def test_commands_of_the_gallery_are_commands() -> None:
     shown = {scenes.scene_of(*entry).command for entry in drawing.slugs().values()}
-    shown |= {scenes.scene_of_pair(*drawing.slugs()[name]).command for name in scenes.PAIRED}
-    mentions = tuple(Mention(command, "gallery", True) for command in sorted(shown) if command)
+    shown |= {
+        scenes.scene_of_pair(*drawing.slugs()[name]).command for name in scenes.PAIRED
+    }
+    mentions = tuple(
+        Mention(command, "gallery", True) for command in sorted(shown) if command
+    )
     wrong, parsed, _ = faults(mentions, [])
     assert wrong == []
     assert parsed > 50
@@ -81,11 +101,14 @@ FINE = [
 
 
 @pytest.mark.parametrize("text", PLANTED, ids=range(len(PLANTED)))
-def test_what_is_no_command_is_named_with_file_and_line(text: str, tmp_path: Path) -> None:
+def test_what_is_no_command_is_named_with_file_and_line(
+    text: str, tmp_path: Path
+) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"# Title\n\n{text}\n")
     (wrong,) = faults(
-        tuple(documented.mentions(page)), ["tsfm_lens.studies.recipes.train", "benchmarks", "tools/house.py"]
+        tuple(documented.mentions(page)),
+        ["tsfm_lens.studies.recipes.train", "benchmarks", "tools/house.py"],
     )[0]
     assert PLANTED[text] in wrong
     assert wrong.startswith(f"page.md:{4 if text.startswith('```') else 3}: ")
@@ -100,18 +123,34 @@ def test_what_a_sentence_leaves_out_is_no_fault(text: str, tmp_path: Path) -> No
 
 def wrong_targets(mentions: tuple[Mention, ...]) -> tuple[set[str], list[str]]:
     """Targets of make that are named, and where one is that the Makefile does not have."""
-    found = [(each.place, word) for each in mentions if (make := _MAKE.match(each.text)) for word in make[1].split()]
-    found = [(place, word) for place, word in found if re.fullmatch(r"[a-z][\w-]*", word)]
-    return {word for _, word in found}, [f"{place}: make {word}" for place, word in found if word not in TARGETS]
+    found = [
+        (each.place, word)
+        for each in mentions
+        if (make := _MAKE.match(each.text))
+        for word in make[1].split()
+    ]
+    found = [
+        (place, word) for place, word in found if re.fullmatch(r"[a-z][\w-]*", word)
+    ]
+    return {word for _, word in found}, [
+        f"{place}: make {word}" for place, word in found if word not in TARGETS
+    ]
 
 
 def wrong_extras(mentions: tuple[Mention, ...]) -> tuple[set[str], list[str]]:
     """Extras that are named, and where one is that pyproject.toml does not have."""
     found = [
-        (each.place, extra) for each in mentions for names in _EXTRAS.findall(each.text) for extra in names.split(",")
+        (each.place, extra)
+        for each in mentions
+        for names in _EXTRAS.findall(each.text)
+        for extra in names.split(",")
     ]
-    found = [(place, extra) for place, extra in found if not documented.stands_for(extra)]
-    return {extra for _, extra in found}, [f"{place}: [{extra}]" for place, extra in found if extra not in EXTRAS]
+    found = [
+        (place, extra) for place, extra in found if not documented.stands_for(extra)
+    ]
+    return {extra for _, extra in found}, [
+        f"{place}: [{extra}]" for place, extra in found if extra not in EXTRAS
+    ]
 
 
 def test_every_target_of_make_and_every_extra_that_is_named_exists() -> None:
@@ -121,6 +160,9 @@ def test_every_target_of_make_and_every_extra_that_is_named_exists() -> None:
     extras, wrong = wrong_extras(named())
     assert wrong == []
     assert extras >= {"ray", "static", "all"}
-    planted = (Mention("HARD=avx2 make test-harder", "a:1", True), Mention('pip install -e ".[ray,rey]"', "a:2", True))
+    planted = (
+        Mention("HARD=avx2 make test-harder", "a:1", True),
+        Mention('pip install -e ".[ray,rey]"', "a:2", True),
+    )
     assert wrong_targets(planted)[1] == ["a:1: make test-harder"]
     assert wrong_extras(planted)[1] == ["a:2: [rey]"]

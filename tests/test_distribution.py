@@ -13,16 +13,36 @@ from hatchling.builders.sdist import SdistBuilder
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # these promise stability, or count releases by the calendar, or only serve those who work on the package
-UNBOUNDED = {"einops", "filelock", "jinja2", "psutil", "pyarrow", "pyyaml", "rich", "xarray"}
+UNBOUNDED = {
+    "einops",
+    "filelock",
+    "jinja2",
+    "psutil",
+    "pyarrow",
+    "pyyaml",
+    "rich",
+    "xarray",
+}
 
 
 def shipped() -> set[str]:
-    return {file.distribution_path for file in SdistBuilder(str(ROOT)).recurse_included_files()}
+    return {
+        file.distribution_path
+        for file in SdistBuilder(str(ROOT)).recurse_included_files()
+    }
 
 
 def test_the_source_distribution_holds_every_tracked_file() -> None:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
-    top = subprocess.run(["git", "rev-parse", "--show-prefix"], cwd=ROOT, capture_output=True, text=True, check=False)
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    top = subprocess.run(
+        ["git", "rev-parse", "--show-prefix"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if listed.returncode or top.stdout.strip():
         pytest.skip("this is no git checkout of the project")
     tracked = {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}
@@ -32,26 +52,55 @@ def test_the_source_distribution_holds_every_tracked_file() -> None:
 def test_the_source_distribution_holds_what_the_checks_need() -> None:
     """Also where there is no git: in the unpacked source distribution itself."""
     files = shipped()
-    for needed in (".ci/run", ".gitignore", "CITATION.cff", "LICENSE", "Makefile", "constraints.txt", "pyproject.toml"):
+    for needed in (
+        ".ci/run",
+        ".gitignore",
+        "CITATION.cff",
+        "LICENSE",
+        "Makefile",
+        "constraints.txt",
+        "pyproject.toml",
+    ):
         assert needed in files
     for folder in ("benchmarks", "docs", "examples", "tests", "tools", "tsfm_lens"):
         assert any(file.startswith(f"{folder}/") for file in files)
-    assert not [file for file in files if file.startswith((".venv", ".git/", "report/", "dist/"))]
+    assert not [
+        file
+        for file in files
+        if file.startswith((".venv", ".git/", "report/", "dist/"))
+    ]
 
 
 def test_what_a_major_release_could_break_is_bounded() -> None:
     optional = PROJECT["optional-dependencies"]
-    extras = ("timesfm", "toto", "toto2", "moirai", "ttm", "tirex", "fracast", "ray", "dysts", "static")
+    extras = (
+        "timesfm",
+        "toto",
+        "toto2",
+        "moirai",
+        "ttm",
+        "tirex",
+        "fracast",
+        "ray",
+        "dysts",
+        "static",
+    )
     models = [line for extra in extras for line in optional[extra]]
     for requirement in (*PROJECT["dependencies"], *models):
         name = re.split(r"[\[<>=]", requirement)[0]
-        assert ",<" in requirement or name in UNBOUNDED, f"{requirement} has no upper bound"
+        assert ",<" in requirement or name in UNBOUNDED, (
+            f"{requirement} has no upper bound"
+        )
 
 
 def test_every_version_of_the_tests_is_within_the_bounds() -> None:
     from packaging.requirements import Requirement
 
-    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    )
     for requirement in map(Requirement, PROJECT["dependencies"]):
         if requirement.name in pins:
             assert pins[requirement.name] in requirement.specifier

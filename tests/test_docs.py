@@ -47,7 +47,11 @@ DOCS = ROOT / "docs"
 WRITTEN = {
     *(f"gallery/{name}.md" for name in gallery.pages()),
     f"{api.FOLDER}/api.md",
-    *(f"{api.FOLDER}/{name}.md" for package in ("", *api.PACKAGES) for name in api.pages(package)),
+    *(
+        f"{api.FOLDER}/{name}.md"
+        for package in ("", *api.PACKAGES)
+        for name in api.pages(package)
+    ),
     *commands.pages(),
     failures.PAGE,
     measurements.PAGE,
@@ -57,18 +61,32 @@ WRITTEN = {
     *(f"notebooks/{name}.ipynb" for name in notebooks.names()),
     "concepts/generated/hook-points.md",
 }
-PAGES = [page for page in sorted(DOCS.rglob("*.md")) if page.relative_to(DOCS).as_posix() not in WRITTEN]
-PAGES = [page for page in PAGES if not {"_build", "_cache", "generated"} & set(page.parts)]
-ERRORS = [thing for thing in vars(errors).values() if inspect.isclass(thing) and issubclass(thing, errors.LensError)]
+PAGES = [
+    page
+    for page in sorted(DOCS.rglob("*.md"))
+    if page.relative_to(DOCS).as_posix() not in WRITTEN
+]
+PAGES = [
+    page for page in PAGES if not {"_build", "_cache", "generated"} & set(page.parts)
+]
+ERRORS = [
+    thing
+    for thing in vars(errors).values()
+    if inspect.isclass(thing) and issubclass(thing, errors.LensError)
+]
 
 
 def test_names_beside_the_tables_exist() -> None:
-    text = (ROOT / "docs" / "measurements.md").read_text().split("measurements.md\n```")[1]
-    named = set(re.findall(r"`(\w+)`", text))
-    assert {name for name in named if name.endswith(("_motif", "_phase", "_season"))} <= set(dir(data)) | set(
-        dir(probes)
+    text = (
+        (ROOT / "docs" / "measurements.md").read_text().split("measurements.md\n```")[1]
     )
-    assert {name for name in named if name.endswith(("_curves", "_table", "_errors"))} <= set(viz.__all__)
+    named = set(re.findall(r"`(\w+)`", text))
+    assert {
+        name for name in named if name.endswith(("_motif", "_phase", "_season"))
+    } <= set(dir(data)) | set(dir(probes))
+    assert {
+        name for name in named if name.endswith(("_curves", "_table", "_errors"))
+    } <= set(viz.__all__)
 
 
 def test_the_configurations_in_the_docs_and_examples_are_valid() -> None:
@@ -78,29 +96,43 @@ def test_the_configurations_in_the_docs_and_examples_are_valid() -> None:
     config = parse_config(yaml.safe_load(text.split("```yaml\n")[1].split("```")[0]))
     assert len(config.data) >= 7
     assert config.variants.heads_at is not None
-    assert read_config(ROOT / "examples" / "sweep-demo.yaml").variants.recipes[0].endswith("middle-third.yaml")
+    assert (
+        read_config(ROOT / "examples" / "sweep-demo.yaml")
+        .variants.recipes[0]
+        .endswith("middle-third.yaml")
+    )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+@pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix()
+)
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```\w*\n.*?```", "", page.read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", text):
         if "://" in target:
             continue
         file = (page.parent / target).resolve()
-        assert file.exists() or file.relative_to(DOCS).as_posix() in WRITTEN, f"{page.name} links to {target}"
+        assert file.exists() or file.relative_to(DOCS).as_posix() in WRITTEN, (
+            f"{page.name} links to {target}"
+        )
 
 
 def test_every_page_is_in_a_list_of_contents() -> None:
     listed: set[str] = set()
     for page in PAGES:
-        for entries in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        for entries in re.findall(
+            r"```\{toctree\}\n(.*?)```", page.read_text(), flags=re.DOTALL
+        ):
             folder = page.parent.relative_to(DOCS)
-            names = [line for line in entries.splitlines() if line and not line.startswith(":")]
+            names = [
+                line
+                for line in entries.splitlines()
+                if line and not line.startswith(":")
+            ]
             listed |= {each for name in names for each in _matching(folder, name)}
-    assert {page.relative_to(DOCS).as_posix().removesuffix(".md") for page in PAGES} == (
-        listed - {name.rpartition(".")[0] for name in WRITTEN}
-    ) | {"index"}
+    assert {
+        page.relative_to(DOCS).as_posix().removesuffix(".md") for page in PAGES
+    } == (listed - {name.rpartition(".")[0] for name in WRITTEN}) | {"index"}
 
 
 def _matching(folder: Path, name: str) -> list[str]:
@@ -115,7 +147,9 @@ def _matching(folder: Path, name: str) -> list[str]:
 
 def test_every_figure_has_code_in_the_gallery() -> None:
     for slug, (measurement, figure) in gallery.slugs().items():
-        assert f"{scenes.call_of(figure)}(" in scenes.scene_of(measurement, figure).drawing, slug
+        assert (
+            f"{scenes.call_of(figure)}(" in scenes.scene_of(measurement, figure).drawing
+        ), slug
     assert set(registry.measurements()) <= gallery.pages()
 
 
@@ -123,8 +157,12 @@ def test_the_gallery_draws_figures_of_two_models_side_by_side() -> None:
     entries, studio = gallery.slugs(), drawing.Studio()
     for name in scenes.PAIRED:
         scene = scenes.scene_of_pair(*entries[name])
-        drawn = studio.drawn_pair(replace(scene, opening=scene.opening.replace('"co2", "elnino"', '"nile"')))
-        halves = [note["text"] for note in json.loads(drawn.spec)["layout"]["annotations"]]
+        drawn = studio.drawn_pair(
+            replace(scene, opening=scene.opening.replace('"co2", "elnino"', '"nile"'))
+        )
+        halves = [
+            note["text"] for note in json.loads(drawn.spec)["layout"]["annotations"]
+        ]
         assert {"<b>chronos-nano</b>", "<b>bolt-nano</b>"} <= set(halves)
         assert drawn.title == entries[name][1].title.rstrip(".")
 
@@ -137,18 +175,26 @@ def test_every_package_and_public_name_is_in_the_reference() -> None:
         if module.ispkg and module.name not in _PRIVATE and _offers(module.name)
     }
     assert found <= set(api.PACKAGES)
-    shown = "".join("".join(api.pages(package).values()) for package in ("", *api.PACKAGES))
+    shown = "".join(
+        "".join(api.pages(package).values()) for package in ("", *api.PACKAGES)
+    )
     for name in api.homes().values():
         assert re.search(rf":: {re.escape(name)}$", shown, flags=re.MULTILINE), name
 
 
 # rooms of the command line, the papers' items, wirings, and parts of rooms that offer their names themselves
 _STUDIES = ("studies", "studies.commands", "studies.papers", "studies.method_scores")
-_PRIVATE = {f"tsfm_lens.{name}" for name in ("cli", "figures", "models.wirings", "training.watch", *_STUDIES)}
+_PRIVATE = {
+    f"tsfm_lens.{name}"
+    for name in ("cli", "figures", "models.wirings", "training.watch", *_STUDIES)
+}
 
 
 def _offers(name: str) -> bool:
-    return "__all__" in Path(tsfm_lens.__path__[0], *name.split(".")[1:], "__init__.py").read_text()
+    return (
+        "__all__"
+        in Path(tsfm_lens.__path__[0], *name.split(".")[1:], "__init__.py").read_text()
+    )
 
 
 def test_every_command_is_in_the_reference() -> None:
@@ -166,7 +212,10 @@ def test_no_page_of_the_reference_is_long() -> None:
     for package in ("", *api.PACKAGES):
         for page, text in api.pages(package).items():
             named = re.findall(r"^\.\. auto\w+:: ([\w.]+)$", text, flags=re.MULTILINE)
-            things = [getattr(api.module_of(package), name.rpartition(".")[2]) for name in named]
+            things = [
+                getattr(api.module_of(package), name.rpartition(".")[2])
+                for name in named
+            ]
             # some 35 pixels a line: 10,000 are 280
             assert sum(map(api.length_of, things)) <= 250, page
 
@@ -174,18 +223,24 @@ def test_no_page_of_the_reference_is_long() -> None:
 def test_the_page_for_language_models_names_every_command_and_measurement() -> None:
     text = agents.text()
     assert text.startswith("# tsfm-lens\n\n> ")
-    for name in re.findall(r"^## `tsfm-lens ([\w-]+)`", commands.text(), flags=re.MULTILINE):
+    for name in re.findall(
+        r"^## `tsfm-lens ([\w-]+)`", commands.text(), flags=re.MULTILINE
+    ):
         assert f"\n- tsfm-lens {name}: " in text
         assert f"\ntsfm-lens {name} " in text
     for measurement in registry.measurements().values():
         assert f"\n- `{measurement.kind}`: {measurement.summary}." in text
         assert all(f"`{figure.name}`" in text for figure in measurement.figures)
     written = {name.removesuffix(".md") for name in WRITTEN}
-    assert all((DOCS / f"{page}.md").exists() or page in written for page in agents.PAGES)
+    assert all(
+        (DOCS / f"{page}.md").exists() or page in written for page in agents.PAGES
+    )
 
 
 @pytest.mark.parametrize("command", agents.COMMANDS.splitlines())
-def test_the_commands_for_language_models_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_for_language_models_run(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sweep.yaml").write_text(agents.SWEEP)
     program, *words = shlex.split(command)
@@ -200,18 +255,25 @@ def run() -> Run:
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
-def test_every_error_says_why_and_what_to_do_and_its_example_is_true(error: type, run: Run, tmp_path: Path) -> None:
+def test_every_error_says_why_and_what_to_do_and_its_example_is_true(
+    error: type, run: Run, tmp_path: Path
+) -> None:
     text = inspect.getdoc(error) or ""
     assert "\nWhy:\n" in text
     assert "\nCure:\n" in text
     names = {"lens": run.lens, "run": run, "folder": tmp_path, "torch": torch}
     names |= {"tsfm_lens": tsfm_lens, "sweep": sweep}
-    (example,) = doctest.DocTestFinder(recurse=False).find(error, error.__name__, globs=names)
+    (example,) = doctest.DocTestFinder(recurse=False).find(
+        error, error.__name__, globs=names
+    )
     assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example).failed == 0
 
 
 def test_every_question_has_an_answer() -> None:
-    scores, explained = pd.read_csv(DOCS / "planted.csv"), pd.read_csv(DOCS / "planted.explanations.csv")
+    scores, explained = (
+        pd.read_csv(DOCS / "planted.csv"),
+        pd.read_csv(DOCS / "planted.explanations.csv"),
+    )
     for question in (each for group in questions.GROUPS.values() for each in group):
         assert registry.find(question.kind).figures
         found, _ = questions.score(question, scores, explained)
@@ -221,20 +283,31 @@ def test_every_question_has_an_answer() -> None:
 def test_benchmarks_are_kept_and_drawn(tmp_path: Path) -> None:
     file = tmp_path / "history.csv"
     ends = list(history.KINDS)
-    rows = [(f"(a) chronos: {ends[0]}", "1.013", "0.98–1.05", "≤ 1.02", True), ("(g) words", "none", "", "", None)]
+    rows = [
+        (f"(a) chronos: {ends[0]}", "1.013", "0.98–1.05", "≤ 1.02", True),
+        ("(g) words", "none", "", "", None),
+    ]
     assert append(rows, "here", file) == 1
     assert append(rows, "here", file) == 1
     kept = pd.read_csv(file)
     assert list(kept.columns) == list(pd.read_csv(history.HISTORY).columns)
     assert kept[["median", "low", "high"]].values.tolist() == [[1.013, 0.98, 1.05]] * 2
     (line,) = history.drawn(kept.assign(when=["first", "second"]), ends[0]).data
-    assert (line.name, list(line.x), list(line.y)) == ("chronos", ["first", "second"], [1.013, 1.013])
+    assert (line.name, list(line.x), list(line.y)) == (
+        "chronos",
+        ["first", "second"],
+        [1.013, 1.013],
+    )
     shipped = pd.read_csv(history.HISTORY)
     assert all(shipped["measurement"].str.endswith(kind).any() for kind in ends)
 
 
 def test_the_oracles_are_all_explained() -> None:
-    rows = re.findall(r"^\| (\d+) ", (DOCS / "decisions" / "oracles.md").read_text(), flags=re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\d+) ",
+        (DOCS / "decisions" / "oracles.md").read_text(),
+        flags=re.MULTILINE,
+    )
     assert [int(row) for row in rows] == list(range(1, len(ORACLES) + 1))
 
 
@@ -243,8 +316,12 @@ def test_the_first_pages_show_what_their_code_draws(page: str) -> None:
     names: dict[str, object] = {}
     drawn = [outputs.run_block(block, names) for block in outputs.blocks_of(page)]
     named = page.replace("/", "-")
-    shown = re.findall(rf"_cache/outputs/{named}-(\d+)\.md", (DOCS / f"{page}.md").read_text())
-    assert [int(number) for number in shown] == [number for number, each in enumerate(drawn, 1) if each is not None]
+    shown = re.findall(
+        rf"_cache/outputs/{named}-(\d+)\.md", (DOCS / f"{page}.md").read_text()
+    )
+    assert [int(number) for number in shown] == [
+        number for number, each in enumerate(drawn, 1) if each is not None
+    ]
     assert shown
 
 

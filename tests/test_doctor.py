@@ -28,13 +28,19 @@ def run(*args: str) -> Result:
 
 
 def strict(text: str) -> Any:
-    return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    return json.loads(
+        text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON")
+    )
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A hub cache with one published model, the settings alone of another, and a model of no family known."""
-    for hub_id, file in ((HELD, "model.safetensors"), ("amazon/chronos-t5-tiny", "config.json"), ("a/b", "x.bin")):
+    for hub_id, file in (
+        (HELD, "model.safetensors"),
+        ("amazon/chronos-t5-tiny", "config.json"),
+        ("a/b", "x.bin"),
+    ):
         kept = tmp_path / f"models--{hub_id.replace('/', '--')}"
         (kept / "refs").mkdir(parents=True)
         (kept / "refs" / "main").write_text("c0ffee")
@@ -52,11 +58,19 @@ def test_text_and_json_tell_the_same() -> None:
     assert facts["embedded"] == list(checkpoint_names())
     assert [extra["name"] for extra in facts["extras"]] == list(EXTRAS)
     assert facts["devices"][0]["name"] == "cpu"
-    for word in (facts["python"], torch.__version__, facts["hub"]["folder"], *EXTRAS, *facts["embedded"]):
+    for word in (
+        facts["python"],
+        torch.__version__,
+        facts["hub"]["folder"],
+        *EXTRAS,
+        *facts["embedded"],
+    ):
         assert word in shown.stdout
 
 
-def test_a_missing_library_comes_with_its_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_comes_with_its_commands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "uni2ts", None)
     (found,) = [extra for extra in examine()["extras"] if extra["name"] == "moirai"]
     assert "uni2ts" in found["missing"]
@@ -96,11 +110,16 @@ def test_browser(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_a_model_that_fails_an_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
-    results = [OracleResult("1 first", 0.0, 1e-5), OracleResult("2 second", float("nan"), 1e-5, "layer [0]")]
+    results = [
+        OracleResult("1 first", 0.0, 1e-5),
+        OracleResult("2 second", float("nan"), 1e-5, "layer [0]"),
+    ]
     monkeypatch.setattr(tsfm_lens.testing, "check_lens", lambda lens: results)
     shown = run("bolt-nano")
     assert shown.exit_code == 1
-    assert any("2 second" in line and "FAILED" in line for line in shown.stdout.splitlines())
+    assert any(
+        "2 second" in line and "FAILED" in line for line in shown.stdout.splitlines()
+    )
     assert "layer [0]" in shown.stdout
     told = run("bolt-nano", "--json")
     assert told.exit_code == 1

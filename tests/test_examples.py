@@ -20,7 +20,10 @@ from tsfm_lens.zoo import training_record
 
 
 def test_a_notebook_finds_nothing_of_another_one(tmp_path: Path) -> None:
-    first, second = (nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]) for code in ("a = 1", "a"))
+    first, second = (
+        nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+        for code in ("a = 1", "a")
+    )
     for name, notebook in (("first", first), ("second", second)):
         nbformat.write(notebook, tmp_path / f"{name}.ipynb")
     executed(tmp_path / "first.ipynb")
@@ -30,9 +33,24 @@ def test_a_notebook_finds_nothing_of_another_one(tmp_path: Path) -> None:
 
 def test_pages_of_nbconvert_show_figures(tmp_path: Path) -> None:
     code = "import plotly.graph_objects as go\nimport tsfm_lens.viz.theme\ngo.Figure(go.Bar(y=[1, 2]))"
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), tmp_path / "one.ipynb")
-    command = [sys.executable, "-m", "nbconvert", "--execute", "--to", "html", str(tmp_path / "one.ipynb")]
-    outside = {name: value for name, value in os.environ.items() if name not in ("JPY_SESSION_NAME", "PLOTLY_RENDERER")}
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]),
+        tmp_path / "one.ipynb",
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "nbconvert",
+        "--execute",
+        "--to",
+        "html",
+        str(tmp_path / "one.ipynb"),
+    ]
+    outside = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("JPY_SESSION_NAME", "PLOTLY_RENDERER")
+    }
     subprocess.run(command, check=True, capture_output=True, env=outside)
     assert "Plotly.newPlot(" in (tmp_path / "one.html").read_text()
 
@@ -40,7 +58,10 @@ def test_pages_of_nbconvert_show_figures(tmp_path: Path) -> None:
 def test_first_look_finds_heads_that_matter_more_than_others() -> None:
     """The last cells state a share for both models; three heads can never hold less than an even spread."""
     notebook = executed(EXAMPLES / "01-first-look.ipynb")
-    ratios = [float(found) for found in re.findall(r"([\d.]+) times an even spread", printed(notebook))]
+    ratios = [
+        float(found)
+        for found in re.findall(r"([\d.]+) times an even spread", printed(notebook))
+    ]
     assert len(ratios) == 2
     assert all(ratio >= 1 for ratio in ratios)
     assert figures(notebook) == 9
@@ -57,7 +78,9 @@ def test_own_model_passes_every_oracle_and_wrong_wirings_do_not() -> None:
     text = printed(notebook)
     assert f"{len(ORACLES)} of {len(ORACLES)} oracles passed" in text
     assert float(re.findall(r"repeating the last season: ([\d.]+)", text)[0]) < 1.3
-    right, interleaved = re.findall(r"my-forecaster: Forecaster.*?└", text, flags=re.DOTALL)
+    right, interleaved = re.findall(
+        r"my-forecaster: Forecaster.*?└", text, flags=re.DOTALL
+    )
     assert "failed" not in right.lower()
     assert "failed" in interleaved.lower()
     assert "10 head order: off by" in text
@@ -68,14 +91,26 @@ def numbers(text: str, pattern: str) -> list[float]:
     """Every group of the only match of a pattern, percent as shares."""
     (match,) = re.findall(pattern, re.sub(r"\s+", " ", text))
     groups = (match,) if isinstance(match, str) else match
-    return [float(value.rstrip("%")) / (100 if value.endswith("%") else 1) for value in groups]
+    return [
+        float(value.rstrip("%")) / (100 if value.endswith("%") else 1)
+        for value in groups
+    ]
 
 
 def errors(notebook: nbformat.NotebookNode) -> str:
     """What went to stderr, without the progress of reading weights."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    lines = [re.split(r"[\r\n]", output["text"]) for output in outputs if output.get("name") == "stderr"]
-    return "".join(line for of_output in lines for line in of_output if "Loading weights" not in line)
+    lines = [
+        re.split(r"[\r\n]", output["text"])
+        for output in outputs
+        if output.get("name") == "stderr"
+    ]
+    return "".join(
+        line
+        for of_output in lines
+        for line in of_output
+        if "Loading weights" not in line
+    )
 
 
 def run(name: str, n_figures: int) -> str:
@@ -88,22 +123,37 @@ def run(name: str, n_figures: int) -> str:
 
 def test_lines_of_thought_know_the_next_hour_and_two_heads_write_the_rushes() -> None:
     text = run("03-lines-of-thought", 6)
-    last, before = numbers(text, r"with a correlation of ([\d.]+), the hour before repeated with ([\d.]+)")
+    last, before = numbers(
+        text, r"with a correlation of ([\d.]+), the hour before repeated with ([\d.]+)"
+    )
     assert last > 0.5
     assert before > 0.5
     (values,) = tsfm_lens.bundled("pedestrians").values
     # the Fridays of the notebook, counted from the end of the series
-    profile = np.mean([values[len(values) - 24 * days :][-24 * days :][:24] for days in (51, 30, 23, 16)], axis=0)
+    profile = np.mean(
+        [
+            values[len(values) - 24 * days :][-24 * days :][:24]
+            for days in (51, 30, 23, 16)
+        ],
+        axis=0,
+    )
     rushes = [int(profile[:12].argmax()), 12 + int(profile[12:].argmax())]
-    written = sorted(map(int, numbers(text, r"They write most at (\d+):00 and at (\d+):00")))
-    assert all(abs(hour - rush) <= 1 for hour, rush in zip(written, rushes, strict=True))
+    written = sorted(
+        map(int, numbers(text, r"They write most at (\d+):00 and at (\d+):00"))
+    )
+    assert all(
+        abs(hour - rush) <= 1 for hour, rush in zip(written, rushes, strict=True)
+    )
     share, even = numbers(text, r", write (\d+%)\. An even spread would be (\d+%)")
     assert share > even
 
 
 def test_heads_that_find_the_season_follow_it() -> None:
     text = run("04-induction-and-parroting", 8)
-    shares = re.findall(r"decoder\.\d\.cross_attn\.\d, \d+ h into the season: with days of 20 h (\d+)%", text)
+    shares = re.findall(
+        r"decoder\.\d\.cross_attn\.\d, \d+ h into the season: with days of 20 h (\d+)%",
+        text,
+    )
     assert shares
     assert all(int(share) > 80 for share in shares)
 
@@ -111,22 +161,40 @@ def test_heads_that_find_the_season_follow_it() -> None:
 def test_patching_finds_the_phase_in_the_register_token() -> None:
     """Attribution by gradients misses what patching finds."""
     text = run("05-patching-a-season", 5)
-    first, *later = numbers(text, r"recovers (\d+%) after layer 0, (\d+%) after layer 1, and (\d+%) after layer 2")
+    first, *later = numbers(
+        text,
+        r"recovers (\d+%) after layer 0, (\d+%) after layer 1, and (\d+%) after layer 2",
+    )
     assert first < min(later)
-    estimate, patched = numbers(text, r"it says (-?[\d.]+), patching recovers (-?[\d.]+\d)")
+    estimate, patched = numbers(
+        text, r"it says (-?[\d.]+), patching recovers (-?[\d.]+\d)"
+    )
     assert abs(estimate - patched) > 0.1
 
 
 def test_the_circuit_keeps_the_forecast() -> None:
     text = run("06-a-minimal-circuit", 5)
     size, of, share, rest = numbers(
-        text, r"(\d+) of (\d+) components keep (\d+%) of the forecast; all the others keep (-?\d+%)"
+        text,
+        r"(\d+) of (\d+) components keep (\d+%) of the forecast; all the others keep (-?\d+%)",
     )
-    assert len(set(re.findall(r"decoder\.[\w.]*\w", re.findall(r"The circuit: (.*)\.\n", text)[0]))) == size < of
+    assert (
+        len(
+            set(
+                re.findall(
+                    r"decoder\.[\w.]*\w", re.findall(r"The circuit: (.*)\.\n", text)[0]
+                )
+            )
+        )
+        == size
+        < of
+    )
     assert rest < 0.9 <= share
     (usual,) = numbers(text, r"New Year's Eve \d+%, where the Fridays keep (\d+%)")
     assert usual == share
-    elsewhere = numbers(text, r"On electricity the same circuit keeps (\d+%), on New Year's Eve (\d+%)")
+    elsewhere = numbers(
+        text, r"On electricity the same circuit keeps (\d+%), on New Year's Eve (\d+%)"
+    )
     assert ("it carries over" in text) == (min(elsewhere) >= 0.9)
 
 
@@ -135,10 +203,23 @@ def test_heads_are_born_in_training_and_not_found_before() -> None:
     text = run("07-when-heads-are-born", 2)
     for name in ("chronos-nano", "bolt-nano"):
         record = training_record(name)
-        steps, copying = record["training_step"].values.tolist(), record["copying"].values
-        half = int(np.argmax((copying - copying[0]) / (copying[-1] - copying[0]) >= 0.5))
-        written = re.search(rf"{name}: half of its copying came between steps ([\d,]+) and ([\d,]+)", text)
+        steps, copying = (
+            record["training_step"].values.tolist(),
+            record["copying"].values,
+        )
+        half = int(
+            np.argmax((copying - copying[0]) / (copying[-1] - copying[0]) >= 0.5)
+        )
+        written = re.search(
+            rf"{name}: half of its copying came between steps ([\d,]+) and ([\d,]+)",
+            text,
+        )
         assert written is not None
-        assert [int(step.replace(",", "")) for step in written.groups()] == steps[half - 1 : half + 1]
-    trained, before = numbers(text, r"finds (\d+) induction heads in the trained model, (\d+) in untrained ones")
+        assert [int(step.replace(",", "")) for step in written.groups()] == steps[
+            half - 1 : half + 1
+        ]
+    trained, before = numbers(
+        text,
+        r"finds (\d+) induction heads in the trained model, (\d+) in untrained ones",
+    )
     assert trained > before == 0

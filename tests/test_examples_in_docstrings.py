@@ -53,9 +53,23 @@ PACKAGES = (
 )
 # packages of the studies, where studies are installed
 STUDIES = (
-    *("studies.experiments", "studies.experiments.figures", "studies.rank_theory", "studies.rank_theory.figures"),
-    *("studies.method_scores.leaderboard", "studies.rank_theory.figures_models", "studies.recipes"),
-    *("studies.recipes.figures", "studies.samformer", "studies.structured", "studies.structured.figures"),
+    *(
+        "studies.experiments",
+        "studies.experiments.figures",
+        "studies.rank_theory",
+        "studies.rank_theory.figures",
+    ),
+    *(
+        "studies.method_scores.leaderboard",
+        "studies.rank_theory.figures_models",
+        "studies.recipes",
+    ),
+    *(
+        "studies.recipes.figures",
+        "studies.samformer",
+        "studies.structured",
+        "studies.structured.figures",
+    ),
 )
 if find_spec("tsfm_lens.studies") is not None:
     PACKAGES += STUDIES
@@ -93,7 +107,11 @@ class Computed(dict[str, xr.Dataset]):
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
     lens = tsfm_lens.load("chronos-nano")
-    packages = {package.rpartition(".")[2]: import_module(f"tsfm_lens.{package}") for package in PACKAGES if package}
+    packages = {
+        package.rpartition(".")[2]: import_module(f"tsfm_lens.{package}")
+        for package in PACKAGES
+        if package
+    }
     run = lens.run(bundled("co2"), 12, holdout=True, num_samples=4)
     turned = replace(run.batch, values=(np.roll(run.batch.values[0], 6),))
     pair = {"run": run, "corrupted": lens.run(turned, 12, num_samples=4)}
@@ -105,15 +123,29 @@ def names() -> dict[str, Any]:
     }
     pair["driven"] = tsfm_lens.load("chronos2-nano").run([entry], 8)
     made = {"lens": lens, **pair, "results": Computed(run), "tables": planted.sweep()}
-    return {"tsfm_lens": tsfm_lens, **made, "np": np, "pd": pd, "torch": torch, "xr": xr, **packages}
+    return {
+        "tsfm_lens": tsfm_lens,
+        **made,
+        "np": np,
+        "pd": pd,
+        "torch": torch,
+        "xr": xr,
+        **packages,
+    }
 
 
 @pytest.mark.parametrize(("name", "function"), FUNCTIONS.items(), ids=FUNCTIONS)
-def test_the_example_is_true(name: str, function: Callable[..., Any], names: dict[str, Any], tmp_path: Path) -> None:
+def test_the_example_is_true(
+    name: str, function: Callable[..., Any], names: dict[str, Any], tmp_path: Path
+) -> None:
     # the figures of a study go by the name of their module
     known = {**names, "folder": tmp_path, "figures": sys.modules[function.__module__]}
     examples = doctest.DocTestFinder(recurse=False).find(function, name, globs=known)
-    assert [test for test in examples if test.examples] or name in DRAWN_OF_RUNS, f"{name} has no example"
+    assert [test for test in examples if test.examples] or name in DRAWN_OF_RUNS, (
+        f"{name} has no example"
+    )
     for test in examples:
-        found = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL).run(test)
+        found = doctest.DocTestRunner(
+            optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL
+        ).run(test)
         assert found.failed == 0

@@ -30,7 +30,11 @@ PAGES = ("README.md", "docs/start/index.md")
 def last_layer(lens: Lens) -> str:
     """Glob of the heads of the last attention that writes to the forecast, or its last branch."""
     heads = [each for each in writers(lens.wiring) if each.head is not None]
-    return str(heads[-1]).rpartition(".")[0] + ".*" if heads else str(writers(lens.wiring)[-1])
+    return (
+        str(heads[-1]).rpartition(".")[0] + ".*"
+        if heads
+        else str(writers(lens.wiring)[-1])
+    )
 
 
 def drawn(lens: Lens) -> dict[str, int]:
@@ -50,16 +54,28 @@ def test_the_first_page_runs_on_every_model(
 ) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     code = "\n".join(
-        each for each in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if re.search(r"\brun\b", each)
+        each
+        for each in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        if re.search(r"\brun\b", each)
     )
     own = tsfm_lens.load(name) if name in EMBEDDED else lens_of(name)
     steps = min(24 if name == "bolt-nano" else 6, own.longest_pass)
-    code = code.replace('"decoder.2.cross_attn.*"', repr(last_layer(own))).replace("24", str(steps))
+    code = code.replace('"decoder.2.cross_attn.*"', repr(last_layer(own))).replace(
+        "24", str(steps)
+    )
     if name != "bolt-nano" or page != "README.md":
         # one of the two pages explains in full
-        code = code.replace("run.explain()", 'run.explain(sections=("forecast",))') if page != "README.md" else code
-        code = code.replace('report("report/"', 'report("report/", sections=("forecast",)')
-        monkeypatch.setattr(tsfm_lens, "bundled", lambda series: bundled(series).tail(96))
+        code = (
+            code.replace("run.explain()", 'run.explain(sections=("forecast",))')
+            if page != "README.md"
+            else code
+        )
+        code = code.replace(
+            'report("report/"', 'report("report/", sections=("forecast",)'
+        )
+        monkeypatch.setattr(
+            tsfm_lens, "bundled", lambda series: bundled(series).tail(96)
+        )
     monkeypatch.setattr(tsfm_lens, "load", lambda _name: own)
     monkeypatch.chdir(tmp_path)
     space: dict[str, object] = {}
@@ -73,43 +89,74 @@ def test_the_first_page_runs_on_every_model(
 def frames() -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
     """Two days of load and temperature, and a day of temperature: as columns, and by an index of dates."""
     hours = pd.date_range("2026-03-01", periods=72, freq="h")
-    table = pd.DataFrame({"temperature": 10 + 5 * np.sin(np.arange(72) / 4), "load": np.cos(np.arange(72) / 4)}, hours)
+    table = pd.DataFrame(
+        {
+            "temperature": 10 + 5 * np.sin(np.arange(72) / 4),
+            "load": np.cos(np.arange(72) / 4),
+        },
+        hours,
+    )
     past, ahead = table[:48], table[48:].drop(columns="load")
     yield past, ahead
     yield past.rename_axis("when"), ahead
-    yield past.rename_axis("timestamp").reset_index(), ahead.rename_axis("timestamp").reset_index()
+    yield (
+        past.rename_axis("timestamp").reset_index(),
+        ahead.rename_axis("timestamp").reset_index(),
+    )
 
 
 @pytest.mark.parametrize("place", range(3))
 def test_a_frame_of_the_future_brings_its_covariates(place: int) -> None:
     past, ahead = list(frames())[place]
     run = tsfm_lens.load("chronos2-nano").run(past, 24, future=ahead)
-    assert list(zip(run.batch.variates, run.batch.roles, strict=True)) == [("load", "target"), ("temperature", "known")]
+    assert list(zip(run.batch.variates, run.batch.roles, strict=True)) == [
+        ("load", "target"),
+        ("temperature", "known"),
+    ]
     assert run.batch.starts[0] == pd.Timestamp("2026-03-01")
     named = tsfm_lens.as_series(past, future=ahead, known=["temperature"])
-    assert_close(run.forecast.quantiles, tsfm_lens.load("chronos2-nano").forecast(named, 24).quantiles, depth=100)
+    assert_close(
+        run.forecast.quantiles,
+        tsfm_lens.load("chronos2-nano").forecast(named, 24).quantiles,
+        depth=100,
+    )
     with pytest.raises(InputError, match="no known covariates"):
         tsfm_lens.load("bolt-nano").run(past, 24, future=ahead)
 
 
 def test_arguments_of_a_run_are_refused_by_name() -> None:
     lens, (past, ahead) = tsfm_lens.load("chronos2-nano"), next(frames())
-    with pytest.raises(InputError, match="a run takes no 'hodlout'; did you mean holdout"):
+    with pytest.raises(
+        InputError, match="a run takes no 'hodlout'; did you mean holdout"
+    ):
         lens.run(past, 24, hodlout=True)
-    with pytest.raises(InputError, match="future has a column 'wind', whose past the data do not have"):
+    with pytest.raises(
+        InputError, match="future has a column 'wind', whose past the data do not have"
+    ):
         lens.run(past, 24, future=ahead.assign(wind=1.0))
     assert lens.run(past, 24, targets=["load"]).batch.ids == ("load",)
 
 
 def test_without_is_the_forecast_with_and_without(lens: Lens) -> None:
-    run, target = lens.run(tsfm_lens.bundled("elnino"), 12, **drawn(lens)), last_layer(lens)
+    run, target = (
+        lens.run(tsfm_lens.bundled("elnino"), 12, **drawn(lens)),
+        last_layer(lens),
+    )
     result = run.without(target)
     assert isinstance(result, xr.Dataset)
     with lens.ablate(target):
         ablated = lens.forecast(run.batch, 12, **drawn(lens))
-    assert_close(result["quantile_forecast"].values, [run.forecast.quantiles, ablated.quantiles], depth=100)
+    assert_close(
+        result["quantile_forecast"].values,
+        [run.forecast.quantiles, ablated.quantiles],
+        depth=100,
+    )
     figure = result.plot()
-    lines = {trace.name: trace.y for trace in figure.data if trace.mode == "lines" and len(trace.y) == 12}
+    lines = {
+        trace.name: trace.y
+        for trace in figure.data
+        if trace.mode == "lines" and len(trace.y) == 12
+    }
     assert_close(lines[f"without {target}"], ablated.median[0], depth=100)
     assert_close(lines["original"], run.forecast.median[0], depth=100)
 
@@ -117,15 +164,29 @@ def test_without_is_the_forecast_with_and_without(lens: Lens) -> None:
 def test_plot_draws_what_it_is_given(lens: Lens) -> None:
     run = lens.run(tsfm_lens.bundled("co2"), 12, **drawn(lens))
     parts = run.attribute()
-    assert_close(parts["attribution"].values, probes.attribute(run)["attribution"].values, depth=100)
+    assert_close(
+        parts["attribution"].values,
+        probes.attribute(run)["attribution"].values,
+        depth=100,
+    )
     # a result stays one through xarray's own methods, and a file of it is drawn as well
-    for same in (parts, parts.isel(series=[0]), xr.Dataset(parts.data_vars, parts.coords, parts.attrs)):
+    for same in (
+        parts,
+        parts.isel(series=[0]),
+        xr.Dataset(parts.data_vars, parts.coords, parts.attrs),
+    ):
         assert tsfm_lens.plot(same) == tsfm_lens.plot(parts)
     assert tsfm_lens.plot(parts, "heatmap") == tsfm_lens.viz.attribution_heatmap(parts)
     assert run.plot() == tsfm_lens.plot(run.forecast) == tsfm_lens.viz.forecast_fan(run)
-    other = tsfm_lens.load("bolt-nano" if lens.model_id != "bolt-nano" else "chronos-nano").run(run.batch, 12)
+    other = tsfm_lens.load(
+        "bolt-nano" if lens.model_id != "bolt-nano" else "chronos-nano"
+    ).run(run.batch, 12)
     both = tsfm_lens.plot(run, other, names=["one", "two"])
-    medians = {trace.name: trace.y for trace in both.data if trace.mode == "lines" and len(trace.y) == 12}
+    medians = {
+        trace.name: trace.y
+        for trace in both.data
+        if trace.mode == "lines" and len(trace.y) == 12
+    }
     assert_close(medians["one"], run.forecast.median[0], depth=100)
     assert_close(medians["two"], other.forecast.median[0], depth=100)
     pair = tsfm_lens.plot(parts, run.attribute())
@@ -133,7 +194,9 @@ def test_plot_draws_what_it_is_given(lens: Lens) -> None:
     # an option leads to the figure that has it; forecasts read from layers are no forecasts
     effects = run.measure("ablation", components=["**.mlp"])
     one = effects["component"].values[:1].tolist()
-    assert effects.plot(context_steps=9) == tsfm_lens.viz.ablation_forecasts(effects, context_steps=9)
+    assert effects.plot(context_steps=9) == tsfm_lens.viz.ablation_forecasts(
+        effects, context_steps=9
+    )
     assert effects.plot(components=one) != effects.plot()
     layers = run.measure("logit_lens")
     assert len(tsfm_lens.plot(layers, layers).data) > len(layers.plot().data)
@@ -158,11 +221,23 @@ def test_what_cannot_be_drawn_is_refused() -> None:
 
 
 # take long, or need covariates; drawn in tests of their own
-SLOW = ("compression", "covariate_use", "input", "route", "scoring_structure", "training_history")
+SLOW = (
+    "compression",
+    "covariate_use",
+    "input",
+    "route",
+    "scoring_structure",
+    "training_history",
+)
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind, each in registry.measurements().items() if each.of_run and not kind.startswith(SLOW)]
+    "kind",
+    [
+        kind
+        for kind, each in registry.measurements().items()
+        if each.of_run and not kind.startswith(SLOW)
+    ],
 )
 def test_every_measurement_has_a_figure_without_a_name(kind: str) -> None:
     """A default figure is there for each result of a model that has it."""
@@ -186,14 +261,25 @@ def test_a_place_has_two_names(lens: Lens) -> None:
     branch, layer = str(head).rpartition(".")[0], str(head).rsplit(".", 2)[0]
     series = tsfm_lens.bundled("co2")
     _, acts = lens.run_with_cache(series, names_filter=[str(head), branch, layer])
-    assert set(acts) == {f"{at}.hook_z", f"{at}.hook_out", f"{stack.prefix}.{head.layer}.hook_resid_post"}
+    assert set(acts) == {
+        f"{at}.hook_z",
+        f"{at}.hook_out",
+        f"{stack.prefix}.{head.layer}.hook_resid_post",
+    }
     assert torch.equal(acts[str(head)], acts[f"{at}.hook_z"][..., head.head, :])
     assert torch.equal(acts[branch], acts[f"{at}.hook_out"])
     assert lens.components(f"{at}.hook_z") == lens.components(f"{branch}.*")
-    assert lens.components(f"{at}.hook_out") == lens.components(at) == lens.components(branch)
+    assert (
+        lens.components(f"{at}.hook_out")
+        == lens.components(at)
+        == lens.components(branch)
+    )
     with pytest.raises(UnknownNameError, match="no head '99'"):
         _ = acts[f"{branch}.99"]
-    with pytest.raises(UnknownNameError, match="is one head of"), lens.hooks([(str(head), lambda value, hook: None)]):
+    with (
+        pytest.raises(UnknownNameError, match="is one head of"),
+        lens.hooks([(str(head), lambda value, hook: None)]),
+    ):
         pass
     zeros = []
     for target in (branch, f"{at}.hook_out"):

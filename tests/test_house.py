@@ -38,7 +38,10 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_an_upward_import_is_seen_in_every_form(form: str) -> None:
-    texts = {"tsfm_lens.models": FORMS[form].format("report"), "tsfm_lens.report": FORMS[form].format("models")}
+    texts = {
+        "tsfm_lens.models": FORMS[form].format("report"),
+        "tsfm_lens.report": FORMS[form].format("models"),
+    }
     arrows = house.upward(house.imports(texts))
     assert [(arrow.source, arrow.target, arrow.form) for arrow in arrows] == [
         ("tsfm_lens.models", "tsfm_lens.report", form)
@@ -47,15 +50,29 @@ def test_an_upward_import_is_seen_in_every_form(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_circle_is_seen_in_every_form(form: str) -> None:
-    texts = {"tsfm_lens.data.a": "from tsfm_lens.data import b", "tsfm_lens.data.b": FORMS[form].format("data.a")}
+    texts = {
+        "tsfm_lens.data.a": "from tsfm_lens.data import b",
+        "tsfm_lens.data.b": FORMS[form].format("data.a"),
+    }
     assert house.circles(house.imports(texts)) == [set(texts)]
 
 
 def test_a_study_is_imported_by_nothing_below_and_figures_know_no_model() -> None:
-    texts = dict.fromkeys(("tsfm_lens.studies.papers", "tsfm_lens.cli", "tsfm_lens.models", "tsfm_lens.viz"), "")
+    texts = dict.fromkeys(
+        (
+            "tsfm_lens.studies.papers",
+            "tsfm_lens.cli",
+            "tsfm_lens.models",
+            "tsfm_lens.viz",
+        ),
+        "",
+    )
     texts["tsfm_lens.cli"] = "import tsfm_lens.studies.papers"
     texts["tsfm_lens.viz"] = "import tsfm_lens.models"
-    assert {arrow.source for arrow in house.upward(house.imports(texts))} == {"tsfm_lens.cli", "tsfm_lens.viz"}
+    assert {arrow.source for arrow in house.upward(house.imports(texts))} == {
+        "tsfm_lens.cli",
+        "tsfm_lens.viz",
+    }
 
 
 def test_every_package_has_its_layer() -> None:
@@ -81,15 +98,28 @@ def test_contributing_names_the_packages_in_their_order() -> None:
 
 def test_measures_of_structure_stay_within_their_bounds() -> None:
     measures = house.measures()
-    assert {name: measures[name] for name, bound in house.BOUNDS.items() if measures[name] > bound} == {}
+    assert {
+        name: measures[name]
+        for name, bound in house.BOUNDS.items()
+        if measures[name] > bound
+    } == {}
 
 
 def test_the_core_stands_without_studies(tmp_path: Path) -> None:
     """Whole and quickly: every module imports, a command runs, a run is measured, drawn and reported."""
-    shutil.copytree(house.ROOT / "tsfm_lens", tmp_path / "tsfm_lens", ignore=shutil.ignore_patterns("studies"))
+    shutil.copytree(
+        house.ROOT / "tsfm_lens",
+        tmp_path / "tsfm_lens",
+        ignore=shutil.ignore_patterns("studies"),
+    )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", ALONE], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", ALONE],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
@@ -118,5 +148,11 @@ except MissingExtraError as error:
 else:
     raise AssertionError("scored without gluonts")
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr

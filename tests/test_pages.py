@@ -24,7 +24,9 @@ from tsfm_lens.figures.named import figures
 
 DOCS = Path(__file__).parent.parent / "docs"
 FOLDERS = ("coming-from", "concepts", "howto", "start")
-_BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n+^```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(
+    r"^```python\n(.*?)^```$(?:\n+^```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
+)
 _LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -55,7 +57,9 @@ def run_blocks(page: Path) -> int:
         with redirect_stdout(io.StringIO()) as out:
             exec(code, namespace)
         if block.printed is not None:
-            same = doctest.OutputChecker().check_output(block.printed, out.getvalue(), _LOOSE)
+            same = doctest.OutputChecker().check_output(
+                block.printed, out.getvalue(), _LOOSE
+            )
             if not same:
                 shown = f"printed\n{out.getvalue()}\nthe page shows\n{block.printed}"
                 raise AssertionError(f"{page.name}:{block.line}: {shown}")
@@ -72,14 +76,21 @@ def run_commands(page: Path) -> int:
     number = 0
     for mention in documented.mentions(page):
         words = documented.words_of(mention)
-        if mention.whole and words and "--data" in words and Path(words[words.index("--data") + 1]).exists():
+        if (
+            mention.whole
+            and words
+            and "--data" in words
+            and Path(words[words.index("--data") + 1]).exists()
+        ):
             result = CliRunner().invoke(app, words[1:])
             assert result.exit_code == 0, f"{mention.place}: {result.output}"
             number += 1
     return number
 
 
-PAGES = [page for folder in (*FOLDERS, ".") for page in sorted((DOCS / folder).glob("*.md"))]
+PAGES = [
+    page for folder in (*FOLDERS, ".") for page in sorted((DOCS / folder).glob("*.md"))
+]
 # of the guides at the top some show code that would train for hours, so the first page alone
 PAGES = [page for page in PAGES if page.parent != DOCS or page.stem == "index"]
 PAGES = [page for page in PAGES if "```python" in page.read_text()]
@@ -93,8 +104,12 @@ def measurements_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_PROBES", dict(registry._PROBES))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.stem}")
-def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: f"{page.parent.name}/{page.stem}"
+)
+def test_the_code_of_a_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert run_blocks(page) > 0
     assert run_commands(page) == (2 if page.stem == "own-csv" else 0)

@@ -14,18 +14,25 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.places import refuse_unwritable, replacing
 
 
-def test_a_folder_that_cannot_be_made_is_told_and_nothing_is_made(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_told_and_nothing_is_made(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for wrong in ("file", "file/a", "file/a/b", "link"):
-        with pytest.raises(InputError, match=f"{re.escape(str(tmp_path / wrong))}' cannot be written: .* is a file"):
+        with pytest.raises(
+            InputError,
+            match=f"{re.escape(str(tmp_path / wrong))}' cannot be written: .* is a file",
+        ):
             refuse_unwritable(tmp_path / wrong)
     for right in ("", "a", "a/b"):
         refuse_unwritable(tmp_path / right)
     assert not (tmp_path / "a").exists()
 
 
-def test_a_file_is_replaced_whole_with_the_permissions_of_a_new_one(tmp_path: Path) -> None:
+def test_a_file_is_replaced_whole_with_the_permissions_of_a_new_one(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "weights.safetensors"
     before = os.umask(0o027)
     try:

@@ -15,28 +15,44 @@ ROOT = Path(__file__).parent.parent
 
 def test_what_the_readme_names_exists() -> None:
     text = (ROOT / "README.md").read_text()
-    named = re.findall(r"`((?:docs|examples|tests|benchmarks|tsfm_lens)/[\w./-]*\w)`", text)
+    named = re.findall(
+        r"`((?:docs|examples|tests|benchmarks|tsfm_lens)/[\w./-]*\w)`", text
+    )
     assert named
-    assert [path for path in named if not (ROOT / path).exists() and not path.startswith("docs/_build")] == []
+    assert [
+        path
+        for path in named
+        if not (ROOT / path).exists() and not path.startswith("docs/_build")
+    ] == []
 
 
 def test_forms_of_issues_ask_for_what_can_be_answered() -> None:
-    forms = [path for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml"]
+    forms = [
+        path
+        for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")
+        if path.name != "config.yml"
+    ]
     assert len(forms) >= 3
     for path in forms:
         form = yaml.safe_load(path.read_text())
         assert {"name", "description", "body"} <= form.keys(), path.name
         ids = [field["id"] for field in form["body"]]
         assert len(set(ids)) == len(ids)
-        assert any(field.get("validations", {}).get("required") for field in form["body"])
+        assert any(
+            field.get("validations", {}).get("required") for field in form["body"]
+        )
 
 
 def test_hosted_checks_and_hooks_run_what_everybody_runs() -> None:
-    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())[
+        "jobs"
+    ]
     assert any(step.get("run") == ".ci/run" for step in jobs["check"]["steps"])
     assert jobs["check"]["needs"] == "lint"
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]
-    pinned = re.search(r"^ruff==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    pinned = re.search(
+        r"^ruff==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE
+    )
     assert pinned is not None
     assert hooks["rev"] == f"v{pinned[1]}"
 
@@ -46,8 +62,14 @@ def test_the_table_of_costs_knows_every_probe() -> None:
 
 
 def test_the_changelog_has_this_version_and_the_next() -> None:
-    versions = re.findall(r"^## (\d+\.\d+\.\d+) \((.+)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert [when == "unreleased" for _, when in versions] == [True] + [False] * (len(versions) - 1)
+    versions = re.findall(
+        r"^## (\d+\.\d+\.\d+) \((.+)\)$",
+        (ROOT / "CHANGELOG.md").read_text(),
+        re.MULTILINE,
+    )
+    assert [when == "unreleased" for _, when in versions] == [True] + [False] * (
+        len(versions) - 1
+    )
     order = [tuple(map(int, version.split("."))) for version, _ in versions]
     assert order == sorted(order, reverse=True)
     assert tsfm_lens.__version__ in {version for version, _ in versions}

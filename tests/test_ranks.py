@@ -19,7 +19,9 @@ def test_a_value_at_epsilon_is_not_above_it() -> None:
     assert ranks.epsilon_rank(values, 0.1) == 2
     assert ranks.epsilon_rank(values, [0.4, 0.1, 0.05, 0.001]).tolist() == [2, 2, 3, 4]
     assert ranks.epsilon_rank(np.zeros(3), 0.1) == 0
-    assert ranks.epsilon_rank(np.stack([values, values[::-1]]), [0.4, 0.05]).tolist() == [[2, 2], [3, 3]]
+    assert ranks.epsilon_rank(
+        np.stack([values, values[::-1]]), [0.4, 0.05]
+    ).tolist() == [[2, 2], [3, 3]]
     for wrong in (0.0, 1.0, -0.1, np.nan):
         with pytest.raises(InputError, match="epsilon is"):
             ranks.epsilon_rank(values, wrong)
@@ -31,7 +33,9 @@ def test_a_matrix_cut_off_at_its_rank_is_off_by_no_more() -> None:
     for epsilon in (0.3, 1e-2, 1e-4):
         rank = int(ranks.epsilon_rank(values, epsilon))
         cut = (left[:, :rank] * values[:rank]) @ right[:rank]
-        assert np.linalg.norm(matrix - cut, 2) <= epsilon * values[0] * (1 + rounding("float64", 1.0, depth=100))
+        assert np.linalg.norm(matrix - cut, 2) <= epsilon * values[0] * (
+            1 + rounding("float64", 1.0, depth=100)
+        )
 
 
 @given(SPECTRA, st.floats(1e-3, 1e3))
@@ -41,9 +45,13 @@ def test_no_measure_depends_on_order_or_size(values: np.ndarray, factor: float) 
         found = float(measure(values))
         assert_close(measure(other), found, depth=200)
         assert (
-            1 - rounding("float64", 1.0, depth=200) <= found <= len(values) * (1 + rounding("float64", 1.0, depth=200))
+            1 - rounding("float64", 1.0, depth=200)
+            <= found
+            <= len(values) * (1 + rounding("float64", 1.0, depth=200))
         )
-    assert_close(ranks.relative_spectrum(other), ranks.relative_spectrum(values), depth=5)
+    assert_close(
+        ranks.relative_spectrum(other), ranks.relative_spectrum(values), depth=5
+    )
     assert ranks.decade_histogram(values, 20).sum() == len(values)
 
 
@@ -58,7 +66,9 @@ def test_even_spectra_have_their_size_and_single_ones_one() -> None:
 
 
 def test_decades_hold_their_upper_ends() -> None:
-    assert ranks.decade_histogram(np.array([1.0, 0.1, 0.01, 1e-5, 1e-6, 0.0])).tolist() == [1, 1, 1, 0, 0]
+    assert ranks.decade_histogram(
+        np.array([1.0, 0.1, 0.01, 1e-5, 1e-6, 0.0])
+    ).tolist() == [1, 1, 1, 0, 0]
     # the quotient and the power of ten are rounded apart
     assert ranks.decade_histogram(np.array([1e6, 10.0]), 8).sum() == 2
     with pytest.raises(InputError, match="decades is 0"):
@@ -70,7 +80,9 @@ def test_angles_are_between_lines() -> None:
     found = np.degrees(ranks.angles(columns))
     # near zero the arccos takes a rounding for its root
     np.testing.assert_allclose(
-        found[0, :4], [0, 0, 90, 45], atol=np.degrees(np.sqrt(rounding("float64", 1.0, depth=8)))
+        found[0, :4],
+        [0, 0, 90, 45],
+        atol=np.degrees(np.sqrt(rounding("float64", 1.0, depth=8))),
     )
     assert np.isnan(found[4]).all()
     with pytest.raises(InputError, match="finite matrix"):
@@ -78,12 +90,16 @@ def test_angles_are_between_lines() -> None:
 
 
 @pytest.mark.parametrize(("width", "mean"), [(16, 1.37), (768, 1.54)])
-def test_random_vectors_are_nearly_orthogonal_in_many_dimensions(width: int, mean: float) -> None:
+def test_random_vectors_are_nearly_orthogonal_in_many_dimensions(
+    width: int, mean: float
+) -> None:
     found = ranks.angles(np.random.default_rng(0).normal(size=(width, 200)))
     assert abs(found[np.triu_indices(200, 1)].mean() - mean) < 0.01
 
 
-@pytest.mark.parametrize("values", [np.array([]), np.array([1.0, -1.0]), np.array([np.inf]), np.array(2.0)])
+@pytest.mark.parametrize(
+    "values", [np.array([]), np.array([1.0, -1.0]), np.array([np.inf]), np.array(2.0)]
+)
 def test_what_is_no_spectrum_is_refused(values: np.ndarray) -> None:
     with pytest.raises(InputError, match="singular values"):
         ranks.relative_spectrum(values)

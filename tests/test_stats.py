@@ -30,18 +30,27 @@ DRAWS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] =
     "normal": lambda rng, shape: rng.normal(size=shape),
     "log-normal": lambda rng, shape: np.exp(1.5 * rng.normal(size=shape)) - 1,
     "t with 2 degrees": lambda rng, shape: rng.standard_t(2, size=shape),
-    "outliers": lambda rng, shape: rng.normal(size=shape) * np.where(rng.random(shape) < 0.1, 50, 1),
-    "alike members": lambda rng, shape: rng.normal(size=shape[1:]) + 0.1 * rng.normal(size=shape),
+    "outliers": lambda rng, shape: (
+        rng.normal(size=shape) * np.where(rng.random(shape) < 0.1, 50, 1)
+    ),
+    "alike members": lambda rng, shape: (
+        rng.normal(size=shape[1:]) + 0.1 * rng.normal(size=shape)
+    ),
 }
 """Effects whose median is 0."""
 
 
 @pytest.mark.parametrize("drawn", DRAWS)
-def test_of_effects_without_a_median_no_more_pages_than_promised_call_one_significant(drawn: str) -> None:
+def test_of_effects_without_a_median_no_more_pages_than_promised_call_one_significant(
+    drawn: str,
+) -> None:
     rng, trials = np.random.default_rng(0), 300
     most = 0.05 * trials + 4 * np.sqrt(trials * 0.05 * 0.95)
     for units in (2, 6, 12, 40):
-        wrong = sum(bool((holm(sign_test(DRAWS[drawn](rng, (24, units)))) <= 0.05).any()) for _ in range(trials))
+        wrong = sum(
+            bool((holm(sign_test(DRAWS[drawn](rng, (24, units)))) <= 0.05).any())
+            for _ in range(trials)
+        )
         assert wrong <= most, units
         assert not wrong or units >= units_needed(24)
 
@@ -50,12 +59,20 @@ def test_of_effects_without_a_median_no_more_pages_than_promised_call_one_signif
 def test_equal_members_have_a_leader_no_more_often_than_promised(members: int) -> None:
     rng, trials = np.random.default_rng(members), 300
     for draw in DRAWS.values():
-        led = sum(leader(np.abs(draw(rng, (members, 9)))) is not None for _ in range(trials))
+        led = sum(
+            leader(np.abs(draw(rng, (members, 9)))) is not None for _ in range(trials)
+        )
         assert led <= 0.05 * trials + 4 * np.sqrt(trials * 0.05 * 0.95)
 
 
 def test_a_leader_is_larger_than_every_other_on_six_series_or_more() -> None:
-    sizes = np.array([[1.0, 2.0, 9.0, 1.1, 1.2, 1.3], [0.5, 1.9, 0.1, 0.2, 0.3, 0.2], [0.9, 0.1, 0.2, 0.1, 0.1, 0.1]])
+    sizes = np.array(
+        [
+            [1.0, 2.0, 9.0, 1.1, 1.2, 1.3],
+            [0.5, 1.9, 0.1, 0.2, 0.3, 0.2],
+            [0.9, 0.1, 0.2, 0.1, 0.1, 0.1],
+        ]
+    )
     assert leader(sizes) == 0
     assert leader(sizes[:, :5]) is None
     assert leader(np.array([[np.nan, np.nan]])) is None
@@ -65,7 +82,10 @@ def test_a_leader_is_larger_than_every_other_on_six_series_or_more() -> None:
 def test_shares_of_leading_are_those_of_all_resamples_and_know_no_order() -> None:
     """Of two members and two units, the four resamples are counted by hand."""
     sizes = np.array([[3.0, 0.0], [1.0, 2.5]])
-    shares, spread = lead_shares(sizes, replicates=4000), 5 * (0.25 * 0.75 / 4000) ** 0.5
+    shares, spread = (
+        lead_shares(sizes, replicates=4000),
+        5 * (0.25 * 0.75 / 4000) ** 0.5,
+    )
     np.testing.assert_allclose(shares, [0.25, 0.75], atol=spread)
     rng = np.random.default_rng(3)
     table = np.abs(rng.normal(size=(6, 9, 2)))
@@ -82,7 +102,10 @@ def test_one_of_many_alike_models_stands_apart_once_in_so_many() -> None:
     groups = np.repeat([0, 1, 2], 8)
     for _ in range(40):
         models = np.exp(rng.normal(size=(25, 24)) * rng.uniform(0.1, 2, size=24)) / 20
-        passing = [stands_apart(models[i], np.delete(models, i, axis=0), groups).any() for i in range(25)]
+        passing = [
+            stands_apart(models[i], np.delete(models, i, axis=0), groups).any()
+            for i in range(25)
+        ]
         assert sum(passing) <= 1
     models[0, 5] = 1e3
     assert np.flatnonzero(stands_apart(models[0], models[1:], groups)).tolist() == [5]
@@ -96,7 +119,9 @@ def test_holm_is_that_of_statsmodels_in_each_family() -> None:
     assert np.isnan(corrected[3])
     for label in set(families):
         own = [i for i in range(20) if families[i] == label and i != 3]
-        np.testing.assert_allclose(corrected[own], multipletests(p[own], method="holm")[1])
+        np.testing.assert_allclose(
+            corrected[own], multipletests(p[own], method="holm")[1]
+        )
 
 
 def dependent_effects(rng: np.random.Generator, heads: int, true: int) -> np.ndarray:
@@ -146,7 +171,9 @@ def test_few_units_are_treated_as_by_students_t() -> None:
         draws = rng.integers(units, size=(20_000, units))
         p = expanded_p(sample[draws].mean(axis=1)[:, None], units)[0]
         # as small as the replicates can show, and no smaller
-        assert p == pytest.approx(max(scipy.stats.ttest_1samp(sample, 0.0).pvalue, 2 / 20_001), rel=NEAR)
+        assert p == pytest.approx(
+            max(scipy.stats.ttest_1samp(sample, 0.0).pvalue, 2 / 20_001), rel=NEAR
+        )
     same = np.full((2000, 1), 0.1)
     assert expanded_p(same, 50)[0] > 1e-4  # no spread tells nothing of the tail
     assert expanded_p(0 * same, 50)[0] == 1.0
@@ -165,9 +192,15 @@ def test_sign_test_is_that_of_scipy_and_its_median_interval_agrees() -> None:
     for count in (5, 6, 9, 20):
         values = rng.normal(0.6, 1, size=count)
         signs = int((values > 0).sum())
-        assert sign_test(values) == pytest.approx(scipy.stats.binomtest(signs, count).pvalue)
-        above = scipy.stats.binomtest(int((values > 0.5).sum()), count, alternative="greater").pvalue
-        assert sign_test(np.append(values, np.nan), 0.5, sides=1) == pytest.approx(above)
+        assert sign_test(values) == pytest.approx(
+            scipy.stats.binomtest(signs, count).pvalue
+        )
+        above = scipy.stats.binomtest(
+            int((values > 0.5).sum()), count, alternative="greater"
+        ).pvalue
+        assert sign_test(np.append(values, np.nan), 0.5, sides=1) == pytest.approx(
+            above
+        )
         _, low, high = median_interval(values)
         assert np.isnan(low) == (count < 6)
         assert (sign_test(values) <= 0.05) == (low > 0 or high < 0)
@@ -181,6 +214,9 @@ def test_sign_test_is_that_of_scipy_and_its_median_interval_agrees() -> None:
 
 
 def test_auroc_counts_pairs_and_lets_nan_be_lowest() -> None:
-    scores, labels = np.array([0.3, np.nan, 0.3, 0.9, 0.1]), np.array([True, False, False, True, False])
+    scores, labels = (
+        np.array([0.3, np.nan, 0.3, 0.9, 0.1]),
+        np.array([True, False, False, True, False]),
+    )
     assert auroc(scores, labels) == pytest.approx(5.5 / 6)
     assert np.isnan(auroc(scores, np.zeros(5, dtype=bool)))

@@ -14,7 +14,15 @@ from tsfm_lens.ablation.engine import Variant, run_variants
 from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.names import HEADS, HIDDEN, PATTERN, RESIDUAL
-from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring, Writer
+from tsfm_lens.hooks.wiring import (
+    Attention,
+    Mlp,
+    Projection,
+    Site,
+    Stack,
+    Wiring,
+    Writer,
+)
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing import Case, OracleResult, check_lens
 from tsfm_lens.testing.oracles import relative
@@ -26,7 +34,9 @@ Shown = tuple[str, Any]
 
 
 def verdict(
-    make_case: Callable[[], Case], right: Sequence[Shown], oracles: Sequence[Callable[[Case], OracleResult] | None]
+    make_case: Callable[[], Case],
+    right: Sequence[Shown],
+    oracles: Sequence[Callable[[Case], OracleResult] | None],
 ) -> str:
     """ "refused", "rejected by …", "equivalent", or "survives: …"."""
     try:
@@ -49,7 +59,15 @@ def verdict(
 def mutants(model: nn.Module, wiring: Wiring) -> Iterator[Mutant]:
     """Yield every table that differs in one field from a given one."""
     everything = _Paths(model, "")
-    for name in ("embed", "unread", "unembed", "sizes_from", "steps_per_readout", "sample_major", "true_gradients"):
+    for name in (
+        "embed",
+        "unread",
+        "unembed",
+        "sizes_from",
+        "steps_per_readout",
+        "sample_major",
+        "true_gradients",
+    ):
         for what, value in _values(name, getattr(wiring, name), everything):
             yield f"{name}: {what}", replace(wiring, **{name: value})
     for index, stack in enumerate(wiring.stacks):
@@ -76,8 +94,14 @@ class _Paths:
     def others(self, path: str) -> list[str]:
         """Return paths of other modules of the same class, nearest names first, four at most."""
         original = self.inside.get(path)
-        twins = [other for other, module in self.inside.items() if other != path and type(module) is type(original)]
-        return sorted(twins, key=lambda other: (abs(other.count(".") - path.count(".")), other))[:4]
+        twins = [
+            other
+            for other, module in self.inside.items()
+            if other != path and type(module) is type(original)
+        ]
+        return sorted(
+            twins, key=lambda other: (abs(other.count(".") - path.count(".")), other)
+        )[:4]
 
 
 def _values(name: str, value: Any, paths: _Paths) -> Iterator[tuple[str, Any]]:
@@ -93,7 +117,11 @@ def _values(name: str, value: Any, paths: _Paths) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, bool):
         yield str(not value), not value
     elif isinstance(value, int | float):
-        steps = (value * 2, value / 2) if isinstance(value, float) else {value + 1, max(value - 1, 0), 2 * value}
+        steps = (
+            (value * 2, value / 2)
+            if isinstance(value, float)
+            else {value + 1, max(value - 1, 0), 2 * value}
+        )
         yield from ((f"{value} -> {other}", other) for other in steps if other != value)
     elif callable(value):
         yield "dropped", None
@@ -110,7 +138,11 @@ def _values(name: str, value: Any, paths: _Paths) -> Iterator[tuple[str, Any]]:
 def _double(function: Callable[..., Any]) -> Callable[..., Any]:
     def double(*args: Any) -> Any:
         output = function(*args)
-        return tuple(2 * part for part in output) if isinstance(output, tuple) else 2 * output + 1
+        return (
+            tuple(2 * part for part in output)
+            if isinstance(output, tuple)
+            else 2 * output + 1
+        )
 
     return double
 
@@ -142,53 +174,100 @@ def _exchange_axes(layout: str) -> Iterator[str]:
     for place, axis in enumerate(axes):
         if axis.startswith("("):
             yield from (
-                " ".join([*axes[:place], f"({inner})", *axes[place + 1 :]]) for inner in _exchange_axes(axis[1:-1])
+                " ".join([*axes[:place], f"({inner})", *axes[place + 1 :]])
+                for inner in _exchange_axes(axis[1:-1])
             )
 
 
-def _stacks(model: nn.Module, stack: Stack, everything: _Paths) -> Iterator[tuple[str, Stack]]:
+def _stacks(
+    model: nn.Module, stack: Stack, everything: _Paths
+) -> Iterator[tuple[str, Stack]]:
     sizes = ("n_layers", "n_heads", "d_model", "d_head", "d_mlp")
-    for name in ("name", "blocks", *sizes, "ln_final", "final_layout", "upstream", "entry", "cached"):
+    for name in (
+        "name",
+        "blocks",
+        *sizes,
+        "ln_final",
+        "final_layout",
+        "upstream",
+        "entry",
+        "cached",
+    ):
         for what, value in _values(name, getattr(stack, name), everything):
             yield f"{name}: {what}", replace(stack, **{name: value})
-    yield "two heads for one", replace(stack, n_heads=2 * stack.n_heads, d_head=stack.d_head // 2)
+    yield (
+        "two heads for one",
+        replace(stack, n_heads=2 * stack.n_heads, d_head=stack.d_head // 2),
+    )
     yield "writers: reversed", replace(stack, writers=stack.writers[::-1])
     for index, row in enumerate(stack.writers):
         rest = (*stack.writers[:index], *stack.writers[index + 1 :])
         yield f"writers: without {row.kind}", replace(stack, writers=rest)
     for layer in stack.exceptions:
-        exceptions = {other: rows for other, rows in stack.exceptions.items() if other != layer}
+        exceptions = {
+            other: rows for other, rows in stack.exceptions.items() if other != layer
+        }
         yield f"exceptions: without {layer}", replace(stack, exceptions=exceptions)
-    plain = next((layer for layer in range(stack.n_layers) if layer not in stack.exceptions), 0)
+    plain = next(
+        (layer for layer in range(stack.n_layers) if layer not in stack.exceptions), 0
+    )
     for index, (what, row) in _rows(stack.writers, _Paths(model, stack.block(plain))):
         rows = (*stack.writers[:index], row, *stack.writers[index + 1 :])
         yield f"{stack.writers[index].kind}.{what}", replace(stack, writers=rows)
     if stack.exceptions:
         layer, rows_of_layer = next(iter(stack.exceptions.items()))
-        for index, (what, row) in _rows(rows_of_layer, _Paths(model, stack.block(layer))):
+        for index, (what, row) in _rows(
+            rows_of_layer, _Paths(model, stack.block(layer))
+        ):
             rows = (*rows_of_layer[:index], row, *rows_of_layer[index + 1 :])
             variant = replace(stack, exceptions={**stack.exceptions, layer: rows})
             yield f"{layer}.{rows_of_layer[index].kind}.{what}", variant
 
 
-def _rows(rows: tuple[Writer, ...], paths: _Paths) -> Iterator[tuple[int, tuple[str, Writer]]]:
+def _rows(
+    rows: tuple[Writer, ...], paths: _Paths
+) -> Iterator[tuple[int, tuple[str, Writer]]]:
     for index, row in enumerate(rows):
         for name in [field.name for field in fields(row)]:
             value = getattr(row, name)
             if isinstance(row, Attention) and name == "keys_from":
-                yield index, (f"{name}: other", replace(row, keys_from="" if value else "encoder"))
+                yield (
+                    index,
+                    (
+                        f"{name}: other",
+                        replace(row, keys_from="" if value else "encoder"),
+                    ),
+                )
             elif name == "mix" and value is None:
-                yield index, (f"{name}: doubled", replace(row, mix=lambda _block: (2.0, 1.0)))
+                yield (
+                    index,
+                    (f"{name}: doubled", replace(row, mix=lambda _block: (2.0, 1.0))),
+                )
             else:
                 for what, other in _values(name, value, paths):
                     yield index, (f"{name}: {what}", replace(row, **{name: other}))
         if isinstance(row, Mlp):
-            yield index, ("pre and post exchanged", replace(row, pre=row.post, post=row.pre))
+            yield (
+                index,
+                ("pre and post exchanged", replace(row, pre=row.post, post=row.pre)),
+            )
             gate = replace(row.i, gain=1.0) if row.gate is None else None
-            yield index, (f"gate: {'forgotten' if row.gate else 'invented'}", replace(row, gate=gate))
+            yield (
+                index,
+                (
+                    f"gate: {'forgotten' if row.gate else 'invented'}",
+                    replace(row, gate=gate),
+                ),
+            )
             if row.gate is not None:
-                yield index, ("i and gate exchanged", replace(row, i=row.gate, gate=row.i))
-            yield index, ("i: the output matrix", replace(row, i=replace(row.i, module=row.o)))
+                yield (
+                    index,
+                    ("i and gate exchanged", replace(row, i=row.gate, gate=row.i)),
+                )
+            yield (
+                index,
+                ("i: the output matrix", replace(row, i=replace(row.i, module=row.o))),
+            )
         elif isinstance(row, Attention):
             yield index, ("q and k exchanged", replace(row, q=row.k, k=row.q))
             yield index, ("k and v exchanged", replace(row, k=row.v, v=row.k))
@@ -200,20 +279,37 @@ def behaviour(case: Case) -> Iterator[Shown]:
     yield from _sizes(lens)
     vocabulary = {*RESIDUAL, *HEADS, *PATTERN, *HIDDEN}
     for name, point in lens.registry.points.items():
-        yield f"axes of {name}", (tuple(axis if axis in vocabulary else "own" for axis in point.axes), point.row_axis)
+        yield (
+            f"axes of {name}",
+            (
+                tuple(axis if axis in vocabulary else "own" for axis in point.axes),
+                point.row_axis,
+            ),
+        )
     with torch.no_grad():
         _, acts = case.captured
         for name in lens.registry.points:
             yield f"activation {name}", acts[name]
         yield from _weights(lens)
         last = lens.wiring.output_stack
-        yield "readout", lens.readout(acts[f"{last.prefix}.{last.n_layers - 1}.hook_resid_post"], case.encoded)
+        yield (
+            "readout",
+            lens.readout(
+                acts[f"{last.prefix}.{last.n_layers - 1}.hook_resid_post"], case.encoded
+            ),
+        )
         for name in lens.registry.points:
             with lens.hooks([(name, lambda value, hook: value * 1.25)]):
                 yield f"edit of {name}", lens.forward(case.encoded)
         for stack in lens.wiring.stacks:
-            variants = [Variant.zero(component) for component in writers(lens.wiring, stack.name)]
-            yield f"variants of {stack.prefix}", run_variants(lens, case.encoded, variants)
+            variants = [
+                Variant.zero(component)
+                for component in writers(lens.wiring, stack.name)
+            ]
+            yield (
+                f"variants of {stack.prefix}",
+                run_variants(lens, case.encoded, variants),
+            )
         yield from _rollout(case)
 
 
@@ -223,13 +319,26 @@ def _sizes(lens: Lens) -> Iterator[Shown]:
     yield "number of hook points", len(lens.registry.points)
     order = [stack.name for stack in wiring.stacks]
     for stack in wiring.stacks:
-        yield "sizes", (stack.n_layers, stack.n_heads, stack.d_model, stack.d_head, stack.d_mlp, stack.ln_final)
+        yield (
+            "sizes",
+            (
+                stack.n_layers,
+                stack.n_heads,
+                stack.d_model,
+                stack.d_head,
+                stack.d_mlp,
+                stack.ln_final,
+            ),
+        )
         for layer in range(stack.n_layers):
             for row in stack.rows(layer):
                 if isinstance(row, Attention):
                     keys = order.index(row.keys_from) if row.keys_from else -1
                     kv_heads = row.heads_of("k", stack.n_heads)
-                    yield "attention", (row.over, keys, kv_heads, row.row_axis, row.post_norm)
+                    yield (
+                        "attention",
+                        (row.over, keys, kv_heads, row.row_axis, row.post_norm),
+                    )
                 else:
                     yield "mlp", (row.gate is None, row.post_norm)
 
@@ -239,25 +348,39 @@ def _weights(lens: Lens) -> Iterator[Shown]:
         for layer in range(stack.n_layers):
             for row in stack.rows(layer):
                 for fold in (False, True):
-                    view: Any = lens.weights.mlp if isinstance(row, Mlp) else lens.weights.heads
-                    for name, part in vars(view(layer, row.kind, stack.name, fold_norm=fold)).items():
+                    view: Any = (
+                        lens.weights.mlp if isinstance(row, Mlp) else lens.weights.heads
+                    )
+                    for name, part in vars(
+                        view(layer, row.kind, stack.name, fold_norm=fold)
+                    ).items():
                         yield f"{stack.prefix}.{layer}.{row.kind}.{name}", part
     for what in ("W_E", "W_U"):
         try:
             yield what, getattr(lens.weights, what)
         except InputError:
             yield what, None
-    yield "embedding", torch.cat([part.flatten() for part in lens.weights.embedding().values()])
-    yield "unembedding", torch.cat([part.flatten() for part in lens.weights.unembedding().values()])
+    yield (
+        "embedding",
+        torch.cat([part.flatten() for part in lens.weights.embedding().values()]),
+    )
+    yield (
+        "unembedding",
+        torch.cat([part.flatten() for part in lens.weights.unembedding().values()]),
+    )
 
 
 def _rollout(case: Case) -> Iterator[Shown]:
     lens = case.lens
-    draws: dict[str, Any] = {"num_samples": 2, "seed": 1} if lens.adapter.readout != "quantile" else {}
+    draws: dict[str, Any] = (
+        {"num_samples": 2, "seed": 1} if lens.adapter.readout != "quantile" else {}
+    )
     longer = lens.adapter.rollout in ("cache", "refeed") and lens.adapter.joint_rollout
     horizon = lens.adapter.prediction_length + 1 if longer else case.horizon
     names = list(lens.registry.points)
-    forecast, steps = lens.run_with_cache(case.batch, names_filter=names, rollout=True, horizon=horizon, **draws)
+    forecast, steps = lens.run_with_cache(
+        case.batch, names_filter=names, rollout=True, horizon=horizon, **draws
+    )
     yield "forecast", torch.as_tensor(forecast.quantiles)
     for name in names:
         for call in steps.calls(name):
@@ -265,14 +388,19 @@ def _rollout(case: Case) -> Iterator[Shown]:
             yield f"rollout {name}", call.value
     for part in ({"rows": [0]}, {"positions": [1]}):
         with lens.ablate(Component(lens.wiring.output_stack.name, 0), **part):
-            yield f"{part}", torch.as_tensor(lens.forecast(case.batch, horizon, **draws).quantiles)
+            yield (
+                f"{part}",
+                torch.as_tensor(lens.forecast(case.batch, horizon, **draws).quantiles),
+            )
 
 
 def difference(case: Case, reference: Sequence[Shown]) -> str:
     """The first result of a lens that differs from that of the right table, in words; "" if there is none."""
     try:
         count = 0
-        for (name, value), (_, expected) in zip(behaviour(case), reference, strict=False):
+        for (name, value), (_, expected) in zip(
+            behaviour(case), reference, strict=False
+        ):
             count += 1
             if not _same(value, expected):
                 return name

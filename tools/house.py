@@ -83,7 +83,9 @@ def sources() -> dict[str, str]:
     """Text of every module of the package by its dotted name."""
     files = sorted((ROOT / PACKAGE).rglob("*.py"))
     return {
-        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file.read_text()
+        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(
+            ".__init__"
+        ): file.read_text()
         for file in files
     }
 
@@ -112,17 +114,26 @@ def imports(texts: Mapping[str, str]) -> list[Import]:
     Args:
         texts: source of each module by dotted name; targets are those of them that a name leads to.
     """
-    return [found for module, text in texts.items() for found in _imports(module, text, texts)]
+    return [
+        found
+        for module, text in texts.items()
+        for found in _imports(module, text, texts)
+    ]
 
 
 def _imports(module: str, text: str, texts: Mapping[str, str]) -> Iterator[Import]:
     forms: dict[int, str] = {}
     for node in nodes(text):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and id(node) not in forms:
+        if (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            and id(node) not in forms
+        ):
             forms |= {id(inner): "in a function" for inner in ast.walk(node)}
     for node in nodes(text):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            forms |= {id(inner): "for types" for line in node.body for inner in ast.walk(line)}
+            forms |= {
+                id(inner): "for types" for line in node.body for inner in ast.walk(line)
+            }
     for node in nodes(text):
         form = forms.get(id(node), "at module level")
         names: list[str] = []
@@ -130,9 +141,17 @@ def _imports(module: str, text: str, texts: Mapping[str, str]) -> Iterator[Impor
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Call) and node.args and _last_name(node.func).endswith("import_module"):
+        elif (
+            isinstance(node, ast.Call)
+            and node.args
+            and _last_name(node.func).endswith("import_module")
+        ):
             form = "by string"
-            names = [str(node.args[0].value)] if isinstance(node.args[0], ast.Constant) else []
+            names = (
+                [str(node.args[0].value)]
+                if isinstance(node.args[0], ast.Constant)
+                else []
+            )
         for name in names:
             target = _module(name, texts)
             if target and target != module:
@@ -161,7 +180,10 @@ def upward(found: list[Import]) -> list[Import]:
     arrows = []
     for each in found:
         source, target = package_of(each.source), package_of(each.target)
-        if source != target and (LEVEL[target] >= LEVEL[source] or (source == "viz" and target not in BELOW_FIGURES)):
+        if source != target and (
+            LEVEL[target] >= LEVEL[source]
+            or (source == "viz" and target not in BELOW_FIGURES)
+        ):
             arrows.append(each)
     return arrows
 
@@ -169,7 +191,11 @@ def upward(found: list[Import]) -> list[Import]:
 def circles(found: list[Import]) -> list[set[str]]:
     """Groups of modules that import each other, in whatever form; the largest first."""
     graph = networkx.DiGraph((each.source, each.target) for each in found)
-    groups = [group for group in networkx.strongly_connected_components(graph) if len(group) > 1]
+    groups = [
+        group
+        for group in networkx.strongly_connected_components(graph)
+        if len(group) > 1
+    ]
     return sorted(groups, key=len, reverse=True)
 
 
@@ -183,7 +209,9 @@ def bindings(text: str) -> Iterator[ast.Name]:
 def summaries(source: str) -> Iterator[str]:
     """First line of every docstring."""
     for node in nodes(source):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(
+            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        ):
             text = ast.get_docstring(node)
             if text:
                 yield text.splitlines()[0]
@@ -201,7 +229,11 @@ def shared_class_names(texts: Mapping[str, str]) -> dict[str, set[str]]:
 
 def size(folder: Path, *, without: str = "") -> tuple[int, int, int]:
     """Count the syntax nodes, statements and lines of Python in a folder, one of its folders left out."""
-    files = (file for file in folder.rglob("*.py") if not without or without not in file.relative_to(folder).parts)
+    files = (
+        file
+        for file in folder.rglob("*.py")
+        if not without or without not in file.relative_to(folder).parts
+    )
     texts = [file.read_text() for file in files]
     found = [node for text in texts for node in nodes(text)]
     statements = sum(isinstance(node, ast.stmt) for node in found)
@@ -232,10 +264,16 @@ def measures() -> dict[str, float]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return {
         "files": len(texts),
-        "upward imports": len({(each.source, each.target, each.form) for each in upward(found)}),
+        "upward imports": len(
+            {(each.source, each.target, each.form) for each in upward(found)}
+        ),
         "largest circle": len(groups[0]) if groups else 0,
-        "participles": sum(node.id in PARTICIPLES for text in texts.values() for node in bindings(text)),
-        "odd docstrings, %": 100 * sum(bool(ODD_OPENING.match(each)) for each in opening) / len(opening),
+        "participles": sum(
+            node.id in PARTICIPLES for text in texts.values() for node in bindings(text)
+        ),
+        "odd docstrings, %": 100
+        * sum(bool(ODD_OPENING.match(each)) for each in opening)
+        / len(opening),
         "class names with several homes": len(shared_class_names(texts)),
         "mandatory dependencies": len(project["dependencies"]),
     }
@@ -254,7 +292,11 @@ def main() -> None:
     """Print the table; with ``--arrows`` also every upward import and circle."""
     for name, value in (sizes() | measures()).items():
         bound = f"  (at most {BOUNDS[name]:,})" if name in BOUNDS else ""
-        print(f"{name:32} {value:10,.1f}{bound}" if isinstance(value, float) else f"{name:32} {value:10,}{bound}")
+        print(
+            f"{name:32} {value:10,.1f}{bound}"
+            if isinstance(value, float)
+            else f"{name:32} {value:10,}{bound}"
+        )
     if "--arrows" in sys.argv:
         found = own_imports()
         for each in sorted(set(upward(found))):

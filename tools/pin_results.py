@@ -38,18 +38,27 @@ COMMANDS = {
 def digest(array: Any) -> str:
     """Compute a short hash of an array's shape and bytes, of text for objects."""
     array = np.asarray(array)
-    text = array.tobytes() if array.dtype.kind in "biufcmM" else json.dumps(array.tolist(), default=str).encode()
+    text = (
+        array.tobytes()
+        if array.dtype.kind in "biufcmM"
+        else json.dumps(array.tolist(), default=str).encode()
+    )
     return hashlib.sha256(f"{array.shape}".encode() + text).hexdigest()[:16]
 
 
 def dataset_pins(ds: xr.Dataset) -> dict[str, str]:
     """Return the digest of each variable and coordinate by "name(dims)"."""
-    return {f"{name}({', '.join(map(str, ds[name].dims))})": digest(ds[name].values) for name in map(str, ds.variables)}
+    return {
+        f"{name}({', '.join(map(str, ds[name].dims))})": digest(ds[name].values)
+        for name in map(str, ds.variables)
+    }
 
 
 def figure_pin(figure: go.Figure) -> str:
     """Return the digest of a figure's traces, layout apart."""
-    return digest(np.array(json.dumps(json.loads(figure.to_json())["data"], sort_keys=True)))
+    return digest(
+        np.array(json.dumps(json.loads(figure.to_json())["data"], sort_keys=True))
+    )
 
 
 def keys_of(value: Any) -> Any:
@@ -71,13 +80,22 @@ def pins_of_source(source: str) -> dict[str, Any]:
     seen: Counter[str] = Counter()
     for name, result in results.items():
         # results of no run are numbered, which depends on what stands before them
-        key = f"{source}/{kind_of(name)} {seen[kind_of(name)]}" if " " in name else f"{source}/{name}"
+        key = (
+            f"{source}/{kind_of(name)} {seen[kind_of(name)]}"
+            if " " in name
+            else f"{source}/{name}"
+        )
         seen[kind_of(name)] += 1
         if isinstance(result, xr.Dataset):
             pins[f"{key}/arrays"] = dataset_pins(result)
-        pins[f"{key}/figures"] = {figure: figure_pin(drawn) for figure, drawn in figures_of(name, result, results)}
+        pins[f"{key}/figures"] = {
+            figure: figure_pin(drawn)
+            for figure, drawn in figures_of(name, result, results)
+        }
         panels = find(kind_of(name)).draw_panels(result)
-        pins[f"{key}/sentences"] = [text for panel in panels for text in panel.sentences]
+        pins[f"{key}/sentences"] = [
+            text for panel in panels for text in panel.sentences
+        ]
     return pins
 
 
@@ -92,7 +110,9 @@ def pins() -> dict[str, Any]:
     """Compute all pins."""
     from specimens import SOURCES
 
-    out: dict[str, Any] = {f"command/{name}": pins_of_command(name) for name in COMMANDS}
+    out: dict[str, Any] = {
+        f"command/{name}": pins_of_command(name) for name in COMMANDS
+    }
     for source in SOURCES:
         print(source, file=sys.stderr)
         out |= pins_of_source(source)
@@ -106,11 +126,19 @@ def main(action: str, path: str) -> int:
         Path(path).write_text(json.dumps(computed, indent=1, sort_keys=True))
         return 0
     stored = json.loads(Path(path).read_text())
-    different = [key for key in sorted({*stored, *computed}) if stored.get(key) != computed.get(key)]
+    different = [
+        key
+        for key in sorted({*stored, *computed})
+        if stored.get(key) != computed.get(key)
+    ]
     for key in different:
         before, after = stored.get(key), computed.get(key)
         if isinstance(before, dict) and isinstance(after, dict):
-            parts = [part for part in sorted({*before, *after}) if before.get(part) != after.get(part)]
+            parts = [
+                part
+                for part in sorted({*before, *after})
+                if before.get(part) != after.get(part)
+            ]
             print(f"{key}: {', '.join(parts)}")
         else:
             print(f"{key}: {str(before)[:300]} -> {str(after)[:300]}")

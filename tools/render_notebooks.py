@@ -33,12 +33,19 @@ def faults(path: Path) -> list[str]:
 
 def main() -> None:
     """Write or check."""
-    asked = [name.removesuffix(".ipynb") for name in sys.argv[1:] if not name.startswith("--")] or names()
+    asked = [
+        name.removesuffix(".ipynb")
+        for name in sys.argv[1:]
+        if not name.startswith("--")
+    ] or names()
     stale = []
     for name in asked:
         path = EXAMPLES / f"{name}.ipynb"
         if "--check" in sys.argv:
-            stale += [f"{name}: {fault}; run tools/render_notebooks.py" for fault in faults(path)]
+            stale += [
+                f"{name}: {fault}; run tools/render_notebooks.py"
+                for fault in faults(path)
+            ]
         else:
             path.write_text(with_pictures(path))
             print(path.relative_to(ROOT), f"{path.stat().st_size // 1000} kB")

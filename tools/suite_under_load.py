@@ -57,7 +57,9 @@ def run(condition: str, arguments: Sequence[str], workers: int) -> Run:
     command = [sys.executable, "-m", "pytest", "-n", str(workers), *arguments]
     environment = {**os.environ, **CONDITIONS[condition]}
     began, last = time.monotonic(), "no output"
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
@@ -73,21 +75,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the conditions asked for and print one line each; 0 if all passed, else 1."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     cut = given.index("--") if "--" in given else len(given)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("conditions", nargs="*", help=f"of {', '.join(CONDITIONS)}; all if none is named")
-    parser.add_argument("--busy", type=int, default=4, help="processes that take the processor away (4)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "conditions",
+        nargs="*",
+        help=f"of {', '.join(CONDITIONS)}; all if none is named",
+    )
+    parser.add_argument(
+        "--busy", type=int, default=4, help="processes that take the processor away (4)"
+    )
     parser.add_argument("--workers", type=int, default=2, help="of pytest (2)")
     options = parser.parse_args(given[:cut])
     unknown = sorted(set(options.conditions) - set(CONDITIONS))
     if unknown:
-        parser.error(f"unknown condition {unknown[0]!r}: expected {', '.join(CONDITIONS)}")
+        parser.error(
+            f"unknown condition {unknown[0]!r}: expected {', '.join(CONDITIONS)}"
+        )
     runs: list[Run] = []
     with busy(options.busy), suppress(KeyboardInterrupt):
         for condition in options.conditions or CONDITIONS:
             runs.append(run(condition, given[cut + 1 :], options.workers))
     print(f"\n{'condition':<10} {'result':<7} {'minutes':>7}  pytest")
     for one in runs:
-        print(f"{one.condition:<10} {'FAILED' if one.status else 'passed':<7} {one.minutes:>7.1f}  {one.last}")
+        print(
+            f"{one.condition:<10} {'FAILED' if one.status else 'passed':<7} {one.minutes:>7.1f}  {one.last}"
+        )
     asked = len(options.conditions or CONDITIONS)
     return int(len(runs) < asked or any(one.status for one in runs))
 

@@ -16,7 +16,17 @@ from tsfm_lens.registry import VERSION as __version__
 if TYPE_CHECKING:
     from tsfm_lens.data import SeriesBatch, as_series, bundled
     from tsfm_lens.explain import explain_change
-    from tsfm_lens.hooks import Activations, Component, EditPattern, Mean, Noise, PatchFrom, Resample, Steer, Zero
+    from tsfm_lens.hooks import (
+        Activations,
+        Component,
+        EditPattern,
+        Mean,
+        Noise,
+        PatchFrom,
+        Resample,
+        Steer,
+        Zero,
+    )
     from tsfm_lens.models import Forecast, Lens, Run, load
     from tsfm_lens.viz import plot
 

@@ -31,7 +31,12 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 def visible(text: str, *, keep: str = "") -> str:
     r"""Escape control characters: ESC becomes the four signs ``\x1b``."""
-    return _CONTROL.sub(lambda sign: sign[0] if sign[0] in keep else sign[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(
+        lambda sign: (
+            sign[0] if sign[0] in keep else sign[0].encode("unicode_escape").decode()
+        ),
+        text,
+    )
 
 
 def echo(text: str = "", *, err: bool = False) -> None:
@@ -51,13 +56,22 @@ class _PlainColumn(TextColumn):
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
     """Return a console that prints texts, cells and titles of tables as they are, with control characters escaped."""
-    return _PlainConsole(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+    return _PlainConsole(
+        stderr=stderr, width=width, markup=False, emoji=False, highlight=False
+    )
 
 
-def progress(*, width: int = 0, eta: bool = False, after: str = "", hidden: bool = False) -> Progress:
+def progress(
+    *, width: int = 0, eta: bool = False, after: str = "", hidden: bool = False
+) -> Progress:
     """Return a progress display on stderr, which leaves stdout alone: a description, a bar, counts, time."""
     description = _PlainColumn(f"{{task.description:<{width}}}")
-    columns: list[Any] = [description, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    columns: list[Any] = [
+        description,
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    ]
     columns += [TimeRemainingColumn()] if eta else []
     columns += [_PlainColumn(after)] if after else []
     return Progress(*columns, console=console(stderr=True), disable=hidden)
@@ -111,7 +125,9 @@ def standard_streams() -> Iterator[None]:
         if not isinstance(error, BrokenPipeError):
             place = f"{error.filename}: " if error.filename else ""
             with suppress(OSError):
-                console(stderr=True).print(f"error: {place}{error.strerror or error}", soft_wrap=True)
+                console(stderr=True).print(
+                    f"error: {place}{error.strerror or error}", soft_wrap=True
+                )
         for stream in filter(None, (sys.stdout, sys.stderr)):
             try:
                 stream.flush()

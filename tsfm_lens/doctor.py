@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tsfm_lens.errors import install_command
-from tsfm_lens.models.extras import EXTRAS, installed, missing_packages, packages_of_extras, status
+from tsfm_lens.models.extras import (
+    EXTRAS,
+    installed,
+    missing_packages,
+    packages_of_extras,
+    status,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,12 +26,17 @@ if TYPE_CHECKING:
     from tsfm_lens.testing import OracleResult
 
 _PACKAGES = (
-    *("tsfm-lens-toolbox", "torch", "transformers", "transformer-lens", "chronos-forecasting", "gluonts"),
+    *(
+        "tsfm-lens-toolbox",
+        "torch",
+        "transformers",
+        "transformer-lens",
+        "chronos-forecasting",
+        "gluonts",
+    ),
     *("huggingface-hub", "safetensors", "numpy", "pandas", "xarray", "plotly"),
 )
-_GET_BROWSER = (
-    "none found; Debian and Ubuntu: apt install chromium; elsewhere: kaleido_get_chrome; or set BROWSER_PATH to one"
-)
+_GET_BROWSER = "none found; Debian and Ubuntu: apt install chromium; elsewhere: kaleido_get_chrome; or set BROWSER_PATH to one"
 Facts = dict[str, Any]
 """What ``tsfm-lens doctor --json`` prints; see :func:`examine`."""
 
@@ -48,7 +59,12 @@ def examine() -> Facts:
         for name, state in status().items()
     ]
     packages = [
-        {"name": name, "packages": needed, "missing": missing_packages(name), "install": install_command(name)}
+        {
+            "name": name,
+            "packages": needed,
+            "missing": missing_packages(name),
+            "install": install_command(name),
+        }
         for name, needed in packages_of_extras().items()
         if name not in EXTRAS
     ]
@@ -69,7 +85,11 @@ def examine() -> Facts:
 def plain_oracles(results: Sequence[OracleResult]) -> list[dict[str, Any]]:
     """Convert oracle results for JSON: an error that is not a finite number becomes None."""
     return [
-        {**asdict(result), "error": result.error if math.isfinite(result.error) else None, "passed": result.passed}
+        {
+            **asdict(result),
+            "error": result.error if math.isfinite(result.error) else None,
+            "passed": result.passed,
+        }
         for result in results
     ]
 
@@ -77,21 +97,46 @@ def plain_oracles(results: Sequence[OracleResult]) -> list[dict[str, Any]]:
 def render(facts: Facts) -> Iterator[Table]:
     """Yield the tables that a person reads."""
     system = [("python", facts["python"]), ("platform", facts["platform"])]
-    versions = [(package, version or "not installed") for package, version in facts["versions"].items()]
+    versions = [
+        (package, version or "not installed")
+        for package, version in facts["versions"].items()
+    ]
     yield _table("System", ("", ""), [*system, *versions])
-    extras = [(e["name"], e["title"], e["version"] or "–", e["tested"], _advice(e)) for e in facts["extras"]]
-    yield _table("Model libraries", ("extra", "models", "version", "tested with", "to do"), extras)
-    others = [(entry["name"], ", ".join(entry["packages"]), _cure(entry)) for entry in facts["packages"]]
+    extras = [
+        (e["name"], e["title"], e["version"] or "–", e["tested"], _advice(e))
+        for e in facts["extras"]
+    ]
+    yield _table(
+        "Model libraries",
+        ("extra", "models", "version", "tested with", "to do"),
+        extras,
+    )
+    others = [
+        (entry["name"], ", ".join(entry["packages"]), _cure(entry))
+        for entry in facts["packages"]
+    ]
     yield _table("Other extras", ("extra", "packages", "to do"), others)
-    devices = [(each["name"], each["title"], _size(each["memory"])) for each in facts["devices"]]
-    devices[0] = (devices[0][0], f"{devices[0][1]}, {facts['threads']} threads for torch", devices[0][2])
+    devices = [
+        (each["name"], each["title"], _size(each["memory"]))
+        for each in facts["devices"]
+    ]
+    devices[0] = (
+        devices[0][0],
+        f"{devices[0][1]}, {facts['threads']} threads for torch",
+        devices[0][2],
+    )
     yield _table("Devices", ("device", "", "memory"), devices)
     hub = facts["hub"]
     yield _table(
         "Hub cache",
         ("", ""),
         [
-            ("folder", hub["folder"] if hub["exists"] else f"{hub['folder']} (not there: nothing was fetched yet)"),
+            (
+                "folder",
+                hub["folder"]
+                if hub["exists"]
+                else f"{hub['folder']} (not there: nothing was fetched yet)",
+            ),
             ("size", _size(hub["size"])),
             ("offline", "yes: nothing will be fetched" if hub["offline"] else "no"),
             *hub["flags"].items(),
@@ -101,15 +146,29 @@ def render(facts: Facts) -> Iterator[Table]:
     )
     static = facts["static"]
     rows = [(name, static[name] or "–") for name in ("kaleido", "browser")]
-    yield _table("Figures as png, svg, pdf", ("", ""), [*rows, ("to do", static["missing"] or "nothing")])
-    yield _table("Embedded checkpoints", ("", ""), [(name, f"load({name!r})") for name in facts["embedded"]])
+    yield _table(
+        "Figures as png, svg, pdf",
+        ("", ""),
+        [*rows, ("to do", static["missing"] or "nothing")],
+    )
+    yield _table(
+        "Embedded checkpoints",
+        ("", ""),
+        [(name, f"load({name!r})") for name in facts["embedded"]],
+    )
 
 
 def _table(title: str, header: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
     from rich.table import Table
 
-    look: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "header_style": "dim"}
-    table = Table(title=f"\n{title}", box=None, pad_edge=False, show_header=any(header), **look)
+    look: dict[str, Any] = {
+        "title_justify": "left",
+        "title_style": "bold",
+        "header_style": "dim",
+    }
+    table = Table(
+        title=f"\n{title}", box=None, pad_edge=False, show_header=any(header), **look
+    )
     for name in header:
         table.add_column(name, overflow="fold")
     for row in rows:
@@ -119,13 +178,21 @@ def _table(title: str, header: Sequence[str], rows: Sequence[tuple[str, ...]]) -
 
 def _cure(extra: Facts) -> str:
     """Say what installs the missing packages of an extra; "nothing" where none is missing."""
-    return f"missing {', '.join(extra['missing'])}: {extra['install']}" if extra["missing"] else "nothing"
+    return (
+        f"missing {', '.join(extra['missing'])}: {extra['install']}"
+        if extra["missing"]
+        else "nothing"
+    )
 
 
 def _advice(extra: Facts) -> str:
     if extra["missing"]:
         return f"missing {', '.join(extra['missing'])}: {' && '.join(extra['install'])}"
-    return "nothing" if extra["version"] == extra["tested"] else f"if it fails: {extra['install'][-1]}"
+    return (
+        "nothing"
+        if extra["version"] == extra["tested"]
+        else f"if it fails: {extra['install'][-1]}"
+    )
 
 
 def _size(amount: int | None) -> str:
@@ -147,14 +214,18 @@ def _devices() -> list[Facts]:
     except (AttributeError, ValueError, OSError):
         # not every system has sysconf or these two numbers
         memory = None
-    devices: list[tuple[str, str, int | None]] = [("cpu", f"{platform.machine()}, {os.cpu_count()} cores", memory)]
+    devices: list[tuple[str, str, int | None]] = [
+        ("cpu", f"{platform.machine()}, {os.cpu_count()} cores", memory)
+    ]
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             card = torch.cuda.get_device_properties(index)
             devices.append((f"cuda:{index}", card.name, card.total_memory))
     if torch.backends.mps.is_available():
         devices.append(("mps", "Apple GPU", None))
-    return [dict(zip(("name", "title", "memory"), each, strict=True)) for each in devices]
+    return [
+        dict(zip(("name", "title", "memory"), each, strict=True)) for each in devices
+    ]
 
 
 def _hub() -> Facts:
@@ -163,8 +234,16 @@ def _hub() -> Facts:
 
     from tsfm_lens.models.architecture import architectures
 
-    hub_ids = {hub_id for entry in architectures().values() for hub_id in entry.published.values()}
-    flags = {name: os.environ[name] for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if name in os.environ}
+    hub_ids = {
+        hub_id
+        for entry in architectures().values()
+        for hub_id in entry.published.values()
+    }
+    flags = {
+        name: os.environ[name]
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+        if name in os.environ
+    }
     try:
         cache = scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:
@@ -176,7 +255,11 @@ def _hub() -> Facts:
             for repo in sorted(cache.repos, key=lambda repo: repo.repo_id)
             if repo.repo_type == "model"
             and repo.repo_id in hub_ids
-            and any(file.file_name.endswith(".safetensors") for rev in repo.revisions for file in rev.files)
+            and any(
+                file.file_name.endswith(".safetensors")
+                for rev in repo.revisions
+                for file in rev.files
+            )
         }
     return {
         "folder": constants.HF_HUB_CACHE,

@@ -189,15 +189,23 @@ class SweepFailedError(LensError, RuntimeError):
     """
 
 
-def unknown_name(what: str, name: object, names: Iterable[str], *, hint: str = "") -> UnknownNameError:
+def unknown_name(
+    what: str, name: object, names: Iterable[str], *, hint: str = ""
+) -> UnknownNameError:
     """Build the error for a ``name`` that no ``what`` has, with the nearest of all names, and a hint at the list."""
     options = list(names)
     near = get_close_matches(str(name), options, n=3, cutoff=0.4) or options[:3]
-    choice = f"Closest: {', '.join(near)}." if near else f"There is no {what} to choose from."
+    choice = (
+        f"Closest: {', '.join(near)}."
+        if near
+        else f"There is no {what} to choose from."
+    )
     return UnknownNameError(f"no {what} {str(name)!r}. {choice} {hint}".strip())
 
 
-def missing_extra(purpose: str, extra: str, packages: Iterable[str] = (), *, hint: str = "") -> MissingExtraError:
+def missing_extra(
+    purpose: str, extra: str, packages: Iterable[str] = (), *, hint: str = ""
+) -> MissingExtraError:
     """Build the error for a ``purpose`` that needs the packages of an extra, with the command that installs it."""
     absent = ", ".join(packages)
     what = f" ({absent} not installed)" if absent else ""

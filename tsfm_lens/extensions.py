@@ -11,7 +11,11 @@ from inspect import ismodule
 from pkgutil import iter_modules
 from typing import Any, TypeVar
 
-PROBES, FIGURES, COMMANDS = "tsfm_lens.probes", "tsfm_lens.figures", "tsfm_lens.commands"
+PROBES, FIGURES, COMMANDS = (
+    "tsfm_lens.probes",
+    "tsfm_lens.figures",
+    "tsfm_lens.commands",
+)
 """Groups of entry points: modules that register probes, measurements with their figures, commands."""
 
 C = TypeVar("C", bound=type)
@@ -58,13 +62,24 @@ def load_extensions(group: str) -> None:
 def export(package: str) -> list[str]:
     """Import the modules of a package, bind in it what each lists in ``__all__``, and return these names."""
     namespace = vars(sys.modules[package])
-    modules = [import_module(f"{package}.{each.name}") for each in iter_modules(namespace["__path__"])]
+    modules = [
+        import_module(f"{package}.{each.name}")
+        for each in iter_modules(namespace["__path__"])
+    ]
     # a function may have the name of its module, and stands for it in the package
-    names = {name: getattr(module, name) for module in modules for name in getattr(module, "__all__", ())}
+    names = {
+        name: getattr(module, name)
+        for module in modules
+        for name in getattr(module, "__all__", ())
+    }
     namespace.update(names)
     return sorted(names)
 
 
 def public_names(namespace: Mapping[str, Any]) -> list[str]:
     """List the names of a package's namespace that are neither modules nor private."""
-    return sorted(name for name, each in namespace.items() if name[0] != "_" and not ismodule(each))
+    return sorted(
+        name
+        for name, each in namespace.items()
+        if name[0] != "_" and not ismodule(each)
+    )

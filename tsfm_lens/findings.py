@@ -96,7 +96,10 @@ def judge(
     rows = rows[rows >= 0]
     acts = (np.abs(flat) > beneath).sum(-1)
     nothing = np.full_like(flat, np.nan)
-    free, least = (np.divide(each, scales, out=nothing.copy(), where=scales > 0) for each in (flat, beneath))
+    free, least = (
+        np.divide(each, scales, out=nothing.copy(), where=scales > 0)
+        for each in (flat, beneath)
+    )
     effects, least = _by_unit(free, rows), over_windows(_by_unit(least, rows))
     by_unit = over_windows(effects)
     p = sign_test(by_unit, np.fmax(least, smallest), sides=1 + signed)
@@ -111,11 +114,32 @@ def judge(
         if len(rows):
             shares[members] = lead_shares(np.abs(effects[members]))
     with np.errstate(all="ignore"):
-        usual, low, high = (_over_units(of, by_unit) for of in (np.median, np.min, np.max))
-    parts = {"acts": acts, "size": usual, "low": low, "high": high, "p": p, "leads": leads, "lead_share": shares}
-    data = data.assign({f"{name}_{part}": xr.Variable(dims, each.reshape(shape)) for part, each in parts.items()})
+        usual, low, high = (
+            _over_units(of, by_unit) for of in (np.median, np.min, np.max)
+        )
+    parts = {
+        "acts": acts,
+        "size": usual,
+        "low": low,
+        "high": high,
+        "p": p,
+        "leads": leads,
+        "lead_share": shares,
+    }
+    data = data.assign(
+        {
+            f"{name}_{part}": xr.Variable(dims, each.reshape(shape))
+            for part, each in parts.items()
+        }
+    )
     units, entries = by_unit.shape[1], flat.shape[1]
-    facts = {"groups": labels, "target": target, "units": units, "entries": entries, "sides": 1 + signed}
+    facts = {
+        "groups": labels,
+        "target": target,
+        "units": units,
+        "entries": entries,
+        "sides": 1 + signed,
+    }
     facts |= {"flat": int(degenerate.sum())}
     data[f"{name}_p"].attrs = {**facts, "smallest": smallest}
     return corrected({"": data.assign({f"{name}_floor": floors})})[""]
@@ -128,15 +152,24 @@ def corrected(results: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
         The results with ``NAME_significant`` and, where there are twins, ``NAME_learned``, all of them as one family.
     """
     results = dict(results)
-    tested = [(key, name) for key, data in results.items() for name in judged_names(data)]
+    tested = [
+        (key, name) for key, data in results.items() for name in judged_names(data)
+    ]
     if not tested:
         return results
     p = [np.ravel(results[key][f"{name}_p"].values) for key, name in tested]
     family = int(sum(np.isfinite(each).sum() for each in p))
     adjusted = holm(np.concatenate(p))
-    for (key, name), each in zip(tested, np.split(adjusted, np.cumsum([len(each) for each in p])[:-1]), strict=True):
+    for (key, name), each in zip(
+        tested,
+        np.split(adjusted, np.cumsum([len(each) for each in p])[:-1]),
+        strict=True,
+    ):
         variable = results[key][f"{name}_p"]
-        facts = {"family": family, "needed": units_needed(family, int(variable.attrs["sides"]))}
+        facts = {
+            "family": family,
+            "needed": units_needed(family, int(variable.attrs["sides"])),
+        }
         mark = variable.copy(data=(each <= LEVEL).reshape(variable.shape))
         results[key] = results[key].assign(
             {
@@ -144,13 +177,21 @@ def corrected(results: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
                 f"{name}_significant": mark.assign_attrs(variable.attrs | facts),
             }
         )
-    return _marked_learned(results, [(key, name) for key, name in tested if f"{name}_twins" in results[key]])
+    return _marked_learned(
+        results,
+        [(key, name) for key, name in tested if f"{name}_twins" in results[key]],
+    )
 
 
 def of_targets(data: xr.Dataset, args: Sequence[Any]) -> xr.Dataset:
     """Leave covariates of a probe's runs out of its result; an explanation keeps what its segments are of."""
     runs = [each.batch for each in args if hasattr(each, "batch")]
-    covariates = {name for batch in runs for name, target in zip(batch.ids, batch.is_target, strict=True) if not target}
+    covariates = {
+        name
+        for batch in runs
+        for name, target in zip(batch.ids, batch.is_target, strict=True)
+        if not target
+    }
     if not covariates or "series" not in data.dims or "segment" in data.dims:
         return data
     data = data.isel(series=[name not in covariates for name in data["series"].values])
@@ -159,7 +200,11 @@ def of_targets(data: xr.Dataset, args: Sequence[Any]) -> xr.Dataset:
 
 def judged_names(data: xr.Dataset) -> list[str]:
     """Return the names of the effects that :func:`judge` has judged in a result."""
-    names = [str(name).removesuffix("_p") for name in data.data_vars if str(name).endswith("_p")]
+    names = [
+        str(name).removesuffix("_p")
+        for name in data.data_vars
+        if str(name).endswith("_p")
+    ]
     return [name for name in names if f"{name}_acts" in data]
 
 
@@ -174,9 +219,13 @@ def with_twins(data: xr.Dataset, twins: Iterable[xr.Dataset]) -> xr.Dataset:
     others = list(twins)
     for name in judged_names(data):
         own = abs(data[f"{name}_size"])
-        sizes = xr.Variable.concat([np.abs(other[f"{name}_size"].variable) for other in others], "twin")
+        sizes = xr.Variable.concat(
+            [np.abs(other[f"{name}_size"].variable) for other in others], "twin"
+        )
         rank = 1 + (sizes >= own.variable).sum("twin")
-        data = data.assign({f"{name}_twins": sizes.astype("float32"), f"{name}_twin_rank": rank})
+        data = data.assign(
+            {f"{name}_twins": sizes.astype("float32"), f"{name}_twin_rank": rank}
+        )
     return corrected({"": data})[""]
 
 
@@ -209,7 +258,10 @@ def beside_twins(
     if not count:
         return result
     options = {name: value for name, value in options.items() if name != "progress"}
-    twins = ([each.twin(i) if hasattr(each, "n_twins") else each for each in args] for i in range(count))
+    twins = (
+        [each.twin(i) if hasattr(each, "n_twins") else each for each in args]
+        for i in range(count)
+    )
     try:
         return with_twins(result, (probe(*each, **options) for each in twins))
     except InputError as error:
@@ -224,11 +276,15 @@ def twins_of_reports() -> int:
     """
     value = os.environ.get("TSFM_LENS_TWINS", "24")
     if not value.isdigit():
-        raise InputError(f"TSFM_LENS_TWINS={value!r} in the environment, expected a whole number such as 24, or 0")
+        raise InputError(
+            f"TSFM_LENS_TWINS={value!r} in the environment, expected a whole number such as 24, or 0"
+        )
     return int(value)
 
 
-def _marked_learned(results: dict[str, xr.Dataset], compared: Sequence[tuple[str, str]]) -> dict[str, xr.Dataset]:
+def _marked_learned(
+    results: dict[str, xr.Dataset], compared: Sequence[tuple[str, str]]
+) -> dict[str, xr.Dataset]:
     """Mark the members of all results that are larger than every member of every twin."""
     if not compared:
         return results
@@ -244,12 +300,17 @@ def _marked_learned(results: dict[str, xr.Dataset], compared: Sequence[tuple[str
     flat = np.concatenate([np.ravel(each.values) for each in own])
     # groups of one result are no groups of another
     groups = np.concatenate(
-        [1000 * at + results[key][f"{name}_p"].attrs["groups"] for at, (key, name) in enumerate(compared)]
+        [
+            1000 * at + results[key][f"{name}_p"].attrs["groups"]
+            for at, (key, name) in enumerate(compared)
+        ]
     )
     apart = stands_apart(flat, in_twins, groups)
     parts = np.split(apart, np.cumsum([size.size for size in own])[:-1])
     for (key, name), size, part, acting in zip(compared, own, parts, acts, strict=True):
-        mark = size.copy(data=part.reshape(size.shape) & acting).assign_attrs(twins=len(in_twins))
+        mark = size.copy(data=part.reshape(size.shape) & acting).assign_attrs(
+            twins=len(in_twins)
+        )
         results[key] = results[key].assign({f"{name}_learned": mark})
     return results
 
@@ -258,12 +319,18 @@ def _labelled(values: Any, over: str, count: int) -> xr.Variable:
     """Label values by the dimension that is a sample, unless they have labels."""
     if isinstance(values, xr.DataArray):
         return xr.Variable(values.dims, values.values.astype(float))
-    return xr.Variable((over,), np.broadcast_to(np.asarray(values, dtype=float), (count,)).copy())
+    return xr.Variable(
+        (over,), np.broadcast_to(np.asarray(values, dtype=float), (count,)).copy()
+    )
 
 
 def _targets(data: xr.Dataset, count: int) -> np.ndarray:
     """Mark the series that are no covariates."""
-    return np.asarray(data["role"].values == "target") if "role" in data.coords else np.ones(count, dtype=bool)
+    return (
+        np.asarray(data["role"].values == "target")
+        if "role" in data.coords
+        else np.ones(count, dtype=bool)
+    )
 
 
 def _degenerate(data: xr.Dataset, over: str, count: int) -> np.ndarray:
@@ -282,15 +349,23 @@ def _units(data: xr.Dataset, over: str, usable: np.ndarray) -> tuple[np.ndarray,
     labels = data["item"].values if "item" in data.coords else _digests(data, rows)
     if "item" in data.coords and len(np.unique(labels[targets])) == 1:
         return np.where(targets, rows, -1), OTHER_TIMES
-    return np.where(targets, np.unique(labels, return_inverse=True)[1], -1), OTHER_SERIES
+    return np.where(
+        targets, np.unique(labels, return_inverse=True)[1], -1
+    ), OTHER_SERIES
 
 
 def _digests(data: xr.Dataset, rows: np.ndarray) -> np.ndarray:
     """Return one label per series, the same for series that are equal."""
     if "context" not in data or data["context"].dims != ("series", "time"):
         return rows
-    parts = [data[name].transpose("series", ...).values for name in ("context", "truth") if name in data]
-    return np.array([hash(tuple(part[row].tobytes() for part in parts)) for row in rows])
+    parts = [
+        data[name].transpose("series", ...).values
+        for name in ("context", "truth")
+        if name in data
+    ]
+    return np.array(
+        [hash(tuple(part[row].tobytes() for part in parts)) for row in rows]
+    )
 
 
 def _by_unit(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -298,7 +373,9 @@ def _by_unit(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     units, place = np.unique(rows, return_inverse=True)
     if not len(units):
         return np.full((len(values), 0, 1), np.nan)
-    window = np.array([int((place[:at] == unit).sum()) for at, unit in enumerate(place)])
+    window = np.array(
+        [int((place[:at] == unit).sum()) for at, unit in enumerate(place)]
+    )
     table = np.full((len(values), len(units), int(window.max(initial=0)) + 1), np.nan)
     table[:, place, window] = values
     return table
@@ -308,7 +385,12 @@ def _over_units(of: Any, values: np.ndarray) -> np.ndarray:
     """Apply a statistic to the finite values of each member, NaN without any."""
     if values.size and np.isfinite(values).all():
         return np.asarray(of(values, axis=-1))
-    return np.array([of(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan for row in values])
+    return np.array(
+        [
+            of(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan
+            for row in values
+        ]
+    )
 
 
 def _labels(data: xr.Dataset, groups: Any, sizes: dict[Hashable, int]) -> np.ndarray:
@@ -320,8 +402,15 @@ def _labels(data: xr.Dataset, groups: Any, sizes: dict[Hashable, int]) -> np.nda
         names = list(dict.fromkeys(groups))
         return np.array([names.index(each) for each in groups])
     labels = data.variables[groups] if isinstance(groups, str) else groups.variable
-    indices = np.unique(labels.values.astype(str), return_inverse=True)[1].reshape(labels.shape)
-    return xr.Variable(labels.dims, indices).set_dims(sizes).transpose(*sizes).values.reshape(-1)
+    indices = np.unique(labels.values.astype(str), return_inverse=True)[1].reshape(
+        labels.shape
+    )
+    return (
+        xr.Variable(labels.dims, indices)
+        .set_dims(sizes)
+        .transpose(*sizes)
+        .values.reshape(-1)
+    )
 
 
 def refuse_no_share(value: object, what: str) -> None:

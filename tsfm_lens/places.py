@@ -20,9 +20,15 @@ def refuse_unwritable(folder: str | Path) -> None:
     """Refuse a folder that files cannot be written to, before results are computed; create nothing."""
     folder = Path(folder)
     with writing_to(folder):
-        there = next(place for place in (folder.absolute(), *folder.absolute().parents) if _stands(place))
+        there = next(
+            place
+            for place in (folder.absolute(), *folder.absolute().parents)
+            if _stands(place)
+        )
         if not there.is_dir():
-            raise InputError(f"{str(folder)!r} cannot be written: {there} is a file; give a folder, new or old")
+            raise InputError(
+                f"{str(folder)!r} cannot be written: {there} is a file; give a folder, new or old"
+            )
         with tempfile.TemporaryFile(dir=there):
             pass
 
@@ -45,7 +51,9 @@ def writing_to(path: Path) -> Iterator[None]:
     # a path with a NUL is a ValueError
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{str(path)!r} cannot be written: {why}; give a place where files can be made") from error
+        raise InputError(
+            f"{str(path)!r} cannot be written: {why}; give a place where files can be made"
+        ) from error
 
 
 @contextmanager

@@ -37,15 +37,21 @@ def relative_spectrum(singular_values: np.ndarray) -> np.ndarray:
     """
     values = np.asarray(singular_values, dtype=np.float64)
     if values.ndim == 0 or not values.shape[-1]:
-        raise InputError(f"singular values of shape {values.shape}, expected at least one on the last axis")
+        raise InputError(
+            f"singular values of shape {values.shape}, expected at least one on the last axis"
+        )
     if not np.isfinite(values).all() or (values < 0).any():
-        raise InputError("singular values hold a negative number or none; they are finite and from 0 on")
+        raise InputError(
+            "singular values hold a negative number or none; they are finite and from 0 on"
+        )
     values = -np.sort(-values, axis=-1)
     largest = values[..., :1]
     return np.divide(values, largest, out=np.zeros_like(values), where=largest > 0)
 
 
-def epsilon_rank(singular_values: np.ndarray, epsilon: float | Sequence[float]) -> np.ndarray:
+def epsilon_rank(
+    singular_values: np.ndarray, epsilon: float | Sequence[float]
+) -> np.ndarray:
     """Compute the numerical rank: the number of singular values larger than ``epsilon`` times the largest.
 
     Cutting a matrix off at this rank leaves an error of at most ``epsilon`` times its spectral norm.
@@ -153,7 +159,9 @@ def angles(columns: np.ndarray) -> np.ndarray:
     """
     matrix = np.asarray(columns, dtype=np.float64)
     if matrix.ndim != 2 or not np.isfinite(matrix).all():
-        raise InputError(f"columns of shape {matrix.shape}, expected a finite matrix (d, n)")
+        raise InputError(
+            f"columns of shape {matrix.shape}, expected a finite matrix (d, n)"
+        )
     length = np.linalg.norm(matrix, axis=0)
     unit = np.divide(matrix, length, out=np.full_like(matrix, np.nan), where=length > 0)
     return np.asarray(np.arccos(np.minimum(np.abs(unit.T @ unit), 1.0)))
@@ -181,7 +189,9 @@ def flow_bound(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarra
     """
     if np.sqrt(depth) < 2 * _E2 * heads:
         least = int(np.ceil((2 * _E2 * heads) ** 2))
-        raise InputError(f"depth is {depth}: with {heads} heads the bound is of models of {least} layers or more")
+        raise InputError(
+            f"depth is {depth}: with {heads} heads the bound is of models of {least} layers or more"
+        )
     values = positive_and_falling(singular_values, len(singular_values))
     # min over j ≤ k of σ_{k−j+1} + factor · σ_{⌊(j−1)/h⌋+1}, for each k
     values, j = values / values[0], np.arange(len(values))
@@ -210,14 +220,18 @@ def measured_bound(stream: np.ndarray, written: np.ndarray) -> np.ndarray:
     """
     values, heads = np.asarray(stream, dtype=float), np.asarray(written, dtype=float)
     for each in (values, *heads):
-        if not (np.isfinite(each).all() and (each >= 0).all() and (np.diff(each) <= 0).all()):
+        if not (
+            np.isfinite(each).all() and (each >= 0).all() and (np.diff(each) <= 0).all()
+        ):
             raise InputError(
                 "singular values that are negative, not finite, or rise; expected them from the largest on"
             )
     j = np.arange(len(values))
     places = j // len(heads)
     sums = np.append(heads.sum(axis=0), 0.0)[np.minimum(places, heads.shape[1])]
-    return np.array([(values[k - j[: k + 1]] + sums[: k + 1]).min() for k in range(len(values))])
+    return np.array(
+        [(values[k - j[: k + 1]] + sums[: k + 1]).min() for k in range(len(values))]
+    )
 
 
 def positive_and_falling(singular_values: np.ndarray, n_tokens: int) -> np.ndarray:
@@ -227,10 +241,20 @@ def positive_and_falling(singular_values: np.ndarray, n_tokens: int) -> np.ndarr
         InputError: they are not positive and falling, or there are fewer tokens than singular values.
     """
     values = np.asarray(singular_values, dtype=np.float64)
-    if values.ndim != 1 or not len(values) or not (np.isfinite(values).all() and values[-1] > 0):
-        raise InputError(f"singular values of shape {values.shape}, expected one axis of finite numbers above 0")
+    if (
+        values.ndim != 1
+        or not len(values)
+        or not (np.isfinite(values).all() and values[-1] > 0)
+    ):
+        raise InputError(
+            f"singular values of shape {values.shape}, expected one axis of finite numbers above 0"
+        )
     if (np.diff(values) > 0).any():
-        raise InputError("singular values rise, expected them from the largest to the smallest")
+        raise InputError(
+            "singular values rise, expected them from the largest to the smallest"
+        )
     if n_tokens < len(values):
-        raise InputError(f"{n_tokens} tokens cannot have {len(values)} singular values; give {len(values)} or more")
+        raise InputError(
+            f"{n_tokens} tokens cannot have {len(values)} singular values; give {len(values)} or more"
+        )
     return values

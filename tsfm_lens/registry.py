@@ -24,7 +24,16 @@ if TYPE_CHECKING:
 
 VERSION = "0.1.0"
 _WITHIN = ContextVar("within a probe", default=False)
-THEMES = ("Weights alone", "Activations", "Behaviour", "Causes", "Inputs", "Sweeps", "Training", "Theory")
+THEMES = (
+    "Weights alone",
+    "Activations",
+    "Behaviour",
+    "Causes",
+    "Inputs",
+    "Sweeps",
+    "Training",
+    "Theory",
+)
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -82,14 +91,18 @@ class Needs:
         """Refuse a lens that does not have it, naming what can be had ``instead``."""
         self._require(self.met(lens), lens.model_id, name, instead)
 
-    def check_architecture(self, architecture: Any, model: str, name: str, instead: str = "") -> None:
+    def check_architecture(
+        self, architecture: Any, model: str, name: str, instead: str = ""
+    ) -> None:
         """Refuse a model that is not open yet by its architecture."""
         self._require(self.possible(architecture), model, name, instead)
 
     def _require(self, has: bool, model: str, name: str, instead: str) -> None:
         if not has:
             other = f"; {instead}" if instead else ""
-            raise InputError(f"{name} is defined by {self.words}, which {model} does not have{other}")
+            raise InputError(
+                f"{name} is defined by {self.words}, which {model} does not have{other}"
+            )
 
 
 @dataclass(frozen=True)
@@ -218,7 +231,10 @@ class Measurement:
         """Origin of a result that no single run gives, in words."""
         if self.probe is not None:
             return f"made of several models: `{self.probe.name}` makes it, `tsfm-lens figure` draws it"
-        return self.maker or "made of many runs: `tsfm-lens sweep` makes it, and `tsfm-lens sweep report` draws it"
+        return (
+            self.maker
+            or "made of many runs: `tsfm-lens sweep` makes it, and `tsfm-lens sweep report` draws it"
+        )
 
     def figure(
         self,
@@ -249,9 +265,24 @@ class Measurement:
         def register(function: Draw[P]) -> Draw[P]:
             words = title or self.titles.get(function.__name__, "")
             if not words:
-                raise InputError(f"{function.__name__!r} of {self.kind!r} has no title; give it to the decorator")
-            draw, columns = _checked(function, self.kind, tuple(variables), instead), _table_of(table)
-            figure = Figure(draw, words, options or {}, probe_options or {}, beside, needs, instead, columns, sentences)
+                raise InputError(
+                    f"{function.__name__!r} of {self.kind!r} has no title; give it to the decorator"
+                )
+            draw, columns = (
+                _checked(function, self.kind, tuple(variables), instead),
+                _table_of(table),
+            )
+            figure = Figure(
+                draw,
+                words,
+                options or {},
+                probe_options or {},
+                beside,
+                needs,
+                instead,
+                columns,
+                sentences,
+            )
             self.figures.append(figure)
             return draw
 
@@ -302,14 +333,22 @@ def measurement(
     module = sys._getframe(1).f_globals
     home, file = str(module.get("__name__", "")), module.get("__file__")
     # a cell of a notebook has no file
-    texts = declarations(Path(file).with_name("measurements.yaml")).get(kind, {}) if file else {}
+    texts = (
+        declarations(Path(file).with_name("measurements.yaml")).get(kind, {})
+        if file
+        else {}
+    )
     if not home.startswith("tsfm_lens."):
         load_extensions(FIGURES)
     if kind in _MEASUREMENTS and _MEASUREMENTS[kind].home != home:
-        raise InputError(f"kind {kind!r} is taken by {_MEASUREMENTS[kind].home}; choose another")
+        raise InputError(
+            f"kind {kind!r} is taken by {_MEASUREMENTS[kind].home}; choose another"
+        )
     theme = theme or texts.get("theme", "")
     if theme not in THEMES:
-        raise InputError(f"theme={theme!r} is not known, choose one of {', '.join(THEMES)}")
+        raise InputError(
+            f"theme={theme!r} is not known, choose one of {', '.join(THEMES)}"
+        )
     entry = _MEASUREMENTS[kind] = Measurement(
         kind,
         theme,
@@ -361,7 +400,9 @@ def probe(
         if not function.__module__.startswith("tsfm_lens."):
             load_extensions(PROBES)
         if kind in _PROBES and _PROBES[kind].function.__module__ != function.__module__:
-            raise InputError(f"kind {kind!r} is computed by {_PROBES[kind].name}; choose another")
+            raise InputError(
+                f"kind {kind!r} is computed by {_PROBES[kind].name}; choose another"
+            )
         of_kinds = f" of {' and '.join(takes)}" if isinstance(takes, tuple) else ""
         on = _INPUT_WORDS[takes] if isinstance(takes, str) else of_kinds
         how = options if callable(options) else lambda results: options or {}
@@ -370,7 +411,9 @@ def probe(
         def compute(*args: P.args, **arguments: P.kwargs) -> Result:
             # a probe that another one calls leaves the twins to its caller
             within = _WITHIN.get()
-            count = max((getattr(each, "n_twins", 0) or 0 for each in args), key=abs, default=0) * (not within)
+            count = max(
+                (getattr(each, "n_twins", 0) or 0 for each in args), key=abs, default=0
+            ) * (not within)
             before, mark = _work_of(args), _WITHIN.set(True)
             try:
                 result = function(*args, **arguments)
@@ -380,11 +423,15 @@ def probe(
             from tsfm_lens.findings import Result, beside_twins, of_targets
 
             if count:
-                result = beside_twins(function, result, count, args, arguments, _work_of(args) - before)
+                result = beside_twins(
+                    function, result, count, args, arguments, _work_of(args) - before
+                )
             result = result if within else of_targets(result, args)
             return Result(result.data_vars, result.coords, result.attrs)
 
-        _PROBES[kind] = Probe(compute, takes, words or f"{_name_of(function)}{on}", how, each)
+        _PROBES[kind] = Probe(
+            compute, takes, words or f"{_name_of(function)}{on}", how, each
+        )
         return compute
 
     return register
@@ -398,7 +445,9 @@ def _work_of(args: Sequence[Any]) -> int:
 def measurements() -> dict[str, Measurement]:
     """Return every measurement by the kind of its result, theme by theme."""
     load_extensions(FIGURES)
-    return dict(sorted(_MEASUREMENTS.items(), key=lambda item: THEMES.index(item[1].theme)))
+    return dict(
+        sorted(_MEASUREMENTS.items(), key=lambda item: THEMES.index(item[1].theme))
+    )
 
 
 def find(kind: str) -> Measurement:
@@ -412,35 +461,59 @@ def find(kind: str) -> Measurement:
 
 def drawn_by(kind: str) -> str:
     """Return the names of the figures of a kind, as a sentence lists them."""
-    names = [figure.name for figure in _MEASUREMENTS[kind].figures] if kind in _MEASUREMENTS else []
+    names = (
+        [figure.name for figure in _MEASUREMENTS[kind].figures]
+        if kind in _MEASUREMENTS
+        else []
+    )
     return " or ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
-def check(ds: Any, kinds: str | Sequence[str], *variables: str, instead: str = "") -> None:
+def check(
+    ds: Any, kinds: str | Sequence[str], *variables: str, instead: str = ""
+) -> None:
     """Refuse what is no result, Dataset or table, of a kind with variables; ``instead`` is a figure without them."""
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if not hasattr(ds, "data_vars") and not getattr(ds, "attrs", {}).get("kind"):
-        raise InputError(f"a labelled result (xarray.Dataset) is needed, not {type(ds).__name__}.")
+        raise InputError(
+            f"a labelled result (xarray.Dataset) is needed, not {type(ds).__name__}."
+        )
     actual = ds.attrs.get("kind")
-    form, part = ("table", "column") if kinds[0].startswith("sweep_") else ("Dataset", "variable")
+    form, part = (
+        ("table", "column")
+        if kinds[0].startswith("sweep_")
+        else ("Dataset", "variable")
+    )
     # a run holds its forecast
     if str(actual) not in kinds and not (actual == "run" and "forecast" in kinds):
-        help_text = f" {figures} draws that kind." if (figures := drawn_by(actual)) else ""
-        raise InputError(f"a {form} of kind {kinds[0]!r} is needed, this one is of kind {actual!r}.{help_text}")
+        help_text = (
+            f" {figures} draws that kind." if (figures := drawn_by(actual)) else ""
+        )
+        raise InputError(
+            f"a {form} of kind {kinds[0]!r} is needed, this one is of kind {actual!r}.{help_text}"
+        )
     for name in variables:
         if name not in ds:
             has = ", ".join(map(str, ds)) or "nothing"
             kind = actual if actual in kinds else kinds[0]
             help_text = f" {instead} draws it." if instead else ""
-            raise InputError(f"the {kind!r} {form} has no {part} {name!r}; it has {has}.{help_text}")
+            raise InputError(
+                f"the {kind!r} {form} has no {part} {name!r}; it has {has}.{help_text}"
+            )
 
 
 def as_dataset(thing: Any) -> Any:
     """Return a run or a forecast as its dataset; anything else as it is."""
-    return thing.to_dataset() if not hasattr(thing, "data_vars") and hasattr(thing, "to_dataset") else thing
+    return (
+        thing.to_dataset()
+        if not hasattr(thing, "data_vars") and hasattr(thing, "to_dataset")
+        else thing
+    )
 
 
-def _checked(function: Draw[P], kind: str, variables: tuple[str, ...], instead: str) -> Draw[P]:
+def _checked(
+    function: Draw[P], kind: str, variables: tuple[str, ...], instead: str
+) -> Draw[P]:
     """Let a figure's function check its result; one that is registered for several kinds takes all of them."""
     if hasattr(function, "kinds"):
         function.kinds.append(kind)
@@ -473,11 +546,17 @@ def _missing_name(error: KeyError) -> str:
     return named[1] if named else text
 
 
-def _documentation(function: Callable[..., Any], kind: str, parameters: list[str]) -> str:
+def _documentation(
+    function: Callable[..., Any], kind: str, parameters: list[str]
+) -> str:
     """Complete a docstring with the arguments that many figures have, and with what is raised."""
     head, _, own = cleandoc(function.__doc__ or "").partition("\n\nArgs:\n")
     texts = {parameters[0]: f"of kind {kind!r}.", **_PARAMETERS} if parameters else {}
-    shared = [f"    {name}: {texts[name]}\n" for name in parameters if name in texts and f"    {name}" not in own]
+    shared = [
+        f"    {name}: {texts[name]}\n"
+        for name in parameters
+        if name in texts and f"    {name}" not in own
+    ]
     return f"{head}\n\nArgs:\n{''.join(shared)}{own}".rstrip() + _RAISES
 
 
@@ -489,9 +568,18 @@ def _table_of(table: Sequence[str] | Table | None) -> Table | None:
 
 def frame(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
     """Tabulate those of the variables that a result has, a row per combination of labels, a column per variable."""
-    return ds[[name for name in variables if name in ds]].reset_coords(drop=True).to_dataframe().reset_index()
+    return (
+        ds[[name for name in variables if name in ds]]
+        .reset_coords(drop=True)
+        .to_dataframe()
+        .reset_index()
+    )
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    package = function.__module__.rpartition(".")[0].removeprefix("tsfm_lens").removeprefix(".probes")
+    package = (
+        function.__module__.rpartition(".")[0]
+        .removeprefix("tsfm_lens")
+        .removeprefix(".probes")
+    )
     return f"{package}.{function.__name__}".lstrip(".")

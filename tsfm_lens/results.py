@@ -73,11 +73,17 @@ class Results:
         function, takes = entry.probe.function, entry.probe.takes
         if self.progress is not None and "progress" in signature(function).parameters:
             options["progress"] = self.progress
-        result: Result = function(*self._arguments(takes), **{**entry.probe.options(self), **options})
+        result: Result = function(
+            *self._arguments(takes), **{**entry.probe.options(self), **options}
+        )
         if takes != "pair":
             return result
         missing = sum(int(np.isnan(values).sum()) for values in self.first.batch.values)
-        attrs = {"shifted_by": self.season // 2, "season": self.season, "missing_steps_filled": missing}
+        attrs = {
+            "shifted_by": self.season // 2,
+            "season": self.season,
+            "missing_steps_filled": missing,
+        }
         return result.assign_attrs(attrs)
 
     def _arguments(self, takes: Takes) -> tuple[Any, ...]:
@@ -112,8 +118,13 @@ class Results:
     def shifted(self) -> tuple[Run, Run]:
         """First series, without gaps, and the same with its season half a period later."""
         one = self.first
-        whole = tuple(pd.Series(each).interpolate(limit_direction="both").to_numpy() for each in one.batch.values)
+        whole = tuple(
+            pd.Series(each).interpolate(limit_direction="both").to_numpy()
+            for each in one.batch.values
+        )
         clean = replace(one.batch, values=whole)
         how: dict[str, Any] = {"num_samples": one.num_samples, "seed": one.seed}
         late = shift_phase(clean, self.season // 2)
-        return one.lens.run(clean, one.horizon, **how), one.lens.run(late, one.horizon, **how)
+        return one.lens.run(clean, one.horizon, **how), one.lens.run(
+            late, one.horizon, **how
+        )

@@ -40,7 +40,9 @@ FEWEST = 3
 
 # scipy.stats takes half a second to import: functions that need it import it themselves
 _TAILS = (0.025, 0.975)
-_LEAST_SPREAD = 0.1  # of log sizes: groups that are alike in all models are not apart by a little
+_LEAST_SPREAD = (
+    0.1  # of log sizes: groups that are alike in all models are not apart by a little
+)
 
 
 # intervals
@@ -54,7 +56,9 @@ def half_width(values: np.ndarray, confidence: float = CONFIDENCE) -> np.ndarray
         mean = np.where(valid, values, 0.0).sum(-1, keepdims=True) / count[..., None]
         squares = np.square(np.where(valid, values - mean, 0.0)).sum(-1)
         error = np.sqrt(squares / (count - 1) / count)
-    return np.where(count > 1, stdtrit(np.maximum(count - 1, 1), 0.5 + confidence / 2) * error, 0.0)
+    return np.where(
+        count > 1, stdtrit(np.maximum(count - 1, 1), 0.5 + confidence / 2) * error, 0.0
+    )
 
 
 def mean_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -75,7 +79,11 @@ def median_interval(values: np.ndarray) -> tuple[float, float, float]:
     middle = float(np.median(order)) if len(order) else math.nan
     # the values that can be cut off at either end, and one more
     trim = int(binom.ppf(_TAILS[0], len(order), 0.5)) if len(order) else 0
-    return (middle, float(order[trim - 1]), float(order[-trim])) if trim else (middle, math.nan, math.nan)
+    return (
+        (middle, float(order[trim - 1]), float(order[-trim]))
+        if trim
+        else (middle, math.nan, math.nan)
+    )
 
 
 def ratio_units(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -87,7 +95,9 @@ def ratio_units(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
 # tests
 
 
-def sign_test(values: np.ndarray, smallest: np.ndarray | float = 0.0, *, sides: int = 2) -> np.ndarray:
+def sign_test(
+    values: np.ndarray, smallest: np.ndarray | float = 0.0, *, sides: int = 2
+) -> np.ndarray:
     """Test whether the median over the last axis is beyond ``smallest``; values within it speak for neither side.
 
     Returns:
@@ -125,7 +135,12 @@ def leader(sizes: np.ndarray, level: float = LEVEL) -> int | None:
 
     Each other member is tested at the full level: all of these tests must succeed (Berger 1982).
     """
-    middle = np.array([np.median(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan for row in sizes])
+    middle = np.array(
+        [
+            np.median(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan
+            for row in sizes
+        ]
+    )
     candidates = np.flatnonzero(np.isfinite(middle))
     if len(candidates) < 2:
         return None
@@ -138,10 +153,14 @@ def leader(sizes: np.ndarray, level: float = LEVEL) -> int | None:
 def over_windows(values: np.ndarray) -> np.ndarray:
     """Average over the last axis; NaN is left out, and stays where there is nothing else."""
     count = np.isfinite(values).sum(-1)
-    return np.where(count > 0, np.nansum(values, axis=-1) / np.maximum(count, 1), np.nan)
+    return np.where(
+        count > 0, np.nansum(values, axis=-1) / np.maximum(count, 1), np.nan
+    )
 
 
-def lead_shares(sizes: np.ndarray, *, replicates: int = 200, most: int = 20) -> np.ndarray:
+def lead_shares(
+    sizes: np.ndarray, *, replicates: int = 200, most: int = 20
+) -> np.ndarray:
     """Compute the share of bootstrap samples of units in which each member (member, unit[, window]) is largest.
 
     Windows are drawn within their units and averaged. Of more than ``most`` members the largest are drawn.
@@ -155,14 +174,18 @@ def lead_shares(sizes: np.ndarray, *, replicates: int = 200, most: int = 20) -> 
     rng, shape = np.random.default_rng(0), (replicates, table.shape[1])
     units = rng.integers(table.shape[1], size=shape)
     windows = rng.integers(table.shape[2], size=(*shape, table.shape[2]))
-    medians = np.array([np.median(row[units[..., None], windows].mean(-1), axis=-1) for row in table])
+    medians = np.array(
+        [np.median(row[units[..., None], windows].mean(-1), axis=-1) for row in table]
+    )
     largest = medians == medians.max(0)
     shares = np.zeros(len(sizes))
     shares[members] = (largest / largest.sum(0)).mean(-1)
     return shares
 
 
-def stands_apart(own: np.ndarray, others: np.ndarray, groups: np.ndarray, smallest: float = SMALLEST) -> np.ndarray:
+def stands_apart(
+    own: np.ndarray, others: np.ndarray, groups: np.ndarray, smallest: float = SMALLEST
+) -> np.ndarray:
     """Mark members (member,) that are larger than every member of their group in every other model (model, member).
 
     Sizes are compared on a log scale, by the median and spread that the largest of a group has over all models, this
@@ -208,7 +231,12 @@ def expanded_interval(draws: np.ndarray, confidence: float, units: int) -> np.nd
     if tail * (len(draws) + 1) >= 1:
         return np.quantile(draws, [tail, 1 - tail], axis=0)
     middle, reach = draws.mean(axis=0), -z * draws.std(axis=0, ddof=1)
-    return np.stack([np.minimum(draws.min(axis=0), middle - reach), np.maximum(draws.max(axis=0), middle + reach)])
+    return np.stack(
+        [
+            np.minimum(draws.min(axis=0), middle - reach),
+            np.maximum(draws.max(axis=0), middle + reach),
+        ]
+    )
 
 
 def expanded_p(draws: np.ndarray, units: int) -> np.ndarray:

@@ -39,7 +39,10 @@ def without(run: Run, *components: str | Component, **options: Any) -> Result:
 
     name = f"without {', '.join(map(str, components))}"
     result = ablation_recipes(run, {name: components}, **options)
-    size = f": moves by {float(result['mean_shift'][1, 0]):.3g} {result['units'].values[0]}" * (len(run.batch) == 1)
+    size = (
+        f": moves by {float(result['mean_shift'][1, 0]):.3g} {result['units'].values[0]}"
+        * (len(run.batch) == 1)
+    )
     return result.assign_attrs(title=f"Forecast {name}{size}".rstrip())
 
 
@@ -86,7 +89,9 @@ def explain(run: Run, out: str | Path | None = None, **options: Any) -> Explanat
 
 
 @method_of("Run")
-def what_if(run: Run, changes: Mapping[str, Any] | None = None, **options: Any) -> Result:
+def what_if(
+    run: Run, changes: Mapping[str, Any] | None = None, **options: Any
+) -> Result:
     """Forecast with another input, ``run.what_if(temperature="+5")``; see :func:`tsfm_lens.explain.what_if`."""
     from tsfm_lens import explain
 

@@ -88,44 +88,78 @@ def verdict(*tests: xr.Dataset) -> tuple[Word, list[str]]:
         'fails'
     """
     if not tests:
-        raise InputError("no faithfulness test to judge: give results of deletion_curves and route_faithfulness")
+        raise InputError(
+            "no faithfulness test to judge: give results of deletion_curves and route_faithfulness"
+        )
     words: list[Word] = []
     decisive: list[Word] = []
     sentences: list[str] = []
     for test in tests:
         kind = test.attrs.get("kind")
         if kind not in _JUDGES:
-            raise InputError(f"a result of kind {kind!r} is not a faithfulness test; give one of {', '.join(_JUDGES)}")
+            raise InputError(
+                f"a result of kind {kind!r} is not a faithfulness test; give one of {', '.join(_JUDGES)}"
+            )
         verdicts, reasons = _JUDGES[str(kind)][0](test)
         words += verdicts
         # segments stand in the order of their effects
         decisive.append(verdicts[0])
         sentences += reasons
-    word: Word = "fails" if "fails" in decisive else "holds" if set(words) == {"holds"} else "holds in part"
+    word: Word = (
+        "fails"
+        if "fails" in decisive
+        else "holds"
+        if set(words) == {"holds"}
+        else "holds in part"
+    )
     # the sort is stable: what fails first, then what holds in part
-    order = sorted(range(len(words)), key=lambda i: ("fails", "holds in part", "holds").index(words[i]))
+    order = sorted(
+        range(len(words)),
+        key=lambda i: ("fails", "holds in part", "holds").index(words[i]),
+    )
     return word, [sentences[i] for i in order]
 
 
 def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
     first = curves.isel(explanation=0)
-    explained, slope, signed = (float(first[name]) for name in ("r2", "slope", "sign_agreement"))
+    explained, slope, signed = (
+        float(first[name]) for name in ("r2", "slope", "sign_agreement")
+    )
     if not np.isfinite(explained):
-        return ["fails"], ["Scores without signs and sizes predict no effect: the inputs fail."]
+        return ["fails"], [
+            "Scores without signs and sizes predict no effect: the inputs fail."
+        ]
     tried = {
-        str(n): float(v) for n, v in zip(first["control"].values, first["control_r2"].values, strict=True) if v == v
+        str(n): float(v)
+        for n, v in zip(
+            first["control"].values, first["control_r2"].values, strict=True
+        )
+        if v == v
     }
-    better = [name for name, value in tried.items() if value >= explained + MARGIN * (name == EXCHANGED)]
+    better = [
+        name
+        for name, value in tried.items()
+        if value >= explained + MARGIN * (name == EXCHANGED)
+    ]
     untold, no_better = _by_segment(first)
     short = {
         f"R² is below {EXPLAINED:g}": explained < EXPLAINED,
-        f"the slope is not between {SLOPES[0]:.2g} and {SLOPES[1]:.2g}": not SLOPES[0] <= slope <= SLOPES[1],
-        f"less than {100 * SIGNED:.0f} % of the change has the right sign": signed < SIGNED,
-        f"{_few(better)} predict{'s' if len(better) == 1 else ''} as well or better": bool(better),
-        f"with an effect of 0 or the other sign for {_few(no_better)}, it predicts as well or better": bool(no_better),
+        f"the slope is not between {SLOPES[0]:.2g} and {SLOPES[1]:.2g}": not SLOPES[0]
+        <= slope
+        <= SLOPES[1],
+        f"less than {100 * SIGNED:.0f} % of the change has the right sign": signed
+        < SIGNED,
+        f"{_few(better)} predict{'s' if len(better) == 1 else ''} as well or better": bool(
+            better
+        ),
+        f"with an effect of 0 or the other sign for {_few(no_better)}, it predicts as well or better": bool(
+            no_better
+        ),
     }
     reasons = [reason for reason, true in short.items() if true]
-    best = max((name for name in tried if name != EXCHANGED), key=lambda name: tried[name])
+    best = max(
+        (name for name in tried if name != EXCHANGED), key=lambda name: tried[name]
+    )
     end = f"the inputs fail, since {_few(reasons, 4)}" if reasons else "the inputs hold"
     sentence = (
         f"Effects by {first['explanation'].item()} predict masking of one and two segments with R² "
@@ -144,9 +178,15 @@ def _by_segment(test: xr.Dataset) -> tuple[list[str], list[str]]:
         return [], []
     names = [str(name) for name in test["segment"].values]
     told = test["segment_agreement"].values >= ALIKE
-    as_good = test["segment_control_r2"].max("segment_control").values >= float(test["r2"])
+    as_good = test["segment_control_r2"].max("segment_control").values >= float(
+        test["r2"]
+    )
     untold = [name for name, clear in zip(names, told, strict=True) if not clear]
-    return untold, [name for name, clear, good in zip(names, told, as_good, strict=True) if clear and good]
+    return untold, [
+        name
+        for name, clear, good in zip(names, told, as_good, strict=True)
+        if clear and good
+    ]
 
 
 def _floored(value: float) -> float:
@@ -170,29 +210,52 @@ def _of_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:
             if value > 1 + HALF:
                 phrase = phrases[2]
             chance = 100 * float(np.median(random))
-            parts.append(f"{phrase.format(f'{100 * abs(value):.0f} %')} (random components {chance:.0f} %)")
+            parts.append(
+                f"{phrase.format(f'{100 * abs(value):.0f} %')} (random components {chance:.0f} %)"
+            )
         error = float(one["prediction_error"])
-        words.append("holds" if len(good) == 2 and error < HALF else "holds in part" if good else "fails")
-        end = f"the routes are {' and '.join(good) or 'neither necessary nor sufficient'}"
+        words.append(
+            "holds"
+            if len(good) == 2 and error < HALF
+            else "holds in part"
+            if good
+            else "fails"
+        )
+        end = (
+            f"the routes are {' and '.join(good) or 'neither necessary nor sufficient'}"
+        )
         reasons.append(
             f"For {segment}, cutting {_few(names)} {parts[0]}. Restoring {'them' if len(names) > 1 else 'it'} "
             f"{parts[1]}. So {end}."
         )
         if not error < HALF:
-            reasons[-1] += f" The forecast without the segment is predicted with an error of {100 * error:.0f} %."
+            reasons[-1] += (
+                f" The forecast without the segment is predicted with an error of {100 * error:.0f} %."
+            )
     return words, reasons
 
 
 def _is_carried(share: float, random: np.ndarray, p: float, smallest: float) -> bool:
     """Test whether routes carry a segment's effect: about all of it, and clearly nearer to all than random sets."""
     away, away_random = abs(1 - share), float(np.median(np.abs(1 - random)))
-    return away <= HALF and away_random - away >= BEYOND and p <= max(1 - CONFIDENCE, smallest)
+    return (
+        away <= HALF
+        and away_random - away >= BEYOND
+        and p <= max(1 - CONFIDENCE, smallest)
+    )
 
 
 def _few(names: list[str], most: int = 3) -> str:
     first = names[:most]
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return (", ".join(first) if more or len(first) < 2 else f"{', '.join(first[:-1])} and {first[-1]}") + more
+    return (
+        ", ".join(first)
+        if more or len(first) < 2
+        else f"{', '.join(first[:-1])} and {first[-1]}"
+    ) + more
 
 
-_JUDGES = {"deletion_curves": (_of_curves, RULES[:2]), "route_faithfulness": (_of_routes, RULES[2:4])}
+_JUDGES = {
+    "deletion_curves": (_of_curves, RULES[:2]),
+    "route_faithfulness": (_of_routes, RULES[2:4]),
+}

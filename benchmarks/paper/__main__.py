@@ -31,8 +31,17 @@ HEADER = "| id | model | quantity | paper | ours | difference | unit |\n|---|---
 
 def commands() -> list[list[str]]:
     """The arguments of each command of the README after ``tsfm-lens reproduce``."""
-    cells = [cell for line in README.read_text().splitlines() if line.startswith("|") for cell in line.split("`")]
-    return [shlex.split(cell)[2:] for cell in cells if cell.startswith("tsfm-lens reproduce S")]
+    cells = [
+        cell
+        for line in README.read_text().splitlines()
+        if line.startswith("|")
+        for cell in line.split("`")
+    ]
+    return [
+        shlex.split(cell)[2:]
+        for cell in cells
+        if cell.startswith("tsfm-lens reproduce S")
+    ]
 
 
 @cache
@@ -70,21 +79,48 @@ def rows(result: xr.Dataset, name: str, model: str) -> Iterator[str]:
         cells = [f"{number:.4g}" if np.isfinite(number) else "" for number in numbers]
         if unit == HOLDS:
             low, high = float(one["low"]), float(one["high"])
-            span = f" ({float(one['estimate']):.4g}, {low:.4g} to {high:.4g})" if np.isfinite(low) else ""
+            span = (
+                f" ({float(one['estimate']):.4g}, {low:.4g} to {high:.4g})"
+                if np.isfinite(low)
+                else ""
+            )
             paper = "holds" if printed[index] else ""
-            cells, unit = [paper, f"{one['verdict'].values}{span}", ""], str(one["margin"].values) or "claim"
+            cells, unit = (
+                [paper, f"{one['verdict'].values}{span}", ""],
+                str(one["margin"].values) or "claim",
+            )
         yield f"| {name} | {model} | {one['quantity'].values} | {' | '.join(cells)} | {unit} |"
 
 
 def main() -> None:
     """Run and write."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.paper", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.paper", description=__doc__
+    )
     parser.add_argument("--out", type=Path, help="markdown file; stdout if not given")
-    parser.add_argument("--only", default="", help="ids, e.g. S3-T5,S3-PREF (default: all)")
-    parser.add_argument("--local", action="append", default=[], metavar="ID=FOLDER", help="a copy of a checkpoint")
-    parser.add_argument("--embedded", action="store_true", help="on the embedded models: mechanics, not values")
-    parser.add_argument("--windows", type=int, help="windows instead of those of the commands")
-    parser.add_argument("--sweeps", action="store_true", help="also the sweeps over GIFT-Eval; --only runs them too")
+    parser.add_argument(
+        "--only", default="", help="ids, e.g. S3-T5,S3-PREF (default: all)"
+    )
+    parser.add_argument(
+        "--local",
+        action="append",
+        default=[],
+        metavar="ID=FOLDER",
+        help="a copy of a checkpoint",
+    )
+    parser.add_argument(
+        "--embedded",
+        action="store_true",
+        help="on the embedded models: mechanics, not values",
+    )
+    parser.add_argument(
+        "--windows", type=int, help="windows instead of those of the commands"
+    )
+    parser.add_argument(
+        "--sweeps",
+        action="store_true",
+        help="also the sweeps over GIFT-Eval; --only runs them too",
+    )
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
@@ -111,14 +147,20 @@ def main() -> None:
             label = ", ".join(named)
             if any(line.startswith(f"| {name} | {label} |") for line in lines):
                 continue
-            more: dict[str, Any] = {} if item.theory else {"windows": options.windows or asked["windows"]}
+            more: dict[str, Any] = (
+                {} if item.theory else {"windows": options.windows or asked["windows"]}
+            )
             if options.embedded and not item.theory:
                 more["horizon"] = EMBEDDED_HORIZON
             chosen: Any = [folders.get(each, each) for each in named]
             if item.sweep:
-                more["store"] = Path(scratch) / "store" if options.embedded else asked["store"]
+                more["store"] = (
+                    Path(scratch) / "store" if options.embedded else asked["store"]
+                )
                 more["data"] = EMBEDDED_SERIES if options.embedded else None
-                chosen = chosen or [folders.get(source, source) for source in item.model.split(", ")]
+                chosen = chosen or [
+                    folders.get(source, source) for source in item.model.split(", ")
+                ]
             try:
                 with console.status(f"{name} {label}"):
                     result = reproduce(name, chosen, **more)

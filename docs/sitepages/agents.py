@@ -95,7 +95,11 @@ def text() -> str:
 
 def _first_code() -> str:
     """The first Python of the start page, which the tests run."""
-    return re.findall(r"```python\n(.*?)```", (DOCS / "start" / "index.md").read_text(), flags=re.DOTALL)[0]
+    return re.findall(
+        r"```python\n(.*?)```",
+        (DOCS / "start" / "index.md").read_text(),
+        flags=re.DOTALL,
+    )[0]
 
 
 def _models() -> Iterator[str]:
@@ -111,6 +115,8 @@ def _commands() -> Iterator[str]:
 
 
 def _measurement(each: dict[str, object]) -> str:
-    probes, figures = (", ".join(f"`{name}`" for name in each[key]) for key in ("probes", "figures"))  # type: ignore[attr-defined]
+    probes, figures = (
+        ", ".join(f"`{name}`" for name in each[key]) for key in ("probes", "figures")
+    )  # type: ignore[attr-defined]
     by = f" Probe {probes}." if probes else ""
     return f"- `{each['kind']}`: {each['summary']}.{by} Figures {figures}. For {each['models']}."

@@ -59,7 +59,11 @@ def public_names(package: str) -> list[str]:
     """What a package offers, as its ``__all__`` has it."""
     module = module_of(package)
     if package == "errors":
-        return [name for name, thing in vars(module).items() if inspect.isclass(thing) and issubclass(thing, Exception)]
+        return [
+            name
+            for name, thing in vars(module).items()
+            if inspect.isclass(thing) and issubclass(thing, Exception)
+        ]
     return [name for name in module.__all__ if name != "__version__"]
 
 
@@ -111,7 +115,10 @@ def pages(package: str) -> dict[str, str]:
     parts = [
         f"# {title}",
         f"```{{eval-rst}}\n.. py:module:: {title}\n```",
-        *(from_docstring(part) for part in (inspect.getdoc(module) or "").split("\n\n")),
+        *(
+            from_docstring(part)
+            for part in (inspect.getdoc(module) or "").split("\n\n")
+        ),
     ]
     groups = _groups(package)
     made: dict[str, str] = {}
@@ -125,7 +132,17 @@ def pages(package: str) -> dict[str, str]:
             continue
         # an address that outlives a file more or less
         name = f"{home}-{re.sub(r'[^a-z0-9]+', '-', label.partition(',')[0].lower())}"
-        made[name] = "\n\n".join([f"# {title}: {label}", f"Part of {{py:mod}}`{title}`.", listed, *entries]) + "\n"
+        made[name] = (
+            "\n\n".join(
+                [
+                    f"# {title}: {label}",
+                    f"Part of {{py:mod}}`{title}`.",
+                    listed,
+                    *entries,
+                ]
+            )
+            + "\n"
+        )
         parts += [f"## [{label}]({name}.md)", listed]
         listing.append(f"{label} <{name}>")
     if made:
@@ -138,12 +155,16 @@ def _groups(package: str) -> dict[str, list[str]]:
     module, names = module_of(package), public_names(package)
 
     def length(some: list[str]) -> int:
-        return sum(length_of(getattr(module, name)) for name in some if _entry(module, name))
+        return sum(
+            length_of(getattr(module, name)) for name in some if _entry(module, name)
+        )
 
     if length(names) <= LINES:
         return {"": names}
     themes = _themes() if package in ("probes", "viz") else {}
-    ranked = sorted(names, key=lambda name: (themes.get(name, len(THEMES)), _file(module, name)))
+    ranked = sorted(
+        names, key=lambda name: (themes.get(name, len(THEMES)), _file(module, name))
+    )
     groups: dict[str, list[str]] = {}
     for theme, same in groupby(ranked, key=lambda name: themes.get(name, len(THEMES))):
         word = f"{[*THEMES, 'Others'][theme]}: " if themes else ""
@@ -160,28 +181,45 @@ def _groups(package: str) -> dict[str, list[str]]:
 
 def _label(word: str, module: Any, names: list[str]) -> str:
     """The theme of a page, if any, and the files that it covers."""
-    return word + ", ".join(dict.fromkeys(_file(module, name).replace("_", " ") for name in names))
+    return word + ", ".join(
+        dict.fromkeys(_file(module, name).replace("_", " ") for name in names)
+    )
 
 
 def _themes() -> dict[str, int]:
     """Place of the theme of each probe and figure, by the last word of its name."""
     found: dict[str, int] = {}
     for measurement in measurements().values():
-        functions = [measurement.probe.function] if measurement.probe is not None else []
-        for function in [*functions, *(figure.function for figure in measurement.figures)]:
+        functions = (
+            [measurement.probe.function] if measurement.probe is not None else []
+        )
+        for function in [
+            *functions,
+            *(figure.function for figure in measurement.figures),
+        ]:
             found.setdefault(function.__name__, THEMES.index(measurement.theme))
     return found
 
 
 def _file(module: Any, name: str) -> str:
     """The file in which a name is defined, without its ending."""
-    return str(getattr(getattr(module, name), "__module__", module.__name__)).rpartition(".")[2].strip("_")
+    return (
+        str(getattr(getattr(module, name), "__module__", module.__name__))
+        .rpartition(".")[2]
+        .strip("_")
+    )
 
 
 def length_of(thing: Any) -> int:
     """Length of an entry, of some 35 pixels a line: its docstring, and those of a class's members."""
-    members = [each for name, each in vars(thing).items() if name[0] != "_"] if inspect.isclass(thing) else []
-    documented = [thing, *members] if inspect.isclass(thing) or inspect.isroutine(thing) else []
+    members = (
+        [each for name, each in vars(thing).items() if name[0] != "_"]
+        if inspect.isclass(thing)
+        else []
+    )
+    documented = (
+        [thing, *members] if inspect.isclass(thing) or inspect.isroutine(thing) else []
+    )
     told = [each for each in documented if callable(each) or isinstance(each, property)]
     return 2 + sum(2 + len((inspect.getdoc(each) or "").splitlines()) for each in told)
 
@@ -204,19 +242,29 @@ def _entry(module: Any, name: str) -> str:
 def _directive(thing: Any) -> str:
     if inspect.isclass(thing):
         return "autoexception" if issubclass(thing, BaseException) else "autoclass"
-    return "autofunction" if callable(thing) and hasattr(thing, "__name__") else "autodata"
+    return (
+        "autofunction" if callable(thing) and hasattr(thing, "__name__") else "autodata"
+    )
 
 
 def _inherited(thing: Any) -> str:
     """The option with which a class shows what it has of bases of ours that have no entry of their own."""
     bases = thing.__mro__[1:] if inspect.isclass(thing) else ()
-    own = [base for base in bases if base.__module__.startswith("tsfm_lens") and id(base) not in homes()]
-    foreign = [base.__name__ for base in bases if not base.__module__.startswith("tsfm_lens")]
+    own = [
+        base
+        for base in bases
+        if base.__module__.startswith("tsfm_lens") and id(base) not in homes()
+    ]
+    foreign = [
+        base.__name__ for base in bases if not base.__module__.startswith("tsfm_lens")
+    ]
     return f"\n   :inherited-members: {', '.join(foreign)}" if own else ""
 
 
 def _first(thing: Any) -> str:
     """First paragraph of the docstring of a function, class or module; "" for a value."""
-    if not (inspect.isclass(thing) or inspect.isroutine(thing) or inspect.ismodule(thing)):
+    if not (
+        inspect.isclass(thing) or inspect.isroutine(thing) or inspect.ismodule(thing)
+    ):
         return ""
     return from_docstring((inspect.getdoc(thing) or "").split("\n\n")[0])

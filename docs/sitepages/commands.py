@@ -27,17 +27,32 @@ def pages() -> dict[str, str]:
         name = re.match(r"`\S+ ([\w-]+)`", command)
         assert name is not None, command
         # headings of a command's own commands follow
-        made[f"{FOLDER}/command-{name[1]}.md"] = "# " + re.sub(r"^###", "##", command, flags=re.MULTILINE)
+        made[f"{FOLDER}/command-{name[1]}.md"] = "# " + re.sub(
+            r"^###", "##", command, flags=re.MULTILINE
+        )
     listed = "\n".join(page.rpartition("/")[2].removesuffix(".md") for page in made)
-    linked = re.sub(r"^\* `(\w[\w-]*)`", r"* [`\1`](command-\1.md)", opening, flags=re.MULTILINE)
+    linked = re.sub(
+        r"^\* `(\w[\w-]*)`", r"* [`\1`](command-\1.md)", opening, flags=re.MULTILINE
+    )
     return {PAGE: f"{linked}\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n", **made}
 
 
 @cache
 def text() -> str:
     """All commands in one text."""
-    asked = [sys.executable, "-m", "typer", "tsfm_lens.cli", "utils", "docs", "--name", "tsfm-lens"]
-    made = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=DOCS.parent).stdout
+    asked = [
+        sys.executable,
+        "-m",
+        "typer",
+        "tsfm_lens.cli",
+        "utils",
+        "docs",
+        "--name",
+        "tsfm-lens",
+    ]
+    made = subprocess.run(
+        asked, capture_output=True, text=True, check=True, cwd=DOCS.parent
+    ).stdout
     _, _, rest = made.partition("\n")
     told = "Data goes to stdout and messages to stderr. Exit code 0 means done, 1 refused, 2 misused."
     return f"# Command line\n\n{told}\n{rest}"

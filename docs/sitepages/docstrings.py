@@ -18,30 +18,43 @@ _VALUES = ("property", "attribute", "data")
 _SEVERAL = re.compile(r"^    (\*{0,2}\w+(?:, \*{0,2}\w+)+): (.*)$")
 
 
-def before_napoleon(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+def before_napoleon(
+    app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]
+) -> None:
     """Say in napoleon's words what docstrings here say otherwise.
 
     What is returned has its type in the annotation, not before a colon; several arguments may share a line; and of a
     constant without words of its own, those of its type say nothing.
     """
-    if what == "data" and "\n".join(lines).strip() == (inspect.getdoc(type(thing)) or "").strip():
+    if (
+        what == "data"
+        and "\n".join(lines).strip() == (inspect.getdoc(type(thing)) or "").strip()
+    ):
         lines.clear()
     if what in _VALUES:
         _KEPT[name] = list(lines)
     # a bar is a norm or an absolute value here, never a substitution
-    lines[:] = _apart([":returns:" if line == "Returns:" else _bars(line) for line in lines])
+    lines[:] = _apart(
+        [":returns:" if line == "Returns:" else _bars(line) for line in lines]
+    )
 
 
-def after_napoleon(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+def after_napoleon(
+    app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]
+) -> None:
     """Keep what stands before the first colon of a property's docstring from being taken for its type."""
     if what in _VALUES:
-        made = GoogleDocstring(_KEPT.pop(name), app.config, app, "method", name, thing, options)
+        made = GoogleDocstring(
+            _KEPT.pop(name), app.config, app, "method", name, thing, options
+        )
         lines[:] = str(made).splitlines()
 
 
 def _bars(line: str) -> str:
     parts = re.split(r"(``[^`]+``|>>>.*)", line)
-    return "".join(part if part[:1] in ("`", ">") else part.replace("|", "\\|") for part in parts)
+    return "".join(
+        part if part[:1] in ("`", ">") else part.replace("|", "\\|") for part in parts
+    )
 
 
 _KEPT: dict[str, list[str]] = {}
@@ -82,7 +95,11 @@ def _by_name() -> dict[str, str]:
             if hasattr(thing, "__qualname__") and hasattr(thing, "__module__"):
                 full[f"{thing.__module__}.{thing.__qualname__}"] = home
             last.setdefault(name, set()).add(home)
-    return {name: one for name, (one, *more) in ((n, sorted(h)) for n, h in last.items()) if not more} | full
+    return {
+        name: one
+        for name, (one, *more) in ((n, sorted(h)) for n, h in last.items())
+        if not more
+    } | full
 
 
 def resolve(app: Any, env: Any, node: Any, contnode: Any) -> Any:
@@ -97,7 +114,9 @@ def resolve(app: Any, env: Any, node: Any, contnode: Any) -> Any:
         home = f"{_by_name()[owner]}.{member}" if owner in _by_name() else None
     if home is not None and home != target:
         domain = env.get_domain("py")
-        found = domain.resolve_xref(env, node["refdoc"], app.builder, "obj", home, node, contnode)
+        found = domain.resolve_xref(
+            env, node["refdoc"], app.builder, "obj", home, node, contnode
+        )
         if found is not None:
             return found
     exists = _exists(target) or target.rpartition(".")[2] in _defined()
@@ -115,7 +134,9 @@ def _exists(target: str) -> bool:
         except ImportError:
             continue
         for name in parts[length:]:
-            if not hasattr(thing, name) and name not in getattr(thing, "__annotations__", {}):
+            if not hasattr(thing, name) and name not in getattr(
+                thing, "__annotations__", {}
+            ):
                 return False
             thing = getattr(thing, name, None)
         return True
@@ -131,5 +152,7 @@ def _defined() -> set[str]:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 found.add(node.name)
             elif isinstance(node, ast.Assign):
-                found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+                found |= {
+                    target.id for target in node.targets if isinstance(target, ast.Name)
+                }
     return found

@@ -58,8 +58,12 @@ def sources() -> str:
 def slugs() -> dict[str, tuple[Measurement, Figure]]:
     """Every figure by the name of its files; one of several measurements comes several times."""
     found: dict[str, tuple[Measurement, Figure]] = {}
-    for measurement, figure in ((each, figure) for each in measurements().values() for figure in each.figures):
-        found[f"{figure.name}-{measurement.kind}" if figure.name in found else figure.name] = (measurement, figure)
+    for measurement, figure in (
+        (each, figure) for each in measurements().values() for figure in each.figures
+    ):
+        found[
+            f"{figure.name}-{measurement.kind}" if figure.name in found else figure.name
+        ] = (measurement, figure)
     return found
 
 
@@ -73,7 +77,9 @@ class _Measured:
         return getattr(self.run, name)
 
     def measure(self, kind: str, **options: Any) -> Any:
-        return self._results.compute(kind, **options) if options else self._results[kind]
+        return (
+            self._results.compute(kind, **options) if options else self._results[kind]
+        )
 
 
 class Studio:
@@ -102,13 +108,23 @@ class Studio:
         place = "viz" if of_core(figure) else "figures"
         watched = _Watched(names[place], figure.name)
         exec(scene.drawing, {**names, place: watched})
-        assert watched.figure is not None, f"{scene.drawing!r} does not draw {figure.name}"
-        return told(watched.figure, _caption(figure.name, watched, names), self._readings(measurement, watched.result))
+        assert watched.figure is not None, (
+            f"{scene.drawing!r} does not draw {figure.name}"
+        )
+        return told(
+            watched.figure,
+            _caption(figure.name, watched, names),
+            self._readings(measurement, watched.result),
+        )
 
     def _readings(self, measurement: Measurement, result: Any) -> list[str]:
         """What the report says of a result, whose figures it draws for that: once a result."""
         if id(result) not in self._read:
-            told = [text for panel in measurement.draw_panels(result) for text in panel.sentences]
+            told = [
+                text
+                for panel in measurement.draw_panels(result)
+                for text in panel.sentences
+            ]
             # the result is kept, so that no other one gets its id
             self._read[id(result)] = (result, list(dict.fromkeys(told)))
         return self._read[id(result)][1]
@@ -119,7 +135,9 @@ class Studio:
             with _inside(CACHE / "work"):
                 exec(code, names)
             names |= {"run": _Measured(names["run"])} if "run" in names else {}
-            names |= {"runs": [*map(_Measured, names["runs"])]} if "runs" in names else {}
+            names |= (
+                {"runs": [*map(_Measured, names["runs"])]} if "runs" in names else {}
+            )
             self._opened[code] = names
         return self._opened[code]
 
@@ -149,7 +167,11 @@ class _Watched:
             return function
 
         def drawing(*results: Any, **options: Any) -> go.Figure:
-            self.figure, self.result, self.results = function(*results, **options), results[0], results
+            self.figure, self.result, self.results = (
+                function(*results, **options),
+                results[0],
+                results,
+            )
             return self.figure
 
         return drawing
@@ -161,7 +183,13 @@ def told(figure: go.Figure, caption: str, readings: list[str]) -> Drawn:
     bare = untitled(figure)
     height = int(bare.layout.height or HEIGHT)
     return Drawn(
-        bare.to_json(), meta["title"], meta["subtitle"] or "", height, int(meta["min_width"]), caption, readings
+        bare.to_json(),
+        meta["title"],
+        meta["subtitle"] or "",
+        height,
+        int(meta["min_width"]),
+        caption,
+        readings,
     )
 
 

@@ -17,7 +17,10 @@ def write_errors() -> None:
     raised = _raised()
     parts = ["# Errors", _tree()]
     for name in public_names("errors"):
-        parts += [f"## {name}", f"```{{eval-rst}}\n.. autoexception:: tsfm_lens.errors.{name}\n```"]
+        parts += [
+            f"## {name}",
+            f"```{{eval-rst}}\n.. autoexception:: tsfm_lens.errors.{name}\n```",
+        ]
         by = raised.get(name, [])
         if by:
             named = ", ".join(f"{{py:obj}}`~{home}`" for home in by[:_SHOWN])
@@ -29,7 +32,9 @@ def write_errors() -> None:
 def _tree() -> str:
     text = inspect.getdoc(module_of("errors")) or ""
     _, tree, *after = text.split("\n\n")
-    return f"```text\n{inspect.cleandoc(tree)}\n```\n\n" + "\n\n".join(part.replace("``", "`") for part in after)
+    return f"```text\n{inspect.cleandoc(tree)}\n```\n\n" + "\n\n".join(
+        part.replace("``", "`") for part in after
+    )
 
 
 def _raised() -> dict[str, list[str]]:
@@ -41,7 +46,11 @@ def _raised() -> dict[str, list[str]]:
             home = homes().get(id(thing), "")
             if package == "errors" or home != f"tsfm_lens.{package}.{name}":
                 continue
-            section = (inspect.getdoc(thing) or "").partition("\nRaises:\n")[2].split("\n\n")[0]
+            section = (
+                (inspect.getdoc(thing) or "")
+                .partition("\nRaises:\n")[2]
+                .split("\n\n")[0]
+            )
             for error in re.findall(r"^ {4}(\w+Error):", section, flags=re.MULTILINE):
                 found.setdefault(error, []).append(home)
     return found

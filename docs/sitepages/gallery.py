@@ -10,7 +10,15 @@ from plotly.offline import get_plotlyjs
 
 from sitepages.drawing import CACHE, Drawn, Studio, slugs
 from sitepages.pictures import static_pictures
-from sitepages.scenes import CHRONOS, PAIRED, Scene, described, of_core, scene_of, scene_of_pair
+from sitepages.scenes import (
+    CHRONOS,
+    PAIRED,
+    Scene,
+    described,
+    of_core,
+    scene_of,
+    scene_of_pair,
+)
 from sitepages.writing import DOCS, code, from_docstring, plain, write, write_bytes
 from tsfm_lens.registry import THEMES, Figure, Measurement, measurements
 from tsfm_lens.viz.saving import BROWSER_CONFIG
@@ -36,7 +44,12 @@ def theme_page(theme: str) -> str:
 def pages() -> set[str]:
     """Every page of the gallery that is written."""
     themes = {measurement.theme for measurement in measurements().values()}
-    return {"index", PAIRS, *map(theme_page, themes), *map(page_of, measurements().values())}
+    return {
+        "index",
+        PAIRS,
+        *map(theme_page, themes),
+        *map(page_of, measurements().values()),
+    }
 
 
 def write_gallery() -> None:
@@ -46,20 +59,32 @@ def write_gallery() -> None:
     drawn = {slug: studio.draw(*entry) for slug, entry in entries.items()}
     pairs = {f"{name}-beside": entries[name] for name in PAIRED}
     drawn |= {slug: studio.draw_pair(*entry) for slug, entry in pairs.items()}
-    pictures = static_pictures({slug: each.spec for slug, each in drawn.items()}, CACHE / "pictures")
+    pictures = static_pictures(
+        {slug: each.spec for slug, each in drawn.items()}, CACHE / "pictures"
+    )
     write_plotly()
     for slug, each in drawn.items():
         write_figure(slug, each.spec, pictures.get(slug))
     for measurement in measurements().values():
-        own = {slug: figure for slug, (other, figure) in entries.items() if other.kind == measurement.kind}
-        write(f"gallery/{page_of(measurement)}.md", _page(measurement, own, drawn, set(pictures)))
+        own = {
+            slug: figure
+            for slug, (other, figure) in entries.items()
+            if other.kind == measurement.kind
+        }
+        write(
+            f"gallery/{page_of(measurement)}.md",
+            _page(measurement, own, drawn, set(pictures)),
+        )
     present = [
         theme
         for theme in (*_FIRST, *(theme for theme in THEMES if theme not in _FIRST))
         if any(each.theme == theme for each in measurements().values())
     ]
     for theme in present:
-        write(f"gallery/{theme_page(theme)}.md", _theme(theme, entries, drawn, set(pictures)))
+        write(
+            f"gallery/{theme_page(theme)}.md",
+            _theme(theme, entries, drawn, set(pictures)),
+        )
     write(f"gallery/{PAIRS}.md", _paired(pairs, drawn, set(pictures)))
     write("gallery/index.md", _index(present, entries, drawn, set(pictures)))
 
@@ -67,7 +92,10 @@ def write_gallery() -> None:
 def write_plotly() -> None:
     """One plotly.js for all figures of the site, and what turns them dark."""
     write_bytes(STATIC / "figures" / "plotly.min.js", get_plotlyjs().encode())
-    write_bytes(STATIC / "figures" / "dark.js", (DOCS.parent / "tsfm_lens" / "viz" / "dark.js").read_bytes())
+    write_bytes(
+        STATIC / "figures" / "dark.js",
+        (DOCS.parent / "tsfm_lens" / "viz" / "dark.js").read_bytes(),
+    )
 
 
 def write_figure(slug: str, spec: str, picture: bytes | None) -> None:
@@ -80,7 +108,9 @@ def write_figure(slug: str, spec: str, picture: bytes | None) -> None:
         write_bytes(STATIC / "figures" / f"{slug}.png", picture)
 
 
-def figure_html(slug: str, title: str, height: int, min_width: int, root: str, pictured: bool) -> str:
+def figure_html(
+    slug: str, title: str, height: int, min_width: int, root: str, pictured: bool
+) -> str:
     """An interactive figure, with its picture until it is drawn and where there is no script.
 
     Args:
@@ -92,21 +122,30 @@ def figure_html(slug: str, title: str, height: int, min_width: int, root: str, p
         else f"<span>{escape(title)}</span>"
     )
     style = f"min-width:{min_width}px;height:{height}px"
-    return (
-        f'<div class="tsfm-scroll"><div class="tsfm-figure" data-figure="{slug}" style="{style}">{picture}</div></div>'
-    )
+    return f'<div class="tsfm-scroll"><div class="tsfm-figure" data-figure="{slug}" style="{style}">{picture}</div></div>'
 
 
-def _page(measurement: Measurement, own: dict[str, Figure], drawn: dict[str, Drawn], pictures: set[str]) -> str:
+def _page(
+    measurement: Measurement,
+    own: dict[str, Figure],
+    drawn: dict[str, Drawn],
+    pictures: set[str],
+) -> str:
     probe = measurement.probe
     public = probe is not None and not probe.function.__name__.startswith("_")
     facts = [
         f"**Kind** `{measurement.kind}`",
-        f"**Probe** {{py:func}}`~tsfm_lens.{package_of(probe.name)}`" if probe is not None and public else "",
+        f"**Probe** {{py:func}}`~tsfm_lens.{package_of(probe.name)}`"
+        if probe is not None and public
+        else "",
         f"**Computed by** {plain(described(measurement.kind))}",
         f"**Source** {plain(measurement.source)}" if measurement.source else "",
-        f"**Reported values** {', '.join(f'`{item}`' for item in measurement.paper)}" if measurement.paper else "",
-        f"**Models** {plain(measurement.needs.models)}" if measurement.needs is not None else "",
+        f"**Reported values** {', '.join(f'`{item}`' for item in measurement.paper)}"
+        if measurement.paper
+        else "",
+        f"**Models** {plain(measurement.needs.models)}"
+        if measurement.needs is not None
+        else "",
     ]
     parts = [
         f"# {plain(measurement.title)}",
@@ -117,11 +156,25 @@ def _page(measurement: Measurement, own: dict[str, Figure], drawn: dict[str, Dra
     shown: set[str] = set()
     for slug, figure in own.items():
         scene = scene_of(measurement, figure)
-        parts.append(_section(slug, figure, scene, drawn[slug], slug in pictures, scene.opening in shown))
+        parts.append(
+            _section(
+                slug,
+                figure,
+                scene,
+                drawn[slug],
+                slug in pictures,
+                scene.opening in shown,
+            )
+        )
         shown.add(scene.opening)
-    readings = list(dict.fromkeys(text for slug in own for text in drawn[slug].readings))
+    readings = list(
+        dict.fromkeys(text for slug in own for text in drawn[slug].readings)
+    )
     if readings:
-        parts += ["## What the report says", "\n".join(f"- {plain(text)}" for text in readings)]
+        parts += [
+            "## What the report says",
+            "\n".join(f"- {plain(text)}" for text in readings),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -130,7 +183,14 @@ def package_of(name: str) -> str:
     return name if "." in name else f"probes.{name}"
 
 
-def _section(slug: str, figure: Figure, scene: Scene, drawn: Drawn, pictured: bool, opened: bool = False) -> str:
+def _section(
+    slug: str,
+    figure: Figure,
+    scene: Scene,
+    drawn: Drawn,
+    pictured: bool,
+    opened: bool = False,
+) -> str:
     """One figure: the figure, its caption, how to read it, and the code that drew it.
 
     Args:
@@ -139,7 +199,8 @@ def _section(slug: str, figure: Figure, scene: Scene, drawn: Drawn, pictured: bo
     opening = "# after the lines above\n" if opened else scene.opening.rstrip() + "\n\n"
     parts = [
         f"(figure-{slug})=\n## {plain(figure.title.rstrip('.'))}",
-        f"**{plain(drawn.title)}**" + (f"  \n{plain(drawn.subtitle)}" if drawn.subtitle else ""),
+        f"**{plain(drawn.title)}**"
+        + (f"  \n{plain(drawn.subtitle)}" if drawn.subtitle else ""),
         figure_html(slug, drawn.title, drawn.height, drawn.min_width, "../", pictured),
         code(opening + scene.drawing),
         f"**How to read it.** {_reading(figure)}",
@@ -148,33 +209,55 @@ def _section(slug: str, figure: Figure, scene: Scene, drawn: Drawn, pictured: bo
     if scene.command:
         parts += ["On the command line:", code(scene.command, "console")]
     if drawn.caption:
-        parts += ["::::{dropdown} Caption, with every parameter", code(drawn.caption, "text"), "::::"]
+        parts += [
+            "::::{dropdown} Caption, with every parameter",
+            code(drawn.caption, "text"),
+            "::::",
+        ]
     return "\n\n".join(parts)
 
 
 def _home(figure: Figure) -> str:
     """Where the reference has what draws a figure."""
-    return f"tsfm_lens.viz.{figure.name}" if of_core(figure) else f"{figure.function.__module__}.{figure.name}"
+    return (
+        f"tsfm_lens.viz.{figure.name}"
+        if of_core(figure)
+        else f"{figure.function.__module__}.{figure.name}"
+    )
 
 
 def _reading(figure: Figure) -> str:
     """What marks mean, as the renderer's docstring has it."""
     text = inspect.getdoc(figure.function) or ""
     opening = text.split("\nArgs:")[0]
-    returned = text.split("\nReturns:\n")[1].split("\n\n")[0] if "\nReturns:\n" in text else ""
+    returned = (
+        text.split("\nReturns:\n")[1].split("\n\n")[0] if "\nReturns:\n" in text else ""
+    )
     return " ".join(from_docstring(part) for part in (opening, returned) if part)
 
 
-def _card(slug: str, measurement: Measurement, figure: Figure, drawn: Drawn, pictures: set[str]) -> str:
+def _card(
+    slug: str,
+    measurement: Measurement,
+    figure: Figure,
+    drawn: Drawn,
+    pictures: set[str],
+) -> str:
     *_, call = scene_of(measurement, figure).drawing.splitlines()
-    picture = f":img-top: /_cache/static/figures/{slug}.png\n:img-alt: {drawn.title}\n" if slug in pictures else ""
+    picture = (
+        f":img-top: /_cache/static/figures/{slug}.png\n:img-alt: {drawn.title}\n"
+        if slug in pictures
+        else ""
+    )
     return (
         f":::{{grid-item-card}} {plain(figure.title.rstrip('.'))}\n{picture}:link: figure-{slug}\n:link-type: ref\n"
         f":class-img-top: tsfm-thumbnail\n\n`{call if figure.name in call else figure.name}`\n:::"
     )
 
 
-def _grid(theme: str, entries: Entries, drawn: dict[str, Drawn], pictures: set[str]) -> str:
+def _grid(
+    theme: str, entries: Entries, drawn: dict[str, Drawn], pictures: set[str]
+) -> str:
     cards = [
         _card(slug, measurement, figure, drawn[slug], pictures)
         for slug, (measurement, figure) in entries.items()
@@ -183,7 +266,9 @@ def _grid(theme: str, entries: Entries, drawn: dict[str, Drawn], pictures: set[s
     return "::::{grid} 1 2 2 3\n:gutter: 3\n\n" + "\n\n".join(cards) + "\n\n::::"
 
 
-def _theme(theme: str, entries: Entries, drawn: dict[str, Drawn], pictures: set[str]) -> str:
+def _theme(
+    theme: str, entries: Entries, drawn: dict[str, Drawn], pictures: set[str]
+) -> str:
     own = [each for each in measurements().values() if each.theme == theme]
     listed = "\n".join(page_of(each) for each in own)
     return f"# {theme}\n\n{_grid(theme, entries, drawn, pictures)}\n\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
@@ -196,11 +281,21 @@ def _paired(pairs: Entries, drawn: dict[str, Drawn], pictures: set[str]) -> str:
         "models, with shared axes and colours. They refuse figures whose colour bars have different titles.",
     ]
     for slug, (measurement, figure) in pairs.items():
-        parts.append(_section(slug, figure, scene_of_pair(measurement, figure), drawn[slug], slug in pictures))
+        parts.append(
+            _section(
+                slug,
+                figure,
+                scene_of_pair(measurement, figure),
+                drawn[slug],
+                slug in pictures,
+            )
+        )
     return "\n\n".join(parts) + "\n"
 
 
-def _index(present: list[str], entries: Entries, drawn: dict[str, Drawn], pictures: set[str]) -> str:
+def _index(
+    present: list[str], entries: Entries, drawn: dict[str, Drawn], pictures: set[str]
+) -> str:
     count = len({figure.name for _, figure in entries.values()})
     parts = [
         "# Gallery",
@@ -209,7 +304,10 @@ def _index(present: list[str], entries: Entries, drawn: dict[str, Drawn], pictur
         code(CHRONOS),
     ]
     for theme in present:
-        parts += [f"## [{theme}]({theme_page(theme)}.md)", _grid(theme, entries, drawn, pictures)]
+        parts += [
+            f"## [{theme}]({theme_page(theme)}.md)",
+            _grid(theme, entries, drawn, pictures),
+        ]
     parts.append(f"Some figures also show [two models side by side]({PAIRS}.md).")
     listed = "\n".join([*map(theme_page, present), PAIRS])
     return "\n\n".join(parts) + f"\n\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n"

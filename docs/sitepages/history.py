@@ -28,7 +28,10 @@ def write_history() -> None:
     history = pd.read_csv(HISTORY, dtype={"commit": str})
     # a commit may look like a number
     history["when"] = history["date"] + " " + history["commit"].fillna("")
-    figures = {f"history-{place}": (kind, drawn(history, kind)) for place, kind in enumerate(KINDS, start=1)}
+    figures = {
+        f"history-{place}": (kind, drawn(history, kind))
+        for place, kind in enumerate(KINDS, start=1)
+    }
     specs = {slug: figure.to_json() for slug, (_, figure) in figures.items()}
     pictures = static_pictures(specs, CACHE / "pictures")
     parts = [
@@ -38,7 +41,10 @@ def write_history() -> None:
     ]
     for slug, (kind, _) in figures.items():
         write_figure(slug, specs[slug], pictures.get(slug))
-        parts += [f"## {plain(KINDS[kind])}", figure_html(slug, kind, _HEIGHT, _WIDTH, "../../", slug in pictures)]
+        parts += [
+            f"## {plain(KINDS[kind])}",
+            figure_html(slug, kind, _HEIGHT, _WIDTH, "../../", slug in pictures),
+        ]
     write(PAGE, "\n\n".join(parts) + "\n")
 
 
@@ -57,15 +63,38 @@ def drawn(history: pd.DataFrame, kind: str) -> go.Figure:
                 "arrayminus": own["median"] - own["low"],
                 "symmetric": False,
             }
-        fig.add_scatter(x=own["when"], y=own["median"], error_y=spread, name=str(name), mode="lines+markers")
+        fig.add_scatter(
+            x=own["when"],
+            y=own["median"],
+            error_y=spread,
+            name=str(name),
+            mode="lines+markers",
+        )
         fig.data[-1].marker.update(symbol=signs[place % len(signs)], size=9)
-    fig.update_layout(template=TEMPLATE, height=_HEIGHT, margin={"t": 40, "r": 190}, meta={"min_width": _WIDTH})
+    fig.update_layout(
+        template=TEMPLATE,
+        height=_HEIGHT,
+        margin={"t": 40, "r": 190},
+        meta={"min_width": _WIDTH},
+    )
     # beside the panel: eleven names hide it
-    fig.update_layout(legend={"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"})
+    fig.update_layout(
+        legend={
+            "orientation": "v",
+            "x": 1.02,
+            "xanchor": "left",
+            "y": 1,
+            "yanchor": "top",
+        }
+    )
     fig.update_xaxes(
-        title="day and commit", type="category", categoryorder="array", categoryarray=history["when"].unique()
+        title="day and commit",
+        type="category",
+        categoryorder="array",
+        categoryarray=history["when"].unique(),
     )
     fig.update_yaxes(
-        title="times faster" if "ours" in kind else "ratio of times", type="log" if "ours" in kind else "linear"
+        title="times faster" if "ours" in kind else "ratio of times",
+        type="log" if "ours" in kind else "linear",
     )
     return fig

@@ -16,13 +16,24 @@ def write_measurements() -> None:
     """Write a table a theme: what is measured, by which probe and figures, after whom, on which models."""
     facts, parts = measurement_facts(), []
     for theme in THEMES:
-        rows = [f"| {' | '.join(_cells(each))} |" for each in facts if each["theme"] == theme]
+        rows = [
+            f"| {' | '.join(_cells(each))} |"
+            for each in facts
+            if each["theme"] == theme
+        ]
         parts += ["\n".join([f"## {theme}\n", _HEAD, *rows])] if rows else []
     write(PAGE, "\n\n".join(parts) + "\n")
 
 
 def _cells(each: dict[str, Any]) -> list[str]:
-    probes, figures = (", ".join(f"`{name}`" for name in each[key]) for key in ("probes", "figures"))
-    source = each["source"] + (f" ({', '.join(each['paper'])})" if each["paper"] else "")
-    about = [f"{each['summary']} (`{each['kind']}`)", f"{probes}<br>{figures}" if probes else figures]
+    probes, figures = (
+        ", ".join(f"`{name}`" for name in each[key]) for key in ("probes", "figures")
+    )
+    source = each["source"] + (
+        f" ({', '.join(each['paper'])})" if each["paper"] else ""
+    )
+    about = [
+        f"{each['summary']} (`{each['kind']}`)",
+        f"{probes}<br>{figures}" if probes else figures,
+    ]
     return [*about, f"{source}<br>{each['models']}" if source else each["models"]]

@@ -33,7 +33,9 @@ def kernel() -> KernelManager:
     """One for all notebooks, as starting one takes longer than most of them."""
     manager = KernelManager(kernel_name="python3")
     # figures as data, of which pages and pictures are made here
-    manager.start_kernel(cwd=str(EXAMPLES), env={**os.environ, "PLOTLY_RENDERER": "plotly_mimetype"})
+    manager.start_kernel(
+        cwd=str(EXAMPLES), env={**os.environ, "PLOTLY_RENDERER": "plotly_mimetype"}
+    )
     atexit.register(manager.shutdown_kernel, now=True)
     return manager
 
@@ -57,9 +59,15 @@ def executed(path: Path) -> nbformat.NotebookNode:
     if not kept.exists():
         return execute(path)
     notebook = nbformat.read(path, as_version=4)
-    ran = [cell for cell in nbformat.read(kept, as_version=4).cells if cell.cell_type == "code"]
+    ran = [
+        cell
+        for cell in nbformat.read(kept, as_version=4).cells
+        if cell.cell_type == "code"
+    ]
     # texts may have changed since
-    for cell, before in zip((each for each in notebook.cells if each.cell_type == "code"), ran, strict=True):
+    for cell, before in zip(
+        (each for each in notebook.cells if each.cell_type == "code"), ran, strict=True
+    ):
         cell.outputs, cell.execution_count = before.outputs, before.execution_count
     return notebook
 
@@ -86,14 +94,20 @@ def write_notebooks() -> None:
     for name in names():
         notebook = executed(EXAMPLES / f"{name}.ipynb")
         pictures = static_pictures(_specs(notebook, name), CACHE / "pictures")
-        write(f"notebooks/{name}.ipynb", nbformat.writes(_to_touch(notebook, name, pictures)) + "\n")
+        write(
+            f"notebooks/{name}.ipynb",
+            nbformat.writes(_to_touch(notebook, name, pictures)) + "\n",
+        )
         lines = notebook.cells[0].source.split("\n\n")
         told = " ".join(lines[1].split()) if len(lines) > 1 else ""
         listed.append(f"**[{lines[0].removeprefix('# ')}]({name}.ipynb)**\n: {told}")
     toctree = "\n".join(names())
     opening = "# Notebooks\n\nThey use the embedded models and real series. The files are in `examples/`."
     entries = "\n\n".join(listed)
-    write("notebooks/index.md", f"{opening}\n\n{entries}\n\n```{{toctree}}\n:hidden:\n\n{toctree}\n```\n")
+    write(
+        "notebooks/index.md",
+        f"{opening}\n\n{entries}\n\n```{{toctree}}\n:hidden:\n\n{toctree}\n```\n",
+    )
 
 
 def with_pictures(path: Path) -> str:
@@ -106,7 +120,9 @@ def with_pictures(path: Path) -> str:
     specs = _specs(notebook, name)
     pictures = static_pictures(specs, CACHE / "pictures")
     if len(pictures) < len(specs):
-        raise RuntimeError("pictures of figures need chromium and chromedriver on the path")
+        raise RuntimeError(
+            "pictures of figures need chromium and chromedriver on the path"
+        )
     for slug, output in _figures(notebook, name):
         picture = base64.b64encode(pictures[slug]).decode()
         output["data"] = {"image/png": picture, "text/plain": _title(output)}
@@ -114,14 +130,23 @@ def with_pictures(path: Path) -> str:
         cell.metadata = {}
         if cell.cell_type == "code":
             cell.execution_count = None
-            cell.outputs = [_plain(each) for each in cell.outputs if not _progress(each)]
-    notebook.metadata = {**nbformat.read(path, as_version=4).metadata, "tsfm_lens": {"rendered": code_of(notebook)}}
+            cell.outputs = [
+                _plain(each) for each in cell.outputs if not _progress(each)
+            ]
+    notebook.metadata = {
+        **nbformat.read(path, as_version=4).metadata,
+        "tsfm_lens": {"rendered": code_of(notebook)},
+    }
     return nbformat.writes(notebook) + "\n"
 
 
 def _progress(output: Any) -> bool:
     """Whether an output is a bar or a warning that a reader has no use for."""
-    return output.get("name") == "stderr" or "application/vnd.jupyter.widget-view+json" in output.get("data", {})
+    return output.get(
+        "name"
+    ) == "stderr" or "application/vnd.jupyter.widget-view+json" in output.get(
+        "data", {}
+    )
 
 
 def _plain(output: Any) -> Any:
@@ -148,12 +173,19 @@ def _figures(notebook: nbformat.NotebookNode, name: str) -> Iterator[tuple[str, 
 def _specs(notebook: nbformat.NotebookNode, name: str) -> dict[str, str]:
     made = {}
     for slug, output in _figures(notebook, name):
-        spec = {key: output["data"][PLOTLY].get(key) for key in ("data", "layout", "frames")}
-        made[slug] = json.dumps({key: value for key, value in spec.items() if value is not None}, sort_keys=True)
+        spec = {
+            key: output["data"][PLOTLY].get(key) for key in ("data", "layout", "frames")
+        }
+        made[slug] = json.dumps(
+            {key: value for key, value in spec.items() if value is not None},
+            sort_keys=True,
+        )
     return made
 
 
-def _to_touch(notebook: nbformat.NotebookNode, name: str, pictures: dict[str, bytes]) -> nbformat.NotebookNode:
+def _to_touch(
+    notebook: nbformat.NotebookNode, name: str, pictures: dict[str, bytes]
+) -> nbformat.NotebookNode:
     """The notebook with figures drawn by the one plotly.js of the site."""
     page = copy.deepcopy(notebook)
     # the state of progress bars, for which scripts would be fetched from the net
@@ -163,7 +195,14 @@ def _to_touch(notebook: nbformat.NotebookNode, name: str, pictures: dict[str, by
         layout = output["data"][PLOTLY].get("layout", {})
         wide = int((layout.get("meta") or {}).get("min_width", 0))
         write_figure(slug, specs[slug], pictures.get(slug))
-        html = figure_html(slug, _title(output), int(layout.get("height") or HEIGHT), wide, "../", slug in pictures)
+        html = figure_html(
+            slug,
+            _title(output),
+            int(layout.get("height") or HEIGHT),
+            wide,
+            "../",
+            slug in pictures,
+        )
         output["data"] = {"text/html": html}
         output["metadata"] = {}
     for cell in page.cells:

@@ -27,23 +27,37 @@ def write_outputs() -> None:
     """Write the output of every block of Python as a piece of a page, which the page includes below the block."""
     for page, root in ROOTS.items():
         name = page.replace("/", "-")
-        figures = {f"{name}-{number}": drawn for number, drawn in enumerate(drawn_by(page), 1) if drawn is not None}
-        pictures = static_pictures({slug: each.spec for slug, each in figures.items()}, CACHE / "pictures")
+        figures = {
+            f"{name}-{number}": drawn
+            for number, drawn in enumerate(drawn_by(page), 1)
+            if drawn is not None
+        }
+        pictures = static_pictures(
+            {slug: each.spec for slug, each in figures.items()}, CACHE / "pictures"
+        )
         for slug, each in figures.items():
             write_figure(slug, each.spec, pictures.get(slug))
-            html = figure_html(slug, each.title, each.height, each.min_width, root, slug in pictures)
+            html = figure_html(
+                slug, each.title, each.height, each.min_width, root, slug in pictures
+            )
             write(f"{FOLDER}/{slug}.md", f"**{each.title}**\n\n{html}\n")
 
 
 def blocks_of(page: str) -> list[str]:
     """The Python of a page, block by block."""
-    return re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(), flags=re.DOTALL)
+    return re.findall(
+        r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(), flags=re.DOTALL
+    )
 
 
 def drawn_by(page: str) -> list[Drawn | None]:
     """What the last line of each block draws; None of a block that ends in something else."""
     blocks = blocks_of(page)
-    file = CACHE / "outputs" / f"{hashlib.sha256(f'{sources()}{blocks}'.encode()).hexdigest()[:32]}.json"
+    file = (
+        CACHE
+        / "outputs"
+        / f"{hashlib.sha256(f'{sources()}{blocks}'.encode()).hexdigest()[:32]}.json"
+    )
     if not file.exists():
         names: dict[str, Any] = {}
         drawn = [run_block(block, names) for block in blocks]

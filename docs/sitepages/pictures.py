@@ -32,7 +32,10 @@ def static_pictures(specs: Mapping[str, str], cache: Path) -> dict[str, bytes]:
         cache: folder of pictures by what they show.
     """
     cache.mkdir(parents=True, exist_ok=True)
-    files = {name: cache / f"{hashlib.sha256(spec.encode()).hexdigest()[:32]}.png" for name, spec in specs.items()}
+    files = {
+        name: cache / f"{hashlib.sha256(spec.encode()).hexdigest()[:32]}.png"
+        for name, spec in specs.items()
+    }
     missing = {name: specs[name] for name, file in files.items() if not file.exists()}
     if missing and browser_found():
         with _page() as browser:
@@ -53,13 +56,22 @@ def _page() -> Iterator[Any]:
 
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium")
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+    for flag in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+    ):
         options.add_argument(flag)
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    browser = webdriver.Chrome(
+        options=options, service=webdriver.ChromeService(shutil.which("chromedriver"))
+    )
     browser.set_script_timeout(120)
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
-        page.write_text(f"<!doctype html><meta charset='utf-8'><script>{get_plotlyjs()}</script>")
+        page.write_text(
+            f"<!doctype html><meta charset='utf-8'><script>{get_plotlyjs()}</script>"
+        )
         try:
             browser.get(page.as_uri())
             yield browser
@@ -70,11 +82,17 @@ def _page() -> Iterator[Any]:
 def _picture(browser: Any, spec: str) -> bytes:
     parsed = json.loads(spec)
     layout = parsed["layout"]
-    wide = max(layout.get("width") or WIDTH, (layout.get("meta") or {}).get("min_width", 0))
-    answer = browser.execute_async_script(_DRAW, parsed, wide, layout.get("height") or HEIGHT)
+    wide = max(
+        layout.get("width") or WIDTH, (layout.get("meta") or {}).get("min_width", 0)
+    )
+    answer = browser.execute_async_script(
+        _DRAW, parsed, wide, layout.get("height") or HEIGHT
+    )
     if answer.startswith("error"):
         raise RuntimeError(answer)
-    drawn = Image.open(io.BytesIO(base64.b64decode(answer.split(",", 1)[1]))).convert("RGB")
+    drawn = Image.open(io.BytesIO(base64.b64decode(answer.split(",", 1)[1]))).convert(
+        "RGB"
+    )
     out = io.BytesIO()
     drawn.quantize(_COLOURS).save(out, "png", optimize=True)
     return out.getvalue()

@@ -234,12 +234,18 @@ def write_questions() -> None:
     write(PAGE, "\n\n".join(parts) + "\n")
 
 
-def _row(question: Question, scores: pd.DataFrame, explained: pd.DataFrame) -> tuple[str, ...]:
+def _row(
+    question: Question, scores: pd.DataFrame, explained: pd.DataFrame
+) -> tuple[str, ...]:
     measurement = find(question.kind)
     probe = measurement.probe.name if measurement.probe is not None else ""
-    figures = [slug for slug, (other, _) in slugs().items() if other.kind == question.kind]
+    figures = [
+        slug for slug, (other, _) in slugs().items() if other.kind == question.kind
+    ]
     shown = ", ".join(f"[{slug.partition('-')[0]}](#figure-{slug})" for slug in figures)
-    asked = f"{{py:func}}`~tsfm_lens.{package_of(probe)}`" if probe else "`tsfm-lens sweep`"
+    asked = (
+        f"{{py:func}}`~tsfm_lens.{package_of(probe)}`" if probe else "`tsfm-lens sweep`"
+    )
     return (
         f"**{plain(question.text)}**<br>{plain(question.caveat)}",
         f"{asked}<br>{shown}",
@@ -247,7 +253,9 @@ def _row(question: Question, scores: pd.DataFrame, explained: pd.DataFrame) -> t
     )
 
 
-def score(question: Question, scores: pd.DataFrame, explained: pd.DataFrame) -> tuple[str, str]:
+def score(
+    question: Question, scores: pd.DataFrame, explained: pd.DataFrame
+) -> tuple[str, str]:
     """What it finds on planted models and on untrained twins, and how many of its claims are right; "" if not asked.
 
     Raises:
@@ -258,11 +266,17 @@ def score(question: Question, scores: pd.DataFrame, explained: pd.DataFrame) -> 
     name = question.method.removeprefix("explanations: ")
     source = scores if name == question.method else explained
     rows = source[(source["method"] == name) & (source["level"] == question.level)]
-    planted, untrained = (rows[rows["condition"] == condition] for condition in ("planted", "untrained"))
+    planted, untrained = (
+        rows[rows["condition"] == condition] for condition in ("planted", "untrained")
+    )
     if not len(planted):
         raise ValueError(f"no scores of {name!r} on level {question.level!r}")
     there = f"{planted['auroc'].mean():.2f}"
     if untrained["auroc"].notna().any():
         there += f" ({untrained['auroc'].mean():.2f})"
-    right = planted["claim_precision"].mean() if "claim_precision" in planted else float("nan")
+    right = (
+        planted["claim_precision"].mean()
+        if "claim_precision" in planted
+        else float("nan")
+    )
     return there, "" if pd.isna(right) else f"{100 * right:.0f} %"

@@ -183,16 +183,28 @@ def _scene_of(measurement: Measurement, figure: Figure) -> Scene:
         return Scene(DRIVEN, *ASKED[measurement.kind])
     if measurement.theme == "Sweeps":
         table = f'tables["{_TABLES[measurement.kind]}"]'
-        return Scene(SWEEP, f"{call_of(figure)}({table})", "tsfm-lens sweep report gallery.store")
+        return Scene(
+            SWEEP, f"{call_of(figure)}({table})", "tsfm-lens sweep report gallery.store"
+        )
     return _of_docstring(measurement, figure)
 
 
 def _of_run(measurement: Measurement, figure: Figure) -> Scene:
-    allowed = all(needs is None or needs.met(_chronos()) for needs in (measurement.needs, figure.needs))
+    allowed = all(
+        needs is None or needs.met(_chronos())
+        for needs in (measurement.needs, figure.needs)
+    )
     driven = measurement.theme == "Inputs" or not allowed
-    asked = "".join(f", {name}={value!r}" for name, value in dict(figure.probe_options).items()).replace("'", '"')
-    of = {kind: asked if kind == measurement.kind else "" for kind in (measurement.kind, *figure.beside)}
-    results = ", ".join(f'run.measure("{kind}"{options})' for kind, options in of.items())
+    asked = "".join(
+        f", {name}={value!r}" for name, value in dict(figure.probe_options).items()
+    ).replace("'", '"')
+    of = {
+        kind: asked if kind == measurement.kind else ""
+        for kind in (measurement.kind, *figure.beside)
+    }
+    results = ", ".join(
+        f'run.measure("{kind}"{options})' for kind, options in of.items()
+    )
     options = "".join(f", {name}={value!r}" for name, value in figure.options.items())
     model, data = (
         ("chronos2-nano", "people.csv --target people --known weekend")
@@ -211,7 +223,9 @@ def scene_of_pair(measurement: Measurement, figure: Figure) -> Scene:
     each = f'{call_of(figure)}(run.measure("{measurement.kind}"))'
     command = f"tsfm-lens figure {figure.name} chronos-nano bolt-nano --data bundled:elnino,co2 --horizon {HORIZON}"
     title = figure.title.rstrip(".")
-    return Scene(PAIR, f'viz.compare([{each} for run in runs], models, "{title}")', command)
+    return Scene(
+        PAIR, f'viz.compare([{each} for run in runs], models, "{title}")', command
+    )
 
 
 @cache
@@ -227,11 +241,19 @@ def _of_docstring(measurement: Measurement, figure: Figure) -> Scene:
         models = 'tsfm_lens.load(name) for name in ("chronos-nano", "bolt-nano", "chronos2-nano")'
         command = f"tsfm-lens figure {figure.name} chronos-nano bolt-nano chronos2-nano --data bundled:elnino"
         return Scene(
-            _PACKAGES, f"{call_of(figure)}({measurement.probe.name.removeprefix('studies.')}([{models}]))", command
+            _PACKAGES,
+            f"{call_of(figure)}({measurement.probe.name.removeprefix('studies.')}([{models}]))",
+            command,
         )
-    lines = [example.source for example in doctest.DocTestParser().get_examples(figure.function.__doc__)]
+    lines = [
+        example.source
+        for example in doctest.DocTestParser().get_examples(figure.function.__doc__)
+    ]
     # what the test compares is the title, or a number of marks
-    return Scene(_PACKAGES, re.sub(r"\.layout\.meta.*|\.(frames|data)\b", "", "".join(lines)).rstrip())
+    return Scene(
+        _PACKAGES,
+        re.sub(r"\.layout\.meta.*|\.(frames|data)\b", "", "".join(lines)).rstrip(),
+    )
 
 
 def described(kind: str) -> str:

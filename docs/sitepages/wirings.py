@@ -17,7 +17,12 @@ from tsfm_lens.models import Architecture, Lens, architectures, load
 
 FOLDER = "concepts/generated"
 STEPS = 48  # of the series whose tokens are drawn
-_LINE, _COLUMN, _BOX, _PAD = 17, 365, 90, 14  # pixels: of text, a stack, where branches begin, beside them
+_LINE, _COLUMN, _BOX, _PAD = (
+    17,
+    365,
+    90,
+    14,
+)  # pixels: of text, a stack, where branches begin, beside them
 _CHARACTER = 6.3  # pixels of a letter in type of 10.5 px
 
 
@@ -27,8 +32,12 @@ def write_wirings() -> None:
     for name, architecture in architectures().items():
         drawing = _kept(name, architecture)
         write(f"{FOLDER}/hook-points-{name}.md", _raw(drawing))
-        tabs.append(f"::::{{tab-item}} {plain(architecture.title)}\n{_raw(drawing)}::::")
-    write(f"{FOLDER}/hook-points.md", ":::::{tab-set}\n" + "\n\n".join(tabs) + "\n:::::\n")
+        tabs.append(
+            f"::::{{tab-item}} {plain(architecture.title)}\n{_raw(drawing)}::::"
+        )
+    write(
+        f"{FOLDER}/hook-points.md", ":::::{tab-set}\n" + "\n\n".join(tabs) + "\n:::::\n"
+    )
 
 
 def _raw(html: str) -> str:
@@ -37,7 +46,9 @@ def _raw(html: str) -> str:
 
 def _kept(name: str, architecture: Architecture) -> str:
     """The drawing, from the cache where the package has not changed."""
-    key = hashlib.sha256(f"{sources()}{name}{_LINE}{_COLUMN}{_BOX}".encode()).hexdigest()[:32]
+    key = hashlib.sha256(
+        f"{sources()}{name}{_LINE}{_COLUMN}{_BOX}".encode()
+    ).hexdigest()[:32]
     file = CACHE / "wirings" / f"{key}.html"
     if not file.exists():
         try:
@@ -54,7 +65,8 @@ def drawn(lens: Lens, title: str) -> str:
     stacks = [_stack(lens, index) for index in range(len(lens.wiring.stacks))]
     height = max(tall for _, tall in stacks)
     columns = "".join(
-        f'<g transform="translate({index * _COLUMN},0)">{marks}</g>' for index, (marks, _) in enumerate(stacks)
+        f'<g transform="translate({index * _COLUMN},0)">{marks}</g>'
+        for index, (marks, _) in enumerate(stacks)
     )
     wide = _COLUMN * len(stacks)
     label = f"Hook points of {title}"
@@ -82,9 +94,15 @@ def _stack(lens: Lens, index: int) -> tuple[str, int]:
     marks.append(_point(y, f"{prefix}hook_embed"))
     y += 2 * _LINE
     start = y - _LINE + 2
-    marks.append(_text(_PAD + 16, y, f"{block}.0 to {block}.{stack.n_layers - 1}", "tsfm-note"))
+    marks.append(
+        _text(_PAD + 16, y, f"{block}.0 to {block}.{stack.n_layers - 1}", "tsfm-note")
+    )
     y += _LINE + 6
-    names = [name.removeprefix(f"{block}.0.") for name in table if name.startswith(f"{block}.0.")]
+    names = [
+        name.removeprefix(f"{block}.0.")
+        for name in table
+        if name.startswith(f"{block}.0.")
+    ]
     writers = {writer.kind: writer for writer in stack.writers}
     for branch, own in groupby(names, key=lambda name: name.rpartition(".")[0]):
         hooks = [name.rpartition(".")[2] for name in own]
@@ -105,14 +123,20 @@ def _stack(lens: Lens, index: int) -> tuple[str, int]:
         y += _LINE
     stop = y - 6
     marks.insert(
-        1, f'<rect class="tsfm-block" x="4" y="{start}" width="{_COLUMN - 24}" height="{stop - start}" rx="4"/>'
+        1,
+        f'<rect class="tsfm-block" x="4" y="{start}" width="{_COLUMN - 24}" height="{stop - start}" rx="4"/>',
     )
     y += _LINE + 4
     for name in (f"{prefix}ln_final.hook_normalized", "unembed.hook_out"):
-        if name in table and (name != "unembed.hook_out" or index == len(lens.wiring.stacks) - 1):
+        if name in table and (
+            name != "unembed.hook_out" or index == len(lens.wiring.stacks) - 1
+        ):
             marks.append(_point(y, f"{name}   {table[name]}"))
             y += _LINE + 8
-    marks.insert(1, f'<line class="tsfm-stream" x1="{_PAD}" x2="{_PAD}" y1="{top}" y2="{y - _LINE}"/>')
+    marks.insert(
+        1,
+        f'<line class="tsfm-stream" x1="{_PAD}" x2="{_PAD}" y1="{top}" y2="{y - _LINE}"/>',
+    )
     return "".join(marks), y + 4
 
 
@@ -146,7 +170,9 @@ def _exceptions(stack: Any) -> list[tuple[str, str]]:
     found = []
     for layer, writers in stack.exceptions.items():
         kinds = [
-            f"{writer.kind} over other series" if getattr(writer, "over", "") == "variate" else writer.kind
+            f"{writer.kind} over other series"
+            if getattr(writer, "over", "") == "variate"
+            else writer.kind
             for writer in writers
         ]
         found.append((f"layer {layer} here", ", ".join(kinds)))
@@ -155,7 +181,11 @@ def _exceptions(stack: Any) -> list[tuple[str, str]]:
 
 def _branch(y: float, lines: list[str]) -> tuple[str, float]:
     """A box beside the stream, with an arrow that reads and one that writes."""
-    rows = [part for line in lines[1:] for part in (line.split("\t")[0], f"    {line.split(chr(9))[1]}")]
+    rows = [
+        part
+        for line in lines[1:]
+        for part in (line.split("\t")[0], f"    {line.split(chr(9))[1]}")
+    ]
     tall = _LINE * (1 + len(rows)) + 10
     marks = [
         f'<path class="tsfm-arrow" d="M {_PAD} {y + 8} H {_BOX}" marker-end="none"/>',
@@ -167,7 +197,14 @@ def _branch(y: float, lines: list[str]) -> tuple[str, float]:
     ]
     for place, row in enumerate(rows):
         kind = "tsfm-note" if row.startswith("    ") else "tsfm-hook"
-        marks.append(_text(_BOX + 8 + (14 if kind == "tsfm-note" else 0), y + _LINE * (place + 2), row.strip(), kind))
+        marks.append(
+            _text(
+                _BOX + 8 + (14 if kind == "tsfm-note" else 0),
+                y + _LINE * (place + 2),
+                row.strip(),
+                kind,
+            )
+        )
     return "".join(marks), tall
 
 
@@ -188,19 +225,31 @@ def _tokens(lens: Lens, title: str) -> str:
     """The tokens of a series of 48 steps, in time; those that cover no step stand at the end."""
     values = 10 + np.sin(np.arange(STEPS) / 4)
     table = lens.encode([values.tolist()]).token_table()
-    first, last = int(min(table["start"].min(), -STEPS)), int(max(table["stop"].max(), 1))
+    first, last = (
+        int(min(table["start"].min(), -STEPS)),
+        int(max(table["stop"].max(), 1)),
+    )
     special = table[table["special"] != ""]
     scale = 690 / (last - first + 2 * len(special) + 1)
     marks = [
-        _text(0, 14, f"Tokens of {STEPS} steps, 0 is the first one forecast; sizes of this tiny model", "tsfm-note")
+        _text(
+            0,
+            14,
+            f"Tokens of {STEPS} steps, 0 is the first one forecast; sizes of this tiny model",
+            "tsfm-note",
+        )
     ]
     for row in table[table["special"] == ""].itertuples():
         x, wide = (row.start - first) * scale, (row.stop - row.start) * scale
         kind = "tsfm-ahead" if row.start >= 0 else "tsfm-token"
-        marks.append(f'<rect class="{kind}" x="{x:.1f}" y="24" width="{max(wide - 1.5, 1):.1f}" height="22"/>')
+        marks.append(
+            f'<rect class="{kind}" x="{x:.1f}" y="24" width="{max(wide - 1.5, 1):.1f}" height="22"/>'
+        )
     for place, row in enumerate(special.itertuples()):
         x = (last - first + 1 + 2 * place) * scale
-        marks.append(f'<rect class="tsfm-special" x="{x:.1f}" y="24" width="{max(1.6 * scale, 8):.1f}" height="22"/>')
+        marks.append(
+            f'<rect class="tsfm-special" x="{x:.1f}" y="24" width="{max(1.6 * scale, 8):.1f}" height="22"/>'
+        )
         marks.append(_text(max(x - 8, 0), 78, str(row.special), "tsfm-note"))
     for step in sorted({first, -STEPS, 0, last}):
         if step == last and not (table["stop"] > 0).any():

@@ -38,12 +38,19 @@ def remove_others() -> None:
 def plain(text: str) -> str:
     """A text in which nothing is markup of MyST, with code in backticks left as code."""
     parts = re.split(r"(`[^`]+`)", text)
-    return "".join(part if part[:1] == "`" else re.sub(r"([\\*_<>\[\]$|#{}])", r"\\\1", part) for part in parts)
+    return "".join(
+        part if part[:1] == "`" else re.sub(r"([\\*_<>\[\]$|#{}])", r"\\\1", part)
+        for part in parts
+    )
 
 
 def from_docstring(text: str) -> str:
     """A paragraph of a docstring as markup of MyST: code as code, references by their last word."""
-    text = re.sub(r":[\w:]+:`~?([^`]+)`", lambda found: f"`{found[1].rpartition('.')[2]}`", " ".join(text.split()))
+    text = re.sub(
+        r":[\w:]+:`~?([^`]+)`",
+        lambda found: f"`{found[1].rpartition('.')[2]}`",
+        " ".join(text.split()),
+    )
     return plain(text.replace("``", "`"))
 
 

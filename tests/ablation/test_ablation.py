@@ -14,8 +14,20 @@ from hypothesis.extra import numpy as npst
 from scipy.stats import rankdata
 
 from tiny_lenses import lens_of
-from tsfm_lens.ablation import Variant, engine, mae, relative_change, run_variants, seasonal_scale, spearman_distance
-from tsfm_lens.ablation.metrics import pearson_distance, shape_distance, spectral_distance
+from tsfm_lens.ablation import (
+    Variant,
+    engine,
+    mae,
+    relative_change,
+    run_variants,
+    seasonal_scale,
+    spearman_distance,
+)
+from tsfm_lens.ablation.metrics import (
+    pearson_distance,
+    shape_distance,
+    spectral_distance,
+)
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Component, EditPattern, Zero, replay, writers
@@ -28,7 +40,9 @@ FORECASTS = npst.arrays(np.float64, (3, 8), elements=st.integers(-5, 5).map(floa
 
 @given(FORECASTS, FORECASTS)
 @settings(deadline=None, max_examples=60)
-def test_spearman_distance_is_one_minus_the_correlation_of_average_ranks(a: np.ndarray, b: np.ndarray) -> None:
+def test_spearman_distance_is_one_minus_the_correlation_of_average_ranks(
+    a: np.ndarray, b: np.ndarray
+) -> None:
     found = spearman_distance(a, b)
     for row in range(3):
         x, y = rankdata(a[row]), rankdata(b[row])
@@ -38,7 +52,9 @@ def test_spearman_distance_is_one_minus_the_correlation_of_average_ranks(a: np.n
             assert np.isnan(found[row])
         else:
             # the difference of two numbers of size 1
-            assert_close(found[row], 1 - np.corrcoef(x, y)[0, 1], depth=1000, magnitude=1.0)
+            assert_close(
+                found[row], 1 - np.corrcoef(x, y)[0, 1], depth=1000, magnitude=1.0
+            )
 
 
 def test_spearman_distance_known_answers() -> None:
@@ -50,9 +66,13 @@ def test_spearman_distance_known_answers() -> None:
         spearman_distance([1.0, 2.0], [1.0, 2.0, 3.0])
 
 
-@pytest.mark.parametrize("distance", [spearman_distance, pearson_distance, shape_distance, spectral_distance])
+@pytest.mark.parametrize(
+    "distance", [spearman_distance, pearson_distance, shape_distance, spectral_distance]
+)
 @pytest.mark.parametrize("level", [0.0, 5.0, -1e9, 1e-12])
-def test_equal_forecasts_are_not_apart_and_flat_ones_have_no_shape(distance: Any, level: float) -> None:
+def test_equal_forecasts_are_not_apart_and_flat_ones_have_no_shape(
+    distance: Any, level: float
+) -> None:
     wave, flat = np.sin(np.arange(9.0)) + level, np.full(9, level)
     rows = np.stack([wave, flat, wave, flat, flat])
     others = np.stack([wave, flat, flat, wave, flat + 1])
@@ -62,7 +82,11 @@ def test_equal_forecasts_are_not_apart_and_flat_ones_have_no_shape(distance: Any
 
 
 def test_a_change_of_no_more_than_rounding_has_no_ratio() -> None:
-    found = relative_change(np.array([[3.0, 3.0, 3.0]]), np.array([1e-9, -2.0, np.nan]), np.array([1e-6, 1e-6, 0.0]))
+    found = relative_change(
+        np.array([[3.0, 3.0, 3.0]]),
+        np.array([1e-9, -2.0, np.nan]),
+        np.array([1e-6, 1e-6, 0.0]),
+    )
     np.testing.assert_array_equal(found, [[np.nan, -2.5, np.nan]])
 
 
@@ -73,11 +97,18 @@ def test_errors_leave_unknown_truth_out() -> None:
     np.testing.assert_allclose(relative_change([2.0, 1.0], [1.0, 0.0]), [1.0, np.nan])
 
 
-@given(npst.arrays(np.float64, st.integers(3, 40), elements=st.floats(-100, 100)), st.integers(1, 50))
+@given(
+    npst.arrays(np.float64, st.integers(3, 40), elements=st.floats(-100, 100)),
+    st.integers(1, 50),
+)
 @settings(deadline=None, max_examples=80)
-def test_seasonal_scale_is_the_mean_seasonal_difference(context: np.ndarray, season: int) -> None:
+def test_seasonal_scale_is_the_mean_seasonal_difference(
+    context: np.ndarray, season: int
+) -> None:
     used = season if season < len(context) else 1
-    expected = np.mean([abs(context[t] - context[t - used]) for t in range(used, len(context))])
+    expected = np.mean(
+        [abs(context[t] - context[t - used]) for t in range(used, len(context))]
+    )
     found = seasonal_scale(context, season)
     assert np.isnan(found) if expected == 0 else found == pytest.approx(expected)
     # pairs with NaN are left out
@@ -86,7 +117,9 @@ def test_seasonal_scale_is_the_mean_seasonal_difference(context: np.ndarray, sea
 
 
 @pytest.mark.parametrize("name", sorted(architectures()))
-def test_variants_on_rows_held_once_equal_the_plain_loop(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variants_on_rows_held_once_equal_the_plain_loop(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # as in a large model, where a pass costs too much to run groups together
     monkeypatch.setattr(replay, "_FEW", 0)
     monkeypatch.setattr(engine, "_PASS", 0)
@@ -96,10 +129,15 @@ def test_variants_on_rows_held_once_equal_the_plain_loop(name: str, monkeypatch:
 def test_replay_computes_the_encoder_once(monkeypatch: pytest.MonkeyPatch) -> None:
     lens, calls = lens_of("chronos-bolt"), Counter[str]()
     model = lens.adapter.model
-    modules = {"encoder": model.encoder, "keys": model.decoder.block[2].layer[1].EncDecAttention.k}
+    modules = {
+        "encoder": model.encoder,
+        "keys": model.decoder.block[2].layer[1].EncDecAttention.k,
+    }
     for key, module in modules.items():
 
-        def forward(*args: Any, own: Any = module.forward, key: str = key, **kwargs: Any) -> Any:
+        def forward(
+            *args: Any, own: Any = module.forward, key: str = key, **kwargs: Any
+        ) -> Any:
             calls[key] += 1
             return own(*args, **kwargs)
 
@@ -124,12 +162,17 @@ def test_variants_over_several_stacks_and_rows() -> None:
 
 
 @pytest.mark.parametrize("rows", [None, [1]])
-def test_variants_under_hooks_of_the_callers_own_are_forwards_under_both(rows: list[int] | None) -> None:
+def test_variants_under_hooks_of_the_callers_own_are_forwards_under_both(
+    rows: list[int] | None,
+) -> None:
     """An edit of chosen rows, or of an attention's inside, acts on every variant as on a forward of its own."""
     lens = lens_of("chronos-bolt")
     encoded = lens.encode(bundled("co2", "nile").tail(40))
     halved = EditPattern("encoder.0.self_attn", lambda pattern: pattern / 2, rows=rows)
-    variants = [Variant.zero(component) for component in lens.components("*.1.mlp", "decoder.0.cross_attn.1")]
+    variants = [
+        Variant.zero(component)
+        for component in lens.components("*.1.mlp", "decoder.0.cross_attn.1")
+    ]
     with lens.edit(halved), torch.no_grad():
         found = run_variants(lens, encoded, variants)
         for made, variant in zip(found, variants, strict=True):

@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from tiny_lenses import lens_of
-from tsfm_lens.ablation import Variant, engine, forecast_variants, rollouts, run_variants
+from tsfm_lens.ablation import (
+    Variant,
+    engine,
+    forecast_variants,
+    rollouts,
+    run_variants,
+)
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import writers
@@ -27,7 +33,9 @@ def counted(monkeypatch: pytest.MonkeyPatch, fits: int = 10**6) -> list[int]:
     def together(request: rollouts.VariantRequest, variants: Any) -> Any:
         chunks.append(len(variants))
         if len(variants) > fits:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB"
+            )
         return run(request, variants)
 
     monkeypatch.setattr(rollouts.VariantRequest, "together", together)
@@ -40,7 +48,9 @@ def lens_and_variants(name: str, count: int) -> tuple[Lens, list[Variant]]:
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "timesfm-2.5"])
-def test_a_memory_bounds_the_variants_side_by_side(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_bounds_the_variants_side_by_side(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lens, variants = lens_and_variants(name, 8)
     draws = {} if lens.adapter.readout == "quantile" else {"num_samples": 4}
     # where replay would do, the rollout is what is looked at here
@@ -49,13 +59,17 @@ def test_a_memory_bounds_the_variants_side_by_side(name: str, monkeypatch: pytes
     chunks = counted(monkeypatch)
     for memory, largest in ((None, 8), (2**40, 8), (1, 1)):
         chunks.clear()
-        found = forecast_variants(lens, BATCH, horizon, variants, memory=memory, **draws)
+        found = forecast_variants(
+            lens, BATCH, horizon, variants, memory=memory, **draws
+        )
         assert sum(chunks) == 8
         assert max(chunks) == largest
         assert_close(found.quantiles, loop.quantiles, depth=1000, dtype=np.float32)
 
 
-def test_running_out_of_memory_halves_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_halves_the_chunks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lens, variants = lens_and_variants("timesfm-2.5", 9)
     # beyond one pass, where nothing can be replayed
     horizon = lens.adapter.longest_pass + 2
@@ -67,7 +81,9 @@ def test_running_out_of_memory_halves_the_chunks(monkeypatch: pytest.MonkeyPatch
     assert chunks == [9, 3, 3, 3]
     assert_close(found.quantiles, loop.quantiles, depth=1000, dtype=np.float32)
     counted(monkeypatch, fits=0)
-    with pytest.raises(InputError, match="one variant of this batch runs out of memory"):
+    with pytest.raises(
+        InputError, match="one variant of this batch runs out of memory"
+    ):
         forecast_variants(lens, BATCH, horizon, variants)
     bug = lambda *_args: (_ for _ in ()).throw(RuntimeError("a bug"))  # noqa: E731
     monkeypatch.setattr(rollouts.VariantRequest, "together", bug)
@@ -75,7 +91,9 @@ def test_running_out_of_memory_halves_the_chunks(monkeypatch: pytest.MonkeyPatch
         forecast_variants(lens, BATCH, horizon, variants)
 
 
-def test_forwards_of_variants_take_fewer_rows_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forwards_of_variants_take_fewer_rows_where_memory_runs_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lens, variants = lens_and_variants("chronos-bolt", 6)
     monkeypatch.setattr(engine, "_PASS", 10**12)
     encoded = lens.encode(BATCH)

@@ -20,7 +20,13 @@ from tsfm_lens.models.architecture import Prediction, rows_apart, stands_apart
 from tsfm_lens.testing import rounding
 
 HORIZON = 6
-BATCH = as_series([np.sin(np.arange(40) / 3), 3 * np.cos(np.arange(33) / 2), 10 * np.sin(np.arange(40) / 5)])
+BATCH = as_series(
+    [
+        np.sin(np.arange(40) / 3),
+        3 * np.cos(np.arange(33) / 2),
+        10 * np.sin(np.arange(40) / 5),
+    ]
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +41,22 @@ def model() -> Any:
 
 
 def variants_of(lens: Lens) -> list[Variant]:
-    push = Steer("blocks.1.hook_resid_post", 3 * torch.randn(lens.d_model, generator=torch.Generator().manual_seed(0)))
-    return [Variant("", ()), *[Variant.zero(part) for part in writers(lens.wiring)], Variant("pushed", (push,))]
+    push = Steer(
+        "blocks.1.hook_resid_post",
+        3 * torch.randn(lens.d_model, generator=torch.Generator().manual_seed(0)),
+    )
+    return [
+        Variant("", ()),
+        *[Variant.zero(part) for part in writers(lens.wiring)],
+        Variant("pushed", (push,)),
+    ]
 
 
 def reached(lens: Lens) -> tuple[float, float]:
     """The largest absolute forecast of the plain model, and that of any variant."""
-    alone = forecast_variants(lens, BATCH, HORIZON, variants_of(lens), quantiles=LEVELS, economy=False)
+    alone = forecast_variants(
+        lens, BATCH, HORIZON, variants_of(lens), quantiles=LEVELS, economy=False
+    )
     return float(np.abs(alone.quantiles[0]).max()), float(np.abs(alone.quantiles).max())
 
 
@@ -53,10 +68,15 @@ def twice(limit: float) -> Any:
             first = super().predict(batch, *args)
             if float(first.quantiles.abs().max()) <= limit:
                 return first
-            halved = super().predict(as_series([value / 2 for value in batch.values]), *args)
+            halved = super().predict(
+                as_series([value / 2 for value in batch.values]), *args
+            )
             large = first.quantiles.abs().amax(dim=(1, 2)) > limit
             parts = zip(halved[:3:2], first[:3:2], strict=True)
-            new = [torch.where(large.reshape(-1, *[1] * (a.ndim - 1)), a, b) for a, b in parts]
+            new = [
+                torch.where(large.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+                for a, b in parts
+            ]
             return Prediction(new[0], None, new[1])
 
     return Twice
@@ -73,14 +93,22 @@ def check(lens: Lens, variants: list[Variant]) -> None:
 
 
 def close(found: Any, alone: Any) -> None:
-    for series, (ours, theirs) in enumerate(zip(np.asarray(found), np.asarray(alone), strict=True)):
+    for series, (ours, theirs) in enumerate(
+        zip(np.asarray(found), np.asarray(alone), strict=True)
+    ):
         largest = max(np.abs(theirs).max(), np.abs(BATCH.values[series]).max())
-        assert np.abs(ours - theirs).max() <= rounding("float32", float(largest), depth=200), series
+        assert np.abs(ours - theirs).max() <= rounding(
+            "float32", float(largest), depth=200
+        ), series
 
 
 def declared(adapter: Any) -> Any:
     """The same adapter whose author says of its predict that rows stand apart."""
-    return type(adapter.__name__, (adapter,), {"predict": rows_apart(lambda self, *args: adapter.predict(self, *args))})
+    return type(
+        adapter.__name__,
+        (adapter,),
+        {"predict": rows_apart(lambda self, *args: adapter.predict(self, *args))},
+    )
 
 
 @pytest.mark.parametrize("said", [False, True], ids=["silent", "declared"])
@@ -101,25 +129,41 @@ def test_a_declaration_is_of_one_function(model: Any) -> None:
     adapter = Wired(model)
     assert stands_apart(adapter)
     assert not stands_apart(twice(1.0)(model))
-    adapter.predict = functools.wraps(adapter.predict)(lambda *args: Wired.predict(adapter, *args))
+    adapter.predict = functools.wraps(adapter.predict)(
+        lambda *args: Wired.predict(adapter, *args)
+    )
     assert not stands_apart(adapter)
 
 
-def test_without_a_declaration_the_model_runs_once_a_variant(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_declaration_the_model_runs_once_a_variant(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows: list[int] = []
     forward = model.forward
-    monkeypatch.setitem(model.__dict__, "forward", lambda context: rows.append(len(context)) or forward(context))
+    monkeypatch.setitem(
+        model.__dict__,
+        "forward",
+        lambda context: rows.append(len(context)) or forward(context),
+    )
     for kind, expected in ((twice(1e9), [3] * 15), (declared(twice(1e9)), [3, 45])):
         lens = Lens(kind(model), "own")
         rows.clear()
-        forecast_variants(lens, BATCH, HORIZON, [Variant.zero(Component("", 0, "attn"))] * 15, quantiles=LEVELS)
+        forecast_variants(
+            lens,
+            BATCH,
+            HORIZON,
+            [Variant.zero(Component("", 0, "attn"))] * 15,
+            quantiles=LEVELS,
+        )
         assert rows == expected
 
 
 def test_a_forward_that_runs_its_modules_twice_is_not_replayed(model: Any) -> None:
     class BothSigns(Wired):  # type: ignore[misc]
         def run(self, inputs: Mapping[str, Any]) -> Tensor:
-            return (self.model(inputs["context"]) - self.model(-inputs["context"]).flip(1)) / 2
+            return (
+                self.model(inputs["context"]) - self.model(-inputs["context"]).flip(1)
+            ) / 2
 
     lens = Lens(BothSigns(model), "own")
     variants = variants_of(lens)

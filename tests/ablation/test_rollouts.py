@@ -13,7 +13,16 @@ from tiny_lenses import lens_of
 from tsfm_lens.ablation import Variant, VariantForecasts, forecast_variants, rollouts
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.hooks import Component, EditPattern, Mean, Noise, Resample, Steer, Zero, writers
+from tsfm_lens.hooks import (
+    Component,
+    EditPattern,
+    Mean,
+    Noise,
+    Resample,
+    Steer,
+    Zero,
+    writers,
+)
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.architecture import stands_apart
 from tsfm_lens.testing import assert_close, example_case, native_traces, rounding
@@ -37,9 +46,17 @@ def at_levels_apart(lens: Lens) -> SeriesBatch:
         return shown(lens)
     rng = np.random.default_rng(0)
     steps = np.arange(40)
-    shapes = [np.sin(steps / (2 + index)) + 0.2 * rng.standard_normal(40) + index % 2 for index in range(len(LEVELS))]
+    shapes = [
+        np.sin(steps / (2 + index)) + 0.2 * rng.standard_normal(40) + index % 2
+        for index in range(len(LEVELS))
+    ]
     values = [level * shape for level, shape in zip(LEVELS, shapes, strict=True)]
-    return as_series([np.stack([one, one[::-1]]) if lens.adapter.multivariate else one for one in values])
+    return as_series(
+        [
+            np.stack([one, one[::-1]]) if lens.adapter.multivariate else one
+            for one in values
+        ]
+    )
 
 
 def of_every_kind(lens: Lens, batch: SeriesBatch, horizon: int) -> list[Variant]:
@@ -61,18 +78,34 @@ def of_every_kind(lens: Lens, batch: SeriesBatch, horizon: int) -> list[Variant]
             Variant.zero(*[part for part in heads if part.layer == 0]),
             Variant("mean", (Mean(out, acts, per="pooled"),)),
             Variant("resample", (Resample(out, acts, seed=3),)),
-            Variant("noise", (Noise(f"{stack.prefix}.0.hook_resid_post", scale=0.5, seed=2),)),
-            Variant("some rows", (Zero(out, rows=[0]), Noise(f"{stack.prefix}.0.hook_resid_post", seed=1))),
-            Variant("steered", (Zero(out), Steer(out, 0.1 * torch.ones(stack.d_model)))),
+            Variant(
+                "noise",
+                (Noise(f"{stack.prefix}.0.hook_resid_post", scale=0.5, seed=2),),
+            ),
+            Variant(
+                "some rows",
+                (
+                    Zero(out, rows=[0]),
+                    Noise(f"{stack.prefix}.0.hook_resid_post", seed=1),
+                ),
+            ),
+            Variant(
+                "steered", (Zero(out), Steer(out, 0.1 * torch.ones(stack.d_model)))
+            ),
             Variant(
                 "layer without",
-                (Zero(Component(stack.name, 0)), Zero(Component(stack.name, last, kind))),
+                (
+                    Zero(Component(stack.name, 0)),
+                    Zero(Component(stack.name, last, kind)),
+                ),
             ),
         ]
     return found
 
 
-def check(lens: Lens, batch: SeriesBatch, found: VariantForecasts, loop: VariantForecasts) -> None:
+def check(
+    lens: Lens, batch: SeriesBatch, found: VariantForecasts, loop: VariantForecasts
+) -> None:
     """The same forecasts up to roundings of each series' own values in the precision of the model."""
     depth = 100 * sum(stack.n_layers for stack in lens.wiring.stacks)
     dtype = next(lens.parameters()).dtype
@@ -83,35 +116,63 @@ def check(lens: Lens, batch: SeriesBatch, found: VariantForecasts, loop: Variant
         for index, values in enumerate(batch.values if theirs is not None else ()):
             largest = max(np.abs(theirs[:, index]).max(), np.nanmax(np.abs(values)))
             off = np.abs(ours[:, index] - theirs[:, index]).max()
-            assert off <= rounding(dtype, largest, depth=depth), (name, batch.ids[index], off, largest)
+            assert off <= rounding(dtype, largest, depth=depth), (
+                name,
+                batch.ids[index],
+                off,
+                largest,
+            )
 
 
 def part(forecasts: VariantForecasts, chosen: Any) -> VariantForecasts:
     """Some of the variants."""
     samples = None if forecasts.samples is None else forecasts.samples[chosen]
-    return VariantForecasts(forecasts.quantiles[chosen], forecasts.levels, forecasts.mean[chosen], samples)
+    return VariantForecasts(
+        forecasts.quantiles[chosen], forecasts.levels, forecasts.mean[chosen], samples
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_pass_equals_the_plain_loop(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_pass_equals_the_plain_loop(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lens = lens_of(name)
     assert stands_apart(lens.adapter)
     for batch in (shown(lens), at_levels_apart(lens)):
         horizon = min(6, lens.adapter.prediction_length)
         variants = of_every_kind(lens, batch, horizon)
-        loop = forecast_variants(lens, batch, horizon, variants, seed=1, economy=False, **draws(lens))
+        loop = forecast_variants(
+            lens, batch, horizon, variants, seed=1, economy=False, **draws(lens)
+        )
         # changes that nobody sees would be equal however they were mixed up
-        moved = np.abs(loop.quantiles[1:] - loop.quantiles[0]).max(axis=(2, 3)) / np.ptp(loop.quantiles[0], axis=(1, 2))
+        moved = np.abs(loop.quantiles[1:] - loop.quantiles[0]).max(
+            axis=(2, 3)
+        ) / np.ptp(loop.quantiles[0], axis=(1, 2))
         assert (moved.max(axis=0) > 1e-2).all()
-        check(lens, batch, forecast_variants(lens, batch, horizon, variants, seed=1, **draws(lens)), loop)
+        check(
+            lens,
+            batch,
+            forecast_variants(lens, batch, horizon, variants, seed=1, **draws(lens)),
+            loop,
+        )
         with monkeypatch.context() as patch:
             patch.setattr(rollouts, "_TOKENS", 1)
             patch.setattr(rollouts.VariantRequest, "abreast", lambda _request: 3)
-            found = forecast_variants(lens, batch, horizon, variants[1:6], seed=1, **draws(lens))
+            found = forecast_variants(
+                lens, batch, horizon, variants[1:6], seed=1, **draws(lens)
+            )
         check(lens, batch, found, part(loop, slice(1, 6)))
 
 
-SOME = ("chronos", "chronos-2", "chronos-bolt", "moirai-2", "timesfm-2.5", "timestral", "toto-1")
+SOME = (
+    "chronos",
+    "chronos-2",
+    "chronos-bolt",
+    "moirai-2",
+    "timesfm-2.5",
+    "timestral",
+    "toto-1",
+)
 BEYOND = [name for name in NAMES if name in SOME]
 
 
@@ -123,8 +184,15 @@ def test_rollouts_beyond_one_pass_equal_the_plain_loop(name: str) -> None:
         batch = as_series(list(batch.values[::2]))
     horizon = lens.adapter.longest_pass + 3
     variants = of_every_kind(lens, batch, horizon)[::2]
-    loop = forecast_variants(lens, batch, horizon, variants, seed=2, economy=False, **draws(lens))
-    check(lens, batch, forecast_variants(lens, batch, horizon, variants, seed=2, **draws(lens)), loop)
+    loop = forecast_variants(
+        lens, batch, horizon, variants, seed=2, economy=False, **draws(lens)
+    )
+    check(
+        lens,
+        batch,
+        forecast_variants(lens, batch, horizon, variants, seed=2, **draws(lens)),
+        loop,
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -135,7 +203,9 @@ def test_the_plain_loop_is_one_forecast_a_variant(name: str) -> None:
     levels = (0.3, 0.5) if len(lens.adapter.levels) != 1 else (0.5,)
     how = {"quantiles": levels, "seed": 4, **draws(lens)}
     # where nothing is refused, the loop does not go through lens.forecast
-    kept = forecast_variants(lens, batch, 3, [variant], economy=False, non_finite="keep", **how)
+    kept = forecast_variants(
+        lens, batch, 3, [variant], economy=False, non_finite="keep", **how
+    )
     assert kept.levels == levels
     with lens.edit(*variant.interventions):
         edited = lens.forecast(batch, 3, **how)
@@ -149,7 +219,10 @@ def test_the_plain_loop_is_one_forecast_a_variant(name: str) -> None:
 def test_hooks_inside_attention_and_single_paths(samples: int) -> None:
     lens = lens_of("chronos")
     batch = as_series([np.sin(np.arange(40) / 3), np.cos(np.arange(25) / 2) + 3])
-    even = EditPattern(Component("decoder", 1, "cross_attn"), lambda pattern: torch.full_like(pattern, 0.1))
+    even = EditPattern(
+        Component("decoder", 1, "cross_attn"),
+        lambda pattern: torch.full_like(pattern, 0.1),
+    )
     variants = [
         Variant("pattern", (even,)),
         Variant("keys", (Zero("decoder_blocks.0.cross_attn.hook_k"),)),
@@ -158,8 +231,15 @@ def test_hooks_inside_attention_and_single_paths(samples: int) -> None:
         Variant.zero(Component("encoder", 1)),
     ]
     for chosen in (variants, variants[2:]):
-        loop = forecast_variants(lens, batch, 5, chosen, num_samples=samples, economy=False)
-        check(lens, batch, forecast_variants(lens, batch, 5, chosen, num_samples=samples), loop)
+        loop = forecast_variants(
+            lens, batch, 5, chosen, num_samples=samples, economy=False
+        )
+        check(
+            lens,
+            batch,
+            forecast_variants(lens, batch, 5, chosen, num_samples=samples),
+            loop,
+        )
 
 
 class Products(TorchDispatchMode):
@@ -170,17 +250,28 @@ class Products(TorchDispatchMode):
         self._names = {weight.data_ptr(): name for name, weight in weights.items()}
         self.rows: dict[str, list[int]] = {name: [] for name in weights}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket.__name__ == "mm" and (name := self._names.get(args[1].data_ptr())):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func.overloadpacket.__name__ == "mm" and (
+            name := self._names.get(args[1].data_ptr())
+        ):
             self.rows[name].append(len(args[0]))
         return func(*args, **kwargs or {})
 
 
-def test_the_encoder_runs_once_a_batch_and_keys_are_held_once_a_series(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_encoder_runs_once_a_batch_and_keys_are_held_once_a_series(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lens = lens_of("chronos")
     model = lens.adapter.model
     keys = model.decoder.block[0].layer[1].EncDecAttention.k
-    products = Products({"queries": model.encoder.block[0].layer[0].SelfAttention.q.weight, "keys": keys.weight})
+    products = Products(
+        {
+            "queries": model.encoder.block[0].layer[0].SelfAttention.q.weight,
+            "keys": keys.weight,
+        }
+    )
     batch = as_series([np.sin(np.arange(40) / 3), np.cos(np.arange(40) / 2)])
     variants = [Variant.zero(part) for part in writers(lens.wiring, "decoder")[:8]]
     monkeypatch.setattr(rollouts.VariantRequest, "abreast", lambda _request: 4)
@@ -195,9 +286,14 @@ def test_what_is_zeroed_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None
     lens = load(architectures()["chronos"].tiny(), check=False)
     rows: list[int] = []
     mm = torch.mm
-    monkeypatch.setattr(torch, "mm", lambda a, b, **kwargs: rows.append(len(a)) or mm(a, b, **kwargs))
+    monkeypatch.setattr(
+        torch, "mm", lambda a, b, **kwargs: rows.append(len(a)) or mm(a, b, **kwargs)
+    )
     batch = as_series([np.sin(np.arange(40) / 3)])
-    variants = [Variant.zero(Component("decoder", 0, "mlp")), *[Variant.zero(Component("decoder", 1))] * 3]
+    variants = [
+        Variant.zero(Component("decoder", 0, "mlp")),
+        *[Variant.zero(Component("decoder", 1))] * 3,
+    ]
     forecast_variants(lens, batch, 1, variants, num_samples=2)
     # block 0: wi and wo for three of four variants; block 1: q, k, v, o, q, o, wi, wo for one
     assert sorted(rows) == [2] * 8 + [6] * 2
@@ -209,7 +305,11 @@ def test_nothing_is_left_behind(name: str) -> None:
     batch = shown(lens)
 
     state, first = torch.get_rng_state(), writers(lens.wiring)[0]
-    good = [Variant.zero(first), Variant("", ()), Variant.zero(Component(first.stack, 0))]
+    good = [
+        Variant.zero(first),
+        Variant("", ()),
+        Variant.zero(Component(first.stack, 0)),
+    ]
     plain = lens.forecast(batch, 3, **draws(lens)).quantiles
     forecast_variants(lens, batch, 3, good, **draws(lens))
     assert torch.equal(torch.get_rng_state(), state)
@@ -223,25 +323,52 @@ def test_nothing_is_left_behind(name: str) -> None:
             forecast_variants(lens, batch, 3, [*good, bad], **how, **draws(lens))
     assert native_traces(lens) == 0
     assert torch.equal(torch.get_rng_state(), state)
-    np.testing.assert_array_equal(lens.forecast(batch, 3, **draws(lens)).quantiles, plain)
+    np.testing.assert_array_equal(
+        lens.forecast(batch, 3, **draws(lens)).quantiles, plain
+    )
 
 
 def test_hooks_of_the_caller_hold_for_every_variant() -> None:
     lens = lens_of("chronos-bolt")
-    batch, variants = shown(lens), [Variant.zero(part) for part in writers(lens.wiring)[:4]]
+    batch, variants = (
+        shown(lens),
+        [Variant.zero(part) for part in writers(lens.wiring)[:4]],
+    )
     with lens.ablate("encoder.0"):
         inside = forecast_variants(lens, batch, 4, variants)
-        check(lens, batch, inside, forecast_variants(lens, batch, 4, variants, economy=False))
-    assert not np.allclose(inside.quantiles, forecast_variants(lens, batch, 4, variants).quantiles)
+        check(
+            lens,
+            batch,
+            inside,
+            forecast_variants(lens, batch, 4, variants, economy=False),
+        )
+    assert not np.allclose(
+        inside.quantiles, forecast_variants(lens, batch, 4, variants).quantiles
+    )
 
 
 def steered(lens: Lens, size: float) -> Variant:
     """Other from the first layer on, and no number at all where the size is infinite."""
     stack = lens.wiring.output_stack
-    return Variant(f"by {size}", (Steer(f"{stack.prefix}.0.hook_resid_post", torch.full((stack.d_model,), size)),))
+    return Variant(
+        f"by {size}",
+        (
+            Steer(
+                f"{stack.prefix}.0.hook_resid_post", torch.full((stack.d_model,), size)
+            ),
+        ),
+    )
 
 
-MIXED = ["bolt-nano", "chronos-nano", "chronos-2", "moirai-1.1", "t5", "timesfm-2.5", "toto-1"]
+MIXED = [
+    "bolt-nano",
+    "chronos-nano",
+    "chronos-2",
+    "moirai-1.1",
+    "t5",
+    "timesfm-2.5",
+    "toto-1",
+]
 
 
 @pytest.mark.parametrize("economy", [True, False])
@@ -250,12 +377,19 @@ def test_a_variant_without_numbers_is_lost_alone(name: str, economy: bool) -> No
     lens = load(name) if name.endswith("nano") else lens_of(name)
     batch = shown(lens)
     # what begins at the same place runs side by side in single passes too
-    good = [Variant("", ()), steered(lens, 0.2), *[Variant.zero(part) for part in writers(lens.wiring)[:3]]]
+    good = [
+        Variant("", ()),
+        steered(lens, 0.2),
+        *[Variant.zero(part) for part in writers(lens.wiring)[:3]],
+    ]
     mixed = [*good[:2], steered(lens, np.inf), *good[2:], steered(lens, np.inf)]
     reaches = name in BEYOND or name == "bolt-nano"
     if reaches and not lens.adapter.joint_rollout:
         batch = as_series(list(batch.values[::2]))
-    for horizon in (4, *([lens.adapter.longest_pass + 3] if reaches and economy else [])):
+    for horizon in (
+        4,
+        *([lens.adapter.longest_pass + 3] if reaches and economy else []),
+    ):
         how = {"economy": economy, "seed": 3, **draws(lens)}
         alone = forecast_variants(lens, batch, horizon, good, **how)
         state, counts = torch.get_rng_state(), list[int]()
@@ -265,7 +399,11 @@ def test_a_variant_without_numbers_is_lost_alone(name: str, economy: bool) -> No
         assert counts == sorted(set(counts))
         assert counts[-1] == len(mixed)
         lost = part(found, [2, 6])
-        assert all(np.isnan(each).all() for each in (lost.quantiles, lost.mean, lost.samples) if each is not None)
+        assert all(
+            np.isnan(each).all()
+            for each in (lost.quantiles, lost.mean, lost.samples)
+            if each is not None
+        )
         check(lens, batch, part(found, [0, 1, 3, 4, 5]), alone)
         with pytest.raises(InputError, match="forecasts no number at step 0"):
             forecast_variants(lens, batch, horizon, mixed, **how)
@@ -274,13 +412,29 @@ def test_a_variant_without_numbers_is_lost_alone(name: str, economy: bool) -> No
 def test_values_that_are_no_numbers_stay_where_they_are() -> None:
     lens = lens_of("chronos-bolt")
     batch, stack = shown(lens), lens.wiring.output_stack
-    part = Variant("one series", (Steer(f"{stack.prefix}.0.hook_resid_post", torch.ones(stack.d_model), np.inf, [1]),))
+    part = Variant(
+        "one series",
+        (
+            Steer(
+                f"{stack.prefix}.0.hook_resid_post",
+                torch.ones(stack.d_model),
+                np.inf,
+                [1],
+            ),
+        ),
+    )
     variants = [Variant("", ()), part, Variant.zero(writers(lens.wiring)[0])]
     for horizon in (4, lens.adapter.longest_pass + 2):
         found = forecast_variants(lens, batch, horizon, variants, non_finite="keep")
-        loop = forecast_variants(lens, batch, horizon, variants, non_finite="keep", economy=False)
+        loop = forecast_variants(
+            lens, batch, horizon, variants, non_finite="keep", economy=False
+        )
         lost = np.isnan(found.quantiles).all(axis=(2, 3))
-        assert lost.tolist() == [[False] * len(batch), [index == 1 for index in range(len(batch))], [False] * 3]
+        assert lost.tolist() == [
+            [False] * len(batch),
+            [index == 1 for index in range(len(batch))],
+            [False] * 3,
+        ]
         assert_close(found.quantiles, loop.quantiles, depth=100, dtype=np.float32)
 
 
@@ -296,13 +450,22 @@ def test_values_that_are_no_numbers_stay_where_they_are() -> None:
 def test_what_cannot_be_run_is_refused(how: dict[str, Any], words: str) -> None:
     lens = lens_of("chronos-bolt")
     with pytest.raises((InputError, UnknownNameError), match=words):
-        forecast_variants(lens, shown(lens), 4, **{"variants": [Variant.zero(writers(lens.wiring)[0])], **how})
+        forecast_variants(
+            lens,
+            shown(lens),
+            4,
+            **{"variants": [Variant.zero(writers(lens.wiring)[0])], **how},
+        )
 
 
 TIMESFM = {
     "both signs": {"force_flip_invariance": True},
     "rolled out": {"max_horizon": 32},
-    "bare": {"infer_is_positive": False, "fix_quantile_crossing": False, "use_continuous_quantile_head": False},
+    "bare": {
+        "infer_is_positive": False,
+        "fix_quantile_crossing": False,
+        "use_continuous_quantile_head": False,
+    },
     "not normalised": {"normalize_inputs": False, "infer_is_positive": True},
 }
 
@@ -313,12 +476,17 @@ def test_whatever_an_object_was_compiled_with(options: dict[str, Any]) -> None:
     import timesfm
 
     native = architectures()["timesfm-2.5"].tiny()
-    config = timesfm.ForecastConfig(max_context=64, max_horizon=16, normalize_inputs=True, per_core_batch_size=1)
+    config = timesfm.ForecastConfig(
+        max_context=64, max_horizon=16, normalize_inputs=True, per_core_batch_size=1
+    )
     for name, value in options.items():
         object.__setattr__(config, name, value)
     native.compile(config)
     lens = load(native, check=False)
-    batch, variants = at_levels_apart(lens), [Variant.zero(part) for part in writers(lens.wiring)[::4]]
+    batch, variants = (
+        at_levels_apart(lens),
+        [Variant.zero(part) for part in writers(lens.wiring)[::4]],
+    )
     loop = forecast_variants(lens, batch, 6, variants, economy=False)
     check(lens, batch, forecast_variants(lens, batch, 6, variants), loop)
 
@@ -329,7 +497,12 @@ def test_on_a_gpu(name: str) -> None:
     lens = load(architectures()[name].tiny(), check=False).to("cuda")
     batch, state = shown(lens), torch.cuda.get_rng_state()
     variants = [Variant.zero(part) for part in writers(lens.wiring)[::3]]
-    loop = forecast_variants(lens, batch, 4, variants, seed=1, economy=False, **draws(lens))
+    loop = forecast_variants(
+        lens, batch, 4, variants, seed=1, economy=False, **draws(lens)
+    )
     found = forecast_variants(lens, batch, 4, variants, seed=1, **draws(lens))
-    assert np.abs(found.quantiles - loop.quantiles).max() <= 1e-4 * np.abs(loop.quantiles).max()
+    assert (
+        np.abs(found.quantiles - loop.quantiles).max()
+        <= 1e-4 * np.abs(loop.quantiles).max()
+    )
     assert torch.equal(torch.cuda.get_rng_state(), state)

@@ -15,7 +15,25 @@ from fractions import Fraction
 from zoneinfo import ZoneInfo
 
 MISSING = ("", "NA", "nan")
-IDS = ("01", "1", "1.10", "1.1", "007", "7", "NA", "a b", "=x", "+1+1", "Ä", "1e3", "-5", "x/y", "@z", "None", "1_0")
+IDS = (
+    "01",
+    "1",
+    "1.10",
+    "1.1",
+    "007",
+    "7",
+    "NA",
+    "a b",
+    "=x",
+    "+1+1",
+    "Ä",
+    "1e3",
+    "-5",
+    "x/y",
+    "@z",
+    "None",
+    "1_0",
+)
 NAMES = ("load", "heat", "01", "1", "x", "Größe", "2020", "wind (m/s)")
 EPOCH = datetime(1970, 1, 1)
 FORMATS = {
@@ -30,8 +48,18 @@ FORMATS = {
     "years": "%Y",
     "months": "%Y-%m",
 }
-UNITS = {"seconds": "s", "milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
-EPOCHS = {"seconds": 10**9, "milliseconds": 10**6, "microseconds": 10**3, "nanoseconds": 1}
+UNITS = {
+    "seconds": "s",
+    "milliseconds": "ms",
+    "microseconds": "us",
+    "nanoseconds": "ns",
+}
+EPOCHS = {
+    "seconds": 10**9,
+    "milliseconds": 10**6,
+    "microseconds": 10**3,
+    "nanoseconds": 1,
+}
 
 
 class Unreadable(Exception):
@@ -61,19 +89,34 @@ def stamps(rng: random.Random, kind: str, count: int) -> list:
     if kind == "years":
         first = rng.randrange(1900, 2100 - count)
         return [datetime(first + i, 1, 1) for i in range(count)]
-    start = datetime(rng.randrange(1990, 2030), rng.randrange(1, 13), rng.randrange(1, 28))
+    start = datetime(
+        rng.randrange(1990, 2030), rng.randrange(1, 13), rng.randrange(1, 28)
+    )
     if kind == "months":
         months = [start.year * 12 + start.month + i for i in range(count)]
         return [datetime(m // 12, m % 12 + 1, 1) for m in months]
     whole_days = kind in ("date", "dotted", "american", "british", "words", "yyyymmdd")
     if kind.startswith("zone"):
-        zone = ZoneInfo(rng.choice(["Europe/Berlin", "America/New_York", "Asia/Kolkata", "UTC"]))
-        near = datetime(rng.randrange(2000, 2030), rng.choice([3, 10, 11]), rng.randrange(20, 29))
+        zone = ZoneInfo(
+            rng.choice(["Europe/Berlin", "America/New_York", "Asia/Kolkata", "UTC"])
+        )
+        near = datetime(
+            rng.randrange(2000, 2030), rng.choice([3, 10, 11]), rng.randrange(20, 29)
+        )
         if kind == "zone days":
-            return [(near + timedelta(days=i)).replace(tzinfo=zone) for i in range(count)]
+            return [
+                (near + timedelta(days=i)).replace(tzinfo=zone) for i in range(count)
+            ]
         first = near.replace(tzinfo=zone).astimezone(UTC)
-        return [(first + timedelta(minutes=rng.choice([30]) * i)).astimezone(zone) for i in range(count)]
-    step = timedelta(days=rng.choice([1, 7])) if whole_days else rng.choice([timedelta(hours=1), timedelta(minutes=15)])
+        return [
+            (first + timedelta(minutes=rng.choice([30]) * i)).astimezone(zone)
+            for i in range(count)
+        ]
+    step = (
+        timedelta(days=rng.choice([1, 7]))
+        if whole_days
+        else rng.choice([timedelta(hours=1), timedelta(minutes=15)])
+    )
     return [start + step * i for i in range(count)]
 
 
@@ -100,7 +143,9 @@ def parsed(kind: str, text: str) -> object:
             return EPOCH + timedelta(microseconds=_whole(text) * EPOCHS[kind] // 1000)
         if kind.startswith("zone"):
             # hours and days of one digit are as clear as of two
-            stamp = datetime.fromisoformat(re.sub(r"(?<=[- T])(\d)(?=[-: T])", r"0\1", text))
+            stamp = datetime.fromisoformat(
+                re.sub(r"(?<=[- T])(\d)(?=[-: T])", r"0\1", text)
+            )
             if stamp.tzinfo is None:
                 raise Unreadable(text)
             return stamp
@@ -120,7 +165,9 @@ def number(text: str, decimal: str) -> float | None:
     text = text.strip()
     if text in MISSING or text in ("null", "None", "NULL", "NaN"):
         return None
-    found = re.fullmatch(r"([+-]?)([0-9]*)(?:([.,])([0-9]*))?(?:[eE]([+-]?[0-9]+))?", text)
+    found = re.fullmatch(
+        r"([+-]?)([0-9]*)(?:([.,])([0-9]*))?(?:[eE]([+-]?[0-9]+))?", text
+    )
     if found is None or not (found[2] or found[4]) or found[3] not in (None, decimal):
         raise Unreadable(text)
     exact = Fraction(int((found[2] or "0") + (found[4] or ""))) * Fraction(10) ** (
@@ -129,7 +176,9 @@ def number(text: str, decimal: str) -> float | None:
     return float(-exact if found[1] == "-" else exact)
 
 
-def slow_read(case: Case, *, without: Collection[str] = ()) -> dict[str, dict[object, float | None]]:
+def slow_read(
+    case: Case, *, without: Collection[str] = ()
+) -> dict[str, dict[object, float | None]]:
     """Ids, in order of appearance, with values by time (by row where there is none), without some columns."""
     series: dict[str, dict[object, float | None]] = {}
     for place, (when, cells) in enumerate(_rows(case)):
@@ -159,17 +208,30 @@ def _values(case: Case) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for _, cells in _rows(case):
         for name, cell in cells.items():
-            found.setdefault(name, []).extend([] if cell.strip() in MISSING else [cell.strip()])
+            found.setdefault(name, []).extend(
+                [] if cell.strip() in MISSING else [cell.strip()]
+            )
     return found
 
 
 def _sign_is_open(case: Case, without: Collection[str]) -> bool:
     """Whether each point stands where a sign of thousands may, which it does only beside other delimiters."""
-    if "decimal" in case.options or case.delimiter == "," or (len(_rows(case)[0][1]) == 1 and case.layout == "values"):
+    if (
+        "decimal" in case.options
+        or case.delimiter == ","
+        or (len(_rows(case)[0][1]) == 1 and case.layout == "values")
+    ):
         return False
-    values = [cell for name, cells in _values(case).items() if name not in without for cell in cells]
+    values = [
+        cell
+        for name, cells in _values(case).items()
+        if name not in without
+        for cell in cells
+    ]
     signed = [cell for cell in values if "." in cell]
-    return bool(signed) and all(re.fullmatch(r"[+-]?[1-9][0-9]{0,2}[.][0-9]{3}", cell) for cell in signed)
+    return bool(signed) and all(
+        re.fullmatch(r"[+-]?[1-9][0-9]{0,2}[.][0-9]{3}", cell) for cell in signed
+    )
 
 
 def _text_columns(case: Case) -> set[str]:
@@ -183,15 +245,29 @@ def _text_columns(case: Case) -> set[str]:
         return False
 
     columns = _values(case) if case.layout != "long" else {}
-    return {name for name, cells in columns.items() if 2 * sum(map(is_text, cells)) > len(cells)}
+    return {
+        name
+        for name, cells in columns.items()
+        if 2 * sum(map(is_text, cells)) > len(cells)
+    }
 
 
 def _rows(case: Case) -> list[tuple[str | None, dict[str, str]]]:
     """The time of each row, None where there is none, and its values by id."""
     try:
-        content = gzip.decompress(case.content) if case.suffix.endswith(".gz") else case.content
+        content = (
+            gzip.decompress(case.content)
+            if case.suffix.endswith(".gz")
+            else case.content
+        )
         text = content.decode(case.encoding)
-        rows = list(csv.reader(io.StringIO(text.lstrip("\ufeff"), newline=""), delimiter=case.delimiter, strict=True))
+        rows = list(
+            csv.reader(
+                io.StringIO(text.lstrip("\ufeff"), newline=""),
+                delimiter=case.delimiter,
+                strict=True,
+            )
+        )
     except (OSError, EOFError, zlib.error, UnicodeError, csv.Error) as error:
         raise Unreadable(str(error)) from error
     if "\0" in text:
@@ -210,7 +286,10 @@ def _rows(case: Case) -> list[tuple[str | None, dict[str, str]]]:
     skip = 1 if case.layout.startswith("index") else 0
     first = 0 if case.layout == "values" else skip + 1
     return [
-        (None if case.layout == "values" else row[skip], dict(zip(header[first:], row[first:], strict=True)))
+        (
+            None if case.layout == "values" else row[skip],
+            dict(zip(header[first:], row[first:], strict=True)),
+        )
         for row in body
     ]
 
@@ -218,15 +297,25 @@ def _rows(case: Case) -> list[tuple[str | None, dict[str, str]]]:
 def value(rng: random.Random, decimal: str) -> str:
     if rng.random() < 0.05:
         return rng.choice(MISSING)
-    form = rng.choice(["{:.0f}", "{:.1f}", "{:.2f}", "{:.5f}", "{!r}", "{:.3e}", "{:+.1f}"])
-    return form.format(rng.gauss(0, 1) * 10 ** rng.randrange(-3, 6)).replace(".", decimal)
+    form = rng.choice(
+        ["{:.0f}", "{:.1f}", "{:.2f}", "{:.5f}", "{!r}", "{:.3e}", "{:+.1f}"]
+    )
+    return form.format(rng.gauss(0, 1) * 10 ** rng.randrange(-3, 6)).replace(
+        ".", decimal
+    )
 
 
 def make(rng: random.Random) -> Case:
     """One file; a third are damaged below the header."""
-    layout = rng.choice(["long", "long", "wide", "single", "values", "index wide", "index single"])
+    layout = rng.choice(
+        ["long", "long", "wide", "single", "values", "index wide", "index single"]
+    )
     zones = ["zone hours", "zone days"]
-    time = rng.choice([*FORMATS, *EPOCHS, *zones, *zones, "steps"]) if layout != "values" else "none"
+    time = (
+        rng.choice([*FORMATS, *EPOCHS, *zones, *zones, "steps"])
+        if layout != "values"
+        else "none"
+    )
     delimiter = rng.choice([",", ",", ";", "\t", "|"])
     decimal = "," if delimiter != "," and rng.random() < 0.5 else "."
     count = rng.randrange(3, 40)
@@ -236,46 +325,73 @@ def make(rng: random.Random) -> Case:
         times = [stamp for place, stamp in enumerate(times) if place not in gone]
     rows: list[list[str]] = []
     if layout == "long":
-        header = [rng.choice(["id", "item_id", "unique_id"]), rng.choice(["timestamp", "ds", "Date"]), "target"]
+        header = [
+            rng.choice(["id", "item_id", "unique_id"]),
+            rng.choice(["timestamp", "ds", "Date"]),
+            "target",
+        ]
         chosen = rng.sample(IDS, rng.randrange(1, 5))
-        rows = [[name, spelled(time, stamp), value(rng, decimal)] for name in chosen for stamp in times]
+        rows = [
+            [name, spelled(time, stamp), value(rng, decimal)]
+            for name in chosen
+            for stamp in times
+        ]
     else:
         names = ["y"] if "single" in layout else rng.sample(NAMES, rng.randrange(2, 5))
         if layout == "values":
             names = ["first", *(name for name in names if not name.isdigit())]
         header = (["timestamp"] if layout != "values" else []) + names
         rows = [
-            ([spelled(time, stamp)] if layout != "values" else []) + [value(rng, decimal) for _ in names]
+            ([spelled(time, stamp)] if layout != "values" else [])
+            + [value(rng, decimal) for _ in names]
             for stamp in times
         ]
         if layout.startswith("index"):
-            header, rows = ["", *header], [[str(place), *row] for place, row in enumerate(rows)]
+            header, rows = (
+                ["", *header],
+                [[str(place), *row] for place, row in enumerate(rows)],
+            )
     if rng.random() < 0.2 and layout in ("long", "wide", "single"):
         rng.shuffle(rows)
     options = {"decimal": ","} if decimal == "," else {}
     if time in (*FORMATS, *EPOCHS) and time not in ("iso", "iso T", "date", "months"):
         options["time_format"] = FORMATS.get(time) or UNITS[time]
-    return _file(rng, Case(b"", ".csv", layout, time, delimiter, decimal, "utf-8", options=options), header, rows)
+    return _file(
+        rng,
+        Case(b"", ".csv", layout, time, delimiter, decimal, "utf-8", options=options),
+        header,
+        rows,
+    )
 
 
-def _file(rng: random.Random, case: Case, header: list[str], rows: list[list[str]]) -> Case:
+def _file(
+    rng: random.Random, case: Case, header: list[str], rows: list[list[str]]
+) -> Case:
     out = io.StringIO()
     quoting = rng.choice([csv.QUOTE_MINIMAL, csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
     end = rng.choice(["\n", "\n", "\r\n"])
-    writer = csv.writer(out, delimiter=case.delimiter, quoting=quoting, lineterminator=end)
+    writer = csv.writer(
+        out, delimiter=case.delimiter, quoting=quoting, lineterminator=end
+    )
     writer.writerow(header)
     writer.writerows(rows)
     text = out.getvalue() + end * rng.choice([0, 0, 2])
     if rng.random() < 1 / 3:
         case.damage, damage = rng.choice(list(DAMAGES.items()))
-        head, body = text[: text.index(end) + len(end)], text[text.index(end) + len(end) :]
+        head, body = (
+            text[: text.index(end) + len(end)],
+            text[text.index(end) + len(end) :],
+        )
         text = head + damage(rng, body, case.delimiter)
     case.encoding = rng.choice(["utf-8", "utf-8", "utf-8-sig", "utf-16"])
     case.content = text.encode(case.encoding)
     if case.encoding == "utf-8" and rng.random() < 0.2:
         case.suffix, case.content = ".csv.gz", gzip.compress(text.encode())
         if rng.random() < 0.2:
-            case.damage, case.content = "gzip cut", case.content[: rng.randrange(len(case.content))]
+            case.damage, case.content = (
+                "gzip cut",
+                case.content[: rng.randrange(len(case.content))],
+            )
     elif case.delimiter == "\t":
         case.suffix = ".tsv"
     return case
@@ -285,7 +401,9 @@ def _place(rng: random.Random, text: str) -> int:
     return rng.randrange(max(1, len(text) - 1))
 
 
-def _line(rng: random.Random, text: str, change: Callable[[list[str], int], None]) -> str:
+def _line(
+    rng: random.Random, text: str, change: Callable[[list[str], int], None]
+) -> str:
     lines = text.splitlines(keepends=True)
     change(lines, rng.randrange(len(lines)))
     return "".join(lines)
@@ -297,16 +415,26 @@ def _put(rng: random.Random, text: str, what: str, *, instead: bool = False) -> 
 
 
 DAMAGES: dict[str, Callable[[random.Random, str, str], str]] = {
-    "a digit changed": lambda rng, text, _: _put(rng, text, rng.choice("0123456789"), instead=True),
-    "a sign changed": lambda rng, text, _: _put(rng, text, rng.choice("abc-+.,;:' \t/"), instead=True),
+    "a digit changed": lambda rng, text, _: _put(
+        rng, text, rng.choice("0123456789"), instead=True
+    ),
+    "a sign changed": lambda rng, text, _: _put(
+        rng, text, rng.choice("abc-+.,;:' \t/"), instead=True
+    ),
     "a sign lost": lambda rng, text, _: _put(rng, text, "", instead=True),
     "a delimiter more": lambda rng, text, delimiter: _put(rng, text, delimiter),
     "a quote more": lambda rng, text, _: _put(rng, text, '"'),
     "two quotes more": lambda rng, text, _: _put(rng, _put(rng, text, '"'), '"'),
     "a line break more": lambda rng, text, _: _put(rng, text, "\n"),
     "a NUL": lambda rng, text, _: _put(rng, text, "\0"),
-    "a line twice": lambda rng, text, _: _line(rng, text, lambda lines, at: lines.insert(at, lines[at])),
-    "a line lost": lambda rng, text, _: _line(rng, text, lambda lines, at: lines.pop(at)),
+    "a line twice": lambda rng, text, _: _line(
+        rng, text, lambda lines, at: lines.insert(at, lines[at])
+    ),
+    "a line lost": lambda rng, text, _: _line(
+        rng, text, lambda lines, at: lines.pop(at)
+    ),
     "cut short": lambda rng, text, _: text[: _place(rng, text)],
-    "commas for points": lambda rng, text, _: re.sub(r"(\d)\.(\d+)(?=\W|$)", r"\1,\2", text, count=rng.choice([0, 1])),
+    "commas for points": lambda rng, text, _: re.sub(
+        r"(\d)\.(\d+)(?=\W|$)", r"\1,\2", text, count=rng.choice([0, 1])
+    ),
 }

@@ -19,7 +19,16 @@ from safetensors.numpy import save_file
 
 from tsfm_lens.models import architectures
 
-DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "U8": "u1", "BOOL": "?"}
+DTYPES = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "U8": "u1",
+    "BOOL": "?",
+}
 Rng = np.random.Generator
 MARK = "pickle-was-read"
 
@@ -37,7 +46,9 @@ def tensors(path: Path) -> dict[str, np.ndarray]:
             wide = np.frombuffer(part, "<u2").astype("<u4") << 16
             found[name] = wide.view("<f4").reshape(entry["shape"])
         else:
-            found[name] = np.frombuffer(part, DTYPES[entry["dtype"]]).reshape(entry["shape"])
+            found[name] = np.frombuffer(part, DTYPES[entry["dtype"]]).reshape(
+                entry["shape"]
+            )
     return found
 
 
@@ -53,12 +64,18 @@ def save(name: str, native: Any, folder: Path, patch: pytest.MonkeyPatch) -> Pat
         from timesfm.timesfm_2p5.timesfm_2p5_torch import TimesFM_2p5_200M_torch_module
 
         # the library has its size in the class
-        patch.setattr(TimesFM_2p5_200M_torch_module, "config", type(native.model).config)
+        patch.setattr(
+            TimesFM_2p5_200M_torch_module, "config", type(native.model).config
+        )
     return folder
 
 
 def rewrite(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path, metadata={"format": "pt"})
+    save_file(
+        {name: np.ascontiguousarray(array) for name, array in arrays.items()},
+        path,
+        metadata={"format": "pt"},
+    )
 
 
 # --- what is done to a checkpoint ------------------------------------------------------------------------------
@@ -69,7 +86,9 @@ def _flip(folder: Path, rng: Rng, count: int, *, of_header: bool) -> None:
     raw = bytearray(path.read_bytes())
     start = 8 + struct.unpack("<Q", raw[:8])[0]
     for _ in range(count):
-        raw[rng.integers(*((0, start) if of_header else (start, len(raw))))] ^= 1 << int(rng.integers(8))
+        raw[rng.integers(*((0, start) if of_header else (start, len(raw))))] ^= (
+            1 << int(rng.integers(8))
+        )
     path.write_bytes(raw)
 
 
@@ -83,7 +102,15 @@ def data_bits(folder: Path, rng: Rng) -> None:
 
 def no_numbers(folder: Path, rng: Rng) -> None:
     arrays = tensors(folder / "model.safetensors")
-    name = str(rng.choice([name for name, array in arrays.items() if array.size and array.dtype.kind == "f"]))
+    name = str(
+        rng.choice(
+            [
+                name
+                for name, array in arrays.items()
+                if array.size and array.dtype.kind == "f"
+            ]
+        )
+    )
     array = arrays[name].copy()
     array.flat[rng.integers(array.size)] = rng.choice([np.nan, np.inf, -np.inf])
     rewrite(folder / "model.safetensors", {**arrays, name: array})
@@ -93,7 +120,11 @@ def other_length(folder: Path, rng: Rng) -> None:
     path = folder / "model.safetensors"
     raw = path.read_bytes()
     short = raw[: rng.integers(len(raw))]
-    path.write_bytes([short, raw + bytes(rng.integers(1, 64)), b"", raw[:8]][rng.choice(4, p=[0.7, 0.1, 0.1, 0.1])])
+    path.write_bytes(
+        [short, raw + bytes(rng.integers(1, 64)), b"", raw[:8]][
+            rng.choice(4, p=[0.7, 0.1, 0.1, 0.1])
+        ]
+    )
 
 
 def other_tensors(folder: Path, rng: Rng) -> None:
@@ -138,7 +169,10 @@ def other_shapes(folder: Path, rng: Rng) -> None:
         lambda: array.astype("<i4"),
         lambda: array > 0,
     ]
-    rewrite(folder / "model.safetensors", {**arrays, name: forms[rng.integers(len(forms))]()})
+    rewrite(
+        folder / "model.safetensors",
+        {**arrays, name: forms[rng.integers(len(forms))]()},
+    )
 
 
 def poison(path: Path, marks: Path) -> None:
@@ -153,8 +187,16 @@ def poison(path: Path, marks: Path) -> None:
 
 def decoys(folder: Path, rng: Rng) -> None:
     path, outside = folder / "model.safetensors", folder.parent / "outside.safetensors"
-    poison(folder / str(rng.choice(["pytorch_model.bin", "model.pt", "model.ckpt", "model.pkl"])), folder.parent)
-    arrays = {name: array + array.dtype.type(1) for name, array in tensors(path).items() if array.dtype.kind == "f"}
+    poison(
+        folder
+        / str(rng.choice(["pytorch_model.bin", "model.pt", "model.ckpt", "model.pkl"])),
+        folder.parent,
+    )
+    arrays = {
+        name: array + array.dtype.type(1)
+        for name, array in tensors(path).items()
+        if array.dtype.kind == "f"
+    }
     rewrite(outside, arrays)
     match rng.integers(10):
         case 0:
@@ -174,32 +216,87 @@ def decoys(folder: Path, rng: Rng) -> None:
             path.unlink()
             os.mkfifo(path)
         case 6:
-            path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3872008\n")
+            path.write_text(
+                "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3872008\n"
+            )
         case 7:
-            (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(folder.parent)}))
+            (folder / "adapter_config.json").write_text(
+                json.dumps({"base_model_name_or_path": str(folder.parent)})
+            )
         case 8:
             path.unlink()
             path.symlink_to(path.name)
         case _:
-            shutil.copy(folder / "pytorch_model.bin", path) if (folder / "pytorch_model.bin").exists() else None
+            shutil.copy(folder / "pytorch_model.bin", path) if (
+                folder / "pytorch_model.bin"
+            ).exists() else None
 
 
 ODD: tuple[Any, ...] = (
-    *(None, True, False, 0, 1, -1, 3, 7, 1000, 10**6, 10**12, 10**30, -(10**30), 0.5, -0.5, 1e300, 1.5),
-    *(math.nan, math.inf, "", "x", "12", "\0", "os.system", "${oc.env:HOME}", "../x", "[/b]", "a" * 5000),
-    *([], [1], [[]], ["x"], [math.nan], [0.9, 0.1], {}, {"a": 1}, {"_target_": "os.system"}, [{}], [None]),
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        3,
+        7,
+        1000,
+        10**6,
+        10**12,
+        10**30,
+        -(10**30),
+        0.5,
+        -0.5,
+        1e300,
+        1.5,
+    ),
+    *(
+        math.nan,
+        math.inf,
+        "",
+        "x",
+        "12",
+        "\0",
+        "os.system",
+        "${oc.env:HOME}",
+        "../x",
+        "[/b]",
+        "a" * 5000,
+    ),
+    *(
+        [],
+        [1],
+        [[]],
+        ["x"],
+        [math.nan],
+        [0.9, 0.1],
+        {},
+        {"a": 1},
+        {"_target_": "os.system"},
+        [{}],
+        [None],
+    ),
 )
 
 
 def settings(folder: Path, rng: Rng) -> None:
-    names = [name for name in ("config.json", "generation_config.json") if (folder / name).exists()]
+    names = [
+        name
+        for name in ("config.json", "generation_config.json")
+        if (folder / name).exists()
+    ]
     path = folder / names[0 if rng.random() < 0.85 else -1]
     config = json.loads(path.read_text())
     places = [(config, key) for key in config]
     for node, key in places:
         inner = node[key]
         if isinstance(inner, dict | list):
-            places += [(inner, name) for name in (inner if isinstance(inner, dict) else range(len(inner)))]
+            places += [
+                (inner, name)
+                for name in (inner if isinstance(inner, dict) else range(len(inner)))
+            ]
     for _ in range(rng.integers(1, 3)):
         node, key = places[rng.integers(len(places))]
         way = rng.random()
@@ -212,4 +309,13 @@ def settings(folder: Path, rng: Rng) -> None:
     path.write_text(json.dumps(config))
 
 
-KINDS = (header_bits, data_bits, no_numbers, other_length, other_tensors, other_shapes, decoys, settings)
+KINDS = (
+    header_bits,
+    data_bits,
+    no_numbers,
+    other_length,
+    other_tensors,
+    other_shapes,
+    decoys,
+    settings,
+)

@@ -22,11 +22,27 @@ from tsfm_lens.errors import LensError
 OPEN = ("may be", "may part", "thousands", "has no name")
 
 PARTS = 10
-FLAGGED = (3556, 4826, 5814, 6255, 7113, 7122, 7858, 8472, 8803, 9266, 9681, 9736, 10753)
+FLAGGED = (
+    3556,
+    4826,
+    5814,
+    6255,
+    7113,
+    7122,
+    7858,
+    8472,
+    8803,
+    9266,
+    9681,
+    9736,
+    10753,
+)
 """Cases with offsets out of range, with commas as the only decimal signs, of one column, and with a spoiled column."""
 
 
-def disagreement(batch: SeriesBatch, expected: dict[str, dict[Any, float | None]]) -> str:
+def disagreement(
+    batch: SeriesBatch, expected: dict[str, dict[Any, float | None]]
+) -> str:
     """Where ids, times or values differ; "" if nowhere."""
     if list(batch.ids) != list(expected):
         return f"ids {batch.ids} instead of {list(expected)}"
@@ -35,7 +51,11 @@ def disagreement(batch: SeriesBatch, expected: dict[str, dict[Any, float | None]
         places = _places(batch, row, list(values))
         if places is None:
             return f"{name}: times {batch.timestamps(row)} instead of {sorted(values)}"
-        if len(set(places)) != len(places) or sorted(places)[0] != 0 or sorted(places)[-1] != len(found) - 1:
+        if (
+            len(set(places)) != len(places)
+            or sorted(places)[0] != 0
+            or sorted(places)[-1] != len(found) - 1
+        ):
             return f"{name}: {len(found)} steps with places {places}"
         known = dict(zip(places, values.values(), strict=True))
         for place, value in enumerate(found):
@@ -53,7 +73,11 @@ def _places(batch: SeriesBatch, row: int, times: list[Any]) -> list[int] | None:
         apart = Counter(b - a for a, b in pairwise(ordered))
         most = max(apart.values(), default=1)
         step = min((size for size, count in apart.items() if count == most), default=1)
-        return None if any((time - ordered[0]) % step for time in times) else [(t - ordered[0]) // step for t in times]
+        return (
+            None
+            if any((time - ordered[0]) % step for time in times)
+            else [(t - ordered[0]) // step for t in times]
+        )
     stamps = batch.timestamps(row)
     if stamps is None:
         assert batch.starts[row] is not None
@@ -94,14 +118,20 @@ def check(number: int, folder: Path, counts: Counter) -> str:
     if wrong and local:
         # the note says so: on the wall, not in UTC
         wrong = disagreement(batch, on_the_wall(case))
-    return f"case {number} ({kind}, {case.layout}, {case.time}): {wrong}" if wrong else ""
+    return (
+        f"case {number} ({kind}, {case.layout}, {case.time}): {wrong}" if wrong else ""
+    )
 
 
 def on_the_wall(case: slow_reader.Case) -> dict[str, dict[Any, float | None]]:
     """The same values by what a local clock shows."""
     with pytest.MonkeyPatch.context() as patch:
         parsed = slow_reader.parsed
-        patch.setattr(slow_reader, "parsed", lambda kind, text: parsed(kind, text).replace(tzinfo=None))
+        patch.setattr(
+            slow_reader,
+            "parsed",
+            lambda kind, text: parsed(kind, text).replace(tzinfo=None),
+        )
         return slow_reader.fair_reading(case)[0]
 
 
@@ -117,14 +147,21 @@ def run(numbers: Sequence[int], folder: Path) -> Counter:
     return counts
 
 
-def test_a_sample_of_generated_files_and_those_that_were_read_otherwise_once(tmp_path: Path) -> None:
+def test_a_sample_of_generated_files_and_those_that_were_read_otherwise_once(
+    tmp_path: Path,
+) -> None:
     assert run(range(150), tmp_path)["whole", "read"] > 70
     run(FLAGGED, tmp_path)
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("part", range(PARTS))
-def test_generated_files(part: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generated_files(
+    part: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cases = int(os.environ.get("TSFM_LENS_CASES", "10000"))
     with capsys.disabled():
-        run(range(1000 + part * cases // PARTS, 1000 + (part + 1) * cases // PARTS), tmp_path)
+        run(
+            range(1000 + part * cases // PARTS, 1000 + (part + 1) * cases // PARTS),
+            tmp_path,
+        )

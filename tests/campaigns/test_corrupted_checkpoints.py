@@ -63,7 +63,11 @@ def differences(folder: Path, lens: Lens) -> list[str]:
         stored = {name.replace(old, new): array for name, array in stored.items()}
     state = module_of(lens.native).state_dict()
     told = {state[name].data_ptr() for name in stored if name in state}
-    found = [f"{name} is in no file" for name, each in state.items() if each.data_ptr() not in told and each.numel()]
+    found = [
+        f"{name} is in no file"
+        for name, each in state.items()
+        if each.data_ptr() not in told and each.numel()
+    ]
     for name in set(stored) & set(state):
         loaded = state[name].numpy()
         wanted = stored[name].astype(loaded.dtype)
@@ -76,7 +80,11 @@ def differences(folder: Path, lens: Lens) -> list[str]:
     return found
 
 
-def attempt(folder: Path, spoil: Callable[[Path, np.random.Generator], None], rng: np.random.Generator) -> str:
+def attempt(
+    folder: Path,
+    spoil: Callable[[Path, np.random.Generator], None],
+    rng: np.random.Generator,
+) -> str:
     """ "refused", "loaded", or what went wrong."""
     spoil(folder, rng)
     try:
@@ -92,7 +100,9 @@ def attempt(folder: Path, spoil: Callable[[Path, np.random.Generator], None], rn
     return "a pickle was read" if (folder.parent / MARK).exists() else outcome
 
 
-def run(saved: dict[str, Path], room: Path, cases: range) -> tuple[Counter[tuple[str, str]], list[str]]:
+def run(
+    saved: dict[str, Path], room: Path, cases: range
+) -> tuple[Counter[tuple[str, str]], list[str]]:
     """Counts by kind and outcome, and the failures with what repeats them."""
     counts: Counter[tuple[str, str]] = Counter()
     failures = []
@@ -111,7 +121,9 @@ def run(saved: dict[str, Path], room: Path, cases: range) -> tuple[Counter[tuple
     return counts, failures
 
 
-def test_spoiled_checkpoints_are_refused_or_load_as_they_are(saved: dict[str, Path], tmp_path: Path) -> None:
+def test_spoiled_checkpoints_are_refused_or_load_as_they_are(
+    saved: dict[str, Path], tmp_path: Path
+) -> None:
     counts, failures = run(saved, tmp_path, range(SAMPLE * len(KINDS)))
     assert not failures
     # what cannot be seen in the structure loads, so that the sample is not only refusals
@@ -122,10 +134,15 @@ def test_spoiled_checkpoints_are_refused_or_load_as_they_are(saved: dict[str, Pa
 @pytest.mark.campaign
 @pytest.mark.parametrize("part", range(PARTS))
 def test_thousands_of_spoiled_checkpoints(
-    part: int, saved: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    part: int,
+    saved: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     cases = int(os.environ.get("TSFM_LENS_CASES", "5000"))
-    counts, failures = run(saved, tmp_path, range(part * cases // PARTS, (part + 1) * cases // PARTS))
+    counts, failures = run(
+        saved, tmp_path, range(part * cases // PARTS, (part + 1) * cases // PARTS)
+    )
     with capsys.disabled():
         for (kind, outcome), number in sorted(counts.items()):
             sys.stdout.write(f"\n{kind}: {number} {outcome}")

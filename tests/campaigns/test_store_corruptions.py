@@ -35,8 +35,13 @@ PARTS = 25
 CONTENT: dict[str, Any] = {
     "name": "whole",
     "models": [{"source": "bolt-nano", "context_length": 32}],
-    "data": [{"source": "bundled", "names": ["co2", "elnino"], "horizon": 4, "windows": 1}],
-    "variants": {"layers": {"sizes": [1], "parts": ["mlp"]}, "components": {"a": ["decoder.0.self_attn.0"]}},
+    "data": [
+        {"source": "bundled", "names": ["co2", "elnino"], "horizon": 4, "windows": 1}
+    ],
+    "variants": {
+        "layers": {"sizes": [1], "parts": ["mlp"]},
+        "components": {"a": ["decoder.0.self_attn.0"]},
+    },
     "chunk": 1,
     "block": 2,
 }
@@ -68,7 +73,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def table_of(path: Path) -> pd.DataFrame:
     store = Store(path, create=False)
     rows = store.read(store.done()).to_pandas()
-    return rows.astype(dict.fromkeys(KEY_COLUMNS[:5], str)).sort_values(list(KEY_COLUMNS), ignore_index=True)
+    return rows.astype(dict.fromkeys(KEY_COLUMNS[:5], str)).sort_values(
+        list(KEY_COLUMNS), ignore_index=True
+    )
 
 
 # --- what can happen to a store --------------------------------------------------------------------------------
@@ -96,7 +103,9 @@ def lose(store: Path, chosen: random.Random) -> None:
     """Empty or delete files, or delete a folder."""
     kind = chosen.randrange(3)
     if kind == 2:
-        shutil.rmtree(chosen.choice(sorted(path for path in store.rglob("*") if path.is_dir())))
+        shutil.rmtree(
+            chosen.choice(sorted(path for path in store.rglob("*") if path.is_dir()))
+        )
         return
     for path in chosen.sample(files_of(store), chosen.choice((1, 2, 5))):
         path.write_bytes(b"") if kind else path.unlink()
@@ -112,7 +121,14 @@ def displace(store: Path, chosen: random.Random) -> None:
     elif kind == 1:
         shutil.copy(one, other)
     elif kind == 2:
-        name = chosen.choice([f"{one.name}.bak", f"copy of {one.name}", f"0{one.name[1:]}", f".{one.name}"])
+        name = chosen.choice(
+            [
+                f"{one.name}.bak",
+                f"copy of {one.name}",
+                f"0{one.name[1:]}",
+                f".{one.name}",
+            ]
+        )
         one.rename(one.with_name(name))
     else:
         one.rename(other.parent / one.name)
@@ -144,15 +160,21 @@ def edit_table(store: Path, chosen: random.Random) -> None:
     table = pq.read_table(path)
     kind = chosen.randrange(4)
     if kind == 0:
-        table = pa.concat_tables([table, table.slice(0, chosen.randrange(1, table.num_rows + 1))])
+        table = pa.concat_tables(
+            [table, table.slice(0, chosen.randrange(1, table.num_rows + 1))]
+        )
     elif kind == 1:
         table = table.slice(1)
     elif kind == 2:
         name = chosen.choice(table.column_names)
-        table = table.rename_columns([f"{each}_" if each == name else each for each in table.column_names])
+        table = table.rename_columns(
+            [f"{each}_" if each == name else each for each in table.column_names]
+        )
     else:
         table = table.drop_columns([chosen.choice(table.column_names)])
-    pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), **said}), path)
+    pq.write_table(
+        table.replace_schema_metadata({**(table.schema.metadata or {}), **said}), path
+    )
 
 
 def block(store: Path, chosen: random.Random) -> None:
@@ -170,8 +192,20 @@ def block(store: Path, chosen: random.Random) -> None:
 def litter(store: Path, chosen: random.Random) -> None:
     """Files that are nobody's."""
     folder = chosen.choice([path for path in store.rglob("*") if path.is_dir()])
-    name = chosen.choice(["notes.txt", "x.parquet", "x.json", ".x.part", "x.about.json", "cells", "x.lock"])
-    (folder / name).write_bytes(chosen.choice((b"", b"{}", b"PAR1", chosen.randbytes(100))))
+    name = chosen.choice(
+        [
+            "notes.txt",
+            "x.parquet",
+            "x.json",
+            ".x.part",
+            "x.about.json",
+            "cells",
+            "x.lock",
+        ]
+    )
+    (folder / name).write_bytes(
+        chosen.choice((b"", b"{}", b"PAR1", chosen.randbytes(100)))
+    )
 
 
 def several(store: Path, chosen: random.Random) -> None:
@@ -179,7 +213,16 @@ def several(store: Path, chosen: random.Random) -> None:
         change(store, chosen)
 
 
-CHANGES = (*(spoil_bytes,) * 4, *(lose,) * 3, *(displace,) * 4, edit_json, edit_table, block, litter, several)
+CHANGES = (
+    *(spoil_bytes,) * 4,
+    *(lose,) * 3,
+    *(displace,) * 4,
+    edit_json,
+    edit_table,
+    block,
+    litter,
+    several,
+)
 """The more files and bits there are that a change may hit, the more often it stands here."""
 
 
@@ -196,7 +239,10 @@ def mended(error: LensError, store: Path) -> str:
     command = re.search(r"mv (\S+) (\S+?)[.,]?(?:\s|$)", message)
     assert command, message
     # what is whole stays where it is
-    assert Path(command[1]).is_relative_to(store / "cells") or Path(command[1]).parent == store, message
+    assert (
+        Path(command[1]).is_relative_to(store / "cells")
+        or Path(command[1]).parent == store
+    ), message
     subprocess.run(["mv", command[1], command[2]], check=True)
     return "mv"
 
@@ -210,7 +256,10 @@ def outcome_of(case: int, whole: Path, store: Path) -> tuple[str, str]:
     change(store, chosen)
     if case % 5 == 0:
         said = reported(store, whole)
-        assert not said or (str(store) in said and re.search("tsfm-lens sweep|mv |the same command", said)), said
+        assert not said or (
+            str(store) in said
+            and re.search("tsfm-lens sweep|mv |the same command", said)
+        ), said
     how = "healed"
     for _ in range(3):
         try:
@@ -254,12 +303,16 @@ def campaign(cases: range, whole: Path, store: Path) -> Counter[tuple[str, str]]
         try:
             counts[outcome_of(case, whole, store)] += 1
         except Exception as error:
-            failed.append(f"case {case} ({CHANGES[case % len(CHANGES)].__name__}): {type(error).__name__}: {error}")
+            failed.append(
+                f"case {case} ({CHANGES[case % len(CHANGES)].__name__}): {type(error).__name__}: {error}"
+            )
     assert not failed, f"{len(failed)} of {len(cases)}:\n" + "\n".join(failed[:20])
     return counts
 
 
-def test_a_damaged_store_ends_in_the_undisturbed_table(whole: Path, tmp_path: Path) -> None:
+def test_a_damaged_store_ends_in_the_undisturbed_table(
+    whole: Path, tmp_path: Path
+) -> None:
     # every kind once
     count = len(CHANGES)
     assert sum(campaign(range(count), whole, tmp_path / "store").values()) == count
@@ -267,7 +320,9 @@ def test_a_damaged_store_ends_in_the_undisturbed_table(whole: Path, tmp_path: Pa
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("part", range(PARTS))
-def test_many_damaged_stores_end_in_the_undisturbed_table(part: int, whole: Path, tmp_path: Path, capsys: Any) -> None:
+def test_many_damaged_stores_end_in_the_undisturbed_table(
+    part: int, whole: Path, tmp_path: Path, capsys: Any
+) -> None:
     counts = campaign(range(part, CASES, PARTS), whole, tmp_path / "store")
     with capsys.disabled():
         print()  # noqa: T201

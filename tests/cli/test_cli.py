@@ -28,7 +28,9 @@ def run(*args: str) -> Result:
 
 
 @pytest.fixture(scope="module", params=["chronos", "chronos-bolt"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+def folder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> str:
     path = tmp_path_factory.mktemp("checkpoint") / request.param
     architectures()[request.param].tiny().save_pretrained(path)
     return str(path)
@@ -37,14 +39,32 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def waves(tmp_path: Path) -> str:
     file = tmp_path / "waves.csv"
-    rows = [f"{name},{day},{np.sin(day / k):.6f}" for name, k in (("slow", 9), ("fast", 3)) for day in range(80)]
+    rows = [
+        f"{name},{day},{np.sin(day / k):.6f}"
+        for name, k in (("slow", 9), ("fast", 3))
+        for day in range(80)
+    ]
     file.write_text("id,timestamp,target\n" + "\n".join(rows) + "\n")
     return str(file)
 
 
-def test_forecast_as_csv_and_strict_json_is_what_the_library_returns(folder: str, waves: str) -> None:
+def test_forecast_as_csv_and_strict_json_is_what_the_library_returns(
+    folder: str, waves: str
+) -> None:
     result = run(
-        "forecast", folder, "--data", waves, "--horizon", "4", "-q", "0.2", "-q", "0.5", "--csv", "--seed", "3"
+        "forecast",
+        folder,
+        "--data",
+        waves,
+        "--horizon",
+        "4",
+        "-q",
+        "0.2",
+        "-q",
+        "0.5",
+        "--csv",
+        "--seed",
+        "3",
     )
     assert result.exit_code == 0, result.output
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
@@ -54,18 +74,50 @@ def test_forecast_as_csv_and_strict_json_is_what_the_library_returns(folder: str
         found = np.array([float(row[str(level)]) for row in rows]).reshape(2, 4)
         assert_close(found, expected.quantiles[:, column], depth=16, dtype=np.float32)
     page = Path(waves).with_name("page.html")
-    asked = ("forecast", folder, "--data", waves, "--horizon", "4", "-q", "0.2", "-q", "0.5", "--seed", "3")
+    asked = (
+        "forecast",
+        folder,
+        "--data",
+        waves,
+        "--horizon",
+        "4",
+        "-q",
+        "0.2",
+        "-q",
+        "0.5",
+        "--seed",
+        "3",
+    )
     result = run(*asked, "--json", "--plot", str(page))
-    assert all(f"<h3>Forecast of {name}" in page.read_text() for name in ("slow", "fast"))
-    answer = json.loads(result.stdout, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
-    assert (answer["attrs"]["kind"], answer["coords"]["series"]["data"]) == ("forecast", ["slow", "fast"])
+    assert all(
+        f"<h3>Forecast of {name}" in page.read_text() for name in ("slow", "fast")
+    )
+    answer = json.loads(
+        result.stdout, parse_constant=lambda word: pytest.fail(f"{word} is not JSON")
+    )
+    assert (answer["attrs"]["kind"], answer["coords"]["series"]["data"]) == (
+        "forecast",
+        ["slow", "fast"],
+    )
     forecast = answer["data_vars"]["quantile_forecast"]
     assert forecast["dims"] == ["series", "quantile", "step"]
-    assert_close(np.array(forecast["data"]), expected.quantiles, depth=16, dtype=np.float32)
+    assert_close(
+        np.array(forecast["data"]), expected.quantiles, depth=16, dtype=np.float32
+    )
 
 
 def test_ablate_reports_the_chosen_components_only(waves: str) -> None:
-    result = run("ablate", BOLT, "--data", waves, "--horizon", "4", "-c", "decoder.0.cross_attn.*", "--json")
+    result = run(
+        "ablate",
+        BOLT,
+        "--data",
+        waves,
+        "--horizon",
+        "4",
+        "-c",
+        "decoder.0.cross_attn.*",
+        "--json",
+    )
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
     assert answer["attrs"]["kind"] == "ablation"
@@ -76,17 +128,29 @@ def test_ablate_reports_the_chosen_components_only(waves: str) -> None:
     batch, _ = tsfm_lens.as_series(waves).split(4)
     with lens.ablate(names[1]):
         expected = lens.forecast(batch, 4).median
-    assert_close(np.array(answer["data_vars"]["forecast"]["data"])[1], expected, depth=1000, dtype=np.float32)
+    assert_close(
+        np.array(answer["data_vars"]["forecast"]["data"])[1],
+        expected,
+        depth=1000,
+        dtype=np.float32,
+    )
 
 
 def test_hooks_lists_true_shapes(folder: str) -> None:
-    result = run("hooks", folder, "--filter", "decoder_blocks.*.cross_attn.hook_pattern", "--json")
+    result = run(
+        "hooks",
+        folder,
+        "--filter",
+        "decoder_blocks.*.cross_attn.hook_pattern",
+        "--json",
+    )
     assert result.exit_code == 0, result.output
     lens = tsfm_lens.load(folder)
     stack = lens.wiring.output_stack
     rows = json.loads(result.stdout)
     assert [row["name"] for row in rows] == [
-        f"decoder_blocks.{layer}.cross_attn.hook_pattern" for layer in range(stack.n_layers)
+        f"decoder_blocks.{layer}.cross_attn.hook_pattern"
+        for layer in range(stack.n_layers)
     ]
     assert all(len(row["axes"]) == len(row["shape"]) for row in rows)
     assert all(row["shape"][:2] == [1, stack.n_heads] for row in rows)
@@ -94,7 +158,9 @@ def test_hooks_lists_true_shapes(folder: str) -> None:
     assert [row["name"] for row in every] == [name for name, _ in lens.hook_table()]
 
 
-def test_report_writes_the_page_and_prints_its_path(folder: str, waves: str, tmp_path: Path) -> None:
+def test_report_writes_the_page_and_prints_its_path(
+    folder: str, waves: str, tmp_path: Path
+) -> None:
     out = tmp_path / "deep" / "report"
     result = run("report", folder, "--data", waves, "--out", str(out), "--horizon", "4")
     assert result.exit_code == 0, result.output
@@ -106,9 +172,21 @@ def test_report_writes_the_page_and_prints_its_path(folder: str, waves: str, tmp
     assert "write the report" in result.stderr
 
 
-def test_a_section_that_the_series_do_not_allow_is_left_out_and_named(waves: str, tmp_path: Path) -> None:
+def test_a_section_that_the_series_do_not_allow_is_left_out_and_named(
+    waves: str, tmp_path: Path
+) -> None:
     """These series have no season that could be shifted for patching."""
-    given = ("report", BOLT, "--data", waves, "--out", str(tmp_path), "--horizon", "4", "--sections")
+    given = (
+        "report",
+        BOLT,
+        "--data",
+        waves,
+        "--out",
+        str(tmp_path),
+        "--horizon",
+        "4",
+        "--sections",
+    )
     result = run(*given, "forecast,patching")
     assert result.exit_code == 0, result.output
     assert "left out: Activation patching" in result.stderr
@@ -136,15 +214,21 @@ def test_help_loads_nothing_heavy() -> None:
         "heavy = {'torch', 'transformers', 'plotly', 'pandas', 'xarray', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "report" in done.stdout
 
 
-def test_compare_says_where_a_tuned_model_differs_or_that_it_does_not(waves: str, tmp_path: Path) -> None:
+def test_compare_says_where_a_tuned_model_differs_or_that_it_does_not(
+    waves: str, tmp_path: Path
+) -> None:
     tuned = tsfm_lens.load(BOLT)
     with torch.no_grad():
-        tuned.adapter.model.get_submodule("decoder.block.2.layer.2.DenseReluDense.wo").weight.mul_(1.2)
+        tuned.adapter.model.get_submodule(
+            "decoder.block.2.layer.2.DenseReluDense.wo"
+        ).weight.mul_(1.2)
     folder = str(tmp_path / "tuned")
     tuned.adapter.model.save_pretrained(folder)
     how = ("--data", waves, "--horizon", "8", "--holdout")

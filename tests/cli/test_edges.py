@@ -48,13 +48,25 @@ COMMANDS = {
     "figure": ["figure", "forecast_fan", "bolt-nano", *CO2, "--format", "svg"],
     "sweep report": ["sweep", "report", "no-such-store"],
     "compress": ["compress", "bolt-nano", *CO2, "--keep", "0.25"],
-    "compress figure": ["compress", "bolt-nano", *CO2, "--keep", "0.25", "--out", "none", "--figure", "FILE/a.html"],
+    "compress figure": [
+        "compress",
+        "bolt-nano",
+        *CO2,
+        "--keep",
+        "0.25",
+        "--out",
+        "none",
+        "--figure",
+        "FILE/a.html",
+    ],
 }
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.usefixtures("no_model")
-def test_a_place_that_cannot_be_written_is_told_before_a_model_is_opened(command: str, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_told_before_a_model_is_opened(
+    command: str, tmp_path: Path
+) -> None:
     file = tmp_path / "afile"
     file.touch()
     words = [word.replace("FILE", str(file)) for word in COMMANDS[command]]
@@ -68,16 +80,23 @@ def test_a_place_that_cannot_be_written_is_told_before_a_model_is_opened(command
 
 @pytest.mark.parametrize("command", ["report", "ablate"])
 @pytest.mark.usefixtures("no_model")
-def test_an_end_without_values_is_no_truth(command: str, waves: np.ndarray, tmp_path: Path) -> None:
+def test_an_end_without_values_is_no_truth(
+    command: str, waves: np.ndarray, tmp_path: Path
+) -> None:
     file = written(tmp_path, load=np.r_[waves[:90], np.full(30, np.nan)])
     out = ["--out", tmp_path / "page"] if command == "report" else []
     result = run(command, "bolt-nano", "--data", file, "--horizon", "24", *out)
     assert result.exit_code == 1
-    assert "'load' ends with 30 missing values: the truth of all 24 steps is missing" in result.stderr
+    assert (
+        "'load' ends with 30 missing values: the truth of all 24 steps is missing"
+        in result.stderr
+    )
     assert "--no-holdout" in result.stderr
 
 
-def test_a_forecast_behind_missing_values_says_so(waves: np.ndarray, tmp_path: Path) -> None:
+def test_a_forecast_behind_missing_values_says_so(
+    waves: np.ndarray, tmp_path: Path
+) -> None:
     file = written(tmp_path, load=np.r_[waves[:90], np.full(30, np.nan)], price=waves)
     result = run("forecast", "bolt-nano", "--data", file, "--horizon", "2", "--csv")
     assert result.exit_code == 0, result.output
@@ -86,49 +105,104 @@ def test_a_forecast_behind_missing_values_says_so(waves: np.ndarray, tmp_path: P
     assert "note" not in result.stdout
 
 
-def test_the_table_of_ablations_counts_series_and_tells_what_they_can_decide(tmp_path: Path) -> None:
+def test_the_table_of_ablations_counts_series_and_tells_what_they_can_decide(
+    tmp_path: Path,
+) -> None:
     heads = ["--horizon", "6", "-c", "decoder.0.*"]
-    flat = run("ablate", "bolt-nano", "--data", written(tmp_path, load=np.full(120, 5.0)), *heads)
+    flat = run(
+        "ablate",
+        "bolt-nano",
+        "--data",
+        written(tmp_path, load=np.full(120, 5.0)),
+        *heads,
+    )
     assert flat.exit_code == 0, flat.output
     rows = [line.split() for line in flat.stdout.splitlines()]
     assert rows[0][-2:] == ["acts", "significant"]
     assert {tuple(row[-2:]) for row in rows[1:]} == {("0", "no")}
     assert "1 series is flat" in flat.stderr
-    moved = run("ablate", "bolt-nano", *CO2, "-c", "decoder.0.*", "--windows", "12", "--horizon", "6")
+    moved = run(
+        "ablate",
+        "bolt-nano",
+        *CO2,
+        "-c",
+        "decoder.0.*",
+        "--windows",
+        "12",
+        "--horizon",
+        "6",
+    )
     assert "yes" in moved.stdout
     assert "Significant for other times of this series: " in moved.stderr
 
 
-def test_a_forecast_at_a_high_level_shows_how_its_quantiles_differ(waves: np.ndarray, tmp_path: Path) -> None:
+def test_a_forecast_at_a_high_level_shows_how_its_quantiles_differ(
+    waves: np.ndarray, tmp_path: Path
+) -> None:
     file = written(tmp_path, load=1e9 + 1e6 * waves)
     asked = ["--data", file, "--horizon", "2", "-q", "0.1", "-q", "0.5", "-q", "0.9"]
     cells = run("forecast", "bolt-nano", *asked).stdout.splitlines()[1].split()[-3:]
     assert len(set(cells)) == 3
 
 
-def test_a_forecast_of_the_end_of_each_series_has_its_truth_beside_it(tmp_path: Path) -> None:
+def test_a_forecast_of_the_end_of_each_series_has_its_truth_beside_it(
+    tmp_path: Path,
+) -> None:
     steps = np.arange(120)
-    frame = pd.DataFrame({"timestamp": HOURS, "load": 5 + np.sin(steps / 4), "heat": np.cos(steps / 4)})
+    frame = pd.DataFrame(
+        {"timestamp": HOURS, "load": 5 + np.sin(steps / 4), "heat": np.cos(steps / 4)}
+    )
     frame.to_csv(tmp_path / "whole.csv", index=False)
     frame[:-6].to_csv(tmp_path / "context.csv", index=False)
-    held = run("forecast", "bolt-nano", "--data", tmp_path / "whole.csv", "--horizon", "6", "--holdout", "--csv")
+    held = run(
+        "forecast",
+        "bolt-nano",
+        "--data",
+        tmp_path / "whole.csv",
+        "--horizon",
+        "6",
+        "--holdout",
+        "--csv",
+    )
     shown = pd.read_csv(io.StringIO(held.stdout), float_precision="round_trip")
-    ahead = run("forecast", "bolt-nano", "--data", tmp_path / "context.csv", "--horizon", "6", "--csv")
+    ahead = run(
+        "forecast",
+        "bolt-nano",
+        "--data",
+        tmp_path / "context.csv",
+        "--horizon",
+        "6",
+        "--csv",
+    )
     pd.testing.assert_frame_equal(
-        shown.drop(columns="truth"), pd.read_csv(io.StringIO(ahead.stdout), float_precision="round_trip")
+        shown.drop(columns="truth"),
+        pd.read_csv(io.StringIO(ahead.stdout), float_precision="round_trip"),
     )
     assert shown["truth"].tolist() == [*frame["load"][-6:], *frame["heat"][-6:]]
-    asked = ["--target", "load", "--known", "heat", "--horizon", "6", "--holdout", "--csv"]
+    asked = [
+        "--target",
+        "load",
+        "--known",
+        "heat",
+        "--horizon",
+        "6",
+        "--holdout",
+        "--csv",
+    ]
     driven = run("forecast", "chronos2-nano", "--data", tmp_path / "whole.csv", *asked)
     # the target alone is listed
     listed = pd.read_csv(io.StringIO(driven.stdout), float_precision="round_trip")
     assert listed["truth"].tolist() == frame["load"][-6:].tolist()
 
 
-FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+FULL = pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="there is no device that is always full"
+)
 
 
-def ended(monkeypatch: pytest.MonkeyPatch, stdout: io.TextIOBase | None, *args: str) -> tuple[int, str]:
+def ended(
+    monkeypatch: pytest.MonkeyPatch, stdout: io.TextIOBase | None, *args: str
+) -> tuple[int, str]:
     """Exit code and stderr of a command that writes to a stream."""
     monkeypatch.setattr("sys.argv", ["tsfm-lens", *args])
     monkeypatch.setattr("sys.stdout", stdout)
@@ -138,21 +212,37 @@ def ended(monkeypatch: pytest.MonkeyPatch, stdout: io.TextIOBase | None, *args: 
     return int(end.value.code or 0), sys.stderr.getvalue()  # type: ignore[attr-defined]
 
 
-SHORT = [("data",), ("data", "--json"), ("--help",), ("--version",), ("figure", "--list")]
+SHORT = [
+    ("data",),
+    ("data", "--json"),
+    ("--help",),
+    ("--version",),
+    ("figure", "--list"),
+]
 
 
 @FULL
-@pytest.mark.parametrize("args", [*SHORT, ("forecast", "bolt-nano", *CO2, "--csv")], ids=" ".join)
-def test_a_full_device_is_told_in_a_line(args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "args", [*SHORT, ("forecast", "bolt-nano", *CO2, "--csv")], ids=" ".join
+)
+def test_a_full_device_is_told_in_a_line(
+    args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Path("/dev/full").open("w") as full:
         code, told = ended(monkeypatch, full, *args)
     # beside progress and notes on the data
-    lines = [line for line in told.splitlines() if "━" not in line and not line.startswith("note:")]
+    lines = [
+        line
+        for line in told.splitlines()
+        if "━" not in line and not line.startswith("note:")
+    ]
     assert (code, lines) == (1, ["error: No space left on device"])
 
 
 @pytest.mark.parametrize("args", SHORT, ids=" ".join)
-def test_nothing_is_said_when_nobody_reads_on(args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_said_when_nobody_reads_on(
+    args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with suppress(BrokenPipeError), os.fdopen(writer, "w") as pipe:
@@ -160,7 +250,9 @@ def test_nothing_is_said_when_nobody_reads_on(args: tuple[str, ...], monkeypatch
 
 
 @pytest.mark.parametrize("args", SHORT, ids=" ".join)
-def test_what_an_encoding_cannot_hold_is_escaped(args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_encoding_cannot_hold_is_escaped(
+    args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     assert ended(monkeypatch, plain, *args) == (0, "")
     assert plain.buffer.getvalue()  # type: ignore[attr-defined]

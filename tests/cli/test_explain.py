@@ -36,10 +36,26 @@ def sheet(path: Path, *, ahead: int = AHEAD) -> str:
 
 
 @pytest.mark.parametrize("ahead", [AHEAD, 0])
-def test_a_page_is_written_whether_or_not_the_future_is_in_the_file(ahead: int, tmp_path: Path) -> None:
+def test_a_page_is_written_whether_or_not_the_future_is_in_the_file(
+    ahead: int, tmp_path: Path
+) -> None:
     data = sheet(tmp_path / "load.csv", ahead=ahead)
-    words = [*OPTIONS, "--horizon", "12", *(() if ahead else ("--sections", "forecast,covariate_use"))]
-    done = run("chronos2-nano", "--data", data, *words, "--parts", "2", "--out", str(tmp_path / "page"))
+    words = [
+        *OPTIONS,
+        "--horizon",
+        "12",
+        *(() if ahead else ("--sections", "forecast,covariate_use")),
+    ]
+    done = run(
+        "chronos2-nano",
+        "--data",
+        data,
+        *words,
+        "--parts",
+        "2",
+        "--out",
+        str(tmp_path / "page"),
+    )
     assert done.exit_code == 0, done.output
     if ahead:
         table = pd.read_csv(tmp_path / "page" / "numbers" / "input_attribution.csv")
@@ -52,23 +68,48 @@ def test_a_page_is_written_whether_or_not_the_future_is_in_the_file(ahead: int, 
     said = json.loads((tmp_path / "page" / "explanation.json").read_text())
     assert {row["covariate"] for row in said["covariates"]} == {"temperature", "price"}
     assert (tmp_path / "page" / "numbers" / "covariate_use.nc").stat().st_size
-    assert "explaining A, the first of 2; choose another with --item: B" in " ".join(done.output.split())
+    assert "explaining A, the first of 2; choose another with --item: B" in " ".join(
+        done.output.split()
+    )
     # without a known future the end of the target is the truth, and what a covariate is worth can be told
     assert ("are held out" in done.output) == (ahead == 0)
     assert ("and the error is" in page) == (ahead == 0)
 
 
-def test_without_covariates_their_section_is_left_out_and_said_to_be(tmp_path: Path) -> None:
-    words = ["--data", "bundled:nile", "--horizon", "8", "--sections", "forecast,covariate_use"]
+def test_without_covariates_their_section_is_left_out_and_said_to_be(
+    tmp_path: Path,
+) -> None:
+    words = [
+        "--data",
+        "bundled:nile",
+        "--horizon",
+        "8",
+        "--sections",
+        "forecast,covariate_use",
+    ]
     done = run("bolt-nano", *words, "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
     assert "left out: Use of covariates" in done.output
 
 
-@pytest.mark.parametrize("sections", ["input_attribution,deletion_curves", "deletion_curves", "forecast"])
+@pytest.mark.parametrize(
+    "sections", ["input_attribution,deletion_curves", "deletion_curves", "forecast"]
+)
 def test_the_verdict_is_said_with_its_reasons(sections: str, tmp_path: Path) -> None:
-    words = ["--data", "bundled:nile", "--horizon", "8", "--sections", sections, "--out", str(tmp_path)]
-    done, told = run("bolt-nano", *words), json.loads(run("bolt-nano", *words, "--json").stdout)
+    words = [
+        "--data",
+        "bundled:nile",
+        "--horizon",
+        "8",
+        "--sections",
+        sections,
+        "--out",
+        str(tmp_path),
+    ]
+    done, told = (
+        run("bolt-nano", *words),
+        json.loads(run("bolt-nano", *words, "--json").stdout),
+    )
     assert done.exit_code == 0, done.output
     assert done.stdout.strip() == told["page"] == str(tmp_path / "index.html")
     assert told["verdict"] == ("" if sections == "forecast" else "holds")
@@ -76,7 +117,9 @@ def test_the_verdict_is_said_with_its_reasons(sections: str, tmp_path: Path) -> 
     if told["verdict"]:
         assert reason == told["reasons"][0]
         assert "Verdict: the explanation holds" in headline
-        assert headline.startswith("The forecast of nile averages" if "input" in sections else "Verdict")
+        assert headline.startswith(
+            "The forecast of nile averages" if "input" in sections else "Verdict"
+        )
     else:
         assert "explanation" not in done.stderr
         assert told["reasons"] == []
@@ -89,15 +132,29 @@ def test_the_verdict_is_said_with_its_reasons(sections: str, tmp_path: Path) -> 
         (["chronos2-nano", "--horizon", "24"], "ends 12 steps after the context"),
         (["chronos2-nano", "--horizon", "12", "--sections", "forcast"], "forecast"),
         (["no-such-model", "--method", "shapely"], "shapley"),
-        (["chronos2-nano", "--horizon", "12", "--known", "price"], "'A/price' ends 0 steps after the context"),
-        (["chronos2-nano", "--horizon", "12", "--past", "load"], "'load' is named as ids, timestamps or covariate"),
+        (
+            ["chronos2-nano", "--horizon", "12", "--known", "price"],
+            "'A/price' ends 0 steps after the context",
+        ),
+        (
+            ["chronos2-nano", "--horizon", "12", "--past", "load"],
+            "'load' is named as ids, timestamps or covariate",
+        ),
         (["no-such-model", "--reference", "misssing"], "missing"),
     ],
 )
-def test_what_cannot_be_is_said_and_nothing_is_written(words: list[str], complaint: str, tmp_path: Path) -> None:
+def test_what_cannot_be_is_said_and_nothing_is_written(
+    words: list[str], complaint: str, tmp_path: Path
+) -> None:
     out = tmp_path / "page"
-    beside = [word for word in OPTIONS if "price" not in words or word not in ("--past", "price")]
-    done = run(*words, "--data", sheet(tmp_path / "load.csv"), *beside, "--out", str(out))
+    beside = [
+        word
+        for word in OPTIONS
+        if "price" not in words or word not in ("--past", "price")
+    ]
+    done = run(
+        *words, "--data", sheet(tmp_path / "load.csv"), *beside, "--out", str(out)
+    )
     assert done.exit_code == 1
     assert complaint in " ".join(done.output.split())
     assert not out.exists()
@@ -109,14 +166,33 @@ def test_what_if_and_what_changed_come_first_on_the_page(tmp_path: Path) -> None
     last = table["ts"] == table["ts"][HOURS - 1]
     table.loc[last, ["load", "price"]] = np.nan
     table.to_csv(tmp_path / "earlier.csv", index=False)
-    words = ["chronos2-nano", "--data", data, *OPTIONS, "--horizon", "12", "--sections", "forecast"]
-    asked = ["--set", "temperature=+5", "--from", "2", "--until", "2024-01-03 06:00", "--since"]
+    words = [
+        "chronos2-nano",
+        "--data",
+        data,
+        *OPTIONS,
+        "--horizon",
+        "12",
+        "--sections",
+        "forecast",
+    ]
+    asked = [
+        "--set",
+        "temperature=+5",
+        "--from",
+        "2",
+        "--until",
+        "2024-01-03 06:00",
+        "--since",
+    ]
     out = ["--out", str(tmp_path / "page"), "--json"]
     done = run(*words, *asked, str(tmp_path / "earlier.csv"), *out)
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     if_, stretch, through, width, changed, origin = told["answers"]
-    assert if_.startswith("With temperature +5 from 2 until 2024-01-03 06:00 the forecast of A/load averages")
+    assert if_.startswith(
+        "With temperature +5 from 2 until 2024-01-03 06:00 the forecast of A/load averages"
+    )
     assert stretch.startswith("At the 4 steps that were changed it moves by")
     assert width.startswith("The interval between the outer quantiles is")
     assert " goes through " in through
@@ -128,8 +204,15 @@ def test_what_if_and_what_changed_come_first_on_the_page(tmp_path: Path) -> None
     kept = told["results"]["what_if"]["coords"]
     assert (kept["start"]["data"], kept["stop"]["data"]) == ([2], [6])
     page = (tmp_path / "page" / "index.html").read_text()
-    assert page.index("What if") < page.index("Change of the forecast") < page.index(">Provenance")
-    for wrong, message in ((["--set", "temperature"], "names no change"), (["--from", "2"], "--set")):
+    assert (
+        page.index("What if")
+        < page.index("Change of the forecast")
+        < page.index(">Provenance")
+    )
+    for wrong, message in (
+        (["--set", "temperature"], "names no change"),
+        (["--from", "2"], "--set"),
+    ):
         done = run(*words, *wrong, "--out", str(tmp_path / "no"))
         assert done.exit_code == 2
         assert message in done.output
@@ -137,17 +220,41 @@ def test_what_if_and_what_changed_come_first_on_the_page(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("where", "expected"), [((), (0, 12)), (("--until", "6"), (0, 6)), (("--from", "-5"), (-5, 12))]
+    ("where", "expected"),
+    [((), (0, 12)), (("--until", "6"), (0, 6)), (("--from", "-5"), (-5, 12))],
 )
 def test_a_change_starts_at_the_forecast_unless_told(
     where: tuple[str, ...], expected: tuple[int, int], tmp_path: Path
 ) -> None:
-    words = ["--data", sheet(tmp_path / "load.csv"), *OPTIONS, "--horizon", "12", "--sections", "forecast"]
-    done = run("chronos2-nano", *words, "--set", "temperature==25", *where, "--out", str(tmp_path / "page"), "--json")
+    words = [
+        "--data",
+        sheet(tmp_path / "load.csv"),
+        *OPTIONS,
+        "--horizon",
+        "12",
+        "--sections",
+        "forecast",
+    ]
+    done = run(
+        "chronos2-nano",
+        *words,
+        "--set",
+        "temperature==25",
+        *where,
+        "--out",
+        str(tmp_path / "page"),
+        "--json",
+    )
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)["results"]["what_if"]
-    assert (*found["coords"]["start"]["data"], *found["coords"]["stop"]["data"]) == expected
-    before, after = (np.array(found["data_vars"][name]["data"], float) for name in ("context", "changed_context"))
+    assert (
+        *found["coords"]["start"]["data"],
+        *found["coords"]["stop"]["data"],
+    ) == expected
+    before, after = (
+        np.array(found["data_vars"][name]["data"], float)
+        for name in ("context", "changed_context")
+    )
     row = found["coords"]["series"]["data"].index("A/temperature")
     changed = np.flatnonzero(before[row] != after[row]) - before.shape[1]
     assert changed.tolist() == list(range(min(expected[0], 0), 0))
@@ -155,10 +262,20 @@ def test_a_change_starts_at_the_forecast_unless_told(
 
 @pytest.mark.parametrize("name", ["cost=EUR", "a=+1", "=x", "x=="])
 def test_names_with_an_equals_sign_are_changed_too(name: str, tmp_path: Path) -> None:
-    table = pd.read_csv(sheet(tmp_path / "load.csv")).rename(columns={"temperature": name})
+    table = pd.read_csv(sheet(tmp_path / "load.csv")).rename(
+        columns={"temperature": name}
+    )
     table.to_csv(tmp_path / "named.csv", index=False)
     options = [name if word == "temperature" else word for word in OPTIONS]
-    words = ["--data", str(tmp_path / "named.csv"), *options, "--horizon", "12", "--sections", "forecast"]
+    words = [
+        "--data",
+        str(tmp_path / "named.csv"),
+        *options,
+        "--horizon",
+        "12",
+        "--sections",
+        "forecast",
+    ]
     out = ["--out", str(tmp_path / "page"), "--json"]
     done = run("chronos2-nano", *words, "--set", f"{name}=+5", *out)
     assert done.exit_code == 0, done.output
@@ -166,14 +283,26 @@ def test_names_with_an_equals_sign_are_changed_too(name: str, tmp_path: Path) ->
     assert f"A/{name}" in found["coords"]["series"]["data"]
     if name == "cost=EUR":
         # a name that no series has is refused before a model is opened
-        done = run("chronos2-nano", *words, "--set", "cost=+5", "--out", str(tmp_path / "no"))
+        done = run(
+            "chronos2-nano", *words, "--set", "cost=+5", "--out", str(tmp_path / "no")
+        )
         assert done.exit_code == 1
         assert "cost=EUR" in done.output
         assert "open the model" not in done.output
 
 
 def test_unknown_parts_are_refused_before_anything_runs(tmp_path: Path) -> None:
-    done = run("bolt-nano", "--data", "bundled:nile", "--parts", "component", "--out", str(tmp_path / "page"))
+    done = run(
+        "bolt-nano",
+        "--data",
+        "bundled:nile",
+        "--parts",
+        "component",
+        "--out",
+        str(tmp_path / "page"),
+    )
     assert done.exit_code == 1
-    assert "no way to cut the past 'component'. Closest: components" in " ".join(done.output.split())
+    assert "no way to cut the past 'component'. Closest: components" in " ".join(
+        done.output.split()
+    )
     assert not (tmp_path / "page").exists()

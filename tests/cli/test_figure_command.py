@@ -21,20 +21,42 @@ def run(*args: str) -> Result:
 
 
 def test_files_and_caption_are_written_and_named(tmp_path: Path) -> None:
-    result = run("fig. 22", "bolt-nano", *SERIES, "--out", str(tmp_path), "--format", "json,html", "--seed", "5")
+    result = run(
+        "fig. 22",
+        "bolt-nano",
+        *SERIES,
+        "--out",
+        str(tmp_path),
+        "--format",
+        "json,html",
+        "--seed",
+        "5",
+    )
     assert result.exit_code == 0, result.output
     names = ["22-bolt-nano.json", "22-bolt-nano.html", "22-bolt-nano.txt"]
     assert result.stdout.split() == [str(tmp_path / name) for name in names]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
     text = " ".join((tmp_path / names[2]).read_text().split())
-    for words in ("Figure 22.", "seed = 5", "horizon = 6", "bundled:nile", "117 windows", "torch", "S3-GAIN"):
+    for words in (
+        "Figure 22.",
+        "seed = 5",
+        "horizon = 6",
+        "bundled:nile",
+        "117 windows",
+        "torch",
+        "S3-GAIN",
+    ):
         assert words in text
     assert "compute figure" in result.stderr
 
 
 @pytest.mark.browser
 @pytest.mark.skipif(
-    not (shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")),
+    not (
+        shutil.which("chromium")
+        or shutil.which("google-chrome")
+        or shutil.which("chrome")
+    ),
     reason="no Chromium on the path",
 )
 def test_static_files_have_the_width_of_the_column(tmp_path: Path) -> None:
@@ -53,7 +75,9 @@ def test_static_files_have_the_width_of_the_column(tmp_path: Path) -> None:
 def test_list_names_every_figure() -> None:
     result = run("--list")
     assert result.exit_code == 0, result.output
-    assert set(figures()) <= {line.split()[0] for line in result.stdout.splitlines() if line.strip()}
+    assert set(figures()) <= {
+        line.split()[0] for line in result.stdout.splitlines() if line.strip()
+    }
 
 
 @pytest.mark.parametrize("kind", ["svg", "pdf", "png"])

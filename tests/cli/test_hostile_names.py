@@ -31,8 +31,17 @@ def joined(text: str) -> str:
 @pytest.mark.parametrize(
     "words",
     [
-        *(f"{command} NAME --data bundled:co2" for command in ("forecast", "report", "ablate", "attribute")),
-        *("forecast bolt-nano --data NAME", "hooks NAME", "doctor NAME", "reproduce NAME", "NAME"),
+        *(
+            f"{command} NAME --data bundled:co2"
+            for command in ("forecast", "report", "ablate", "attribute")
+        ),
+        *(
+            "forecast bolt-nano --data NAME",
+            "hooks NAME",
+            "doctor NAME",
+            "reproduce NAME",
+            "NAME",
+        ),
         "figure NAME bolt-nano --data bundled:co2",
         "figure 1C bolt-nano --data bundled:co2 --column NAME",
         *("sweep NAME.yaml", "sweep status NAME.yaml", "sweep report NAME"),
@@ -41,14 +50,19 @@ def joined(text: str) -> str:
 def test_errors_keep_names(words: str, name: str) -> None:
     result = run(*(word.replace("NAME", name) for word in words.split()))
     assert result.exit_code in (1, 2), result.output
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert result.exception is None or isinstance(result.exception, SystemExit), (
+        result.exception
+    )
     # ids of tables are read in capitals
     assert joined(name).lower() in joined(result.stderr).lower()
 
 
 def test_files_that_people_write_are_read_or_refused(tmp_path: Path) -> None:
     file = tmp_path / "sweep.yaml"
-    good = {"models": [{"source": "bolt-nano"}], "data": [{"source": "bundled", "horizon": 4, "windows": 1}]}
+    good = {
+        "models": [{"source": "bolt-nano"}],
+        "data": [{"source": "bundled", "horizon": 4, "windows": 1}],
+    }
     texts = {
         "data: [{start: 2020-02-30}]": "day is out of range for month",
         "a: " + "{a: " * 2000: "nested too deeply",
@@ -56,9 +70,16 @@ def test_files_that_people_write_are_read_or_refused(tmp_path: Path) -> None:
         "\0": "no YAML",
         "!!python/object:os.system {}": "no YAML",
     }
-    for orders, words in (("random:9..3", "expected 1 to 1000"), ("random:²", "has a seed")):
-        texts[json.dumps({**good, "variants": {"heads_at": {"orders": [orders]}}})] = words
-    texts[json.dumps({**good, "variants": {"heads": {}, "random_seeds": 10**9}})] = "random_seeds"
+    for orders, words in (
+        ("random:9..3", "expected 1 to 1000"),
+        ("random:²", "has a seed"),
+    ):
+        texts[json.dumps({**good, "variants": {"heads_at": {"orders": [orders]}}})] = (
+            words
+        )
+    texts[json.dumps({**good, "variants": {"heads": {}, "random_seeds": 10**9}})] = (
+        "random_seeds"
+    )
     for text, words in texts.items():
         file.write_text(text)
         result = run("sweep", str(file), "--store", str(tmp_path / "store"))
@@ -75,9 +96,15 @@ SHOWN = (r"\x1b[31mred", r"a\x9b2Jb", r"a\rb", r"a\x07b", r"\u202eabc", r"a\nb")
 @pytest.fixture
 def controls(tmp_path: Path) -> str:
     file = tmp_path / "a\x1b[2Jb.csv"
-    rows = [[name, day, f"{np.sin(day / 3):.4f}"] for name in (*NAMES, *CONTROLS) for day in range(40)]
+    rows = [
+        [name, day, f"{np.sin(day / 3):.4f}"]
+        for name in (*NAMES, *CONTROLS)
+        for day in range(40)
+    ]
     with file.open("w", newline="") as out:
-        csv.writer(out, quoting=csv.QUOTE_ALL).writerows([["id", "timestamp", "va\x1b[1mlue"], *rows])
+        csv.writer(out, quoting=csv.QUOTE_ALL).writerows(
+            [["id", "timestamp", "va\x1b[1mlue"], *rows]
+        )
     return str(file)
 
 
@@ -86,15 +113,35 @@ def orders(text: str) -> set[str]:
     return set(re.findall("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text))
 
 
-def test_names_are_kept_and_control_characters_of_series_columns_and_files_are_shown_escaped(controls: str) -> None:
+def test_names_are_kept_and_control_characters_of_series_columns_and_files_are_shown_escaped(
+    controls: str,
+) -> None:
     table = run("forecast", "bolt-nano", "--data", controls, "--horizon", "1")
     output = table.output
-    assert [line.split()[0] for line in table.stdout.splitlines()[1:]] == [*NAMES, *SHOWN]
-    json_text = run("forecast", "bolt-nano", "--data", controls, "--horizon", "1", "--json").stdout
+    assert [line.split()[0] for line in table.stdout.splitlines()[1:]] == [
+        *NAMES,
+        *SHOWN,
+    ]
+    json_text = run(
+        "forecast", "bolt-nano", "--data", controls, "--horizon", "1", "--json"
+    ).stdout
     assert json.loads(json_text)["coords"]["series"]["data"] == [*NAMES, *CONTROLS]
     for args, words in (
-        (("forecast", "bolt-nano", "--data", controls, "--target", "nope"), r"a\x1b[2Jb.csv: no column 'nope'"),
-        (("report", "bolt-nano", "--data", controls, "--sections", "forecast\x1b[1m"), r"forecast\x1b[1m"),
+        (
+            ("forecast", "bolt-nano", "--data", controls, "--target", "nope"),
+            r"a\x1b[2Jb.csv: no column 'nope'",
+        ),
+        (
+            (
+                "report",
+                "bolt-nano",
+                "--data",
+                controls,
+                "--sections",
+                "forecast\x1b[1m",
+            ),
+            r"forecast\x1b[1m",
+        ),
         (("forecast\x1b[1m",), r"forecast\x1b[1m"),
         (("data", "--js\x1b[1m"), r"--js\x1b[1m"),
         (("sweep", "status", "no\x1b[1m.yaml"), r"no\x1b[1m.yaml"),
@@ -106,8 +153,12 @@ def test_names_are_kept_and_control_characters_of_series_columns_and_files_are_s
     assert orders(output + json_text) == set()
 
 
-def test_control_characters_stay_in_files_and_not_on_terminals(controls: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = run("forecast", "bolt-nano", "--data", controls, "--horizon", "1", "--csv")
+def test_control_characters_stay_in_files_and_not_on_terminals(
+    controls: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = run(
+        "forecast", "bolt-nano", "--data", controls, "--horizon", "1", "--csv"
+    )
     assert all(name in written.stdout for name in CONTROLS)
     screen = io.StringIO()
     screen.isatty = lambda: True  # type: ignore[method-assign]

@@ -43,7 +43,10 @@ def test_covariates_are_refused_before_a_model_is_opened(
 ) -> None:
     monkeypatch.setattr(tsfm_lens, "load", interrupt)
     file = tmp_path / "load.csv"
-    file.write_text("day,load,price\n" + "".join(f"2024-01-{day:02d},{day % 7},{day}\n" for day in range(1, 32)))
+    file.write_text(
+        "day,load,price\n"
+        + "".join(f"2024-01-{day:02d},{day % 7},{day}\n" for day in range(1, 32))
+    )
     done = run(command, "--data", str(file), "--past", "price", out=tmp_path / "out")
     assert done.exit_code == 1, done.output
     assert "chronos-bolt takes no past covariates" in " ".join(done.output.split())
@@ -92,19 +95,23 @@ def test_a_signal_ends_a_process_without_a_traceback() -> None:
         "tsfm_lens.load = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT)\n"
         f"sys.argv = {['tsfm-lens', 'forecast', 'bolt-nano', *NILE]}\nmain()"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 128 + signal.SIGINT, done.stderr
     assert done.stderr.splitlines()[-1] == NOTHING
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("command", "stage"), [("forecast", "forecast"), ("attribute", "attribution")])
+@pytest.mark.parametrize(
+    ("command", "stage"), [("forecast", "forecast"), ("attribute", "attribution")]
+)
 def test_work_is_shown_on_stderr_alone(command: str, stage: str) -> None:
     done = run(command, *NILE)
     assert done.exit_code == 0, done.output
-    assert [line.split("  ")[0] for line in done.stderr.splitlines() if "━" in line] == [
-        *("read the series", "open the model", stage)
-    ]
+    assert [
+        line.split("  ")[0] for line in done.stderr.splitlines() if "━" in line
+    ] == [*("read the series", "open the model", stage)]
     assert "━" not in done.stdout
 
 
@@ -112,25 +119,46 @@ def test_json_holds_the_numbers(tmp_path: Path) -> None:
     lens, past = tsfm_lens.load("bolt-nano"), bundled("nile")
     expected = lens.run(past, 8, holdout=True).forecast.quantiles
     report = run("report", *NILE, "--sections", "forecast", "--json", out=tmp_path)
-    figure = run("figure forecast_fan", *NILE, "--format", "json", "--json", out=tmp_path)
-    for result in (json.loads(report.stdout)["results"]["forecast"], json.loads(figure.stdout)["results"][0]):
+    figure = run(
+        "figure forecast_fan", *NILE, "--format", "json", "--json", out=tmp_path
+    )
+    for result in (
+        json.loads(report.stdout)["results"]["forecast"],
+        json.loads(figure.stdout)["results"][0],
+    ):
         values = np.array(result["data_vars"]["quantile_forecast"]["data"])
         assert_close(values.ravel(), expected.ravel(), depth=4, dtype=np.float32)
     kinds = ["forecast", "input_attribution"]
-    told = json.loads(run("explain", *NILE, "--sections", ",".join(kinds), "--json", out=tmp_path).stdout)
-    effect = explanation.explain(lens.run(past, 8), sections=kinds)[kinds[1]]["attribution"].sel(quantile=0.5)
+    told = json.loads(
+        run(
+            "explain", *NILE, "--sections", ",".join(kinds), "--json", out=tmp_path
+        ).stdout
+    )
+    effect = explanation.explain(lens.run(past, 8), sections=kinds)[kinds[1]][
+        "attribution"
+    ].sel(quantile=0.5)
     sizes = abs(effect).mean("step").to_series().sort_values(ascending=False)
     assert [each["input"] for each in told["inputs"]] == list(sizes.index)
-    assert_close([each["mean_absolute"] for each in told["inputs"]], sizes.to_numpy(), depth=100, dtype=np.float32)
+    assert_close(
+        [each["mean_absolute"] for each in told["inputs"]],
+        sizes.to_numpy(),
+        depth=100,
+        dtype=np.float32,
+    )
     means = [float(effect.sel(segment=name).mean()) for name in sizes.index]
-    assert_close([each["mean"] for each in told["inputs"]], means, depth=100, dtype=np.float32)
+    assert_close(
+        [each["mean"] for each in told["inputs"]], means, depth=100, dtype=np.float32
+    )
     assert told["headline"].startswith("The forecast of nile averages ")
     assert list(told["results"]) == kinds
 
 
 def test_a_figure_that_does_not_apply_names_the_one_that_does() -> None:
     done = run("figure logit_map", *NILE, "--out", "nowhere")
-    assert (done.exit_code, "figure 'lens_forecast'" in " ".join(done.output.split())) == (1, True)
+    assert (
+        done.exit_code,
+        "figure 'lens_forecast'" in " ".join(done.output.split()),
+    ) == (1, True)
     result = probes.logit_lens(tsfm_lens.load("bolt-nano").run(bundled("nile"), 8))
     with pytest.raises(InputError, match=r"lens_forecast draws it\."):
         tsfm_lens.viz.logit_map(result)

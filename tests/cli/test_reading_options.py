@@ -42,33 +42,82 @@ def words(result: Result) -> str:
 @pytest.fixture
 def german(tmp_path: Path) -> Path:
     path = tmp_path / "verbrauch.csv"
-    rows = [f"{day:02d}.01.2021;{shop};{day},{day:03d}" for shop in ("Nord", "=x") for day in range(1, 31)]
-    path.write_bytes(("Tag;Läden;Verbrauch\n" + "\n".join(rows) + "\n").encode("cp1252"))
+    rows = [
+        f"{day:02d}.01.2021;{shop};{day},{day:03d}"
+        for shop in ("Nord", "=x")
+        for day in range(1, 31)
+    ]
+    path.write_bytes(
+        ("Tag;Läden;Verbrauch\n" + "\n".join(rows) + "\n").encode("cp1252")
+    )
     return path
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_every_command_that_reads_a_file_takes_the_options(command: tuple[str, ...], german: Path) -> None:
+def test_every_command_that_reads_a_file_takes_the_options(
+    command: tuple[str, ...], german: Path
+) -> None:
     help_text = re.sub(r"\x1b\[[0-9;]*m", "", run(command[0], "--help").output)
-    flags = ("--id-column", "--time-column", "--target", "--variate", "--freq", "--unit", "--delimiter", "--decimal")
-    flags += ("--known", "--past", "--categories", "--encoding", "--header", "--time-format")
+    flags = (
+        "--id-column",
+        "--time-column",
+        "--target",
+        "--variate",
+        "--freq",
+        "--unit",
+        "--delimiter",
+        "--decimal",
+    )
+    flags += (
+        "--known",
+        "--past",
+        "--categories",
+        "--encoding",
+        "--header",
+        "--time-format",
+    )
     flags += ("--timezone", "--round-time", "--thousands")
     assert [flag for flag in flags if flag not in help_text] == []
     found = run(*command, "--data", str(german))
-    assert (found.exit_code, "give its encoding, as in --encoding cp1252" in words(found)) == (1, True)
-    found = run(*command, "--data", str(german), "--encoding", "cp1252", "--decimal", ",", "--freq", "0D")
-    assert (found.exit_code, "--freq 0D does not go forward in time" in words(found)) == (1, True)
+    assert (
+        found.exit_code,
+        "give its encoding, as in --encoding cp1252" in words(found),
+    ) == (1, True)
+    found = run(
+        *command,
+        "--data",
+        str(german),
+        "--encoding",
+        "cp1252",
+        "--decimal",
+        ",",
+        "--freq",
+        "0D",
+    )
+    assert (
+        found.exit_code,
+        "--freq 0D does not go forward in time" in words(found),
+    ) == (1, True)
 
 
-def test_what_is_said_names_options_and_what_is_read_is_noted(german: Path, tmp_path: Path) -> None:
+def test_what_is_said_names_options_and_what_is_read_is_noted(
+    german: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "bolt"
     architectures()["chronos-bolt"].tiny().save_pretrained(folder)
     command = ("forecast", str(folder), "--data", str(german), "--encoding", "cp1252")
-    assert "give --decimal . or --decimal ," in words(run(*command, "--target", "Verbrauch"))
+    assert "give --decimal . or --decimal ," in words(
+        run(*command, "--target", "Verbrauch")
+    )
     command += ("--decimal", ",")
-    assert "ids with --id-column …, that of dates with --time-column … and --time-format …" in words(run(*command))
+    assert (
+        "ids with --id-column …, that of dates with --time-column … and --time-format …"
+        in words(run(*command))
+    )
     command += ("--id-column", "Läden", "--horizon", "2", "--time-column", "Tag")
-    assert "not a date of ISO 8601; give --time-format …, as in '%d.%m.%Y'" in words(run(*command))
+    assert "not a date of ISO 8601; give --time-format …, as in '%d.%m.%Y'" in words(
+        run(*command)
+    )
     command += ("--time-format", "%d.%m.%Y")
     found = run(*command, "--csv")
     assert found.exit_code == 0, found.output
@@ -88,9 +137,15 @@ def test_what_is_said_names_options_and_what_is_read_is_noted(german: Path, tmp_
     ("python", "option"),
     [
         ("give decimal='.' or decimal=','", "give --decimal . or --decimal ,"),
-        ("id_column='Shop name', time_column='When?'", "--id-column 'Shop name', --time-column 'When?'"),
+        (
+            "id_column='Shop name', time_column='When?'",
+            "--id-column 'Shop name', --time-column 'When?'",
+        ),
         ("give header=True or header=False", "give --header or --no-header"),
-        ("targets=[…] reads, variates=[…] too; freq=…", "--target … reads, --variate … too; --freq …"),
+        (
+            "targets=[…] reads, variates=[…] too; freq=…",
+            "--target … reads, --variate … too; --freq …",
+        ),
         ("delimiter=',', ';'", "--delimiter ,, ';'"),
         ("a name=value of others", "a name=value of others"),
     ],
@@ -104,19 +159,32 @@ def test_a_column_of_a_file_is_declared_a_category(tmp_path: Path) -> None:
         f",{day % 3},0" for day in range(4)
     ]
     (tmp_path / "load.csv").write_text("load,kind,open\n" + "\n".join(rows) + "\n")
-    command = ["forecast", "chronos2-nano", "--data", str(tmp_path / "load.csv"), "--target", "load", "--json"]
+    command = [
+        "forecast",
+        "chronos2-nano",
+        "--data",
+        str(tmp_path / "load.csv"),
+        "--target",
+        "load",
+        "--json",
+    ]
     command += ["--known", "kind,open", "--horizon", "4"]
     medians = {}
     for declared in ("", "kind", "kind,open"):
         found = run(*command, *(("--categories", declared) if declared else ()))
         assert found.exit_code == 0, found.output
-        assert [f"'{name}' is read as categories" in words(found) for name in ("kind", "open")] == [
-            name in declared.split(",") for name in ("kind", "open")
-        ]
+        assert [
+            f"'{name}' is read as categories" in words(found)
+            for name in ("kind", "open")
+        ] == [name in declared.split(",") for name in ("kind", "open")]
         options = {"categories": declared} if declared else {}
-        batch = read_series(tmp_path / "load.csv", targets="load", known="kind,open", **options)
+        batch = read_series(
+            tmp_path / "load.csv", targets="load", known="kind,open", **options
+        )
         forecast = load("chronos2-nano").forecast(batch, 4).targets()
-        medians[declared] = json.loads(found.stdout)["data_vars"]["quantile_forecast"]["data"]
+        medians[declared] = json.loads(found.stdout)["data_vars"]["quantile_forecast"][
+            "data"
+        ]
         assert_close(medians[declared], forecast.quantiles, depth=100, dtype=np.float32)
     assert np.abs(np.subtract(medians[""], medians["kind"])).max() > 1e-3
     found = run(*command, "--categories", "load")
@@ -124,9 +192,22 @@ def test_a_column_of_a_file_is_declared_a_category(tmp_path: Path) -> None:
     assert "--known …" in words(found)
 
 
-def test_a_quantity_of_a_file_is_refused_in_the_words_of_the_command_line(tmp_path: Path) -> None:
-    (tmp_path / "load.csv").write_text("load,price\n" + "".join(f"{day},{day}.5 EUR\n" for day in range(20)))
-    command = ["forecast", "chronos2-nano", "--data", str(tmp_path / "load.csv"), "--past", "price", "--horizon", "2"]
+def test_a_quantity_of_a_file_is_refused_in_the_words_of_the_command_line(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "load.csv").write_text(
+        "load,price\n" + "".join(f"{day},{day}.5 EUR\n" for day in range(20))
+    )
+    command = [
+        "forecast",
+        "chronos2-nano",
+        "--data",
+        str(tmp_path / "load.csv"),
+        "--past",
+        "price",
+        "--horizon",
+        "2",
+    ]
     found = run(*command, "--target", "load")
     assert found.exit_code == 1
     assert "give --categories price" in words(found)

@@ -83,9 +83,15 @@ def begin(code: str, folder: Path) -> subprocess.Popen[str]:
 
 def members(group: int) -> list[int]:
     """Processes of a group that still run."""
-    listed = subprocess.run(["ps", "-eo", "pid=,pgid=,stat="], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["ps", "-eo", "pid=,pgid=,stat="], capture_output=True, text=True, check=True
+    ).stdout
     rows = [line.split() for line in listed.splitlines()]
-    return [int(pid) for pid, of_group, state in rows if int(of_group) == group and not state.startswith("Z")]
+    return [
+        int(pid)
+        for pid, of_group, state in rows
+        if int(of_group) == group and not state.startswith("Z")
+    ]
 
 
 @pytest.mark.parametrize("number", CODES)
@@ -100,9 +106,13 @@ def test_a_command_cleans_up(tmp_path: Path, number: signal.Signals) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["begun"]
 
 
-@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no masks of signals here")
+@pytest.mark.skipif(
+    not hasattr(signal, "pthread_sigmask"), reason="no masks of signals here"
+)
 @pytest.mark.parametrize("number", CODES)
-def test_workers_that_still_import_say_nothing(tmp_path: Path, number: signal.Signals) -> None:
+def test_workers_that_still_import_say_nothing(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     """The signal goes to the whole group, as from a terminal or a service, while a worker's module is imported."""
     (tmp_path / "slow_toys.py").write_text(WORKER)
     process = begin(DRIVER, tmp_path)

@@ -16,7 +16,10 @@ CONTENT = {
     "name": "command",
     "models": [{"source": "bolt-nano", "context_length": 64}],
     "data": [{"source": "bundled", "names": ["co2", "nile"], "horizon": 6}],
-    "variants": {"layers": {"parts": ["mlp", "heads"]}, "heads_at": {"layers": [1], "tolerance": 0.2}},
+    "variants": {
+        "layers": {"parts": ["mlp", "heads"]},
+        "heads_at": {"layers": [1], "tolerance": 0.2},
+    },
 }
 
 
@@ -35,7 +38,10 @@ def test_a_plan_is_shown_and_nothing_is_written(config: Path) -> None:
     result = run(config, "--plan", "--json")
     assert result.exit_code == 0, result.output
     plan = json.loads(result.stdout)
-    assert (plan["finished"], [part["variants"] for part in plan["parts"]]) == (0, [1, 1, 6, 8])
+    assert (plan["finished"], [part["variants"] for part in plan["parts"]]) == (
+        0,
+        [1, 1, 6, 8],
+    )
     assert not config.with_suffix(".store").exists()
 
 
@@ -48,17 +54,30 @@ def test_a_sweep_its_status_and_its_report(config: Path, tmp_path: Path) -> None
     again = run(config)
     assert again.exit_code == 0, again.output
     cells = outcome["cells"]
-    assert f"{cells} of {cells} cells are finished ({cells} of them before this run)" in again.stdout
+    assert (
+        f"{cells} of {cells} cells are finished ({cells} of them before this run)"
+        in again.stdout
+    )
     status = json.loads(run("status", config, "--json").stdout)
     assert status["finished"] == status["cells"]
     made = run("report", config, "--out", tmp_path / "report", "--json")
     assert made.exit_code == 0, made.output
-    assert json.loads(made.stdout)["results"] == ["curves", "datasets", "effects", "heads_at"]
+    assert json.loads(made.stdout)["results"] == [
+        "curves",
+        "datasets",
+        "effects",
+        "heads_at",
+    ]
     assert (tmp_path / "report" / "index.html").stat().st_size > 100_000
-    assert {path.suffix for path in (tmp_path / "report" / "tables").iterdir()} == {".csv", ".tex"}
+    assert {path.suffix for path in (tmp_path / "report" / "tables").iterdir()} == {
+        ".csv",
+        ".tex",
+    }
 
 
-def test_a_misspelt_field_and_an_unknown_engine_are_told_the_nearest(config: Path, tmp_path: Path) -> None:
+def test_a_misspelt_field_and_an_unknown_engine_are_told_the_nearest(
+    config: Path, tmp_path: Path
+) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(yaml.safe_dump({**CONTENT, "variants": {"layer": {}}}))
     result = run(wrong)
@@ -79,10 +98,15 @@ def test_a_misspelt_field_and_an_unknown_engine_are_told_the_nearest(config: Pat
             "data.0.source: there is no 'files'; the nearest is 'file' (there are 'gift",
         ),
         ({"path": "a.csv"}, "data.0.source: it is required"),
-        ({"source": "gluonts", "path": "a.jsonl"}, "data.0.gluonts.freq: it is required"),
+        (
+            {"source": "gluonts", "path": "a.jsonl"},
+            "data.0.gluonts.freq: it is required",
+        ),
     ],
 )
-def test_a_source_that_is_wrong_is_told_in_the_words_of_the_file(data: dict, words: str, tmp_path: Path) -> None:
+def test_a_source_that_is_wrong_is_told_in_the_words_of_the_file(
+    data: dict, words: str, tmp_path: Path
+) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(yaml.safe_dump({**CONTENT, "data": [data]}))
     assert words in " ".join(run(wrong).stderr.split())

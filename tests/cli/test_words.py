@@ -19,31 +19,57 @@ from tsfm_lens.viz import needs
 RUNNER = CliRunner()
 CO2 = ("--data", "bundled:co2")
 # names, calls and keyword arguments of Python
-PYTHON = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b(?!')|\b\w+\(|\b[a-z_]+=|\blens\.|Errno|Traceback")
+PYTHON = re.compile(
+    r"\b[a-z]+(?:_[a-z]+)+\b(?!')|\b\w+\(|\b[a-z_]+=|\blens\.|Errno|Traceback"
+)
 
 EARLY = [
     (("report", "nosuch", *CO2), "no checkpoint 'nosuch'"),
     (("doctor", "nosuch"), "no checkpoint 'nosuch'"),
     (("report", "bolt-nano", *CO2, "--sections", "foo"), "no measurement 'foo'"),
-    (("report", "bolt-nano", *CO2, "--sections", "lines_of_thought"), "is defined by logits over a vocabulary"),
+    (
+        ("report", "bolt-nano", *CO2, "--sections", "lines_of_thought"),
+        "is defined by logits over a vocabulary",
+    ),
     (("forecast", "bolt-nano", *CO2, "-q", "1.5"), "are not levels between 0 and 1"),
     (("forecast", "bolt-nano", *CO2, "--plot", "x.png"), "does not end in .html"),
     (("forecast", "bolt-nano", *CO2, "--horizon", "90000"), "shorten the horizon"),
     (("ablate", "bolt-nano", *CO2, "--how", "man"), "--how man is not known"),
-    (("ablate", "bolt-nano", *CO2, "--how", "mean"), "--how mean takes activations of other series"),
+    (
+        ("ablate", "bolt-nano", *CO2, "--how", "mean"),
+        "--how mean takes activations of other series",
+    ),
     *(
-        ((command, "bolt-nano", *CO2, "--horizon", "5000", "--holdout"), "cannot hold out 5000")
+        (
+            (command, "bolt-nano", *CO2, "--horizon", "5000", "--holdout"),
+            "cannot hold out 5000",
+        )
         for command in ("report", "forecast", "ablate", "attribute")
     ),
-    *(((command, "bolt-nano", *CO2, "--samples", "5"), "leave --samples out") for command in ("report", "forecast")),
+    *(
+        ((command, "bolt-nano", *CO2, "--samples", "5"), "leave --samples out")
+        for command in ("report", "forecast")
+    ),
     (("figure", "nofig", "bolt-nano", *CO2), "no figure 'nofig'"),
-    (("figure", "1C", "bolt-nano", *CO2), "figure 'lens_forecast' shows what its layers hold"),
-    (("figure", "lens_logit_map", "amazon/chronos-bolt-base", *CO2), "is defined by logits over a vocabulary"),
+    (
+        ("figure", "1C", "bolt-nano", *CO2),
+        "figure 'lens_forecast' shows what its layers hold",
+    ),
+    (
+        ("figure", "lens_logit_map", "amazon/chronos-bolt-base", *CO2),
+        "is defined by logits over a vocabulary",
+    ),
     (("figure", "logit_map", "bolt-nano", "--data", "nofile.csv"), "is defined by"),
     (("explain", "bolt-nano", *CO2, "--method", "foo"), "no method 'foo'"),
     (("explain", "bolt-nano", *CO2, "--known", "foo"), "applies to files"),
-    (("compress", "bolt-nano", *CO2, "--keep", "3", "--out", "x"), "should be less than or equal to 1"),
-    *(((command, "nofile.yaml"), "there is no file 'nofile.yaml'") for command in ("train", "sweep")),
+    (
+        ("compress", "bolt-nano", *CO2, "--keep", "3", "--out", "x"),
+        "should be less than or equal to 1",
+    ),
+    *(
+        ((command, "nofile.yaml"), "there is no file 'nofile.yaml'")
+        for command in ("train", "sweep")
+    ),
     (("reproduce", "S9-T1"), "`tsfm-lens reproduce --list` shows all"),
 ]
 
@@ -57,15 +83,23 @@ LATE = [
     (("hooks", "bolt-nano", "--filter", "hook_nothing"), "hook_nothing"),
     (("figure", "stable_rank", "bolt-nano", *CO2), "stable_rank_map"),
     (("figure", "22", "bolt-nano", *CO2, "--format", "jpg"), "no format 'jpg'"),
-    (("figure", "22", "bolt-nano", "--data", "bundled:nile", "--horizon", "200"), "hold out"),
-    (("figure", "22", *["bolt-nano"] * 3, *CO2), "can show two models side by side, but 3 are named"),
+    (
+        ("figure", "22", "bolt-nano", "--data", "bundled:nile", "--horizon", "200"),
+        "hold out",
+    ),
+    (
+        ("figure", "22", *["bolt-nano"] * 3, *CO2),
+        "can show two models side by side, but 3 are named",
+    ),
     (("figure", "model_rank_dots", *["bolt-nano"] * 2, *CO2), "two models are called"),
     (("sweep", "report", "none.yaml"), "there is no file"),
     (("sweep", "report", "."), "not a store of a sweep"),
 ]
 
 
-@pytest.mark.parametrize(("command", "said"), LATE, ids=[" ".join(command[:3]) for command, _ in LATE])
+@pytest.mark.parametrize(
+    ("command", "said"), LATE, ids=[" ".join(command[:3]) for command, _ in LATE]
+)
 def test_an_error_is_a_message_and_writes_nothing(
     command: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -81,32 +115,57 @@ def test_an_error_is_a_message_and_writes_nothing(
 @pytest.mark.parametrize(
     "command",
     [
-        *(("forecast",), ("forecast", "x"), ("nothing",), ("forecast", "x", *CO2, "--horizon", "0")),
-        *(("forecast", "x", *CO2, "--csv", "--json"), ("figure",), ("figure", "22"), ("figure", "22", "x")),
-        *(("figure", "22", "x", *CO2, flag, word) for flag, word in (("--column", "triple"), ("--format", ","))),
+        *(
+            ("forecast",),
+            ("forecast", "x"),
+            ("nothing",),
+            ("forecast", "x", *CO2, "--horizon", "0"),
+        ),
+        *(
+            ("forecast", "x", *CO2, "--csv", "--json"),
+            ("figure",),
+            ("figure", "22"),
+            ("figure", "22", "x"),
+        ),
+        *(
+            ("figure", "22", "x", *CO2, flag, word)
+            for flag, word in (("--column", "triple"), ("--format", ","))
+        ),
     ],
 )
 def test_wrong_usage_is_exit_code_2(command: tuple[str, ...]) -> None:
     assert RUNNER.invoke(app, command).exit_code == 2
 
 
-@pytest.mark.parametrize(("command", "said"), EARLY, ids=[" ".join(command[:3]) for command, _ in EARLY])
+@pytest.mark.parametrize(
+    ("command", "said"), EARLY, ids=[" ".join(command[:3]) for command, _ in EARLY]
+)
 def test_refused_in_its_own_words_before_a_model_is_opened(
     command: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tsfm_lens.load", lambda *_, **__: pytest.fail("a model was opened"))
+    monkeypatch.setattr(
+        "tsfm_lens.load", lambda *_, **__: pytest.fail("a model was opened")
+    )
     result = RUNNER.invoke(app, command)
     words = " ".join(result.output.replace("│", " ").split())
     assert result.exit_code in (1, 2)
     assert said in words
     # figures and measurements are named as the command line takes them
-    assert not PYTHON.search(re.sub("|".join(sorted({*figures(), *measurements()}, key=len, reverse=True)), "", words))
+    assert not PYTHON.search(
+        re.sub(
+            "|".join(sorted({*figures(), *measurements()}, key=len, reverse=True)),
+            "",
+            words,
+        )
+    )
     assert not list(tmp_path.iterdir())
 
 
 def _needs() -> list[Needs]:
-    declared = [each.needs for each in measurements().values() if each.needs is not None]
+    declared = [
+        each.needs for each in measurements().values() if each.needs is not None
+    ]
     return [*declared, *(each for each in vars(needs).values() if type(each) is Needs)]
 
 
@@ -114,17 +173,26 @@ def _needs() -> list[Needs]:
 def test_what_an_architecture_cannot_have_none_of_its_models_has(name: str) -> None:
     architecture = architectures()[name]
     if architecture.extra:
-        pytest.importorskip({"moirai": "uni2ts", "ttm": "tsfm_public"}.get(architecture.extra, architecture.extra))
+        pytest.importorskip(
+            {"moirai": "uni2ts", "ttm": "tsfm_public"}.get(
+                architecture.extra, architecture.extra
+            )
+        )
     lens = load(architecture.tiny(), check=False)
     for each in _needs():
         assert each.possible(architecture) or not each.met(lens), each.words
         # and what is possible for it is met by the model that the suite runs on
-        assert each.met(lens) or not each.possible(architecture) or "record" in each.words, each.words
+        assert (
+            each.met(lens) or not each.possible(architecture) or "record" in each.words
+        ), each.words
 
 
 def test_short_help_and_completion() -> None:
     for command in ((), ("report",), ("sweep", "run")):
-        assert RUNNER.invoke(app, (*command, "-h")).output == RUNNER.invoke(app, (*command, "--help")).output
+        assert (
+            RUNNER.invoke(app, (*command, "-h")).output
+            == RUNNER.invoke(app, (*command, "--help")).output
+        )
     offered = {
         "report bolt": "bolt-nano",
         "figure logit_m": "logit_map",
@@ -133,7 +201,10 @@ def test_short_help_and_completion() -> None:
         "report bolt-nano --sections forecast,abl": "forecast,ablation",
     }
     for typed, expected in offered.items():
-        words = {"_TSFM_LENS_COMPLETE": "complete_bash", "COMP_WORDS": f"tsfm-lens {typed}"}
+        words = {
+            "_TSFM_LENS_COMPLETE": "complete_bash",
+            "COMP_WORDS": f"tsfm-lens {typed}",
+        }
         words["COMP_CWORD"] = str(len(typed.split()))
         result = RUNNER.invoke(app, [], env=words, prog_name="tsfm-lens")
         assert expected in result.output.split(), (typed, result.output)
@@ -149,14 +220,24 @@ def test_every_command_that_reads_series_has_seed_samples_and_json() -> None:
             assert "--json" in options, name
 
 
-@pytest.mark.parametrize("command", [("figure", "--list"), ("measurements",), ("models",)], ids=" ".join)
-def test_lists_fit_a_narrow_terminal(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "command", [("figure", "--list"), ("measurements",), ("models",)], ids=" ".join
+)
+def test_lists_fit_a_narrow_terminal(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from rich.console import Console
 
-    narrow = lambda **_: Console(width=80, force_terminal=True, color_system=None, markup=False, highlight=False)  # noqa: E731
+    narrow = lambda **_: Console(
+        width=80, force_terminal=True, color_system=None, markup=False, highlight=False
+    )  # noqa: E731
     monkeypatch.setattr(common, "console", narrow)
     # the line that ends a list is the terminal's to wrap
-    lines = [line for line in RUNNER.invoke(app, command).stdout.splitlines() if "tsfm-lens" not in line]
+    lines = [
+        line
+        for line in RUNNER.invoke(app, command).stdout.splitlines()
+        if "tsfm-lens" not in line
+    ]
     assert max(map(len, lines)) <= 80
     # no word is torn
     names = set(re.findall(r"[\w-]+", " ".join(lines)))

@@ -23,9 +23,9 @@ def weight() -> Tensor:
 
 def inputs(directions: int = IN, n: int = 400) -> Tensor:
     """Inputs of very unlike variance along mixed directions; of fewer than all, if asked."""
-    return (torch.randn(n, directions) * 2.0 ** -torch.arange(directions)).double() @ torch.randn(
-        directions, IN, dtype=torch.float64
-    )
+    return (
+        torch.randn(n, directions) * 2.0 ** -torch.arange(directions)
+    ).double() @ torch.randn(directions, IN, dtype=torch.float64)
 
 
 def moment_of(x: Tensor) -> Tensor:
@@ -42,20 +42,25 @@ def test_without_a_moment_it_is_the_truncated_svd(weight: Tensor, rank: int) -> 
 
 
 @pytest.mark.parametrize("directions", [IN, 15, 4])
-def test_no_matrix_of_the_rank_is_nearer_for_these_inputs(weight: Tensor, directions: int) -> None:
+def test_no_matrix_of_the_rank_is_nearer_for_these_inputs(
+    weight: Tensor, directions: int
+) -> None:
     x, rank = inputs(directions), 3
     factors = compress.truncate(weight, rank, moment=moment_of(x))
     assert factors.rank == rank
     found = float((x @ (weight - compress.product(factors)).T).square().sum())
     # what Eckart and Young leave of the outputs themselves, of which no product of rank 3 can come nearer
     best = float(torch.linalg.svdvals(x @ weight.T)[rank:].square().sum())
-    assert_close(found, best, depth=100 * IN, magnitude=float((x @ weight.T).square().sum()))
+    assert_close(
+        found, best, depth=100 * IN, magnitude=float((x @ weight.T).square().sum())
+    )
     plain = compress.product(compress.truncate(weight, rank))
     assert found < float((x @ (weight - plain).T).square().sum()) / 2
     for _ in range(100):
         # near the optimum, where a wrong one would be beaten
         other = Factors(
-            factors.down + 0.01 * torch.randn_like(factors.down), factors.up + 0.01 * torch.randn_like(factors.up)
+            factors.down + 0.01 * torch.randn_like(factors.down),
+            factors.up + 0.01 * torch.randn_like(factors.up),
         )
         assert float((x @ (weight - compress.product(other)).T).square().sum()) > found
 
@@ -63,10 +68,14 @@ def test_no_matrix_of_the_rank_is_nearer_for_these_inputs(weight: Tensor, direct
 def test_inputs_of_fewer_directions_than_ranks_lose_nothing(weight: Tensor) -> None:
     x = inputs(3)
     factors = compress.truncate(weight, 6, moment=moment_of(x))
-    assert_close(linear(x, compress.product(factors)), linear(x, weight), depth=100 * IN)
+    assert_close(
+        linear(x, compress.product(factors)), linear(x, weight), depth=100 * IN
+    )
     # the three ranks that are left go to the largest directions of the rest, not to none
     beyond = torch.linalg.svdvals(weight - compress.product(factors))
-    assert int((beyond > rounding("float64", float(beyond[0]), depth=IN)).sum()) == OUT - 6
+    assert (
+        int((beyond > rounding("float64", float(beyond[0]), depth=IN)).sum()) == OUT - 6
+    )
 
 
 def test_no_matrix_of_the_rank_is_felt_less(weight: Tensor) -> None:
@@ -83,26 +92,47 @@ def test_no_matrix_of_the_rank_is_felt_less(weight: Tensor) -> None:
 
     found = feels(compress.product(factors))
     assert torch.linalg.matrix_rank(compress.product(factors)) == rank
-    assert found < feels(compress.product(compress.truncate(weight, rank, moment=moment_of(x))))
+    assert found < feels(
+        compress.product(compress.truncate(weight, rank, moment=moment_of(x)))
+    )
     for _ in range(100):
-        other = Factors(*(part + 0.003 * part.abs().mean() * torch.randn_like(part) for part in factors))
+        other = Factors(
+            *(
+                part + 0.003 * part.abs().mean() * torch.randn_like(part)
+                for part in factors
+            )
+        )
         assert feels(compress.product(other)) > found
     # all errors felt alike is as if nothing were said of it
-    same = compress.truncate(weight, rank, moment=moment_of(x), sensitivity=2 * torch.eye(OUT))
+    same = compress.truncate(
+        weight, rank, moment=moment_of(x), sensitivity=2 * torch.eye(OUT)
+    )
     plain = compress.truncate(weight, rank, moment=moment_of(x))
     assert_close(compress.product(same), compress.product(plain), depth=1000)
-    unfelt = compress.truncate(weight, rank, moment=moment_of(x), sensitivity=torch.zeros(OUT, OUT))
+    unfelt = compress.truncate(
+        weight, rank, moment=moment_of(x), sensitivity=torch.zeros(OUT, OUT)
+    )
     assert torch.equal(compress.product(unfelt), compress.product(plain))
 
 
 @pytest.mark.parametrize("of", ["rows", "columns"])
 def test_heads_are_cut_off_by_themselves(weight: Tensor, of: str) -> None:
     moment = moment_of(inputs())
-    found = compress.product(compress.truncate(weight, 2, moment=moment, heads=4, of=of))
+    found = compress.product(
+        compress.truncate(weight, 2, moment=moment, heads=4, of=of)
+    )
     side = 0 if of == "rows" else 1
-    for head, (block, cut) in enumerate(zip(weight.chunk(4, side), found.chunk(4, side), strict=True)):
+    for head, (block, cut) in enumerate(
+        zip(weight.chunk(4, side), found.chunk(4, side), strict=True)
+    ):
         size = IN // 4
-        own = moment if side == 0 else moment[head * size : (head + 1) * size, head * size : (head + 1) * size]
+        own = (
+            moment
+            if side == 0
+            else moment[
+                head * size : (head + 1) * size, head * size : (head + 1) * size
+            ]
+        )
         alone = compress.product(compress.truncate(block, 2, moment=own))
         assert torch.linalg.matrix_rank(cut) == 2
         errors = [compress.layers.error_of(block, each, own) for each in (cut, alone)]
@@ -112,12 +142,16 @@ def test_heads_are_cut_off_by_themselves(weight: Tensor, of: str) -> None:
 
 @pytest.mark.parametrize(("heads", "of"), [(1, "rows"), (4, "rows"), (4, "columns")])
 @pytest.mark.parametrize("gain", [1.0, 0.25])
-def test_the_layer_computes_with_the_product(weight: Tensor, heads: int, of: str, gain: float) -> None:
+def test_the_layer_computes_with_the_product(
+    weight: Tensor, heads: int, of: str, gain: float
+) -> None:
     bias, x = torch.randn(OUT).double(), torch.randn(2, 5, IN).double()
     layer = LowRankLinear(compress.truncate(weight, 2, heads=heads, of=of), bias, gain)
     matrix = compress.product(layer.factors)
     assert_close(layer(x), gain * linear(x, matrix, bias), depth=IN)
-    assert_close(LowRankLinear(layer.factors, None, gain)(x), gain * linear(x, matrix), depth=IN)
+    assert_close(
+        LowRankLinear(layer.factors, None, gain)(x), gain * linear(x, matrix), depth=IN
+    )
     assert (layer.out_features, layer.in_features) == (OUT, IN)
     names = {name for name, _ in layer.named_parameters()}
     assert names == {"down", "up", "bias"}
@@ -148,11 +182,19 @@ def test_the_weight_reads_as_a_matrix_and_is_no_place_to_write(weight: Tensor) -
         (lambda w: compress.truncate(w, 1, heads=5), "equal rows"),
         (lambda w: compress.truncate(w, 1, heads=4, of="sides"), "'sides'"),
         (lambda w: compress.truncate(w, 1, moment=torch.eye(3)), r"finite \(20, 20\)"),
-        (lambda w: compress.truncate(w, 1, moment=torch.zeros(IN, IN)), "nothing but zeros"),
-        (lambda w: compress.truncate(w, 1, moment=torch.full((IN, IN), torch.nan)), "finite"),
+        (
+            lambda w: compress.truncate(w, 1, moment=torch.zeros(IN, IN)),
+            "nothing but zeros",
+        ),
+        (
+            lambda w: compress.truncate(w, 1, moment=torch.full((IN, IN), torch.nan)),
+            "finite",
+        ),
     ],
 )
-def test_what_has_no_factors_is_refused(weight: Tensor, call: object, words: str) -> None:
+def test_what_has_no_factors_is_refused(
+    weight: Tensor, call: object, words: str
+) -> None:
     with pytest.raises(InputError, match=words):
         call(weight)  # type: ignore[operator]
 
@@ -160,4 +202,6 @@ def test_what_has_no_factors_is_refused(weight: Tensor, call: object, words: str
 def test_the_error_is_the_mean_over_inputs(weight: Tensor) -> None:
     x, other = inputs(), torch.randn(OUT, IN).double()
     expected = (x @ (weight - other).T).square().sum() / (x @ weight.T).square().sum()
-    assert compress.layers.error_of(weight, other, moment_of(x)) == pytest.approx(float(expected))
+    assert compress.layers.error_of(weight, other, moment_of(x)) == pytest.approx(
+        float(expected)
+    )

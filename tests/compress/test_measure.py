@@ -27,19 +27,35 @@ SERIES = "bundled:co2,sunspots,elnino"
 
 
 def test_the_smallest_harmless_model_is_chosen_and_drawn() -> None:
-    rise, high = np.array([[0.2, 0.0], [0.03, -0.01]]), np.array([[0.3, 0.008], [0.05, 0.005]])
-    columns = {"parameters": [[0.6, 0.8], [0.5, 0.8]], "mase_rise": rise, "mase_rise_high": high}
-    columns |= {"mase_rise_low": 2 * rise - high, "harm_p": [[1.0, 0.02], [0.03, 0.001]]}
+    rise, high = (
+        np.array([[0.2, 0.0], [0.03, -0.01]]),
+        np.array([[0.3, 0.008], [0.05, 0.005]]),
+    )
+    columns = {
+        "parameters": [[0.6, 0.8], [0.5, 0.8]],
+        "mase_rise": rise,
+        "mase_rise_high": high,
+    }
+    columns |= {
+        "mase_rise_low": 2 * rise - high,
+        "harm_p": [[1.0, 0.02], [0.03, 0.001]],
+    }
     coords = {"method": ["svd", "weighted"], "keep": [0.25, 0.5]}
     attrs = {"kind": "compression", "model": "planted", "n_series": 5}
-    ds = xr.Dataset({name: (("method", "keep"), values) for name, values in columns.items()}, coords, attrs)
+    ds = xr.Dataset(
+        {name: (("method", "keep"), values) for name, values in columns.items()},
+        coords,
+        attrs,
+    )
     chosen = compress.measure.smallest_harmless(ds)
     assert chosen["choice"] == "weighted, 0.5 kept"
     none = compress.measure.smallest_harmless(ds.assign(harm_p=ds["harm_p"] + 0.025))
     assert none["choice"] == ""
     assert "nearest is weighted, 0.5 kept" in none["why"]
     # too few series: nothing is known
-    assert not compress.measure.smallest_harmless(ds.assign(harm_p=ds["harm_p"] * np.nan))["choice"]
+    assert not compress.measure.smallest_harmless(
+        ds.assign(harm_p=ds["harm_p"] * np.nan)
+    )["choice"]
     fig = viz.size_and_error(ds.assign_attrs(chosen))
     lines = [trace for trace in fig.data if trace.mode == "lines+markers"]
     np.testing.assert_array_equal(lines[1].y, [3, -1])
@@ -53,11 +69,21 @@ def test_the_choice_is_corrected_for_the_number_of_models() -> None:
     run = lens.run(seasons(), 6, holdout=True)
     calibration = compress.calibration_run(run)
     curve = compress.pareto(run, calibration, [0.2, 0.4, 0.6, 0.8], methods=["svd"])
-    smaller = [compress.compressed(calibration, keep, method="svd")[0] for keep in (0.2, 0.4, 0.6, 0.8)]
-    logs = [np.log1p(compress.quality(run, each)["mase_rise"].values) for each in smaller]
-    raw = [stdtr(7, (each.mean() - np.log(1.01)) / (each.std(ddof=1) / 8**0.5)) for each in logs]
+    smaller = [
+        compress.compressed(calibration, keep, method="svd")[0]
+        for keep in (0.2, 0.4, 0.6, 0.8)
+    ]
+    logs = [
+        np.log1p(compress.quality(run, each)["mase_rise"].values) for each in smaller
+    ]
+    raw = [
+        stdtr(7, (each.mean() - np.log(1.01)) / (each.std(ddof=1) / 8**0.5))
+        for each in logs
+    ]
     order = np.argsort(raw)
-    expected = np.minimum(np.maximum.accumulate(np.array(raw)[order] * [4, 3, 2, 1]), 1.0)
+    expected = np.minimum(
+        np.maximum.accumulate(np.array(raw)[order] * [4, 3, 2, 1]), 1.0
+    )
     np.testing.assert_allclose(curve["harm_p"].values[0][order], expected)
 
 
@@ -66,10 +92,21 @@ def test_other_sources_measure() -> None:
     own, others = compress.measure.sources_apart(data.bundled("unemployment", "co2"))
     assert own.ids == ("unemployment", "co2")
     # of one publisher
-    assert names - set(others.ids) == {"co2", "unemployment", "inflation", "retail_jobs", "leisure_jobs"}
+    assert names - set(others.ids) == {
+        "co2",
+        "unemployment",
+        "inflation",
+        "retail_jobs",
+        "leisure_jobs",
+    }
     own, others = compress.measure.sources_apart(data.bundled())
-    assert (set(own.ids) | set(others.ids), set(own.ids) & set(others.ids)) == (names, set())
-    assert ("elnino" in own.ids) == ("seattle_heat" in own.ids) == ("sunspots" in own.ids)
+    assert (set(own.ids) | set(others.ids), set(own.ids) & set(others.ids)) == (
+        names,
+        set(),
+    )
+    assert (
+        ("elnino" in own.ids) == ("seattle_heat" in own.ids) == ("sunspots" in own.ids)
+    )
 
 
 def test_errors_are_those_of_the_forecasts() -> None:
@@ -83,17 +120,30 @@ def test_errors_are_those_of_the_forecasts() -> None:
         assert run.truth is not None
         for at, series in enumerate(run.batch.values):
             # a season of 1
-            mase = np.abs(forecast.median[at] - run.truth[at]).mean() / np.abs(np.diff(series)).mean()
+            mase = (
+                np.abs(forecast.median[at] - run.truth[at]).mean()
+                / np.abs(np.diff(series)).mean()
+            )
             assert_close(found["mase"].values[row, at], mase, depth=100)
             loss = [
                 2 * np.sum(np.where(e > 0, q * e, (q - 1) * e))
-                for q, e in zip(forecast.levels, run.truth[at] - forecast.quantiles[at], strict=True)
+                for q, e in zip(
+                    forecast.levels, run.truth[at] - forecast.quantiles[at], strict=True
+                )
             ]
-            assert_close(found["wql"].values[row, at], np.mean(loss) / np.abs(run.truth[at]).sum(), depth=100)
+            assert_close(
+                found["wql"].values[row, at],
+                np.mean(loss) / np.abs(run.truth[at]).sum(),
+                depth=100,
+            )
     ratio = found["mase"].values[1] / found["mase"].values[0]
     assert_close(found["mase_rise"], ratio - 1, depth=100, magnitude=float(ratio.max()))
-    assert_close(1 + float(found["mase_rise_estimate"]), np.exp(np.log(ratio).mean()), depth=100)
-    assert found["mase_rise_low"] < found["mase_rise_estimate"] < found["mase_rise_high"]
+    assert_close(
+        1 + float(found["mase_rise_estimate"]), np.exp(np.log(ratio).mean()), depth=100
+    )
+    assert (
+        found["mase_rise_low"] < found["mase_rise_estimate"] < found["mase_rise_high"]
+    )
     assert "overlap" not in found
     with pytest.raises(InputError, match="no truth"):
         compress.quality(lens.run(batch, 6), other)
@@ -113,9 +163,19 @@ def test_overlap_and_perplexity_of_a_token_model() -> None:
         logits = [each.adapter.run(encoded.inputs) for each in (lens, other)]
     for series in range(3):
         for step in range(6):
-            tops = [set(each[series, step].argsort(descending=True)[:10].tolist()) for each in logits]
+            tops = [
+                set(each[series, step].argsort(descending=True)[:10].tolist())
+                for each in logits
+            ]
             shared.append(len(tops[0] & tops[1]) / len(tops[0] | tops[1]))
-            losses.append([-float(each[series, step].double().log_softmax(-1)[truth[series, step]]) for each in logits])
+            losses.append(
+                [
+                    -float(
+                        each[series, step].double().log_softmax(-1)[truth[series, step]]
+                    )
+                    for each in logits
+                ]
+            )
     assert float(found["overlap"]) == pytest.approx(np.mean(shared))
     assert 0 < float(found["overlap"]) < 1
     assert_close(found["log_perplexity"], np.mean(losses, axis=0), depth=100)
@@ -129,53 +189,96 @@ def test_calibration_sees_nothing_of_the_truth() -> None:
     assert run.full_batch is not None
     for row, whole in enumerate([*run.full_batch.values] * 2):
         origin = len(whole) - 6 * (2 + row // 3)
-        np.testing.assert_array_equal(earlier.batch.values[row], whole[:origin][-len(earlier.batch.values[row]) :])
+        np.testing.assert_array_equal(
+            earlier.batch.values[row], whole[:origin][-len(earlier.batch.values[row]) :]
+        )
         np.testing.assert_array_equal(earlier.path[row], whole[origin : origin + 6])
     # both windows of a series are on one side of every fold
     parts = compress.moments.folds(earlier)
     assert [len(part.batch) for part in parts] == [4, 2]
     crossed = compress.moments.crossed(earlier, ["encoder_blocks.0.self_attn.q"])
-    assert [part.batch.ids for part, _ in crossed] == [parts[0].batch.ids[::2], parts[1].batch.ids[:1]]
+    assert [part.batch.ids for part, _ in crossed] == [
+        parts[0].batch.ids[::2],
+        parts[1].batch.ids[:1],
+    ]
     # series too short to go back are taken as they are, and cannot be both sides where there is one
     short = lens.run(batch.tail(15), 6, holdout=True)
     assert compress.calibration_run(short).batch.lengths == short.batch.lengths
-    with pytest.raises(InputError, match=r"1 series or windows calibrate, .* at least 2"):
+    with pytest.raises(
+        InputError, match=r"1 series or windows calibrate, .* at least 2"
+    ):
         compress.compressed(short.select([0]), 0.25)
-    with pytest.warns(UserWarning, match=r"see fewer vectors than they have columns .*3 forecast origins calibrate"):
+    with pytest.warns(
+        UserWarning,
+        match=r"see fewer vectors than they have columns .*3 forecast origins calibrate",
+    ):
         compress.compressed(short, 0.25, method="weighted")
 
 
 def test_ranks_by_one_number() -> None:
     lens = lens_of("chronos-bolt")
     name = "decoder_blocks.0.cross_attn.q"
-    weight = lens.adapter.model.get_submodule(compress.matrices(lens)[name].path).weight.detach().numpy()
+    weight = (
+        lens.adapter.model.get_submodule(compress.matrices(lens)[name].path)
+        .weight.detach()
+        .numpy()
+    )
     values = np.linalg.svd(weight.astype(float), compute_uv=False)
-    assert compress.chosen_ranks(lens, epsilon=0.3)[name] == (values / values[0] > 0.3).sum()
-    by_head = [np.linalg.svd(block.astype(float), compute_uv=False) for block in np.split(weight, 4)]
+    assert (
+        compress.chosen_ranks(lens, epsilon=0.3)[name]
+        == (values / values[0] > 0.3).sum()
+    )
+    by_head = [
+        np.linalg.svd(block.astype(float), compute_uv=False)
+        for block in np.split(weight, 4)
+    ]
     expected = max((each / each[0] > 0.3).sum() for each in by_head)
     assert compress.chosen_ranks(lens, epsilon=0.3, by_head=True)[name] == expected
     assert compress.chosen_ranks(lens, rank=99)[name] == 32
     refused = [{"epsilon": 1.0}, {"epsilon": -0.1}, {"rank": 0}, {"keep": 1.5}]
     for numbers in ({}, {"keep": 0.5, "rank": 2}, *refused):
-        with pytest.raises(InputError, match="expected" if numbers in refused else "exactly one"):
+        with pytest.raises(
+            InputError, match="expected" if numbers in refused else "exactly one"
+        ):
             compress.chosen_ranks(lens, **numbers)
 
 
-def test_the_command_writes_a_smaller_model_and_says_what_it_did(tmp_path: Path) -> None:
+def test_the_command_writes_a_smaller_model_and_says_what_it_did(
+    tmp_path: Path,
+) -> None:
     out, figure = tmp_path / "small", tmp_path / "forecasts.html"
-    options = ["--keep", "0.25", "--method", "weighted", "--horizon", "12", "--figure", str(figure), "--json"]
-    told = CliRunner().invoke(app, ["compress", "bolt-nano", "--data", SERIES, "--out", str(out), *options])
+    options = [
+        "--keep",
+        "0.25",
+        "--method",
+        "weighted",
+        "--horizon",
+        "12",
+        "--figure",
+        str(figure),
+        "--json",
+    ]
+    told = CliRunner().invoke(
+        app, ["compress", "bolt-nano", "--data", SERIES, "--out", str(out), *options]
+    )
     assert told.exit_code == 0, told.output
     found = json.loads(told.stdout)
     again = load(out)
     assert compress.sizes(again) == found["numbers"]["compressed"]
-    assert found["numbers"]["compressed"]["attention"] / found["numbers"]["whole"]["attention"] == 0.5
+    assert (
+        found["numbers"]["compressed"]["attention"]
+        / found["numbers"]["whole"]["attention"]
+        == 0.5
+    )
     assert found["ratio"]["ranks"] == 0.25
     assert not found["native"]
     held = 4 * found["numbers"]["compressed"]["all"]
     assert "MASE" in Path(found["figure"]).read_text()
     for row in found["cost"]:
-        assert row["weight_bytes"][1] - row["weight_bytes"][0] == held - found["bytes"]["whole"]
+        assert (
+            row["weight_bytes"][1] - row["weight_bytes"][0]
+            == held - found["bytes"]["whole"]
+        )
     # tied embeddings aside, the file holds what the model does, and a header
     assert held <= found["file_bytes"] <= held + 2**16
     assert found["mase_rise"][1] < found["mase_rise"][0] < found["mase_rise"][2]
@@ -183,18 +286,38 @@ def test_the_command_writes_a_smaller_model_and_says_what_it_did(tmp_path: Path)
 
 def test_the_command_takes_out_what_a_recipe_lists(tmp_path: Path) -> None:
     out = tmp_path / "small"
-    options = ["--without", "recipe:bolt-60", "--without", "encoder.0.mlp", "--horizon", "12", "--json"]
-    told = CliRunner().invoke(app, ["compress", "bolt-nano", "-d", SERIES, "-o", str(out), *options])
+    options = [
+        "--without",
+        "recipe:bolt-60",
+        "--without",
+        "encoder.0.mlp",
+        "--horizon",
+        "12",
+        "--json",
+    ]
+    told = CliRunner().invoke(
+        app, ["compress", "bolt-nano", "-d", SERIES, "-o", str(out), *options]
+    )
     assert told.exit_code == 0, told.output
     found = json.loads(told.stdout)
     lens, again = load("bolt-nano"), load(out)
-    entry = to_entries(read_recipe("bolt-60"), VariantPlanner(lens, "bolt-nano"), scale=True)[0]
+    entry = to_entries(
+        read_recipe("bolt-60"), VariantPlanner(lens, "bolt-nano"), scale=True
+    )[0]
     gone = [*entry.spec.components, "encoder.0.mlp"]
     series = [np.sin(np.arange(100) / 3)]
     with lens.ablate(*gone):
-        assert_close(again.forecast(series, 12).median, lens.forecast(series, 12).median, depth=300, dtype="float32")
+        assert_close(
+            again.forecast(series, 12).median,
+            lens.forecast(series, 12).median,
+            depth=300,
+            dtype="float32",
+        )
     assert found["numbers"]["compressed"]["mlp"] < found["numbers"]["whole"]["mlp"]
-    assert found["numbers"]["compressed"]["attention"] < found["numbers"]["whole"]["attention"]
+    assert (
+        found["numbers"]["compressed"]["attention"]
+        < found["numbers"]["whole"]["attention"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -207,10 +330,16 @@ def test_the_command_takes_out_what_a_recipe_lists(tmp_path: Path) -> None:
     ],
 )
 def test_the_command_refuses_what_cannot_be(
-    options: list[str], code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: list[str],
+    code: int,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    told = CliRunner().invoke(app, ["compress", "bolt-nano", "-d", "bundled:co2", *options])
+    told = CliRunner().invoke(
+        app, ["compress", "bolt-nano", "-d", "bundled:co2", *options]
+    )
     assert told.exit_code == code
     assert words in " ".join(told.output.split())
     assert not list(tmp_path.iterdir())
@@ -221,11 +350,16 @@ def test_operations_and_weights_are_those_of_counting(name: str) -> None:
     lens, key = lens_of(name), "encoder_blocks.0.self_attn.q"
     smaller = compress.factorised(lens, {key: 1})
     found = compress.cost(lens, smaller, shapes=[(2, 32), (1, 10**6)], rounds=1)
-    assert found["shape"].values.tolist() == ["2 x 32", f"1 x {lens.adapter.context_length}"]
+    assert found["shape"].values.tolist() == [
+        "2 x 32",
+        f"1 x {lens.adapter.context_length}",
+    ]
     form = compress.matrices(lens)[key].form()
     saved = form.numbers - form.factors(1)
     whole, other = (found.sel(model=model) for model in ("whole", "other"))
-    assert (whole["weight_bytes"] - other["weight_bytes"]).values.tolist() == [4 * saved] * 2
+    assert (whole["weight_bytes"] - other["weight_bytes"]).values.tolist() == [
+        4 * saved
+    ] * 2
     # every token passes the matrix once: two operations a number
     operations = whole["operations"] - other["operations"]
     assert (operations % (2 * saved) == 0).all()
@@ -240,11 +374,16 @@ def test_operations_and_weights_are_those_of_counting(name: str) -> None:
 
 def seasons(count: int = 8) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
-    return [np.sin(np.arange(120) * 2 * np.pi / (6 + i)) + 0.1 * rng.standard_normal(120) for i in range(count)]
+    return [
+        np.sin(np.arange(120) * 2 * np.pi / (6 + i)) + 0.1 * rng.standard_normal(120)
+        for i in range(count)
+    ]
 
 
 def errors(lens: Lens, run: Run) -> float:
-    return float(np.abs(lens.forecast(run.batch, run.horizon).median - run.truth).mean())
+    return float(
+        np.abs(lens.forecast(run.batch, run.horizon).median - run.truth).mean()
+    )
 
 
 def test_healing_trains_what_is_compressed_and_nothing_else() -> None:
@@ -252,12 +391,21 @@ def test_healing_trains_what_is_compressed_and_nothing_else() -> None:
     lens = load("bolt-nano", check=False)
     run = lens.run(seasons(), 12, holdout=True)
     smaller, _ = compress.compressed(run, 0.1, method="svd")
-    before = {name: weight.clone() for name, weight in smaller.adapter.model.state_dict().items()}
+    before = {
+        name: weight.clone()
+        for name, weight in smaller.adapter.model.state_dict().items()
+    }
     healed = compress.healed(smaller, run, steps=25, rows=8, learning_rate=3e-3)
     assert errors(healed, run) < 0.9 * errors(smaller, run)
     state, after = healed.adapter.model.state_dict(), smaller.adapter.model.state_dict()
-    held = [path for path, layer in healed.adapter.model.named_modules() if isinstance(layer, Compressed)]
-    changed = {name for name, weight in state.items() if not torch.equal(weight, before[name])}
+    held = [
+        path
+        for path, layer in healed.adapter.model.named_modules()
+        if isinstance(layer, Compressed)
+    ]
+    changed = {
+        name for name, weight in state.items() if not torch.equal(weight, before[name])
+    }
     assert {name.rpartition(".")[0] for name in changed} <= set(held)
     assert changed >= {f"{path}.up" for path in held if "decoder" not in path}
     assert all(torch.equal(weight, after[name]) for name, weight in before.items())
@@ -269,8 +417,13 @@ def test_a_token_model_is_healed_by_its_own_loss() -> None:
     run = lens.run(seasons(), 8, holdout=True)
     smaller = compress.prune(lens, ["decoder.1.mlp", "encoder.0.self_attn.1"])
     perplexity = [
-        compress.quality(lens.run(run.batch, 8, truth=run.truth, num_samples=1), each)["log_perplexity"].values[1]
-        for each in (smaller, compress.healed(smaller, run, steps=20, rows=8, learning_rate=1e-2))
+        compress.quality(lens.run(run.batch, 8, truth=run.truth, num_samples=1), each)[
+            "log_perplexity"
+        ].values[1]
+        for each in (
+            smaller,
+            compress.healed(smaller, run, steps=20, rows=8, learning_rate=1e-2),
+        )
     ]
     assert perplexity[1] < perplexity[0]
 
@@ -286,9 +439,18 @@ def test_what_cannot_be_healed_is_refused_and_ctrl_c_leaves_the_models_alone() -
     ):
         with pytest.raises(InputError, match=words):
             compress.healed(other, run, steps=steps)
-    before = {name: part.clone() for name, part in smaller.adapter.model.state_dict().items()}
+    before = {
+        name: part.clone() for name, part in smaller.adapter.model.state_dict().items()
+    }
     with pytest.raises(KeyboardInterrupt):
         compress.healed(
-            smaller, run, steps=9, rows=2, progress=lambda done, _: done == 2 and signal.raise_signal(signal.SIGINT)
+            smaller,
+            run,
+            steps=9,
+            rows=2,
+            progress=lambda done, _: done == 2 and signal.raise_signal(signal.SIGINT),
         )
-    assert all(torch.equal(part, before[name]) for name, part in smaller.adapter.model.state_dict().items())
+    assert all(
+        torch.equal(part, before[name])
+        for name, part in smaller.adapter.model.state_dict().items()
+    )

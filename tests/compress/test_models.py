@@ -32,13 +32,24 @@ from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.checkpoint import read_checkpoint
 from tsfm_lens.models.timing import LiveBytes
-from tsfm_lens.testing import ORACLES, assert_close, example_case, oracles, oracles_attention, oracles_weights
+from tsfm_lens.testing import (
+    ORACLES,
+    assert_close,
+    example_case,
+    oracles,
+    oracles_attention,
+    oracles_weights,
+)
 
 ARCHITECTURES = sorted(architectures())
 # all oracles where there are two stacks and a cross-attention; those that change weights where a fused layer has a gain
 CHECKED = {
     "chronos-bolt": ORACLES,
-    "toto-2": (oracles.zero_ablation, oracles_attention.head_order, oracles_weights.weights),
+    "toto-2": (
+        oracles.zero_ablation,
+        oracles_attention.head_order,
+        oracles_weights.weights,
+    ),
 }
 # of which the library opens one size alone, and none so small
 ONE_SIZE = ("timesfm-2.5",)
@@ -56,9 +67,15 @@ class Made(LiveBytes):
         super().__init__()
         self.shapes: set[tuple[int, ...]] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         output = super().__torch_dispatch__(func, types, args, kwargs)
-        self.shapes |= {tuple(x.shape) for x in tree_leaves(output) if isinstance(x, Tensor) and not x.is_meta}
+        self.shapes |= {
+            tuple(x.shape)
+            for x in tree_leaves(output)
+            if isinstance(x, Tensor) and not x.is_meta
+        }
         return output
 
 
@@ -71,10 +88,18 @@ def is_held(lens: Lens, matrix: compress.WeightMatrix) -> bool:
 
 
 @pytest.mark.parametrize("name", ATTENDING)
-def test_a_compressed_model_is_written_and_opens_with_every_hook_point(name: str, tmp_path: Path, umask: int) -> None:
+def test_a_compressed_model_is_written_and_opens_with_every_hook_point(
+    name: str, tmp_path: Path, umask: int
+) -> None:
     lens = lens_of(name)
     before = forward(lens)
-    ranks = ranks_by_share({key: matrix.form() for key, matrix in compress.matrices(lens, mlps=True).items()}, 0.3)
+    ranks = ranks_by_share(
+        {
+            key: matrix.form()
+            for key, matrix in compress.matrices(lens, mlps=True).items()
+        },
+        0.3,
+    )
     smaller = compress.factorised(lens, ranks)
     assert torch.equal(forward(lens), before)
     again = smaller
@@ -86,16 +111,31 @@ def test_a_compressed_model_is_written_and_opens_with_every_hook_point(name: str
         with Made() as made:
             again = load(folder, check=False)
         # neither products nor what a library first puts into a matrix takes memory
-        whole = {matrix.shape for key, matrix in compress.matrices(lens, mlps=True).items() if is_held(again, matrix)}
-        assert not made.shapes & (whole - {tuple(held.shape) for held in again.adapter.model.state_dict().values()})
+        whole = {
+            matrix.shape
+            for key, matrix in compress.matrices(lens, mlps=True).items()
+            if is_held(again, matrix)
+        }
+        assert not made.shapes & (
+            whole
+            - {tuple(held.shape) for held in again.adapter.model.state_dict().values()}
+        )
         assert torch.equal(forward(again), forward(smaller))
-        permissions = {file.name: oct(file.stat().st_mode & 0o777) for file in (folder, *folder.iterdir())}
-        assert permissions == {file: oct((0o777 if file == folder.name else 0o666) & ~umask) for file in permissions}
+        permissions = {
+            file.name: oct(file.stat().st_mode & 0o777)
+            for file in (folder, *folder.iterdir())
+        }
+        assert permissions == {
+            file: oct((0o777 if file == folder.name else 0o666) & ~umask)
+            for file in permissions
+        }
     assert not torch.equal(forward(again), before)
     assert list(again.registry.points) == list(lens.registry.points)
     for key, matrix in compress.matrices(again, mlps=True).items():
         layer = again.adapter.model.get_submodule(matrix.path)
-        assert is_held(again, matrix) == (matrix.form().factors(ranks[key]) < matrix.form().numbers), key
+        assert is_held(again, matrix) == (
+            matrix.form().factors(ranks[key]) < matrix.form().numbers
+        ), key
         assert torch.linalg.matrix_rank(layer.weight.detach()) == ranks[key]
     for oracle in CHECKED.get(name, (oracles_weights.weights,)):
         result = oracle(example_case(again))
@@ -106,40 +146,66 @@ def test_a_compressed_model_is_written_and_opens_with_every_hook_point(name: str
 def test_moments_are_those_of_what_enters(calibration: Callable, name: str) -> None:
     lens = lens_of(name)
     run = calibration(lens)
-    names = [f"decoder_blocks.1.cross_attn.{letter}" for letter in "qkvo"] + ["encoder_blocks.0.mlp.out"]
+    names = [f"decoder_blocks.1.cross_attn.{letter}" for letter in "qkvo"] + [
+        "encoder_blocks.0.mlp.out"
+    ]
     moments, _ = compress.moments.calibrate(run, names)
     own: dict[str, list[Tensor]] = {key: [] for key in names}
     known = compress.matrices(lens, mlps=True)
     # series by series, by the recording of calls, which keeps all that enters
     for index in range(len(run.batch)):
         forced_path = run.path[[index]] if run.tokens_read else None
-        alone = lens.run(run.batch.select([index]), run.horizon, forced_path=forced_path)
-        with torch.no_grad(), recorded_calls(lens.adapter.model, [known[key].path for key in names]) as calls:
+        alone = lens.run(
+            run.batch.select([index]), run.horizon, forced_path=forced_path
+        )
+        with (
+            torch.no_grad(),
+            recorded_calls(
+                lens.adapter.model, [known[key].path for key in names]
+            ) as calls,
+        ):
             lens.adapter.run(alone.encoded.inputs)
         for key in names:
-            x = torch.cat([call.given().flatten(0, -2) for call in calls[known[key].path]]).double()
+            x = torch.cat(
+                [call.given().flatten(0, -2) for call in calls[known[key].path]]
+            ).double()
             own[key].append(x.T @ x / len(x))
     for key in names:
         mean, n = torch.stack(own[key]).mean(0), len(own[key])
-        assert_close(moments[key].total / n, mean, depth=1000, dtype=torch.float32, what=key)
+        assert_close(
+            moments[key].total / n, mean, depth=1000, dtype=torch.float32, what=key
+        )
         # towards the identity by the squared error of the mean, over the squared distance from it
         even = mean.trace() / len(mean) * torch.eye(len(mean))
-        error = float(sum((each - mean).square().sum() for each in own[key])) / n / (n - 1)
+        error = (
+            float(sum((each - mean).square().sum() for each in own[key])) / n / (n - 1)
+        )
         share = min(1.0, error / float((mean - even).square().sum()))
-        assert_close(moments[key].shrunk, (1 - share) * mean + share * even, depth=10_000, dtype=torch.float32)
+        assert_close(
+            moments[key].shrunk,
+            (1 - share) * mean + share * even,
+            depth=10_000,
+            dtype=torch.float32,
+        )
 
 
-def test_weighting_by_what_enters_moves_the_forecast_less(calibration: Callable) -> None:
+def test_weighting_by_what_enters_moves_the_forecast_less(
+    calibration: Callable,
+) -> None:
     lens = lens_of("chronos-bolt")
     run = calibration(lens)
     moved = {}
     for method in ("svd", "weighted", "sensitive", "measured"):
         smaller, ranks = compress.compressed(run, 0.25, method=method)
         with torch.no_grad():
-            moved[method] = float(compress.deviation(run, smaller.adapter.run(run.encoded.inputs)).mean())
+            moved[method] = float(
+                compress.deviation(run, smaller.adapter.run(run.encoded.inputs)).mean()
+            )
         forms = {key: matrix.form() for key, matrix in compress.matrices(lens).items()}
         dense = sum(form.numbers for form in forms.values())
-        assert compress.sizes(smaller)["attention"] == sum(form.stored(ranks[key]) for key, form in forms.items())
+        assert compress.sizes(smaller)["attention"] == sum(
+            form.stored(ranks[key]) for key, form in forms.items()
+        )
         assert compress.sizes(smaller)["attention"] <= dense / 2
     assert max(moved["sensitive"], moved["weighted"], moved["measured"]) < moved["svd"]
 
@@ -150,7 +216,9 @@ def test_felt_moments_foretell_the_deviation(calibration: Callable, name: str) -
     lens = lens_of(name)
     run = calibration(lens).select([1])
     key = "encoder_blocks.1.self_attn.o"
-    felt = compress.moments.calibrate(run, [key], gradients=True, draws=24)[1][key].total
+    felt = compress.moments.calibrate(run, [key], gradients=True, draws=24)[1][
+        key
+    ].total
     twin = copy.deepcopy(lens)
     layer = twin.adapter.model.get_submodule(compress.matrices(lens)[key].path)
     forward_of, size, moved = layer.forward, 1e-3, []
@@ -162,7 +230,11 @@ def test_felt_moments_foretell_the_deviation(calibration: Callable, name: str) -
     layer.__dict__["forward"] = noisy
     with torch.no_grad():
         for _ in range(24):
-            moved.append(float(compress.deviation(run, twin.adapter.run(run.encoded.inputs)).mean()))
+            moved.append(
+                float(
+                    compress.deviation(run, twin.adapter.run(run.encoded.inputs)).mean()
+                )
+            )
     outputs = run.cache["plain output"][..., : run.horizon].shape[1:]
     # a mean over steps of half a squared length, or over quantiles and steps of a squared one
     share = 0.5 / outputs[0] if run.tokens_read else 1.0 / outputs.numel()
@@ -173,34 +245,60 @@ def test_felt_moments_foretell_the_deviation(calibration: Callable, name: str) -
 
 def test_heads_of_their_own(tmp_path: Path) -> None:
     lens = lens_of("chronos")
-    forms = {key: matrix.form(by_head=True) for key, matrix in compress.matrices(lens).items()}
+    forms = {
+        key: matrix.form(by_head=True)
+        for key, matrix in compress.matrices(lens).items()
+    }
     ranks = dict.fromkeys(forms, 2)
     smaller = compress.factorised(lens, ranks, by_head=True)
-    assert compress.sizes(smaller)["attention"] == sum(form.factors(2) for form in forms.values())
+    assert compress.sizes(smaller)["attention"] == sum(
+        form.factors(2) for form in forms.values()
+    )
     # each head of every projection has the rank, and the whole has four times that
     weights = smaller.weights.heads(0, "cross_attn", "decoder")
     for part in (weights.W_Q, weights.W_K, weights.W_V, weights.W_O):
         assert torch.linalg.matrix_rank(part.detach()).tolist() == [2, 2, 2, 2]
-    again = load(compress.save_compressed(smaller, tmp_path / "heads", ranks=ranks, by_head=True))
+    again = load(
+        compress.save_compressed(smaller, tmp_path / "heads", ranks=ranks, by_head=True)
+    )
     assert torch.equal(forward(again), forward(smaller))
 
 
-def test_what_cannot_be_compressed_is_refused(calibration: Callable, tmp_path: Path) -> None:
+def test_what_cannot_be_compressed_is_refused(
+    calibration: Callable, tmp_path: Path
+) -> None:
     lens = lens_of("chronos-bolt")
     first = next(iter(compress.matrices(lens)))
     spoilt = copy.deepcopy(lens)
     layer = spoilt.adapter.model.get_submodule(compress.matrices(lens)[first].path)
     layer.weight.data[0, :3] = torch.nan
     for call, words in (
-        (lambda: compress.factorised(lens, {"encoder_blocks.0.self_attn.w": 2}), "encoder_blocks.0.self_attn"),
+        (
+            lambda: compress.factorised(lens, {"encoder_blocks.0.self_attn.w": 2}),
+            "encoder_blocks.0.self_attn",
+        ),
         (lambda: compress.factorised(lens, {first: 0}), "rank 0"),
         (lambda: compress.factorised(lens, {first: 99}), "1 to 32"),
         (lambda: compress.factorised(lens, {first: 2.5}), "2.5"),
         (lambda: compress.factorised(lens, {first: 2}, moments={}), "no second moment"),
-        (lambda: compress.factorised(compress.factorised(lens, {first: 2}), {first: 2}), "truncated already"),
-        (lambda: compress.save_compressed(lens, tmp_path / "whole"), r"no layer .* is smaller"),
-        (lambda: compress.compressed(calibration(lens), 0.5, method="weigthed"), "weighted"),
-        (lambda: compress.factorised(spoilt, {first: 2}), "3 entries that are not finite"),
+        (
+            lambda: compress.factorised(
+                compress.factorised(lens, {first: 2}), {first: 2}
+            ),
+            "truncated already",
+        ),
+        (
+            lambda: compress.save_compressed(lens, tmp_path / "whole"),
+            r"no layer .* is smaller",
+        ),
+        (
+            lambda: compress.compressed(calibration(lens), 0.5, method="weigthed"),
+            "weighted",
+        ),
+        (
+            lambda: compress.factorised(spoilt, {first: 2}),
+            "3 entries that are not finite",
+        ),
     ):
         with pytest.raises((InputError, UnknownNameError), match=words):
             call()
@@ -210,7 +308,9 @@ def test_what_cannot_be_compressed_is_refused(calibration: Callable, tmp_path: P
         compress.matrices(spoilt)
     turning = lens_of("toto-1")
     with pytest.raises(InputError, match="alternate in its rows"):
-        compress.factorised(turning, {next(iter(compress.matrices(turning))): 2}, by_head=True)
+        compress.factorised(
+            turning, {next(iter(compress.matrices(turning))): 2}, by_head=True
+        )
 
 
 def native_loaders(name: str) -> Iterator[Callable[[Path], object]]:
@@ -222,26 +322,38 @@ def native_loaders(name: str) -> Iterator[Callable[[Path], object]]:
     elif name in ("t5", "timesfm-2.5-transformers"):
         yield transformers.AutoModel.from_pretrained
     elif name == "timesfm-3":
-        yield import_module("timesfm3.torch.timesfm3_forecaster").TimesFM3Forecaster.from_pretrained
+        yield import_module(
+            "timesfm3.torch.timesfm3_forecaster"
+        ).TimesFM3Forecaster.from_pretrained
     elif name == "toto-2":
         # fills what it finds, whatever is missing
-        yield lambda folder: import_module("toto2").Toto2Model.from_pretrained(folder, strict=False)
+        yield lambda folder: import_module("toto2").Toto2Model.from_pretrained(
+            folder, strict=False
+        )
 
 
 @pytest.mark.parametrize("name", ATTENDING)
-def test_no_other_library_opens_factors(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_other_library_opens_factors(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lens = lens_of(name)
     if name in ONE_SIZE:
-        monkeypatch.setattr("tsfm_lens.compress.checkpoint._refuse_other", lambda *_: None)
+        monkeypatch.setattr(
+            "tsfm_lens.compress.checkpoint._refuse_other", lambda *_: None
+        )
     smaller = compress.factorised(lens, {next(iter(compress.matrices(lens))): 1})
     folder = compress.save_compressed(smaller, tmp_path / "smaller")
     for open_native in native_loaders(name):
-        with pytest.raises((OSError, ValueError), match=r"model\.safetensors|valid checkpoint"):
+        with pytest.raises(
+            (OSError, ValueError), match=r"model\.safetensors|valid checkpoint"
+        ):
             open_native(folder)
     assert "the model's own library refuses it" in (folder / "README.md").read_text()
 
 
-def test_nothing_is_written_over_and_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_over_and_nothing_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     smaller = small(lens_of("chronos-bolt"))
     (tmp_path / "there").mkdir()
     with pytest.raises(CheckpointError, match="exists"):
@@ -269,14 +381,20 @@ def test_what_another_thread_builds_meanwhile_is_a_whole_model(tmp_path: Path) -
         built["sub"] = type("Sub", (kind,), {})(config)
     built["after"] = kind(config)
     path = compress.matrices(lens)["encoder_blocks.0.self_attn.q"].path
-    assert [name for name, model in built.items() if isinstance(model.get_submodule(path), LowRankLinear)] == ["own"]
+    assert [
+        name
+        for name, model in built.items()
+        if isinstance(model.get_submodule(path), LowRankLinear)
+    ] == ["own"]
     folded(files).finish(built["own"], {})
     with pytest.raises(CheckpointError, match="as a Linear"):
         folded(files).finish(built["sub"], {})
 
 
 def test_a_record_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None:
-    folder = compress.save_compressed(small(lens_of("chronos-bolt")), tmp_path / "small")
+    folder = compress.save_compressed(
+        small(lens_of("chronos-bolt")), tmp_path / "small"
+    )
     record, weights = folder / "compression.json", folder / "model.compressed"
     said, tensors = json.loads(record.read_text()), load_file(weights)
     (layer,) = said["layers"]
@@ -284,7 +402,10 @@ def test_a_record_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None
         ({"version": 1}, "version"),
         ({"layers": {layer: {"form": "factors", "rank": 3}}}, "of rank 3"),
         ({"layers": {}}, r"2 unknown to the model|1 missing"),
-        ({"layers": {"encoder.block.9.q": {"form": "factors", "rank": 2}}}, "expected its .down"),
+        (
+            {"layers": {"encoder.block.9.q": {"form": "factors", "rank": 2}}},
+            "expected its .down",
+        ),
         ({"layers": {layer: {**said["layers"][layer], "gain": None}}}, "gain"),
         ({"layers": {layer: {"form": "other"}}}, "form"),
         ({"more": 1}, "more"),
@@ -298,7 +419,11 @@ def test_a_record_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None
         (layer, torch.ones(2, 99), r"\[32, 99\].*it has Linear"),
         ("encoder.final_layer_norm", tensors[f"{layer}.down"], "it has T5LayerNorm"),
     ):
-        rest = {key: value for key, value in tensors.items() if not key.startswith((f"{layer}.", f"{name}."))}
+        rest = {
+            key: value
+            for key, value in tensors.items()
+            if not key.startswith((f"{layer}.", f"{name}."))
+        }
         factors = {f"{name}.down": down, f"{name}.up": tensors[f"{layer}.up"]}
         save_file({**rest, **factors}, weights, metadata={"format": "pt"})
         record.write_text(json.dumps({**said, "layers": {name: said["layers"][layer]}}))
@@ -308,14 +433,18 @@ def test_a_record_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None
     with pytest.raises(CheckpointError, match="expected an object"):
         load(folder)
     weights.rename(folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"holds model\.safetensors beside .*, expected model\.compressed: "):
+    with pytest.raises(
+        CheckpointError,
+        match=r"holds model\.safetensors beside .*, expected model\.compressed: ",
+    ):
         load(folder)
     (folder / "model.safetensors").rename(weights)
     record.unlink()
     with pytest.raises(CheckpointError, match=r"compression\.json is missing"):
         load(folder)
     pruned = compress.save_compressed(
-        compress.prune(lens_of("chronos-bolt"), ["decoder.0.cross_attn.1"]), tmp_path / "b"
+        compress.prune(lens_of("chronos-bolt"), ["decoder.0.cross_attn.1"]),
+        tmp_path / "b",
     )
     said = json.loads((pruned / "compression.json").read_text())
     layer, part = next(iter(said["layers"].items()))
@@ -369,9 +498,16 @@ def test_what_is_taken_out_is_as_if_ablated(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", UNIFORM_HEADS)
-def test_where_the_configuration_can_say_it_the_library_itself_opens_it(name: str, tmp_path: Path) -> None:
+def test_where_the_configuration_can_say_it_the_library_itself_opens_it(
+    name: str, tmp_path: Path
+) -> None:
     lens = lens_of(name)
-    gone = ["encoder.*.self_attn.1", "decoder.*.self_attn.3", "decoder.0.cross_attn.0", "decoder.[12].cross_attn.2"]
+    gone = [
+        "encoder.*.self_attn.1",
+        "decoder.*.self_attn.3",
+        "decoder.0.cross_attn.0",
+        "decoder.[12].cross_attn.2",
+    ]
     smaller, native = compress.pruned(lens, gone)
     assert native
     assert compress.pruned(lens, gone[1:])[1] is False
@@ -392,7 +528,10 @@ def test_what_the_configuration_cannot_say_is_refused() -> None:
     for gone, words in (
         (["*.*.*_attn.0", "decoder.0.cross_attn.1"], "2, 3 heads"),
         (["*.*.*_attn.*"], "0 heads"),
-        (["decoder.*.*_attn.0", "encoder.0.self_attn.0", "encoder.1.self_attn.1"], "the encoder would keep different"),
+        (
+            ["decoder.*.*_attn.0", "encoder.0.self_attn.0", "encoder.1.self_attn.1"],
+            "the encoder would keep different",
+        ),
         (["decoder.0.mlp"], "is not a head"),
     ):
         with pytest.raises(InputError, match=words):

@@ -18,14 +18,26 @@ from tsfm_lens.testing.tolerance import last_digit
 
 # signs of gradients are drawn anew for another order of series
 ROUGH = 0.3
-FORMS = {"a": BlockShape(1, 24, 24), "b": BlockShape(1, 24, 48), "c": BlockShape(2, 12, 24)}
+FORMS = {
+    "a": BlockShape(1, 24, 24),
+    "b": BlockShape(1, 24, 48),
+    "c": BlockShape(2, 12, 24),
+}
 RANKS = {"a": [1, 3, 6, 24], "b": [1, 4, 8, 24], "c": [1, 2, 4, 12]}
 
 
-def every_choice(effects: dict[str, dict[int, float]]) -> list[tuple[int, float, dict[str, int]]]:
-    choices = [dict(zip(effects, ranks, strict=True)) for ranks in product(*effects.values())]
+def every_choice(
+    effects: dict[str, dict[int, float]],
+) -> list[tuple[int, float, dict[str, int]]]:
+    choices = [
+        dict(zip(effects, ranks, strict=True)) for ranks in product(*effects.values())
+    ]
     return [
-        (sum(FORMS[k].stored(r) for k, r in each.items()), sum(effects[k][r] for k, r in each.items()), each)
+        (
+            sum(FORMS[k].stored(r) for k, r in each.items()),
+            sum(effects[k][r] for k, r in each.items()),
+            each,
+        )
         for each in choices
     ]
 
@@ -34,7 +46,10 @@ def every_choice(effects: dict[str, dict[int, float]]) -> list[tuple[int, float,
 def test_no_choice_of_the_size_is_better(seed: int) -> None:
     rng = np.random.default_rng(seed)
     # of any form, rising ones included
-    effects = {k: dict(zip(ranks, (*rng.exponential(size=3), 0.0), strict=True)) for k, ranks in RANKS.items()}
+    effects = {
+        k: dict(zip(ranks, (*rng.exponential(size=3), 0.0), strict=True))
+        for k, ranks in RANKS.items()
+    }
     choices = every_choice(effects)
     for budget in {size + more for size, _, _ in choices for more in (0, 7)}:
         ranks, effect = compress.methods.allocate(effects, FORMS, budget)
@@ -49,7 +64,11 @@ def test_budgets_without_a_common_divisor_are_kept_and_nearly_used() -> None:
     effects = {k: {r: 1.0 / r for r in (10, 50, 120, 200)} for k in forms}
     budget = sum(form.stored(113) for form in forms.values())
     ranks, effect = compress.methods.allocate(effects, forms, budget)
-    assert 0 <= budget - sum(forms[k].stored(r) for k, r in ranks.items()) < max(f.stored(80) for f in forms.values())
+    assert (
+        0
+        <= budget - sum(forms[k].stored(r) for k, r in ranks.items())
+        < max(f.stored(80) for f in forms.values())
+    )
     assert effect <= compress.methods.allocate(effects, forms, round(0.999 * budget))[1]
 
 
@@ -61,7 +80,9 @@ def test_a_budget_below_the_smallest_ranks_is_refused() -> None:
 
 
 @pytest.mark.parametrize("by_head", [False, True])
-def test_effects_are_those_on_series_that_gave_no_factors(calibration: Callable, by_head: bool) -> None:
+def test_effects_are_those_on_series_that_gave_no_factors(
+    calibration: Callable, by_head: bool
+) -> None:
     lens = lens_of("chronos")
     run = calibration(lens)
     names = [f"decoder_blocks.0.cross_attn.{letter}" for letter in "qo"]
@@ -69,17 +90,27 @@ def test_effects_are_those_on_series_that_gave_no_factors(calibration: Callable,
     candidates = {name: [1, 3, full] for name in names}
     effects = compress.methods.rank_effects(run, candidates, by_head=by_head)
     parts = compress.moments.folds(run)
-    assert sorted(name for part in parts for name in part.batch.ids) == sorted(run.batch.ids)
+    assert sorted(name for part in parts for name in part.batch.ids) == sorted(
+        run.batch.ids
+    )
     for name in names:
         assert effects[name][full] == 0.0
         assert effects[name][1] > effects[name][3] > 0
         expected = []
         for held in parts:
-            rows = [run.batch.ids.index(each) for part in parts if part is not held for each in part.batch.ids]
+            rows = [
+                run.batch.ids.index(each)
+                for part in parts
+                if part is not held
+                for each in part.batch.ids
+            ]
             weights = compress.moments.weights([run.select(rows)], names, True)
             alone = compress.factorised(lens, {name: 3}, by_head=by_head, **weights)
             with torch.no_grad():
-                logits = [each.adapter.run(held.encoded.inputs).double() for each in (lens, alone)]
+                logits = [
+                    each.adapter.run(held.encoded.inputs).double()
+                    for each in (lens, alone)
+                ]
             p, q = (each.softmax(-1) for each in logits)
             expected += (p * (p.log() - q.log())).sum(-1).mean(-1).tolist()
         # signs of gradients are drawn anew for another order of series, so that factors agree but roughly
@@ -97,7 +128,9 @@ SCHEDULES = [
 
 
 @pytest.mark.parametrize(("first", "exponent", "from_0", "from_1", "ranks"), SCHEDULES)
-def test_schedules_of_the_paper(first: float, exponent: float, from_0: float, from_1: float, ranks: str) -> None:
+def test_schedules_of_the_paper(
+    first: float, exponent: float, from_0: float, from_1: float, ranks: str
+) -> None:
     found = compress.rank_schedule(first, exponent, 12, 64)
     assert found.tolist() == [int(rank) for rank in ranks.split()]
     for start, expected in ((0, from_0), (1, from_1)):
@@ -123,21 +156,40 @@ def test_ranks_by_epsilon_leave_at_most_epsilon() -> None:
     u, s, v = np.linalg.svd(matrix, full_matrices=False)
     rank = compress.ranks_by_epsilon({"w": s}, 0.05)["w"]
     assert 1 < rank < 9
-    assert np.linalg.norm(matrix - (u[:, :rank] * s[:rank]) @ v[:rank], 2) <= 0.05 * s[0]
-    assert np.linalg.norm(matrix - (u[:, : rank - 1] * s[: rank - 1]) @ v[: rank - 1], 2) > 0.05 * s[0]
+    assert (
+        np.linalg.norm(matrix - (u[:, :rank] * s[:rank]) @ v[:rank], 2) <= 0.05 * s[0]
+    )
+    assert (
+        np.linalg.norm(matrix - (u[:, : rank - 1] * s[: rank - 1]) @ v[: rank - 1], 2)
+        > 0.05 * s[0]
+    )
     # of heads the one that needs most
-    assert compress.ranks_by_epsilon({"w": np.array([[1.0, 0.01], [1.0, 0.5]])}, 0.1) == {"w": 2}
+    assert compress.ranks_by_epsilon(
+        {"w": np.array([[1.0, 0.01], [1.0, 0.5]])}, 0.1
+    ) == {"w": 2}
     assert compress.ranks_by_epsilon({"w": np.zeros(4)}, 0.1) == {"w": 1}
 
 
 @pytest.mark.parametrize("share", [0.05, 0.25, 0.5, 0.9, 1.0])
 def test_shares_are_met_and_no_larger_rank_meets_them(share: float) -> None:
-    forms = {"square": BlockShape(1, 64, 64), "wide": BlockShape(1, 64, 256), "heads": BlockShape(4, 16, 64)}
-    assert compress.ratio_of(forms, ranks_by_share(forms, share)).ranks == pytest.approx(share, abs=0.5 / 16)
-    ranks = ranks_by_share({k: v for k, v in forms.items() if k != "heads"}, share, of="parameters")
+    forms = {
+        "square": BlockShape(1, 64, 64),
+        "wide": BlockShape(1, 64, 256),
+        "heads": BlockShape(4, 16, 64),
+    }
+    assert compress.ratio_of(
+        forms, ranks_by_share(forms, share)
+    ).ranks == pytest.approx(share, abs=0.5 / 16)
+    ranks = ranks_by_share(
+        {k: v for k, v in forms.items() if k != "heads"}, share, of="parameters"
+    )
     for name, rank in ranks.items():
         form = forms[name]
-        best = max(r for r in range(1, form.full + 1) if share == 1 or form.factors(r) <= share * form.numbers)
+        best = max(
+            r
+            for r in range(1, form.full + 1)
+            if share == 1 or form.factors(r) <= share * form.numbers
+        )
         assert rank == best
 
 
@@ -161,7 +213,10 @@ def test_both_readings_of_the_ratio() -> None:
         (lambda: compress.ranks_by_epsilon({"q": np.ones(2)}, 1.0), "epsilon is 1"),
         (lambda: compress.ranks_by_epsilon({"q": np.ones(2)}, 0.0), "epsilon is 0"),
         (lambda: ranks_by_share({"q": BlockShape(1, 8, 8)}, 0.0), "share of 0"),
-        (lambda: ranks_by_share({"q": BlockShape(1, 8, 8)}, 0.1, of="parameters"), "no rank meets"),
+        (
+            lambda: ranks_by_share({"q": BlockShape(1, 8, 8)}, 0.1, of="parameters"),
+            "no rank meets",
+        ),
         (lambda: ranks_by_share({"q": BlockShape(1, 8, 8)}, 0.5, of="size"), "'size'"),  # type: ignore[arg-type]
         (lambda: compress.ratio_of({"q": BlockShape(1, 8, 8)}, {"k": 3}), "one each"),
         (lambda: compress.ratio_of([BlockShape(1, 8, 8)], [9]), "from 1 to 8"),

@@ -11,7 +11,14 @@ import pytest
 from tiny_lenses import tiny
 from tsfm_lens.hooks.wiring import Wiring
 from tsfm_lens.models import Lens, architectures
-from tsfm_lens.testing import ORACLES, Case, example_case, oracles, oracles_attention, oracles_ends
+from tsfm_lens.testing import (
+    ORACLES,
+    Case,
+    example_case,
+    oracles,
+    oracles_attention,
+    oracles_ends,
+)
 from tsfm_lens.testing.oracles_weights import activation, weights
 from wrong_tables import Shown, behaviour, field_of, mutants, verdict
 
@@ -29,7 +36,11 @@ FIRST = (
 REST = (
     oracles_ends.gradients,
     oracles_ends.rows_are_series,
-    *(oracle for oracle in ORACLES if oracle not in (*FIRST, oracles_ends.gradients, oracles_ends.rows_are_series)),
+    *(
+        oracle
+        for oracle in ORACLES
+        if oracle not in (*FIRST, oracles_ends.gradients, oracles_ends.rows_are_series)
+    ),
 )
 
 
@@ -62,19 +73,27 @@ def checked(name: str, count: int | None) -> dict[str, str]:
     ranked.sort(key=lambda entry: entry[:2])
     step = 1 if count is None else max(1, len(counts) // count)
     return {
-        what: verdict(partial(case_of, name, wiring), right(name), (*FIRST, None, *REST))
+        what: verdict(
+            partial(case_of, name, wiring), right(name), (*FIRST, None, *REST)
+        )
         for *_, what, wiring in ranked[::step][:count]
     }
 
 
 @pytest.mark.parametrize("name", ["moirai-2", "timesfm-2.5", "timestral", "toto-1"])
 def test_some_mutants_are_rejected_or_equivalent(name: str) -> None:
-    assert not {what: said for what, said in checked(name, 5).items() if said.startswith("survives")}
+    assert not {
+        what: said
+        for what, said in checked(name, 5).items()
+        if said.startswith("survives")
+    }
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_mutant_is_rejected_or_equivalent(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_mutant_is_rejected_or_equivalent(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     limit = os.environ.get("TSFM_LENS_CASES")
     found = checked(name, int(limit) if limit else None)
     counts = Counter(said.split(":")[0] for said in found.values())
@@ -83,4 +102,6 @@ def test_every_mutant_is_rejected_or_equivalent(name: str, capsys: pytest.Captur
         for what, said in found.items():
             if said.startswith(("survives", "equivalent")):
                 print(f"    {what}: {said}")  # noqa: T201
-    assert not {what: said for what, said in found.items() if said.startswith("survives")}
+    assert not {
+        what: said for what, said in found.items() if said.startswith("survives")
+    }

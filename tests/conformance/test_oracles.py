@@ -21,7 +21,14 @@ from tsfm_lens.hooks import attention_capture, edit, interventions
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Writer
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.extras import status
-from tsfm_lens.testing import ORACLES, Case, example_case, oracles, oracles_attention, oracles_runs
+from tsfm_lens.testing import (
+    ORACLES,
+    Case,
+    example_case,
+    oracles,
+    oracles_attention,
+    oracles_runs,
+)
 
 ARCHITECTURES = sorted(architectures())
 
@@ -44,7 +51,13 @@ def case_with_covariates(name: str) -> Case:
         known = rng.normal(size=steps + 30)
         past = {"past": rng.normal(size=steps), "known": known[:steps]}
         target = 10 * place + known[:steps] + np.sin(np.arange(steps) / 3)
-        items.append({"target": target, "past_covariates": past, "future_covariates": {"known": known[steps:]}})
+        items.append(
+            {
+                "target": target,
+                "past_covariates": past,
+                "future_covariates": {"known": known[steps:]},
+            }
+        )
     return Case(load(tiny(name), check=False), as_series(items), horizon=6)
 
 
@@ -59,7 +72,10 @@ def test_oracle_holds_with_covariates(name: str, oracle: Callable) -> None:
 # building, saving and reading back take more than 24 GB
 TOO_LARGE = {("toto-2", "2.5B")}
 PUBLISHED = [
-    (name, size) for name in ARCHITECTURES for size in architectures()[name].published if (name, size) not in TOO_LARGE
+    (name, size)
+    for name in ARCHITECTURES
+    for size in architectures()[name].published
+    if (name, size) not in TOO_LARGE
 ]
 
 
@@ -80,15 +96,23 @@ def test_oracles_hold_at_published_size(name: str, size: str, tmp_path: Path) ->
     if architecture.extra and not status()[architecture.extra].importable:
         pytest.skip(f"the extra {architecture.extra} is not installed")
     native = architecture.build(size)
-    native.save_pretrained(tmp_path) if architecture.save is None else architecture.save(native, tmp_path)
+    native.save_pretrained(
+        tmp_path
+    ) if architecture.save is None else architecture.save(native, tmp_path)
     del native
     gc.collect()
     case = example_case(load(tmp_path), n_series=1)
     few = {
         oracles.zero_ablation: partial(oracles.zero_ablation, most=6),
-        oracles_runs.fan_out_equals_alone: partial(oracles_runs.fan_out_equals_alone, most=3),
+        oracles_runs.fan_out_equals_alone: partial(
+            oracles_runs.fan_out_equals_alone, most=3
+        ),
     }
-    failed = [result for oracle in ORACLES if not (result := few.get(oracle, oracle)(case)).passed]
+    failed = [
+        result
+        for oracle in ORACLES
+        if not (result := few.get(oracle, oracle)(case)).passed
+    ]
     assert not failed, failed
 
 
@@ -99,7 +123,10 @@ def rewired(name: str, change: Callable[[Writer], Writer], stack: int = -1) -> C
     """A fresh tiny model every row of whose stack was changed, those of exceptional layers too."""
     adapter = architectures()[name].adapt(tiny(name))
     stacks = list(adapter.wiring.stacks)
-    exceptions = {layer: tuple(map(change, rows)) for layer, rows in stacks[stack].exceptions.items()}
+    exceptions = {
+        layer: tuple(map(change, rows))
+        for layer, rows in stacks[stack].exceptions.items()
+    }
     writers = tuple(map(change, stacks[stack].writers))
     stacks[stack] = replace(stacks[stack], writers=writers, exceptions=exceptions)
     adapter.wiring = replace(adapter.wiring, stacks=tuple(stacks))
@@ -108,11 +135,19 @@ def rewired(name: str, change: Callable[[Writer], Writer], stack: int = -1) -> C
 
 def with_fields(kind: str, **fields: Any) -> Callable[[Writer], Writer]:
     """Change the rows of one kind, or of "attention"."""
-    return lambda row: replace(row, **fields) if kind in (row.kind, type(row).__name__.lower()) else row
+    return lambda row: (
+        replace(row, **fields)
+        if kind in (row.kind, type(row).__name__.lower())
+        else row
+    )
 
 
 def head_major_values(row: Writer) -> Writer:
-    return replace(row, v=replace(row.v, layout="(part head d_head)")) if isinstance(row, Attention) else row
+    return (
+        replace(row, v=replace(row.v, layout="(part head d_head)"))
+        if isinstance(row, Attention)
+        else row
+    )
 
 
 def groups_like_time(row: Writer) -> Writer:
@@ -120,7 +155,10 @@ def groups_like_time(row: Writer) -> Writer:
         return row
     own = Attention("", "", row.write, row.reads, row.q, row.k, row.v, row.o)
     write = replace(row.write, layout=row.reads.layout)
-    layouts = {name: getattr(own, name) for name in ("z_layout", "qkv_layout", "pattern_layout")}
+    layouts = {
+        name: getattr(own, name)
+        for name in ("z_layout", "qkv_layout", "pattern_layout")
+    }
     return replace(row, write=write, **layouts)
 
 
@@ -132,23 +170,58 @@ SWAPPED, MIXED = "(d_head head)", {"z_layout": "batch pos (d_head head)"}
 OUT, V = (Projection(f"layer.1.EncDecAttention.{letter}", SWAPPED) for letter in "ov")
 HEADS = oracles_attention.head_order
 WRONG: list[tuple[tuple[str, ...], str, Callable, Callable[[Writer], Writer]]] = [
-    (CHRONOS, "write includes the stream", oracles.accounting, with_fields("cross_attn", write=Site("layer.1"))),
+    (
+        CHRONOS,
+        "write includes the stream",
+        oracles.accounting,
+        with_fields("cross_attn", write=Site("layer.1")),
+    ),
     (CHRONOS, "z layout", oracles.zero_ablation, with_fields("cross_attn", **MIXED)),
     (CHRONOS, "z and o layout", HEADS, with_fields("cross_attn", **MIXED, o=OUT)),
     (CHRONOS, "v layout", HEADS, with_fields("cross_attn", v=V)),
-    (CHRONOS, "replay", oracles_runs.fan_out_equals_alone, with_fields("self_attn", keys_from="encoder")),
+    (
+        CHRONOS,
+        "replay",
+        oracles_runs.fan_out_equals_alone,
+        with_fields("self_attn", keys_from="encoder"),
+    ),
     (("toto-1",), "head-major values", HEADS, head_major_values),
-    (TIMESFM, "no norm after heads", oracles.accounting, with_fields("attention", post_norm="")),
+    (
+        TIMESFM,
+        "no norm after heads",
+        oracles.accounting,
+        with_fields("attention", post_norm=""),
+    ),
     (("toto-2",), "plain sum", oracles.accounting, lambda row: replace(row, mix=None)),
-    (ASIDE, "MLP reads the stream itself", oracles.patching, with_fields("mlp", aside=False)),
-    (("timesfm-3",), "attention reads the stream itself", oracles.patching, with_fields("attention", aside=False)),
+    (
+        ASIDE,
+        "MLP reads the stream itself",
+        oracles.patching,
+        with_fields("mlp", aside=False),
+    ),
+    (
+        ("timesfm-3",),
+        "attention reads the stream itself",
+        oracles.patching,
+        with_fields("attention", aside=False),
+    ),
     (("chronos-2",), "groups like time", oracles.accounting, groups_like_time),
 ]
-CASES = [(name, what, oracle, change) for names, what, oracle, change in WRONG for name in names]
+CASES = [
+    (name, what, oracle, change)
+    for names, what, oracle, change in WRONG
+    for name in names
+]
 
 
-@pytest.mark.parametrize(("name", "what", "oracle", "change"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES])
-def test_a_wrong_row_is_rejected(name: str, what: str, oracle: Callable, change: Callable[[Writer], Writer]) -> None:
+@pytest.mark.parametrize(
+    ("name", "what", "oracle", "change"),
+    CASES,
+    ids=[f"{case[0]}-{case[1]}" for case in CASES],
+)
+def test_a_wrong_row_is_rejected(
+    name: str, what: str, oracle: Callable, change: Callable[[Writer], Writer]
+) -> None:
     case = rewired(name, change)
     try:
         result = oracle(case)
@@ -163,14 +236,21 @@ def test_a_wrong_row_is_rejected(name: str, what: str, oracle: Callable, change:
 def test_a_forgotten_writer_is_rejected(name: str) -> None:
     adapter = architectures()[name].adapt(tiny(name))
     *others, last = adapter.wiring.stacks
-    adapter.wiring = replace(adapter.wiring, stacks=(*others, replace(last, writers=last.writers[:-1], d_mlp=0)))
+    adapter.wiring = replace(
+        adapter.wiring,
+        stacks=(*others, replace(last, writers=last.writers[:-1], d_mlp=0)),
+    )
     assert not oracles.accounting(example_case(Lens(adapter, "one too few"))).passed
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["encoder", "decoder"])
-def test_an_edit_that_reaches_the_stream_twice_is_rejected_in_every_stack(place: int) -> None:
+def test_an_edit_that_reaches_the_stream_twice_is_rejected_in_every_stack(
+    place: int,
+) -> None:
     """A decoder of Chronos-Bolt starts from a constant, so that no other series gives it another stream."""
-    case = rewired("chronos-bolt", lambda row: replace(row, aside=isinstance(row, Mlp)), place)
+    case = rewired(
+        "chronos-bolt", lambda row: replace(row, aside=isinstance(row, Mlp)), place
+    )
     assert not oracles.patching(case).passed
 
 
@@ -187,20 +267,36 @@ def wrong_patch(right: Callable) -> Callable:
 
 
 def wrong_rows(right: Callable) -> Callable:
-    return lambda *args: None if (rows := right(*args)) is None else rows.flip(0).roll(1)
+    return lambda *args: (
+        None if (rows := right(*args)) is None else rows.flip(0).roll(1)
+    )
 
 
 FAULTS = [
-    (attention_capture, "softmax_rows", wrong_softmax, (oracles.reading_changes_nothing, oracles_attention.patterns)),
+    (
+        attention_capture,
+        "softmax_rows",
+        wrong_softmax,
+        (oracles.reading_changes_nothing, oracles_attention.patterns),
+    ),
     (interventions, "rows_in_place", wrong_patch, (oracles.patching,)),
     (edit, "_row_index", wrong_rows, (oracles_runs.fan_out_equals_alone,)),
 ]
 
 
-@pytest.mark.parametrize(("module", "function", "wrong", "rejecting"), FAULTS, ids=[fault[1] for fault in FAULTS])
+@pytest.mark.parametrize(
+    ("module", "function", "wrong", "rejecting"),
+    FAULTS,
+    ids=[fault[1] for fault in FAULTS],
+)
 @pytest.mark.parametrize("name", ATTENDING)
 def test_a_fault_of_the_hooks_is_noticed(
-    name: str, module: Any, function: str, wrong: Callable, rejecting: tuple, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    module: Any,
+    function: str,
+    wrong: Callable,
+    rejecting: tuple,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, function, wrong(getattr(module, function)))
     case = fresh(name)
@@ -210,7 +306,10 @@ def test_a_fault_of_the_hooks_is_noticed(
 @pytest.mark.parametrize("name", ATTENDING)
 def test_a_forgotten_hook_is_noticed(name: str) -> None:
     case = fresh(name)
-    case.lens.add_hook(f"{case.lens.wiring.output_stack.prefix}.0.mlp.hook_out", lambda value, hook: 0 * value)
+    case.lens.add_hook(
+        f"{case.lens.wiring.output_stack.prefix}.0.mlp.hook_out",
+        lambda value, hook: 0 * value,
+    )
     assert not oracles.same_forecast(case).passed
     assert not oracles_runs.leaves_no_trace(case).passed
 
@@ -222,19 +321,33 @@ def test_a_wrong_rollout_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) 
     if adapter.rollout == "tokens":
         put = case.lens.hooks
         late = lambda value, hook: value.roll(1, dims=1)  # noqa: E731
-        monkeypatch.setattr(case.lens, "hooks", lambda hooks: put([*hooks, *((at, late) for at, _ in hooks)]))
+        monkeypatch.setattr(
+            case.lens,
+            "hooks",
+            lambda hooks: put([*hooks, *((at, late) for at, _ in hooks)]),
+        )
     elif adapter.feeds_gaps:
         monkeypatch.setattr(adapter, "feeds_gaps", False)
     elif adapter.rollout == "refeed":
         forecast = case.lens.forecast
-        monkeypatch.setattr(case.lens, "forecast", lambda batch, *args, **how: forecast(batch.tail(20), *args, **how))
+        monkeypatch.setattr(
+            case.lens,
+            "forecast",
+            lambda batch, *args, **how: forecast(batch.tail(20), *args, **how),
+        )
     elif adapter.rollout == "cache":
         joined = adapter.joined
-        roll = lambda value: value.roll(1, dims=0) if isinstance(value, torch.Tensor) else value  # noqa: E731
-        monkeypatch.setattr(adapter, "joined", lambda calls: tree_map(roll, joined(calls)))
+        roll = lambda value: (
+            value.roll(1, dims=0) if isinstance(value, torch.Tensor) else value
+        )  # noqa: E731
+        monkeypatch.setattr(
+            adapter, "joined", lambda calls: tree_map(roll, joined(calls))
+        )
     else:
         predict = adapter.predict
-        monkeypatch.setattr(adapter, "predict", lambda batch, *args: predict(batch.tail(20), *args))
+        monkeypatch.setattr(
+            adapter, "predict", lambda batch, *args: predict(batch.tail(20), *args)
+        )
     assert not oracles_runs.rollout_equals_forward(case).passed
 
 
@@ -242,8 +355,12 @@ def test_loading_refuses_a_model_that_is_not_as_wired() -> None:
     entry = architectures()["chronos"]
     model = entry.tiny()
     original = model.decoder.final_layer_norm.forward
-    model.decoder.final_layer_norm.forward = lambda x: original(x) + 1e-2 * torch.sin(100 * x.sum(-1, keepdim=True))
-    load(model)  # the norm itself may be anything: the lens reads it out through the same module
+    model.decoder.final_layer_norm.forward = lambda x: (
+        original(x) + 1e-2 * torch.sin(100 * x.sum(-1, keepdim=True))
+    )
+    load(
+        model
+    )  # the norm itself may be anything: the lens reads it out through the same module
     model.lm_head.register_forward_hook(lambda module, args, out: out.cumsum(-1))
     load(model)
     block = model.decoder.block[0].layer[2]

@@ -61,11 +61,16 @@ def sales(kind: Sequence[Any], dtype: Any = None, gaps: bool = False) -> pd.Data
     return whole if dtype is None else whole.astype({"kind": dtype})
 
 
-def of_library(lens: Lens, frame: pd.DataFrame, targets: Sequence[str] = ("y",)) -> np.ndarray:
+def of_library(
+    lens: Lens, frame: pd.DataFrame, targets: Sequence[str] = ("y",)
+) -> np.ndarray:
     """Forecasts (target of an item, quantile, step) of the library's own reading of frames."""
     ahead = frame["y"].isna()
     unused = [name for name in ("y", "z") if name not in targets]
-    past, future = frame[~ahead].drop(columns=unused), frame[ahead].drop(columns=["y", "z"])
+    past, future = (
+        frame[~ahead].drop(columns=unused),
+        frame[ahead].drop(columns=["y", "z"]),
+    )
     found = lens.native.predict_df(
         past.reset_index(drop=True),
         future_df=future.reset_index(drop=True),
@@ -94,7 +99,11 @@ def arrow(frame: pd.DataFrame) -> pa.Table:
 def polars(frame: pd.DataFrame, kind: Callable[[Any], Any] | None = None) -> Any:
     library = pytest.importorskip("polars")
     table = library.from_arrow(arrow(frame))
-    return table if kind is None else table.with_columns(library.col("kind").cast(kind(library)))
+    return (
+        table
+        if kind is None
+        else table.with_columns(library.col("kind").cast(kind(library)))
+    )
 
 
 def dictionary(frame: pd.DataFrame) -> pa.Table:
@@ -115,7 +124,14 @@ def entries(frame: pd.DataFrame) -> list[dict[str, Any]]:
         cells = rows["kind"].to_numpy()
         past, future = {"kind": cells[:STEPS]}, {"kind": cells[STEPS:]}
         target = rows["y"].to_numpy()[:STEPS]
-        items.append({"item_id": name, "target": target, "past_covariates": past, "future_covariates": future})
+        items.append(
+            {
+                "item_id": name,
+                "target": target,
+                "past_covariates": past,
+                "future_covariates": future,
+            }
+        )
     return items
 
 
@@ -126,30 +142,46 @@ CARRIERS: dict[str, Callable[[pd.DataFrame], Any]] = {
     "Arrow": arrow,
     "Arrow dictionary": dictionary,
     "pandas on Arrow": lambda frame: arrow(frame).to_pandas(types_mapper=pd.ArrowDtype),
-    "pandas dictionary on Arrow": lambda frame: dictionary(frame).to_pandas(types_mapper=pd.ArrowDtype),
+    "pandas dictionary on Arrow": lambda frame: dictionary(frame).to_pandas(
+        types_mapper=pd.ArrowDtype
+    ),
     "polars": polars,
-    "polars categories": lambda frame: polars(frame, lambda library: library.Categorical),
-    "polars enum": lambda frame: polars(frame, lambda library: library.Enum(sorted(frame["kind"].dropna().unique()))),
+    "polars categories": lambda frame: polars(
+        frame, lambda library: library.Categorical
+    ),
+    "polars enum": lambda frame: polars(
+        frame, lambda library: library.Enum(sorted(frame["kind"].dropna().unique()))
+    ),
 }
 OF_TEXT = [name for name, kind in KINDS.items() if isinstance(kind[0], str)]
 
 
 @pytest.mark.parametrize("name", OF_TEXT)
-def test_text_stays_categories_in_every_carrier(nano: Lens, name: str, tmp_path: Path) -> None:
+def test_text_stays_categories_in_every_carrier(
+    nano: Lens, name: str, tmp_path: Path
+) -> None:
     frame = sales(KINDS[name], gaps=True)
     expected = of_library(nano, frame)
     batches = {carrier: read(make(frame)) for carrier, make in CARRIERS.items()}
-    batches |= {"Parquet": parquet(frame, tmp_path), "entries": as_series(entries(frame))}
+    batches |= {
+        "Parquet": parquet(frame, tmp_path),
+        "entries": as_series(entries(frame)),
+    }
     for carrier, batch in batches.items():
         assert batch.categories[1] is not None, carrier
         assert {*batch.categories[1]} == {*KINDS[name]}, carrier
         assert_close(of_lens(nano, batch), expected, depth=1000, dtype=np.float32)
-        assert any("'kind'" in note and all(repr(level) in note for level in KINDS[name]) for note in batch.notes)
+        assert any(
+            "'kind'" in note and all(repr(level) in note for level in KINDS[name])
+            for note in batch.notes
+        )
 
 
 @pytest.mark.parametrize("name", ["truth values", "codes"])
 @pytest.mark.parametrize("dtype", ["declared", "natural", "category", "nullable"])
-def test_truth_values_and_codes_are_read_as_their_type_says(nano: Lens, name: str, dtype: str) -> None:
+def test_truth_values_and_codes_are_read_as_their_type_says(
+    nano: Lens, name: str, dtype: str
+) -> None:
     is_truth = name == "truth values"
     dtypes = {"category": "category", "nullable": "boolean" if is_truth else "Int64"}
     frame = sales(KINDS[name], dtypes.get(dtype, bool if is_truth else int))
@@ -161,32 +193,58 @@ def test_truth_values_and_codes_are_read_as_their_type_says(nano: Lens, name: st
     else:
         assert batch.categories[1] is None
     reference = frame.astype({"kind": "category"}) if declared else frame
-    assert_close(of_lens(nano, batch), of_library(nano, reference), depth=1000, dtype=np.float32)
+    assert_close(
+        of_lens(nano, batch), of_library(nano, reference), depth=1000, dtype=np.float32
+    )
     if is_truth:
         # a model that knows no categories can read them
         np.testing.assert_array_equal(
-            np.r_[batch.values[1], batch.futures[1]], frame["kind"].astype(float)[: STEPS + AHEAD]
+            np.r_[batch.values[1], batch.futures[1]],
+            frame["kind"].astype(float)[: STEPS + AHEAD],
         )
-        assert_close(of_lens(nano, as_series(entries(frame))), of_library(nano, frame), depth=1000, dtype=np.float32)
+        assert_close(
+            of_lens(nano, as_series(entries(frame))),
+            of_library(nano, frame),
+            depth=1000,
+            dtype=np.float32,
+        )
 
 
 @pytest.mark.parametrize("levels", [[11, 3, 7], ["b", "c", "a"], [2.0, 1.0]], ids=str)
-def test_several_targets_read_the_order_of_the_levels(nano: Lens, levels: list[Any]) -> None:
+def test_several_targets_read_the_order_of_the_levels(
+    nano: Lens, levels: list[Any]
+) -> None:
     frame = sales(levels)
     # the items have not the same levels, and the codes are those of all
-    frame.loc[(frame["id"] == "south") & (frame["kind"] == levels[-1]), "kind"] = levels[0]
-    for dtype in (pd.CategoricalDtype(levels), pd.CategoricalDtype([*levels, "spare"]), "category"):
+    frame.loc[(frame["id"] == "south") & (frame["kind"] == levels[-1]), "kind"] = (
+        levels[0]
+    )
+    for dtype in (
+        pd.CategoricalDtype(levels),
+        pd.CategoricalDtype([*levels, "spare"]),
+        "category",
+    ):
         declared = frame.astype({"kind": dtype})
         batch = read(declared, variates=["y", "z"])
-        assert_close(of_lens(nano, batch), of_library(nano, declared, ["y", "z"]), depth=1000, dtype=np.float32)
+        assert_close(
+            of_lens(nano, batch),
+            of_library(nano, declared, ["y", "z"]),
+            depth=1000,
+            dtype=np.float32,
+        )
 
 
 @pytest.mark.parametrize("name", ["digits", "codes", "words"])
 @pytest.mark.parametrize("future", ["same", "fewer", "new", "plain"])
-def test_a_future_frame_keeps_the_declaration_of_the_past(nano: Lens, name: str, future: str) -> None:
+def test_a_future_frame_keeps_the_declaration_of_the_past(
+    nano: Lens, name: str, future: str
+) -> None:
     frame = sales(KINDS[name])
     ahead = frame["y"].isna()
-    past, later = frame[~ahead].astype({"kind": "category"}), frame[ahead].drop(columns=["y", "z"])
+    past, later = (
+        frame[~ahead].astype({"kind": "category"}),
+        frame[ahead].drop(columns=["y", "z"]),
+    )
     if future == "fewer":
         later = later.assign(kind=KINDS[name][0])
     if future == "new":
@@ -202,7 +260,12 @@ def test_a_future_frame_keeps_the_declaration_of_the_past(nano: Lens, name: str,
         prediction_length=AHEAD,
         quantile_levels=LEVELS,
     )
-    expected = found[list(map(str, LEVELS))].to_numpy().reshape(-1, AHEAD, len(LEVELS)).transpose(0, 2, 1)
+    expected = (
+        found[list(map(str, LEVELS))]
+        .to_numpy()
+        .reshape(-1, AHEAD, len(LEVELS))
+        .transpose(0, 2, 1)
+    )
     assert_close(of_lens(nano, batch), expected, depth=1000, dtype=np.float32)
 
 
@@ -210,7 +273,9 @@ def test_a_future_frame_keeps_the_declaration_of_the_past(nano: Lens, name: str,
 def test_past_and_future_may_come_in_different_carriers(later_carrier: str) -> None:
     frame = sales(KINDS["leading zeros"])
     ahead = frame["y"].isna()
-    later = CARRIERS[later_carrier](frame[ahead].drop(columns=["y", "z"]).reset_index(drop=True))
+    later = CARRIERS[later_carrier](
+        frame[ahead].drop(columns=["y", "z"]).reset_index(drop=True)
+    )
     for carrier, make in CARRIERS.items():
         past = make(frame[~ahead].reset_index(drop=True))
         batch = as_series(past, future=later, targets=["y"], **KEYS)
@@ -219,8 +284,12 @@ def test_past_and_future_may_come_in_different_carriers(later_carrier: str) -> N
         assert {*levels} == {*KINDS["leading zeros"]}, carrier
         for place, name in ((1, "north"), (3, "south")):
             codes = np.r_[batch.values[place], batch.futures[place]].astype(int)
-            assert [levels[code] for code in codes] == frame.loc[frame["id"] == name, "kind"].tolist(), carrier
-        assert any("'kind'" in note and "'001'" in note for note in batch.notes), carrier
+            assert [levels[code] for code in codes] == frame.loc[
+                frame["id"] == name, "kind"
+            ].tolist(), carrier
+        assert any("'kind'" in note and "'001'" in note for note in batch.notes), (
+            carrier
+        )
 
 
 def test_timestral_reads_a_frame_as_entries_of_codes() -> None:
@@ -228,15 +297,27 @@ def test_timestral_reads_a_frame_as_entries_of_codes() -> None:
     frame = sales(KINDS["digits"])
     items = entries(frame)
     targets = np.stack([item["target"] for item in items])[:, None]
-    whole = np.unique(frame["kind"], return_inverse=True)[1].reshape(2, 1, -1).astype(float)
-    theirs = lens.native.forecast(targets, AHEAD, categorical_known_covariates=whole, symmetric_averaging=False)
+    whole = (
+        np.unique(frame["kind"], return_inverse=True)[1].reshape(2, 1, -1).astype(float)
+    )
+    theirs = lens.native.forecast(
+        targets, AHEAD, categorical_known_covariates=whole, symmetric_averaging=False
+    )
     expected = theirs.quantiles.flatten(0, 1).transpose(1, 2)
-    for batch in (read(frame), as_series(items), read(frame.astype({"kind": int}), categories=["kind"])):
-        np.testing.assert_array_equal(lens.forecast(batch, AHEAD).quantiles[batch.is_target], expected)
+    for batch in (
+        read(frame),
+        as_series(items),
+        read(frame.astype({"kind": int}), categories=["kind"]),
+    ):
+        np.testing.assert_array_equal(
+            lens.forecast(batch, AHEAD).quantiles[batch.is_target], expected
+        )
 
 
 @pytest.mark.parametrize("name", ["digits", "decimals", "codes"])
-def test_text_files_have_numbers_unless_they_are_declared(nano: Lens, name: str, tmp_path: Path) -> None:
+def test_text_files_have_numbers_unless_they_are_declared(
+    nano: Lens, name: str, tmp_path: Path
+) -> None:
     frame = sales(KINDS[name])
     frame.to_csv(tmp_path / "sales.csv", index=False)
     how: dict[str, Any] = {"targets": "y", "known": "kind", **KEYS}
@@ -249,54 +330,104 @@ def test_text_files_have_numbers_unless_they_are_declared(nano: Lens, name: str,
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_truth_values_of_text_files_are_truth_values(nano: Lens, declared: bool, tmp_path: Path) -> None:
+def test_truth_values_of_text_files_are_truth_values(
+    nano: Lens, declared: bool, tmp_path: Path
+) -> None:
     frame = sales(KINDS["truth values"])
     frame.to_csv(tmp_path / "sales.csv", index=False)
     how: dict[str, Any] = {"categories": "kind"} if declared else {}
-    batch = read_series(tmp_path / "sales.csv", targets="y", known="kind", **KEYS, **how)
+    batch = read_series(
+        tmp_path / "sales.csv", targets="y", known="kind", **KEYS, **how
+    )
     assert_close(
-        of_lens(nano, batch), of_library(nano, pd.read_csv(tmp_path / "sales.csv")), depth=1000, dtype=np.float32
+        of_lens(nano, batch),
+        of_library(nano, pd.read_csv(tmp_path / "sales.csv")),
+        depth=1000,
+        dtype=np.float32,
     )
 
 
 QUANTITIES = [
-    *(["$9.50", "$10.00"], ["9.50 EUR", "10 EUR"], ["12 %", "5%"], ["€ 3", "€ 4.5"], ["1 000 kg", "2 500 kg"]),
-    *(["(5.00)", "3.00"], ["-3°C", "4°C"], ["9,50 zł", "8,00 zł"], ["EUR 5", "EUR 7"], ["3 km/h", "10 km/h"]),
-    *(["US$5", "US$6"], ["1,5", "2,5"], ["1,234.50", "2.5"], ["300 g", "500 g"], ["£-3", "£4"], ["9.50 EUR", "8 USD"]),
+    *(
+        ["$9.50", "$10.00"],
+        ["9.50 EUR", "10 EUR"],
+        ["12 %", "5%"],
+        ["€ 3", "€ 4.5"],
+        ["1 000 kg", "2 500 kg"],
+    ),
+    *(
+        ["(5.00)", "3.00"],
+        ["-3°C", "4°C"],
+        ["9,50 zł", "8,00 zł"],
+        ["EUR 5", "EUR 7"],
+        ["3 km/h", "10 km/h"],
+    ),
+    *(
+        ["US$5", "US$6"],
+        ["1,5", "2,5"],
+        ["1,234.50", "2.5"],
+        ["300 g", "500 g"],
+        ["£-3", "£4"],
+        ["9.50 EUR", "8 USD"],
+    ),
     *(["1 Stück", "2 Stück"], ["5", "7", "9 %"], ["none", "5 %", "10 %"], ["3-", "4-"]),
 ]
 LABELS = [
-    *(["Q1", "Q2"], ["d0", "d1"], ["10:30", "11:30"], ["18-25", "26-40"], ["A12", "B7"], ["x", "9 %", "y", "z"]),
+    *(
+        ["Q1", "Q2"],
+        ["d0", "d1"],
+        ["10:30", "11:30"],
+        ["18-25", "26-40"],
+        ["A12", "B7"],
+        ["x", "9 %", "y", "z"],
+    ),
     *(["Week 1", "Week 2"], ["2024-W05", "2024-W06"], ["a", "b"], ["low", "high"]),
 ]
 
 
-def small(cells: Sequence[str], carrier: str, folder: Path) -> tuple[Callable[..., SeriesBatch], Any]:
+def small(
+    cells: Sequence[str], carrier: str, folder: Path
+) -> tuple[Callable[..., SeriesBatch], Any]:
     """A reader and a table of a few rows in a carrier."""
-    frame = pd.DataFrame({"y": np.arange(12.0), "price": np.resize(np.array(cells, dtype=object), 12)})
+    frame = pd.DataFrame(
+        {"y": np.arange(12.0), "price": np.resize(np.array(cells, dtype=object), 12)}
+    )
     how: dict[str, Any] = {"targets": ["y"], "past": ["price"]}
     if carrier == "file":
         frame.to_csv(folder / "prices.csv", index=False, sep=";")
-        return (lambda **more: read_series(folder / "prices.csv", delimiter=";", **how, **more)), frame
+        return (
+            lambda **more: read_series(
+                folder / "prices.csv", delimiter=";", **how, **more
+            )
+        ), frame
     if carrier == "entry":
         item = {"target": frame["y"], "past_covariates": {"price": frame["price"]}}
         return (lambda **more: as_series([item], **more)), frame
-    table: Any = {"polars": polars, "Arrow": arrow}.get(carrier, lambda frame: frame)(frame)
+    table: Any = {"polars": polars, "Arrow": arrow}.get(carrier, lambda frame: frame)(
+        frame
+    )
     return (lambda **more: as_series(table, **how, **more)), frame
 
 
 @pytest.mark.parametrize("carrier", ["pandas", "Arrow", "polars", "file", "entry"])
-def test_quantities_in_text_are_refused_and_the_advice_works(carrier: str, tmp_path: Path) -> None:
+def test_quantities_in_text_are_refused_and_the_advice_works(
+    carrier: str, tmp_path: Path
+) -> None:
     for cells in QUANTITIES:
         call, frame = small(cells, carrier, tmp_path)
         expect_error("'price'.* holds .*", call)
         batch = call(categories=["price"])
         levels = batch.categories[1]
         assert levels == tuple(sorted(set(cells))), cells
-        assert [levels[int(code)] for code in batch.values[1]] == frame["price"].tolist()
+        assert [levels[int(code)] for code in batch.values[1]] == frame[
+            "price"
+        ].tolist()
         if carrier == "pandas":
             declared = frame.astype({"price": "category"})
-            assert as_series(declared, targets=["y"], past=["price"]).categories[1] == levels
+            assert (
+                as_series(declared, targets=["y"], past=["price"]).categories[1]
+                == levels
+            )
 
 
 @pytest.mark.parametrize("carrier", ["pandas", "Arrow", "polars", "file", "entry"])
@@ -308,7 +439,9 @@ def test_labels_with_digits_are_categories(carrier: str, tmp_path: Path) -> None
         assert any(repr(cells[0]) in note for note in batch.notes)
 
 
-def test_words_beside_numbers_of_a_file_are_refused_and_the_advice_works(tmp_path: Path) -> None:
+def test_words_beside_numbers_of_a_file_are_refused_and_the_advice_works(
+    tmp_path: Path,
+) -> None:
     call, frame = small(["5", "closed", "7"], "file", tmp_path)
     expect_error(r"'price' holds 'closed' in row 3 .*'5'.*categories=\['price'\]", call)
     assert call(categories=["price"]).categories[1] == ("5", "7", "closed")
@@ -318,35 +451,65 @@ def test_words_beside_numbers_of_a_file_are_refused_and_the_advice_works(tmp_pat
 
 
 def test_a_note_lists_few_of_many_levels_and_doubts_numbers_alone() -> None:
-    frame = pd.DataFrame({"y": np.arange(30.0), "code": [f"{place:02d}" for place in range(30)]})
+    frame = pd.DataFrame(
+        {"y": np.arange(30.0), "code": [f"{place:02d}" for place in range(30)]}
+    )
     (note,) = as_series(frame, targets=["y"], past=["code"]).notes
     assert "30 levels" in note
     assert "'29'" not in note
     assert "quantities" in note
     for declared in (frame.astype({"code": "category"}), frame):
-        (note,) = as_series(declared, targets=["y"], past=["code"], categories=["code"]).notes
+        (note,) = as_series(
+            declared, targets=["y"], past=["code"], categories=["code"]
+        ).notes
         assert "quantities" not in note
 
 
 def test_only_covariates_are_declared() -> None:
     frame = pd.DataFrame({"y": np.arange(9.0), "code": [1, 2, 3] * 3})
-    expect_error(r"'code'.* no covariate.*past=", as_series, frame, targets=["y"], categories=["code"])
-    expect_error(r"'cod'.*'code'", as_series, frame, targets=["y"], past=["code"], categories=["cod"])
+    expect_error(
+        r"'code'.* no covariate.*past=",
+        as_series,
+        frame,
+        targets=["y"],
+        categories=["code"],
+    )
+    expect_error(
+        r"'cod'.*'code'",
+        as_series,
+        frame,
+        targets=["y"],
+        past=["code"],
+        categories=["cod"],
+    )
     item = {"target": np.arange(9.0), "past_covariates": {"code": [1, 2, 3] * 3}}
     expect_error(r"'cod'.*'code'", as_series, [item], categories=["cod"])
     assert as_series([item], categories="code").categories[1] == ("1", "2", "3")
-    expect_error("categories=.*names columns", as_series, np.arange(9.0), categories=["code"])
+    expect_error(
+        "categories=.*names columns", as_series, np.arange(9.0), categories=["code"]
+    )
 
 
 def test_levels_of_entries_are_those_of_all_of_them(nano: Lens) -> None:
     rng = np.random.default_rng(3)
     pools = (["a", "c"], ["b", "c", "d"], ["d", "a"])
-    items = [{"target": rng.normal(size=(2, 30)), "past_covariates": {"kind": np.resize(pool, 30)}} for pool in pools]
+    items = [
+        {
+            "target": rng.normal(size=(2, 30)),
+            "past_covariates": {"kind": np.resize(pool, 30)},
+        }
+        for pool in pools
+    ]
     batch = as_series(items)
     assert batch.categories[2::3] == (("a", "b", "c", "d"),) * 3
     theirs = np.stack(nano.native.predict(items, prediction_length=AHEAD))
     ours = nano.forecast(batch, AHEAD).quantiles[batch.is_target]
-    assert_close(ours, theirs.reshape(ours.shape[0], -1, AHEAD)[:, -ours.shape[1] :], depth=1000, dtype=np.float32)
+    assert_close(
+        ours,
+        theirs.reshape(ours.shape[0], -1, AHEAD)[:, -ours.shape[1] :],
+        depth=1000,
+        dtype=np.float32,
+    )
 
 
 def test_a_truth_value_is_named_as_word_or_number(nano: Lens) -> None:
@@ -363,13 +526,17 @@ def test_a_truth_value_is_named_as_word_or_number(nano: Lens) -> None:
 
 @pytest.mark.parametrize("targets", [["y"], ["y", "z"]])
 @pytest.mark.parametrize("name", ["words", "truth values"])
-def test_a_run_numbers_categories_by_the_whole_history(name: str, targets: list[str]) -> None:
+def test_a_run_numbers_categories_by_the_whole_history(
+    name: str, targets: list[str]
+) -> None:
     lens = fresh("chronos-2")
     frame = sales(KINDS[name], gaps=name == "words")
     early = frame.groupby("id").cumcount()
     steps = STEPS - 10
     # the categories were worth something else before the steps that the model sees
-    frame["y"] = np.where(early < STEPS - steps, 90 * pd.factorize(frame["kind"])[0], frame["y"])
+    frame["y"] = np.where(
+        early < STEPS - steps, 90 * pd.factorize(frame["kind"])[0], frame["y"]
+    )
     lens.adapter.context_length = lens.adapter.settings.context_length = steps
     expected = of_library(lens, frame, targets)
     how = {"variates": targets} if len(targets) > 1 else {}
@@ -378,8 +545,18 @@ def test_a_run_numbers_categories_by_the_whole_history(name: str, targets: list[
     assert max(run.batch.lengths) == steps
     for found in (of_lens(lens, batch), of_lens(lens, run.batch)):
         assert_close(found, expected, depth=1000, dtype=np.float32)
-    assert_close(run.point[run.batch.is_target], expected[:, 1], depth=1000, dtype=np.float32)
-    for window in lens.run(batch, AHEAD, holdout=True, windows=2).batch, lens.run(batch.split(AHEAD)[0], AHEAD).batch:
+    assert_close(
+        run.point[run.batch.is_target], expected[:, 1], depth=1000, dtype=np.float32
+    )
+    for window in (
+        lens.run(batch, AHEAD, holdout=True, windows=2).batch,
+        lens.run(batch.split(AHEAD)[0], AHEAD).batch,
+    ):
         earlier = batch.split(AHEAD)[0]
         rows = range(len(batch))
-        assert_close(of_lens(lens, window.select(rows)), of_lens(lens, earlier), depth=1000, dtype=np.float32)
+        assert_close(
+            of_lens(lens, window.select(rows)),
+            of_lens(lens, earlier),
+            depth=1000,
+            dtype=np.float32,
+        )

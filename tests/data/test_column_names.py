@@ -23,7 +23,11 @@ LONG: dict[str, Any] = {
     "ds": [*DAYS, *DAYS],
     "target": np.arange(8.0),
 }
-OTHER: dict[str, Any] = {"id": ["same"] * 8, "ds": [*DAYS[::-1], *DAYS[::-1]], "target": np.full(8, -1.0)}
+OTHER: dict[str, Any] = {
+    "id": ["same"] * 8,
+    "ds": [*DAYS[::-1], *DAYS[::-1]],
+    "target": np.full(8, -1.0),
+}
 OPTIONS = {"id": "id_column", "ds": "time_column", "target": "targets"}
 
 
@@ -43,7 +47,11 @@ def polars(frame: pd.DataFrame, folder: Path) -> Any:
 
 CARRIERS: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
     "pandas": lambda frame, _: frame,
-    "levels": lambda frame, _: frame.set_index(list(frame.columns[:-2])) if frame.columns[-2] != "ds" else frame,
+    "levels": lambda frame, _: (
+        frame.set_index(list(frame.columns[:-2]))
+        if frame.columns[-2] != "ds"
+        else frame
+    ),
     "Arrow": lambda frame, _: pa.Table.from_pandas(frame, preserve_index=False),
     "polars": polars,
     "Parquet": parquet,
@@ -77,16 +85,25 @@ def test_an_exact_name_goes_before_one_of_other_case_or_blanks(
 
 @pytest.mark.parametrize("carrier", TABLES)
 @pytest.mark.parametrize("name", LONG)
-def test_two_names_alike_are_refused_with_the_option_that_chooses(name: str, carrier: str, tmp_path: Path) -> None:
+def test_two_names_alike_are_refused_with_the_option_that_chooses(
+    name: str, carrier: str, tmp_path: Path
+) -> None:
     expected = content(as_series(pd.DataFrame(LONG)))
-    upper, title = name.upper(), f"{name.title()} " if carrier != "CSV" else name.title()
+    upper, title = (
+        name.upper(),
+        f"{name.title()} " if carrier != "CSV" else name.title(),
+    )
     for first, second in ((upper, title), (title, upper)):
         frame = pd.DataFrame(LONG).rename(columns={name: first})
         frame[second] = OTHER[name]
         given = CARRIERS[carrier](frame, tmp_path)
-        words = rf"(?=.*'{re.escape(upper)}')(?=.*'{re.escape(title)}').*{OPTIONS[name]}="
+        words = (
+            rf"(?=.*'{re.escape(upper)}')(?=.*'{re.escape(title)}').*{OPTIONS[name]}="
+        )
         expect_error(words, as_series, given)
-        options: dict[str, Any] = {OPTIONS[name]: [first] if name == "target" else first}
+        options: dict[str, Any] = {
+            OPTIONS[name]: [first] if name == "target" else first
+        }
         assert content(as_series(given, **options)) == expected
 
 
@@ -98,7 +115,12 @@ def test_one_name_of_other_case_or_blanks_is_found() -> None:
     assert content(as_series(levels)) == expected
 
 
-WIDE = pd.DataFrame({"id": ["a", "b", "c"], **{str(day.date()): np.arange(3.0) + 10 * k for k, day in enumerate(DAYS)}})
+WIDE = pd.DataFrame(
+    {
+        "id": ["a", "b", "c"],
+        **{str(day.date()): np.arange(3.0) + 10 * k for k, day in enumerate(DAYS)},
+    }
+)
 VALUES = [[0.0, 10.0, 20.0, 30.0], [1.0, 11.0, 21.0, 31.0], [2.0, 12.0, 22.0, 32.0]]
 
 
@@ -120,7 +142,9 @@ WIDES: dict[str, pd.DataFrame] = {
     "years as text": named(["2019", "2020", "2021", "2022"]),
     "days as digits": named([day.strftime("%Y%m%d") for day in DAYS]),
     "months as digits": named([202401, 202402, 202403, 202404]),
-    "more columns": named(DAYS).assign(region="x", area=1.5)[["region", "id", "area", *DAYS]],
+    "more columns": named(DAYS).assign(region="x", area=1.5)[
+        ["region", "id", "area", *DAYS]
+    ],
     "another name of ids": WIDE.rename(columns={"id": "store"}),
     "an index of ids": WIDE.set_index("id"),
     "an index of another name": WIDE.rename(columns={"id": "store"}).set_index("store"),
@@ -135,7 +159,9 @@ FORMATS = {"German dates": "%d.%m.%Y", "American dates": "%m/%d/%Y"}
 
 
 @pytest.mark.parametrize("kind", WIDES)
-def test_dates_as_column_names_are_refused_with_the_call_that_reads_them(kind: str) -> None:
+def test_dates_as_column_names_are_refused_with_the_call_that_reads_them(
+    kind: str,
+) -> None:
     frame = WIDES[kind]
     with pytest.raises(InputError, match="named by dates") as caught:
         as_series(frame)
@@ -153,19 +179,33 @@ def test_dates_as_column_names_are_refused_with_the_call_that_reads_them(kind: s
 
 
 def test_wide_tables_of_several_columns_of_ids() -> None:
-    frame = WIDE.assign(store="s", item=["x", "y", "z"], **{"Unnamed: 0": range(3)}).drop(columns="id")
+    frame = WIDE.assign(
+        store="s", item=["x", "y", "z"], **{"Unnamed: 0": range(3)}
+    ).drop(columns="id")
     frame = frame[["Unnamed: 0", *frame.columns[:-1]]]
     with pytest.raises(InputError, match="named by dates") as caught:
         as_series(frame, id_column="store,item")
-    batch = eval(str(caught.value)[str(caught.value).index("as_series(") :], {"frame": frame, "as_series": as_series})
-    assert (batch.ids, [row.tolist() for row in batch.values]) == (("s/x", "s/y", "s/z"), VALUES)
+    batch = eval(
+        str(caught.value)[str(caught.value).index("as_series(") :],
+        {"frame": frame, "as_series": as_series},
+    )
+    assert (batch.ids, [row.tolist() for row in batch.values]) == (
+        ("s/x", "s/y", "s/z"),
+        VALUES,
+    )
 
 
 @pytest.mark.parametrize("carrier", ["Arrow", "polars", "Parquet", "CSV"])
-@pytest.mark.parametrize("kind", ["text", "quarters", "another name of ids", "German dates", "years as text"])
-def test_tables_and_files_with_dates_as_names_are_refused(kind: str, carrier: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind", ["text", "quarters", "another name of ids", "German dates", "years as text"]
+)
+def test_tables_and_files_with_dates_as_names_are_refused(
+    kind: str, carrier: str, tmp_path: Path
+) -> None:
     given = CARRIERS[carrier](WIDES[kind], tmp_path)
-    options = {"header": True} if carrier == "CSV" and kind == "another name of ids" else {}
+    options = (
+        {"header": True} if carrier == "CSV" and kind == "another name of ids" else {}
+    )
     expect_error("named by dates.*melt", as_series, given, **options)
 
 
@@ -181,9 +221,13 @@ def test_tables_that_only_look_wide_are_read() -> None:
     assert as_series(WIDE.drop(columns="id").set_axis(DAYS[:3])).starts[0] == DAYS[0]
     # one column, a column of each year, and numbers that are no dates
     assert as_series(WIDE[["2024-01-01"]]).lengths == (3,)
-    years = pd.DataFrame({2019: np.arange(12.0), 2020: np.arange(12.0), 2021: np.arange(12.0)})
+    years = pd.DataFrame(
+        {2019: np.arange(12.0), 2020: np.arange(12.0), 2021: np.arange(12.0)}
+    )
     assert as_series(years).ids == ("2019", "2020", "2021")
-    ranks = pd.DataFrame({"id": ["a", "b"], 101: [1.0, 2.0], 102: [3.0, 4.0], 103: [5.0, 6.0]})
+    ranks = pd.DataFrame(
+        {"id": ["a", "b"], 101: [1.0, 2.0], 102: [3.0, 4.0], 103: [5.0, 6.0]}
+    )
     assert as_series(ranks).lengths == (1,) * 6
     bands = pd.DataFrame({"1000.5": np.arange(4.0), "1001.5": np.arange(4.0)})
     assert as_series(bands).lengths == (4, 4)
@@ -191,19 +235,37 @@ def test_tables_that_only_look_wide_are_read() -> None:
 
 STEPS = np.arange(4.0)
 COLUMNS: dict[str, dict[str, Any]] = {
-    "nixtla": {"unique_id": ["a", "a", "b", "b"], "ds": [*DAYS[:2], *DAYS[:2]], "y": STEPS},
-    "AutoGluon": {"item_id": ["a", "a", "b", "b"], "timestamp": [*DAYS[:2], *DAYS[:2]], "target": STEPS},
+    "nixtla": {
+        "unique_id": ["a", "a", "b", "b"],
+        "ds": [*DAYS[:2], *DAYS[:2]],
+        "y": STEPS,
+    },
+    "AutoGluon": {
+        "item_id": ["a", "a", "b", "b"],
+        "timestamp": [*DAYS[:2], *DAYS[:2]],
+        "target": STEPS,
+    },
     "ids and targets": {"id": ["a", "a", "b", "b"], "target": STEPS},
     "numbers as ids": {"id": [1, 1, 2, 2], "target": STEPS},
     "item ids of numbers": {"item_id": np.array([1, 1, 2, 2]), "target": list(STEPS)},
     "ids and another name": {"unique_id": [1, 1, 2, 2], "load": STEPS},
     "Prophet": {"ds": DAYS, "y": STEPS},
     "dates as text": {"date": [str(day.date()) for day in DAYS], "load": STEPS},
-    "date objects": {"time": [date(2024, 1, day) for day in (1, 2, 3, 4)], "load": STEPS},
+    "date objects": {
+        "time": [date(2024, 1, day) for day in (1, 2, 3, 4)],
+        "load": STEPS,
+    },
     "steps": {"time": np.arange(4), "value": STEPS},
     "capital letters": {"Date": DAYS.to_numpy(), "Load": STEPS},
-    "Series as columns": {"id": pd.Series(["a", "a", "b", "b"]), "target": pd.Series(STEPS)},
-    "text ids and several columns": {"series": list("aabb"), "load": STEPS, "heat": STEPS},
+    "Series as columns": {
+        "id": pd.Series(["a", "a", "b", "b"]),
+        "target": pd.Series(STEPS),
+    },
+    "text ids and several columns": {
+        "series": list("aabb"),
+        "load": STEPS,
+        "heat": STEPS,
+    },
 }
 
 

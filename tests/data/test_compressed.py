@@ -22,7 +22,9 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_small_file_that_expands_to_a_huge_one_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_small_file_that_expands_to_a_huge_one_is_refused(
+    tmp_path: Path, name: str
+) -> None:
     path = tmp_path / name
     path.write_bytes(gzip.compress(BOMBS[name], 1))
     with pytest.raises(InputError, match="gunzip") as caught:
@@ -30,20 +32,28 @@ def test_a_small_file_that_expands_to_a_huge_one_is_refused(tmp_path: Path, name
     assert str(path) in str(caught.value)
 
 
-def test_a_dataset_of_gluonts_that_expands_to_a_huge_one_is_refused(tmp_path: Path) -> None:
+def test_a_dataset_of_gluonts_that_expands_to_a_huge_one_is_refused(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "data.json.gz"
     path.write_bytes(gzip.compress(b" " * 4 * ROWS, 1))
     with pytest.raises(InputError, match="gunzip"):
         gluonts_file(path, 2, freq="D")
 
 
-@pytest.mark.parametrize("values", [np.zeros(20_000), np.arange(20_000.0), np.tile(np.arange(24.0), 1000)])
+@pytest.mark.parametrize(
+    "values", [np.zeros(20_000), np.arange(20_000.0), np.tile(np.arange(24.0), 1000)]
+)
 def test_series_that_compress_well_are_read(tmp_path: Path, values: np.ndarray) -> None:
     """A constant series is the smallest of all."""
     text = "load\n" + "".join(f"{value}\n" for value in values)
     (tmp_path / "load.csv.gz").write_bytes(gzip.compress(text.encode()))
-    np.testing.assert_array_equal(read_series(tmp_path / "load.csv.gz").values[0], values)
-    entry = json.dumps({"item_id": "a", "start": "2024-01-01", "target": values.tolist()})
+    np.testing.assert_array_equal(
+        read_series(tmp_path / "load.csv.gz").values[0], values
+    )
+    entry = json.dumps(
+        {"item_id": "a", "start": "2024-01-01", "target": values.tolist()}
+    )
     (tmp_path / "load.json.gz").write_bytes(gzip.compress(entry.encode()))
     (found,) = gluonts_file(tmp_path / "load.json.gz", 2, freq="h")
     np.testing.assert_array_equal(found.windows[0].context[0], values[:-2])

@@ -26,7 +26,9 @@ def test_a_removed_motif_is_a_straight_line() -> None:
     comb = line.copy()
     for start in range(4, 96, 24):
         comb[start : start + 6] -= 7
-    np.testing.assert_allclose(remove_motif(comb, 28 - 96, 34 - 96, every=24).values[0], line)
+    np.testing.assert_allclose(
+        remove_motif(comb, 28 - 96, 34 - 96, every=24).values[0], line
+    )
     # at the end the line goes on level
     np.testing.assert_allclose(remove_motif(TREND, -5, 0).values[0][-5:], TREND[-6])
 
@@ -34,18 +36,25 @@ def test_a_removed_motif_is_a_straight_line() -> None:
 @pytest.mark.parametrize(
     ("start", "stop", "every", "message"),
     [
-        *((start, stop, None, "motif") for start, stop in ((5, 5), (8, 4), (0, 96), (90, 200), (-200, 5))),
+        *(
+            (start, stop, None, "motif")
+            for start, stop in ((5, 5), (8, 4), (0, 96), (90, 200), (-200, 5))
+        ),
         *((0, 12, 12, "leaves nothing"), (0, 12, 0, "leaves nothing")),
     ],
 )
-def test_a_motif_must_lie_inside(start: int, stop: int, every: int | None, message: str) -> None:
+def test_a_motif_must_lie_inside(
+    start: int, stop: int, every: int | None, message: str
+) -> None:
     expect_error(message, remove_motif, TREND, start, stop, every=every)
 
 
 @pytest.mark.parametrize("shift", [-12, -5, 0, 1, 6, 12, 30])
 def test_a_shifted_season_is_the_season_later(shift: int) -> None:
     found = shift_phase(TREND + SEASON, shift, period=12).values[0]
-    moved = np.sin(2 * np.pi * (TIME - shift) / 12) + 0.5 * np.cos(4 * np.pi * (TIME - shift) / 12)
+    moved = np.sin(2 * np.pi * (TIME - shift) / 12) + 0.5 * np.cos(
+        4 * np.pi * (TIME - shift) / 12
+    )
     np.testing.assert_allclose(found, TREND + moved, atol=PARTED)
 
 
@@ -53,12 +62,17 @@ def test_a_swapped_season_has_the_new_period() -> None:
     found = swap_season(TREND + SEASON, 8, period=12).values[0] - TREND
     spectrum = np.abs(np.fft.rfft(found - found.mean()))
     assert spectrum.argmax() == 96 // 8
-    np.testing.assert_allclose(found.max() - found.min(), np.ptp(SEASON), rtol=2 * PARTED)
+    np.testing.assert_allclose(
+        found.max() - found.min(), np.ptp(SEASON), rtol=2 * PARTED
+    )
 
 
 def test_scale_is_kept_on_request() -> None:
     series = bundled("pedestrians", "electricity").tail(96)
-    for found in (remove_motif(series, -24, 0, keep_scale=True), swap_season(series, 16, period=24, keep_scale=True)):
+    for found in (
+        remove_motif(series, -24, 0, keep_scale=True),
+        swap_season(series, 16, period=24, keep_scale=True),
+    ):
         assert found.ids == series.ids
         assert found.timestamps(0).equals(series.timestamps(0))
         for new, old in zip(found.values, series.values, strict=True):
@@ -69,14 +83,22 @@ def test_scale_is_kept_on_request() -> None:
 def test_gaps_stay_and_change_nothing_else() -> None:
     series, gap = TREND + SEASON, np.where(TIME == 40, np.nan, TREND + SEASON)
     for corrupt, steps in ((shift_phase, 5), (swap_season, 8)):
-        found, whole = (corrupt(each, steps, period=12).values[0] for each in (gap, series))
+        found, whole = (
+            corrupt(each, steps, period=12).values[0] for each in (gap, series)
+        )
         assert np.flatnonzero(np.isnan(found)).tolist() == [40]
-        np.testing.assert_allclose(np.delete(found, 40), np.delete(whole, 40), atol=PARTED * np.ptp(SEASON))
+        np.testing.assert_allclose(
+            np.delete(found, 40), np.delete(whole, 40), atol=PARTED * np.ptp(SEASON)
+        )
 
 
 def test_what_has_no_season_is_refused() -> None:
     expect_error("no known season", shift_phase, TREND, 3)
     expect_error("needs 24 or more", shift_phase, TREND[:20], 3, period=12)
-    expect_error("new_period is 1, expected 2 or more", swap_season, TREND, 1, period=12)
+    expect_error(
+        "new_period is 1, expected 2 or more", swap_season, TREND, 1, period=12
+    )
     with pytest.raises(InputError, match="nothing but a constant"):
-        remove_motif(np.where((TIME >= 40) & (TIME < 48), 5.1, 0.1), 40, 48, keep_scale=True)
+        remove_motif(
+            np.where((TIME >= 40) & (TIME < 48), 5.1, 0.1), 40, 48, keep_scale=True
+        )

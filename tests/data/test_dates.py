@@ -22,7 +22,13 @@ from tsfm_lens.errors import InputError
 VALUES = [1.0, 2.0, 3.0, 4.0]
 YEARS = (1600, 1678, 2024, 2261, 2900)
 UNITS: tuple[Literal["s", "ns"], ...] = ("s", "ns")
-ZONES = (None, UTC, "Asia/Tokyo", "America/New_York", timezone(timedelta(hours=5, minutes=30)))
+ZONES = (
+    None,
+    UTC,
+    "Asia/Tokyo",
+    "America/New_York",
+    timezone(timedelta(hours=5, minutes=30)),
+)
 RANGE = "beyond the dates from 1678-01-01 to 2261-12-31; leave the column out"
 DAYS = (pa.date32(), pa.date64())
 
@@ -40,7 +46,8 @@ def parquet(stamps: pd.DatetimeIndex, folder: Path) -> Path:
 
 def text(stamps: pd.DatetimeIndex, folder: Path) -> Path:
     (folder / "a.csv").write_text(
-        "ds,y\n" + "".join(f"{s.isoformat()},{y}\n" for s, y in zip(stamps, VALUES, strict=True))
+        "ds,y\n"
+        + "".join(f"{s.isoformat()},{y}\n" for s, y in zip(stamps, VALUES, strict=True))
     )
     return folder / "a.csv"
 
@@ -52,19 +59,31 @@ def dates(batch: SeriesBatch) -> pd.DatetimeIndex:
 
 
 def levels(stamps: pd.Index | pd.Series) -> pd.DataFrame:
-    index = pd.MultiIndex.from_arrays([["a"] * len(stamps), stamps], names=["item_id", "timestamp"])
+    index = pd.MultiIndex.from_arrays(
+        [["a"] * len(stamps), stamps], names=["item_id", "timestamp"]
+    )
     return pd.DataFrame({"target": VALUES}, index=index)
 
 
 SOURCES: dict[str, Given] = {
     "column": lambda stamps, _: pd.DataFrame({"ds": stamps, "y": VALUES}),
-    "column without a name of time": lambda stamps, _: pd.DataFrame({"when": stamps, "y": VALUES}),
+    "column without a name of time": lambda stamps, _: pd.DataFrame(
+        {"when": stamps, "y": VALUES}
+    ),
     "index": lambda stamps, _: pd.Series(VALUES, index=stamps),
     "level": lambda stamps, _: levels(stamps),
-    "categories": lambda stamps, _: pd.DataFrame({"ds": pd.Categorical(stamps), "y": VALUES}),
-    "objects": lambda stamps, _: pd.DataFrame({"ds": pd.Series(list(stamps), dtype=object), "y": VALUES}),
-    "Arrow's column": lambda stamps, _: pd.DataFrame({"ds": arrow(stamps), "y": VALUES}),
-    "Arrow's column without a name": lambda stamps, _: pd.DataFrame({"when": arrow(stamps), "y": VALUES}),
+    "categories": lambda stamps, _: pd.DataFrame(
+        {"ds": pd.Categorical(stamps), "y": VALUES}
+    ),
+    "objects": lambda stamps, _: pd.DataFrame(
+        {"ds": pd.Series(list(stamps), dtype=object), "y": VALUES}
+    ),
+    "Arrow's column": lambda stamps, _: pd.DataFrame(
+        {"ds": arrow(stamps), "y": VALUES}
+    ),
+    "Arrow's column without a name": lambda stamps, _: pd.DataFrame(
+        {"when": arrow(stamps), "y": VALUES}
+    ),
     "Arrow's index": lambda stamps, _: pd.Series(VALUES, index=pd.Index(arrow(stamps))),
     "Arrow's level": lambda stamps, _: levels(arrow(stamps)),
     "Parquet": parquet,
@@ -79,7 +98,9 @@ def test_dates_are_read_as_written_or_refused(source: str, tmp_path: Path) -> No
             continue
         if year < 1678 and isinstance(zone, str):
             continue  # pandas itself dies of such dates before a zone's first rule
-        naive = np.datetime64(f"{year}-06-01T12", unit) + np.arange(4) * np.timedelta64(1, "h")
+        naive = np.datetime64(f"{year}-06-01T12", unit) + np.arange(4) * np.timedelta64(
+            1, "h"
+        )
         stamps = pd.DatetimeIndex(naive).tz_localize("UTC").tz_convert(zone)
         data = SOURCES[source](stamps, tmp_path)
         if not 1678 <= year <= 2261:
@@ -92,15 +113,27 @@ def test_dates_are_read_as_written_or_refused(source: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("year", [*YEARS, 9998])
 def test_periods_and_days(year: int, tmp_path: Path) -> None:
-    periods = pd.PeriodIndex([pd.Period(ordinal=year - 1970 + k, freq="Y") for k in range(4)], dtype="period[Y]")
+    periods = pd.PeriodIndex(
+        [pd.Period(ordinal=year - 1970 + k, freq="Y") for k in range(4)],
+        dtype="period[Y]",
+    )
     days = pa.array([date(year, 1, k) for k in (1, 2, 3, 4)])
     pq.write_table(pa.table({"when": days, "y": VALUES}), tmp_path / "a.parquet")
     first = f"{year}-01-01"
     datas: dict[str, list[Any]] = {
-        "YS-JAN": [pd.Series(VALUES, index=periods), pd.DataFrame({"when": periods, "y": VALUES}), levels(periods)],
+        "YS-JAN": [
+            pd.Series(VALUES, index=periods),
+            pd.DataFrame({"when": periods, "y": VALUES}),
+            levels(periods),
+        ],
         "D": [
             *(
-                pd.DataFrame({"when": pd.Series(days.cast(kind), dtype=pd.ArrowDtype(kind)), "y": VALUES})
+                pd.DataFrame(
+                    {
+                        "when": pd.Series(days.cast(kind), dtype=pd.ArrowDtype(kind)),
+                        "y": VALUES,
+                    }
+                )
                 for kind in DAYS
             ),
             tmp_path / "a.parquet",
@@ -110,7 +143,11 @@ def test_periods_and_days(year: int, tmp_path: Path) -> None:
         for data in given:
             if year in (1678, 2024) or (year == 2261 and freq == "D"):
                 batch = as_series(data)
-                assert (batch.starts[0], batch.freq, batch.values[0].tolist()) == (pd.Timestamp(first), freq, VALUES)
+                assert (batch.starts[0], batch.freq, batch.values[0].tolist()) == (
+                    pd.Timestamp(first),
+                    freq,
+                    VALUES,
+                )
                 continue
             expect_error(RANGE, as_series, data)
 
@@ -121,7 +158,9 @@ def test_starts_of_a_benchmark() -> None:
     assert start_of(np.datetime64("NaT"), "D") is None
     for start in ("hello", 2020, [1, 2], True):
         with pytest.raises(InputError, match=r"start=.* is not a timestamp"):
-            gluonts_set([{"target": np.arange(48.0), "start": start, "freq": "D"}], horizon=12)
+            gluonts_set(
+                [{"target": np.arange(48.0), "start": start, "freq": "D"}], horizon=12
+            )
 
 
 def rolled(first: int, base: int, length: int) -> np.ndarray:
@@ -133,17 +172,44 @@ def rolled(first: int, base: int, length: int) -> np.ndarray:
 @pytest.mark.parametrize(
     "numbers",
     [
-        *(rolled(2017, 100, 52), rolled(2017, 100, 53), rolled(2017, 10, 4), rolled(2017, 100, 4), rolled(17, 100, 12)),
-        *(rolled(2017, 1000, 365), rolled(1871, 100, 12) / 100, rolled(2017, 10, 4) / 10, rolled(2, 100, 24)),
+        *(
+            rolled(2017, 100, 52),
+            rolled(2017, 100, 53),
+            rolled(2017, 10, 4),
+            rolled(2017, 100, 4),
+            rolled(17, 100, 12),
+        ),
+        *(
+            rolled(2017, 1000, 365),
+            rolled(1871, 100, 12) / 100,
+            rolled(2017, 10, 4) / 10,
+            rolled(2, 100, 24),
+        ),
     ],
-    ids=["weeks", "53 weeks", "quarters", "2-digit quarters", "yymm", "days", "year.month", "year.quarter", "ddHH"],
+    ids=[
+        "weeks",
+        "53 weeks",
+        "quarters",
+        "2-digit quarters",
+        "yymm",
+        "days",
+        "year.month",
+        "year.quarter",
+        "ddHH",
+    ],
 )
-def test_years_with_their_parts_are_no_step_numbers(numbers: np.ndarray, tmp_path: Path) -> None:
+def test_years_with_their_parts_are_no_step_numbers(
+    numbers: np.ndarray, tmp_path: Path
+) -> None:
     frame = pd.DataFrame({"time": numbers, "y": np.arange(36.0)})
     frame.to_csv(tmp_path / "a.csv", index=False)
     panel = pd.concat([frame.assign(id="a"), frame.assign(id="b")], ignore_index=True)
     for data in (frame, tmp_path / "a.csv", panel):
-        expect_error(r"The numbers of the time column may be |may be dates; give time_format=", as_series, data)
+        expect_error(
+            r"The numbers of the time column may be |may be dates; give time_format=",
+            as_series,
+            data,
+        )
     assert as_series(frame.drop(columns="time")).lengths == (36,)
 
 
@@ -153,9 +219,15 @@ def test_numbers_with_few_gaps_are_read() -> None:
         (1900 + np.arange(36), "%Y", "1900-01-01"),
         (np.arange(36), None, None),
     ):
-        batch = as_series(pd.DataFrame({"time": np.delete(numbers, [4, 9, 20]), "y": np.ones(33)}), time_format=form)
+        batch = as_series(
+            pd.DataFrame({"time": np.delete(numbers, [4, 9, 20]), "y": np.ones(33)}),
+            time_format=form,
+        )
         assert (batch.lengths, int(np.isnan(batch.values[0]).sum())) == ((36,), 3)
         assert batch.starts[0] == (None if first is None else pd.Timestamp(first))
     days = [int(f"{day:%Y%m%d}") for day in pd.date_range("2017-12-25", periods=40)]
-    sparse = as_series(pd.DataFrame({"time": [*days[:5], *days[30:]], "y": np.ones(15)}), time_format="%Y%m%d")
+    sparse = as_series(
+        pd.DataFrame({"time": [*days[:5], *days[30:]], "y": np.ones(15)}),
+        time_format="%Y%m%d",
+    )
     assert (sparse.freq, sparse.lengths) == ("D", (40,))

@@ -29,7 +29,13 @@ def test_lorenz_obeys_its_equations(integrator: str) -> None:
 
     points, periods = 1500, 2.0
     (found,) = dysts_sets(
-        "Lorenz", 20, points=points, periods=periods, instances=2, integrator=integrator, multivariate=True
+        "Lorenz",
+        20,
+        points=points,
+        periods=periods,
+        instances=2,
+        integrator=integrator,
+        multivariate=True,
     )
     system = Lorenz()
     sigma, rho, beta = (system.params[name] for name in ("sigma", "rho", "beta"))
@@ -39,8 +45,12 @@ def test_lorenz_obeys_its_equations(integrator: str) -> None:
         x, y, z = path = whole(found, item)
         assert path.shape == (3, points)
         # central differences of fourth order
-        slope = (path[:, :-4] - 8 * path[:, 1:-3] + 8 * path[:, 3:-1] - path[:, 4:]) / (12 * step)
-        expected = np.stack([sigma * (y - x), x * (rho - z) - y, x * y - beta * z])[:, 2:-2]
+        slope = (path[:, :-4] - 8 * path[:, 1:-3] + 8 * path[:, 3:-1] - path[:, 4:]) / (
+            12 * step
+        )
+        expected = np.stack([sigma * (y - x), x * (rho - z) - y, x * y - beta * z])[
+            :, 2:-2
+        ]
         assert np.abs(slope - expected).max() < 1e-3 * np.abs(expected).max()
         assert path.std(axis=1).min() > 1
     np.testing.assert_allclose(whole(found, "ic0")[:, 0], system.ic)
@@ -69,7 +79,12 @@ def test_systems_are_chosen_by_name() -> None:
     assert [each.name for each in found] == ["dysts/Aizawa", "dysts/Lorenz84"]
     expect_error(r"no dysts system 'Lorentz'\. Closest: Lorenz", dysts_sets, "Lorentz")
     expect_error("Closest: DOP853", dysts_sets, "Lorenz", integrator="DOP85")
-    expect_error(r"'ic0\.0' has 30 steps", dysts_sets, "Lorenz", **{**FAST, "points": 30, "horizon": 30})
+    expect_error(
+        r"'ic0\.0' has 30 steps",
+        dysts_sets,
+        "Lorenz",
+        **{**FAST, "points": 30, "horizon": 30},
+    )
 
 
 def test_without_dysts_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

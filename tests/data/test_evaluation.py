@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from refusals import expect_error
-from tsfm_lens.data import EvaluationSet, SeriesBatch, Window, bundled, gluonts_set, holdout_sets
+from tsfm_lens.data import (
+    EvaluationSet,
+    SeriesBatch,
+    Window,
+    bundled,
+    gluonts_set,
+    holdout_sets,
+)
 from tsfm_lens.data.evaluation import rolling_windows
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
 from tsfm_lens.testing import assert_close
@@ -23,10 +30,22 @@ from tsfm_lens.testing import assert_close
 NAN = np.nan
 
 
-def one(context: list | np.ndarray, label: tuple = (1.0, 2.0), season: int = 1, **more: object) -> EvaluationSet:
+def one(
+    context: list | np.ndarray,
+    label: tuple = (1.0, 2.0),
+    season: int = 1,
+    **more: object,
+) -> EvaluationSet:
     """A set of one window."""
-    window = Window("a", 0, np.atleast_2d(np.asarray(context, float)), np.atleast_2d(np.asarray(label, float)))
-    return EvaluationSet("one", (window,), np.shape(window.label)[1], seasonality=season, **more)
+    window = Window(
+        "a",
+        0,
+        np.atleast_2d(np.asarray(context, float)),
+        np.atleast_2d(np.asarray(label, float)),
+    )
+    return EvaluationSet(
+        "one", (window,), np.shape(window.label)[1], seasonality=season, **more
+    )
 
 
 @st.composite
@@ -36,30 +55,49 @@ def sets(draw: st.DrawFn) -> EvaluationSet:
     windows = []
     for number in range(draw(st.integers(1, 8))):
         variates, steps = draw(st.integers(1, 4)), draw(st.integers(1, 6))
-        numbers = draw(st.lists(values, min_size=variates * (steps + 2), max_size=variates * (steps + 2)))
+        numbers = draw(
+            st.lists(
+                values, min_size=variates * (steps + 2), max_size=variates * (steps + 2)
+            )
+        )
         array = np.array(numbers, dtype=np.float64).reshape(variates, steps + 2)
-        windows.append(Window(f"item{number}", draw(st.integers(0, 3)), array[:, :-2], array[:, -2:]))
+        windows.append(
+            Window(
+                f"item{number}", draw(st.integers(0, 3)), array[:, :-2], array[:, -2:]
+            )
+        )
     return EvaluationSet("drawn", tuple(windows), 2)
 
 
-@pytest.mark.parametrize(("horizon", "windows", "stride"), [(3, 1, None), (3, 4, None), (5, 3, 2), (2, 3, 7)])
+@pytest.mark.parametrize(
+    ("horizon", "windows", "stride"), [(3, 1, None), (3, 4, None), (5, 3, 2), (2, 3, 7)]
+)
 @pytest.mark.parametrize("variates", [1, 3])
-def test_windows_are_those_of_gluonts(horizon: int, windows: int, stride: int | None, variates: int) -> None:
+def test_windows_are_those_of_gluonts(
+    horizon: int, windows: int, stride: int | None, variates: int
+) -> None:
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=(variates, length)) for length in (19, 40, 23)]
     shape = (lambda a: a[0]) if variates == 1 else (lambda a: a)
     entries = ListDataset(
-        [{"start": "2020-03-01 05:00", "target": shape(a), "item_id": f"s{i}"} for i, a in enumerate(arrays)],
+        [
+            {"start": "2020-03-01 05:00", "target": shape(a), "item_id": f"s{i}"}
+            for i, a in enumerate(arrays)
+        ],
         freq="h",
         one_dim_target=variates == 1,
     )
     first = -(horizon + (stride or horizon) * (windows - 1))
     template = split(entries, offset=first)[1]
-    expected = list(template.generate_instances(horizon, windows=windows, distance=stride))
+    expected = list(
+        template.generate_instances(horizon, windows=windows, distance=stride)
+    )
     (found,) = gluonts_set(entries, horizon, windows, stride)
     (held,) = holdout_sets([shape(a) for a in arrays], horizon, windows, stride)
     assert len(expected) == len(found) == len(held) == 3 * windows
-    for (context, label), ours, same in zip(expected, found.windows, held.windows, strict=True):
+    for (context, label), ours, same in zip(
+        expected, found.windows, held.windows, strict=True
+    ):
         np.testing.assert_array_equal(ours.context, np.atleast_2d(context["target"]))
         np.testing.assert_array_equal(ours.label, np.atleast_2d(label["target"]))
         assert ours.item == context["item_id"]
@@ -74,9 +112,19 @@ def test_windows_are_those_of_gluonts(horizon: int, windows: int, stride: int | 
 @pytest.mark.parametrize("season", [1, 3, 7, 12, 30])
 def test_scales_are_gluonts_seasonal_errors_of_the_full_context(season: int) -> None:
     rng = np.random.default_rng(1)
-    arrays = [rng.normal(size=40), np.where(rng.random(40) < 0.3, NAN, rng.normal(size=40)), rng.normal(size=12)]
-    arrays += [np.full(40, 2.0), np.full(40, NAN), np.where(np.arange(40) == 5, np.inf, rng.normal(size=40))]
-    windows = tuple(Window(str(i), 0, a[None], np.ones((1, 2))) for i, a in enumerate(arrays))
+    arrays = [
+        rng.normal(size=40),
+        np.where(rng.random(40) < 0.3, NAN, rng.normal(size=40)),
+        rng.normal(size=12),
+    ]
+    arrays += [
+        np.full(40, 2.0),
+        np.full(40, NAN),
+        np.where(np.arange(40) == 5, np.inf, rng.normal(size=40)),
+    ]
+    windows = tuple(
+        Window(str(i), 0, a[None], np.ones((1, 2))) for i, a in enumerate(arrays)
+    )
     found = EvaluationSet("scales", windows, 2, seasonality=season)
     # the crop of a batch leaves them alone
     found.batch(range(len(found)), context_length=5)
@@ -89,10 +137,16 @@ def test_scales_are_gluonts_seasonal_errors_of_the_full_context(season: int) -> 
     assert np.isnan(found.scales([3, 4])).all()
 
 
-@pytest.mark.parametrize(("length", "season", "horizon"), [(60, 12, 18), (60, 1, 8), (12, 12, 5), (61, 7, 3)])
-def test_seasonal_naive_equals_a_computation_in_pandas(length: int, season: int, horizon: int) -> None:
+@pytest.mark.parametrize(
+    ("length", "season", "horizon"), [(60, 12, 18), (60, 1, 8), (12, 12, 5), (61, 7, 3)]
+)
+def test_seasonal_naive_equals_a_computation_in_pandas(
+    length: int, season: int, horizon: int
+) -> None:
     rng = np.random.default_rng(length)
-    values = pd.Series(np.where(rng.random(length) < 0.2, NAN, rng.normal(size=length).cumsum()))
+    values = pd.Series(
+        np.where(rng.random(length) < 0.2, NAN, rng.normal(size=length).cumsum())
+    )
     found = one(values.to_numpy(), label=(0.0,) * horizon, season=season)
     whole = pd.Series(LastValueImputation()(values.to_numpy().copy()))
     deviation = np.sqrt((whole.diff(season) ** 2).mean()) if length > season else 0.0
@@ -101,19 +155,28 @@ def test_seasonal_naive_equals_a_computation_in_pandas(length: int, season: int,
         extended.append(extended[length + step - season])
     point = np.array(extended[length:])
     spread = deviation * np.sqrt(np.arange(horizon) // season + 1)
-    for row, level in zip(found.seasonal_naive([0], (0.1, 0.5, 0.9))[0], (0.1, 0.5, 0.9), strict=True):
+    for row, level in zip(
+        found.seasonal_naive([0], (0.1, 0.5, 0.9))[0], (0.1, 0.5, 0.9), strict=True
+    ):
         assert_close(row, point + norm.ppf(level) * spread, depth=10000)
 
 
 def test_batches_name_crop_and_stamp() -> None:
-    frame = pd.DataFrame({"timestamp": pd.date_range("2020-01-31", periods=30, freq="MS")})
+    frame = pd.DataFrame(
+        {"timestamp": pd.date_range("2020-01-31", periods=30, freq="MS")}
+    )
     frame["x"], frame["y"] = np.arange(30.0), np.arange(30.0) + 100
     (found,) = holdout_sets(frame, 4, 3, variates=["x", "y"])
     batch, truth = found.batch([2, 0], context_length=10)
     assert isinstance(batch, SeriesBatch)
     assert batch.ids == ("series-0/2/0", "series-0/2/1", "series-0/0/0", "series-0/0/1")
     assert batch.groups == ("series-0/2",) * 2 + ("series-0/0",) * 2
-    assert (batch.n_variates, batch.lengths, batch.freq, batch.seasonality) == (2, (10,) * 4, "MS", 12)
+    assert (batch.n_variates, batch.lengths, batch.freq, batch.seasonality) == (
+        2,
+        (10,) * 4,
+        "MS",
+        12,
+    )
     np.testing.assert_array_equal(batch.values[0], np.arange(16.0, 26))
     np.testing.assert_array_equal(truth[:2], [[26, 27, 28, 29], [126, 127, 128, 129]])
     stamps = batch.timestamps(0)
@@ -144,7 +207,10 @@ def test_long_series_are_views_and_short_ones_do() -> None:
     long = np.zeros((1, 140_256), dtype=np.float32)
     long[0, ::7] = 1.0
     windows = list(rolling_windows("long", long, 48, 20))
-    assert all(np.shares_memory(w.context, long) and np.shares_memory(w.label, long) for w in windows)
+    assert all(
+        np.shares_memory(w.context, long) and np.shares_memory(w.label, long)
+        for w in windows
+    )
     with pytest.raises(ValueError, match="read-only"):
         windows[0].context[0, 0] = 1.0
     short = list(rolling_windows("short", np.arange(19.0)[None], 6, 1))
@@ -159,8 +225,12 @@ def test_samples_repeat_by_seed_and_never_draw_twice() -> None:
     assert ids == [w.id for w in found.sample(10, seed=42).windows]
     assert ids != [w.id for w in found.sample(10, seed=99).windows]
     assert len(set(ids)) == 10
-    assert [order.index(each) for each in ids] == sorted(order.index(each) for each in ids)
-    assert {w.id for seed in range(200) for w in found.sample(10, seed).windows} == set(order)
+    assert [order.index(each) for each in ids] == sorted(
+        order.index(each) for each in ids
+    )
+    assert {w.id for seed in range(200) for w in found.sample(10, seed).windows} == set(
+        order
+    )
     assert found.sample(None, 0) is found
     assert found.sample(1000, 0) is found
 
@@ -178,12 +248,22 @@ def test_chunks_are_a_partition(found: EvaluationSet, size: int) -> None:
 
 @given(sets(), st.data())
 @settings(deadline=None, max_examples=60)
-def test_fingerprints_change_with_any_value_and_not_with_order(found: EvaluationSet, data: st.DataObject) -> None:
+def test_fingerprints_change_with_any_value_and_not_with_order(
+    found: EvaluationSet, data: st.DataObject
+) -> None:
     whole = found.fingerprint()
     order = data.draw(st.permutations(range(len(found))))
     assert found.fingerprint(order) == whole
-    assert EvaluationSet("other name", tuple(found.windows[i] for i in order), 2).fingerprint() == whole
-    narrow = tuple(Window(w.item, w.index, w.context.astype("f4"), w.label.astype("f4")) for w in found.windows)
+    assert (
+        EvaluationSet(
+            "other name", tuple(found.windows[i] for i in order), 2
+        ).fingerprint()
+        == whole
+    )
+    narrow = tuple(
+        Window(w.item, w.index, w.context.astype("f4"), w.label.astype("f4"))
+        for w in found.windows
+    )
     assert EvaluationSet("x", narrow, 2).fingerprint() == whole
     number = data.draw(st.integers(0, len(found) - 1))
     window = found.windows[number]
@@ -193,30 +273,63 @@ def test_fingerprints_change_with_any_value_and_not_with_order(found: Evaluation
         new = data.draw(st.floats(-10, 10) | st.just(NAN))
         assume(not np.array_equal(array.flat[place], new, equal_nan=True))
         array.flat[place] = new
-        other = Window(window.item, window.index, **{"context": window.context, "label": window.label, name: array})
-        changed = EvaluationSet("x", (*found.windows[:number], other, *found.windows[number + 1 :]), 2)
+        other = Window(
+            window.item,
+            window.index,
+            **{"context": window.context, "label": window.label, name: array},
+        )
+        changed = EvaluationSet(
+            "x", (*found.windows[:number], other, *found.windows[number + 1 :]), 2
+        )
         assert changed.fingerprint() != whole
         rest = [i for i in range(len(found)) if i != number]
         assert changed.fingerprint(rest) == found.fingerprint(rest)
 
 
 REFUSED = {
-    "flat context": (lambda: Window("a", 0, np.ones(3), np.ones((1, 2))), r"'a/0': the context is .* shape \(3,\)"),
-    "no context": (lambda: Window("a", 0, np.ones((1, 0)), np.ones((1, 2))), r"shape \(1, 0\)"),
-    "integers": (lambda: Window("a", 0, np.ones((1, 3), int), np.ones((1, 2))), "expected floats"),
-    "variates": (lambda: Window("a", 0, np.ones((2, 3)), np.ones((1, 2))), "has 2 variates, the label 1"),
+    "flat context": (
+        lambda: Window("a", 0, np.ones(3), np.ones((1, 2))),
+        r"'a/0': the context is .* shape \(3,\)",
+    ),
+    "no context": (
+        lambda: Window("a", 0, np.ones((1, 0)), np.ones((1, 2))),
+        r"shape \(1, 0\)",
+    ),
+    "integers": (
+        lambda: Window("a", 0, np.ones((1, 3), int), np.ones((1, 2))),
+        "expected floats",
+    ),
+    "variates": (
+        lambda: Window("a", 0, np.ones((2, 3)), np.ones((1, 2))),
+        "has 2 variates, the label 1",
+    ),
     "no window": (lambda: EvaluationSet("e", (), 2), "has no window"),
     "no name": (lambda: EvaluationSet("", one([1.0]).windows, 2), "needs a name"),
-    "horizon": (lambda: EvaluationSet("e", one([1.0]).windows, 3), "has 2 steps, expected the horizon 3"),
+    "horizon": (
+        lambda: EvaluationSet("e", one([1.0]).windows, 3),
+        "has 2 steps, expected the horizon 3",
+    ),
     "season": (lambda: one([1.0], season=0), "seasonality is 0"),
-    "twice": (lambda: EvaluationSet("e", one([1.0]).windows * 2, 2), "'a/0' more than once"),
+    "twice": (
+        lambda: EvaluationSet("e", one([1.0]).windows * 2, 2),
+        "'a/0' more than once",
+    ),
     "index": (lambda: one([1.0]).batch([1]), "window 1 is out of range: 'one' has 1"),
     "no index": (lambda: one([1.0]).batch([]), "at least one index"),
     "bundled": (lambda: holdout_sets(["co2", "co3"], 12), "Closest: co2"),
-    "too short": (lambda: holdout_sets([[1.0, 2, 3]], 2, 2), "'series-0' has 3 steps: 2 windows of horizon 2"),
+    "too short": (
+        lambda: holdout_sets([[1.0, 2, 3]], 2, 2),
+        "'series-0' has 3 steps: 2 windows of horizon 2",
+    ),
     "stride": (lambda: holdout_sets([[1.0, 2, 3]], 2, 1, 0), "stride is 0"),
-    "gluonts twice": (lambda: gluonts_set([{"target": [1.0, 2], "item_id": "x"}] * 2, 1), "'x' more than once"),
-    "gluonts target": (lambda: gluonts_set([{"start": "2020"}], 1), "has no 'target'; it has start"),
+    "gluonts twice": (
+        lambda: gluonts_set([{"target": [1.0, 2], "item_id": "x"}] * 2, 1),
+        "'x' more than once",
+    ),
+    "gluonts target": (
+        lambda: gluonts_set([{"start": "2020"}], 1),
+        "has no 'target'; it has start",
+    ),
     "gluonts freq": (
         lambda: gluonts_set([{"start": "2020", "target": [1.0, 2]}], 1, freq="moon"),
         "'moon' is not a freq",
@@ -225,7 +338,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
-def test_refused_with_a_message_that_names_the_place(make: object, message: str) -> None:
+def test_refused_with_a_message_that_names_the_place(
+    make: object, message: str
+) -> None:
     expect_error(message, make)
 
 
@@ -233,26 +348,65 @@ def test_other_forms_of_gluonts_datasets() -> None:
     index = pd.period_range("2019-01", periods=24, freq="M")
     frames = {"a": pd.DataFrame({"target": np.arange(24.0)}, index=index)}
     (found,) = gluonts_set(PandasDataset(frames, target="target"), 6, 2, name="frame")
-    (plain,) = gluonts_set([{"target": np.arange(24.0), "start": "2019-01-15", "item_id": "a"}], 6, 2, freq="M")
-    assert (found.freq, found.seasonality) == (plain.freq, plain.seasonality) == ("MS", 12)
-    assert found.windows[0].start == plain.windows[0].start == pd.Timestamp("2019-01-01")
+    (plain,) = gluonts_set(
+        [{"target": np.arange(24.0), "start": "2019-01-15", "item_id": "a"}],
+        6,
+        2,
+        freq="M",
+    )
+    assert (
+        (found.freq, found.seasonality) == (plain.freq, plain.seasonality) == ("MS", 12)
+    )
+    assert (
+        found.windows[0].start == plain.windows[0].start == pd.Timestamp("2019-01-01")
+    )
     assert found.fingerprint() == plain.fingerprint()
     (unknown,) = gluonts_set([{"target": np.arange(24.0)}], 6, seasonality=4)
-    assert (unknown.freq, unknown.seasonality, unknown.windows[0].item) == (None, 4, "0")
+    assert (unknown.freq, unknown.seasonality, unknown.windows[0].item) == (
+        None,
+        4,
+        "0",
+    )
 
 
 @pytest.mark.parametrize(
     ("old", "period"),
-    [(f, f) for f in ("W-SUN", "W-TUE", "W-WED", "D", "M", "Q-DEC", "Q-JAN", "Y-DEC", "Y-JUN")]
-    + [("A-DEC", "Y-DEC"), ("A", "Y-DEC"), ("H", "h"), ("15T", "15min"), ("10S", "10s"), ("YE-DEC", "Y-DEC")]
+    [
+        (f, f)
+        for f in (
+            "W-SUN",
+            "W-TUE",
+            "W-WED",
+            "D",
+            "M",
+            "Q-DEC",
+            "Q-JAN",
+            "Y-DEC",
+            "Y-JUN",
+        )
+    ]
+    + [
+        ("A-DEC", "Y-DEC"),
+        ("A", "Y-DEC"),
+        ("H", "h"),
+        ("15T", "15min"),
+        ("10S", "10s"),
+        ("YE-DEC", "Y-DEC"),
+    ]
     + [("QS-OCT", "Q-DEC"), ("MS", "M"), ("YS-JAN", "Y-DEC"), ("AS-JUL", "Y-JUN")],
 )
 def test_stamps_are_the_beginnings_of_the_periods(old: str, period: str) -> None:
-    periods = pd.period_range(pd.Period("1999-05-13 10:30:20", freq=period), periods=6, freq=period)
+    periods = pd.period_range(
+        pd.Period("1999-05-13 10:30:20", freq=period), periods=6, freq=period
+    )
     start = start_of("1999-05-13 10:30:20", old)
-    assert list(pd.date_range(start, periods=6, freq=stamp_frequency(old))) == [each.start_time for each in periods]
+    assert list(pd.date_range(start, periods=6, freq=stamp_frequency(old))) == [
+        each.start_time for each in periods
+    ]
 
 
-@pytest.mark.parametrize("freq", ["fortnight", "", "0H", "W-DEC", "H-MON", "-1D", "Q-SUN"])
+@pytest.mark.parametrize(
+    "freq", ["fortnight", "", "0H", "W-DEC", "H-MON", "-1D", "Q-SUN"]
+)
 def test_no_frequency(freq: str) -> None:
     expect_error("is not a frequency of a benchmark", parse_frequency, freq)

@@ -22,8 +22,14 @@ ITEMS = {"a": AHEAD, "b": 3, "c": 0}
 def dated(freq: str | None, first: int = 0) -> Any:
     if freq is None:
         return np.arange(STEPS + AHEAD) + first
-    offset = pd.offsets.CustomBusinessDay(weekmask="Mon Tue Wed Thu Fri Sat") if freq == "Mon-Sat" else freq
-    return pd.date_range("2023-01-02", periods=STEPS + AHEAD + first, freq=offset)[first:]
+    offset = (
+        pd.offsets.CustomBusinessDay(weekmask="Mon Tue Wed Thu Fri Sat")
+        if freq == "Mon-Sat"
+        else freq
+    )
+    return pd.date_range("2023-01-02", periods=STEPS + AHEAD + first, freq=offset)[
+        first:
+    ]
 
 
 def panel(freq: str | None = "D") -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -43,7 +49,11 @@ def panel(freq: str | None = "D") -> tuple[pd.DataFrame, pd.DataFrame]:
     ]
     past = pd.concat([whole[:STEPS] for whole in wholes], ignore_index=True)
     future = pd.concat(
-        [whole[STEPS : STEPS + ahead] for whole, ahead in zip(wholes, ITEMS.values(), strict=True)], ignore_index=True
+        [
+            whole[STEPS : STEPS + ahead]
+            for whole, ahead in zip(wholes, ITEMS.values(), strict=True)
+        ],
+        ignore_index=True,
     )
     return past, future
 
@@ -52,12 +62,18 @@ KEYS = ["item_id", "timestamp"]
 UNKNOWN: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "dates": lambda future: future[KEYS],
     "dates and an empty target": lambda future: future[KEYS].assign(target=np.nan),
-    "dates and empty columns": lambda future: future[KEYS].assign(target=None, price=np.nan, promo=pd.NA),
+    "dates and empty columns": lambda future: future[KEYS].assign(
+        target=None, price=np.nan, promo=pd.NA
+    ),
 }
 KNOWN: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "a covariate": lambda future: future[[*KEYS, "promo"]],
-    "a covariate and an empty target": lambda future: future[[*KEYS, "promo"]].assign(target=np.nan),
-    "a covariate and an empty one of the past": lambda future: future[[*KEYS, "promo"]].assign(price=np.nan),
+    "a covariate and an empty target": lambda future: future[[*KEYS, "promo"]].assign(
+        target=np.nan
+    ),
+    "a covariate and an empty one of the past": lambda future: future[
+        [*KEYS, "promo"]
+    ].assign(price=np.nan),
 }
 
 
@@ -77,18 +93,30 @@ CARRIERS: dict[str, Callable[[pd.DataFrame], Any]] = {
 
 def content(batch: SeriesBatch) -> list[tuple[Any, ...]]:
     futures = [None if future is None else future.tolist() for future in batch.futures]
-    values = [[None if value != value else value for value in row] for row in batch.values]
-    rows = zip(batch.ids, batch.roles, values, futures, batch.starts, batch.freqs, strict=True)
+    values = [
+        [None if value != value else value for value in row] for row in batch.values
+    ]
+    rows = zip(
+        batch.ids, batch.roles, values, futures, batch.starts, batch.freqs, strict=True
+    )
     return sorted(rows, key=lambda row: row[0])
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize("held", UNKNOWN)
-def test_dates_alone_move_nothing_and_are_said_to_bring_nothing(carrier: str, held: str) -> None:
+def test_dates_alone_move_nothing_and_are_said_to_bring_nothing(
+    carrier: str, held: str
+) -> None:
     past, future = panel()
-    batch = as_series(CARRIERS[carrier](past), future=CARRIERS[carrier](UNKNOWN[held](future)), targets=["target"])
+    batch = as_series(
+        CARRIERS[carrier](past),
+        future=CARRIERS[carrier](UNKNOWN[held](future)),
+        targets=["target"],
+    )
     assert content(batch) == content(as_series(past, targets=["target"]))
-    assert any("future" in note and "no known covariate" in note for note in batch.notes)
+    assert any(
+        "future" in note and "no known covariate" in note for note in batch.notes
+    )
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
@@ -108,10 +136,17 @@ def test_covariates_go_on_where_the_data_end(carrier: str, held: str) -> None:
     assert not any("no known covariate" in note for note in batch.notes)
 
 
-@pytest.mark.parametrize("freq", ["MS", "ME", "QS", "QE", "YS", "B", "W-MON", "h", "15min", "D", "Mon-Sat", None])
-def test_the_origin_is_the_last_date_of_the_data_at_every_frequency(freq: str | None) -> None:
+@pytest.mark.parametrize(
+    "freq",
+    ["MS", "ME", "QS", "QE", "YS", "B", "W-MON", "h", "15min", "D", "Mon-Sat", None],
+)
+def test_the_origin_is_the_last_date_of_the_data_at_every_frequency(
+    freq: str | None,
+) -> None:
     past, future = panel(freq)
-    options: dict[str, Any] = {"targets": ["target"]} | ({"freq": freq} if freq == "Mon-Sat" else {})
+    options: dict[str, Any] = {"targets": ["target"]} | (
+        {"freq": freq} if freq == "Mon-Sat" else {}
+    )
     for names in (KEYS, [*KEYS, "promo"]):
         batch = as_series(past, future=future[names], **options)
         assert set(batch.lengths) == {STEPS}
@@ -134,7 +169,9 @@ def test_one_series_of_prophet() -> None:
     lone = as_series(past[:1], future=dates)
     assert (lone.lengths, lone.starts) == ((1,), (days[0],))
     # with its history, as make_future_dataframe gives it
-    expect_error("future.*2024-01-01", as_series, past, future=pd.DataFrame({"ds": days}))
+    expect_error(
+        "future.*2024-01-01", as_series, past, future=pd.DataFrame({"ds": days})
+    )
     plain = past[["y"]].assign(heat=1.0)
     rows = as_series(plain, future=pd.DataFrame({"heat": [2.0, 3.0]}))
     assert (rows.lengths, rows.futures[1].tolist()) == ((STEPS, STEPS), [2.0, 3.0])  # type: ignore[union-attr]
@@ -153,7 +190,9 @@ def test_missing_values_at_the_end_of_the_data_stay_in_the_context() -> None:
 @pytest.mark.parametrize("filled", ["one", "all", "text"])
 @pytest.mark.parametrize("name", ["target", "load", "two targets"])
 @pytest.mark.parametrize("more", [[], ["promo"]], ids=["dates", "covariate"])
-def test_values_of_the_target_in_the_future_are_refused(filled: str, name: str, more: list[str]) -> None:
+def test_values_of_the_target_in_the_future_are_refused(
+    filled: str, name: str, more: list[str]
+) -> None:
     past, future = panel()
     options: dict[str, Any] = {"past": ["price"]}
     column = "target"
@@ -167,8 +206,12 @@ def test_values_of_the_target_in_the_future_are_refused(filled: str, name: str, 
         options |= {"known": ["promo"]} if more else {"past": ["price", "promo"]}
     if name == "two targets":
         options, column = {"targets": ["target", "price"]}, "price"
-    kept = future[column].where(future.index == 4) if filled == "one" else future[column]
-    ahead = future[[*KEYS, *more]].assign(**{column: kept.astype(str) if filled == "text" else kept})
+    kept = (
+        future[column].where(future.index == 4) if filled == "one" else future[column]
+    )
+    ahead = future[[*KEYS, *more]].assign(
+        **{column: kept.astype(str) if filled == "text" else kept}
+    )
     expect_error(
         rf"future.*'{column}'.*row {4 if filled == 'one' else 0}.*leave .* out",
         as_series,
@@ -182,17 +225,33 @@ def test_values_of_the_target_in_the_future_are_refused(filled: str, name: str, 
 
 @pytest.mark.parametrize("more", [[], ["promo"]], ids=["dates", "covariate"])
 @pytest.mark.parametrize("freq", ["MS", "B", "h", "D", None])
-@pytest.mark.parametrize("first", [-STEPS - 3, -3, -1], ids=["before the data", "over their end", "at their end"])
-def test_dates_up_to_the_end_of_the_data_are_refused(first: int, freq: str | None, more: list[str]) -> None:
+@pytest.mark.parametrize(
+    "first",
+    [-STEPS - 3, -3, -1],
+    ids=["before the data", "over their end", "at their end"],
+)
+def test_dates_up_to_the_end_of_the_data_are_refused(
+    first: int, freq: str | None, more: list[str]
+) -> None:
     past, future = panel(freq)
     early = past[past.item_id == "b"]
     if first < -STEPS:
-        moment = -3 if freq is None else early.timestamp.iloc[0] - 3 * pd.tseries.frequencies.to_offset(freq)
+        moment = (
+            -3
+            if freq is None
+            else early.timestamp.iloc[0] - 3 * pd.tseries.frequencies.to_offset(freq)
+        )
         early = early[:1].assign(timestamp=moment)
     else:
         early = early[first:]
     ahead = pd.concat([future, early], ignore_index=True)[[*KEYS, *more]]
-    expect_error(r"future has .*'b'.* end (at|with).*leave", as_series, past, future=ahead, targets=["target"])
+    expect_error(
+        r"future has .*'b'.* end (at|with).*leave",
+        as_series,
+        past,
+        future=ahead,
+        targets=["target"],
+    )
     kept = ahead[~ahead.index.isin(ahead.index[-len(early) :])]
     assert content(as_series(past, future=kept, targets=["target"])) == content(
         as_series(past, future=future[[*KEYS, *more]], targets=["target"])
@@ -202,7 +261,13 @@ def test_dates_up_to_the_end_of_the_data_are_refused(first: int, freq: str | Non
 def test_a_gap_after_the_data_matters_to_covariates_alone() -> None:
     past, future = panel()
     later = future[future.groupby("item_id").cumcount() > 0]
-    expect_error("no number at step 1 of", as_series, past, future=later[[*KEYS, "promo"]], targets=["target"])
+    expect_error(
+        "no number at step 1 of",
+        as_series,
+        past,
+        future=later[[*KEYS, "promo"]],
+        targets=["target"],
+    )
     batch = as_series(past, future=later[KEYS], targets=["target"])
     assert content(batch) == content(as_series(past, targets=["target"]))
     assert not any("filled" in note for note in batch.notes)
@@ -225,22 +290,43 @@ def test_a_future_that_does_not_fit_the_data_is_refused() -> None:
     # whole numbers as ids, that missing ones made decimals elsewhere
     numbered = past.assign(item_id=past.item_id.map(ord))
     ahead = known.assign(item_id=known.item_id.map(ord).astype(float))
-    assert set(as_series(numbered, future=ahead, targets=["target"]).groups) == {"97", "98", "99"}
-    expect_error("future has .*'97.5'.*'97'", as_series, numbered, future=ahead.replace(97.0, 97.5), targets=["target"])
-    assert set(as_series(past, future=stranger[stranger.item_id != "z"], targets=["target"]).lengths) == {STEPS}
+    assert set(as_series(numbered, future=ahead, targets=["target"]).groups) == {
+        "97",
+        "98",
+        "99",
+    }
+    expect_error(
+        "future has .*'97.5'.*'97'",
+        as_series,
+        numbered,
+        future=ahead.replace(97.0, 97.5),
+        targets=["target"],
+    )
+    assert set(
+        as_series(
+            past, future=stranger[stranger.item_id != "z"], targets=["target"]
+        ).lengths
+    ) == {STEPS}
 
 
 def test_columns_of_the_future_that_are_not_read_are_named() -> None:
     past, future = panel()
-    unread = as_series(past, future=future.drop(columns="target"), known=["promo"], past=["price"])
+    unread = as_series(
+        past, future=future.drop(columns="target"), known=["promo"], past=["price"]
+    )
     assert any("future" in note and "'price'" in note for note in unread.notes)
-    fine = as_series(past, future=future[[*KEYS, "promo"]], known=["promo"], past=["price"])
+    fine = as_series(
+        past, future=future[[*KEYS, "promo"]], known=["promo"], past=["price"]
+    )
     assert not any("future" in note for note in fine.notes)
 
 
 def test_a_standard_name_that_is_no_target_is_a_covariate() -> None:
     past, future = panel()
-    past, future = (each.rename(columns={"target": "load", "promo": "value"}) for each in (past, future))
+    past, future = (
+        each.rename(columns={"target": "load", "promo": "value"})
+        for each in (past, future)
+    )
     batch = as_series(past, future=future[[*KEYS, "value"]], targets=["load"])
     assert batch.variates[:2] == ("load", "value")
 
@@ -254,7 +340,9 @@ def test_a_run_forecasts_the_steps_after_the_data() -> None:
         run = lens.run(
             items[[*KEYS, "target"]],
             AHEAD,
-            future=make(future[future.item_id == "a"]).drop(columns=["price", "promo"], errors="ignore"),
+            future=make(future[future.item_id == "a"]).drop(
+                columns=["price", "promo"], errors="ignore"
+            ),
         )
         np.testing.assert_array_equal(run.forecast.quantiles, alone.forecast.quantiles)
         ours, theirs = run.batch.timestamps(0, AHEAD), alone.batch.timestamps(0, AHEAD)

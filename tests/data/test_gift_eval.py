@@ -37,20 +37,33 @@ def write_folder(
     names = names[::-1] if backwards else names
     stamp = pd.Timestamp(start).to_datetime64().astype(f"datetime64[{unit}]")
     several = series[0].ndim > 1
-    kind = pa.list_(pa.list_(pa.float32()), len(series[0])) if several else pa.list_(pa.float32())
-    for name, rows in zip(names, np.array_split(np.arange(len(series)), shards), strict=True):
+    kind = (
+        pa.list_(pa.list_(pa.float32()), len(series[0]))
+        if several
+        else pa.list_(pa.float32())
+    )
+    for name, rows in zip(
+        names, np.array_split(np.arange(len(series)), shards), strict=True
+    ):
         values = [series[row].astype(np.float32) for row in rows]
         columns = {
             "item_id": pa.array([ids[row] if ids else f"item_{row}" for row in rows]),
             "start": pa.array(np.array([stamp] * len(rows)), pa.timestamp(unit)),
             "freq": pa.array([freq] * len(rows)),
-            "target": pa.array([list(each) for each in values] if several else values, kind),
+            "target": pa.array(
+                [list(each) for each in values] if several else values, kind
+            ),
         }
         table = pa.table(columns)
-        with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
+        with (
+            pa.OSFile(str(folder / name), "wb") as sink,
+            pa.ipc.new_stream(sink, table.schema) as stream,
+        ):
             # two batches a shard, where there are rows enough
             stream.write_table(table, max_chunksize=max(1, (len(rows) + 1) // 2))
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    (folder / "state.json").write_text(
+        json.dumps({"_data_files": [{"filename": name} for name in names]})
+    )
     return folder
 
 
@@ -79,7 +92,9 @@ def walks(lengths: list[int], variates: int = 0, seed: int = 0) -> list[np.ndarr
     rng = np.random.default_rng(seed)
     found = []
     for number, length in enumerate(lengths):
-        walk = rng.normal(size=(variates, length) if variates else length).cumsum(axis=-1)
+        walk = rng.normal(size=(variates, length) if variates else length).cumsum(
+            axis=-1
+        )
         gaps = rng.random(walk.shape) < 0.1 * (number % 2)
         found.append(np.where(gaps, np.nan, walk).astype(np.float32))
     return found
@@ -87,24 +102,44 @@ def walks(lengths: list[int], variates: int = 0, seed: int = 0) -> list[np.ndarr
 
 def test_the_97_configurations() -> None:
     configs = {config.key: config for config in gift_eval_configs()}
-    assert [sum(c.term == term for c in configs.values()) for term in ("short", "medium", "long")] == [55, 21, 21]
+    assert [
+        sum(c.term == term for c in configs.values())
+        for term in ("short", "medium", "long")
+    ] == [55, 21, 21]
     for folder, key, horizons, season, variates, domain in ROWS:
         of_key = [each for each in configs if each.rpartition("/")[0] == key]
-        assert [configs[each].horizon for each in of_key] == list(map(int, horizons.split("/")))
+        assert [configs[each].horizon for each in of_key] == list(
+            map(int, horizons.split("/"))
+        )
         for each in map(configs.get, of_key):
-            assert (each.folder, each.seasonality, each.variates) == (folder, int(season), int(variates))
+            assert (each.folder, each.seasonality, each.variates) == (
+                folder,
+                int(season),
+                int(variates),
+            )
             assert each.domain == domain
 
 
-def test_the_whole_benchmark_is_read_from_its_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_whole_benchmark_is_read_from_its_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for config in gift_eval_configs():
         # the last term of a folder is the longest
-        series = walks([config.horizon * 3 + 8, config.horizon * 3 + 5], config.variates if config.variates > 1 else 0)
-        write_folder(tmp_path / config.folder, series, ANCHORED.get(config.freq, config.freq))
+        series = walks(
+            [config.horizon * 3 + 8, config.horizon * 3 + 5],
+            config.variates if config.variates > 1 else 0,
+        )
+        write_folder(
+            tmp_path / config.folder, series, ANCHORED.get(config.freq, config.freq)
+        )
     monkeypatch.setenv("GIFT_EVAL", str(tmp_path))
     found = gift_eval()
     for config, each in zip(gift_eval_configs(), found, strict=True):
-        assert (each.name, each.horizon, each.seasonality) == (config.key, config.horizon, config.seasonality)
+        assert (each.name, each.horizon, each.seasonality) == (
+            config.key,
+            config.horizon,
+            config.seasonality,
+        )
         assert each.domain == config.domain
         # stamped by the day after the one on which the stored weeks end
         assert each.freq == "W-WED" or config.freq != "W"
@@ -113,24 +148,46 @@ def test_the_whole_benchmark_is_read_from_its_layout(tmp_path: Path, monkeypatch
     long = [config.key for config in gift_eval_configs() if config.term == "long"]
     assert [each.name for each in gift_eval(configs="*/long")] == long
     named = [each.name for each in gift_eval(configs=("ett1/H", "m4_w*"))]
-    assert named == ["m4_weekly/W/short", *(f"ett1/H/{term}" for term in ("short", "medium", "long"))]
+    assert named == [
+        "m4_weekly/W/short",
+        *(f"ett1/H/{term}" for term in ("short", "medium", "long")),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("folder", "freq", "variates"), [("solar/H", "H", 0), ("m4_daily", "D", 0), ("ett1/D", "D", 7)]
+    ("folder", "freq", "variates"),
+    [("solar/H", "H", 0), ("m4_daily", "D", 0), ("ett1/D", "D", 7)],
 )
 @pytest.mark.parametrize("shards", [1, 3])
-def test_windows_are_the_benchmarks(tmp_path: Path, folder: str, freq: str, variates: int, shards: int) -> None:
+def test_windows_are_the_benchmarks(
+    tmp_path: Path, folder: str, freq: str, variates: int, shards: int
+) -> None:
     series = walks([430, 351, 517, 402, 380], variates)
-    write_folder(tmp_path / folder, series, freq, "2016-07-01 03:00", shards=shards, backwards=True)
-    (found,) = gift_eval(tmp_path, f"{folder}/*short" if "/" in folder else f"{folder}/*")
+    write_folder(
+        tmp_path / folder,
+        series,
+        freq,
+        "2016-07-01 03:00",
+        shards=shards,
+        backwards=True,
+    )
+    (found,) = gift_eval(
+        tmp_path, f"{folder}/*short" if "/" in folder else f"{folder}/*"
+    )
     horizon, windows = found.horizon, {"solar/H": 1, "m4_daily": 1, "ett1/D": 2}[folder]
     entries = ListDataset(
-        [{"start": "2016-07-01 03:00", "target": s, "item_id": f"item_{i}"} for i, s in enumerate(series)],
+        [
+            {"start": "2016-07-01 03:00", "target": s, "item_id": f"item_{i}"}
+            for i, s in enumerate(series)
+        ],
         freq="h" if freq == "H" else freq,
         one_dim_target=not variates,
     )
-    expected = list(split(entries, offset=-horizon * windows)[1].generate_instances(horizon, windows=windows))
+    expected = list(
+        split(entries, offset=-horizon * windows)[1].generate_instances(
+            horizon, windows=windows
+        )
+    )
     assert len(found) == len(expected)
     for ours, (context, label) in zip(found.windows, expected, strict=True):
         assert ours.item == context["item_id"]
@@ -141,14 +198,30 @@ def test_windows_are_the_benchmarks(tmp_path: Path, folder: str, freq: str, vari
 
 
 def test_other_datasets_in_the_layout(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "own", walks([100, 101], 2), "W-WED", ids=["x", "x"], unit="ns")
+    folder = write_folder(
+        tmp_path / "own", walks([100, 101], 2), "W-WED", ids=["x", "x"], unit="ns"
+    )
     (found,) = gift_eval_folder(folder)
-    assert (found.name, found.freq, found.horizon, found.seasonality) == ("own/short", "W-THU", 8, 1)
+    assert (found.name, found.freq, found.horizon, found.seasonality) == (
+        "own/short",
+        "W-THU",
+        8,
+        1,
+    )
     assert [w.item for w in found.windows[::2]] == ["x", "x#2"]
     assert found.windows[0].start == pd.Timestamp("2016-06-30")
-    (other,) = gift_eval_folder(folder, name="mine", horizon=20, freq="H", domain="tests")
-    assert (other.name, other.freq, other.horizon, other.seasonality) == ("mine", "h", 20, 24)
-    (long,) = gift_eval_folder(write_folder(tmp_path / "m4_own", walks([800]), "H"), "long")
+    (other,) = gift_eval_folder(
+        folder, name="mine", horizon=20, freq="H", domain="tests"
+    )
+    assert (other.name, other.freq, other.horizon, other.seasonality) == (
+        "mine",
+        "h",
+        20,
+        24,
+    )
+    (long,) = gift_eval_folder(
+        write_folder(tmp_path / "m4_own", walks([800]), "H"), "long"
+    )
     assert (long.horizon, len(long)) == (720, 1)
 
 
@@ -158,31 +231,63 @@ def test_short_series_are_left_out_and_named(tmp_path: Path) -> None:
     assert [w.item for w in found.windows] == ["item_1", "item_2"]
     assert found.windows[1].context.shape == (1, 1)
     assert found.notes == ("item_0: left out, its 30 steps are too few for 1 windows",)
-    expect_error("every series of 'restaurant' is shorter than 701 steps", gift_eval_folder, folder, horizon=700)
+    expect_error(
+        "every series of 'restaurant' is shorter than 701 steps",
+        gift_eval_folder,
+        folder,
+        horizon=700,
+    )
 
 
-def test_where_is_the_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_is_the_benchmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("GIFT_EVAL", raising=False)
     expect_error("environment variable GIFT_EVAL", gift_eval)
     monkeypatch.setenv("GIFT_EVAL", str(tmp_path / "nowhere"))
     expect_error(r"there is no folder .*nowhere', to which GIFT_EVAL is set", gift_eval)
     write_folder(tmp_path / "ett1/H", walks([300], 7), "H")
     for way in ("error", "skip"):
-        expect_error(r"lacks 97 of 97 .* m4_yearly, m4_quarterly", gift_eval, tmp_path / "ett1", missing=way)
-    with pytest.raises(InputError, match=r"lacks 2 of 3 configurations: no folder solar/D, ett1/D"):
+        expect_error(
+            r"lacks 97 of 97 .* m4_yearly, m4_quarterly",
+            gift_eval,
+            tmp_path / "ett1",
+            missing=way,
+        )
+    with pytest.raises(
+        InputError, match=r"lacks 2 of 3 configurations: no folder solar/D, ett1/D"
+    ):
         gift_eval(tmp_path, ("ett1/[HD]/short", "solar/D"))
-    with pytest.warns(UserWarning, match=r"lacks 2 of 3 configurations: no folder solar/D, ett1/D"):
+    with pytest.warns(
+        UserWarning, match=r"lacks 2 of 3 configurations: no folder solar/D, ett1/D"
+    ):
         found = gift_eval(tmp_path, ("ett1/[HD]/short", "solar/D"), missing="skip")
     assert [each.name for each in found] == ["ett1/H/short"]
-    expect_error(r"'ett1/h/short'\. Closest: .*ett1/H/short", gift_eval, tmp_path, "ett1/h/short")
+    expect_error(
+        r"'ett1/h/short'\. Closest: .*ett1/H/short", gift_eval, tmp_path, "ett1/h/short"
+    )
 
 
 def test_other_data_than_the_configurations(tmp_path: Path) -> None:
     write_folder(tmp_path / "ett1/H", walks([300], 7), "15T")
-    expect_error("has frequency '15T', expected 'H' for ett1/H/short", gift_eval, tmp_path, "ett1/H/short")
+    expect_error(
+        "has frequency '15T', expected 'H' for ett1/H/short",
+        gift_eval,
+        tmp_path,
+        "ett1/H/short",
+    )
     write_folder(tmp_path / "ett2/H", walks([300], 6), "H")
-    expect_error("has 6 variates, expected 7 for ett2/H/short", gift_eval, tmp_path, "ett2/H/short")
-    expect_error("'moon' is not a frequency", gift_eval_folder, write_folder(tmp_path / "moon", walks([300]), "moon"))
+    expect_error(
+        "has 6 variates, expected 7 for ett2/H/short",
+        gift_eval,
+        tmp_path,
+        "ett2/H/short",
+    )
+    expect_error(
+        "'moon' is not a frequency",
+        gift_eval_folder,
+        write_folder(tmp_path / "moon", walks([300]), "moon"),
+    )
     expect_error("no horizon for frequency 'B'", gift_eval_horizon, "own", "B")
     expect_error("Closest: short", gift_eval_horizon, "own", "H", "shrt")
 
@@ -198,8 +303,14 @@ def test_damaged_folders(tmp_path: Path) -> None:
     (odd := broken("b") / "state.json").write_text("{}")
     expect_error("lists no data files", gift_eval_folder, odd.parent)
     (shard := broken("c") / "data-00001-of-00002.arrow").unlink()
-    expect_error(r"data-00001-of-00002\.arrow is not a complete Arrow stream", gift_eval_folder, shard.parent)
-    expect_error("is not a dataset of save_to_disk", gift_eval_folder, tmp_path / "none")
+    expect_error(
+        r"data-00001-of-00002\.arrow is not a complete Arrow stream",
+        gift_eval_folder,
+        shard.parent,
+    )
+    expect_error(
+        "is not a dataset of save_to_disk", gift_eval_folder, tmp_path / "none"
+    )
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
@@ -210,35 +321,67 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     assert len(gift_eval_folder(folder, horizon=5)[0]) == 4
     for length in range(0, len(whole), 8):
         file.write_bytes(whole[:length])
-        expect_error(r"data-00000-of-00001\.arrow .*Copy it again", gift_eval_folder, folder, horizon=5)
+        expect_error(
+            r"data-00000-of-00001\.arrow .*Copy it again",
+            gift_eval_folder,
+            folder,
+            horizon=5,
+        )
 
 
 ODD = {
-    "no target": (pa.table({"item_id": ["a"], "values": [[1.0]]}), "no column 'target'; it has item_id, values"),
-    "null target": (pa.table({"item_id": ["a", "b"], "target": [[1.0], None]}), "series 'b' has no target"),
-    "ragged": (pa.table({"target": [[[1.0, 2.0], [1.0]]]}), r"series '0' has variates of \[1, 2\] steps"),
+    "no target": (
+        pa.table({"item_id": ["a"], "values": [[1.0]]}),
+        "no column 'target'; it has item_id, values",
+    ),
+    "null target": (
+        pa.table({"item_id": ["a", "b"], "target": [[1.0], None]}),
+        "series 'b' has no target",
+    ),
+    "ragged": (
+        pa.table({"target": [[[1.0, 2.0], [1.0]]]}),
+        r"series '0' has variates of \[1, 2\] steps",
+    ),
     "text": (pa.table({"target": [["x"]]}), "holds string, expected numbers"),
     "scalar": (pa.table({"target": [1.0]}), "holds double, expected lists"),
-    "no rows": (pa.table({"target": pa.array([], pa.list_(pa.float32()))}), "has no series"),
+    "no rows": (
+        pa.table({"target": pa.array([], pa.list_(pa.float32()))}),
+        "has no series",
+    ),
     "no freq": (pa.table({"target": [[1.0, 2.0]]}), "no column 'freq'"),
-    "two freqs": (pa.table({"target": [[1.0] * 9] * 2, "freq": ["D", "H"]}), "different frequencies: D, H"),
+    "two freqs": (
+        pa.table({"target": [[1.0] * 9] * 2, "freq": ["D", "H"]}),
+        "different frequencies: D, H",
+    ),
 }
 
 
 @pytest.mark.parametrize(("table", "message"), ODD.values(), ids=ODD)
 def test_odd_columns(tmp_path: Path, table: pa.Table, message: str) -> None:
     folder = write_folder(tmp_path / "odd", walks([9]), "D")
-    with pa.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), table.schema) as stream:
+    with pa.ipc.new_stream(
+        str(folder / "data-00000-of-00001.arrow"), table.schema
+    ) as stream:
         stream.write_table(table)
     expect_error(message, gift_eval_folder, folder, horizon=2)
 
 
 @pytest.mark.parametrize("values", [[1.0, None, 3.0, 4.0], [1, 2, 3, 4]])
-def test_nulls_and_integers_are_numbers_and_rows_without_id_are_numbered(tmp_path: Path, values: list) -> None:
+def test_nulls_and_integers_are_numbers_and_rows_without_id_are_numbered(
+    tmp_path: Path, values: list
+) -> None:
     folder = write_folder(tmp_path / "odd", walks([9]), "D")
     table = pa.table({"target": [values] * 3, "freq": ["D"] * 3})
-    with pa.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), table.schema) as stream:
+    with pa.ipc.new_stream(
+        str(folder / "data-00000-of-00001.arrow"), table.schema
+    ) as stream:
         stream.write_table(table, max_chunksize=2)
     (found,) = gift_eval_folder(folder, horizon=1)
-    assert [(window.item, window.start) for window in found.windows] == [("0", None), ("1", None), ("2", None)]
-    np.testing.assert_array_equal(found.windows[0].context[0], np.array(values[:3], dtype=float))
+    assert [(window.item, window.start) for window in found.windows] == [
+        ("0", None),
+        ("1", None),
+        ("2", None),
+    ]
+    np.testing.assert_array_equal(
+        found.windows[0].context[0], np.array(values[:3], dtype=float)
+    )

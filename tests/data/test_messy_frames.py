@@ -36,34 +36,83 @@ class Frame(NamedTuple):
 
 
 def table(head: str, *columns: Iterable[Any]) -> str:
-    return "\n".join([head, *(";".join(map(str, row)) for row in zip(*columns, strict=True))]) + "\n"
+    return (
+        "\n".join(
+            [head, *(";".join(map(str, row)) for row in zip(*columns, strict=True))]
+        )
+        + "\n"
+    )
 
 
-def load(cells: Any, loads: Any, refusal: str, times: pd.DatetimeIndex, values: np.ndarray, **options: Any) -> Frame:
+def load(
+    cells: Any,
+    loads: Any,
+    refusal: str,
+    times: pd.DatetimeIndex,
+    values: np.ndarray,
+    **options: Any,
+) -> Frame:
     """One series."""
-    return Frame(table("time;load", cells, loads), refusal, options, [values], times, ["load"], {})
+    return Frame(
+        table("time;load", cells, loads),
+        refusal,
+        options,
+        [values],
+        times,
+        ["load"],
+        {},
+    )
 
 
 def panel(head: str, ids: Sequence[str], refusal: str, **options: Any) -> Frame:
     """A series of each id of two columns, as 01/7, at the same days."""
     keys = [key.replace("/", ";") for key in ids]
-    rows = [f"{key};{time};{100 * k + t}" for t, time in enumerate(DAYS, 1) for k, key in enumerate(keys)]
-    return Frame("\n".join([head, *rows]), refusal, options, [UP + 100 * k for k in range(len(ids))], DAYS, ids, {})
+    rows = [
+        f"{key};{time};{100 * k + t}"
+        for t, time in enumerate(DAYS, 1)
+        for k, key in enumerate(keys)
+    ]
+    return Frame(
+        "\n".join([head, *rows]),
+        refusal,
+        options,
+        [UP + 100 * k for k in range(len(ids))],
+        DAYS,
+        ids,
+        {},
+    )
 
 
 def shop(days: pd.DatetimeIndex, freq: str) -> Frame:
     """Loads and a promotion, which is known for the last days."""
     loads = np.arange(1.0, len(days) - 11)
-    text = table("date;load;promo", days.date, [*loads, *[""] * 12], np.arange(len(days)) % 3)
+    text = table(
+        "date;load;promo", days.date, [*loads, *[""] * 12], np.arange(len(days)) % 3
+    )
     plain = {"known": ["promo"], "targets": ["load"]}
-    return Frame(text, f"give freq='{freq}'", {"freq": freq}, [loads], days[:-12], ["series-0/load"], plain)
+    return Frame(
+        text,
+        f"give freq='{freq}'",
+        {"freq": freq},
+        [loads],
+        days[:-12],
+        ["series-0/load"],
+        plain,
+    )
 
 
-def grouped(comma: str, point: str, numbers: Iterable[float] = BIG, form: str = ",.2f") -> list[str]:
-    return [format(number, form).translate(str.maketrans({",": comma, ".": point})) for number in numbers]
+def grouped(
+    comma: str, point: str, numbers: Iterable[float] = BIG, form: str = ",.2f"
+) -> list[str]:
+    return [
+        format(number, form).translate(str.maketrans({",": comma, ".": point}))
+        for number in numbers
+    ]
 
 
-def local(zone: str, first: str, periods: int, freq: str) -> tuple[pd.DatetimeIndex, pd.DatetimeIndex]:
+def local(
+    zone: str, first: str, periods: int, freq: str
+) -> tuple[pd.DatetimeIndex, pd.DatetimeIndex]:
     """Times as the clock of a zone shows them, and the same in UTC."""
     utc = pd.date_range(first, periods=periods, freq=freq, tz="UTC")
     return utc.tz_convert(zone).tz_localize(None), utc.tz_localize(None)
@@ -80,44 +129,109 @@ GERMAN = {"thousands": ".", "decimal": ","}
 AUTUMN, AUTUMN_UTC = local("Europe/Berlin", "2024-10-26", COUNT, "h")
 YEAR, YEAR_UTC = local("Europe/Berlin", "2024-03-30", 5300, "h")
 FALL, FALL_UTC = local("America/New_York", "2024-11-03", COUNT, "15min")
-FIVE, HOURS = (pd.date_range("2024-01-01", periods=COUNT, freq=freq) for freq in ("5min", "h"))
+FIVE, HOURS = (
+    pd.date_range("2024-01-01", periods=COUNT, freq=freq) for freq in ("5min", "h")
+)
 SIX = DAYS + pd.Timedelta("6h")
 FEW = FIVE + pd.to_timedelta(np.where(np.arange(COUNT) == 40, 7, 0), unit="s")
-MONDAYS, SUNDAYS = (pd.date_range("2017-09-03", periods=COUNT, freq=freq) for freq in ("W-MON", "W-SUN"))
+MONDAYS, SUNDAYS = (
+    pd.date_range("2017-09-03", periods=COUNT, freq=freq) for freq in ("W-MON", "W-SUN")
+)
 MONTHS = pd.date_range("1871-01-01", periods=COUNT, freq="MS")
 DIGITS = [f"{month.year}.{month.month}" for month in MONTHS]
 POINT = MONTHS.strftime("%Y.%m")
 TRADING = pd.bdate_range("2024-01-02", "2024-04-12").drop("2024-03-29")
 OPEN = pd.date_range("2024-11-20", "2024-12-31").drop(["2024-12-25", "2024-12-26"])
-SPACE, WEEKS = "thousands='space' and decimal=','", r"may be dates; give time_format='%G%V' or '%Y%U'"
-STORE, ZONE, MONTH = "id_column='store,item'", "give timezone=…", r"give time_format='%Y\.%m'"
+SPACE, WEEKS = (
+    "thousands='space' and decimal=','",
+    r"may be dates; give time_format='%G%V' or '%Y%U'",
+)
+STORE, ZONE, MONTH = (
+    "id_column='store,item'",
+    "give timezone=…",
+    r"give time_format='%Y\.%m'",
+)
 FRAMES = {
-    "German": load(DAYS, grouped(".", ","), r"thousands='\.' and decimal=','", DAYS, BIG, **GERMAN),
-    "German, whole": load(DAYS, grouped(".", "", 1000 * UP, ",.0f"), r"and thousands='\.'", DAYS, 1000 * UP, **GERMAN),
-    "American": load(DAYS, grouped(",", "."), "thousands=','", DAYS, BIG, thousands=","),
+    "German": load(
+        DAYS, grouped(".", ","), r"thousands='\.' and decimal=','", DAYS, BIG, **GERMAN
+    ),
+    "German, whole": load(
+        DAYS,
+        grouped(".", "", 1000 * UP, ",.0f"),
+        r"and thousands='\.'",
+        DAYS,
+        1000 * UP,
+        **GERMAN,
+    ),
+    "American": load(
+        DAYS, grouped(",", "."), "thousands=','", DAYS, BIG, thousands=","
+    ),
     "Swiss": load(DAYS, grouped("’", "."), 'thousands="\'"', DAYS, BIG, thousands="'"),
-    "French": load(DAYS, grouped("\u202f", ","), SPACE, DAYS, BIG, thousands="space", decimal=","),
-    "store and item": panel("store;item;date;sales", ["A/x", "A/y", "B/x"], STORE, id_column="store,item"),
-    "numbers of stores": panel("store;item;date;sales", ["01/7", "01/8", "02/7"], STORE, id_column=["store", "item"]),
-    "an id and a place": panel("id;region;date;sales", ["7/n", "8/n", "7/s"], "'id,region'", id_column="id,region"),
+    "French": load(
+        DAYS, grouped("\u202f", ","), SPACE, DAYS, BIG, thousands="space", decimal=","
+    ),
+    "store and item": panel(
+        "store;item;date;sales", ["A/x", "A/y", "B/x"], STORE, id_column="store,item"
+    ),
+    "numbers of stores": panel(
+        "store;item;date;sales",
+        ["01/7", "01/8", "02/7"],
+        STORE,
+        id_column=["store", "item"],
+    ),
+    "an id and a place": panel(
+        "id;region;date;sales",
+        ["7/n", "8/n", "7/s"],
+        "'id,region'",
+        id_column="id,region",
+    ),
     "autumn": load(AUTUMN, UP, ZONE, AUTUMN_UTC, UP, **BERLIN),
-    "spring to autumn": load(YEAR, np.arange(5300.0), ZONE, YEAR_UTC, np.arange(5300.0), **BERLIN),
+    "spring to autumn": load(
+        YEAR, np.arange(5300.0), ZONE, YEAR_UTC, np.arange(5300.0), **BERLIN
+    ),
     "autumn, latest first": load(FALL[::-1], UP[::-1], ZONE, FALL_UTC, UP, **YORK),
-    "jitter": load(jitter(FIVE, 40), UP, "give round_time='5min'", FIVE, UP, round_time="5min"),
-    "one time off": load(FEW, UP, "give round_time='5min'", FIVE, UP, round_time="5min"),
-    "jitter of hours": load(jitter(HOURS, 600), UP, "give round_time='1h'", HOURS, UP, round_time="1h"),
-    "about six each day": load(jitter(SIX, 900), UP, "give round_time='1D'", DAYS, UP, round_time="1D"),
+    "jitter": load(
+        jitter(FIVE, 40), UP, "give round_time='5min'", FIVE, UP, round_time="5min"
+    ),
+    "one time off": load(
+        FEW, UP, "give round_time='5min'", FIVE, UP, round_time="5min"
+    ),
+    "jitter of hours": load(
+        jitter(HOURS, 600), UP, "give round_time='1h'", HOURS, UP, round_time="1h"
+    ),
+    "about six each day": load(
+        jitter(SIX, 900), UP, "give round_time='1D'", DAYS, UP, round_time="1D"
+    ),
     "weeks": load(MONDAYS.strftime("%G%V"), UP, WEEKS, MONDAYS, UP, time_format="%G%V"),
-    "weeks from Sunday": load(SUNDAYS.strftime("%Y%U"), UP, WEEKS, SUNDAYS, UP, time_format="%Y%U"),
-    "weeks in words": load(MONDAYS.strftime("%G/W%V"), UP, "give time_format=…", MONDAYS, UP, time_format="%G/W%V"),
+    "weeks from Sunday": load(
+        SUNDAYS.strftime("%Y%U"), UP, WEEKS, SUNDAYS, UP, time_format="%Y%U"
+    ),
+    "weeks in words": load(
+        MONDAYS.strftime("%G/W%V"),
+        UP,
+        "give time_format=…",
+        MONDAYS,
+        UP,
+        time_format="%G/W%V",
+    ),
     "year.month": load(POINT, UP, MONTH, MONTHS, UP, time_format="%Y.%m"),
-    "year.month that was a float": load(map(float, POINT), UP, MONTH, MONTHS, UP, time_format="%Y.%m"),
+    "year.month that was a float": load(
+        map(float, POINT), UP, MONTH, MONTHS, UP, time_format="%Y.%m"
+    ),
     "year.month of one digit": load(DIGITS, UP, MONTH, MONTHS, UP, time_format="%Y.%m"),
     "Monday to Saturday": shop(DAYS[DAYS.dayofweek < 6], "Mon-Sat"),
     "trading days": shop(TRADING, "Mon-Fri,2024-03-29"),
     "closed at Christmas": shop(OPEN, "Mon-Sun,2024-12-25,2024-12-26"),
 }
-FORECAST = ("German", "numbers of stores", "autumn", "jitter", "weeks", "year.month that was a float", "trading days")
+FORECAST = (
+    "German",
+    "numbers of stores",
+    "autumn",
+    "jitter",
+    "weeks",
+    "year.month that was a float",
+    "trading days",
+)
 
 
 def check(frame: Frame, batch: SeriesBatch) -> None:
@@ -140,12 +254,17 @@ def forecast(frame: Frame, path: Path, options: dict[str, Any]) -> Result:
     ]
     for option, value in (frame.plain | options).items():
         for each in value if isinstance(value, list) else [value]:
-            args += ["--target" if option == "targets" else f"--{option.replace('_', '-')}", each]
+            args += [
+                "--target" if option == "targets" else f"--{option.replace('_', '-')}",
+                each,
+            ]
     return CliRunner().invoke(app, args)
 
 
 @pytest.mark.parametrize("name", FRAMES)
-def test_a_file_is_refused_and_read_with_the_option_that_is_named(name: str, tmp_path: Path) -> None:
+def test_a_file_is_refused_and_read_with_the_option_that_is_named(
+    name: str, tmp_path: Path
+) -> None:
     frame, path = FRAMES[name], tmp_path / "a.csv"
     path.write_text(frame.text, encoding="utf-8")
     expect_error(frame.refusal, read_series, path, **frame.plain)
@@ -154,7 +273,9 @@ def test_a_file_is_refused_and_read_with_the_option_that_is_named(name: str, tmp
         whole.write_text(frame.text.replace(";;", ";1;"))
         expect_error(frame.refusal, read_series(whole, **frame.plain).split, 20)
     check(frame, read_series(path, **frame.plain, **frame.options))
-    if "thousands" not in frame.options and not re.search("1871.1;.*1871.10;", frame.text, re.S):
+    if "thousands" not in frame.options and not re.search(
+        "1871.1;.*1871.10;", frame.text, re.S
+    ):
         of_pandas = pd.read_csv(path, sep=";", dtype={"store": str})
         expect_error(frame.refusal, as_series, of_pandas, **frame.plain)
         check(frame, as_series(of_pandas, **frame.plain, **frame.options))
@@ -162,7 +283,9 @@ def test_a_file_is_refused_and_read_with_the_option_that_is_named(name: str, tmp
     words = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", refused.stderr).split())
     assert refused.exit_code == 1
     for option in frame.options:
-        assert re.search(rf"(give|with|and|or|ids with) --{option.replace('_', '-')} ", words), words
+        assert re.search(
+            rf"(give|with|and|or|ids with) --{option.replace('_', '-')} ", words
+        ), words
 
 
 @pytest.mark.parametrize("name", FORECAST)
@@ -174,7 +297,10 @@ def test_the_command_forecasts(name: str, tmp_path: Path) -> None:
     result = json.loads(shown.stdout)
     assert result["coords"]["series"]["data"] == list(frame.ids)
     for row, values in enumerate(frame.values):
-        assert pd.Timestamp(result["coords"]["context_timestamp"]["data"][row][-1]) == frame.times[-1]
+        assert (
+            pd.Timestamp(result["coords"]["context_timestamp"]["data"][row][-1])
+            == frame.times[-1]
+        )
         assert result["data_vars"]["context"]["data"][row] == values.tolist()
     if name == "trading days":
         ahead = pd.DatetimeIndex(result["coords"]["forecast_timestamp"]["data"][0])
@@ -182,24 +308,64 @@ def test_the_command_forecasts(name: str, tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    (FRAMES["German"].text, {"thousands": "."}, r"thousands='\.' beside the decimal sign '\.' is no separator"),
-    (FRAMES["German"].text, {"thousands": "x", "decimal": ","}, "thousands='x' .* expected"),
+    (
+        FRAMES["German"].text,
+        {"thousands": "."},
+        r"thousands='\.' beside the decimal sign '\.' is no separator",
+    ),
+    (
+        FRAMES["German"].text,
+        {"thousands": "x", "decimal": ","},
+        "thousands='x' .* expected",
+    ),
     (FRAMES["German"].text.replace("1.404,75", "1.40,75"), GERMAN, r"'1\.40,75'"),
-    (FRAMES["autumn"].text, {"timezone": "Europe/Berln"}, "no time zone 'Europe/Berln'. Closest: Europe/Berlin"),
+    (
+        FRAMES["autumn"].text,
+        {"timezone": "Europe/Berln"},
+        "no time zone 'Europe/Berln'. Closest: Europe/Berlin",
+    ),
     (
         table("time;load", AUTUMN.drop_duplicates(), UP[1:]),
         BERLIN,
         "does not fit timezone='Europe/Berlin'.* no repeated",
     ),
-    (table("time;load", HOURS + pd.Timedelta("90D"), UP), BERLIN, "NonExistentTimeError"),
+    (
+        table("time;load", HOURS + pd.Timedelta("90D"), UP),
+        BERLIN,
+        "NonExistentTimeError",
+    ),
     (table("step;load", UP, UP), BERLIN, "need a column of dates"),
-    (FRAMES["jitter"].text, {"round_time": "15min"}, "two values at .*rounded to 15min, by up to .* may be finer"),
-    (FRAMES["jitter"].text, {"round_time": "ME"}, "round_time='ME' is no fixed interval"),
-    ("time;load\n201752;1\n201753;2\n201801;3\n", {"time_format": "%G%V"}, "'201753' in row 3 is not a date"),
-    ("time;load\n1871.1;1\n1871.11;2\n1871.12;3\n", {"time_format": "%Y.%m"}, "may be January or October"),
-    ("a;b;ds;y\nx/y;z;2024-01-01;1\nx;y/z;2024-01-01;2\n", {"id_column": "a,b"}, "alike when joined by '/'"),
+    (
+        FRAMES["jitter"].text,
+        {"round_time": "15min"},
+        "two values at .*rounded to 15min, by up to .* may be finer",
+    ),
+    (
+        FRAMES["jitter"].text,
+        {"round_time": "ME"},
+        "round_time='ME' is no fixed interval",
+    ),
+    (
+        "time;load\n201752;1\n201753;2\n201801;3\n",
+        {"time_format": "%G%V"},
+        "'201753' in row 3 is not a date",
+    ),
+    (
+        "time;load\n1871.1;1\n1871.11;2\n1871.12;3\n",
+        {"time_format": "%Y.%m"},
+        "may be January or October",
+    ),
+    (
+        "a;b;ds;y\nx/y;z;2024-01-01;1\nx;y/z;2024-01-01;2\n",
+        {"id_column": "a,b"},
+        "alike when joined by '/'",
+    ),
     ("a;b;ds;y\nx;z;2024-01-01;1\n", {"id_column": "a,c"}, "no column 'c'"),
-    (FRAMES["Monday to Saturday"].text, {"freq": "Mon-Fri"}, "2024-01-06.* off the regular grid"),
+    (
+        FRAMES["Monday to Saturday"].text,
+        {"freq": "Mon-Fri"},
+        "2024-01-06.* off the regular grid",
+    ),
     (FRAMES["Monday to Saturday"].text, {"freq": "Mon-Foo"}, "not a pandas frequency"),
 ]
 
@@ -222,11 +388,20 @@ def test_calendars(freq: str, mask: str, dates: list[str]) -> None:
     offset = pd.offsets.CustomBusinessDay(weekmask=mask, holidays=dates)
     for given in (freq, offset):
         batch = as_series([[1.0, 2.0, 3.0]], start="2024-01-01", freq=given)
-        assert pd.date_range("2024-01-01", periods=8, freq=offset).equals(batch.timestamps(ahead=5))
+        assert pd.date_range("2024-01-01", periods=8, freq=offset).equals(
+            batch.timestamps(ahead=5)
+        )
         assert batch.seasonality == len(mask.split())
 
 
 def test_rows_of_titles_above_the_names_are_guessed_in_the_refusal() -> None:
     frame = pd.DataFrame({"Sales 2025": ["shop", "1"], "Unnamed: 1": ["pieces", "2"]})
-    expect_error("delete rows of titles above", as_series, frame, targets=["Unnamed: 1"])
-    expect_error("replace the comma", as_series, pd.DataFrame({"x": ["1", "290,3"]}), targets=["x"])
+    expect_error(
+        "delete rows of titles above", as_series, frame, targets=["Unnamed: 1"]
+    )
+    expect_error(
+        "replace the comma",
+        as_series,
+        pd.DataFrame({"x": ["1", "290,3"]}),
+        targets=["x"],
+    )

@@ -17,14 +17,24 @@ from hypothesis.extra import numpy as npst
 
 import tsfm_lens
 from refusals import expect_error
-from tsfm_lens.data import SeriesBatch, as_series, bundled, bundled_info, bundled_names, from_frame, read_series
+from tsfm_lens.data import (
+    SeriesBatch,
+    as_series,
+    bundled,
+    bundled_info,
+    bundled_names,
+    from_frame,
+    read_series,
+)
 from tsfm_lens.data.batch import held_out, known_frequency, missing_at_end, noted_ends
 from tsfm_lens.errors import InputError
 from tsfm_lens.testing import assert_close
 
-SERIES = npst.arrays(np.float64, st.integers(1, 40), elements=st.floats(-1e12, 1e12) | st.just(float("nan"))).filter(
-    lambda array: not np.isnan(array).all()
-)
+SERIES = npst.arrays(
+    np.float64,
+    st.integers(1, 40),
+    elements=st.floats(-1e12, 1e12) | st.just(float("nan")),
+).filter(lambda array: not np.isnan(array).all())
 
 
 def frame(rows: list, columns: tuple = ("id", "timestamp", "target")) -> pd.DataFrame:
@@ -44,7 +54,10 @@ def frame(rows: list, columns: tuple = ("id", "timestamp", "target")) -> pd.Data
         {"a": [1, 2, 3]},
         [torch.tensor([1.0, 2.0, 3.0])],
         frame([("a", "2020-01-01", 1), ("a", "2020-01-02", 2), ("a", "2020-01-03", 3)]),
-        frame([("a", "2020-01-03", 3), ("a", "2020-01-01", 1), ("a", "2020-01-02", 2)], ("unique_id", "ds", "y")),
+        frame(
+            [("a", "2020-01-03", 3), ("a", "2020-01-01", 1), ("a", "2020-01-02", 2)],
+            ("unique_id", "ds", "y"),
+        ),
     ],
     ids=lambda data: type(data).__name__,
 )
@@ -64,38 +77,81 @@ REFUSED = {
     "empty series": ([[1.0], []], "series 'series-1' is empty"),
     "nested": ({"a": {"b": 1.0}}, "series 'a' is a dict, expected an array"),
     "scalar": (np.array(3.0), "0 axes"),
-    "four axes": (np.zeros((1, 1, 1, 2)), "4 axes (shape (1, 1, 1, 2)), expected (time,), (series, time) or"),
+    "four axes": (
+        np.zeros((1, 1, 1, 2)),
+        "4 axes (shape (1, 1, 1, 2)), expected (time,), (series, time) or",
+    ),
     "no steps": (np.zeros((3, 0)), "the array is empty (shape (3, 0))"),
     "ragged": ([[[1, 2], [3]]], "series 'series-0' is not a regular array of numbers"),
-    "a number and a list": ([1.0, [2.0]], "series 'series-0' has shape (), expected (time,) or (variate, time)"),
+    "a number and a list": (
+        [1.0, [2.0]],
+        "series 'series-0' has shape (), expected (time,) or (variate, time)",
+    ),
     "no variate": ([np.zeros((0, 5))], "shape (0, 5)"),
     "text": ([1.0, "x"], "holds 'x' at position 1, which is not a number"),
-    "masked text": (np.ma.masked_array(["a", "b"], [True, False]), "holds 'b' at position 1, which is not a number"),
-    "beyond doubles": ([10**400, 1], "holds a number beyond double precision at position 0"),
-    "infinite": (np.array([1.0, np.nan, np.inf]), "is infinite at position 2; use NaN for missing values"),
+    "masked text": (
+        np.ma.masked_array(["a", "b"], [True, False]),
+        "holds 'b' at position 1, which is not a number",
+    ),
+    "beyond doubles": (
+        [10**400, 1],
+        "holds a number beyond double precision at position 0",
+    ),
+    "infinite": (
+        np.array([1.0, np.nan, np.inf]),
+        "is infinite at position 2; use NaN for missing values",
+    ),
     "all NaN": (np.array([np.nan, np.nan]), "only NaN values (2 steps)"),
-    "variate all NaN": ([np.array([[1.0, 2.0], [np.nan, np.nan]])], "'series-0/1' has only NaN values"),
+    "variate all NaN": (
+        [np.array([[1.0, 2.0], [np.nan, np.nan]])],
+        "'series-0/1' has only NaN values",
+    ),
     "complex": (np.array([1j]), "holds complex128, expected real numbers"),
-    "dates": (np.array(["2020-01-01"], dtype="datetime64[D]"), "holds datetime64[D], expected real numbers"),
+    "dates": (
+        np.array(["2020-01-01"], dtype="datetime64[D]"),
+        "holds datetime64[D], expected real numbers",
+    ),
     "records": (np.zeros(2, dtype=[("a", float), ("b", int)]), "expected real numbers"),
     "sparse": (torch.eye(3).to_sparse(), "is not a dense tensor of numbers"),
     "long path": ("a" * 5000, "aaa…' is not an usable path: "),
     "missing file": ("a\0b", "there is no file"),
-    "frame in a list": ([frame([(1, 2)], ("a", "b"))], "'series-0' is a frame; give its values transposed"),
+    "frame in a list": (
+        [frame([(1, 2)], ("a", "b"))],
+        "'series-0' is a frame; give its values transposed",
+    ),
     "empty frame": (frame([]), "the frame has no rows"),
-    "duplicate times": (frame([("a", "2020-01-01", 1), ("a", "2020-01-01", 2)]), "two values at"),
-    "duplicate times, ids": (frame([("a", "2020-01-01", 1)] * 2 + [("b", "2020-01-01", 2)]), "; keep one of them"),
+    "duplicate times": (
+        frame([("a", "2020-01-01", 1), ("a", "2020-01-01", 2)]),
+        "two values at",
+    ),
+    "duplicate times, ids": (
+        frame([("a", "2020-01-01", 1)] * 2 + [("b", "2020-01-01", 2)]),
+        "; keep one of them",
+    ),
     "irregular": (
-        frame([("a", f"20{day}", 1) for day in ("20-01-01", "20-01-07", "21-03-02", "21-03-04")]),
+        frame(
+            [
+                ("a", f"20{day}", 1)
+                for day in ("20-01-01", "20-01-07", "21-03-02", "21-03-04")
+            ]
+        ),
         "irregular timestamps",
     ),
-    "bad cell": (frame([("a", "2020-01-01", "1"), ("a", "2020-01-02", "two")]), "holds 'two' in row 1"),
-    "no values": (frame([("a", "2020-01-01", "x", "y")], ("id", "timestamp", "n", "m")), "no column holds the values"),
+    "bad cell": (
+        frame([("a", "2020-01-01", "1"), ("a", "2020-01-02", "two")]),
+        "holds 'two' in row 1",
+    ),
+    "no values": (
+        frame([("a", "2020-01-01", "x", "y")], ("id", "timestamp", "n", "m")),
+        "no column holds the values",
+    ),
 }
 
 
 @pytest.mark.parametrize(("data", "message"), REFUSED.values(), ids=REFUSED)
-def test_refused_with_a_message_that_names_the_place(data: object, message: str) -> None:
+def test_refused_with_a_message_that_names_the_place(
+    data: object, message: str
+) -> None:
     expect_error(re.escape(message), as_series, data)
 
 
@@ -105,23 +161,44 @@ def test_refused_with_a_message_that_names_the_place(data: object, message: str)
         (lambda: as_series([[1], [2]], ids=["a"]), "2 series came with 1 ids"),
         (lambda: as_series([[1], [2]], ids=["a", "a"]), "'a' occurs more than once"),
         (lambda: as_series([1, 2], freq="fortnight"), "not a pandas frequency"),
-        (lambda: as_series([1, 2], variates=["load"]), "names columns of a frame or file, but the data is list"),
-        (lambda: as_series([1, 2], delimiter=";"), "delimiter=';' is about a file of text, but the data is list"),
-        (lambda: as_series([1, 2], future=frame([])), "the data is list; future=… needs both as frames"),
-        (lambda: as_series(frame([("a", 1, 2)]), id_column="id", time_column="id"), "'id' cannot hold both"),
+        (
+            lambda: as_series([1, 2], variates=["load"]),
+            "names columns of a frame or file, but the data is list",
+        ),
+        (
+            lambda: as_series([1, 2], delimiter=";"),
+            "delimiter=';' is about a file of text, but the data is list",
+        ),
+        (
+            lambda: as_series([1, 2], future=frame([])),
+            "the data is list; future=… needs both as frames",
+        ),
+        (
+            lambda: as_series(frame([("a", 1, 2)]), id_column="id", time_column="id"),
+            "'id' cannot hold both",
+        ),
         (lambda: as_series([1, 2], start="yesterdayish"), "not a timestamp"),
         (lambda: as_series([1, 2]).split(2), "cannot hold out 2"),
         (lambda: as_series([[1], [2]]).select("serie-1"), "Closest: series-1"),
-        (lambda: as_series(np.arange(500.0), freq="D", start="2262-01-01").timestamps(), "beyond 2262-04-11"),
+        (
+            lambda: as_series(
+                np.arange(500.0), freq="D", start="2262-01-01"
+            ).timestamps(),
+            "beyond 2262-04-11",
+        ),
     ],
 )
-def test_names_sizes_and_options_are_checked(call: Callable[[], object], message: str) -> None:
+def test_names_sizes_and_options_are_checked(
+    call: Callable[[], object], message: str
+) -> None:
     expect_error(message, call)
 
 
 @given(st.lists(SERIES, min_size=1, max_size=4))
 @settings(deadline=None, max_examples=60)
-def test_callers_arrays_are_copied_and_the_batch_is_read_only(arrays: list[np.ndarray]) -> None:
+def test_callers_arrays_are_copied_and_the_batch_is_read_only(
+    arrays: list[np.ndarray],
+) -> None:
     copies = [array.copy() for array in arrays]
     batch = as_series(arrays)
     for given_, copy, kept in zip(arrays, copies, batch.values, strict=True):
@@ -132,7 +209,10 @@ def test_callers_arrays_are_copied_and_the_batch_is_read_only(arrays: list[np.nd
             kept[0] = 0.0
 
 
-@given(st.lists(SERIES, min_size=1, max_size=3), st.sampled_from(["h", "D", "MS", "W-MON", "QS-OCT"]))
+@given(
+    st.lists(SERIES, min_size=1, max_size=3),
+    st.sampled_from(["h", "D", "MS", "W-MON", "QS-OCT"]),
+)
 @settings(deadline=None, max_examples=40)
 def test_frames_read_back(arrays: list[np.ndarray], freq: str) -> None:
     batch = as_series(arrays, freq=freq, start="2001-01-01")
@@ -153,7 +233,11 @@ def test_files_read_back(tmp_path: Path, suffix: str) -> None:
         table.to_csv(path, index=False, sep="\t" if suffix == ".tsv" else ",")
     back = read_series(path)
     np.testing.assert_allclose(back.values[0], bundled("co2").values[0])
-    assert (back.freq, back.starts, back.seasonality) == ("MS", bundled("co2").starts, 12)
+    assert (back.freq, back.starts, back.seasonality) == (
+        "MS",
+        bundled("co2").starts,
+        12,
+    )
 
 
 def test_gaps_become_nan_and_are_noted() -> None:
@@ -182,7 +266,9 @@ def test_bundled_series_are_real_described_and_of_several_fields() -> None:
 
 def test_bundled_files_are_what_the_packages_hold(tmp_path: Path) -> None:
     for package in ("statsmodels", "tsdata", "vega_datasets"):
-        pytest.importorskip(package, reason=f"{package} is needed to rebuild the bundled series")
+        pytest.importorskip(
+            package, reason=f"{package} is needed to rebuild the bundled series"
+        )
     import runpy
 
     script = Path(__file__).parents[2] / "tools" / "build_bundled.py"
@@ -210,11 +296,19 @@ LONG = np.arange(12.0)
 
 def test_only_targets_are_noted_and_many_are_counted(tmp_path: Path) -> None:
     past = SeriesBatch(
-        (LONG, np.r_[LONG[3:], GONE]), ("y", "x"), groups=("a", "a"), variates=("y", "x"), roles=("target", "past")
+        (LONG, np.r_[LONG[3:], GONE]),
+        ("y", "x"),
+        groups=("a", "a"),
+        variates=("y", "x"),
+        roles=("target", "past"),
     )
     assert noted_ends(past).notes == ()
-    assert [missing_at_end(np.array(row)) for row in ([1.0, 2.0], [1.0, np.nan], [np.nan])] == [0, 1, 1]
-    many = noted_ends(SeriesBatch(tuple(np.r_[LONG, GONE] for _ in range(5)), tuple("abcde")))
+    assert [
+        missing_at_end(np.array(row)) for row in ([1.0, 2.0], [1.0, np.nan], [np.nan])
+    ] == [0, 1, 1]
+    many = noted_ends(
+        SeriesBatch(tuple(np.r_[LONG, GONE] for _ in range(5)), tuple("abcde"))
+    )
     assert "'a' with 3, 'b' with 3, 'c' with 3, … (5 series)" in many.notes[0]
     (tmp_path / "y.csv").write_text("y\n1\n2\nNA\n")
     assert "'y' with 1" in read_series(tmp_path / "y.csv", header=True).notes[-1]
@@ -222,7 +316,10 @@ def test_only_targets_are_noted_and_many_are_counted(tmp_path: Path) -> None:
 
 def test_a_held_out_end_needs_a_value() -> None:
     ended, going = np.r_[LONG, GONE], np.arange(15.0)
-    with pytest.raises(InputError, match="'series-0' ends with 3 missing values: the truth of all 2 steps is missing"):
+    with pytest.raises(
+        InputError,
+        match="'series-0' ends with 3 missing values: the truth of all 2 steps is missing",
+    ):
         held_out(SeriesBatch((ended,)), 2)
     context, truth = held_out(SeriesBatch((ended,)), 4)
     assert context.notes == ()
@@ -231,7 +328,9 @@ def test_a_held_out_end_needs_a_value() -> None:
     assert np.isfinite(truth).tolist() == [[False] * 2, [True] * 2]
 
 
-def test_no_warning_of_pandas_stands_before_the_refusal(recwarn: pytest.WarningsRecorder) -> None:
+def test_no_warning_of_pandas_stands_before_the_refusal(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
     known_frequency.cache_clear()
     expect_error("not a pandas frequency", known_frequency, "bogus")
     assert not recwarn.list
@@ -240,14 +339,20 @@ def test_no_warning_of_pandas_stands_before_the_refusal(recwarn: pytest.Warnings
 READERS: dict[str, Callable[..., SeriesBatch]] = {
     "as_series": as_series,
     "from_frame": from_frame,
-    "run": lambda frame, **options: tsfm_lens.load("chronos2-nano").run(frame, 2, **options).batch,
-    "forecast": lambda frame, **options: tsfm_lens.load("chronos2-nano").forecast(frame, 2, **options).context,
+    "run": lambda frame, **options: (
+        tsfm_lens.load("chronos2-nano").run(frame, 2, **options).batch
+    ),
+    "forecast": lambda frame, **options: (
+        tsfm_lens.load("chronos2-nano").forecast(frame, 2, **options).context
+    ),
 }
 
 
 @pytest.mark.parametrize("reader", [*READERS, "read_series"])
 def test_a_single_name_is_one_column(reader: str, tmp_path: Path) -> None:
-    table = pd.DataFrame({"Umsatz": np.arange(12.0), "Wetter": np.arange(12) % 3, "Tag": [1, 2] * 6})
+    table = pd.DataFrame(
+        {"Umsatz": np.arange(12.0), "Wetter": np.arange(12) % 3, "Tag": [1, 2] * 6}
+    )
 
     def read(**options: Any) -> SeriesBatch:
         if reader != "read_series":
@@ -259,7 +364,11 @@ def test_a_single_name_is_one_column(reader: str, tmp_path: Path) -> None:
     assert read(variates="Umsatz").variates == ("Umsatz",)
     covariates = {"past": "Wetter", "categories": "Wetter"}
     assert read(targets="Umsatz", **covariates).categories == (None, ("0", "1", "2"))
-    assert read(targets="Umsatz", past="Wetter,Tag").variates == ("Umsatz", "Wetter", "Tag")
+    assert read(targets="Umsatz", past="Wetter,Tag").variates == (
+        "Umsatz",
+        "Wetter",
+        "Tag",
+    )
 
 
 def test_a_forecast_takes_the_arguments_of_reading() -> None:
@@ -273,15 +382,23 @@ def test_a_forecast_takes_the_arguments_of_reading() -> None:
 
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_batches_in_a_list_are_put_together(kind: Any) -> None:
-    parts = [bundled("co2"), bundled("elnino"), as_series([np.arange(9.0)], ids=["x"], units="m")]
+    parts = [
+        bundled("co2"),
+        bundled("elnino"),
+        as_series([np.arange(9.0)], ids=["x"], units="m"),
+    ]
     whole = as_series(kind(parts))
     assert (whole.ids, whole.freqs) == tuple(
-        tuple(each for part in parts for each in getattr(part, name)) for name in ("ids", "freqs")
+        tuple(each for part in parts for each in getattr(part, name))
+        for name in ("ids", "freqs")
     )
     assert whole.units == (*parts[0].units, *parts[1].units, "m")
     lens = tsfm_lens.load("bolt-nano")
     assert_close(
-        lens.forecast(kind(parts), 4).median[2], lens.forecast(parts[2], 4).median[0], depth=1000, dtype=np.float32
+        lens.forecast(kind(parts), 4).median[2],
+        lens.forecast(parts[2], 4).median[0],
+        depth=1000,
+        dtype=np.float32,
     )
     expect_error("item 1 is ndarray", as_series, [parts[0], np.arange(3.0)])
     expect_error("unique.*'co2'", as_series, [parts[0], parts[0]])

@@ -25,12 +25,16 @@ INDEXES: dict[str, Any] = {
     "text of months": MONTHS.strftime("%Y-%m"),
     "text with a zone": DAYS.strftime("%Y-%m-%dT00:00+02:00"),
     "dates": pd.Index([day.date() for day in DAYS], dtype=object),
-    "Arrow's dates": pd.Index(pd.array([day.date() for day in DAYS], dtype="date32[day][pyarrow]")),
+    "Arrow's dates": pd.Index(
+        pd.array([day.date() for day in DAYS], dtype="date32[day][pyarrow]")
+    ),
     "categories": pd.CategoricalIndex(DAYS),
     "a name": DAYS.strftime("%Y-%m-%d").rename("ds"),
     "step numbers": pd.RangeIndex(16, name="time"),
     "row numbers": pd.RangeIndex(16),
-    "numbers of a filtered frame": pd.Index([3, 1, 4, 15, 9, 2, 6, 5, 35, 8, 97, 93, 23, 84, 62, 64]),
+    "numbers of a filtered frame": pd.Index(
+        [3, 1, 4, 15, 9, 2, 6, 5, 35, 8, 97, 93, 23, 84, 62, 64]
+    ),
     "a zone": DAYS.tz_localize("Asia/Tokyo"),
 }
 ORDERS: dict[str, Callable[[pd.Series], pd.Series]] = {
@@ -47,7 +51,9 @@ CONTAINERS: dict[str, Callable[[list[pd.Series]], Any]] = {
 
 
 def content(batch: SeriesBatch) -> list[tuple[Any, ...]]:
-    values = [[None if value != value else value for value in row] for row in batch.values]
+    values = [
+        [None if value != value else value for value in row] for row in batch.values
+    ]
     return list(zip(values, batch.starts, batch.freqs, strict=True))
 
 
@@ -55,12 +61,19 @@ def content(batch: SeriesBatch) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("index", INDEXES)
 def test_series_are_read_as_each_alone(index: str, order: str, container: str) -> None:
-    first, second = (ORDERS[order](pd.Series(VALUES + k, index=INDEXES[index])) for k in (0, 100))
+    first, second = (
+        ORDERS[order](pd.Series(VALUES + k, index=INDEXES[index])) for k in (0, 100)
+    )
     batch = as_series(CONTAINERS[container]([first, second]))
     alone = [as_series(series) for series in (first, second)]
     assert content(batch) == [row for each in alone for row in content(each)]
-    assert batch.ids == (("a", "b") if container == "dict" else ("series-0", "series-1"))
-    assert set(batch.notes) == {note for each in alone for note in each.notes} or "with a gap" in order
+    assert batch.ids == (
+        ("a", "b") if container == "dict" else ("series-0", "series-1")
+    )
+    assert (
+        set(batch.notes) == {note for each in alone for note in each.notes}
+        or "with a gap" in order
+    )
     if "number" not in index and order != "with a gap":
         assert batch.values[0].tolist() == VALUES.tolist()
         assert batch.starts[0] is not None
@@ -76,7 +89,10 @@ def test_series_are_read_as_each_alone(index: str, order: str, container: str) -
         (pd.DatetimeIndex([*DAYS[:15], pd.NaT]), "no timestamp"),
         (DAYS.strftime("%d.%m.%Y").rename("date"), "time_format"),
         (pd.RangeIndex(2001, 2017, name="year"), "time_format='%Y'"),
-        (pd.DatetimeIndex(DAYS[0] + pd.to_timedelta(np.arange(16) ** 2, unit="D")), "irregular"),
+        (
+            pd.DatetimeIndex(DAYS[0] + pd.to_timedelta(np.arange(16) ** 2, unit="D")),
+            "irregular",
+        ),
     ],
 )
 def test_what_is_refused_alone_is_refused_in_a_container_by_its_name(
@@ -91,7 +107,9 @@ def test_what_is_refused_alone_is_refused_in_a_container_by_its_name(
 def test_options_of_times_reach_series_in_containers() -> None:
     german = pd.Series(VALUES, index=DAYS.strftime("%d.%m.%Y").rename("date"))
     years = pd.Series(VALUES, index=pd.RangeIndex(2001, 2017, name="year"))
-    jittered = pd.Series(VALUES, index=DAYS + pd.to_timedelta(np.arange(16) % 3, unit="s"))
+    jittered = pd.Series(
+        VALUES, index=DAYS + pd.to_timedelta(np.arange(16) % 3, unit="s")
+    )
     local = pd.Series(VALUES, index=pd.date_range("2024-07-01", periods=16, freq="h"))
     cases: list[tuple[pd.Series, dict[str, Any]]] = [
         (german, {"time_format": "%d.%m.%Y"}),
@@ -105,7 +123,9 @@ def test_options_of_times_reach_series_in_containers() -> None:
         assert expected[0][1] is not None
         for make in CONTAINERS.values():
             assert content(as_series(make([series, series]), **options)) == expected * 2
-    expect_error("time_format='%Y' names columns", as_series, [VALUES, VALUES], time_format="%Y")
+    expect_error(
+        "time_format='%Y' names columns", as_series, [VALUES, VALUES], time_format="%Y"
+    )
 
 
 def test_kinds_of_items_are_not_mixed_silently() -> None:
@@ -125,23 +145,35 @@ def test_kinds_of_items_are_not_mixed_silently() -> None:
 
 
 @pytest.mark.parametrize("index", ["timestamps", "text", "dates", "periods"])
-@pytest.mark.parametrize("field", ["target", "feat_dynamic_real", "past_feat_dynamic_real", "past", "known"])
-def test_dates_of_series_in_entries_are_not_read_backwards(index: str, field: str) -> None:
+@pytest.mark.parametrize(
+    "field", ["target", "feat_dynamic_real", "past_feat_dynamic_real", "past", "known"]
+)
+def test_dates_of_series_in_entries_are_not_read_backwards(
+    index: str, field: str
+) -> None:
     series = pd.Series(VALUES, index=INDEXES[index])
 
     def entry(values: Any) -> dict[str, Any]:
         plain = {"target": VALUES, "item_id": "a"}
         if field in ("past", "known"):
             later = {"x": values} if field == "known" else {}
-            return plain | {"past_covariates": {"x": values}, "future_covariates": later}
+            return plain | {
+                "past_covariates": {"x": values},
+                "future_covariates": later,
+            }
         return plain | {field: values if field == "target" else [values]}
 
     assert content(as_series(entry(series))) == content(as_series(entry(VALUES)))
     expect_error("dates.*sort_index", as_series, entry(series[::-1]))
-    assert content(as_series(entry(series[::-1].sort_index()))) == content(as_series(entry(VALUES)))
+    assert content(as_series(entry(series[::-1].sort_index()))) == content(
+        as_series(entry(VALUES))
+    )
 
 
 def test_an_empty_series_is_named() -> None:
-    for items in ([pd.Series(VALUES, index=DAYS), pd.Series([], dtype=float)], {"a": pd.Series([], dtype=float)}):
+    for items in (
+        [pd.Series(VALUES, index=DAYS), pd.Series([], dtype=float)],
+        {"a": pd.Series([], dtype=float)},
+    ):
         with pytest.raises(LensError, match=r"'series-1'|'a'"):
             as_series(items)

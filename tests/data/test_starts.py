@@ -47,14 +47,28 @@ DAY = "2024-02-17"
 Given = Callable[[Any, str], SeriesBatch]
 GIVEN: dict[str, Given] = {
     "an option": lambda start, freq: as_series(VALUES, start=start, freq=freq),
-    "of a dict": lambda start, freq: as_series({"a": VALUES, "b": VALUES}, start=start, freq=freq),
+    "of a dict": lambda start, freq: as_series(
+        {"a": VALUES, "b": VALUES}, start=start, freq=freq
+    ),
     "of a batch": lambda start, freq: as_series(
         SeriesBatch((np.array(VALUES),), starts=(pd.Timestamp(start),)), freq=freq
     ),
-    "a batch": lambda start, freq: SeriesBatch((np.array(VALUES),), starts=(pd.Timestamp(start),), freq=freq),
-    "an entry": lambda start, freq: as_series({"target": VALUES, "start": start}, freq=freq),
+    "a batch": lambda start, freq: SeriesBatch(
+        (np.array(VALUES),), starts=(pd.Timestamp(start),), freq=freq
+    ),
+    "an entry": lambda start, freq: as_series(
+        {"target": VALUES, "start": start}, freq=freq
+    ),
     "entries": lambda start, freq: as_series(
-        [{"target": VALUES, "start": start, "item_id": name, "feat_dynamic_real": [[*VALUES, 4.0]]} for name in "ab"],
+        [
+            {
+                "target": VALUES,
+                "start": start,
+                "item_id": name,
+                "feat_dynamic_real": [[*VALUES, 4.0]],
+            }
+            for name in "ab"
+        ],
         freq=freq,
     ),
 }
@@ -86,7 +100,10 @@ def test_a_start_within_a_period_stands_for_it_with_a_note(freq: str, way: str) 
             spelled = pd.Timestamp
         batch = GIVEN[way](spelled(DAY), freq)
         assert set(batch.starts) == {pd.Timestamp(PERIODS[freq])}
-        assert any(DAY in note and PERIODS[freq] in note and freq in note for note in batch.notes)
+        assert any(
+            DAY in note and PERIODS[freq] in note and freq in note
+            for note in batch.notes
+        )
         check_dates(batch)
     exact = GIVEN[way](pd.Timestamp(PERIODS[freq]), freq)
     assert (set(exact.starts), exact.notes) == ({pd.Timestamp(PERIODS[freq])}, ())
@@ -95,7 +112,9 @@ def test_a_start_within_a_period_stands_for_it_with_a_note(freq: str, way: str) 
 
 @pytest.mark.parametrize("way", GIVEN)
 @pytest.mark.parametrize("freq", BETWEEN)
-def test_a_start_between_two_dates_is_refused_and_the_named_ones_are_taken(freq: str, way: str) -> None:
+def test_a_start_between_two_dates_is_refused_and_the_named_ones_are_taken(
+    freq: str, way: str
+) -> None:
     with pytest.raises(InputError, match="off the grid") as caught:
         GIVEN[way](pd.Timestamp(DAY), freq)
     message = str(caught.value)
@@ -116,7 +135,9 @@ def test_a_start_between_two_dates_is_refused_and_the_named_ones_are_taken(freq:
 @pytest.mark.parametrize("way", GIVEN)
 @pytest.mark.parametrize("freq", ANY)
 @pytest.mark.parametrize("start", [DAY, f"{DAY} 12:34"])
-def test_any_start_is_on_the_grid_of_clocks_and_days(start: str, freq: str, way: str) -> None:
+def test_any_start_is_on_the_grid_of_clocks_and_days(
+    start: str, freq: str, way: str
+) -> None:
     batch = GIVEN[way](pd.Timestamp(start), freq)
     assert (set(batch.starts), batch.notes) == ({pd.Timestamp(start)}, ())
     check_dates(batch)
@@ -125,31 +146,55 @@ def test_any_start_is_on_the_grid_of_clocks_and_days(start: str, freq: str, way:
 @pytest.mark.parametrize(
     ("period", "freq", "first"),
     [
-        *(("M", None, "2024-02-01"), ("M", "ME", "2024-02-29"), ("M", "MS", "2024-02-01"), ("Q", "QE", "2024-03-31")),
-        *(("Q", None, "2024-01-01"), ("Y", "YE", "2024-12-31"), ("Y", None, "2024-01-01"), ("D", None, DAY)),
+        *(
+            ("M", None, "2024-02-01"),
+            ("M", "ME", "2024-02-29"),
+            ("M", "MS", "2024-02-01"),
+            ("Q", "QE", "2024-03-31"),
+        ),
+        *(
+            ("Q", None, "2024-01-01"),
+            ("Y", "YE", "2024-12-31"),
+            ("Y", None, "2024-01-01"),
+            ("D", None, DAY),
+        ),
         *(("W-SUN", None, "2024-02-12"), ("h", None, DAY), ("15min", None, DAY)),
     ],
 )
 def test_periods_of_gluonts(period: str, freq: str | None, first: str) -> None:
     start = pd.Period(DAY, freq=period)
-    batch = as_series([{"target": VALUES, "start": start, "item_id": name} for name in "ab"], freq=freq)
+    batch = as_series(
+        [{"target": VALUES, "start": start, "item_id": name} for name in "ab"],
+        freq=freq,
+    )
     assert set(batch.starts) == {pd.Timestamp(first)}
     check_dates(batch)
 
 
 def test_steps_of_a_benchmark_stand_on_its_grid() -> None:
-    days = gluonts_set([{"target": np.arange(48.0), "start": DAY, "freq": "B"}], horizon=12)
-    weeks = gluonts_set([{"target": np.arange(48.0), "start": DAY, "freq": "W"}], horizon=12)
+    days = gluonts_set(
+        [{"target": np.arange(48.0), "start": DAY, "freq": "B"}], horizon=12
+    )
+    weeks = gluonts_set(
+        [{"target": np.arange(48.0), "start": DAY, "freq": "W"}], horizon=12
+    )
     for each, first in ((days, "2024-02-19"), (weeks, "2024-02-12")):
         batch, _ = each[0].batch([0])
         stamps = batch.timestamps(0)
         assert stamps is not None
-        assert (stamps[0], batch.starts[0]) == (pd.Timestamp(first), pd.Timestamp(first))
+        assert (stamps[0], batch.starts[0]) == (
+            pd.Timestamp(first),
+            pd.Timestamp(first),
+        )
 
 
 def test_many_starts_are_noted_in_few_words() -> None:
-    starts = tuple(pd.Timestamp("2024-01-02") + pd.Timedelta(days=day) for day in range(20))
-    batch = SeriesBatch(tuple(np.array(VALUES) for _ in starts), starts=starts, freq="MS")
+    starts = tuple(
+        pd.Timestamp("2024-01-02") + pd.Timedelta(days=day) for day in range(20)
+    )
+    batch = SeriesBatch(
+        tuple(np.array(VALUES) for _ in starts), starts=starts, freq="MS"
+    )
     assert set(batch.starts) == {pd.Timestamp("2024-01-01")}
     assert len(batch.notes) < 10
 
@@ -177,14 +222,29 @@ def test_items_of_one_row_at_every_frequency(freq: str) -> None:
                 if day == on:
                     batch = as_series(data, freq=freq)
                     row = int(np.argmin(batch.lengths))
-                    assert (batch.lengths[row], batch.starts[row]) == (1, pd.Timestamp(on))
+                    assert (batch.lengths[row], batch.starts[row]) == (
+                        1,
+                        pd.Timestamp(on),
+                    )
                     check_dates(batch)
                 else:
-                    expect_error(f"{day}.*off the regular grid of frequency '{freq}'", as_series, data, freq=freq)
+                    expect_error(
+                        f"{day}.*off the regular grid of frequency '{freq}'",
+                        as_series,
+                        data,
+                        freq=freq,
+                    )
         # the other item tells the frequency
         if freq not in ("Mon-Sat", "Mon-Fri,2024-02-19", "SMS"):
             batch = as_series(pd.concat([long.assign(id="a"), long[:1].assign(id="b")]))
             assert (batch.lengths, batch.freq) == ((9, 1), as_series(long).freq)
             if off is not None:
-                pair = pd.concat([long, pd.DataFrame({"id": ["one"], "ds": [pd.Timestamp(off)], "y": [5.0]})])
+                pair = pd.concat(
+                    [
+                        long,
+                        pd.DataFrame(
+                            {"id": ["one"], "ds": [pd.Timestamp(off)], "y": [5.0]}
+                        ),
+                    ]
+                )
                 expect_error(f"{off}.*off the regular grid", as_series, pair)

@@ -39,30 +39,44 @@ TABLES: dict[str, Callable[[dict[str, list[Any]]], Any]] = {
     "Arrow table": pa.table,
     "Arrow record batch": lambda columns: pa.table(columns).to_batches()[0],
     "Arrow struct": lambda columns: pa.table(columns).to_struct_array(),
-    "pandas on Arrow": lambda columns: pa.table(columns).to_pandas(types_mapper=pd.ArrowDtype),
+    "pandas on Arrow": lambda columns: pa.table(columns).to_pandas(
+        types_mapper=pd.ArrowDtype
+    ),
     "polars": polars,
     "xarray": lambda columns: xr.Dataset.from_dataframe(pd.DataFrame(columns)),
 }
 
 
 def content(batch: SeriesBatch) -> tuple[Any, ...]:
-    values = [[None if value != value else value for value in row] for row in batch.values]
+    values = [
+        [None if value != value else value for value in row] for row in batch.values
+    ]
     return batch.ids, values, batch.starts, batch.freq, batch.categories
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_columns_of_a_table_are_series(name: str) -> None:
-    assert content(as_series(TABLES[name](WIDE)))[:2] == (("a", "b"), [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    assert content(as_series(TABLES[name](WIDE)))[:2] == (
+        ("a", "b"),
+        [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]],
+    )
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_long_table_is_read_as_the_pandas_frame(name: str) -> None:
     table = TABLES[name](LONG)
     for options in ({"targets": ["target", "count"]}, {"past": ["count"]}):
-        assert content(as_series(TABLES[name](LONG), **options)) == content(as_series(pd.DataFrame(LONG), **options))
+        assert content(as_series(TABLES[name](LONG), **options)) == content(
+            as_series(pd.DataFrame(LONG), **options)
+        )
     batch = as_series(table, targets=["target", "count"])
     assert batch.ids == ("u/target", "u/count", "v/target", "v/count")
-    assert content(batch)[1] == [[0.1, None], [1.0, None], [1234567.891, 2.0], [3.0, 2.0**53]]
+    assert content(batch)[1] == [
+        [0.1, None],
+        [1.0, None],
+        [1234567.891, 2.0],
+        [3.0, 2.0**53],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +104,11 @@ def test_a_column_is_a_series(column: Any) -> None:
     ],
 )
 def test_dimensions_are_read_by_their_names(
-    reverse: bool, dims: tuple[str, str], coords: dict[str, Any], options: dict[str, str], ids: tuple[str, ...]
+    reverse: bool,
+    dims: tuple[str, str],
+    coords: dict[str, Any],
+    options: dict[str, str],
+    ids: tuple[str, ...],
 ) -> None:
     array = xr.DataArray(np.arange(6.0).reshape(3, 2), dims=dims, coords=coords)
     array = array.transpose(*reversed(dims)) if reverse else array
@@ -106,16 +124,33 @@ ARRAY = xr.DataArray(np.zeros((3, 2)), dims=("x", "y"))
     ("data", "message"),
     [
         (ARRAY, "levels x, y: .*id_column=… and time_column=…"),
-        (xr.DataArray(np.zeros((2, 2, 3)), dims=("series", "variate", "time")), r"series, variate, time.*to_dataset"),
+        (
+            xr.DataArray(np.zeros((2, 2, 3)), dims=("series", "variate", "time")),
+            r"series, variate, time.*to_dataset",
+        ),
         (xr.DataArray(1.0), "expected time, or time and series"),
-        (xr.Dataset({"load": ("time", [1.0, 2.0]), "area": 3.0}), "of all variables alike"),
+        (
+            xr.Dataset({"load": ("time", [1.0, 2.0]), "area": 3.0}),
+            "of all variables alike",
+        ),
         (xr.Dataset(), "expected time, or time and series"),
         ([ARRAY], "series 'series-0' has the dimensions x, y; give its plain values"),
         ([pa.table(WIDE)], "series 'series-0' is a frame; give its values transposed"),
         ({"a": pa.table(WIDE)}, "series 'a' is a frame"),
-        ([{"target": pd.DataFrame(WIDE), "start": None}], "target of 'series-0' is a frame"),
-        (type("Frame", (), {"columns": ["a"], "__array__": lambda _: np.zeros((3, 1))})(), "Frame has columns with"),
-        (type("Frame", (), {"__arrow_c_stream__": lambda _, *__: 1})(), "cannot be converted to pandas"),
+        (
+            [{"target": pd.DataFrame(WIDE), "start": None}],
+            "target of 'series-0' is a frame",
+        ),
+        (
+            type(
+                "Frame", (), {"columns": ["a"], "__array__": lambda _: np.zeros((3, 1))}
+            )(),
+            "Frame has columns with",
+        ),
+        (
+            type("Frame", (), {"__arrow_c_stream__": lambda _, *__: 1})(),
+            "cannot be converted to pandas",
+        ),
     ],
     ids=lambda data: type(data).__name__,
 )
@@ -127,18 +162,33 @@ def test_what_names_do_not_tell_is_refused(data: Any, message: str) -> None:
     ("ids", "expected"),
     [
         (
-            pa.array([Decimal(12345678901234567890), Decimal(12345678901234567891), Decimal(1)], pa.decimal128(38, 0)),
+            pa.array(
+                [
+                    Decimal(12345678901234567890),
+                    Decimal(12345678901234567891),
+                    Decimal(1),
+                ],
+                pa.decimal128(38, 0),
+            ),
             ("12345678901234567890", "12345678901234567891", "1"),
         ),
-        (pa.array([Decimal("1.10"), Decimal("1.20"), Decimal("7")]), ("1.10", "1.20", "7.00")),
+        (
+            pa.array([Decimal("1.10"), Decimal("1.20"), Decimal("7")]),
+            ("1.10", "1.20", "7.00"),
+        ),
         (
             pa.array([Decimal("1e-10"), Decimal("2e-10"), Decimal("0")]),
             ("0.0000000001", "0.0000000002", "0.0000000000"),
         ),
-        (pa.array([2**63, 2**63 + 1, 1], pa.uint64()), ("9223372036854775808", "9223372036854775809", "1")),
+        (
+            pa.array([2**63, 2**63 + 1, 1], pa.uint64()),
+            ("9223372036854775808", "9223372036854775809", "1"),
+        ),
     ],
 )
-def test_ids_are_text_as_written(ids: pa.Array, expected: tuple[str, ...], tmp_path: Path) -> None:
+def test_ids_are_text_as_written(
+    ids: pa.Array, expected: tuple[str, ...], tmp_path: Path
+) -> None:
     table = pa.table({"id": ids, "target": [1.0, 2.0, 3.0]})
     pq.write_table(table, tmp_path / "a.parquet")
     assert expected == as_series(table).ids == read_series(tmp_path / "a.parquet").ids
@@ -156,7 +206,11 @@ def test_ids_are_text_as_written(ids: pa.Array, expected: tuple[str, ...], tmp_p
     ],
 )
 def test_ids_that_are_no_text_are_refused(ids: list[Any], message: str) -> None:
-    expect_error(message, from_frame, pd.DataFrame({"id": pd.Series(ids, dtype=object), "target": [1.0, 2.0]}))
+    expect_error(
+        message,
+        from_frame,
+        pd.DataFrame({"id": pd.Series(ids, dtype=object), "target": [1.0, 2.0]}),
+    )
 
 
 HOURS = np.array([1, 2, 3], dtype="timedelta64[h]")
@@ -165,7 +219,10 @@ REFUSED = {
     "complex": (np.array([1j, 2, 3]), "expected real numbers"),
     "dates": (DAYS.to_numpy(), "expected real numbers"),
     "bytes": ([b"a", b"b", b"a"], "expected real numbers|which is not a number"),
-    "huge": ([10**30, 1, 2], r"1e\+30 at position 0; models compute in single precision"),
+    "huge": (
+        [10**30, 1, 2],
+        r"1e\+30 at position 0; models compute in single precision",
+    ),
     "ragged": ([[1.0], [2.0, 3.0], [4.0]], "not a regular array"),
     "rows": ([1.0, [2.0], 3.0], "not a regular array"),
 }
@@ -178,7 +235,12 @@ READ = {
     "booleans": ([True, None, np.False_], [1.0, None, 0.0]),
     "nullable": (pd.array([1, None, 3], "Int64"), [1.0, None, 3.0]),
     "large": ([2**53 + 1, None, 3], [2.0**53, None, 3.0]),
-    "bfloat16": (torch.tensor([1.0, float("nan"), 3.0], dtype=torch.bfloat16, requires_grad=True), [1.0, None, 3.0]),
+    "bfloat16": (
+        torch.tensor(
+            [1.0, float("nan"), 3.0], dtype=torch.bfloat16, requires_grad=True
+        ),
+        [1.0, None, 3.0],
+    ),
     "Arrow": (pa.array([Decimal("0.1"), None, Decimal(3)]), [0.1, None, 3.0]),
 }
 
@@ -209,21 +271,40 @@ def test_values_of_entries_are_read_as_written(name: str, role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("name", REFUSED)
-def test_values_of_entries_that_are_no_numbers_are_refused(name: str, role: str) -> None:
+def test_values_of_entries_that_are_no_numbers_are_refused(
+    name: str, role: str
+) -> None:
     values, message = REFUSED[name]
-    expect_error("not a regular array" if name in ("ragged", "rows") else message, as_series, entry(values, role))
+    expect_error(
+        "not a regular array" if name in ("ragged", "rows") else message,
+        as_series,
+        entry(values, role),
+    )
 
 
 def test_text_is_categories_and_numbers_beside_it_are_refused() -> None:
-    for values in (["a", None, "b"], ["a", np.ma.masked, "b"], pa.array(["a", None, "b"])):
+    for values in (
+        ["a", None, "b"],
+        ["a", np.ma.masked, "b"],
+        pa.array(["a", None, "b"]),
+    ):
         batch = as_series(entry(values, "covariate"))
-        assert (content(batch)[1][1], batch.categories[1]) == ([0.0, None, 1.0], ("a", "b"))
+        assert (content(batch)[1][1], batch.categories[1]) == (
+            [0.0, None, 1.0],
+            ("a", "b"),
+        )
     both = {"past_covariates": {"x": ["a", "b"]}, "future_covariates": {"x": [1.0]}}
     for data in (
         entry(["a", 1.0, "b"], "covariate"),
         entry(["1", 1.0, "b"], "covariate"),
         [{"target": [1.0, 2.0], **both}],
-        [{"target": [1.0, 2.0], "past_covariates": {"x": [1.0, 2.0]}, "future_covariates": {"x": ["5"]}}],
+        [
+            {
+                "target": [1.0, 2.0],
+                "past_covariates": {"x": [1.0, 2.0]},
+                "future_covariates": {"x": ["5"]},
+            }
+        ],
     ):
         expect_error(r"covariate 'x' holds text .* beside", as_series, data)
     with pytest.raises(InputError, match="covariate 'x' holds text"):
@@ -233,12 +314,27 @@ def test_text_is_categories_and_numbers_beside_it_are_refused() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"past_covariates": [1.0, 2.0]}, "past_covariates of 'series-0' is list, expected a dict"),
-        ({"past_covariates": {}, "future_covariates": 5}, "future_covariates of 'series-0' is int"),
-        ({"past_covariates": {1: [1.0, 2.0], "1": [3.0, 4.0]}}, "names in past_covariates .* unique; '1'"),
-        ({"past_covariates": {"x": [1.0, 2.0]}, "future_covariates": {"x": [[1.0]]}}, r"shape \(1, 1\), expected one"),
+        (
+            {"past_covariates": [1.0, 2.0]},
+            "past_covariates of 'series-0' is list, expected a dict",
+        ),
+        (
+            {"past_covariates": {}, "future_covariates": 5},
+            "future_covariates of 'series-0' is int",
+        ),
+        (
+            {"past_covariates": {1: [1.0, 2.0], "1": [3.0, 4.0]}},
+            "names in past_covariates .* unique; '1'",
+        ),
+        (
+            {"past_covariates": {"x": [1.0, 2.0]}, "future_covariates": {"x": [[1.0]]}},
+            r"shape \(1, 1\), expected one",
+        ),
         ({"past_covariates": {"x": 5}}, r"has shape \(\) and its target 2 steps"),
-        ({"feat_dynamic_real": np.zeros((1, 1, 2))}, r"shape \(1, 1, 2\), expected \(feature, time\)"),
+        (
+            {"feat_dynamic_real": np.zeros((1, 1, 2))},
+            r"shape \(1, 1, 2\), expected \(feature, time\)",
+        ),
         ({"item_id": [1]}, "item_id of entry 0 is list"),
     ],
 )
@@ -249,24 +345,41 @@ def test_fields_of_entries_are_checked(fields: dict[str, Any], message: str) -> 
 @pytest.mark.parametrize(
     "start",
     [
-        *("2020-01-01", "2020", dt.date(2020, 1, 1), dt.datetime(2020, 1, 1), np.datetime64("2020")),
+        *(
+            "2020-01-01",
+            "2020",
+            dt.date(2020, 1, 1),
+            dt.datetime(2020, 1, 1),
+            np.datetime64("2020"),
+        ),
         *(pd.Period("2020", "Y"), pd.Timestamp("2020", tz="Europe/Berlin")),
     ],
     ids=repr,
 )
 def test_a_start_is_a_date_on_the_clock(start: Any) -> None:
-    for batch in (as_series([{"target": [1.0, 2.0], "start": start}]), as_series([1.0, 2.0], start=start)):
+    for batch in (
+        as_series([{"target": [1.0, 2.0], "start": start}]),
+        as_series([1.0, 2.0], start=start),
+    ):
         assert batch.starts == (pd.Timestamp("2020-01-01"),)
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("as_array", [np.asarray, torch.tensor, lambda rows: [list(row) for row in rows]])
-def test_dicts_of_a_target_alone_are_items_of_the_library(count: int, as_array: Any) -> None:
+@pytest.mark.parametrize(
+    "as_array", [np.asarray, torch.tensor, lambda rows: [list(row) for row in rows]]
+)
+def test_dicts_of_a_target_alone_are_items_of_the_library(
+    count: int, as_array: Any
+) -> None:
     lens = tsfm_lens.load("chronos2-nano")
     rows = [np.random.default_rng(seed).normal(size=(2, 40)) for seed in range(count)]
     batch = as_series([{"target": as_array(each)} for each in rows])
-    assert batch.groups == tuple(f"series-{item}" for item in range(count) for _ in range(2))
-    theirs = torch.cat(lens.native.predict([{"target": each} for each in rows], prediction_length=4))
+    assert batch.groups == tuple(
+        f"series-{item}" for item in range(count) for _ in range(2)
+    )
+    theirs = torch.cat(
+        lens.native.predict([{"target": each} for each in rows], prediction_length=4)
+    )
     ours = lens.forecast(batch, 4, quantiles=lens.adapter.levels)
     np.testing.assert_array_equal(ours.quantiles, theirs)
 
@@ -286,7 +399,9 @@ def test_lists_that_mix_dicts_are_refused_without_their_values() -> None:
 
 @pytest.mark.parametrize("column", [[1.0, None], [1, 1.0], [2.0, 3.0]], ids=str)
 def test_whole_numbers_are_ids_by_their_digits(column: list[Any]) -> None:
-    frame = pd.DataFrame({"id": [each or 7.0 for each in column for _ in range(2)], "y": np.arange(4.0)})
+    frame = pd.DataFrame(
+        {"id": [each or 7.0 for each in column for _ in range(2)], "y": np.arange(4.0)}
+    )
     expected = {str(int(each or 7)) for each in column}
     assert {*as_series(frame).ids} == expected
     assert {*as_series(frame.astype({"id": "Float64"})).ids} == expected
@@ -307,16 +422,25 @@ def test_ids_come_from_any_iterable() -> None:
         assert as_series(series, ids=ids).ids == ("5", "6")
 
 
-@pytest.mark.parametrize("option", [{"time_column": "ds"}, {"timezone": "UTC"}, {"targets": ["y"]}], ids=str)
+@pytest.mark.parametrize(
+    "option", [{"time_column": "ds"}, {"timezone": "UTC"}, {"targets": ["y"]}], ids=str
+)
 def test_options_of_frames_are_refused_beside_entries(option: dict[str, Any]) -> None:
     stamps = pd.date_range("2024-01-01", periods=4)
     entry = {"target": pd.Series(np.arange(4.0), stamps), "start": stamps[0]}
     for data in (entry, [entry]):
-        expect_error(f"{next(iter(option))}=.* names columns of a frame", as_series, data, **option)
+        expect_error(
+            f"{next(iter(option))}=.* names columns of a frame",
+            as_series,
+            data,
+            **option,
+        )
 
 
 def test_a_future_with_decimal_ids_belongs_to_the_same_items() -> None:
-    past = pd.DataFrame({"id": [1] * 4 + [2] * 4, "y": np.arange(8.0), "k": np.arange(8.0)})
+    past = pd.DataFrame(
+        {"id": [1] * 4 + [2] * 4, "y": np.arange(8.0), "k": np.arange(8.0)}
+    )
     times = {"ds": [*pd.date_range("2024-01-01", periods=4)] * 2}
     ahead = pd.DataFrame({"id": [1.0, 2.0], "k": 5.0, "ds": pd.Timestamp("2024-01-05")})
     batch = as_series(past.assign(**times), future=ahead, targets=["y"])

@@ -30,7 +30,9 @@ ITEMS = npst.arrays(
 
 def uneven() -> SeriesBatch:
     """A univariate item between two of two and three variates."""
-    return as_series([np.arange(6.0).reshape(2, 3), np.arange(4.0), np.arange(12.0).reshape(3, 4)])
+    return as_series(
+        [np.arange(6.0).reshape(2, 3), np.arange(4.0), np.arange(12.0).reshape(3, 4)]
+    )
 
 
 @given(ITEMS, st.booleans())
@@ -40,10 +42,18 @@ def test_arrays_come_back_by_variate(array: np.ndarray, tensor: bool) -> None:
     copy = array.copy()
     batch = as_series(given_)
     np.testing.assert_array_equal(np.asarray(given_), copy)
-    assert not any(np.shares_memory(series, np.asarray(given_)) for series in batch.values)
+    assert not any(
+        np.shares_memory(series, np.asarray(given_)) for series in batch.values
+    )
     n_series, n_variates = array.shape[:2]
-    assert (len(batch), batch.n_variates, batch.multivariate) == (n_series * n_variates, n_variates, n_variates > 1)
-    assert batch.group_index.tolist() == [item for item in range(n_series) for _ in range(n_variates)]
+    assert (len(batch), batch.n_variates, batch.multivariate) == (
+        n_series * n_variates,
+        n_variates,
+        n_variates > 1,
+    )
+    assert batch.group_index.tolist() == [
+        item for item in range(n_series) for _ in range(n_variates)
+    ]
     context, truth = batch.split(1)
     assert (context.groups, context.variates) == (batch.groups, batch.variates)
     data = context_dataset(context, 1, truth)
@@ -54,13 +64,21 @@ def test_arrays_come_back_by_variate(array: np.ndarray, tensor: bool) -> None:
     assert parted["context"].dims == ("series", "variate", "time")
     np.testing.assert_array_equal(parted["context"], array[..., :-1])
     np.testing.assert_array_equal(parted["truth"], array[..., -1:])
-    assert parted["series"].values.tolist() == [f"series-{item}" for item in range(n_series)]
-    assert parted["variate"].values.tolist() == [str(variate) for variate in range(n_variates)]
+    assert parted["series"].values.tolist() == [
+        f"series-{item}" for item in range(n_series)
+    ]
+    assert parted["variate"].values.tolist() == [
+        str(variate) for variate in range(n_variates)
+    ]
 
 
 @pytest.mark.parametrize(
     "data",
-    [np.ones((2, 2, 3)), [np.ones((2, 3)), torch.ones(2, 3)], {"x": np.ones((2, 3)), "y": [[1, 1, 1], [1, 1, 1]]}],
+    [
+        np.ones((2, 2, 3)),
+        [np.ones((2, 3)), torch.ones(2, 3)],
+        {"x": np.ones((2, 3)), "y": [[1, 1, 1], [1, 1, 1]]},
+    ],
     ids=["array", "list", "dict"],
 )
 def test_ids_name_items(data: object) -> None:
@@ -77,7 +95,10 @@ def table() -> pd.DataFrame:
     return pd.DataFrame(
         {
             "id": ["a"] * 3 + ["b"] * 4,
-            "timestamp": [*pd.date_range("2020-01-01", periods=3), *pd.date_range("2021-01-01", periods=4)],
+            "timestamp": [
+                *pd.date_range("2020-01-01", periods=3),
+                *pd.date_range("2021-01-01", periods=4),
+            ],
             "load": np.arange(7.0),
             "heat": [1, np.nan, 3, 4, 5, 6, 7],
         }
@@ -89,7 +110,10 @@ def test_named_columns_are_read_together(tmp_path: Path) -> None:
     batch = as_series(frame, variates=["load", "heat"])
     pd.testing.assert_frame_equal(frame, table())
     assert batch.ids == ("a/load", "a/heat", "b/load", "b/heat")
-    assert (batch.groups, batch.variates) == (("a", "a", "b", "b"), ("load", "heat") * 2)
+    assert (batch.groups, batch.variates) == (
+        ("a", "a", "b", "b"),
+        ("load", "heat") * 2,
+    )
     assert batch.freq == "D"
     np.testing.assert_array_equal(batch.values[1], [1, np.nan, 3])
     path = tmp_path / "table.csv"
@@ -99,9 +123,17 @@ def test_named_columns_are_read_together(tmp_path: Path) -> None:
     assert not as_series(frame, targets=["load", "heat"]).multivariate
     expect_error("Closest: load", as_series, table(), variates=["loads"])
     expect_error("not both", as_series, table(), targets=["load"], variates=["heat"])
-    expect_error("'a/load', 'b/load' occurs more than once", as_series, table(), variates=["load", "load"])
+    expect_error(
+        "'a/load', 'b/load' occurs more than once",
+        as_series,
+        table(),
+        variates=["load", "load"],
+    )
     wide = as_series(frame[["load", "heat"]], variates=["load", "heat"])
-    assert (wide.ids, wide.groups) == (("series-0/load", "series-0/heat"), ("series-0", "series-0"))
+    assert (wide.ids, wide.groups) == (
+        ("series-0/load", "series-0/heat"),
+        ("series-0", "series-0"),
+    )
     assert as_series(frame, variates=["load"]).ids == ("a/load", "b/load")
 
 
@@ -112,25 +144,52 @@ ROWS = (np.arange(3.0), np.arange(3.0), np.arange(3.0))
     ("fields", "message"),
     [
         ({"groups": "aba", "variates": "xyz"}, "group 'a' are at positions 0, 2"),
-        ({"groups": "aab", "variates": "xxy"}, "group 'a' has variate 'x' more than once"),
+        (
+            {"groups": "aab", "variates": "xxy"},
+            "group 'a' has variate 'x' more than once",
+        ),
         ({"groups": "aab"}, "group 'a' has variate '' more than once"),
         ({"groups": "ab"}, "3 series came with 2 groups"),
         ({"groups": "abc", "variates": "x"}, "3 series came with 1 variates"),
-        ({"groups": "aaa", "variates": "xyz", "roles": ("past", "target", "target")}, "target first"),
-        ({"groups": "aaa", "variates": "xyz", "roles": ("target", "known", "past")}, "known future"),
-        ({"groups": "aaa", "variates": "xyz", "roles": ("target", "target", "unknown")}, "no role 'unknown'"),
+        (
+            {"groups": "aaa", "variates": "xyz", "roles": ("past", "target", "target")},
+            "target first",
+        ),
+        (
+            {"groups": "aaa", "variates": "xyz", "roles": ("target", "known", "past")},
+            "known future",
+        ),
+        (
+            {
+                "groups": "aaa",
+                "variates": "xyz",
+                "roles": ("target", "target", "unknown"),
+            },
+            "no role 'unknown'",
+        ),
         (
             {"groups": "aaa", "variates": "xyz", "roles": ("target", "target", "known")}
             | {"futures": (None, None, [1.0, np.nan, 1.0])},
             "no number at step 2 of 3 after",
         ),
-        ({"groups": "aab", "variates": "xyz", "freqs": ("h", "D", "h")}, r"different frequencies \(h, D\)"),
         (
-            {"groups": "abb", "variates": "xyz", "starts": (None, pd.Timestamp(0), pd.Timestamp(1))},
+            {"groups": "aab", "variates": "xyz", "freqs": ("h", "D", "h")},
+            r"different frequencies \(h, D\)",
+        ),
+        (
+            {
+                "groups": "abb",
+                "variates": "xyz",
+                "starts": (None, pd.Timestamp(0), pd.Timestamp(1)),
+            },
             "group 'b' have different starts",
         ),
         (
-            {"groups": "aab", "variates": "xyz", "values": (np.arange(3.0), np.arange(4.0), np.arange(3.0))},
+            {
+                "groups": "aab",
+                "variates": "xyz",
+                "values": (np.arange(3.0), np.arange(4.0), np.arange(3.0)),
+            },
             r"different lengths \(3, 4\).*pad with NaN",
         ),
     ],
@@ -141,8 +200,15 @@ def test_groups_are_checked(fields: dict, message: str) -> None:
 
 def test_groups_may_differ_in_size_and_lack_times() -> None:
     starts = (pd.Timestamp("2020-01-01"), None, None)
-    assert SeriesBatch(ROWS, groups="aaa", variates="xyz", starts=starts, freqs=("D", None, "D")).n_variates == 3
-    with pytest.raises(InputError, match=r"'series-0' has 2, unlike 'series-1' \(1\), 'series-2' \(3\)"):
+    assert (
+        SeriesBatch(
+            ROWS, groups="aaa", variates="xyz", starts=starts, freqs=("D", None, "D")
+        ).n_variates
+        == 3
+    )
+    with pytest.raises(
+        InputError, match=r"'series-0' has 2, unlike 'series-1' \(1\), 'series-2' \(3\)"
+    ):
         _ = uneven().n_variates
     assert uneven().group_index.tolist() == [0, 0, 1, 2, 2, 2]
     assert "6 series of 3–4 steps in 3 groups" in repr(uneven())
@@ -165,9 +231,22 @@ def test_methods_carry_groups_and_variates() -> None:
     frame = batch.to_frame()
     assert frame.columns[:3].tolist() == ["id", "group", "variate"]
     labels = frame.drop_duplicates("id")
-    assert (tuple(labels["group"]), tuple(labels["variate"])) == (batch.groups, batch.variates)
-    with_units = as_series(np.ones((1, 2, 3)), units=["kW", "°C"], freq="h", start="2020-01-01", seasonality=4)
-    assert (with_units.units, with_units.seasonality, with_units.variates) == (("kW", "°C"), 4, ("0", "1"))
+    assert (tuple(labels["group"]), tuple(labels["variate"])) == (
+        batch.groups,
+        batch.variates,
+    )
+    with_units = as_series(
+        np.ones((1, 2, 3)),
+        units=["kW", "°C"],
+        freq="h",
+        start="2020-01-01",
+        seasonality=4,
+    )
+    assert (with_units.units, with_units.seasonality, with_units.variates) == (
+        ("kW", "°C"),
+        4,
+        ("0", "1"),
+    )
 
 
 def test_gaps_are_missing_values() -> None:
@@ -176,15 +255,27 @@ def test_gaps_are_missing_values() -> None:
     rows = np.arange(len(batch))
     flat["single"] = ("series", rows.astype(np.float32))
     flat["count"] = (("step", "series"), np.stack([rows, rows]))
-    flat["when"] = ("series", pd.date_range("2020-01-01", periods=len(batch)).to_numpy())
+    flat["when"] = (
+        "series",
+        pd.date_range("2020-01-01", periods=len(batch)).to_numpy(),
+    )
     flat["level"] = ("step", np.array([1, 2], dtype=np.int8), {"unit": "m"})
     flat["single"].attrs["long_name"] = "number"
     parted = by_variate(flat)
     assert parted["variate"].values.tolist() == ["0", "1", "", "2"]
-    gaps = np.array([[False, False, True, True], [True, True, False, True], [False, False, True, False]])
+    gaps = np.array(
+        [
+            [False, False, True, True],
+            [True, True, False, True],
+            [False, False, True, False],
+        ]
+    )
     np.testing.assert_array_equal(np.isnan(parted["single"]), gaps)
     np.testing.assert_array_equal(parted["single"].values[~gaps], [0, 1, 2, 3, 4, 5])
-    assert (parted["single"].dtype, parted["single"].attrs) == (np.float32, {"long_name": "number"})
+    assert (parted["single"].dtype, parted["single"].attrs) == (
+        np.float32,
+        {"long_name": "number"},
+    )
     assert parted["count"].dims == ("step", "series", "variate")
     np.testing.assert_array_equal(np.isnan(parted["count"][1]), gaps)
     np.testing.assert_array_equal(np.isnat(parted["when"]), gaps)
@@ -196,9 +287,17 @@ def test_gaps_are_missing_values() -> None:
 def test_labels_of_a_dataset_are_checked() -> None:
     flat = context_dataset(uneven(), 1)
     expect_error("no coordinate 'variate'", by_variate, flat.drop_vars("variate"))
-    expect_error("group 'series-0' has variate '0' more than once", by_variate, flat.isel(series=[0, 0, 1]))
+    expect_error(
+        "group 'series-0' has variate '0' more than once",
+        by_variate,
+        flat.isel(series=[0, 0, 1]),
+    )
     holes = np.array(["0", None, "", "0", "1", "2"], dtype=object)
-    expect_error("'variate' has no value at position 1", by_variate, flat.assign_coords(variate=("series", holes)))
+    expect_error(
+        "'variate' has no value at position 1",
+        by_variate,
+        flat.assign_coords(variate=("series", holes)),
+    )
 
 
 HOURS, AHEAD = 30, 6
@@ -218,15 +317,26 @@ def frame() -> pd.DataFrame:
     known = {"weekday": times.day_name(), "holiday": rng.random(len(times)) < 0.5}
 
     def site(name: str) -> pd.DataFrame:
-        past_only = {what: np.r_[rng.normal(size=HOURS), np.full(AHEAD, np.nan)] for what in ("load", "price")}
+        past_only = {
+            what: np.r_[rng.normal(size=HOURS), np.full(AHEAD, np.nan)]
+            for what in ("load", "price")
+        }
         return pd.DataFrame(
-            {"site": name, "ts": times, **past_only, "temperature": rng.normal(size=len(times)), **known}
+            {
+                "site": name,
+                "ts": times,
+                **past_only,
+                "temperature": rng.normal(size=len(times)),
+                **known,
+            }
         )
 
     return pd.concat([site("A"), site("B")], ignore_index=True)
 
 
-def test_the_context_ends_with_the_target_and_what_is_known_goes_on(frame: pd.DataFrame) -> None:
+def test_the_context_ends_with_the_target_and_what_is_known_goes_on(
+    frame: pd.DataFrame,
+) -> None:
     batch = as_series(frame, **OPTIONS)
     assert batch.roles == ("target", "past", "known", "known", "known") * 2
     assert batch.variates[:5] == ("load", "price", "temperature", "weekday", "holiday")
@@ -241,17 +351,31 @@ def test_the_context_ends_with_the_target_and_what_is_known_goes_on(frame: pd.Da
     assert stamps[-1] == first.ts.iloc[HOURS - 1]
 
 
-def test_a_file_and_two_frames_give_the_same_batch(frame: pd.DataFrame, tmp_path: Path) -> None:
+def test_a_file_and_two_frames_give_the_same_batch(
+    frame: pd.DataFrame, tmp_path: Path
+) -> None:
     frame.to_csv(tmp_path / "sites.csv", index=False)
     ahead = frame.load.isna()
     ways = [
         data.read_series(tmp_path / "sites.csv", **OPTIONS),
-        as_series(frame[~ahead], future=frame[ahead].drop(columns=["load", "price"]), **OPTIONS),
+        as_series(
+            frame[~ahead],
+            future=frame[ahead].drop(columns=["load", "price"]),
+            **OPTIONS,
+        ),
     ]
     whole = as_series(frame, **OPTIONS)
     for batch in ways:
-        assert (batch.ids, batch.roles, batch.categories) == (whole.ids, whole.roles, whole.categories)
-        for ours, theirs in zip((*batch.values, *batch.futures), (*whole.values, *whole.futures), strict=True):
+        assert (batch.ids, batch.roles, batch.categories) == (
+            whole.ids,
+            whole.roles,
+            whole.categories,
+        )
+        for ours, theirs in zip(
+            (*batch.values, *batch.futures),
+            (*whole.values, *whole.futures),
+            strict=True,
+        ):
             if ours is None or theirs is None:
                 assert ours is theirs
             else:
@@ -260,11 +384,20 @@ def test_a_file_and_two_frames_give_the_same_batch(frame: pd.DataFrame, tmp_path
 
 def test_columns_without_a_role_are_named(frame: pd.DataFrame) -> None:
     ahead = frame.load.isna()
-    how: dict[str, Any] = {"future": frame[ahead].drop(columns=["load", "price"]), "id_column": "site"}
+    how: dict[str, Any] = {
+        "future": frame[ahead].drop(columns=["load", "price"]),
+        "id_column": "site",
+    }
     with pytest.raises(InputError, match="'load', 'price' may be the target"):
         as_series(frame[~ahead], **how)
-    one, both = (as_series(frame[~ahead], targets=names, **how) for names in (["load"], ["load", "price"]))
-    assert "not read: 'price'; past=[…] or known=[…] reads columns as covariates" in one.notes
+    one, both = (
+        as_series(frame[~ahead], targets=names, **how)
+        for names in (["load"], ["load", "price"])
+    )
+    assert (
+        "not read: 'price'; past=[…] or known=[…] reads columns as covariates"
+        in one.notes
+    )
     assert both.ids[:2] == ("A/load", "A/load/temperature")
 
 
@@ -283,25 +416,51 @@ def test_a_unit_is_of_targets_alone(frame: pd.DataFrame, tmp_path: Path) -> None
 @pytest.mark.parametrize("dropped", [False, True])
 def test_a_gap_in_a_known_future_is_refused(frame: pd.DataFrame, dropped: bool) -> None:
     place = int(np.flatnonzero((frame.site == "B") & frame.load.isna())[2])
-    gap = frame.drop(index=place) if dropped else frame.assign(temperature=frame.temperature.mask(frame.index == place))
-    expect_error("'B/temperature' has no number at step 3 of 6 after the context", as_series, gap, **OPTIONS)
+    gap = (
+        frame.drop(index=place)
+        if dropped
+        else frame.assign(temperature=frame.temperature.mask(frame.index == place))
+    )
+    expect_error(
+        "'B/temperature' has no number at step 3 of 6 after the context",
+        as_series,
+        gap,
+        **OPTIONS,
+    )
 
 
-def test_a_column_with_a_comma_in_its_name_is_one_covariate(frame: pd.DataFrame, tmp_path: Path) -> None:
+def test_a_column_with_a_comma_in_its_name_is_one_covariate(
+    frame: pd.DataFrame, tmp_path: Path
+) -> None:
     named = frame.rename(columns={"temperature": "temperature, indoors"})
     named.to_csv(tmp_path / "sites.csv", index=False)
     how = {**OPTIONS, "known": ["temperature, indoors", "weekday,holiday"]}
-    for batch in (as_series(named, **how), data.read_series(tmp_path / "sites.csv", **how)):
-        assert batch.variates[:5] == ("load", "price", "temperature, indoors", "weekday", "holiday")
-        np.testing.assert_array_equal(batch.values[2], as_series(frame, **OPTIONS).values[2])
-    expect_error("temprature", as_series, named, **{**OPTIONS, "known": ["weekday,temprature"]})
+    for batch in (
+        as_series(named, **how),
+        data.read_series(tmp_path / "sites.csv", **how),
+    ):
+        assert batch.variates[:5] == (
+            "load",
+            "price",
+            "temperature, indoors",
+            "weekday",
+            "holiday",
+        )
+        np.testing.assert_array_equal(
+            batch.values[2], as_series(frame, **OPTIONS).values[2]
+        )
+    expect_error(
+        "temprature", as_series, named, **{**OPTIONS, "known": ["weekday,temprature"]}
+    )
 
 
 def test_held_out_steps_become_the_known_future(frame: pd.DataFrame) -> None:
     batch = as_series(frame, **OPTIONS)
     shown, truth = batch.split(4)
     known = shown.known_future(4 + AHEAD)
-    np.testing.assert_array_equal(known[2], np.r_[batch.values[2][-4:], batch.futures[2]])
+    np.testing.assert_array_equal(
+        known[2], np.r_[batch.values[2][-4:], batch.futures[2]]
+    )
     assert np.isnan(known[:2]).all()
     np.testing.assert_array_equal(truth[0], batch.values[0][-4:])
     assert shown.tail(5).futures[2] is not None
@@ -311,13 +470,21 @@ def test_held_out_steps_become_the_known_future(frame: pd.DataFrame) -> None:
 
 def test_entries_of_other_libraries_are_understood() -> None:
     target, feature, past = np.arange(8.0), np.arange(11.0), np.ones(8)
-    gluonts = {"target": target, "item_id": "a", "feat_dynamic_real": [feature], "past_feat_dynamic_real": [past]}
+    gluonts = {
+        "target": target,
+        "item_id": "a",
+        "feat_dynamic_real": [feature],
+        "past_feat_dynamic_real": [past],
+    }
     chronos = {
         "target": target,
         "past_covariates": {"p": past, "k": feature[:8]},
         "future_covariates": {"k": feature[8:]},
     }
-    for entry, names in ((gluonts, ["past_feat_dynamic_real/0", "feat_dynamic_real/0"]), (chronos, ["p", "k"])):
+    for entry, names in (
+        (gluonts, ["past_feat_dynamic_real/0", "feat_dynamic_real/0"]),
+        (chronos, ["p", "k"]),
+    ):
         batch = as_series([entry])
         assert list(batch.variates[1:]) == names
         assert batch.roles == ("target", "past", "known")
@@ -327,8 +494,14 @@ def test_entries_of_other_libraries_are_understood() -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"known": ["temperature"], "past": ["temperature"]}, "named twice, as past and as known"),
-        ({"known": ["temperature", "temperature"]}, "named twice, as known and as known"),
+        (
+            {"known": ["temperature"], "past": ["temperature"]},
+            "named twice, as past and as known",
+        ),
+        (
+            {"known": ["temperature", "temperature"]},
+            "named twice, as known and as known",
+        ),
         ({"known": ["load"]}, "load"),
         ({"known": ["ts"]}, "ids or timestamps"),
         ({"known": ["temprature"]}, "temperature"),
@@ -341,9 +514,12 @@ def test_columns_that_cannot_be_covariates_are_refused(
 
 
 @pytest.mark.parametrize(("period", "freq"), [("2024-01-01", "D"), ("2024-01", "M")])
-def test_a_dataset_of_gluonts_is_read_with_the_frequency_of_its_periods(period: str, freq: str) -> None:
+def test_a_dataset_of_gluonts_is_read_with_the_frequency_of_its_periods(
+    period: str, freq: str
+) -> None:
     entries: list[dict[str, Any]] = [
-        {"target": np.arange(40.0), "start": pd.Period(period, freq), "item_id": name} for name in "ab"
+        {"target": np.arange(40.0), "start": pd.Period(period, freq), "item_id": name}
+        for name in "ab"
     ]
 
     class Dataset:
@@ -359,5 +535,12 @@ def test_a_dataset_of_gluonts_is_read_with_the_frequency_of_its_periods(period: 
         stamps = batch.timestamps(0)
         assert stamps is not None
         assert stamps[1] == (entries[0]["start"] + 1).to_timestamp()
-    mixed = [*entries, {"target": np.arange(40.0), "start": pd.Period("2024-01-01", "h"), "item_id": "c"}]
+    mixed = [
+        *entries,
+        {
+            "target": np.arange(40.0),
+            "start": pd.Period("2024-01-01", "h"),
+            "item_id": "c",
+        },
+    ]
     assert as_series(mixed).timestamps(0) is None

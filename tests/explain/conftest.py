@@ -30,9 +30,18 @@ def drawn(steps: int = 96, horizon: int = 16, seed: int = 0) -> dict[str, Any]:
     """An item with a past covariate "a" and a known one "k" that moves the target."""
     rng = np.random.default_rng(seed)
     known, time = rng.normal(size=steps + horizon), np.arange(steps)
-    target = 20 + 3 * known[:steps] + 5 * np.sin(2 * np.pi * time / 24) + 0.3 * rng.normal(size=steps)
+    target = (
+        20
+        + 3 * known[:steps]
+        + 5 * np.sin(2 * np.pi * time / 24)
+        + 0.3 * rng.normal(size=steps)
+    )
     past = {"a": rng.normal(size=steps), "k": known[:steps]}
-    return {"target": target, "past_covariates": past, "future_covariates": {"k": known[steps:]}}
+    return {
+        "target": target,
+        "past_covariates": past,
+        "future_covariates": {"k": known[steps:]},
+    }
 
 
 @pytest.fixture(scope="session")
@@ -82,5 +91,10 @@ def page(few: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Page:
     folder, left = tmp_path_factory.mktemp("page"), dict[str, str]()
     found = explanation.explain(run, folder, item=0, options=few, left_out=left)
     panels = [panel for each in panels_of(found).values() for panel in each]
-    html = re.sub(r"<(script|style)\b.*?</\1>", "", (folder / "index.html").read_text(), flags=re.S)
+    html = re.sub(
+        r"<(script|style)\b.*?</\1>",
+        "",
+        (folder / "index.html").read_text(),
+        flags=re.S,
+    )
     return Page(found, left, panels, html)

@@ -33,8 +33,16 @@ def run_of(name: str) -> Run:
     if getattr(lens.adapter, "covariates", ()):
         rng = np.random.default_rng(1)
         known, past = rng.normal(size=68), rng.normal(size=64)
-        target = 20 + 3 * known[:64] + 5 * np.sin(np.arange(64) / 4) + 0.3 * rng.normal(size=64)
-        covariates = {"past_covariates": {"a": past, "k": known[:64]}, "future_covariates": {"k": known[64:]}}
+        target = (
+            20
+            + 3 * known[:64]
+            + 5 * np.sin(np.arange(64) / 4)
+            + 0.3 * rng.normal(size=64)
+        )
+        covariates = {
+            "past_covariates": {"a": past, "k": known[:64]},
+            "future_covariates": {"k": known[64:]},
+        }
         return lens.run(as_series([{"target": target, **covariates}]), 4)
     several = 2 if getattr(lens.adapter, "multivariate", False) else 1
     return lens.run(5 + np.random.default_rng(0).normal(size=(1, several, 64)), 4)
@@ -44,7 +52,10 @@ def run_of(name: str) -> Run:
 @pytest.mark.parametrize("reference", ["missing", "mean"])
 def test_shapley_values_sum_to_what_changes(name: str, reference: str) -> None:
     run = run_of(name)
-    if reference == "missing" and explain.masking.mask_seen(run.lens, run.batch) != "the model's own mask":
+    if (
+        reference == "missing"
+        and explain.masking.mask_seen(run.lens, run.batch) != "the model's own mask"
+    ):
         pytest.skip("has no mask")
     if reference == "missing" and name == "fracast":
         pytest.skip("takes no series without values")
@@ -58,17 +69,30 @@ def test_slopes_are_those_of_small_steps(name: str) -> None:
     run = run_of(name)
     parts = explain.segments(run, parts=3, season=1)
     if name in NO_SLOPE:
-        with pytest.raises(InputError, match=f"{NO_SLOPE[name]}.*choose method='shapley' or 'occlusion'"):
-            explain.attribute_inputs(run, method="gradient × input", reference="seasonal naive", parts=parts)
+        with pytest.raises(
+            InputError,
+            match=f"{NO_SLOPE[name]}.*choose method='shapley' or 'occlusion'",
+        ):
+            explain.attribute_inputs(
+                run, method="gradient × input", reference="seasonal naive", parts=parts
+            )
         return
-    found = explain.attribute_inputs(run, method="gradient × input", reference="seasonal naive", parts=parts)
+    found = explain.attribute_inputs(
+        run, method="gradient × input", reference="seasonal naive", parts=parts
+    )
     away = explain.reference_values(run.batch, "seasonal naive", run.horizon)
     known = run.batch.known_future(run.horizon)
-    own = [np.concatenate([values, ahead]) for values, ahead in zip(run.batch.values, known, strict=True)]
+    own = [
+        np.concatenate([values, ahead])
+        for values, ahead in zip(run.batch.values, known, strict=True)
+    ]
     step, keep = 0.002, ~np.eye(len(parts), dtype=bool)
     ends = []
     for side in (step, -step):
-        moved = [np.nan_to_num(each + side * (each - other)) for each, other in zip(own, away, strict=True)]
+        moved = [
+            np.nan_to_num(each + side * (each - other))
+            for each, other in zip(own, away, strict=True)
+        ]
         ends.append(explain.forecasts(run, parts, keep, moved))
     slope = (ends[0] - ends[1]) / (2 * step)
     got = found["attribution"].transpose("segment", "quantile", "step").values

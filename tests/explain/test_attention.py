@@ -18,15 +18,28 @@ DEPTH = 300
 
 
 def test_roll_out_over_one_stack_is_the_probe_s() -> None:
-    run = load(architectures()["timesfm-2.5-transformers"].tiny()).run(5 + np.sin(np.arange(64) / 3), 4)
+    run = load(architectures()["timesfm-2.5-transformers"].tiny()).run(
+        5 + np.sin(np.arange(64) / 3), 4
+    )
     flow = probes.attention_rollout(run)["flow"].values[-1][-1]
     parts = explain.segments(run, parts=8)
-    found = explain.attribute_inputs(run, method="attention rollout", reference="mean", parts=parts)
-    by_token = {(part.start, part.stop): share for part, share in zip(parts, found["share"].values, strict=True)}
+    found = explain.attribute_inputs(
+        run, method="attention rollout", reference="mean", parts=parts
+    )
+    by_token = {
+        (part.start, part.stop): share
+        for part, share in zip(parts, found["share"].values, strict=True)
+    }
     starts, stops = run.encoded.spans[""].start, run.encoded.spans[""].stop
     assert len(by_token) == len(flow)
     for start, stop, expected in zip(starts, stops, flow, strict=True):
-        assert_close(by_token[start, stop], np.full(4, expected), depth=DEPTH, magnitude=1.0, dtype=torch.float32)
+        assert_close(
+            by_token[start, stop],
+            np.full(4, expected),
+            depth=DEPTH,
+            magnitude=1.0,
+            dtype=torch.float32,
+        )
 
 
 def test_roll_out_over_an_encoder_is_behind_the_cross_attention(bolt_run: Run) -> None:
@@ -34,13 +47,24 @@ def test_roll_out_over_an_encoder_is_behind_the_cross_attention(bolt_run: Run) -
     held = np.zeros(rolled.shape[-1])
     for layer in range(3):
         cross = bolt_run.record([f"decoder_blocks.{layer}.cross_attn.hook_pattern"])
-        mean = cross[f"decoder_blocks.{layer}.cross_attn.hook_pattern"][0, :, 0].double().mean(0).numpy()
+        mean = (
+            cross[f"decoder_blocks.{layer}.cross_attn.hook_pattern"][0, :, 0]
+            .double()
+            .mean(0)
+            .numpy()
+        )
         # the one decoder token attends to itself, and its own half stays what it was
         held = 0.5 * held + 0.5 * mean @ rolled
     masks = explain.Masks(bolt_run, explain.segments(bolt_run, parts=4, season=1))
     tokens = graph_of(masks).inputs[:, : len(held)] @ held
     answer = tokens / tokens.sum()
-    assert_close(rollout_shares(masks)[:, 0], answer, depth=DEPTH, magnitude=1.0, dtype=torch.float32)
+    assert_close(
+        rollout_shares(masks)[:, 0],
+        answer,
+        depth=DEPTH,
+        magnitude=1.0,
+        dtype=torch.float32,
+    )
 
 
 def by_networkx(graph: Graph, covered: np.ndarray) -> float:
@@ -48,7 +72,10 @@ def by_networkx(graph: Graph, covered: np.ndarray) -> float:
     count, layers = graph.tokens, len(graph.updates)
     capacity = np.zeros(((layers + 1) * count + 2,) * 2)
     for layer, attention in enumerate(graph.updates):
-        block = capacity[layer * count : (layer + 1) * count, (layer + 1) * count : (layer + 2) * count]
+        block = capacity[
+            layer * count : (layer + 1) * count,
+            (layer + 1) * count : (layer + 2) * count,
+        ]
         own = np.ones(count)
         for writes, reads, pattern in attention:
             own[writes] = 0.5
@@ -57,27 +84,48 @@ def by_networkx(graph: Graph, covered: np.ndarray) -> float:
     capacity[-2, :count] = covered
     capacity[layers * count : -2, -1] = graph.readout.sum(0) > 0
     network = nx.from_numpy_array(capacity, create_using=nx.DiGraph)
-    return float(nx.maximum_flow_value(network, len(capacity) - 2, len(capacity) - 1, capacity="weight"))
+    return float(
+        nx.maximum_flow_value(
+            network, len(capacity) - 2, len(capacity) - 1, capacity="weight"
+        )
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_flow_through_any_graph_is_the_largest(seed: int) -> None:
     rng, tokens = np.random.default_rng(seed), 4
     every = np.arange(tokens)
-    updates = tuple(((every, every, rng.dirichlet(np.ones(tokens), tokens)),) for _ in range(2))
+    updates = tuple(
+        ((every, every, rng.dirichlet(np.ones(tokens), tokens)),) for _ in range(2)
+    )
     # the last token is shown, and the forecast is read from it: what it keeps of itself counts
-    inputs, asking = np.array([[0, 0, 0, 1.0], [1, 0.5, 0, 0]]), np.array([[0, 0, 0, 1.0]])
+    inputs, asking = (
+        np.array([[0, 0, 0, 1.0], [1, 0.5, 0, 0]]),
+        np.array([[0, 0, 0, 1.0]]),
+    )
     graph = Graph(updates, tokens, inputs, asking)
     expected = [by_networkx(graph, covered) for covered in inputs]
     # capacities are rounded to millionths, a few units of single precision, over some forty connections
-    assert_close(largest_flows(graph), np.array(expected), depth=400, magnitude=1.0, dtype=torch.float32)
+    assert_close(
+        largest_flows(graph),
+        np.array(expected),
+        depth=400,
+        magnitude=1.0,
+        dtype=torch.float32,
+    )
     assert expected[0] < 1
 
 
 def test_a_token_is_shared_by_the_segments_that_meet_in_it(covariate_run: Run) -> None:
     whole, *others = explain.segments(covariate_run, 0, parts=1, others="whole")
     edges = [*range(whole.start, -6, 7), 0]
-    parts = [*(explain.Segment(f"from {a}", whole.row, a, b, "past") for a, b in pairwise(edges)), *others]
+    parts = [
+        *(
+            explain.Segment(f"from {a}", whole.row, a, b, "past")
+            for a, b in pairwise(edges)
+        ),
+        *others,
+    ]
     graph = graph_of(explain.Masks(covariate_run, parts, reference="mean", item=0))
     covered = graph.inputs.sum(0)
     # every token of the past, and those of the known future

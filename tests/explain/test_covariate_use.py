@@ -44,13 +44,21 @@ def items(count: int, seed: int) -> list[dict[str, Any]]:
         target = 3 + season + 1.5 * cause
         past = {"cause": cause[:STEPS], "noise": noise[:STEPS]}
         future = {"cause": cause[STEPS:], "noise": noise[STEPS:]}
-        made.append({"target": target[:STEPS], "past_covariates": past, "future_covariates": future})
+        made.append(
+            {
+                "target": target[:STEPS],
+                "past_covariates": past,
+                "future_covariates": future,
+            }
+        )
     return made
 
 
 @pytest.mark.parametrize("seed", [3, 4])
 def test_a_cause_is_worth_something_and_noise_is_not(nano: Lens, seed: int) -> None:
-    found = covariate_use(nano.run(as_series(items(12, seed)), HORIZON, holdout=True), shuffles=3)
+    found = covariate_use(
+        nano.run(as_series(items(12, seed)), HORIZON, holdout=True), shuffles=3
+    )
     worth = found["worth_significant"].to_series().unstack("way")
     assert worth.loc["cause", "removed"]
     assert worth.loc["cause", "shuffled"]
@@ -67,17 +75,29 @@ def test_each_way_is_the_forecast_of_the_changed_series(nano: Lens) -> None:
     for way in ("removed", "constant"):
         changed = []
         for entry in entries:
-            past, future = dict(entry["past_covariates"]), dict(entry["future_covariates"])
+            past, future = (
+                dict(entry["past_covariates"]),
+                dict(entry["future_covariates"]),
+            )
             level = past["noise"].mean()
             del past["noise"], future["noise"]
             if way == "constant":
-                past["noise"], future["noise"] = np.full(STEPS, level), np.full(HORIZON, level)
-            changed.append(entry | {"past_covariates": past, "future_covariates": future})
+                past["noise"], future["noise"] = (
+                    np.full(STEPS, level),
+                    np.full(HORIZON, level),
+                )
+            changed.append(
+                entry | {"past_covariates": past, "future_covariates": future}
+            )
         batch = as_series(changed)
         other = nano.forecast(batch, HORIZON).median[batch.is_target]
         unit = [np.abs(np.diff(entry["target"])).mean() for entry in entries]
         moved = found["moved"].sel(covariate="noise", way=way).values
-        assert_close(np.float32(moved), np.float32(np.abs(other - plain).mean(-1) / unit), depth=200)
+        assert_close(
+            np.float32(moved),
+            np.float32(np.abs(other - plain).mean(-1) / unit),
+            depth=200,
+        )
     assert "worth" not in found
     assert tuple(found["way"].values) == WAYS
 
@@ -90,14 +110,29 @@ TARGET = items(1, 6)[0]["target"]
     [
         ({"past_covariates": {"x": TARGET}}, 1, "equals the target"),
         ({"past_covariates": {"x": np.full(STEPS, 2.0)}}, 1, "2 throughout"),
-        ({"past_covariates": {"sky": np.array(["blue"] * STEPS)}}, 1, "is 'blue' throughout"),
+        (
+            {"past_covariates": {"sky": np.array(["blue"] * STEPS)}},
+            1,
+            "is 'blue' throughout",
+        ),
         (None, 1, "no covariates"),
         ({"past_covariates": {"x": TARGET[::-1].copy()}}, 0, "shuffles"),
-        ({"target": np.full(STEPS, 7.0), "past_covariates": {"x": TARGET}}, 1, "MASE is undefined"),
+        (
+            {"target": np.full(STEPS, 7.0), "past_covariates": {"x": TARGET}},
+            1,
+            "MASE is undefined",
+        ),
     ],
 )
-def test_what_says_nothing_is_refused(nano: Lens, item: dict[str, Any] | None, shuffles: int, words: str) -> None:
-    run = nano.run(SeriesBatch((TARGET,)) if item is None else as_series([{"target": TARGET, **item}]), 4)
+def test_what_says_nothing_is_refused(
+    nano: Lens, item: dict[str, Any] | None, shuffles: int, words: str
+) -> None:
+    run = nano.run(
+        SeriesBatch((TARGET,))
+        if item is None
+        else as_series([{"target": TARGET, **item}]),
+        4,
+    )
     with pytest.raises(InputError, match=words):
         covariate_use(run, shuffles=shuffles)
 
@@ -112,7 +147,9 @@ def test_what_says_nothing_in_one_series_is_measured_in_the_others(nano: Lens) -
     assert not np.isnan(found["moved"].sel(covariate="noise")).any()
     (told,) = [each for each in read_use(found) if each.startswith("cause")]
     assert "forecasts (2 of 2) by" in told
-    assert told.endswith("No verdict on series-1/target, where it or the series is constant.")
+    assert told.endswith(
+        "No verdict on series-1/target, where it or the series is constant."
+    )
 
 
 def of_any_item(rule: Rule) -> Rule:
@@ -120,7 +157,9 @@ def of_any_item(rule: Rule) -> Rule:
 
     def padded(context: Tensor, future: Tensor) -> Tensor:
         count = context.shape[1]
-        whole = [nn.functional.pad(each, (0, 0, 0, 3 - count)) for each in (context, future)]
+        whole = [
+            nn.functional.pad(each, (0, 0, 0, 3 - count)) for each in (context, future)
+        ]
         return rule(*whole)[:, :count]
 
     return padded
@@ -134,10 +173,15 @@ def test_response_and_share_of_a_linear_forecaster() -> None:
     k = np.concatenate([run.batch.values[2], run.batch.futures[2]])
     steps = {"a": run.batch.values[1].std(), "k": k.std()}
     slopes = {
-        "a": weights[:, 1, KNOWN_STEPS - KNOWN_HORIZON : KNOWN_STEPS].sum(-1).mean() * steps["a"],
+        "a": weights[:, 1, KNOWN_STEPS - KNOWN_HORIZON : KNOWN_STEPS].sum(-1).mean()
+        * steps["a"],
         "k": weights[:, 2, KNOWN_STEPS:].sum(-1).mean() * steps["k"],
     }
-    close: dict[str, Any] = {"depth": DEPTH, "magnitude": 10.0 / unit, "dtype": torch.float32}
+    close: dict[str, Any] = {
+        "depth": DEPTH,
+        "magnitude": 10.0 / unit,
+        "dtype": torch.float32,
+    }
     for name, slope in slopes.items():
         one = found.sel(covariate=name).isel(series=0)
         assert_close(one["step_size"], steps[name], depth=10)
@@ -145,22 +189,41 @@ def test_response_and_share_of_a_linear_forecaster() -> None:
         assert_close(one["response"], np.array(SHIFTS) * slope / unit, **close)
     gap = weights[:, 2] * (k - run.batch.values[2].mean())
     way = np.sign(gap.sum(-1))
-    parts = [(each.sum(-1) * way).mean() for each in (gap[:, :KNOWN_STEPS], gap[:, KNOWN_STEPS:])]
-    assert_close(found["share"].sel(covariate="k").isel(series=0), np.array(parts) / unit, **close)
-    assert_close(found["share"].sum("part"), found["moved"].sel(way="constant"), **close)
+    parts = [
+        (each.sum(-1) * way).mean()
+        for each in (gap[:, :KNOWN_STEPS], gap[:, KNOWN_STEPS:])
+    ]
+    assert_close(
+        found["share"].sel(covariate="k").isel(series=0),
+        np.array(parts) / unit,
+        **close,
+    )
+    assert_close(
+        found["share"].sum("part"), found["moved"].sel(way="constant"), **close
+    )
     assert found["share"].sel(covariate="a", part="known future").item() == 0
     words = read_use(found)
     for name, slope in slopes.items():
         way = "rises" if slope > 0 else "falls"
-        assert any(each.startswith(name) and f"the forecast {way} with it" in each for each in words)
+        assert any(
+            each.startswith(name) and f"the forecast {way} with it" in each
+            for each in words
+        )
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_parts_of_a_covariate_sum_to_the_whole_over_the_same_series(nano: Lens, count: int) -> None:
+def test_parts_of_a_covariate_sum_to_the_whole_over_the_same_series(
+    nano: Lens, count: int
+) -> None:
     entries = items(count, 8)
     found = covariate_use(nano.run(as_series(entries), HORIZON), shuffles=1)
     size = np.float32(found["moved"].sel(way="constant").max())
-    assert_close(found["share"].sum("part"), found["moved"].sel(way="constant"), depth=100, magnitude=size)
+    assert_close(
+        found["share"].sum("part"),
+        found["moved"].sel(way="constant"),
+        depth=100,
+        magnitude=size,
+    )
     # parts whose medians lie in different series, some against the whole
     parts = np.random.default_rng(count).normal(1.0, 1.0, found["share"].shape)
     parts *= np.sign(parts.sum(1, keepdims=True))
@@ -169,16 +232,20 @@ def test_parts_of_a_covariate_sum_to_the_whole_over_the_same_series(nano: Lens, 
     other["moved_size"].loc[{"way": "constant"}] = np.median(parts.sum(1), axis=-1)
     for ds in (found, other):
         for one in covariate_totals(ds):
-            np.testing.assert_allclose(one["share of past"] + one["share of known future"], one["share"])
+            np.testing.assert_allclose(
+                one["share of past"] + one["share of known future"], one["share"]
+            )
         for told in read_use(ds):
             shares = re.findall(r"(?:past|known future) (−?[\d.e−]+) %", told)
-            assert sum(float(each.replace("−", "-")) for each in shares) == pytest.approx(
-                100, abs=len(shares) * last_digit(0)
-            )
+            assert sum(
+                float(each.replace("−", "-")) for each in shares
+            ) == pytest.approx(100, abs=len(shares) * last_digit(0))
 
 
 @pytest.mark.parametrize("holdout", [False, True])
-def test_the_card_of_covariates_says_what_it_measures(nano: Lens, holdout: bool) -> None:
+def test_the_card_of_covariates_says_what_it_measures(
+    nano: Lens, holdout: bool
+) -> None:
     run = nano.run(as_series(items(2, 9)), HORIZON, holdout=holdout)
     found = covariate_use(run, shuffles=1)
     (card,) = cards_of({"covariate_use": found}, {"covariate_use": "a"})
@@ -195,13 +262,24 @@ def test_a_covariate_of_two_values_is_held_at_each() -> None:
     rule, weights = linear(1)
     run = known_run(of_any_item(rule))
     values, futures = list(run.batch.values), list(run.batch.futures)
-    values[2], futures[2] = np.arange(KNOWN_STEPS) % 2 * 3.0, np.arange(KNOWN_HORIZON) % 2 * 3.0
-    run = run.lens.run(replace(run.batch, values=tuple(values), futures=tuple(futures)), KNOWN_HORIZON)
+    values[2], futures[2] = (
+        np.arange(KNOWN_STEPS) % 2 * 3.0,
+        np.arange(KNOWN_HORIZON) % 2 * 3.0,
+    )
+    run = run.lens.run(
+        replace(run.batch, values=tuple(values), futures=tuple(futures)), KNOWN_HORIZON
+    )
     one = covariate_use(run, shuffles=1).sel(covariate="k").isel(series=0)
     close: dict[str, Any] = {"depth": DEPTH, "magnitude": 10.0, "dtype": torch.float32}
-    low = -(weights[:, 2, KNOWN_STEPS:] * futures[2]).sum(-1).mean() / one["unit"].item()
-    high = (weights[:, 2, KNOWN_STEPS:] * (3 - futures[2])).sum(-1).mean() / one["unit"].item()
-    assert_close(one["response"].sel(shift=[-1, 0, 1]), np.array([low, 0, high]), **close)
+    low = (
+        -(weights[:, 2, KNOWN_STEPS:] * futures[2]).sum(-1).mean() / one["unit"].item()
+    )
+    high = (weights[:, 2, KNOWN_STEPS:] * (3 - futures[2])).sum(-1).mean() / one[
+        "unit"
+    ].item()
+    assert_close(
+        one["response"].sel(shift=[-1, 0, 1]), np.array([low, 0, high]), **close
+    )
     assert one["value"].sel(shift=[-1, 0, 1]).values.tolist() == [0, 1.5, 3]
     assert np.isnan(one["response"].sel(shift=[-2, 2])).all()
     assert_close(one["slope"], high - low, **close)
@@ -209,7 +287,10 @@ def test_a_covariate_of_two_values_is_held_at_each() -> None:
 
 def test_words_that_a_change_leaves_out_of_the_context_keep_their_numbers() -> None:
     """Chronos-2 numbers words by the context, in which a constant past has one alone."""
-    days, rng = pd.date_range("2025-01-01", periods=120, freq="D"), np.random.default_rng(0)
+    days, rng = (
+        pd.date_range("2025-01-01", periods=120, freq="D"),
+        np.random.default_rng(0),
+    )
     words = np.where(rng.random(120) < 0.3, "yes", "no")
     sales = 20 + 8 * (words == "yes") + rng.normal(size=120)
     frame = pd.DataFrame({"day": days, "sales": sales, "promo": words})
@@ -220,6 +301,11 @@ def test_words_that_a_change_leaves_out_of_the_context_keep_their_numbers() -> N
     others = covariate_use(same)
     # of numbers the mean is constant, of words the most frequent one
     for way in ("removed", "shuffled"):
-        assert_close(found["moved"].sel(way=way), others["moved"].sel(way=way), depth=100, dtype=np.float32)
+        assert_close(
+            found["moved"].sel(way=way),
+            others["moved"].sel(way=way),
+            depth=100,
+            dtype=np.float32,
+        )
     assert np.isfinite(found["share"]).all()
     assert found["slope"].item() > 0

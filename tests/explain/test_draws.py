@@ -44,21 +44,33 @@ def test_each_mask_is_the_librarys_own_forecast_under_the_same_seed(
     np.testing.assert_array_equal(got[-1], run.forecast.quantiles[0])
 
 
-def test_effects_are_the_mean_over_seeds_and_their_spread_is_the_error(chronos: Run) -> None:
+def test_effects_are_the_mean_over_seeds_and_their_spread_is_the_error(
+    chronos: Run,
+) -> None:
     parts = explain.segments(chronos, parts=2, season=1)
     found = explain.attribute_inputs(chronos, parts=parts, repeats=3)
     seeds, run = [], chronos
     for _ in range(3):
         values = explain.forecasts(run, parts, explain.shapley.all_masks(len(parts)))
-        seeds.append(explain.shapley.exact_shapley(values, len(parts)).transpose(0, 2, 1))
+        seeds.append(
+            explain.shapley.exact_shapley(values, len(parts)).transpose(0, 2, 1)
+        )
         run = run.redraw()
     assert_close(found["attribution"], np.mean(seeds, axis=0), depth=10, magnitude=40.0)
     reach = t.ppf(0.975, 2) / np.sqrt(3)
-    assert_close(found["half_width"], reach * np.std(seeds, axis=0, ddof=1), depth=10, magnitude=40.0)
+    assert_close(
+        found["half_width"],
+        reach * np.std(seeds, axis=0, ddof=1),
+        depth=10,
+        magnitude=40.0,
+    )
     by_mean = reach * np.std(np.mean(seeds, axis=2), axis=0, ddof=1)
     assert_close(found["mean_half_width"], by_mean, depth=10, magnitude=40.0)
     assert_close(found["remainder"], 0.0, depth=20, magnitude=40.0)
-    assert (found.attrs["repeats"], found.attrs["statistic"]) == (3, "quantiles of sample paths")
+    assert (found.attrs["repeats"], found.attrs["statistic"]) == (
+        3,
+        "quantiles of sample paths",
+    )
     assert float(found["half_width"].max()) > 0
     assert "3 seeds" in " ".join(read_inputs(found))
 
@@ -67,7 +79,11 @@ def test_what_draws_cannot_give_is_refused(chronos: Run) -> None:
     with pytest.raises(InputError, match="repeats is 0"):
         explain.attribute_inputs(chronos, parts=2, repeats=0)
     with pytest.raises(InputError, match="sample paths, which have no gradient"):
-        explain.attribute_inputs(run_of("moirai-1.1"), method="gradient × input", parts=2)
+        explain.attribute_inputs(
+            run_of("moirai-1.1"), method="gradient × input", parts=2
+        )
     # the curves of a model that learned nothing
     with pytest.raises(InputError, match="no more than its noise"):
-        explain.deletion_curves(chronos, {"newest first": [0, 1]}, parts={"parts": 2, "season": 1}, orders=2)
+        explain.deletion_curves(
+            chronos, {"newest first": [0, 1]}, parts={"parts": 2, "season": 1}, orders=2
+        )

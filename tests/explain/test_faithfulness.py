@@ -14,7 +14,14 @@ from benchmarks.verdict import REFERENCE, accepted, drawn_run
 from tsfm_lens import explain
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain import attribute_inputs, deletion_curves, input_routes, route_faithfulness, segments, verdict
+from tsfm_lens.explain import (
+    attribute_inputs,
+    deletion_curves,
+    input_routes,
+    route_faithfulness,
+    segments,
+    verdict,
+)
 from tsfm_lens.explain.faithfulness import matched_sets, named_routes
 from tsfm_lens.models import Run
 from tsfm_lens.testing import assert_close
@@ -22,14 +29,18 @@ from tsfm_lens.zoo.planted import Card, plant
 
 
 @cache
-def planted_run(mechanism: str = "decoys", architecture: str = "chronos-bolt") -> tuple[Run, Card]:
+def planted_run(
+    mechanism: str = "decoys", architecture: str = "chronos-bolt"
+) -> tuple[Run, Card]:
     """A planted seasonal copy with decoys, and a series that it forecasts."""
     planted = plant(mechanism, architecture)
     period, length = planted.card.rule.period, min(planted.card.context[1], 96)  # type: ignore[union-attr]
     rng = np.random.default_rng(3)
     motif = rng.permutation(period) + rng.uniform(-0.3, 0.3, period)
     values = motif[np.arange(-length, 0) % period] + 0.02 * rng.normal(size=length)
-    return planted.lens().run(as_series(values, seasonality=period), planted.card.horizon), planted.card
+    return planted.lens().run(
+        as_series(values, seasonality=period), planted.card.horizon
+    ), planted.card
 
 
 @cache
@@ -49,14 +60,18 @@ def true_segments() -> np.ndarray:
     values = np.asarray(run.batch.values[0])
     read = np.abs(card.rule.inputs(values, card.horizon)).sum(0) > 0  # type: ignore[union-attr, call-arg]
     length = len(values)
-    return np.array([read[part.start + length : part.stop + length].any() for part in _parts()])
+    return np.array(
+        [read[part.start + length : part.stop + length].any() for part in _parts()]
+    )
 
 
 def test_the_curves_are_distances_of_masked_forecasts(bolt_run: Run) -> None:
     """Against forecasts that are made one by one."""
     parts = segments(bolt_run, parts=3)
     scores = np.array([0.5, 2.0, 1.0])[: len(parts)]
-    curves = deletion_curves(bolt_run, {"mine": scores}, parts=parts, reference="mean", orders=4)
+    curves = deletion_curves(
+        bolt_run, {"mine": scores}, parts=parts, reference="mean", orders=4
+    )
     order = np.argsort(-scores)
     assert curves["order"].values[0].tolist() == order.tolist()
     lens, whole = bolt_run.lens, bolt_run.forecast.median[0]
@@ -64,9 +79,18 @@ def test_the_curves_are_distances_of_masked_forecasts(bolt_run: Run) -> None:
         first = np.isin(np.arange(len(parts)), order[:count])
         for name, keep in (("deletion", ~first), ("insertion", first)):
             batch = explain.masked(bolt_run.batch, parts, keep[None], "mean")
-            away = np.abs(lens.forecast(batch, bolt_run.horizon).median[0] - whole).mean()
+            away = np.abs(
+                lens.forecast(batch, bolt_run.horizon).median[0] - whole
+            ).mean()
             found = float(curves[name].values[0, count])
-            assert_close(found, away, depth=400, magnitude=float(np.abs(whole).max()), dtype="float32", what=name)
+            assert_close(
+                found,
+                away,
+                depth=400,
+                magnitude=float(np.abs(whole).max()),
+                dtype="float32",
+                what=name,
+            )
 
 
 def test_a_true_attribution_beats_random_orders_and_a_false_one_fails() -> None:
@@ -74,12 +98,22 @@ def test_a_true_attribution_beats_random_orders_and_a_false_one_fails() -> None:
     true = true_segments().astype(float)
     how: dict[str, Any] = {"parts": _parts(), "reference": "mean", "orders": 64}
     found = attribute_inputs(run, method="shapley", reference="mean", parts=_parts())
-    tried = {"shapley": found, "flipped": found.assign(attribution=-found["attribution"])}
-    curves = deletion_curves(run, {**tried, "the rule": true, "its opposite": 1 - true}, **how)
+    tried = {
+        "shapley": found,
+        "flipped": found.assign(attribution=-found["attribution"]),
+    }
+    curves = deletion_curves(
+        run, {**tried, "the rule": true, "its opposite": 1 - true}, **how
+    )
     area, p = curves["area"].values, curves["p"].values
     assert area[0] >= area[2] - 0.05 > 0 > area[3]
     assert p[0] <= 0.05 < p[3]
-    assert [verdict(curves.isel(explanation=[place]))[0] for place in range(4)] == ["holds", "fails", "fails", "fails"]
+    assert [verdict(curves.isel(explanation=[place]))[0] for place in range(4)] == [
+        "holds",
+        "fails",
+        "fails",
+        "fails",
+    ]
 
 
 def test_routes_of_a_planted_model_are_necessary_and_sufficient() -> None:
@@ -99,7 +133,9 @@ def test_routes_of_a_planted_model_are_necessary_and_sufficient() -> None:
     assert verdict(proof)[0] == "holds"
     # what works against the effect carries none of it, and routes that state another effect fail
     assert not any(named_routes(routes.assign(share=-routes["share"])).values())
-    flipped = route_faithfulness(run, routes.assign(total=-routes["total"]), reference="mean", controls=19)
+    flipped = route_faithfulness(
+        run, routes.assign(total=-routes["total"]), reference="mean", controls=19
+    )
     assert verdict(flipped)[0] == "fails"
 
 
@@ -107,7 +143,9 @@ def test_an_explanation_by_decoys_fails() -> None:
     run, card = planted_run()
     routes = routes_of_planted()
     decoys = list(card.components("decoy"))
-    named = {segment: decoys for segment, names in named_routes(routes).items() if names}
+    named = {
+        segment: decoys for segment, names in named_routes(routes).items() if names
+    }
     assert named
     proof = route_faithfulness(run, routes, named=named, reference="mean")
     assert np.abs(proof["necessity"]).max() < 0.1
@@ -116,18 +154,26 @@ def test_an_explanation_by_decoys_fails() -> None:
     assert "neither necessary nor sufficient" in said[0]
 
 
-def test_controls_are_matched_and_other_components_where_possible(bolt_run: Run) -> None:
+def test_controls_are_matched_and_other_components_where_possible(
+    bolt_run: Run,
+) -> None:
     lens = bolt_run.lens
-    components = lens.components("decoder.0.cross_attn.0", "decoder.1.cross_attn.2", "encoder.0.mlp")
+    components = lens.components(
+        "decoder.0.cross_attn.0", "decoder.1.cross_attn.2", "encoder.0.mlp"
+    )
     sets = matched_sets(lens, components, 16, np.random.default_rng(0))
     assert len({tuple(map(str, each)) for each in sets}) > 8
     for each in sets:
         assert not set(each) & set(components)
         kinds = [(one.stack, one.kind, one.head is None) for one in each]
-        assert sorted(map(str, kinds)) == sorted(str((one.stack, one.kind, one.head is None)) for one in components)
+        assert sorted(map(str, kinds)) == sorted(
+            str((one.stack, one.kind, one.head is None)) for one in components
+        )
 
 
-def test_routes_of_a_trained_model_hold_and_those_of_its_untrained_twins_do_not(covariate_run: Run) -> None:
+def test_routes_of_a_trained_model_hold_and_those_of_its_untrained_twins_do_not(
+    covariate_run: Run,
+) -> None:
     """The known future of a covariate, which a trained model passes to the target through a few heads."""
     run = covariate_run.lens.run(covariate_run.batch.select([0, 1, 2]), 16)
     how: dict[str, Any] = {"reference": "seasonal naive"}
@@ -156,36 +202,60 @@ def test_what_the_test_cannot_tell_from_zero_is_named() -> None:
     sizes = np.abs(segments_read["attribution"]).mean(["step", "quantile"])
     name = str(sizes.idxmin().item())
     curves = deletion_curves(run, segments_read, orders=1, reference=REFERENCE)
-    assert re.search(f"cannot tell from zero the effects? of .*{name}", verdict(curves)[1][0])
+    assert re.search(
+        f"cannot tell from zero the effects? of .*{name}", verdict(curves)[1][0]
+    )
 
 
-def test_controls_by_segment_are_explanations_with_one_effect_changed(bolt_run: Run) -> None:
+def test_controls_by_segment_are_explanations_with_one_effect_changed(
+    bolt_run: Run,
+) -> None:
     parts = segments(bolt_run, parts=4)
     found = attribute_inputs(bolt_run, parts=parts, reference="mean")
     effects = found["attribution"].transpose("segment", ...)
     tried = {"mine": found}
     for factor, label in ((0.0, "effect 0"), (-1.0, "sign flipped")):
-        factors = xr.DataArray(np.where(np.arange(len(parts)) == 1, factor, 1.0), dims="segment")
+        factors = xr.DataArray(
+            np.where(np.arange(len(parts)) == 1, factor, 1.0), dims="segment"
+        )
         tried[label] = found.assign(attribution=effects * factors)
-    curves = deletion_curves(bolt_run, tried, parts=parts, reference="mean", orders=1, twin=False)
+    curves = deletion_curves(
+        bolt_run, tried, parts=parts, reference="mean", orders=1, twin=False
+    )
     controls = curves["segment_control_r2"].isel(explanation=0, segment=1)
     for label in ("effect 0", "sign flipped"):
-        assert_close(float(controls.sel(segment_control=label)), float(curves["r2"].sel(explanation=label)), depth=64)
-    assert ((curves["segment_agreement"] >= 0) & (curves["segment_agreement"] <= 1 + 1e-9)).all()
+        assert_close(
+            float(controls.sel(segment_control=label)),
+            float(curves["r2"].sel(explanation=label)),
+            depth=64,
+        )
+    assert (
+        (curves["segment_agreement"] >= 0) & (curves["segment_agreement"] <= 1 + 1e-9)
+    ).all()
 
 
 def test_areas_bands_and_chances_are_those_of_the_curves(bolt_run: Run) -> None:
     scores = {"newest first": [0.0, 1.0, 2.0], "oldest first": [2.0, 1.0, 0.0]}
-    tried = deletion_curves(bolt_run, scores, parts={"parts": 3, "season": 1}, orders=19, seed=5)
+    tried = deletion_curves(
+        bolt_run, scores, parts={"parts": 3, "season": 1}, orders=19, seed=5
+    )
     whole = float(tried["deletion"].values[0, -1])
     assert float(tried["everything_masked"]) == whole
     for curves, areas in (("", "area"), ("random_", "random_area")):
         gap = tried[f"{curves}deletion"].values - tried[f"{curves}insertion"].values
         np.testing.assert_array_equal(tried[areas].values, gap.mean(1) / whole)
-    drawn = np.stack([tried["random_deletion"].values, tried["random_insertion"].values])
-    np.testing.assert_array_equal(tried["random_low"].values, np.quantile(drawn, 0.025, axis=1))
-    np.testing.assert_array_equal(tried["random_high"].values, np.quantile(drawn, 0.975, axis=1))
-    as_good = [(tried["random_area"].values >= area).sum() for area in tried["area"].values]
+    drawn = np.stack(
+        [tried["random_deletion"].values, tried["random_insertion"].values]
+    )
+    np.testing.assert_array_equal(
+        tried["random_low"].values, np.quantile(drawn, 0.025, axis=1)
+    )
+    np.testing.assert_array_equal(
+        tried["random_high"].values, np.quantile(drawn, 0.975, axis=1)
+    )
+    as_good = [
+        (tried["random_area"].values >= area).sum() for area in tried["area"].values
+    ]
     # of 3 segments there are 6 orders, so that the one on trial is drawn, too, and is as good as itself
     assert min(as_good) > 0
     np.testing.assert_array_equal(tried["p"].values, (1 + np.array(as_good)) / 20)
@@ -194,19 +264,37 @@ def test_areas_bands_and_chances_are_those_of_the_curves(bolt_run: Run) -> None:
 
 REFUSALS: list[tuple[Any, dict[str, Any], str]] = [
     (deletion_curves, {"explanations": {"mine": [1.0]}, "parts": 3}, "one a part"),
-    (deletion_curves, {"explanations": {"mine": [1.0, np.nan, 0.0]}, "parts": 3}, "one a part"),
+    (
+        deletion_curves,
+        {"explanations": {"mine": [1.0, np.nan, 0.0]}, "parts": 3},
+        "one a part",
+    ),
     (deletion_curves, {"explanations": {}, "parts": 3}, "no explanation"),
-    (deletion_curves, {"explanations": {"mine": [1, 2, 3]}, "parts": 3, "orders": 0}, "orders"),
+    (
+        deletion_curves,
+        {"explanations": {"mine": [1, 2, 3]}, "parts": 3, "orders": 0},
+        "orders",
+    ),
     (deletion_curves, {"explanations": {"mine": [1]}, "parts": 1}, "no order"),
     (route_faithfulness, {"named": {}}, "no segment has a named route to test"),
-    (route_faithfulness, {"named": {"yesterday": ["decoder.0.mlp"]}}, "not a segment of these routes"),
+    (
+        route_faithfulness,
+        {"named": {"yesterday": ["decoder.0.mlp"]}},
+        "not a segment of these routes",
+    ),
     (lambda run: verdict(), {}, "no faithfulness test"),
-    (lambda run: verdict(xr.Dataset(attrs={"kind": "paths"})), {}, "is not a faithfulness test"),
+    (
+        lambda run: verdict(xr.Dataset(attrs={"kind": "paths"})),
+        {},
+        "is not a faithfulness test",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("function", "how", "words"), REFUSALS)
-def test_what_proves_nothing_is_refused(bolt_run: Run, function: Any, how: dict[str, Any], words: str) -> None:
+def test_what_proves_nothing_is_refused(
+    bolt_run: Run, function: Any, how: dict[str, Any], words: str
+) -> None:
     run = bolt_run
     if function is route_faithfulness:
         run, how = planted_run()[0], {"routes": routes_of_planted(), **how}

@@ -22,7 +22,13 @@ from tsfm_lens.testing import assert_close
 from tsfm_lens.zoo import planted
 
 STEPS, HORIZON, SEASON, DEPTH = 24, 6, 6, 600
-EXACT = ["shapley", "occlusion", "inclusion", "integrated gradients", "gradient × input"]
+EXACT = [
+    "shapley",
+    "occlusion",
+    "inclusion",
+    "integrated gradients",
+    "gradient × input",
+]
 Rule = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -32,13 +38,24 @@ class Known(nn.Module):
     def __init__(self, rule: Rule) -> None:
         super().__init__()
         self.rule = rule
-        block = nn.ModuleDict({name: nn.Linear(2, 2) for name in ("attn", "q", "k", "v", "o", "mlp", "i", "out")})
+        block = nn.ModuleDict(
+            {
+                name: nn.Linear(2, 2)
+                for name in ("attn", "q", "k", "v", "o", "mlp", "i", "out")
+            }
+        )
         # modules that a wiring names; none of them runs
-        self.blocks, self.embed, self.head = nn.ModuleList([block]), nn.Linear(2, 2), nn.Linear(2, 2)
+        self.blocks, self.embed, self.head = (
+            nn.ModuleList([block]),
+            nn.Linear(2, 2),
+            nn.Linear(2, 2),
+        )
 
     def forward(self, context: Tensor, future: Tensor) -> Tensor:
         middle = self.rule(torch.nan_to_num(context), torch.nan_to_num(future))
-        return (middle[..., None, :] + torch.tensor([-1.0, 0.0, 1.0])[:, None]).flatten(0, 1)
+        return (middle[..., None, :] + torch.tensor([-1.0, 0.0, 1.0])[:, None]).flatten(
+            0, 1
+        )
 
 
 class Wired(Adapter):
@@ -53,14 +70,31 @@ class Wired(Adapter):
         self.native = self.model = native
         q, k, v, o = (Projection(name) for name in "qkvo")
         attention = Attention("attn", "attn", Site("attn"), Site("", "in"), q, k, v, o)
-        mlp = Mlp(Site("mlp"), Site("", "in"), Site("i"), Site("out", "in"), "out", Projection("i", "d_mlp"))
-        stack = Stack("", "blocks", 1, 1, 2, 2, 2, (attention, mlp), upstream=("embed",))
-        self.wiring = Wiring("known", (stack,), Site("head", layout="batch pos d_out"), "embed", HORIZON)
+        mlp = Mlp(
+            Site("mlp"),
+            Site("", "in"),
+            Site("i"),
+            Site("out", "in"),
+            "out",
+            Projection("i", "d_mlp"),
+        )
+        stack = Stack(
+            "", "blocks", 1, 1, 2, 2, 2, (attention, mlp), upstream=("embed",)
+        )
+        self.wiring = Wiring(
+            "known", (stack,), Site("head", layout="batch pos d_out"), "embed", HORIZON
+        )
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        count, ahead = batch.n_variates, torch.tensor(batch.known_future(HORIZON)).float()
+        count, ahead = (
+            batch.n_variates,
+            torch.tensor(batch.known_future(HORIZON)).float(),
+        )
         context = torch.tensor(np.stack(batch.values)).float()
-        inputs = {"context": context.unflatten(0, (-1, count)), "future": ahead.unflatten(0, (-1, count))}
+        inputs = {
+            "context": context.unflatten(0, (-1, count)),
+            "future": ahead.unflatten(0, (-1, count)),
+        }
         spans = {"": TokenSpans.patches(-STEPS, STEPS // 2, 2)}
         zero, one = torch.zeros(len(batch)), torch.ones(len(batch))
         return Encoded(inputs, spans, zero, one, batch, items=len(inputs["context"]))
@@ -75,27 +109,44 @@ def known_run(rule: Rule, seed: int = 0) -> Run:
     past = {name: rng.normal(size=STEPS) for name in "ak"}
     target, ahead = rng.normal(size=STEPS) + 3, {"k": rng.normal(size=HORIZON)}
     item = {"target": target, "past_covariates": past, "future_covariates": ahead}
-    return Lens(Wired(Known(rule)), "known").run(as_series([item], seasonality=SEASON), HORIZON)
+    return Lens(Wired(Known(rule)), "known").run(
+        as_series([item], seasonality=SEASON), HORIZON
+    )
 
 
 def linear(seed: int = 0) -> tuple[Rule, np.ndarray]:
     """A linear rule, and its weights (step, series, time + horizon) of context and future."""
     rng = torch.Generator().manual_seed(seed)
-    past, ahead = (torch.randn(HORIZON, 3, width, generator=rng) / 5 for width in (STEPS, HORIZON))
+    past, ahead = (
+        torch.randn(HORIZON, 3, width, generator=rng) / 5 for width in (STEPS, HORIZON)
+    )
 
     def rule(context: Tensor, future: Tensor) -> Tensor:
-        made = torch.einsum("isc,hsc->ih", context, past) + torch.einsum("isc,hsc->ih", future, ahead)
+        made = torch.einsum("isc,hsc->ih", context, past) + torch.einsum(
+            "isc,hsc->ih", future, ahead
+        )
         return made[:, None].expand(-1, 3, -1)
 
     return rule, torch.cat([past, ahead], -1).numpy()
 
 
-def linear_answer(run: Run, parts: tuple[explain.Segment, ...], reference: str, weights: np.ndarray) -> np.ndarray:
+def linear_answer(
+    run: Run, parts: tuple[explain.Segment, ...], reference: str, weights: np.ndarray
+) -> np.ndarray:
     """(segment, step): weights (step, series, time + horizon) times the distance from the reference."""
-    stands = np.nan_to_num(np.stack(explain.reference_values(run.batch, reference, HORIZON)))
-    own = np.concatenate([np.stack(run.batch.values), np.nan_to_num(run.batch.known_future(HORIZON))], 1)
+    stands = np.nan_to_num(
+        np.stack(explain.reference_values(run.batch, reference, HORIZON))
+    )
+    own = np.concatenate(
+        [np.stack(run.batch.values), np.nan_to_num(run.batch.known_future(HORIZON))], 1
+    )
     moved = weights * (own - stands)
-    return np.stack([moved[:, part.row, part.start + STEPS : part.stop + STEPS].sum(-1) for part in parts])
+    return np.stack(
+        [
+            moved[:, part.row, part.start + STEPS : part.stop + STEPS].sum(-1)
+            for part in parts
+        ]
+    )
 
 
 @pytest.mark.parametrize("reference", explain.REFERENCES)
@@ -106,15 +157,30 @@ def test_a_linear_forecaster(method: str, reference: str, others: str) -> None:
     run = known_run(rule)
     parts = explain.segments(run, parts=3, others=others)
     if reference == "missing" and method in EXACT[3:]:
-        with pytest.raises(InputError, match="missing values, towards which there is no gradient"):
-            explain.attribute_inputs(run, method=method, reference=reference, parts=parts)
+        with pytest.raises(
+            InputError, match="missing values, towards which there is no gradient"
+        ):
+            explain.attribute_inputs(
+                run, method=method, reference=reference, parts=parts
+            )
         return
-    found = explain.attribute_inputs(run, method=method, reference=reference, parts=parts)
+    found = explain.attribute_inputs(
+        run, method=method, reference=reference, parts=parts
+    )
     answer = linear_answer(run, parts, reference, weights)
     for level in run.lens.levels:
         got = found["attribution"].sel(quantile=level)
-        assert_close(got, answer, depth=DEPTH, magnitude=10.0, dtype=torch.float32, what=f"{method} at {level}")
-    assert_close(found["remainder"], 0.0, depth=DEPTH, magnitude=10.0, dtype=torch.float32)
+        assert_close(
+            got,
+            answer,
+            depth=DEPTH,
+            magnitude=10.0,
+            dtype=torch.float32,
+            what=f"{method} at {level}",
+        )
+    assert_close(
+        found["remainder"], 0.0, depth=DEPTH, magnitude=10.0, dtype=torch.float32
+    )
 
 
 @pytest.mark.parametrize("method", EXACT)
@@ -124,23 +190,54 @@ def test_a_linear_forecaster_gives_additive_parts_their_weights(method: str) -> 
     parts = explain.components(run, events={"dip": (-9, -6)}, seasons=[4, SEASON])
     found = explain.attribute_inputs(run, method=method, reference="zero", parts=parts)
     own = [part for part in parts if part.values is not None]
-    assert [part.name.rpartition(", ")[2] for part in own] == ["trend", "season of 4", "season of 6", "dip", "rest"]
-    answer = [weights[:, 0, part.start + STEPS : part.stop + STEPS] @ part.values for part in own]
+    assert [part.name.rpartition(", ")[2] for part in own] == [
+        "trend",
+        "season of 4",
+        "season of 6",
+        "dip",
+        "rest",
+    ]
+    answer = [
+        weights[:, 0, part.start + STEPS : part.stop + STEPS] @ part.values
+        for part in own
+    ]
     got = found["attribution"].sel(quantile=0.5)[: len(own)]
-    assert_close(got, np.stack(answer), depth=DEPTH, magnitude=10.0, dtype=torch.float32, what=method)
-    assert_close(found["remainder"], 0.0, depth=DEPTH, magnitude=10.0, dtype=torch.float32)
+    assert_close(
+        got,
+        np.stack(answer),
+        depth=DEPTH,
+        magnitude=10.0,
+        dtype=torch.float32,
+        what=method,
+    )
+    assert_close(
+        found["remainder"], 0.0, depth=DEPTH, magnitude=10.0, dtype=torch.float32
+    )
 
 
 def test_seasonal_naive_copies_the_last_season_of_each_part() -> None:
     def copies(context: Tensor, _future: Tensor) -> Tensor:
         return context[:, :1, -SEASON:].expand(-1, 3, -1)
 
-    line, season = 5 + 0.5 * np.arange(STEPS), np.resize([3.0, -1.0, 2.0, -2.0, 1.0, -3.0], STEPS)
-    given = {"target": line + season, "past_covariates": {"a": season}, "future_covariates": {"k": np.zeros(HORIZON)}}
+    line, season = (
+        5 + 0.5 * np.arange(STEPS),
+        np.resize([3.0, -1.0, 2.0, -2.0, 1.0, -3.0], STEPS),
+    )
+    given = {
+        "target": line + season,
+        "past_covariates": {"a": season},
+        "future_covariates": {"k": np.zeros(HORIZON)},
+    }
     given["past_covariates"]["k"] = season
-    run = Lens(Wired(Known(copies)), "known").run(as_series([given], seasonality=SEASON), HORIZON)
-    found = explain.attribute_inputs(run, reference="seasonal naive", parts="components").sel(quantile=0.5)
-    answer = np.stack([(line - line.mean())[-SEASON:], season[-SEASON:], *np.zeros((4, SEASON))])
+    run = Lens(Wired(Known(copies)), "known").run(
+        as_series([given], seasonality=SEASON), HORIZON
+    )
+    found = explain.attribute_inputs(
+        run, reference="seasonal naive", parts="components"
+    ).sel(quantile=0.5)
+    answer = np.stack(
+        [(line - line.mean())[-SEASON:], season[-SEASON:], *np.zeros((4, SEASON))]
+    )
     how: dict[str, Any] = {"depth": DEPTH, "magnitude": 20.0, "dtype": torch.float32}
     assert_close(found["attribution"], answer, **how)
     assert_close(found["reference_forecast"], line.mean(), **how)
@@ -154,7 +251,13 @@ def test_sampled_masks_of_a_linear_forecaster() -> None:
     assert len(parts) > 12
     assert found.attrs["settled"] == 1
     answer = linear_answer(run, parts, "zero", weights)
-    assert_close(found["attribution"].sel(quantile=0.5), answer, depth=DEPTH, magnitude=10.0, dtype=torch.float32)
+    assert_close(
+        found["attribution"].sel(quantile=0.5),
+        answer,
+        depth=DEPTH,
+        magnitude=10.0,
+        dtype=torch.float32,
+    )
 
 
 def product(context: Tensor, future: Tensor) -> Tensor:
@@ -174,14 +277,29 @@ def test_what_two_inputs_do_together_is_told() -> None:
         explain.Segment("last", 0, -1, 0, "past"),
         *explain.segments(run, parts=1)[1:],
     )
-    answers = {"shapley": halves, "integrated gradients": halves, "gradient × input": wholes, "occlusion": wholes}
+    answers = {
+        "shapley": halves,
+        "integrated gradients": halves,
+        "gradient × input": wholes,
+        "occlusion": wholes,
+    }
     answers["inclusion"] = wholes - np.stack([0 * both, both, 0 * both, 0 * both, both])
     for method, answer in answers.items():
-        found = explain.attribute_inputs(run, method=method, reference="zero", parts=parts)
+        found = explain.attribute_inputs(
+            run, method=method, reference="zero", parts=parts
+        )
         got = found["attribution"].sel(quantile=0.5)
-        assert_close(got, answer, depth=DEPTH, magnitude=20.0, dtype=torch.float32, what=method)
+        assert_close(
+            got, answer, depth=DEPTH, magnitude=20.0, dtype=torch.float32, what=method
+        )
         rest = both + single - answer.sum(0)
-        assert_close(found["remainder"].sel(quantile=0.5), rest, depth=DEPTH, magnitude=20.0, dtype=torch.float32)
+        assert_close(
+            found["remainder"].sel(quantile=0.5),
+            rest,
+            depth=DEPTH,
+            magnitude=20.0,
+            dtype=torch.float32,
+        )
 
 
 def test_one_target_of_several_is_explained() -> None:
@@ -192,7 +310,9 @@ def test_one_target_of_several_is_explained() -> None:
 
     batch = as_series(values[None], variates=None)
     run = Lens(Wired(Known(swapped)), "known").run(batch, HORIZON)
-    found = explain.attribute_inputs(run, reference="zero", target=1, parts={"parts": 1, "others": "whole"})
+    found = explain.attribute_inputs(
+        run, reference="zero", target=1, parts={"parts": 1, "others": "whole"}
+    )
     assert list(found.kind.values) == ["past", "variate"]
     got = found["attribution"].sel(quantile=0.5)
     answer = np.stack([np.zeros(HORIZON), values[0, -SEASON:]])
@@ -206,9 +326,13 @@ def test_a_planted_mechanism_of_the_past(mechanism: str) -> None:
     (context,) = planted.draw_contexts(rule, 1, made.card.context, seed=4)
     run = made.lens().run(context, horizon)
     found = explain.attribute_inputs(run, reference="seasonal naive", parts=4)
-    stands = explain.reference_values(run.batch, "seasonal naive", horizon)[0][: len(context)]
+    stands = explain.reference_values(run.batch, "seasonal naive", horizon)[0][
+        : len(context)
+    ]
     moved = rule.inputs(context, horizon) * (context - stands)
-    parts = zip(found.start.values + len(context), found.stop.values + len(context), strict=True)
+    parts = zip(
+        found.start.values + len(context), found.stop.values + len(context), strict=True
+    )
     answer = np.stack([moved[:, start:stop].sum(-1) for start, stop in parts])
     # the card tells how far the planted model is from its rule, in mean absolute values, here for each of 16 masks
     allowed = 2 * made.card.error * np.abs(context).mean()

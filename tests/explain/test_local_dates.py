@@ -18,7 +18,9 @@ HOURS = pd.date_range("2025-10-18", periods=240, freq="h", tz="UTC")
 def run_of(times: pd.Index, **how: object) -> Run:
     load = 20 + 5 * np.sin(np.arange(240) / 24 * 2 * np.pi)
     frame = pd.DataFrame({"time": times, "load": load, "heat": load - 10})
-    return lens_of("chronos-2").run(frame[:216], 24, future=frame[216:].drop(columns="load"), **how)
+    return lens_of("chronos-2").run(
+        frame[:216], 24, future=frame[216:].drop(columns="load"), **how
+    )
 
 
 def steps(run: Run, *dates: object) -> list[int]:
@@ -29,20 +31,33 @@ def steps(run: Run, *dates: object) -> list[int]:
 @pytest.fixture(scope="module")
 def vienna() -> Run:
     """The local clock of a file, with the hour of autumn twice, and no offsets."""
-    return run_of(HOURS.tz_convert("Europe/Vienna").tz_localize(None), timezone="Europe/Vienna")
+    return run_of(
+        HOURS.tz_convert("Europe/Vienna").tz_localize(None), timezone="Europe/Vienna"
+    )
 
 
 def test_a_date_without_an_offset_is_of_the_local_clock(vienna: Run) -> None:
     # the forecast begins at 0:00 in UTC, 1:00 in Vienna
-    assert steps(vienna, "2025-10-27 08:00", "2025-10-27 08:00+01:00", "2025-10-27 08:00+05:00") == [7, 7, 3]
+    assert steps(
+        vienna, "2025-10-27 08:00", "2025-10-27 08:00+01:00", "2025-10-27 08:00+05:00"
+    ) == [7, 7, 3]
     assert steps(vienna, pd.Timestamp("2025-10-27 08:00", tz="Europe/Vienna")) == [7]
-    found = explain.what_if(vienna, heat="+1", start="2025-10-27 08:00", stop="2025-10-27 10:00", routes=False)
+    found = explain.what_if(
+        vienna,
+        heat="+1",
+        start="2025-10-27 08:00",
+        stop="2025-10-27 10:00",
+        routes=False,
+    )
     assert (int(found["start"][0]), int(found["stop"][0])) == (7, 9)
 
 
 def test_an_hour_that_is_there_twice_needs_an_offset(vienna: Run) -> None:
     expect_error("write its offset", steps, vienna, "2025-10-26 02:30")
-    assert steps(vienna, "2025-10-26 02:00+02:00", "2025-10-26 02:00+01:00") == [-24, -23]
+    assert steps(vienna, "2025-10-26 02:00+02:00", "2025-10-26 02:00+01:00") == [
+        -24,
+        -23,
+    ]
 
 
 def test_where_the_file_has_offsets_a_date_needs_one() -> None:

@@ -29,7 +29,13 @@ def test_a_copy_shows_what_is_kept_and_the_reference_elsewhere(
 ) -> None:
     one = items.select(item_rows(items, 1))
     parts = explain.segments(one, horizon=16, parts=3)
-    keep = np.array(data.draw(st.lists(st.lists(st.booleans(), min_size=7, max_size=7), min_size=1, max_size=3)))
+    keep = np.array(
+        data.draw(
+            st.lists(
+                st.lists(st.booleans(), min_size=7, max_size=7), min_size=1, max_size=3
+            )
+        )
+    )
     keep = keep[:, : len(parts)]
     copies = explain.masked(one, parts, keep, reference, horizon=16)
     stands = explain.reference_values(one, reference, 16)
@@ -39,16 +45,26 @@ def test_a_copy_shows_what_is_kept_and_the_reference_elsewhere(
             at = mask * len(one) + row
             future = [] if one.futures[row] is None else one.futures[row]
             plain = np.concatenate([one.values[row], future])
-            got = np.concatenate([copies.values[at], [] if copies.futures[at] is None else copies.futures[at]])
+            got = np.concatenate(
+                [
+                    copies.values[at],
+                    [] if copies.futures[at] is None else copies.futures[at],
+                ]
+            )
             for part, kept in zip(parts, shown, strict=True):
                 if part.row == row:
                     place = slice(part.start + 96, part.stop + 96)
-                    np.testing.assert_array_equal(got[place], (plain if kept else stands[row])[place])
+                    np.testing.assert_array_equal(
+                        got[place], (plain if kept else stands[row])[place]
+                    )
 
 
 def test_references_are_what_they_are_called(items: SeriesBatch) -> None:
     one = items.select(item_rows(items, 0))
-    values = {name: explain.reference_values(one, name, 16, seed=3) for name in explain.REFERENCES}
+    values = {
+        name: explain.reference_values(one, name, 16, seed=3)
+        for name in explain.REFERENCES
+    }
     assert np.isnan(values["missing"][0]).all()
     assert not values["zero"][2].any()
     assert_close(values["mean"][1], one.values[1].mean(), depth=1)
@@ -78,11 +94,17 @@ def test_a_seasonal_reference_goes_on_over_seasons_and_fills_gaps() -> None:
 
 def test_references_differ_by_role_and_say_what_they_miss(items: SeriesBatch) -> None:
     one = items.select(item_rows(items, 0))
-    mixed = explain.reference_values(one, {"target": "mean", "past": "zero", "known": "missing"}, 16)
+    mixed = explain.reference_values(
+        one, {"target": "mean", "past": "zero", "known": "missing"}, 16
+    )
     assert np.isfinite(mixed[0]).all()
     assert not mixed[1].any()
     assert np.isnan(mixed[2]).all()
-    refused = {"has no value for known": {"target": "mean", "past": "zero"}, "naive": "seasonal", "past": {"x": "mean"}}
+    refused = {
+        "has no value for known": {"target": "mean", "past": "zero"},
+        "naive": "seasonal",
+        "past": {"x": "mean"},
+    }
     for words, reference in refused.items():
         with pytest.raises((InputError, UnknownNameError), match=words):
             explain.reference_values(one, reference, 16)
@@ -95,14 +117,20 @@ def test_references_differ_by_role_and_say_what_they_miss(items: SeriesBatch) ->
 
 
 @pytest.mark.parametrize("reference", ["missing", "shuffled"])
-def test_masks_side_by_side_are_masks_one_by_one(covariate_run: Run, reference: str) -> None:
+def test_masks_side_by_side_are_masks_one_by_one(
+    covariate_run: Run, reference: str
+) -> None:
     parts = explain.segments(covariate_run, 1, parts=3)
     keep = np.random.default_rng(0).random((9, len(parts))) < 0.5
     together = explain.forecasts(covariate_run, parts, keep, reference, item=1)
     one = item_of(covariate_run, 1)
     for mask, got in zip(keep, together, strict=True):
-        alone = one.lens.forecast(explain.masked(one.batch, parts, mask, reference, horizon=16), 16)
-        assert_close(got, alone.quantiles[0], depth=BLOCKS, magnitude=40.0, dtype=torch.float32)
+        alone = one.lens.forecast(
+            explain.masked(one.batch, parts, mask, reference, horizon=16), 16
+        )
+        assert_close(
+            got, alone.quantiles[0], depth=BLOCKS, magnitude=40.0, dtype=torch.float32
+        )
 
 
 def test_each_mask_runs_once(bolt_run: Run) -> None:
@@ -117,23 +145,37 @@ def test_each_mask_runs_once(bolt_run: Run) -> None:
 def test_a_token_model_is_led_along_its_own_path() -> None:
     run = tsfm_lens.load("chronos-nano").run(10 + np.sin(np.arange(60) / 3), 8)
     parts = explain.segments(run, parts=3)
-    values = explain.forecasts(run, parts, [[True] * len(parts), [False, *[True] * (len(parts) - 1)]], "missing")
-    assert_close(values[0, 0], run.point[0], depth=BLOCKS, magnitude=20.0, dtype=torch.float32)
+    values = explain.forecasts(
+        run,
+        parts,
+        [[True] * len(parts), [False, *[True] * (len(parts) - 1)]],
+        "missing",
+    )
+    assert_close(
+        values[0, 0], run.point[0], depth=BLOCKS, magnitude=20.0, dtype=torch.float32
+    )
     hidden = np.array(run.batch.values[0])
     hidden[: len(parts[0])] = np.nan
     alone = run.lens.run(hidden, 8, forced_path=run.path)
-    assert_close(values[1, 0], alone.point[0], depth=BLOCKS, magnitude=20.0, dtype=torch.float32)
+    assert_close(
+        values[1, 0], alone.point[0], depth=BLOCKS, magnitude=20.0, dtype=torch.float32
+    )
 
 
 # what each library does with a gap, by what its documentation or code says
-FILLS = {"timesfm-2.5": "linear interpolation", "timesfm-2.5-transformers": "linear interpolation"}
+FILLS = {
+    "timesfm-2.5": "linear interpolation",
+    "timesfm-2.5-transformers": "linear interpolation",
+}
 
 
 @pytest.mark.parametrize("name", sorted(set(architectures()) - {"t5"}))
 def test_what_a_model_knows_of_gaps_and_makes_of_nothing(name: str) -> None:
     lens = lens_of(name)
     run = lens.run(5 + np.sin(np.arange(64) / 3), 4)
-    assert explain.masking.mask_seen(lens, run.batch) == FILLS.get(name, "the model's own mask")
+    assert explain.masking.mask_seen(lens, run.batch) == FILLS.get(
+        name, "the model's own mask"
+    )
     parts = explain.segments(run, parts=2)
     nothing = np.zeros((1, len(parts)), bool)
     if name in FILLS or name == "fracast":
@@ -143,11 +185,17 @@ def test_what_a_model_knows_of_gaps_and_makes_of_nothing(name: str) -> None:
         assert np.isfinite(explain.forecasts(run, parts, nothing, "missing")).all()
 
 
-def test_categories_are_masked_as_the_numbers_that_the_model_is_shown(covariate_run: Run) -> None:
+def test_categories_are_masked_as_the_numbers_that_the_model_is_shown(
+    covariate_run: Run,
+) -> None:
     lens, steps = covariate_run.lens, 48
     words = np.resize(["low", "high"], steps + 8)
     target = np.where(words[:steps] == "low", 1.0, 9.0) + 0.1 * np.sin(np.arange(steps))
-    item = {"target": target, "past_covariates": {"w": words[:steps]}, "future_covariates": {"w": words[steps:]}}
+    item = {
+        "target": target,
+        "past_covariates": {"w": words[:steps]},
+        "future_covariates": {"w": words[steps:]},
+    }
     run = lens.run(as_series([item]), 8)
     found = explain.attribute_inputs(run, reference="missing", parts=2)
     assert np.isfinite(found["attribution"]).all()
@@ -159,7 +207,9 @@ def test_categories_are_masked_as_the_numbers_that_the_model_is_shown(covariate_
         explain.attribute_inputs(run, reference=codes, parts=2)
 
 
-@pytest.mark.parametrize("keep", [np.ones((1, 99)), np.full((1, 3), 0.5), np.ones((0, 3)), "all"])
+@pytest.mark.parametrize(
+    "keep", [np.ones((1, 99)), np.full((1, 3), 0.5), np.ones((0, 3)), "all"]
+)
 def test_masks_of_another_shape_are_refused(bolt_run: Run, keep: Any) -> None:
     parts = explain.segments(bolt_run, parts=3, season=1)
     with pytest.raises(InputError, match="expected bools"):
@@ -169,7 +219,10 @@ def test_masks_of_another_shape_are_refused(bolt_run: Run, keep: Any) -> None:
 def test_masks_and_run_are_of_one_model(bolt: Lens) -> None:
     run = bolt.run(10 + np.sin(np.arange(96) / 4), 8)
     parts = explain.segments(run, parts=2)
-    with bolt.ablate("decoder.0.mlp"), pytest.raises(InputError, match="under other hooks"):
+    with (
+        bolt.ablate("decoder.0.mlp"),
+        pytest.raises(InputError, match="under other hooks"),
+    ):
         explain.forecasts(run, parts, np.ones((1, len(parts))))
     with bolt.ablate("decoder.0.mlp"):
         inside = bolt.run(run.batch, 8)
@@ -180,7 +233,9 @@ def test_masks_and_run_are_of_one_model(bolt: Lens) -> None:
 def test_a_reference_that_is_no_forecast_of_the_series_is_told(bolt: Lens) -> None:
     far = bolt.run(1000 + np.sin(np.arange(96) / 4), 8)
     told = {
-        name: explain.attribute_inputs(far, method="occlusion", reference=name, parts=2).attrs["reference_distance"]
+        name: explain.attribute_inputs(
+            far, method="occlusion", reference=name, parts=2
+        ).attrs["reference_distance"]
         for name in ("missing", "mean")
     }
     # nothing is known of the level, and the model forecasts about 0 of a series about 1000 whose deviation is below 1

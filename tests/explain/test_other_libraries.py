@@ -32,15 +32,23 @@ def given(run: Run) -> tuple[tuple[explain.Segment, ...], Tensor, Tensor, Tensor
     """Segments, the input, the reference, and the number of each step's segment; (1, time) each."""
     parts = explain.segments(run, parts=PARTS, season=1)
     own = run.encoded.inputs["context"]
-    away = torch.tensor(explain.reference_values(run.batch, "seasonal naive", run.horizon)[0][: own.shape[1]])
+    away = torch.tensor(
+        explain.reference_values(run.batch, "seasonal naive", run.horizon)[0][
+            : own.shape[1]
+        ]
+    )
     number = torch.zeros(own.shape, dtype=torch.long)
     for index, part in enumerate(parts):
         number[:, part.start + own.shape[1] : part.stop + own.shape[1]] = index
     return parts, own, away[None].float(), number
 
 
-def ours(run: Run, method: str, parts: tuple[explain.Segment, ...], **how: Any) -> np.ndarray:
-    found = explain.attribute_inputs(run, method=method, reference="seasonal naive", parts=parts, **how)
+def ours(
+    run: Run, method: str, parts: tuple[explain.Segment, ...], **how: Any
+) -> np.ndarray:
+    found = explain.attribute_inputs(
+        run, method=method, reference="seasonal naive", parts=parts, **how
+    )
     return found["attribution"].sel(quantile=0.5).values
 
 
@@ -52,18 +60,41 @@ def test_captum_gives_the_same_values(bolt_run: Run) -> None:
 
     def by_segment(values: Tensor) -> np.ndarray:
         """Captum repeats a group's value at each of its steps; the first of each is it."""
-        return np.array([values[0][number[0] == index][0].item() for index in range(len(parts))])
+        return np.array(
+            [values[0][number[0] == index][0].item() for index in range(len(parts))]
+        )
 
-    cases = {"shapley": attr.ShapleyValues(model), "occlusion": attr.FeatureAblation(model)}
+    cases = {
+        "shapley": attr.ShapleyValues(model),
+        "occlusion": attr.FeatureAblation(model),
+    }
     for method, theirs in cases.items():
         mine = ours(bolt_run, method, parts)
         for step in steps:
-            found = theirs.attribute(own, baselines=away, target=step, feature_mask=number)
+            found = theirs.attribute(
+                own, baselines=away, target=step, feature_mask=number
+            )
             assert_close(
-                mine[:, step], by_segment(found), depth=DEPTH, magnitude=12.0, dtype=torch.float32, what=method
+                mine[:, step],
+                by_segment(found),
+                depth=DEPTH,
+                magnitude=12.0,
+                dtype=torch.float32,
+                what=method,
             )
     mine = ours(bolt_run, "integrated gradients", parts, steps=16)
     for step in steps:
-        found = attr.IntegratedGradients(model).attribute(own, baselines=away, target=step, n_steps=16)
-        summed = np.array([found[number == index].sum().item() for index in range(len(parts))])
-        assert_close(mine[:, step], summed, depth=DEPTH, magnitude=12.0, dtype=torch.float32, what="integrated")
+        found = attr.IntegratedGradients(model).attribute(
+            own, baselines=away, target=step, n_steps=16
+        )
+        summed = np.array(
+            [found[number == index].sum().item() for index in range(len(parts))]
+        )
+        assert_close(
+            mine[:, step],
+            summed,
+            depth=DEPTH,
+            magnitude=12.0,
+            dtype=torch.float32,
+            what="integrated",
+        )

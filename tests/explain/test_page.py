@@ -46,7 +46,12 @@ def test_every_method_gives_a_section_and_its_proof_or_says_why_not(
     turn = list(explain.METHODS).index(method) + 2 * list(REFUSED).index(name)
     run, reference = run_of(name), explain.REFERENCES[turn % len(explain.REFERENCES)]
     left: dict[str, str] = {}
-    asked: dict[str, Any] = {"method": method, "reference": reference, "options": few, "left_out": left}
+    asked: dict[str, Any] = {
+        "method": method,
+        "reference": reference,
+        "options": few,
+        "left_out": left,
+    }
     sections = ("forecast", "input_attribution", "deletion_curves")
     found = explanation.explain(run, sections=sections, **asked)
     slopes = method in ("integrated gradients", "gradient × input")
@@ -59,12 +64,17 @@ def test_every_method_gives_a_section_and_its_proof_or_says_why_not(
     assert not left
     curves = found["deletion_curves"]
     assert curves["explanation"].values[0] == method
-    assert {found["input_attribution"].attrs["reference"], curves.attrs["reference"]} == {reference}
+    assert {
+        found["input_attribution"].attrs["reference"],
+        curves.attrs["reference"],
+    } == {reference}
     for each in (found["input_attribution"]["attribution"], curves["deletion"]):
         assert np.isfinite(each.values).all()
 
 
-def test_a_frame_with_gaps_in_target_and_covariates_has_every_section(page: Any) -> None:
+def test_a_frame_with_gaps_in_target_and_covariates_has_every_section(
+    page: Any,
+) -> None:
     found = page.found
     assert not page.left_out
     assert tuple(found) == explanation.SECTIONS
@@ -76,17 +86,26 @@ def test_a_frame_with_gaps_in_target_and_covariates_has_every_section(page: Any)
         "covariate_use": ("moved",),
     }.items():
         assert all(np.isfinite(found[kind][name].values).all() for name in names), kind
-    assert_close(found["input_attribution"]["remainder"], 0.0, depth=300, magnitude=20.0)
+    assert_close(
+        found["input_attribution"]["remainder"], 0.0, depth=300, magnitude=20.0
+    )
     sentences = [text for panel in page.panels for text in panel.sentences]
     assert not any("nan" in text.lower().split() for text in sentences)
     assert page.html
     rows = cards_of(found, dict.fromkeys(found, "s1"))
-    titles = ["What moved it", "Can it be trusted", "How far a covariate moves it", "Accuracy"]
+    titles = [
+        "What moved it",
+        "Can it be trusted",
+        "How far a covariate moves it",
+        "Accuracy",
+    ]
     assert [card["title"] for card in rows] == titles
     target = found["input_attribution"].attrs["target"]
     assert all(list(card["cards"]) == [target] for card in rows)
     # totals of the same groups that the sentences rank
-    sizes = [total["mean_absolute"] for total in input_totals(found["input_attribution"])]
+    sizes = [
+        total["mean_absolute"] for total in input_totals(found["input_attribution"])
+    ]
     bars = rows[0]["cards"][target]["bars"]
     assert bars[0][1:] == (number(max(sizes)), 1.0)
     word, reasons = explanation.judged(found)
@@ -100,16 +119,26 @@ def test_a_frame_with_gaps_in_target_and_covariates_has_every_section(page: Any)
 
 def test_files_hold_the_numbers_of_the_page(page: Any, tmp_path: Path) -> None:
     files = {str(path.relative_to(tmp_path)) for path in page.found.write(tmp_path)}
-    assert {f"numbers/{name}.{kind}" for name in page.found for kind in ("nc", "csv")} < files
+    assert {
+        f"numbers/{name}.{kind}" for name in page.found for kind in ("nc", "csv")
+    } < files
     for name, data in page.found.items():
-        assert data.equals(xr.load_dataset(tmp_path / "numbers" / f"{name}.nc", engine="scipy"))
+        assert data.equals(
+            xr.load_dataset(tmp_path / "numbers" / f"{name}.nc", engine="scipy")
+        )
     said = json.loads((tmp_path / "explanation.json").read_text())
     assert said["inputs"] == input_totals(page.found["input_attribution"])
     assert (said["verdict"], said["reasons"]) == explanation.judged(page.found)
     assert said["headline"] in repr(page.found)
     use = page.found["covariate_use"]
-    curves = pd.read_csv(tmp_path / "numbers" / "response_curves.csv").set_index(["covariate", "shift", "series"])
-    assert_close(curves["response"].to_xarray().sel(series=use["series"]), use["response"], depth=1)
+    curves = pd.read_csv(tmp_path / "numbers" / "response_curves.csv").set_index(
+        ["covariate", "shift", "series"]
+    )
+    assert_close(
+        curves["response"].to_xarray().sel(series=use["series"]),
+        use["response"],
+        depth=1,
+    )
     for row in said["covariates"]:
         one = use.sel(covariate=row["covariate"])
         assert row["slope"] == one["slope_size"].item()
@@ -123,10 +152,17 @@ def test_files_hold_the_numbers_of_the_page(page: Any, tmp_path: Path) -> None:
 @pytest.mark.browser
 def test_a_page_that_nobody_saw_is_printed_with_its_figures() -> None:
     # of three figures two are folded away
-    found = explanation.explain(run_of("bolt-nano"), sections=("input_attribution",), parts=2)
+    found = explanation.explain(
+        run_of("bolt-nano"), sections=("input_attribution",), parts=2
+    )
     plain = build.page_of(found, build.panels_of(found), title="Printed", provenance={})
     sizes = []
-    for content in (plain, plain.replace(b"  for (const plot of plots) {\n    await fetched(plot);", b"  {")):
+    for content in (
+        plain,
+        plain.replace(
+            b"  for (const plot of plots) {\n    await fetched(plot);", b"  {"
+        ),
+    ):
         pdf = printed(content)
         assert pdf.startswith(b"%PDF")
         streams = re.findall(rb"stream\r?\n(.*?)endstream", pdf, flags=re.S)

@@ -24,13 +24,20 @@ DAYS = np.resize([8.0, -3.0, 2.0, 5.0, -12.0, 4.0, -4.0], LENGTH)
 
 
 def daily(values: np.ndarray, **more: Any) -> SeriesBatch:
-    return as_series({"target": values, "start": "2026-01-01", **more}, freq="D", seasonality=WEEK)
+    return as_series(
+        {"target": values, "start": "2026-01-01", **more}, freq="D", seasonality=WEEK
+    )
 
 
 def split(series: Any, **how: Any) -> dict[str, np.ndarray]:
     """What each part of the target takes away, at each step of the past."""
-    parts = [part for part in explain.components(series, **how) if part.values is not None]
-    return {part.name: np.pad(part.values, (part.start + LENGTH, -part.stop)) for part in parts}
+    parts = [
+        part for part in explain.components(series, **how) if part.values is not None
+    ]
+    return {
+        part.name: np.pad(part.values, (part.start + LENGTH, -part.stop))
+        for part in parts
+    }
 
 
 def test_a_line_and_a_season_are_told_apart() -> None:
@@ -38,13 +45,21 @@ def test_a_line_and_a_season_are_told_apart() -> None:
     for name, values in split(daily(LINE + DAYS)).items():
         assert_close(values, truth.pop(name), depth=DEPTH, magnitude=200.0, what=name)
     assert not truth
-    assert_close(split(daily(LINE), seasons=[])["trend"], LINE - LINE.mean(), depth=DEPTH, magnitude=200.0)
+    assert_close(
+        split(daily(LINE), seasons=[])["trend"],
+        LINE - LINE.mean(),
+        depth=DEPTH,
+        magnitude=200.0,
+    )
 
 
 def test_events_are_what_the_other_parts_do_not_say() -> None:
     dip, days = np.zeros(LENGTH), np.zeros(LENGTH)
     dip[100:106], days[[24, 55]] = -40.0, 25.0
-    events = {"strike": ("2026-04-11", "2026-04-17"), "holiday": ["2026-01-25", 55 - LENGTH]}
+    events = {
+        "strike": ("2026-04-11", "2026-04-17"),
+        "holiday": ["2026-01-25", 55 - LENGTH],
+    }
     parts = split(daily(LINE + DAYS + dip + days), events=events)
     assert list(parts) == ["trend", "season of 7", "strike", "holiday", "rest"]
     for name, values in {"strike": dip, "holiday": days, "season of 7": DAYS}.items():
@@ -57,19 +72,28 @@ def test_the_calendar_takes_the_mean_of_its_steps() -> None:
     assert list(parts) == ["trend", "day of week", "rest"]
     # a local regression follows the seasons a little, less than the smallest of them
     assert np.abs(parts["day of week"] - DAYS).max() < 1
-    np.testing.assert_array_equal(parts["day of week"][:-WEEK], parts["day of week"][WEEK:])
+    np.testing.assert_array_equal(
+        parts["day of week"][:-WEEK], parts["day of week"][WEEK:]
+    )
 
 
 @pytest.mark.parametrize(
     "how",
-    [{}, {"seasons": [6, 12]}, {"seasons": [], "calendar": "day of week"}, {"events": {"dip": (-20, -11), "day": -3}}],
+    [
+        {},
+        {"seasons": [6, 12]},
+        {"seasons": [], "calendar": "day of week"},
+        {"events": {"dip": (-20, -11), "day": -3}},
+    ],
 )
 def test_parts_sum_to_the_series_where_it_has_values(how: dict[str, Any]) -> None:
     values = 50 + np.random.default_rng(0).normal(size=LENGTH).cumsum()
     values[[0, 7, 8, 40, 131]] = np.nan
     level = values - sum(split(daily(values), **how).values())
     assert (np.isnan(level) == np.isnan(values)).all()
-    assert_close(level[np.isfinite(level)], np.nanmean(level), depth=DEPTH, magnitude=100.0)
+    assert_close(
+        level[np.isfinite(level)], np.nanmean(level), depth=DEPTH, magnitude=100.0
+    )
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +101,18 @@ def run() -> Run:
     values = (LINE + DAYS)[:96] + np.random.default_rng(1).normal(size=96)
     values[[5, 40, 41]] = np.nan
     known = np.random.default_rng(2).normal(size=104)
-    entry = daily(values, past_covariates={"k": known[:96]}, future_covariates={"k": known[96:]})
+    entry = daily(
+        values, past_covariates={"k": known[:96]}, future_covariates={"k": known[96:]}
+    )
     return load("chronos2-nano").run(entry, 8)
 
 
 def test_results_and_figures_keep_their_parts(run: Run, tmp_path: Path) -> None:
     parts = explain.components(run, events={"dip": (-20, -15)})
     found = explain.attribute_inputs(run, parts=parts)
-    assert_close(found["remainder"], 0.0, depth=DEPTH, magnitude=200.0, dtype=torch.float32)
+    assert_close(
+        found["remainder"], 0.0, depth=DEPTH, magnitude=200.0, dtype=torch.float32
+    )
     found.to_netcdf(tmp_path / "found.nc")
     with xr.open_dataset(tmp_path / "found.nc") as read:
         again = segments_in(read.transpose())
@@ -95,13 +123,28 @@ def test_results_and_figures_keep_their_parts(run: Run, tmp_path: Path) -> None:
     assert float(curves["r2"][0]) > 0.5
     routes = explain.input_routes(run, parts=parts, components=["*.mlp"])
     hidden = explain.forecasts(run, parts, ~np.eye(len(parts), dtype=bool))[:, 4]
-    assert_close(routes["total"], run.forecast.median[0] - hidden, depth=DEPTH, magnitude=200.0, dtype=torch.float32)
-    over = explain.input_effects(run, method="occlusion", parts={"parts": "components", "seasons": [WEEK]})
+    assert_close(
+        routes["total"],
+        run.forecast.median[0] - hidden,
+        depth=DEPTH,
+        magnitude=200.0,
+        dtype=torch.float32,
+    )
+    over = explain.input_effects(
+        run, method="occlusion", parts={"parts": "components", "seasons": [WEEK]}
+    )
     assert np.isfinite(over["effect"]).all()
     lines, labels = viz.input_timeline(found), [*(part.name for part in parts[:4]), "k"]
-    assert labels[:4] == ["target, trend", "target, season of 7", "target, dip", "target, rest"]
+    assert labels[:4] == [
+        "target, trend",
+        "target, season of 7",
+        "target, dip",
+        "target, rest",
+    ]
     assert list(lines.layout.yaxis2.ticktext) == labels
-    assert len([trace for trace in lines.data if trace.type == "heatmap"]) == len(labels)
+    assert len([trace for trace in lines.data if trace.type == "heatmap"]) == len(
+        labels
+    )
     assert set(labels[:4]) <= set(viz.input_waterfall(found).layout.yaxis.ticktext)
     assert "replaced by the past without its parts it averages" in read_inputs(found)[0]
 
@@ -127,9 +170,15 @@ def test_uses_that_parts_do_not_have_are_refused(run: Run) -> None:
     cases: dict[str, tuple[Any, str]] = {
         "attention goes to stretches": ("components", "attention rollout"),
         "components": ("component", "occlusion"),
-        "called 'target, rest'": (explain.components(run, events={"rest": -3}), "occlusion"),
+        "called 'target, rest'": (
+            explain.components(run, events={"rest": -3}),
+            "occlusion",
+        ),
         "overlap": ([part, explain.Segment("last", 0, -9, 0, "past")], "occlusion"),
-        "expected 9 numbers": ([explain.Segment("short", 0, -9, 0, "past", np.ones(8))], "occlusion"),
+        "expected 9 numbers": (
+            [explain.Segment("short", 0, -9, 0, "past", np.ones(8))],
+            "occlusion",
+        ),
     }
     for words, (parts, method) in cases.items():
         with pytest.raises((InputError, UnknownNameError), match=words):
@@ -137,5 +186,7 @@ def test_uses_that_parts_do_not_have_are_refused(run: Run) -> None:
     with pytest.raises(InputError, match="no dates, and so no hour of day"):
         explain.components(as_series(LINE), calendar=["hour of day"])
     # what is missing of other series is no matter of the parts
-    missing = explain.attribute_inputs(run, method="occlusion", reference="missing", parts="components")
+    missing = explain.attribute_inputs(
+        run, method="occlusion", reference="missing", parts="components"
+    )
     assert np.isfinite(missing["attribution"]).all()

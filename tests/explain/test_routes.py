@@ -26,7 +26,9 @@ CURVATURE = 0.05
 def series() -> SeriesBatch:
     rng = np.random.default_rng(0)
     # around zero, so that the few bins of a tiny token model tell values apart
-    return as_series(2 * np.sin(np.arange(96) / 4) + rng.normal(size=96), seasonality=24)
+    return as_series(
+        2 * np.sin(np.arange(96) / 4) + rng.normal(size=96), seasonality=24
+    )
 
 
 def by_hand(run: Run, parts: tuple[Segment, ...], number: int, name: str) -> np.ndarray:
@@ -34,7 +36,9 @@ def by_hand(run: Run, parts: tuple[Segment, ...], number: int, name: str) -> np.
     lens, (place,) = run.lens, places_of(run.lens, [name])
     keep = np.arange(len(parts))[None] != number
     other: SeriesBatch = masked(run.batch, parts, keep, "mean", horizon=run.horizon)
-    how: dict[str, Any] = {"future": run.path} if run.tokens_read else {"horizon": run.horizon}
+    how: dict[str, Any] = (
+        {"future": run.path} if run.tokens_read else {"horizon": run.horizon}
+    )
     whole, without = lens.encode(run.batch, **how), lens.encode(other, **how)
     _, there = lens.run_with_cache(without, names_filter=[place.point])
 
@@ -53,12 +57,22 @@ def by_hand(run: Run, parts: tuple[Segment, ...], number: int, name: str) -> np.
     return np.asarray((plain - patched)[0].double())
 
 
-@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "chronos-2", "moirai-2", "timesfm-2.5", "timestral"])
-def test_an_effect_is_that_of_a_patch_set_by_hand(name: str, series: SeriesBatch) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["chronos", "chronos-bolt", "chronos-2", "moirai-2", "timesfm-2.5", "timestral"],
+)
+def test_an_effect_is_that_of_a_patch_set_by_hand(
+    name: str, series: SeriesBatch
+) -> None:
     lens = load(architectures()[name].tiny(), check=False)
     run = lens.run(series, 4)
     parts = segments(run, parts=2)
-    components = [str(each) for each in lens.components(f"{lens.wiring.output_stack.name}.*.mlp".lstrip("."))][:1]
+    components = [
+        str(each)
+        for each in lens.components(
+            f"{lens.wiring.output_stack.name}.*.mlp".lstrip(".")
+        )
+    ][:1]
     head = next(row.kind for row in lens.wiring.stacks[0].rows(0) if "attn" in row.kind)
     components.append(f"{lens.wiring.stacks[0].name}.0.{head}.1".lstrip("."))
     routes = input_routes(run, parts=parts, reference="mean", components=components)
@@ -67,7 +81,14 @@ def test_an_effect_is_that_of_a_patch_set_by_hand(name: str, series: SeriesBatch
         for component in components:
             effect = routes["effect"].sel(component=component)[number].values
             expected = by_hand(run, parts, number, component)
-            assert_close(effect, expected, depth=400, magnitude=magnitude, dtype="float32", what=component)
+            assert_close(
+                effect,
+                expected,
+                depth=400,
+                magnitude=magnitude,
+                dtype="float32",
+                what=component,
+            )
     assert float(routes["size"].max()) > float(routes["size_floor"].max())
 
 
@@ -76,7 +97,13 @@ def test_the_last_branch_has_no_other_way_than_to_the_readout(bolt_run: Run) -> 
     routes = input_routes(bolt_run, parts=2, reference="mean", components=[last])
     magnitude = float(bolt_run.point.max())
     handed = routes["branch_direct"].sel(branch=last).values
-    assert_close(routes["effect"].sel(component=last).values, handed, depth=400, magnitude=magnitude, dtype="float32")
+    assert_close(
+        routes["effect"].sel(component=last).values,
+        handed,
+        depth=400,
+        magnitude=magnitude,
+        dtype="float32",
+    )
 
 
 def test_estimates_are_the_effects_of_small_changes(bolt_run: Run) -> None:
@@ -84,7 +111,14 @@ def test_estimates_are_the_effects_of_small_changes(bolt_run: Run) -> None:
     parts = segments(bolt_run, parts=2)
     batch = bolt_run.batch
     rng = np.random.default_rng(0)
-    near = (np.concatenate([batch.values[0] + 1e-3 * rng.normal(size=batch.lengths[0]), np.full(16, np.nan)]),)
+    near = (
+        np.concatenate(
+            [
+                batch.values[0] + 1e-3 * rng.normal(size=batch.lengths[0]),
+                np.full(16, np.nan),
+            ]
+        ),
+    )
     routes = input_routes(bolt_run, parts=parts, reference=near)
     size = np.abs(routes["effect"].values).max()
     error = np.abs(routes["estimate"].values - routes["effect"].values).max()
@@ -95,12 +129,20 @@ def test_a_planted_covariate_goes_through_its_head_alone() -> None:
     planted = plant("covariate", "chronos-2")
     lens, head = planted.lens(), planted.card.components("mechanism")[0]
     rng = np.random.default_rng(1)
-    target, past, ahead = (rng.normal(size=size) for size in (96, 96, planted.card.horizon))
-    item = {"target": target.cumsum(), "past_covariates": {"k": past}, "future_covariates": {"k": ahead}}
+    target, past, ahead = (
+        rng.normal(size=size) for size in (96, 96, planted.card.horizon)
+    )
+    item = {
+        "target": target.cumsum(),
+        "past_covariates": {"k": past},
+        "future_covariates": {"k": ahead},
+    }
     run = lens.run(as_series([item]), planted.card.horizon)
     parts = segments(run, parts=2)
     routes = input_routes(run, parts=parts, reference="mean")
-    future = [part.kind == "known covariate" and part.start == 0 for part in parts].index(True)
+    future = [
+        part.kind == "known covariate" and part.start == 0 for part in parts
+    ].index(True)
     one = routes.isel(segment=future)
     share = dict(zip(one["component"].values, one["share"].values, strict=True))
     # the norms feel the covariate, too
@@ -111,18 +153,29 @@ def test_a_planted_covariate_goes_through_its_head_alone() -> None:
     assert np.abs(one["rest"]).max() < 0.05 * np.abs(one["total"]).max()
 
 
-def test_a_rollout_has_the_effects_of_its_passes(bolt: Lens, series: SeriesBatch) -> None:
+def test_a_rollout_has_the_effects_of_its_passes(
+    bolt: Lens, series: SeriesBatch
+) -> None:
     """Within the first pass nothing has been fed back yet, so that a rollout's first steps are those of one pass."""
     most = bolt.longest_pass
     components = ["decoder.0.cross_attn.1"]
     long = bolt.run(series, most + 4)
     assert long.rollout
     routes = input_routes(long, parts=2, reference="mean", components=components)
-    once = input_routes(bolt.run(series, most), parts=2, reference="mean", components=components)
+    once = input_routes(
+        bolt.run(series, most), parts=2, reference="mean", components=components
+    )
     magnitude = float(np.abs(long.point).max())
     for name in ("effect", "total"):
         first = routes[name].isel(step=slice(most)).values
-        assert_close(first, once[name].values, depth=400, magnitude=magnitude, dtype="float32", what=name)
+        assert_close(
+            first,
+            once[name].values,
+            depth=400,
+            magnitude=magnitude,
+            dtype="float32",
+            what=name,
+        )
     assert routes["effect"].sizes["step"] == most + 4
     assert "estimate" not in routes
     assert routes.attrs["search"] == "full"
@@ -134,16 +187,26 @@ def test_a_search_by_gradient_finds_what_a_full_one_does(bolt_run: Run) -> None:
     some = input_routes(bolt_run, parts=4, reference="mean", top=16)
     tried = np.isfinite(some["effect"].values)
     assert (tried.all(-1).sum(-1) == 16 + 8).all()
-    assert_close(some["effect"].values[tried], full["effect"].values[tried], depth=400, magnitude=20, dtype="float32")
+    assert_close(
+        some["effect"].values[tried],
+        full["effect"].values[tried],
+        depth=400,
+        magnitude=20,
+        dtype="float32",
+    )
     assert some.attrs["spot_checks"] == 8 * full.sizes["segment"]
     assert 0 <= some.attrs["miss_rate"] <= some.attrs["miss_rate_high"] <= 1
 
 
-def test_masks_that_drop_tokens_are_refused(monkeypatch: pytest.MonkeyPatch, bolt: Lens, series: SeriesBatch) -> None:
+def test_masks_that_drop_tokens_are_refused(
+    monkeypatch: pytest.MonkeyPatch, bolt: Lens, series: SeriesBatch
+) -> None:
     run = bolt.run(series, 4)
     assert run.spans
     sides = PairedRuns(run, 2, "mean")
-    monkeypatch.setitem(run.__dict__, "spans", {**run.spans, "encoder": run.spans["decoder"]})
+    monkeypatch.setitem(
+        run.__dict__, "spans", {**run.spans, "encoder": run.spans["decoder"]}
+    )
     monkeypatch.setitem(sides.run.__dict__, "spans", run.__dict__["spans"])
     with pytest.raises(InputError, match="drops tokens"):
         sides.without([0])

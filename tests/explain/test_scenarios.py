@@ -12,7 +12,15 @@ import pytest
 import torch
 
 import tsfm_lens
-from explain.test_known_answers import DEPTH, HORIZON, STEPS, Known, Wired, known_run, linear
+from explain.test_known_answers import (
+    DEPTH,
+    HORIZON,
+    STEPS,
+    Known,
+    Wired,
+    known_run,
+    linear,
+)
 from tiny_lenses import lens_of
 from tsfm_lens import explain
 from tsfm_lens.data import SeriesBatch, as_series
@@ -27,7 +35,9 @@ CLOSE: dict[str, Any] = {"depth": DEPTH, "magnitude": 10.0, "dtype": torch.float
 
 def whole(batch: SeriesBatch) -> np.ndarray:
     """(series, time + horizon), zero where nothing is known."""
-    return np.concatenate([np.stack(batch.values), np.nan_to_num(batch.known_future(HORIZON))], 1)
+    return np.concatenate(
+        [np.stack(batch.values), np.nan_to_num(batch.known_future(HORIZON))], 1
+    )
 
 
 def middle(ds: Any, name: str) -> np.ndarray:
@@ -41,16 +51,33 @@ def test_changes_of_a_linear_forecaster_add_up() -> None:
     own = whole(run.batch)
     moved = (weights[:, 2, STEPS:] * 0.5 * own[2, STEPS:]).sum(-1)
     assert_close(middle(found, "effect")[0], moved, **CLOSE)
-    assert_close(middle(found, "changed_forecast") - middle(found, "forecast"), moved, **CLOSE)
-    assert_close(found["changed_future"].values[2], 1.5 * own[2, STEPS:], depth=10, magnitude=10.0)
-    both = explain.what_if(run, k=np.arange(4.0), a=2.0, start=-6, stop=-2, routes=False)
+    assert_close(
+        middle(found, "changed_forecast") - middle(found, "forecast"), moved, **CLOSE
+    )
+    assert_close(
+        found["changed_future"].values[2],
+        1.5 * own[2, STEPS:],
+        depth=10,
+        magnitude=10.0,
+    )
+    both = explain.what_if(
+        run, k=np.arange(4.0), a=2.0, start=-6, stop=-2, routes=False
+    )
     expected = [
-        (weights[:, row, STEPS - 6 : STEPS - 2] * (new - own[row, STEPS - 6 : STEPS - 2])).sum(-1)
+        (
+            weights[:, row, STEPS - 6 : STEPS - 2]
+            * (new - own[row, STEPS - 6 : STEPS - 2])
+        ).sum(-1)
         for row, new in ((2, np.arange(4.0)), (1, np.full(4, 2.0)))
     ]
     assert both["change"].values.tolist() == ["k", "a"]
     assert_close(middle(both, "effect"), np.stack(expected), **CLOSE)
-    assert_close(both["changed_context"].values[1, STEPS - 6 : STEPS - 2], np.full(4, 2.0), depth=10, magnitude=2.0)
+    assert_close(
+        both["changed_context"].values[1, STEPS - 6 : STEPS - 2],
+        np.full(4, 2.0),
+        depth=10,
+        magnitude=2.0,
+    )
     # the run keeps its own input
     assert_close(whole(run.batch), own, depth=1, magnitude=10.0)
 
@@ -58,10 +85,24 @@ def test_changes_of_a_linear_forecaster_add_up() -> None:
 def test_a_change_is_the_forecast_of_the_edited_series(covariate_run: Run) -> None:
     run = covariate_run.select(covariate_run.batch.ids[:3])
     found = explain.what_if(run, k="+1")
-    futures = tuple(None if future is None else future[:16] + 1 for future in run.batch.futures)
+    futures = tuple(
+        None if future is None else future[:16] + 1 for future in run.batch.futures
+    )
     edited = run.lens.forecast(replace(run.batch, futures=futures), 16)
-    assert_close(middle(found, "changed_forecast"), edited.median[0], depth=600, magnitude=40.0, dtype=torch.float32)
-    assert_close(middle(found, "forecast"), run.forecast.median[0], depth=600, magnitude=40.0, dtype=torch.float32)
+    assert_close(
+        middle(found, "changed_forecast"),
+        edited.median[0],
+        depth=600,
+        magnitude=40.0,
+        dtype=torch.float32,
+    )
+    assert_close(
+        middle(found, "forecast"),
+        run.forecast.median[0],
+        depth=600,
+        magnitude=40.0,
+        dtype=torch.float32,
+    )
     # the planted covariate moves the target up, and its route is through the attention over series
     assert middle(found, "effect").mean() > 0
     size = abs(found["through"]).mean("step").isel(change=0)
@@ -72,20 +113,34 @@ def test_a_change_is_the_forecast_of_the_edited_series(covariate_run: Run) -> No
 def test_gaps_of_the_past_stay_gaps_under_a_change(bolt: Lens) -> None:
     values = 10 + np.sin(np.arange(128) / 4)
     values[[100, 110]] = np.nan
-    found = explain.what_if(bolt.run(as_series(values), 8), {"series-0": "+1"}, start=-32, stop=0, routes=False)
+    found = explain.what_if(
+        bolt.run(as_series(values), 8),
+        {"series-0": "+1"},
+        start=-32,
+        stop=0,
+        routes=False,
+    )
     expected = values + np.r_[np.zeros(96), np.ones(32)]
     np.testing.assert_array_equal(found["changed_context"].values[0], expected)
 
 
 def test_dates_and_categories() -> None:
     frame = {"target": np.arange(30.0) % 7, "k": ["dry", "wet"] * 15}
-    table = pd.DataFrame({**frame, "time": pd.date_range("2026-01-01", periods=30, freq="D")})
+    table = pd.DataFrame(
+        {**frame, "time": pd.date_range("2026-01-01", periods=30, freq="D")}
+    )
     table.loc[24:, "target"] = np.nan
     series = as_series(
-        table[:24], targets=["target"], known=["k"], time_column="time", future=table[24:].drop(columns="target")
+        table[:24],
+        targets=["target"],
+        known=["k"],
+        time_column="time",
+        future=table[24:].drop(columns="target"),
     )
     run = tsfm_lens.load("chronos2-nano").run(series, HORIZON)
-    found = explain.what_if(run, k="=wet", start="2026-01-26", stop="2026-01-28", routes=False)
+    found = explain.what_if(
+        run, k="=wet", start="2026-01-26", stop="2026-01-28", routes=False
+    )
     assert (found["start"].item(), found["stop"].item()) == (1, 3)
     for where, message in (
         ("2016-01-26", "outside of .*shown.*2026-01-01"),
@@ -105,7 +160,11 @@ def of_words(lens: Lens, ahead: list[str], before: tuple[str, ...] = ()) -> Run:
     """A run in which the target follows a known covariate of words, from ``before`` on."""
     words = np.r_[before, WORDS[:40]].astype(str)
     values = 100 + 50 * (words == "wet") + np.sin(np.arange(len(words))[::-1])
-    item = {"target": values, "past_covariates": {"k": words}, "future_covariates": {"k": ahead}}
+    item = {
+        "target": values,
+        "past_covariates": {"k": words},
+        "future_covariates": {"k": ahead},
+    }
     return lens.run(as_series([item]), HORIZON)
 
 
@@ -116,12 +175,16 @@ def test_a_word_is_the_forecast_of_the_edited_table(name: str) -> None:
     for word in ("wet", "dry"):
         found = explain.what_if(run, k=f"={word}", routes=False)
         edited = of_words(lens, [word] * HORIZON).forecast.quantiles[0]
-        assert_close(found["changed_forecast"].transpose("quantile", "step"), edited, **LARGE)
+        assert_close(
+            found["changed_forecast"].transpose("quantile", "step"), edited, **LARGE
+        )
         assert set(found["changed_future"].values[1]) == {float(word == "wet")}
     moved = explain.attribute_inputs(run, reference="mean", parts=2)
     # masked by the most frequent word, as a table that says nothing else
     dry = of_words(lens, ["dry"] * HORIZON).forecast.quantiles[0]
-    (future,) = (part for part in explain.segments(run, parts=2) if part.row and part.start == 0)
+    (future,) = (
+        part for part in explain.segments(run, parts=2) if part.row and part.start == 0
+    )
     only = explain.forecasts(run, [future], [[False]])
     assert_close(only[0], dry, **LARGE)
     assert_close(moved["remainder"], 0.0, **LARGE)
@@ -129,13 +192,23 @@ def test_a_word_is_the_forecast_of_the_edited_table(name: str) -> None:
 
 def test_words_of_an_earlier_run_are_read_by_the_later_ones_codes() -> None:
     lens = tsfm_lens.load("chronos2-nano")
-    before, after = of_words(lens, ["wet"] * HORIZON, ("calm", "calm")), of_words(lens, ["dry"] * HORIZON)
+    before, after = (
+        of_words(lens, ["wet"] * HORIZON, ("calm", "calm")),
+        of_words(lens, ["dry"] * HORIZON),
+    )
     found = explain.explain_change(before, after, shift=0)
     future = found["effect"].sel(part="k, future").transpose("quantile", "step")
-    expected = after.forecast.quantiles[0] - of_words(lens, ["wet"] * HORIZON).forecast.quantiles[0]
+    expected = (
+        after.forecast.quantiles[0]
+        - of_words(lens, ["wet"] * HORIZON).forecast.quantiles[0]
+    )
     assert_close(future, expected, **LARGE)
-    with pytest.raises(InputError, match="was 'calm' in the earlier run and is only dry, wet"):
-        explain.explain_change(of_words(lens, ["calm"] * HORIZON, ("calm", "calm")), after, shift=0)
+    with pytest.raises(
+        InputError, match="was 'calm' in the earlier run and is only dry, wet"
+    ):
+        explain.explain_change(
+            of_words(lens, ["calm"] * HORIZON, ("calm", "calm")), after, shift=0
+        )
 
 
 @pytest.mark.parametrize(
@@ -154,7 +227,9 @@ def test_words_of_an_earlier_run_are_read_by_the_later_ones_codes() -> None:
         ({"b": "+1"}, {}, "'b'"),
     ],
 )
-def test_what_cannot_be_changed_is_refused(changes: dict[str, Any], where: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_changed_is_refused(
+    changes: dict[str, Any], where: dict[str, Any], message: str
+) -> None:
     run = known_run(linear()[0])
     with pytest.raises(LensError, match=message):
         explain.what_if(run, changes, routes=False, **where)
@@ -171,12 +246,21 @@ def test_what_cannot_be_changed_is_refused(changes: dict[str, Any], where: dict[
         (1, 3, (1, 3)),
     ],
 )
-def test_a_change_starts_at_the_forecast_unless_told(start: Any, stop: Any, expected: tuple[int, int]) -> None:
+def test_a_change_starts_at_the_forecast_unless_told(
+    start: Any, stop: Any, expected: tuple[int, int]
+) -> None:
     run = known_run(linear()[0])
-    found = explain.what_if(run, k="=25", start=start, stop=stop, target="target", routes=False)
+    found = explain.what_if(
+        run, k="=25", start=start, stop=stop, target="target", routes=False
+    )
     assert (found["start"].item(), found["stop"].item()) == expected
-    changed = np.append(found["changed_context"].values[2], found["changed_future"].values[2]) == 25
-    assert np.flatnonzero(changed).tolist() == [STEPS + step for step in range(*expected)]
+    changed = (
+        np.append(found["changed_context"].values[2], found["changed_future"].values[2])
+        == 25
+    )
+    assert np.flatnonzero(changed).tolist() == [
+        STEPS + step for step in range(*expected)
+    ]
 
 
 def test_the_advice_on_a_missing_start_works() -> None:
@@ -184,7 +268,9 @@ def test_the_advice_on_a_missing_start_works() -> None:
     for where in ({}, {"stop": 0}, {"stop": -3}):
         with pytest.raises(InputError, match="give the first step") as caught:
             explain.what_if(run, a="+1", routes=False, **where)
-        start, stop = map(int, re.findall(r"start=(-?\d+), stop=(-?\d+)", str(caught.value))[0])
+        start, stop = map(
+            int, re.findall(r"start=(-?\d+), stop=(-?\d+)", str(caught.value))[0]
+        )
         found = explain.what_if(run, a="+1", start=start, stop=stop, routes=False)
         assert found["stop"].item() == where.get("stop", 0)
 
@@ -198,22 +284,38 @@ DRAWING = ["chronos", "moirai-1.1", "toto-1"]
 
 
 def waves(steps: int = 40, *, scale: float = 1.0, seed: int = 0) -> np.ndarray:
-    return scale * (10 + 4 * np.sin(np.arange(steps) / 3) + np.random.default_rng(seed).normal(0, 0.5, steps))
+    return scale * (
+        10
+        + 4 * np.sin(np.arange(steps) / 3)
+        + np.random.default_rng(seed).normal(0, 0.5, steps)
+    )
 
 
 @pytest.mark.parametrize("name", [*DRAWING, "chronos-bolt", "toto-2"])
 @pytest.mark.parametrize(("scale", "where"), [(1.0, (-8, 0)), (2.0**10, (-30, -21))])
-def test_both_forecasts_are_those_of_the_librarys_pipeline(name: str, scale: float, where: tuple[int, int]) -> None:
+def test_both_forecasts_are_those_of_the_librarys_pipeline(
+    name: str, scale: float, where: tuple[int, int]
+) -> None:
     lens, values = lens_of(name), waves(scale=scale)
     how: dict[str, Any] = {"num_samples": PATHS} if name in DRAWING else {}
     run = lens.run(as_series(values), 4, seed=5, **how)
-    found = explain.what_if(run, {"series-0": "*1.5"}, start=where[0], stop=where[1], routes=False)
+    found = explain.what_if(
+        run, {"series-0": "*1.5"}, start=where[0], stop=where[1], routes=False
+    )
     edited = values.copy()
     edited[len(values) + where[0] : len(values) + where[1]] *= 1.5
     expected = lens.forecast(as_series(edited), 4, seed=5, **how)
     for variable, own in (("forecast", run.forecast), ("changed_forecast", expected)):
-        assert_close(found[variable].transpose("quantile", "step"), own.quantiles[0], **rounded(40 * scale))
-    assert_close(found["effect"].sum("change"), found["changed_forecast"] - found["forecast"], **rounded(40 * scale))
+        assert_close(
+            found[variable].transpose("quantile", "step"),
+            own.quantiles[0],
+            **rounded(40 * scale),
+        )
+    assert_close(
+        found["effect"].sum("change"),
+        found["changed_forecast"] - found["forecast"],
+        **rounded(40 * scale),
+    )
     told = " ".join(read_what_if(found))
     words = f"median of {PATHS} sample paths" if name in DRAWING else "median"
     assert f"({words})" in told
@@ -226,14 +328,24 @@ def test_new_values_stand_for_the_median_that_was_forecast(name: str) -> None:
     lens, values = tsfm_lens.load(name) if "nano" in name else lens_of(name), waves(41)
     days = pd.date_range("2026-01-01", periods=41, freq="D")
     how: dict[str, Any] = {"num_samples": PATHS}
-    before, after = (lens.run(pd.Series(values[:stop], days[:stop]), 4, **how) for stop in (40, 41))
+    before, after = (
+        lens.run(pd.Series(values[:stop], days[:stop]), 4, **how) for stop in (40, 41)
+    )
     found = explain.explain_change(before, after)
-    assert_close(middle(found, "before"), before.forecast.median[0, 1:], depth=10, magnitude=40.0)
-    assert_close(middle(found, "after"), after.forecast.median[0, :3], depth=10, magnitude=40.0)
+    assert_close(
+        middle(found, "before"), before.forecast.median[0, 1:], depth=10, magnitude=40.0
+    )
+    assert_close(
+        middle(found, "after"), after.forecast.median[0, :3], depth=10, magnitude=40.0
+    )
     hidden = np.append(values[:40], before.forecast.median[0, 0])
     old = lens.forecast(pd.Series(hidden, days), 4, **how).median[0, :3]
-    assert_close(middle(found, "effect")[1], after.forecast.median[0, :3] - old, **rounded(40.0))
-    assert_close(middle(found, "effect")[0], old - before.forecast.median[0, 1:], **rounded(40.0))
+    assert_close(
+        middle(found, "effect")[1], after.forecast.median[0, :3] - old, **rounded(40.0)
+    )
+    assert_close(
+        middle(found, "effect")[0], old - before.forecast.median[0, 1:], **rounded(40.0)
+    )
     assert found.attrs["redraw"] > 0
     assert f"median of {PATHS} sample paths" in " ".join(read_change(found))
 
@@ -251,7 +363,9 @@ def test_routes_say_of_which_statistic_they_are(name: str) -> None:
     assert f"{percent(float(size.max()) / whole)} goes through {largest}" in told
     if not run.tokens_read:
         # of one change what is measured in one pass is the forecast's own
-        assert_close(found["through_total"][0], middle(found, "effect")[0], **rounded(40.0))
+        assert_close(
+            found["through_total"][0], middle(found, "effect")[0], **rounded(40.0)
+        )
 
 
 def test_one_of_several_items_is_that_item_alone() -> None:
@@ -265,7 +379,9 @@ def test_one_of_several_items_is_that_item_alone() -> None:
         run.select("b").what_if(b="+3", start=-9, routes=False),
     ):
         np.testing.assert_array_equal(found["forecast"], expected["forecast"])
-        np.testing.assert_array_equal(found["changed_forecast"], expected["changed_forecast"])
+        np.testing.assert_array_equal(
+            found["changed_forecast"], expected["changed_forecast"]
+        )
     np.testing.assert_array_equal(expected["forecast"].T, alone.forecast.quantiles[0])
 
 
@@ -273,7 +389,10 @@ def pair(shift: int, seed: int = 1) -> tuple[Run, Run, np.ndarray]:
     """Two runs of a linear forecaster, the later one with new, revised and newly announced values; and weights."""
     rule, weights = linear()
     rng = np.random.default_rng(seed)
-    values, lens = rng.normal(size=(3, STEPS + shift + HORIZON)), Lens(Wired(Known(rule)), "known")
+    values, lens = (
+        rng.normal(size=(3, STEPS + shift + HORIZON)),
+        Lens(Wired(Known(rule)), "known"),
+    )
 
     def batch(values: np.ndarray, start: int) -> SeriesBatch:
         now = start + STEPS
@@ -295,7 +414,10 @@ def test_a_linear_forecast_changes_by_what_is_new(shift: int) -> None:
     before, after, weights = pair(shift)
     found = explain.explain_change(before, after)
     shared = HORIZON - shift
-    effect, names = middle(found, "effect"), [str(name) for name in found["part"].values]
+    effect, names = (
+        middle(found, "effect"),
+        [str(name) for name in found["part"].values],
+    )
     change = after.forecast.median[0, :shared] - before.forecast.median[0, shift:]
     assert found.attrs["shift"] == shift
     assert_close(effect.sum(0), change, **CLOSE)
@@ -318,7 +440,11 @@ def test_a_linear_forecast_changes_by_what_is_new(shift: int) -> None:
     assert ("the later origin" in told.lower()) == (shift > 0)
     # the window of both runs is of one length
     assert found.attrs["lost"] == shift
-    assert (f"{shift} steps nearer" in told) == (f"{shift} oldest steps" in told) == (shift > 0)
+    assert (
+        (f"{shift} steps nearer" in told)
+        == (f"{shift} oldest steps" in told)
+        == (shift > 0)
+    )
 
 
 def test_runs_that_cannot_be_compared_are_refused(covariate_run: Run) -> None:
@@ -327,11 +453,20 @@ def test_runs_that_cannot_be_compared_are_refused(covariate_run: Run) -> None:
         explain.explain_change(before, covariate_run)
     with pytest.raises(InputError, match="the earlier run first"):
         explain.explain_change(after, before)
-    undated = [replace(run, batch=replace(run.batch, starts=(None,) * 3), _of=None) for run in (before, after)]
+    undated = [
+        replace(run, batch=replace(run.batch, starts=(None,) * 3), _of=None)
+        for run in (before, after)
+    ]
     with pytest.raises(InputError, match="give shift="):
         explain.explain_change(*undated)
-    half = replace(after, batch=replace(after.batch, starts=(pd.Timestamp("2026-01-01 01:30"),) * 3), _of=None)
+    half = replace(
+        after,
+        batch=replace(after.batch, starts=(pd.Timestamp("2026-01-01 01:30"),) * 3),
+        _of=None,
+    )
     with pytest.raises(InputError, match="no whole steps apart"):
         explain.explain_change(before, half)
     found = explain.explain_change(*undated, shift=1)
-    assert_close(found["effect"], explain.explain_change(before, after)["effect"], **CLOSE)
+    assert_close(
+        found["effect"], explain.explain_change(before, after)["effect"], **CLOSE
+    )

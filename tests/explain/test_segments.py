@@ -14,9 +14,16 @@ from tsfm_lens.explain.segments import WAYS, item_rows, refuse_overlap, token_ed
 from tsfm_lens.models import Run
 
 
-def item(length: int, past: int, known: int, horizon: int, others: int = 0, season: int = 1) -> SeriesBatch:
+def item(
+    length: int, past: int, known: int, horizon: int, others: int = 0, season: int = 1
+) -> SeriesBatch:
     """One item with so many covariates and other targets."""
-    names = ["y", *(f"y{i}" for i in range(others)), *(f"a{i}" for i in range(past)), *(f"k{i}" for i in range(known))]
+    names = [
+        "y",
+        *(f"y{i}" for i in range(others)),
+        *(f"a{i}" for i in range(past)),
+        *(f"k{i}" for i in range(known)),
+    ]
     roles = ["target"] * (1 + others) + ["past"] * past + ["known"] * known
     return SeriesBatch(
         values=tuple(np.arange(length, dtype=float) for _ in names),
@@ -30,7 +37,12 @@ def item(length: int, past: int, known: int, horizon: int, others: int = 0, seas
 
 
 def steps_of(parts: tuple[explain.Segment, ...], row: int) -> list[int]:
-    return sorted(step for part in parts if part.row == row for step in range(part.start, part.stop))
+    return sorted(
+        step
+        for part in parts
+        if part.row == row
+        for step in range(part.start, part.stop)
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -43,18 +55,29 @@ def steps_of(parts: tuple[explain.Segment, ...], row: int) -> list[int]:
     others=st.sampled_from(WAYS),
 )
 def test_each_step_is_in_one_segment(
-    length: int, counts: tuple[int, int, int], horizon: int, parts: int | None, season: int, others: str
+    length: int,
+    counts: tuple[int, int, int],
+    horizon: int,
+    parts: int | None,
+    season: int,
+    others: str,
 ) -> None:
     past, known, variates = counts
     batch = item(length, past, known, horizon, variates, season)
     found = explain.segments(batch, horizon=horizon, parts=parts, others=others)
     for row, role in enumerate(batch.roles):
-        assert steps_of(found, row) == list(range(-length, horizon if role == "known" else 0))
+        assert steps_of(found, row) == list(
+            range(-length, horizon if role == "known" else 0)
+        )
     assert len({part.name for part in found}) == len(found)
     refuse_overlap(found, batch, horizon)
     if parts is not None:
         assert sum(part.kind == "past" for part in found) <= parts
-    kinds = {"target": {"past", "variate"}, "past": {"past covariate"}, "known": {"known covariate"}}
+    kinds = {
+        "target": {"past", "variate"},
+        "past": {"past covariate"},
+        "known": {"known covariate"},
+    }
     assert all(part.kind in kinds[batch.roles[part.row]] for part in found)
 
 
@@ -84,7 +107,9 @@ def test_a_long_stretch_is_whole_seasons() -> None:
         ({"horizon": 17}, InputError, "ends 16 steps after"),
     ],
 )
-def test_wrong_arguments_are_refused(covariate_run: Run, how: dict, error: type[Exception], words: str) -> None:
+def test_wrong_arguments_are_refused(
+    covariate_run: Run, how: dict, error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         explain.segments(covariate_run, **{"item": 0, **how})
 

@@ -20,14 +20,20 @@ from tsfm_lens.testing import assert_close
 
 OCCLUSION: dict[str, Any] = {"method": "occlusion", "parts": 2}
 ASKED: dict[str, Callable[..., xr.Dataset]] = {
-    "what_if": lambda run, **item: run.what_if(start=-8, routes=False, **{run.batch.ids[-1]: "+1"}, **item),
+    "what_if": lambda run, **item: run.what_if(
+        start=-8, routes=False, **{run.batch.ids[-1]: "+1"}, **item
+    ),
     "explain_change": lambda run, **item: tsfm_lens.explain_change(run, run, **item),
-    "attribute_inputs": lambda run, **item: explain.attribute_inputs(run, **OCCLUSION, **item),
+    "attribute_inputs": lambda run, **item: explain.attribute_inputs(
+        run, **OCCLUSION, **item
+    ),
     "input_routes": lambda run, **item: explain.input_routes(
         run, parts=1, components=run.lens.components()[-1:], **item
     ),
     "explain": lambda run, **item: run.explain(
-        sections=("input_attribution",), options={"input_attribution": OCCLUSION}, **item
+        sections=("input_attribution",),
+        options={"input_attribution": OCCLUSION},
+        **item,
     )["input_attribution"],
 }
 CUT: dict[str, Callable[..., Any]] = {
@@ -37,7 +43,11 @@ CUT: dict[str, Callable[..., Any]] = {
 
 
 def waves(seed: int, steps: int = 64) -> pd.Series:
-    values = 10 + 4 * np.sin(np.arange(steps) / 3) + np.random.default_rng(seed).normal(0, 0.5, steps)
+    values = (
+        10
+        + 4 * np.sin(np.arange(steps) / 3)
+        + np.random.default_rng(seed).normal(0, 0.5, steps)
+    )
     return pd.Series(values, pd.date_range("2026-01-01", periods=steps, freq="D"))
 
 
@@ -62,20 +72,33 @@ def test_an_item_is_explained_as_if_it_were_alone(asked: str) -> None:
     lens = tsfm_lens.load("bolt-nano")
     run = several(lens)
     alone = ASKED[asked](lens.run(run.batch.select(["b"]), 4))
-    for found in (ASKED[asked](run, item="b"), ASKED[asked](run, item=1), ASKED[asked](run.select("b"))):
+    for found in (
+        ASKED[asked](run, item="b"),
+        ASKED[asked](run, item=1),
+        ASKED[asked](run.select("b")),
+    ):
         for name in {"forecast", "attribution", "effect", "after"} & {*alone.data_vars}:
-            assert_close(found[name], alone[name], depth=600, magnitude=20.0, dtype=np.float32)
+            assert_close(
+                found[name], alone[name], depth=600, magnitude=20.0, dtype=np.float32
+            )
 
 
 def test_windows_are_several_items() -> None:
     run = tsfm_lens.load("bolt-nano").run(waves(3), 4, holdout=True, windows=2)
     with pytest.raises(InputError, match=r"run\.select"):
         explain.attribute_inputs(run, **OCCLUSION)
-    assert explain.attribute_inputs(run.select(run.batch.ids[1]), **OCCLUSION).sizes["segment"] == 2
+    assert (
+        explain.attribute_inputs(run.select(run.batch.ids[1]), **OCCLUSION).sizes[
+            "segment"
+        ]
+        == 2
+    )
 
 
 def test_sections_over_all_items_need_no_choice() -> None:
     run = several(tsfm_lens.load("bolt-nano"))
-    found = run.explain(sections=("forecast", "input_effects"), options={"input_effects": {"parts": 1}})
+    found = run.explain(
+        sections=("forecast", "input_effects"), options={"input_effects": {"parts": 1}}
+    )
     assert found["forecast"]["series"].values.tolist() == ["a", "b"]
     assert found["input_effects"]["series"].values.tolist() == ["a", "b"]

@@ -12,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain.shapley import Value, _pairs, all_masks, exact_shapley, sampled_shapley
+from tsfm_lens.explain.shapley import (
+    Value,
+    _pairs,
+    all_masks,
+    exact_shapley,
+    sampled_shapley,
+)
 from tsfm_lens.testing import assert_close
 
 Game = np.ndarray
@@ -25,7 +31,9 @@ def games(draw: st.DrawFn, least: int = 1, most: int = 5) -> tuple[int, Game]:
     """Players, and a value (two numbers) for each mask."""
     players = draw(st.integers(least, most))
     number = st.floats(-100, 100, allow_subnormal=False)
-    values = draw(st.lists(st.tuples(number, number), min_size=2**players, max_size=2**players))
+    values = draw(
+        st.lists(st.tuples(number, number), min_size=2**players, max_size=2**players)
+    )
     return players, np.array(values)
 
 
@@ -52,7 +60,12 @@ def by_orders(values: Game, players: int) -> np.ndarray:
 @given(games())
 def test_exact_values_are_the_mean_over_all_orders(game: tuple[int, Game]) -> None:
     players, values = game
-    assert_close(exact_shapley(values, players), by_orders(values, players), depth=DEPTH, magnitude=100.0)
+    assert_close(
+        exact_shapley(values, players),
+        by_orders(values, players),
+        depth=DEPTH,
+        magnitude=100.0,
+    )
 
 
 class Planted(NamedTuple):
@@ -64,7 +77,10 @@ class Planted(NamedTuple):
 
 def alone_and_in_twos(players: int, seed: int) -> Planted:
     rng = np.random.default_rng(seed)
-    alone, pairs = rng.normal(size=players), np.triu(rng.normal(size=(players, players)), 1)
+    alone, pairs = (
+        rng.normal(size=players),
+        np.triu(rng.normal(size=(players, players)), 1),
+    )
 
     def value(masks: np.ndarray) -> np.ndarray:
         shown = masks.astype(float)
@@ -78,14 +94,19 @@ def unanimity(players: int, seed: int) -> Planted:
     rng = np.random.default_rng(seed)
     sets = np.stack([rng.permutation(players) < rng.integers(2, 7) for _ in range(20)])
     weights = rng.normal(size=(20, 3))
-    return Planted(lambda masks: (masks[:, None] >= sets).all(-1) @ weights, (sets / sets.sum(1)[:, None]).T @ weights)
+    return Planted(
+        lambda masks: (masks[:, None] >= sets).all(-1) @ weights,
+        (sets / sets.sum(1)[:, None]).T @ weights,
+    )
 
 
 def airport(players: int, seed: int) -> Planted:
     """The largest cost of those shown; each part of it is shared by all that need it."""
     costs = np.sort(np.random.default_rng(seed).exponential(size=players))
     parts = np.diff(costs, prepend=0.0) / np.arange(players, 0, -1)
-    return Planted(lambda masks: (masks * costs).max(1)[:, None], parts.cumsum()[:, None])
+    return Planted(
+        lambda masks: (masks * costs).max(1)[:, None], parts.cumsum()[:, None]
+    )
 
 
 def white_noise(players: int, seed: int) -> Planted:
@@ -93,7 +114,9 @@ def white_noise(players: int, seed: int) -> Planted:
     return Planted(function(values), exact_shapley(values, players))
 
 
-@pytest.mark.parametrize(("players", "budget"), [(12, 80), (12, 300), (20, 160), (40, 300)])
+@pytest.mark.parametrize(
+    ("players", "budget"), [(12, 80), (12, 300), (20, 160), (40, 300)]
+)
 @pytest.mark.parametrize("game", [unanimity, airport, white_noise])
 def test_intervals_hold_the_exact_value_and_are_no_wider_than_they_must(
     game: Callable[[int, int], Planted], players: int, budget: int
@@ -110,7 +133,10 @@ def test_intervals_hold_the_exact_value_and_are_no_wider_than_they_must(
         held.append((away <= found.half_width).mean())
         error.append(np.square(away).mean())
         width.append(np.square(found.half_width).mean())
-        whole = value(np.ones((1, players), bool))[0] - value(np.zeros((1, players), bool))[0]
+        whole = (
+            value(np.ones((1, players), bool))[0]
+            - value(np.zeros((1, players), bool))[0]
+        )
         assert_close(found.attribution.sum(0), whole, depth=DEPTH, magnitude=10.0)
     # two standard errors of the share, whose runs are independent
     assert np.mean(held) > 0.93 - 2 * np.std(held, ddof=1) / np.sqrt(len(held))
@@ -122,7 +148,12 @@ def all_of_either(players: int, seed: int) -> Planted:
     one, other = np.random.default_rng(seed).permutation(players)[:4].reshape(2, 2)
     exact = np.zeros((players, 1))
     exact[one] = exact[other] = 1 / 2 - 1 / 4
-    return Planted(lambda masks: (masks[:, one].all(1) | masks[:, other].all(1))[:, None].astype(float), exact)
+    return Planted(
+        lambda masks: (masks[:, one].all(1) | masks[:, other].all(1))[:, None].astype(
+            float
+        ),
+        exact,
+    )
 
 
 def one_of_either(players: int, seed: int) -> Planted:
@@ -130,7 +161,12 @@ def one_of_either(players: int, seed: int) -> Planted:
     one, other = np.random.default_rng(seed).permutation(players)[:4].reshape(2, 2)
     exact = np.zeros((players, 1))
     exact[one] = exact[other] = 1 / 4
-    return Planted(lambda masks: (masks[:, one].any(1) & masks[:, other].any(1))[:, None].astype(float), exact)
+    return Planted(
+        lambda masks: (masks[:, one].any(1) & masks[:, other].any(1))[:, None].astype(
+            float
+        ),
+        exact,
+    )
 
 
 def product(players: int, seed: int) -> Planted:
@@ -139,7 +175,9 @@ def product(players: int, seed: int) -> Planted:
     nodes, weights = np.polynomial.legendre.leggauss(players // 2 + 1)
     shown = 1 + np.outer((nodes + 1) / 2, factors - 1)
     exact = (factors - 1) * (weights / 2 @ (shown.prod(1, keepdims=True) / shown))
-    return Planted(lambda masks: np.where(masks, factors, 1.0).prod(1)[:, None], exact[:, None])
+    return Planted(
+        lambda masks: np.where(masks, factors, 1.0).prod(1)[:, None], exact[:, None]
+    )
 
 
 @pytest.mark.parametrize(("players", "budget"), [(6, 24), (6, 60), (8, 200), (13, 100)])
@@ -151,7 +189,9 @@ def test_intervals_hold_in_games_of_products_and_of_alternatives(
     for seed in range(30):
         value, exact = game(players, seed)
         if players < 9:
-            assert_close(exact_shapley(value(all_masks(players)), players), exact, depth=10_000)
+            assert_close(
+                exact_shapley(value(all_masks(players)), players), exact, depth=10_000
+            )
         found = sampled_shapley(value, players, budget=budget, tolerance=0, seed=seed)
         held.append((np.abs(found.attribution - exact) <= found.half_width).mean())
         assert not found.settled
@@ -165,10 +205,14 @@ def test_what_no_pair_of_complements_shows_is_not_certain() -> None:
     for seed in range(10):
         one, other = np.random.default_rng(seed).permutation(players).reshape(2, -1)
 
-        def value(masks: np.ndarray, one: np.ndarray = one, other: np.ndarray = other) -> np.ndarray:
+        def value(
+            masks: np.ndarray, one: np.ndarray = one, other: np.ndarray = other
+        ) -> np.ndarray:
             # what all and none share changes no player's value, but shows that masks matter
             ends = masks.sum(1) % players == 0
-            return (masks[:, one].all(1).astype(float) - masks[:, other].all(1) + ends)[:, None]
+            return (masks[:, one].all(1).astype(float) - masks[:, other].all(1) + ends)[
+                :, None
+            ]
 
         found = sampled_shapley(value, players, budget=200, seed=seed)
         assert found.settled == bool((found.half_width == 0).all())
@@ -202,11 +246,19 @@ def test_all_masks_are_run_where_the_budget_allows() -> None:
 
 def test_masks_end_when_they_may() -> None:
     value = unanimity(12, 3).value
-    loose, tight = (sampled_shapley(value, 12, budget=4000, tolerance=share) for share in (0.5, 0.05))
+    loose, tight = (
+        sampled_shapley(value, 12, budget=4000, tolerance=share)
+        for share in (0.5, 0.05)
+    )
     assert loose.settled
     assert loose.masks < tight.masks
     # a share of what changes, whatever its unit
-    assert sampled_shapley(lambda masks: 1024 * value(masks), 12, budget=4000, tolerance=0.05).masks == tight.masks
+    assert (
+        sampled_shapley(
+            lambda masks: 1024 * value(masks), 12, budget=4000, tolerance=0.05
+        ).masks
+        == tight.masks
+    )
     assert not sampled_shapley(value, 12, budget=80, tolerance=0).settled
 
 
@@ -215,8 +267,14 @@ def test_masks_end_when_they_may() -> None:
     [
         (lambda: exact_shapley(np.zeros(7), 3), "expected one for each of 8 masks"),
         (lambda: all_masks(21), "Sample masks"),
-        (lambda: sampled_shapley(lambda masks: masks, 3, tolerance=float("nan")), "tolerance"),
-        (lambda: sampled_shapley(lambda masks: masks, 13, budget=50), "at least 52 forecasts"),
+        (
+            lambda: sampled_shapley(lambda masks: masks, 3, tolerance=float("nan")),
+            "tolerance",
+        ),
+        (
+            lambda: sampled_shapley(lambda masks: masks, 13, budget=50),
+            "at least 52 forecasts",
+        ),
     ],
 )
 def test_what_is_no_game_is_refused(game: Callable[[], object], words: str) -> None:

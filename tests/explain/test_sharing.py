@@ -23,13 +23,17 @@ def lens() -> Lens:
 
 def run_of(lens: Lens, horizon: int, steps: int = 96) -> Run:
     rng = np.random.default_rng(0)
-    return lens.run(5 + np.sin(np.arange(steps) / 4) + 0.3 * rng.normal(size=steps), horizon)
+    return lens.run(
+        5 + np.sin(np.arange(steps) / 4) + 0.3 * rng.normal(size=steps), horizon
+    )
 
 
 def patches(layer: torch.nn.Module, masks: explain.Masks, keep: np.ndarray) -> int:
     """Rows times patches that a layer is shown while masks are forecast."""
     shapes: list[torch.Size] = []
-    handle = layer.register_forward_pre_hook(lambda _module, args: shapes.append(args[0].shape))
+    handle = layer.register_forward_pre_hook(
+        lambda _module, args: shapes.append(args[0].shape)
+    )
     masks(keep)
     handle.remove()
     return sum(shape[0] * shape[1] for shape in shapes)
@@ -43,15 +47,25 @@ def apart(masks: explain.Masks) -> explain.Masks:
 
 @pytest.mark.parametrize(
     ("horizon", "reference", "steps"),
-    [(8, "mean", 96), (40, "mean", 90), (8, "seasonal naive", 90), (40, "zero", 96), (8, "mean", 0)],
+    [
+        (8, "mean", 96),
+        (40, "mean", 90),
+        (8, "seasonal naive", 90),
+        (40, "zero", 96),
+        (8, "mean", 0),
+    ],
 )
-def test_shared_forecasts_are_those_of_each_mask(lens: Lens, horizon: int, reference: str, steps: int) -> None:
+def test_shared_forecasts_are_those_of_each_mask(
+    lens: Lens, horizon: int, reference: str, steps: int
+) -> None:
     run = run_of(lens, horizon, steps or 96)
     parts = explain.segments(run, parts=PARTS, season=1)
     if not steps:
         # segments that end within a patch
         edges = [-96, *range(-95, 1, 19)]
-        parts = tuple(explain.Segment(f"from {a}", 0, a, b, "past") for a, b in pairwise(edges))
+        parts = tuple(
+            explain.Segment(f"from {a}", 0, a, b, "past") for a, b in pairwise(edges)
+        )
         assert any(part.start % (96 // PATCHES) for part in parts)
     keep = explain.shapley.all_masks(len(parts))
     keep = keep[np.random.default_rng(1).permutation(len(keep))]
@@ -65,7 +79,13 @@ def test_shared_forecasts_of_additive_parts_are_those_of_each_mask(lens: Lens) -
     parts = explain.components(run, seasons=[24], events={"dip": (-30, -11)})
     keep = explain.shapley.all_masks(len(parts))
     alone = apart(explain.Masks(run, parts, "mean"))(keep)
-    assert_close(explain.Masks(run, parts, "mean")(keep), alone, depth=DEPTH, magnitude=20.0, dtype=torch.float32)
+    assert_close(
+        explain.Masks(run, parts, "mean")(keep),
+        alone,
+        depth=DEPTH,
+        magnitude=20.0,
+        dtype=torch.float32,
+    )
 
 
 def test_no_more_is_computed_than_the_masks_differ_in(lens: Lens) -> None:
@@ -74,14 +94,21 @@ def test_no_more_is_computed_than_the_masks_differ_in(lens: Lens) -> None:
     assert len(parts) == PARTS
     keep = explain.shapley.all_masks(PARTS)
     layer = lens.adapter.model.stacked_xf[0]
-    shared, alone = explain.Masks(run, parts, "mean"), apart(explain.Masks(run, parts, "mean"))
+    shared, alone = (
+        explain.Masks(run, parts, "mean"),
+        apart(explain.Masks(run, parts, "mean")),
+    )
     for masks in (shared, alone):
         _ = masks.stands, masks.run.spans
     assert patches(layer, alone, keep) == len(keep) * PATCHES
-    assert patches(layer, shared, keep) == PATCHES // PARTS * sum(2**k for k in range(1, PARTS + 1))
+    assert patches(layer, shared, keep) == PATCHES // PARTS * sum(
+        2**k for k in range(1, PARTS + 1)
+    )
 
 
-def test_nothing_is_shared_where_it_would_not_be_exact(lens: Lens, bolt_run: Run) -> None:
+def test_nothing_is_shared_where_it_would_not_be_exact(
+    lens: Lens, bolt_run: Run
+) -> None:
     run = run_of(lens, 8)
     parts = explain.segments(run, parts=2, season=1)
     assert explain.Masks(run, parts, "mean")._shares
@@ -90,7 +117,9 @@ def test_nothing_is_shared_where_it_would_not_be_exact(lens: Lens, bolt_run: Run
     # gaps are filled from both sides
     for other, reference in ((run, "missing"), (lens.run(gap, 8), "mean")):
         assert not explain.Masks(other, parts, reference)._shares
-    assert not explain.Masks(bolt_run, explain.segments(bolt_run, parts=2), "mean")._shares
+    assert not explain.Masks(
+        bolt_run, explain.segments(bolt_run, parts=2), "mean"
+    )._shares
     with lens.ablate("0.mlp"):
         assert not explain.Masks(run_of(lens, 8), parts, "mean")._shares
 

@@ -8,17 +8,37 @@ import xarray as xr
 
 from tsfm_lens.explain import verdict
 from tsfm_lens.explain.faithfulness import CONTROLS
-from tsfm_lens.verdict import ALIKE, BEYOND, EXCHANGED, EXPLAINED, MARGIN, SEGMENT_CONTROLS, SIGNED, SLOPES, rules_of
+from tsfm_lens.verdict import (
+    ALIKE,
+    BEYOND,
+    EXCHANGED,
+    EXPLAINED,
+    MARGIN,
+    SEGMENT_CONTROLS,
+    SIGNED,
+    SLOPES,
+    rules_of,
+)
 from tsfm_lens.viz.input_attribution import read_tests
 
 DRAWS = 39
 """So many that 5 % of them can be told."""
-HOLD = {"necessity": 0.9, "necessity_p": 0.03, "sufficiency": 0.9, "sufficiency_p": 0.03, "prediction_error": 0.1}
+HOLD = {
+    "necessity": 0.9,
+    "necessity_p": 0.03,
+    "sufficiency": 0.9,
+    "sufficiency_p": 0.03,
+    "prediction_error": 0.1,
+}
 
 
-def curves(r2: float = 0.9, slope: float = 1.0, sign: float = 0.95, **tried: float) -> xr.Dataset:
+def curves(
+    r2: float = 0.9, slope: float = 1.0, sign: float = 0.95, **tried: float
+) -> xr.Dataset:
     """Of an explanation that agrees with what was measured, and of controls that do not."""
-    of = dict.fromkeys(CONTROLS, -1.0) | {name.replace("_", " "): value for name, value in tried.items()}
+    of = dict.fromkeys(CONTROLS, -1.0) | {
+        name.replace("_", " "): value for name, value in tried.items()
+    }
     marks = {"r2": r2, "slope": slope, "sign_agreement": sign}
     return xr.Dataset(
         {name: ("explanation", [value]) for name, value in marks.items()}
@@ -28,26 +48,41 @@ def curves(r2: float = 0.9, slope: float = 1.0, sign: float = 0.95, **tried: flo
     )
 
 
-def by_segment(zero: tuple[float, float], agreement: tuple[float, float] = (1.0, 1.0)) -> xr.Dataset:
+def by_segment(
+    zero: tuple[float, float], agreement: tuple[float, float] = (1.0, 1.0)
+) -> xr.Dataset:
     """Of two segments, without whose effects, or with the other signs, it predicts so well, and how clear each is."""
     controls = np.stack([zero, np.array(zero) - 1], axis=-1)
     return (
         curves(r2=0.9)
         .assign(
-            segment_control_r2=(("explanation", "segment", "segment_control"), controls[None]),
+            segment_control_r2=(
+                ("explanation", "segment", "segment_control"),
+                controls[None],
+            ),
             segment_agreement=(("explanation", "segment"), np.array(agreement)[None]),
         )
-        .assign_coords(segment=["x1, future", "x2, future"], segment_control=list(SEGMENT_CONTROLS))
+        .assign_coords(
+            segment=["x1, future", "x2, future"], segment_control=list(SEGMENT_CONTROLS)
+        )
     )
 
 
 def routes(*segments: dict[str, float]) -> xr.Dataset:
     """Of segments in the order of their effects; what is not given is of routes that hold."""
-    given = {name: ("segment", [each.get(name, value) for each in segments]) for name, value in HOLD.items()}
+    given = {
+        name: ("segment", [each.get(name, value) for each in segments])
+        for name, value in HOLD.items()
+    }
     cut = ("segment", "cut"), [["0.mlp", "1.mlp", "all together"]] * len(segments)
     drawn = ("segment", "draw"), np.zeros((len(segments), DRAWS))
     return xr.Dataset(
-        {**given, "random_necessity": drawn, "random_sufficiency": drawn, "cut_name": cut},
+        {
+            **given,
+            "random_necessity": drawn,
+            "random_sufficiency": drawn,
+            "cut_name": cut,
+        },
         coords={"segment": [f"part {number}" for number in range(len(segments))]},
         attrs={"kind": "route_faithfulness"},
     )
@@ -55,7 +90,9 @@ def routes(*segments: dict[str, float]) -> xr.Dataset:
 
 def beside_random(proof: xr.Dataset, name: str, share: float) -> xr.Dataset:
     """With random sets that remove, or bring back, such a share of the effect."""
-    return proof.assign({f"random_{name}": xr.full_like(proof[f"random_{name}"], share)})
+    return proof.assign(
+        {f"random_{name}": xr.full_like(proof[f"random_{name}"], share)}
+    )
 
 
 NONE = {"necessity": 0.1, "sufficiency": 0.1, "prediction_error": 2.0}
@@ -68,8 +105,14 @@ NONE = {"necessity": 0.1, "sufficiency": 0.1, "prediction_error": 2.0}
         ([curves(EXPLAINED, SLOPES[0], SIGNED)], "holds"),
         ([curves(r2=EXPLAINED - 0.01)], "fails"),
         ([curves(sign=SIGNED - 0.01)], "fails"),
-        *(([curves(slope=slope)], "fails") for slope in (SLOPES[0] - 0.01, SLOPES[1] + 0.01, -1.0)),
-        *(([curves(**{name: 0.9})], "fails") for name in ("signs_flipped", "equal_sizes", "the_untrained_twin")),
+        *(
+            ([curves(slope=slope)], "fails")
+            for slope in (SLOPES[0] - 0.01, SLOPES[1] + 0.01, -1.0)
+        ),
+        *(
+            ([curves(**{name: 0.9})], "fails")
+            for name in ("signs_flipped", "equal_sizes", "the_untrained_twin")
+        ),
         # two segments alike can change places, and a control that a model refuses is none
         ([curves(**{EXCHANGED: 0.9 + MARGIN - 0.01})], "holds"),
         ([curves(**{EXCHANGED: 0.9 + MARGIN + 0.01})], "fails"),
@@ -86,7 +129,11 @@ NONE = {"necessity": 0.1, "sufficiency": 0.1, "prediction_error": 2.0}
         ([routes({"necessity": 0.5, "sufficiency": 0.5})], "holds"),
         *(
             ([routes({name: value})], "holds in part")
-            for name, value in (("necessity", 0.49), ("sufficiency", 0.49), ("prediction_error", 0.5))
+            for name, value in (
+                ("necessity", 0.49),
+                ("sufficiency", 0.49),
+                ("prediction_error", 0.5),
+            )
         ),
         # what overturns the effect does not carry it
         *(([routes({name: 1.5})], "holds") for name in ("necessity", "sufficiency")),
@@ -97,16 +144,49 @@ NONE = {"necessity": 0.1, "sufficiency": 0.1, "prediction_error": 2.0}
         ),
         ([routes({"necessity": 2.55, "sufficiency": 2.55})], "fails"),
         # random sets that come as near carry as much, whether they fall short or overturn
-        *(([routes({}).pipe(beside_random, name, 0.97)], "holds in part") for name in ("necessity", "sufficiency")),
-        ([routes({"sufficiency": 1.0}).pipe(beside_random, "sufficiency", 1.03)], "holds in part"),
-        ([routes({"sufficiency": 1.0}).pipe(beside_random, "sufficiency", 1 - BEYOND)], "holds"),
-        ([routes({"sufficiency": 1.0}).pipe(beside_random, "sufficiency", 1 + BEYOND)], "holds"),
-        ([routes({"sufficiency": 1.0}).pipe(beside_random, "sufficiency", 1.01 - BEYOND)], "holds in part"),
-        *(([routes({f"{name}_p": 0.08})], "holds in part") for name in ("necessity", "sufficiency")),
+        *(
+            ([routes({}).pipe(beside_random, name, 0.97)], "holds in part")
+            for name in ("necessity", "sufficiency")
+        ),
+        (
+            [routes({"sufficiency": 1.0}).pipe(beside_random, "sufficiency", 1.03)],
+            "holds in part",
+        ),
+        (
+            [
+                routes({"sufficiency": 1.0}).pipe(
+                    beside_random, "sufficiency", 1 - BEYOND
+                )
+            ],
+            "holds",
+        ),
+        (
+            [
+                routes({"sufficiency": 1.0}).pipe(
+                    beside_random, "sufficiency", 1 + BEYOND
+                )
+            ],
+            "holds",
+        ),
+        (
+            [
+                routes({"sufficiency": 1.0}).pipe(
+                    beside_random, "sufficiency", 1.01 - BEYOND
+                )
+            ],
+            "holds in part",
+        ),
+        *(
+            ([routes({f"{name}_p": 0.08})], "holds in part")
+            for name in ("necessity", "sufficiency")
+        ),
         ([routes(NONE)], "fails"),
         # random sets, too, may predict
         ([routes({**NONE, "prediction_error": 0.1})], "fails"),
-        *(([routes({**NONE, name: 0.9})], "holds in part") for name in ("necessity", "sufficiency")),
+        *(
+            ([routes({**NONE, name: 0.9})], "holds in part")
+            for name in ("necessity", "sufficiency")
+        ),
         # what matters most decides
         ([routes({}, NONE)], "holds in part"),
         ([routes(NONE, {})], "fails"),
@@ -119,14 +199,21 @@ def test_rules(proofs: list[xr.Dataset], word: str) -> None:
     assert verdict(*proofs)[0] == word
 
 
-@pytest.mark.parametrize("proof", [routes({}, NONE), curves(r2=0.1)], ids=["routes", "curves"])
+@pytest.mark.parametrize(
+    "proof", [routes({}, NONE), curves(r2=0.1)], ids=["routes", "curves"]
+)
 def test_a_section_begins_with_the_verdict(proof: xr.Dataset) -> None:
     word, said = verdict(proof)
     first, *rest = read_tests(proof)
-    assert first == f"Verdict by this test: the explanation {word} (criteria below). {said[0]}"
+    assert (
+        first
+        == f"Verdict by this test: the explanation {word} (criteria below). {said[0]}"
+    )
     assert tuple(rest) == (*said[1:], *rules_of(proof))
     joint = read_tests(proof.assign_attrs(verdict="holds in part"))[0]
-    assert joint.startswith("Verdict by all tests of this page: the explanation holds in part (criteria below).")
+    assert joint.startswith(
+        "Verdict by all tests of this page: the explanation holds in part (criteria below)."
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,13 +231,22 @@ def test_a_section_begins_with_the_verdict(proof: xr.Dataset) -> None:
         ),
         (curves(sign=0.7996), "the right sign for 79 % of the change"),
         (curves(equal_sizes=0.95), "(0.95 with equal sizes)"),
-        (curves(equal_sizes=0.95), "the inputs fail, since equal sizes predicts as well or better."),
-        (by_segment((0.5, 0.95)), "effect of 0 or the other sign for x2, future, it predicts as well"),
+        (
+            curves(equal_sizes=0.95),
+            "the inputs fail, since equal sizes predicts as well or better.",
+        ),
+        (
+            by_segment((0.5, 0.95)),
+            "effect of 0 or the other sign for x2, future, it predicts as well",
+        ),
         (
             by_segment((0.5, 0.95), (1.0, 0.0)),
             "the inputs hold. The test cannot tell from zero the effect of x2, future.",
         ),
-        (by_segment((0.5, 0.5), (0.0, 0.0)), "the effects of x1, future and x2, future."),
+        (
+            by_segment((0.5, 0.5), (0.0, 0.0)),
+            "the effects of x1, future and x2, future.",
+        ),
         (curves(r2=np.nan), "Scores without signs and sizes predict no effect"),
         (
             routes({}),
@@ -158,10 +254,16 @@ def test_a_section_begins_with_the_verdict(proof: xr.Dataset) -> None:
             "them brings 90 % of it back (random components 0 %). So the routes are necessary and sufficient.",
         ),
         (routes({"necessity": 0.2}), "the routes are sufficient."),
-        (routes({"necessity": 2.55}), "removes 255 % of its effect, far more than all of it"),
+        (
+            routes({"necessity": 2.55}),
+            "removes 255 % of its effect, far more than all of it",
+        ),
         (routes({"necessity": 2.55}), "So the routes are sufficient."),
         (routes({"sufficiency": 2.55}), "brings back 255 % of it, far more than all"),
-        (routes({**NONE, "sufficiency": -0.2}), "brings none of it back but removes 20 % more"),
+        (
+            routes({**NONE, "sufficiency": -0.2}),
+            "brings none of it back but removes 20 % more",
+        ),
         (
             routes(NONE),
             "neither necessary nor sufficient. The forecast without the segment is predicted with an error of 200 %.",

@@ -22,8 +22,12 @@ from tsfm_lens.viz.theme import true_minus
 HYPHEN = re.compile(r"(?<![\w\-.)\]])-\.?\d")
 
 
-def test_one_reference_stands_for_masked_steps_wherever_none_is_named(page: Any) -> None:
-    asking = [each for name in explain.__all__ if callable(each := getattr(explain, name))]
+def test_one_reference_stands_for_masked_steps_wherever_none_is_named(
+    page: Any,
+) -> None:
+    asking = [
+        each for name in explain.__all__ if callable(each := getattr(explain, name))
+    ]
     defaults = {
         each.__qualname__: given.default
         for each in (*asking, explore.brush, command)
@@ -31,8 +35,16 @@ def test_one_reference_stands_for_masked_steps_wherever_none_is_named(page: Any)
         and given.default is not inspect.Parameter.empty
     }
     assert len(defaults) > 10
-    masked = ("input_attribution", "input_routes", "deletion_curves", "route_faithfulness")
-    assert {*defaults.values(), *(page.found[kind].attrs["reference"] for kind in masked)} == {"mean"}
+    masked = (
+        "input_attribution",
+        "input_routes",
+        "deletion_curves",
+        "route_faithfulness",
+    )
+    assert {
+        *defaults.values(),
+        *(page.found[kind].attrs["reference"] for kind in masked),
+    } == {"mean"}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +57,9 @@ def test_one_reference_stands_for_masked_steps_wherever_none_is_named(page: Any)
         (float("nan"), ""),
     ],
 )
-def test_a_share_past_attention_says_which_way_it_goes(share: float, words: str) -> None:
+def test_a_share_past_attention_says_which_way_it_goes(
+    share: float, words: str
+) -> None:
     assert words in past_attention(share)
     assert not re.search(r"[-−]\d", past_attention(share))
 
@@ -69,8 +83,12 @@ def test_a_page_states_its_rules_and_the_series_that_python_gave(page: Any) -> N
 
 ASKED: dict[str, Any] = {
     "attribute_inputs": lambda run: explain.attribute_inputs(run, parts=3),
-    "deletion_curves": lambda run: explain.deletion_curves(run=run, explanations={"mine": [1, 2]}, parts=2, orders=4),
-    "input_routes": lambda run: explain.input_routes(run, parts=2, components=["decoder.0.mlp"]),
+    "deletion_curves": lambda run: explain.deletion_curves(
+        run=run, explanations={"mine": [1, 2]}, parts=2, orders=4
+    ),
+    "input_routes": lambda run: explain.input_routes(
+        run, parts=2, components=["decoder.0.mlp"]
+    ),
 }
 
 
@@ -93,4 +111,6 @@ def test_what_a_library_says_of_each_masked_batch_is_said_once_and_nothing_else_
         asked(run)
     said = [str(entry.message) for entry in log]
     assert sum("prediction length" in words for words in said) == 1
-    assert [words for words in said if words.startswith("word")] == [f"word {n + 1}" for n in range(len(calls))]
+    assert [words for words in said if words.startswith("word")] == [
+        f"word {n + 1}" for n in range(len(calls))
+    ]

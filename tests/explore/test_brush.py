@@ -25,8 +25,14 @@ def lens() -> Lens:
 def view(lens: Lens) -> Brush:
     cause = np.random.default_rng(8).normal(size=STEPS + H)
     past, future = {"cause": cause[:STEPS]}, {"cause": cause[STEPS:]}
-    entry = {"target": 2 + cause[:STEPS], "past_covariates": past, "future_covariates": future}
-    return explore.brush(lens.run([entry], H, truth=np.zeros((2, H))), reference="missing")
+    entry = {
+        "target": 2 + cause[:STEPS],
+        "past_covariates": past,
+        "future_covariates": future,
+    }
+    return explore.brush(
+        lens.run([entry], H, truth=np.zeros((2, H))), reference="missing"
+    )
 
 
 def gapped(view: Brush, series: int, start: int, stop: int) -> np.ndarray:
@@ -34,14 +40,31 @@ def gapped(view: Brush, series: int, start: int, stop: int) -> np.ndarray:
     values = [each.copy() for each in view.run.batch.values]
     values[series][STEPS + start : STEPS + stop] = np.nan
     future = view.run.batch.futures[1]
-    entry = {"target": values[0], "past_covariates": {"cause": values[1]}, "future_covariates": {"cause": future}}
+    entry = {
+        "target": values[0],
+        "past_covariates": {"cause": values[1]},
+        "future_covariates": {"cause": future},
+    }
     return view.run.lens.forecast(as_series([entry]), H).median[0]
 
 
 def drag(view: Brush, first: object, last: object) -> None:
     """What the browser sends at the end of a drag."""
-    selections = [{"type": "rect", "xref": "x", "yref": "y", "x0": first, "x1": last, "y0": 1, "y1": 0}]
-    view.figure._js2py_relayout = {"relayout_data": {"selections": selections}, "source_view_id": "a"}
+    selections = [
+        {
+            "type": "rect",
+            "xref": "x",
+            "yref": "y",
+            "x0": first,
+            "x1": last,
+            "y0": 1,
+            "y1": 0,
+        }
+    ]
+    view.figure._js2py_relayout = {
+        "relayout_data": {"selections": selections},
+        "source_view_id": "a",
+    }
 
 
 def test_what_is_dragged_over_is_left_out(view: Brush) -> None:
@@ -90,8 +113,14 @@ def test_the_browser_gets_dates(lens: Lens) -> None:
     sent = _py_to_js(view.figure._widget_data, None)
     assert len(sent) == len(view.figure.data)
     times = {each["name"]: each["x"] for each in sent if "name" in each}
-    for name, steps in (("context", range(-STEPS, 0)), ("median forecast", range(H)), (WITHOUT, range(H))):
-        dates = pd.date_range(context.starts[0], periods=STEPS + H, freq=context.freqs[0])[STEPS + np.array(steps)]
+    for name, steps in (
+        ("context", range(-STEPS, 0)),
+        ("median forecast", range(H)),
+        (WITHOUT, range(H)),
+    ):
+        dates = pd.date_range(
+            context.starts[0], periods=STEPS + H, freq=context.freqs[0]
+        )[STEPS + np.array(steps)]
         assert pd.DatetimeIndex(times[name]).equals(dates), name
         assert all(isinstance(each, str) for each in times[name])
     # a number among them would be one of nanoseconds
@@ -101,4 +130,6 @@ def test_the_browser_gets_dates(lens: Lens) -> None:
     past = pd.date_range(context.starts[0], periods=STEPS, freq=context.freqs[0])
     drag(view, str(past[12] - past.freq / 3), str(past[23] + past.freq / 3))
     assert view.marked == (12 - STEPS, 24 - STEPS)
-    assert f" ({past[12]:%Y-%m-%d %H:%M} to {past[23]:%Y-%m-%d %H:%M})" in view.words.value
+    assert (
+        f" ({past[12]:%Y-%m-%d %H:%M} to {past[23]:%Y-%m-%d %H:%M})" in view.words.value
+    )

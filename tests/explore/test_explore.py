@@ -31,7 +31,9 @@ def lens(request: pytest.FixtureRequest) -> Lens:
 
 @pytest.fixture
 def view(lens: Lens) -> Explorer:
-    return lens.run(CONTEXT, H, truth=TRUTH[:1], num_samples=samples(lens), seed=5).explore()
+    return lens.run(
+        CONTEXT, H, truth=TRUTH[:1], num_samples=samples(lens), seed=5
+    ).explore()
 
 
 def samples(lens: Lens) -> int | None:
@@ -47,7 +49,11 @@ def point(lens: Lens, batch: SeriesBatch = CONTEXT, *ablated: str) -> np.ndarray
     first = lens.adapter.first_value_token
     with lens.ablate(*ablated), torch.no_grad():
         logits = lens.forward(encoded)[0, :, first:].double()
-    return (torch.softmax(logits, dim=-1) * lens.bin_values(encoded)[0]).sum(-1)[:H].numpy()
+    return (
+        (torch.softmax(logits, dim=-1) * lens.bin_values(encoded)[0])
+        .sum(-1)[:H]
+        .numpy()
+    )
 
 
 def without(lens: Lens, *names: str) -> np.ndarray:
@@ -68,7 +74,9 @@ def change(view: Explorer, forecast: np.ndarray) -> str:
     # the first step of a token model's decoder reads no value
     later = slice(1, None) if token else slice(None)
     plain, truth = point(lens)[later], TRUTH[0][later]
-    errors = [three_digits(np.abs(each - truth).mean()) for each in (plain, forecast[later])]
+    errors = [
+        three_digits(np.abs(each - truth).mean()) for each in (plain, forecast[later])
+    ]
     shift = three_digits(np.abs(forecast[later] - plain).mean())
     statistic = "expected value" if token else "median"
     return f"the {statistic} moves by {shift} ppm on average (mean absolute error {errors[0]} → {errors[1]})."
@@ -121,7 +129,9 @@ def test_a_head_is_selected_by_its_labels(view: Explorer) -> None:
         view.select("7", 2)
 
 
-def test_a_refused_forecast_is_said_and_nothing_changes(view: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_forecast_is_said_and_nothing_changes(
+    view: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     view.ablate(HEADS[0])
     before = view.forecast
     monkeypatch.setattr(widget, "point_forecasts", refuse)
@@ -138,10 +148,16 @@ def refuse(*_args: object, **_options: object) -> None:
     raise InputError("no number at step 3 <b>")
 
 
-def test_without_the_notebook_libraries(lens: Lens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_notebook_libraries(
+    lens: Lens, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = opening.find_spec
-    monkeypatch.setattr(opening, "find_spec", lambda name: None if name == "anywidget" else real(name))
-    with pytest.raises(MissingExtraError, match=r"anywidget not installed.*\[notebook\]"):
+    monkeypatch.setattr(
+        opening, "find_spec", lambda name: None if name == "anywidget" else real(name)
+    )
+    with pytest.raises(
+        MissingExtraError, match=r"anywidget not installed.*\[notebook\]"
+    ):
         lens.run(CONTEXT, H).explore()
 
 
@@ -166,13 +182,21 @@ def driver(new_browser: Any) -> Iterator[Any]:
 
 @pytest.mark.browser
 def test_every_press_shows_its_number(
-    lens: Lens, view: Explorer, driver: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    lens: Lens,
+    view: Explorer,
+    driver: Any,
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # as Jupyter marks its dark pages
     dark = "false" * (samples(lens) is None)
     script = view._esm.replace("export default", "const exported =")
-    state = json.dumps({"state": view.state, "reply": view.reply}).replace("<", "\\u003c")
-    (tmp_path / "page.html").write_text(PAGE % (view._css, dark or "true", script, state))
+    state = json.dumps({"state": view.state, "reply": view.reply}).replace(
+        "<", "\\u003c"
+    )
+    (tmp_path / "page.html").write_text(
+        PAGE % (view._css, dark or "true", script, state)
+    )
     driver.get((tmp_path / "page.html").as_uri())
     linked = Linked(driver)
     until(linked.words, lambda: f"not drawn: {driver.get_log('browser')}")
@@ -186,7 +210,8 @@ def test_every_press_shows_its_number(
     # a head by itself needs no answer
     linked.press_component(HEADS[0])
     assert (
-        f"Layer 1, cross-attention head 2 of co2: without it {change(view, without(lens, HEADS[0]))}" in linked.words()
+        f"Layer 1, cross-attention head 2 of co2: without it {change(view, without(lens, HEADS[0]))}"
+        in linked.words()
     )
     assert linked.lines() == ["observed", "truth", "median", "without"]
     python()
@@ -197,14 +222,20 @@ def test_every_press_shows_its_number(
     assert linked.lines() == ["observed", "truth", "median"]
     python()
     assert linked.text("news") == ""
-    assert f"Without the ablated component {change(view, without(lens, HEADS[0]))}" in linked.words()
+    assert (
+        f"Without the ablated component {change(view, without(lens, HEADS[0]))}"
+        in linked.words()
+    )
     # a shift-click puts another head into the set; what is pressed meanwhile is asked when the answer is there
     linked.press_component(HEADS[1], shift=True)
     linked.press_component("decoder.0.cross_attn.0")
     python()
     python()
     assert linked.text("set") == ", ".join(HEADS)
-    assert f"Without the 2 ablated components {change(view, without(lens, *HEADS))}" in linked.words()
+    assert (
+        f"Without the 2 ablated components {change(view, without(lens, *HEADS))}"
+        in linked.words()
+    )
     assert view.ablated == tuple(HEADS)
     assert view.state["names"][view.chosen] == "decoder.0.cross_attn.0"
     # a brushed stretch: the share of the head, and the forecast without it as a third line
@@ -237,7 +268,14 @@ def test_every_press_shows_its_number(
     view.ablate(HEADS[1])
     driver.execute_script("window.arrive(arguments[0])", view.reply)
     assert linked.text("head") == "layer 1, cross-attention head 2"
-    assert f"Without the ablated component {change(view, without(lens, HEADS[1]))}" in linked.words()
-    colour = "return getComputedStyle(document.querySelector('.linked')).backgroundColor"
-    assert driver.execute_script(colour) == ("rgb(26, 30, 35)" if dark else "rgb(255, 255, 255)")
+    assert (
+        f"Without the ablated component {change(view, without(lens, HEADS[1]))}"
+        in linked.words()
+    )
+    colour = (
+        "return getComputedStyle(document.querySelector('.linked')).backgroundColor"
+    )
+    assert driver.execute_script(colour) == (
+        "rgb(26, 30, 35)" if dark else "rgb(255, 255, 255)"
+    )
     assert driver.get_log("browser") == []

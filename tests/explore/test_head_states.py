@@ -22,7 +22,10 @@ H = 6
 CONTEXT, TRUTH = bundled("nile").tail(46).split(H)
 
 
-@pytest.fixture(scope="module", params=["chronos", "chronos-bolt", "timesfm-2.5-transformers", "toto-2"])
+@pytest.fixture(
+    scope="module",
+    params=["chronos", "chronos-bolt", "timesfm-2.5-transformers", "toto-2"],
+)
 def lens(request: pytest.FixtureRequest) -> Lens:
     if request.param == "toto-2":
         pytest.importorskip("toto2")
@@ -38,7 +41,9 @@ def test_forecasts_are_those_of_the_edited_weights(lens: Lens, ds: xr.Dataset) -
     stack, kind = lens.wiring.output_stack, str(ds.attrs["attention"])
     layer, head = str(ds["layer"].values[-1]), 1
     row = stack.attention(kind, int(layer))
-    matrix = lens.adapter.model.get_submodule(f"{stack.block(int(layer))}.{row.o.module}").weight
+    matrix = lens.adapter.model.get_submodule(
+        f"{stack.block(int(layer))}.{row.o.module}"
+    ).weight
     run = lens.run(CONTEXT, H)
     np.testing.assert_array_equal(ds["quantile_forecast"], run.forecast.quantiles[0])
     # of a token model along the path of the unchanged one
@@ -59,15 +64,21 @@ def test_forecasts_are_those_of_the_edited_weights(lens: Lens, ds: xr.Dataset) -
     assert_close(found["forecast"], edited, depth=100, dtype=np.float32)
     later = slice(1, None) if run.tokens_read else slice(None)
     a, b = edited[later], plain[later]
-    assert_close(found["mean_shift"], np.abs(a - b).mean(), depth=1000, dtype=np.float32)
+    assert_close(
+        found["mean_shift"], np.abs(a - b).mean(), depth=1000, dtype=np.float32
+    )
     if np.ptp(a) and np.ptp(b):
-        assert float(found["spearman_distance"]) == pytest.approx(1 - spearmanr(a, b).statistic, abs=TIES)
+        assert float(found["spearman_distance"]) == pytest.approx(
+            1 - spearmanr(a, b).statistic, abs=TIES
+        )
 
 
 def test_every_head_and_mlp_of_the_stack_is_there(lens: Lens, ds: xr.Dataset) -> None:
     stack = lens.wiring.output_stack.name
     prefix = f"{stack}." if stack else ""
-    branches = [each for each in lens.components(f"{prefix}*.*") if each.level == "branch"]
+    branches = [
+        each for each in lens.components(f"{prefix}*.*") if each.level == "branch"
+    ]
     heads = [each for each in lens.components(f"{prefix}*.*.*") if each.level == "head"]
     with_heads = {(each.layer, each.kind) for each in heads}
     single = [each for each in branches if (each.layer, each.kind) not in with_heads]
@@ -75,23 +86,36 @@ def test_every_head_and_mlp_of_the_stack_is_there(lens: Lens, ds: xr.Dataset) ->
     assert (ds["mean_shift"] > ds["mean_shift_floor"]).any()
 
 
-def test_writes_and_the_rest_make_the_attributed_forecast(lens: Lens, ds: xr.Dataset) -> None:
+def test_writes_and_the_rest_make_the_attributed_forecast(
+    lens: Lens, ds: xr.Dataset
+) -> None:
     parts = attribute(lens.run(CONTEXT, H), decompositions=ds.attrs["decomposition"])
-    own = parts["attribution"].sel(decomposition=ds.attrs["decomposition"]).isel(series=0)
+    own = (
+        parts["attribution"].sel(decomposition=ds.attrs["decomposition"]).isel(series=0)
+    )
     total = parts["total"].sel(decomposition=ds.attrs["decomposition"]).isel(series=0)
     if "quantile" in own.dims:
-        own, total = own.sel(quantile=0.5, method="nearest"), total.sel(quantile=0.5, method="nearest")
+        own, total = (
+            own.sel(quantile=0.5, method="nearest"),
+            total.sel(quantile=0.5, method="nearest"),
+        )
     heads = set(ds["name"].values.ravel())
-    rest = own.isel(component=[str(c) not in heads for c in own["component"].values]).sum("component")
+    rest = own.isel(
+        component=[str(c) not in heads for c in own["component"].values]
+    ).sum("component")
     assert len(heads) == ds.sizes["layer"] * ds.sizes["head"]
     gap = ds["write"].sum(["layer", "head"]) + rest - total
     assert float(np.abs(gap).max()) < 0.05 * float(np.abs(total).max())
     later = slice(parts.attrs["first_step"], None)
-    np.testing.assert_allclose(ds["write_size"], np.abs(ds["write"].isel(step=later)).mean("step"))
+    np.testing.assert_allclose(
+        ds["write_size"], np.abs(ds["write"].isel(step=later)).mean("step")
+    )
     whole = np.abs(own.isel(step=later)).mean("step").sum()
     np.testing.assert_allclose(ds["write_share"], ds["write_size"] / float(whole))
     assert ds.attrs["decomposition"] == (
-        "lens_difference" if not lens.wiring.true_gradients else ds.attrs["decomposition"]
+        "lens_difference"
+        if not lens.wiring.true_gradients
+        else ds.attrs["decomposition"]
     )
 
 
@@ -102,22 +126,45 @@ def test_attention_is_shared_out_whole_and_in_place(lens: Lens, ds: xr.Dataset) 
     assert_close(total, 1, depth=16, dtype=np.float32)
     # the same from the raw pattern, token by token
     stack, kind = lens.wiring.output_stack, str(ds.attrs["attention"])
-    median = None if lens.adapter.readout != "token" else lens.forecast(CONTEXT, H).median
-    encoded = lens.encode(CONTEXT, future=median) if median is not None else lens.encode(CONTEXT, horizon=H)
+    median = (
+        None if lens.adapter.readout != "token" else lens.forecast(CONTEXT, H).median
+    )
+    encoded = (
+        lens.encode(CONTEXT, future=median)
+        if median is not None
+        else lens.encode(CONTEXT, horizon=H)
+    )
     layer = int(ds["layer"].values[-1])
     point = f"{stack.prefix}.{layer}.{kind}.hook_pattern"
     with torch.no_grad():
         _, acts = lens.run_with_cache(encoded, names_filter=point)
-    queries, keys = encoded.spans[stack.name], encoded.spans[stack.attention(kind, layer).keys_from or stack.name]
-    rows = [q for q in range(len(queries)) if not queries.special[q] and 0 <= queries.start[q] < H]
+    queries, keys = (
+        encoded.spans[stack.name],
+        encoded.spans[stack.attention(kind, layer).keys_from or stack.name],
+    )
+    rows = [
+        q
+        for q in range(len(queries))
+        if not queries.special[q] and 0 <= queries.start[q] < H
+    ]
     rows = rows or [max(range(len(queries)), key=lambda q: queries.stop[q])]
     pattern = acts[point][0].double().numpy()
     length = len(CONTEXT.values[0])
-    past = [k for k in range(len(keys)) if not keys.special[k] and keys.start[k] < 0 and keys.stop[k] > -length]
+    past = [
+        k
+        for k in range(len(keys))
+        if not keys.special[k] and keys.start[k] < 0 and keys.stop[k] > -length
+    ]
     assert ds["key_start"].values.tolist() == [keys.start[k] for k in past]
     assert ds["key_stop"].values.tolist() == [keys.stop[k] for k in past]
     expected = pattern[:, rows][:, :, past]
-    assert_close(ds["attention"].sel(layer=str(layer)), expected, depth=16, magnitude=1.0, dtype=np.float32)
+    assert_close(
+        ds["attention"].sel(layer=str(layer)),
+        expected,
+        depth=16,
+        magnitude=1.0,
+        dtype=np.float32,
+    )
     assert ds["step_query"].values.tolist() == sorted(ds["step_query"].values.tolist())
 
 
@@ -130,7 +177,9 @@ def test_several_series_have_what_each_has_alone(name: str) -> None:
     both, alone = head_states(run), head_states(run.select([1]))
     tokens = alone.sizes["key"]
     assert_close(
-        both["attention"].isel(series=1, key=slice(-tokens, None)), alone["attention"].isel(series=0), depth=16
+        both["attention"].isel(series=1, key=slice(-tokens, None)),
+        alone["attention"].isel(series=0),
+        depth=16,
     )
     # where the short series has no token there is no attention, and no stretch of steps
     before = both.isel(series=1, key=slice(0, -tokens))
@@ -139,15 +188,34 @@ def test_several_series_have_what_each_has_alone(name: str) -> None:
     assert not (before["key_stop"] - before["key_start"]).any()
     assert both["key_stop"].isel(key=-1).values.tolist() == [0, 0]
     for one in ("lag", "place"):
-        np.testing.assert_array_equal(both[one].isel(series=1), alone[one].isel(series=0))
-    for one in ("entropy", "write", "mean_shift", "spearman_distance", "attention_other", "lag_share", "place_share"):
-        assert_close(both[one].isel(series=1), alone[one].isel(series=0), depth=1000, dtype=np.float32)
+        np.testing.assert_array_equal(
+            both[one].isel(series=1), alone[one].isel(series=0)
+        )
+    for one in (
+        "entropy",
+        "write",
+        "mean_shift",
+        "spearman_distance",
+        "attention_other",
+        "lag_share",
+        "place_share",
+    ):
+        assert_close(
+            both[one].isel(series=1),
+            alone[one].isel(series=0),
+            depth=1000,
+            dtype=np.float32,
+        )
 
 
 def test_one_step_has_no_rank_correlation() -> None:
     lens = load(architectures()["chronos-bolt"].tiny(), check=False)
     calls: list[tuple[int, int]] = []
-    ds = head_states(lens.run(CONTEXT, 1), kind="self_attn", progress=lambda *done: calls.append(done))
+    ds = head_states(
+        lens.run(CONTEXT, 1),
+        kind="self_attn",
+        progress=lambda *done: calls.append(done),
+    )
     assert "spearman_distance" not in ds
     assert float(np.abs(ds["mean_shift"]).max()) > 0
     # the one token of the decoder can only attend to itself, a token of the forecast
@@ -162,7 +230,13 @@ def test_one_step_has_no_rank_correlation() -> None:
     [
         ("chronos-bolt", ("co2",), H, "crossattn", "cross_attn"),
         ("chronos-bolt", ("co2",), 17, None, "at most 16 steps"),
-        ("chronos-2", ("co2",), H, "group_attn", "group_attn attends over variates, not over time"),
+        (
+            "chronos-2",
+            ("co2",),
+            H,
+            "group_attn",
+            "group_attn attends over variates, not over time",
+        ),
     ],
 )
 def test_what_cannot_be_explored_is_refused(

@@ -41,26 +41,45 @@ def gapped(values: np.ndarray, gaps: str, rng: np.random.Generator) -> np.ndarra
 def batches(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int]:
     """Items of one kind, each with its own length, and a horizon."""
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
-    past, known, words = draw(st.integers(0, 2)), draw(st.integers(0, 2)), draw(st.booleans())
+    past, known, words = (
+        draw(st.integers(0, 2)),
+        draw(st.integers(0, 2)),
+        draw(st.booleans()),
+    )
     horizon = draw(st.integers(1, HORIZON))
     scale = 10.0 ** draw(st.integers(-6, 6))
     items = []
     for _ in range(draw(st.integers(1, 3))):
         steps = draw(st.integers(2, 40))
-        before = {f"p{i}": gapped(rng.normal(size=steps), draw(st.sampled_from(GAPS)), rng) for i in range(past)}
+        before = {
+            f"p{i}": gapped(rng.normal(size=steps), draw(st.sampled_from(GAPS)), rng)
+            for i in range(past)
+        }
         after: dict[str, Any] = {}
         for i in range(known):
             whole = scale * rng.normal(size=steps + horizon)
-            before[f"k{i}"], after[f"k{i}"] = gapped(whole[:steps], draw(st.sampled_from(GAPS)), rng), whole[steps:]
+            before[f"k{i}"], after[f"k{i}"] = (
+                gapped(whole[:steps], draw(st.sampled_from(GAPS)), rng),
+                whole[steps:],
+            )
         if words:
             named = rng.choice(["a", "b", "c"], size=steps + horizon)
             before["w"], after["w"] = named[:steps], named[steps:]
-        target = gapped(scale * rng.normal(size=steps), draw(st.sampled_from(GAPS)), rng)
-        items.append({"target": target, "past_covariates": before, "future_covariates": after})
+        target = gapped(
+            scale * rng.normal(size=steps), draw(st.sampled_from(GAPS)), rng
+        )
+        items.append(
+            {"target": target, "past_covariates": before, "future_covariates": after}
+        )
     return items, horizon
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
 @given(case=batches())
 def test_items_with_covariates_are_forecast_as_the_pipeline_does_or_refused(
     lens: Lens, case: tuple[list[dict[str, Any]], int]
@@ -71,7 +90,9 @@ def test_items_with_covariates_are_forecast_as_the_pipeline_does_or_refused(
         ours = lens.forecast(batch, horizon)
     except InputError as error:
         # nothing but missing values, or a category that the past does not know
-        assert any(words in str(error) for words in ("nothing but NaN", "has the category"))  # noqa: PT017
+        assert any(
+            words in str(error) for words in ("nothing but NaN", "has the category")
+        )  # noqa: PT017
         return
     theirs = torch.stack(lens.native.predict(items, prediction_length=horizon))[:, 0]
     np.testing.assert_array_equal(ours.quantiles[batch.is_target], theirs.numpy())

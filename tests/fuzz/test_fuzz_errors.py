@@ -70,7 +70,10 @@ def test_bad_arguments_are_named(arguments: dict, said: str) -> None:
     [
         ({"future": [["a"]]}, "the future holds 'a' at position 0"),
         ({"future": [[1.0], [2.0, 3.0]]}, "the future is not a regular array"),
-        ({"future": [1.0, 2.0]}, "future values have shape (2,), expected (series, step) with 1 series"),
+        (
+            {"future": [1.0, 2.0]},
+            "future values have shape (2,), expected (series, step) with 1 series",
+        ),
         ({"tokens": [[1, 64]]}, "decoder tokens are ids from 0 to 63; got 64"),
         ({"tokens": torch.tensor([[-1, 2]])}, "got -1"),
         ({"tokens": [[1.5]]}, "got 1.5"),
@@ -95,11 +98,16 @@ def test_a_forecast_of_no_number_is_refused() -> None:
     data = {"good": np.arange(9.0), "bad": np.full(9, 1e5)}
     said = r"chronos-bolt forecasts no number at step 0 of series 'bad' \(1 of 2 series have NaN or infinity\)"
     with pytest.raises(InputError, match=said + r".*reaches 1e\+05"):
-        lens.run_with_hooks(data, [("decoder_blocks.2.hook_resid_post", spoil)], rollout=True)
+        lens.run_with_hooks(
+            data, [("decoder_blocks.2.hook_resid_post", spoil)], rollout=True
+        )
     lens.forecast(data)
 
 
-@pytest.mark.parametrize("name", [name for name, each in architectures().items() if each.readout == "quantile"])
+@pytest.mark.parametrize(
+    "name",
+    [name for name, each in architectures().items() if each.readout == "quantile"],
+)
 def test_levels_that_a_model_does_not_emit_are_refused(name: str) -> None:
     lens = lens_of(name)
     for level in (lens.levels[0] / 2, (1 + lens.levels[-1]) / 2):

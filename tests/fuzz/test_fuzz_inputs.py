@@ -48,16 +48,52 @@ class Given:
 
 # around patches (4, 8, 16), contexts (64, 512), and whole batches of patches
 EDGES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 63, 64, 65, 127, 129, 513)
-SHAPES = ("noise", "constant", "zero", "ramp", "alternating", "spike", "step", "whole", "positive")
-GAPS = ("none", "none", "none", "some", "most", "first", "last", "but one", "all", "every other")
-DTYPES = tuple("float64 float64 float64 float32 float32 float16 int64 int32 int8 uint16 bool object str".split())
-KINDS = ("list", "one", "rows", "multivariate", "tensor", "dict", "unequal", "lists", "pandas", "masked")
+SHAPES = (
+    "noise",
+    "constant",
+    "zero",
+    "ramp",
+    "alternating",
+    "spike",
+    "step",
+    "whole",
+    "positive",
+)
+GAPS = (
+    "none",
+    "none",
+    "none",
+    "some",
+    "most",
+    "first",
+    "last",
+    "but one",
+    "all",
+    "every other",
+)
+DTYPES = tuple(
+    "float64 float64 float64 float32 float32 float16 int64 int32 int8 uint16 bool object str".split()
+)
+KINDS = (
+    "list",
+    "one",
+    "rows",
+    "multivariate",
+    "tensor",
+    "dict",
+    "unequal",
+    "lists",
+    "pandas",
+    "masked",
+)
 
 
 def values(draw: Any, shape: tuple[int, ...]) -> np.ndarray:
     """An array of one of the shapes, scales, gaps and types."""
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
-    scale = 10.0 ** draw(st.sampled_from([0, 0, 0, 1, -1, 3, -5, -12, -30, 9, 15, 17, 18, 19, 40, 300]))
+    scale = 10.0 ** draw(
+        st.sampled_from([0, 0, 0, 1, -1, 3, -5, -12, -30, 9, 15, 17, 18, 19, 40, 300])
+    )
     steps = np.arange(shape[-1])
     made = {
         "noise": lambda: rng.normal(size=shape).clip(-1, 1),
@@ -89,7 +125,9 @@ def values(draw: Any, shape: tuple[int, ...]) -> np.ndarray:
     dtype = draw(st.sampled_from(DTYPES))
     if np.dtype(dtype).kind in "iu":
         most = np.iinfo(dtype).max // 2
-        array = np.clip(np.nan_to_num(array), -most if dtype.startswith("int") else 0, most)
+        array = np.clip(
+            np.nan_to_num(array), -most if dtype.startswith("int") else 0, most
+        )
     with np.errstate(all="ignore"):
         return array.astype(dtype)
 
@@ -97,7 +135,9 @@ def values(draw: Any, shape: tuple[int, ...]) -> np.ndarray:
 @st.composite
 def series(draw: Any) -> Any:
     """Data in one of the forms that callers have."""
-    length = draw(st.one_of(st.sampled_from(EDGES), st.integers(0, 40), st.integers(0, 700)))
+    length = draw(
+        st.one_of(st.sampled_from(EDGES), st.integers(0, 40), st.integers(0, 700))
+    )
     kind = draw(st.sampled_from(KINDS))
     if kind in ("one", "pandas", "masked", "tensor"):
         array = values(draw, (length,))
@@ -105,18 +145,35 @@ def series(draw: Any) -> Any:
             return pd.Series(array)
         if kind == "masked":
             return np.ma.masked_array(array, np.arange(length) % 3 == 0)
-        return torch.from_numpy(array) if kind == "tensor" and array.dtype.kind in "fiub" else array
+        return (
+            torch.from_numpy(array)
+            if kind == "tensor" and array.dtype.kind in "fiub"
+            else array
+        )
     if kind in ("rows", "lists"):
         array = values(draw, (draw(st.integers(1, 3)), length))
         return array if kind == "rows" else array.tolist()
     if kind == "multivariate":
-        return values(draw, (draw(st.integers(1, 2)), draw(st.integers(1, 3)), min(length, 200)))
+        return values(
+            draw, (draw(st.integers(1, 2)), draw(st.integers(1, 3)), min(length, 200))
+        )
     if kind == "unequal":
         variates = draw(st.lists(st.integers(1, 3), min_size=1, max_size=2))
-        return [values(draw, (count, draw(st.sampled_from(EDGES)))) for count in variates]
-    lengths = [length, *draw(st.lists(st.one_of(st.sampled_from(EDGES), st.integers(0, 40)), max_size=2))]
+        return [
+            values(draw, (count, draw(st.sampled_from(EDGES)))) for count in variates
+        ]
+    lengths = [
+        length,
+        *draw(
+            st.lists(st.one_of(st.sampled_from(EDGES), st.integers(0, 40)), max_size=2)
+        ),
+    ]
     rows = [values(draw, (each,)) for each in lengths]
-    return {f"row {index}": row for index, row in enumerate(rows)} if kind == "dict" else rows
+    return (
+        {f"row {index}": row for index, row in enumerate(rows)}
+        if kind == "dict"
+        else rows
+    )
 
 
 BAD_HORIZONS = (0, -1, 2.5, 3.0, "3", True, NAN, np.float32(2.0), [1], 10**30)
@@ -160,7 +217,11 @@ def with_examples(test: Callable) -> Callable:
 
 
 FUZZ = settings(
-    max_examples=12, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=12,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
 )
 
 
@@ -173,14 +234,24 @@ def as_ids(data: Any) -> Any:
         values = as_series(data).values
     except LensError:
         return data
-    return [np.where(np.isnan(each), NAN, np.abs(np.trunc(np.nan_to_num(each))) % 50) for each in values]
+    return [
+        np.where(np.isnan(each), NAN, np.abs(np.trunc(np.nan_to_num(each))) % 50)
+        for each in values
+    ]
 
 
 def steps_of(lens: Lens, horizon: Any) -> Any:
     if not isinstance(horizon, tuple):
         return horizon
     # a token model of long horizons takes a pass for every step
-    return min(lens.adapter.prediction_length, 64 if lens.adapter.readout != "token" else 16) * horizon[0] + horizon[1]
+    return (
+        min(
+            lens.adapter.prediction_length,
+            64 if lens.adapter.readout != "token" else 16,
+        )
+        * horizon[0]
+        + horizon[1]
+    )
 
 
 def outcome(call: Callable[[], Any]) -> Any:
@@ -197,14 +268,22 @@ def outcome(call: Callable[[], Any]) -> Any:
 def refused(batch: Any, lens: Lens, steps: Any) -> str:
     """Why a lens must refuse series that are fine in themselves; "" if it must not."""
     adapter = lens.adapter
-    if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or not 1 <= steps <= 100_000:
+    if (
+        isinstance(steps, bool)
+        or not isinstance(steps, int | np.integer)
+        or not 1 <= steps <= 100_000
+    ):
         return "horizon"
     sizes = {batch.groups.count(group) for group in batch.groups}
     if lens.wiring.architecture in BY_ITEM and len(sizes) > 1:
         return "groups"
     if adapter.rollout == "single" and steps > adapter.longest_pass:
         return "horizon"
-    if not adapter.joint_rollout and steps > adapter.prediction_length and max(sizes) > 1:
+    if (
+        not adapter.joint_rollout
+        and steps > adapter.prediction_length
+        and max(sizes) > 1
+    ):
         return "horizon"
     if lens.wiring.architecture == "fracast":
         shown = [each[-adapter.context_length :] for each in batch.values]
@@ -231,7 +310,9 @@ def check_forecast(lens: Lens, data: Any, steps: Any, seed: int) -> bool:
         assert REFUSALS[due] in ours
         return False
     theirs = answer(lens, batch, int(asked), seed)
-    finite = np.isfinite(theirs.quantiles).all() and (theirs.mean is None or np.isfinite(theirs.mean).all())
+    finite = np.isfinite(theirs.quantiles).all() and (
+        theirs.mean is None or np.isfinite(theirs.mean).all()
+    )
     if isinstance(ours, str):
         assert REFUSALS["numbers"] in ours, ours
         assert not finite
@@ -257,15 +338,23 @@ def check_forward(lens: Lens, data: Any, steps: Any, forecast: bool) -> None:
         assert output.shape[1:] == (1, lens.adapter.model.config.vocab_size)
     else:
         assert output.shape[1] == len(lens.adapter.levels)
-        assert asked <= output.shape[2] <= max(asked, lens.adapter.prediction_length) + 16
+        assert (
+            asked <= output.shape[2] <= max(asked, lens.adapter.prediction_length) + 16
+        )
     again, activations = cached
-    assert tuple(activations.ids) == (tuple(dict.fromkeys(batch.groups)) if lens.adapter.packed else batch.ids)
+    assert tuple(activations.ids) == (
+        tuple(dict.fromkeys(batch.groups)) if lens.adapter.packed else batch.ids
+    )
     if forecast:
         assert output.isfinite().all()
         # the softmax that is read is not the fused one
         assert_close(again, output, depth=10000)
         # scores of hidden keys are minus infinity
-        wrong = [key for key, kept in activations.items() if "scores" not in key and not kept.isfinite().all()]
+        wrong = [
+            key
+            for key, kept in activations.items()
+            if "scores" not in key and not kept.isfinite().all()
+        ]
         assert not wrong
 
 
@@ -273,7 +362,9 @@ def check_forward(lens: Lens, data: Any, steps: Any, forecast: bool) -> None:
 @with_examples
 @given(case=CASES)
 @FUZZ
-def test_any_input_gives_the_librarys_answer_or_a_clear_error(name: str, case: Given) -> None:
+def test_any_input_gives_the_librarys_answer_or_a_clear_error(
+    name: str, case: Given
+) -> None:
     lens = lens_of(name)
     data = as_ids(case.data) if name == "t5" and case.ids else case.data
     before, steps = pickle.dumps(data), steps_of(lens, case.horizon)
@@ -305,5 +396,8 @@ def test_a_scale_that_overflows_is_refused() -> None:
     """Running statistics square the values and add them up; the forecast normalises them beforehand."""
     lens, data = lens_of("timesfm-2.5"), {"huge": np.tile([1e18, -1e18], 300)}
     assert check_forecast(lens, data, 5, seed=0)
-    with pytest.raises(InputError, match=r"the scale of series 'huge' overflows: 600 steps reach 1e\+18"):
+    with pytest.raises(
+        InputError,
+        match=r"the scale of series 'huge' overflows: 600 steps reach 1e\+18",
+    ):
         lens.forward(data)

@@ -29,7 +29,13 @@ from tsfm_lens.testing import assert_close, example_case, rounding
 NAMES = sorted(architectures())
 TOLERANCE = 1e-3
 # one hidden layer between the stream and the quantiles; others have more, or a mixture
-ONE_LAYER = {"chronos-bolt", "moirai-2", "timesfm-2.5", "timesfm-2.5-transformers", "timesfm-3"}
+ONE_LAYER = {
+    "chronos-bolt",
+    "moirai-2",
+    "timesfm-2.5",
+    "timesfm-2.5-transformers",
+    "timesfm-3",
+}
 
 
 @cache
@@ -43,9 +49,18 @@ def streams(lens: Lens, acts: Activations) -> list[tuple[str, int, bool, Tensor]
     """Stack, layer, whether its MLP's input, and the stream there."""
     found = []
     for stack in lens.wiring.stacks:
-        found.append((stack.name, stack.n_layers, False, acts["resid_post", stack.n_layers - 1, stack.name]))
+        found.append(
+            (
+                stack.name,
+                stack.n_layers,
+                False,
+                acts["resid_post", stack.n_layers - 1, stack.name],
+            )
+        )
         for layer in range(stack.n_layers):
-            found.append((stack.name, layer, False, acts["resid_pre", layer, stack.name]))
+            found.append(
+                (stack.name, layer, False, acts["resid_pre", layer, stack.name])
+            )
             count = len(stack.rows(layer))
             middle = "resid_mid" if count == 2 else f"resid_mid{count - 1}"
             if any(isinstance(row, Mlp) for row in stack.rows(layer)):
@@ -60,9 +75,16 @@ def test_the_parts_sum_to_the_stream(name: str) -> None:
         where: dict[str, Any] = {"layer": layer, "mlp_input": mlp_input, "stack": stack}
         writes, labels = acts.decompose_resid(**where, return_labels=True)
         assert len(set(labels)) == len(labels) == len(writes)
-        assert_close(writes.sum(0), stream, depth=200 * lens.d_model, what=f"decompose_resid {where}")
+        assert_close(
+            writes.sum(0),
+            stream,
+            depth=200 * lens.d_model,
+            what=f"decompose_resid {where}",
+        )
         for expand in (False, True):
-            parts, labels = acts.get_full_resid_decomposition(**where, expand_neurons=expand, return_labels=True)
+            parts, labels = acts.get_full_resid_decomposition(
+                **where, expand_neurons=expand, return_labels=True
+            )
             assert len(set(labels)) == len(labels) == len(parts)
             what = f"get_full_resid_decomposition {where}"
             assert_close(parts.sum(0), stream, depth=200 * lens.d_model, what=what)
@@ -70,7 +92,12 @@ def test_the_parts_sum_to_the_stream(name: str) -> None:
         assert torch.equal(accumulated[-1], stream)
         scaled = acts.apply_ln_to_stack(writes, **where)
         whole = acts.apply_ln_to_stack(stream[None], **where)[0]
-        assert_close(scaled.sum(0), whole, depth=200 * lens.d_model, what=f"apply_ln_to_stack {where}")
+        assert_close(
+            scaled.sum(0),
+            whole,
+            depth=200 * lens.d_model,
+            what=f"apply_ln_to_stack {where}",
+        )
 
 
 @pytest.mark.parametrize("name", SUMMING)
@@ -80,30 +107,56 @@ def test_the_completeness_error_is_that_of_the_models_own_forecast(name: str) ->
     run = lens.run(encoded.batch, 3)
     parts = attribute(run, decompositions="all", tolerance=TOLERANCE)
     with torch.no_grad():
-        output, acts = lens.run_with_cache(run.encoded, names_filter="**.hook_resid_post")
+        output, acts = lens.run_with_cache(
+            run.encoded, names_filter="**.hook_resid_post"
+        )
         last = acts["resid_post", -1, lens.wiring.output_stack.name]
         assert_close(lens.readout(last, run.encoded), output, depth=100)
         # of a first norm that has a bias, an empty stream has a readout too
         empty = lens.readout(torch.zeros_like(last), run.encoded)
     for decomposition in parts["decomposition"].values:
         found = parts.sel(decomposition=decomposition)
-        whole = (read_out(run, output, decomposition) - read_out(run, empty, decomposition)).double().numpy()
+        whole = (
+            (read_out(run, output, decomposition) - read_out(run, empty, decomposition))
+            .double()
+            .numpy()
+        )
         size = np.abs(whole).reshape(len(whole), -1).max(1)
-        gap = np.abs(found["attribution"].sum("component").values - whole).reshape(len(whole), -1).max(1)
+        gap = (
+            np.abs(found["attribution"].sum("component").values - whole)
+            .reshape(len(whole), -1)
+            .max(1)
+        )
         # in data units two numbers as large as the level of the series are taken from each other
-        level = max(1.0, float(output.abs().max()) / float(size.min()) if found["unit"] == "data units" else 1.0)
+        level = max(
+            1.0,
+            float(output.abs().max()) / float(size.min())
+            if found["unit"] == "data units"
+            else 1.0,
+        )
         where = f"{name}: {decomposition}"
         assert_close(
-            found["total"].values / size.max(), whole / size.max(), depth=200, magnitude=level, dtype="float32"
+            found["total"].values / size.max(),
+            whole / size.max(),
+            depth=200,
+            magnitude=level,
+            dtype="float32",
         )
         assert_close(
-            found["completeness_error"].values, gap / size, depth=400, magnitude=level, dtype="float32", what=where
+            found["completeness_error"].values,
+            gap / size,
+            depth=400,
+            magnitude=level,
+            dtype="float32",
+            what=where,
         )
         if decomposition == "integrated" and name not in ONE_LAYER:
             assert float(found["path_error"]) <= TOLERANCE, where
             assert float(found["completeness_error"].max()) < TOLERANCE, where
         elif decomposition != "linearised":
-            assert float(found["completeness_error"].max()) < rounding("float32", level, depth=400), where
+            assert float(found["completeness_error"].max()) < rounding(
+                "float32", level, depth=400
+            ), where
 
 
 def read_out(run: Run, output: Tensor, decomposition: str) -> Tensor:
@@ -126,7 +179,10 @@ def without_the_last_row(stack: Stack) -> Stack:
 
     # a row that TransformerLens knows as the MLP's is the last everywhere
     return replace(
-        stack, writers=cut(stack.writers), exceptions={k: cut(v) for k, v in stack.exceptions.items()}, d_mlp=0
+        stack,
+        writers=cut(stack.writers),
+        exceptions={k: cut(v) for k, v in stack.exceptions.items()},
+        d_mlp=0,
     )
 
 
@@ -136,26 +192,39 @@ def with_a_mix(stack: Stack) -> Stack:
     def mixed(rows: tuple[Writer, ...]) -> tuple[Writer, ...]:
         return (*rows[:-1], replace(rows[-1], mix=lambda _block: (1.0, 0.97)))
 
-    return replace(stack, writers=mixed(stack.writers), exceptions={k: mixed(v) for k, v in stack.exceptions.items()})
+    return replace(
+        stack,
+        writers=mixed(stack.writers),
+        exceptions={k: mixed(v) for k, v in stack.exceptions.items()},
+    )
 
 
 @pytest.mark.parametrize("change", [without_the_last_row, with_a_mix])
 @pytest.mark.parametrize("name", ATTENDING)
-def test_a_table_that_is_not_the_models_is_not_decomposed(name: str, change: Callable[[Stack], Stack]) -> None:
+def test_a_table_that_is_not_the_models_is_not_decomposed(
+    name: str, change: Callable[[Stack], Stack]
+) -> None:
     lens, encoded, _ = recorded(name)
     # the model itself is read only
     adapter = copy(lens.adapter)
     *others, last = adapter.wiring.stacks
     adapter.wiring = replace(adapter.wiring, stacks=(*others, change(last)))
     wrong = Lens(adapter, f"wrong {name}")
-    with pytest.raises(WiringError, match=rf"first place to differ is {last.prefix}\.0\.hook_resid_post"):
+    with pytest.raises(
+        WiringError,
+        match=rf"first place to differ is {last.prefix}\.0\.hook_resid_post",
+    ):
         attribute(wrong.run(encoded.batch, 3))
 
 
-@pytest.mark.parametrize("name", ["chronos", "chronos-2", "chronos-bolt", "timesfm-2.5-transformers"])
+@pytest.mark.parametrize(
+    "name", ["chronos", "chronos-2", "chronos-bolt", "timesfm-2.5-transformers"]
+)
 def test_half_precision_is_read_out_as_the_library_reads_it(name: str) -> None:
     lens = load(architectures()[name].tiny(), check=False).to(torch.bfloat16)
-    output, acts = lens.run_with_cache(example_case(lens).encoded, names_filter="**.hook_resid_post")
+    output, acts = lens.run_with_cache(
+        example_case(lens).encoded, names_filter="**.hook_resid_post"
+    )
     last = acts["resid_post", -1, lens.wiring.output_stack.name]
     assert torch.equal(lens.readout(last, example_case(lens).encoded), output)
 
@@ -164,13 +233,17 @@ def test_half_precision_is_read_out_as_the_library_reads_it(name: str) -> None:
 def test_head_results_are_those_of_the_hook_points(name: str) -> None:
     """Computed from z and the weights, or recorded: one is the model's own sum taken apart, the other is not."""
     lens, encoded, acts = recorded(name)
-    _, results = lens.run_with_cache(encoded, names_filter=["**.hook_result", "**.hook_embed", "**.hook_resid_post"])
+    _, results = lens.run_with_cache(
+        encoded, names_filter=["**.hook_result", "**.hook_embed", "**.hook_resid_post"]
+    )
     for stack in lens.wiring.stacks:
         computed, labels = acts.stack_head_results(stack=stack.name, return_labels=True)
         shown, same = results.stack_head_results(stack=stack.name, return_labels=True)
         assert labels == same
         assert len(set(labels)) == len(labels)
-        assert_close(computed, shown, depth=200 * lens.d_model, what=f"stack {stack.name!r}")
+        assert_close(
+            computed, shown, depth=200 * lens.d_model, what=f"stack {stack.name!r}"
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -181,12 +254,19 @@ def test_a_forward_stops_at_every_layer_and_leaves_nothing_behind(name: str) -> 
         for layer in range(stack.n_layers):
             block = lens.model.get_submodule(stack.block(layer))
             ran: list[Any] = []
-            handle = block.register_forward_hook(lambda module, args, output, ran=ran: ran.append(module))
-            stream = lens.forward(encoded, stop_at_layer=f"{stack.name}.{layer}".lstrip("."))
+            handle = block.register_forward_hook(
+                lambda module, args, output, ran=ran: ran.append(module)
+            )
+            stream = lens.forward(
+                encoded, stop_at_layer=f"{stack.name}.{layer}".lstrip(".")
+            )
             handle.remove()
             assert not ran
             assert_close(
-                stream, acts[f"{stack.prefix}.{layer}.hook_resid_pre"], depth=200 * lens.d_model, what=str(layer)
+                stream,
+                acts[f"{stack.prefix}.{layer}.hook_resid_pre"],
+                depth=200 * lens.d_model,
+                what=str(layer),
             )
     assert torch.equal(lens.forward(encoded), before)
     assert not lens.registry.busy
@@ -194,10 +274,19 @@ def test_a_forward_stops_at_every_layer_and_leaves_nothing_behind(name: str) -> 
 
 def test_what_a_forward_does_not_come_to_is_refused() -> None:
     lens, encoded, _ = recorded("chronos")
-    with pytest.raises(InputError, match=r"does not come to decoder_blocks.1.mlp.hook_out"):
-        lens.run_with_cache(encoded, names_filter=["decoder_blocks.1.mlp.hook_out"], stop_at_layer=1)
+    with pytest.raises(
+        InputError, match=r"does not come to decoder_blocks.1.mlp.hook_out"
+    ):
+        lens.run_with_cache(
+            encoded, names_filter=["decoder_blocks.1.mlp.hook_out"], stop_at_layer=1
+        )
     expect_error("no layer '7'", lens.forward, encoded, stop_at_layer=7)
-    expect_error("is a branch; expected a layer", lens.forward, encoded, stop_at_layer="decoder.1.mlp")
+    expect_error(
+        "is a branch; expected a layer",
+        lens.forward,
+        encoded,
+        stop_at_layer="decoder.1.mlp",
+    )
     expect_error("no stack 'encodr'", lens.forward, encoded, stop_at_layer="encodr.1")
 
 
@@ -209,19 +298,28 @@ def test_what_has_no_counterpart_says_what_to_use() -> None:
     for key, words in (
         (("scale", 0, "ln1"), "apply_ln_to_stack"),
         ("pos_embed", "part of hook_embed"),
-        (("result", 0, "cross_attn"), r"Closest: \S*cross_attn.*'\*\*.hook_result' records it"),
+        (
+            ("result", 0, "cross_attn"),
+            r"Closest: \S*cross_attn.*'\*\*.hook_result' records it",
+        ),
         (("pattern", 7, "cross_attn"), "no layer 7 .*; there are 2, numbered from 0"),
     ):
         with pytest.raises(UnknownNameError, match=words):
             acts[key]
     with pytest.raises(UnknownNameError, match="Was it in the names filter"):
-        lens.run_with_cache(encoded, names_filter=PATTERN)[1]["resid_post", 0, "decoder"]
+        lens.run_with_cache(encoded, names_filter=PATTERN)[1][
+            "resid_post", 0, "decoder"
+        ]
     for owner, name, words in (
         (acts, "logit_attrs", r"probes\.attribute"),
         (lens, "W_Q", r"lens.weights.heads\(layer\).W_Q"),
         (lens, "blocks", "this model has decoder_blocks and encoder_blocks"),
         (lens, "ln_final", r"this model has decoder.ln_final and encoder.ln_final"),
-        (lens.decoder_blocks[0].cross_attn, "W_Q", "only hook points: hook_q,.*lens.weights.heads"),
+        (
+            lens.decoder_blocks[0].cross_attn,
+            "W_Q",
+            "only hook points: hook_q,.*lens.weights.heads",
+        ),
     ):
         with pytest.raises(AttributeError, match=words):
             getattr(owner, name)
@@ -229,10 +327,17 @@ def test_what_has_no_counterpart_says_what_to_use() -> None:
         expect_error("a loss is a function of it", call, encoded, return_type="loss")
     with pytest.raises(InputError, match=r"Run is not a series.*run\.encoded"):
         lens.run_with_cache(lens.run([1.0, 2.0, 3.0], 1))
-    expect_error(r"Closest: .*hook_pattern", lens.run_with_cache, encoded, names_filter="hook_patern")
+    expect_error(
+        r"Closest: .*hook_pattern",
+        lens.run_with_cache,
+        encoded,
+        names_filter="hook_patern",
+    )
     expect_error("did you mean horizon", lens.run_with_cache, encoded, horizn=3)
     expect_error(r"layer -3", acts.decompose_resid, layer=-3)
-    expect_error(r"no stack 'decodr'. Closest: decoder", acts.decompose_resid, stack="decodr")
+    expect_error(
+        r"no stack 'decodr'. Closest: decoder", acts.decompose_resid, stack="decodr"
+    )
     with pytest.raises(InputError, match=r"expected a last axis of 36"):
         acts.apply_ln_to_stack(torch.zeros(1, 4, 5, 7))
 
@@ -240,8 +345,16 @@ def test_what_has_no_counterpart_says_what_to_use() -> None:
 @pytest.mark.parametrize("offered", [Decomposed, LensBase])
 def test_the_examples_are_true(offered: type) -> None:
     lens = load("chronos-nano")
-    known = {"lens": lens, "run": lens.run(bundled("co2"), 12, num_samples=4), "torch": torch}
-    found = [test for test in doctest.DocTestFinder().find(offered, globs=known) if test.examples]
+    known = {
+        "lens": lens,
+        "run": lens.run(bundled("co2"), 12, num_samples=4),
+        "torch": torch,
+    }
+    found = [
+        test
+        for test in doctest.DocTestFinder().find(offered, globs=known)
+        if test.examples
+    ]
     assert found
     for test in found:
         assert doctest.DocTestRunner().run(test).failed == 0, test.name

@@ -10,7 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from language_models import HEADS, LAYERS, VOCABULARY, WIDTH, LanguageModel, bridge, llama, neox
+from language_models import (
+    HEADS,
+    LAYERS,
+    VOCABULARY,
+    WIDTH,
+    LanguageModel,
+    bridge,
+    llama,
+    neox,
+)
 from tsfm_lens.errors import UnknownNameError
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.testing import assert_close
@@ -29,7 +38,9 @@ def pair(name: str) -> tuple[Lens, Any]:
 
 @cache
 def ids() -> Tensor:
-    return torch.randint(0, VOCABULARY, (2, 11), generator=torch.Generator().manual_seed(1))
+    return torch.randint(
+        0, VOCABULARY, (2, 11), generator=torch.Generator().manual_seed(1)
+    )
 
 
 @cache
@@ -41,7 +52,10 @@ def caches(name: str) -> tuple[Any, Any]:
 DECOMPOSITIONS = [
     ("decompose_resid", {}),
     ("decompose_resid", {"layer": 2, "mode": "attn"}),
-    ("decompose_resid", {"layer": 2, "mode": "mlp", "incl_embeds": False, "pos_slice": (1, 5)}),
+    (
+        "decompose_resid",
+        {"layer": 2, "mode": "mlp", "incl_embeds": False, "pos_slice": (1, 5)},
+    ),
     ("decompose_resid", {"layer": 1, "mlp_input": True, "apply_ln": True}),
     ("decompose_resid", {"layer": 0}),
     ("accumulated_resid", {}),
@@ -54,15 +68,28 @@ DECOMPOSITIONS = [
     ("stack_head_results", {"layer": 2, "apply_ln": True, "pos_slice": -1}),
     ("get_full_resid_decomposition", {}),
     ("get_full_resid_decomposition", {"expand_neurons": False, "apply_ln": True}),
-    ("get_full_resid_decomposition", {"layer": 2, "mlp_input": True, "apply_ln": True, "pos_slice": (2, 5)}),
-    ("get_full_resid_decomposition", {"project_output_onto": torch.linspace(-1, 1, WIDTH)}),
-    ("get_full_resid_decomposition", {"apply_ln": True, "project_output_onto": torch.eye(WIDTH)[:, :3]}),
+    (
+        "get_full_resid_decomposition",
+        {"layer": 2, "mlp_input": True, "apply_ln": True, "pos_slice": (2, 5)},
+    ),
+    (
+        "get_full_resid_decomposition",
+        {"project_output_onto": torch.linspace(-1, 1, WIDTH)},
+    ),
+    (
+        "get_full_resid_decomposition",
+        {"apply_ln": True, "project_output_onto": torch.eye(WIDTH)[:, :3]},
+    ),
 ]
 
 
 @BOTH
-@pytest.mark.parametrize(("method", "arguments"), DECOMPOSITIONS, ids=lambda value: str(value)[:60])
-def test_streams_are_taken_apart_alike(name: str, method: str, arguments: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("method", "arguments"), DECOMPOSITIONS, ids=lambda value: str(value)[:60]
+)
+def test_streams_are_taken_apart_alike(
+    name: str, method: str, arguments: dict[str, Any]
+) -> None:
     ours, theirs = caches(name)
     found, labels = getattr(ours, method)(return_labels=True, **arguments)
     expected, known = getattr(theirs, method)(return_labels=True, **arguments)
@@ -73,10 +100,25 @@ def test_streams_are_taken_apart_alike(name: str, method: str, arguments: dict[s
 @BOTH
 def test_tuples_and_short_names_mean_the_same(name: str) -> None:
     ours, theirs = caches(name)
-    keys: list[Any] = ["embed", "hook_embed", "z1", "pattern0", "post2", "blocks.1.hook_attn_out", "blocks.0.hook_out"]
+    keys: list[Any] = [
+        "embed",
+        "hook_embed",
+        "z1",
+        "pattern0",
+        "post2",
+        "blocks.1.hook_attn_out",
+        "blocks.0.hook_out",
+    ]
     shorts = ("resid_pre", "resid_mid", "resid_post", "z", "v", "pattern")
     keys += [(short, layer) for short in shorts for layer in (0, -1)]
-    keys += [("attn_out", 1), ("mlp_out", -1), ("attn", 0), ("value", 0, "attn"), ("post", 1, "mlp"), ("pre", 0, "m")]
+    keys += [
+        ("attn_out", 1),
+        ("mlp_out", -1),
+        ("attn", 0),
+        ("value", 0, "attn"),
+        ("post", 1, "mlp"),
+        ("pre", 0, "m"),
+    ]
     for key in keys:
         assert_close(ours[key], theirs[key], depth=20 * WIDTH, what=str(key))
     # queries and keys are shown as they enter the dot product, which is after the rotary embedding
@@ -89,16 +131,36 @@ def test_tuples_and_short_names_mean_the_same(name: str) -> None:
 def test_parts_are_scaled_alike(name: str) -> None:
     ours, theirs = caches(name)
     parts = torch.randn(3, 2, 11, WIDTH)
-    for arguments in ({}, {"layer": 1}, {"layer": 1, "mlp_input": True}, {"recompute_ln": True}):
+    for arguments in (
+        {},
+        {"layer": 1},
+        {"layer": 1, "mlp_input": True},
+        {"recompute_ln": True},
+    ):
         expected = theirs.apply_ln_to_stack(parts, **arguments)
-        assert_close(ours.apply_ln_to_stack(parts, **arguments), expected, depth=20 * WIDTH)
-    assert_close(ours.stack_activation("pattern"), theirs.stack_activation("pattern"), depth=20 * WIDTH)
+        assert_close(
+            ours.apply_ln_to_stack(parts, **arguments), expected, depth=20 * WIDTH
+        )
+    assert_close(
+        ours.stack_activation("pattern"),
+        theirs.stack_activation("pattern"),
+        depth=20 * WIDTH,
+    )
 
 
 @BOTH
 def test_configurations_agree(name: str) -> None:
     lens, theirs = pair(name)
-    for field in ("n_layers", "n_heads", "d_model", "d_head", "d_mlp", "d_vocab", "act_fn", "normalization_type"):
+    for field in (
+        "n_layers",
+        "n_heads",
+        "d_model",
+        "d_head",
+        "d_mlp",
+        "d_vocab",
+        "act_fn",
+        "normalization_type",
+    ):
         assert getattr(lens.cfg, field) == getattr(theirs.cfg, field), field
     assert lens.cfg.gated_mlp == bool(theirs.cfg.gated_mlp)
     assert lens.cfg.n_key_value_heads == (theirs.cfg.n_key_value_heads or HEADS)
@@ -113,8 +175,14 @@ def test_hooks_change_the_output_alike(name: str) -> None:
         value[:, :, 1] = 0
         return value
 
-    hooks = [("blocks.1.attn.hook_z", silence), (lambda point: point.endswith("mlp.hook_post"), lambda v, hook: 2 * v)]
-    found, expected = lens.run_with_hooks(ids().numpy(), fwd_hooks=hooks), theirs.run_with_hooks(ids(), fwd_hooks=hooks)
+    hooks = [
+        ("blocks.1.attn.hook_z", silence),
+        (lambda point: point.endswith("mlp.hook_post"), lambda v, hook: 2 * v),
+    ]
+    found, expected = (
+        lens.run_with_hooks(ids().numpy(), fwd_hooks=hooks),
+        theirs.run_with_hooks(ids(), fwd_hooks=hooks),
+    )
     assert_close(found, expected, depth=100 * WIDTH)
     plain = lens(ids().numpy())
     assert bool((found - plain).abs().max() > 0.1 * plain.abs().max())
@@ -126,10 +194,18 @@ def test_hooks_change_the_output_alike(name: str) -> None:
 @pytest.mark.parametrize("layer", [0, 2, -1, LAYERS])
 def test_a_forward_stops_alike(name: str, layer: int) -> None:
     lens, theirs = pair(name)
-    expected = caches(name)[1]["resid_post", LAYERS - 1] if layer == LAYERS else theirs(ids(), stop_at_layer=layer)
+    expected = (
+        caches(name)[1]["resid_post", LAYERS - 1]
+        if layer == LAYERS
+        else theirs(ids(), stop_at_layer=layer)
+    )
     assert_close(lens(ids().numpy(), stop_at_layer=layer), expected, depth=20 * WIDTH)
     stream, acts = lens.run_with_cache(ids().numpy(), stop_at_layer=layer)
-    last = f"blocks.{layer % LAYERS}.hook_resid_pre" if layer < LAYERS else f"blocks.{LAYERS - 1}.hook_resid_post"
+    last = (
+        f"blocks.{layer % LAYERS}.hook_resid_pre"
+        if layer < LAYERS
+        else f"blocks.{LAYERS - 1}.hook_resid_post"
+    )
     assert torch.equal(stream, acts[last])
     assert "unembed.hook_out" not in acts
 
@@ -137,15 +213,31 @@ def test_a_forward_stops_alike(name: str, layer: int) -> None:
 @BOTH
 def test_caching_takes_the_same_arguments(name: str) -> None:
     lens, theirs = pair(name)
-    for names in ("blocks.0.attn.hook_pattern", ["hook_embed", "blocks.1.attn.hook_z"], lambda n: n.endswith("hook_z")):
+    for names in (
+        "blocks.0.attn.hook_pattern",
+        ["hook_embed", "blocks.1.attn.hook_z"],
+        lambda n: n.endswith("hook_z"),
+    ):
         ours = lens.run_with_cache(ids().numpy(), names_filter=names)[1]
         known = theirs.run_with_cache(ids(), names_filter=names)[1]
         # theirs has other names for some of them, too
-        assert len(ours) == len([name for name in known if name in lens.registry.points]) > 0
+        assert (
+            len(ours)
+            == len([name for name in known if name in lens.registry.points])
+            > 0
+        )
         assert set(ours) <= set(known)
     one: dict[str, Any] = {"remove_batch_dim": True, "pos_slice": -1}
-    ours, known = lens.run_with_cache(ids()[:1].numpy(), **one)[1], theirs.run_with_cache(ids()[:1], **one)[1]
-    for point in ("hook_embed", "blocks.1.attn.hook_z", "blocks.1.attn.hook_pattern", "blocks.2.mlp.hook_post"):
+    ours, known = (
+        lens.run_with_cache(ids()[:1].numpy(), **one)[1],
+        theirs.run_with_cache(ids()[:1], **one)[1],
+    )
+    for point in (
+        "hook_embed",
+        "blocks.1.attn.hook_z",
+        "blocks.1.attn.hook_pattern",
+        "blocks.2.mlp.hook_post",
+    ):
         assert_close(ours[point], known[point], depth=20 * WIDTH, what=point)
     assert ours.axes("blocks.1.attn.hook_pattern") == ("head", "query", "key")
     expected, labels = known.decompose_resid(return_labels=True)
@@ -164,7 +256,10 @@ def t5() -> tuple[Lens, Any, Any, Any]:
     lens = load(native, check=False)
     series, forced = torch.randint(2, 50, (2, 11)), torch.randint(2, 50, (2, 5))
     shifted = torch.cat([torch.zeros(2, 1, dtype=torch.long), forced[:, :-1]], dim=1)
-    given: Any = (series.numpy(), {"tokens": forced}), (series, {"decoder_input": shifted})
+    given: Any = (
+        (series.numpy(), {"tokens": forced}),
+        (series, {"decoder_input": shifted}),
+    )
     ours = lens.run_with_cache(given[0][0], **given[0][1])
     known = theirs.run_with_cache(given[1][0], **given[1][1])
     return lens, theirs, (ours, known), given
@@ -180,11 +275,30 @@ def test_t5_through_both_passes_the_same_hook_points() -> None:
         except UnknownNameError:
             continue
         finite = theirs[name] > torch.finfo().min / 2
-        assert_close(found[finite], theirs[name][finite], depth=100 * lens.d_model, what=name)
+        assert_close(
+            found[finite], theirs[name][finite], depth=100 * lens.d_model, what=name
+        )
         compared.add(name)
     shorts = {name.rpartition(".")[2] for name in compared}
-    assert shorts >= {f"hook_{x}" for x in ("resid_pre", "resid_mid", "resid_mid2", "resid_post", "q", "k", "v", "z")}
-    assert shorts >= {"hook_mlp_out", "hook_cross_attn_out", "hook_post", "hook_unembed"}
+    assert shorts >= {
+        f"hook_{x}"
+        for x in (
+            "resid_pre",
+            "resid_mid",
+            "resid_mid2",
+            "resid_post",
+            "q",
+            "k",
+            "v",
+            "z",
+        )
+    }
+    assert shorts >= {
+        "hook_mlp_out",
+        "hook_cross_attn_out",
+        "hook_post",
+        "hook_unembed",
+    }
     assert len(compared) >= 70
 
 
@@ -206,12 +320,21 @@ def test_t5_through_both_is_edited_alike() -> None:
 
 def test_two_stacks_have_to_be_told_apart() -> None:
     lens, _, ((_, ours), _), (given, _) = t5()
-    assert torch.equal(ours["resid_post", -1, "decoder"], ours["decoder_blocks.1.hook_resid_post"])
-    assert torch.equal(ours["pattern", 0, "decoder", "cross_attn"], ours["pattern", 0, "cross_attn"])
+    assert torch.equal(
+        ours["resid_post", -1, "decoder"], ours["decoder_blocks.1.hook_resid_post"]
+    )
+    assert torch.equal(
+        ours["pattern", 0, "decoder", "cross_attn"], ours["pattern", 0, "cross_attn"]
+    )
     assert torch.equal(ours["resid_mid2", 0], ours["decoder_blocks.0.hook_resid_mid2"])
-    with pytest.raises(UnknownNameError, match=r"encoder_blocks.1.hook_resid_post.*acts\['resid_post', 1, 'decoder'\]"):
+    with pytest.raises(
+        UnknownNameError,
+        match=r"encoder_blocks.1.hook_resid_post.*acts\['resid_post', 1, 'decoder'\]",
+    ):
         ours["resid_post", -1]
-    with pytest.raises(UnknownNameError, match=r"acts\['pattern', 0, 'decoder', 'cross_attn'\]"):
+    with pytest.raises(
+        UnknownNameError, match=r"acts\['pattern', 0, 'decoder', 'cross_attn'\]"
+    ):
         ours["pattern", 0]
     stream = lens.forward(given[0], stop_at_layer="encoder.1", **given[1])
     assert torch.equal(stream, ours["encoder_blocks.1.hook_resid_pre"])

@@ -31,7 +31,9 @@ POINTS = {
     "bolt-nano": "decoder_blocks.0.mlp.hook_out",
     "chronos2-nano": "blocks.0.mlp.hook_out",
 }
-pytestmark = pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no forks here")
+pytestmark = pytest.mark.skipif(
+    "fork" not in multiprocessing.get_all_start_methods(), reason="no forks here"
+)
 ONE = pytest.mark.parametrize("lens", ["chronos-nano"], indirect=True)
 
 
@@ -66,7 +68,11 @@ def send(sender: Any, work: Callable[[], Any]) -> None:
 @contextmanager
 def held_in_the_middle(run: Callable[[Callable[..., None]], Any]) -> Iterator[None]:
     """While the block runs, another thread stands inside a hook of its own run, which it then finishes."""
-    inside, go_on, failures = threading.Event(), threading.Event(), list[BaseException]()
+    inside, go_on, failures = (
+        threading.Event(),
+        threading.Event(),
+        list[BaseException](),
+    )
 
     def wait(*_value: Any, **_hook: Any) -> None:
         inside.set()
@@ -90,7 +96,9 @@ def held_in_the_middle(run: Callable[[Callable[..., None]], Any]) -> Iterator[No
 
 
 def forecasting(lens: Lens, wait: Callable[..., None]) -> None:
-    lens.run_with_hooks(SERIES, [(POINTS[lens.model_id], wait)], rollout=True, horizon=3)
+    lens.run_with_hooks(
+        SERIES, [(POINTS[lens.model_id], wait)], rollout=True, horizon=3
+    )
 
 
 def forwarding(lens: Lens, wait: Callable[..., None]) -> None:
@@ -105,19 +113,30 @@ def ablating(lens: Lens, wait: Callable[..., None]) -> None:
         wait()
         return 0.5 * value
 
-    target = str(next(part for part in lens.components("**.*attn.*") if part.layer == 1)).rpartition(".")[0]
-    forecast_variants(lens, SERIES, 3, [Variant("halved", (EditPattern(target, pattern),))])
+    target = str(
+        next(part for part in lens.components("**.*attn.*") if part.layer == 1)
+    ).rpartition(".")[0]
+    forecast_variants(
+        lens, SERIES, 3, [Variant("halved", (EditPattern(target, pattern),))]
+    )
 
 
 RUNS = [forecasting, forwarding, ablating]
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_a_fork_while_another_thread_runs_the_model(lens: Lens, run: Callable[..., None]) -> None:
+def test_a_fork_while_another_thread_runs_the_model(
+    lens: Lens, run: Callable[..., None]
+) -> None:
     plain, state = forecast(lens), torch.get_rng_state()
 
     def work() -> tuple[np.ndarray, int, bool, bool]:
-        return forecast(lens), native_traces(lens), lens.registry.busy, torch.equal(torch.get_rng_state(), state)
+        return (
+            forecast(lens),
+            native_traces(lens),
+            lens.registry.busy,
+            torch.equal(torch.get_rng_state(), state),
+        )
 
     with held_in_the_middle(lambda wait: run(lens, wait)):
         found, traces, busy, same_state = in_child(work)
@@ -169,12 +188,16 @@ def test_a_fork_inside_a_seeded_run(lens: Lens) -> None:
             asked.append(True)
             found.append(in_child(lambda: forecast(lens)))
 
-    lens.run_with_hooks(SERIES, [(POINTS[lens.model_id], meet)], rollout=True, horizon=3)
+    lens.run_with_hooks(
+        SERIES, [(POINTS[lens.model_id], meet)], rollout=True, horizon=3
+    )
     assert found[0].shape == forecast(lens).shape
     assert np.isfinite(found[0]).all()
 
 
-def test_a_fork_while_another_thread_loads_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_while_another_thread_loads_a_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from tsfm_lens.models import checkpoint
 
     output, plain = sys.stdout, forecast(tsfm_lens.load("bolt-nano"))
@@ -218,7 +241,12 @@ class Forecasts(Dataset[Any]):
 def test_workers_of_a_data_loader(lens: Lens) -> None:
     plain = torch.as_tensor(forecast(lens))
     with held_in_the_middle(lambda wait: forecasting(lens, wait)):
-        loader = DataLoader(Forecasts(lens), num_workers=2, multiprocessing_context="fork", timeout=PATIENCE)
+        loader = DataLoader(
+            Forecasts(lens),
+            num_workers=2,
+            multiprocessing_context="fork",
+            timeout=PATIENCE,
+        )
         batches = list(loader)
     assert len(batches) == 2
     for batch in batches:

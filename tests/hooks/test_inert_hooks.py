@@ -59,7 +59,12 @@ def test_an_edit_that_the_model_never_meets_is_an_error(name: str) -> None:
     ]
     with torch.no_grad():
         for way in ways:
-            with pytest.raises(HookError, match=rf"never passed {z}.*which was not called"), way:
+            with (
+                pytest.raises(
+                    HookError, match=rf"never passed {z}.*which was not called"
+                ),
+                way,
+            ):
                 lens.forward(encoded)
         with pytest.raises(HookError, match="never passed"):
             lens.run_with_cache(encoded, names_filter=["**.hook_resid_post", z])
@@ -88,7 +93,9 @@ def test_only_the_encoder_ran(token_lens: Lens) -> None:
         encoder(input_ids=ids)
     before = encoder(input_ids=ids)
     with (
-        pytest.raises(HookError, match=r"never passed encoder_blocks\.0\.mlp\.hook_out"),
+        pytest.raises(
+            HookError, match=r"never passed encoder_blocks\.0\.mlp\.hook_out"
+        ),
         token_lens.ablate("encoder.0.mlp"),
     ):
         token_lens.adapter.model(encoder_outputs=before, decoder_input_ids=ids)
@@ -126,7 +133,10 @@ def test_compiled_modules_are_refused(name: str, what: str) -> None:
     *_, head = last_attention(lens)
     first = f"{lens.wiring.output_stack.prefix}.0.mlp.hook_out"
     undo = compiled(lens, what)
-    with pytest.raises(WiringError, match=r"is compiled.*pass"), lens.hooks([(first, nothing)]):
+    with (
+        pytest.raises(WiringError, match=r"is compiled.*pass"),
+        lens.hooks([(first, nothing)]),
+    ):
         pass
     if what == "model":
         with pytest.raises(WiringError, match="is compiled"):
@@ -164,7 +174,9 @@ def test_gradient_checkpoints_are_refused(name: str, reentrant: bool) -> None:
     forward = block.forward
 
     def again(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(lambda *inputs: forward(*inputs, **kwargs), *args, use_reentrant=reentrant)
+        return checkpoint(
+            lambda *inputs: forward(*inputs, **kwargs), *args, use_reentrant=reentrant
+        )
 
     block.forward = again
     with torch.no_grad(), lens.ablate(f"{stack.name}.0.mlp".removeprefix(".")):
@@ -197,11 +209,16 @@ def test_inference_mode(name: str) -> None:
     found = []
     for mode in (torch.no_grad(), torch.inference_mode()):
         with mode:
-            hooked = [lens.run_with_hooks(case.encoded, [(out, edit)]) for edit in (double, double_in_place, nothing)]
+            hooked = [
+                lens.run_with_hooks(case.encoded, [(out, edit)])
+                for edit in (double, double_in_place, nothing)
+            ]
             with lens.ablate(head):
                 ablated, acts = lens.run_with_cache(case.encoded)
                 forecast = lens.forecast(case.batch, case.horizon, seed=2)
-        found.append((*hooked, ablated, *acts.values(), torch.tensor(forecast.quantiles)))
+        found.append(
+            (*hooked, ablated, *acts.values(), torch.tensor(forecast.quantiles))
+        )
     for plain, inference in zip(*found, strict=True):
         assert torch.equal(plain, inference)
     assert not torch.equal(found[0][0], found[0][2])
@@ -224,7 +241,9 @@ WRITES: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize("write", WRITES)
-def test_whatever_a_hook_writes_reaches_the_model(patch_lens: Lens, write: str, gradients: bool) -> None:
+def test_whatever_a_hook_writes_reaches_the_model(
+    patch_lens: Lens, write: str, gradients: bool
+) -> None:
     """Torch counts the changes of a tensor, but not those that go past it."""
     encoded = example_case(patch_lens, n_series=1).encoded
     point = "decoder_blocks.0.mlp.hook_out"
@@ -239,15 +258,22 @@ def test_whatever_a_hook_writes_reaches_the_model(patch_lens: Lens, write: str, 
 
     with torch.set_grad_enabled(gradients):
         written = patch_lens.run_with_hooks(encoded, [(point, hook)])
-        assert torch.equal(written, patch_lens.run_with_hooks(encoded, [(point, returned)]))
+        assert torch.equal(
+            written, patch_lens.run_with_hooks(encoded, [(point, returned)])
+        )
         assert not torch.equal(written, patch_lens.forward(encoded))
 
 
-def test_a_reading_hook_before_one_that_writes_keeps_what_it_saw(patch_lens: Lens) -> None:
+def test_a_reading_hook_before_one_that_writes_keeps_what_it_saw(
+    patch_lens: Lens,
+) -> None:
     encoded = example_case(patch_lens, n_series=1).encoded
     point = "decoder_blocks.0.mlp.hook_out"
     acts = Activations(patch_lens.registry.points)
-    with record(patch_lens.registry, [point], acts), patch_lens.hooks([(point, double_in_place)]):
+    with (
+        record(patch_lens.registry, [point], acts),
+        patch_lens.hooks([(point, double_in_place)]),
+    ):
         patch_lens.forward(encoded)
     _, plain = patch_lens.run_with_cache(encoded, names_filter=point)
     assert torch.equal(acts[point], plain[point])
@@ -257,7 +283,10 @@ def test_backward_hooks_without_a_backward_pass(patch_lens: Lens) -> None:
     encoded = example_case(patch_lens, n_series=1).encoded
     seen: list[Tensor] = []
     hooks = [("decoder_blocks.0.mlp.hook_out", lambda grad, hook: seen.append(grad))]
-    with pytest.raises(HookError, match=r"call backward\(\) inside the block"), patch_lens.hooks(bwd_hooks=hooks):
+    with (
+        pytest.raises(HookError, match=r"call backward\(\) inside the block"),
+        patch_lens.hooks(bwd_hooks=hooks),
+    ):
         loss = patch_lens.forward(encoded).sum()
     with patch_lens.hooks(bwd_hooks=hooks):
         patch_lens.forward(encoded).sum().backward()
@@ -271,7 +300,10 @@ def test_contexts_may_end_in_any_order(patch_lens: Lens) -> None:
         plain = patch_lens.forward(encoded)
         with patch_lens.ablate("decoder.0.mlp"):
             expected = patch_lens.forward(encoded)
-        first, second = patch_lens.ablate("decoder.0.mlp"), patch_lens.ablate("decoder.0.mlp")
+        first, second = (
+            patch_lens.ablate("decoder.0.mlp"),
+            patch_lens.ablate("decoder.0.mlp"),
+        )
         first.__enter__()
         second.__enter__()
         patch_lens.forward(encoded)
@@ -287,12 +319,19 @@ def test_two_lenses_of_one_model_both_see_its_patterns(patch_lens: Lens) -> None
     encoded = example_case(patch_lens, n_series=1).encoded
     name = "decoder_blocks.0.cross_attn.hook_pattern"
     seen: list[Tensor] = []
-    with torch.no_grad(), other.hooks([(name, lambda value, hook: seen.append(value.clone()))]):
-        halved = patch_lens.run_with_hooks(encoded, [(name, lambda value, hook: 0.5 * value)])
+    with (
+        torch.no_grad(),
+        other.hooks([(name, lambda value, hook: seen.append(value.clone()))]),
+    ):
+        halved = patch_lens.run_with_hooks(
+            encoded, [(name, lambda value, hook: 0.5 * value)]
+        )
     with torch.no_grad():
         _, acts = patch_lens.run_with_cache(encoded, names_filter=name)
         assert_close(seen[0], acts[name], depth=1)
-        expected = patch_lens.run_with_hooks(encoded, [(name, lambda value, hook: 0.5 * value)])
+        expected = patch_lens.run_with_hooks(
+            encoded, [(name, lambda value, hook: 0.5 * value)]
+        )
     assert torch.equal(halved, expected)
 
 
@@ -313,7 +352,15 @@ def test_a_copy_of_a_lens_is_a_lens_of_its_own() -> None:
         assert not torch.equal(ablated, plain)
         twin.add_hook(z, double)
         with torch.no_grad():
-            assert torch.equal(copy.deepcopy(twin).forward(case.encoded), twin.forward(case.encoded))
-        for duplicate, what in ((copy.deepcopy, lens), (pickle.dumps, lens.adapter.model)):
-            with lens.ablate(head), pytest.raises(HookError, match=r"a context is open.*leave it first"):
+            assert torch.equal(
+                copy.deepcopy(twin).forward(case.encoded), twin.forward(case.encoded)
+            )
+        for duplicate, what in (
+            (copy.deepcopy, lens),
+            (pickle.dumps, lens.adapter.model),
+        ):
+            with (
+                lens.ablate(head),
+                pytest.raises(HookError, match=r"a context is open.*leave it first"),
+            ):
                 duplicate(what)

@@ -30,9 +30,20 @@ PATTERN, STREAM = "blocks.1.attn.hook_pattern", "blocks.0.hook_resid_post"
 PACKAGE = Path(tsfm_lens.__file__).parent
 HOOKS = {str(path) for path in (PACKAGE / "hooks").glob("*.py")}
 # all code that sets hooks, torch's and TransformerLens's included
-SETTING = HOOKS | {contextlib.__file__, transformer_lens.hook_points.__file__, torch.utils.hooks.__file__}
-SETTING |= {str(PACKAGE / "models" / f"{name}.py") for name in ("lens", "hooked", "ablating", "recording", "capturing")}
-KINDS = [key for key in vars(torch.nn.Identity()) if key.startswith(("_forward_", "_backward_"))]
+SETTING = HOOKS | {
+    contextlib.__file__,
+    transformer_lens.hook_points.__file__,
+    torch.utils.hooks.__file__,
+}
+SETTING |= {
+    str(PACKAGE / "models" / f"{name}.py")
+    for name in ("lens", "hooked", "ablating", "recording", "capturing")
+}
+KINDS = [
+    key
+    for key in vars(torch.nn.Identity())
+    if key.startswith(("_forward_", "_backward_"))
+]
 Work = Callable[[Lens], object]
 
 
@@ -48,7 +59,9 @@ Instruction = tuple[CodeType, int]
 class Trace:
     """Calls ``each`` at every instruction of the code that ``follows`` names while a block runs."""
 
-    def __init__(self, follows: Callable[[CodeType], bool], each: Callable[[Instruction], None]) -> None:
+    def __init__(
+        self, follows: Callable[[CodeType], bool], each: Callable[[Instruction], None]
+    ) -> None:
         self._follows, self._each = follows, each
 
     def __enter__(self) -> None:
@@ -73,12 +86,16 @@ class Trace:
 def instructions(work: Work, lens: Lens, files: set[str]) -> Counter[Instruction]:
     """How often each instruction of some files runs."""
     times: Counter[Instruction] = Counter()
-    with Trace(lambda code: code.co_filename in files, lambda each: times.update([each])):
+    with Trace(
+        lambda code: code.co_filename in files, lambda each: times.update([each])
+    ):
         work(lens)
     return times
 
 
-def interrupt(work: Work, lens: Lens, at: Instruction, turn: int) -> tuple[bool, BaseException | None]:
+def interrupt(
+    work: Work, lens: Lens, at: Instruction, turn: int
+) -> tuple[bool, BaseException | None]:
     """Raise KeyboardInterrupt where an instruction is about to run for the ``turn``-th time; its error keeps frames."""
     left = turn
 
@@ -131,7 +148,10 @@ def caught(lens: Lens) -> None:
     """The user goes on inside the block, with the native model."""
     seen: list[Tensor] = []
     context = torch.ones(1, 16)
-    with torch.no_grad(), lens.hooks([(PATTERN, lambda value, hook: seen.append(value))]):
+    with (
+        torch.no_grad(),
+        lens.hooks([(PATTERN, lambda value, hook: seen.append(value))]),
+    ):
         try:
             lens.adapter.model(context)
         except KeyboardInterrupt:
@@ -182,12 +202,16 @@ class Check:
         assert (self.forecast() == self._native).all(), at
         # nor is another thread kept waiting
         with ThreadPoolExecutor(1) as pool:
-            assert (pool.submit(self.forecast).result(timeout=300) == self._native).all(), at
+            assert (
+                pool.submit(self.forecast).result(timeout=300) == self._native
+            ).all(), at
         assert torch.equal(self.pattern(), self._pattern), at
         self.traces(at)
 
 
-def interrupted_everywhere(work: Work, files: set[str], *, every_turn: bool = False, sample: int = 200) -> None:
+def interrupted_everywhere(
+    work: Work, files: set[str], *, every_turn: bool = False, sample: int = 200
+) -> None:
     """Interrupt every instruction, the first and the last time that it runs, or each time."""
     lens = own_lens()
     check = Check(lens)
@@ -214,17 +238,29 @@ def files(*names: str) -> set[str]:
 
 ENTERING = [hooks, ablate, gradients, nested]
 # code that runs while the model does, and what is the model's or the process's
-RUNNING = [(work, files("hooks/attention_capture.py", "hooks/block.py")) for work in (cache, caught)]
+RUNNING = [
+    (work, files("hooks/attention_capture.py", "hooks/block.py"))
+    for work in (cache, caught)
+]
 SHARED = [
-    (work, files("hooks/block.py", "hooks/replay.py", "hooks/scopes.py", "models/draws.py"))
+    (
+        work,
+        files(
+            "hooks/block.py", "hooks/replay.py", "hooks/scopes.py", "models/draws.py"
+        ),
+    )
     for work in (replays, seeds)
 ]
 ignored = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 @ignored
-@pytest.mark.parametrize(("work", "files"), [*((work, HOOKS) for work in ENTERING), *RUNNING, *SHARED])
-def test_an_interrupt_at_any_instruction_leaves_nothing_behind(work: Work, files: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("work", "files"), [*((work, HOOKS) for work in ENTERING), *RUNNING, *SHARED]
+)
+def test_an_interrupt_at_any_instruction_leaves_nothing_behind(
+    work: Work, files: set[str]
+) -> None:
     interrupted_everywhere(work, files)
 
 

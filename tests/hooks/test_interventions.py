@@ -9,7 +9,16 @@ import pytest
 import torch
 
 from tsfm_lens.errors import HookError, InputError, UnknownNameError
-from tsfm_lens.hooks import Activations, EditPattern, Mean, Noise, PatchFrom, Resample, Steer, Zero
+from tsfm_lens.hooks import (
+    Activations,
+    EditPattern,
+    Mean,
+    Noise,
+    PatchFrom,
+    Resample,
+    Steer,
+    Zero,
+)
 from tsfm_lens.models import Lens
 from tsfm_lens.testing import Case, assert_close, native_traces
 
@@ -40,7 +49,12 @@ def test_rows_and_positions(token_lens: Lens, token_case: Case) -> None:
     expected = before.clone()
     expected[:, 1:3, 2] = 0.0
     assert torch.equal(sliced, expected)
-    masked = seen(token_lens, token_case, Z, Zero(HEAD, rows=torch.tensor([True, False, False, True])))
+    masked = seen(
+        token_lens,
+        token_case,
+        Z,
+        Zero(HEAD, rows=torch.tensor([True, False, False, True])),
+    )
     assert torch.equal(masked[1:3], before[1:3])
     assert not masked[[0, 3], :, 2].any()
 
@@ -58,17 +72,26 @@ def test_mean_is_the_mean(token_lens: Lens, token_case: Case) -> None:
         seen(token_lens, token_case, MLP, Mean(MLP, acts))
 
 
-def test_resample_draws_whole_series_of_the_reference(token_lens: Lens, token_case: Case) -> None:
+def test_resample_draws_whole_series_of_the_reference(
+    token_lens: Lens, token_case: Case
+) -> None:
     other = "decoder_blocks.1.mlp.hook_out"
     _, acts = token_lens.run_with_cache(token_case.encoded, names_filter=[MLP, other])
     edits = [Resample(MLP, acts, seed=4), Resample(other, acts, seed=4)]
     drawn = []
     for name in (MLP, other):
         got = seen(token_lens, token_case, name, *edits)
-        drawn.append([int((acts[name] == row).flatten(1).all(1).nonzero()[0]) for row in got])
+        drawn.append(
+            [int((acts[name] == row).flatten(1).all(1).nonzero()[0]) for row in got]
+        )
     assert drawn[0] == drawn[1]
     generator = torch.Generator().manual_seed(4)
-    assert drawn[0] == torch.randint(len(acts[MLP]), (len(acts[MLP]),), generator=generator).tolist()
+    assert (
+        drawn[0]
+        == torch.randint(
+            len(acts[MLP]), (len(acts[MLP]),), generator=generator
+        ).tolist()
+    )
 
 
 def test_noise_has_the_scale_it_says(token_lens: Lens, token_case: Case) -> None:
@@ -76,7 +99,9 @@ def test_noise_has_the_scale_it_says(token_lens: Lens, token_case: Case) -> None
     after = seen(token_lens, token_case, MLP, Noise(MLP, scale=0.25, seed=1))
     again = seen(token_lens, token_case, MLP, Noise(MLP, scale=0.25, seed=1))
     other = seen(token_lens, token_case, MLP, Noise(MLP, scale=0.25, seed=2))
-    ratio = (after - before).pow(2).mean((1, 2)).sqrt() / before.pow(2).mean((1, 2)).sqrt()
+    ratio = (after - before).pow(2).mean((1, 2)).sqrt() / before.pow(2).mean(
+        (1, 2)
+    ).sqrt()
     draws = before[0].numel()
     # a spread of so many draws is known to 1 / sqrt(2 n) of itself; five of these
     np.testing.assert_allclose(ratio, 0.25, rtol=5 * (2 * draws) ** -0.5)
@@ -84,15 +109,22 @@ def test_noise_has_the_scale_it_says(token_lens: Lens, token_case: Case) -> None
     assert not torch.equal(after, other)
 
 
-def test_steer_adds_a_vector_to_layer_branch_and_head(token_lens: Lens, token_case: Case) -> None:
+def test_steer_adds_a_vector_to_layer_branch_and_head(
+    token_lens: Lens, token_case: Case
+) -> None:
     vector = torch.arange(float(token_lens.d_model))
-    for target, at in (("decoder.0", "decoder_blocks.0.hook_resid_post"), ("decoder.0.mlp", MLP)):
+    for target, at in (
+        ("decoder.0", "decoder_blocks.0.hook_resid_post"),
+        ("decoder.0.mlp", MLP),
+    ):
         before = seen(token_lens, token_case, at)
         after = seen(token_lens, token_case, at, Steer(target, vector, scale=-2.0))
         assert_close(after, before - 2.0 * vector, depth=100)
 
 
-def test_edited_pattern_gives_the_mean_of_values(token_lens: Lens, token_case: Case) -> None:
+def test_edited_pattern_gives_the_mean_of_values(
+    token_lens: Lens, token_case: Case
+) -> None:
     def uniform(pattern: torch.Tensor) -> torch.Tensor:
         pattern[:] = 1.0 / pattern.shape[-1]
         return pattern
@@ -106,20 +138,47 @@ def test_edited_pattern_gives_the_mean_of_values(token_lens: Lens, token_case: C
 
 
 REFUSED: list[tuple[Callable[[Activations], object], type[Exception], str]] = [
-    *((lambda acts, rows=rows: Zero(HEAD, rows=rows), InputError, "rows") for rows in ([9], [-9], [True])),
+    *(
+        (lambda acts, rows=rows: Zero(HEAD, rows=rows), InputError, "rows")
+        for rows in ([9], [-9], [True])
+    ),
     (lambda acts: Mean(MLP, acts, per="series"), InputError, "'pooled'"),
-    (lambda acts: Steer("decoder.0.mlp", torch.ones(3)), HookError, r"a vector of shape \(3,\) does not fit"),
-    (lambda acts: EditPattern("decoder.1", torch.clone), HookError, "EditPattern needs an attention .*a whole layer"),
-    (lambda acts: EditPattern("decoder.1.mlp", torch.clone), HookError, "EditPattern needs an attention .*an MLP"),
+    (
+        lambda acts: Steer("decoder.0.mlp", torch.ones(3)),
+        HookError,
+        r"a vector of shape \(3,\) does not fit",
+    ),
+    (
+        lambda acts: EditPattern("decoder.1", torch.clone),
+        HookError,
+        "EditPattern needs an attention .*a whole layer",
+    ),
+    (
+        lambda acts: EditPattern("decoder.1.mlp", torch.clone),
+        HookError,
+        "EditPattern needs an attention .*an MLP",
+    ),
     (lambda acts: Zero("decoder.7.mlp"), UnknownNameError, "Closest: decoder"),
-    (lambda acts: PatchFrom(MLP, acts, rows=[0, 1]), HookError, "do not fit the 2 rows"),
-    (lambda acts: PatchFrom("decoder_blocks.1.mlp.hook_out", acts), UnknownNameError, "no recorded activation"),
+    (
+        lambda acts: PatchFrom(MLP, acts, rows=[0, 1]),
+        HookError,
+        "do not fit the 2 rows",
+    ),
+    (
+        lambda acts: PatchFrom("decoder_blocks.1.mlp.hook_out", acts),
+        UnknownNameError,
+        "no recorded activation",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("make", "error", "words"), REFUSED)
 def test_what_cannot_act_is_refused(
-    token_lens: Lens, token_case: Case, make: Callable[[Activations], object], error: type[Exception], words: str
+    token_lens: Lens,
+    token_case: Case,
+    make: Callable[[Activations], object],
+    error: type[Exception],
+    words: str,
 ) -> None:
     _, acts = token_lens.run_with_cache(token_case.encoded, names_filter=MLP)
     with pytest.raises(error, match=words):
@@ -127,12 +186,22 @@ def test_what_cannot_act_is_refused(
     assert native_traces(token_lens) == 0
 
 
-def test_ablate_adds_noise_and_refuses_what_it_cannot_do(token_lens: Lens, token_case: Case) -> None:
+def test_ablate_adds_noise_and_refuses_what_it_cannot_do(
+    token_lens: Lens, token_case: Case
+) -> None:
     with token_lens.ablate("decoder.0.mlp", how="noise"):
-        assert not torch.allclose(token_lens.forward(token_case.encoded), token_case.captured[0])
-    with pytest.raises(InputError, match="choose one of zero, mean"), token_lens.ablate("decoder.0.mlp", how="nil"):
+        assert not torch.allclose(
+            token_lens.forward(token_case.encoded), token_case.captured[0]
+        )
+    with (
+        pytest.raises(InputError, match="choose one of zero, mean"),
+        token_lens.ablate("decoder.0.mlp", how="nil"),
+    ):
         pass
-    with pytest.raises(InputError, match="needs reference"), token_lens.ablate("decoder.0.mlp", how="mean"):
+    with (
+        pytest.raises(InputError, match="needs reference"),
+        token_lens.ablate("decoder.0.mlp", how="mean"),
+    ):
         pass
 
 
@@ -154,13 +223,17 @@ def test_patching_one_rollout_into_another(token_lens: Lens, token_case: Case) -
     """All decoder streams of run A in run B, on B's own encoder, give A's tokens."""
     name = "decoder_blocks.1.hook_resid_post"
     run: dict = {"horizon": 4, "num_samples": 3, "seed": 7}
-    ours, acts = token_lens.run_with_cache(token_case.batch, names_filter=name, rollout=True, **run)
+    ours, acts = token_lens.run_with_cache(
+        token_case.batch, names_filter=name, rollout=True, **run
+    )
     with token_lens.ablate("encoder.*"), token_lens.patch(acts, name):
         theirs = token_lens.forecast(token_case.batch, **run)
     np.testing.assert_array_equal(ours.samples, theirs.samples)
 
 
-def test_what_another_hook_gave_is_not_written_to(token_lens: Lens, token_case: Case) -> None:
+def test_what_another_hook_gave_is_not_written_to(
+    token_lens: Lens, token_case: Case
+) -> None:
     with torch.no_grad():
         _, acts = token_lens.run_with_cache(token_case.encoded, names_filter=Z)
     given = 2 * acts[Z]
@@ -174,10 +247,24 @@ def test_what_another_hook_gave_is_not_written_to(token_lens: Lens, token_case: 
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-def test_edits_of_many_rows_at_one_point_are_each_alone(token_lens: Lens, token_case: Case, gradients: bool) -> None:
+def test_edits_of_many_rows_at_one_point_are_each_alone(
+    token_lens: Lens, token_case: Case, gradients: bool
+) -> None:
     rows = len(token_case.encoded.rows)
-    edits = [Steer(Z, torch.full((token_lens.wiring.output_stack.d_head,), float(i)), rows=[i]) for i in range(rows)]
-    edits.append(Steer(Z, torch.ones(token_lens.wiring.output_stack.d_head), scale=0.5, positions=slice(1, None)))
+    edits = [
+        Steer(
+            Z, torch.full((token_lens.wiring.output_stack.d_head,), float(i)), rows=[i]
+        )
+        for i in range(rows)
+    ]
+    edits.append(
+        Steer(
+            Z,
+            torch.ones(token_lens.wiring.output_stack.d_head),
+            scale=0.5,
+            positions=slice(1, None),
+        )
+    )
     with torch.no_grad():
         _, before = token_lens.run_with_cache(token_case.encoded, names_filter=Z)
     with torch.set_grad_enabled(gradients), token_lens.edit(*edits):

@@ -12,7 +12,9 @@ from tsfm_lens.hooks import Component, components, select_components, writers
 from tsfm_lens.hooks.names import hook_points, select
 from tsfm_lens.models import architectures
 
-WIRING = architectures()["chronos-bolt"].adapt(architectures()["chronos-bolt"].tiny()).wiring
+WIRING = (
+    architectures()["chronos-bolt"].adapt(architectures()["chronos-bolt"].tiny()).wiring
+)
 POINTS = hook_points(WIRING)
 
 
@@ -22,20 +24,30 @@ POINTS = hook_points(WIRING)
     st.sampled_from([None, "mlp", "self_attn", "cross_attn"]),
     st.none() | st.integers(0, 99),
 )
-def test_components_read_back_what_they_print(stack: str, layer: int, kind: str | None, head: int | None) -> None:
+def test_components_read_back_what_they_print(
+    stack: str, layer: int, kind: str | None, head: int | None
+) -> None:
     component = Component(stack, layer, kind, head if kind else None)
     assert Component.parse(str(component)) == component
 
 
-@pytest.mark.parametrize("text", ["", "decoder", "decoder.x", "decoder.1.mlp.2.3", "decoder.1.mlp.x"])
+@pytest.mark.parametrize(
+    "text", ["", "decoder", "decoder.x", "decoder.1.mlp.2.3", "decoder.1.mlp.x"]
+)
 def test_what_is_no_component_is_refused(text: str) -> None:
     expect_error("A component reads like", Component.parse, text)
 
 
 def test_globs_match_part_by_part() -> None:
     heads = select_components(WIRING, "decoder.*.cross_attn.*")
-    assert [str(head) for head in heads] == [f"decoder.{layer}.cross_attn.{h}" for layer in range(3) for h in range(4)]
-    assert [str(c) for c in select_components(WIRING, "decoder.*")] == ["decoder.0", "decoder.1", "decoder.2"]
+    assert [str(head) for head in heads] == [
+        f"decoder.{layer}.cross_attn.{h}" for layer in range(3) for h in range(4)
+    ]
+    assert [str(c) for c in select_components(WIRING, "decoder.*")] == [
+        "decoder.0",
+        "decoder.1",
+        "decoder.2",
+    ]
     assert len(select(POINTS, "**.hook_pattern")) == 2 + 2 * 3
     assert select(POINTS, "encoder_blocks.*.mlp.hook_out") == [
         f"encoder_blocks.{layer}.mlp.hook_out" for layer in (0, 1)
@@ -43,27 +55,49 @@ def test_globs_match_part_by_part() -> None:
 
 
 def test_overlapping_patterns_give_each_component_once_in_model_order() -> None:
-    chosen = select_components(WIRING, "decoder.1.mlp", "encoder.0.mlp", "decoder.*.mlp")
-    assert [str(c) for c in chosen] == ["encoder.0.mlp", "decoder.0.mlp", "decoder.1.mlp", "decoder.2.mlp"]
+    chosen = select_components(
+        WIRING, "decoder.1.mlp", "encoder.0.mlp", "decoder.*.mlp"
+    )
+    assert [str(c) for c in chosen] == [
+        "encoder.0.mlp",
+        "decoder.0.mlp",
+        "decoder.1.mlp",
+        "decoder.2.mlp",
+    ]
 
 
 def test_a_typing_error_names_the_nearest() -> None:
     with pytest.raises(
-        UnknownNameError, match=r"no component 'decoder.1.crossattn.2'. Closest: .*decoder.1.cross_attn.2"
+        UnknownNameError,
+        match=r"no component 'decoder.1.crossattn.2'. Closest: .*decoder.1.cross_attn.2",
     ):
         select_components(WIRING, "decoder.1.crossattn.2")
-    expect_error(r"Closest: decoder_blocks.1.hook_resid_pre", select, POINTS, "decoder_blocks.1.hook_resid_per")
+    expect_error(
+        r"Closest: decoder_blocks.1.hook_resid_pre",
+        select,
+        POINTS,
+        "decoder_blocks.1.hook_resid_per",
+    )
 
 
 def test_labels_of_heads_are_read_where_they_are_of_one() -> None:
     one = architectures()["chronos-2"]
     single = one.adapt(one.tiny()).wiring
     for label in ("L1.time_attn.H2", "1.time_attn.2"):
-        assert [str(each) for each in select_components(single, label)] == ["1.time_attn.2"]
+        assert [str(each) for each in select_components(single, label)] == [
+            "1.time_attn.2"
+        ]
     for label in ("L2.cross_attn.H0", "2.cross_attn.0"):
-        assert [str(each) for each in select_components(WIRING, label)] == ["decoder.2.cross_attn.0"]
+        assert [str(each) for each in select_components(WIRING, label)] == [
+            "decoder.2.cross_attn.0"
+        ]
     for label in ("L1H2", "1.2", "(1, 2)", "L1.self_attn.H2"):
-        expect_error(r"could be encoder.1.self_attn.2, decoder.1.self_attn.2", select_components, WIRING, label)
+        expect_error(
+            r"could be encoder.1.self_attn.2, decoder.1.self_attn.2",
+            select_components,
+            WIRING,
+            label,
+        )
 
 
 def test_writers_partition_the_stack() -> None:

@@ -63,7 +63,11 @@ def steps() -> st.SearchStrategy[Step]:
     writes = st.sampled_from(["returned", "in place", "past the counter"])
     return st.one_of(
         st.builds(
-            Step, st.just(kind), st.lists(st.sampled_from(names), min_size=1, max_size=3).map(tuple), factors, writes
+            Step,
+            st.just(kind),
+            st.lists(st.sampled_from(names), min_size=1, max_size=3).map(tuple),
+            factors,
+            writes,
         )
         for kind, names in kinds.items()
     )
@@ -96,17 +100,25 @@ def enter(stack: ExitStack, step: Step, seen: list[tuple[str, Tensor]]) -> None:
         return lambda value, hook: seen.append((name, value.clone()))
 
     if step.kind == "hooks":
-        stack.enter_context(LENS.hooks([(name, user_hook(step)) for name in step.names]))
+        stack.enter_context(
+            LENS.hooks([(name, user_hook(step)) for name in step.names])
+        )
     elif step.kind == "read":
         stack.enter_context(LENS.hooks([(name, reader(name)) for name in step.names]))
     elif step.kind == "edit":
         steers = (Steer(name, torch.ones(()), scale=step.factor) for name in step.names)
         stack.enter_context(LENS.edit(*steers))
     else:
-        stack.enter_context(LENS.ablate(*step.names) if step.factor > 1 else LENS.edit(*map(Zero, step.names)))
+        stack.enter_context(
+            LENS.ablate(*step.names)
+            if step.factor > 1
+            else LENS.edit(*map(Zero, step.names))
+        )
 
 
-def plan(step: Step, acts: dict[str, list[Act]], seen: list[tuple[str, Tensor]]) -> None:
+def plan(
+    step: Step, acts: dict[str, list[Act]], seen: list[tuple[str, Tensor]]
+) -> None:
     """Write one step into the one context, by hook point."""
 
     def read(name: str, value: Tensor) -> Tensor:
@@ -114,7 +126,9 @@ def plan(step: Step, acts: dict[str, list[Act]], seen: list[tuple[str, Tensor]])
         return value
 
     def without(head: int, value: Tensor) -> Tensor:
-        return torch.stack([part * (i != head) for i, part in enumerate(value.unbind(2))], dim=2)
+        return torch.stack(
+            [part * (i != head) for i, part in enumerate(value.unbind(2))], dim=2
+        )
 
     for name in step.names:
         at, act = name, partial(read, name)
@@ -132,10 +146,16 @@ def plan(step: Step, acts: dict[str, list[Act]], seen: list[tuple[str, Tensor]])
 def programs(cases: int) -> Callable[[Callable[..., None]], Callable[[], None]]:
     """Runs a test on so many lists of contexts, and names that are recorded inside."""
     how = settings(
-        max_examples=cases, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
+        max_examples=cases,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+        database=None,
     )
     kept = st.sets(st.sampled_from(POINTS), min_size=1, max_size=3)
-    return lambda test: how(given(program=st.lists(steps(), min_size=1, max_size=6), kept=kept)(test))
+    return lambda test: how(
+        given(program=st.lists(steps(), min_size=1, max_size=6), kept=kept)(test)
+    )
 
 
 def acts_in_order(program: list[Step], kept: set[str]) -> None:
@@ -147,7 +167,10 @@ def acts_in_order(program: list[Step], kept: set[str]) -> None:
     plan(Step("read", tuple(names), 0.0, ""), acts, expected)
     found: list[tuple[str, Tensor]] = []
     with torch.no_grad(), ExitStack() as stack:
-        output = LENS.run_with_hooks(ENCODED, [(name, partial(all_of, acts[name])) for name in POINTS if name in acts])
+        output = LENS.run_with_hooks(
+            ENCODED,
+            [(name, partial(all_of, acts[name])) for name in POINTS if name in acts],
+        )
         for step in program:
             enter(stack, step, found)
         ours, recorded = LENS.run_with_cache(ENCODED, names_filter=names)
@@ -172,7 +195,9 @@ def same(ours: Tensor, expected: Tensor, what: str) -> None:
     assert_close(ours, expected, depth=1, dtype=torch.float32, what=what)
 
 
-def reading_order(program: list[Step], expected: list[tuple[str, Tensor]], names: list[str]) -> list[str]:
+def reading_order(
+    program: list[Step], expected: list[tuple[str, Tensor]], names: list[str]
+) -> list[str]:
     """Hook points in the order in which the model passes them, those recorded at the end left out."""
     order = [name for name, _value in expected]
     for name in names:
@@ -182,7 +207,9 @@ def reading_order(program: list[Step], expected: list[tuple[str, Tensor]], names
     return order
 
 
-test_any_nesting_acts_in_order_of_execution = pytest.mark.filterwarnings("error")(programs(40)(acts_in_order))
+test_any_nesting_acts_in_order_of_execution = pytest.mark.filterwarnings("error")(
+    programs(40)(acts_in_order)
+)
 test_many_nestings_act_in_order_of_execution = pytest.mark.campaign(
     pytest.mark.filterwarnings("error")(programs(CASES)(acts_in_order))
 )

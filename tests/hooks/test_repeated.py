@@ -23,7 +23,14 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 def copies(single: Tensor) -> Tensor:
     """Row by row, as the definition says."""
-    return torch.stack([single[r] for _ in range(OUTER) for r in range(len(single)) for _ in range(INNER)])
+    return torch.stack(
+        [
+            single[r]
+            for _ in range(OUTER)
+            for r in range(len(single))
+            for _ in range(INNER)
+        ]
+    )
 
 
 KEPT: dict[str, Callable[[Any], Any]] = {
@@ -43,21 +50,29 @@ COPIED: dict[str, Callable[[Any], Any]] = {
     "other rows": lambda x: x.view(len(x) // 2, 10, 8),
     "rows moved": lambda x: x.transpose(0, 1),
     "cat of rows": lambda x: torch.cat([x, x]),
-    "cat with others": lambda x: torch.cat([x, copies(drawn(ROWS, 1, 8, seed=4))], dim=1),
-    "cat of other repeats": lambda x: torch.cat([x, Repeated(drawn(1, 1, 8, seed=4), OUTER * ROWS * INNER)], dim=1),
+    "cat with others": lambda x: torch.cat(
+        [x, copies(drawn(ROWS, 1, 8, seed=4))], dim=1
+    ),
+    "cat of other repeats": lambda x: torch.cat(
+        [x, Repeated(drawn(1, 1, 8, seed=4), OUTER * ROWS * INNER)], dim=1
+    ),
     "sum over rows": lambda x: x.sum(0),
     "chosen rows": lambda x: x[[1, 5]],
     "plus rows": lambda x: x + drawn(len(x), 5, 8, seed=2),
     "rows plus": lambda x: drawn(len(x), 5, 8, seed=2) + x,
     "numpy": lambda x: torch.from_numpy(x.numpy()),
-    "repeated rows that are no number": lambda x: x.repeat_interleave(torch.arange(len(x)), dim=0),
+    "repeated rows that are no number": lambda x: x.repeat_interleave(
+        torch.arange(len(x)), dim=0
+    ),
     "repeated tokens": lambda x: x.repeat_interleave(2, dim=1),
     "one row": lambda x: x.flatten().view(1, -1),
 }
 
 
 @pytest.mark.parametrize("name", [*KEPT, *COPIED])
-def test_what_is_made_of_rows_held_once_is_what_is_made_of_their_copies(name: str) -> None:
+def test_what_is_made_of_rows_held_once_is_what_is_made_of_their_copies(
+    name: str,
+) -> None:
     single = drawn(ROWS, 5, 8)
     function = {**KEPT, **COPIED}[name]
     found, expected = function(Repeated(single, OUTER, INNER)), function(copies(single))
@@ -68,8 +83,13 @@ def test_what_is_made_of_rows_held_once_is_what_is_made_of_their_copies(name: st
 
 
 @pytest.mark.parametrize("queries", [1, 3])
-@pytest.mark.parametrize("mask", ["none", "one for all", "of heads", "of queries", "of rows", "of everything"])
-def test_attention_to_rows_held_once_is_attention_to_their_copies(queries: int, mask: str) -> None:
+@pytest.mark.parametrize(
+    "mask",
+    ["none", "one for all", "of heads", "of queries", "of rows", "of everything"],
+)
+def test_attention_to_rows_held_once_is_attention_to_their_copies(
+    queries: int, mask: str
+) -> None:
     rows, heads, keys = OUTER * ROWS * INNER, 2, 5
     k, v = (drawn(ROWS, heads, keys, 4, seed=seed) for seed in (1, 2))
     shape = {
@@ -81,14 +101,26 @@ def test_attention_to_rows_held_once_is_attention_to_their_copies(queries: int, 
     }.get(mask)
     bias = None if shape is None else drawn(*shape, seed=3)
     query = drawn(rows, heads, queries, 4)
-    expected = F.scaled_dot_product_attention(query, copies(k), copies(v), bias, scale=0.7)
+    expected = F.scaled_dot_product_attention(
+        query, copies(k), copies(v), bias, scale=0.7
+    )
     once = Repeated(k, OUTER, INNER), Repeated(v, OUTER, INNER)
-    assert_close(F.scaled_dot_product_attention(query, *once, bias, scale=0.7), expected, depth=100)
+    assert_close(
+        F.scaled_dot_product_attention(query, *once, bias, scale=0.7),
+        expected,
+        depth=100,
+    )
     # queries that are held once too, and keys that a caller has copied
     alike = Repeated(drawn(ROWS, heads, queries, 4, seed=5), OUTER, INNER)
     expected = F.scaled_dot_product_attention(alike + 0, copies(k), copies(v), bias)
-    assert_close(F.scaled_dot_product_attention(alike, *once, bias), expected, depth=100)
-    assert_close(F.scaled_dot_product_attention(alike, copies(k), once[1], bias), expected, depth=100)
+    assert_close(
+        F.scaled_dot_product_attention(alike, *once, bias), expected, depth=100
+    )
+    assert_close(
+        F.scaled_dot_product_attention(alike, copies(k), once[1], bias),
+        expected,
+        depth=100,
+    )
 
 
 WRITES: dict[str, Callable[[Any], Any]] = {
@@ -102,10 +134,15 @@ WRITES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", WRITES)
 @pytest.mark.parametrize("outer", [1, OUTER])
-def test_what_is_written_into_stays_there_and_leaves_what_is_held_alone(name: str, outer: int) -> None:
+def test_what_is_written_into_stays_there_and_leaves_what_is_held_alone(
+    name: str, outer: int
+) -> None:
     single = drawn(ROWS, 5, 8)
     before = single.clone()
-    found, expected = Repeated(single, outer, 1 if outer == 1 else INNER), before.clone()
+    found, expected = (
+        Repeated(single, outer, 1 if outer == 1 else INNER),
+        before.clone(),
+    )
     if outer > 1:
         expected = copies(before)
     WRITES[name](found)

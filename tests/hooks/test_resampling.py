@@ -36,19 +36,29 @@ def test_one_series_is_drawn_for_encoder_and_decoder(paths: int) -> None:
     run = {"horizon": 3, "rollout": True}
     _, acts = lens.run_with_cache(batch, names_filter=names, num_samples=5, **run)
     with lens.edit(*(Resample(name, acts, seed=3) for name in names)):
-        _, seen = lens.run_with_cache(batch, names_filter=names, num_samples=paths, **run)
+        _, seen = lens.run_with_cache(
+            batch, names_filter=names, num_samples=paths, **run
+        )
     drawn: dict[str, list[list[int]]] = {}
     for name in names:
         for call, source in zip(seen.calls(name), acts.calls(name), strict=True):
             each, own = len(source.value) // len(batch), len(call.value) // len(batch)
-            rows = [int((source.value == row).flatten(1).all(1).nonzero()[0]) // each for row in call.value]
+            rows = [
+                int((source.value == row).flatten(1).all(1).nonzero()[0]) // each
+                for row in call.value
+            ]
             drawn.setdefault(name, []).append(rows[::own])
             # all paths of a series take paths of the same series of the reference
             assert rows == [row for row in rows[::own] for _ in range(own)]
     first = drawn[names[0]][0]
     assert all(rows == first for calls in drawn.values() for rows in calls)
     assert len(set(first)) > 1
-    assert first == torch.randint(len(batch), (len(batch),), generator=torch.Generator().manual_seed(3)).tolist()
+    assert (
+        first
+        == torch.randint(
+            len(batch), (len(batch),), generator=torch.Generator().manual_seed(3)
+        ).tolist()
+    )
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-2", "toto-1"])
@@ -58,10 +68,15 @@ def test_a_choice_of_rows_draws_as_all_rows_do(name: str) -> None:
     batch = example_case(lens, n_series=4).batch
     at = outputs(lens)[-1]
     how = {"seed": 2, **draws(lens)}
-    _, acts = lens.run_with_cache(batch, names_filter=at, rollout=True, horizon=4, **how)
+    _, acts = lens.run_with_cache(
+        batch, names_filter=at, rollout=True, horizon=4, **how
+    )
     count = len(acts.ids)
     variants = [Variant("all", (Resample(at, acts, seed=1),))]
-    variants += [Variant(str(row), (Resample(at, acts, seed=1, rows=[row]),)) for row in range(count)]
+    variants += [
+        Variant(str(row), (Resample(at, acts, seed=1, rows=[row]),))
+        for row in range(count)
+    ]
     loop = forecast_variants(lens, batch, 4, variants, economy=False, **how)
     found = forecast_variants(lens, batch, 4, variants, **how)
     each = len(batch) // count
@@ -70,7 +85,10 @@ def test_a_choice_of_rows_draws_as_all_rows_do(name: str) -> None:
         own = slice(row * each, (row + 1) * each)
         bound = rounding("float32", float(size[own].max()), depth=2000)
         if not lens.adapter.multivariate:
-            assert np.abs(loop.quantiles[1 + row, own] - loop.quantiles[0, own]).max() <= bound
+            assert (
+                np.abs(loop.quantiles[1 + row, own] - loop.quantiles[0, own]).max()
+                <= bound
+            )
         assert np.abs(found.quantiles[:, own] - loop.quantiles[:, own]).max() <= bound
 
 
@@ -79,16 +97,26 @@ def test_a_reference_is_recorded_at_the_horizon_asked_for(name: str) -> None:
     """As if recorded by hand, at a horizon that is not the model's own."""
     lens = lens_of(name)
     batch = example_case(lens, n_series=2).batch
-    horizon, run = max(1, lens.adapter.prediction_length // 2 - 1), {"seed": 0, **draws(lens, 2)}
+    horizon, run = (
+        max(1, lens.adapter.prediction_length // 2 - 1),
+        {"seed": 0, **draws(lens, 2)},
+    )
     part = Component(lens.wiring.output_stack.name, 0, "mlp")
     with lens.ablate(part, how="resample", reference=batch, horizon=horizon, seed=4):
         found = lens.forecast(batch, horizon, **run)
-    _, acts = lens.run_with_cache(batch, names_filter=outputs(lens)[-1], rollout=True, horizon=horizon)
+    _, acts = lens.run_with_cache(
+        batch, names_filter=outputs(lens)[-1], rollout=True, horizon=horizon
+    )
     with lens.edit(Resample(part, acts, seed=4)):
-        np.testing.assert_array_equal(lens.forecast(batch, horizon, **run).quantiles, found.quantiles)
+        np.testing.assert_array_equal(
+            lens.forecast(batch, horizon, **run).quantiles, found.quantiles
+        )
     assert (found.quantiles != lens.forecast(batch, horizon, **run).quantiles).any()
     with lens.ablate(part, how="mean", reference=batch, horizon=horizon):
         assert np.isfinite(lens.forecast(batch, horizon, **run).quantiles).all()
     if name in FIXED:
-        with lens.ablate(part, how="resample", reference=batch), pytest.raises(HookError, match="argument horizon"):
+        with (
+            lens.ablate(part, how="resample", reference=batch),
+            pytest.raises(HookError, match="argument horizon"),
+        ):
             lens.forecast(batch, horizon, **run)

@@ -16,7 +16,15 @@ from tsfm_lens.testing import assert_close
 
 STEPS = np.arange(32)
 ONE, TWO = np.sin(STEPS / 2.0), 3 + np.cos(STEPS / 3.0)
-JOINT = ("chronos-2", "timesfm-3", "timestral", "toto-1", "toto-2", "moirai-1.1", "moirai-2")
+JOINT = (
+    "chronos-2",
+    "timesfm-3",
+    "timestral",
+    "toto-1",
+    "toto-2",
+    "moirai-1.1",
+    "moirai-2",
+)
 
 
 def pairs() -> object:
@@ -40,7 +48,9 @@ def test_variants_do_not_attend_to_each_other(edit: Intervention) -> None:
     encoded = lens.encode(pairs(), horizon=8)
     first = (Zero("0.mlp"), edit)
     other = (Zero("0.mlp"), Steer("0.mlp", 3 * torch.ones(lens.d_model)), edit)
-    together = run_variants(lens, encoded, [Variant("first", first), Variant("other", other)])
+    together = run_variants(
+        lens, encoded, [Variant("first", first), Variant("other", other)]
+    )
     with torch.no_grad():
         for index, interventions in enumerate((first, other)):
             with lens.edit(*interventions):
@@ -51,11 +61,15 @@ def test_sample_paths_of_toto_are_labelled_and_patched_as_they_lie() -> None:
     lens = lens_of("toto-1")
     series = [ONE, TWO]
     point = "blocks.0.hook_resid_post"
-    plain, acts = lens.run_with_cache(series, names_filter=point, rollout=True, horizon=4, num_samples=3)
+    plain, acts = lens.run_with_cache(
+        series, names_filter=point, rollout=True, horizon=4, num_samples=3
+    )
     array = acts.to_xarray(point)
     for name in acts.ids:
         same = array.isel(step=0).where(array["series"] == name, drop=True)
-        np.testing.assert_array_equal(same.values, np.broadcast_to(same.values[:1], same.shape))
+        np.testing.assert_array_equal(
+            same.values, np.broadcast_to(same.values[:1], same.shape)
+        )
     with torch.no_grad():
         _, single = lens.run_with_cache(series, names_filter=point)
     with lens.edit(PatchFrom(point, single)):
@@ -88,13 +102,21 @@ def test_a_native_call_inside_a_context_has_rows_of_its_own() -> None:
     plain = lens.native.predict(four, prediction_length=4)
     with lens.edit(Zero("decoder.0", rows=[1])):
         edited = lens.native.predict(four, prediction_length=4)
-    assert (edited != plain).flatten(1).any(dim=1).tolist() == [False, True, False, False]
+    assert (edited != plain).flatten(1).any(dim=1).tolist() == [
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_gradients_of_toto_2_are_refused_at_every_door() -> None:
     lens = fresh("toto-2")
     point = "blocks.0.hook_resid_post"
-    with pytest.raises(InputError, match="derivatives"), lens.hooks(bwd_hooks=[(point, lambda grad, hook: None)]):
+    with (
+        pytest.raises(InputError, match="derivatives"),
+        lens.hooks(bwd_hooks=[(point, lambda grad, hook: None)]),
+    ):
         pass
     with pytest.raises(InputError, match="derivatives"):
         lens.add_hook(point, lambda grad, hook: None, dir="bwd")
@@ -103,7 +125,16 @@ def test_gradients_of_toto_2_are_refused_at_every_door() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["toto-1", "toto-2", "timesfm-3", "timesfm-2.5", "timestral", "moirai-1.1", "moirai-2"]
+    "name",
+    [
+        "toto-1",
+        "toto-2",
+        "timesfm-3",
+        "timesfm-2.5",
+        "timestral",
+        "moirai-1.1",
+        "moirai-2",
+    ],
 )
 def test_precisions_that_a_library_does_not_run_in_are_refused(name: str) -> None:
     lens = fresh(name)
@@ -116,7 +147,12 @@ def test_a_moirai_forecast_keeps_its_settings() -> None:
     from tsfm_lens.models.extras import require
 
     module = architectures()["moirai-1.1"].tiny()
-    sizes = {"target_dim": 1, "feat_dynamic_real_dim": 0, "past_feat_dynamic_real_dim": 0, "patch_size": 8}
+    sizes = {
+        "target_dim": 1,
+        "feat_dynamic_real_dim": 0,
+        "past_feat_dynamic_real_dim": 0,
+        "patch_size": 8,
+    }
     native = require("moirai", "uni2ts.model.moirai").MoiraiForecast(
         prediction_length=12, context_length=24, module=module, num_samples=7, **sizes
     )
@@ -128,19 +164,32 @@ def test_a_moirai_forecast_keeps_its_settings() -> None:
 
 
 # samplers that reject draws use up random numbers according to every row, so other rows draw otherwise
-@pytest.mark.parametrize("name", [name for name in ATTENDING if architectures()[name].readout != "distribution"])
-def test_only_the_pattern_of_the_chosen_series_changes_however_a_model_orders_its_rows(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [name for name in ATTENDING if architectures()[name].readout != "distribution"],
+)
+def test_only_the_pattern_of_the_chosen_series_changes_however_a_model_orders_its_rows(
+    name: str,
+) -> None:
     lens = lens_of(name)
     adapter, stack = lens.adapter, lens.wiring.output_stack
     own = getattr(adapter, "example", None)
-    series = list(own(2, 32).values) if own else [np.sin(STEPS / (2 + i)) * (i + 1) + 0.1 * STEPS for i in range(3)]
+    series = (
+        list(own(2, 32).values)
+        if own
+        else [np.sin(STEPS / (2 + i)) * (i + 1) + 0.1 * STEPS for i in range(3)]
+    )
     # past the first pass, where a rollout goes there
     goes_on = adapter.rollout in ("cache", "refeed")
-    horizon = adapter.prediction_length + 3 if goes_on else min(6, adapter.prediction_length)
+    horizon = (
+        adapter.prediction_length + 3 if goes_on else min(6, adapter.prediction_length)
+    )
     draws = {"num_samples": 3} if adapter.readout != "quantile" else {}
     at = Component(stack.name, stack.n_layers - 1, stack.attention_kinds()[0])
     plain = lens.forecast(series, horizon, seed=1, **draws).quantiles
-    with lens.edit(EditPattern(at, lambda pattern: 0.1 * pattern.roll(1, -1), rows=[1])):
+    with lens.edit(
+        EditPattern(at, lambda pattern: 0.1 * pattern.roll(1, -1), rows=[1])
+    ):
         edited = lens.forecast(series, horizon, seed=1, **draws).quantiles
     assert_close(edited[[0, 2]], plain[[0, 2]], depth=100, dtype=np.float32)
     assert not np.allclose(edited[1], plain[1])

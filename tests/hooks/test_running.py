@@ -22,7 +22,9 @@ PATTERN = "decoder_blocks.0.self_attn.hook_pattern"
 def test_predicates_globs_and_unknown_names(token_lens: Lens, token_case: Case) -> None:
     names: list = []
     keep = lambda value, hook: names.append(hook.name)  # noqa: E731
-    token_lens.run_with_hooks(token_case.encoded, [(lambda name: name.endswith("hook_embed"), keep)])
+    token_lens.run_with_hooks(
+        token_case.encoded, [(lambda name: name.endswith("hook_embed"), keep)]
+    )
     token_lens.run_with_hooks(token_case.encoded, [("*.hook_embed", keep)])
     assert names == ["encoder.hook_embed", "decoder.hook_embed"] * 2
     encoded, run = token_case.encoded, token_lens.run(token_case.batch, 2)
@@ -31,10 +33,22 @@ def test_predicates_globs_and_unknown_names(token_lens: Lens, token_case: Case) 
     expect_error("true of no hook point", hooked, encoded, [(lambda name: False, keep)])
     for nothing in (lambda name: False, [], iter(())):
         expect_error("selects no hook point", cached, encoded, names_filter=nothing)
-    expect_error(r"Closest: decoder\.1\.cross_attn", cached, encoded, names_filter="decoder.1.cross_attn.99")
+    expect_error(
+        r"Closest: decoder\.1\.cross_attn",
+        cached,
+        encoded,
+        names_filter="decoder.1.cross_attn.99",
+    )
     expect_error("no hook point is given", run.record, [])
-    expect_error("fwd_hooks has 'a'; expected a list of pairs", hooked, encoded, ("a", keep))
-    expect_error("hook <lambda> cannot be called as", hooked, encoded, [("*.hook_embed", lambda value: value)])
+    expect_error(
+        "fwd_hooks has 'a'; expected a list of pairs", hooked, encoded, ("a", keep)
+    )
+    expect_error(
+        "hook <lambda> cannot be called as",
+        hooked,
+        encoded,
+        [("*.hook_embed", lambda value: value)],
+    )
     for thing in (run, run.forecast):
         with pytest.raises(AttributeError, match="has no 'logits': lens"):
             thing.logits  # noqa: B018
@@ -45,11 +59,16 @@ def test_permanent_hooks_stay_until_reset(token_lens: Lens, token_case: Case) ->
     plain = token_lens.forward(token_case.encoded)
     token_lens.add_hook("decoder_blocks.*.mlp.hook_out", lambda value, hook: 0 * value)
     try:
-        first, second = token_lens.forward(token_case.encoded), token_lens.forward(token_case.encoded)
+        first, second = (
+            token_lens.forward(token_case.encoded),
+            token_lens.forward(token_case.encoded),
+        )
         assert torch.equal(first, second)
         # in every thread
         with ThreadPoolExecutor(1) as pool:
-            assert torch.equal(pool.submit(token_lens.forward, token_case.encoded).result(), first)
+            assert torch.equal(
+                pool.submit(token_lens.forward, token_case.encoded).result(), first
+            )
         assert not torch.allclose(first, plain)
     finally:
         token_lens.reset_hooks()
@@ -59,7 +78,11 @@ def test_permanent_hooks_stay_until_reset(token_lens: Lens, token_case: Case) ->
 
 def test_rollouts_have_a_step_axis(token_lens: Lens, token_case: Case) -> None:
     _, acts = token_lens.run_with_cache(
-        token_case.batch, names_filter=[POST, PATTERN], rollout=True, horizon=5, num_samples=2
+        token_case.batch,
+        names_filter=[POST, PATTERN],
+        rollout=True,
+        horizon=5,
+        num_samples=2,
     )
     assert acts[POST].shape == (5, 8, 1, 36)
     assert acts.axes(POST) == ("step", "batch", "pos", "d_model")
@@ -71,15 +94,22 @@ def test_rollouts_have_a_step_axis(token_lens: Lens, token_case: Case) -> None:
     assert_close(pattern.sum(-1), torch.ones(5, 8, 4, 1), depth=100)
     labelled = acts.to_xarray(POST)
     assert labelled.step.values.tolist() == [0, 1, 2, 3, 4]
-    assert labelled.series.values.tolist() == [name for name in token_case.batch.ids for _ in range(2)]
+    assert labelled.series.values.tolist() == [
+        name for name in token_case.batch.ids for _ in range(2)
+    ]
 
 
 def test_reducers_and_labels(token_lens: Lens, token_case: Case) -> None:
     name = "decoder_blocks.0.cross_attn.hook_pattern"
     with torch.no_grad():
-        _, whole = token_lens.run_with_cache(token_case.encoded, names_filter=[name, POST])
+        _, whole = token_lens.run_with_cache(
+            token_case.encoded, names_filter=[name, POST]
+        )
         _, last = token_lens.run_with_cache(
-            token_case.encoded, names_filter=[name, POST], reduce={"**.hook_pattern": last_query}, device="cpu"
+            token_case.encoded,
+            names_filter=[name, POST],
+            reduce={"**.hook_pattern": last_query},
+            device="cpu",
         )
     assert torch.equal(last[name], whole[name][:, :, -1:])
     assert torch.equal(last[POST], whole[POST])
@@ -96,7 +126,10 @@ def test_reducers_and_labels(token_lens: Lens, token_case: Case) -> None:
         (lambda x: x.sum(1), ("batch", "head", "d")),
         (lambda x: x.sum(2), ("batch", "pos", "d")),
         (lambda x: x.sum((1, 3)), ("batch", "head")),
-        (lambda x: torch.einsum("bphd,bpgd->bhg", x, x), ("axis_0", "axis_1", "axis_2")),
+        (
+            lambda x: torch.einsum("bphd,bpgd->bhg", x, x),
+            ("axis_0", "axis_1", "axis_2"),
+        ),
         # what asks for a number cannot be told without numbers, and lengths leave all open
         (lambda x: x.sum(1) * float(x.max()), ("axis_0", "axis_1", "axis_2")),
     ],
@@ -106,4 +139,6 @@ def test_axes_of_one_length_are_told_by_what_grows_with_them(
 ) -> None:
     value = torch.ones(2, 2, 2, 2)
     marked = by_row(reducer)
-    assert axes_after(("batch", "pos", "head", "d"), value, marked(value), marked) == left
+    assert (
+        axes_after(("batch", "pos", "head", "d"), value, marked(value), marked) == left
+    )

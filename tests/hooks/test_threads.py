@@ -57,18 +57,27 @@ def test_a_context_leaves_the_runs_of_other_threads_alone(
 
     for point in (MLP, PATTERN):
         with token_lens.ablate("encoder.1.mlp"):
-            alone = token_lens.run_with_hooks(token_case.encoded, [(point, lambda value, hook: 0.5 * value)])
+            alone = token_lens.run_with_hooks(
+                token_case.encoded, [(point, lambda value, hook: 0.5 * value)]
+            )
             together = token_lens.run_with_hooks(token_case.encoded, [(point, meet)])
         assert torch.equal(together, alone)
     assert len(met) == 2
     for other in met:
-        for theirs, ours in zip(*(each if isinstance(each, list) else [each] for each in (other, plain)), strict=True):
+        for theirs, ours in zip(
+            *(each if isinstance(each, list) else [each] for each in (other, plain)),
+            strict=True,
+        ):
             assert torch.equal(theirs, ours)
     assert native_traces(token_lens) == 0
 
 
-def test_two_threads_with_contexts_of_their_own(token_lens: Lens, token_case: Case) -> None:
-    parts = [str(one) for one in token_lens.components("**.mlp", "decoder.*.cross_attn.*")]
+def test_two_threads_with_contexts_of_their_own(
+    token_lens: Lens, token_case: Case
+) -> None:
+    parts = [
+        str(one) for one in token_lens.components("**.mlp", "decoder.*.cross_attn.*")
+    ]
 
     def without(part: str) -> list[Tensor]:
         with token_lens.ablate(part):
@@ -83,15 +92,22 @@ def test_two_threads_with_contexts_of_their_own(token_lens: Lens, token_case: Ca
     assert native_traces(token_lens) == 0
 
 
-def test_a_context_whose_model_runs_in_another_thread_only(token_lens: Lens, token_case: Case) -> None:
-    with pytest.raises(HookError, match="in another thread only"), token_lens.ablate("decoder.0.mlp"):
+def test_a_context_whose_model_runs_in_another_thread_only(
+    token_lens: Lens, token_case: Case
+) -> None:
+    with (
+        pytest.raises(HookError, match="in another thread only"),
+        token_lens.ablate("decoder.0.mlp"),
+    ):
         elsewhere(lambda: forward(token_lens, token_case))
     with token_lens.ablate("decoder.0.mlp"):
         elsewhere(lambda: forward(token_lens, token_case))
         forward(token_lens, token_case)
 
 
-def test_backward_hooks_of_two_threads_at_one_point_are_refused(token_lens: Lens, token_case: Case) -> None:
+def test_backward_hooks_of_two_threads_at_one_point_are_refused(
+    token_lens: Lens, token_case: Case
+) -> None:
     def backward() -> None:
         with token_lens.hooks(bwd_hooks=[(MLP, lambda grad, hook: None)]):
             token_lens.forward(token_case.encoded).sum().backward()
@@ -105,9 +121,13 @@ def test_backward_hooks_of_two_threads_at_one_point_are_refused(token_lens: Lens
     backward()
 
 
-def test_seeded_samples_do_not_depend_on_other_threads(token_lens: Lens, token_case: Case) -> None:
+def test_seeded_samples_do_not_depend_on_other_threads(
+    token_lens: Lens, token_case: Case
+) -> None:
     def drawn(seed: int) -> np.ndarray:
-        samples = token_lens.forecast(token_case.batch, 4, num_samples=3, seed=seed).samples
+        samples = token_lens.forecast(
+            token_case.batch, 4, num_samples=3, seed=seed
+        ).samples
         assert samples is not None
         return samples
 
@@ -120,7 +140,9 @@ def test_seeded_samples_do_not_depend_on_other_threads(token_lens: Lens, token_c
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_replay_leaves_the_runs_of_other_threads_alone(token_lens: Lens, token_case: Case) -> None:
+def test_replay_leaves_the_runs_of_other_threads_alone(
+    token_lens: Lens, token_case: Case
+) -> None:
     """While variants run, modules before their first change hand back stored outputs, in this thread only."""
     plain, met = forward(token_lens, token_case), []
 
@@ -144,8 +166,13 @@ def ablated(lens: Lens, case: Case, *parts: str) -> Tensor:
         return forward(lens, case)
 
 
-def test_tasks_of_one_thread_keep_their_contexts_apart(token_lens: Lens, token_case: Case) -> None:
-    plain, alone = forward(token_lens, token_case), {part: ablated(token_lens, token_case, part) for part in PARTS}
+def test_tasks_of_one_thread_keep_their_contexts_apart(
+    token_lens: Lens, token_case: Case
+) -> None:
+    plain, alone = (
+        forward(token_lens, token_case),
+        {part: ablated(token_lens, token_case, part) for part in PARTS},
+    )
 
     async def task(part: str | None) -> list[Tensor]:
         outputs = []
@@ -167,12 +194,21 @@ def test_tasks_of_one_thread_keep_their_contexts_apart(token_lens: Lens, token_c
     assert native_traces(token_lens) == 0
 
 
-def test_a_task_has_the_contexts_in_which_it_was_started(token_lens: Lens, token_case: Case) -> None:
-    both, one = ablated(token_lens, token_case, *PARTS[:2]), ablated(token_lens, token_case, PARTS[0])
+def test_a_task_has_the_contexts_in_which_it_was_started(
+    token_lens: Lens, token_case: Case
+) -> None:
+    both, one = (
+        ablated(token_lens, token_case, *PARTS[:2]),
+        ablated(token_lens, token_case, PARTS[0]),
+    )
 
     async def inner(part: str | None) -> Tensor:
         await asyncio.sleep(0)
-        return forward(token_lens, token_case) if part is None else ablated(token_lens, token_case, part)
+        return (
+            forward(token_lens, token_case)
+            if part is None
+            else ablated(token_lens, token_case, part)
+        )
 
     async def main() -> list[Tensor]:
         with token_lens.ablate(PARTS[0]):
@@ -183,7 +219,9 @@ def test_a_task_has_the_contexts_in_which_it_was_started(token_lens: Lens, token
     assert torch.equal(found[1], one)
 
 
-def test_a_context_whose_model_ran_in_another_task_only(token_lens: Lens, token_case: Case) -> None:
+def test_a_context_whose_model_ran_in_another_task_only(
+    token_lens: Lens, token_case: Case
+) -> None:
     async def main() -> None:
         entered = asyncio.Event()
 
@@ -201,7 +239,9 @@ def test_a_context_whose_model_ran_in_another_task_only(token_lens: Lens, token_
     assert native_traces(token_lens) == 0
 
 
-def test_a_context_outlives_the_task_of_a_notebook_cell(token_lens: Lens, token_case: Case) -> None:
+def test_a_context_outlives_the_task_of_a_notebook_cell(
+    token_lens: Lens, token_case: Case
+) -> None:
     expected = ablated(token_lens, token_case, PARTS[0])
     context = token_lens.ablate(PARTS[0])
 
@@ -210,15 +250,22 @@ def test_a_context_outlives_the_task_of_a_notebook_cell(token_lens: Lens, token_
             return work(*arguments)
 
         await asyncio.create_task(cell(context.__enter__))
-        assert torch.equal(await asyncio.create_task(cell(forward, token_lens, token_case)), expected)
+        assert torch.equal(
+            await asyncio.create_task(cell(forward, token_lens, token_case)), expected
+        )
         await asyncio.create_task(cell(context.__exit__, None, None, None))
 
     asyncio.run(cells())
     assert native_traces(token_lens) == 0
 
 
-def test_a_generator_that_waits_inside_a_context_is_refused(token_lens: Lens, token_case: Case) -> None:
-    plain, alone = forward(token_lens, token_case), ablated(token_lens, token_case, PARTS[0])
+def test_a_generator_that_waits_inside_a_context_is_refused(
+    token_lens: Lens, token_case: Case
+) -> None:
+    plain, alone = (
+        forward(token_lens, token_case),
+        ablated(token_lens, token_case, PARTS[0]),
+    )
 
     def outputs() -> Generator[Tensor, None, None]:
         with token_lens.ablate(PARTS[0]):
@@ -230,11 +277,14 @@ def test_a_generator_that_waits_inside_a_context_is_refused(token_lens: Lens, to
     for attempt in (
         lambda: forward(token_lens, token_case),
         lambda: token_lens.native.model.model(
-            torch.ones(1, 4, dtype=torch.long), decoder_input_ids=torch.ones(1, 1).long()
+            torch.ones(1, 4, dtype=torch.long),
+            decoder_input_ids=torch.ones(1, 1).long(),
         ),
         lambda: ablated(token_lens, token_case, PARTS[1]),
     ):
-        with pytest.raises(HookError, match=r"open in the generator .*outputs .*before the yield"):
+        with pytest.raises(
+            HookError, match=r"open in the generator .*outputs .*before the yield"
+        ):
             attempt()
     assert torch.equal(next(generator), alone)
     generator.close()
@@ -242,7 +292,9 @@ def test_a_generator_that_waits_inside_a_context_is_refused(token_lens: Lens, to
     assert native_traces(token_lens) == 0
 
 
-def test_context_managers_around_a_context_act(token_lens: Lens, token_case: Case) -> None:
+def test_context_managers_around_a_context_act(
+    token_lens: Lens, token_case: Case
+) -> None:
     expected = ablated(token_lens, token_case, PARTS[0])
 
     @contextmanager
@@ -279,8 +331,19 @@ def test_context_managers_around_a_context_act(token_lens: Lens, token_case: Cas
     ],
 )
 def test_what_a_hook_returns_is_checked(
-    token_lens: Lens, token_case: Case, point: str, change: Callable[[Tensor], Any], returned: str
+    token_lens: Lens,
+    token_case: Case,
+    point: str,
+    change: Callable[[Tensor], Any],
+    returned: str,
 ) -> None:
-    with torch.no_grad(), pytest.raises(WiringError, match=rf"the hook on {point} returned {returned}, expected \("):
-        token_lens.run_with_hooks(token_case.encoded, [(point, lambda value, hook: change(value))])
+    with (
+        torch.no_grad(),
+        pytest.raises(
+            WiringError, match=rf"the hook on {point} returned {returned}, expected \("
+        ),
+    ):
+        token_lens.run_with_hooks(
+            token_case.encoded, [(point, lambda value, hook: change(value))]
+        )
     assert native_traces(token_lens) == 0

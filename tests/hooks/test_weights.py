@@ -45,7 +45,10 @@ def native(lens: Lens, path: str) -> Any:
 def unit(norm: Any, stream: Tensor) -> Tensor:
     """The stream divided by its root mean square, without any gain."""
     names = ("variance_epsilon", "epsilon", "eps")
-    epsilon = next((e for name in names if (e := getattr(norm, name, None)) is not None), torch.finfo().eps)
+    epsilon = next(
+        (e for name in names if (e := getattr(norm, name, None)) is not None),
+        torch.finfo().eps,
+    )
     return stream / (stream.pow(2).mean(-1, keepdim=True) + epsilon).sqrt()
 
 
@@ -61,8 +64,13 @@ def test_gains_of_norms_fold_into_the_weights(name: str) -> None:
     lens, acts = recorded(name)
     with torch.no_grad():
         for stack, layer, row, at, stream in branches(lens):
-            read: Any = lens.weights.heads if isinstance(row, Attention) else lens.weights.mlp
-            plain, folded = (read(layer, row.kind, stack.name, fold_norm=fold) for fold in (False, True))
+            read: Any = (
+                lens.weights.heads if isinstance(row, Attention) else lens.weights.mlp
+            )
+            plain, folded = (
+                read(layer, row.kind, stack.name, fold_norm=fold)
+                for fold in (False, True)
+            )
             own = (acts[stream], f"{stack.block(layer)}.{row.norm}" if row.norm else "")
             letters = "QKV" if isinstance(row, Attention) else ("in", "gate")
             for letter in letters:
@@ -73,32 +81,56 @@ def test_gains_of_norms_fold_into_the_weights(name: str) -> None:
                 x, path = own
                 if letter in "KV" and row.keys_from:
                     other = lens.wiring.stack(row.keys_from)
-                    x, path = acts[f"{other.prefix}.{other.n_layers - 1}.hook_resid_post"], other.ln_final
-                expected = projected(native(lens, path).forward(x) if path else x, plain, letter)
-                found = projected(unit(native(lens, path), x) if path else x, folded, letter)
-                assert_close(found, expected, depth=20 * stack.d_model, what=f"{at} {matrix}")
+                    x, path = (
+                        acts[f"{other.prefix}.{other.n_layers - 1}.hook_resid_post"],
+                        other.ln_final,
+                    )
+                expected = projected(
+                    native(lens, path).forward(x) if path else x, plain, letter
+                )
+                found = projected(
+                    unit(native(lens, path), x) if path else x, folded, letter
+                )
+                assert_close(
+                    found, expected, depth=20 * stack.d_model, what=f"{at} {matrix}"
+                )
 
 
-SINGLE = {"E": {"chronos", "t5", "toto-1"}, "U": {"chronos", "t5", "toto-1", "timesfm-3"}}
+SINGLE = {
+    "E": {"chronos", "t5", "toto-1"},
+    "U": {"chronos", "t5", "toto-1", "timesfm-3"},
+}
 
 
 @pytest.mark.parametrize("name", ATTENDING)
 @pytest.mark.parametrize(("what", "letter"), [("embedding", "E"), ("unembedding", "U")])
-def test_the_ends_are_one_matrix_or_the_error_names_their_parts(name: str, what: str, letter: str) -> None:
+def test_the_ends_are_one_matrix_or_the_error_names_their_parts(
+    name: str, what: str, letter: str
+) -> None:
     weights = recorded(name)[0].weights
     parts = getattr(weights, what)()
     if name in SINGLE[letter]:
-        assert getattr(weights, f"W_{letter}").shape[letter == "E" and 1] == recorded(name)[0].d_model
+        assert (
+            getattr(weights, f"W_{letter}").shape[letter == "E" and 1]
+            == recorded(name)[0].d_model
+        )
         return
-    with pytest.raises(InputError, match=f"not one matrix.*{next(iter(parts))}.*weights.{what}"):
+    with pytest.raises(
+        InputError, match=f"not one matrix.*{next(iter(parts))}.*weights.{what}"
+    ):
         getattr(weights, f"W_{letter}")
 
 
 def test_single_matrices_embed_and_unembed() -> None:
     lens, acts = recorded("chronos")
     encoded, weights = example_case(lens).encoded, lens.weights
-    assert not any(each.requires_grad for each in (weights.W_E, weights.W_U, *weights.unembedding().values()))
-    assert torch.equal(weights.W_E[encoded.inputs["decoder_input_ids"]], acts["decoder.hook_embed"])
+    assert not any(
+        each.requires_grad
+        for each in (weights.W_E, weights.W_U, *weights.unembedding().values())
+    )
+    assert torch.equal(
+        weights.W_E[encoded.inputs["decoder_input_ids"]], acts["decoder.hook_embed"]
+    )
     # T5 scales its stream before tied embeddings
     logits = acts["decoder.ln_final.hook_normalized"] @ weights.W_U * lens.d_model**-0.5
     assert_close(logits, acts["unembed.hook_out"], depth=lens.d_model)
@@ -106,10 +138,14 @@ def test_single_matrices_embed_and_unembed() -> None:
         lens, acts = recorded("toto-1")
         last = acts["blocks.3.hook_resid_post"]
         out = last @ lens.weights.W_U + lens.weights.unembedding()["bias"]
-        assert_close(out, acts["unembed.hook_out"].reshape(out.shape), depth=lens.d_model)
+        assert_close(
+            out, acts["unembed.hook_out"].reshape(out.shape), depth=lens.d_model
+        )
 
 
-def test_unknown_places_are_named_and_what_is_left_out_is_the_first_of_the_stack_that_is_read_out() -> None:
+def test_unknown_places_are_named_and_what_is_left_out_is_the_first_of_the_stack_that_is_read_out() -> (
+    None
+):
     weights = recorded("chronos")[0].weights
     for arguments, message in (
         ({"layer": 2}, "no layer '2'.*Closest: 0, 1"),
@@ -121,9 +157,13 @@ def test_unknown_places_are_named_and_what_is_left_out_is_the_first_of_the_stack
             with pytest.raises(UnknownNameError, match=message):
                 read(**arguments)
     expect_error("no branch 'mlp'", weights.heads, 0, "mlp")
-    assert torch.equal(weights.heads(1).W_Q, weights.heads(1, "self_attn", "decoder").W_Q)
+    assert torch.equal(
+        weights.heads(1).W_Q, weights.heads(1, "self_attn", "decoder").W_Q
+    )
     assert not torch.equal(weights.heads(1).W_Q, weights.heads(1, "cross_attn").W_Q)
-    assert not np.array_equal(weights.heads(1).W_Q, weights.heads(1, stack="encoder").W_Q)
+    assert not np.array_equal(
+        weights.heads(1).W_Q, weights.heads(1, stack="encoder").W_Q
+    )
 
 
 @pytest.mark.parametrize("name", ATTENDING)
@@ -141,5 +181,10 @@ def test_the_table_names_the_activation_function(name: str) -> None:
             expected = ACT2FN[row.act](projected(x, mlp, "in"))
             if mlp.W_gate is not None:
                 expected = expected * projected(x, mlp, "gate")
-            assert_close(acts[f"{at}.hook_post"], expected, depth=20 * stack.d_model, what=f"{at}.hook_post")
+            assert_close(
+                acts[f"{at}.hook_post"],
+                expected,
+                depth=20 * stack.d_model,
+                what=f"{at}.hook_post",
+            )
     assert lens.cfg.act_fn == lens.wiring.output_stack.writer("mlp").act != ""

@@ -24,8 +24,12 @@ def driven() -> Results:
         entries.append(
             {
                 "target": 2 + 1.5 * cause[:STEPS],
-                "past_covariates": {name: values[:STEPS] for name, values in known.items()},
-                "future_covariates": {name: values[STEPS:] for name, values in known.items()},
+                "past_covariates": {
+                    name: values[:STEPS] for name, values in known.items()
+                },
+                "future_covariates": {
+                    name: values[STEPS:] for name, values in known.items()
+                },
             }
         )
     return Results(load("chronos2-nano").run(as_series(entries), HORIZON, holdout=True))
@@ -39,12 +43,22 @@ def test_the_use_of_covariates_is_told(driven: Results) -> None:
     assert "series are too few to test this for others" in cause
     assert "Response: the forecast rises with it" in cause
     assert "Share: " in cause
-    assert set(response.table.columns) >= {"covariate", "shift", "series", "value", "response"}
+    assert set(response.table.columns) >= {
+        "covariate",
+        "shift",
+        "series",
+        "value",
+        "response",
+    }
     assert "it helps" not in noise
     assert set(panel.table.columns) >= {"covariate", "way", "series", "moved", "worth"}
-    assert next(axis.title.text for axis in panel.figure.select_xaxes()).startswith("change of the median forecast")
+    assert next(axis.title.text for axis in panel.figure.select_xaxes()).startswith(
+        "change of the median forecast"
+    )
 
 
 def test_chapters_draw_targets_alone(driven: Results) -> None:
     panels = list(find("forecast").draw_panels(driven["forecast"]))
-    assert [panel.table["series"].iloc[0] for panel in panels] == [f"series-{i}/target" for i in range(6)]
+    assert [panel.table["series"].iloc[0] for panel in panels] == [
+        f"series-{i}/target" for i in range(6)
+    ]

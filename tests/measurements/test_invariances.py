@@ -21,7 +21,10 @@ NEAR = 1e-3
 
 def series() -> list[np.ndarray]:
     rng, time = np.random.default_rng(0), np.arange(64)
-    return [50 + 10 * np.sin(2 * np.pi * time / 12 + i) + rng.normal(size=64) for i in range(5)]
+    return [
+        50 + 10 * np.sin(2 * np.pi * time / 12 + i) + rng.normal(size=64)
+        for i in range(5)
+    ]
 
 
 def effects(name: str, rows: list[np.ndarray]) -> tuple[Run, xr.Dataset]:
@@ -36,7 +39,9 @@ def test_statements_know_no_units_order_or_copies(name: str) -> None:
     run, plain = effects(name, rows)
     for factor in (1e-7, 1e7):
         other_run, other = effects(name, [*rows[:2], rows[2] * factor, *rows[3:]])
-        apart = np.abs(other_run.point[2] / factor - run.point[2]).max() / np.ptp(rows[2])
+        apart = np.abs(other_run.point[2] / factor - run.point[2]).max() / np.ptp(
+            rows[2]
+        )
         # the scaling of some models has an epsilon, so that they forecast tiny series otherwise
         if factor > 1 or apart < NEAR:
             assert apart < NEAR
@@ -48,9 +53,16 @@ def test_statements_know_no_units_order_or_copies(name: str) -> None:
 def assert_same(one: xr.Dataset, other: xr.Dataset, *, counts: bool = True) -> None:
     for effect in EFFECTS:
         for part in SIZES:
-            np.testing.assert_allclose(other[f"{effect}_{part}"], one[f"{effect}_{part}"], rtol=NEAR, atol=NEAR)
+            np.testing.assert_allclose(
+                other[f"{effect}_{part}"], one[f"{effect}_{part}"], rtol=NEAR, atol=NEAR
+            )
         for part in STATEMENTS if counts else STATEMENTS[1:]:
-            np.testing.assert_array_equal(other[f"{effect}_{part}"], one[f"{effect}_{part}"])
+            np.testing.assert_array_equal(
+                other[f"{effect}_{part}"], one[f"{effect}_{part}"]
+            )
     if counts:
         # the sentences before these tell sizes, which rounding moves
-        assert read_ablation(one, "spearman_distance")[-4:] == read_ablation(other, "spearman_distance")[-4:]
+        assert (
+            read_ablation(one, "spearman_distance")[-4:]
+            == read_ablation(other, "spearman_distance")[-4:]
+        )

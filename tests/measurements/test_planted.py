@@ -17,12 +17,21 @@ EVERY = planted.everything()
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_planted_result_has_the_form_of_a_computed_one(name: str, works: dict[str, Results]) -> None:
+def test_a_planted_result_has_the_form_of_a_computed_one(
+    name: str, works: dict[str, Results]
+) -> None:
     """Of one embedded model at least: token models and those of quantiles give different results."""
     made = EVERY[name]
     needs = find(made.attrs["kind"]).needs
-    able = {model: work for model, work in works.items() if needs is None or needs.met(work.run.lens)}
-    found = {model: planted.differences(made, work[made.attrs["kind"]]) for model, work in able.items()}
+    able = {
+        model: work
+        for model, work in works.items()
+        if needs is None or needs.met(work.run.lens)
+    }
+    found = {
+        model: planted.differences(made, work[made.attrs["kind"]])
+        for model, work in able.items()
+    }
     assert any(not differences for differences in found.values()), found
 
 
@@ -50,10 +59,14 @@ def test_planted_judgements_are_those_of_the_probes() -> None:
     assert {"decoder.1.cross_attn.1", "decoder.0.mlp"} <= set(first)
     again = judge(ds, "spearman_distance", floor=0.9, groups="kind")
     assert not again["spearman_distance_significant"].any()
-    np.testing.assert_array_equal(again["spearman_distance_size"], ds["spearman_distance"].median("series"))
+    np.testing.assert_array_equal(
+        again["spearman_distance_size"], ds["spearman_distance"].median("series")
+    )
 
 
-@pytest.mark.parametrize("name", [name for name, made in EVERY.items() if hasattr(made, "data_vars")])
+@pytest.mark.parametrize(
+    "name", [name for name, made in EVERY.items() if hasattr(made, "data_vars")]
+)
 def test_a_result_without_a_variable_is_drawn_or_refused_in_words(name: str) -> None:
     ds = EVERY[name]
     for figure in (each for each in find(ds.attrs["kind"]).figures if not each.beside):

@@ -52,16 +52,25 @@ def test_every_measurement_is_computed_drawn_tabulated_and_told(
     assert [words for panel in panels for words in unexplained(panel.figure)] == []
     assert all(len(panel.table) for panel in panels)
     assert panels[0].sentences
-    assert all(sentence.endswith((".", "!")) for panel in panels for sentence in panel.sentences)
+    assert all(
+        sentence.endswith((".", "!"))
+        for panel in panels
+        for sentence in panel.sentences
+    )
     # the page is made of these very panels; that it draws them itself is what tests/report asks
     monkeypatch.setattr(build, "panels_of", lambda *_args, **_options: {kind: panels})
-    build_report({kind: result}, tmp_path, title=kind, provenance={"model": lens.model_id})
+    build_report(
+        {kind: result}, tmp_path, title=kind, provenance={"model": lens.model_id}
+    )
     assert entry.title in (tmp_path / "index.html").read_text() or result.attrs["title"]
 
 
 def test_every_figure_belongs_to_a_measurement() -> None:
     core = {
-        each.name for entry in measurements().values() for each in entry.figures if ".viz." in each.function.__module__
+        each.name
+        for entry in measurements().values()
+        for each in entry.figures
+        if ".viz." in each.function.__module__
     }
     assert core == set(viz.__all__) - WRITERS
 
@@ -136,7 +145,10 @@ for command in (
         ("patching,circut", "no measurement 'circut'. Closest: circuit"),
         ("sweep_curves", "made of many runs"),
         ("", "at least one section"),
-        ("forecast,lines_of_thought", "logits over a vocabulary, which bolt-nano does not have"),
+        (
+            "forecast,lines_of_thought",
+            "logits over a vocabulary, which bolt-nano does not have",
+        ),
     ],
 )
 def test_chapters_that_cannot_be_are_refused_before_anything_is_written(
@@ -157,7 +169,12 @@ def test_a_measurement_is_two_files(tmp_path: Path) -> None:
         (tmp_path / "tsfm_lens" / package / "first_jump.py").write_text(text)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", COMMANDS], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", COMMANDS],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "jump_bars" in done.stdout
@@ -166,11 +183,15 @@ def test_a_measurement_is_two_files(tmp_path: Path) -> None:
     assert "The largest jump is" in (tmp_path / "told" / "index.html").read_text()
 
 
-def test_a_measurement_of_ones_own_joins_reports_and_figures(work: Results, tmp_path: Path) -> None:
+def test_a_measurement_of_ones_own_joins_reports_and_figures(
+    work: Results, tmp_path: Path
+) -> None:
     try:
         for text in (PROBE, FIGURE):
             exec(text, {"__name__": "own.part"})
-        page = work.run.report(tmp_path, sections=("forecast", "first_jump")).read_text()
+        page = work.run.report(
+            tmp_path, sections=("forecast", "first_jump")
+        ).read_text()
         assert "The largest jump is" in page
         from tsfm_lens.figures.named import make_figure
 
@@ -178,14 +199,21 @@ def test_a_measurement_of_ones_own_joins_reports_and_figures(work: Results, tmp_
         # a cell of a notebook runs twice; another module does not take what is there
         exec(FIGURE, {"__name__": "own.part"})
         for text in (FIGURE, FIGURE.replace("first_jump", "attribution")):
-            with pytest.raises(InputError, match=r"is taken by (own\.part|tsfm_lens\.viz\.attribution)"):
+            with pytest.raises(
+                InputError, match=r"is taken by (own\.part|tsfm_lens\.viz\.attribution)"
+            ):
                 exec(text, {"__name__": "other.part"})
         with pytest.raises(InputError, match="'attribution' is computed by attribute"):
-            exec(PROBE.replace('"first_jump")\n', '"attribution")\n', 1), {"__name__": "other.part"})
+            exec(
+                PROBE.replace('"first_jump")\n', '"attribution")\n', 1),
+                {"__name__": "other.part"},
+            )
         with pytest.raises(UnknownNameError, match="Closest: first"):
             registry.probe("other", "frst")
         with pytest.raises(InputError, match="'bare' of 'first_jump' has no title"):
-            exec(f"{FIGURE}\n@JUMP.figure()\ndef bare(ds): ...", {"__name__": "own.part"})
+            exec(
+                f"{FIGURE}\n@JUMP.figure()\ndef bare(ds): ...", {"__name__": "own.part"}
+            )
         with pytest.raises(InputError, match="choose one of"):
             measurement("other", theme="Magic", title="", summary="", description="")
     finally:
@@ -204,7 +232,13 @@ def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
     magnitude = float(abs(work.first.point).max())
     for name in ("mean_shift", "spearman_distance", "forecast"):
         own = heads[name].sel(component=single["component"])
-        assert_close(single[name].values, own.values, depth=300, magnitude=magnitude, dtype="float32")
+        assert_close(
+            single[name].values,
+            own.values,
+            depth=300,
+            magnitude=magnitude,
+            dtype="float32",
+        )
     ranks = alone["spectra"]["stable_rank"].sel(product="QK")
     np.testing.assert_array_equal(ranks, alone["patch_attention"]["stable_rank"])
     point, quantiles = work.first.point, work.first.forecast.quantiles
@@ -216,18 +250,38 @@ def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
         assert_close(forecast.values, point, depth=300, dtype="float32", what=kind)
     # where the season is moved, gaps are filled first
     whole = alone["circuit"]["forecast"].sel(part="model")
-    assert_close(whole.values, alone.shifted[0].point, depth=300, dtype="float32", what="circuit")
+    assert_close(
+        whole.values, alone.shifted[0].point, depth=300, dtype="float32", what="circuit"
+    )
     original = alone["recipes"]["quantile_forecast"].sel(recipe="original")
-    for kind, forecast in (("recipes", original), ("patch_attention", alone["patch_attention"]["quantile_forecast"])):
-        np.testing.assert_array_equal(forecast.transpose("series", "quantile", "step").values, quantiles, err_msg=kind)
-    np.testing.assert_array_equal(alone["parroting"]["best_lag"].values, alone["head_parroting"]["lag"].values)
-    np.testing.assert_array_equal(alone["attention"]["native_median"].values, work.first.forecast.median)
-    np.testing.assert_array_equal(alone["parroting"]["forecast"].values, work.first.forecast.median)
+    for kind, forecast in (
+        ("recipes", original),
+        ("patch_attention", alone["patch_attention"]["quantile_forecast"]),
+    ):
+        np.testing.assert_array_equal(
+            forecast.transpose("series", "quantile", "step").values,
+            quantiles,
+            err_msg=kind,
+        )
+    np.testing.assert_array_equal(
+        alone["parroting"]["best_lag"].values, alone["head_parroting"]["lag"].values
+    )
+    np.testing.assert_array_equal(
+        alone["attention"]["native_median"].values, work.first.forecast.median
+    )
+    np.testing.assert_array_equal(
+        alone["parroting"]["forecast"].values, work.first.forecast.median
+    )
 
 
 @pytest.mark.parametrize("kind", measurements())
 def test_a_kind_is_computed_and_drawn_in_files_of_one_name(kind: str) -> None:
     entry = find(kind)
     home, name = entry.home.rpartition(".")[::2]
-    if entry.probe is not None and entry.probe.function.__module__.startswith("tsfm_lens.probes."):
-        assert (home, name) == ("tsfm_lens.viz", entry.probe.function.__module__.rpartition(".")[2])
+    if entry.probe is not None and entry.probe.function.__module__.startswith(
+        "tsfm_lens.probes."
+    ):
+        assert (home, name) == (
+            "tsfm_lens.viz",
+            entry.probe.function.__module__.rpartition(".")[2],
+        )

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-pytestmark = pytest.mark.skipif(find_spec("gluonts") is not None, reason="extras are installed here")
+pytestmark = pytest.mark.skipif(
+    find_spec("gluonts") is not None, reason="extras are installed here"
+)
 
 SERIES = ["bolt-nano", "--data", "bundled:nile", "--horizon", "6"]
 CONFIG = """
@@ -34,7 +36,15 @@ WORKING = {
     "doctor": ["doctor", "--json"],
     "figure": ["figure", "forecast_fan", *SERIES, "--out", "out"],
     "compress": ["compress", *SERIES, "--keep", "0.5", "--out", "out"],
-    "compare": ["compare", "bolt-nano", "bolt-nano", "--data", "bundled:nile", "--horizon", "6"],
+    "compare": [
+        "compare",
+        "bolt-nano",
+        "bolt-nano",
+        "--data",
+        "bundled:nile",
+        "--horizon",
+        "6",
+    ],
     "sweep help": ["sweep", "-h"],
 }
 MISSING = {
@@ -43,9 +53,15 @@ MISSING = {
     "status": (["sweep", "status", "config.yaml"], "sweep"),
     "ray": (["sweep", "config.yaml", "--engine", "ray"], "sweep"),
     "serve": (["serve"], "notebook"),
-    "svg": (["figure", "forecast_fan", *SERIES, "--format", "svg", "--out", "out"], "static"),
+    "svg": (
+        ["figure", "forecast_fan", *SERIES, "--format", "svg", "--out", "out"],
+        "static",
+    ),
     "pdf": (["explain", *SERIES, "--pdf", "--out", "out"], "static"),
-    "timesfm": (["forecast", "google/timesfm-2.5-200m-pytorch", *SERIES[1:]], "timesfm"),
+    "timesfm": (
+        ["forecast", "google/timesfm-2.5-200m-pytorch", *SERIES[1:]],
+        "timesfm",
+    ),
     "toto": (["forecast", "Datadog/Toto-Open-Base-1.0", *SERIES[1:]], "toto"),
     "moirai": (["forecast", "Salesforce/moirai-1.1-R-small", *SERIES[1:]], "moirai"),
     "ttm": (["forecast", "ibm-granite/granite-timeseries-ttm-r2", *SERIES[1:]], "ttm"),
@@ -76,7 +92,9 @@ def test_a_command_works(run: object, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MISSING)
-def test_a_command_names_its_extra_and_writes_nothing(run: object, name: str, tmp_path: Path) -> None:
+def test_a_command_names_its_extra_and_writes_nothing(
+    run: object, name: str, tmp_path: Path
+) -> None:
     arguments, extra = MISSING[name]
     result = run(arguments)
     assert result.exit_code == 1, result.output

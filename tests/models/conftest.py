@@ -34,7 +34,9 @@ def configured(nano: Path) -> Callable[..., Path]:
     def change(**changes: Any) -> Path:
         config = json.loads((nano / "config.json").read_text())
         for key, value in changes.items():
-            (config["chronos_config"] if key in config["chronos_config"] else config)[key] = value
+            (config["chronos_config"] if key in config["chronos_config"] else config)[
+                key
+            ] = value
         (nano / "config.json").write_text(json.dumps(config))
         return nano
 
@@ -45,7 +47,9 @@ def configured(nano: Path) -> Callable[..., Path]:
 def univariate() -> list[np.ndarray]:
     """Unequal lengths, a gap inside, missing values at the start, and one series without a negative value."""
     rng = np.random.default_rng(7)
-    first, second, third = (rng.normal(size=size).cumsum() + 1.0 for size in (50, 43, 28))
+    first, second, third = (
+        rng.normal(size=size).cumsum() + 1.0 for size in (50, 43, 28)
+    )
     first[7:10] = np.nan
     second[:2] = np.nan
     return [first, second, np.abs(third)]

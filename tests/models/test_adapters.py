@@ -32,13 +32,17 @@ NAMES = sorted(set(architectures()) - {"toto-2"})
 SERIES = tsfm_lens.bundled("elnino").tail(128)
 
 
-def write_adapter(lens: Lens, base: Path, folder: Path, **settings: object) -> nn.Module:
+def write_adapter(
+    lens: Lens, base: Path, folder: Path, **settings: object
+) -> nn.Module:
     """Write an adapter with random weights for the first linear layers; a copy of the model with it merged."""
     tuned = module_of(copy.deepcopy(lens).native)
     # peft asks for embeddings, which not every model of transformers names
     tuned.get_input_embeddings = nn.Module  # type: ignore[assignment]
     linear = [name for name, part in tuned.named_modules() if type(part) is nn.Linear]
-    config = peft.LoraConfig(r=2, target_modules=linear[:4], init_lora_weights=False, **settings)
+    config = peft.LoraConfig(
+        r=2, target_modules=linear[:4], init_lora_weights=False, **settings
+    )
     torch.manual_seed(0)
     wrapped = peft.get_peft_model(tuned, config)
     wrapped.peft_config["default"].base_model_name_or_path = str(base)
@@ -52,7 +56,9 @@ def files_of_adapter(folder: Path) -> tuple[Path, Path]:
 
 def rebase(folder: Path, base: object) -> None:
     path, _ = files_of_adapter(folder)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": base}))
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": base})
+    )
 
 
 @pytest.fixture
@@ -65,16 +71,22 @@ def beside(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def tuned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+def tuned(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, Path]]:
     """Folder of the base and folder of an adapter, of every architecture."""
     name: str = request.param
-    base, adapter = (tmp_path_factory.mktemp(f"{name}-{part}") for part in ("base", "adapter"))
+    base, adapter = (
+        tmp_path_factory.mktemp(f"{name}-{part}") for part in ("base", "adapter")
+    )
     with pytest.MonkeyPatch.context() as patch:
         save(name, lens_of(name).native, base, patch)
         yield base, adapter
 
 
-def test_every_architecture_merges_it_beside_weights_and_alone(tuned: tuple[Path, Path]) -> None:
+def test_every_architecture_merges_it_beside_weights_and_alone(
+    tuned: tuple[Path, Path],
+) -> None:
     base, adapter = tuned
     plain = load(base)
     merged = write_adapter(plain, base, adapter)
@@ -88,17 +100,25 @@ def test_every_architecture_merges_it_beside_weights_and_alone(tuned: tuple[Path
         assert state.keys() == expected.keys()
         for key, tensor in state.items():
             # merged once by peft in each case: the same sum, in the same order
-            torch.testing.assert_close(tensor, expected[key], rtol=0, atol=0, equal_nan=True)
-            changed += not torch.equal(tensor, module_of(plain.native).state_dict()[key])
+            torch.testing.assert_close(
+                tensor, expected[key], rtol=0, atol=0, equal_nan=True
+            )
+            changed += not torch.equal(
+                tensor, module_of(plain.native).state_dict()[key]
+            )
     assert changed >= 2
     batch = example_case(plain).batch
-    first, second, before = (lens.forecast(batch, 3, seed=1).quantiles for lens in (alone, beside, plain))
+    first, second, before = (
+        lens.forecast(batch, 3, seed=1).quantiles for lens in (alone, beside, plain)
+    )
     np.testing.assert_array_equal(first, second)
     assert not np.array_equal(first, before)
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_chronos_2_forecasts_as_its_own_pipeline_with_the_adapter(beside: Path, tmp_path: Path, alone: bool) -> None:
+def test_chronos_2_forecasts_as_its_own_pipeline_with_the_adapter(
+    beside: Path, tmp_path: Path, alone: bool
+) -> None:
     folder = beside
     if alone:
         folder = tmp_path / "alone"
@@ -107,8 +127,12 @@ def test_chronos_2_forecasts_as_its_own_pipeline_with_the_adapter(beside: Path, 
             shutil.copyfile(file, folder / file.name)
     # the library's own door for a folder without a configuration is the pipeline's class
     pipeline = Chronos2Pipeline.from_pretrained(str(folder))
-    quantiles, _ = pipeline.predict_quantiles([torch.tensor(SERIES.values[0])], prediction_length=5)
-    np.testing.assert_array_equal(load(folder).forecast(SERIES, 5).quantiles[0].T, quantiles[0][0].numpy())
+    quantiles, _ = pipeline.predict_quantiles(
+        [torch.tensor(SERIES.values[0])], prediction_length=5
+    )
+    np.testing.assert_array_equal(
+        load(folder).forecast(SERIES, 5).quantiles[0].T, quantiles[0][0].numpy()
+    )
 
 
 def test_chronos_forecasts_as_its_own_pipeline_with_the_adapter(tmp_path: Path) -> None:
@@ -116,12 +140,17 @@ def test_chronos_forecasts_as_its_own_pipeline_with_the_adapter(tmp_path: Path) 
     folder = tmp_path / "both"
     shutil.copytree(checkpoint_path("chronos-nano"), folder)
     write_adapter(load("chronos-nano"), folder, folder)
-    native = BaseChronosPipeline.from_pretrained(str(folder)).inner_model.double().eval()
+    native = (
+        BaseChronosPipeline.from_pretrained(str(folder)).inner_model.double().eval()
+    )
     ours = load(folder).adapter.model.double()
     tokens = torch.tensor([[5, 9, 100, 120, 1]])
     start = torch.zeros((1, 1), dtype=torch.long)
     with torch.no_grad():
-        first, second = (model(input_ids=tokens, decoder_input_ids=start).logits for model in (native, ours))
+        first, second = (
+            model(input_ids=tokens, decoder_input_ids=start).logits
+            for model in (native, ours)
+        )
     # merged in float32, so that each weight is off by half a unit of float32
     assert_close(first, second, depth=1000, dtype=np.float32)
 
@@ -131,16 +160,26 @@ def test_other_parts_that_an_adapter_saves_are_read(tmp_path: Path) -> None:
     lens = load("bolt-nano")
     write_adapter(lens, base, tmp_path, modules_to_save=["output_patch_embedding"])
     weights = load_file(tmp_path / "adapter_model.safetensors")
-    name = next(key for key in weights if "output_patch_embedding.output_layer.bias" in key)
+    name = next(
+        key for key in weights if "output_patch_embedding.output_layer.bias" in key
+    )
     weights[name] += 1
     save_file(weights, tmp_path / "adapter_model.safetensors", {"format": "pt"})
     bias = load(tmp_path).adapter.model.output_patch_embedding.output_layer.bias
-    torch.testing.assert_close(bias, lens.adapter.model.output_patch_embedding.output_layer.bias + 1, rtol=0, atol=0)
+    torch.testing.assert_close(
+        bias,
+        lens.adapter.model.output_patch_embedding.output_layer.bias + 1,
+        rtol=0,
+        atol=0,
+    )
 
 
 def test_the_files_that_were_read_are_named(beside: Path) -> None:
     lens = load(beside)
-    assert [file.name for file in lens.files] == ["model.safetensors", "adapter_model.safetensors"]
+    assert [file.name for file in lens.files] == [
+        "model.safetensors",
+        "adapter_model.safetensors",
+    ]
     assert copy.deepcopy(lens).files == lens.files
     assert [file.name for file in load("bolt-nano").files] == ["model.safetensors"]
     base = load("chronos2-nano")
@@ -180,13 +219,19 @@ def test_a_pickled_adapter_is_never_read(beside: Path) -> None:
     assert not (beside.parent / MARK).exists()
 
 
-def test_a_base_that_is_ambiguous_or_not_at_hand_is_refused_and_the_advice_works(beside: Path, tmp_path: Path) -> None:
+def test_a_base_that_is_ambiguous_or_not_at_hand_is_refused_and_the_advice_works(
+    beside: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "other"
     shutil.copytree(beside, other)
     for file in files_of_adapter(other):
         file.unlink()
     weights = load_file(other / "model.safetensors")
-    save_file({name: tensor + 0.01 for name, tensor in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    save_file(
+        {name: tensor + 0.01 for name, tensor in weights.items()},
+        other / "model.safetensors",
+        {"format": "pt"},
+    )
     rebase(beside, str(other))
     message = refused(beside, str(other), "base_model_name_or_path", "config.json")
     assert "alone" in message
@@ -221,6 +266,8 @@ def test_an_adapter_of_another_model_is_refused(beside: Path) -> None:
     refused(folder, "adapter cannot be merged")
 
 
-def test_without_peft_its_installation_is_named(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_peft_its_installation_is_named(
+    beside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     refused(beside, "pip install peft", kind=MissingExtraError)

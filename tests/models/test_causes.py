@@ -37,7 +37,10 @@ FORECASTS: dict[str, Callable[[Lens, int], Any]] = {
     "run": lambda lens, steps: lens.run(bundled("co2"), steps).forecast,
     "parts": lambda lens, steps: lens.forecast(bundled("co2"), steps, batch_size=1),
     "variants": lambda lens, steps: forecast_variants(
-        lens, bundled("co2"), steps, [Variant(str(part), (Zero(part),)) for part in lens.components("**.mlp")]
+        lens,
+        bundled("co2"),
+        steps,
+        [Variant(str(part), (Zero(part),)) for part in lens.components("**.mlp")],
     ),
 }
 
@@ -45,7 +48,10 @@ FORECASTS: dict[str, Callable[[Lens, int], Any]] = {
 @pytest.mark.parametrize("way", FORECASTS)
 def test_a_forecast_shorter_than_asked_is_refused(way: str) -> None:
     lens = Lens(Short(drawn(Forecaster())), "short")
-    with pytest.raises(WiringError, match=rf"gave {HORIZON} steps, expected {HORIZON + 8}.*rollout = 'single'"):
+    with pytest.raises(
+        WiringError,
+        match=rf"gave {HORIZON} steps, expected {HORIZON + 8}.*rollout = 'single'",
+    ):
         FORECASTS[way](lens, HORIZON + 8)
     FORECASTS[way](lens, HORIZON)
     # the advice is followed
@@ -56,8 +62,12 @@ def test_a_forecast_shorter_than_asked_is_refused(way: str) -> None:
 GRADIENTS: dict[str, Callable[[Run], Any]] = {
     "integrated": lambda run: attribute_inputs(run, method="integrated gradients"),
     "at the input": lambda run: attribute_inputs(run, method="gradient × input"),
-    "of activations": lambda run: run.lens.run_with_cache(run.encoded, incl_bwd=True, loss=torch.sum),
-    "hooks": lambda run: run.lens.run_with_hooks(run.encoded, bwd_hooks=[("**.mlp.hook_out", lambda grad, hook: None)]),
+    "of activations": lambda run: run.lens.run_with_cache(
+        run.encoded, incl_bwd=True, loss=torch.sum
+    ),
+    "hooks": lambda run: run.lens.run_with_hooks(
+        run.encoded, bwd_hooks=[("**.mlp.hook_out", lambda grad, hook: None)]
+    ),
 }
 
 
@@ -65,7 +75,10 @@ GRADIENTS: dict[str, Callable[[Run], Any]] = {
 @pytest.mark.parametrize("name", ["bolt-nano", "chronos2-nano"])
 def test_inference_mode_is_the_cause(name: str, way: str) -> None:
     run = tsfm_lens.load(name).run(bundled("co2"), 4)
-    with torch.inference_mode(), pytest.raises(InputError, match=r"torch.inference_mode\(\); leave it"):
+    with (
+        torch.inference_mode(),
+        pytest.raises(InputError, match=r"torch.inference_mode\(\); leave it"),
+    ):
         GRADIENTS[way](run)
     # the advice is followed
     if way in ("integrated", "at the input"):
@@ -75,7 +88,9 @@ def test_inference_mode_is_the_cause(name: str, way: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", MODELS)
-def test_rounding_under_autocast_is_no_wrong_wiring(name: str, dtype: torch.dtype) -> None:
+def test_rounding_under_autocast_is_no_wrong_wiring(
+    name: str, dtype: torch.dtype
+) -> None:
     with torch.autocast("cpu", dtype):
         lens = tsfm_lens.load(name)
         run = lens.run(bundled("co2"), 4)
@@ -87,8 +102,15 @@ def test_rounding_under_autocast_is_no_wrong_wiring(name: str, dtype: torch.dtyp
     writes = acts.decompose_resid()
     assert bool(writes.isfinite().all())
     # an edit of the stream itself is still no rounding
-    stream = "blocks.1.hook_resid_post" if "2" in name else "decoder_blocks.1.hook_resid_post"
-    with torch.autocast("cpu", dtype), lens.hooks([(stream, lambda value, hook: 3 * value)]):
+    stream = (
+        "blocks.1.hook_resid_post"
+        if "2" in name
+        else "decoder_blocks.1.hook_resid_post"
+    )
+    with (
+        torch.autocast("cpu", dtype),
+        lens.hooks([(stream, lambda value, hook: 3 * value)]),
+    ):
         edited = lens.run_with_cache(run.encoded)[1]
         with pytest.raises(WiringError, match="do not sum"):
             edited.decompose_resid()

@@ -29,7 +29,9 @@ def new_run(name: str = "bolt-nano") -> Run:
     return run
 
 
-def stepped(make: Callable[..., torch.optim.Optimizer], **options: Any) -> Callable[[Lens], None]:
+def stepped(
+    make: Callable[..., torch.optim.Optimizer], **options: Any
+) -> Callable[[Lens], None]:
     def step(lens: Lens) -> None:
         optimiser = make(lens.parameters(), lr=1e-3, **options)
         for weight in lens.parameters():
@@ -40,11 +42,15 @@ def stepped(make: Callable[..., torch.optim.Optimizer], **options: Any) -> Calla
 
 
 def loaded(lens: Lens) -> None:
-    lens.load_state_dict({name: 1.01 * value for name, value in lens.state_dict().items()})
+    lens.load_state_dict(
+        {name: 1.01 * value for name, value in lens.state_dict().items()}
+    )
 
 
 def assigned(lens: Lens) -> None:
-    lens.load_state_dict({name: 1.01 * value for name, value in lens.state_dict().items()}, assign=True)
+    lens.load_state_dict(
+        {name: 1.01 * value for name, value in lens.state_dict().items()}, assign=True
+    )
 
 
 @torch.no_grad()
@@ -53,8 +59,14 @@ def scaled(lens: Lens) -> None:
 
 
 def replaced(lens: Lens) -> None:
-    part = lens.model.encoder.block[0] if hasattr(lens.model.encoder, "block") else lens.model.encoder.layers[0]
-    part.load_state_dict({name: value.clone() for name, value in part.state_dict().items()}, assign=True)
+    part = (
+        lens.model.encoder.block[0]
+        if hasattr(lens.model.encoder, "block")
+        else lens.model.encoder.layers[0]
+    )
+    part.load_state_dict(
+        {name: value.clone() for name, value in part.state_dict().items()}, assign=True
+    )
 
 
 def by_data_twice(lens: Lens) -> None:
@@ -115,7 +127,10 @@ def test_a_change_is_noticed(change: str) -> None:
         lambda: attribute_inputs(run),
     ]
     for use in uses:
-        with pytest.raises(InputError, match=r"mix two models. Make a new one: lens.run\(series, horizon\)"):
+        with pytest.raises(
+            InputError,
+            match=r"mix two models. Make a new one: lens.run\(series, horizon\)",
+        ):
             use()
     # what is there stays readable, and the advice works
     assert run.forecast is forecast
@@ -135,7 +150,10 @@ def test_a_forecast_that_was_not_made_yet_is_refused(name: str) -> None:
 def test_our_own_edits_change_no_weight(name: str) -> None:
     run = new_run(name)
     lens = run.lens
-    with lens.ablate("**.mlp"), lens.hooks([("**.hook_z", lambda value, hook: 0.5 * value)]):
+    with (
+        lens.ablate("**.mlp"),
+        lens.hooks([("**.hook_z", lambda value, hook: 0.5 * value)]),
+    ):
         lens.forecast(SERIES, 4)
         lens(run.encoded).sum().backward()
     probes.causal_effects(run, components=["**.mlp"])
@@ -158,11 +176,15 @@ def test_our_own_edits_change_no_weight(name: str) -> None:
     own.attribute()
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda run: pickle.loads(pickle.dumps(run))])
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda run: pickle.loads(pickle.dumps(run))]
+)
 def test_a_copy_of_a_run_is_of_the_copied_model(copied: Callable[[Run], Run]) -> None:
     run = new_run()
     other = copied(run)
-    np.testing.assert_array_equal(other.attribute()["attribution"], run.attribute()["attribution"])
+    np.testing.assert_array_equal(
+        other.attribute()["attribution"], run.attribute()["attribution"]
+    )
     scaled(other.lens)
     with pytest.raises(InputError, match="have changed"):
         other.attribute()

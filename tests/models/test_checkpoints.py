@@ -39,19 +39,28 @@ def sharded(folder: Path) -> dict[str, str]:
     (folder / "model.safetensors").unlink()
     place = {name: f"part-{len(name) % 2}.safetensors" for name in tensors}
     for file in set(place.values()):
-        save_file({name: tensors[name] for name in tensors if place[name] == file}, folder / file, {"format": "pt"})
+        save_file(
+            {name: tensors[name] for name in tensors if place[name] == file},
+            folder / file,
+            {"format": "pt"},
+        )
     indexed(folder, place)
     return place
 
 
 def indexed(folder: Path, place: object) -> None:
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": place}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": place})
+    )
 
 
 def opened_by(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
     """Open every checkpoint by a function of the folder and Chronos's own opening."""
     real = architectures()["chronos"]
-    own = dataclasses.replace(real, open=lambda folder, *args: change(folder, lambda: real.open(folder, *args)))
+    own = dataclasses.replace(
+        real,
+        open=lambda folder, *args: change(folder, lambda: real.open(folder, *args)),
+    )
     monkeypatch.setattr(opening, "architecture_of", lambda *_args: own)
 
 
@@ -66,7 +75,9 @@ def without_a_layer(tensors: dict[str, torch.Tensor]) -> None:
         del tensors[name]
 
 
-def replaced(name: str, change: Callable[[torch.Tensor], torch.Tensor], *, at: str = "") -> Edit:
+def replaced(
+    name: str, change: Callable[[torch.Tensor], torch.Tensor], *, at: str = ""
+) -> Edit:
     """Put a changed copy of a tensor into its place, or under another name."""
 
     def edit(tensors: dict[str, torch.Tensor]) -> None:
@@ -78,9 +89,15 @@ def replaced(name: str, change: Callable[[torch.Tensor], torch.Tensor], *, at: s
 NORM = "decoder.final_layer_norm.weight"
 NAN, HUGE = torch.tensor([float("nan")] * 2), torch.tensor(1e6)
 SPOILED: dict[str, tuple[Edit, str, str]] = {
-    "no layer": (without_a_layer, r"13 missing \(decoder.block.2.layer.0.SelfAttention.k.weight, .*…\)", "float32"),
+    "no layer": (
+        without_a_layer,
+        r"13 missing \(decoder.block.2.layer.0.SelfAttention.k.weight, .*…\)",
+        "float32",
+    ),
     "another": (
-        replaced("shared.weight", lambda x: x[:1, :2], at="decoder.block.3.extra.weight"),
+        replaced(
+            "shared.weight", lambda x: x[:1, :2], at="decoder.block.3.extra.weight"
+        ),
         r"1 unknown to the model \(decoder.block.3.extra.weight\)",
         "float32",
     ),
@@ -89,14 +106,21 @@ SPOILED: dict[str, tuple[Edit, str, str]] = {
         rf"1 of another form \({WI} is \[96, 384\] and not",
         "float32",
     ),
-    "integers": (replaced("shared.weight", Tensor.int), r"shared.weight is \[2048, 96\] of I32 and not", "float32"),
+    "integers": (
+        replaced("shared.weight", Tensor.int),
+        r"shared.weight is \[2048, 96\] of I32 and not",
+        "float32",
+    ),
     "no numbers": (
         replaced(NORM, lambda x: x.index_copy(0, torch.tensor([5, 6]), NAN)),
         rf"{NORM} has 2 of 96 weights .* not finite",
         "float32",
     ),
     "beyond the type": (
-        replaced("shared.weight", lambda x: x.index_put((torch.tensor(0), torch.tensor(0)), HUGE)),
+        replaced(
+            "shared.weight",
+            lambda x: x.index_put((torch.tensor(0), torch.tensor(0)), HUGE),
+        ),
         r"1 of 196608 weights that are not finite in torch\.float16",
         "float16",
     ),
@@ -104,7 +128,9 @@ SPOILED: dict[str, tuple[Edit, str, str]] = {
 
 
 @pytest.mark.parametrize(("edit", "said", "dtype"), SPOILED.values(), ids=SPOILED)
-def test_what_does_not_fit_is_named(nano: Path, edit: Edit, said: str, dtype: str) -> None:
+def test_what_does_not_fit_is_named(
+    nano: Path, edit: Edit, said: str, dtype: str
+) -> None:
     expect_error(said, load, rewritten(nano, edit), dtype=dtype, check=False)
 
 
@@ -113,8 +139,14 @@ def test_the_library_declares_what_it_loads(name: str) -> None:
     """Tensors that share memory, and they alone, count as one."""
     full = module_of(lens_of(name).native)
     state, tied = expected_of(full)
-    assert {key: value.shape for key, value in state.items()} == {k: v.shape for k, v in full.state_dict().items()}
-    storage = {key: value.data_ptr() for key, value in full.state_dict().items() if value.numel()}
+    assert {key: value.shape for key, value in state.items()} == {
+        k: v.shape for k, v in full.state_dict().items()
+    }
+    storage = {
+        key: value.data_ptr()
+        for key, value in full.state_dict().items()
+        if value.numel()
+    }
     for one in storage:
         for two in storage:
             assert (two in tied[one]) == (storage[one] == storage[two])
@@ -124,7 +156,10 @@ def test_what_a_library_computes_may_be_in_the_file_if_it_is_so(tmp_path: Path) 
     native = lens_of("toto-1").native
     name = "model.transformer.rotary_emb.freqs"
     own = dict(native.named_buffers())[name]
-    for change, said in ((0.0, ""), (0.01, "did not load model.transformer.rotary_emb.freqs as the file has it")):
+    for change, said in (
+        (0.0, ""),
+        (0.01, "did not load model.transformer.rotary_emb.freqs as the file has it"),
+    ):
         architectures()["toto-1"].save(native, tmp_path)
 
         def add(tensors: dict[str, torch.Tensor], change: float = change) -> None:
@@ -135,18 +170,35 @@ def test_what_a_library_computes_may_be_in_the_file_if_it_is_so(tmp_path: Path) 
 
 
 BEYOND: list[tuple[dict[str, int], str]] = [
-    ({"num_decoder_layers": 4}, r"13 missing \(decoder.block.3.* describes .* parameters, the files hold"),
-    *(({key: 2**31}, r"of another form .* parameters, the files hold") for key in ("d_ff", "vocab_size")),
+    (
+        {"num_decoder_layers": 4},
+        r"13 missing \(decoder.block.3.* describes .* parameters, the files hold",
+    ),
+    *(
+        ({key: 2**31}, r"of another form .* parameters, the files hold")
+        for key in ("d_ff", "vocab_size")
+    ),
     ({"d_model": 2**30}, r"of another form .* parameters, the files hold"),
     ({"num_layers": 100_000}, r"num_layers=100000, but the files hold 68 tensors"),
 ]
 
 
-@pytest.mark.parametrize(("sizes", "said"), BEYOND, ids=lambda value: str(value) if isinstance(value, dict) else "")
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    BEYOND,
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
 def test_sizes_beyond_the_files_take_neither_time_nor_memory(
-    configured: Callable[..., Path], sizes: dict[str, int], said: str, monkeypatch: pytest.MonkeyPatch
+    configured: Callable[..., Path],
+    sizes: dict[str, int],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.nn.Module, "load_state_dict", lambda *_args, **_kw: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(
+        torch.nn.Module,
+        "load_state_dict",
+        lambda *_args, **_kw: pytest.fail("weights were loaded"),
+    )
     expect_error(said, load, configured(**sizes))
 
 
@@ -157,7 +209,9 @@ def test_tables_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
     expect_error(r"a length in config\.json is far too large", load, tmp_path)
 
 
-def test_a_loader_that_loads_something_else_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_that_loads_something_else_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def careless(_folder: Path, real: Callable[[], Any]) -> Any:
         native = real()
         with torch.no_grad():
@@ -165,15 +219,26 @@ def test_a_loader_that_loads_something_else_is_seen(monkeypatch: pytest.MonkeyPa
         return native
 
     opened_by(monkeypatch, careless)
-    expect_error(r"did not load shared\.weight as the file has it", load, "chronos-nano")
+    expect_error(
+        r"did not load shared\.weight as the file has it", load, "chronos-nano"
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_loaded_weights_are_those_of_the_file_rounded_to_the_type(nano: Path, dtype: str) -> None:
+def test_loaded_weights_are_those_of_the_file_rounded_to_the_type(
+    nano: Path, dtype: str
+) -> None:
     kind = getattr(torch, dtype)
-    load(rewritten(nano, replaced("shared.weight", lambda x: x, at="lm_head.weight")), dtype=dtype, check=False)
+    load(
+        rewritten(nano, replaced("shared.weight", lambda x: x, at="lm_head.weight")),
+        dtype=dtype,
+        check=False,
+    )
     # transformers unties what differs, so that both are as the file has them
-    rewritten(nano, replaced("shared.weight", lambda x: x + 1.0, at="encoder.embed_tokens.weight"))
+    rewritten(
+        nano,
+        replaced("shared.weight", lambda x: x + 1.0, at="encoder.embed_tokens.weight"),
+    )
     kept = load(nano, dtype=dtype, check=False).adapter.model.state_dict()
     for name, tensor in load_file(nano / "model.safetensors").items():
         # transformers keeps some matrices of T5 in single precision
@@ -185,7 +250,16 @@ def test_loaded_weights_are_those_of_the_file_rounded_to_the_type(nano: Path, dt
 
 @pytest.mark.parametrize(
     "target",
-    ["pytorch_model.bin", "../outside.safetensors", "/etc/outside.safetensors", "a/b.safetensors", "..", 7, None, {}],
+    [
+        "pytorch_model.bin",
+        "../outside.safetensors",
+        "/etc/outside.safetensors",
+        "a/b.safetensors",
+        "..",
+        7,
+        None,
+        {},
+    ],
     ids=str,
 )
 def test_an_index_names_safetensors_in_its_folder(nano: Path, target: Any) -> None:
@@ -193,48 +267,87 @@ def test_an_index_names_safetensors_in_its_folder(nano: Path, target: Any) -> No
     shutil.copy(nano / "part-0.safetensors", nano.parent / "outside.safetensors")
     poison(nano / "pytorch_model.bin", nano.parent)
     indexed(nano, {**place, "shared.weight": target})
-    expect_error(r"puts 'shared.weight' into .*; expected the name of a .safetensors", load, nano)
+    expect_error(
+        r"puts 'shared.weight' into .*; expected the name of a .safetensors", load, nano
+    )
     assert not (nano.parent / MARK).exists()
 
 
 def test_an_index_says_what_the_files_hold(nano: Path) -> None:
     place = sharded(nano)
     name = next(iter(place))
-    other = {"part-0.safetensors": "part-1.safetensors", "part-1.safetensors": "part-0.safetensors"}[place[name]]
+    other = {
+        "part-0.safetensors": "part-1.safetensors",
+        "part-1.safetensors": "part-0.safetensors",
+    }[place[name]]
     wrong = [
         ({**place, name: other}, "does not say what the files hold: 2 places differ"),
-        ({key: value for key, value in place.items() if key != name}, "1 places differ"),
+        (
+            {key: value for key, value in place.items() if key != name},
+            "1 places differ",
+        ),
         ({**place, "more": other}, "1 places differ, the first is 'more'"),
-        ({**place, "more": "part-2.safetensors"}, r"part-2.safetensors is not a regular file"),
+        (
+            {**place, "more": "part-2.safetensors"},
+            r"part-2.safetensors is not a regular file",
+        ),
         ([], "has no weight_map"),
     ]
     for claimed, said in wrong:
         indexed(nano, claimed)
         expect_error(said, load, nano)
     indexed(nano, place)
-    whole, kept = (load(source, check=False).adapter.model.state_dict() for source in ("chronos-nano", nano))
+    whole, kept = (
+        load(source, check=False).adapter.model.state_dict()
+        for source in ("chronos-nano", nano)
+    )
     assert all(torch.equal(kept[key], whole[key]) for key in whole)
     shutil.copy(nano / "part-0.safetensors", nano / "model.safetensors")
-    expect_error(r"holds both model\.safetensors and model\.safetensors\.index\.json", load, nano)
+    expect_error(
+        r"holds both model\.safetensors and model\.safetensors\.index\.json", load, nano
+    )
 
 
-def test_a_decoy_does_not_make_a_pickle_readable(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_decoy_does_not_make_a_pickle_readable(
+    nano: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     poison(nano / "pytorch_model.bin", nano.parent)
     (nano / "model.safetensors").rename(nano / "decoy.safetensors")
     expect_error(r"only as pickle \(pytorch_model.bin\)", load, nano)
     (nano / "pytorch_model.bin").unlink()
-    expect_error(r"no \*\.safetensors file \(found: nothing\)", load, tmp_path_factory.mktemp("empty"))
+    expect_error(
+        r"no \*\.safetensors file \(found: nothing\)",
+        load,
+        tmp_path_factory.mktemp("empty"),
+    )
     expect_error("but decoy.safetensors; rename", load, nano)
     assert not (nano.parent / MARK).exists()
 
 
-def test_a_library_is_shown_nothing_but_the_files_that_were_judged(nano: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_is_shown_nothing_but_the_files_that_were_judged(
+    nano: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[str] = []
-    for stray in ("pytorch_model.bin", "notes.json", "decoy.safetensors", "modeling.py", "tokenizer.json"):
+    for stray in (
+        "pytorch_model.bin",
+        "notes.json",
+        "decoy.safetensors",
+        "modeling.py",
+        "tokenizer.json",
+    ):
         (nano / stray).write_text("{}")
-    opened_by(monkeypatch, lambda folder, real: seen.extend(path.name for path in folder.iterdir()) or real())
+    opened_by(
+        monkeypatch,
+        lambda folder, real: (
+            seen.extend(path.name for path in folder.iterdir()) or real()
+        ),
+    )
     lens = load(nano, check=False)
-    assert sorted(seen) == ["config.json", "generation_config.json", "model.safetensors"]
+    assert sorted(seen) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    ]
     assert lens.adapter.model.config._name_or_path == str(nano)
 
 
@@ -250,15 +363,26 @@ def test_names_that_no_folder_can_have(source: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        ({"chronos_config": [1]}, CheckpointError, r"chronos_config=\[1\], expected an object of settings"),
-        ({"tokenizer_class": "ChronosPipeline"}, WiringError, "the wiring describes models with"),
+        (
+            {"chronos_config": [1]},
+            CheckpointError,
+            r"chronos_config=\[1\], expected an object of settings",
+        ),
+        (
+            {"tokenizer_class": "ChronosPipeline"},
+            WiringError,
+            "the wiring describes models with",
+        ),
         ({"model_type": "causal"}, WiringError, "the wiring describes models with"),
         ({"num_heads": None}, CheckpointError, "can be built from its configuration"),
         ({"layer_norm_epsilon": float("nan")}, WiringError, "fails by nan"),
     ],
 )
 def test_settings_that_no_wiring_describes(
-    configured: Callable[..., Path], settings: dict[str, Any], error: type[Exception], words: str
+    configured: Callable[..., Path],
+    settings: dict[str, Any],
+    error: type[Exception],
+    words: str,
 ) -> None:
     with pytest.raises(error, match=words):
         load(configured(**settings))
@@ -266,29 +390,52 @@ def test_settings_that_no_wiring_describes(
 
 def test_only_distributions_of_the_library_are_made(tmp_path: Path) -> None:
     lens_of("moirai-1.1").native.save_pretrained(tmp_path)
-    config, trace = json.loads((tmp_path / "config.json").read_text()), tmp_path / "called"
+    config, trace = (
+        json.loads((tmp_path / "config.json").read_text()),
+        tmp_path / "called",
+    )
     own: dict[str, Any] = {"_target_": "pathlib.Path.touch", "_args_": [str(trace)]}
     wrong: list[tuple[Any, str]] = [
         ({"_target_": "os.system"}, "'os.system'} as output distribution"),
         (own, "pathlib.Path.touch"),
         ({**config["distr_output"], "components": [own]}, "pathlib.Path.touch"),
-        ({"_target_": "uni2ts.distribution._base.torch.hub.load"}, "expected a class of uni2ts.distribution"),
-        ({"_target_": "uni2ts.distribution.StudentTOutput", "_args_": ["x"]}, "distr_output._args_="),
-        ({"_target_": "uni2ts.distribution.NormalFixedScaleOutput", "scale": "${oc.env:HOME}"}, "distr_output.scale="),
+        (
+            {"_target_": "uni2ts.distribution._base.torch.hub.load"},
+            "expected a class of uni2ts.distribution",
+        ),
+        (
+            {"_target_": "uni2ts.distribution.StudentTOutput", "_args_": ["x"]},
+            "distr_output._args_=",
+        ),
+        (
+            {
+                "_target_": "uni2ts.distribution.NormalFixedScaleOutput",
+                "scale": "${oc.env:HOME}",
+            },
+            "distr_output.scale=",
+        ),
         ([], "expected a class of uni2ts.distribution"),
     ]
     for node, said in wrong:
-        (tmp_path / "config.json").write_text(json.dumps({**config, "distr_output": node}))
+        (tmp_path / "config.json").write_text(
+            json.dumps({**config, "distr_output": node})
+        )
         with pytest.raises((CheckpointError, WiringError)) as caught:
             load(tmp_path)
         assert said in str(caught.value)
     assert not trace.exists()
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"d_model": ' + "9" * 5000 + "}", "\ufeff{}", "", "[]"])
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"d_model": ' + "9" * 5000 + "}", "\ufeff{}", "", "[]"]
+)
 def test_settings_that_are_no_json(nano: Path, text: str) -> None:
     (nano / "config.json").write_text(text)
-    expect_error("holds a list" if text == "[]" else r"config\.json is not valid JSON", load, nano)
+    expect_error(
+        "holds a list" if text == "[]" else r"config\.json is not valid JSON",
+        load,
+        nano,
+    )
     expect_error("is a file", load, nano / "config.json")
 
 

@@ -28,17 +28,25 @@ def nano() -> Lens:
     return tsfm_lens.load("chronos2-nano")
 
 
-def drawn(count: int, steps: int = STEPS, horizon: int = HORIZON, *, text: bool = False) -> list[dict[str, Any]]:
+def drawn(
+    count: int, steps: int = STEPS, horizon: int = HORIZON, *, text: bool = False
+) -> list[dict[str, Any]]:
     """Items with a past covariate, "a", and known ones, "k" and perhaps "w", of words."""
     rng = np.random.default_rng(count)
     items = []
     for _ in range(count):
-        words = {"w": np.resize(["low", "high", "mid"], steps + horizon)} if text else {}
+        words = (
+            {"w": np.resize(["low", "high", "mid"], steps + horizon)} if text else {}
+        )
         known = {"k": rng.normal(size=steps + horizon), **words}
-        past = {"a": rng.normal(size=steps)} | {name: each[:steps] for name, each in known.items()}
+        past = {"a": rng.normal(size=steps)} | {
+            name: each[:steps] for name, each in known.items()
+        }
         future = {name: each[steps:] for name, each in known.items()}
         target = 5 + known["k"][:steps] + rng.normal(size=steps)
-        items.append({"target": target, "past_covariates": past, "future_covariates": future})
+        items.append(
+            {"target": target, "past_covariates": past, "future_covariates": future}
+        )
     return items
 
 
@@ -48,7 +56,10 @@ def test_timesfm_3_decodes_covariates_as_the_library_does() -> None:
     items = drawn(2)
     batch = as_series(items)
     ours = lens.forecast(batch, HORIZON)
-    past = {name: np.stack([item["past_covariates"][name] for item in items]) for name in "ak"}
+    past = {
+        name: np.stack([item["past_covariates"][name] for item in items])
+        for name in "ak"
+    }
     ahead = np.stack([item["future_covariates"]["k"] for item in items])
 
     def shaped(values: Any) -> torch.Tensor:
@@ -59,7 +70,9 @@ def test_timesfm_3_decodes_covariates_as_the_library_does() -> None:
         past_only_covariates=shaped(past["a"]),
         past_future_covariates=shaped(np.concatenate([past["k"], ahead], 1)),
     )
-    np.testing.assert_array_equal(ours.quantiles[batch.is_target], theirs[:, 0].transpose(1, 2).numpy())
+    np.testing.assert_array_equal(
+        ours.quantiles[batch.is_target], theirs[:, 0].transpose(1, 2).numpy()
+    )
     run = lens.run(batch, HORIZON)
     np.testing.assert_array_equal(run.point, run.forecast.median)
 
@@ -67,7 +80,10 @@ def test_timesfm_3_decodes_covariates_as_the_library_does() -> None:
 def moirai_input(items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """Arguments of a uni2ts forecast, (item, time, feature), written down here once more."""
     past = torch.tensor(np.stack([item["past_covariates"]["a"] for item in items]))
-    known = [np.r_[item["past_covariates"]["k"], item["future_covariates"]["k"]] for item in items]
+    known = [
+        np.r_[item["past_covariates"]["k"], item["future_covariates"]["k"]]
+        for item in items
+    ]
     values = {
         "past_target": torch.tensor(np.stack([item["target"] for item in items])),
         "feat_dynamic_real": torch.tensor(np.stack(known)),
@@ -80,29 +96,47 @@ def moirai_input(items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         "past_observed_feat_dynamic_real": "past_feat_dynamic_real",
     }
     padding = torch.zeros(len(items), STEPS, dtype=torch.bool)
-    return values | {name: ~values[of].isnan() for name, of in seen.items()} | {"past_is_pad": padding}
+    return (
+        values
+        | {name: ~values[of].isnan() for name, of in seen.items()}
+        | {"past_is_pad": padding}
+    )
 
 
 @pytest.mark.parametrize("name", ["moirai-1.1", "moirai-2"])
 def test_moirai_forecasts_as_its_library_does(name: str) -> None:
-    room = pytest.importorskip("uni2ts.model.moirai" if name == "moirai-1.1" else "uni2ts.model.moirai2")
+    room = pytest.importorskip(
+        "uni2ts.model.moirai" if name == "moirai-1.1" else "uni2ts.model.moirai2"
+    )
     lens = tsfm_lens.load(architectures()[name].tiny())
     horizon = 8
     items = drawn(2, horizon=horizon)
     batch = as_series(items)
-    dims = {"target_dim": 1, "feat_dynamic_real_dim": 1, "past_feat_dynamic_real_dim": 1}
-    sizes = {"prediction_length": horizon, "context_length": STEPS, "module": lens.adapter.model, **dims}
+    dims = {
+        "target_dim": 1,
+        "feat_dynamic_real_dim": 1,
+        "past_feat_dynamic_real_dim": 1,
+    }
+    sizes = {
+        "prediction_length": horizon,
+        "context_length": STEPS,
+        "module": lens.adapter.model,
+        **dims,
+    }
     ours = lens.forecast(batch, horizon, seed=3)
     with torch.no_grad():
         if name == "moirai-1.1":
-            native = room.MoiraiForecast(**sizes, patch_size=lens.adapter.patch, num_samples=100).eval()
+            native = room.MoiraiForecast(
+                **sizes, patch_size=lens.adapter.patch, num_samples=100
+            ).eval()
             torch.manual_seed(3)
             drawn_paths = native(**moirai_input(items))
             assert ours.samples is not None
             np.testing.assert_array_equal(ours.samples[batch.is_target], drawn_paths)
         else:
             np.testing.assert_array_equal(
-                ours.quantiles[batch.is_target], room.Moirai2Forecast(**sizes).eval()(**moirai_input(items))
+                ours.quantiles[batch.is_target],
+                room.Moirai2Forecast(**sizes).eval()(**moirai_input(items)),
             )
     assert np.isnan(ours.quantiles[~batch.is_target]).all()
     run = lens.run(batch, horizon)
@@ -121,28 +155,57 @@ def test_toto_puts_what_is_known_in_the_place_of_its_own_forecast() -> None:
     horizon = 2 * patch
     items = drawn(2, 4 * patch, horizon)
     batch = as_series(items)
-    ahead = torch.tensor(np.array([[item["future_covariates"]["k"]] for item in items]), dtype=torch.float32)
-    how = {"num_samples": 4, "samples_per_batch": 4, "future_exogenous_variables": ahead}
+    ahead = torch.tensor(
+        np.array([[item["future_covariates"]["k"]] for item in items]),
+        dtype=torch.float32,
+    )
+    how = {
+        "num_samples": 4,
+        "samples_per_batch": 4,
+        "future_exogenous_variables": ahead,
+    }
     ours = lens.forecast(batch, horizon, num_samples=4, seed=5)
     torch.manual_seed(5)
-    theirs = room.TotoForecaster(lens.adapter.model).forecast(masked(batch, 1), prediction_length=horizon, **how)
+    theirs = room.TotoForecaster(lens.adapter.model).forecast(
+        masked(batch, 1), prediction_length=horizon, **how
+    )
     assert ours.samples is not None
-    np.testing.assert_array_equal(ours.samples, theirs.samples.flatten(0, 1).permute(0, 2, 1))
-    np.testing.assert_array_equal(ours.median[2], np.float32(items[0]["future_covariates"]["k"]))
+    np.testing.assert_array_equal(
+        ours.samples, theirs.samples.flatten(0, 1).permute(0, 2, 1)
+    )
+    np.testing.assert_array_equal(
+        ours.median[2], np.float32(items[0]["future_covariates"]["k"])
+    )
 
 
 def timestral_input(items: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     """Covariates as its forecaster takes them, (item, covariate, time)."""
-    past = {name: np.stack([item["past_covariates"][name] for item in items])[:, None] for name in "akw"}
-    ahead = {name: np.stack([item["future_covariates"][name] for item in items])[:, None] for name in "kw"}
+    past = {
+        name: np.stack([item["past_covariates"][name] for item in items])[:, None]
+        for name in "akw"
+    }
+    ahead = {
+        name: np.stack([item["future_covariates"][name] for item in items])[:, None]
+        for name in "kw"
+    }
     known = {name: np.concatenate([past[name], ahead[name]], -1) for name in "kw"}
-    codes = np.unique(known["w"], return_inverse=True)[1].reshape(known["w"].shape).astype(float)
-    return {"past_covariates": past["a"], "known_covariates": known["k"], "categorical_known_covariates": codes}
+    codes = (
+        np.unique(known["w"], return_inverse=True)[1]
+        .reshape(known["w"].shape)
+        .astype(float)
+    )
+    return {
+        "past_covariates": past["a"],
+        "known_covariates": known["k"],
+        "categorical_known_covariates": codes,
+    }
 
 
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize(("horizon", "clampsym"), [(7, False), (HORIZON, True)])
-def test_timestral_forecasts_as_its_library_does(horizon: int, clampsym: bool, several: bool) -> None:
+def test_timestral_forecasts_as_its_library_does(
+    horizon: int, clampsym: bool, several: bool
+) -> None:
     lens = fresh("timestral")
     lens.adapter.clampsym = clampsym  # type: ignore[attr-defined]
     items = drawn(3, horizon=horizon, text=True)
@@ -152,13 +215,20 @@ def test_timestral_forecasts_as_its_library_does(horizon: int, clampsym: bool, s
     batch = as_series(items)
     ours = lens.forecast(batch, horizon)
     how = {"symmetric_averaging": clampsym, "clip_nonnegative": clampsym}
-    theirs = lens.native.forecast(np.stack([i["target"] for i in items]), horizon, **timestral_input(items), **how)
+    theirs = lens.native.forecast(
+        np.stack([i["target"] for i in items]), horizon, **timestral_input(items), **how
+    )
     expected = theirs.quantiles.flatten(0, 1).transpose(1, 2).numpy()
     np.testing.assert_array_equal(ours.quantiles[batch.is_target], expected)
     assert np.isnan(ours.quantiles[~batch.is_target]).all()
     if not clampsym:
         run = lens.run(batch.tail(lens.context_length), horizon)
-        assert_close(run.point[batch.is_target], run.forecast.median[batch.is_target], depth=100, dtype=np.float32)
+        assert_close(
+            run.point[batch.is_target],
+            run.forecast.median[batch.is_target],
+            depth=100,
+            dtype=np.float32,
+        )
 
 
 def test_covariates_of_timestral_never_read_targets() -> None:
@@ -195,27 +265,57 @@ def test_covariates_of_timestral_never_read_targets() -> None:
 def test_a_single_forward_is_the_forecast(nano: Lens) -> None:
     run = nano.run(as_series(drawn(2)), HORIZON)
     np.testing.assert_array_equal(run.point, run.forecast.median)
-    assert [run.batch.ids[row] for row in np.flatnonzero(run.batch.is_target)] == ["series-0/target", "series-1/target"]
-    assert run.record(["blocks.0.group_attn.hook_pattern"])["blocks.0.group_attn.hook_pattern"].shape[-1] == 6
+    assert [run.batch.ids[row] for row in np.flatnonzero(run.batch.is_target)] == [
+        "series-0/target",
+        "series-1/target",
+    ]
+    assert (
+        run.record(["blocks.0.group_attn.hook_pattern"])[
+            "blocks.0.group_attn.hook_pattern"
+        ].shape[-1]
+        == 6
+    )
 
 
-@pytest.mark.parametrize("which", ["series-1/target", ["series-1"], [3], ["series-1/a", "series-1/target"]])
-def test_a_selected_target_keeps_its_covariates_and_is_explained_with_them(nano: Lens, which: Any) -> None:
+@pytest.mark.parametrize(
+    "which", ["series-1/target", ["series-1"], [3], ["series-1/a", "series-1/target"]]
+)
+def test_a_selected_target_keeps_its_covariates_and_is_explained_with_them(
+    nano: Lens, which: Any
+) -> None:
     items = drawn(2)
     one = nano.run(as_series(items), HORIZON).select(which)
     assert one.batch.variates == ("target", "a", "k")
-    found = explain.attribute_inputs(one, method="occlusion", parts={"others": "whole"}).sel(segment="k", quantile=0.5)
+    found = explain.attribute_inputs(
+        one, method="occlusion", parts={"others": "whole"}
+    ).sel(segment="k", quantile=0.5)
     shown = nano.forecast(as_series(items[1:]), HORIZON).median[0]
     mean = items[1]["past_covariates"]["k"].mean()
-    items[1]["past_covariates"]["k"][:], items[1]["future_covariates"]["k"][:] = mean, mean
+    items[1]["past_covariates"]["k"][:], items[1]["future_covariates"]["k"][:] = (
+        mean,
+        mean,
+    )
     hidden = nano.forecast(as_series(items[1:]), HORIZON).median[0]
     assert_close(found["forecast"], shown, depth=600, dtype=np.float32)
-    assert_close(found["attribution"], shown - hidden, depth=600, magnitude=np.abs(shown).max(), dtype=np.float32)
+    assert_close(
+        found["attribution"],
+        shown - hidden,
+        depth=600,
+        magnitude=np.abs(shown).max(),
+        dtype=np.float32,
+    )
     with pytest.raises(InputError, match="off the run's"):
-        explain.attribute_inputs(replace(one, batch=one.batch.targets(), _of=(one, [0])), method="occlusion", parts=1)
+        explain.attribute_inputs(
+            replace(one, batch=one.batch.targets(), _of=(one, [0])),
+            method="occlusion",
+            parts=1,
+        )
 
 
-@pytest.mark.parametrize("kind", ["ablation", "layer_gain", "attribution", "explore", "forecast", "entropic_rank"])
+@pytest.mark.parametrize(
+    "kind",
+    ["ablation", "layer_gain", "attribution", "explore", "forecast", "entropic_rank"],
+)
 def test_covariates_are_neither_judged_nor_drawn(nano: Lens, kind: str) -> None:
     run = nano.run(as_series(drawn(2)), 8)
     found = run.measure(kind)
@@ -223,27 +323,42 @@ def test_covariates_are_neither_judged_nor_drawn(nano: Lens, kind: str) -> None:
     assert found.plot()
     if kind == "explore":
         alone = run.select("series-1").measure(kind)["forecast"]
-        assert_close(found["forecast"].sel(series="series-1/target"), alone.squeeze(), depth=600, dtype=np.float32)
+        assert_close(
+            found["forecast"].sel(series="series-1/target"),
+            alone.squeeze(),
+            depth=600,
+            dtype=np.float32,
+        )
     if kind == "ablation":
-        np.testing.assert_allclose(found["spearman_distance_size"], found["spearman_distance"].median("series"))
+        np.testing.assert_allclose(
+            found["spearman_distance_size"], found["spearman_distance"].median("series")
+        )
 
 
 def test_a_model_without_covariates_says_so_and_what_to_do() -> None:
     batch = as_series(drawn(1))
     lens = tsfm_lens.load("bolt-nano")
-    for ask in (lambda: lens.forecast(batch, 4), lambda: lens.forward(batch), lambda: lens.run(batch, 4).forecast):
+    for ask in (
+        lambda: lens.forecast(batch, 4),
+        lambda: lens.forward(batch),
+        lambda: lens.run(batch, 4).forecast,
+    ):
         expect_error(r"takes no past covariates.*targets\(\)", ask)
     assert lens.forecast(batch.targets(), 4).median.shape == (1, 4)
 
 
 def test_futures_that_end_early_are_refused(nano: Lens) -> None:
-    with pytest.raises(InputError, match=r"k' ends 24 steps after the context, and the horizon is 25"):
+    with pytest.raises(
+        InputError, match=r"k' ends 24 steps after the context, and the horizon is 25"
+    ):
         nano.forecast(as_series(drawn(1)), HORIZON + 1)
 
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("name", ["chronos2-nano", "timestral"])
-def test_a_category_that_only_the_future_has_is_numbered_as_in_the_library(name: str, count: int) -> None:
+def test_a_category_that_only_the_future_has_is_numbered_as_in_the_library(
+    name: str, count: int
+) -> None:
     lens = tsfm_lens.load(name) if name == "chronos2-nano" else fresh(name)
     items = drawn(count, text=True)
     items[0]["future_covariates"]["w"] = np.array(["new", "low"] * (HORIZON // 2))
@@ -251,10 +366,14 @@ def test_a_category_that_only_the_future_has_is_numbered_as_in_the_library(name:
     ours = lens.forecast(batch, HORIZON).quantiles[batch.is_target]
     if name == "timestral":
         targets = np.stack([item["target"] for item in items])[:, None]
-        theirs = lens.native.forecast(targets, HORIZON, **timestral_input(items), symmetric_averaging=False)
+        theirs = lens.native.forecast(
+            targets, HORIZON, **timestral_input(items), symmetric_averaging=False
+        )
         expected = theirs.quantiles.flatten(0, 1).transpose(1, 2)
     else:
-        expected = torch.stack(lens.native.predict(items, prediction_length=HORIZON))[:, 0]
+        expected = torch.stack(lens.native.predict(items, prediction_length=HORIZON))[
+            :, 0
+        ]
     np.testing.assert_array_equal(ours, expected)
 
 

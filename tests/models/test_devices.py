@@ -24,19 +24,43 @@ from tsfm_lens.results import Results
 from tsfm_lens.sweep.plan.config import parse_config
 from tsfm_lens.sweep.run.sweeping import run_sweep
 from tsfm_lens.sweep.store.folder import Store
-from tsfm_lens.testing import ORACLES, assert_close, check_lens, example_case, oracles, oracles_attention, oracles_ends
+from tsfm_lens.testing import (
+    ORACLES,
+    assert_close,
+    check_lens,
+    example_case,
+    oracles,
+    oracles_attention,
+    oracles_ends,
+)
 
 NAMES = sorted(architectures())
-HALF = [name for name, each in architectures().items() if "float16" in each.adapter.dtypes]
+HALF = [
+    name for name, each in architectures().items() if "float16" in each.adapter.dtypes
+]
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 # by small steps, which half precision rounds away
 STEPS = oracles_ends.gradients
 QUICK = (oracles.accounting, oracles_attention.patterns, oracles_ends.ends)
 # differences of what is equal, or nearly so, in exact arithmetic
-ROUNDINGS = ("remainder", "completeness_error", "path_error", "identity_error", "rounding", "floor", "agreement")
+ROUNDINGS = (
+    "remainder",
+    "completeness_error",
+    "path_error",
+    "identity_error",
+    "rounding",
+    "floor",
+    "agreement",
+)
 # on which compression, decomposition and readouts rest; all others take long on a CPU
-SOME = ("attribution", "stream_shares", "norm_weighted", "kernel_regression", "logit_lens")
+SOME = (
+    "attribution",
+    "stream_shares",
+    "norm_weighted",
+    "kernel_regression",
+    "logit_lens",
+)
 
 
 @GPU
@@ -53,12 +77,18 @@ def test_oracles_hold_in_half_precision(name: str, dtype: str, device: str) -> N
     lens = fresh(name).to(device, getattr(torch, dtype))
     # padding attends to nothing, which every kernel writes in its own way
     case = example_case(lens, n_series=1)
-    chosen = QUICK if device == "cpu" else [oracle for oracle in ORACLES if oracle is not STEPS]
+    chosen = (
+        QUICK
+        if device == "cpu"
+        else [oracle for oracle in ORACLES if oracle is not STEPS]
+    )
     results = check_lens(lens, case, chosen)
     assert all(result.error <= 0.05 for result in results), results
 
 
-def measured(lens: Lens, kinds: Iterable[str], path: np.ndarray | None = None) -> tuple[Any, dict[str, Any]]:
+def measured(
+    lens: Lens, kinds: Iterable[str], path: np.ndarray | None = None
+) -> tuple[Any, dict[str, Any]]:
     draws = {"num_samples": 4} if lens.emits == "token" else {}
     run = lens.run(bundled("co2"), 12, holdout=True, forced_path=path, twins=0, **draws)
     cache, found = Results(run), dict[str, Any]()
@@ -73,23 +103,41 @@ def measured(lens: Lens, kinds: Iterable[str], path: np.ndarray | None = None) -
 def apart(a: xr.Dataset, b: xr.Dataset) -> dict[str, float]:
     """Largest difference of each variable in units of its largest value."""
     found = {}
-    for name in (name for name in a.data_vars if a[name].dtype.kind == "f" and not name.endswith(ROUNDINGS)):
+    for name in (
+        name
+        for name in a.data_vars
+        if a[name].dtype.kind == "f" and not name.endswith(ROUNDINGS)
+    ):
         x, y = a[name].values, b[name].values
-        found[str(name)] = float(np.nanmax(np.abs(x - y), initial=0.0) / (np.nanmax(np.abs(x), initial=0.0) or 1.0))
+        found[str(name)] = float(
+            np.nanmax(np.abs(x - y), initial=0.0)
+            / (np.nanmax(np.abs(x), initial=0.0) or 1.0)
+        )
     return found
 
 
 @GPU
 def test_every_measurement_is_that_of_the_cpu() -> None:
     # a rise by compression is a small difference of large errors
-    kinds = [kind for kind, each in measurements().items() if each.probe is not None and each.of_run]
+    kinds = [
+        kind
+        for kind, each in measurements().items()
+        if each.probe is not None and each.of_run
+    ]
     kinds.remove("compression_quality")
     _, expected = measured(load("bolt-nano"), kinds)
     _, found = measured(load("bolt-nano", device="cuda"), kinds)
     for kind, one in expected.items():
-        assert isinstance(one, str) == isinstance(found[kind], str), (kind, one, found[kind])
+        assert isinstance(one, str) == isinstance(found[kind], str), (
+            kind,
+            one,
+            found[kind],
+        )
         if not isinstance(one, str):
-            assert all(value < 1e-3 for value in apart(one, found[kind]).values()), (kind, apart(one, found[kind]))
+            assert all(value < 1e-3 for value in apart(one, found[kind]).values()), (
+                kind,
+                apart(one, found[kind]),
+            )
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -109,7 +157,10 @@ def test_a_model_is_compressed_where_it_is(tmp_path: Path) -> None:
         lens = load("bolt-nano", device=device)
         calibration = compress.calibration_run(lens.run(bundled("co2"), 12))
         smaller, ranks = compress.compressed(calibration, 0.25, method="sensitive")
-        again = load(compress.save_compressed(smaller, tmp_path / device, ranks=ranks), device=device)
+        again = load(
+            compress.save_compressed(smaller, tmp_path / device, ranks=ranks),
+            device=device,
+        )
         with torch.no_grad():
             outputs += [each.forward(bundled("co2")).cpu() for each in (smaller, again)]
         assert {smaller.device.type, again.device.type} == {device}
@@ -133,30 +184,54 @@ def test_logits_without_probabilities_are_not_drawn_from() -> None:
 def test_a_forecast_without_numbers_leaves_the_device_usable(device: str) -> None:
     lens = load("chronos-nano", device=device)
     stack = lens.wiring.output_stack
-    lost = Steer(f"{stack.prefix}.0.hook_resid_post", torch.full((stack.d_model,), np.inf))
+    lost = Steer(
+        f"{stack.prefix}.0.hook_resid_post", torch.full((stack.d_model,), np.inf)
+    )
     with lens.edit(lost), pytest.raises(RuntimeError, match="probability tensor"):
         lens.forecast(bundled("co2"), 3, num_samples=2)
     variants = [Variant("lost", (lost,)), Variant.zero(writers(lens.wiring)[0])]
-    found = forecast_variants(lens, bundled("co2"), 3, variants, num_samples=2, non_finite="keep")
+    found = forecast_variants(
+        lens, bundled("co2"), 3, variants, num_samples=2, non_finite="keep"
+    )
     assert np.isnan(found.quantiles).any(axis=(1, 2, 3)).tolist() == [True, False]
 
 
 @GPU
 @pytest.mark.parametrize("engine", ["single", "processes"])
-def test_a_sweep_on_a_gpu_finds_the_rows_of_the_cpu(engine: str, tmp_path: Path) -> None:
+def test_a_sweep_on_a_gpu_finds_the_rows_of_the_cpu(
+    engine: str, tmp_path: Path
+) -> None:
     tables = []
     for device in ("cpu", "cuda"):
         content = {
             "name": "small",
-            "models": [{"source": "bolt-nano", "context_length": 200, "device": device}],
-            "data": [{"source": "bundled", "names": ["co2", "pedestrians"], "horizon": 12, "windows": 3}],
-            "variants": {"layers": {"sizes": [1], "parts": ["both", "mlp"]}, "heads": {}},
+            "models": [
+                {"source": "bolt-nano", "context_length": 200, "device": device}
+            ],
+            "data": [
+                {
+                    "source": "bundled",
+                    "names": ["co2", "pedestrians"],
+                    "horizon": 12,
+                    "windows": 3,
+                }
+            ],
+            "variants": {
+                "layers": {"sizes": [1], "parts": ["both", "mlp"]},
+                "heads": {},
+            },
         }
-        config = parse_config(content if engine == "single" else {**content, "devices": [device]})
+        config = parse_config(
+            content if engine == "single" else {**content, "devices": [device]}
+        )
         outcome = run_sweep(config, tmp_path / device, engine=engine, workers=1)
         assert not outcome.failed
         store = Store(tmp_path / device, create=False)
-        tables.append(store.read(store.done()).to_pandas().sort_values(["variant", "dataset", "item", "window"]))
+        tables.append(
+            store.read(store.done())
+            .to_pandas()
+            .sort_values(["variant", "dataset", "item", "window"])
+        )
     assert len(tables[0]) == len(tables[1]) > 0
     numbers = [table.select_dtypes("float").to_numpy() for table in tables]
     assert_close(numbers[1], numbers[0], depth=10_000, dtype=np.float32)

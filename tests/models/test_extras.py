@@ -26,18 +26,27 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def pins(file: str) -> dict[str, str]:
-    lines = [line.split("#")[0].strip() for line in (ROOT / file).read_text().splitlines()]
+    lines = [
+        line.split("#")[0].strip() for line in (ROOT / file).read_text().splitlines()
+    ]
     return dict(line.split("==") for line in lines if line)
 
 
 def test_project_files_say_the_same_as_the_table() -> None:
-    optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     for extra in EXTRAS.values():
         stated = set(extra.needs) if extra.alone else set(extra.distributions)
         assert names(optional[extra.name]) == stated
         assert extra.name in optional["all"][0]
         assert extra.distributions.items() <= pins("constraints.txt").items()
-    alone = {name: version for e in EXTRAS.values() if e.alone for name, version in e.distributions.items()}
+    alone = {
+        name: version
+        for e in EXTRAS.values()
+        if e.alone
+        for name, version in e.distributions.items()
+    }
     assert pins("requirements-nodeps.txt") == alone
     readme = (ROOT / "README.md").read_text()
     assert all(f'pip install -e ".[{name}]"' in readme for name in EXTRAS)
@@ -69,7 +78,9 @@ def test_a_missing_library_is_named_with_the_commands_that_install_it(
     assert set(EXTRAS[name].imports) <= set(status()[name].missing)
 
 
-def test_an_empty_folder_is_not_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_empty_folder_is_not_the_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The wheel of Toto leaves ``toto2/toto2``, with which ``import toto2`` succeeds and gives nothing."""
     (tmp_path / "toto2" / "toto2").mkdir(parents=True)
     for known in [known for known in sys.modules if known.split(".")[0] == "toto2"]:
@@ -88,15 +99,26 @@ def test_an_empty_folder_is_not_the_library(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_status_imports_nothing() -> None:
-    modules = {module for extra in EXTRAS.values() for module in extra.imports} | {"lightning", "hydra"}
+    modules = {module for extra in EXTRAS.values() for module in extra.imports} | {
+        "lightning",
+        "hydra",
+    }
     code = f"import sys; from tsfm_lens.models.extras import status; status(); print({modules} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "set()"
 
 
-def test_a_package_that_the_library_needs_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_the_library_needs_is_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     real = extras.installed
-    monkeypatch.setattr(extras, "installed", lambda package: None if package == "hydra-core" else real(package))
+    monkeypatch.setattr(
+        extras,
+        "installed",
+        lambda package: None if package == "hydra-core" else real(package),
+    )
     assert "hydra-core" in status()["moirai"].missing
     assert "hydra-core" not in status()["toto"].missing
 
@@ -104,9 +126,15 @@ def test_a_package_that_the_library_needs_is_missed(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("recorded", "command"),
     [
-        ('{"url": "file:///a%20b/clone", "dir_info": {"editable": true}}', 'pip install -e "/a b/clone[ray]"'),
+        (
+            '{"url": "file:///a%20b/clone", "dir_info": {"editable": true}}',
+            'pip install -e "/a b/clone[ray]"',
+        ),
         ('{"url": "file:///a/clone", "dir_info": {}}', 'pip install "/a/clone[ray]"'),
-        ('{"url": "file:///w/t-1-py3-none-any.whl", "archive_info": {}}', 'pip install "/w/t-1-py3-none-any.whl[ray]"'),
+        (
+            '{"url": "file:///w/t-1-py3-none-any.whl", "archive_info": {}}',
+            'pip install "/w/t-1-py3-none-any.whl[ray]"',
+        ),
         (
             '{"url": "https://host/repo.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}',
             'pip install "tsfm-lens-toolbox[ray] @ git+https://host/repo.git@abc"',
@@ -122,7 +150,9 @@ def test_an_extra_is_installed_from_where_the_package_came(
     recorded: str | None, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the record of PEP 610, which pip writes beside the package."""
-    monkeypatch.setattr(metadata.PathDistribution, "read_text", lambda self, name: recorded)
+    monkeypatch.setattr(
+        metadata.PathDistribution, "read_text", lambda self, name: recorded
+    )
     install_command.cache_clear()
     try:
         assert install_command("ray") == command
@@ -130,16 +160,29 @@ def test_an_extra_is_installed_from_where_the_package_came(
         install_command.cache_clear()
 
 
-def test_packages_of_an_extra_are_those_of_the_project_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+def test_packages_of_an_extra_are_those_of_the_project_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     table = extras.packages_of_extras()
     for name in ("sweep", "ray", "dysts", "notebook", "static"):
         assert set(table[name]) == names(optional[name]), name
-        assert extras.missing_packages(name) == [package for package in table[name] if not extras.installed(package)]
+        assert extras.missing_packages(name) == [
+            package for package in table[name] if not extras.installed(package)
+        ]
     real = extras.installed
-    monkeypatch.setattr(extras, "installed", lambda package: None if package == "gluonts" else real(package))
+    monkeypatch.setattr(
+        extras,
+        "installed",
+        lambda package: None if package == "gluonts" else real(package),
+    )
     expect_error("gluonts not installed", extras.require_packages, "sweep", "a sweep")
-    config = {"models": [{"source": "bolt-nano"}], "data": [{"source": "bundled", "horizon": 4}]}
+    config = {
+        "models": [{"source": "bolt-nano"}],
+        "data": [{"source": "bundled", "horizon": 4}],
+    }
     settings = tsfm_lens.sweep.parse_config({**config, "variants": {"layers": {}}})
     for call in (tsfm_lens.sweep.plan_sweep, tsfm_lens.sweep.run_sweep):
         expect_error("extra 'sweep'", call, settings, ROOT / "never.store")

@@ -31,7 +31,10 @@ def test_the_weights_of_the_package_forecast_as_it_does(lens: Lens) -> None:
         assert_close(ours.quantiles[row], theirs.T, depth=4, dtype=np.float32)
     # skill: better than the last value on both
     run = lens.run(series, 24, holdout=True)
-    last = [abs(values[-1] - truth).mean() for values, truth in zip(run.batch.values, run.truth, strict=True)]
+    last = [
+        abs(values[-1] - truth).mean()
+        for values, truth in zip(run.batch.values, run.truth, strict=True)
+    ]
     assert (np.abs(run.point - run.truth).mean(1) < last).all()
 
 
@@ -60,6 +63,9 @@ def test_a_page_of_all_sections_says_which_the_model_cannot_have(lens: Lens) -> 
     assert {"forecast", "ablation"} <= set(kinds)
     assert not {"logit_lens", "attribution"} & set(kinds)
     assert len(kinds) + len(left_out) == len(pipeline.SECTIONS)
-    assert "the sum of its writes, which" in left_out[checked_sections(["logit_lens"])[0].title]
+    assert (
+        "the sum of its writes, which"
+        in left_out[checked_sections(["logit_lens"])[0].title]
+    )
     with pytest.raises(InputError, match="the sum of its writes, which"):
         pipeline.defined_for(lens, ["logit_lens"], {})

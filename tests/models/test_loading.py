@@ -47,16 +47,24 @@ def test_folder_model_and_pipeline_are_the_same_lens(folder: Path, name: str) ->
     batch = example_case(lens).batch
     expected = lens.forecast(batch, 5, seed=2).quantiles
     for source in (lens.native, lens.adapter.model):
-        np.testing.assert_array_equal(load(source, check=False).forecast(batch, 5, seed=2).quantiles, expected)
+        np.testing.assert_array_equal(
+            load(source, check=False).forecast(batch, 5, seed=2).quantiles, expected
+        )
 
 
 def test_one_architecture_claims_it(folder: Path, name: str) -> None:
     files, lens = read_checkpoint(folder), load(folder, check=False)
     config, tensors = files.config, frozenset(files.tensors)
-    claims = [each.name for each in architectures().values() if each.claims(config) or each.claims_tensors(tensors)]
+    claims = [
+        each.name
+        for each in architectures().values()
+        if each.claims(config) or each.claims_tensors(tensors)
+    ]
     assert claims == [name]
     for thing in (lens.native, lens.adapter.model):
-        assert [each.name for each in architectures().values() if each.claims_object(thing)] == [name]
+        assert [
+            each.name for each in architectures().values() if each.claims_object(thing)
+        ] == [name]
 
 
 def test_samples_and_futures_are_refused_by_who_takes_none(name: str) -> None:
@@ -67,15 +75,29 @@ def test_samples_and_futures_are_refused_by_who_takes_none(name: str) -> None:
     if lens.adapter.readout == "quantile":
         expect_error("draws no samples", lens.forecast, batch, 2, num_samples=3)
     else:
-        assert lens.forecast(batch, 2, num_samples=3).samples.shape == (len(batch), 3, 2)
+        assert lens.forecast(batch, 2, num_samples=3).samples.shape == (
+            len(batch),
+            3,
+            2,
+        )
 
 
 def test_a_longer_pass_than_the_model_has_is_refused(name: str) -> None:
     lens = lens_of(name)
     batch, limit = example_case(lens).batch, lens.adapter.longest_pass
-    expect_error(f"horizon {limit + 1} of a single forward.* 1 to {limit} steps", lens.encode, batch, horizon=limit + 1)
+    expect_error(
+        f"horizon {limit + 1} of a single forward.* 1 to {limit} steps",
+        lens.encode,
+        batch,
+        horizon=limit + 1,
+    )
     if lens.adapter.rollout == "single":
-        expect_error(f"horizon {limit + 1} is longer than the {limit} steps", lens.forecast, batch, limit + 1)
+        expect_error(
+            f"horizon {limit + 1} is longer than the {limit} steps",
+            lens.forecast,
+            batch,
+            limit + 1,
+        )
 
 
 def edited(folder: Path, to: Path, **changes: object) -> Path:
@@ -86,27 +108,49 @@ def edited(folder: Path, to: Path, **changes: object) -> Path:
     return to
 
 
-def test_unknown_configuration_keys_are_refused(folder: Path, name: str, tmp_path: Path) -> None:
+def test_unknown_configuration_keys_are_refused(
+    folder: Path, name: str, tmp_path: Path
+) -> None:
     if name == "timesfm-2.5":
         pytest.skip("its checkpoints have no configuration")
-    expect_error("does not know: sliding_window", load, edited(folder, tmp_path / "a", sliding_window=4))
+    expect_error(
+        "does not know: sliding_window",
+        load,
+        edited(folder, tmp_path / "a", sliding_window=4),
+    )
     if name in CHRONOS:
         inner = json.loads((folder / "config.json").read_text())["chronos_config"]
         with pytest.raises(WiringError, match=r"chronos_config\.use_moonphase"):
-            load(edited(folder, tmp_path / "b", chronos_config={**inner, "use_moonphase": True}))
+            load(
+                edited(
+                    folder,
+                    tmp_path / "b",
+                    chronos_config={**inner, "use_moonphase": True},
+                )
+            )
 
 
-def test_unknown_architectures_are_refused(folder: Path, name: str, tmp_path: Path) -> None:
+def test_unknown_architectures_are_refused(
+    folder: Path, name: str, tmp_path: Path
+) -> None:
     if name in CHRONOS:
-        expect_error("no wiring claims", load, edited(folder, tmp_path, chronos_pipeline_class="Chronos9Pipeline"))
+        expect_error(
+            "no wiring claims",
+            load,
+            edited(folder, tmp_path, chronos_pipeline_class="Chronos9Pipeline"),
+        )
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     for text in ('{"model_type": "mystery"}', ""):
-        (tmp_path / "config.json").write_text(text) if text else (tmp_path / "config.json").unlink()
+        (tmp_path / "config.json").write_text(text) if text else (
+            tmp_path / "config.json"
+        ).unlink()
         if name == "timesfm-2.5":
             # told by its tensors
             assert load(tmp_path).wiring.architecture == name
             continue
-        expect_error("mystery" if text else r"has no config\.json, which says", load, tmp_path)
+        expect_error(
+            "mystery" if text else r"has no config\.json, which says", load, tmp_path
+        )
 
 
 class Beside(torch.nn.Linear):
@@ -121,14 +165,19 @@ def test_an_adapter_that_is_not_merged_is_refused() -> None:
     native = architectures()["chronos-bolt"].tiny()
     attention = getattr(native, "model", native).encoder.block[0].layer[0].SelfAttention
     attention.q = Beside(attention.q)
-    with pytest.raises(WiringError, match=r"1 layers of .*encoder\.block\.0.*SelfAttention\.q, hold an adapter.*merge"):
+    with pytest.raises(
+        WiringError,
+        match=r"1 layers of .*encoder\.block\.0.*SelfAttention\.q, hold an adapter.*merge",
+    ):
         load(native, check=False)
     attention.q.merged = True
     load(native, check=False)
 
 
 def test_sources_that_are_nothing_get_the_nearest() -> None:
-    expect_error("no wiring knows an object of type Linear", load, torch.nn.Linear(2, 2))
+    expect_error(
+        "no wiring knows an object of type Linear", load, torch.nn.Linear(2, 2)
+    )
     expect_error("Closest: chronos-nano", load, "chronos-nanno")
     expect_error("choose one of float32", load, "chronos-nano", dtype="int8")
 
@@ -140,11 +189,24 @@ def test_a_published_model_names_its_missing_library_and_its_files_at_once(
     def unreachable(*_args: object, **_kwargs: object) -> str:
         raise LocalEntryNotFoundError("no network")
 
-    entries = [entry for entry in architectures().values() if entry.extra == name and entry.published]
-    sources = [source for entry in entries for source in entry.published.values() if entry.inside(source) is None]
+    entries = [
+        entry
+        for entry in architectures().values()
+        if entry.extra == name and entry.published
+    ]
+    sources = [
+        source
+        for entry in entries
+        for source in entry.published.values()
+        if entry.inside(source) is None
+    ]
     real = extras.installed
     packages = EXTRAS[name].distributions
-    monkeypatch.setattr(extras, "installed", lambda package: None if package in packages else real(package))
+    monkeypatch.setattr(
+        extras,
+        "installed",
+        lambda package: None if package in packages else real(package),
+    )
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
     for source in sources[:2]:
         with pytest.raises(CheckpointError) as caught:
@@ -153,12 +215,16 @@ def test_a_published_model_names_its_missing_library_and_its_files_at_once(
         assert all(command in str(caught.value) for command in EXTRAS[name].install)
 
 
-def test_without_network_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_network_the_error_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def unreachable(*_args: object, **_kwargs: object) -> str:
         raise LocalEntryNotFoundError("no network")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    expect_error("hf download amazon/chronos-bolt-base", load, "amazon/chronos-bolt-base")
+    expect_error(
+        "hf download amazon/chronos-bolt-base", load, "amazon/chronos-bolt-base"
+    )
 
 
 def test_a_cached_hub_snapshot_loads_with_its_commit(
@@ -175,10 +241,14 @@ def test_a_cached_hub_snapshot_loads_with_its_commit(
         shutil.copy(file, root / "blobs" / f"hash-of-{file.name}")
         (snapshot / file.name).symlink_to(f"../../blobs/hash-of-{file.name}")
     (root / "refs" / "main").write_text(commit)
-    real = partial(huggingface_hub.snapshot_download, cache_dir=tmp_path, local_files_only=True)
+    real = partial(
+        huggingface_hub.snapshot_download, cache_dir=tmp_path, local_files_only=True
+    )
     monkeypatch.setattr(huggingface_hub, "snapshot_download", real)
     # without a revision, the weights that a package ships come first
-    lens = load(hub_id, revision=commit if architectures()[name].inside(hub_id) else None)
+    lens = load(
+        hub_id, revision=commit if architectures()[name].inside(hub_id) else None
+    )
     assert (lens.model_id, lens.revision) == (hub_id, commit)
     (root / "blobs" / "hash-of-model.safetensors").unlink()
     expect_error(r"model\.safetensors is not a regular file", load, snapshot)

@@ -32,18 +32,32 @@ from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.testing import assert_close
 
 KINDS = pytest.mark.parametrize("kind", ["univariate", "multivariate"])
-MULTIVARIATE = [name for name, entry in architectures().items() if entry.adapter.multivariate]
-CASES = [(name, "univariate") for name in sorted(NATIVE)] + [(name, "multivariate") for name in MULTIVARIATE]
+MULTIVARIATE = [
+    name for name, entry in architectures().items() if entry.adapter.multivariate
+]
+CASES = [(name, "univariate") for name in sorted(NATIVE)] + [
+    (name, "multivariate") for name in MULTIVARIATE
+]
 
 
 @pytest.mark.parametrize("horizon", [5, 19], ids=["one-pass", "rollout"])
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_the_forecast_is_the_librarys(name: str, kind: str, horizon: int, request: pytest.FixtureRequest) -> None:
+def test_the_forecast_is_the_librarys(
+    name: str, kind: str, horizon: int, request: pytest.FixtureRequest
+) -> None:
     lens, series = lens_of(name), request.getfixturevalue(kind)
     if name == "t5":
-        series = [np.where(np.isnan(each), np.nan, np.abs(each).round()) for each in series]
-    steps = horizon if lens.adapter.rollout != "single" else min(horizon, lens.longest_pass)
-    steps = steps if lens.adapter.joint_rollout or kind == "univariate" else min(steps, lens.prediction_length)
+        series = [
+            np.where(np.isnan(each), np.nan, np.abs(each).round()) for each in series
+        ]
+    steps = (
+        horizon if lens.adapter.rollout != "single" else min(horizon, lens.longest_pass)
+    )
+    steps = (
+        steps
+        if lens.adapter.joint_rollout or kind == "univariate"
+        else min(steps, lens.prediction_length)
+    )
     ours = lens.forecast(series, steps, seed=11, **draws_of(lens))
     assert_is(ours, answer(lens, as_series(series), steps, seed=11))
     if ours.samples is not None:
@@ -53,14 +67,24 @@ def test_the_forecast_is_the_librarys(name: str, kind: str, horizon: int, reques
 
 
 @KINDS
-@pytest.mark.parametrize("name", ["chronos-2", "chronos-bolt", "moirai-2", "timesfm-3", "timestral", "toto-2"])
-def test_a_forward_is_the_forecast(name: str, kind: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["chronos-2", "chronos-bolt", "moirai-2", "timesfm-3", "timestral", "toto-2"],
+)
+def test_a_forward_is_the_forecast(
+    name: str, kind: str, request: pytest.FixtureRequest
+) -> None:
     if kind == "multivariate" and name not in MULTIVARIATE:
         pytest.skip("takes single series")
     lens, series = lens_of(name), request.getfixturevalue(kind)
     forward = lens.forward(series, horizon=7).detach()[..., :7]
     assert lens.levels == pytest.approx(LEVELS, abs=0)
-    assert_close(forward, lens.forecast(series, 7, quantiles=LEVELS).quantiles, depth=1000, dtype=np.float32)
+    assert_close(
+        forward,
+        lens.forecast(series, 7, quantiles=LEVELS).quantiles,
+        depth=1000,
+        dtype=np.float32,
+    )
 
 
 # --- Moirai ----------------------------------------------------------------------------------------------------------
@@ -68,20 +92,29 @@ def test_a_forward_is_the_forecast(name: str, kind: str, request: pytest.Fixture
 
 def test_the_patch_size_is_the_forecast_objects(univariate: list[np.ndarray]) -> None:
     batch = as_series(univariate)
-    own = moirai_forecaster(lens_of("moirai-1.1").native, items(batch), 21, patch_size=8, num_samples=DRAWS)
+    own = moirai_forecaster(
+        lens_of("moirai-1.1").native, items(batch), 21, patch_size=8, num_samples=DRAWS
+    )
     with torch.random.fork_rng():
         torch.manual_seed(5)
         theirs = gluonts(own.module, batch, 21, patch_size=8, num_samples=DRAWS)
     np.testing.assert_array_equal(
-        load(own, check=False).forecast(univariate, 21, num_samples=DRAWS, seed=5).samples, theirs
+        load(own, check=False)
+        .forecast(univariate, 21, num_samples=DRAWS, seed=5)
+        .samples,
+        theirs,
     )
 
 
 @KINDS
 @pytest.mark.parametrize("horizon", [5, 21])
-def test_the_mean_is_moirais(kind: str, horizon: int, request: pytest.FixtureRequest) -> None:
+def test_the_mean_is_moirais(
+    kind: str, horizon: int, request: pytest.FixtureRequest
+) -> None:
     lens, series = lens_of("moirai-1.1"), request.getfixturevalue(kind)
-    own = moirai_forecaster(lens.native, items(as_series(series)), horizon, patch_size=16)
+    own = moirai_forecaster(
+        lens.native, items(as_series(series)), horizon, patch_size=16
+    )
     values = stacked(as_series(series), 50).transpose(1, 2)
     lengths = torch.tensor([each.shape[-1] for each in series])
     padding = torch.arange(50)[None] < (50 - lengths)[:, None]
@@ -90,12 +123,22 @@ def test_the_mean_is_moirais(kind: str, horizon: int, request: pytest.FixtureReq
 
     def formatted(packed: torch.Tensor) -> torch.Tensor:
         """(series, step)."""
-        return torch.from_numpy(by_series(list(own._format_preds(16, packed[None], values.shape[2]).numpy())))[:, 0]
+        return torch.from_numpy(
+            by_series(
+                list(own._format_preds(16, packed[None], values.shape[2]).numpy())
+            )
+        )[:, 0]
 
-    assert_close(lens.forward(series, horizon=horizon).detach()[:, 0, :horizon], formatted(native.mean), depth=100)
+    assert_close(
+        lens.forward(series, horizon=horizon).detach()[:, 0, :horizon],
+        formatted(native.mean),
+        depth=100,
+    )
 
 
-def test_moirai_2_rolls_out_single_variates_only(multivariate: list[np.ndarray]) -> None:
+def test_moirai_2_rolls_out_single_variates_only(
+    multivariate: list[np.ndarray],
+) -> None:
     with pytest.raises(InputError, match="one variate only"):
         lens_of("moirai-2").forecast(multivariate, 9)
 
@@ -112,31 +155,60 @@ def own_of(lens: Lens, **changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("horizon", "changes"),
     [
-        (21, {"max_context": 64, "force_flip_invariance": True, "fix_quantile_crossing": False}),
-        (40, {"max_horizon": 64, "use_continuous_quantile_head": False, "infer_is_positive": False}),
+        (
+            21,
+            {
+                "max_context": 64,
+                "force_flip_invariance": True,
+                "fix_quantile_crossing": False,
+            },
+        ),
+        (
+            40,
+            {
+                "max_horizon": 64,
+                "use_continuous_quantile_head": False,
+                "infer_is_positive": False,
+            },
+        ),
     ],
     ids=["flipped", "as-configured"],
 )
-def test_the_forecast_is_googles_as_configured(univariate: list[np.ndarray], horizon: int, changes: dict) -> None:
+def test_the_forecast_is_googles_as_configured(
+    univariate: list[np.ndarray], horizon: int, changes: dict
+) -> None:
     native = own_of(lens_of("timesfm-2.5"), **changes)
     ours = load(native, check=False).forecast(univariate, horizon)
-    point, deciles = native.forecast(horizon=horizon, inputs=[series.copy() for series in univariate])
+    point, deciles = native.forecast(
+        horizon=horizon, inputs=[series.copy() for series in univariate]
+    )
     np.testing.assert_array_equal(ours.quantiles, deciles[..., 1:].transpose(0, 2, 1))
     np.testing.assert_array_equal(ours.mean, deciles[..., 0])
     np.testing.assert_array_equal(ours.median, point)
 
 
-def test_a_longer_horizon_than_configured_is_refused(univariate: list[np.ndarray]) -> None:
+def test_a_longer_horizon_than_configured_is_refused(
+    univariate: list[np.ndarray],
+) -> None:
     with pytest.raises(InputError, match="max_horizon 32"):
         load(own_of(lens_of("timesfm-2.5")), check=False).forecast(univariate, 33)
 
 
-def test_a_forward_is_the_ports_point_head(univariate: list[np.ndarray], monkeypatch: Any) -> None:
+def test_a_forward_is_the_ports_point_head(
+    univariate: list[np.ndarray], monkeypatch: Any
+) -> None:
     lens = lens_of("timesfm-2.5-transformers")
     monkeypatch.setattr(lens.native.config, "use_continuous_quantile_head", False)
-    past = [torch.tensor(interpolated(series), dtype=torch.float32) for series in univariate]
+    past = [
+        torch.tensor(interpolated(series), dtype=torch.float32) for series in univariate
+    ]
     with torch.no_grad():
-        full = lens.native(past, forecast_context_len=56, force_flip_invariance=False, truncate_negative=False)
+        full = lens.native(
+            past,
+            forecast_context_len=56,
+            force_flip_invariance=False,
+            truncate_negative=False,
+        )
     expected = full.full_predictions[..., 1:].transpose(1, 2)
     assert_close(lens.forward(univariate).detach(), expected, depth=1000)
 
@@ -146,10 +218,15 @@ def test_a_forward_is_the_ports_point_head(univariate: list[np.ndarray], monkeyp
 
 @KINDS
 @pytest.mark.parametrize("horizon", [5, 19], ids=["one-pass", "rollout"])
-def test_both_options_are_timestrals(kind: str, horizon: int, request: pytest.FixtureRequest) -> None:
+def test_both_options_are_timestrals(
+    kind: str, horizon: int, request: pytest.FixtureRequest
+) -> None:
     lens, series = fresh("timestral"), request.getfixturevalue(kind)
     lens.adapter.clampsym = True  # type: ignore[attr-defined]
-    assert_is(lens.forecast(series, horizon), natives.timestral(lens.native, as_series(series), horizon, both=True))
+    assert_is(
+        lens.forecast(series, horizon),
+        natives.timestral(lens.native, as_series(series), horizon, both=True),
+    )
     with pytest.raises(InputError, match="clampsym"):
         lens.run_with_cache(series, names_filter="unembed.hook_out", rollout=True)
 
@@ -176,10 +253,19 @@ def test_a_gap_at_the_end_is_carried_forward(multivariate: list[np.ndarray]) -> 
 
     for item in multivariate:
         item[1, -3:] = np.nan
-    config = Toto2GluonTSModelConfig(prediction_length=8, context_length=56, target_dim=2, scaler_fallback_min_obs=0)
+    config = Toto2GluonTSModelConfig(
+        prediction_length=8, context_length=56, target_dim=2, scaler_fallback_min_obs=0
+    )
     entries = [{"target": item, "start": "2024-01-01 00:00"} for item in multivariate]
     dataset = ListDataset(entries, freq="h", one_dim_target=False)
-    predictor = Toto2GluonTSModel(lens.native, config).create_predictor(batch_size=2, device="cpu")
-    expected = [np.stack([forecast.quantile(level) for level in LEVELS]) for forecast in predictor.predict(dataset)]
+    predictor = Toto2GluonTSModel(lens.native, config).create_predictor(
+        batch_size=2, device="cpu"
+    )
+    expected = [
+        np.stack([forecast.quantile(level) for level in LEVELS])
+        for forecast in predictor.predict(dataset)
+    ]
     ours = lens.forecast(multivariate, 8).quantiles.reshape(2, 2, 9, 8)
-    assert_close(ours.transpose(0, 2, 1, 3), np.stack(expected), depth=100, dtype=np.float32)
+    assert_close(
+        ours.transpose(0, 2, 1, 3), np.stack(expected), depth=100, dtype=np.float32
+    )

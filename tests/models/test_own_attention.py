@@ -28,7 +28,9 @@ def turned(x: Tensor) -> Tensor:
     """Rotary embedding of (batch, head, pos, d_head)."""
     angle = torch.arange(x.shape[-2])[:, None] * 0.3 ** torch.arange(x.shape[-1] // 2)
     a, b = x.chunk(2, dim=-1)
-    return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], dim=-1)
+    return torch.cat(
+        [a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], dim=-1
+    )
 
 
 class GroupedAttention(nn.Module):
@@ -36,15 +38,23 @@ class GroupedAttention(nn.Module):
 
     def __init__(self, *, repeated: bool) -> None:
         super().__init__()
-        self.q, self.k, self.v = nn.Linear(WIDTH, HEADS * SIZE), *(nn.Linear(WIDTH, SHARED * SIZE) for _ in range(2))
+        self.q, self.k, self.v = (
+            nn.Linear(WIDTH, HEADS * SIZE),
+            *(nn.Linear(WIDTH, SHARED * SIZE) for _ in range(2)),
+        )
         self.out, self.repeated = nn.Linear(HEADS * SIZE, WIDTH), repeated
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (rearrange(part(x), "b pos (head c) -> b head pos c", c=SIZE) for part in (self.q, self.k, self.v))
+        q, k, v = (
+            rearrange(part(x), "b pos (head c) -> b head pos c", c=SIZE)
+            for part in (self.q, self.k, self.v)
+        )
         q, k = turned(q), turned(k)
         if self.repeated:
             k, v = (part.repeat_interleave(HEADS // SHARED, dim=1) for part in (k, v))
-        z = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=not self.repeated)
+        z = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=not self.repeated
+        )
         return self.out(rearrange(z, "b head pos c -> b pos (head c)"))
 
 
@@ -54,7 +64,11 @@ class GroupedBlock(nn.Module):
     def __init__(self, *, repeated: bool) -> None:
         super().__init__()
         self.norm1, self.attn = nn.RMSNorm(WIDTH), GroupedAttention(repeated=repeated)
-        self.norm2, self.up, self.gate = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 32), nn.Linear(WIDTH, 32)
+        self.norm2, self.up, self.gate = (
+            nn.RMSNorm(WIDTH),
+            nn.Linear(WIDTH, 32),
+            nn.Linear(WIDTH, 32),
+        )
         self.down = nn.Linear(32, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,8 +82,12 @@ class Grouped(Wired):
 
     def stack(self) -> Stack:
         matrices = projections("attn.{}", "q k v out")
-        attention = attention_row("attn", "attn", matrices, norm="norm1", n_kv_heads=SHARED)
-        mlp = mlp_row("down", "norm2", ("up", "down"), "", gate=GATE, norm="norm2", aside=True)
+        attention = attention_row(
+            "attn", "attn", matrices, norm="norm1", n_kv_heads=SHARED
+        )
+        mlp = mlp_row(
+            "down", "norm2", ("up", "down"), "", gate=GATE, norm="norm2", aside=True
+        )
         return Stack("", "blocks", LAYERS, HEADS, WIDTH, SIZE, 32, (attention, mlp))
 
 
@@ -78,13 +96,32 @@ class Stock(Wired):
 
     def stack(self) -> Stack:
         stream = "pos batch d_model" if self.model.pos_first else "batch pos d_model"
-        z_layout, out = stream.replace("d_model", "(head d_head)"), Projection("self_attn.out_proj")
+        z_layout, out = (
+            stream.replace("d_model", "(head d_head)"),
+            Projection("self_attn.out_proj"),
+        )
         matrices = fused("self_attn", "(part head d_head)", out, **IN_PROJ)
         attention = attention_row(
-            "attn", "self_attn", matrices, stream=stream, z_layout=z_layout, z_inside=True, norm="norm1"
+            "attn",
+            "self_attn",
+            matrices,
+            stream=stream,
+            z_layout=z_layout,
+            z_inside=True,
+            norm="norm1",
         )
-        mlp = mlp_row("linear2", "norm2", ("linear1", "linear2"), "", stream=stream, norm="norm2", aside=True)
-        return Stack("", "blocks.layers", LAYERS, HEADS, WIDTH, SIZE, 32, (attention, mlp))
+        mlp = mlp_row(
+            "linear2",
+            "norm2",
+            ("linear1", "linear2"),
+            "",
+            stream=stream,
+            norm="norm2",
+            aside=True,
+        )
+        return Stack(
+            "", "blocks.layers", LAYERS, HEADS, WIDTH, SIZE, 32, (attention, mlp)
+        )
 
 
 def grouped(*, repeated: bool) -> Forecaster:
@@ -93,7 +130,9 @@ def grouped(*, repeated: bool) -> Forecaster:
 
 
 def stock(*, batch_first: bool) -> Forecaster:
-    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, 0.1, "gelu", batch_first=batch_first, norm_first=True)
+    layer = nn.TransformerEncoderLayer(
+        WIDTH, HEADS, 32, 0.1, "gelu", batch_first=batch_first, norm_first=True
+    )
     encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
     return drawn(Forecaster(encoder, width=WIDTH, pos_first=not batch_first), 1.5)
 
@@ -112,11 +151,17 @@ def test_every_oracle_holds(name: str) -> None:
     assert failed(wiring, model()) == set()
 
 
-def test_the_stock_encoder_was_on_its_fast_path_before_it_was_hooked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stock_encoder_was_on_its_fast_path_before_it_was_hooked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The idle lens leaves torch's fast path on, and the first hook ends it."""
     model, calls = stock(batch_first=True), []
     fast = torch._transformer_encoder_layer_fwd
-    monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", lambda *args: calls.append(1) or fast(*args))
+    monkeypatch.setattr(
+        torch,
+        "_transformer_encoder_layer_fwd",
+        lambda *args: calls.append(1) or fast(*args),
+    )
     lens = Lens(Stock(model), "stock")
     lens.forecast(bundled("co2").tail(40), 4)
     assert len(calls) == LAYERS
@@ -138,16 +183,34 @@ def test_an_edit_of_a_shared_key_moves_the_heads_that_share_it(repeated: bool) -
     with lens.hooks([("blocks.0.attn.hook_v", without)]):
         _, acts = lens.run_with_cache(series, names_filter="blocks.0.attn.hook_z")
     z, before = acts["blocks.0.attn.hook_z"], plain["blocks.0.attn.hook_z"]
-    assert_close(z[:, :, :2], before[:, :, :2], depth=SIZE, what="heads of the other group")
+    assert_close(
+        z[:, :, :2], before[:, :, :2], depth=SIZE, what="heads of the other group"
+    )
     assert float(z[:, :, 2:].abs().max()) == 0.0
 
 
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
-    "no shared heads": ("grouped", {"n_kv_heads": 0}, "attn: k: the weight of 'blocks.0.attn.k'.*n_heads=4"),
-    "three shared heads": ("grouped", {"n_kv_heads": 3}, "n_kv_heads=3.*divide n_heads=4"),
+    "no shared heads": (
+        "grouped",
+        {"n_kv_heads": 0},
+        "attn: k: the weight of 'blocks.0.attn.k'.*n_heads=4",
+    ),
+    "three shared heads": (
+        "grouped",
+        {"n_kv_heads": 3},
+        "n_kv_heads=3.*divide n_heads=4",
+    ),
     "four shared heads": ("grouped, repeated before", {"n_kv_heads": 4}, "n_heads=4"),
-    "keys and values exchanged": ("grouped", {"k": Projection("attn.v"), "v": Projection("attn.k")}, "10 head order"),
-    "shared heads interleaved": ("grouped", {"k": Projection("attn.k", "(d_head head)")}, "10 head order"),
+    "keys and values exchanged": (
+        "grouped",
+        {"k": Projection("attn.v"), "v": Projection("attn.k")},
+        "10 head order",
+    ),
+    "shared heads interleaved": (
+        "grouped",
+        {"k": Projection("attn.k", "(d_head head)")},
+        "10 head order",
+    ),
     "z on the way into o": ("stock, batch first", {"z_inside": False}, "."),
     "parts exchanged": (
         "stock, batch first",
@@ -159,8 +222,16 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
         {"v": Projection("self_attn", "(head part d_head)", 2, 3, **IN_PROJ)},
         "10 head order",
     ),
-    "batch for positions": ("stock, positions first", {"z_layout": "batch pos (head d_head)"}, "."),
-    "no such matrix": ("stock, batch first", {"q": Projection("self_attn")}, "no weight matrix.*in_proj_weight"),
+    "batch for positions": (
+        "stock, positions first",
+        {"z_layout": "batch pos (head d_head)"},
+        ".",
+    ),
+    "no such matrix": (
+        "stock, batch first",
+        {"q": Projection("self_attn")},
+        "no weight matrix.*in_proj_weight",
+    ),
 }
 
 
@@ -168,7 +239,10 @@ GATED = Site("gate", layout="batch pos d_mlp")
 WRONG_GATES: dict[str, tuple[dict[str, Any], str]] = {
     "pre is the gate": ({"pre": GATED}, "11 weights"),
     "gate and input exchanged": ({"i": GATE, "gate": UP}, "11 weights"),
-    "gate, input and pre exchanged": ({"i": GATE, "gate": UP, "pre": GATED}, "12 activation"),
+    "gate, input and pre exchanged": (
+        {"i": GATE, "gate": UP, "pre": GATED},
+        "12 activation",
+    ),
     "gate forgotten": ({"gate": None}, "12 activation"),
     "gate for input": ({"i": GATE}, "11 weights"),
 }
@@ -176,8 +250,12 @@ TABLES = [(name, "attn", fields, said) for name, fields, said in WRONG.values()]
 TABLES += [("grouped", "mlp", fields, said) for fields, said in WRONG_GATES.values()]
 
 
-@pytest.mark.parametrize(("name", "row", "fields", "said"), TABLES, ids=[*WRONG, *WRONG_GATES])
-def test_a_wrong_table_is_rejected(name: str, row: str, fields: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "row", "fields", "said"), TABLES, ids=[*WRONG, *WRONG_GATES]
+)
+def test_a_wrong_table_is_rejected(
+    name: str, row: str, fields: dict[str, Any], said: str
+) -> None:
     wiring, model = MODELS[name]
     assert_rejected(with_fields(wiring, row, **fields), model(), said)
 
@@ -187,6 +265,13 @@ def test_attention_that_is_asked_for_its_weights_is_refused_by_name() -> None:
     lens = Lens(Stock(model), "stock")
     attention = model.blocks.layers[0].self_attn
     right = attention.forward
-    attention.forward = lambda *args, **kwargs: right(*args, **{**kwargs, "need_weights": True})
-    with pytest.raises(WiringError, match=r"self_attn.*need_weights=True.*need_weights=False"), lens.ablate("0.attn.1"):
+    attention.forward = lambda *args, **kwargs: right(
+        *args, **{**kwargs, "need_weights": True}
+    )
+    with (
+        pytest.raises(
+            WiringError, match=r"self_attn.*need_weights=True.*need_weights=False"
+        ),
+        lens.ablate("0.attn.1"),
+    ):
         lens.forecast(bundled("co2").tail(40), 4)

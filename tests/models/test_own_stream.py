@@ -47,7 +47,10 @@ class PostNorm(Wired):
     def stack(self) -> Stack:
         stack = super().stack()
         attention, mlp = stack.writers
-        rows = (replace(attention, norm=""), replace(mlp, norm="", reads=Site("mlp", "in"), aside=False))
+        rows = (
+            replace(attention, norm=""),
+            replace(mlp, norm="", reads=Site("mlp", "in"), aside=False),
+        )
         return replace(stack, writers=rows)
 
 
@@ -63,18 +66,34 @@ SUMS: dict[str, Callable[[Lens, SeriesBatch], object]] = {
     "attribute": lambda lens, series: probes.attribute(lens.run(series)),
     "stream_shares": lambda lens, series: probes.stream_shares(lens.run(series)),
     "component_writes": lambda lens, series: probes.component_writes(lens.run(series)),
-    "decompose_resid": lambda lens, series: lens.run_with_cache(series)[1].decompose_resid(),
-    "into the second layer": lambda lens, series: lens.run_with_cache(series)[1].decompose_resid(layer=1),
-    "full": lambda lens, series: lens.run_with_cache(series)[1].get_full_resid_decomposition(expand_neurons=False),
+    "decompose_resid": lambda lens, series: lens.run_with_cache(series)[
+        1
+    ].decompose_resid(),
+    "into the second layer": lambda lens, series: lens.run_with_cache(series)[
+        1
+    ].decompose_resid(layer=1),
+    "full": lambda lens, series: lens.run_with_cache(series)[
+        1
+    ].get_full_resid_decomposition(expand_neurons=False),
 }
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_a_stream_that_is_no_sum_of_writes_is_not_decomposed(model: Forecaster, name: str) -> None:
-    lens, series = Lens(PostNorm(rebuilt(model, PostNormBlock)), "post-norm"), bundled("co2").tail(40)
+def test_a_stream_that_is_no_sum_of_writes_is_not_decomposed(
+    model: Forecaster, name: str
+) -> None:
+    lens, series = (
+        Lens(PostNorm(rebuilt(model, PostNormBlock)), "post-norm"),
+        bundled("co2").tail(40),
+    )
     whole = any(word in name for word in ("full", "layer", "resid"))
     first = "" if whole else r".* first place.* blocks\.0\.hook_resid_mid"
-    expect_error(rf"wiring 'own' do not sum to the residual stream{first}.*post-norm", SUMS[name], lens, series)
+    expect_error(
+        rf"wiring 'own' do not sum to the residual stream{first}.*post-norm",
+        SUMS[name],
+        lens,
+        series,
+    )
     # forecasts, ablations and layers claim no sum
     with lens.ablate("0.attn.1"):
         lens.forecast(series)
@@ -96,19 +115,30 @@ def test_what_hooks_do_to_a_sum_is_said(model: Forecaster, point: str) -> None:
     with lens.hooks([(point, lambda value, hook: 1.5 * value)]):
         run = lens.run(bundled("co2").tail(40))
         if EDITS[point]:
-            expect_error(rf"{EDITS[point]}.*Hooks are set at {point}; an edit", probes.attribute, run)
+            expect_error(
+                rf"{EDITS[point]}.*Hooks are set at {point}; an edit",
+                probes.attribute,
+                run,
+            )
         else:
-            exact = probes.attribute(run, decompositions="lens_difference")["completeness_error"]
+            exact = probes.attribute(run, decompositions="lens_difference")[
+                "completeness_error"
+            ]
             assert float(exact.max()) < rounding("float32", 1.0, depth=100)
 
 
 @pytest.mark.parametrize("probe", [probes.attribute, probes.logit_lens])
-def test_a_readout_that_is_not_the_models_is_refused(model: Forecaster, probe: Callable[..., Any]) -> None:
+def test_a_readout_that_is_not_the_models_is_refused(
+    model: Forecaster, probe: Callable[..., Any]
+) -> None:
     class Other(Wired):
         def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
             return 1.01 * super().final_norm(resid, like)
 
-    with pytest.raises(WiringError, match=r"differs from the model's own forecast of series 'co2'.*final_norm or head"):
+    with pytest.raises(
+        WiringError,
+        match=r"differs from the model's own forecast of series 'co2'.*final_norm or head",
+    ):
         probe(Lens(Other(model), "another norm").run(bundled("co2").tail(40)))
 
 
@@ -117,12 +147,16 @@ def test_an_identity_in_the_place_of_a_norm_has_the_scale_1(model: Forecaster) -
     native.set_submodule("norm", nn.Identity())
     assert failed(Wired, native) == set()
     lens, series = Lens(Wired(native), "no norm"), bundled("co2").tail(40)
-    assert float(probes.attribute(lens.run(series))["completeness_error"].max()) < rounding("float32", 1.0, depth=100)
+    assert float(
+        probes.attribute(lens.run(series))["completeness_error"].max()
+    ) < rounding("float32", 1.0, depth=100)
     acts = lens.run_with_cache(series)[1]
     scaled, plain = (acts.decompose_resid(apply_ln=apply) for apply in (True, False))
     assert_close(scaled, plain, depth=1)
     native.set_submodule("norm", nn.Tanh())
-    with pytest.raises(WiringError, match=r"scale cannot be frozen.*final_norm\(resid, like\)"):
+    with pytest.raises(
+        WiringError, match=r"scale cannot be frozen.*final_norm\(resid, like\)"
+    ):
         probes.attribute(Lens(Wired(native), "no root mean square").run(series))
 
 
@@ -130,9 +164,16 @@ def test_a_stack_without_attention_needs_no_heads(model: Forecaster) -> None:
     native = rebuilt(model, AttentionFreeBlock)
     results = check_wiring(AttentionFree, native, quiet=True)
     assert all(result.passed for result in results), results
-    assert [result.oracle for result in results if result.detail == "no attention"] == ["5 patterns", "10 head order"]
+    assert [result.oracle for result in results if result.detail == "no attention"] == [
+        "5 patterns",
+        "10 head order",
+    ]
     lens, series = Lens(AttentionFree(native), "mixer"), bundled("co2").tail(40)
-    assert probes.attribute(lens.run(series))["component"].values.tolist() == ["embed", "0.mlp", "1.mlp"]
+    assert probes.attribute(lens.run(series))["component"].values.tolist() == [
+        "embed",
+        "0.mlp",
+        "1.mlp",
+    ]
     for refused in (probes.head_spectra, probes.row_angles):
         expect_error("no attention", refused, lens)
     expect_error(r"blocks\.0 has no attention", probes.flow_of_ranks, lens.run(series))

@@ -28,24 +28,44 @@ from tsfm_lens.testing import assert_close
 UNCUT = ("moirai-1.1", "toto-1")
 
 
-BEYOND = ("chronos", "chronos-bolt", "chronos-2", "timesfm-2.5", "timestral", "moirai-2")
+BEYOND = (
+    "chronos",
+    "chronos-bolt",
+    "chronos-2",
+    "timesfm-2.5",
+    "timestral",
+    "moirai-2",
+)
 NAMES = sorted(set(architectures()) - set(UNCUT))
 
 
 CASES = [(name, 0, False) for name in NAMES] + [(name, 3, False) for name in BEYOND]
-CASES += [(name, 0, True) for name in ("chronos-2", "moirai-2", "timesfm-3", "timestral", "toto-2")]
+CASES += [
+    (name, 0, True)
+    for name in ("chronos-2", "moirai-2", "timesfm-3", "timestral", "toto-2")
+]
 
 
 @pytest.mark.parametrize(("name", "beyond", "items"), CASES)
 def test_parts_of_unequal_series_or_items_give_the_forecast_of_the_whole(
-    name: str, beyond: int, items: bool, multivariate: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    beyond: int,
+    items: bool,
+    multivariate: list[np.ndarray],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lens = lens_of(name)
-    series = as_series([*multivariate, multivariate[0][:, ::-1].copy()] if items else series_for(name))
+    series = as_series(
+        [*multivariate, multivariate[0][:, ::-1].copy()] if items else series_for(name)
+    )
     steps = lens.adapter.longest_pass + beyond if beyond else 4
     whole = lens.forecast(series, steps, **draws_of(lens))
     plan_for(monkeypatch, 1 if items else 2)
-    assert plan(request_of(lens, series, steps)) == [(0, 2), (2, 4), (4, 6)] if items else [(0, 2), (2, 4), (4, 5)]
+    assert (
+        plan(request_of(lens, series, steps)) == [(0, 2), (2, 4), (4, 6)]
+        if items
+        else [(0, 2), (2, 4), (4, 5)]
+    )
     state = torch.get_rng_state()
     assert_same_forecast(lens.forecast(series, steps, **draws_of(lens)), whole)
     assert torch.equal(torch.get_rng_state(), state)
@@ -55,14 +75,19 @@ def test_beyond_one_pass_a_call_has_no_more_rows_than_within_one() -> None:
     lens, done = lens_of("chronos-2"), list[tuple[int, int]]()
     series = as_series([np.sin(np.arange(24) / 3 + place) for place in range(150)])
     steps, levels = lens.adapter.longest_pass, len(lens.adapter.levels)
-    sizes = [{stop - start for start, stop in plan(request_of(lens, series, steps + more))} for more in (0, 1)]
+    sizes = [
+        {stop - start for start, stop in plan(request_of(lens, series, steps + more))}
+        for more in (0, 1)
+    ]
     assert [max(each) for each in sizes] == [75, 128 // levels]
     lens.forecast(series, steps, progress=lambda *place: done.append(place))
     assert done == [(75, 150), (150, 150)]
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
-def test_a_part_that_runs_out_of_memory_runs_as_two(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_runs_out_of_memory_runs_as_two(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lens, series = lens_of(name), series_for(name)
     whole = lens.forecast(series, 4, **draws_of(lens))
     predict, sizes, most = lens.adapter.predict, list[int](), 2
@@ -77,8 +102,17 @@ def test_a_part_that_runs_out_of_memory_runs_as_two(name: str, monkeypatch: pyte
     assert_same_forecast(lens.forecast(series, 4, **draws_of(lens)), whole)
     assert sizes == [5, 3, 2, 1, 2]
     most = 0
-    expect_error(r"1 series × .* run out of memory; shorten", lens.forecast, series, 4, **draws_of(lens))
-    with lens.ablate("decoder.0.mlp", rows=[0, 3]), pytest.raises(InputError, match=r"by_row \(at decoder"):
+    expect_error(
+        r"1 series × .* run out of memory; shorten",
+        lens.forecast,
+        series,
+        4,
+        **draws_of(lens),
+    )
+    with (
+        lens.ablate("decoder.0.mlp", rows=[0, 3]),
+        pytest.raises(InputError, match=r"by_row \(at decoder"),
+    ):
         lens.forecast(series, 4, **draws_of(lens))
 
 
@@ -86,7 +120,11 @@ def test_a_memory_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
     lens, series = lens_of("chronos-bolt"), series_for("chronos-bolt")
     need = request_of(lens, series, 4, memory=1).need(5)
     assert len(plan(request_of(lens, series, 4))) == 1
-    assert plan(request_of(lens, series, 4, memory=2 * need)) == [(0, 2), (2, 4), (4, 5)]
+    assert plan(request_of(lens, series, 4, memory=2 * need)) == [
+        (0, 2),
+        (2, 4),
+        (4, 5),
+    ]
     monkeypatch.setenv(VARIABLE, "1")
     assert len(plan(request_of(lens, series, 4))) == 5
     assert limit_of("1MiB", lens.device) == 2**20
@@ -95,7 +133,12 @@ def test_a_memory_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sizes_are_read_and_others_refused() -> None:
-    for text, size in (("2000", 2000), ("2GB", 2 * 10**9), ("1.5 GiB", 3 * 2**29), ("7 mib", 7 * 2**20)):
+    for text, size in (
+        ("2000", 2000),
+        ("2GB", 2 * 10**9),
+        ("1.5 GiB", 3 * 2**29),
+        ("7 mib", 7 * 2**20),
+    ):
         assert as_bytes(text, "memory") == size
     for wrong in ("", "lots", "-1", "0", "1e9", "2 XB", "GB", 0, True, 1.5, "9" * 30):
         with pytest.raises(InputError, match=r"expected a number of bytes"):
@@ -112,14 +155,18 @@ def test_a_block_of_draws_is_one_native_call(name: str) -> None:
     for index, (start, stop) in enumerate([(0, 2), (2, 4), (4, 5)]):
         with torch.random.fork_rng():
             torch.manual_seed(block_seed(5, index))
-            native = lens.adapter.predict(batch.select(range(start, stop)), 4, (0.5,), 3)
+            native = lens.adapter.predict(
+                batch.select(range(start, stop)), 4, (0.5,), 3
+            )
         assert np.array_equal(ours.samples[start:stop], native.samples.double().numpy())
     assert block_seed(5, 0) == 5
     assert len({block_seed(5, index) for index in range(100)}) == 100
 
 
 @pytest.mark.parametrize("name", ["chronos", *UNCUT])
-def test_hooks_that_see_the_whole_batch_change_no_draw(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_that_see_the_whole_batch_change_no_draw(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A hook of the caller's own gets all rows in one run, and what is drawn stays what it is without the hook."""
     monkeypatch.setattr(batching, "DRAWN", 2)
     lens, series = lens_of(name), series_for(name, alike=True)
@@ -153,18 +200,27 @@ def test_ablations_run_in_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("name", ["chronos", "toto-1"])
-def test_variants_of_many_series_draw_what_each_draws_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variants_of_many_series_draw_what_each_draws_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(batching, "DRAWN", 2)
     monkeypatch.setattr("tsfm_lens.ablation.rollouts.DRAWN", 2)
     lens, series = lens_of(name), series_for(name, alike=True)
     target = lens.components("**.mlp" if name == "chronos" else "*.mlp")[-1]
     name = f"**.{target.layer}.mlp.hook_out"
-    _, reference = lens.run_with_cache(series, names_filter=name, rollout=True, horizon=4, num_samples=1)
+    _, reference = lens.run_with_cache(
+        series, names_filter=name, rollout=True, horizon=4, num_samples=1
+    )
     changed = [Variant("none", ()), Variant.zero(target)]
-    for variants in (changed, [*changed, Variant("other", (Resample(target, reference, rows=[0]),))]):
+    for variants in (
+        changed,
+        [*changed, Variant("other", (Resample(target, reference, rows=[0]),))],
+    ):
         seen: set[tuple[int, int]] = set()
         told: Callable[..., None] = partial(lambda seen, *at: seen.add(at), seen)
-        found = forecast_variants(lens, series, 4, variants, num_samples=3, progress=told, non_finite="keep")
+        found = forecast_variants(
+            lens, series, 4, variants, num_samples=3, progress=told, non_finite="keep"
+        )
         assert max(seen) == (len(variants), len(variants))
         assert found.samples is not None
         for index, variant in enumerate(variants):
@@ -176,10 +232,17 @@ def test_variants_of_many_series_draw_what_each_draws_alone(name: str, monkeypat
 @pytest.mark.parametrize("wide", [False, True], ids=["many items", "one wide item"])
 def test_no_call_of_chronos_2_has_more_rows_than_pays(wide: bool) -> None:
     """Its cost grows with the square of the rows; an item stays whole."""
-    lens, rng, rows = tsfm_lens.load("chronos2-nano"), np.random.default_rng(0), list[int]()
-    many = as_series(rng.normal(size=(1, 300, 16)) if wide else list(rng.normal(size=(600, 16))))
+    lens, rng, rows = (
+        tsfm_lens.load("chronos2-nano"),
+        np.random.default_rng(0),
+        list[int](),
+    )
+    many = as_series(
+        rng.normal(size=(1, 300, 16)) if wide else list(rng.normal(size=(600, 16)))
+    )
     handle = lens.adapter.model.encoder.register_forward_pre_hook(
-        lambda _module, _args, inputs: rows.append(len(inputs["inputs_embeds"])), with_kwargs=True
+        lambda _module, _args, inputs: rows.append(len(inputs["inputs_embeds"])),
+        with_kwargs=True,
     )
     try:
         forecast = lens.forecast(many, 4)
@@ -187,7 +250,9 @@ def test_no_call_of_chronos_2_has_more_rows_than_pays(wide: bool) -> None:
             assert set(rows) == {300}
             return
         with torch.no_grad():
-            lens.run_with_cache(many, names_filter=["blocks.0.hook_resid_post"], horizon=4)
+            lens.run_with_cache(
+                many, names_filter=["blocks.0.hook_resid_post"], horizon=4
+            )
         variants = [Variant.zero(head) for head in lens.components("*.time_attn.*")]
         some = many.select(range(50))
         point_forecasts(lens.run(some, 4), variants)
@@ -197,4 +262,6 @@ def test_no_call_of_chronos_2_has_more_rows_than_pays(wide: bool) -> None:
     assert sum(rows) >= 600 * 2
     assert max(rows) <= 128, rows
     few = lens.forecast(many.select(range(3)), 4).quantiles
-    assert_close(forecast.quantiles[:3].astype(np.float32), few.astype(np.float32), depth=12)
+    assert_close(
+        forecast.quantiles[:3].astype(np.float32), few.astype(np.float32), depth=12
+    )

@@ -26,9 +26,17 @@ ACROSS = {"chronos-2": ("group_attn",), "timestral": ("variate_attn",)}
 def names_of(lens: Lens, name: str) -> list[str]:
     """All points but those of attention over the whole batch, and but queries and keys, whose rows may hold tokens."""
     across = ACROSS.get(name, ())
-    points = [point for point in lens.registry.points if not any(word in point for word in across)]
+    points = [
+        point
+        for point in lens.registry.points
+        if not any(word in point for word in across)
+    ]
     # queries and keys at padding have seen the whole batch
-    return [point for point in points if not across or lens.registry.points[point].axes[1] == "pos"]
+    return [
+        point
+        for point in points
+        if not across or lens.registry.points[point].axes[1] == "pos"
+    ]
 
 
 def assert_same(actual: Activations, expected: Activations, lens: Lens) -> None:
@@ -47,7 +55,11 @@ def shown_only(acts: Activations, encoded: Encoded, lens: Lens) -> Activations:
     """Without what stands at the padding of short series: attention under a full mask looks at the whole batch."""
     for name, calls in acts.recorded.items():
         point, value = acts.points[name], calls[0].value
-        stack = next(iter(encoded.spans)) if point.stack not in encoded.spans else point.stack
+        stack = (
+            next(iter(encoded.spans))
+            if point.stack not in encoded.spans
+            else point.stack
+        )
         if point.axes[1] != "pos" or value.shape[1] != len(encoded.spans[stack]):
             continue
         mask = encoded.shown(stack).reshape(*value.shape[:2], *[1] * (value.ndim - 2))
@@ -56,15 +68,22 @@ def shown_only(acts: Activations, encoded: Encoded, lens: Lens) -> Activations:
 
 
 CASES = [(name, False) for name in sorted(architectures())]
-CASES += [(name, True) for name, each in architectures().items() if each.adapter.multivariate]
+CASES += [
+    (name, True) for name, each in architectures().items() if each.adapter.multivariate
+]
 
 
 @pytest.mark.parametrize(("name", "items"), CASES)
 def test_a_forward_in_parts_keeps_what_the_whole_keeps(
-    name: str, items: bool, multivariate: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    items: bool,
+    multivariate: list[np.ndarray],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lens = lens_of(name)
-    series = as_series([*multivariate, multivariate[0][:, ::-1].copy()] if items else series_for(name))
+    series = as_series(
+        [*multivariate, multivariate[0][:, ::-1].copy()] if items else series_for(name)
+    )
     names = names_of(lens, name)
     with torch.no_grad():
         whole_output, whole = lens.run_with_cache(series, names_filter=names)
@@ -77,39 +96,71 @@ def test_a_forward_in_parts_keeps_what_the_whole_keeps(
     assert labelled["series"].equals(before["series"])
 
 
-@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "t5", "timesfm-2.5", "timestral", "moirai-2", "toto-2"])
-def test_a_rollout_in_parts_keeps_what_the_whole_keeps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["chronos", "chronos-bolt", "t5", "timesfm-2.5", "timestral", "moirai-2", "toto-2"],
+)
+def test_a_rollout_in_parts_keeps_what_the_whole_keeps(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lens, series = lens_of(name), series_for(name)
-    names = [point for point in names_of(lens, name) if point.endswith(("hook_z", "hook_pattern", "resid_post"))]
+    names = [
+        point
+        for point in names_of(lens, name)
+        if point.endswith(("hook_z", "hook_pattern", "resid_post"))
+    ]
     steps = 4 if name in ("t5", "toto-2") else lens.adapter.longest_pass + 2
-    run: dict[str, Any] = {"names_filter": names, "rollout": True, "horizon": steps, **draws_of(lens)}
+    run: dict[str, Any] = {
+        "names_filter": names,
+        "rollout": True,
+        "horizon": steps,
+        **draws_of(lens),
+    }
     whole_forecast, whole = lens.run_with_cache(series, **run)
     plan_for(monkeypatch, 2)
     forecast, acts = lens.run_with_cache(series, **run)
-    assert_close(forecast.quantiles, whole_forecast.quantiles, depth=DEPTH, dtype=torch.float32)
+    assert_close(
+        forecast.quantiles, whole_forecast.quantiles, depth=DEPTH, dtype=torch.float32
+    )
     assert_same(acts, whole, lens)
-    spans = [each.token_spans(names[0], 0, "query" if "pattern" in names[0] else "pos") for each in (acts, whole)]
+    spans = [
+        each.token_spans(names[0], 0, "query" if "pattern" in names[0] else "pos")
+        for each in (acts, whole)
+    ]
     assert spans[0] == spans[1]
 
 
-def test_sample_paths_that_stand_outside_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sample_paths_that_stand_outside_are_put_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Toto 1 repeats the whole batch for every path."""
     lens, series = lens_of("toto-1"), series_for("toto-1")
     run: dict[str, Any] = {"rollout": True, "horizon": 4, "num_samples": 3}
     monkeypatch.setattr(batching, "DRAWN", 2)
     equal = [np.resize(one, 40) for one in series]
     _, whole = lens.run_with_cache(equal[:4], **run)
-    blocks = [lens.run_with_cache(equal[i : i + 2], **run)[1]["blocks.0.attn.hook_out"] for i in (0, 2)]
+    blocks = [
+        lens.run_with_cache(equal[i : i + 2], **run)[1]["blocks.0.attn.hook_out"]
+        for i in (0, 2)
+    ]
     joined = whole["blocks.0.attn.hook_out"]
     assert joined.shape[1] == 12
     # draws of the second block are others than those of a batch of its own, the context is the same
     first = joined.unflatten(1, (3, 4))[0]
     for index in (0, 2):
-        assert_close(first[:, index : index + 2], blocks[index // 2].unflatten(1, (3, 2))[0], depth=DEPTH)
-    assert list(whole.to_xarray("blocks.0.attn.hook_out")["series"].values) == 3 * list(whole.ids)
+        assert_close(
+            first[:, index : index + 2],
+            blocks[index // 2].unflatten(1, (3, 2))[0],
+            depth=DEPTH,
+        )
+    assert list(whole.to_xarray("blocks.0.attn.hook_out")["series"].values) == 3 * list(
+        whole.ids
+    )
 
 
-def test_reducers_by_row_are_put_together_and_others_keep_the_batch_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reducers_by_row_are_put_together_and_others_keep_the_batch_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lens, series = lens_of("chronos"), [np.sin(np.arange(40) / k) for k in (2, 3, 4, 5)]
     name = "encoder_blocks.0.self_attn.hook_pattern"
     rows: list[int] = []
@@ -131,17 +182,23 @@ def test_reducers_by_row_are_put_together_and_others_keep_the_batch_whole(monkey
     assert by_row(pooled) is pooled
 
 
-def test_a_capture_that_cannot_fit_says_so_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_that_cannot_fit_says_so_before_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lens, series = lens_of("chronos"), [np.sin(np.arange(40) / k) for k in range(2, 12)]
     with torch.no_grad():
         _, acts = lens.run_with_cache(series)
         kept = sum(call.value.nbytes for name in acts for call in acts.calls(name))
-        monkeypatch.setattr(Lens, "forward", lambda *_args, **_kwargs: pytest.fail("a forward ran"))
+        monkeypatch.setattr(
+            Lens, "forward", lambda *_args, **_kwargs: pytest.fail("a forward ran")
+        )
         words = r"hook points of 10 series take about .* is free and memory allows .*names_filter=.*reduce="
         with pytest.raises(InputError, match=words) as refusal:
             lens.run_with_cache(series, memory=kept // 2)
         with pytest.raises(InputError, match="take about"):
-            lens.run_with_cache(series, rollout=True, horizon=4, num_samples=2, memory=kept // 2)
+            lens.run_with_cache(
+                series, rollout=True, horizon=4, num_samples=2, memory=kept // 2
+            )
         monkeypatch.undo()
         # as many as it says do fit
         count = int(str(refusal.value).split("run at most ")[1].split()[0])
@@ -149,12 +206,21 @@ def test_a_capture_that_cannot_fit_says_so_before_it_runs(monkeypatch: pytest.Mo
 
 
 def test_gradients_and_graphs_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    lens, series = lens_of("chronos-bolt"), [np.sin(np.arange(40) / k) for k in range(2, 12)]
-    run: dict[str, Any] = {"names_filter": "**.hook_z", "incl_bwd": True, "loss": lambda output: output.sum()}
+    lens, series = (
+        lens_of("chronos-bolt"),
+        [np.sin(np.arange(40) / k) for k in range(2, 12)],
+    )
+    run: dict[str, Any] = {
+        "names_filter": "**.hook_z",
+        "incl_bwd": True,
+        "loss": lambda output: output.sum(),
+    }
     plan_for(monkeypatch, 2)
     _, acts = lens.run_with_cache(series, **run)
     assert len(acts["decoder_blocks.0.self_attn.hook_z_grad"]) == 10
-    monkeypatch.setattr(lens.adapter, "run", lambda _inputs: (_ for _ in ()).throw(MemoryError()))
+    monkeypatch.setattr(
+        lens.adapter, "run", lambda _inputs: (_ for _ in ()).throw(MemoryError())
+    )
     with pytest.raises(InputError, match=r"run out of memory.*torch\.no_grad"):
         lens.run_with_cache(series, names_filter="**.hook_z")
     for weight in lens.parameters():

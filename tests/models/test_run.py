@@ -37,7 +37,9 @@ def counted(lens: Lens, monkeypatch: pytest.MonkeyPatch) -> Mock:
     return both
 
 
-def test_an_expected_value_is_one_of_value_tokens_however_sure_the_model_is_of_another() -> None:
+def test_an_expected_value_is_one_of_value_tokens_however_sure_the_model_is_of_another() -> (
+    None
+):
     lens = lens_of("chronos")
     run = lens.run(series_for(lens), H)
     first = lens.adapter.first_value_token
@@ -51,7 +53,9 @@ def test_an_expected_value_is_one_of_value_tokens_however_sure_the_model_is_of_a
 
 
 @pytest.mark.parametrize("name", TOKENS)
-def test_every_step_of_the_path_is_the_median_of_what_the_model_predicts_next(name: str) -> None:
+def test_every_step_of_the_path_is_the_median_of_what_the_model_predicts_next(
+    name: str,
+) -> None:
     lens = lens_of(name)
     run = lens.run(series_for(lens), H)
     first = lens.adapter.first_value_token
@@ -66,9 +70,17 @@ def test_every_step_of_the_path_is_the_median_of_what_the_model_predicts_next(na
         assert share[:below].sum() <= 0.5 + slack
         assert share[: below + 1].sum() >= 0.5 - slack
     values = lens.adapter.values(run.encoded).double().numpy()
-    assert_close(np.take_along_axis(values, run.tokens.numpy(), 1), run.path, depth=8, dtype=np.float32)
+    assert_close(
+        np.take_along_axis(values, run.tokens.numpy(), 1),
+        run.path,
+        depth=8,
+        dtype=np.float32,
+    )
 
-    one, other = (lens.run(series_for(lens), H, seed=seed, num_samples=samples) for seed, samples in ((0, 3), (7, 5)))
+    one, other = (
+        lens.run(series_for(lens), H, seed=seed, num_samples=samples)
+        for seed, samples in ((0, 3), (7, 5))
+    )
     np.testing.assert_array_equal(one.path, other.path)
     np.testing.assert_array_equal(one.point, other.point)
     state = torch.random.get_rng_state()
@@ -76,17 +88,30 @@ def test_every_step_of_the_path_is_the_median_of_what_the_model_predicts_next(na
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_probes_of_one_run_share_its_forecast_and_its_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probes_of_one_run_share_its_forecast_and_its_recordings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lens = lens_of("chronos-bolt")
-    native, run = counted(lens, monkeypatch), lens.run(bundled("co2").tail(60), H, holdout=True)
+    native, run = (
+        counted(lens, monkeypatch),
+        lens.run(bundled("co2").tail(60), H, holdout=True),
+    )
     assert not native.mock_calls
     first, second = probes.logit_lens(run), probes.logit_lens(run)
     assert (native.predict.call_count, native.run.call_count) == (1, 1)
     assert first.identical(second)
     np.testing.assert_array_equal(run.forecast.median, first["native_median"])
     # attention that is looked into runs another kernel, whose numbers the others do not get
-    inside, outside = "decoder_blocks.0.self_attn.hook_pattern", "decoder_blocks.0.hook_resid_post"
-    for names, forwards in (([inside], 2), ([inside, outside], 3), ([outside], 3), ([inside], 3)):
+    inside, outside = (
+        "decoder_blocks.0.self_attn.hook_pattern",
+        "decoder_blocks.0.hook_resid_post",
+    )
+    for names, forwards in (
+        ([inside], 2),
+        ([inside, outside], 3),
+        ([outside], 3),
+        ([inside], 3),
+    ):
         acts = run.record(names)
         assert native.run.call_count == forwards
         with torch.no_grad():
@@ -126,9 +151,15 @@ def test_a_part_of_a_run_has_its_forecast_and_path(name: str) -> None:
     run = lens_of(name).run(bundled("co2", "nile", "elnino").tail(60), H, holdout=True)
     part = run.select(["elnino", "co2"])
     assert part.batch.ids == ("elnino", "co2")
-    for values in (lambda run: run.forecast.quantiles, lambda run: run.path, lambda run: run.truth):
+    for values in (
+        lambda run: run.forecast.quantiles,
+        lambda run: run.path,
+        lambda run: run.truth,
+    ):
         np.testing.assert_array_equal(values(part), values(run)[[2, 0]])
-    np.testing.assert_array_equal(part.select("co2").forecast.mean, run.forecast.mean[[0]])
+    np.testing.assert_array_equal(
+        part.select("co2").forecast.mean, run.forecast.mean[[0]]
+    )
 
 
 def test_the_end_is_held_out_at_every_horizon() -> None:
@@ -136,7 +167,9 @@ def test_the_end_is_held_out_at_every_horizon() -> None:
     whole = bundled("co2").tail(50)
     run = lens.run(whole, 6, holdout=True)
     np.testing.assert_array_equal(run.truth[0], whole.values[0][-6:])
-    np.testing.assert_array_equal(run.batch.values[0], whole.values[0][:-6][-lens.adapter.context_length :])
+    np.testing.assert_array_equal(
+        run.batch.values[0], whole.values[0][:-6][-lens.adapter.context_length :]
+    )
     other = run.at(4)
     np.testing.assert_array_equal(other.truth[0], whole.values[0][-4:])
     assert other is run.at(4)
@@ -144,7 +177,9 @@ def test_the_end_is_held_out_at_every_horizon() -> None:
     shorter = run.shortened(4)
     np.testing.assert_array_equal(shorter.batch.values[0], run.batch.values[0])
     np.testing.assert_array_equal(shorter.truth, run.truth[:, :4])
-    np.testing.assert_array_equal(lens.run(whole, 2, truth=[[1.0, 2.0]]).at(3).truth, [[1.0, 2.0, np.nan]])
+    np.testing.assert_array_equal(
+        lens.run(whole, 2, truth=[[1.0, 2.0]]).at(3).truth, [[1.0, 2.0, np.nan]]
+    )
 
 
 def test_a_decoder_is_forced_along_what_the_caller_gives() -> None:
@@ -156,10 +191,13 @@ def test_a_decoder_is_forced_along_what_the_caller_gives() -> None:
     np.testing.assert_array_equal(led.path, forced_path)
     assert led.tokens is not None
     assert torch.equal(
-        led.encoded.inputs["decoder_input_ids"], lens.encode(context, future=forced_path).inputs["decoder_input_ids"]
+        led.encoded.inputs["decoder_input_ids"],
+        lens.encode(context, future=forced_path).inputs["decoder_input_ids"],
     )
     assert led.forecast is not None
-    np.testing.assert_array_equal(lens.run(context, H, forced_path=forced_path).point, led.point)
+    np.testing.assert_array_equal(
+        lens.run(context, H, forced_path=forced_path).point, led.point
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,7 +205,10 @@ def test_a_decoder_is_forced_along_what_the_caller_gives() -> None:
     [
         ({"horizon": 0}, "horizon 0 is not a number of steps"),
         ({"horizon": 2.5}, "horizon 2.5"),
-        ({"horizon": 4, "truth": [[1.0, 2.0]]}, r"truth has shape \(1, 2\), expected \(series, step\) = \(1, 4\)"),
+        (
+            {"horizon": 4, "truth": [[1.0, 2.0]]},
+            r"truth has shape \(1, 2\), expected \(series, step\) = \(1, 4\)",
+        ),
         ({"horizon": 4, "truth": [[1.0] * 4], "holdout": True}, "either truth"),
         ({"horizon": 4, "rollout": "yes"}, "rollout is 'yes'"),
         ({"horizon": 4, "num_samples": 0}, "num_samples 0"),
@@ -177,7 +218,9 @@ def test_a_decoder_is_forced_along_what_the_caller_gives() -> None:
         ({"horizon": 400, "holdout": True}, "co2"),
     ],
 )
-def test_wrong_arguments_are_named_before_anything_runs(wrong: dict, words: str) -> None:
+def test_wrong_arguments_are_named_before_anything_runs(
+    wrong: dict, words: str
+) -> None:
     with pytest.raises(InputError, match=words):
         lens_of("chronos").run(bundled("co2").tail(40), **wrong)
 
@@ -192,10 +235,16 @@ def test_beyond_one_pass_a_single_forward_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
 def test_a_file_has_the_numbers_of_a_run(name: str, tmp_path: Path) -> None:
-    run: Run = lens_of(name).run(bundled("co2", "electricity").tail(60), H, holdout=True, seed=3)
+    run: Run = lens_of(name).run(
+        bundled("co2", "electricity").tail(60), H, holdout=True, seed=3
+    )
     with xr.open_dataset(run.to_netcdf(tmp_path / "run.nc"), engine="scipy") as data:
         np.testing.assert_array_equal(data["quantile_forecast"], run.forecast.quantiles)
-        for variable, values in (("path", run.path), ("point", run.point), ("truth", run.truth)):
+        for variable, values in (
+            ("path", run.path),
+            ("point", run.point),
+            ("truth", run.truth),
+        ):
             if variable in data:
                 np.testing.assert_array_equal(data[variable], values)
         assert (data.attrs["seed"], data.attrs["model"]) == (3, run.lens.model_id)
@@ -216,7 +265,9 @@ def test_what_probes_share_is_what_each_computes_alone() -> None:
     lens, all_of_it = load("bolt-nano"), partial(probes.attribute, decompositions="all")
     shared = lens.run(bundled("co2"), 8, holdout=True)
     for probe in (probes.attribute, probes.stream_shares, all_of_it):
-        xr.testing.assert_identical(probe(shared), probe(lens.run(bundled("co2"), 8, holdout=True)))
+        xr.testing.assert_identical(
+            probe(shared), probe(lens.run(bundled("co2"), 8, holdout=True))
+        )
     kept = ["components", ("integrated", 1e-3), "linearised", "lens_difference"]
     assert list(shared.cache["attribution"]) == kept
 
@@ -224,14 +275,24 @@ def test_what_probes_share_is_what_each_computes_alone() -> None:
 def test_a_truth_of_nothing_is_none() -> None:
     lens, series = lens_of("chronos-bolt"), np.sin(np.arange(60) / 3)
     assert "truth" not in repr(lens.run(series, H, truth=np.full((1, H), np.nan)))
-    expect_error("ends with 30 missing values", lens.run, np.r_[series, [np.nan] * 30], 24, holdout=True)
+    expect_error(
+        "ends with 30 missing values",
+        lens.run,
+        np.r_[series, [np.nan] * 30],
+        24,
+        holdout=True,
+    )
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lens = lens_of("chronos-bolt")
-    native, run, file = counted(lens, monkeypatch), lens.run(series_for(lens), H), tmp_path / "afile"
+    native, run, file = (
+        counted(lens, monkeypatch),
+        lens.run(series_for(lens), H),
+        tmp_path / "afile",
+    )
     file.touch()
     for write in (run.report, run.explain):
         expect_error("is a file; give a folder", write, file / "page")
@@ -252,7 +313,9 @@ def test_windows_are_forecasts_from_earlier_origins(holdout: bool) -> None:
         alone = lens.run([whole[:end]], 8)
         np.testing.assert_array_equal(run.batch.values[row], whole[:end])
         assert_close(run.point[row], alone.point[0], depth=400, dtype=np.float32)
-        np.testing.assert_array_equal(run.truth[row], whole[end : end + 8] if end < 90 else np.full(8, np.nan))
+        np.testing.assert_array_equal(
+            run.truth[row], whole[end : end + 8] if end < 90 else np.full(8, np.nan)
+        )
     assert run.batch.timestamps(2)[-1] == values.timestamps(0)[-1 - 8 * (1 + holdout)]
     assert run.at(4).truth.shape == (6, 4)
     with pytest.raises(
@@ -266,9 +329,15 @@ def test_windows_are_forecasts_from_earlier_origins(holdout: bool) -> None:
 def test_windows_of_a_covariate_know_its_future() -> None:
     lens = load("chronos2-nano")
     load_of, heat = np.arange(60.0) % 7, np.cos(np.arange(66.0))
-    entry = {"target": load_of, "past_covariates": {"heat": heat[:60]}, "future_covariates": {"heat": heat[60:]}}
+    entry = {
+        "target": load_of,
+        "past_covariates": {"heat": heat[:60]},
+        "future_covariates": {"heat": heat[60:]},
+    }
     run = lens.run([entry], 6, windows=2)
-    np.testing.assert_array_equal(run.batch.known_future(6)[[1, 3]], [heat[60:66], heat[54:60]])
+    np.testing.assert_array_equal(
+        run.batch.known_future(6)[[1, 3]], [heat[60:66], heat[54:60]]
+    )
     assert len(set(run.batch.groups)) == 2
 
 
@@ -278,10 +347,15 @@ def test_twins_are_other_weights_of_the_same_run() -> None:
     before = run.point.copy()
     twins = [run.twin(number) for number in (0, 1, 4)]
     assert twins[0] is run.twin(0)
-    assert all(np.abs(forecast - before).max() > 1e-3 for forecast in [twin.point for twin in twins])
+    assert all(
+        np.abs(forecast - before).max() > 1e-3
+        for forecast in [twin.point for twin in twins]
+    )
     own = dict(lens.adapter.model.named_parameters())
     for name, weight in twins[0].lens.adapter.model.named_parameters():
-        assert torch.equal(weight.flatten().sort().values, own[name].flatten().sort().values)
+        assert torch.equal(
+            weight.flatten().sort().values, own[name].flatten().sort().values
+        )
     np.testing.assert_array_equal(lens.run(bundled("co2").tail(64), 6).point, before)
     found = probes.ablation_effects(run, components="decoder.*.mlp")
     assert found["mean_shift_twins"].sizes == {"twin": 3, "component": 3}

@@ -31,7 +31,11 @@ def test_tokens_of_a_forward_cover_the_context_without_gaps(name: str) -> None:
         spans = acts.token_spans(f"{dot}hook_embed")
         assert spans is not None
         assert len(spans) == acts[f"{dot}hook_embed"].shape[1]
-        steps = [(a, b) for a, b, what in zip(spans.start, spans.stop, spans.special, strict=True) if not what]
+        steps = [
+            (a, b)
+            for a, b, what in zip(spans.start, spans.stop, spans.special, strict=True)
+            if not what
+        ]
         assert all(left[1] == right[0] for left, right in pairwise(steps))
         if name not in ATTENDING:
             # always as long as the model's own
@@ -48,10 +52,15 @@ def test_tokens_of_a_rollout_move_on_with_it(name: str) -> None:
     beyond = length + 1 if adapter.rollout in ("cache", "refeed") else min(5, length)
     draws = {"num_samples": 2} if adapter.readout != "quantile" else {}
     point = f"{lens.wiring.output_stack.prefix}.0.hook_resid_post"
-    _, acts = lens.run_with_cache(context(lens), names_filter=point, rollout=True, horizon=beyond, **draws)
+    _, acts = lens.run_with_cache(
+        context(lens), names_filter=point, rollout=True, horizon=beyond, **draws
+    )
     spans = [acts.token_spans(point, index) for index in range(len(acts.calls(point)))]
     assert None not in spans
-    starts, ends = ([getattr(each, name)[edge] for each in spans] for name, edge in (("start", 0), ("stop", -1)))
+    starts, ends = (
+        [getattr(each, name)[edge] for each in spans]
+        for name, edge in (("start", 0), ("stop", -1))
+    )
     if adapter.rollout == "tokens":
         assert starts == list(range(beyond))
     if adapter.rollout == "cache":
@@ -61,7 +70,12 @@ def test_tokens_of_a_rollout_move_on_with_it(name: str) -> None:
 
 
 def test_a_token_table_has_timestamps() -> None:
-    batch = as_series(pd.DataFrame({"value": np.arange(20.0)}, index=pd.date_range("2024-01-01", periods=20, freq="D")))
+    batch = as_series(
+        pd.DataFrame(
+            {"value": np.arange(20.0)},
+            index=pd.date_range("2024-01-01", periods=20, freq="D"),
+        )
+    )
     table = lens_of("chronos-bolt").encode(batch).token_table(stack="encoder")
     patches = table[table["special"] == ""]
     assert patches["start_time"].iloc[0] == pd.Timestamp("2024-01-01")
@@ -90,12 +104,15 @@ def test_tokens_that_overlap_cover_what_moves_them(name: str) -> None:
     # the mean and the spread stay, so that only tokens that show one of the two steps change
     swapped[[5, 30]] = values[[30, 5]]
     point = "encoder.hook_embed" if name == "chronos-bolt" else "hook_embed"
-    (_, before), (_, after) = (lens.run_with_cache(series, names_filter=point) for series in (values, swapped))
+    (_, before), (_, after) = (
+        lens.run_with_cache(series, names_filter=point) for series in (values, swapped)
+    )
     spans = before.token_spans(point)
     assert spans is not None
     assert len(spans) == before[point].shape[1]
     moved = (before[point] != after[point]).any(-1)[0]
     shows = [
-        start <= 5 - 48 < stop or start <= 30 - 48 < stop for start, stop in zip(spans.start, spans.stop, strict=True)
+        start <= 5 - 48 < stop or start <= 30 - 48 < stop
+        for start, stop in zip(spans.start, spans.stop, strict=True)
     ]
     assert moved[: len(shows)].tolist() == shows

@@ -25,22 +25,39 @@ def test_a_compiled_timesfm_is_refused() -> None:
     load(native)
 
 
-def test_flip_invariance_runs_two_passes_and_is_not_recorded_as_one(univariate: list[np.ndarray]) -> None:
+def test_flip_invariance_runs_two_passes_and_is_not_recorded_as_one(
+    univariate: list[np.ndarray],
+) -> None:
     timesfm = pytest.importorskip("timesfm")
     native = copy.copy(lens_of("timesfm-2.5").native)
     for flipped in (False, True):
-        native.compile(timesfm.ForecastConfig(max_context=56, max_horizon=16, force_flip_invariance=flipped))
+        native.compile(
+            timesfm.ForecastConfig(
+                max_context=56, max_horizon=16, force_flip_invariance=flipped
+            )
+        )
         lens, seen = load(native, check=False), list[int]()
-        with lens.hooks([("hook_embed", lambda value, hook, seen=seen: seen.append(1))]):
+        with lens.hooks(
+            [("hook_embed", lambda value, hook, seen=seen: seen.append(1))]
+        ):
             lens.forecast(univariate, 5)
         assert lens.adapter.passes == len(seen) == 1 + flipped
-    expect_error("flip", lens.run_with_cache, univariate, names_filter="hook_embed", rollout=True, horizon=5)
+    expect_error(
+        "flip",
+        lens.run_with_cache,
+        univariate,
+        names_filter="hook_embed",
+        rollout=True,
+        horizon=5,
+    )
 
 
 # --- Toto ---------------------------------------------------------------------------------------------------
 
 
-def test_toto_is_read_in_evaluation_mode(tmp_path: Path, multivariate: list[np.ndarray]) -> None:
+def test_toto_is_read_in_evaluation_mode(
+    tmp_path: Path, multivariate: list[np.ndarray]
+) -> None:
     native = lens_of("toto-1").native
     from toto.model.toto import Toto
 
@@ -55,12 +72,19 @@ def test_toto_is_read_in_evaluation_mode(tmp_path: Path, multivariate: list[np.n
 
 
 @pytest.mark.parametrize("kind", ["time_attn", "group_attn"])
-def test_eager_attention_is_no_silence(multivariate: list[np.ndarray], kind: str) -> None:
+def test_eager_attention_is_no_silence(
+    multivariate: list[np.ndarray], kind: str
+) -> None:
     lens = fresh("chronos-2")
     model = lens.adapter.model
     # one object, shared by all attentions: set_attn_implementation would change another
     model.encoder.block[0].layer[0].self_attention.config._attn_implementation = "eager"
-    expect_error("'sdpa' attention", lens.run_with_cache, multivariate, names_filter=f"blocks.*.{kind}.hook_pattern")
+    expect_error(
+        "'sdpa' attention",
+        lens.run_with_cache,
+        multivariate,
+        names_filter=f"blocks.*.{kind}.hook_pattern",
+    )
     assert native_traces(lens) == 0
     lens.run_with_cache(multivariate, names_filter=f"blocks.*.{kind}.hook_out")
 

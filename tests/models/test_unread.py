@@ -31,7 +31,9 @@ def test_a_history_that_is_cut_is_noted_and_no_other(name: str, beyond: int) -> 
     found = lens.forecast(batch, 3)
     run = lens.run(batch, 3)
     for noted in (found.context, run.batch, run.forecast.context):
-        assert [f"{limit} of {limit + beyond} of 'long'" in note for note in noted.notes] == [True] * (beyond > 0)
+        assert [
+            f"{limit} of {limit + beyond} of 'long'" in note for note in noted.notes
+        ] == [True] * (beyond > 0)
         assert not any("'short'" in note for note in noted.notes)
     # the note is true: what comes before does not reach the forecast
     changed = np.where(np.arange(len(values)) < beyond, values + 50, values)
@@ -44,13 +46,17 @@ def test_a_history_that_is_cut_is_noted_and_no_other(name: str, beyond: int) -> 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("role", ["target", "past", "known"])
 @pytest.mark.parametrize("level", [0.0, -1e3, 1e6, -1e9, 1e12])
-def test_variation_below_the_step_of_what_a_model_reads_is_noted(name: str, role: str, level: float) -> None:
+def test_variation_below_the_step_of_what_a_model_reads_is_noted(
+    name: str, role: str, level: float
+) -> None:
     lens = lens_of(name)
     if role != "target" and name not in ("chronos-2", "timestral"):
         pytest.skip("it takes no covariates")
     steps, ahead = 50, 3
     values = noisy(steps + ahead, level, 3.0)
-    frame = pd.DataFrame({"y": values if role == "target" else noisy(steps + ahead), "x": values})
+    frame = pd.DataFrame(
+        {"y": values if role == "target" else noisy(steps + ahead), "x": values}
+    )
     covariate = {} if role == "target" else {role: ["x"]}
     if role == "known":
         frame.loc[steps:, "y"] = np.nan
@@ -72,16 +78,24 @@ def test_variation_below_the_step_of_what_a_model_reads_is_noted(name: str, role
 
 def test_constant_and_missing_values_hide_nothing() -> None:
     lens = tsfm_lens.load("bolt-nano")
-    series = {"flat": np.full(20, 1e9), "late": np.r_[np.full(600, 1.0), np.full(520, np.nan), 2.0]}
+    series = {
+        "flat": np.full(20, 1e9),
+        "late": np.r_[np.full(600, 1.0), np.full(520, np.nan), 2.0],
+    }
     notes = lens.forecast(as_series(series), 2).context.notes
     assert not any("subtract" in note for note in notes)
 
 
 def test_the_command_line_and_pages_say_what_is_not_read(tmp_path: Path) -> None:
     limit = tsfm_lens.load("bolt-nano").context_length
-    pd.DataFrame({"load": noisy(limit + 40, 1e9)}).to_csv(tmp_path / "load.csv", index=False)
+    pd.DataFrame({"load": noisy(limit + 40, 1e9)}).to_csv(
+        tmp_path / "load.csv", index=False
+    )
     command = ["bolt-nano", "--data", str(tmp_path / "load.csv"), "--horizon", "4"]
-    pages = {"forecast": ("--plot", str(tmp_path / "plot.html")), "report": ("--out", str(tmp_path / "report"))}
+    pages = {
+        "forecast": ("--plot", str(tmp_path / "plot.html")),
+        "report": ("--out", str(tmp_path / "report")),
+    }
     for name, out in pages.items():
         more = ("--sections", "forecast") if name == "report" else ()
         found = CliRunner().invoke(app, [name, *command, *out, *more])

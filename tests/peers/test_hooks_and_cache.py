@@ -25,7 +25,11 @@ from tsfm_lens.testing import assert_close
 
 MODELS = ("chronos-nano", "bolt-nano", "chronos2-nano")
 SERIES = [10 + np.sin(np.arange(60) / 2.0), 12 + np.cos(np.arange(60) / 3.0)]
-STACK = {"chronos-nano": "decoder_blocks", "bolt-nano": "decoder_blocks", "chronos2-nano": "blocks"}
+STACK = {
+    "chronos-nano": "decoder_blocks",
+    "bolt-nano": "decoder_blocks",
+    "chronos2-nano": "blocks",
+}
 
 
 @cache
@@ -78,7 +82,9 @@ def test_a_lens_is_a_hooked_root_module(run: Run) -> None:
     assert all(isinstance(point, HookPoint) for point in lens.hook_points())
     assert set(lens.hook_dict) == {name for name, _axes in lens.hook_table()}
     assert all(point.name == name for name, point in lens.hook_dict.items())
-    assert {lens.hook_dict[name].layer() for name in lens.hook_dict if ".0." in name} == {0}
+    assert {
+        lens.hook_dict[name].layer() for name in lens.hook_dict if ".0." in name
+    } == {0}
 
 
 def test_hooks_act_in_the_order_of_setting(run: Run) -> None:
@@ -90,7 +96,9 @@ def test_hooks_act_in_the_order_of_setting(run: Run) -> None:
     lens.add_hook(point, partial(note, mark="second"))
     lens.add_hook(point, partial(note, mark="third"))
     lens.add_hook(point, partial(note, mark="first"), prepend=True)
-    with lens.hooks([(point, partial(note, mark="fourth")), (point, partial(note, mark="fifth"))]):
+    with lens.hooks(
+        [(point, partial(note, mark="fourth")), (point, partial(note, mark="fifth"))]
+    ):
         plain(run)
     assert seen == ["first", "second", "third", "fourth", "fifth"]
     assert [len(handles) for handles in lens.list_hooks().values()] == [3]
@@ -102,7 +110,10 @@ def test_what_a_hook_returns_is_what_the_next_sees(run: Run) -> None:
     def see(value: Tensor, hook: HookPoint) -> None:
         seen.append(value.clone())
 
-    lens.run_with_hooks(run.encoded, [(point, see), (point, half), (point, see), (point, half), (point, see)])
+    lens.run_with_hooks(
+        run.encoded,
+        [(point, see), (point, half), (point, see), (point, half), (point, see)],
+    )
     assert torch.equal(seen[1], 0.5 * seen[0])
     assert torch.equal(seen[2], 0.25 * seen[0])
 
@@ -122,18 +133,27 @@ def test_permanent_hooks_survive_a_reset(run: Run) -> None:
 
 
 def test_blocks_have_levels(run: Run) -> None:
-    lens, outer, inner = run.lens, at(run, 0, "mlp.hook_out"), at(run, 1, "mlp.hook_out")
+    lens, outer, inner = (
+        run.lens,
+        at(run, 0, "mlp.hook_out"),
+        at(run, 1, "mlp.hook_out"),
+    )
     assert lens.context_level == 0
     with lens.hooks([(outer, half)]):
         assert lens.context_level == 1
         alone = plain(run)
         with lens.hooks([(inner, half)]):
             assert lens.context_level == 2
-            levels = {point: lens.hook_dict[point].fwd_hooks[0].context_level for point in (outer, inner)}
+            levels = {
+                point: lens.hook_dict[point].fwd_hooks[0].context_level
+                for point in (outer, inner)
+            }
             assert levels == {outer: 1, inner: 2}
             lens.reset_hooks(level=2)
             assert torch.equal(plain(run), alone)
-            with lens.ablate(f"{'decoder.' if STACK[lens.model_id] != 'blocks' else ''}1.mlp"):
+            with lens.ablate(
+                f"{'decoder.' if STACK[lens.model_id] != 'blocks' else ''}1.mlp"
+            ):
                 assert lens.context_level == 3
         assert lens.context_level == 1
         lens.reset_hooks(level=1)
@@ -145,7 +165,10 @@ def test_blocks_have_levels(run: Run) -> None:
 def test_a_level_is_of_one_thread(run: Run) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    with run.lens.hooks([(at(run, 0, "mlp.hook_out"), half)]), ThreadPoolExecutor(1) as pool:
+    with (
+        run.lens.hooks([(at(run, 0, "mlp.hook_out"), half)]),
+        ThreadPoolExecutor(1) as pool,
+    ):
         assert pool.submit(lambda: run.lens.context_level).result() == 0
 
 
@@ -161,7 +184,9 @@ def test_hooks_that_stay_have_the_level_of_their_block(run: Run) -> None:
 
 
 def test_a_reset_backward_hook_waits_for_no_gradient(run: Run) -> None:
-    with run.lens.hooks(bwd_hooks=[(at(run, 0, "mlp.hook_out"), lambda grad, hook: None)]):
+    with run.lens.hooks(
+        bwd_hooks=[(at(run, 0, "mlp.hook_out"), lambda grad, hook: None)]
+    ):
         run.lens(run.encoded)
         run.lens.reset_hooks(level=1)
 
@@ -173,13 +198,17 @@ def test_a_reset_of_one_direction(run: Run, direction: str) -> None:
     lens.add_hook(point, lambda grad, hook: None, dir="bwd")
     lens.reset_hooks(direction=direction)  # type: ignore[arg-type]
     left = lens.hook_dict[point]
-    assert (len(left.fwd_hooks), len(left.bwd_hooks)) == ((0, 1) if direction == "fwd" else (1, 0))
+    assert (len(left.fwd_hooks), len(left.bwd_hooks)) == (
+        (0, 1) if direction == "fwd" else (1, 0)
+    )
 
 
 def test_a_hook_point_may_be_given_itself(run: Run) -> None:
     lens, point = run.lens, at(run, 0, "mlp.hook_out")
     expected = lens.run_with_hooks(run.encoded, [(point, half)])
-    assert torch.equal(lens.run_with_hooks(run.encoded, [(lens.hook_dict[point], half)]), expected)
+    assert torch.equal(
+        lens.run_with_hooks(run.encoded, [(lens.hook_dict[point], half)]), expected
+    )
     lens.add_hook(lens.hook_dict[point], half)
     assert torch.equal(lens(run.encoded), expected)
     lens.reset_hooks()
@@ -187,7 +216,9 @@ def test_a_hook_point_may_be_given_itself(run: Run) -> None:
     assert list(acts) == [point]
     chosen = [lens.hook_dict[point], lens.hook_dict[at(run, 1, "hook_resid_pre")]]
     assert {each.name for each in chosen} <= set(run.record(chosen))
-    assert set(run.lens.run_with_cache(run.encoded, names_filter=lens.hook_points())[1]) == set(lens.hook_dict)
+    assert set(
+        run.lens.run_with_cache(run.encoded, names_filter=lens.hook_points())[1]
+    ) == set(lens.hook_dict)
 
 
 @pytest.mark.parametrize("name", [3, None, 2.5])
@@ -226,9 +257,14 @@ LATER = [
 
 @pytest.mark.parametrize(("first", "second"), LATER)
 @pytest.mark.parametrize("by", ["lens", "hook point", "block"])
-def test_a_hook_that_a_hook_sets_acts_further_down(run: Run, first: str, second: str, by: str) -> None:
+def test_a_hook_that_a_hook_sets_acts_further_down(
+    run: Run, first: str, second: str, by: str
+) -> None:
     lens = run.lens
-    first, second = (at(run, int(each[0]), each[2:].replace("ATTN", attention(run))) for each in (first, second))
+    first, second = (
+        at(run, int(each[0]), each[2:].replace("ATTN", attention(run)))
+        for each in (first, second)
+    )
     blocks: list[Any] = []
 
     def other(value: Tensor, hook: HookPoint) -> None:
@@ -242,7 +278,9 @@ def test_a_hook_that_a_hook_sets_acts_further_down(run: Run, first: str, second:
 
     with torch.no_grad():
         # a hook at the first point has attention computed step by step, if that is inside of it
-        expected = lens.run_with_hooks(run.encoded, [(first, lambda value, hook: None), (second, half)])
+        expected = lens.run_with_hooks(
+            run.encoded, [(first, lambda value, hook: None), (second, half)]
+        )
         found = lens.run_with_hooks(run.encoded, [(first, other)])
     for block in blocks:
         block.__exit__(None, None, None)
@@ -253,7 +291,11 @@ def test_a_hook_that_a_hook_sets_acts_further_down(run: Run, first: str, second:
 
 
 def test_a_hook_that_is_set_further_up_acts_in_the_next_pass(run: Run) -> None:
-    lens, first, second = run.lens, at(run, 0, "mlp.hook_out"), at(run, 1, "mlp.hook_out")
+    lens, first, second = (
+        run.lens,
+        at(run, 0, "mlp.hook_out"),
+        at(run, 1, "mlp.hook_out"),
+    )
 
     def other(value: Tensor, hook: HookPoint) -> None:
         if not lens.hook_dict[first].has_hooks():
@@ -276,8 +318,17 @@ def loss_of(output: Tensor) -> Tensor:
 
 def points_of_all_kinds(run: Run) -> list[str]:
     kind = attention(run)
-    names = ("hook_resid_pre", f"{kind}.hook_z", f"{kind}.hook_q", f"{kind}.hook_pattern", f"{kind}.hook_out")
-    return [at(run, 1, name) for name in (*names, "mlp.hook_post", "mlp.hook_out", "hook_resid_post")]
+    names = (
+        "hook_resid_pre",
+        f"{kind}.hook_z",
+        f"{kind}.hook_q",
+        f"{kind}.hook_pattern",
+        f"{kind}.hook_out",
+    )
+    return [
+        at(run, 1, name)
+        for name in (*names, "mlp.hook_post", "mlp.hook_out", "hook_resid_post")
+    ]
 
 
 @pytest.mark.parametrize("returned", [False, True])
@@ -292,7 +343,9 @@ def test_a_value_keeps_its_gradient(run: Run, returned: bool) -> None:
     # one hook at a time and no other, as a record of gradients is made
     for name in names:
         loss_of(lens.run_with_hooks(run.encoded, [(name, keep)])).backward()
-        expected = lens.run_with_cache(run.encoded, names_filter=name, incl_bwd=True, loss=loss_of)[1][f"{name}_grad"]
+        expected = lens.run_with_cache(
+            run.encoded, names_filter=name, incl_bwd=True, loss=loss_of
+        )[1][f"{name}_grad"]
         found = kept[name].grad
         assert found is not None
         assert_close(found, expected, depth=1000)
@@ -301,9 +354,13 @@ def test_a_value_keeps_its_gradient(run: Run, returned: bool) -> None:
 
 def test_gradients_to_a_value_that_a_hook_kept(run: Run) -> None:
     lens, name, kept = run.lens, at(run, 1, "mlp.hook_out"), list[Tensor]()
-    output = lens.run_with_hooks(run.encoded, [(name, lambda value, hook: kept.append(value))])
+    output = lens.run_with_hooks(
+        run.encoded, [(name, lambda value, hook: kept.append(value))]
+    )
     (found,) = torch.autograd.grad(loss_of(output), kept)
-    expected = lens.run_with_cache(run.encoded, names_filter=name, incl_bwd=True, loss=loss_of)[1][f"{name}_grad"]
+    expected = lens.run_with_cache(
+        run.encoded, names_filter=name, incl_bwd=True, loss=loss_of
+    )[1][f"{name}_grad"]
     assert_close(found, expected, depth=1000)
 
 
@@ -323,9 +380,14 @@ def test_a_value_may_become_a_leaf(run: Run) -> None:
 
 def test_hooks_that_only_look_change_no_bit(run: Run) -> None:
     seen: list[torch.Size] = []
-    names = [at(run, 1, f"{attention(run)}.hook_z"), at(run, 0, "mlp.hook_out"), at(run, 1, "hook_resid_pre")]
+    names = [
+        at(run, 1, f"{attention(run)}.hook_z"),
+        at(run, 0, "mlp.hook_out"),
+        at(run, 1, "hook_resid_pre"),
+    ]
     found = run.lens.run_with_hooks(
-        run.encoded, [(name, lambda value, hook: seen.append(value.shape)) for name in names]
+        run.encoded,
+        [(name, lambda value, hook: seen.append(value.shape)) for name in names],
     )
     assert len(seen) == 3
     # torch takes other kernels where gradients are recorded
@@ -335,10 +397,14 @@ def test_hooks_that_only_look_change_no_bit(run: Run) -> None:
 def test_backward_hooks(run: Run) -> None:
     lens, name, seen = run.lens, at(run, 1, "mlp.hook_out"), list[Tensor]()
     lens.run_with_hooks(
-        run.encoded, bwd_hooks=[(name, lambda grad, hook: seen.append(grad.clone()))], reset_hooks_end=False
+        run.encoded,
+        bwd_hooks=[(name, lambda grad, hook: seen.append(grad.clone()))],
+        reset_hooks_end=False,
     )
     loss_of(lens(run.encoded)).backward()
-    expected = lens.run_with_cache(run.encoded, names_filter=name, incl_bwd=True, loss=loss_of)[1][f"{name}_grad"]
+    expected = lens.run_with_cache(
+        run.encoded, names_filter=name, incl_bwd=True, loss=loss_of
+    )[1][f"{name}_grad"]
     assert_close(seen[0], expected, depth=1000)
 
 
@@ -367,11 +433,21 @@ def test_modes_reach_the_model(run: Run) -> None:
 def test_state_is_that_of_the_model(run: Run) -> None:
     lens, native = copy.deepcopy(run.lens), run.lens.model.state_dict()
     assert list(lens.state_dict()) == list(native)
-    assert all(torch.equal(value, native[name]) for name, value in lens.state_dict().items())
-    assert [name for name, _ in lens.named_parameters()] == [name for name, _ in lens.model.named_parameters()]
-    assert [name for name, _ in lens.named_buffers()] == [name for name, _ in lens.model.named_buffers()]
-    assert [id(each) for each in lens.parameters()] == [id(each) for each in lens.model.parameters()]
-    assert [id(each) for each in lens.buffers()] == [id(each) for each in lens.model.buffers()]
+    assert all(
+        torch.equal(value, native[name]) for name, value in lens.state_dict().items()
+    )
+    assert [name for name, _ in lens.named_parameters()] == [
+        name for name, _ in lens.model.named_parameters()
+    ]
+    assert [name for name, _ in lens.named_buffers()] == [
+        name for name, _ in lens.model.named_buffers()
+    ]
+    assert [id(each) for each in lens.parameters()] == [
+        id(each) for each in lens.model.parameters()
+    ]
+    assert [id(each) for each in lens.buffers()] == [
+        id(each) for each in lens.model.buffers()
+    ]
     name, weight = next(lens.named_parameters())
     assert lens.get_parameter(name) is weight
     lens.load_state_dict({name: 2 * value for name, value in native.items()})
@@ -386,7 +462,11 @@ def test_weights_are_frozen_by_name(run: Run) -> None:
     for name, weight in lens.named_parameters():
         weight.requires_grad_("wo" in name or name.startswith("decoder"))
     loss_of(lens(run.encoded)).backward()
-    trained = {name for name, weight in lens.model.named_parameters() if weight.grad is not None}
+    trained = {
+        name
+        for name, weight in lens.model.named_parameters()
+        if weight.grad is not None
+    }
     assert trained
     assert all("wo" in name or name.startswith("decoder") for name in trained)
     lens.zero_grad()
@@ -400,7 +480,10 @@ CASTS: dict[str, tuple[Callable[[Lens], Any], torch.dtype]] = {
     "bfloat16": (Lens.bfloat16, torch.bfloat16),
     "to": (lambda lens: lens.to(torch.bfloat16), torch.bfloat16),
     "to keyword": (lambda lens: lens.to(dtype=torch.float16), torch.float16),
-    "to another's": (lambda lens: lens.to(torch.zeros(1, dtype=torch.float16)), torch.float16),
+    "to another's": (
+        lambda lens: lens.to(torch.zeros(1, dtype=torch.float16)),
+        torch.float16,
+    ),
     "type": (lambda lens: lens.type(torch.bfloat16), torch.bfloat16),
     "float": (lambda lens: lens.half().float(), torch.float32),
     "cpu": (Lens.cpu, torch.float32),
@@ -414,7 +497,9 @@ def test_precisions_reach_the_model(run: Run, cast: str) -> None:
     lens = copy.deepcopy(run.lens)
     act, dtype = CASTS[cast]
     if str(dtype).removeprefix("torch.") not in lens.adapter.dtypes:
-        with pytest.raises(InputError, match=f"does not run in {str(dtype)[6:]}; choose float32"):
+        with pytest.raises(
+            InputError, match=f"does not run in {str(dtype)[6:]}; choose float32"
+        ):
             act(lens)
         dtype = torch.float32
     else:
@@ -439,7 +524,9 @@ def test_devices_that_are_not_here(run: Run, device: Any) -> None:
         lambda: run.lens.run_with_cache(run.encoded, device=device),
     ]
     for move in moves:
-        with pytest.raises(InputError, match=f"no device '{device}' here; there is cpu"):
+        with pytest.raises(
+            InputError, match=f"no device '{device}' here; there is cpu"
+        ):
             move()
     with pytest.raises(InputError, match="no device 'cuda' here"):
         run.lens.cuda()
@@ -447,7 +534,9 @@ def test_devices_that_are_not_here(run: Run, device: Any) -> None:
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
-def test_copies_have_hooks_of_their_own(run: Run, duplicate: Callable[[Lens], Lens]) -> None:
+def test_copies_have_hooks_of_their_own(
+    run: Run, duplicate: Callable[[Lens], Lens]
+) -> None:
     point = at(run, 1, "mlp.hook_out")
     run.lens.add_hook(point, half, level=3)
     other = duplicate(run.lens)
@@ -460,17 +549,34 @@ def test_copies_have_hooks_of_their_own(run: Run, duplicate: Callable[[Lens], Le
 
 
 @pytest.mark.parametrize(
-    "set_hook", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"]
+    "set_hook",
+    [
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+    ],
 )
 def test_torch_hooks_go_to_the_native_module(run: Run, set_hook: str) -> None:
     point = at(run, 1, "mlp.hook_out")
-    with pytest.raises(HookError, match=r"lens.model.get_submodule\('(.*)'\)") as refused:
+    with pytest.raises(
+        HookError, match=r"lens.model.get_submodule\('(.*)'\)"
+    ) as refused:
         getattr(run.lens.hook_dict[point], set_hook)(lambda *call: None)
-    path, seen = str(refused.value).split("get_submodule('")[1].split("')")[0], list[Tensor]()
-    handle = run.lens.model.get_submodule(path).register_forward_hook(lambda module, args, output: seen.append(output))
+    path, seen = (
+        str(refused.value).split("get_submodule('")[1].split("')")[0],
+        list[Tensor](),
+    )
+    handle = run.lens.model.get_submodule(path).register_forward_hook(
+        lambda module, args, output: seen.append(output)
+    )
     acts = run.lens.run_with_cache(run.encoded, names_filter=point)[1]
     handle.remove()
-    assert torch.equal((seen[0] if isinstance(seen[0], Tensor) else seen[0][0]).reshape(acts[point].shape), acts[point])
+    assert torch.equal(
+        (seen[0] if isinstance(seen[0], Tensor) else seen[0][0]).reshape(
+            acts[point].shape
+        ),
+        acts[point],
+    )
 
 
 # --- the cache --------------------------------------------------------------------------------------------------
@@ -504,11 +610,20 @@ def test_names_filters(run: Run, chosen: str) -> None:
 def test_options_of_caching(run: Run) -> None:
     lens, name = run.lens, at(run, 1, "hook_resid_pre")
     acts = lens.run_with_cache(run.encoded, names_filter=name)[1]
-    assert lens.run_with_cache(run.encoded, names_filter=name, device="cpu")[1][name].device.type == "cpu"
+    assert (
+        lens.run_with_cache(run.encoded, names_filter=name, device="cpu")[1][
+            name
+        ].device.type
+        == "cpu"
+    )
     one = lens.run(SERIES[:1], 4)
-    alone = lens.run_with_cache(one.encoded, names_filter=name, remove_batch_dim=True)[1]
+    alone = lens.run_with_cache(one.encoded, names_filter=name, remove_batch_dim=True)[
+        1
+    ]
     assert alone[name].shape == acts[name].shape[1:]
-    grads = lens.run_with_cache(run.encoded, names_filter=name, incl_bwd=True, loss=loss_of)[1]
+    grads = lens.run_with_cache(
+        run.encoded, names_filter=name, incl_bwd=True, loss=loss_of
+    )[1]
     assert set(grads) == {name, f"{name}_grad"}
     assert acts.to("cpu") is acts
     assert torch.equal(acts.to(torch.device("cpu"))[name], grads[name])
@@ -528,9 +643,13 @@ def test_slices_are_taken_everywhere(run: Run, which: Slice) -> None:
         plain_slice = (plain_slice.start, plain_slice.stop)
     acts = lens.run_with_cache(run.encoded, names_filter=None)[1]
     for method in ("decompose_resid", "accumulated_resid", "stack_head_results"):
-        found, expected = (getattr(acts, method)(pos_slice=each) for each in (which, plain_slice))
+        found, expected = (
+            getattr(acts, method)(pos_slice=each) for each in (which, plain_slice)
+        )
         # as in TransformerLens, a number keeps the axis, and a slice of one leaves it out
-        assert torch.equal(found, expected.squeeze(-2) if which.mode == "int" else expected), method
+        assert torch.equal(
+            found, expected.squeeze(-2) if which.mode == "int" else expected
+        ), method
     name = at(run, 1, "hook_resid_pre")
     cut = lens.run_with_cache(run.encoded, names_filter=name, pos_slice=which)[1][name]
     assert_close(cut, which.apply(acts[name], dim=1), depth=1000)
@@ -575,7 +694,9 @@ def test_parts_are_read_out_where_they_sum(run: Run) -> None:
     # the advice is followed: the parts that it gives do sum
     data = run.attribute()
     total = data["attribution"].sum("component")
-    assert_close(total, data["total"].broadcast_like(total), depth=100_000, dtype=np.float32)
+    assert_close(
+        total, data["total"].broadcast_like(total), depth=100_000, dtype=np.float32
+    )
 
 
 # --- what there is not -------------------------------------------------------------------------------------------
@@ -597,7 +718,9 @@ def members(kind: type) -> list[str]:
 
 
 def test_every_member_of_a_model_is_there_or_names_what_to_use(run: Run) -> None:
-    hints = [hint for name in members(TransformerBridge) if (hint := hint_of(run.lens, name))]
+    hints = [
+        hint for name in members(TransformerBridge) if (hint := hint_of(run.lens, name))
+    ]
     assert len(hints) > 40
     assert all(len(hint) > 10 for hint in hints)
 

@@ -43,10 +43,16 @@ def options_of(lens: Lens) -> dict[str, Any]:
     return {"num_samples": PATHS} if lens.emits == "token" else {}
 
 
-def theirs(lens: Lens, inputs: Any, horizon: int | None, levels: Any = LEVELS, seed: int = 0) -> tuple[Tensor, Tensor]:
+def theirs(
+    lens: Lens, inputs: Any, horizon: int | None, levels: Any = LEVELS, seed: int = 0
+) -> tuple[Tensor, Tensor]:
     """Quantiles (series, step, quantile) and mean (series, step) of the library's own call."""
     torch.manual_seed(seed)
-    options = {**options_of(lens), "prediction_length": horizon, "quantile_levels": list(levels)}
+    options = {
+        **options_of(lens),
+        "prediction_length": horizon,
+        "quantile_levels": list(levels),
+    }
     quantiles, mean = lens.native.predict_quantiles(inputs, **options)
     if isinstance(quantiles, list):
         # an item each, (variate, step, quantile)
@@ -54,10 +60,16 @@ def theirs(lens: Lens, inputs: Any, horizon: int | None, levels: Any = LEVELS, s
     return quantiles, mean
 
 
-def ours(lens: Lens, inputs: Any, horizon: int | None, levels: Any = LEVELS, seed: int = 0) -> tuple[Tensor, Tensor]:
-    forecast = lens.forecast(inputs, horizon, quantiles=levels, seed=seed, **options_of(lens))
+def ours(
+    lens: Lens, inputs: Any, horizon: int | None, levels: Any = LEVELS, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    forecast = lens.forecast(
+        inputs, horizon, quantiles=levels, seed=seed, **options_of(lens)
+    )
     assert forecast.levels == tuple(levels)
-    return torch.as_tensor(forecast.quantiles).transpose(1, 2), torch.as_tensor(forecast.mean)
+    return torch.as_tensor(forecast.quantiles).transpose(1, 2), torch.as_tensor(
+        forecast.mean
+    )
 
 
 def assert_same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
@@ -72,11 +84,20 @@ INPUTS: dict[str, Any] = {
     "a tensor in single precision": torch.as_tensor(wave(60)).float(),
     "a tensor of whole numbers": torch.arange(50),
     "a batch": torch.as_tensor(np.stack([wave(48), wave(48, 1.0)])),
-    "a batch in single precision": torch.as_tensor(np.stack([wave(48), wave(48, 1.0)])).float(),
+    "a batch in single precision": torch.as_tensor(
+        np.stack([wave(48), wave(48, 1.0)])
+    ).float(),
     "a list": [torch.as_tensor(wave(60)), torch.as_tensor(wave(60, 1.0))],
-    "a list of unequal lengths": [torch.as_tensor(wave(60)), torch.as_tensor(wave(17, 1.0)), torch.as_tensor(wave(33))],
+    "a list of unequal lengths": [
+        torch.as_tensor(wave(60)),
+        torch.as_tensor(wave(17, 1.0)),
+        torch.as_tensor(wave(33)),
+    ],
     "a gap": [torch.as_tensor(with_gaps(wave(60), 5, 6, 40))],
-    "a gap at the end": [torch.as_tensor(with_gaps(wave(60), 58, 59)), torch.as_tensor(wave(60))],
+    "a gap at the end": [
+        torch.as_tensor(with_gaps(wave(60), 58, 59)),
+        torch.as_tensor(wave(60)),
+    ],
     "beyond the context": [torch.as_tensor(wave(700)), torch.as_tensor(wave(20))],
     "a short series": [torch.as_tensor(wave(3))],
     "a constant": [torch.full((40,), 7.0)],
@@ -91,7 +112,9 @@ INPUTS: dict[str, Any] = {
 @pytest.mark.parametrize("form", INPUTS)
 def test_inputs(name: str, form: str) -> None:
     lens, inputs = opened(name), INPUTS[form]
-    expected = theirs(lens, inputs if name != "chronos2-nano" else in_three_axes(inputs), 4)
+    expected = theirs(
+        lens, inputs if name != "chronos2-nano" else in_three_axes(inputs), 4
+    )
     assert_same(ours(lens, inputs, 4), expected)
 
 
@@ -106,14 +129,21 @@ def in_three_axes(inputs: Any) -> Any:
 @pytest.mark.parametrize("form", ["a tensor", "a list of unequal lengths", "a gap"])
 def test_arrays_are_tensors(name: str, form: str) -> None:
     lens, inputs = opened(name), INPUTS[form]
-    arrays = [each.numpy() for each in inputs] if isinstance(inputs, list) else inputs.numpy()
+    arrays = (
+        [each.numpy() for each in inputs]
+        if isinstance(inputs, list)
+        else inputs.numpy()
+    )
     assert_same(ours(lens, arrays, 4), ours(lens, inputs, 4))
 
 
 @EACH
 @pytest.mark.parametrize("horizon", ["one", "few", "own", "beyond"])
 def test_horizons(name: str, horizon: str) -> None:
-    lens, series = opened(name), [torch.as_tensor(wave(60)), torch.as_tensor(wave(45, 1.0))]
+    lens, series = (
+        opened(name),
+        [torch.as_tensor(wave(60)), torch.as_tensor(wave(45, 1.0))],
+    )
     own = lens.prediction_length
     steps = {"one": 1, "few": 5, "own": own, "beyond": own + 3}[horizon]
     assert_same(ours(lens, series, steps), theirs(lens, series, steps))
@@ -125,13 +155,25 @@ def test_the_horizon_that_nobody_gives(name: str) -> None:
     assert_same(ours(lens, series, None), theirs(lens, series, None))
 
 
-ORDERS = [(0.9, 0.1), (0.5,), (0.2, 0.8, 0.5), (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9), (0.5, 0.5), (0.75, 0.25)]
+ORDERS = [
+    (0.9, 0.1),
+    (0.5,),
+    (0.2, 0.8, 0.5),
+    (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+    (0.5, 0.5),
+    (0.75, 0.25),
+]
 
 
 @EACH
 @pytest.mark.parametrize("levels", ORDERS)
-def test_quantiles_come_in_the_order_that_is_asked_for(name: str, levels: tuple[float, ...]) -> None:
-    lens, series = opened(name), [torch.as_tensor(wave(60)), torch.as_tensor(wave(45, 1.0))]
+def test_quantiles_come_in_the_order_that_is_asked_for(
+    name: str, levels: tuple[float, ...]
+) -> None:
+    lens, series = (
+        opened(name),
+        [torch.as_tensor(wave(60)), torch.as_tensor(wave(45, 1.0))],
+    )
     found, expected = ours(lens, series, 4, levels), theirs(lens, series, 4, levels)
     if name == "bolt-nano" or set(levels) <= set(np.round(lens.levels or levels, 6)):
         assert_same(found, expected)
@@ -140,13 +182,21 @@ def test_quantiles_come_in_the_order_that_is_asked_for(name: str, levels: tuple[
         assert_close(found[0], expected[0], depth=100, dtype=np.float32)
     forecast = lens.forecast(series, 4, quantiles=levels, **options_of(lens))
     for index, level in enumerate(levels):
-        np.testing.assert_array_equal(forecast.quantile(level), forecast.quantiles[:, index])
+        np.testing.assert_array_equal(
+            forecast.quantile(level), forecast.quantiles[:, index]
+        )
     columns = list(forecast.to_frame().columns)
-    assert columns[columns.index("mean") + 1 :] == [str(level) for level in dict.fromkeys(levels)]
+    assert columns[columns.index("mean") + 1 :] == [
+        str(level) for level in dict.fromkeys(levels)
+    ]
     # figures and files have them in ascending order
     assert list(forecast.to_dataset()["quantile"].values) == sorted(levels)
     for level in set(levels):
-        rows = forecast.to_dataset()["quantile_forecast"].sel(quantile=level).values.reshape(2, -1, 4)
+        rows = (
+            forecast.to_dataset()["quantile_forecast"]
+            .sel(quantile=level)
+            .values.reshape(2, -1, 4)
+        )
         np.testing.assert_array_equal(rows[:, 0], forecast.quantile(level))
 
 
@@ -161,7 +211,10 @@ def test_levels_in_tails_are_refused(name: str) -> None:
 @pytest.mark.parametrize("seed", [0, 1, 17])
 @pytest.mark.parametrize("paths", [1, 3, None])
 def test_sample_paths(seed: int, paths: int | None) -> None:
-    lens, series = opened("chronos-nano"), [torch.as_tensor(wave(60)), torch.as_tensor(wave(45, 1.0))]
+    lens, series = (
+        opened("chronos-nano"),
+        [torch.as_tensor(wave(60)), torch.as_tensor(wave(45, 1.0))],
+    )
     before = torch.get_rng_state()
     forecast = lens.forecast(series, 6, num_samples=paths, seed=seed)
     assert torch.equal(torch.get_rng_state(), before)
@@ -173,7 +226,10 @@ def test_sample_paths(seed: int, paths: int | None) -> None:
 
 @pytest.mark.parametrize("name", ["bolt-nano", "chronos2-nano"])
 def test_predict_gives_all_levels(name: str) -> None:
-    lens, series = opened(name), [torch.as_tensor(wave(60)), torch.as_tensor(wave(45, 1.0))]
+    lens, series = (
+        opened(name),
+        [torch.as_tensor(wave(60)), torch.as_tensor(wave(45, 1.0))],
+    )
     native = lens.native.predict(series, prediction_length=5)
     expected = torch.cat(native) if isinstance(native, list) else native
     found = lens.forecast(series, 5, quantiles=lens.levels).quantiles
@@ -195,11 +251,18 @@ EMBEDDED = {
 
 @EACH
 def test_embeddings(name: str) -> None:
-    lens, series = opened(name), [torch.as_tensor(wave(60)), torch.as_tensor(wave(60, 1.0))]
+    lens, series = (
+        opened(name),
+        [torch.as_tensor(wave(60)), torch.as_tensor(wave(60, 1.0))],
+    )
     native = lens.native.embed(series)[0]
     expected = torch.cat(native) if isinstance(native, list) else native
     with torch.no_grad():
-        found = lens.run_with_cache(series, names_filter=EMBEDDED[name], **({"horizon": 1} if "2" in name else {}))[1]
+        found = lens.run_with_cache(
+            series,
+            names_filter=EMBEDDED[name],
+            **({"horizon": 1} if "2" in name else {}),
+        )[1]
     tokens = found[EMBEDDED[name]]
     assert torch.equal(tokens, expected)
 
@@ -223,14 +286,20 @@ def frame(ids: tuple[str, ...] = ("b", "a"), length: int = 40) -> pd.DataFrame:
 def test_frames(name: str, levels: tuple[float, ...]) -> None:
     lens, table = opened(name), frame()
     torch.manual_seed(0)
-    options = {**options_of(lens), "prediction_length": 5, "quantile_levels": list(levels)}
+    options = {
+        **options_of(lens),
+        "prediction_length": 5,
+        "quantile_levels": list(levels),
+    }
     expected = lens.native.predict_df(table, **options)
     found = lens.forecast(table, 5, quantiles=levels, **options_of(lens)).to_frame()
     found = found.set_index(["id", "timestamp"])
     expected = expected.set_index(["item_id", "timestamp"])
     assert set(found.index) == set(expected.index)
     for level in map(str, levels):
-        np.testing.assert_array_equal(found[level].loc[expected.index], expected[level].astype(float))
+        np.testing.assert_array_equal(
+            found[level].loc[expected.index], expected[level].astype(float)
+        )
 
 
 ITEMS: dict[str, list[dict[str, Any]]] = {
@@ -240,7 +309,11 @@ ITEMS: dict[str, list[dict[str, Any]]] = {
         {"target": wave(30, 1.0), "past_covariates": {"x": wave(30)}},
     ],
     "a known covariate": [
-        {"target": wave(50), "past_covariates": {"x": wave(50, 2.0)}, "future_covariates": {"x": wave(4, 2.0)}}
+        {
+            "target": wave(50),
+            "past_covariates": {"x": wave(50, 2.0)},
+            "future_covariates": {"x": wave(4, 2.0)},
+        }
     ],
 }
 
@@ -248,16 +321,27 @@ ITEMS: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("form", ITEMS)
 def test_items_with_covariates(form: str) -> None:
     lens, items = opened("chronos2-nano"), ITEMS[form]
-    expected, _ = lens.native.predict_quantiles(items, prediction_length=4, quantile_levels=list(LEVELS))
+    expected, _ = lens.native.predict_quantiles(
+        items, prediction_length=4, quantile_levels=list(LEVELS)
+    )
     forecast = lens.forecast(items, 4, quantiles=LEVELS).targets()
-    np.testing.assert_array_equal(forecast.quantiles.transpose(0, 2, 1), torch.cat(expected).numpy())
+    np.testing.assert_array_equal(
+        forecast.quantiles.transpose(0, 2, 1), torch.cat(expected).numpy()
+    )
 
 
 def test_several_variates() -> None:
-    lens, items = opened("chronos2-nano"), np.stack([np.stack([wave(40), wave(40, 1.0)]), np.ones((2, 40))])
-    expected, _ = lens.native.predict_quantiles(items, prediction_length=4, quantile_levels=list(LEVELS))
+    lens, items = (
+        opened("chronos2-nano"),
+        np.stack([np.stack([wave(40), wave(40, 1.0)]), np.ones((2, 40))]),
+    )
+    expected, _ = lens.native.predict_quantiles(
+        items, prediction_length=4, quantile_levels=list(LEVELS)
+    )
     forecast = lens.forecast(list(items), 4, quantiles=LEVELS)
-    np.testing.assert_array_equal(forecast.quantiles.transpose(0, 2, 1), torch.cat(expected).numpy())
+    np.testing.assert_array_equal(
+        forecast.quantiles.transpose(0, 2, 1), torch.cat(expected).numpy()
+    )
 
 
 @EACH
@@ -283,10 +367,14 @@ def test_hooks_act_on_the_pipeline_too(name: str) -> None:
 @EACH
 def test_members_of_the_pipelines_name_what_to_call(name: str) -> None:
     lens = opened(name)
-    members = [member for member in dir(type(lens.native)) if not member.startswith("_")]
+    members = [
+        member for member in dir(type(lens.native)) if not member.startswith("_")
+    ]
     assert "predict_quantiles" in members
     for member in members:
         if hasattr(lens, member):
             continue
-        with pytest.raises(AttributeError, match=rf"no {member!r}: .*(lens\.|tsfm_lens)"):
+        with pytest.raises(
+            AttributeError, match=rf"no {member!r}: .*(lens\.|tsfm_lens)"
+        ):
             getattr(lens, member)

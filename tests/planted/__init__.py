@@ -21,11 +21,26 @@ from planted.attention import (
 )
 from planted.copying import parroting, seasonality
 from planted.explore import explore
-from planted.forecasts import forecast, layer_gain, lens_logits, quantile_lens, recipes, token_lens
+from planted.forecasts import (
+    forecast,
+    layer_gain,
+    lens_logits,
+    quantile_lens,
+    recipes,
+    token_lens,
+)
 from planted.patching import attribution_patching, edges, patching, paths
 from planted.ranks import embedding_ranks, flow_of_ranks, row_angles, weight_ranks
 from planted.schema import differences, table_differences
-from planted.series import EMBED, IDS, components, rivers_and_roads, series, tokens, with_components
+from planted.series import (
+    EMBED,
+    IDS,
+    components,
+    rivers_and_roads,
+    series,
+    tokens,
+    with_components,
+)
 from planted.structure import entropic_rank, layer_similarity, spectra
 from planted.sweep import sweep
 
@@ -64,7 +79,11 @@ def in_report(ids: Sequence[str] = IDS, **options: Any) -> dict[str, xr.Dataset]
 
 def everything() -> dict[str, xr.Dataset]:
     """Every planted dataset, by name, as it is made unless other values are asked for."""
-    others = {"lens_logits": lens_logits(), "recipes": recipes(), "stream_shares": stream_shares()}
+    others = {
+        "lens_logits": lens_logits(),
+        "recipes": recipes(),
+        "stream_shares": stream_shares(),
+    }
     ranks = {"weight_ranks": weight_ranks(), "row_angles": row_angles()}
     ranks |= {"embedding_ranks": embedding_ranks(), "flow_of_ranks": flow_of_ranks()}
     return in_report() | others | ranks | {"patch_attention": patch_attention()}

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from planted.series import EMBED, THREE, Row, components, described, heads_or_kinds, with_components
+from planted.series import (
+    EMBED,
+    THREE,
+    Row,
+    components,
+    described,
+    heads_or_kinds,
+    with_components,
+)
 from tsfm_lens.findings import judge
 
 
@@ -22,21 +30,38 @@ def ablation(
     floor: float = 0.05,
 ) -> xr.Dataset:
     """cross_attn.1 of layer 1 has distance 0.8, all other heads 0.1; the MLPs 0.3 and 0.2."""
-    ds = with_components(described(on, "ablation"), components() if rows is None else rows)
+    ds = with_components(
+        described(on, "ablation"), components() if rows is None else rows
+    )
     if distance is None:
-        known = {"decoder.1.cross_attn.1": 0.8, "decoder.0.mlp": 0.3, "decoder.1.mlp": 0.2}
-        effect = np.array([known.get(str(name), 0.1) for name in ds["component"].values])
+        known = {
+            "decoder.1.cross_attn.1": 0.8,
+            "decoder.0.mlp": 0.3,
+            "decoder.1.mlp": 0.2,
+        }
+        effect = np.array(
+            [known.get(str(name), 0.1) for name in ds["component"].values]
+        )
         distance = np.repeat(effect[:, None], ds.sizes["series"], axis=1)
     moved = 4 * distance[:, 0] if moved is None else moved
     truth = ds["truth"].values
     ds["baseline_forecast"] = (("series", "step"), truth + baseline)
-    ds["forecast"] = (("component", "series", "step"), truth[None] + moved[:, None, None])
+    ds["forecast"] = (
+        ("component", "series", "step"),
+        truth[None] + moved[:, None, None],
+    )
     ds["mean_shift"] = abs(ds["forecast"] - ds["baseline_forecast"]).mean("step")
     ds["spearman_distance"] = (("component", "series"), distance)
     for name in ("mae_change", "mase_change"):
         ds[name] = ds["spearman_distance"] - free
     for name in ("spearman_distance", "mean_shift", "mae_change", "mase_change"):
-        ds = judge(ds, name, floor=floor, signed=name.endswith("change"), groups=heads_or_kinds(ds))
+        ds = judge(
+            ds,
+            name,
+            floor=floor,
+            signed=name.endswith("change"),
+            groups=heads_or_kinds(ds),
+        )
     return ds
 
 
@@ -47,8 +72,13 @@ def attribution(
     gap: np.ndarray | float = 0.25,
 ) -> xr.Dataset:
     """decoder.0.mlp adds 3 m at every step, decoder.1.cross_attn.0 takes 1 m, more and more; others nothing."""
-    ds = with_components(described(on, "attribution"), [EMBED, *components()] if rows is None else rows)
-    ds = ds.assign_coords(decomposition=["logit", "expected_value"], unit=("decomposition", ["logit", "data units"]))
+    ds = with_components(
+        described(on, "attribution"), [EMBED, *components()] if rows is None else rows
+    )
+    ds = ds.assign_coords(
+        decomposition=["logit", "expected_value"],
+        unit=("decomposition", ["logit", "data units"]),
+    )
     if values is None:
         names = list(ds["component"].values)
         values = np.zeros((2, len(names), ds.sizes["step"]))
@@ -57,14 +87,19 @@ def attribution(
     every = np.repeat(values[:, :, None], ds.sizes["series"], axis=2)
     ds["attribution"] = (("decomposition", "component", "series", "step"), every)
     gaps = np.broadcast_to(gap, ds.sizes["series"])
-    ds["completeness_error"] = (("decomposition", "series"), np.stack([np.zeros_like(gaps, dtype=float), gaps]))
+    ds["completeness_error"] = (
+        ("decomposition", "series"),
+        np.stack([np.zeros_like(gaps, dtype=float), gaps]),
+    )
     ds["mean_attribution"] = ds["attribution"].mean("step")
     ds["mean_absolute"] = abs(ds["attribution"]).mean("step")
     ds["size_share"] = ds["mean_absolute"] / ds["mean_absolute"].sum("component")
-    ds["series_agreement"] = (np.sign(ds["mean_attribution"]) == np.sign(ds["mean_attribution"][..., :1])).mean(
-        "series"
+    ds["series_agreement"] = (
+        np.sign(ds["mean_attribution"]) == np.sign(ds["mean_attribution"][..., :1])
+    ).mean("series")
+    floor = xr.DataArray(
+        np.full((2, ds.sizes["series"]), 0.01), dims=("decomposition", "series")
     )
-    floor = xr.DataArray(np.full((2, ds.sizes["series"]), 0.01), dims=("decomposition", "series"))
     members = xr.DataArray(heads_or_kinds(ds), dims="component").astype(object)
     groups = ds["decomposition"].astype(object) + " " + members
     return judge(ds, "size_share", floor=floor, groups=groups)
@@ -77,14 +112,19 @@ def effects(
     repair: np.ndarray | None = None,
 ) -> xr.Dataset:
     """Component c of eight has a direct effect of c m; half is undone, of the last all, of the first there is none."""
-    ds = with_components(described(on, "effects"), components(whole=False) if rows is None else rows)
+    ds = with_components(
+        described(on, "effects"), components(whole=False) if rows is None else rows
+    )
     ds = ds.assign_attrs(how="zero", statistic="median")
     n, axes = ds.sizes["component"], ("component", "series", "step")
     direct = np.arange(float(n)) if direct is None else direct
     if repair is None:
         repair = np.full((n, ds.sizes["series"]), 0.5)
         repair[-1] = 1.0
-    ds["direct"] = (axes, direct[:, None, None] * np.ones((1, ds.sizes["series"], ds.sizes["step"])))
+    ds["direct"] = (
+        axes,
+        direct[:, None, None] * np.ones((1, ds.sizes["series"], ds.sizes["step"])),
+    )
     ds["total"] = (axes, ds["direct"].values * (1 - repair[..., None]))
     ds["indirect"] = ds["total"] - ds["direct"]
     ds["plain_forecast"] = (axes[1:], ds["truth"].values)
@@ -98,15 +138,23 @@ def effects(
 
 def circuit(on: xr.Dataset = THREE) -> xr.Dataset:
     """Two heads and an MLP of eight are kept; without any the forecast is 10 higher, with them alone 1."""
-    ds = described(on.drop_vars("truth"), "circuit", how="zero", ranking="greedy", tolerance=0.1)
+    ds = described(
+        on.drop_vars("truth"), "circuit", how="zero", ranking="greedy", tolerance=0.1
+    )
     ds = with_components(
-        ds.assign_attrs(behaviour="forecast", smallest=0.01, minimal="up to pairs"), components(whole=False)
+        ds.assign_attrs(behaviour="forecast", smallest=0.01, minimal="up to pairs"),
+        components(whole=False),
     )
     n = ds.sizes["component"]
-    ds = ds.assign_coords(size=range(n + 1), part=["model", "circuit", "complement", "nothing"])
+    ds = ds.assign_coords(
+        size=range(n + 1), part=["model", "circuit", "complement", "nothing"]
+    )
     taken = np.where(np.arange(n) < n - 3, np.arange(n), -1)
     ds["in_circuit"], ds["taken"] = ("component", taken < 0), ("component", taken)
-    ds["cost"] = ("component", np.where(taken < 0, np.nan, np.where(taken == 1, 0.08, 0.005)))
+    ds["cost"] = (
+        "component",
+        np.where(taken < 0, np.nan, np.where(taken == 1, 0.08, 0.005)),
+    )
     curve = np.full(n + 1, np.nan)
     curve[[n - 5, n - 4, n - 3, n]] = [0.9, 0.9, 0.9, 1.0]
     curve[:3] = np.nan
@@ -114,7 +162,9 @@ def circuit(on: xr.Dataset = THREE) -> xr.Dataset:
     for name, value in (("faithfulness", 0.9), ("completeness", 0.8)):
         ds[name] = ("series", np.full(ds.sizes["series"], value))
         ds = judge(ds, name, floor=0.0, signed=True)
-    ds["gap"], ds["gap_floor"] = (("series", np.full(ds.sizes["series"], gap)) for gap in (10.0, 0.1))
+    ds["gap"], ds["gap_floor"] = (
+        ("series", np.full(ds.sizes["series"], gap)) for gap in (10.0, 0.1)
+    )
     ds["refused"] = ("series", np.zeros(ds.sizes["series"], dtype=bool))
     shift = np.array([0.0, 1.0, 8.0, 10.0])[:, None, None]
     ds["forecast"] = (("part", "series", "step"), on["truth"].values + shift)
@@ -125,8 +175,15 @@ def stream_shares(on: xr.Dataset = THREE) -> xr.Dataset:
     """An eighth of the stream is the embedding's, three are of one layer's two heads, and half is its MLP's."""
     n = on.sizes["series"]
     size = np.array([1.0, 3.0, 4.0])[:, None] * np.ones(n)
-    heads = np.array([[np.nan, np.nan], [2.0, 3.0], [np.nan, np.nan]])[..., None] * np.ones(n)
-    ds = described(on[["series", "units"]], "stream_shares", decomposition="logit", horizon=on.sizes["step"])
+    heads = np.array([[np.nan, np.nan], [2.0, 3.0], [np.nan, np.nan]])[
+        ..., None
+    ] * np.ones(n)
+    ds = described(
+        on[["series", "units"]],
+        "stream_shares",
+        decomposition="logit",
+        horizon=on.sizes["step"],
+    )
     ds = ds.assign(
         size=(("writer", "series"), size),
         share=(("writer", "series"), size / 8),

@@ -13,7 +13,9 @@ Tokens = Mapping[str, tuple[str, list]]
 GRID = ("layer", "head")
 
 
-def pattern_of(time: int = THREE.sizes["time"], horizon: int = THREE.sizes["step"]) -> np.ndarray:
+def pattern_of(
+    time: int = THREE.sizes["time"], horizon: int = THREE.sizes["step"]
+) -> np.ndarray:
     """(layer, head, query, key): layer 0: head 0 looks 7 back, head 1 is uniform. Layer 1: both rest on EOS."""
     q = np.arange(horizon)
     pattern = np.zeros((2, 2, horizon, time + 1))
@@ -25,40 +27,74 @@ def pattern_of(time: int = THREE.sizes["time"], horizon: int = THREE.sizes["step
 
 
 def _entropy(pattern: np.ndarray) -> np.ndarray:
-    return -np.where(pattern > 0, pattern * np.log(np.where(pattern > 0, pattern, 1)), 0).sum(-1).mean(-1)
+    return (
+        -np.where(pattern > 0, pattern * np.log(np.where(pattern > 0, pattern, 1)), 0)
+        .sum(-1)
+        .mean(-1)
+    )
 
 
-def _maps(on: xr.Dataset, kind: str, shape: tuple[int, ...], places: Tokens | None, **attrs: object) -> xr.Dataset:
+def _maps(
+    on: xr.Dataset,
+    kind: str,
+    shape: tuple[int, ...],
+    places: Tokens | None,
+    **attrs: object,
+) -> xr.Dataset:
     """Without values: layers, heads and tokens, by default one a step, and EOS behind the keys."""
     first, time = on.isel(series=[0]), on.sizes["time"]
-    about = {"stack": "decoder", "attention": "cross_attn", "series": str(first["series"].values[0]), **attrs}
+    about = {
+        "stack": "decoder",
+        "attention": "cross_attn",
+        "series": str(first["series"].values[0]),
+        **attrs,
+    }
     if places is None:
-        places = tokens("key", range(-time, 0), special="EOS") | tokens("query", range(on.sizes["step"]))
+        places = tokens("key", range(-time, 0), special="EOS") | tokens(
+            "query", range(on.sizes["step"])
+        )
     ds = described(first if kind == "attention" else None, kind, **about)
-    return ds.assign_coords(layer=[str(i) for i in range(shape[0])], head=range(shape[1]), **places)
+    return ds.assign_coords(
+        layer=[str(i) for i in range(shape[0])], head=range(shape[1]), **places
+    )
 
 
-def attention(on: xr.Dataset = THREE, pattern: np.ndarray | None = None, places: Tokens | None = None) -> xr.Dataset:
+def attention(
+    on: xr.Dataset = THREE,
+    pattern: np.ndarray | None = None,
+    places: Tokens | None = None,
+) -> xr.Dataset:
     """Layer 0: head 0 looks 7 back, head 1 is uniform. Layer 1: both rest on EOS."""
     pattern = pattern_of() if pattern is None else pattern
     ds = _maps(on, "attention", pattern.shape, places)
-    ds["pattern"], ds["entropy"] = ((*GRID, "query", "key"), pattern), (GRID, _entropy(pattern))
+    ds["pattern"], ds["entropy"] = (
+        ((*GRID, "query", "key"), pattern),
+        (GRID, _entropy(pattern)),
+    )
     return ds
 
 
-def rollout(on: xr.Dataset = THREE, pattern: np.ndarray | None = None, places: Tokens | None = None) -> xr.Dataset:
+def rollout(
+    on: xr.Dataset = THREE,
+    pattern: np.ndarray | None = None,
+    places: Tokens | None = None,
+) -> xr.Dataset:
     """The patterns of ``attention``: head 0 of layer 0 reads 7 back, those of layer 1 rest on EOS."""
     pattern = pattern_of() if pattern is None else pattern
     ds = _maps(on, "autoregressive_attention", pattern.shape, places)
     entropy = _entropy(pattern)
-    rank = np.argsort(np.argsort(entropy.ravel(), kind="stable"), kind="stable").reshape(entropy.shape)
+    rank = np.argsort(
+        np.argsort(entropy.ravel(), kind="stable"), kind="stable"
+    ).reshape(entropy.shape)
     ds["attention"] = ((*GRID, "key", "query"), pattern.swapaxes(-1, -2))
     ds["entropy"], ds["sharpness_rank"] = (GRID, entropy), (GRID, rank)
     return ds
 
 
 def norm_weighted(
-    on: xr.Dataset = THREE, pattern: np.ndarray | None = None, places: Tokens | None = None
+    on: xr.Dataset = THREE,
+    pattern: np.ndarray | None = None,
+    places: Tokens | None = None,
 ) -> xr.Dataset:
     """Contributions are twice the weights of the pattern, those of EOS, the last key of ``attention``, a twentieth."""
     norm = 2 * (pattern_of() if pattern is None else pattern)
@@ -74,7 +110,9 @@ def attention_rollout(on: xr.Dataset = THREE) -> xr.Dataset:
     late = 0.3 * np.eye(4)
     late[:, 0] += 0.7
     places = tokens("query", range(-4, 0)) | tokens("key", range(-4, 0))
-    ds = described(None, "attention_rollout", stack="encoder", series=str(on["series"].values[0]))
+    ds = described(
+        None, "attention_rollout", stack="encoder", series=str(on["series"].values[0])
+    )
     ds["flow"] = (("layer", "query", "key"), np.stack([np.eye(4), late]))
     return ds.assign_coords(layer=["0", "1"], **places)
 
@@ -90,7 +128,11 @@ def head_entropy() -> xr.Dataset:
 
 def kernel_regression(on: xr.Dataset = THREE) -> xr.Dataset:
     """Bandwidths 1 to 4; tilt 2 in one head of four; two of eight bounds below 1, twice what is measured."""
-    missing, bound, applicable = np.full((2, 2, 2), 0.9), np.full((2, 2, 2), 10.0), np.ones((2, 2, 2), dtype=bool)
+    missing, bound, applicable = (
+        np.full((2, 2, 2), 0.9),
+        np.full((2, 2, 2), 10.0),
+        np.ones((2, 2, 2), dtype=bool),
+    )
     missing[1, 1], bound[1, 1] = [0.01, 0.2], [0.02, 0.4]
     applicable[0, 0, 0], bound[0, 0, 0] = False, np.nan
     bandwidth = np.tile(np.array([1.0, 2.0, 4.0]), (2, 2, 1))
@@ -107,7 +149,9 @@ def kernel_regression(on: xr.Dataset = THREE) -> xr.Dataset:
 
 def lag_attention(on: xr.Dataset = THREE) -> xr.Dataset:
     """Head 1 of layer 1 has 0.9 on the band, the others 0.1, which an even spread would pay."""
-    ds = described(None, "lag_attention", lag=12, width=1, series=str(on["series"].values[0]))
+    ds = described(
+        None, "lag_attention", lag=12, width=1, series=str(on["series"].values[0])
+    )
     ds["mass"], ds["chance"] = (GRID, np.array([[0.1, 0.1], [0.1, 0.9]])), ((), 0.1)
     return ds.assign_coords(layer=["0", "1"], head=[0, 1])
 
@@ -119,14 +163,25 @@ def patch_attention(on: xr.Dataset = THREE) -> xr.Dataset:
     weights = np.full((2, 2, 4, 4), 0.1)
     for layer, head in np.ndindex(2, 2):
         weights[layer, head, :, most[layer, head]] = 0.6 + 0.1 * head
-    pattern, starts = weights / weights.sum(-1, keepdims=True), np.arange(-time, 0, time // 3)
-    ds = described(on.isel(series=[0]), "patch_attention", stack="decoder", attention="cross_attn")
+    pattern, starts = (
+        weights / weights.sum(-1, keepdims=True),
+        np.arange(-time, 0, time // 3),
+    )
+    ds = described(
+        on.isel(series=[0]), "patch_attention", stack="decoder", attention="cross_attn"
+    )
     ds = ds.assign_coords(quantile=levels, layer=["0", "1"], head=[0, 1])
-    ds["quantile_forecast"] = (("series", "quantile", "step"), ds["truth"].values[:, None] + np.arange(3.0)[:, None])
+    ds["quantile_forecast"] = (
+        ("series", "quantile", "step"),
+        ds["truth"].values[:, None] + np.arange(3.0)[:, None],
+    )
     ds["attention"] = ((*GRID, "query", "key"), pattern)
     ds["stable_rank"] = (GRID, np.array([[1.5, 2.5], [3.5, 4.5]]))
     ds["entropy"] = (GRID, _entropy(pattern))
-    ds["argmax_key"], ds["argmax_weight"] = (GRID, most), (GRID, pattern.max(-1).mean(-1))
+    ds["argmax_key"], ds["argmax_weight"] = (
+        (GRID, most),
+        (GRID, pattern.max(-1).mean(-1)),
+    )
     ds["argmax_start"] = (GRID, starts[most])
     return ds.assign_coords(
         key_start=("key", [*starts, 0]),

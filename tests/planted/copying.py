@@ -20,10 +20,16 @@ def parroting(on: xr.Dataset = THREE) -> xr.Dataset:
     best[-1] = np.nan
     copied = ds["context"].values[:, time - 7 : time - 7 + horizon]
     ds = ds.assign_coords(lag=lag)
-    ds["forecast"], ds["parrot"] = (("series", "step"), copied), (("series", "step"), copied + 1.0)
+    ds["forecast"], ds["parrot"] = (
+        (("series", "step"), copied),
+        (("series", "step"), copied + 1.0),
+    )
     ds["lag_error"], ds["best_lag"] = (("series", "lag"), error), ("series", best)
     ds["copy_error"] = ("series", np.where(best > 0, 0.0, np.nan))
-    ds["parrot_error"], ds["parrot_match"] = ("series", np.full(n, 0.5)), ("series", np.full(n, 9.0))
+    ds["parrot_error"], ds["parrot_match"] = (
+        ("series", np.full(n, 0.5)),
+        ("series", np.full(n, 9.0)),
+    )
     for name in ("copy_error", "parrot_error"):
         ds = judge(ds, name, floor=0.01)
     return ds
@@ -33,11 +39,26 @@ def seasonality(on: xr.Dataset = THREE) -> xr.Dataset:
     """The forecast has half of the context's amplitude at period 4; the truth keeps it."""
     ds = described(on, "seasonality", patch=3)
     n = ds.sizes["series"]
-    ds = ds.assign_coords(part=["context", "forecast", "truth"], trial_period=[3.0, 4.0, 5.0])
+    ds = ds.assign_coords(
+        part=["context", "forecast", "truth"], trial_period=[3.0, 4.0, 5.0]
+    )
     curve = np.tile(np.array([0.1, 1.0, 0.2]), (n, 1))
-    ds["amplitude"] = (("part", "series", "trial_period"), np.stack([factor * curve for factor in (1.0, 0.5, 1.0)]))
-    known = {"period": 4.0, "context_amplitude": 2.0, "forecast_amplitude": 1.0, "truth_amplitude": 2.0}
-    known |= {"amplitude_ratio": 0.5, "amplitude_change": -0.5, "spread_ratio": 0.5, "patch_pull": 0.0}
+    ds["amplitude"] = (
+        ("part", "series", "trial_period"),
+        np.stack([factor * curve for factor in (1.0, 0.5, 1.0)]),
+    )
+    known = {
+        "period": 4.0,
+        "context_amplitude": 2.0,
+        "forecast_amplitude": 1.0,
+        "truth_amplitude": 2.0,
+    }
+    known |= {
+        "amplitude_ratio": 0.5,
+        "amplitude_change": -0.5,
+        "spread_ratio": 0.5,
+        "patch_pull": 0.0,
+    }
     for name, value in known.items():
         ds[name] = ("series", np.full(n, value))
     # the first series is flattened, and pulled to the patch

@@ -16,15 +16,27 @@ LAYERS = ("embed", "0", "1")
 
 
 def forecast(
-    on: xr.Dataset = THREE, bands: Mapping[float, np.ndarray | float] | None = None, paths: Sequence[float] = ()
+    on: xr.Dataset = THREE,
+    bands: Mapping[float, np.ndarray | float] | None = None,
+    paths: Sequence[float] = (),
 ) -> xr.Dataset:
     """The median misses the truth by 1 at every step; the 80 % band holds it at the first three steps."""
     bands = {0.1: 1 - REACH, 0.5: 1.0, 0.9: 1 + REACH} if bands is None else bands
-    ds = described(on, "forecast").assign_coords(quantile=list(bands), season=("series", [2] * on.sizes["series"]))
-    above = np.stack([np.broadcast_to(each, ds.sizes["step"]) for each in bands.values()])
-    ds["quantile_forecast"] = (("series", "quantile", "step"), ds["truth"].values[:, None] + above)
+    ds = described(on, "forecast").assign_coords(
+        quantile=list(bands), season=("series", [2] * on.sizes["series"])
+    )
+    above = np.stack(
+        [np.broadcast_to(each, ds.sizes["step"]) for each in bands.values()]
+    )
+    ds["quantile_forecast"] = (
+        ("series", "quantile", "step"),
+        ds["truth"].values[:, None] + above,
+    )
     if len(paths):
-        ds["sample"] = (("series", "draw", "step"), ds["truth"].values[:, None] + np.array(paths)[:, None])
+        ds["sample"] = (
+            ("series", "draw", "step"),
+            ds["truth"].values[:, None] + np.array(paths)[:, None],
+        )
     return ds
 
 
@@ -42,9 +54,15 @@ def token_lens(
         at_truth = np.eye(30)[np.tile(10 + np.arange(horizon), (n, 1))]
         at_zero = np.broadcast_to(np.eye(30)[0], at_truth.shape)
         probability = np.stack([at_zero, at_truth, at_truth])
-        entropy = np.broadcast_to(np.array([6.0, 5.0, 1.0])[:, None, None], (3, n, horizon)).copy()
+        entropy = np.broadcast_to(
+            np.array([6.0, 5.0, 1.0])[:, None, None], (3, n, horizon)
+        ).copy()
     if entropy is None:
-        entropy = -np.where(probability > 0, probability * np.log(np.where(probability > 0, probability, 1)), 0).sum(-1)
+        entropy = -np.where(
+            probability > 0,
+            probability * np.log(np.where(probability > 0, probability, 1)),
+            0,
+        ).sum(-1)
     value = np.arange(float(probability.shape[-1])) if value is None else value
     layers = ["embed", *map(str, range(len(probability) - 1))]
     ds = described(on, "logit_lens", readout="token").assign_coords(layer=layers)
@@ -56,21 +74,31 @@ def token_lens(
         return ds
     reach = np.array(spread)[:, None, None, None] * (np.array(levels)[:, None] - 0.5)
     ds = ds.assign_coords(quantile=list(levels))
-    ds["quantile_forecast"] = (("layer", "series", "quantile", "step"), ds["truth"].values[None, :, None] + reach)
+    ds["quantile_forecast"] = (
+        ("layer", "series", "quantile", "step"),
+        ds["truth"].values[None, :, None] + reach,
+    )
     return ds
 
 
 def quantile_lens(on: xr.Dataset = THREE) -> xr.Dataset:
     """Layer medians are 8, 2 and 0 metres above the truth."""
-    ds = described(on, "logit_lens", readout="quantile").assign_coords(layer=list(LAYERS), quantile=list(LEVELS))
+    ds = described(on, "logit_lens", readout="quantile").assign_coords(
+        layer=list(LAYERS), quantile=list(LEVELS)
+    )
     median = ds["truth"].values + np.array([8.0, 2.0, 0.0])[:, None, None]
     band = np.array([-1.0, 0.0, 1.0])[:, None]
-    ds["quantile_forecast"] = (("layer", "series", "quantile", "step"), median[:, :, None] + band)
+    ds["quantile_forecast"] = (
+        ("layer", "series", "quantile", "step"),
+        median[:, :, None] + band,
+    )
     return ds
 
 
 def layer_gain(
-    on: xr.Dataset = THREE, gain: np.ndarray | None = None, metrics: Sequence[str] = ("MAE", "RMSE")
+    on: xr.Dataset = THREE,
+    gain: np.ndarray | None = None,
+    metrics: Sequence[str] = ("MAE", "RMSE"),
 ) -> xr.Dataset:
     """MAE: layer 0 changes by -30, -20, -10 %, layer 1 by +5 %; RMSE: nothing helps."""
     if gain is None:
@@ -98,16 +126,36 @@ def lens_logits(on: xr.Dataset = THREE) -> xr.Dataset:
 
 def recipes(on: xr.Dataset = THREE) -> xr.Dataset:
     """Recipe r forecasts the truth + 10 r + 4 (q - 0.5); paths are the median - 1 and + 1."""
-    ds = described(on, "recipes").assign_coords(recipe=["original", "few", "many"], quantile=list(LEVELS))
+    ds = described(on, "recipes").assign_coords(
+        recipe=["original", "few", "many"], quantile=list(LEVELS)
+    )
     median = ds["truth"].values[None] + 10.0 * np.arange(3)[:, None, None]
     spread = 4 * (np.array(LEVELS) - 0.5)[None, None, :, None]
-    ds["quantile_forecast"] = (("recipe", "series", "quantile", "step"), median[:, :, None] + spread)
-    ds["sample"] = (("recipe", "series", "draw", "step"), np.stack([median - 1, median + 1], axis=2))
+    ds["quantile_forecast"] = (
+        ("recipe", "series", "quantile", "step"),
+        median[:, :, None] + spread,
+    )
+    ds["sample"] = (
+        ("recipe", "series", "draw", "step"),
+        np.stack([median - 1, median + 1], axis=2),
+    )
     times = np.where(np.arange(ds.sizes["series"]) == 0, 1.0, 2.0)
-    ds["mean_shift"] = (("recipe", "series"), 10.0 * np.repeat(np.arange(3)[:, None], ds.sizes["series"], axis=1))
-    ds["spearman_distance"] = (("recipe", "series"), np.array([0.0, 0.25, 1.0])[:, None] * times)
-    ds["mae_change"] = (("recipe", "series"), np.array([0.0, 0.5, 1.0])[:, None] * times)
-    ds["components"] = ("recipe", ["", "decoder.0.cross_attn.0", "decoder.*.cross_attn.*, decoder.*.mlp"])
+    ds["mean_shift"] = (
+        ("recipe", "series"),
+        10.0 * np.repeat(np.arange(3)[:, None], ds.sizes["series"], axis=1),
+    )
+    ds["spearman_distance"] = (
+        ("recipe", "series"),
+        np.array([0.0, 0.25, 1.0])[:, None] * times,
+    )
+    ds["mae_change"] = (
+        ("recipe", "series"),
+        np.array([0.0, 0.5, 1.0])[:, None] * times,
+    )
+    ds["components"] = (
+        "recipe",
+        ["", "decoder.0.cross_attn.0", "decoder.*.cross_attn.*, decoder.*.mlp"],
+    )
     ds["n_heads"], ds["n_mlps"] = ("recipe", [0, 1, 6]), ("recipe", [0, 0, 2])
     ds["heads_share"] = ("recipe", [0.0, 0.125, 0.75])
     for name, signed in (("spearman_distance", False), ("mae_change", True)):

@@ -13,23 +13,45 @@ ALIVE = ("decoder.0.cross_attn.2", "decoder.1.mlp")
 
 def stand_in(architecture: str = "chronos-bolt", seed: int = 0) -> Planted:
     """One head writes, and one MLP behind it."""
-    model = {"chronos-bolt": chronos_bolt, "chronos": chronos}[architecture].ARCHITECTURE.tiny()
+    model = {"chronos-bolt": chronos_bolt, "chronos": chronos}[
+        architecture
+    ].ARCHITECTURE.tiny()
     lens = load(model)
     with torch.no_grad():
         for component in lens.components("*.*.*.*", "*.*.mlp"):
             if str(component) in ALIVE:
                 continue
-            block = lens.adapter.model.get_submodule(lens.wiring.stack(component.stack).block(component.layer))
-            row = lens.wiring.stack(component.stack).writer(component.kind, component.layer)
+            block = lens.adapter.model.get_submodule(
+                lens.wiring.stack(component.stack).block(component.layer)
+            )
+            row = lens.wiring.stack(component.stack).writer(
+                component.kind, component.layer
+            )
             if component.head is None:
                 block.get_submodule(row.o).weight.zero_()
             else:
                 width = lens.wiring.stack(component.stack).d_head
-                block.get_submodule(row.o.module).weight[:, component.head * width : (component.head + 1) * width] = 0
-    parts = tuple(PlantedPart(component=name, role="mechanism", does="writes") for name in ALIVE)
+                block.get_submodule(row.o.module).weight[
+                    :, component.head * width : (component.head + 1) * width
+                ] = 0
+    parts = tuple(
+        PlantedPart(component=name, role="mechanism", does="writes") for name in ALIVE
+    )
     edges = ((ALIVE[0], ALIVE[1]), (ALIVE[0], "output"), (ALIVE[1], "output"))
     rule = LocalMean(width=16)
-    about = {"name": f"stand-in-{seed}", "mechanism": "stand-in", "architecture": architecture, "seed": seed}
-    about |= {"rotated": False, "weight_noise": 0, "attends": (), "context": (64, 64), "horizon": 8, "error": 0}
+    about = {
+        "name": f"stand-in-{seed}",
+        "mechanism": "stand-in",
+        "architecture": architecture,
+        "seed": seed,
+    }
+    about |= {
+        "rotated": False,
+        "weight_noise": 0,
+        "attends": (),
+        "context": (64, 64),
+        "horizon": 8,
+        "error": 0,
+    }
     card = Card(**about, rule=rule, parts=parts, edges=edges)
     return Planted(model, card)

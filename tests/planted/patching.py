@@ -39,7 +39,9 @@ def _patched(on: xr.Dataset, kind: str) -> xr.Dataset:
     )  # fmt: skip
     recovered = np.zeros((3, 3, on.sizes["series"]))
     recovered[1, 1], recovered[2, 2] = 0.75, 1.0
-    ds = with_components(ds, PLACES).assign(recovered=(("component", "position", "series"), recovered))
+    ds = with_components(ds, PLACES).assign(
+        recovered=(("component", "position", "series"), recovered)
+    )
     return judge(ds, "recovered", floor=0.01, signed=True)
 
 
@@ -56,7 +58,10 @@ def attribution_patching(on: xr.Dataset = THREE) -> xr.Dataset:
     ds = _patched(on, "attribution_patching")
     error = np.zeros(ds["recovered"].shape)
     error[1, 1] = 0.5
-    ds["first_order"], ds["error"] = ds["recovered"] + error, (ds["recovered"].dims, error)
+    ds["first_order"], ds["error"] = (
+        ds["recovered"] + error,
+        (ds["recovered"].dims, error),
+    )
     ds.attrs |= {"mean_absolute_error": 0.5 / 9, "rank_correlation": 0.9}
     return judge(ds, "first_order", floor=0.01, signed=True)
 
@@ -65,12 +70,22 @@ def _through(
     on: xr.Dataset, kind: str, senders: Sequence[Row], values: np.ndarray | None
 ) -> tuple[xr.Dataset, np.ndarray]:
     names = [row[0] for row in senders]
-    ds = with_components(contrast(on, kind, "noise"), senders, "sender").assign_coords(receiver=[*names, "output"])
-    values = np.array([[np.nan, -0.25, 0.5], [np.nan, np.nan, 0.125]]) if values is None else values
+    ds = with_components(contrast(on, kind, "noise"), senders, "sender").assign_coords(
+        receiver=[*names, "output"]
+    )
+    values = (
+        np.array([[np.nan, -0.25, 0.5], [np.nan, np.nan, 0.125]])
+        if values is None
+        else values
+    )
     return ds, np.repeat(values[..., None], on.sizes["series"], axis=-1)
 
 
-def paths(on: xr.Dataset = THREE, senders: Sequence[Row] = SENDERS, values: np.ndarray | None = None) -> xr.Dataset:
+def paths(
+    on: xr.Dataset = THREE,
+    senders: Sequence[Row] = SENDERS,
+    values: np.ndarray | None = None,
+) -> xr.Dataset:
     """Head 0 reaches the output by 0.5 and the MLP of layer 1 by -0.25, that by 0.125; no path leads back."""
     ds, found = _through(on, "paths", senders, values)
     axes = ("sender", "receiver", "series")

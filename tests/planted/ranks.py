@@ -13,12 +13,17 @@ LEVELS = [0.1, 0.01]
 
 def measures(dim: str, *values: float) -> dict[str, tuple[str, np.ndarray]]:
     """The measures without a threshold, all the same."""
-    return {name: (dim, np.array(values)) for name in ("stable_rank", "effective_rank", "participation_ratio")}
+    return {
+        name: (dim, np.array(values))
+        for name in ("stable_rank", "effective_rank", "participation_ratio")
+    }
 
 
 def weight_ranks() -> xr.Dataset:
     """Of 4 directions W_Q of layer 0 uses 1, that of layer 1 uses 3, and both W_in use all; ε = 0.01 is not told."""
-    values = np.array([[1, 1e-3, 1e-3, 1e-3], [1, 0.5, 0.2, 1e-3], [1, 1, 1, 1], [1, 1, 1, 1]])
+    values = np.array(
+        [[1, 1e-3, 1e-3, 1e-3], [1, 0.5, 0.2, 1e-3], [1, 1, 1, 1], [1, 1, 1, 1]]
+    )
     ranks = np.array([[1, 3, 4, 4], [1, 3, 4, 4]])
     ds = described(None, "weight_ranks", precision="bfloat16", per_head=0)
     ds = ds.assign(
@@ -26,7 +31,10 @@ def weight_ranks() -> xr.Dataset:
         epsilon_rank=(("epsilon", "matrix"), ranks),
         rank_share=(("epsilon", "matrix"), ranks / 4),
         told=(("epsilon", "matrix"), np.array([[True] * 4, [False] * 4])),
-        decade_count=(("matrix", "decade"), np.array([[1, 0, 0], [3, 0, 0], [4, 0, 0], [4, 0, 0]])),
+        decade_count=(
+            ("matrix", "decade"),
+            np.array([[1, 0, 0], [3, 0, 0], [4, 0, 0], [4, 0, 0]]),
+        ),
         rounding_floor=("matrix", np.full(4, 0.05)),
         **measures("matrix", 1.0, 2.0, 4.0, 4.0),
     )
@@ -34,7 +42,10 @@ def weight_ranks() -> xr.Dataset:
     kinds = ["self_attn", "self_attn", "mlp", "mlp"]
     layers = ["0", "1", "0", "1"]
     return ds.assign_coords(
-        matrix=[f"encoder.{layer}.{kind}.{part}" for layer, kind, part in zip(layers, kinds, parts, strict=True)],
+        matrix=[
+            f"encoder.{layer}.{kind}.{part}"
+            for layer, kind, part in zip(layers, kinds, parts, strict=True)
+        ],
         stack=("matrix", ["encoder"] * 4),
         layer=("matrix", layers),
         layer_kind=("matrix", kinds),
@@ -50,13 +61,24 @@ def weight_ranks() -> xr.Dataset:
 
 def row_angles() -> xr.Dataset:
     """Two heads of two rows: of layer 0 the rows of a head lie 10° apart, 80° from the others'; all 80° in layer 1."""
-    close = np.array([[0, 10, 80, 80], [10, 0, 80, 80], [80, 80, 0, 10], [80, 80, 10, 0.0]])
+    close = np.array(
+        [[0, 10, 80, 80], [10, 0, 80, 80], [80, 80, 0, 10], [80, 80, 10, 0.0]]
+    )
     apart = 80.0 * (1 - np.eye(4))
-    about = {"stack": "encoder", "attention": "self_attn", "part": "W_Q", "permutations": 99, "seed": 0}
+    about = {
+        "stack": "encoder",
+        "attention": "self_attn",
+        "part": "W_Q",
+        "permutations": 99,
+        "seed": 0,
+    }
     ds = described(None, "row_angles", random_angle=60.0, **about)
     ds = ds.assign(
         angle=(("layer", "row", "other_row"), np.stack([close, apart])),
-        block_angle=(("layer", "head", "other_head"), np.array([[[10.0, 80], [80, 10]], [[80, 80], [80, 80]]])),
+        block_angle=(
+            ("layer", "head", "other_head"),
+            np.array([[[10.0, 80], [80, 10]], [[80, 80], [80, 80]]]),
+        ),
         within=("layer", np.array([10.0, 80.0])),
         between=("layer", np.array([80.0, 80.0])),
         closer=("layer", np.array([70.0, 0.0])),
@@ -64,7 +86,9 @@ def row_angles() -> xr.Dataset:
         closer_significant=("layer", np.array([True, False])),
     )
     heads = {"head": [0, 1], "other_head": [0, 1], "row_head": ("row", [0, 0, 1, 1])}
-    return ds.assign_coords(layer=["0", "1"], row_dimension=("row", [0, 1, 0, 1]), **heads)
+    return ds.assign_coords(
+        layer=["0", "1"], row_dimension=("row", [0, 1, 0, 1]), **heads
+    )
 
 
 def embedding_ranks() -> xr.Dataset:
@@ -72,8 +96,19 @@ def embedding_ranks() -> xr.Dataset:
     values = np.array([[1, 0.2, 0.002], [1, 1, 0.5], [1, 0, 0]])
     ranks = np.array([[2, 3, 1], [2, 3, 1]])
     signals = np.array([[1.0, 1.0, 1.3], [3.0, 3.0, 3.3], [1.0, np.nan, np.nan]])
-    low, middle, high = np.array([0.7, 2.7, 1.0]), np.array([1.1, 3.1, 1.0]), np.array([1.5, 3.5, 1.0])
-    ds = described(None, "embedding_ranks", stack="encoder", random_angle=60.0, d_model=3, signal_seed=0)
+    low, middle, high = (
+        np.array([0.7, 2.7, 1.0]),
+        np.array([1.1, 3.1, 1.0]),
+        np.array([1.5, 3.5, 1.0]),
+    )
+    ds = described(
+        None,
+        "embedding_ranks",
+        stack="encoder",
+        random_angle=60.0,
+        d_model=3,
+        signal_seed=0,
+    )
     ds = ds.assign(
         singular_value=(("family", "mode"), values),
         epsilon_rank=(("epsilon", "family"), ranks),
@@ -92,15 +127,21 @@ def embedding_ranks() -> xr.Dataset:
         rounding_floor=("family", np.full(3, 1e-8)),
         **measures("family", 1.1, 2.5, 1.0),
     )
-    return ds.assign_coords(family=["own series", "white noise", "zero"], epsilon=LEVELS)
+    return ds.assign_coords(
+        family=["own series", "white noise", "zero"], epsilon=LEVELS
+    )
 
 
 def flow_of_ranks() -> xr.Dataset:
     """The stream uses 1, 2 and 4 of 4 directions and W_Q 2 and 3; of three series the rank rises by 2 or 3 at ε 0.1."""
     values = np.array([[8, 0.004, 0.004, 0.004], [8, 4, 0.008, 0.008], [8, 8, 8, 8.0]])
     ranks = np.array([[1, 2, 4]] * 2)
-    rise = np.array([[[0.0, 0, 0], [2, 2, 3], [2, 3, 3]], [[0, 0, 0], [1, -1, 0], [-1, 1, 0]]])
-    ds = described(None, "flow_of_ranks", stack="encoder", tokens=90, heads=2, least_depth=874)
+    rise = np.array(
+        [[[0.0, 0, 0], [2, 2, 3], [2, 3, 3]], [[0, 0, 0], [1, -1, 0], [-1, 1, 0]]]
+    )
+    ds = described(
+        None, "flow_of_ranks", stack="encoder", tokens=90, heads=2, least_depth=874
+    )
     ds = ds.assign(
         singular_value=(("stream", "mode"), values),
         epsilon_rank=(("epsilon", "stream"), ranks),
@@ -109,12 +150,20 @@ def flow_of_ranks() -> xr.Dataset:
         rounding_floor=("stream", np.full(3, 1e-6)),
         series_rank=(("epsilon", "stream", "series"), 1 + rise),
         rank_rise=(("epsilon", "stream", "series"), rise),
-        weight_singular_value=(("layer", "weight_mode"), np.array([[1, 1, 0.001], [1, 0.5, 0.2]])),
+        weight_singular_value=(
+            ("layer", "weight_mode"),
+            np.array([[1, 1, 0.001], [1, 0.5, 0.2]]),
+        ),
         weight_rank=(("epsilon", "layer"), np.array([[2, 3]] * 2)),
         query_key_norm=("layer", np.array([3.0, 2.0])),
         value_norm=("layer", np.array([0.5, 5.0])),
         bound=(("layer", "mode"), np.full((2, 4), np.nan)),
         **measures("stream", 1.0, 2.0, 4.0),
     )
-    ds = ds.assign_coords(stream=["embed", "0", "1"], layer=["0", "1"], series=["a", "b", "c"], epsilon=LEVELS)
+    ds = ds.assign_coords(
+        stream=["embed", "0", "1"],
+        layer=["0", "1"],
+        series=["a", "b", "c"],
+        epsilon=LEVELS,
+    )
     return judge(ds, "rank_rise", floor=0.0, signed=True, groups="epsilon")

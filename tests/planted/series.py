@@ -27,7 +27,10 @@ def series(
     n, steps, ahead = len(ids), np.arange(-time, 0), np.arange(horizon)
     levels = level + apart * np.arange(n)[:, None]
     made = xr.Dataset(
-        {"context": (("series", "time"), levels + steps), "truth": (("series", "step"), levels + ahead)},
+        {
+            "context": (("series", "time"), levels + steps),
+            "truth": (("series", "step"), levels + ahead),
+        },
         coords={
             "series": list(ids),
             "time": steps,
@@ -37,7 +40,9 @@ def series(
     )
     if not dated:
         return made
-    stamps = np.tile(pd.date_range("2001-01-01", periods=time + horizon, freq="D").values, (n, 1))
+    stamps = np.tile(
+        pd.date_range("2001-01-01", periods=time + horizon, freq="D").values, (n, 1)
+    )
     return made.assign_coords(
         context_timestamp=(("series", "time"), stamps[:, :time]),
         forecast_timestamp=(("series", "step"), stamps[:, time:]),
@@ -61,13 +66,21 @@ def described(on: xr.Dataset | None, kind: str, **attrs: object) -> xr.Dataset:
 
 
 def components(
-    layers: int = 2, heads: int = 3, kinds: Sequence[str] = ("cross_attn",), *, whole: bool = True
+    layers: int = 2,
+    heads: int = 3,
+    kinds: Sequence[str] = ("cross_attn",),
+    *,
+    whole: bool = True,
 ) -> list[Row]:
     """Heads of every layer, its MLP and, unless told otherwise, the layer as a whole."""
     rows: list[Row] = []
     for layer in range(layers):
         name = f"decoder.{layer}"
-        rows += [(f"{name}.{kind}.{h}", "decoder", kind, layer, h) for kind in kinds for h in range(heads)]
+        rows += [
+            (f"{name}.{kind}.{h}", "decoder", kind, layer, h)
+            for kind in kinds
+            for h in range(heads)
+        ]
         rows += [(f"{name}.mlp", "decoder", "mlp", layer, -1)]
         rows += [(name, "decoder", "layer", layer, -1)] * whole
     return rows
@@ -76,25 +89,43 @@ def components(
 EMBED: Row = ("embed", "decoder", "embed", -1, -1)
 
 
-def with_components(ds: xr.Dataset, rows: Sequence[Row], axis: str = "component") -> xr.Dataset:
+def with_components(
+    ds: xr.Dataset, rows: Sequence[Row], axis: str = "component"
+) -> xr.Dataset:
     """With the coordinates of parts along an axis."""
-    name, stack, kind, layer, head = (list(column) for column in zip(*rows, strict=True))
+    name, stack, kind, layer, head = (
+        list(column) for column in zip(*rows, strict=True)
+    )
     return ds.assign_coords(
-        {axis: name, "stack": (axis, stack), "kind": (axis, kind), "layer_index": (axis, layer), "head": (axis, head)}
+        {
+            axis: name,
+            "stack": (axis, stack),
+            "kind": (axis, kind),
+            "layer_index": (axis, layer),
+            "head": (axis, head),
+        }
     )
 
 
 def heads_or_kinds(ds: xr.Dataset) -> list[str]:
     """The groups within which one component may lead."""
-    return ["head" if head >= 0 else str(kind) for kind, head in zip(ds["kind"].values, ds["head"].values, strict=True)]
+    return [
+        "head" if head >= 0 else str(kind)
+        for kind, head in zip(ds["kind"].values, ds["head"].values, strict=True)
+    ]
 
 
 def tokens(
-    side: str, start: Sequence[int] | np.ndarray, stop: Sequence[int] | np.ndarray | None = None, special: str = ""
+    side: str,
+    start: Sequence[int] | np.ndarray,
+    stop: Sequence[int] | np.ndarray | None = None,
+    special: str = "",
 ) -> dict[str, tuple[str, list]]:
     """Coordinates of tokens of one step each unless ``stop`` says more, and of a special one behind them."""
     first = [int(each) for each in start]
-    last = [each + 1 for each in first] if stop is None else [int(each) for each in stop]
+    last = (
+        [each + 1 for each in first] if stop is None else [int(each) for each in stop]
+    )
     more = [-1] * bool(special)
     return {
         f"{side}_start": (side, first + more),

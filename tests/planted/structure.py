@@ -10,7 +10,9 @@ from planted.series import THREE, described
 
 def spectra() -> xr.Dataset:
     """Stable ranks 1, 2 and 3, 4 of at most 4 for QK; all 4 for OV."""
-    first, second, third, flat = (np.array([1.0] * n + [0.0] * (4 - n)) for n in (1, 2, 3, 4))
+    first, second, third, flat = (
+        np.array([1.0] * n + [0.0] * (4 - n)) for n in (1, 2, 3, 4)
+    )
     values = np.stack([np.stack([[first, second], [third, flat]]), np.ones((2, 2, 4))])
     ranks = np.array([[[1.0, 2], [3, 4]], [[4, 4], [4, 4]]])
     axes = ("product", "layer", "head")
@@ -27,7 +29,10 @@ def entropic_rank(on: xr.Dataset = THREE) -> xr.Dataset:
     spread = np.log(np.resize([2.0, 3.0, 4.5], on.sizes["series"]))
     entropy = np.stack([np.full(len(spread), np.log(2.0)), spread])
     ds = described(None, "entropic_rank", attention="cross_attn", heads=5)
-    ds["entropy"], ds["rank"] = (("layer", "series"), entropy), ("layer", np.exp(entropy.mean(axis=1)))
+    ds["entropy"], ds["rank"] = (
+        (("layer", "series"), entropy),
+        ("layer", np.exp(entropy.mean(axis=1))),
+    )
     return ds.assign_coords(layer=["0", "1"], series=on["series"].values)
 
 
@@ -35,6 +40,14 @@ def layer_similarity() -> xr.Dataset:
     """The stream changes most between layers 0 and 1 (0.25); updates of layers 0 and 1 are opposed."""
     streams = ["embed", "0", "1"]
     ds = described(None, "layer_similarity")
-    ds["cka"] = (("stream", "other_stream"), np.array([[1, 0.75, 0.2], [0.75, 1, 0.25], [0.2, 0.25, 1]]))
-    ds["update_cosine"] = (("layer", "other_layer"), np.array([[1.0, -0.5], [-0.5, 1.0]]))
-    return ds.assign_coords(stream=streams, other_stream=streams, layer=streams[1:], other_layer=streams[1:])
+    ds["cka"] = (
+        ("stream", "other_stream"),
+        np.array([[1, 0.75, 0.2], [0.75, 1, 0.25], [0.2, 0.25, 1]]),
+    )
+    ds["update_cosine"] = (
+        ("layer", "other_layer"),
+        np.array([[1.0, -0.5], [-0.5, 1.0]]),
+    )
+    return ds.assign_coords(
+        stream=streams, other_stream=streams, layer=streams[1:], other_layer=streams[1:]
+    )

@@ -16,7 +16,14 @@ from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import corrected, judge, twins_of_reports, with_twins
 from tsfm_lens.hooks import EditPattern
-from tsfm_lens.probes import attribute, context_parroting, induction_overlap, induction_scores, layer_gain, logit_lens
+from tsfm_lens.probes import (
+    attribute,
+    context_parroting,
+    induction_overlap,
+    induction_scores,
+    layer_gain,
+    logit_lens,
+)
 from tsfm_lens.probes.induction import frequent_tokens
 from tsfm_lens.stats import holm, ratio_units, sign_test
 from tsfm_lens.testing import assert_close
@@ -33,8 +40,12 @@ def test_the_four_statements_on_planted_effects() -> None:
     values = 0.004 * rng.normal(size=(10, 12))
     values[3] += 0.5 + 0.1 * rng.random(12)
     values[7] += 0.3 + 0.1 * rng.random(12)
-    found = judge(effects(values), "effect", floor=0.05, groups=["head"] * 5 + ["mlp"] * 5)
-    assert found["effect_acts"].values.tolist() == [12 * (i in (3, 7)) for i in range(10)]
+    found = judge(
+        effects(values), "effect", floor=0.05, groups=["head"] * 5 + ["mlp"] * 5
+    )
+    assert found["effect_acts"].values.tolist() == [
+        12 * (i in (3, 7)) for i in range(10)
+    ]
     np.testing.assert_allclose(found["effect_size"], np.median(values, axis=1))
     np.testing.assert_allclose(found["effect_low"], values.min(1))
     np.testing.assert_allclose(found["effect_high"], values.max(1))
@@ -42,14 +53,26 @@ def test_the_four_statements_on_planted_effects() -> None:
         assert np.flatnonzero(found[f"effect_{part}"]).tolist() == [3, 7]
     assert found["effect_lead_share"].values[[3, 7]].tolist() == [1.0, 1.0]
     facts = found["effect_p"].attrs
-    assert [facts[name] for name in ("target", "units", "family", "needed")] == ["other series like these", 12, 10, 8]
+    assert [facts[name] for name in ("target", "units", "family", "needed")] == [
+        "other series like these",
+        12,
+        10,
+        8,
+    ]
     assert (found["effect_floor"] == 0.05).all()
 
 
 def test_one_series_acts_and_decides_nothing() -> None:
-    found = judge(effects(np.array([[0.4], [0.3], [0.0], [np.nan]])), "effect", floor=0.05)
+    found = judge(
+        effects(np.array([[0.4], [0.3], [0.0], [np.nan]])), "effect", floor=0.05
+    )
     assert found["effect_acts"].values.tolist() == [1, 1, 0, 0]
-    assert found["effect_low"].values[0] == found["effect_high"].values[0] == found["effect_size"].values[0] == 0.4
+    assert (
+        found["effect_low"].values[0]
+        == found["effect_high"].values[0]
+        == found["effect_size"].values[0]
+        == 0.4
+    )
     assert not found["effect_significant"].any()
     assert not found["effect_leads"].any()
 
@@ -61,20 +84,27 @@ def test_what_acts_on_every_series_still_does_when_series_are_added() -> None:
     for count in range(1, 41):
         found = judge(effects(values[:, :count]), "effect", floor=1e-6, signed=True)
         assert (found["effect_acts"] == count).all()
-        assert bool(found["effect_significant"].all()) == (count >= found["effect_p"].attrs["needed"])
+        assert bool(found["effect_significant"].all()) == (
+            count >= found["effect_p"].attrs["needed"]
+        )
 
 
 @pytest.mark.parametrize("factor", [1e-7, 1e7])
 def test_units_order_and_copies_of_series_change_no_statement(factor: float) -> None:
     rng = np.random.default_rng(7)
-    values, context = rng.normal(size=(5, 14)) + np.linspace(0, 3, 5)[:, None], rng.normal(size=(14, 20))
+    values, context = (
+        rng.normal(size=(5, 14)) + np.linspace(0, 3, 5)[:, None],
+        rng.normal(size=(14, 20)),
+    )
     scales = np.exp(3 * rng.normal(size=14))
 
     def stated(rows: list[int], units: np.ndarray) -> xr.Dataset:
         data = effects(values[:, rows] * (scales * units)[rows])
         data["context"] = (("series", "time"), context[rows] * units[rows, None])
         floor = 0.1 * (scales * units)[rows]
-        return judge(data, "effect", floor=floor, scale=(scales * units)[rows], signed=True)
+        return judge(
+            data, "effect", floor=floor, scale=(scales * units)[rows], signed=True
+        )
 
     plain = stated(list(range(14)), np.ones(14))
     assert 0 < plain["effect_significant"].sum() < 5
@@ -91,23 +121,40 @@ def test_units_order_and_copies_of_series_change_no_statement(factor: float) -> 
 def test_windows_are_averaged_within_series_and_units_of_a_single_one() -> None:
     rng = np.random.default_rng(9)
     values = rng.normal(size=(4, 12)) + 1.0
-    several = effects(values).assign_coords(item=("series", [f"s{i % 3}" for i in range(12)]))
+    several = effects(values).assign_coords(
+        item=("series", [f"s{i % 3}" for i in range(12)])
+    )
     found = judge(several, "effect", floor=0.0, signed=True)
     by_series = values.reshape(4, 4, 3).mean(1)
     np.testing.assert_allclose(found["effect_size"], np.median(by_series, axis=1))
-    assert (found["effect_p"].attrs["units"], found["effect_p"].attrs["entries"]) == (3, 12)
-    alone = judge(effects(values).assign_coords(item=("series", ["s"] * 12)), "effect", floor=0.0, signed=True)
+    assert (found["effect_p"].attrs["units"], found["effect_p"].attrs["entries"]) == (
+        3,
+        12,
+    )
+    alone = judge(
+        effects(values).assign_coords(item=("series", ["s"] * 12)),
+        "effect",
+        floor=0.0,
+        signed=True,
+    )
     assert alone["effect_p"].attrs["target"] == "other times of this series"
     np.testing.assert_allclose(alone["effect_p"], sign_test(values, 0.01))
 
 
 def test_a_page_is_one_family() -> None:
     rng = np.random.default_rng(10)
-    one, other = (judge(effects(rng.normal(size=(k, 9)) + 2.0), "effect", floor=0.0) for k in (2, 30))
+    one, other = (
+        judge(effects(rng.normal(size=(k, 9)) + 2.0), "effect", floor=0.0)
+        for k in (2, 30)
+    )
     assert one["effect_significant"].all()
     page = corrected({"one": one, "other": other})
-    together = holm(np.concatenate([page[key]["effect_p"].values for key in page])) <= 0.05
-    assert [bool(each) for key in page for each in page[key]["effect_significant"]] == together.tolist()
+    together = (
+        holm(np.concatenate([page[key]["effect_p"].values for key in page])) <= 0.05
+    )
+    assert [
+        bool(each) for key in page for each in page[key]["effect_significant"]
+    ] == together.tolist()
     assert {page[key]["effect_p"].attrs["family"] for key in page} == {32}
 
 
@@ -115,7 +162,10 @@ def test_only_what_no_twin_has_is_learned() -> None:
     rng = np.random.default_rng(11)
     own = np.abs(rng.normal(size=(6, 8))) / 20
     own[2] += 3.0
-    twins = [judge(effects(np.abs(rng.normal(size=(6, 8))) / 20), "effect", floor=0.0) for _ in range(24)]
+    twins = [
+        judge(effects(np.abs(rng.normal(size=(6, 8))) / 20), "effect", floor=0.0)
+        for _ in range(24)
+    ]
     found = with_twins(judge(effects(own), "effect", floor=0.0), twins)
     assert np.flatnonzero(found["effect_learned"]).tolist() == [2]
     assert int(found["effect_twin_rank"][2]) == 1
@@ -130,15 +180,29 @@ def test_members_of_several_dimensions_are_judged_as_one_list_of_them() -> None:
     values = 0.1 * rng.normal(size=(4, 5, 3, 7))
     values[2, 1, 0] += 1.0
     values[0, 3, 2] -= 2.0
-    grid = xr.DataArray(values, dims=("layer", "head", "metric", "series"), coords={"metric": ["a", "b", "c"]})
-    floors = xr.DataArray(rng.uniform(0.05, 0.1, size=(3, 7)), dims=("metric", "series"))
-    found = judge(xr.Dataset({"effect": grid}), "effect", floor=floors, signed=True, groups="metric")
+    grid = xr.DataArray(
+        values,
+        dims=("layer", "head", "metric", "series"),
+        coords={"metric": ["a", "b", "c"]},
+    )
+    floors = xr.DataArray(
+        rng.uniform(0.05, 0.1, size=(3, 7)), dims=("metric", "series")
+    )
+    found = judge(
+        xr.Dataset({"effect": grid}),
+        "effect",
+        floor=floors,
+        signed=True,
+        groups="metric",
+    )
     for at in range(3):
         flat = effects(values[:, :, at].reshape(20, 7))
         alone = judge(flat, "effect", floor=floors.values[at], signed=True)
         for part in PARTS:
             cell = found[f"effect_{part}"].isel(metric=at)
-            np.testing.assert_array_equal(cell.values.reshape(-1), alone[f"effect_{part}"])
+            np.testing.assert_array_equal(
+                cell.values.reshape(-1), alone[f"effect_{part}"]
+            )
     assert found["effect_floor"].dims == ("metric", "series")
     assert np.argwhere(found["effect_leads"].values).tolist() == [[0, 3, 2], [2, 1, 0]]
 
@@ -150,7 +214,10 @@ def test_a_ratio_by_unit_has_the_pooled_mean_and_the_ratios_spread() -> None:
     units = ratio_units(totals, counts)
     ratio = totals.sum(-1) / counts.sum()
     np.testing.assert_allclose(units.mean(-1), ratio)
-    error = np.sqrt(np.square(totals - ratio[:, None] * counts).sum(-1) / 11 / 12) / counts.mean()
+    error = (
+        np.sqrt(np.square(totals - ratio[:, None] * counts).sum(-1) / 11 / 12)
+        / counts.mean()
+    )
     np.testing.assert_allclose(units.std(-1, ddof=1) / np.sqrt(12), error)
     np.testing.assert_allclose(ratio_units(totals, np.full(12, 2)), totals / 2)
 
@@ -159,7 +226,13 @@ def test_heads_of_repeated_tokens_are_held_against_chance_and_other_tokens() -> 
     """A head that always finds the key leads; one that attends evenly, or writes nothing, does not stand out."""
     lens = lens_of("chronos")
     motif, repeats = 6, 3
-    how = {"motif": motif, "repeats": repeats, "n_sequences": 12, "decoding": "forced", "positions": "all"}
+    how = {
+        "motif": motif,
+        "repeats": repeats,
+        "n_sequences": 12,
+        "decoding": "forced",
+        "positions": "all",
+    }
 
     def found_keys(pattern: torch.Tensor) -> torch.Tensor:
         out = torch.full_like(pattern, 1.0 / pattern.shape[-1])
@@ -168,36 +241,63 @@ def test_heads_of_repeated_tokens_are_held_against_chance_and_other_tokens() -> 
             out[:, 0, query, (repeats - 1) * motif + query] = 1.0
         return out
 
-    with lens.edit(EditPattern("decoder.0.cross_attn", found_keys)), lens.ablate("decoder.1.cross_attn.2"):
+    with (
+        lens.edit(EditPattern("decoder.0.cross_attn", found_keys)),
+        lens.ablate("decoder.1.cross_attn.2"),
+    ):
         found = induction_scores(lens, **how)
     leads = np.argwhere(found["prefix_matching_leads"].values)
     assert leads.tolist() == [[0, 0]]
     assert not found["prefix_matching_significant"].sel(layer="0")[1:].any()
-    assert_close(found["prefix_matching_floor"], 1 / (motif * repeats + 1), depth=100, dtype=np.float32)
+    assert_close(
+        found["prefix_matching_floor"],
+        1 / (motif * repeats + 1),
+        depth=100,
+        dtype=np.float32,
+    )
     assert not bool(found["copy_score_significant"].sel(layer="1", head=2))
     for name in ("prefix_matching", "copy_score"):
-        np.testing.assert_allclose(found[f"{name}_by_sequence"].mean("sequence"), found[name])
+        np.testing.assert_allclose(
+            found[f"{name}_by_sequence"].mean("sequence"), found[name]
+        )
         assert (found[f"{name}_low"] <= found[name]).all()
     assert found["copy_score_p"].attrs["target"] == "other sequences drawn like these"
     overlap = induction_overlap(found)
     spread = found["entropy"] - found["entropy"].min()
     np.testing.assert_allclose(overlap["normalised"], spread / spread.max())
     for part in (*PARTS, "floor"):
-        xr.testing.assert_identical(overlap[f"copy_score_{part}"], found[f"copy_score_{part}"])
+        xr.testing.assert_identical(
+            overlap[f"copy_score_{part}"], found[f"copy_score_{part}"]
+        )
 
 
 def test_what_copies_no_more_than_it_likes_all_drawn_tokens_does_not_copy() -> None:
     """Where every token that a motif can hold is the right one, the copy score is its own floor."""
     lens = lens_of("chronos")
-    narrow = {"within": 1e-3, "motif": 3, "repeats": 2, "n_sequences": 4, "decoding": "forced", "positions": "last"}
+    narrow = {
+        "within": 1e-3,
+        "motif": 3,
+        "repeats": 2,
+        "n_sequences": 4,
+        "decoding": "forced",
+        "positions": "last",
+    }
     found = induction_scores(lens, **narrow)
     assert len(frequent_tokens(lens, narrow["within"])) == 1
     floor = found["copy_score_floor"].mean("sequence")
-    assert_close(floor, np.fmax(found["copy_score"], 0), depth=100, magnitude=10.0, dtype=np.float32)
+    assert_close(
+        floor,
+        np.fmax(found["copy_score"], 0),
+        depth=100,
+        magnitude=10.0,
+        dtype=np.float32,
+    )
     assert not found["copy_score_significant"].any()
 
 
-def test_a_forecast_that_is_a_copy_is_one_within_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forecast_that_is_a_copy_is_one_within_its_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     nano = tsfm_lens.load("chronos-nano")
     season = np.tile([0.0, 2.0, 1.0, 5.0, 3.0, 4.0, -1.0], 8)
     noise = np.random.default_rng(1)
@@ -205,7 +305,9 @@ def test_a_forecast_that_is_a_copy_is_one_within_its_noise(monkeypatch: pytest.M
 
     def noisy(series: object, horizon: int, **options: object) -> object:
         found = true(series, horizon, **options)  # type: ignore[arg-type]
-        found.samples[:] = season[-49:][:horizon] + 0.1 * noise.normal(size=(*found.samples.shape[:1], 1, horizon))
+        found.samples[:] = season[-49:][:horizon] + 0.1 * noise.normal(
+            size=(*found.samples.shape[:1], 1, horizon)
+        )
         found.quantiles[:] = found.samples[:, :1]
         return found
 
@@ -213,30 +315,55 @@ def test_a_forecast_that_is_a_copy_is_one_within_its_noise(monkeypatch: pytest.M
     run = nano.run([season] * 6, 14, num_samples=2)
     found = context_parroting(run)
     assert not bool(found["copy_error_significant"])
-    expected = np.abs(run.redraw().forecast.median - run.forecast.median).mean(-1) / season.std()
+    expected = (
+        np.abs(run.redraw().forecast.median - run.forecast.median).mean(-1)
+        / season.std()
+    )
     np.testing.assert_allclose(found["copy_error_floor"], expected)
 
 
 @pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano"])
 def test_attributions_and_gains_say_on_how_many_series_they_act(name: str) -> None:
-    lens, batch = tsfm_lens.load(name), bundled("co2", "pedestrians", "electricity").tail(128)
-    run = lens.run(batch, 12, holdout=True, num_samples=8 if name == "chronos-nano" else None)
+    lens, batch = (
+        tsfm_lens.load(name),
+        bundled("co2", "pedestrians", "electricity").tail(128),
+    )
+    run = lens.run(
+        batch, 12, holdout=True, num_samples=8 if name == "chronos-nano" else None
+    )
     first = run.first_step
     assert first == (name == "chronos-nano")
     parts = attribute(run, decompositions="all")
-    steps = parts["attribution"].sel(quantile=0.5) if "quantile" in parts.dims else parts["attribution"]
+    steps = (
+        parts["attribution"].sel(quantile=0.5)
+        if "quantile" in parts.dims
+        else parts["attribution"]
+    )
     steps = steps.isel(step=slice(first, None))
     size, mean = abs(steps).mean("step"), steps.mean("step")
     # series of other units count alike
     share = size / size.sum("component")
     same = (np.sign(steps) == np.sign(mean)).mean("step")
-    named = {"mean_absolute": size, "mean_attribution": mean, "size_share": share, "sign_agreement": same}
-    for name, expected in (named | {"attribution_share": mean / size.sum("component")}).items():
-        np.testing.assert_allclose(parts[name], expected.transpose(*parts[name].dims), err_msg=name)
+    named = {
+        "mean_absolute": size,
+        "mean_attribution": mean,
+        "size_share": share,
+        "sign_agreement": same,
+    }
+    for name, expected in (
+        named | {"attribution_share": mean / size.sum("component")}
+    ).items():
+        np.testing.assert_allclose(
+            parts[name], expected.transpose(*parts[name].dims), err_msg=name
+        )
     up = (mean > 0).mean("series")
-    np.testing.assert_allclose(parts["series_agreement"], np.maximum(up, (mean < 0).mean("series")))
+    np.testing.assert_allclose(
+        parts["series_agreement"], np.maximum(up, (mean < 0).mean("series"))
+    )
     for part, name in (("median", "size"), ("min", "low"), ("max", "high")):
-        expected = getattr(share, part)("series").transpose("decomposition", "component")
+        expected = getattr(share, part)("series").transpose(
+            "decomposition", "component"
+        )
         np.testing.assert_allclose(parts[f"size_share_{name}"], expected)
     gain = layer_gain(logit_lens(run))
     assert gain["gain_leads"].dims == ("metric", "layer")
@@ -247,7 +374,9 @@ def test_attributions_and_gains_say_on_how_many_series_they_act(name: str) -> No
 def test_gains_within_rounding_are_none() -> None:
     """A layer that moves the forecast by less than rounding has no gain that stands out; one that moves it has."""
     truth = np.array([[10.0, 12.0], [20.0, 25.0], [5.0, 4.0]])
-    layers = np.stack([truth + 1.0, truth + 1.0 + 1e-9 * np.array([[1.0], [1.1], [0.9]]), truth + 0.5])
+    layers = np.stack(
+        [truth + 1.0, truth + 1.0 + 1e-9 * np.array([[1.0], [1.1], [0.9]]), truth + 0.5]
+    )
     data = xr.Dataset(
         {
             "point_forecast": (("layer", "series", "step"), layers),
@@ -273,7 +402,9 @@ class CountedRun:
         return CountedRun(0)
 
 
-def test_a_probe_that_calls_a_probe_runs_the_twins_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_calls_a_probe_runs_the_twins_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(registry, "_PROBES", {})
     calls = []
 
@@ -288,7 +419,9 @@ def test_a_probe_that_calls_a_probe_runs_the_twins_once(monkeypatch: pytest.Monk
     assert "effect_twins" in inner(CountedRun())
 
 
-def test_a_number_of_twins_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_of_twins_that_is_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TSFM_LENS_TWINS", "many")
     with pytest.raises(InputError, match="TSFM_LENS_TWINS='many'"):
         twins_of_reports()

@@ -50,7 +50,10 @@ NEAR = 2e-3
 
 def varied() -> list[np.ndarray]:
     rng, time = np.random.default_rng(0), np.arange(STEPS)
-    return [50 + 10 * np.sin(2 * np.pi * time / 12 + i) + rng.normal(size=STEPS) for i in range(3)]
+    return [
+        50 + 10 * np.sin(2 * np.pi * time / 12 + i) + rng.normal(size=STEPS)
+        for i in range(3)
+    ]
 
 
 @cache
@@ -64,7 +67,9 @@ def run_of(name: str, case: str) -> Run:
         "between": [rows[0], *flat[:3], rows[1], *flat[3:], rows[2]],
         "alone": flat,
     }
-    return lens.run(orders[case], 6, holdout=True, num_samples=4 if lens.emits == "token" else None)
+    return lens.run(
+        orders[case], 6, holdout=True, num_samples=4 if lens.emits == "token" else None
+    )
 
 
 def gain(run: Run) -> xr.Dataset:
@@ -73,7 +78,9 @@ def gain(run: Run) -> xr.Dataset:
 
 def recipes(run: Run) -> xr.Dataset:
     last = run.lens.wiring.output_stack
-    return ablation_recipes(run, {"last layer": [f"{last.name}.{last.n_layers - 1}".lstrip(".")]})
+    return ablation_recipes(
+        run, {"last layer": [f"{last.name}.{last.n_layers - 1}".lstrip(".")]}
+    )
 
 
 PROBES = (ablation_effects, attribute, stream_shares, gain, causal_effects)
@@ -85,7 +92,9 @@ CASES += [(name, probe) for name in ("bolt-nano", "chronos2-nano") for probe in 
 CASES += [(name, ablation_effects) for name in ("tirex", "ttm")]
 
 
-@pytest.mark.parametrize(("name", "probe"), CASES, ids=lambda each: getattr(each, "__name__", each))
+@pytest.mark.parametrize(
+    ("name", "probe"), CASES, ids=lambda each: getattr(each, "__name__", each)
+)
 def test_flat_series_among_others_change_no_statement_and_are_counted(
     name: str, probe: Callable[[Run], xr.Dataset]
 ) -> None:
@@ -96,7 +105,9 @@ def test_flat_series_among_others_change_no_statement_and_are_counted(
         for effect in judged_names(plain):
             for part in PARTS:
                 one, other = plain[f"{effect}_{part}"], found[f"{effect}_{part}"]
-                np.testing.assert_allclose(other, one, rtol=NEAR, atol=NEAR, err_msg=f"{effect}_{part}")
+                np.testing.assert_allclose(
+                    other, one, rtol=NEAR, atol=NEAR, err_msg=f"{effect}_{part}"
+                )
             facts, before = found[f"{effect}_p"].attrs, plain[f"{effect}_p"].attrs
             assert facts["flat"] == len(FLAT)
             assert before["flat"] == 0
@@ -140,13 +151,22 @@ def test_the_order_of_a_table_is_that_without_flat_series(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_is_flat_does_not_depend_on_units_or_a_level_that_floats_can_hold(name: str) -> None:
+def test_what_is_flat_does_not_depend_on_units_or_a_level_that_floats_can_hold(
+    name: str,
+) -> None:
     lens = tsfm_lens.load(name)
     flat = list(FLAT.values())[:4]
     for factor, level in ((1.0, 0.0), (1e3, 0.0), (1e-3, 0.0), (1.0, 20.0)):
         rows = [factor * row + level for row in (*varied(), *flat)]
         assert (
-            flat_series(lens.run(rows, 6, holdout=True, num_samples=2 if lens.emits == "token" else None)).tolist()
+            flat_series(
+                lens.run(
+                    rows,
+                    6,
+                    holdout=True,
+                    num_samples=2 if lens.emits == "token" else None,
+                )
+            ).tolist()
             == [False] * 3 + [True] * 4
         )
 
@@ -154,7 +174,9 @@ def test_what_is_flat_does_not_depend_on_units_or_a_level_that_floats_can_hold(n
 def test_a_series_within_one_bin_is_flat_to_a_model_of_bins_alone() -> None:
     """The bins of chronos-nano are about half a percent of the level wide."""
     row = 1000 + 0.5 * NOISE
-    assert flat_series(tsfm_lens.load("chronos-nano").run([row], 6, num_samples=2)).all()
+    assert flat_series(
+        tsfm_lens.load("chronos-nano").run([row], 6, num_samples=2)
+    ).all()
     assert not flat_series(tsfm_lens.load("bolt-nano").run([row], 6)).any()
 
 
@@ -165,16 +187,25 @@ def test_a_twin_leaves_out_what_its_original_does() -> None:
     assert np.ptp(twin.point[1]) > 0.1
     assert flat_series(twin).tolist() == [False, True, False]
     assert len(flat_series(twin.select([1, 2]))) == 2
-    assert ablation_effects(twin, components="decoder.0.mlp")["mean_shift_p"].attrs["units"] == 2
+    assert (
+        ablation_effects(twin, components="decoder.0.mlp")["mean_shift_p"].attrs[
+            "units"
+        ]
+        == 2
+    )
 
 
-def test_without_a_component_that_makes_all_shape_nothing_of_the_order_is_left() -> None:
+def test_without_a_component_that_makes_all_shape_nothing_of_the_order_is_left() -> (
+    None
+):
     """A forecast that becomes flat is unlike the plain one, and stays in the table."""
     run = tsfm_lens.load("bolt-nano").run(varied(), 6)
     plain = run.point.copy()
     found = ablation_effects(run, components=["decoder.0.mlp"])
     assert (found["spearman_distance"] < 1).all()
-    run.cache["ablated"] = {next(iter(run.cache["ablated"])): np.tile(plain.mean(-1, keepdims=True), 6)}
+    run.cache["ablated"] = {
+        next(iter(run.cache["ablated"])): np.tile(plain.mean(-1, keepdims=True), 6)
+    }
     found = ablation_effects(run, components=["decoder.0.mlp"])
     np.testing.assert_array_equal(found["spearman_distance"], 1.0)
 
@@ -193,20 +224,36 @@ def test_statistics_are_those_of_the_series_that_vary() -> None:
     flat = np.zeros(14, dtype=bool)
     flat[[0, 4, 13]] = True
     floor, scale = rng.random(14) / 10, 1 + rng.random(14)
-    found = judge(effects(values, flat), "effect", floor=floor, scale=scale, signed=True)
+    found = judge(
+        effects(values, flat), "effect", floor=floor, scale=scale, signed=True
+    )
     alone = effects(values[:, ~flat], flat[~flat])
     alone = judge(alone, "effect", floor=floor[~flat], scale=scale[~flat], signed=True)
     for part in PARTS:
         np.testing.assert_array_equal(found[f"effect_{part}"], alone[f"effect_{part}"])
     assert found["effect_p"].attrs["flat"] == 3
     # a scale or a floor that is no number leaves a series out, too, instead of making its effects 0
-    nothing = judge(effects(values, flat), "effect", floor=floor, scale=np.where(flat, 0.0, scale), signed=True)
+    nothing = judge(
+        effects(values, flat),
+        "effect",
+        floor=floor,
+        scale=np.where(flat, 0.0, scale),
+        signed=True,
+    )
     unknown = judge(
-        effects(values, 0 * flat == 1), "effect", floor=np.where(flat, np.nan, floor), scale=scale, signed=True
+        effects(values, 0 * flat == 1),
+        "effect",
+        floor=np.where(flat, np.nan, floor),
+        scale=scale,
+        signed=True,
     )
     for part in PARTS:
-        np.testing.assert_array_equal(nothing[f"effect_{part}"], alone[f"effect_{part}"])
-        np.testing.assert_array_equal(unknown[f"effect_{part}"], alone[f"effect_{part}"])
+        np.testing.assert_array_equal(
+            nothing[f"effect_{part}"], alone[f"effect_{part}"]
+        )
+        np.testing.assert_array_equal(
+            unknown[f"effect_{part}"], alone[f"effect_{part}"]
+        )
     assert unknown["effect_p"].attrs["units"] == 11
 
 
@@ -214,19 +261,32 @@ def test_flat_windows_are_left_out_within_their_series_and_of_a_single_one() -> 
     values, flat = np.arange(1.0, 13.0).reshape(2, 6), np.array([False, True] * 3)
     several = effects(values, flat, item=("series", list("aabbcc")))
     found = judge(several, "effect", floor=0.0)
-    assert (found["effect_p"].attrs["units"], found["effect_p"].attrs["entries"]) == (3, 3)
+    assert (found["effect_p"].attrs["units"], found["effect_p"].attrs["entries"]) == (
+        3,
+        3,
+    )
     np.testing.assert_array_equal(found["effect_size"], [3.0, 9.0])
     # the second series is flat at all times, so that the windows of the first one are the units
-    single = effects(values, np.array([False] * 4 + [True] * 2), item=("series", list("aaaabb")))
-    assert judge(single, "effect", floor=0.0)["effect_p"].attrs["target"] == "other times of this series"
+    single = effects(
+        values, np.array([False] * 4 + [True] * 2), item=("series", list("aaaabb"))
+    )
+    assert (
+        judge(single, "effect", floor=0.0)["effect_p"].attrs["target"]
+        == "other times of this series"
+    )
 
 
 def test_no_sentence_speaks_of_what_does_not_act() -> None:
     """Sizes of 30 % that all lie within the floor are neither large nor learned."""
     sizes = 0.3 * np.ones((4, 8))
     sizes[1] = 0.9
-    twins = [judge(effects(0.02 * np.ones((4, 8)), np.zeros(8, bool)), "effect", floor=0.0) for _ in range(24)]
-    found = with_twins(judge(effects(sizes, np.zeros(8, bool)), "effect", floor=0.5), twins)
+    twins = [
+        judge(effects(0.02 * np.ones((4, 8)), np.zeros(8, bool)), "effect", floor=0.0)
+        for _ in range(24)
+    ]
+    found = with_twins(
+        judge(effects(sizes, np.zeros(8, bool)), "effect", floor=0.5), twins
+    )
     assert found["effect_learned"].values.tolist() == [False, True, False, False]
     told = judged(found, "effect", "component")
     words = told.standing(["a", "b", "c", "d"], "parts")
@@ -238,20 +298,31 @@ def test_no_sentence_speaks_of_what_does_not_act() -> None:
 def test_twins_whose_forecasts_are_flat_are_no_comparison() -> None:
     own = judge(effects(np.full((2, 3), 0.5), np.zeros(3, bool)), "effect", floor=0.0)
     flat = judge(effects(np.full((2, 3), 0.5), np.ones(3, bool)), "effect", floor=0.0)
-    small = judge(effects(np.full((2, 3), 0.02), np.zeros(3, bool)), "effect", floor=0.0)
+    small = judge(
+        effects(np.full((2, 3), 0.02), np.zeros(3, bool)), "effect", floor=0.0
+    )
     assert "effect_learned" not in with_twins(own, [flat, flat])
     assert with_twins(own, [flat, small, small])["effect_learned"].attrs["twins"] == 2
 
 
 @pytest.mark.parametrize("level", [0.0, 5.0, -1e9])
-def test_distances_of_sweeps_leave_out_plain_forecasts_that_are_flat(level: float) -> None:
+def test_distances_of_sweeps_leave_out_plain_forecasts_that_are_flat(
+    level: float,
+) -> None:
     wave = np.sin(np.arange(12.0))
     flat = np.full(12, level)
     wiggle = level * (1 + 1e-7 * np.sign(wave)) if level else flat
     plain = np.stack([wave, flat, wiggle, wave, wave])
     point = np.stack([wave, wave, wave[::-1], flat, wave[::-1]])
-    found = forecast_distances(point, plain, flat=np.array([False, False, False, False, True]))
-    for name in ("spearman_distance", "pearson_distance", "shape_distance", "spectral_distance"):
+    found = forecast_distances(
+        point, plain, flat=np.array([False, False, False, False, True])
+    )
+    for name in (
+        "spearman_distance",
+        "pearson_distance",
+        "shape_distance",
+        "spectral_distance",
+    ):
         assert_close(found[name], [0, np.nan, np.nan, 1, np.nan], depth=100, what=name)
     assert np.isfinite(found["mean_shift"]).all()
 
@@ -267,6 +338,10 @@ def test_an_error_within_rounding_is_no_denominator(name: str) -> None:
     found = ablation_effects(known)
     change = found["mae_change"].transpose("component", "series")
     assert np.isnan(change.values[:, 0]).all()
-    expected = (found["mae"] / found["mae_baseline"] - 1).transpose("component", "series").values[:, 1:]
+    expected = (
+        (found["mae"] / found["mae_baseline"] - 1)
+        .transpose("component", "series")
+        .values[:, 1:]
+    )
     np.testing.assert_allclose(change.values[:, 1:], expected)
     assert found["mae_change_p"].attrs["units"] == 2

@@ -27,12 +27,21 @@ MOTIF, REPEATS, COUNT = 8, 4, 8
 def drawn(lens: Lens, within: float = 8.0) -> torch.Tensor:
     """The motifs of the test, drawn here once more."""
     generator = torch.Generator().manual_seed(0)
-    allowed = torch.nonzero(lens.native.tokenizer.centers.abs() <= within).reshape(-1) + 3
+    allowed = (
+        torch.nonzero(lens.native.tokenizer.centers.abs() <= within).reshape(-1) + 3
+    )
     return allowed[torch.randint(len(allowed), (COUNT, MOTIF), generator=generator)]
 
 
 def options(decoding: str = "forced", **more: object) -> dict[str, Any]:
-    return {"motif": MOTIF, "repeats": REPEATS, "n_sequences": COUNT, "within": 8.0, "decoding": decoding, **more}
+    return {
+        "motif": MOTIF,
+        "repeats": REPEATS,
+        "n_sequences": COUNT,
+        "within": 8.0,
+        "decoding": decoding,
+        **more,
+    }
 
 
 def test_the_drawn_ids_are_the_papers() -> None:
@@ -41,7 +50,9 @@ def test_the_drawn_ids_are_the_papers() -> None:
     assert sorted(set(motifs.ravel().tolist())) == list(range(1911, 2188))
     assert ids.shape == (400, 129)
     assert (ids[:, -1] == 1).all()
-    assert torch.equal(ids[:, :-1].reshape(400, 4, 32), motifs[:, None].expand(-1, 4, -1))
+    assert torch.equal(
+        ids[:, :-1].reshape(400, 4, 32), motifs[:, None].expand(-1, 4, -1)
+    )
 
 
 @pytest.mark.parametrize("offset", [0, 1])
@@ -70,7 +81,13 @@ def test_a_hand_built_induction_head_is_found(offset: int) -> None:
     assert float(other.prefix_matching.sel(layer="1", head=1)) == 0
     assert int(found.copy_score.values.argmax()) == 5
     # the start token's row is empty here, so it has no entropy either
-    assert_close(found.entropy.sel(layer="1", head=1), 0.0, depth=16, magnitude=1.0, dtype=np.float32)
+    assert_close(
+        found.entropy.sel(layer="1", head=1),
+        0.0,
+        depth=16,
+        magnitude=1.0,
+        dtype=np.float32,
+    )
     assert not strict.induction.any()
     assert strict.attrs["positions"] == "last"
 
@@ -78,20 +95,32 @@ def test_a_hand_built_induction_head_is_found(offset: int) -> None:
 def test_the_last_instance_with_a_continuation_counts() -> None:
     context = torch.tensor([[5, 6, 7, 5, 8, 9]])
     found = _match_targets(context, torch.tensor([[5, 6, 9, 4]]))
-    assert found.valid.tolist() == [[True, True, False, False]]  # 9 ends the context, 4 never came
+    assert found.valid.tolist() == [
+        [True, True, False, False]
+    ]  # 9 ends the context, 4 never came
     assert found.keys[0, :2].tolist() == [3, 1]
     assert found.right[0, :2].tolist() == [8, 7]
     with pytest.raises(InputError, match="no token of its context"):
         _match_targets(context, torch.tensor([[9, 4]]))
 
 
-def results(prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray) -> tuple[xr.Dataset, xr.Dataset]:
+def results(
+    prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray
+) -> tuple[xr.Dataset, xr.Dataset]:
     layers, heads = prefix.shape
     coords = {"layer": list(map(str, range(layers))), "head": range(heads)}
     where = ("layer", "head")
-    one = xr.Dataset({"prefix_matching": (where, prefix), "copy_score": (where, copy)}, coords=coords)
+    one = xr.Dataset(
+        {"prefix_matching": (where, prefix), "copy_score": (where, copy)}, coords=coords
+    )
     span = np.ptp(entropy)
-    two = xr.Dataset({"normalised": (where, (entropy - entropy.min()) / span), "entropy": (where, entropy)}, coords)
+    two = xr.Dataset(
+        {
+            "normalised": (where, (entropy - entropy.min()) / span),
+            "entropy": (where, entropy),
+        },
+        coords,
+    )
     one.attrs = {"kind": "induction", "model": "toy", "attention": "cross_attn"}
     two.attrs = {"kind": "head_entropy", "model": "toy", "attention": "cross_attn"}
     return one, two
@@ -108,9 +137,15 @@ def test_the_papers_table() -> None:
     entropy.flat[19], entropy.flat[20] = 0.379, 0.38
     found = induction_overlap(*results(prefix, copy, entropy))
     np.testing.assert_array_equal(found["count"], [[2, 10], [8, 124]])
-    np.testing.assert_allclose(found["proportion"], [[0.0139, 0.0694], [0.0556, 0.8611]], atol=last_digit(4))
-    np.testing.assert_allclose(found["proportion_induction"], [0.0833, 0.9167], atol=last_digit(4))
-    np.testing.assert_allclose(found["proportion_sharp"], [0.0694, 0.9306], atol=last_digit(4))
+    np.testing.assert_allclose(
+        found["proportion"], [[0.0139, 0.0694], [0.0556, 0.8611]], atol=last_digit(4)
+    )
+    np.testing.assert_allclose(
+        found["proportion_induction"], [0.0833, 0.9167], atol=last_digit(4)
+    )
+    np.testing.assert_allclose(
+        found["proportion_sharp"], [0.0694, 0.9306], atol=last_digit(4)
+    )
     assert float(found["p_sharp_given_induction"]) == pytest.approx(1 / 6)
     assert float(found["p_induction_given_sharp"]) == pytest.approx(0.2)
 
@@ -119,19 +154,31 @@ def test_sweeps_are_the_table_at_every_threshold() -> None:
     rng = np.random.default_rng(0)
     scores = rng.random((4, 5)), 4 * rng.random((4, 5)), rng.random((4, 5))
     one, two = results(*scores)
-    grids = {"copy_grid": [0.0, 1.0, 2.5], "entropy_grid": [0.2, 0.5], "prefix_grid": [0.0, 0.3, 0.6, 0.9]}
+    grids = {
+        "copy_grid": [0.0, 1.0, 2.5],
+        "entropy_grid": [0.2, 0.5],
+        "prefix_grid": [0.0, 0.3, 0.6, 0.9],
+    }
     found = induction_overlap(one, two, **grids)
     for copy in grids["copy_grid"]:
         for level in grids["entropy_grid"]:
             single = induction_overlap(one, two, copy_from=copy, sharp_below=level)
             at = {"copy_threshold": copy, "entropy_threshold": level}
             for name in ("sharp_given_induction", "induction_given_sharp"):
-                assert float(found[f"sweep_{name}"].sel(at)) == float(single[f"p_{name}"])
-            assert int(found["sweep_sharp_count"].sel(entropy_threshold=level)) == int(single["count"][:, 0].sum())
+                assert float(found[f"sweep_{name}"].sel(at)) == float(
+                    single[f"p_{name}"]
+                )
+            assert int(found["sweep_sharp_count"].sel(entropy_threshold=level)) == int(
+                single["count"][:, 0].sum()
+            )
         for prefix in grids["prefix_grid"]:
             single = induction_overlap(one, two, copy_from=copy, prefix_from=prefix)
-            cell = found["sweep_proportion_induction"].sel(copy_threshold=copy, prefix_threshold=prefix)
-            assert float(cell) == pytest.approx(float(single["proportion_induction"][0]))
+            cell = found["sweep_proportion_induction"].sel(
+                copy_threshold=copy, prefix_threshold=prefix
+            )
+            assert float(cell) == pytest.approx(
+                float(single["proportion_induction"][0])
+            )
     flat = [score.ravel() for score in scores]
     assert_close(found["correlation"], np.corrcoef(flat), depth=100, magnitude=1.0)
 
@@ -143,16 +190,27 @@ def test_a_share_of_no_heads_is_undefined_and_counted() -> None:
     assert np.isnan(found["p_sharp_given_induction"])
     assert float(found["p_induction_given_sharp"]) == 0
     assert (found["sweep_induction_count"] == 0).all()
-    assert np.isnan(found["correlation"].sel(score="copy_score", other_score="normalised"))
+    assert np.isnan(
+        found["correlation"].sel(score="copy_score", other_score="normalised")
+    )
 
 
 def test_only_results_of_the_same_heads_are_compared() -> None:
     one, two = results(np.ones((2, 3)), np.ones((2, 3)), np.arange(6.0).reshape(2, 3))
     for probes, words in (
-        ((two, one), r"'induction', as probes\.induction_scores.* of kind 'head_entropy'"),
+        (
+            (two, one),
+            r"'induction', as probes\.induction_scores.* of kind 'head_entropy'",
+        ),
         ((one,), "holds no entropies"),
-        ((one, two.assign_attrs(attention="self_attn")), "the entropies of 'self_attn'"),
-        ((one, two.assign_attrs(model="other")), "of the model 'toy', the entropies of 'other'"),
+        (
+            (one, two.assign_attrs(attention="self_attn")),
+            "the entropies of 'self_attn'",
+        ),
+        (
+            (one, two.assign_attrs(model="other")),
+            "of the model 'toy', the entropies of 'other'",
+        ),
         ((one, two.isel(head=[0, 1])), "the heads"),
     ):
         with pytest.raises(InputError, match=words):
@@ -169,7 +227,9 @@ def test_only_results_of_the_same_heads_are_compared() -> None:
         ("chronos", "all", slice(None)),
     ],
 )
-def test_copy_scores_are_the_z_scores_of_the_logits(model: str, positions: str, read: slice) -> None:
+def test_copy_scores_are_the_z_scores_of_the_logits(
+    model: str, positions: str, read: slice
+) -> None:
     lens = load(model) if model.endswith("nano") else fresh(model)
     sizes = {"motif": 6, "repeats": 3, "n_sequences": 5, "within": 3.0}
     found = induction_scores(lens, **sizes, decoding="forced", positions=positions)
@@ -177,14 +237,27 @@ def test_copy_scores_are_the_z_scores_of_the_logits(model: str, positions: str, 
     right, start = motifs[:, 1:], torch.zeros(5, 1, dtype=torch.long)
     encoded = lens.adapter.encode_tokens(ids, torch.cat([start, motifs[:, :-1]], dim=1))  # type: ignore[attr-defined]
     n_layers = lens.wiring.output_stack.n_layers
-    points = [f"decoder_blocks.{layer}.cross_attn.hook_result" for layer in range(n_layers)]
+    points = [
+        f"decoder_blocks.{layer}.cross_attn.hook_result" for layer in range(n_layers)
+    ]
     with torch.no_grad():
         _, acts = lens.run_with_cache(encoded, names_filter=points)
         for layer, point in enumerate(points):
-            logits = lens.readout(acts[point].transpose(1, 2).transpose(0, 1), encoded).double()[:, :, 1:]
-            chosen = logits.gather(-1, right.expand(len(logits), -1, -1)[..., None])[..., 0]
-            z = ((chosen - logits.mean(-1)) / logits.std(-1))[..., read].mean(dim=(1, 2))
-            assert_close(found["copy_score"].values[layer], z.numpy(), depth=100, dtype=np.float32)
+            logits = lens.readout(
+                acts[point].transpose(1, 2).transpose(0, 1), encoded
+            ).double()[:, :, 1:]
+            chosen = logits.gather(-1, right.expand(len(logits), -1, -1)[..., None])[
+                ..., 0
+            ]
+            z = ((chosen - logits.mean(-1)) / logits.std(-1))[..., read].mean(
+                dim=(1, 2)
+            )
+            assert_close(
+                found["copy_score"].values[layer],
+                z.numpy(),
+                depth=100,
+                dtype=np.float32,
+            )
 
 
 def even(pattern: torch.Tensor) -> torch.Tensor:
@@ -201,7 +274,9 @@ def test_an_even_head_has_chance_everywhere(name: str) -> None:
     with lens.edit(*(EditPattern(f"{dot}{layer}.{kind}", even) for layer in layers)):
         found = repeated_motif(lens, n_series=3, **few_draws(lens))
     assert found["layer"].values.tolist() == list(map(str, layers))
-    expected = np.broadcast_to(found["chance"].values[:, None, None], found["prefix_matching"].shape)
+    expected = np.broadcast_to(
+        found["chance"].values[:, None, None], found["prefix_matching"].shape
+    )
     assert_close(found["prefix_matching"], expected, depth=100, dtype=np.float32)
     assert_close(found["advantage"], 0, depth=100, magnitude=1.0, dtype=np.float32)
     assert (found["chance"] > 0).all()
@@ -223,7 +298,9 @@ def test_targets_show_what_comes_next(name: str, queries: str) -> None:
     encoded = lens.run(context, plan.steps, forced_path=future, rollout=False).encoded
     asking, shown = encoded.spans[row.name], encoded.spans[keys_from]
     forecasting = any(0 <= start < plan.steps for start in asking.start)
-    if (queries == "forecast" and not forecasting) or (queries == "context" and keys_from != row.name):
+    if (queries == "forecast" and not forecasting) or (
+        queries == "context" and keys_from != row.name
+    ):
         with pytest.raises(InputError, match=f"is a {queries} query"):
             _targets(encoded, row, keys_from, lengths, plan, queries)
         return
@@ -239,18 +316,33 @@ def test_targets_show_what_comes_next(name: str, queries: str) -> None:
         }
         for query in np.flatnonzero(places[0, series].any(axis=-1)):
             begin = asking.start[query] if queries == "forecast" else asking.stop[query]
-            end = begin + patch if queries == "context" else min(asking.stop[query], begin + length)
-            wanted = [drawn_after(context[series], int(length), start, patch) for start in range(begin, end, patch)]
-            alike = [[key for key, values in held.items() if np.array_equal(values, want)] for want in wanted]
-            earlier = [[key for key in keys if shown.start[key] < begin] for keys in alike]
+            end = (
+                begin + patch
+                if queries == "context"
+                else min(asking.stop[query], begin + length)
+            )
+            wanted = [
+                drawn_after(context[series], int(length), start, patch)
+                for start in range(begin, end, patch)
+            ]
+            alike = [
+                [key for key, values in held.items() if np.array_equal(values, want)]
+                for want in wanted
+            ]
+            earlier = [
+                [key for key in keys if shown.start[key] < begin] for keys in alike
+            ]
             assert np.flatnonzero(places[2, series, query]).tolist() == sorted(
                 {key for keys in earlier for key in keys}
             )
-            assert np.flatnonzero(places[0, series, query]).tolist() == sorted({keys[-1] for keys in earlier})
+            assert np.flatnonzero(places[0, series, query]).tolist() == sorted(
+                {keys[-1] for keys in earlier}
+            )
             match = np.flatnonzero(places[1, series, query])
             assert match.tolist() == [earlier[0][-1] - 1]
             np.testing.assert_array_equal(
-                held[match[0]], drawn_after(context[series], int(length), begin - patch, patch)
+                held[match[0]],
+                drawn_after(context[series], int(length), begin - patch, patch),
             )
 
 
@@ -276,7 +368,9 @@ def matching(lens: Lens, at: str) -> list[tuple[str, object]]:
         pattern = torch.zeros_like(pattern)
         found = places >= 0
         weight = found.to(pattern)[:, None, :, None].expand(*pattern.shape[:2], -1, 1)
-        return pattern.scatter(-1, (places.clamp(min=0) + 1)[:, None, :, None].expand_as(weight), weight)
+        return pattern.scatter(
+            -1, (places.clamp(min=0) + 1)[:, None, :, None].expand_as(weight), weight
+        )
 
     return [
         ("encoder.hook_embed", keep("encoder")),
@@ -297,12 +391,20 @@ def test_a_head_that_matches_by_content_has_the_advantage() -> None:
     assert float(found["prefix_matching"].sel(target="last")) < 0.1
 
 
-def test_a_forecast_that_goes_on_with_the_motif_has_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forecast_that_goes_on_with_the_motif_has_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lens = fresh("chronos-bolt")
     context, wanted, _ = _draw(lens, _Plan(2, 4, 4, 4, 6, 16), seed=3)
     forecast_instead(monkeypatch, lens, wanted[:, None])
     found = repeated_motif(lens, n_series=6, seed=3)
     np.testing.assert_array_equal(found["relative_copy_error"], 0)
     np.testing.assert_array_equal(found["truth"], wanted)
-    forecast_instead(monkeypatch, lens, np.broadcast_to(context.mean(axis=1)[:, None, None], (6, 1, 16)))
-    np.testing.assert_allclose(repeated_motif(lens, n_series=6, seed=3)["relative_copy_error"], 1)
+    forecast_instead(
+        monkeypatch,
+        lens,
+        np.broadcast_to(context.mean(axis=1)[:, None, None], (6, 1, 16)),
+    )
+    np.testing.assert_allclose(
+        repeated_motif(lens, n_series=6, seed=3)["relative_copy_error"], 1
+    )

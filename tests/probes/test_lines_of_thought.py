@@ -38,7 +38,11 @@ def drawn(*layers: list[Ridge], context: list[float] | None = None) -> xr.Datase
             "value": (("series", "bin"), VALUES[None]),
             "context": (("series", "time"), past[None]),
         },
-        coords={"layer": ["embed", *map(str, range(len(layers) - 1))], "series": ["one"], "step": range(STEPS)},
+        coords={
+            "layer": ["embed", *map(str, range(len(layers) - 1))],
+            "series": ["one"],
+            "step": range(STEPS),
+        },
         attrs={"kind": "logit_lens", "model": "toy"},
     )
 
@@ -50,7 +54,9 @@ def table(found: xr.Dataset, name: str) -> list[object]:
 def test_one_ridge_goes_on_and_the_other_dies() -> None:
     """Near the context in all layers; far away in the first two only."""
     far = level(90, 0.3)
-    found = trace_lines(drawn([level(50, 0.7), far], [level(51, 0.7), far], [level(50)]), **SHARP)
+    found = trace_lines(
+        drawn([level(50, 0.7), far], [level(51, 0.7), far], [level(50)]), **SHARP
+    )
     assert float(found["largest_step"][0]) == 2
     assert table(found, "count") == [[2], [2], [1]]
     assert table(found, "spurious_count") == [[1], [1], [0]]
@@ -86,27 +92,43 @@ def test_a_branch_of_a_continuous_line_is_continuous() -> None:
     assert table(found, "start")[:3] == [0, 4, 5]
     assert table(found, "continuous")[:3] == [True, True, False]
     # what begins beside a line that does not go on from the context does not either
-    off = trace_lines(drawn([level(80), level(82, 0.5, range(5, STEPS))], [stem]), **SHARP)
+    off = trace_lines(
+        drawn([level(80), level(82, 0.5, range(5, STEPS))], [stem]), **SHARP
+    )
     assert table(off, "continuous")[:2] == [False, False]
     assert int(off["spurious_count"][0, 0]) == 2
 
 
-def nearest_first(before: list[float], after: list[float], reach: float) -> set[tuple[float, float]]:
+def nearest_first(
+    before: list[float], after: list[float], reach: float
+) -> set[tuple[float, float]]:
     """The two nearest modes of two steps are a pair, and so on among the rest, as long as they are within reach."""
     pairs = set()
     while before and after:
-        one, other = min(((a, b) for a in before for b in after), key=lambda pair: abs(pair[0] - pair[1]))
+        one, other = min(
+            ((a, b) for a in before for b in after),
+            key=lambda pair: abs(pair[0] - pair[1]),
+        )
         if abs(one - other) > reach:
             break
         pairs.add((one, other))
-        before, after = [a for a in before if a != one], [b for b in after if b != other]
+        before, after = (
+            [a for a in before if a != one],
+            [b for b in after if b != other],
+        )
     return pairs
 
 
-def joined(before: list[float], after: list[float], largest: float) -> set[tuple[float, float]]:
+def joined(
+    before: list[float], after: list[float], largest: float
+) -> set[tuple[float, float]]:
     """The modes of two successive steps that lines join."""
-    ridges = [level(value, 1.0, range(1)) for value in before] + [level(value, 1.0, range(1, 2)) for value in after]
-    found = trace_lines(drawn(ridges, context=[50.0, 50.0 + largest]), min_steps=1, **SHARP)
+    ridges = [level(value, 1.0, range(1)) for value in before] + [
+        level(value, 1.0, range(1, 2)) for value in after
+    ]
+    found = trace_lines(
+        drawn(ridges, context=[50.0, 50.0 + largest]), min_steps=1, **SHARP
+    )
     paths = found["path"].values[:, :2]
     return {(float(a), float(b)) for a, b in paths if np.isfinite([a, b]).all()}
 
@@ -115,9 +137,14 @@ def test_a_mode_goes_on_at_the_nearest_one() -> None:
     """Joining as many as possible would lead both modes astray: 70 goes on at 69, and 50 ends."""
     assert joined([50.0, 70.0], [69.0, 92.0], 24.0) == {(70.0, 69.0)}
     # the same within one step on the way up, where a line is taken over by the one below
-    low, high = (lambda step: 50 + 2 * step, 1.0, range(2)), (lambda step: 53 + 2 * step, 1.0, range(2))
+    low, high = (
+        (lambda step: 50 + 2 * step, 1.0, range(2)),
+        (lambda step: 53 + 2 * step, 1.0, range(2)),
+    )
     found = trace_lines(drawn([low, high]), jump=1.6, min_steps=1, **SHARP)
-    np.testing.assert_array_equal(found["path"].values[:, :2], [[50, np.nan], [53, 52], [np.nan, 55]])
+    np.testing.assert_array_equal(
+        found["path"].values[:, :2], [[50, np.nan], [53, 52], [np.nan, 55]]
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -125,7 +152,12 @@ def test_all_modes_are_joined_nearest_first(seed: int) -> None:
     """Against pairs drawn one by one; distances that are equal would leave the choice open."""
     rng = np.random.default_rng(seed)
     while True:
-        before, after = (np.sort(rng.choice(np.arange(2.0, 99, 2), rng.integers(1, 6), replace=False)) for _ in "ab")
+        before, after = (
+            np.sort(
+                rng.choice(np.arange(2.0, 99, 2), rng.integers(1, 6), replace=False)
+            )
+            for _ in "ab"
+        )
         after = after + 1
         distances = np.abs(before[:, None] - after).ravel()
         if len(np.unique(distances)) == len(distances):
@@ -136,7 +168,10 @@ def test_all_modes_are_joined_nearest_first(seed: int) -> None:
 
 
 def test_threads_join_the_nearest_lines_of_two_layers_first() -> None:
-    found = trace_lines(drawn([level(50), level(70)], [level(69), level(92)], context=[50.0, 74.0]), **SHARP)
+    found = trace_lines(
+        drawn([level(50), level(70)], [level(69), level(92)], context=[50.0, 74.0]),
+        **SHARP,
+    )
     assert table(found, "mean_value") == [50, 70, 69, 92]
     assert table(found, "thread") == [0, 1, 1, 2]
 
@@ -156,13 +191,18 @@ def test_gaps_and_short_lines() -> None:
 
 
 def test_modes_weigh_their_basins_and_low_ones_do_not_count() -> None:
-    hill = np.exp(-0.5 * ((VALUES - 50) / 4) ** 2) + 0.5 * np.exp(-0.5 * ((VALUES - 75) / 4) ** 2)
+    hill = np.exp(-0.5 * ((VALUES - 50) / 4) ** 2) + 0.5 * np.exp(
+        -0.5 * ((VALUES - 75) / 4) ** 2
+    )
     maps = drawn([level(50)])
     maps["probability"][0, 0] = hill / hill.sum()
     found = trace_lines(maps)
     valley = 50 + int(np.argmin(hill[50:75]))
     assert table(found, "mean_value") == [50, 75]
-    np.testing.assert_allclose(found["mass"], [hill[:valley].sum() / hill.sum(), hill[valley:].sum() / hill.sum()])
+    np.testing.assert_allclose(
+        found["mass"],
+        [hill[:valley].sum() / hill.sum(), hill[valley:].sum() / hill.sum()],
+    )
     assert table(trace_lines(maps, height=0.6), "mean_value") == [50]
     assert table(trace_lines(maps, prominence=0.6), "mean_value") == [50]
 
@@ -174,7 +214,11 @@ def test_lines_of_a_model() -> None:
     assert found["count"].sum() == found.sizes["line"]
     assert not found["spurious_count"].isel(layer=-1).any()
     # the sharpest line of the last layer is the forecast
-    last = found.isel(line=np.flatnonzero((found["line_layer"] == "2") & (found["line_series"] == "co2")))
+    last = found.isel(
+        line=np.flatnonzero(
+            (found["line_layer"] == "2") & (found["line_series"] == "co2")
+        )
+    )
     best = last.isel(line=int(last["mass"].values.argmax()))
     gap = np.nanmedian(np.abs(best["path"] - run.path[0]))
     assert gap < 2 * float(found["largest_step"].sel(series="co2"))
@@ -182,6 +226,13 @@ def test_lines_of_a_model() -> None:
 
 def test_only_modes_over_values_are_followed() -> None:
     maps = drawn([level(50)])
-    for wrong in ({"height": 0.0}, {"smooth": -1.0}, {"jump": 0.0}, {"gap": -1}, {"min_steps": 0}, {"overlap": 2.0}):
+    for wrong in (
+        {"height": 0.0},
+        {"smooth": -1.0},
+        {"jump": 0.0},
+        {"gap": -1},
+        {"min_steps": 0},
+        {"overlap": 2.0},
+    ):
         with pytest.raises(InputError, match=next(iter(wrong))):
             trace_lines(maps, **wrong)  # type: ignore[arg-type]

@@ -15,8 +15,18 @@ from tiny_lenses import ATTENDING, fresh, lens_of
 from tsfm_lens.data import as_series, bundled
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import load
-from tsfm_lens.probes import context_parroting, head_parroting, lag_attention, seasonality_bias
-from tsfm_lens.probes.parroting import amplitude_at, best_lag, dominant_period, naive_parrot
+from tsfm_lens.probes import (
+    context_parroting,
+    head_parroting,
+    lag_attention,
+    seasonality_bias,
+)
+from tsfm_lens.probes.parroting import (
+    amplitude_at,
+    best_lag,
+    dominant_period,
+    naive_parrot,
+)
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz import lag_attention_map, parroting_forecast
 from tsfm_lens.viz.parroting import read_parroting
@@ -26,9 +36,13 @@ WAVES = {
     "sine": lambda turn: np.sin(2 * np.pi * turn),
     "square": lambda turn: np.where(turn % 1 < 0.5, 1.0, -1.0),
     "saw": lambda turn: turn % 1,
-    "two harmonics": lambda turn: np.sin(2 * np.pi * turn) + np.sin(4 * np.pi * turn + 1),
+    "two harmonics": lambda turn: (
+        np.sin(2 * np.pi * turn) + np.sin(4 * np.pi * turn + 1)
+    ),
     # the second harmonic is three times the fundamental: half of the period nearly is one
-    "weak fundamental": lambda turn: np.sin(2 * np.pi * turn) / 3 + np.sin(4 * np.pi * turn + 1),
+    "weak fundamental": lambda turn: (
+        np.sin(2 * np.pi * turn) / 3 + np.sin(4 * np.pi * turn + 1)
+    ),
 }
 PERIODS = (3, 7, 12, 16, 24, 31, 48)
 
@@ -49,7 +63,11 @@ def planted(seed: int, noise: float, wave: str, period: int) -> int:
 def test_the_planted_period_is_found_under_noise(noise: float, share: float) -> None:
     draws = int(os.environ.get("TSFM_LENS_CASES", "2"))
     cases = [(wave, period) for wave in WAVES for period in PERIODS]
-    right = [planted(seed, noise, *case) == case[1] for case in cases for seed in range(draws)]
+    right = [
+        planted(seed, noise, *case) == case[1]
+        for case in cases
+        for seed in range(draws)
+    ]
     assert np.mean(right) >= share
 
 
@@ -70,15 +88,21 @@ def test_missing_values_are_left_out() -> None:
 
 
 SHAPES = {
-    "sine": lambda rng, steps, period: np.sin(2 * np.pi * (np.arange(steps) / period + rng.random())),
-    "random motif": lambda rng, steps, period: np.resize(rng.standard_normal(period), steps),
+    "sine": lambda rng, steps, period: np.sin(
+        2 * np.pi * (np.arange(steps) / period + rng.random())
+    ),
+    "random motif": lambda rng, steps, period: np.resize(
+        rng.standard_normal(period), steps
+    ),
 }
 
 
 @pytest.mark.parametrize("slope", [0.1, -0.4, 2.0])
 @pytest.mark.parametrize("period", [7, 24])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_season_that_rides_on_a_trend_is_found(shape: str, period: int, slope: float) -> None:
+def test_a_season_that_rides_on_a_trend_is_found(
+    shape: str, period: int, slope: float
+) -> None:
     """A perfect forecast goes on with both; a parrot repeats the values as they are."""
     rng = np.random.default_rng([period, sorted(SHAPES).index(shape)])
     found, repeated = [], []
@@ -86,7 +110,9 @@ def test_a_season_that_rides_on_a_trend_is_found(shape: str, period: int, slope:
         clean = SHAPES[shape](rng, 284, period) + slope * np.arange(284)
         values = clean + 0.1 * rng.standard_normal(284)
         found.append(best_lag(values[:260], clean[260:]))
-        repeated.append(best_lag(values[:260], np.resize(values[260 - period : 260], 24)))
+        repeated.append(
+            best_lag(values[:260], np.resize(values[260 - period : 260], 24))
+        )
     assert np.mean(np.equal(found, period)) >= 5 / 6, found
     assert repeated == [period] * 6
 
@@ -112,13 +138,21 @@ def test_the_last_value_is_a_copy_at_lag_1() -> None:
     assert best_lag(context, np.full(12, context[-1])) == 1
 
 
-def test_a_forecast_that_copies_nothing_has_no_lag_in_results_and_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forecast_that_copies_nothing_has_no_lag_in_results_and_sentences(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lens = fresh("chronos-bolt")
     noise = np.random.default_rng(0).standard_normal((2, 100))
     forecast_instead(monkeypatch, lens, noise[1])
     run = lens.run(noise[0], 12)
     parroting, heads = context_parroting(run), head_parroting(run)
-    for name in (parroting["best_lag"], parroting["copy_error"], heads["lag"], heads["copy_error"], heads["mass"]):
+    for name in (
+        parroting["best_lag"],
+        parroting["copy_error"],
+        heads["lag"],
+        heads["copy_error"],
+        heads["mass"],
+    ):
         assert np.isnan(name).all()
     assert np.isfinite(parroting["lag_error"]).all()
     assert "at no lag" in read_parroting(parroting, 0)[0]
@@ -129,7 +163,9 @@ def test_a_forecast_that_copies_nothing_has_no_lag_in_results_and_sentences(monk
 def test_the_parrot_finds_a_motif_that_came_once_before() -> None:
     rng = np.random.default_rng(0)
     motif, follows = rng.normal(size=8), rng.normal(size=5)
-    context = np.concatenate([rng.normal(size=20), motif, follows, rng.normal(size=20), motif + 3.0])
+    context = np.concatenate(
+        [rng.normal(size=20), motif, follows, rng.normal(size=20), motif + 3.0]
+    )
     forecast, back = naive_parrot(context, 5, 8)  # type: ignore[misc]
     np.testing.assert_array_equal(forecast, follows)
     assert back == 5 + 20 + 8
@@ -137,9 +173,15 @@ def test_the_parrot_finds_a_motif_that_came_once_before() -> None:
 
 
 @pytest.mark.parametrize("name", ATTENDING)
-def test_a_model_that_repeats_its_context_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_repeats_its_context_is_found_out(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lens = fresh(name)
-    values = np.tile(np.arange(2.0, 9.0), 6) if getattr(lens.adapter, "integers", False) else np.tile(SEASON, 6)
+    values = (
+        np.tile(np.arange(2.0, 9.0), 6)
+        if getattr(lens.adapter, "integers", False)
+        else np.tile(SEASON, 6)
+    )
     forecast_instead(monkeypatch, lens, np.tile(values, 3))
     found = context_parroting(lens.run(values, 6, **few_draws(lens)), motif=7)
     assert float(found["best_lag"][0]) == 7
@@ -156,7 +198,9 @@ def test_an_even_spread_pays_chance(name: str) -> None:
         seen = (pattern > 0).to(pattern.dtype)
         return seen / seen.sum(-1, keepdim=True)
 
-    with lens.edit(EditPattern(f"*.{lens.wiring.output_stack.attention_kinds()[-1]}", even)):
+    with lens.edit(
+        EditPattern(f"*.{lens.wiring.output_stack.attention_kinds()[-1]}", even)
+    ):
         found = lag_attention(lens.run(bundled("pedestrians").tail(60), 8), 12)
     assert 0 < float(found["chance"]) < 1
     assert_close(found["mass"], float(found["chance"]), depth=100, dtype=np.float32)
@@ -172,15 +216,21 @@ def test_a_lag_within_the_steps_of_one_output_token_is_said_to_tell_nothing() ->
     beyond = lag_attention(lens.run(series, 16), 40)
     assert not bool(beyond["vacuous"])
     assert float(beyond["chance"]) < 1
-    assert not bool(lag_attention(lens_of("chronos").run(series.tail(40), 6), 12)["vacuous"])
+    assert not bool(
+        lag_attention(lens_of("chronos").run(series.tail(40), 6), 12)["vacuous"]
+    )
 
 
 def test_a_head_that_reads_at_a_lag_has_its_mass_there() -> None:
     lens = lens_of("chronos")
 
     with lens.edit(EditPattern("decoder.0.cross_attn", reads_at(12))):
-        at = lag_attention(lens.run(bundled("co2").tail(40), 6), 12, width=0).sel(layer="0")
-        off = lag_attention(lens.run(bundled("co2").tail(40), 6), 11, width=0).sel(layer="0")
+        at = lag_attention(lens.run(bundled("co2").tail(40), 6), 12, width=0).sel(
+            layer="0"
+        )
+        off = lag_attention(lens.run(bundled("co2").tail(40), 6), 11, width=0).sel(
+            layer="0"
+        )
     np.testing.assert_allclose(at["mass"], 1)
     np.testing.assert_allclose(off["mass"], 0)
     assert 0 < float(at["chance"]) < 0.2
@@ -205,13 +255,20 @@ def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
     layer, head = str(found["layer"].values[-1]), 1
     prefix = f"{lens.wiring.output_stack.name}.".lstrip(".")
     plain = found["forecast"].values[0]
-    with lens.ablate(f"{prefix}{layer}.{found.attrs['attention']}.{head}"), torch.no_grad():
+    with (
+        lens.ablate(f"{prefix}{layer}.{found.attrs['attention']}.{head}"),
+        torch.no_grad(),
+    ):
         without = run.read(lens.forward(run.encoded)).double().numpy()[0]
     for error, target in targets.items():
-        before, after = (np.abs(one - target).mean() / spread for one in (plain, without))
+        before, after = (
+            np.abs(one - target).mean() / spread for one in (plain, without)
+        )
         assert_close(float(found[error][0]), before, depth=100, dtype=np.float32)
         change = float(found[f"{error}_change"].sel(layer=layer, head=head)[0])
-        assert_close(change, after - before, depth=100, magnitude=before, dtype=np.float32)
+        assert_close(
+            change, after - before, depth=100, magnitude=before, dtype=np.float32
+        )
     looked = lag_attention(lens.run(batch.select(0), horizon, **draws), lag)
     np.testing.assert_allclose(found["mass"].isel(series=0), looked["mass"])
     assert float(found["chance"][0]) == float(looked["chance"])
@@ -219,11 +276,16 @@ def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
 
 def test_the_lag_is_that_of_the_whole_forecast() -> None:
     lens, batch = load("bolt-nano"), bundled("electricity").tail(120)
-    found, whole = head_parroting(lens.run(batch, 8)), context_parroting(lens.run(batch, 8))
+    found, whole = (
+        head_parroting(lens.run(batch, 8)),
+        context_parroting(lens.run(batch, 8)),
+    )
     np.testing.assert_array_equal(found["lag"], whole["best_lag"])
     assert (found["lag"] == 24).all()
     np.testing.assert_allclose(found["parrot"], whole["parrot"])
-    assert_close(found["parrot_error"], whole["parrot_error"], depth=100, dtype=np.float32)
+    assert_close(
+        found["parrot_error"], whole["parrot_error"], depth=100, dtype=np.float32
+    )
     # the lag curve's own minimum, up to the 1 % by which a shorter lag is preferred
     assert_close(found["copy_error"], whole["copy_error"], depth=100, dtype=np.float32)
     given = head_parroting(lens.run(batch, 8), lag=12)
@@ -233,7 +295,9 @@ def test_the_lag_is_that_of_the_whole_forecast() -> None:
 
 def test_what_cannot_be_parroted_is_unknown_or_refused() -> None:
     lens = load("bolt-nano")
-    flat = head_parroting(lens.run([np.ones(120), bundled("electricity").tail(120).values[0]], 8))
+    flat = head_parroting(
+        lens.run([np.ones(120), bundled("electricity").tail(120).values[0]], 8)
+    )
     for name in ("lag", "chance", "copy_error", "mass", "copy_error_change"):
         assert np.isnan(flat[name].isel(series=0)).all()
         assert np.isfinite(flat[name].isel(series=1)).all()
@@ -246,7 +310,13 @@ NEXT_PERIOD, PERIOD_GRID = 0.05, 0.1
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.floats(0.01, 1e4), st.floats(2.5, 20), st.floats(0, 6), st.floats(-50, 50), st.floats(-3, 3))
+@given(
+    st.floats(0.01, 1e4),
+    st.floats(2.5, 20),
+    st.floats(0, 6),
+    st.floats(-50, 50),
+    st.floats(-3, 3),
+)
 def test_a_sine_has_its_amplitude_whatever_it_rides_on(
     size: float, period: float, phase: float, level: float, slope: float
 ) -> None:
@@ -260,19 +330,28 @@ def test_a_sine_has_its_amplitude_whatever_it_rides_on(
 def test_too_short_a_stretch_has_none() -> None:
     assert np.isnan(amplitude_at(np.arange(5.0), 12))
     assert np.isnan(amplitude_at(np.array([1.0, np.nan, np.nan, 2.0, 3.0]), 2))
-    assert dominant_period(np.array([1, np.nan, np.nan, np.nan, 2, 3, np.nan, np.nan])) == 2.0
+    assert (
+        dominant_period(np.array([1, np.nan, np.nan, np.nan, 2, 3, np.nan, np.nan]))
+        == 2.0
+    )
 
 
 @pytest.mark.parametrize("period", [4, 7, 12, 15.5, 24])
 def test_the_period_of_a_season_is_found(period: float) -> None:
     steps = np.arange(150)
     rng = np.random.default_rng(0)
-    values = 3 * np.sin(2 * np.pi * steps / period) + 0.05 * steps + 0.2 * rng.standard_normal(150)
+    values = (
+        3 * np.sin(2 * np.pi * steps / period)
+        + 0.05 * steps
+        + 0.2 * rng.standard_normal(150)
+    )
     assert dominant_period(values) == pytest.approx(period, rel=FOUND)
 
 
 @pytest.mark.parametrize("name", ATTENDING)
-def test_a_flat_forecast_has_lost_its_season(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flat_forecast_has_lost_its_season(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lens = fresh(name)
     steps = np.arange(48)
     season = np.round(5 + 3 * np.sin(2 * np.pi * steps / 6))
@@ -286,7 +365,9 @@ def test_a_flat_forecast_has_lost_its_season(name: str, monkeypatch: pytest.Monk
     assert float(found["truth_amplitude"][0]) > 2
 
 
-def test_amplitudes_over_periods_are_those_of_the_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amplitudes_over_periods_are_those_of_the_stretches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lens = load("bolt-nano")
     steps = np.arange(152)
     season = 3 * np.sin(2 * np.pi * steps / 8) + np.sin(2 * np.pi * steps / 4)
@@ -300,6 +381,12 @@ def test_amplitudes_over_periods_are_those_of_the_stretches(monkeypatch: pytest.
     for period, size in ((8, 3.0), (4, 1.0)):
         at = amplitude.sel(trial_period=period, method="nearest")
         assert float(at["trial_period"]) == pytest.approx(period)
-        np.testing.assert_allclose(at.sel(part=["context", "truth"]), size / spread, rtol=NEXT_PERIOD)
-        assert float(at.sel(part="forecast")) == pytest.approx(float(at.sel(part="truth")) / 2)
-    assert float(amplitude.sel(part="truth").idxmax()) == pytest.approx(8, rel=NEXT_PERIOD)
+        np.testing.assert_allclose(
+            at.sel(part=["context", "truth"]), size / spread, rtol=NEXT_PERIOD
+        )
+        assert float(at.sel(part="forecast")) == pytest.approx(
+            float(at.sel(part="truth")) / 2
+        )
+    assert float(amplitude.sel(part="truth").idxmax()) == pytest.approx(
+        8, rel=NEXT_PERIOD
+    )

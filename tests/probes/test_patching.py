@@ -19,10 +19,20 @@ from tsfm_lens.hooks import Component, PatchFrom, Steer
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.component import writers
 from tsfm_lens.models import architectures
-from tsfm_lens.probes import activation_patching, attribution_patching, edge_attribution, path_patching
+from tsfm_lens.probes import (
+    activation_patching,
+    attribution_patching,
+    edge_attribution,
+    path_patching,
+)
 from tsfm_lens.probes.patching import contrast, slopes
 from tsfm_lens.probes.path_patching import heard_in_groups, sender_contrast
-from tsfm_lens.probes.places import group_coords, later_branches, places_of, position_groups
+from tsfm_lens.probes.places import (
+    group_coords,
+    later_branches,
+    places_of,
+    position_groups,
+)
 from tsfm_lens.testing import assert_close
 
 # a finite step feels the curvature, of the order of its size; and its two forecasts carry the rounding of their level
@@ -41,7 +51,9 @@ def test_a_cell_equals_the_patched_run_alone(name: str) -> None:
     pair = contrast(*runs, places_of(lens, [branch]))
     groups = position_groups(pair.base.encoded.spans[branch.stack], 3)
     assert list(found["position"]) == [group[0] for group in groups]
-    last = max(index for index, word in enumerate(found["position_special"].values) if not word)
+    last = max(
+        index for index, word in enumerate(found["position_special"].values) if not word
+    )
     edit = PatchFrom(branch, pair.source_acts, positions=groups[last])
     with torch.no_grad(), lens.edit(edit):
         alone = pair.base.read(lens.forward(pair.base.encoded)).double().numpy()
@@ -53,20 +65,43 @@ def test_a_cell_equals_the_patched_run_alone(name: str) -> None:
     # a share of the way, which may be short beside the level of both forecasts
     far = size / np.sqrt((way**2).sum(-1).min())
     expected = (moved * way).sum(-1) / (way**2).sum(-1)
-    assert_close(cell["recovered"], expected, depth=100, magnitude=max(far, 1.0), dtype=np.float32)
-    assert_close(cell["effect"], np.abs(moved).mean(-1), depth=200, magnitude=size, dtype=np.float32)
+    assert_close(
+        cell["recovered"],
+        expected,
+        depth=100,
+        magnitude=max(far, 1.0),
+        dtype=np.float32,
+    )
+    assert_close(
+        cell["effect"],
+        np.abs(moved).mean(-1),
+        depth=200,
+        magnitude=size,
+        dtype=np.float32,
+    )
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
 def test_the_whole_stream_carries_everything(name: str, direction: str) -> None:
     found = activation_patching(*runs_of(name), positions="all", direction=direction)
-    path = {"denoise": "corrupted", "noise": "clean"}[direction] if name == "chronos" else None
+    path = (
+        {"denoise": "corrupted", "noise": "clean"}[direction]
+        if name == "chronos"
+        else None
+    )
     assert found.attrs.get("path") == path
-    assert ("forecast on the" in "".join(each.name or "" for each in viz.plot(found).data)) == (path is not None)
+    assert (
+        "forecast on the" in "".join(each.name or "" for each in viz.plot(found).data)
+    ) == (path is not None)
     assert_close(found["recovered"], 1, depth=100, dtype=np.float32)
     goal = found["clean_forecast" if direction == "denoise" else "corrupted_forecast"]
-    assert_close(found["forecast"].isel(component=0, position=0), goal, depth=100, dtype=np.float32)
+    assert_close(
+        found["forecast"].isel(component=0, position=0),
+        goal,
+        depth=100,
+        dtype=np.float32,
+    )
 
 
 # Fracast detects periods, which jump
@@ -79,7 +114,9 @@ def test_a_small_corruption_is_estimated_exactly(name: str) -> None:
     corrupted = replace(clean, values=(clean.values[0] + wiggle,))
     stack = lens.wiring.output_stack.name
     for at in ("branches", "heads") if name in ATTENDING else ("branches",):
-        found = attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4), at=at, stack=stack, positions=4)
+        found = attribution_patching(
+            lens.run(clean, 4), lens.run(corrupted, 4), at=at, stack=stack, positions=4
+        )
         size = float(np.abs(found["recovered"]).max())
         assert size > 1e-3
         assert float(np.abs(found["error"]).max()) < 0.03 * size
@@ -110,16 +147,33 @@ def test_in_every_pass_of_a_rollout_the_same_steps_are_patched() -> None:
             value[:, where] = call.value[:, where]
             return value
 
-        return lens.run_with_hooks(corrupted, [(name, hook)], rollout=True, horizon=20).median
+        return lens.run_with_hooks(
+            corrupted, [(name, hook)], rollout=True, horizon=20
+        ).median
 
-    register = found.isel(component=0, position=list(found["position_special"].values).index("REG"))
-    assert_close(register["forecast"], forecast([slice(-1, None)] * 2), depth=100, dtype=np.float32)
+    register = found.isel(
+        component=0, position=list(found["position_special"].values).index("REG")
+    )
+    assert_close(
+        register["forecast"],
+        forecast([slice(-1, None)] * 2),
+        depth=100,
+        dtype=np.float32,
+    )
     oldest = found.isel(component=0, position=1)
     spans = lens.encode(corrupted).spans["encoder"]
     width = spans.stop[0] - spans.start[0]
-    first, stop = ((int(oldest[f"position_{edge}"]) - spans.start[0]) // width for edge in ("start", "stop"))
+    first, stop = (
+        (int(oldest[f"position_{edge}"]) - spans.start[0]) // width
+        for edge in ("start", "stop")
+    )
     # both passes show the same context from its beginning; it is not full yet
-    assert_close(oldest["forecast"], forecast([slice(first, stop)] * 2), depth=100, dtype=np.float32)
+    assert_close(
+        oldest["forecast"],
+        forecast([slice(first, stop)] * 2),
+        depth=100,
+        dtype=np.float32,
+    )
 
 
 @pytest.mark.parametrize("name", TRUE_GRADIENTS)
@@ -131,13 +185,22 @@ def test_slopes_are_finite_differences(name: str) -> None:
     pair = contrast(*runs_of(name), places)
     own = slopes(pair, places)
     token = int(own[f"{at}_grad"].norm(dim=-1).sum(0).argmax())
-    direction = torch.randn(own[at].shape[-1], generator=torch.Generator().manual_seed(1))
+    direction = torch.randn(
+        own[at].shape[-1], generator=torch.Generator().manual_seed(1)
+    )
     step = 1e-2 * float(own[at].norm() / own[at].numel() ** 0.5)
     expected = (own[f"{at}_grad"][:, token] * direction).sum().item()
     moved = []
     for sign in (1, -1):
-        with torch.no_grad(), lens.edit(Steer(at, direction, scale=sign * step, positions=[token])):
-            moved.append(pair.recovered(pair.base.read(lens.forward(pair.base.encoded)).double().numpy()).sum())
+        with (
+            torch.no_grad(),
+            lens.edit(Steer(at, direction, scale=sign * step, positions=[token])),
+        ):
+            moved.append(
+                pair.recovered(
+                    pair.base.read(lens.forward(pair.base.encoded)).double().numpy()
+                ).sum()
+            )
     assert abs(expected) > 1e-6
     slope = (moved[0] - moved[1]) / (2 * step)
     assert slope == pytest.approx(expected, rel=CURVATURE, abs=ROUNDED_SLOPE)
@@ -149,7 +212,12 @@ def test_gradients_that_are_no_numbers_are_refused() -> None:
     values = centred("pedestrians").values[0]
     clean = SeriesBatch((values, values[13:]))
     corrupted = replace(clean, values=tuple(each[::-1].copy() for each in clean.values))
-    expect_error("no finite gradient", attribution_patching, lens.run(clean, 4), lens.run(corrupted, 4))
+    expect_error(
+        "no finite gradient",
+        attribution_patching,
+        lens.run(clean, 4),
+        lens.run(corrupted, 4),
+    )
 
 
 def test_runs_that_are_not_alike_are_refused() -> None:
@@ -157,17 +225,32 @@ def test_runs_that_are_not_alike_are_refused() -> None:
     for other, words in (
         (clean, "nothing to recover"),
         (corrupted.tail(30), "lengths"),
-        (clean.select([1, 0]), "corrupted ones electricity, pedestrians.*puts them in order"),
+        (
+            clean.select([1, 0]),
+            "corrupted ones electricity, pedestrians.*puts them in order",
+        ),
         (replace(clean, ids=("a", "b")), "corrupted ones a, b, .*data.shift_phase"),
-        (SeriesBatch(corrupted.values, clean.ids, groups=("a", "a"), variates=("b", "c")), "grouped into items diff"),
+        (
+            SeriesBatch(
+                corrupted.values, clean.ids, groups=("a", "a"), variates=("b", "c")
+            ),
+            "grouped into items diff",
+        ),
     ):
         with pytest.raises(InputError, match=words):
             activation_patching(lens.run(clean, 4), lens.run(other, 4))
     expect_error("rollout is 'yes'", runs_of, "chronos-bolt", rollout="yes")
-    expect_error("holds values that are no numbers", runs_of, "chronos", forced_path=np.full((2, 4), np.nan))
+    expect_error(
+        "holds values that are no numbers",
+        runs_of,
+        "chronos",
+        forced_path=np.full((2, 4), np.nan),
+    )
     runs = runs_of("chronos-bolt")
     for at in (Component("encoder", 0, "mlp"), ["encoder.0.mlp", "encoder.0.m*"]):
-        assert activation_patching(*runs, at=at, positions="all")["component"].values.tolist() == ["encoder.0.mlp"]
+        assert activation_patching(*runs, at=at, positions="all")[
+            "component"
+        ].values.tolist() == ["encoder.0.mlp"]
 
 
 def test_a_frozen_model_has_slopes_and_no_model_keeps_any() -> None:
@@ -180,8 +263,12 @@ def test_a_frozen_model_has_slopes_and_no_model_keeps_any() -> None:
     for weight in lens.parameters():
         weight.requires_grad_(False)
     with torch.no_grad():
-        frozen = attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4), exact=False)
-    assert_close(frozen["first_order"], free["first_order"], depth=100, dtype=np.float32)
+        frozen = attribution_patching(
+            lens.run(clean, 4), lens.run(corrupted, 4), exact=False
+        )
+    assert_close(
+        frozen["first_order"], free["first_order"], depth=100, dtype=np.float32
+    )
     assert float(np.abs(free["first_order"]).max()) > 0
 
 
@@ -190,31 +277,58 @@ def test_places_of_several_stacks_at_all_positions() -> None:
     runs, places = runs_of("chronos-bolt"), ["encoder.0.mlp", "decoder.0.cross_attn"]
     both = attribution_patching(*runs, at=places, positions="all")
     exact = activation_patching(*runs, at=places, positions="all")
-    assert_close(both["recovered"], exact["recovered"], depth=100, magnitude=1.0, dtype=np.float32)
+    assert_close(
+        both["recovered"],
+        exact["recovered"],
+        depth=100,
+        magnitude=1.0,
+        dtype=np.float32,
+    )
     np.testing.assert_allclose(both["error"], both["first_order"] - both["recovered"])
-    assert both.attrs["mean_absolute_error"] == pytest.approx(float(np.abs(both["error"]).mean()))
+    assert both.attrs["mean_absolute_error"] == pytest.approx(
+        float(np.abs(both["error"]).mean())
+    )
     alone = attribution_patching(*runs, at=places[:1], positions="each")
-    assert_close(both["first_order"][0, 0], alone["first_order"].sum("position")[0], depth=100, dtype=np.float32)
+    assert_close(
+        both["first_order"][0, 0],
+        alone["first_order"].sum("position")[0],
+        depth=100,
+        dtype=np.float32,
+    )
 
 
 def test_floors_are_those_of_the_noisier_run() -> None:
     """In rollouts of a sampling model another seed of either run, in single passes rounding."""
-    lens, runs = lens_of("chronos"), runs_of("chronos", 8, select=0, rollout=True, num_samples=20, seed=7)
+    lens, runs = (
+        lens_of("chronos"),
+        runs_of("chronos", 8, select=0, rollout=True, num_samples=20, seed=7),
+    )
     found = activation_patching(*runs, at="branches", positions="all")
     way = found["clean_forecast"].values - found["corrupted_forecast"].values
-    again = [lens.forecast(run.batch, 8, num_samples=20, seed=8).median - run.point for run in runs]
-    np.testing.assert_allclose(found["effect_floor"], np.max([np.abs(each).mean(-1) for each in again], axis=0))
+    again = [
+        lens.forecast(run.batch, 8, num_samples=20, seed=8).median - run.point
+        for run in runs
+    ]
+    np.testing.assert_allclose(
+        found["effect_floor"], np.max([np.abs(each).mean(-1) for each in again], axis=0)
+    )
     shares = [np.abs((each * way).sum(-1)) / np.square(way).sum(-1) for each in again]
     assert (found["recovered_floor"] >= np.max(shares, axis=0)).all()
-    other = activation_patching(*runs, at="branches", positions="all", direction="noise")
+    other = activation_patching(
+        *runs, at="branches", positions="all", direction="noise"
+    )
     np.testing.assert_array_equal(other["effect_floor"], found["effect_floor"])
-    single = activation_patching(*runs_of("chronos", 8, select=0), at="branches", positions="all")
+    single = activation_patching(
+        *runs_of("chronos", 8, select=0), at="branches", positions="all"
+    )
     assert (single["recovered_floor"] < found["recovered_floor"]).all()
     assert bool((single["recovered_acts"] > 0).any())
 
 
 def test_positions_are_grouped_from_the_newest() -> None:
-    spans = TokenSpans.patches(-20, 5, 4, ("REG",)) + TokenSpans((0, 8), (8, 16), ("", ""))
+    spans = TokenSpans.patches(-20, 5, 4, ("REG",)) + TokenSpans(
+        (0, 8), (8, 16), ("", "")
+    )
     assert position_groups(spans, "all") == [list(range(8))]
     assert position_groups(spans, "each") == [[token] for token in range(8)]
     assert position_groups(spans, np.int64(3)) == [[0], [1, 2, 3], [4, 6, 7], [5]]
@@ -228,25 +342,38 @@ def test_positions_are_grouped_from_the_newest() -> None:
     assert group_coords(two, [[0, 1], [2, 3]])["position_variate"][1] == [0, 1]
 
 
-@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "chronos-2", "moirai-2", "timestral", "toto-1"])
+@pytest.mark.parametrize(
+    "name", ["chronos", "chronos-bolt", "chronos-2", "moirai-2", "timestral", "toto-1"]
+)
 def test_a_receiver_hears_the_sender_alone(name: str) -> None:
     """The held run puts the sender's change on the stream before the receiver; accounting gives that stream too."""
     lens = lens_of(name)
     stack = lens.wiring.output_stack
     kinds = [row.kind for row in stack.attentions(0)]
-    receiving = next(row for row in stack.attentions(1) if row.over == "time" or stack.attention_kinds() == [row.kind])
+    receiving = next(
+        row
+        for row in stack.attentions(1)
+        if row.over == "time" or stack.attention_kinds() == [row.kind]
+    )
     sender = Component(stack.name, 0, kinds[-1], 1)
     receiver = Component(stack.name, 1, receiving.kind, 2 % stack.n_heads)
     branch, runs = Component(stack.name, 1, receiving.kind), runs_of(name)
     pair = sender_contrast(*runs, places_of(lens, [sender]), direction="noise")
-    ((_, _, heard),) = next(heard_in_groups(pair, places_of(lens, [sender]), places_of(lens, [receiver])))
+    ((_, _, heard),) = next(
+        heard_in_groups(pair, places_of(lens, [sender]), places_of(lens, [receiver]))
+    )
     write = f"{stack.prefix}.0.{sender.kind}.hook_result"
     order = [row.kind for row in stack.rows(1)].index(receiving.kind)
-    before = f"{stack.prefix}.1." + ["hook_resid_pre", "hook_resid_mid", "hook_resid_mid2"][order]
+    before = (
+        f"{stack.prefix}.1."
+        + ["hook_resid_pre", "hook_resid_mid", "hook_resid_mid2"][order]
+    )
     base = pair.base.record([write, before])
     source = pair.source.record([write])
     stream = base[before] + source[write][:, :, 1] - base[write][:, :, 1]
-    shifted = replace(base, recorded={before: [replace(base.calls(before)[0], value=stream)]})
+    shifted = replace(
+        base, recorded={before: [replace(base.calls(before)[0], value=stream)]}
+    )
     z = places_of(lens, [receiver])[0].point
     with lens.edit(PatchFrom(before, shifted)):
         _, expected = lens.run_with_cache(pair.base.encoded, names_filter=[z])
@@ -260,7 +387,9 @@ def test_the_last_branch_acts_directly(name: str) -> None:
     """Nothing comes after it, so its path to the output is all that patching it does."""
     last = writers(lens_of(name).wiring)[-1]
     paths = path_patching(*runs_of(name), senders=[last])
-    whole = activation_patching(*runs_of(name), at=[last], positions="all", direction="noise")
+    whole = activation_patching(
+        *runs_of(name), at=[last], positions="all", direction="noise"
+    )
     direct = paths["recovered"].sel(receiver="output").isel(sender=0)
     expected = whole["recovered"].isel(component=0, position=0)
     assert_close(direct, expected, depth=100, magnitude=1.0, dtype=np.float32)
@@ -273,12 +402,16 @@ def test_edges_of_a_small_corruption_are_paths() -> None:
     wiggle = 2e-3 * clean.values[0].std() * np.sin(np.arange(40) * 1.7)
     corrupted = replace(clean, values=(clean.values[0] + wiggle,))
     edges = edge_attribution(lens.run(clean, 4), lens.run(corrupted, 4))["score"].values
-    paths = path_patching(lens.run(clean, 4), lens.run(corrupted, 4))["recovered"].values
+    paths = path_patching(lens.run(clean, 4), lens.run(corrupted, 4))[
+        "recovered"
+    ].values
     np.testing.assert_array_equal(edges[np.isnan(paths)], 0)
     assert_close(edges[:, -1], paths[:, -1], depth=100, magnitude=1.0, dtype=np.float32)
     inner = np.nan_to_num(paths[:, :-1])
     assert np.abs(inner).max() > 1e-3
-    np.testing.assert_allclose(edges[:, :-1], inner, atol=CURVATURE * np.abs(inner).max())
+    np.testing.assert_allclose(
+        edges[:, :-1], inner, atol=CURVATURE * np.abs(inner).max()
+    )
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "timesfm-2.5", "toto-1"])
@@ -290,9 +423,16 @@ def test_paths_in_rollouts(name: str) -> None:
     earlier = Component(stack.name, 0, list(stack.attentions(0))[-1].kind)
     samples = 6 if lens.adapter.readout != "quantile" else None
     pair = runs_of(name, horizon, select=0, rollout=True, num_samples=samples, seed=3)
-    paths = path_patching(*pair, senders=[earlier, last], receivers=[last, "output"], direction="noise")
+    paths = path_patching(
+        *pair, senders=[earlier, last], receivers=[last, "output"], direction="noise"
+    )
     whole = activation_patching(*pair, at=[last], positions="all", direction="noise")
-    assert_close(paths["forecast"].values[1, 1], whole["forecast"].values[0, 0], depth=100, dtype=np.float32)
+    assert_close(
+        paths["forecast"].values[1, 1],
+        whole["forecast"].values[0, 0],
+        depth=100,
+        dtype=np.float32,
+    )
     heard = paths["forecast"].values[0, 0]
     assert np.isfinite(heard).all()
     assert np.abs(heard - paths["clean_forecast"].values).max() > 0

@@ -29,22 +29,40 @@ Call = Callable[[Lens, SeriesBatch, dict[str, Any]], xr.Dataset]
 MLPS = ["decoder.0.mlp", "decoder.1.mlp"]
 CALLS: dict[str, Call] = {
     "activation_patching": lambda m, x, _: probes.activation_patching(
-        m.run(x, HORIZON, rollout=False), m.run(other(x), HORIZON, rollout=False), at=[*MLPS, "decoder.1.cross_attn.0"]
+        m.run(x, HORIZON, rollout=False),
+        m.run(other(x), HORIZON, rollout=False),
+        at=[*MLPS, "decoder.1.cross_attn.0"],
     ),
-    "ablation_effects": lambda m, x, o: probes.ablation_effects(m.run(x, HORIZON, **o), components=MLPS),
-    "ablation_recipes": lambda m, x, o: probes.ablation_recipes(m.run(x, HORIZON, **o), {"first": MLPS[:1]}),
-    "attribute": lambda m, x, o: probes.attribute(m.run(x, HORIZON, **o), decompositions="all"),
-    "causal_effects": lambda m, x, _: probes.causal_effects(m.run(x, HORIZON, rollout=False), components=MLPS),
-    "context_parroting": lambda m, x, o: probes.context_parroting(m.run(x, HORIZON, **o)),
+    "ablation_effects": lambda m, x, o: probes.ablation_effects(
+        m.run(x, HORIZON, **o), components=MLPS
+    ),
+    "ablation_recipes": lambda m, x, o: probes.ablation_recipes(
+        m.run(x, HORIZON, **o), {"first": MLPS[:1]}
+    ),
+    "attribute": lambda m, x, o: probes.attribute(
+        m.run(x, HORIZON, **o), decompositions="all"
+    ),
+    "causal_effects": lambda m, x, _: probes.causal_effects(
+        m.run(x, HORIZON, rollout=False), components=MLPS
+    ),
+    "context_parroting": lambda m, x, o: probes.context_parroting(
+        m.run(x, HORIZON, **o)
+    ),
     "entropic_rank": lambda m, x, o: probes.entropic_rank(m.run(x, HORIZON, **o)),
     "head_entropy": lambda m, x, o: probes.head_entropy(m.run(x, HORIZON, **o)),
-    "kernel_regression": lambda m, x, _: probes.kernel_regression(m.run(x.select([0]), HORIZON)),
+    "kernel_regression": lambda m, x, _: probes.kernel_regression(
+        m.run(x.select([0]), HORIZON)
+    ),
     "layer_similarity": lambda m, x, o: probes.layer_similarity(m.run(x, HORIZON, **o)),
     "lines_of_thought": lambda m, x, o: probes.lines_of_thought(m.run(x, HORIZON, **o)),
     "logit_lens": lambda m, x, o: probes.logit_lens(m.run(x, HORIZON, **o)),
-    "minimal_circuit": lambda m, x, _: probes.minimal_circuit(m.run(x, HORIZON, rollout=False), None, nodes=MLPS),
+    "minimal_circuit": lambda m, x, _: probes.minimal_circuit(
+        m.run(x, HORIZON, rollout=False), None, nodes=MLPS
+    ),
     "repeated_motif": lambda m, _x, o: probes.repeated_motif(m, n_series=SERIES, **o),
-    "induction_scores": lambda m, _x, _: probes.induction_scores(m, n_sequences=SERIES, motif=5, decoding="forced"),
+    "induction_scores": lambda m, _x, _: probes.induction_scores(
+        m, n_sequences=SERIES, motif=5, decoding="forced"
+    ),
     "seasonality_bias": lambda m, x, o: probes.seasonality_bias(m.run(x, HORIZON, **o)),
     "stream_shares": lambda m, x, o: probes.stream_shares(m.run(x, HORIZON, **o)),
 }
@@ -56,14 +74,22 @@ OTHERS = set(
     "norm_weighted_attention patch_attention random_heads autoregressive_attention".split()
 )
 # differences of equals, and signs of parts of size 0, which are rounding and nothing else
-ROUNDING = {"completeness_error", "identity_error", "path_error", "sign_agreement", "series_agreement"}
+ROUNDING = {
+    "completeness_error",
+    "identity_error",
+    "path_error",
+    "sign_agreement",
+    "series_agreement",
+}
 # a gradient of all series together, and activations that are heard of all of them
 WHOLE = {"attribution_patching", "edge_attribution", "path_patching"}
 
 
 def series(count: int = SERIES) -> SeriesBatch:
     steps, rng = np.arange(STEPS), np.random.default_rng(0)
-    return as_series([np.sin(steps / (2 + k)) + 0.1 * rng.normal(size=STEPS) for k in range(count)])
+    return as_series(
+        [np.sin(steps / (2 + k)) + 0.1 * rng.normal(size=STEPS) for k in range(count)]
+    )
 
 
 def other(batch: SeriesBatch) -> SeriesBatch:
@@ -71,9 +97,17 @@ def other(batch: SeriesBatch) -> SeriesBatch:
 
 
 def test_every_probe_of_a_model_is_tried() -> None:
-    functions = {name: getattr(probes, name) for name in probes.__all__ if inspect.isfunction(getattr(probes, name))}
+    functions = {
+        name: getattr(probes, name)
+        for name in probes.__all__
+        if inspect.isfunction(getattr(probes, name))
+    }
     takes = {"lens", "run", "clean"}
-    of_model = {name for name, one in functions.items() if takes & set(inspect.signature(one).parameters)}
+    of_model = {
+        name
+        for name, one in functions.items()
+        if takes & set(inspect.signature(one).parameters)
+    }
     assert of_model == set(CALLS) | OTHERS | WHOLE
 
 
@@ -84,11 +118,17 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_probes_find_the_same_one_series_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probes_find_the_same_one_series_at_a_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lens, batch = load(name), series()
     token = lens.adapter.readout == "token"
     options = {"num_samples": 2} if token else {}
-    chosen = {probe: call for probe, call in CALLS.items() if token or probe not in TOKENS_ONLY}
+    chosen = {
+        probe: call
+        for probe, call in CALLS.items()
+        if token or probe not in TOKENS_ONLY
+    }
     expected = {probe: call(lens, batch, options) for probe, call in chosen.items()}
 
     one_at_a_time(monkeypatch)
@@ -96,7 +136,15 @@ def test_probes_find_the_same_one_series_at_a_time(name: str, monkeypatch: pytes
     run, predict = lens.adapter.run, lens.adapter.predict
 
     def seen(inputs: Any) -> torch.Tensor:
-        rows.append(len(next(value for value in inputs.values() if isinstance(value, torch.Tensor))))
+        rows.append(
+            len(
+                next(
+                    value
+                    for value in inputs.values()
+                    if isinstance(value, torch.Tensor)
+                )
+            )
+        )
         return run(inputs)
 
     def seen_batch(part: SeriesBatch, *rest: Any) -> Any:
@@ -113,27 +161,47 @@ def test_probes_find_the_same_one_series_at_a_time(name: str, monkeypatch: pytes
         for variable in set(found) - ROUNDING:
             what, actual = f"{probe}: {variable}", found[variable].values
             if actual.dtype.kind == "f":
-                assert_close(actual, expected[probe][variable].values, depth=DEPTH, dtype=torch.float32, what=what)
+                assert_close(
+                    actual,
+                    expected[probe][variable].values,
+                    depth=DEPTH,
+                    dtype=torch.float32,
+                    what=what,
+                )
             else:
                 assert np.array_equal(actual, expected[probe][variable].values), what
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_looks_at_the_whole_batch_is_shown_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_looks_at_the_whole_batch_is_shown_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lens, rows = load(name), list[int]()
     known: dict[str, Any] = {"horizon": HORIZON}
     if lens.adapter.readout == "token":
         known = {"future": np.ones((MANY, HORIZON))}
-    _, source = lens.run_with_cache(other(series(MANY)), names_filter="**.mlp.hook_out", **known)
+    _, source = lens.run_with_cache(
+        other(series(MANY)), names_filter="**.mlp.hook_out", **known
+    )
     encoded, run = lens.encode(series(MANY), **known), lens.adapter.run
     one_at_a_time(monkeypatch)
     monkeypatch.setattr(
-        lens.adapter, "run", lambda inputs: rows.append(len(next(iter(inputs.values())))) or run(inputs)
+        lens.adapter,
+        "run",
+        lambda inputs: rows.append(len(next(iter(inputs.values())))) or run(inputs),
     )
-    for apart in (Resample(MLPS[0], source), EditPattern("decoder.0.cross_attn", torch.zeros_like)):
+    for apart in (
+        Resample(MLPS[0], source),
+        EditPattern("decoder.0.cross_attn", torch.zeros_like),
+    ):
         rows.clear()
         run_variants(lens, encoded, [Variant("apart", (apart,))])
         assert set(rows) == {MANY}
-    monkeypatch.setattr(lens.adapter, "run", lambda _inputs: (_ for _ in ()).throw(MemoryError()))
-    with pytest.raises(InputError, match=r"give fewer series at once, since what is done at decoder_blocks"):
+    monkeypatch.setattr(
+        lens.adapter, "run", lambda _inputs: (_ for _ in ()).throw(MemoryError())
+    )
+    with pytest.raises(
+        InputError,
+        match=r"give fewer series at once, since what is done at decoder_blocks",
+    ):
         run_variants(lens, encoded, [Variant("apart", (apart,))])

@@ -49,19 +49,33 @@ def test_lens_statistics_against_scipy(token_lens: Lens) -> None:
     run = token_lens.run(BATCH, H)
     result = logit_lens(run)
     with torch.no_grad():
-        _, acts = token_lens.run_with_cache(run.encoded, names_filter="decoder_blocks.0.hook_resid_post")
+        _, acts = token_lens.run_with_cache(
+            run.encoded, names_filter="decoder_blocks.0.hook_resid_post"
+        )
         stream = acts["decoder_blocks.0.hook_resid_post"]
         model = token_lens.adapter.model
         assert model.config.scale_decoder_outputs
         logits = model.lm_head(model.decoder.final_layer_norm(stream) * 36**-0.5)
     p = torch.softmax(logits.double(), -1).numpy()
-    assert_close(result.entropy.sel(layer="0").values, scipy_entropy(p, axis=-1), depth=100, dtype=np.float32)
-    np.testing.assert_array_equal(result.effective_vocabulary.sel(layer="0").values, (p > 0.01).sum(-1))
+    assert_close(
+        result.entropy.sel(layer="0").values,
+        scipy_entropy(p, axis=-1),
+        depth=100,
+        dtype=np.float32,
+    )
+    np.testing.assert_array_equal(
+        result.effective_vocabulary.sel(layer="0").values, (p > 0.01).sum(-1)
+    )
     scale = np.nanmean(np.abs(BATCH.values[0]))
     centers = np.linspace(-15, 15, 61)
     assert_close(result.value[0].values, centers * scale, depth=100, dtype=np.float32)
     best = result.probability.sel(layer="0").argmax("bin").values
-    assert_close(result.point_forecast.sel(layer="0")[0].values, centers[best[0]] * scale, depth=100, dtype=np.float32)
+    assert_close(
+        result.point_forecast.sel(layer="0")[0].values,
+        centers[best[0]] * scale,
+        depth=100,
+        dtype=np.float32,
+    )
 
 
 def test_peaks_and_quantiles_of_known_distributions() -> None:
@@ -71,7 +85,9 @@ def test_peaks_and_quantiles_of_known_distributions() -> None:
     p[2, [5, 6]] = [0.5, 0.015]  # the second is too low and too near
     assert count_peaks(p).tolist() == [3, 1, 1]
     values = np.arange(4.0)[None]
-    probability = np.array([[[0.1, 0.2, 0.3, 0.2]]])  # sums to 0.8: the rest is on special tokens
+    probability = np.array(
+        [[[0.1, 0.2, 0.3, 0.2]]]
+    )  # sums to 0.8: the rest is on special tokens
     found = bin_quantiles(probability, values, [0.1, 0.5, 0.9])
     assert found[0, :, 0].tolist() == [0.0, 2.0, 3.0]
 
@@ -79,7 +95,10 @@ def test_peaks_and_quantiles_of_known_distributions() -> None:
 def lens_result(forecasts: list[list[float]], truth: list[float]) -> xr.Dataset:
     return xr.Dataset(
         {
-            "point_forecast": (("layer", "series", "step"), np.array(forecasts)[:, None]),
+            "point_forecast": (
+                ("layer", "series", "step"),
+                np.array(forecasts)[:, None],
+            ),
             "truth": (("series", "step"), np.array(truth)[None]),
         },
         coords={"layer": ["embed", "0", "1"], "series": ["a"]},
@@ -90,10 +109,17 @@ def lens_result(forecasts: list[list[float]], truth: list[float]) -> xr.Dataset:
 def test_gain_known_answers() -> None:
     result = layer_gain(lens_result([[3.0, 3.0], [3.0, 3.0], [2.0, 2.0]], [1.0, 1.0]))
     assert result.gain.sel(metric="MAE", series="a").values[1:].tolist() == [0.0, -50.0]
-    assert result.gain.sel(metric="RMSE", series="a").values[1:].tolist() == [0.0, -50.0]
+    assert result.gain.sel(metric="RMSE", series="a").values[1:].tolist() == [
+        0.0,
+        -50.0,
+    ]
     assert np.isnan(result.gain.values[:, 0]).all()
-    np.testing.assert_allclose(result.error.sel(metric="sMAPE", series="a"), [50.0, 50.0, 100 / 3])
-    own = layer_gain(lens_result([[3.0, 3.0], [3.0, 3.0], [2.0, 2.0]], [1.0, 1.0]), reference="model")
+    np.testing.assert_allclose(
+        result.error.sel(metric="sMAPE", series="a"), [50.0, 50.0, 100 / 3]
+    )
+    own = layer_gain(
+        lens_result([[3.0, 3.0], [3.0, 3.0], [2.0, 2.0]], [1.0, 1.0]), reference="model"
+    )
     assert own.error.sel(metric="MAE", series="a").values.tolist() == [1.0, 1.0, 0.0]
     with pytest.raises(InputError, match="choose 'truth' or 'model'"):
         layer_gain(lens_result([[1.0]] * 3, [1.0]), reference="median")
@@ -101,7 +127,9 @@ def test_gain_known_answers() -> None:
         layer_gain(lens_result([[1.0]] * 3, [1.0]).drop_vars("truth"))
 
 
-def test_one_heads_logit_is_its_write_times_the_frozen_unembedding(token_lens: Lens) -> None:
+def test_one_heads_logit_is_its_write_times_the_frozen_unembedding(
+    token_lens: Lens,
+) -> None:
     run = token_lens.run(BATCH, H)
     result = attribute(run)
     assert run.tokens is not None
@@ -117,17 +145,23 @@ def test_one_heads_logit_is_its_write_times_the_frozen_unembedding(token_lens: L
         if model.config.scale_decoder_outputs:
             direction = direction * model.config.d_model**-0.5
         expected = ((write / rms) * direction).sum(-1)
-    found = result.attribution.sel(decomposition="logit", component="decoder.1.cross_attn.2").values
+    found = result.attribution.sel(
+        decomposition="logit", component="decoder.1.cross_attn.2"
+    ).values
     assert_close(found, expected.numpy(), depth=100, dtype=np.float32)
 
 
 @pytest.mark.parametrize("rollout", [True, False])
 @pytest.mark.parametrize("lens", ["token_lens", "patch_lens"])
-def test_effects_are_those_of_the_edited_forecast(lens: str, rollout: bool, request: pytest.FixtureRequest) -> None:
+def test_effects_are_those_of_the_edited_forecast(
+    lens: str, rollout: bool, request: pytest.FixtureRequest
+) -> None:
     """In rollouts those of the forecast's median, in single forwards those of what is read out along the path."""
     model: Lens = request.getfixturevalue(lens)
     run = model.run(BATCH, H, truth=FUTURE, rollout=rollout)
-    result = ablation_effects(run, components=["decoder.0.mlp", "decoder.*.cross_attn.1", "decoder.1"])
+    result = ablation_effects(
+        run, components=["decoder.0.mlp", "decoder.*.cross_attn.1", "decoder.1"]
+    )
     encoded = run.encoded
     for component in result.component.values:
         with model.ablate(component), torch.no_grad():
@@ -138,9 +172,13 @@ def test_effects_are_those_of_the_edited_forecast(lens: str, rollout: bool, requ
         # a decoder's first step reads no value
         later = slice(1 if run.tokens_read else 0, None)
         error = np.abs(expected - FUTURE)[:, later].mean(axis=1)
-        assert_close(result.mae.sel(component=component), error, depth=100, dtype=np.float32)
+        assert_close(
+            result.mae.sel(component=component), error, depth=100, dtype=np.float32
+        )
     change = result.mae_change.sel(component="decoder.1").values
-    np.testing.assert_allclose(change, (result.mae.sel(component="decoder.1") / result.mae_baseline - 1).values)
+    np.testing.assert_allclose(
+        change, (result.mae.sel(component="decoder.1") / result.mae_baseline - 1).values
+    )
 
 
 def test_row_entropy_known_answers() -> None:
@@ -151,7 +189,9 @@ def test_row_entropy_known_answers() -> None:
 def test_patterns_are_placed_in_time(patch_lens: Lens, token_lens: Lens) -> None:
     patch = attention_patterns(patch_lens.run(BATCH.select(0), H))
     assert patch.key_special.values[-1] == "REG"
-    assert (patch.key_stop - patch.key_start).values[:-1].tolist() == [4] * (patch.sizes["key"] - 1)
+    assert (patch.key_stop - patch.key_start).values[:-1].tolist() == [4] * (
+        patch.sizes["key"] - 1
+    )
     assert patch.attrs["attention"] == "cross_attn"
     token = attention_patterns(token_lens.run(BATCH.select(0), H), kind="self_attn")
     assert token.key_start.values.tolist() == list(range(H))
@@ -162,11 +202,15 @@ def test_head_entropy_is_scaled_over_all_heads(token_lens: Lens) -> None:
     result = head_entropy(token_lens.run(BATCH, H))
     assert float(result.normalised.min()) == 0.0
     assert float(result.normalised.max()) == 1.0
-    single = [attention_patterns(token_lens.run(BATCH.select(i), H)).entropy for i in (0, 1)]
+    single = [
+        attention_patterns(token_lens.run(BATCH.select(i), H)).entropy for i in (0, 1)
+    ]
     np.testing.assert_allclose(result.entropy, (single[0] + single[1]) / 2)
 
 
-def test_the_last_layers_logits_are_the_models_own_and_all_give_the_lens_probabilities() -> None:
+def test_the_last_layers_logits_are_the_models_own_and_all_give_the_lens_probabilities() -> (
+    None
+):
     lens = load("chronos-nano")
     context, truth = bundled("co2", "sunspots").tail(90).split(8)
     run = lens.run(context, 8, truth=truth, num_samples=3)
@@ -181,48 +225,94 @@ def test_the_last_layers_logits_are_the_models_own_and_all_give_the_lens_probabi
 
 
 @pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano"])
-def test_shares_are_sums_of_the_attribution_in_the_order_of_the_wiring(name: str) -> None:
+def test_shares_are_sums_of_the_attribution_in_the_order_of_the_wiring(
+    name: str,
+) -> None:
     lens = load(name)
     context = bundled("co2", "sunspots").tail(90)
-    found = stream_shares(lens.run(context, 8, num_samples=3 if name == "chronos-nano" else None))
-    whole = attribute(lens.run(context, 8, num_samples=3 if name == "chronos-nano" else None))
+    found = stream_shares(
+        lens.run(context, 8, num_samples=3 if name == "chronos-nano" else None)
+    )
+    whole = attribute(
+        lens.run(context, 8, num_samples=3 if name == "chronos-nano" else None)
+    )
     decomposition = found.attrs["decomposition"]
     parts = whole["attribution"].sel(decomposition=decomposition)
     if "quantile" in parts.dims:
         parts = parts.sel({"quantile": 0.5})
-    branch = [c for c in parts["component"].values if str(c).startswith("decoder.1.cross_attn.")]
+    branch = [
+        c
+        for c in parts["component"].values
+        if str(c).startswith("decoder.1.cross_attn.")
+    ]
     parts = parts.isel(step=slice(found.attrs["horizon"] - found.attrs["steps"], None))
     expected = np.abs(parts.sel(component=branch).sum("component")).mean("step")
-    assert_close(found["size"].sel(writer="decoder.1.cross_attn"), expected, depth=16, dtype=np.float32)
-    heads = np.abs(parts.sel(component=branch)).mean("step").transpose("component", "series")
-    assert_close(found["head_size"].sel(writer="decoder.1.cross_attn"), heads, depth=16, dtype=np.float32)
+    assert_close(
+        found["size"].sel(writer="decoder.1.cross_attn"),
+        expected,
+        depth=16,
+        dtype=np.float32,
+    )
+    heads = (
+        np.abs(parts.sel(component=branch))
+        .mean("step")
+        .transpose("component", "series")
+    )
+    assert_close(
+        found["head_size"].sel(writer="decoder.1.cross_attn"),
+        heads,
+        depth=16,
+        dtype=np.float32,
+    )
     np.testing.assert_allclose(found["share"].sum("writer"), 1.0)
-    rows = [f"decoder.{layer}.{kind}" for layer in range(3) for kind in ("self_attn", "cross_attn", "mlp")]
+    rows = [
+        f"decoder.{layer}.{kind}"
+        for layer in range(3)
+        for kind in ("self_attn", "cross_attn", "mlp")
+    ]
     assert [w for w in found["writer"].values if w != "bias"] == ["embed", *rows]
     sources = dict(zip(found["writer"].values, found["keys_from"].values, strict=True))
-    assert {w for w, source in sources.items() if source == "encoder"} == {w for w in rows if "cross" in w}
+    assert {w for w, source in sources.items() if source == "encoder"} == {
+        w for w in rows if "cross" in w
+    }
     assert np.isnan(found["head_size"].sel(writer="decoder.0.mlp")).all()
 
 
-@pytest.mark.parametrize(("model", "horizon"), [("chronos-bolt", 40), ("chronos", 6), ("timesfm-2.5", 6)])
-def test_patch_attention_is_the_windows_of_the_rollout_with_the_rank_of_each_head(model: str, horizon: int) -> None:
+@pytest.mark.parametrize(
+    ("model", "horizon"), [("chronos-bolt", 40), ("chronos", 6), ("timesfm-2.5", 6)]
+)
+def test_patch_attention_is_the_windows_of_the_rollout_with_the_rank_of_each_head(
+    model: str, horizon: int
+) -> None:
     lens = fresh(model)
     context, truth = bundled("co2").tail(64 + horizon).split(horizon)
     draws = few_draws(lens)
     found = patch_attention(lens.run(context, horizon, truth=truth, **draws))
     maps = autoregressive_attention(lens.run(context, horizon, **draws), keys="window")
-    np.testing.assert_array_equal(found["attention"], maps["attention"].transpose("layer", "head", "query", "key"))
+    np.testing.assert_array_equal(
+        found["attention"], maps["attention"].transpose("layer", "head", "query", "key")
+    )
     assert_close(found["attention"].sum("key"), 1.0, depth=100, dtype=np.float32)
-    ranks = head_spectra(lens, kind=found.attrs["attention"])["stable_rank"].sel(product="QK")
+    ranks = head_spectra(lens, kind=found.attrs["attention"])["stable_rank"].sel(
+        product="QK"
+    )
     np.testing.assert_array_equal(found["stable_rank"], ranks)
     special = np.array([bool(str(word)) for word in found["key_special"].values])
     # the last token alone forecasts in a causal model, every decoder token elsewhere
-    rows = found["attention"].isel(query=[-1]) if model == "timesfm-2.5" else found["attention"]
+    rows = (
+        found["attention"].isel(query=[-1])
+        if model == "timesfm-2.5"
+        else found["attention"]
+    )
     if model == "chronos":
         rows = rows.isel(query=found["query_start"].values >= 0)
     mean = rows.mean("query").transpose("layer", "head", "key").values
     mean[..., special] = -1
     np.testing.assert_array_equal(found["argmax_key"], mean.argmax(-1))
     assert_close(found["argmax_weight"], mean.max(-1), depth=100, dtype=np.float32)
-    np.testing.assert_array_equal(found["argmax_start"], found["key_start"].values[mean.argmax(-1)])
-    np.testing.assert_array_equal(found["quantile_forecast"], lens.forecast(context, horizon, **draws).quantiles)
+    np.testing.assert_array_equal(
+        found["argmax_start"], found["key_start"].values[mean.argmax(-1)]
+    )
+    np.testing.assert_array_equal(
+        found["quantile_forecast"], lens.forecast(context, horizon, **draws).quantiles
+    )

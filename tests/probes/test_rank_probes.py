@@ -43,8 +43,15 @@ def of_rank_3(weight: torch.Tensor) -> torch.Tensor:
 def dense(lens: Lens, stack: str, layer: int, kind: str, part: str) -> np.ndarray:
     """A matrix put together from the heads as circuits see them, or from the MLP."""
     if kind == "mlp":
-        return getattr(lens.weights.mlp(layer, kind, stack), part).detach().double().numpy()
-    heads = getattr(lens.weights.heads(layer, kind, stack), part).detach().double().numpy()
+        return (
+            getattr(lens.weights.mlp(layer, kind, stack), part)
+            .detach()
+            .double()
+            .numpy()
+        )
+    heads = (
+        getattr(lens.weights.heads(layer, kind, stack), part).detach().double().numpy()
+    )
     row = lens.wiring.stack(stack).attention(kind, layer)
     if part in ("W_K", "W_V") and row.n_kv_heads:
         heads = heads[:: len(heads) // row.n_kv_heads]
@@ -52,16 +59,28 @@ def dense(lens: Lens, stack: str, layer: int, kind: str, part: str) -> np.ndarra
 
 
 @pytest.mark.parametrize("name", ATTENDING)
-def test_every_matrix_of_every_architecture_has_the_spectrum_of_its_dense_copy(name: str) -> None:
+def test_every_matrix_of_every_architecture_has_the_spectrum_of_its_dense_copy(
+    name: str,
+) -> None:
     lens = lens_of(name)
     found = weight_ranks(lens, epsilon=[0.3, 0.01], per_head=True)
     whole = found.isel(matrix=np.flatnonzero(found["head"].values == ""))
-    writers = sum(len(stack.rows(layer)) for stack in lens.wiring.stacks for layer in range(stack.n_layers))
-    branches = zip(*(whole[part].values for part in ("stack", "layer", "layer_kind")), strict=True)
+    writers = sum(
+        len(stack.rows(layer))
+        for stack in lens.wiring.stacks
+        for layer in range(stack.n_layers)
+    )
+    branches = zip(
+        *(whole[part].values for part in ("stack", "layer", "layer_kind")), strict=True
+    )
     assert len(set(branches)) == writers
     for row in range(whole.sizes["matrix"]):
-        place = [str(whole[n].values[row]) for n in ("stack", "layer", "layer_kind", "part")]
-        values = np.linalg.svd(dense(lens, place[0], int(place[1]), place[2], place[3]), compute_uv=False)
+        place = [
+            str(whole[n].values[row]) for n in ("stack", "layer", "layer_kind", "part")
+        ]
+        values = np.linalg.svd(
+            dense(lens, place[0], int(place[1]), place[2], place[3]), compute_uv=False
+        )
         ours = whole["singular_value"].values[row]
         assert_close(ours[: len(values)], values, depth=100, what=".".join(place))
         assert np.isnan(ours[len(values) :]).all()
@@ -70,7 +89,11 @@ def test_every_matrix_of_every_architecture_has_the_spectrum_of_its_dense_copy(n
     # the heads of a matrix share its squared norm
     squares = np.nansum(found["singular_value"].values ** 2, axis=1)
     first = str(whole["matrix"].values[0]).rsplit(".", 1)[0]
-    heads = [i for i, m in enumerate(found["matrix"].values) if m.startswith(first) and m.endswith("W_Q")]
+    heads = [
+        i
+        for i, m in enumerate(found["matrix"].values)
+        if m.startswith(first) and m.endswith("W_Q")
+    ]
     assert len(heads) > 2
     assert_close(squares[heads[1:]].sum(), squares[heads[0]], depth=100)
 
@@ -80,17 +103,30 @@ def test_keys_and_values_that_heads_share_stand_once() -> None:
     native = own.grouped(repeated=False)
     lens = Lens(own.Grouped(native), "grouped")
     found = weight_ranks(lens, per_head=True)
-    values = np.linalg.svd(native.blocks[1].attn.k.weight.detach().double().numpy(), compute_uv=False)
-    assert_close(found["singular_value"].sel(matrix="1.attn.W_K").dropna("mode"), values, depth=100)
-    heads = {part: found["head"].values[(found["part"] == part).values].tolist() for part in ("W_Q", "W_V")}
+    values = np.linalg.svd(
+        native.blocks[1].attn.k.weight.detach().double().numpy(), compute_uv=False
+    )
+    assert_close(
+        found["singular_value"].sel(matrix="1.attn.W_K").dropna("mode"),
+        values,
+        depth=100,
+    )
+    heads = {
+        part: found["head"].values[(found["part"] == part).values].tolist()
+        for part in ("W_Q", "W_V")
+    }
     assert heads["W_Q"] == ["", *map(str, range(own.HEADS))] * own.LAYERS
     assert heads["W_V"] == ["", *map(str, range(own.SHARED))] * own.LAYERS
     angles = row_angles(lens, part="W_V", permutations=19)
     assert angles.sizes["head"] == own.SHARED
 
 
-@pytest.mark.parametrize(("precision", "name"), [(torch.float32, "float32"), (torch.bfloat16, "bfloat16")])
-def test_the_floor_is_where_rounding_of_the_checkpoint_puts_zeros(precision: torch.dtype, name: str) -> None:
+@pytest.mark.parametrize(
+    ("precision", "name"), [(torch.float32, "float32"), (torch.bfloat16, "bfloat16")]
+)
+def test_the_floor_is_where_rounding_of_the_checkpoint_puts_zeros(
+    precision: torch.dtype, name: str
+) -> None:
     """Of a matrix of rank 3, what is left of the other singular values is rounding alone."""
     lens = edited(of_rank_3)
     with torch.no_grad():
@@ -103,7 +139,9 @@ def test_the_floor_is_where_rounding_of_the_checkpoint_puts_zeros(precision: tor
     floor = float(one["rounding_floor"])
     largest = float(values[3] / values[0])
     assert 0.1 * floor < largest < floor
-    with pytest.raises(InputError, match=rf"what these weights can tell: they are stored in {name}"):
+    with pytest.raises(
+        InputError, match=rf"what these weights can tell: they are stored in {name}"
+    ):
         weight_ranks(lens, epsilon=[0.5, 1e-9])
     floors = found["rounding_floor"].values
     between = float(np.sqrt(floors.min() * floors.max()))
@@ -115,7 +153,10 @@ def test_the_floor_is_where_rounding_of_the_checkpoint_puts_zeros(precision: tor
 def test_what_is_not_finite_is_named() -> None:
     broken = edited(lambda weight: weight.fill_diagonal_(float("nan")))
     for probe in (weight_ranks, row_angles):
-        with pytest.raises(InputError, match=r"encoder\.0\.self_attn\.W_Q holds values that are not finite"):
+        with pytest.raises(
+            InputError,
+            match=r"encoder\.0\.self_attn\.W_Q holds values that are not finite",
+        ):
             probe(broken)
 
 
@@ -133,7 +174,11 @@ def test_streamed_singular_values_are_those_of_the_whole(parts: list[int]) -> No
     # small ones survive, as they do not where outer products are summed
     assert_close(spectrum.singular_values()[-1], 1e-12, depth=200, magnitude=1.0)
     gram = np.sqrt(np.abs(np.linalg.eigvalsh(whole.T @ whole)))[::-1]
-    assert abs(gram[-1] / dense[-1] - 1) > 10 > abs(spectrum.singular_values()[-1] / dense[-1] - 1)
+    assert (
+        abs(gram[-1] / dense[-1] - 1)
+        > 10
+        > abs(spectrum.singular_values()[-1] / dense[-1] - 1)
+    )
 
 
 @pytest.mark.parametrize("name", ATTENDING)
@@ -153,7 +198,10 @@ def test_families_of_every_architecture(name: str) -> None:
     assert (found["epsilon_rank"] <= found["full"]).all()
     assert (found["tokens"] >= found["full"]).all()
     # a signal cannot use more directions than all of its family, at the same absolute height
-    np.testing.assert_array_equal(found["signal_rank"].sel(family="own series").notnull().sum("signal"), len(run.batch))
+    np.testing.assert_array_equal(
+        found["signal_rank"].sel(family="own series").notnull().sum("signal"),
+        len(run.batch),
+    )
 
 
 def test_signals_of_ones_own_are_embedded_as_the_model_does() -> None:
@@ -167,13 +215,21 @@ def test_signals_of_ones_own_are_embedded_as_the_model_does() -> None:
         _, acts = lens.run_with_cache(encoded, names_filter=["encoder.hook_embed"])
     # all but the special token at the end, and of the shorter series all but the padding before it
     special = [bool(word) for word in encoded.spans["encoder"].special]
-    rows = acts["encoder.hook_embed"][encoded.shown("encoder") & ~torch.tensor(special)].double().numpy()
+    rows = (
+        acts["encoder.hook_embed"][encoded.shown("encoder") & ~torch.tensor(special)]
+        .double()
+        .numpy()
+    )
     assert int(found["tokens"].sel(family="steps")) == len(rows)
     values = np.linalg.svd(rows, compute_uv=False)
     ours = found["singular_value"].sel(family="steps").values[: len(values)]
     assert_close(ours, values, depth=100, dtype=np.float32)
     shown = rows[np.unique(np.linspace(0, len(rows) - 1, 4).round().astype(int))]
-    cosine = np.abs(shown[0] @ shown[-1]) / np.linalg.norm(shown[0]) / np.linalg.norm(shown[-1])
+    cosine = (
+        np.abs(shown[0] @ shown[-1])
+        / np.linalg.norm(shown[0])
+        / np.linalg.norm(shown[-1])
+    )
     angle = found["angle"].sel(family="steps").values
     assert_close(np.cos(np.radians(angle[0, -1])), cosine, depth=100, dtype=np.float32)
     assert (np.diag(angle) < 1e-3).all()
@@ -181,24 +237,37 @@ def test_signals_of_ones_own_are_embedded_as_the_model_does() -> None:
 
 @pytest.mark.parametrize("part", ["W_Q", "W_K", "W_V", "W_O"])
 @pytest.mark.parametrize("name", ATTENDING)
-def test_block_angles_of_every_architecture_are_means_over_pairs(name: str, part: str) -> None:
+def test_block_angles_of_every_architecture_are_means_over_pairs(
+    name: str, part: str
+) -> None:
     lens = lens_of(name)
     found = row_angles(lens, part=part, rows=12, permutations=19)
     stack = lens.wiring.stacks[0]
     kind = found.attrs["attention"]
     layer = int(found["layer"].values[-1])
-    heads = getattr(lens.weights.heads(layer, kind, stack.name), part).detach().double().numpy()
+    heads = (
+        getattr(lens.weights.heads(layer, kind, stack.name), part)
+        .detach()
+        .double()
+        .numpy()
+    )
     heads = heads[:: len(heads) // found.sizes["head"]]
     lines = [head if part == "W_O" else head.T for head in heads]
     unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in lines]
     angle = np.degrees(np.arccos(np.minimum(np.abs(unit[0] @ unit[1].T), 1)))
     assert_close(float(found["block_angle"][-1, 0, 1]), angle.mean(), depth=100)
-    own = np.degrees(np.arccos(np.minimum(np.abs(unit[0] @ unit[0].T), 1)))[np.triu_indices(len(unit[0]), 1)]
+    own = np.degrees(np.arccos(np.minimum(np.abs(unit[0] @ unit[0].T), 1)))[
+        np.triu_indices(len(unit[0]), 1)
+    ]
     assert_close(float(found["block_angle"][-1, 0, 0]), own.mean(), depth=100)
     # of equal heads the mean over heads is that over all pairs
     blocks = found["block_angle"].values[-1]
     assert_close(float(found["within"][-1]), np.diag(blocks).mean(), depth=100)
-    assert_close(float(found["between"][-1]), blocks[~np.eye(len(blocks), dtype=bool)].mean(), depth=100)
+    assert_close(
+        float(found["between"][-1]),
+        blocks[~np.eye(len(blocks), dtype=bool)].mean(),
+        depth=100,
+    )
 
 
 def test_planted_blocks_stand_out_and_random_rows_do_not() -> None:
@@ -207,7 +276,9 @@ def test_planted_blocks_stand_out_and_random_rows_do_not() -> None:
         generator = torch.Generator().manual_seed(0)
         for head in range(4):
             line = torch.randn(width, generator=generator)
-            weight[head * size : (head + 1) * size] = line + 0.3 * torch.randn(size, width, generator=generator)
+            weight[head * size : (head + 1) * size] = line + 0.3 * torch.randn(
+                size, width, generator=generator
+            )
         return weight
 
     lens = edited(blocks)
@@ -219,9 +290,15 @@ def test_planted_blocks_stand_out_and_random_rows_do_not() -> None:
     assert not row_angles(fresh("chronos-bolt"))["closer_significant"].any()
 
 
-@pytest.mark.parametrize(("dimensions", "angle"), [(2, np.pi / 4), (3, 1.0), (4, np.pi / 4 + 1 / np.pi)])
-def test_random_lines_lie_apart_as_the_integral_says(dimensions: int, angle: float) -> None:
-    assert_close(random_angle(dimensions), np.degrees(angle), depth=20000, dtype=np.float32)
+@pytest.mark.parametrize(
+    ("dimensions", "angle"), [(2, np.pi / 4), (3, 1.0), (4, np.pi / 4 + 1 / np.pi)]
+)
+def test_random_lines_lie_apart_as_the_integral_says(
+    dimensions: int, angle: float
+) -> None:
+    assert_close(
+        random_angle(dimensions), np.degrees(angle), depth=20000, dtype=np.float32
+    )
 
 
 def run_of(lens: Lens, names: tuple[str, ...] = ("co2", "elnino")) -> Run:
@@ -230,11 +307,15 @@ def run_of(lens: Lens, names: tuple[str, ...] = ("co2", "elnino")) -> Run:
 
 def rows_at(run: Run, point: str) -> torch.Tensor:
     """All tokens of all series at one point, (token, d_model), of one dense forward."""
-    return run.record([point])[point][run.encoded.shown(run.lens.wiring.stacks[0].name)].double()
+    return run.record([point])[point][
+        run.encoded.shown(run.lens.wiring.stacks[0].name)
+    ].double()
 
 
 @pytest.mark.parametrize("name", ATTENDING)
-def test_the_spectra_of_every_architecture_are_those_of_dense_streams(name: str) -> None:
+def test_the_spectra_of_every_architecture_are_those_of_dense_streams(
+    name: str,
+) -> None:
     run = run_of(lens_of(name))
     found = flow_of_ranks(run, epsilon=[0.1, 0.01])
     stack = run.lens.wiring.stacks[0]
@@ -244,16 +325,37 @@ def test_the_spectra_of_every_architecture_are_those_of_dense_streams(name: str)
         values = np.linalg.svd(rows.numpy(), compute_uv=False)
         # two forwards, of which one looks into nothing else, differ by rounding
         ours = found["singular_value"].values[place]
-        assert_close(ours, values, depth=100 * (place + 1), dtype=np.float32, what=f"{name} {place}")
+        assert_close(
+            ours,
+            values,
+            depth=100 * (place + 1),
+            dtype=np.float32,
+            what=f"{name} {place}",
+        )
         assert found.attrs["tokens"] == len(rows)
-        np.testing.assert_array_equal(found["epsilon_rank"].values[:, place], epsilon_rank(ours, [0.1, 0.01]))
+        np.testing.assert_array_equal(
+            found["epsilon_rank"].values[:, place], epsilon_rank(ours, [0.1, 0.01])
+        )
     for layer in range(stack.n_layers):
-        heads = run.lens.weights.heads(layer, next(stack.attentions(layer)).kind, stack.name)
+        heads = run.lens.weights.heads(
+            layer, next(stack.attentions(layer)).kind, stack.name
+        )
         queries = np.concatenate(list(heads.W_Q.detach().double().numpy()), axis=1)
         values = np.linalg.svd(queries, compute_uv=False)
-        assert_close(found["weight_singular_value"].values[layer, : len(values)], values, depth=100)
-        norm = max(np.linalg.norm(one.detach().double().numpy(), 2) for one in heads.W_QK.AB)
-        assert_close(float(found["query_key_norm"][layer]) * stack.d_head**0.5, norm, depth=100, dtype=np.float32)
+        assert_close(
+            found["weight_singular_value"].values[layer, : len(values)],
+            values,
+            depth=100,
+        )
+        norm = max(
+            np.linalg.norm(one.detach().double().numpy(), 2) for one in heads.W_QK.AB
+        )
+        assert_close(
+            float(found["query_key_norm"][layer]) * stack.d_head**0.5,
+            norm,
+            depth=100,
+            dtype=np.float32,
+        )
     assert np.isnan(found["bound"]).all()
     assert found.attrs["least_depth"] == int(np.ceil(4 * np.exp(4) * stack.n_heads**2))
 
@@ -263,12 +365,18 @@ def test_ranks_of_single_series_are_those_of_runs_of_them_alone() -> None:
     found = flow_of_ranks(run, batch_size=2)
     for index, name in enumerate(run.batch.ids):
         alone = flow_of_ranks(run.select(index))
-        np.testing.assert_array_equal(found["series_rank"].sel(series=name), alone["epsilon_rank"])
+        np.testing.assert_array_equal(
+            found["series_rank"].sel(series=name), alone["epsilon_rank"]
+        )
         risen = alone["epsilon_rank"] - alone["epsilon_rank"].isel(stream=0)
         np.testing.assert_array_equal(found["rank_rise"].sel(series=name), risen)
     assert_close(found["rank_rise_size"], found["rank_rise"].median("series"), depth=8)
     few = flow_of_ranks(run, apart=2)
-    assert few["series_rank"].notnull().all(("epsilon", "stream")).values.tolist() == [True, False, True]
+    assert few["series_rank"].notnull().all(("epsilon", "stream")).values.tolist() == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_many_series_take_no_more_memory_than_few() -> None:
@@ -284,12 +392,16 @@ def test_many_series_take_no_more_memory_than_few() -> None:
     assert held(96, 96) > 4 * held(96, 4)
 
 
-def test_the_bound_is_that_of_the_theorem_where_it_applies_and_nothing_elsewhere() -> None:
+def test_the_bound_is_that_of_the_theorem_where_it_applies_and_nothing_elsewhere() -> (
+    None
+):
     lens = fresh("chronos-bolt")
     stack = lens.wiring.stacks[0]
     values = np.geomspace(3, 0.1, 8)
     deep = type(stack)(**{**vars(stack), "n_layers": 900, "n_heads": 2})
-    assert_close(_bound(values, deep, np.array([1.0, 1.0])), flow_bound(values, 2, 900), depth=8)
+    assert_close(
+        _bound(values, deep, np.array([1.0, 1.0])), flow_bound(values, 2, 900), depth=8
+    )
     for column, norms, spectrum in (
         (stack, [0.5, 0.5], values),
         (deep, [1.1, 0.5], values),
@@ -309,7 +421,12 @@ def test_what_an_attention_adds_is_bounded_by_what_was_measured(name: str) -> No
     kind = next(stack.attentions(0)).kind
     after = rows_at(run, f"{stack.prefix}.0.hook_resid_mid").double().numpy()
     values = np.linalg.svd(after, compute_uv=False)[: found.sizes["mode"]]
-    assert_close(found["attention_value"].values[0], values / values[0], depth=300, dtype=np.float32)
+    assert_close(
+        found["attention_value"].values[0],
+        values / values[0],
+        depth=300,
+        dtype=np.float32,
+    )
     known, bound = found["attention_value"].values, found["attention_bound"].values
     says = np.isfinite(bound)
     assert says[0].all()
@@ -323,8 +440,12 @@ def test_what_an_attention_adds_is_bounded_by_what_was_measured(name: str) -> No
 
 def test_of_an_attention_that_does_more_than_weigh_values_nothing_is_said() -> None:
     lens = copy.deepcopy(lens_of("chronos-bolt"))
-    lens.model.encoder.block[0].layer[0].SelfAttention.o.register_forward_pre_hook(lambda module, args: (2 * args[0],))
-    doubled = flow_of_ranks(run_of(Lens(lens.adapter, "doubled"), ("co2", "elnino", "nile")), batch_size=1)
+    lens.model.encoder.block[0].layer[0].SelfAttention.o.register_forward_pre_hook(
+        lambda module, args: (2 * args[0],)
+    )
+    doubled = flow_of_ranks(
+        run_of(Lens(lens.adapter, "doubled"), ("co2", "elnino", "nile")), batch_size=1
+    )
     assert np.isnan(doubled["attention_bound"].values[0]).all()
 
 
@@ -332,7 +453,9 @@ def test_of_an_attention_that_does_more_than_weigh_values_nothing_is_said() -> N
 def test_the_measured_inequality_holds_for_any_matrices(seed: int) -> None:
     rng = np.random.default_rng(seed)
     stream = rng.normal(size=(30, 8)) * np.geomspace(1, 1e-3, 8)
-    written = [rng.normal(size=(30, 2)) @ rng.normal(size=(2, 8)) * 0.3 for _ in range(3)]
+    written = [
+        rng.normal(size=(30, 2)) @ rng.normal(size=(2, 8)) * 0.3 for _ in range(3)
+    ]
     spectra = np.stack([np.linalg.svd(each, compute_uv=False)[:2] for each in written])
     bound = measured_bound(np.linalg.svd(stream, compute_uv=False), spectra)
     values = np.linalg.svd(stream + sum(written), compute_uv=False)

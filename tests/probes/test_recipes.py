@@ -16,7 +16,12 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, load
-from tsfm_lens.probes import ablation_recipes, diffuse_heads, heads_by_stable_rank, random_heads
+from tsfm_lens.probes import (
+    ablation_recipes,
+    diffuse_heads,
+    heads_by_stable_rank,
+    random_heads,
+)
 from tsfm_lens.probes import sharp_heads as sharpest
 from tsfm_lens.probes.attention import attention_over_time
 from tsfm_lens.testing import assert_close
@@ -34,37 +39,69 @@ def without(lens: Lens, components: list[Component]) -> Lens:
         with torch.no_grad():
             if isinstance(row, Attention):
                 weight = model.get_submodule(f"{block}.{row.o.module}").weight
-                weight[:, component.head * stack.d_head : (component.head + 1) * stack.d_head] = 0
+                weight[
+                    :,
+                    component.head * stack.d_head : (component.head + 1) * stack.d_head,
+                ] = 0
             else:
                 model.get_submodule(f"{block}.{row.o}").weight.zero_()
     return edited
 
 
 @pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano"])
-def test_a_recipe_is_the_model_with_those_weights_zeroed_along_the_rollout(name: str) -> None:
+def test_a_recipe_is_the_model_with_those_weights_zeroed_along_the_rollout(
+    name: str,
+) -> None:
     lens = load(name)
     context, truth = bundled("co2", "electricity").tail(96).split(33)
-    recipe = ["decoder.1.cross_attn.0", "decoder.2.cross_attn.3", "decoder.2.self_attn.1", "decoder.1.mlp"]
-    draws: dict[str, Any] = {"num_samples": 2 if lens.adapter.readout == "token" else None, "seed": 3}
-    found = ablation_recipes(lens.run(context, 33, truth=truth, **draws), {"three heads": recipe})
+    recipe = [
+        "decoder.1.cross_attn.0",
+        "decoder.2.cross_attn.3",
+        "decoder.2.self_attn.1",
+        "decoder.1.mlp",
+    ]
+    draws: dict[str, Any] = {
+        "num_samples": 2 if lens.adapter.readout == "token" else None,
+        "seed": 3,
+    }
+    found = ablation_recipes(
+        lens.run(context, 33, truth=truth, **draws), {"three heads": recipe}
+    )
     expected = without(lens, lens.components(*recipe)).forecast(context, 33, **draws)
     plain = lens.forecast(context, 33, **draws)
-    np.testing.assert_array_equal(found["quantile_forecast"].sel(recipe="original"), plain.quantiles)
-    assert_close(found["quantile_forecast"].sel(recipe="three heads"), expected.quantiles, depth=200, dtype=np.float32)
+    np.testing.assert_array_equal(
+        found["quantile_forecast"].sel(recipe="original"), plain.quantiles
+    )
+    assert_close(
+        found["quantile_forecast"].sel(recipe="three heads"),
+        expected.quantiles,
+        depth=200,
+        dtype=np.float32,
+    )
     assert ("sample" in found) == (lens.adapter.readout == "token")
     # the recipe changes the forecast by far more than that tolerance
     assert found["spearman_distance"].sel(recipe="three heads").max() > 1e-3
     assert (found["spearman_distance"].sel(recipe="original") < 1e-12).all()
     moved = np.abs(expected.median - plain.median).mean(axis=-1)
-    assert_close(found["mean_shift"].sel(recipe="three heads"), moved, depth=200, magnitude=500, dtype=np.float32)
+    assert_close(
+        found["mean_shift"].sel(recipe="three heads"),
+        moved,
+        depth=200,
+        magnitude=500,
+        dtype=np.float32,
+    )
     assert found["n_heads"].values.tolist() == [0, 3]
     assert found["n_mlps"].values.tolist() == [0, 1]
     # two kinds of attention are touched, each with 3 layers of 4 heads
     np.testing.assert_allclose(found["heads_share"], [0, 3 / 24])
     error = np.abs(expected.median - truth).mean(axis=-1)
-    assert_close(found["mae"].sel(recipe="three heads"), error, depth=100, dtype=np.float32)
+    assert_close(
+        found["mae"].sel(recipe="three heads"), error, depth=100, dtype=np.float32
+    )
     past = [np.std(values[-33:]) for values in context.values]
-    np.testing.assert_allclose(found["spread_ratio"].sel(recipe="original"), plain.median.std(axis=-1) / past)
+    np.testing.assert_allclose(
+        found["spread_ratio"].sel(recipe="original"), plain.median.std(axis=-1) / past
+    )
 
 
 @pytest.mark.parametrize("name", ATTENDING)
@@ -74,30 +111,46 @@ def test_stable_rank_chooses_as_the_dense_product_does(name: str) -> None:
     kind = attention_over_time(stack)
     layer = stack.layers_with(kind)[1][-1]
     weights = lens.weights.heads(layer, kind, stack.name)
-    dense = (weights.W_Q.double() @ weights.W_K.double().transpose(-2, -1)).detach().numpy()
+    dense = (
+        (weights.W_Q.double() @ weights.W_K.double().transpose(-2, -1)).detach().numpy()
+    )
     values = np.linalg.svd(dense, compute_uv=False)
     ranks = (values**2).sum(-1) / values[:, 0] ** 2
     for order, ends in (("low", ranks.argsort()), ("high", (-ranks).argsort())):
         for kept in range(stack.n_heads + 1):
-            chosen = heads_by_stable_rank(lens, {layer: kept}, order=order, paired=False)
+            chosen = heads_by_stable_rank(
+                lens, {layer: kept}, order=order, paired=False
+            )
             assert {(c.layer, c.kind) for c in chosen} <= {(layer, kind)}
-            assert sorted(c.head for c in chosen) == sorted(ends[: stack.n_heads - kept])
+            assert sorted(c.head for c in chosen) == sorted(
+                ends[: stack.n_heads - kept]
+            )
 
 
-def test_random_heads_have_the_counts_of_the_informed_ones_and_pairs_share_their_index() -> None:
+def test_random_heads_have_the_counts_of_the_informed_ones_and_pairs_share_their_index() -> (
+    None
+):
     lens = load("chronos-nano")
     keep = {0: 1, 2: 3}
     first, second = (random_heads(lens, keep, seed=seed) for seed in (0, 1))
     for chosen in (first, second, heads_by_stable_rank(lens, keep)):
         assert len(chosen) == 2 * (3 + 1)
         assert sum(c.layer == 0 for c in chosen) == 6
-        by_kind = [{(c.layer, c.head) for c in chosen if c.kind == kind} for kind in ("self_attn", "cross_attn")]
+        by_kind = [
+            {(c.layer, c.head) for c in chosen if c.kind == kind}
+            for kind in ("self_attn", "cross_attn")
+        ]
         assert by_kind[0] == by_kind[1]
     alone = heads_by_stable_rank(lens, keep, paired=False)
     assert {c.kind for c in alone} == {"cross_attn"}
-    assert alone == [c for c in heads_by_stable_rank(lens, keep) if c.kind == "cross_attn"]
+    assert alone == [
+        c for c in heads_by_stable_rank(lens, keep) if c.kind == "cross_attn"
+    ]
     assert first == random_heads(lens, keep, seed=0)
-    assert any(random_heads(lens, keep, seed=seed) != random_heads(lens, keep) for seed in range(1, 6))
+    assert any(
+        random_heads(lens, keep, seed=seed) != random_heads(lens, keep)
+        for seed in range(1, 6)
+    )
 
 
 def test_sharp_and_diffuse_heads_are_the_ends_of_the_entropies() -> None:
@@ -106,8 +159,14 @@ def test_sharp_and_diffuse_heads_are_the_ends_of_the_entropies() -> None:
         coords={"layer": ["1", "4"], "head": [0, 1]},
         attrs={"kind": "head_entropy", "stack": "decoder", "attention": "cross_attn"},
     )
-    assert list(map(str, sharpest(entropy, 2))) == ["decoder.1.cross_attn.1", "decoder.4.cross_attn.0"]
-    assert list(map(str, diffuse_heads(entropy, 2))) == ["decoder.4.cross_attn.1", "decoder.1.cross_attn.0"]
+    assert list(map(str, sharpest(entropy, 2))) == [
+        "decoder.1.cross_attn.1",
+        "decoder.4.cross_attn.0",
+    ]
+    assert list(map(str, diffuse_heads(entropy, 2))) == [
+        "decoder.4.cross_attn.1",
+        "decoder.1.cross_attn.0",
+    ]
     with pytest.raises(InputError, match="1 to 4"):
         sharpest(entropy, 5)
     with pytest.raises(InputError, match=r"head_entropy\(\.\.\.\) gives"):

@@ -64,27 +64,67 @@ def one_run(model: str, *names: str, horizon: int = 4) -> Run:
         ("minimal_circuit", {"per_round": 0}, "expected a tolerance"),
         ("minimal_circuit", {"tolerance": 1}, "tolerance 1"),
         ("minimal_circuit", {"behaviour": "forecast"}, "expected a function"),
-        ("minimal_circuit", {"behaviour": lambda forecasts: forecasts * np.nan}, "no numbers"),
-        ("minimal_circuit", {"behaviour": lambda forecasts: forecasts.mean(-1) * 0}, "does not change the behaviour"),
-        ("minimal_circuit", {"behaviour": lambda forecasts: forecasts.T}, "the behaviour gives shape"),
-        ("minimal_circuit", {"nodes": ["decoder.0.cross_attn", "decoder.0.cross_attn.1"]}, "is part of"),
-        ("minimal_circuit", {"nodes": ["decoder_blocks.0.hook_resid_pre"]}, "is a residual stream"),
+        (
+            "minimal_circuit",
+            {"behaviour": lambda forecasts: forecasts * np.nan},
+            "no numbers",
+        ),
+        (
+            "minimal_circuit",
+            {"behaviour": lambda forecasts: forecasts.mean(-1) * 0},
+            "does not change the behaviour",
+        ),
+        (
+            "minimal_circuit",
+            {"behaviour": lambda forecasts: forecasts.T},
+            "the behaviour gives shape",
+        ),
+        (
+            "minimal_circuit",
+            {"nodes": ["decoder.0.cross_attn", "decoder.0.cross_attn.1"]},
+            "is part of",
+        ),
+        (
+            "minimal_circuit",
+            {"nodes": ["decoder_blocks.0.hook_resid_pre"]},
+            "is a residual stream",
+        ),
         ("minimal_circuit", {"nodes": []}, "nodes is empty"),
-        *(("activation_patching", {"at": nothing}, "at is empty") for nothing in ([], ())),
-        *(("activation_patching", {"at": wrong}, "expected components by name") for wrong in (None, 5, [5])),
+        *(
+            ("activation_patching", {"at": nothing}, "at is empty")
+            for nothing in ([], ())
+        ),
+        *(
+            ("activation_patching", {"at": wrong}, "expected components by name")
+            for wrong in (None, 5, [5])
+        ),
         ("activation_patching", {"direction": "up"}, "direction='up'"),
-        ("activation_patching", {"at": ["encoder.0.mlp", "decoder.0.mlp"]}, "decoder and encoder"),
+        (
+            "activation_patching",
+            {"at": ["encoder.0.mlp", "decoder.0.mlp"]},
+            "decoder and encoder",
+        ),
         ("activation_patching", {"positions": 0}, "positions=0"),
         ("activation_patching", {"positions": "some"}, "choose 'all', 'each'"),
-        ("activation_patching", {"at": "encoder_blocks.0.self_attn.hook_q"}, "not a residual stream"),
+        (
+            "activation_patching",
+            {"at": "encoder_blocks.0.self_attn.hook_q"},
+            "not a residual stream",
+        ),
         ("activation_patching", {"at": "encoder.0.mpl"}, r"encoder\.0\.mlp"),
         ("activation_patching", {"stack": "encode"}, "encoder"),
         ("edge_attribution", {"nodes": []}, "nodes is empty"),
         ("path_patching", {"senders": ()}, "senders is empty"),
-        ("path_patching", {"senders": ["encoder_blocks.0.hook_resid_pre"]}, "paths and circuits are made of heads"),
+        (
+            "path_patching",
+            {"senders": ["encoder_blocks.0.hook_resid_pre"]},
+            "paths and circuits are made of heads",
+        ),
     ],
 )
-def test_a_run_is_refused_what_its_probe_cannot_use(probe: str, options: dict[str, Any], words: str) -> None:
+def test_a_run_is_refused_what_its_probe_cannot_use(
+    probe: str, options: dict[str, Any], words: str
+) -> None:
     runs = runs_of("chronos-bolt") if probe in CONTRASTS else [one_run("chronos-bolt")]
     with pytest.raises(LensError, match=words):
         getattr(probes, probe)(*runs, **options)
@@ -101,9 +141,24 @@ def test_a_run_is_refused_what_its_probe_cannot_use(probe: str, options: dict[st
         ("heads_by_stable_rank", "chronos", {"keep": {0: 1}, "order": "up"}, "'low'"),
         ("induction_scores", "chronos", {"motif": 32}, "at most 64 tokens"),
         ("induction_scores", "chronos", {"motif": 8, "offset": 2}, "offset is 2"),
-        ("induction_scores", "chronos", {"motif": 8, "positions": "mean"}, "is not known, choose 'last'"),
-        ("induction_scores", "chronos", {"motif": 8, "decoding": "free"}, "decoding='free'"),
-        ("induction_scores", "chronos-bolt", {}, "not an encoder-decoder model over value tokens"),
+        (
+            "induction_scores",
+            "chronos",
+            {"motif": 8, "positions": "mean"},
+            "is not known, choose 'last'",
+        ),
+        (
+            "induction_scores",
+            "chronos",
+            {"motif": 8, "decoding": "free"},
+            "decoding='free'",
+        ),
+        (
+            "induction_scores",
+            "chronos-bolt",
+            {},
+            "not an encoder-decoder model over value tokens",
+        ),
         ("repeated_motif", "chronos-bolt", {"motif": 5}, "room for 4 tokens a motif"),
         ("repeated_motif", "chronos-bolt", {"motif": (1, 3)}, "motifs of 1 to 3"),
         ("repeated_motif", "chronos-bolt", {"motif": 3, "repeats": 1}, "repeats 1"),
@@ -133,18 +188,43 @@ def test_a_lens_is_refused_what_its_probe_cannot_use(
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: probes.autoregressive_attention(one_run("timesfm-2.5", horizon=100)), "one pass"),
-        (lambda: probes.autoregressive_attention(one_run("chronos", *TWO)), "one series at a time"),
-        (lambda: probes.attention_patterns(one_run("chronos", *TWO)), "one series at a time"),
+        (
+            lambda: probes.autoregressive_attention(
+                one_run("timesfm-2.5", horizon=100)
+            ),
+            "one pass",
+        ),
+        (
+            lambda: probes.autoregressive_attention(one_run("chronos", *TWO)),
+            "one series at a time",
+        ),
+        (
+            lambda: probes.attention_patterns(one_run("chronos", *TWO)),
+            "one series at a time",
+        ),
         (lambda: probes.attention_rollout(one_run("chronos", *TWO)), "one series"),
         (lambda: probes.kernel_regression(one_run("timesfm-2.5")), "cross-attention"),
-        (lambda: probes.lines_of_thought(one_run("t5")), "token ids, whose neighbours mean nothing"),
-        (lambda: probes.minimal_circuit(*runs_of("chronos-bolt"), how="mean"), "not both"),
-        (lambda: probes.activation_patching(one_run("t5"), lens_of("t5")), "as corrupted a Run.*; this is a Lens"),
-        (lambda: probes.weight_ranks(one_run("t5")), r"this is a Run; its \.lens is one"),
+        (
+            lambda: probes.lines_of_thought(one_run("t5")),
+            "token ids, whose neighbours mean nothing",
+        ),
+        (
+            lambda: probes.minimal_circuit(*runs_of("chronos-bolt"), how="mean"),
+            "not both",
+        ),
+        (
+            lambda: probes.activation_patching(one_run("t5"), lens_of("t5")),
+            "as corrupted a Run.*; this is a Lens",
+        ),
+        (
+            lambda: probes.weight_ranks(one_run("t5")),
+            r"this is a Run; its \.lens is one",
+        ),
     ],
 )
-def test_a_model_batch_or_run_of_another_kind_is_refused(call: Callable[[], object], words: str) -> None:
+def test_a_model_batch_or_run_of_another_kind_is_refused(
+    call: Callable[[], object], words: str
+) -> None:
     with pytest.raises(InputError, match=words):
         call()
 
@@ -155,8 +235,11 @@ OF_RUNS = [
     for room, module in ROOMS.items()
     for name in module.__all__
     if inspect.isfunction(getattr(module, name))
-    for place, parameter in enumerate(inspect.signature(getattr(module, name)).parameters.values())
-    if place == 0 and ("Run" in str(parameter.annotation) or "Lens" in str(parameter.annotation))
+    for place, parameter in enumerate(
+        inspect.signature(getattr(module, name)).parameters.values()
+    )
+    if place == 0
+    and ("Run" in str(parameter.annotation) or "Lens" in str(parameter.annotation))
 ]
 
 
@@ -166,25 +249,51 @@ def run() -> Run:
 
 
 @pytest.mark.parametrize(("room", "name", "asked", "place"), OF_RUNS)
-def test_every_probe_says_what_it_takes(room: str, name: str, asked: str, place: int, run: Run) -> None:
+def test_every_probe_says_what_it_takes(
+    room: str, name: str, asked: str, place: int, run: Run
+) -> None:
     if asked == "Run | SeriesBatch":
         pytest.skip("takes series, too")
     probe = getattr(ROOMS[room], name)
-    wrong = [run.batch, run.batch.values[0], run.forecast, None, "co2", run.lens if "Run" in asked else run]
+    wrong = [
+        run.batch,
+        run.batch.values[0],
+        run.forecast,
+        None,
+        "co2",
+        run.lens if "Run" in asked else run,
+    ]
     for given in wrong:
-        others = [given] * (2 if name in ("activation_patching", "path_patching") else 1)
+        others = [given] * (
+            2 if name in ("activation_patching", "path_patching") else 1
+        )
         with pytest.raises(InputError) as refused:
             probe(*others)
         assert str(refused.value).startswith(f"{room}.{name} takes ")
-        assert str(refused.value).endswith("None" if given is None else type(given).__name__) or given is run
+        assert (
+            str(refused.value).endswith(
+                "None" if given is None else type(given).__name__
+            )
+            or given is run
+        )
 
 
 @pytest.mark.parametrize("name", ["layer_gain", "sharp_heads", "induction_overlap"])
-def test_a_probe_of_a_result_names_the_kind_that_it_goes_on_from(name: str, run: Run) -> None:
+def test_a_probe_of_a_result_names_the_kind_that_it_goes_on_from(
+    name: str, run: Run
+) -> None:
     for given in (run, np.zeros(3), None, run.forecast.to_dataset()):
-        with pytest.raises(InputError, match=r"probes\.(logit_lens|head_entropy|induction_scores)") as refused:
+        with pytest.raises(
+            InputError, match=r"probes\.(logit_lens|head_entropy|induction_scores)"
+        ) as refused:
             getattr(probes, name)(given)
-        told = "of kind 'forecast'" if isinstance(given, xr.Dataset) else "None" if given is None else ""
+        told = (
+            "of kind 'forecast'"
+            if isinstance(given, xr.Dataset)
+            else "None"
+            if given is None
+            else ""
+        )
         assert str(refused.value).endswith(told or type(given).__name__)
 
 

@@ -12,7 +12,12 @@ from contrasted import few_draws, series_for
 from tiny_lenses import ATTENDING, fresh, lens_of
 from tsfm_lens.data import as_series, bundled
 from tsfm_lens.errors import InputError
-from tsfm_lens.probes import entropic_rank, head_spectra, kernel_regression, layer_similarity
+from tsfm_lens.probes import (
+    entropic_rank,
+    head_spectra,
+    kernel_regression,
+    layer_similarity,
+)
 from tsfm_lens.probes.kernel_regression import concentration_bound, spectral_kernel
 from tsfm_lens.probes.similarity import head_entropy_of_writes, linear_cka
 from tsfm_lens.probes.weights import stable_rank
@@ -21,7 +26,13 @@ from tsfm_lens.testing import assert_close
 
 @pytest.mark.parametrize(
     ("values", "expected"),
-    [([1, 1, 1, 1], 4.0), ([3, 0, 0], 1.0), ([2, 1], 1.25), ([2e-200, 1e-200], 1.25), ([2e200, 1e200], 1.25)],
+    [
+        ([1, 1, 1, 1], 4.0),
+        ([3, 0, 0], 1.0),
+        ([2, 1], 1.25),
+        ([2e-200, 1e-200], 1.25),
+        ([2e200, 1e200], 1.25),
+    ],
 )
 def test_stable_rank_of_known_spectra(values: list[float], expected: float) -> None:
     assert stable_rank(np.array(values, dtype=float)) == pytest.approx(expected)
@@ -36,7 +47,9 @@ def test_spectra_of_every_head_are_those_of_the_dense_products(name: str) -> Non
     for layer in found["layer"].values:
         weights = lens.weights.heads(int(layer), kind)
         for product, dense in (("QK", weights.W_QK.AB), ("OV", weights.W_OV.AB)):
-            values = torch.linalg.svdvals(dense.detach().double())[:, : found.sizes["mode"]]
+            values = torch.linalg.svdvals(dense.detach().double())[
+                :, : found.sizes["mode"]
+            ]
             ours = found["singular_value"].sel(product=product, layer=layer).values
             assert_close(ours, values.numpy(), depth=100, dtype=np.float32)
     ranks = found["stable_rank"].values
@@ -60,7 +73,12 @@ def test_entropic_rank_of_known_arrangements() -> None:
     silent = eye.copy()
     silent[3] = 0
     assert_close(rank_of(silent), 11, depth=16, dtype=np.float32)
-    assert_close(rank_of(np.array([[1.0, 0.0], [0.5, np.sqrt(0.75)]])), 1.92862, depth=100, dtype=np.float32)
+    assert_close(
+        rank_of(np.array([[1.0, 0.0], [0.5, np.sqrt(0.75)]])),
+        1.92862,
+        depth=100,
+        dtype=np.float32,
+    )
 
 
 @pytest.mark.parametrize("name", ["timesfm-2.5", "chronos-2"])
@@ -77,21 +95,35 @@ def test_entropic_rank_is_that_of_the_projected_heads_of_all_tokens(name: str) -
     np.testing.assert_array_equal(found["tokens"], shown.sum(1))
     assert len(set(found["tokens"].values.tolist())) == 2
     for layer in found["layer"].values:
-        point, weights = f"{stack.prefix}.{layer}.{kind}.hook_z", lens.weights.heads(int(layer), kind, stack.name)
-        written = torch.einsum("bphd,hdm->bphm", run.record([point])[point], weights.W_O)
+        point, weights = (
+            f"{stack.prefix}.{layer}.{kind}.hook_z",
+            lens.weights.heads(int(layer), kind, stack.name),
+        )
+        written = torch.einsum(
+            "bphd,hdm->bphm", run.record([point])[point], weights.W_O
+        )
         unit = torch.nn.functional.normalize(written.detach().double(), dim=-1)[shown]
         values = torch.linalg.svdvals(unit)
         share = values / values.sum(-1, keepdim=True)
         entropy = -(share * share.clamp(min=1e-300).log()).sum(-1)
-        assert_close(found["rank"].sel(layer=layer), entropy.mean().exp(), depth=100, dtype=torch.float32)
+        assert_close(
+            found["rank"].sel(layer=layer),
+            entropy.mean().exp(),
+            depth=100,
+            dtype=torch.float32,
+        )
 
 
 def test_cka_of_known_representations() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(50, 6, generator=generator, dtype=torch.float64)
-    turn = torch.linalg.qr(torch.randn(6, 6, generator=generator, dtype=torch.float64)).Q
+    turn = torch.linalg.qr(
+        torch.randn(6, 6, generator=generator, dtype=torch.float64)
+    ).Q
     other = torch.randn(50, 9, generator=generator, dtype=torch.float64)
-    found = linear_cka([x, 3 * x @ turn + 5, other, torch.ones(50, 2, dtype=torch.float64)])
+    found = linear_cka(
+        [x, 3 * x @ turn + 5, other, torch.ones(50, 2, dtype=torch.float64)]
+    )
     assert found[0, 1] == pytest.approx(1)
     assert 0 < found[0, 2] < 0.6
     assert np.isnan(found[0, 3])
@@ -122,7 +154,9 @@ def test_variates_pass_in_groups_of_whole_items(name: str) -> None:
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def draw(seed: int, n: int, m: int, d: int, r: int, size: float) -> tuple[torch.Tensor, torch.Tensor, Pair]:
+def draw(
+    seed: int, n: int, m: int, d: int, r: int, size: float
+) -> tuple[torch.Tensor, torch.Tensor, Pair]:
     """Queries, keys, and the two factors of their product."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -133,8 +167,16 @@ def draw(seed: int, n: int, m: int, d: int, r: int, size: float) -> tuple[torch.
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(st.integers(0, 10_000), st.integers(1, 5), st.integers(2, 9), st.integers(2, 8), st.floats(0.01, 20))
-def test_kernel_and_tilt_are_the_softmax(seed: int, n: int, m: int, d: int, size: float) -> None:
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 5),
+    st.integers(2, 9),
+    st.integers(2, 8),
+    st.floats(0.01, 20),
+)
+def test_kernel_and_tilt_are_the_softmax(
+    seed: int, n: int, m: int, d: int, size: float
+) -> None:
     queries, keys, product = draw(seed, n, m, d, max(1, d // 2), size)
     expected = torch.softmax(queries @ product[0] @ product[1].T @ keys.T, dim=-1)
     assert_close(spectral_kernel(queries, keys, product)[2], expected, depth=1000)
@@ -151,12 +193,19 @@ def test_the_bound_comes_with_what_it_is_made_of() -> None:
     margin = top[:, 0] - top[:, 1]
     # of a product of rank 2 nothing is cut off, so that the allowance is 0
     assert_close(found["bound"][at], (6 * torch.exp(-margin))[at], depth=1000)
-    assert_close(found["missing"], 1 - torch.softmax(scores, dim=-1).max(-1).values, depth=100, magnitude=1.0)
+    assert_close(
+        found["missing"],
+        1 - torch.softmax(scores, dim=-1).max(-1).values,
+        depth=100,
+        magnitude=1.0,
+    )
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.integers(0, 10_000), st.integers(2, 8), st.integers(1, 8), st.floats(0.1, 60))
-def test_the_bound_holds_where_it_applies(seed: int, d: int, rank: int, size: float) -> None:
+def test_the_bound_holds_where_it_applies(
+    seed: int, d: int, rank: int, size: float
+) -> None:
     queries, keys, product = draw(seed, 6, 7, d, d, size)
     found = concentration_bound(queries, keys, product, rank)
     held = found["missing"] <= found["bound"] * (1 + 1e-9) + 1e-12
@@ -168,10 +217,15 @@ def test_the_bound_holds_where_it_applies(seed: int, d: int, rank: int, size: fl
 def test_heads_of_the_t5_family(name: str) -> None:
     lens = fresh(name)
     own = getattr(lens.adapter, "example", None)
-    found = kernel_regression(lens.run(own(0, 40) if own else bundled("co2").tail(40), 4))
+    found = kernel_regression(
+        lens.run(own(0, 40) if own else bundled("co2").tail(40), 4)
+    )
     assert float(found["identity_error"].max()) < 1e-4
     applicable = found["applicable"].values
-    assert (found["missing"].values[applicable] <= found["bound"].values[applicable] * (1 + 1e-6) + 1e-9).all()
+    assert (
+        found["missing"].values[applicable]
+        <= found["bound"].values[applicable] * (1 + 1e-6) + 1e-9
+    ).all()
     assert (found["tilt_share"] >= 0).all()
     np.testing.assert_array_equal(found["vacuous"], ~(found["bound"] < 1))
     assert found.attrs["beta"] == 1

@@ -24,12 +24,20 @@ from tsfm_lens.testing import assert_close, example_case
 from tsfm_lens.viz.weight_effects import read_weight_effects
 from tsfm_lens.zoo.planted import plant
 
-PLANTED = [("seasonal-copy", "chronos"), ("gate", "chronos-bolt"), ("covariate", "chronos-2"), ("decoys", "moirai-2")]
+PLANTED = [
+    ("seasonal-copy", "chronos"),
+    ("gate", "chronos-bolt"),
+    ("covariate", "chronos-2"),
+    ("decoys", "moirai-2"),
+]
 
 
 def run_of(lens: Lens) -> Any:
     # each forecast of a token model is a rollout
-    return lens.run(example_case(lens).batch, min(2 if lens.emits == "token" else 4, lens.longest_pass))
+    return lens.run(
+        example_case(lens).batch,
+        min(2 if lens.emits == "token" else 4, lens.longest_pass),
+    )
 
 
 def changed(lens: Lens, owner: str, size: float = 0.2) -> Lens:
@@ -37,16 +45,24 @@ def changed(lens: Lens, owner: str, size: float = 0.2) -> Lens:
     tuned, generator = copy.deepcopy(lens), torch.Generator().manual_seed(0)
     named = dict(tuned.adapter.model.named_parameters())
     with torch.no_grad():
-        for name, part in {str(each): places for each, places in _owners(tuned).items()}[owner].items():
+        for name, part in {
+            str(each): places for each, places in _owners(tuned).items()
+        }[owner].items():
             values = part.of(named[name])
-            part.put(named[name], values + torch.randn(values.shape, generator=generator) * size)
+            part.put(
+                named[name],
+                values + torch.randn(values.shape, generator=generator) * size,
+            )
     return tuned
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_weight_belongs_to_one_component(name: str) -> None:
     lens = lens_of(name)
-    total = {each: torch.zeros_like(weight, dtype=torch.int) for each, weight in lens.adapter.model.named_parameters()}
+    total = {
+        each: torch.zeros_like(weight, dtype=torch.int)
+        for each, weight in lens.adapter.model.named_parameters()
+    }
     for places in _owners(lens).values():
         for each, part in places.items():
             part.put(total[each], part.of(total[each]) + 1)
@@ -56,18 +72,31 @@ def test_every_weight_belongs_to_one_component(name: str) -> None:
 @pytest.mark.parametrize("name", ATTENDING)
 def test_a_head_owns_what_moves_it_alone(name: str) -> None:
     base = lens_of(name)
-    row = next(row for row in base.wiring.stacks[0].rows(0) if isinstance(row, Attention))
+    row = next(
+        row for row in base.wiring.stacks[0].rows(0) if isinstance(row, Attention)
+    )
     branch = f"{base.wiring.stacks[0].prefix}.0.{row.kind}"
-    head = next(str(owner) for owner in _owners(base) if str(owner).endswith(f"{row.kind}.1"))
+    head = next(
+        str(owner) for owner in _owners(base) if str(owner).endswith(f"{row.kind}.1")
+    )
     first, second = (
-        each.run(example_case(each).batch, 1).record([f"{branch}.hook_z"])[f"{branch}.hook_z"]
+        each.run(example_case(each).batch, 1).record([f"{branch}.hook_z"])[
+            f"{branch}.hook_z"
+        ]
         for each in (base, changed(base, head))
     )
-    moved = [bool((first - second)[..., each, :].abs().max() > 0) for each in range(first.shape[-2])]
+    moved = [
+        bool((first - second)[..., each, :].abs().max() > 0)
+        for each in range(first.shape[-2])
+    ]
     assert moved == [each == 1 for each in range(len(moved))]
     rest = _owners(base).get("rest", {})
     assert not [
-        each for each in rest if any(f".{part.module}.weight" in each for part in (*row.inputs.values(), row.o))
+        each
+        for each in rest
+        if any(
+            f".{part.module}.weight" in each for part in (*row.inputs.values(), row.o)
+        )
     ]
 
 
@@ -81,11 +110,28 @@ def test_all_set_back_is_the_base_model(name: str) -> None:
     run = run_of(base)
     found = weight_effects(base, tuned, run)
     depth, level = 400, float(np.abs(run.point).max())
-    assert_close(found["base_forecast"], found["cumulative_forecast"][-1], depth=1, magnitude=level)
+    assert_close(
+        found["base_forecast"],
+        found["cumulative_forecast"][-1],
+        depth=1,
+        magnitude=level,
+    )
     # each model by its own lens, on its own path
     own = tuned.run(run.batch, run.horizon)
-    assert_close(found["base_forecast"], run.point, depth=depth, magnitude=level, dtype=np.float32)
-    assert_close(found["tuned_forecast"], own.point, depth=depth, magnitude=level, dtype=np.float32)
+    assert_close(
+        found["base_forecast"],
+        run.point,
+        depth=depth,
+        magnitude=level,
+        dtype=np.float32,
+    )
+    assert_close(
+        found["tuned_forecast"],
+        own.point,
+        depth=depth,
+        magnitude=level,
+        dtype=np.float32,
+    )
     assert found.attrs["statistic"] == run.statistic
     before = dict(lens_of(name).adapter.model.named_parameters())
     after = dict(tuned.adapter.model.named_parameters())
@@ -94,34 +140,55 @@ def test_all_set_back_is_the_base_model(name: str) -> None:
 
 
 @pytest.mark.parametrize(("mechanism", "architecture"), PLANTED)
-def test_a_change_planted_in_one_component_is_found_alone(mechanism: str, architecture: str) -> None:
+def test_a_change_planted_in_one_component_is_found_alone(
+    mechanism: str, architecture: str
+) -> None:
     planted = plant(mechanism, architecture, seed=3)
     base = planted.lens()
-    run = evaluation_case(base, planted.card, series=2, noise=0.0, seed=1).clean.in_one_pass()
+    run = evaluation_case(
+        base, planted.card, series=2, noise=0.0, seed=1
+    ).clean.in_one_pass()
     owned = {str(owner) for owner in _owners(base)}
     components = [str(each) for each in writers(base.wiring) if str(each) in owned]
     for target in (components[0], components[-1]):
         found = weight_effects(base, changed(base, target), run)
         assert found["component"].values.tolist() == [target]
         assert found["norm"].item() > 0
-        assert_close(found["base_forecast"] - found["tuned_forecast"], found["effect"][0], depth=1, magnitude=10.0)
+        assert_close(
+            found["base_forecast"] - found["tuned_forecast"],
+            found["effect"][0],
+            depth=1,
+            magnitude=10.0,
+        )
 
 
 def test_each_is_set_back_as_in_a_model_built_by_hand() -> None:
     base = tsfm_lens.load("bolt-nano")
     tuned = copy.deepcopy(base)
     model = tuned.adapter.model
-    attention, mlp = "decoder.block.1.layer.1.EncDecAttention", "decoder.block.2.layer.2.DenseReluDense.wi"
+    attention, mlp = (
+        "decoder.block.1.layer.1.EncDecAttention",
+        "decoder.block.2.layer.2.DenseReluDense.wi",
+    )
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         # head 2 of four, 32 rows each
-        model.get_submodule(f"{attention}.q").weight[64:96] += 0.2 * torch.randn(32, 128, generator=generator)
-        model.get_submodule(f"{attention}.o").weight[:, 64:96] += 0.2 * torch.randn(128, 32, generator=generator)
-        low = torch.randn(512, 2, generator=generator) @ torch.randn(2, 128, generator=generator)
+        model.get_submodule(f"{attention}.q").weight[64:96] += 0.2 * torch.randn(
+            32, 128, generator=generator
+        )
+        model.get_submodule(f"{attention}.o").weight[:, 64:96] += 0.2 * torch.randn(
+            128, 32, generator=generator
+        )
+        low = torch.randn(512, 2, generator=generator) @ torch.randn(
+            2, 128, generator=generator
+        )
         model.get_submodule(mlp).weight += 0.02 * low
     run = base.run(tsfm_lens.bundled("co2", "elnino"), 24, holdout=True)
     found = weight_effects(base, tuned, run)
-    assert sorted(found["component"].values) == ["decoder.1.cross_attn.2", "decoder.2.mlp"]
+    assert sorted(found["component"].values) == [
+        "decoder.1.cross_attn.2",
+        "decoder.2.mlp",
+    ]
     # the largest share first
     assert np.diff(found["share_size"]) < 0
     by_name = found.set_index(component="component")
@@ -132,67 +199,149 @@ def test_each_is_set_back_as_in_a_model_built_by_hand() -> None:
     assert int(by_name["rank"].sel(component="decoder.1.cross_attn.2")) == 32
     by_hand = copy.deepcopy(tuned)
     with torch.no_grad():
-        by_hand.adapter.model.get_submodule(mlp).weight.copy_(base.adapter.model.get_submodule(mlp).weight)
+        by_hand.adapter.model.get_submodule(mlp).weight.copy_(
+            base.adapter.model.get_submodule(mlp).weight
+        )
     expected = by_hand.run(run.batch, 24).point
-    assert_close(by_name["forecast"].sel(component="decoder.2.mlp"), expected, depth=1, magnitude=400.0)
-    error, before = (np.abs(each - run.truth).mean(-1) for each in (expected, found["tuned_forecast"].values))
-    assert_close(by_name["error_change"].sel(component="decoder.2.mlp"), np.log(error / before), depth=100)
+    assert_close(
+        by_name["forecast"].sel(component="decoder.2.mlp"),
+        expected,
+        depth=1,
+        magnitude=400.0,
+    )
+    error, before = (
+        np.abs(each - run.truth).mean(-1)
+        for each in (expected, found["tuned_forecast"].values)
+    )
+    assert_close(
+        by_name["error_change"].sel(component="decoder.2.mlp"),
+        np.log(error / before),
+        depth=100,
+    )
 
 
-@pytest.mark.parametrize(("name", "rollout"), [("chronos-nano", False), ("chronos-nano", True), ("bolt-nano", False)])
-def test_forecasts_and_errors_are_those_of_each_model_by_itself(name: str, rollout: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "rollout"),
+    [("chronos-nano", False), ("chronos-nano", True), ("bolt-nano", False)],
+)
+def test_forecasts_and_errors_are_those_of_each_model_by_itself(
+    name: str, rollout: bool
+) -> None:
     base = tsfm_lens.load(name)
     tuned = changed(base, "decoder.1.mlp")
     series = tsfm_lens.bundled("pedestrians", "elnino")
-    options = {"holdout": True, "rollout": rollout, "num_samples": 5 if rollout else None}
+    options = {
+        "holdout": True,
+        "rollout": rollout,
+        "num_samples": 5 if rollout else None,
+    }
     run, own = (lens.run(series, 12, **options) for lens in (base, tuned))
     for given in (run, own):
         found = weight_effects(base, tuned, given)
         level = float(np.abs(run.point).max())
         for kind, expected in (("base", run.point), ("tuned", own.point)):
-            assert_close(found[f"{kind}_forecast"], expected, depth=400, magnitude=level, dtype=np.float32)
-        assert_close(found["forecast"][0], run.point, depth=400, magnitude=level, dtype=np.float32)
+            assert_close(
+                found[f"{kind}_forecast"],
+                expected,
+                depth=400,
+                magnitude=level,
+                dtype=np.float32,
+            )
+        assert_close(
+            found["forecast"][0],
+            run.point,
+            depth=400,
+            magnitude=level,
+            dtype=np.float32,
+        )
         errors = [np.abs(each.point - run.truth).mean(-1) for each in (own, run)]
-        assert_close(found["cumulative_error"], errors, depth=400, magnitude=level, dtype=np.float32)
-        assert_close(found["base_error_change"], np.log(errors[1] / errors[0]), depth=10**5, dtype=np.float32)
+        assert_close(
+            found["cumulative_error"],
+            errors,
+            depth=400,
+            magnitude=level,
+            dtype=np.float32,
+        )
+        assert_close(
+            found["base_error_change"],
+            np.log(errors[1] / errors[0]),
+            depth=10**5,
+            dtype=np.float32,
+        )
         assert found.attrs["statistic"] == run.statistic
-        assert all(run.statistic in sentence for sentence in read_weight_effects(found) if "Tuning" in sentence)
+        assert all(
+            run.statistic in sentence
+            for sentence in read_weight_effects(found)
+            if "Tuning" in sentence
+        )
 
 
 @pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano", "chronos2-nano"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_units_of_a_series_change_neither_order_nor_verdict(name: str, seed: int) -> None:
+def test_units_of_a_series_change_neither_order_nor_verdict(
+    name: str, seed: int
+) -> None:
     base = tsfm_lens.load(name)
     tuned = base
-    for owner in np.random.default_rng(seed).permutation([str(each) for each in _owners(base)])[:4]:
+    for owner in np.random.default_rng(seed).permutation(
+        [str(each) for each in _owners(base)]
+    )[:4]:
         tuned = changed(tuned, owner, 0.1)
     told = []
-    for factors in ((1.0, 1.0, 1.0), (2.0**12, 1.0, 2.0**-10), (2.0**-12, 2.0**10, 1.0)):
+    for factors in (
+        (1.0, 1.0, 1.0),
+        (2.0**12, 1.0, 2.0**-10),
+        (2.0**-12, 2.0**10, 1.0),
+    ):
         whole = tsfm_lens.bundled("pedestrians", "elnino", "co2")
-        values = [factor * each for factor, each in zip(factors, whole.values, strict=True)]
+        values = [
+            factor * each for factor, each in zip(factors, whole.values, strict=True)
+        ]
         batch = replace(whole.tail(160), values=tuple(each[-160:] for each in values))
         told.append(weight_effects(base, tuned, tuned.run(batch, 8, holdout=True)))
     first, *others = told
     for other in others:
         assert other["component"].values.tolist() == first["component"].values.tolist()
-        for variable in ("share_size", "error_change_size", "base_error_change_size", "cumulative_error_change_size"):
-            assert_close(other[variable], first[variable], depth=2000, magnitude=1.0, dtype=np.float32)
+        for variable in (
+            "share_size",
+            "error_change_size",
+            "base_error_change_size",
+            "cumulative_error_change_size",
+        ):
+            assert_close(
+                other[variable],
+                first[variable],
+                depth=2000,
+                magnitude=1.0,
+                dtype=np.float32,
+            )
         assert read_weight_effects(other) == read_weight_effects(first)
         for mine, its in zip(other.plot().data, first.plot().data, strict=True):
             assert_close(
-                np.asarray(mine.x, float), np.asarray(its.x, float), depth=2000, magnitude=1.0, dtype=np.float32
+                np.asarray(mine.x, float),
+                np.asarray(its.x, float),
+                depth=2000,
+                magnitude=1.0,
+                dtype=np.float32,
             )
 
 
 def test_a_model_in_half_precision_is_compared_with_its_base() -> None:
-    base, tuned = tsfm_lens.load("bolt-nano"), tsfm_lens.load("bolt-nano", dtype="bfloat16")
+    base, tuned = (
+        tsfm_lens.load("bolt-nano"),
+        tsfm_lens.load("bolt-nano", dtype="bfloat16"),
+    )
     with torch.no_grad():
         for name, weight in base.adapter.model.named_parameters():
             weight.copy_(dict(tuned.adapter.model.named_parameters())[name])
     run = base.run(tsfm_lens.bundled("co2"), 8)
     assert weight_effects(base, tuned, run).attrs["identical"] == 1
-    tuned.adapter.model.get_submodule("decoder.block.2.layer.2.DenseReluDense.wi").weight.data.mul_(1.5)
-    assert weight_effects(base, tuned, run)["component"].values.tolist() == ["decoder.2.mlp"]
+    tuned.adapter.model.get_submodule(
+        "decoder.block.2.layer.2.DenseReluDense.wi"
+    ).weight.data.mul_(1.5)
+    assert weight_effects(base, tuned, run)["component"].values.tolist() == [
+        "decoder.2.mlp"
+    ]
 
 
 def test_a_copy_shows_nothing() -> None:
@@ -227,11 +376,26 @@ def test_an_adapter_that_is_not_merged_is_read_as_what_it_adds(name: str) -> Non
     assert set(together["component"].values) == set(apart["component"].values)
     order = together["component"].values
     for name_of in ("forecast", "norm"):
-        one, other = (each.set_index(component="component")[name_of].sel(component=order) for each in (apart, together))
+        one, other = (
+            each.set_index(component="component")[name_of].sel(component=order)
+            for each in (apart, together)
+        )
         assert_close(one, other, depth=400, magnitude=30.0, dtype=np.float32)
 
 
 def test_models_of_other_sizes_are_refused() -> None:
     base, other = tsfm_lens.load("bolt-nano"), lens_of("chronos-bolt")
-    expect_error("expected the same architecture and sizes", weight_effects, base, other, run_of(base))
-    expect_error("expected the same architecture", weight_effects, base, tsfm_lens.load("chronos2-nano"), run_of(base))
+    expect_error(
+        "expected the same architecture and sizes",
+        weight_effects,
+        base,
+        other,
+        run_of(base),
+    )
+    expect_error(
+        "expected the same architecture",
+        weight_effects,
+        base,
+        tsfm_lens.load("chronos2-nano"),
+        run_of(base),
+    )

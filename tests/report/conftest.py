@@ -24,7 +24,10 @@ def swept() -> dict[str, pd.DataFrame]:
 @pytest.fixture(scope="session")
 def counts(swept: dict[str, pd.DataFrame]) -> dict[str, int]:
     """How many figures there are of each planted result."""
-    return {name: len(panels) for name, panels in panels_of(planted.in_report() | swept).items()}
+    return {
+        name: len(panels)
+        for name, panels in panels_of(planted.in_report() | swept).items()
+    }
 
 
 @pytest.fixture
@@ -36,7 +39,12 @@ def results(swept: dict[str, pd.DataFrame]) -> dict[str, xr.Dataset | pd.DataFra
 def whole(tmp_path_factory, swept) -> Path:
     """The report of everything, built once."""
     folder = tmp_path_factory.mktemp("whole")
-    return build_report(planted.in_report() | swept, folder, title="T", provenance={"model": "toy", "hash": "x" * 200})
+    return build_report(
+        planted.in_report() | swept,
+        folder,
+        title="T",
+        provenance={"model": "toy", "hash": "x" * 200},
+    )
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +62,9 @@ def evil_whole(tmp_path_factory, evil_swept) -> Path:
 @pytest.fixture(scope="session")
 def evil_swept() -> dict[str, pd.DataFrame]:
     """The same of a sweep."""
-    found = planted.sweep((EVIL, "b</script>"), layers=(4, 3), heads=(3, 2), name=lambda i: f"{EVIL} {i}")
+    found = planted.sweep(
+        (EVIL, "b</script>"), layers=(4, 3), heads=(3, 2), name=lambda i: f"{EVIL} {i}"
+    )
     for table in found.values():
         table.attrs["sweep"] = EVIL
     return found

@@ -31,10 +31,22 @@ def chronos_2(patch: int) -> Lens:
     """One layer of four heads over patches of so many steps, in and out."""
     library = pytest.importorskip("chronos.chronos2")
     config = architectures()["chronos-2"].tiny().config.to_dict()
-    size = {"input_patch_size": patch, "input_patch_stride": patch, "output_patch_size": patch}
-    config["chronos_config"] |= size | {"context_length": CONTEXT, "max_output_patches": HORIZON // patch + 1}
+    size = {
+        "input_patch_size": patch,
+        "input_patch_stride": patch,
+        "output_patch_size": patch,
+    }
+    config["chronos_config"] |= size | {
+        "context_length": CONTEXT,
+        "max_output_patches": HORIZON // patch + 1,
+    }
     shape = {"num_layers": 1, "num_heads": 4, "d_model": 16, "d_kv": 4, "d_ff": 16}
-    return load(library.Chronos2Model(library.config.Chronos2CoreConfig.from_dict(config | shape)), check=False)
+    return load(
+        library.Chronos2Model(
+            library.config.Chronos2CoreConfig.from_dict(config | shape)
+        ),
+        check=False,
+    )
 
 
 def bolt(patch: int) -> Lens:
@@ -43,7 +55,10 @@ def bolt(patch: int) -> Lens:
     native = architectures()["chronos-bolt"].tiny()
     config = native.config
     size = {"input_patch_size": patch, "input_patch_stride": patch}
-    config.chronos_config |= size | {"context_length": CONTEXT, "prediction_length": HORIZON}
+    config.chronos_config |= size | {
+        "context_length": CONTEXT,
+        "prediction_length": HORIZON,
+    }
     config.num_layers = config.num_decoder_layers = 1
     return load(library.ChronosBoltModelForForecasting(config), check=False)
 
@@ -75,7 +90,9 @@ def planted(lens: Lens) -> Callable[[Tensor], Tensor]:
 
 def series() -> Any:
     steps = np.arange(CONTEXT)
-    values = np.sin(2 * np.pi * steps / 24) + 0.1 * np.random.default_rng(0).normal(size=CONTEXT)
+    values = np.sin(2 * np.pi * steps / 24) + 0.1 * np.random.default_rng(0).normal(
+        size=CONTEXT
+    )
     return as_series(values, freq="h", start="2024-01-01")
 
 
@@ -102,12 +119,16 @@ def reading(state: dict[str, Any], head: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("patch", PATCHES)
-def test_a_head_that_copies_is_told_with_its_lag_and_all_of_its_attention(patch: int, tmp_path: Path) -> None:
+def test_a_head_that_copies_is_told_with_its_lag_and_all_of_its_attention(
+    patch: int, tmp_path: Path
+) -> None:
     lens = chronos_2(patch)
     with with_planted_heads(lens) as run:
         page = page_of(run, tmp_path)
         table = run.measure("explore")
-    copying, staying, resting, spread = (reading(page.state, f"0.time_attn.{head}") for head in range(4))
+    copying, staying, resting, spread = (
+        reading(page.state, f"0.time_attn.{head}") for head in range(4)
+    )
     assert (copying["form"], copying["back"]) == ("lag", LAG)
     assert copying["share"] == pytest.approx(0.97)
     assert (staying["form"], staying["start"], staying["stop"]) == ("place", -patch, 0)
@@ -134,7 +155,9 @@ def test_one_query_for_all_steps_has_a_place(patch: int, tmp_path: Path) -> None
     lens = bolt(patch)
     with with_planted_heads(lens) as run:
         page = page_of(run, tmp_path)
-    copying, staying = (reading(page.state, f"decoder.0.cross_attn.{head}") for head in range(2))
+    copying, staying = (
+        reading(page.state, f"decoder.0.cross_attn.{head}") for head in range(2)
+    )
     assert (copying["form"], copying["back"], copying["start"]) == ("place", LAG, -LAG)
     assert copying["share"] == pytest.approx(0.97)
     assert (staying["start"], staying["share"]) == (-patch, pytest.approx(0.97))
@@ -142,9 +165,12 @@ def test_one_query_for_all_steps_has_a_place(patch: int, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "length", "steps"), [("chronos", 40, 7), ("chronos-bolt", 41, 7), ("chronos-2", 43, 10)]
+    ("name", "length", "steps"),
+    [("chronos", 40, 7), ("chronos-bolt", 41, 7), ("chronos-2", 43, 10)],
 )
-def test_lags_and_places_are_those_of_the_captured_pattern(name: str, length: int, steps: int) -> None:
+def test_lags_and_places_are_those_of_the_captured_pattern(
+    name: str, length: int, steps: int
+) -> None:
     """By brute force over every step of the forecast and every token, special ones and parts of tokens among them."""
     lens = load(architectures()[name].tiny(), check=False)
     values = np.random.default_rng(1).normal(size=length).cumsum()
@@ -156,24 +182,53 @@ def test_lags_and_places_are_those_of_the_captured_pattern(name: str, length: in
         point = f"{stack.prefix}.{layer}.{kind}.hook_pattern"
         with torch.no_grad():
             _, acts = lens.run_with_cache(run.encoded, names_filter=point)
-        keys = run.encoded.spans[stack.attention(kind, int(layer)).keys_from or stack.name]
+        keys = run.encoded.spans[
+            stack.attention(kind, int(layer)).keys_from or stack.name
+        ]
         for head, pattern in enumerate(acts[point][0].double().numpy()):
             by_lag: dict[int, float] = {}
             by_place: dict[int, float] = {}
             for step in range(steps):
-                query = max(q for q in range(len(queries)) if not queries.special[q] and 0 <= queries.start[q] <= step)
+                query = max(
+                    q
+                    for q in range(len(queries))
+                    if not queries.special[q] and 0 <= queries.start[q] <= step
+                )
                 for key, weight in enumerate(pattern[query]):
-                    if keys.special[key] or keys.start[key] >= 0 or keys.stop[key] <= -length:
+                    if (
+                        keys.special[key]
+                        or keys.start[key] >= 0
+                        or keys.stop[key] <= -length
+                    ):
                         continue
                     lag = queries.start[query] - keys.start[key]
                     by_lag[lag] = by_lag.get(lag, 0) + weight / steps
-                    by_place[keys.start[key]] = by_place.get(keys.start[key], 0) + weight / steps
+                    by_place[keys.start[key]] = (
+                        by_place.get(keys.start[key], 0) + weight / steps
+                    )
             one = found.sel(layer=layer, head=head)
-            assert_close(float(one["lag_share"]), max(by_lag.values()), depth=1000, dtype=np.float32)
-            assert_close(by_lag[int(one["lag"])], max(by_lag.values()), depth=1000, dtype=np.float32)
-            assert_close(float(one["place_share"]), max(by_place.values()), depth=1000, dtype=np.float32)
+            assert_close(
+                float(one["lag_share"]),
+                max(by_lag.values()),
+                depth=1000,
+                dtype=np.float32,
+            )
+            assert_close(
+                by_lag[int(one["lag"])],
+                max(by_lag.values()),
+                depth=1000,
+                dtype=np.float32,
+            )
+            assert_close(
+                float(one["place_share"]),
+                max(by_place.values()),
+                depth=1000,
+                dtype=np.float32,
+            )
             start = int(one["key_start"].sel(key=one["place"]))
-            assert_close(by_place[start], max(by_place.values()), depth=1000, dtype=np.float32)
+            assert_close(
+                by_place[start], max(by_place.values()), depth=1000, dtype=np.float32
+            )
 
 
 DAY = 24
@@ -183,9 +238,15 @@ DAY = 24
 def daily() -> Run:
     """Hourly values with a season of a day, on a model whose head 3 of layer 1 reads the day before."""
     hours = np.arange(12 * DAY)
-    values = 20 + 8 * np.sin(2 * np.pi * hours / DAY) + 3 * np.sin(4 * np.pi * hours / DAY + 1)
+    values = (
+        20
+        + 8 * np.sin(2 * np.pi * hours / DAY)
+        + 3 * np.sin(4 * np.pi * hours / DAY + 1)
+    )
     values += np.random.default_rng(0).normal(0, 0.4, len(hours))
-    return tsfm_lens.load("chronos2-nano").run(as_series(values, freq="h", start="2024-01-01"), DAY, holdout=True)
+    return tsfm_lens.load("chronos2-nano").run(
+        as_series(values, freq="h", start="2024-01-01"), DAY, holdout=True
+    )
 
 
 def on_the_day_before(run: Run) -> np.ndarray:
@@ -195,12 +256,20 @@ def on_the_day_before(run: Run) -> np.ndarray:
         _, acts = run.lens.run_with_cache(run.encoded, names_filter=point)
     spans = run.encoded.spans[""]
     pattern = acts[point][0, 3].double().numpy()
-    ahead = [query for query in range(len(spans)) if not spans.special[query] and spans.start[query] >= 0]
-    return np.array([pattern[query, spans.start.index(spans.start[query] - DAY)] for query in ahead])
+    ahead = [
+        query
+        for query in range(len(spans))
+        if not spans.special[query] and spans.start[query] >= 0
+    ]
+    return np.array(
+        [pattern[query, spans.start.index(spans.start[query] - DAY)] for query in ahead]
+    )
 
 
 @pytest.mark.browser
-def test_a_day_that_is_copied_is_a_day_on_the_whole_page(daily: Run, new_browser: Any, tmp_path: Path) -> None:
+def test_a_day_that_is_copied_is_a_day_on_the_whole_page(
+    daily: Run, new_browser: Any, tmp_path: Path
+) -> None:
     shares = on_the_day_before(daily)
     assert (shares > 0.9).all()
     page = daily.report(tmp_path, sections=("ablation", "explore"))
@@ -214,7 +283,9 @@ def test_a_day_that_is_copied_is_a_day_on_the_whole_page(daily: Run, new_browser
         assert f"24 steps back ({mean})" in linked.words()
         cards = driver.find_element("css selector", ".cards").text
         assert f"head 3: 24 steps back\n{mean}" in cards
-        chapters = driver.execute_script("return document.body.textContent").replace("\u00a0", " ")
+        chapters = driver.execute_script("return document.body.textContent").replace(
+            "\u00a0", " "
+        )
         assert f"It looks most 24 steps back ({mean} of its attention" in chapters
         assert f"up to {100 * shares.max():.3g} %" in linked.text("context")
         # at every step the slider says the same of its own row

@@ -24,8 +24,15 @@ def opened(driver, path, width: int = 1280) -> list[str]:
     driver.set_window_size(width, 900)
     driver.get(path.as_uri())
     until_drawn(driver)
-    events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    return [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    events = [
+        json.loads(entry["message"])["message"]
+        for entry in driver.get_log("performance")
+    ]
+    return [
+        e["params"]["request"]["url"]
+        for e in events
+        if e["method"] == "Network.requestWillBeSent"
+    ]
 
 
 def test_every_plot_is_drawn_without_error_or_network(driver, evil_whole, evil, counts):
@@ -41,12 +48,21 @@ def test_every_plot_is_drawn_without_error_or_network(driver, evil_whole, evil, 
     assert addresses[0] == evil_whole.as_uri()
     assert all(a.startswith("data:") for a in addresses[1:])
     # a series id with markup shows letter by letter
-    heading = driver.execute_script("return document.querySelector('figure h3').textContent")
+    heading = driver.execute_script(
+        "return document.querySelector('figure h3').textContent"
+    )
     assert evil in heading
-    assert driver.execute_script("return document.querySelectorAll('[data-title*=\"Share\"]').length") == 0
+    assert (
+        driver.execute_script(
+            "return document.querySelectorAll('[data-title*=\"Share\"]').length"
+        )
+        == 0
+    )
 
 
 def test_a_phone_needs_no_sideways_scrolling_of_the_page(driver, whole):
     opened(driver, whole, width=500)
-    wide, seen = driver.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+    wide, seen = driver.execute_script(
+        "return [document.documentElement.scrollWidth, window.innerWidth]"
+    )
     assert wide <= seen

@@ -46,7 +46,10 @@ def table(link: dict[str, str | None]) -> pd.DataFrame:
 
 def test_every_figure_has_a_plot_a_reading_and_a_table(found, counts, results):
     anchors = [attrs["id"] or "" for attrs in found.all("figure")]
-    drawn = {name: sum(a.startswith(f"s{i}-") for a in anchors) for i, name in enumerate(counts, start=1)}
+    drawn = {
+        name: sum(a.startswith(f"s{i}-") for a in anchors)
+        for i, name in enumerate(counts, start=1)
+    }
     assert drawn == counts
     figures = len(anchors)
     assert len(found.specs) == figures
@@ -54,12 +57,25 @@ def test_every_figure_has_a_plot_a_reading_and_a_table(found, counts, results):
     assert len([a for a in found.all("a") if "download" in a]) == figures
     # the first sentence of a chapter stands alone, all of them in the text
     panels = panels_of(results)
-    told = [words for each in panels.values() for panel in each for words in panel.sentences]
+    told = [
+        words for each in panels.values() for panel in each for words in panel.sentences
+    ]
     text = " ".join(found.text.split())
-    assert [words for words in map(build._typeset, told) if " ".join(words.split()) not in text] == []
+    assert [
+        words
+        for words in map(build._typeset, told)
+        if " ".join(words.split()) not in text
+    ] == []
     # of a chapter with figures of single series, one for each of them
-    leading = [{panel.series for panel in each} - {""} if each[0].series else {""} for each in panels.values()]
-    assert len([p for p in found.all("p") if p.get("class") == "main"]) == sum(map(len, leading)) > len(counts)
+    leading = [
+        {panel.series for panel in each} - {""} if each[0].series else {""}
+        for each in panels.values()
+    ]
+    assert (
+        len([p for p in found.all("p") if p.get("class") == "main"])
+        == sum(map(len, leading))
+        > len(counts)
+    )
 
 
 def test_every_series_has_its_figures_or_a_note(tmp_path):
@@ -69,12 +85,18 @@ def test_every_series_has_its_figures_or_a_note(tmp_path):
     kinds = ("forecast", "lens", "ablation", "attribution", "explore", "attention")
     found = page({kind: every[kind] for kind in kinds}, tmp_path)
     for place, kind in enumerate(kinds, start=1):
-        own = [attrs for attrs in found.all("figure") if (attrs["id"] or "").startswith(f"s{place}-")]
+        own = [
+            attrs
+            for attrs in found.all("figure")
+            if (attrs["id"] or "").startswith(f"s{place}-")
+        ]
         drawn = {attrs["data-series"] for attrs in own if "data-series" in attrs}
         expected = {"forecast": ids, "explore": ids, "attention": []}.get(kind, ids[:8])
         assert drawn == set(expected), kind
     notes = [
-        attrs["data-series"] for attrs in found.all("p") if attrs.get("class") == "note" and "data-series" in attrs
+        attrs["data-series"]
+        for attrs in found.all("p")
+        if attrs.get("class") == "note" and "data-series" in attrs
     ]
     # lens, ablation and attribution leave out two series; attention is of one
     assert sorted(notes) == sorted([*3 * ids[8:], *ids[1:]])
@@ -82,7 +104,9 @@ def test_every_series_has_its_figures_or_a_note(tmp_path):
 
 
 def test_what_any_chapter_may_say_is_said_once(results, tmp_path):
-    text = page({name: results[name] for name in ("ablation", "attribution", "gain")}, tmp_path).text
+    text = page(
+        {name: results[name] for name in ("ablation", "attribution", "gain")}, tmp_path
+    ).text
     assert text.count("Not compared with untrained twins") == 1
     assert "What counts as significant" in text
     # a sentence names the chapters that it is of
@@ -102,7 +126,9 @@ def test_strings_of_users_are_text_everywhere(evil_whole, evil):
     # one script per figure, plotly, its settings, the linked view's state and the drawing
     assert len(found.all("script")) == len(found.all("figure")) + 4
     assert not found.all("img")
-    assert not [attrs for _, attrs in found.tags if any(name.startswith("on") for name in attrs)]
+    assert not [
+        attrs for _, attrs in found.tags if any(name.startswith("on") for name in attrs)
+    ]
     for words in (evil, "b</script>", "c%{x}"):
         assert words in found.text
     specs = found.specs
@@ -114,14 +140,19 @@ def test_strings_of_users_are_text_everywhere(evil_whole, evil):
     assert "<script" not in json.dumps(specs, ensure_ascii=False)
     assert "<img" not in json.dumps(specs, ensure_ascii=False)
     links = [a for a in found.all("a") if "download" in a]
-    assert all(set(a["download"] or "") <= set("abcdefghijklmnopqrstuvwxyz0123456789-.") for a in links)
+    assert all(
+        set(a["download"] or "") <= set("abcdefghijklmnopqrstuvwxyz0123456789-.")
+        for a in links
+    )
     assert table(links[0])["series"][0] == evil
 
 
 def test_tables_hold_the_numbers_of_their_figures(found, results):
     second = tables(found, 1)[1]
     ds = results["forecast"].isel(series=1)
-    np.testing.assert_allclose(second[["q0.1", "q0.5", "q0.9"]].values.T, ds["quantile_forecast"].values)
+    np.testing.assert_allclose(
+        second[["q0.1", "q0.5", "q0.9"]].values.T, ds["quantile_forecast"].values
+    )
     np.testing.assert_allclose(second["truth"], ds["truth"])
     assert (second["series"].unique(), second["timestamp"][0]) == (["b"], "2001-01-25")
     entropy, cells = tables(found, 2)[:2]
@@ -129,17 +160,27 @@ def test_tables_hold_the_numbers_of_their_figures(found, results):
     last = cells.query("layer == 'layer 1' and step == 4").iloc[0]
     assert last["value_from"] <= 14 <= last["value_to"]
     assert last["probability"] == 1.0
-    gain = tables(found, 3)[0].query("metric == 'MAE' and layer == '0' and series == 'b'")
+    gain = tables(found, 3)[0].query(
+        "metric == 'MAE' and layer == '0' and series == 'b'"
+    )
     assert gain["gain_percent"].item() == -20
     assert gain["error"].item() == 0.333333
-    assert tables(found, 4)[0].set_index("component").loc["decoder.1.cross_attn.1", "spearman_distance: c"] == 0.8
+    assert (
+        tables(found, 4)[0]
+        .set_index("component")
+        .loc["decoder.1.cross_attn.1", "spearman_distance: c"]
+        == 0.8
+    )
     steps = tables(found, 5)[0].set_index("component")
     assert steps.loc["decoder.1.cross_attn.0", "step 4"] == -2.0
     assert "decoder.1" not in steps.index
     heads, weights, _ = tables(found, 6)
     assert heads.query("layer == 1 and head == 0")["special_weight"].item() == 0.9
     assert (weights["query_start"] - weights["key_start"] == 7).all()
-    assert tables(found, 7)[0].query("layer == 'embed' and step == 2")["q0.5"].item() == 20.0
+    assert (
+        tables(found, 7)[0].query("layer == 'embed' and step == 2")["q0.5"].item()
+        == 20.0
+    )
 
 
 def test_long_tables_are_compressed_and_whole():
@@ -154,7 +195,9 @@ def test_long_tables_are_compressed_and_whole():
 
 
 def test_what_exceeds_the_limit_is_left_out_and_named(results, tmp_path, monkeypatch):
-    some = {name: results[name] for name in ("gain", "attribution")} | {"y": results["gain"]}
+    some = {name: results[name] for name in ("gain", "attribution")} | {
+        "y": results["gain"]
+    }
     full = build_report(some, tmp_path, title="T", provenance=PROVENANCE).stat().st_size
     # what the page keeps free for its template, less than the template has
     limit = full + 57_000
@@ -171,7 +214,9 @@ def test_what_exceeds_the_limit_is_left_out_and_named(results, tmp_path, monkeyp
 
 
 def test_paths_and_atomicity(results, tmp_path):
-    path = build_report({"g": results["gain"]}, tmp_path / "deep" / "r.html", title="T", provenance={})
+    path = build_report(
+        {"g": results["gain"]}, tmp_path / "deep" / "r.html", title="T", provenance={}
+    )
     assert path.name == "r.html"
     before = path.read_text()
     results["gain"].attrs["kind"] = "gane"
@@ -200,5 +245,7 @@ def test_results_saved_and_loaded_give_the_same_file(results, whole, tmp_path):
             continue
         ds.to_netcdf(tmp_path / f"{name}.nc", engine="scipy")
         loaded[name] = xr.load_dataset(tmp_path / f"{name}.nc", engine="scipy")
-    path = build_report(loaded, tmp_path, title="T", provenance={"model": "toy", "hash": "x" * 200})
+    path = build_report(
+        loaded, tmp_path, title="T", provenance={"model": "toy", "hash": "x" * 200}
+    )
     assert path.read_bytes() == whole.read_bytes()

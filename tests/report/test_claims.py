@@ -29,7 +29,9 @@ from tsfm_lens.viz.zero_ablation import read_ablation
 
 def sizes(own: list[float], twins: list[list[float]], groups: list[str]) -> xr.Dataset:
     def result(values: list[float]) -> xr.Dataset:
-        data = xr.Dataset({"effect": (("component", "series"), np.tile(np.array(values)[:, None], 9))})
+        data = xr.Dataset(
+            {"effect": (("component", "series"), np.tile(np.array(values)[:, None], 9))}
+        )
         return judge(data, "effect", floor=0.0, groups=groups)
 
     return with_twins(result(own), [result(each) for each in twins])
@@ -88,11 +90,18 @@ def told(data: xr.Dataset) -> str:
     return judged(data, "effect", "component").standing(["a", "b"], "parts")[-1]
 
 
-def test_the_work_decides_whether_twins_are_run(probe: Callable[..., xr.Dataset]) -> None:
+def test_the_work_decides_whether_twins_are_run(
+    probe: Callable[..., xr.Dataset],
+) -> None:
     assert probe(Work(TWIN_WORK))["effect_twins"].sizes["twin"] == 3
     beyond = probe(Work(TWIN_WORK + 1))
     assert "effect_twins" not in beyond
-    for part in ("Not compared with untrained twins", "parameters × forwards", "--twins 24", "twins=24"):
+    for part in (
+        "Not compared with untrained twins",
+        "parameters × forwards",
+        "--twins 24",
+        "twins=24",
+    ):
         assert part in told(beyond)
     # the advice works, whatever the work
     asked = probe(Work(10 * TWIN_WORK, n_twins=24))
@@ -100,7 +109,9 @@ def test_the_work_decides_whether_twins_are_run(probe: Callable[..., xr.Dataset]
     assert "parameters × forwards" not in told(probe(Work(1, n_twins=0)))
 
 
-def work_of(name: str, memory: str | None, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Run, int]:
+def work_of(
+    name: str, memory: str | None, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> tuple[Run, int]:
     if memory is None:
         monkeypatch.delenv("TSFM_LENS_MEMORY", raising=False)
     else:
@@ -112,8 +123,12 @@ def work_of(name: str, memory: str | None, monkeypatch: pytest.MonkeyPatch, **op
 
 
 @pytest.mark.parametrize("name", ["bolt-nano", "chronos-nano", "chronos2-nano"])
-def test_work_counts_forwards_and_knows_no_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, work = work_of(name, None, monkeypatch, num_samples=2 if name == "chronos-nano" else None)
+def test_work_counts_forwards_and_knows_no_memory(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, work = work_of(
+        name, None, monkeypatch, num_samples=2 if name == "chronos-nano" else None
+    )
     parameters = sum(each.numel() for each in run.lens.adapter.model.parameters())
     variants = ablation_effects(run).sizes["component"]
     assert work % parameters == 0
@@ -137,7 +152,9 @@ def test_a_rollout_counts_every_pass() -> None:
 @pytest.mark.parametrize("name", ["bolt-nano", "chronos-nano", "chronos2-nano"])
 def test_the_last_layer_has_no_gain_against_its_own_forecast(name: str) -> None:
     samples = 2 if name == "chronos-nano" else None
-    run = tsfm_lens.load(name).run(bundled("co2", "nile", "pedestrians").tail(64), 8, num_samples=samples)
+    run = tsfm_lens.load(name).run(
+        bundled("co2", "nile", "pedestrians").tail(64), 8, num_samples=samples
+    )
     lens = logit_lens(run)
     found = layer_gain(lens, reference="model")
     assert np.isnan(found["gain"].isel(layer=-1)).all()
@@ -157,7 +174,11 @@ def ablation(shape: list[float], size: list[float], change: list[float]) -> xr.D
     """Four heads and MLPs with these distances, shifts and changes of the error, alike on twelve series."""
     ds = planted.ablation(planted.series([f"s{i}" for i in range(12)], apart=1.0))
     place = np.flatnonzero(ds["kind"].values != "layer")[: len(shape)]
-    for name, values in (("spearman_distance", shape), ("mean_shift", size), ("mae_change", change)):
+    for name, values in (
+        ("spearman_distance", shape),
+        ("mean_shift", size),
+        ("mae_change", change),
+    ):
         effect = np.full(ds[name].shape, 0.001)
         effect[place] = np.array(values)[:, None]
         ds[name] = (("component", "series"), effect)
@@ -167,9 +188,15 @@ def ablation(shape: list[float], size: list[float], change: list[float]) -> xr.D
 
 def test_leaders_in_size_and_in_shape_are_told_apart() -> None:
     ds = ablation([0.9, 0.1, 0.1, 0.1], [0.1, 0.1, 0.8, 0.1], [0.3, 0.1, 0.5, 0.1])
-    labels = [str(each) for each in ds["component"].values[ds["kind"].values != "layer"]]
+    labels = [
+        str(each) for each in ds["component"].values[ds["kind"].values != "layer"]
+    ]
     words = read_ablation(ds, "spearman_distance")
-    (why,) = [each for each in words if "size" in each and "shape" in each and labels[0] in each]
+    (why,) = [
+        each
+        for each in words
+        if "size" in each and "shape" in each and labels[0] in each
+    ]
     assert labels[2] in why
     assert not any("error falls" in each for each in words)
 
@@ -185,7 +212,9 @@ def test_a_leader_without_which_the_error_falls_is_remarked_upon(leader: int) ->
     change[leader] = -0.4
     ds = ablation([0.9, 0.1, 0.1, 0.1], [0.1, 0.1, 0.8, 0.1], change)
     name = str(ds["component"].values[ds["kind"].values != "layer"][leader])
-    (remark,) = [each for each in read_ablation(ds, "spearman_distance") if "error falls" in each]
+    (remark,) = [
+        each for each in read_ablation(ds, "spearman_distance") if "error falls" in each
+    ]
     assert name in remark
     assert "40 %" in remark
 
@@ -215,14 +244,20 @@ def test_a_page_has_one_baseline(name: str, gap: int) -> None:
     values = series.values[0].copy()
     if gap:
         values[-14 - gap : -14] = np.nan
-    series = type(series)((values,), ids=series.ids, freq=series.freq, units=series.units)
+    series = type(series)(
+        (values,), ids=series.ids, freq=series.freq, units=series.units
+    )
     run = tsfm_lens.load("bolt-nano").run(series, 12, holdout=True)
     ds = Results(run)["forecast"]
     season = run.batch.seasonalities[0]
     label, naive = naive_forecast(ds, 0)
     past = run.batch.values[0]
     steps = np.arange(12)
-    expected = past[len(past) - season + steps % season] if season > 1 else np.full(12, past[np.isfinite(past)][-1])
+    expected = (
+        past[len(past) - season + steps % season]
+        if season > 1
+        else np.full(12, past[np.isfinite(past)][-1])
+    )
     known = np.isfinite(expected)
     np.testing.assert_allclose(naive[known], expected[known])
     assert np.isfinite(naive).all()

@@ -23,7 +23,9 @@ DIGITS = 1e-4  # numbers of a page have four or five
 def forecast(name: str, seed: int = 0) -> Run:
     lens = tsfm_lens.load(name)
     samples = {"num_samples": 4} if lens.adapter.readout == "token" else {}
-    return lens.run(tsfm_lens.bundled("elnino", "nile"), H, holdout=True, seed=seed, **samples)
+    return lens.run(
+        tsfm_lens.bundled("elnino", "nile"), H, holdout=True, seed=seed, **samples
+    )
 
 
 def state_of(run: Run, folder: Path) -> tuple[dict[str, Any], str]:
@@ -32,7 +34,9 @@ def state_of(run: Run, folder: Path) -> tuple[dict[str, Any], str]:
 
 
 @pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano", "chronos2-nano"])
-def test_the_map_has_every_component_with_the_number_of_the_chapter(name: str, tmp_path: Path) -> None:
+def test_the_map_has_every_component_with_the_number_of_the_chapter(
+    name: str, tmp_path: Path
+) -> None:
     run = forecast(name)
     state, text = state_of(run, tmp_path)
     parts = run.measure("ablation")
@@ -44,15 +48,21 @@ def test_the_map_has_every_component_with_the_number_of_the_chapter(name: str, t
     later = slice(1, None) if run.tokens_read else slice(None)
     for place, series in enumerate(state["series"]):
         shift = single["mean_shift"].isel(series=place).values
-        np.testing.assert_allclose([each["effect"] for each in series["states"]], shift, rtol=DIGITS)
+        np.testing.assert_allclose(
+            [each["effect"] for each in series["states"]], shift, rtol=DIGITS
+        )
         # what is drawn is what is measured, and the error beside it that of the same forecast
         drawn = np.array([each["line"] for each in series["states"]])[:, later]
         plain = np.array(series["line"])[later]
         floor = float(single["mean_shift_floor"][place])
         assert series["floor"] == pytest.approx(floor, rel=DIGITS)
-        np.testing.assert_allclose(np.abs(drawn - plain).mean(-1), shift, atol=2 * DIGITS * np.abs(plain).max())
         np.testing.assert_allclose(
-            [each["error"] for each in series["states"]], single["mae"].isel(series=place), rtol=DIGITS
+            np.abs(drawn - plain).mean(-1), shift, atol=2 * DIGITS * np.abs(plain).max()
+        )
+        np.testing.assert_allclose(
+            [each["error"] for each in series["states"]],
+            single["mae"].isel(series=place),
+            rtol=DIGITS,
         )
     # the card names the strongest, which is on the map, and the chapter the effect of the one that it draws
     ids = single["series"].values.tolist()
@@ -60,17 +70,24 @@ def test_the_map_has_every_component_with_the_number_of_the_chapter(name: str, t
     for place, each in enumerate(ids):
         strongest = int(single["mean_shift"].isel(series=place).argmax())
         assert cards[each]["big"] == state["names"][strongest]
-        told = re.search(rf"Without (\S+) the [\w ]+ forecast of {each} moves by ([\d.]+)", text)
+        told = re.search(
+            rf"Without (\S+) the [\w ]+ forecast of {each} moves by ([\d.]+)", text
+        )
         assert told is not None
         effect = single["mean_shift"].isel(series=place).sel(component=told[1])
         assert told[2].rstrip(".") == f"{float(effect):.3g}"
 
 
 def test_another_seed_changes_no_effect(tmp_path: Path) -> None:
-    (one, _), (other, _) = (state_of(forecast("chronos-nano", seed), tmp_path / str(seed)) for seed in (0, 1))
+    (one, _), (other, _) = (
+        state_of(forecast("chronos-nano", seed), tmp_path / str(seed))
+        for seed in (0, 1)
+    )
     for here, there in zip(one["series"], other["series"], strict=True):
         assert here["low"] != there["low"]
-        effects = [[each["effect"] for each in series["states"]] for series in (here, there)]
+        effects = [
+            [each["effect"] for each in series["states"]] for series in (here, there)
+        ]
         np.testing.assert_allclose(*effects, rtol=DIGITS)
         assert here["start"] == there["start"]
 
@@ -87,10 +104,19 @@ def test_what_is_read_is_what_the_strongest_head_reads() -> None:
         f"layer {at}" for at in ("1, head 2", "1, head 1", "1, head 0", "0, head 2")
     ]
     floor = ds["mean_shift_floor"].copy(data=np.full(3, 11.5))
-    (card,) = cards_of({"explore": ds.assign(mean_shift_floor=floor)}, {"explore": "s1"})
+    (card,) = cards_of(
+        {"explore": ds.assign(mean_shift_floor=floor)}, {"explore": "s1"}
+    )
     assert len(card["cards"]["a"]["bars"]) == 1
     # where that one rests on special tokens it says so, and where none acts there is no card
-    resting = ds.assign(attention_other=ds["attention_other"] * 0 + 0.9).assign_attrs(special="EOS")
+    resting = ds.assign(attention_other=ds["attention_other"] * 0 + 0.9).assign_attrs(
+        special="EOS"
+    )
     (card,) = cards_of({"explore": resting}, {"explore": "s1"})
     assert card["cards"]["a"]["big"] == "EOS"
-    assert cards_of({"explore": ds.assign(mean_shift_floor=floor * 100)}, {"explore": "s1"}) == []
+    assert (
+        cards_of(
+            {"explore": ds.assign(mean_shift_floor=floor * 100)}, {"explore": "s1"}
+        )
+        == []
+    )

@@ -14,14 +14,27 @@ from tsfm_lens.viz.head_states import read_explore
 from tsfm_lens.viz.linked import linked_state
 
 pytestmark = pytest.mark.browser
-DEFAULT = ("forecast", "lens", "gain", "attribution", "ablation", "attention", "explore")
+DEFAULT = (
+    "forecast",
+    "lens",
+    "gain",
+    "attribution",
+    "ablation",
+    "attention",
+    "explore",
+)
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     every = planted.in_report()
     results = {name: every[name] for name in DEFAULT}
-    return build_report(results, tmp_path_factory.mktemp("linked"), title="T", provenance={"model": "toy"})
+    return build_report(
+        results,
+        tmp_path_factory.mktemp("linked"),
+        title="T",
+        provenance={"model": "toy"},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +65,27 @@ def visible(driver) -> str:
 
 
 def test_a_tab_switches_the_view_and_the_numbers_of_the_cards(screen):
-    assert screen.find_element("css selector", ".facts").text == "toy · 2 layers × 3 heads · 3 series · 5 steps"
-    assert said(screen).startswith("Layer 1, head 2 of a: without it the expected value moves by 12 m on average")
+    assert (
+        screen.find_element("css selector", ".facts").text
+        == "toy · 2 layers × 3 heads · 3 series · 5 steps"
+    )
+    assert said(screen).startswith(
+        "Layer 1, head 2 of a: without it the expected value moves by 12 m on average"
+    )
     # the median is 1 above the truth; of the last season 8, 9, 8, 9, 8 the truth 10 to 14 is 3.6 away
     assert "this forecast\n1\n" in visible(screen)
     assert "last season repeated (2 steps)\n3.6" in visible(screen)
     assert "layer 1, head 2: " in visible(screen)
     second = screen.find_elements("css selector", ".tabs input")[1]
-    screen.execute_script("arguments[0].focus()", screen.find_element("css selector", ".tabs input:checked"))
+    screen.execute_script(
+        "arguments[0].focus()",
+        screen.find_element("css selector", ".tabs input:checked"),
+    )
     ActionChains(screen).send_keys("\ue014").perform()
     until(lambda: second.is_selected(), "the second tab is not selected")
-    assert said(screen).startswith("Layer 1, head 2 of b: without it the expected value moves by 24 m on average")
+    assert said(screen).startswith(
+        "Layer 1, head 2 of b: without it the expected value moves by 24 m on average"
+    )
     assert "last season repeated (2 steps)\n3.6" in visible(screen)
 
 
@@ -78,7 +101,9 @@ return Array.from(document.querySelectorAll("section:not(#provenance)")).map(sec
 
 def test_chapters_follow_the_tab_or_say_what_they_draw(screen):
     for place, name in enumerate("abc"):
-        screen.execute_script("document.querySelectorAll('.tabs input')[arguments[0]].click()", place)
+        screen.execute_script(
+            "document.querySelectorAll('.tabs input')[arguments[0]].click()", place
+        )
         chapters = screen.execute_script(SEEN)
         assert len(chapters) == len(DEFAULT)
         for kind, chapter in zip(DEFAULT, chapters, strict=True):
@@ -89,7 +114,9 @@ def test_chapters_follow_the_tab_or_say_what_they_draw(screen):
             assert chapter["figures"], kind
             # the attention is of the first series alone
             alone = kind == "attention" and name != "a"
-            assert [name in note and "draws a" in note for note in chapter["notes"]] == [True] * alone, kind
+            assert [
+                name in note and "draws a" in note for note in chapter["notes"]
+            ] == [True] * alone, kind
             if kind in ("forecast", "lens", "attribution", "ablation", "explore"):
                 assert name in shown, kind
     # a figure that was drawn under another tab is as wide as its place
@@ -101,29 +128,55 @@ def test_chapters_follow_the_tab_or_say_what_they_draw(screen):
 
 
 def test_a_click_on_a_head_shows_its_name_and_its_effect(screen):
-    press(screen, screen.find_element("css selector", "[data-component='decoder.0.cross_attn.1']"))
+    press(
+        screen,
+        screen.find_element(
+            "css selector", "[data-component='decoder.0.cross_attn.1']"
+        ),
+    )
     assert part(screen, "head").text == "layer 0, head 1"
-    assert said(screen).startswith("Layer 0, head 1 of a: without it the expected value moves by 1 m on average")
+    assert said(screen).startswith(
+        "Layer 0, head 1 of a: without it the expected value moves by 1 m on average"
+    )
     # the median is off by 1 with the head and by 2 without it
     assert "(mean absolute error 0 → 1)" in said(screen)
     # the same place for every step
-    assert "at 2001-01-23, 2 steps before the forecast (75 %; 25 % is on other tokens)" in said(screen)
+    assert (
+        "at 2001-01-23, 2 steps before the forecast (75 %; 25 % is on other tokens)"
+        in said(screen)
+    )
     # and which components it is behind of
-    assert "It is number 7 of 8; decoder.1.cross_attn.2 moves it most (12 m)" in said(screen)
+    assert "It is number 7 of 8; decoder.1.cross_attn.2 moves it most (12 m)" in said(
+        screen
+    )
     # arrows move through the rows in order of computation, whose MLPs stand alone
     ActionChains(screen).send_keys("\ue015").perform()
     assert part(screen, "head").text == "layer 0, MLP"
-    assert "without it the expected value moves by 5 m on average (mean absolute error 0 → 5)" in said(screen)
+    assert (
+        "without it the expected value moves by 5 m on average (mean absolute error 0 → 5)"
+        in said(screen)
+    )
     assert "read, and this is none of them" in said(screen)
     ActionChains(screen).send_keys("\ue015").perform()
     assert part(screen, "head").text == "layer 1, head 0"
 
 
 def test_a_step_shows_its_own_row_of_attention(screen):
-    press(screen, screen.find_element("css selector", "[data-component='decoder.1.cross_attn.0']"))
-    assert "Over all steps it looks most 7 steps back (75 %; 25 % is on other tokens)" in said(screen)
+    press(
+        screen,
+        screen.find_element(
+            "css selector", "[data-component='decoder.1.cross_attn.0']"
+        ),
+    )
+    assert (
+        "Over all steps it looks most 7 steps back (75 %; 25 % is on other tokens)"
+        in said(screen)
+    )
     part(screen, "step").send_keys("\ue014" * 3)
-    assert "For step 3, 2001-01-27, it looks most at 2001-01-20, 7 steps back (75 %;" in said(screen)
+    assert (
+        "For step 3, 2001-01-27, it looks most at 2001-01-20, 7 steps back (75 %;"
+        in said(screen)
+    )
     ActionChains(screen).send_keys("\ue00c").perform()
     assert "Over all steps" in said(screen)
 
@@ -135,7 +188,10 @@ def test_a_brush_gives_the_share_of_every_head(screen):
     cells = [cell.text for cell in screen.find_elements("css selector", ".cell")]
     # heads look 1, 2 and 3 steps before the forecast, head 0 of layer 1 at the seven steps further back
     assert cells == ["75 %", "75 %", "0 %", "", "0 %", "75 %", "0 %", ""]
-    assert "It gives 0 % of its attention to the brushed 2 steps (2001-01-23 to 2001-01-24)" in said(screen)
+    assert (
+        "It gives 0 % of its attention to the brushed 2 steps (2001-01-23 to 2001-01-24)"
+        in said(screen)
+    )
     assert "layer 0, head 0 gives most: 75 %" in said(screen)
     # nobody is here to forecast anew
     assert not part(screen, "live").is_displayed()
@@ -149,16 +205,27 @@ def test_the_page_is_short_and_small_at_every_width_in_dark_and_light(screen, pa
     assert screen.execute_script("return document.documentElement.scrollHeight") < 8000
     for width in (1400, 800, 500):
         screen.set_window_size(width, 1000)
-        wide, seen = screen.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+        wide, seen = screen.execute_script(
+            "return [document.documentElement.scrollWidth, window.innerWidth]"
+        )
         assert wide <= seen, width
     script = "return getComputedStyle(document.body).backgroundColor"
     light = screen.execute_script(script)
     press(screen, screen.find_element("id", "theme"))
     assert light == "rgb(255, 255, 255)" != screen.execute_script(script)
     plot = screen.find_element("css selector", ".plot")
-    until(lambda: screen.execute_script("return arguments[0].dataset.drawn", plot), "no plot is drawn")
-    until(lambda: screen.execute_script("return Boolean(arguments[0]._fullLayout)", plot), "no plot is drawn")
-    assert screen.execute_script("return arguments[0]._fullLayout.font.color", plot) == "rgba(220,220,220,1)"
+    until(
+        lambda: screen.execute_script("return arguments[0].dataset.drawn", plot),
+        "no plot is drawn",
+    )
+    until(
+        lambda: screen.execute_script("return Boolean(arguments[0]._fullLayout)", plot),
+        "no plot is drawn",
+    )
+    assert (
+        screen.execute_script("return arguments[0]._fullLayout.font.color", plot)
+        == "rgba(220,220,220,1)"
+    )
     assert screen.get_log("browser") == []
 
 
@@ -168,7 +235,9 @@ def test_a_large_model_keeps_what_it_has_room_for():
     state = linked_state(ds.isel(query=np.arange(20_000) % 5))
     rows = [["rows" in head for head in series["states"]] for series in state["series"]]
     assert rows == [[False] * 6 + [True, False]] * 3
-    assert state["notes"] == ["Attention at single steps is in this file for 1 of 6 heads, the strongest."]
+    assert state["notes"] == [
+        "Attention at single steps is in this file for 1 of 6 heads, the strongest."
+    ]
     assert all("mean" in series["states"][0] for series in state["series"])
 
 
@@ -179,7 +248,9 @@ def test_cards_are_made_of_what_there_is():
     assert "the truth is not known yet" in card["cards"]["a"]["note"]
     lens = every["lens"]
     for sign, words in ((1, "mostly in layer 1"), (-1, "not told by entropy")):
-        (card,) = cards_of({"lens": lens.assign(entropy=7 + sign * lens["entropy"])}, {"lens": "s1"})
+        (card,) = cards_of(
+            {"lens": lens.assign(entropy=7 + sign * lens["entropy"])}, {"lens": "s1"}
+        )
         assert card["cards"]["a"]["big"] == words
 
 

@@ -13,16 +13,34 @@ import planted
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import judge
 from tsfm_lens.report.build import measurement_of
-from tsfm_lens.viz.attention import read_attention, read_attention_map, read_head_entropy
-from tsfm_lens.viz.attribution import read_attribution, read_attribution_over_series, read_attribution_steps
+from tsfm_lens.viz.attention import (
+    read_attention,
+    read_attention_map,
+    read_head_entropy,
+)
+from tsfm_lens.viz.attribution import (
+    read_attribution,
+    read_attribution_over_series,
+    read_attribution_steps,
+)
 from tsfm_lens.viz.circuits import read_circuit, read_circuit_forecasts, read_curve
 from tsfm_lens.viz.effects import read_effects, read_self_repair
 from tsfm_lens.viz.forecast import read_forecast
 from tsfm_lens.viz.head_states import read_explore
 from tsfm_lens.viz.kernel_regression import read_bandwidths, read_bound, read_tilt
-from tsfm_lens.viz.logit_lens import read_entropy, read_gain, read_lens_forecast, read_logit_map
+from tsfm_lens.viz.logit_lens import (
+    read_entropy,
+    read_gain,
+    read_lens_forecast,
+    read_logit_map,
+)
 from tsfm_lens.viz.parroting import read_lag, read_parroting, read_seasons
-from tsfm_lens.viz.patching import read_attribution_patching, read_estimate, read_patched_forecasts, read_patching
+from tsfm_lens.viz.patching import (
+    read_attribution_patching,
+    read_estimate,
+    read_patched_forecasts,
+    read_patching,
+)
 from tsfm_lens.viz.path_patching import read_paths
 from tsfm_lens.viz.rollout import read_flow, read_norm_weighted, read_rollout
 from tsfm_lens.viz.similarity import read_entropic_rank, read_layer_similarity
@@ -34,10 +52,25 @@ Reader = Callable[..., Any]
 MOST = f"{np.log(25):.3g}"
 SPREAD = float(np.std(np.arange(24.0)))
 READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
-    (read_forecast, "forecast", (0,), ("The median forecast of a starts at 11 m and ends at 15 m after 5 steps.",)),
-    (read_forecast, "forecast", (0,), ("80 % band is 4 m wide at the first step and 1 m at the last",)),
+    (
+        read_forecast,
+        "forecast",
+        (0,),
+        ("The median forecast of a starts at 11 m and ends at 15 m after 5 steps.",),
+    ),
+    (
+        read_forecast,
+        "forecast",
+        (0,),
+        ("80 % band is 4 m wide at the first step and 1 m at the last",),
+    ),
     # the context ends in 8, 9; the truth is 10 to 14
-    (read_forecast, "forecast", (0,), ("at 3 of 5 steps", "the last season repeated (2 steps) by 3.6 m")),
+    (
+        read_forecast,
+        "forecast",
+        (0,),
+        ("at 3 of 5 steps", "the last season repeated (2 steps) by 3.6 m"),
+    ),
     # other heads may move it more: a report names the kind and the head as other sections do
     (
         *(read_explore, "explore", ()),
@@ -46,10 +79,33 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
             "It also writes most",
         ),
     ),
-    (read_entropy, "lens", (), ("6 nats at the embedding to 1 nats at layer 1", "Layer 1 lowers it most, by 4 nats")),
-    (read_logit_map, "lens", (0,), ("at 0 % of steps; from layer 0 on, at half of the steps or more",)),
-    (read_lens_forecast, "patches", (0,), ("is 8 m away from the final one", "Layer 1 is closest to the truth (0 m).")),
-    (read_gain, "gain", (), ("is lowered most by layer 0 (−20 %", "raised most by layer 1")),
+    (
+        read_entropy,
+        "lens",
+        (),
+        (
+            "6 nats at the embedding to 1 nats at layer 1",
+            "Layer 1 lowers it most, by 4 nats",
+        ),
+    ),
+    (
+        read_logit_map,
+        "lens",
+        (0,),
+        ("at 0 % of steps; from layer 0 on, at half of the steps or more",),
+    ),
+    (
+        read_lens_forecast,
+        "patches",
+        (0,),
+        ("is 8 m away from the final one", "Layer 1 is closest to the truth (0 m)."),
+    ),
+    (
+        read_gain,
+        "gain",
+        (),
+        ("is lowered most by layer 0 (−20 %", "raised most by layer 1"),
+    ),
     (
         *(read_ablation, "ablation", ("spearman_distance",)),
         (
@@ -65,7 +121,12 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
         ("Largest change of MASE without one head: decoder.1.cross_attn.1 (65 %",),
     ),
     # 4 * 0.8 above a forecast that runs through 4 m
-    (read_ablation_forecasts, "ablation", (0, ["decoder.1.cross_attn.1"]), ("moves by 3.2 m on average (80 % of its",)),
+    (
+        read_ablation_forecasts,
+        "ablation",
+        (0, ["decoder.1.cross_attn.1"]),
+        ("moves by 3.2 m on average (80 % of its",),
+    ),
     (
         *(read_attribution, "attribution", ("expected_value", 0)),
         (
@@ -74,39 +135,88 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
             "Contributions do not sum to the forecast (completeness error 25 %).",
         ),
     ),
-    (read_attribution, "attribution", ("logit", 0), ("Contributions sum to the forecast (completeness error ",)),
+    (
+        read_attribution,
+        "attribution",
+        ("logit", 0),
+        ("Contributions sum to the forecast (completeness error ",),
+    ),
     (
         *(read_attribution_over_series, "attribution", ("expected_value",)),
         ("as shares of all sizes: decoder.1.cross_attn.0 (25 %; same sign on",),
     ),
     (
         *(read_attribution_steps, "attribution", ("expected_value", 0)),
-        ("changes most over the steps: from −2 (step 4)", "decoder.0.mlp has the largest contribution at 5 of 5 steps"),
+        (
+            "changes most over the steps: from −2 (step 4)",
+            "decoder.0.mlp has the largest contribution at 5 of 5 steps",
+        ),
     ),
     (
         *(read_attention, "attention", ()),
-        ("sharpest is layer 0, head 0 (entropy 0 nats)", f"is layer 0, head 1 ({MOST} of at most {MOST} nats)"),
+        (
+            "sharpest is layer 0, head 0 (entropy 0 nats)",
+            f"is layer 0, head 1 ({MOST} of at most {MOST} nats)",
+        ),
     ),
-    (read_attention_map, "attention", (0, 0), ("most often look 7 steps back (largest weight in 5 of 5 queries)",)),
-    (read_attention_map, "attention", (1, 0), ("Its queries give ", "of their attention to special tokens")),
+    (
+        read_attention_map,
+        "attention",
+        (0, 0),
+        ("most often look 7 steps back (largest weight in 5 of 5 queries)",),
+    ),
+    (
+        read_attention_map,
+        "attention",
+        (1, 0),
+        ("Its queries give ", "of their attention to special tokens"),
+    ),
     (
         *(read_stable_rank, "spectra", ("QK",)),
-        ("from 1 (layer 0, head 0) to 4 (layer 1, head 1); the largest possible is 4.", "highest in layer 1 (3.5)"),
+        (
+            "from 1 (layer 0, head 0) to 4 (layer 1, head 1); the largest possible is 4.",
+            "highest in layer 1 (3.5)",
+        ),
     ),
     # of equal singular values nine tenths need all; the heads have 1, 2, 3 and 4 of them
-    (read_spectra, "spectra", ("QK",), ("lie in 2 of 4 directions for the median head (1 to 4",)),
+    (
+        read_spectra,
+        "spectra",
+        ("QK",),
+        ("lie in 2 of 4 directions for the median head (1 to 4",),
+    ),
     (
         read_entropic_rank,
         "entropic_rank",
         (),
         ("in layer 1 (3 of at most 5)", "differ most in layer 1: from 2 to 4.5."),
     ),
-    (read_layer_similarity, "layer_similarity", ("cka",), ("between layer 0 and layer 1 (CKA 0.25)",)),
+    (
+        read_layer_similarity,
+        "layer_similarity",
+        ("cka",),
+        ("between layer 0 and layer 1 (CKA 0.25)",),
+    ),
     (read_layer_similarity, "layer_similarity", ("update_cosine",), ("(cosine −0.5)",)),
     # widths 1, 2, 4 in three heads and 0.5, 2, 4 in the other
-    (read_bandwidths, "kernel", (), ("layer 0, head 1 (bandwidth 0.5", "is 4 times the narrowest")),
-    (read_tilt, "kernel", (), ("layer 1, head 0 (2). It varies at least as much as the scores in 1 of 4",)),
-    (read_bound, "kernel", (), ("hold for 7 of 8 heads and queries", "2 times the measured", "never exceeded")),
+    (
+        read_bandwidths,
+        "kernel",
+        (),
+        ("layer 0, head 1 (bandwidth 0.5", "is 4 times the narrowest"),
+    ),
+    (
+        read_tilt,
+        "kernel",
+        (),
+        ("layer 1, head 0 (2). It varies at least as much as the scores in 1 of 4",),
+    ),
+    (
+        read_bound,
+        "kernel",
+        (),
+        ("hold for 7 of 8 heads and queries", "2 times the measured", "never exceeded"),
+    ),
     (
         *(read_head_entropy, "head_entropy", ()),
         (
@@ -116,47 +226,128 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     ),
     (
         *(read_rollout, "autoregressive_attention", ("sharp",)),
-        ("1 of 4 heads has its largest weight at the same lag", "of the queries: layer 0, head 0."),
+        (
+            "1 of 4 heads has its largest weight at the same lag",
+            "of the queries: layer 0, head 0.",
+        ),
     ),
-    (read_rollout, "autoregressive_attention", ("diffuse",), (f"layer 0, head 1 ({MOST} nats).", "gives 4 % of")),
+    (
+        read_rollout,
+        "autoregressive_attention",
+        ("diffuse",),
+        (f"layer 0, head 1 ({MOST} nats).", "gives 4 % of"),
+    ),
     # the first token has 1 of itself, the three others 0.3; 1 and three times 0.7
     (
         read_flow,
         "flow",
         (),
-        ("keeps 100 % of itself after layer 0 and 47.5 % after layer 1", "Step -4 reaches the others most: 77.5"),
+        (
+            "keeps 100 % of itself after layer 0 and 47.5 % after layer 1",
+            "Step -4 reaches the others most: 77.5",
+        ),
     ),
     # every weight of a one-hot head counts twice; 0.2 of layer 1 is on a real step, 0.045 on EOS
-    (read_norm_weighted, "norm_weighted", (), ("longest in layer 0, head 0 (2 on average)", f"{4.5 / 0.245:.3g} %")),
+    (
+        read_norm_weighted,
+        "norm_weighted",
+        (),
+        ("longest in layer 0, head 0 (2 on average)", f"{4.5 / 0.245:.3g} %"),
+    ),
     (
         read_parroting,
         "parroting",
         (0,),
-        ("forecast of a is 0 standard deviations", "repeated at lag 7", "(9 steps back), is 0.5 away"),
+        (
+            "forecast of a is 0 standard deviations",
+            "repeated at lag 7",
+            "(9 steps back), is 0.5 away",
+        ),
     ),
     # forecast 3 + h, truth 10 + h
-    (read_parroting, "parroting", (0,), (f"The truth is {7 / SPREAD:.3g} away, so the forecast is nearer to a copy",)),
-    (read_parroting, "parroting", (2,), ("The context of c is too short or constant, so there is nothing to copy.",)),
-    (read_lag, "lag", (), ("Uniform attention would put 10 % at lag 12", "most of all layer 1, head 1 (90 %)")),
-    (read_seasons, "seasonality", (), ("a 50 % (period 4), b 50 %", "weaker than the truth's in 3 of 3 series")),
+    (
+        read_parroting,
+        "parroting",
+        (0,),
+        (f"The truth is {7 / SPREAD:.3g} away, so the forecast is nearer to a copy",),
+    ),
+    (
+        read_parroting,
+        "parroting",
+        (2,),
+        ("The context of c is too short or constant, so there is nothing to copy.",),
+    ),
+    (
+        read_lag,
+        "lag",
+        (),
+        (
+            "Uniform attention would put 10 % at lag 12",
+            "most of all layer 1, head 1 (90 %)",
+        ),
+    ),
+    (
+        read_seasons,
+        "seasonality",
+        (),
+        ("a 50 % (period 4), b 50 %", "weaker than the truth's in 3 of 3 series"),
+    ),
     (
         *(read_patching, "patching", (0,)),
-        ("are 4 m apart on average", "the EOS token (100 %) and the stream before layer 1, steps −12 to −1 (75 %)"),
+        (
+            "are 4 m apart on average",
+            "the EOS token (100 %) and the stream before layer 1, steps −12 to −1 (75 %)",
+        ),
     ),
-    (read_patched_forecasts, "patching", (0,), ("is 0 m from the clean one on average; unpatched it is 4 m away.",)),
+    (
+        read_patched_forecasts,
+        "patching",
+        (0,),
+        ("is 0 m from the clean one on average; unpatched it is 4 m away.",),
+    ),
     # 0.5 in one of nine cells
-    (read_attribution_patching, "attribution_patching", (), ("by 0.0556 on average, at most by 0.5", "is 0.9")),
+    (
+        read_attribution_patching,
+        "attribution_patching",
+        (),
+        ("by 0.0556 on average, at most by 0.5", "is 0.9"),
+    ),
     (read_estimate, "attribution_patching", (0,), ("steps −12 to −1 (+1.25)",)),
-    (read_paths, "paths", (), ("decoder.0.cross_attn.0 (+0.5)", "decoder.0.cross_attn.0 to decoder.1.mlp (−0.25)")),
+    (
+        read_paths,
+        "paths",
+        (),
+        (
+            "decoder.0.cross_attn.0 (+0.5)",
+            "decoder.0.cross_attn.0 to decoder.1.mlp (−0.25)",
+        ),
+    ),
     (
         *(read_circuit, "circuit", ()),
         (
-            *("3 of 8 components are kept: 2 of 6 cross-attention heads and 1 of 2 MLPs", "90 %", "80 %"),
+            *(
+                "3 of 8 components are kept: 2 of 6 cross-attention heads and 1 of 2 MLPs",
+                "90 %",
+                "80 %",
+            ),
             *("minimal up to pairs", "decoder.0.cross_attn.1 (8 %)."),
         ),
     ),
-    (read_circuit_forecasts, "circuit", (0,), ("circuit alone 1 m", "all but the circuit 8 m")),
-    (read_curve, "circuit", (), ("tried with a faithfulness of at least 0.9 has 3 components", "between 5 and 8 comp")),
+    (
+        read_circuit_forecasts,
+        "circuit",
+        (0,),
+        ("circuit alone 1 m", "all but the circuit 8 m"),
+    ),
+    (
+        read_curve,
+        "circuit",
+        (),
+        (
+            "tried with a faithfulness of at least 0.9 has 3 components",
+            "between 5 and 8 comp",
+        ),
+    ),
 ]
 
 
@@ -166,27 +357,56 @@ def truths() -> dict[str, xr.Dataset]:
     return planted.in_report()
 
 
-@pytest.mark.parametrize(("read", "name", "how", "phrases"), READINGS, ids=[each[0].__name__ for each in READINGS])
+@pytest.mark.parametrize(
+    ("read", "name", "how", "phrases"),
+    READINGS,
+    ids=[each[0].__name__ for each in READINGS],
+)
 def test_a_reading_states_the_planted_truth(
-    truths: dict[str, xr.Dataset], read: Reader, name: str, how: tuple[Any, ...], phrases: tuple[str, ...]
+    truths: dict[str, xr.Dataset],
+    read: Reader,
+    name: str,
+    how: tuple[Any, ...],
+    phrases: tuple[str, ...],
 ) -> None:
-    assert [phrase for phrase in phrases if phrase not in " ".join(read(truths[name], *how))] == []
+    assert [
+        phrase for phrase in phrases if phrase not in " ".join(read(truths[name], *how))
+    ] == []
 
 
 def test_a_share_within_rounding_is_not_called_one_of_the_forecast(results):
     steady = results["gain"]
     steady["gain"][0, 1] = [-21.0, -20.0, -19.0]
-    mae = read_gain(judge(steady, "gain", floor=0.0, signed=True, smallest=1.0, groups="metric"))[0]
-    assert "(median and range over 3 series) is lowered most by layer 0 (−20 %, −21 % to −19 %); raised most" in mae
-    none = read_gain(judge(steady, "gain", floor=50.0, signed=True, smallest=1.0, groups="metric"))
+    mae = read_gain(
+        judge(steady, "gain", floor=0.0, signed=True, smallest=1.0, groups="metric")
+    )[0]
+    assert (
+        "(median and range over 3 series) is lowered most by layer 0 (−20 %, −21 % to −19 %); raised most"
+        in mae
+    )
+    none = read_gain(
+        judge(steady, "gain", floor=50.0, signed=True, smallest=1.0, groups="metric")
+    )
     assert none[0].endswith("is changed by less than 1 % by every layer.")
-    drowned = judge(results["attribution"], "size_share", floor=9.0, groups="decomposition")
-    assert not any("largest" in words for words in read_attribution_over_series(drowned, "logit"))
+    drowned = judge(
+        results["attribution"], "size_share", floor=9.0, groups="decomposition"
+    )
+    assert not any(
+        "largest" in words for words in read_attribution_over_series(drowned, "logit")
+    )
     parts = results["attribution"]
-    single = parts.assign(attribution=parts["attribution"].where(parts["component"] == "decoder.0.mlp", -0.0))
+    single = parts.assign(
+        attribution=parts["attribution"].where(
+            parts["component"] == "decoder.0.mlp", -0.0
+        )
+    )
     words = read_attribution(single, "expected_value", 0)[0]
-    assert [part in words for part in (": decoder.0.mlp (", "ones to 0.", "cross_attn")] == [True, True, False]
-    silent = read_attribution(parts.assign(attribution=-0.0 * parts["attribution"]), "expected_value", 0)
+    assert [
+        part in words for part in (": decoder.0.mlp (", "ones to 0.", "cross_attn")
+    ] == [True, True, False]
+    silent = read_attribution(
+        parts.assign(attribution=-0.0 * parts["attribution"]), "expected_value", 0
+    )
     assert ("No component moves" in silent[0], signed(-0.0)) == (True, "+0")
     drowned = judge(results["patching"], "recovered", floor=2.0, signed=True)
     assert read_patching(drowned, 0)[1].startswith("No single patch moves")
@@ -203,16 +423,27 @@ def test_sizes_come_first_and_each_statement_has_its_own_sentence(results):
     effect = 0.001 * rng.random((ds.sizes["component"], 16))
     effect[heads[2]], effect[heads[4], :3] = 0.4 + rng.random(16), 2.0
     ds["spearman_distance"] = (("component", "series"), effect)
-    words = read_ablation(judge(ds, "spearman_distance", floor=1e-6), "spearman_distance")
+    words = read_ablation(
+        judge(ds, "spearman_distance", floor=1e-6), "spearman_distance"
+    )
     name = str(ds["component"].values[heads[2]])
-    head = "Largest Spearman distance without one head (median and range over 16 series)"
+    head = (
+        "Largest Spearman distance without one head (median and range over 16 series)"
+    )
     assert words[0].startswith(f"{head}: {name} (")
     assert words[1].startswith(f"{name}: largest in ")
-    assert words[1].endswith(" % of bootstrap samples of series, significantly larger than the rest.")
+    assert words[1].endswith(
+        " % of bootstrap samples of series, significantly larger than the rest."
+    )
     assert words[2] == "Without any single MLP the Spearman distance is below 1 %."
     # what is said of the size of the shift stands between
-    assert words[-4] == "6 of 6 heads act above rounding on all 16 series; 1 of 6 by 1 % or more."
-    assert words[-3].startswith(f"Significant for other series like these: 1 of 6: {name} (sign tests over 16 series, ")
+    assert (
+        words[-4]
+        == "6 of 6 heads act above rounding on all 16 series; 1 of 6 by 1 % or more."
+    )
+    assert words[-3].startswith(
+        f"Significant for other series like these: 1 of 6: {name} (sign tests over 16 series, "
+    )
     assert "untrained twins" in words[-2]
     assert "--twins" in words[-2]
 
@@ -223,7 +454,9 @@ def looking_at(*keys: int | None) -> xr.Dataset:
     for row, key in zip(rows, keys, strict=True):
         if key is not None:
             row[:] = [0.5 if place == key else 0.5 / 24 for place in range(25)]
-    places = planted.tokens("key", range(-24, 0), special="EOS") | planted.tokens("query", range(len(keys)))
+    places = planted.tokens("key", range(-24, 0), special="EOS") | planted.tokens(
+        "query", range(len(keys))
+    )
     return planted.attention(pattern=rows[None, None], places=places)
 
 
@@ -231,10 +464,22 @@ def looking_at(*keys: int | None) -> xr.Dataset:
     ("keys", "told"),
     [
         # the lags 24 to 28 come once each: the key is what they share
-        ((0, 0, 0, 0, 0), "5 of its 5 queries look most at step -24 (2001-01-01 00:00), at any distance; "),
-        ((3, 4, 5, 0, 0), "Its queries most often look 21 steps back (largest weight in 3 of 5 queries); "),
-        ((0, 0, 3, 9, 17, 11, 6), "no distance or token has the largest weight in more than 2 of 7 queries; "),
-        ((5,), "Its only query looks most at step -19 (2001-01-06 00:00), 19 steps back (weight"),
+        (
+            (0, 0, 0, 0, 0),
+            "5 of its 5 queries look most at step -24 (2001-01-01 00:00), at any distance; ",
+        ),
+        (
+            (3, 4, 5, 0, 0),
+            "Its queries most often look 21 steps back (largest weight in 3 of 5 queries); ",
+        ),
+        (
+            (0, 0, 3, 9, 17, 11, 6),
+            "no distance or token has the largest weight in more than 2 of 7 queries; ",
+        ),
+        (
+            (5,),
+            "Its only query looks most at step -19 (2001-01-06 00:00), 19 steps back (weight",
+        ),
         ((None, None), "None of its queries has a single largest weight."),
         # weights alike are no look at the first key
         ((None, None, None, 23, 23), "2 of its 5 queries look most at step -1 "),
@@ -251,7 +496,9 @@ def test_the_largest_entropy_counts_the_keys_that_a_query_may_see():
     # keys of padding that no query may see
     causal = np.pad(causal, ((0, 0), (3, 0))) / causal.sum(axis=1, keepdims=True)
     places = planted.tokens("key", range(-3, 24)) | planted.tokens("query", range(24))
-    words = read_attention(planted.attention(pattern=causal[None, None], places=places))[0]
+    words = read_attention(
+        planted.attention(pattern=causal[None, None], places=places)
+    )[0]
     most = np.log(np.arange(1, 25)).mean()
     assert f"({most:.3g} of at most {most:.3g} nats)" in words
 
@@ -260,8 +507,13 @@ def test_a_reading_admits_where_a_definition_does_not_hold(results):
     ds = results["kernel"]
     ds["missing"][1, 1, 0] = 0.5
     assert "exceeded 1 times" in " ".join(read_bound(ds))
-    assert read_bound(ds.assign(applicable=ds["applicable"] & False))[0].startswith("The conditions")
-    assert "says nothing about the lag" in read_lag(results["lag"].assign(chance=((), 1.0)))[0]
+    assert read_bound(ds.assign(applicable=ds["applicable"] & False))[0].startswith(
+        "The conditions"
+    )
+    assert (
+        "says nothing about the lag"
+        in read_lag(results["lag"].assign(chance=((), 1.0)))[0]
+    )
     patches = results["patching"]
     patches["forecast"][...] = patches["clean_forecast"] + 9.0
     assert "no nearer than before" in read_patched_forecasts(patches, 0)[1]
@@ -270,28 +522,53 @@ def test_a_reading_admits_where_a_definition_does_not_hold(results):
 def test_effects_and_repair_are_told_by_their_sizes(results):
     ds = results["effects"].isel(series=[0])
     largest, later, acting = read_effects(ds)[:3]
-    assert "decoder.1.mlp (70 %), decoder.1.cross_attn.2 (60 %) and decoder.1.cross_attn.1 (50 %)" in largest
+    assert (
+        "decoder.1.mlp (70 %), decoder.1.cross_attn.2 (60 %) and decoder.1.cross_attn.1 (50 %)"
+        in largest
+    )
     assert later.startswith("Largest total effects, with all that follows: ")
     assert "components act above rounding" in acting
     silent = read_effects(judge(ds, "direct_share", floor=2.0))
-    assert silent[0].startswith("The direct effect of any component is below 1 % of its series' range.")
-    assert read_self_repair(ds)[1].startswith("Self-repair is largest for decoder.1.mlp (100 %")
+    assert silent[0].startswith(
+        "The direct effect of any component is below 1 % of its series' range."
+    )
+    assert read_self_repair(ds)[1].startswith(
+        "Self-repair is largest for decoder.1.mlp (100 %"
+    )
 
 
 def test_heads_that_cannot_be_told_apart_are_named_together():
     entropy = np.array([[0.0, 1.0], [1e-6, 2.0]])
-    ds = xr.Dataset({"entropy": (("layer", "head"), entropy)}, coords={"layer": ["0", "1"], "head": [0, 1]})
+    ds = xr.Dataset(
+        {"entropy": (("layer", "head"), entropy)},
+        coords={"layer": ["0", "1"], "head": [0, 1]},
+    )
     assert is_head(ds, entropy, 0, nats_of) == "are layer 0, head 0 and layer 1, head 0"
     assert is_head(ds, entropy, 3, nats_of) == "is layer 1, head 1"
 
 
 def test_tables_hold_the_numbers_and_the_steps_they_cover(results):
     ds = results["patching"]
-    table = next(measurement_of(ds, "patching").draw_panels(ds)).table.set_index(["component", "position"])
+    table = next(measurement_of(ds, "patching").draw_panels(ds)).table.set_index(
+        ["component", "position"]
+    )
     row = table.loc[("blocks.1.hook_resid_pre", 12)]
     assert (row["recovered"], row["effect"]) == (0.75, 3.0)
-    assert (row["position_start"], row["position_stop"], row["position_special"]) == (-12, 0, "")
-    circuit = list(measurement_of(results["circuit"], "circuit").draw_panels(results["circuit"]))
+    assert (row["position_start"], row["position_stop"], row["position_special"]) == (
+        -12,
+        0,
+        "",
+    )
+    circuit = list(
+        measurement_of(results["circuit"], "circuit").draw_panels(results["circuit"])
+    )
     members = circuit[0].table.set_index("component")["in_circuit"]
-    assert list(members[members].index) == ["decoder.1.cross_attn.1", "decoder.1.cross_attn.2", "decoder.1.mlp"]
-    np.testing.assert_array_equal(circuit[-1].table["size"], np.flatnonzero(np.isfinite(results["circuit"]["curve"])))
+    assert list(members[members].index) == [
+        "decoder.1.cross_attn.1",
+        "decoder.1.cross_attn.2",
+        "decoder.1.mlp",
+    ]
+    np.testing.assert_array_equal(
+        circuit[-1].table["size"],
+        np.flatnonzero(np.isfinite(results["circuit"]["curve"])),
+    )

@@ -14,23 +14,35 @@ from tsfm_lens.report.pipeline import analyse
 
 SEEDS = range(5)
 # a sentence that names a part of the model, or ranks parts
-NAMED = re.compile(r"\b(encoder|decoder|embed|layer|head|heads|MLP|MLPs|component|components)\b")
+NAMED = re.compile(
+    r"\b(encoder|decoder|embed|layer|head|heads|MLP|MLPs|component|components)\b"
+)
 
 
 def sentences(name: str, seed: int) -> list[str]:
     lens = load(name, check=False)
     options = {"num_samples": 3} if lens.adapter.readout == "token" else {}
-    run = lens.run(bundled("co2", "pedestrians").tail(120), 12, holdout=True, seed=seed, **options)
+    run = lens.run(
+        bundled("co2", "pedestrians").tail(120), 12, holdout=True, seed=seed, **options
+    )
     found = []
     for step, result in analyse(run).items():
         for panel in measurement_of(result, step).draw_panels(result):
-            found += [f"{step}: {sentence}" for sentence in panel.sentences if NAMED.search(sentence)]
+            found += [
+                f"{step}: {sentence}"
+                for sentence in panel.sentences
+                if NAMED.search(sentence)
+            ]
     return found
 
 
-@pytest.mark.parametrize("seeds", [SEEDS[:2], pytest.param(SEEDS, marks=pytest.mark.campaign)], ids=len)
+@pytest.mark.parametrize(
+    "seeds", [SEEDS[:2], pytest.param(SEEDS, marks=pytest.mark.campaign)], ids=len
+)
 @pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano"])
-def test_no_sentence_on_a_component_changes_between_seeds(name: str, seeds: Sequence[int]) -> None:
+def test_no_sentence_on_a_component_changes_between_seeds(
+    name: str, seeds: Sequence[int]
+) -> None:
     first, *others = (sentences(name, seed) for seed in seeds)
     assert len(first) > 10
     assert any("decoder." in sentence for sentence in first)

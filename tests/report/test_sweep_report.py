@@ -22,47 +22,88 @@ from tsfm_lens.viz.sweep_heads import read_curves, read_heads
 from tsfm_lens.viz.sweep_layers import read_distances
 from tsfm_lens.viz.sweep_recipes import read_datasets, read_recipes, read_selection
 
-PROVENANCE = {"models": {"alpha": {"layers": 4, "revision": None}}, "datasets": [{"name": "x", "windows": 8}]}
+PROVENANCE = {
+    "models": {"alpha": {"layers": 4, "revision": None}},
+    "datasets": [{"name": "x", "windows": 8}],
+}
 
 
 @pytest.fixture(scope="module")
-def built(swept: dict[str, pd.DataFrame], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    notes = ["This sweep is not finished: 3 of the 40 cells planned so far are missing."]
+def built(
+    swept: dict[str, pd.DataFrame], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    notes = [
+        "This sweep is not finished: 3 of the 40 cells planned so far are missing."
+    ]
     folder = tmp_path_factory.mktemp("sweep")
-    return build_sweep_report(swept, folder, title="A sweep", provenance=PROVENANCE, notes=notes)
+    return build_sweep_report(
+        swept, folder, title="A sweep", provenance=PROVENANCE, notes=notes
+    )
 
 
-def test_page_figures_and_tables_are_there(built: Path, swept: dict[str, pd.DataFrame]) -> None:
+def test_page_figures_and_tables_are_there(
+    built: Path, swept: dict[str, pd.DataFrame]
+) -> None:
     folder = built.parent
     assert built.name == "index.html"
     figures = {path.stem for path in (folder / "figures").iterdir()}
     assert figures == {
         *(f"layer_distances-{part}" for part in ("both", "heads", "mlp")),
-        *("range_curves", "head_changes", "head_curves-alpha", "head_curves-beta", "heads_at_layers"),
-        *("dataset_heatmap-alpha", "dataset_heatmap-beta", "recipe_table", "selection_comparison"),
+        *(
+            "range_curves",
+            "head_changes",
+            "head_curves-alpha",
+            "head_curves-beta",
+            "heads_at_layers",
+        ),
+        *(
+            "dataset_heatmap-alpha",
+            "dataset_heatmap-beta",
+            "recipe_table",
+            "selection_comparison",
+        ),
     }
-    assert {path.name for path in (folder / "tables").iterdir()} == {f"{n}.{k}" for n in swept for k in ("csv", "tex")}
+    assert {path.name for path in (folder / "tables").iterdir()} == {
+        f"{n}.{k}" for n in swept for k in ("csv", "tex")
+    }
     for path in (folder / "figures").iterdir():
         assert pio.from_json(path.read_text()).layout.meta["title"]
 
 
-def test_the_page_loads_nothing_and_says_what_is_missing_and_how_intervals_are_made(built: Path) -> None:
+def test_the_page_loads_nothing_and_says_what_is_missing_and_how_intervals_are_made(
+    built: Path,
+) -> None:
     page = Page(built.read_text())
     assert all(address.startswith(("#", "data:")) for address in page.loads)
     words = " ".join(page.text.split())
     assert "3 of the 40 cells planned so far are missing" in words
-    assert words.count("its direction at 5 %, Holm-corrected over all tests of this page on one model and metric") == 1
+    assert (
+        words.count(
+            "its direction at 5 %, Holm-corrected over all tests of this page on one model and metric"
+        )
+        == 1
+    )
     assert "Student's t intervals of log ratios over 16 series" in words
-    assert "alpha: layers 4" in words.replace('{"layers": 4, "revision": null}', "layers 4")
+    assert "alpha: layers 4" in words.replace(
+        '{"layers": 4, "revision": null}', "layers 4"
+    )
     assert "name x; windows 8" in words
 
 
-def test_csv_files_hold_every_number(built: Path, swept: dict[str, pd.DataFrame]) -> None:
+def test_csv_files_hold_every_number(
+    built: Path, swept: dict[str, pd.DataFrame]
+) -> None:
     for name, table in swept.items():
-        back = pd.read_csv(built.parent / "tables" / f"{name}.csv", keep_default_na=False, float_precision="round_trip")
+        back = pd.read_csv(
+            built.parent / "tables" / f"{name}.csv",
+            keep_default_na=False,
+            float_precision="round_trip",
+        )
         words = table.select_dtypes(object)
         pd.testing.assert_frame_equal(back[list(words)], words)
-        numbers = back[list(table.columns.difference(words.columns))].replace({"": np.nan})
+        numbers = back[list(table.columns.difference(words.columns))].replace(
+            {"": np.nan}
+        )
         for column in numbers:
             expected = table[column].to_numpy()
             found = numbers[column].to_numpy(dtype=float)
@@ -71,32 +112,58 @@ def test_csv_files_hold_every_number(built: Path, swept: dict[str, pd.DataFrame]
 
 def rows_of(text: str) -> list[list[str]]:
     """The cells of a LaTeX table, its head first."""
-    body = [line for line in text.splitlines() if line.endswith(r"\\") and "multicolumn" not in line]
-    return [[cell.strip() for cell in re.split(r"(?<!\\)&", line[:-2])] for line in body]
+    body = [
+        line
+        for line in text.splitlines()
+        if line.endswith(r"\\") and "multicolumn" not in line
+    ]
+    return [
+        [cell.strip() for cell in re.split(r"(?<!\\)&", line[:-2])] for line in body
+    ]
 
 
-def test_recipes_come_as_table_1_with_significant_changes_bold(swept: dict[str, pd.DataFrame]) -> None:
+def test_recipes_come_as_table_1_with_significant_changes_bold(
+    swept: dict[str, pd.DataFrame],
+) -> None:
     table = swept["recipes"][swept["recipes"]["selection"] == "listed"]
     text = latex(swept["recipes"])
     head, *rows = rows_of(text)
     assert head[0] == r"model (zero-ablated \% of heads + MLPs)"
-    assert head[1:] == [rf"\% change of {m}" for m in table["metric"].unique()] + ["resilient /4", "improved /4"]
+    assert head[1:] == [rf"\% change of {m}" for m in table["metric"].unique()] + [
+        "resilient /4",
+        "improved /4",
+    ]
     assert len(rows) == len(table) / 5
-    for row, (_, own) in zip(rows, table.groupby(["model", "recipe"], sort=False), strict=True):
-        assert row[-2:] == [str(own["n_resilient"].iloc[0]), str(own["n_improved"].iloc[0])]
-        for cell, change, bold in zip(row[1:-2], own["change"], own["significant"], strict=True):
+    for row, (_, own) in zip(
+        rows, table.groupby(["model", "recipe"], sort=False), strict=True
+    ):
+        assert row[-2:] == [
+            str(own["n_resilient"].iloc[0]),
+            str(own["n_improved"].iloc[0]),
+        ]
+        for cell, change, bold in zip(
+            row[1:-2], own["change"], own["significant"], strict=True
+        ):
             value = f"${100 * change:+.2f}$"
             assert cell == (rf"\bfseries \boldmath {value}" if bold else value)
     assert all(rule in text for rule in (r"\toprule", r"\midrule", r"\bottomrule"))
     # each effect that is significant is bold
     _, *effects = rows_of(latex(swept["layers"]))
-    assert [r"\bfseries" in row[4] for row in effects if row[0] != "model"] == swept["layers"]["significant"].tolist()
+    assert [r"\bfseries" in row[4] for row in effects if row[0] != "model"] == swept[
+        "layers"
+    ]["significant"].tolist()
 
 
-def test_names_cannot_break_a_table_a_page_or_a_folder(evil: str, tmp_path: Path) -> None:
+def test_names_cannot_break_a_table_a_page_or_a_folder(
+    evil: str, tmp_path: Path
+) -> None:
     bad = r"a\b{}_%$#~^ & \input{/etc/passwd}"
     made = planted.sweep(
-        models=(bad, "../../up", evil), datasets=2, layers=(2,), heads=(2,), name=lambda i: f"{evil}\n{i}"
+        models=(bad, "../../up", evil),
+        datasets=2,
+        layers=(2,),
+        heads=(2,),
+        name=lambda i: f"{evil}\n{i}",
     )
     for ds in made.values():
         text = latex(ds)
@@ -104,7 +171,9 @@ def test_names_cannot_break_a_table_a_page_or_a_folder(evil: str, tmp_path: Path
         names = [row[0] for row in rows_of(text)]
         assert all(re.search(r"(?<!\\)[%$#_]", name) is None for name in names)
         assert len({len(row) for row in rows_of(text)}) == 1
-    page = build_sweep_report(made, tmp_path / "r", title=evil, provenance={evil: evil}, notes=[evil])
+    page = build_sweep_report(
+        made, tmp_path / "r", title=evil, provenance={evil: evil}, notes=[evil]
+    )
     found = Page(page.read_text())
     assert evil in found.text
     # plotly, its settings, the drawing, and one for each figure
@@ -127,7 +196,9 @@ def test_a_failed_build_leaves_the_old_report(
     monkeypatch.setattr(room, "latex", lambda ds: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         build_sweep_report(one, tmp_path, title="New", provenance={})
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+    } == before
     assert "Old" in page.read_text()
     with pytest.raises(InputError, match="is a file"):
         build_sweep_report(one, page, title="New", provenance={})
@@ -135,21 +206,38 @@ def test_a_failed_build_leaves_the_old_report(
         build_sweep_report({}, tmp_path, title="New", provenance={})
 
 
-def test_an_unfinished_sweep_is_reported_as_far_as_it_is(swept: dict[str, pd.DataFrame], tmp_path: Path) -> None:
+def test_an_unfinished_sweep_is_reported_as_far_as_it_is(
+    swept: dict[str, pd.DataFrame], tmp_path: Path
+) -> None:
     layers = swept["layers"][swept["layers"]["family"] == "groups"].copy()
     layers.loc[layers.index[0], ["mase", "change", "spearman_distance"]] = np.nan
     heads = swept["heads_at"].iloc[:0]
-    page = build_sweep_report({"layers": layers, "heads_at": heads}, tmp_path, title="T", provenance={})
+    page = build_sweep_report(
+        {"layers": layers, "heads_at": heads}, tmp_path, title="T", provenance={}
+    )
     words = Page(page.read_text()).text
     assert "heads_at has no figure yet" in words
-    assert f"1 of {len(layers)} numbers of layers is missing; the figures leave it out" in words
+    assert (
+        f"1 of {len(layers)} numbers of layers is missing; the figures leave it out"
+        in words
+    )
     assert {path.stem for path in (tmp_path / "figures").iterdir()} == {
         f"layer_distances-{part}" for part in ("both", "heads", "mlp")
     }
-    assert pd.read_csv(io.StringIO((tmp_path / "tables" / "heads_at.csv").read_text())).empty
-    counts = {"layers": swept["layers"].assign(family="heads_per_layer"), "heads_at": swept["heads_at"]}
-    words = Page(build_sweep_report(counts, tmp_path, title="T", provenance={}).read_text()).text
-    assert "There is no figure of 'heads_per_layer'; the numbers are in tables/layers.csv." in words
+    assert pd.read_csv(
+        io.StringIO((tmp_path / "tables" / "heads_at.csv").read_text())
+    ).empty
+    counts = {
+        "layers": swept["layers"].assign(family="heads_per_layer"),
+        "heads_at": swept["heads_at"],
+    }
+    words = Page(
+        build_sweep_report(counts, tmp_path, title="T", provenance={}).read_text()
+    ).text
+    assert (
+        "There is no figure of 'heads_per_layer'; the numbers are in tables/layers.csv."
+        in words
+    )
 
 
 def changed(table: pd.DataFrame, rows: pd.Series, **values: Any) -> pd.DataFrame:
@@ -160,11 +248,26 @@ def changed(table: pd.DataFrame, rows: pd.Series, **values: Any) -> pd.DataFrame
     return made
 
 
-def test_readings_count_what_is_significant_and_name_no_other(swept: dict[str, pd.DataFrame]) -> None:
+def test_readings_count_what_is_significant_and_name_no_other(
+    swept: dict[str, pd.DataFrame],
+) -> None:
     table = swept["layers"]
-    mine = (table["model"] == "alpha") & (table["part"] == "both") & (table["family"] == "layers")
-    new = {"change": [0.3, 0.005, -0.004, 0.2], "spearman_distance": [0.9, 0.25, 0.125, 0.5]}
-    table = changed(table, mine, **new, significant=[True, False, True, True], distance_lead_share=[0.75, 0, 0, 0.25])
+    mine = (
+        (table["model"] == "alpha")
+        & (table["part"] == "both")
+        & (table["family"] == "layers")
+    )
+    new = {
+        "change": [0.3, 0.005, -0.004, 0.2],
+        "spearman_distance": [0.9, 0.25, 0.125, 0.5],
+    }
+    table = changed(
+        table,
+        mine,
+        **new,
+        significant=[True, False, True, True],
+        distance_lead_share=[0.75, 0, 0, 0.25],
+    )
     assert read_distances(table, "both")[:2] == [
         "alpha: without the heads and MLPs of one layer, MASE changes by −0.4 % to +30.0 % (median +10.2 %); "
         "3 of 4 changes are significant (layers 0, 2 and 3); 2 of 4 layers cost less than 1 %.",
@@ -176,20 +279,40 @@ def test_readings_count_what_is_significant_and_name_no_other(swept: dict[str, p
     # the test says nothing where it could not decide
     few = read_distances(none.assign(units=3, unit="sources", tests=24), "both")[0]
     assert "; 3 sources are too few for 24 tests; 10 are needed; 2 of" in few
-    both = changed(table, mine, distance_leads=["highest", "", "lowest", ""], distance_lead_share=0.0)
+    both = changed(
+        table,
+        mine,
+        distance_leads=["highest", "", "lowest", ""],
+        distance_lead_share=0.0,
+    )
     assert read_distances(both, "both")[1] == (
         "The forecast keeps its shape best without layer 2 (Spearman distance 0.125) and loses its shape most without "
         "layer 0 (Spearman distance 0.9)."
     )
     first = swept["recipes"].index == 0
-    new = {"change": 0.0612, "lower": 0.05, "upper": 0.07, "significant": True, "n_resilient": 3, "n_improved": 1}
+    new = {
+        "change": 0.0612,
+        "lower": 0.05,
+        "upper": 0.07,
+        "significant": True,
+        "n_resilient": 3,
+        "n_improved": 1,
+    }
     new |= {"median": 0.06, "least": -0.01, "most": 0.25}
     assert read_recipes(changed(swept["recipes"], first, **new))[0].startswith(
         "alpha (25 % of heads + 2 MLPs): MASE +6.1 % [+5.0, +7.0 %], significant. The median over 16 series is +6.0 % "
         "(−1.0 % to +25.0 %). 3 of 4 datasets rise"
     )
-    new = {"diff": -0.25, "diff_lower": -0.3, "diff_upper": 0.1, "diff_significant": False, "n_worse": 3}
-    assert read_selection(changed(swept["selection"], swept["selection"].index == 0, **new))[0] == (
+    new = {
+        "diff": -0.25,
+        "diff_lower": -0.3,
+        "diff_upper": 0.1,
+        "diff_significant": False,
+        "n_worse": 3,
+    }
+    assert read_selection(
+        changed(swept["selection"], swept["selection"].index == 0, **new)
+    )[0] == (
         "alpha, light: MASE of the informed choice against the geometric mean of 3 random ones: −25.0 % "
         "[−30.0, +10.0 %] (not significant); 3 of 3 cost more."
     )
@@ -206,7 +329,10 @@ def test_the_reading_of_single_heads_names_those_that_are_significant_and_no_oth
     new = {"change": 0.5, "lower": 0.25, "upper": 0.75, "lead_share": 0.9}
     one = changed(table, first, significant=True, leads="highest", **new)
     said = read_heads(one)
-    assert f"; 1 of {len(table)} changes is significant: {label} (+50.0 % [+25.0, +75.0 %])." in said[0]
+    assert (
+        f"; 1 of {len(table)} changes is significant: {label} (+50.0 % [+25.0, +75.0 %])."
+        in said[0]
+    )
     assert said[1:] == [
         f"Losing {label} costs significantly more than losing any other head (90 % of bootstrap samples)."
     ]
@@ -216,27 +342,44 @@ def test_the_reading_of_single_heads_names_those_that_are_significant_and_no_oth
     ]
 
 
-def test_units_that_are_too_few_for_the_family_are_told_once(swept: dict[str, pd.DataFrame]) -> None:
+def test_units_that_are_too_few_for_the_family_are_told_once(
+    swept: dict[str, pd.DataFrame],
+) -> None:
     enough = swept["layers"].assign(units=11, tests=24)
     assert len(methods_of([enough, enough])) == 1
     few = enough.assign(units=9, unit="sources")
-    assert methods_of([few, enough, few])[1:] == ["9 sources are too few for 24 tests; 10 are needed."]
+    assert methods_of([few, enough, few])[1:] == [
+        "9 sources are too few for 24 tests; 10 are needed."
+    ]
 
 
 @pytest.mark.parametrize(("counts", "harm"), [((0, 3), 0.0), ((2,), 2.0)])
-def test_lines_with_few_counts_are_reported(tmp_path: Path, counts: tuple[int, ...], harm: float) -> None:
+def test_lines_with_few_counts_are_reported(
+    tmp_path: Path, counts: tuple[int, ...], harm: float
+) -> None:
     made = planted.sweep(layers=(4, 3), heads=(3, 2), counts=counts, harm=harm)
     made = {name: made[name] for name in ("curves", "heads_at", "datasets")}
     # one model has no finished line at all
     made["curves"].loc[made["curves"]["model"] == "beta", ["mase", "change"]] = np.nan
-    words = Page(build_sweep_report(made, tmp_path, title="T", provenance={}).read_text()).text
+    words = Page(
+        build_sweep_report(made, tmp_path, title="T", provenance={}).read_text()
+    ).text
     assert "numbers of datasets are missing" not in words
     assert re.search(r"\bnan\b", words) is None
     heads = pd.read_csv(tmp_path / "tables" / "heads_at.csv")
     heads = heads[heads["better"]]
-    assert latex(made["heads_at"]).count("no head can go") == (heads["kept"] == heads["of"]).sum()
+    assert (
+        latex(made["heads_at"]).count("no head can go")
+        == (heads["kept"] == heads["of"]).sum()
+    )
     assert read_curves(made["curves"][made["curves"]["model"] == "beta"]) == []
     if harm:
         assert "in 0 of 4 layers all heads can go at once" in words
-        assert "lowest stable rank first in 0 and highest stable rank first in 0; in 4 no head can go." in words
-        assert all("the median dataset tolerates 0" in line for line in read_datasets(made["datasets"]))
+        assert (
+            "lowest stable rank first in 0 and highest stable rank first in 0; in 4 no head can go."
+            in words
+        )
+        assert all(
+            "the median dataset tolerates 0" in line
+            for line in read_datasets(made["datasets"])
+        )

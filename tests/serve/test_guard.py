@@ -48,7 +48,9 @@ class Served:
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process, self.log = process, log
-        until(lambda: "\n" in log.read_text() or process.poll() is not None, "no address")
+        until(
+            lambda: "\n" in log.read_text() or process.poll() is not None, "no address"
+        )
         address = urlsplit(log.read_text().splitlines()[0])
         self.token = address.query.removeprefix("token=")
         self.port = address.port
@@ -76,12 +78,21 @@ class Served:
 
     @property
     def kernels(self) -> set[int]:
-        return {child.pid for child in psutil.Process(self.process.pid).children(recursive=True)}
+        return {
+            child.pid
+            for child in psutil.Process(self.process.pid).children(recursive=True)
+        }
 
-    def ask(self, path: str, host: str | None = "127.0.0.1:{port}", **headers: str) -> SimpleNamespace:
+    def ask(
+        self, path: str, host: str | None = "127.0.0.1:{port}", **headers: str
+    ) -> SimpleNamespace:
         """Status, text and headers of an answer; ``{port}`` in a header stands for the port."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
-        connection.putrequest("POST" if "shutdown" in path else "GET", path, skip_host=True)
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", self.port, timeout=PATIENCE
+        )
+        connection.putrequest(
+            "POST" if "shutdown" in path else "GET", path, skip_host=True
+        )
         for name, value in {"Host": host, **headers}.items():
             if value is not None:
                 connection.putheader(name, value.format(port=self.port))
@@ -94,16 +105,27 @@ class Served:
     def open(self) -> SimpleNamespace:
         return self.ask(f"/?token={self.token}&run=")
 
-    def status(self, channel: str, token: str | None, host: str = "127.0.0.1:{port}", **headers: str) -> int:
+    def status(
+        self,
+        channel: str,
+        token: str | None,
+        host: str = "127.0.0.1:{port}",
+        **headers: str,
+    ) -> int:
         """Status of an answer on a channel; 101 if a websocket opens."""
         path = self.paths[channel] + ("" if token is None else f"?token={token}")
         if channel != "websocket":
             return int(self.ask(path, host, **headers).status)
         options: dict[str, Any] = {"host": host.format(port=self.port)}
-        options |= {name.lower(): value.format(port=self.port) for name, value in headers.items()}
+        options |= {
+            name.lower(): value.format(port=self.port)
+            for name, value in headers.items()
+        }
         options.setdefault("suppress_origin", "origin" not in options)
         try:
-            socket = websocket.create_connection(f"ws://127.0.0.1:{self.port}{path}", timeout=PATIENCE, **options)
+            socket = websocket.create_connection(
+                f"ws://127.0.0.1:{self.port}{path}", timeout=PATIENCE, **options
+            )
         except websocket.WebSocketBadStatusException as error:
             return int(error.status_code)
         socket.close()
@@ -130,12 +152,19 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("guarded")
     # settings that lie in the working folder
     (folder / "voila.json").write_text('{"Voila": {"token": "", "ip": "0.0.0.0"}}')
-    own = {name: str(folder / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")}
+    own = {
+        name: str(folder / name)
+        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+    }
     tree = {"PYTHONPATH": str(Path(guard.__file__).parents[2])}
     with (folder / "log").open("w") as log:
         command = [sys.executable, "-c", SCRIPT]
         process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, cwd=folder, env={**os.environ, **own, **tree}
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env={**os.environ, **own, **tree},
         )
     try:
         yield Served(process, folder / "log")
@@ -144,45 +173,95 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         process.wait(PATIENCE)
 
 
-CHANNELS = ("page", "kernel", "websocket", "login", "files", "none", "farewell", "static")
+CHANNELS = (
+    "page",
+    "kernel",
+    "websocket",
+    "login",
+    "files",
+    "none",
+    "farewell",
+    "static",
+)
 ADDRESSES = ("127.0.0.1:{port}", "localhost:{port}", "[::1]:{port}", "LocalHost:{port}")
 HOSTS = (
-    *("evil.example:{port}", "evil.example", "127.0.0.1", "127.0.0.1:1", "127.0.0.1:{port}.evil.example"),
+    *(
+        "evil.example:{port}",
+        "evil.example",
+        "127.0.0.1",
+        "127.0.0.1:1",
+        "127.0.0.1:{port}.evil.example",
+    ),
     *("localhost.evil.example:{port}", "0.0.0.0:{port}", "127.0.0.2:{port}"),
 )
 ORIGINS = (
-    *("http://evil.example", "http://evil.example:{port}", "http://127.0.0.1", "http://127.0.0.1:1", "null"),
-    *("http://localhost:{port}", "https://127.0.0.1:{port}", "http://127.0.0.1:{port}.evil.example"),
+    *(
+        "http://evil.example",
+        "http://evil.example:{port}",
+        "http://127.0.0.1",
+        "http://127.0.0.1:1",
+        "null",
+    ),
+    *(
+        "http://localhost:{port}",
+        "https://127.0.0.1:{port}",
+        "http://127.0.0.1:{port}.evil.example",
+    ),
 )
 
 
 @pytest.mark.parametrize("host", ADDRESSES)
-def test_the_token_lets_in_at_every_name_of_this_machine(served: Served, host: str) -> None:
+def test_the_token_lets_in_at_every_name_of_this_machine(
+    served: Served, host: str
+) -> None:
     own = f"http://{host.lower()}"
     assert served.status("kernel", served.token, host) == 200
     assert served.status("kernel", served.token, host, Origin=own) == 200
     assert served.status("websocket", served.token, host) == 101
     assert served.status("websocket", served.token, host, Origin=own) == 101
-    assert served.ask(served.paths["kernel"], host, Authorization=f"token {served.token}").status == 200
+    assert (
+        served.ask(
+            served.paths["kernel"], host, Authorization=f"token {served.token}"
+        ).status
+        == 200
+    )
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
-def test_a_foreign_host_or_origin_is_refused_on_every_channel(served: Served, channel: str) -> None:
+def test_a_foreign_host_or_origin_is_refused_on_every_channel(
+    served: Served, channel: str
+) -> None:
     before = served.kernels
     refused = {host: served.status(channel, served.token, host) for host in HOSTS}
-    refused |= {origin: served.status(channel, served.token, Origin=origin) for origin in ORIGINS}
+    refused |= {
+        origin: served.status(channel, served.token, Origin=origin)
+        for origin in ORIGINS
+    }
     # as after DNS has been rebound: both are foreign, and agree
     foreign = "evil.example:{port}"
-    refused["both"] = served.status(channel, served.token, foreign, Origin=f"http://{foreign}")
+    refused["both"] = served.status(
+        channel, served.token, foreign, Origin=f"http://{foreign}"
+    )
     assert set(refused.values()) == {403}, refused
     assert served.kernels == before
 
 
-@pytest.mark.parametrize("channel", [each for each in CHANNELS if each not in ("farewell", "static")])
+@pytest.mark.parametrize(
+    "channel", [each for each in CHANNELS if each not in ("farewell", "static")]
+)
 def test_nothing_but_the_token_lets_in(served: Served, channel: str) -> None:
     before = served.kernels
     token = served.token
-    wrong = [None, "", "x", token[:-1], token + "0", token + "%00", "0" * len(token), f"x&token={token}&token=x"]
+    wrong = [
+        None,
+        "",
+        "x",
+        token[:-1],
+        token + "0",
+        token + "%00",
+        "0" * len(token),
+        f"x&token={token}&token=x",
+    ]
     statuses = {str(each): served.status(channel, each) for each in wrong}
     for cookie in (served.cookie, of_an_earlier_server(served.cookie)):
         statuses[cookie] = served.status(channel, None, Cookie=cookie)
@@ -198,7 +277,11 @@ def test_a_refusal_says_why_and_static_files_are_open(served: Served) -> None:
     assert "is only at" in served.ask("/", "evil.example").text
     assert served.status("static", None) == 200
     # what is open leads nowhere else
-    for path in ("static/../../../../../../../../etc/passwd", "static/%2e%2e/%2e%2e/app.py", "static/../api/kernels/x"):
+    for path in (
+        "static/../../../../../../../../etc/passwd",
+        "static/%2e%2e/%2e%2e/app.py",
+        "static/../api/kernels/x",
+    ):
         assert served.ask(f"/voila/{path}").status in (403, 404), path
     assert served.ask("/voila/templates/lab/static/voila.js").status == 200
     for path in (
@@ -224,7 +307,10 @@ def test_a_line_says_what_happens_before_any_python_runs(served: Served) -> None
 def test_so_many_pages_open_and_no_more(served: Served) -> None:
     # all at once, as a browser opens its tabs again
     with ThreadPoolExecutor(LIMIT + 2) as pool:
-        pages = sorted(pool.map(lambda _: served.open(), range(LIMIT + 2)), key=lambda page: page.status)
+        pages = sorted(
+            pool.map(lambda _: served.open(), range(LIMIT + 2)),
+            key=lambda page: page.status,
+        )
     second, *refused = pages
     assert 'textContent = "Opening bolt-nano and forecasting' in second.text
     kernel = kernel_of(second)
@@ -241,19 +327,29 @@ def test_so_many_pages_open_and_no_more(served: Served) -> None:
     assert served.kernels == before
     own = f"http://127.0.0.1:{served.port}"
     assert served.ask(farewell, Cookie=cookie, Origin=own).status == 204
-    until(lambda: len(served.kernels) == LIMIT - 1, "the page is closed and its kernel runs")
+    until(
+        lambda: len(served.kernels) == LIMIT - 1,
+        "the page is closed and its kernel runs",
+    )
     third = kernel_of(served.open())
     assert served.ask(f"/voila/api/shutdown/{third}?token={served.token}").status == 204
 
 
 def test_the_token_is_not_in_the_log(served: Served) -> None:
-    for path in ("/no/such/page", "/api/kernels/0-0-0-0-0", "/voila/templates/broken", "/voila/static/none.js"):
+    for path in (
+        "/no/such/page",
+        "/api/kernels/0-0-0-0-0",
+        "/voila/templates/broken",
+        "/voila/static/none.js",
+    ):
         served.ask(f"{path}?token={served.token}")
         served.ask(f"{path}?token={served.token}", "evil.example")
         served.ask(path, Authorization=f"token {served.token}")
     first, *others = served.log.read_text().splitlines()
     assert served.token in first
-    assert any("Uncaught exception GET /voila/templates/broken" in line for line in others)
+    assert any(
+        "Uncaught exception GET /voila/templates/broken" in line for line in others
+    )
     assert not [line for line in others if served.token in line]
 
 
@@ -262,8 +358,16 @@ def test_the_browser_opens_the_address_that_no_command_line_shows(
 ) -> None:
     opened: queue.Queue[str] = queue.Queue()
     monkeypatch.setattr(guard.webbrowser, "open", opened.put)
-    server = guard.Server(notebook_path=str(tmp_path / "a.ipynb"), ip="127.0.0.1", port=8866, token="secret")
+    server = guard.Server(
+        notebook_path=str(tmp_path / "a.ipynb"),
+        ip="127.0.0.1",
+        port=8866,
+        token="secret",
+    )
     server.launch_browser()
     uri = opened.get(timeout=PATIENCE)
     assert uri == (tmp_path / "open.html").as_uri()
-    assert "url=http://127.0.0.1:8866/?token=secret" in (tmp_path / "open.html").read_text()
+    assert (
+        "url=http://127.0.0.1:8866/?token=secret"
+        in (tmp_path / "open.html").read_text()
+    )

@@ -33,7 +33,9 @@ def loads(tmp_path: Path) -> Path:
     hours = pd.date_range("2024-01-01", periods=200, freq="h")
     warm = rng.normal(size=200)
     path = tmp_path / "loads.csv"
-    pd.DataFrame({"hour": hours, "load": 3 * warm + 10, "warm": warm}).to_csv(path, index=False)
+    pd.DataFrame({"hour": hours, "load": 3 * warm + 10, "warm": warm}).to_csv(
+        path, index=False
+    )
     return path
 
 
@@ -51,9 +53,13 @@ def test_the_page_opens_with_a_forecast(page: Page) -> None:
     assert page.shown == [True, False, False]
 
 
-def test_a_dropped_file_is_forecast_at_once_and_its_columns_are_offered(page: Page, loads: Path) -> None:
+def test_a_dropped_file_is_forecast_at_once_and_its_columns_are_offered(
+    page: Page, loads: Path
+) -> None:
     drop(page, loads)
-    assert said(page).startswith("bolt-nano on load, 8 steps. 2 series were read; choose one in the menu.")
+    assert said(page).startswith(
+        "bolt-nano on load, 8 steps. 2 series were read; choose one in the menu."
+    )
     assert "Column 'hour' is read as the timestamps" in said(page)
     assert page.run is not None
     assert page.run.batch.ids == ("load",)
@@ -68,7 +74,9 @@ def test_a_dropped_file_is_forecast_at_once_and_its_columns_are_offered(page: Pa
     assert page.batch is not None
     assert page.batch.roles == ("target", "past")
     page.go.click()
-    assert said(page).startswith("chronos2-nano on series-0/load, 8 steps. Column 'hour' is")
+    assert said(page).startswith(
+        "chronos2-nano on series-0/load, 8 steps. Column 'hour' is"
+    )
     assert page.run is not None
     assert page.run.batch.ids[0].endswith("load")
     page.tabs.selected_index = 1
@@ -79,7 +87,10 @@ def test_a_dropped_file_is_forecast_at_once_and_its_columns_are_offered(page: Pa
     page.bundled.value = "nile"
     assert said(page) == "chronos2-nano on nile, 8 steps."
     page.model.value = "bolt-nano"
-    assert said(page) == "Press Forecast. The page still shows chronos2-nano on nile, 8 steps."
+    assert (
+        said(page)
+        == "Press Forecast. The page still shows chronos2-nano on nile, 8 steps."
+    )
     assert page.columns.layout.display == "none"
     page.go.click()
     assert said(page) == "bolt-nano on nile, 8 steps."
@@ -108,7 +119,9 @@ def test_tabs_are_filled_when_they_are_looked_at(page: Page) -> None:
     assert page.tabs.children[2].children == ()
 
 
-def test_an_error_is_said_and_leaves_the_page_as_it_was(page: Page, tmp_path: Path) -> None:
+def test_an_error_is_said_and_leaves_the_page_as_it_was(
+    page: Page, tmp_path: Path
+) -> None:
     before, series = page.run, page.batch
     page.model.value = "no-such-model"
     page.go.click()
@@ -135,10 +148,19 @@ def test_the_server_listens_here_alone_and_runs_what_was_given(tmp_path: Path) -
     assert settings.Voila.ip == "127.0.0.1"
     assert settings.Voila.token == "secret"
     policy = settings.Voila.tornado_settings["headers"]["Content-Security-Policy"]
-    assert set(re.findall(r"(?:https?|wss?)://\S+?(?=[; ])", policy)) == {f"ws://127.0.0.1:{port}"}
-    given = {"model": "bolt-nano", "sources": ['a "quoted" \\ name.csv'], "reading": {"known": None}, "options": {}}
+    assert set(re.findall(r"(?:https?|wss?)://\S+?(?=[; ])", policy)) == {
+        f"ws://127.0.0.1:{port}"
+    }
+    given = {
+        "model": "bolt-nano",
+        "sources": ['a "quoted" \\ name.csv'],
+        "reading": {"known": None},
+        "options": {},
+    }
     _, cell = nbformat.read(_notebook(tmp_path, given), 4).cells
     opened: list[dict[str, object]] = []
     line = cell.source.splitlines()[-1]
-    eval(line, {"json": __import__("json"), "Page": lambda **words: opened.append(words)})
+    eval(
+        line, {"json": __import__("json"), "Page": lambda **words: opened.append(words)}
+    )
     assert opened == [given]

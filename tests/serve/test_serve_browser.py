@@ -34,10 +34,24 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def served(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     folder = tmp_path_factory.mktemp("served")
-    own = {name: str(folder / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")}
-    command = [sys.executable, "-m", "tsfm_lens", "serve", "--data", "bundled:nile", "--horizon", "8"]
+    own = {
+        name: str(folder / name)
+        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "tsfm_lens",
+        "serve",
+        "--data",
+        "bundled:nile",
+        "--horizon",
+        "8",
+    ]
     command += ["--no-browser", "--port", "18866", "--json"]
     with (folder / "log").open("w") as log:
         server = subprocess.Popen(
@@ -84,15 +98,26 @@ def without(run: Run, *heads: str) -> np.ndarray:
 
 def said(linked: Linked, subject: str, run: Run, median: np.ndarray) -> None:
     """Wait until the view says by how much a median differs from the forecast, and both from the truth."""
-    pairs = ((median, run.forecast.median[0]), (run.forecast.median[0], run.truth[0]), (median, run.truth[0]))
-    shift, *errors = (f"{float(f'{np.abs(one - other).mean():.3g}'):g}" for one, other in pairs)
+    pairs = (
+        (median, run.forecast.median[0]),
+        (run.forecast.median[0], run.truth[0]),
+        (median, run.truth[0]),
+    )
+    shift, *errors = (
+        f"{float(f'{np.abs(one - other).mean():.3g}'):g}" for one, other in pairs
+    )
     change = f"moves by {shift} data units on average (mean absolute error {errors[0]} → {errors[1]})."
-    until(lambda: f"{subject} the median {change}" in linked.words(), lambda: f"{change} not in {linked.words()}")
+    until(
+        lambda: f"{subject} the median {change}" in linked.words(),
+        lambda: f"{change} not in {linked.words()}",
+    )
 
 
 @pytest.mark.campaign
 def test_by_keyboard_offline_and_nothing_left_running(
-    served: tuple[subprocess.Popen[str], str], new_browser: Callable[..., Any], tmp_path: Path
+    served: tuple[subprocess.Popen[str], str],
+    new_browser: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
@@ -104,12 +129,21 @@ def test_by_keyboard_offline_and_nothing_left_running(
     process = psutil.Process(server.pid)
 
     def status() -> str:
-        return str(driver.execute_script("return document.querySelector('.tsfm-lens-status')?.textContent ?? ''"))
+        return str(
+            driver.execute_script(
+                "return document.querySelector('.tsfm-lens-status')?.textContent ?? ''"
+            )
+        )
 
     try:
         # without the token of the address nobody gets a page, and no kernel starts
         driver.get(address.split("?")[0])
-        until(lambda: "with the token" in driver.find_element("css selector", "body").text, "no refusal")
+        until(
+            lambda: (
+                "with the token" in driver.find_element("css selector", "body").text
+            ),
+            "no refusal",
+        )
         assert not process.children(recursive=True)
         driver.get(address)
         until(lambda: "bolt-nano on nile, 8 steps" in status(), "no first forecast")
@@ -117,47 +151,98 @@ def test_by_keyboard_offline_and_nothing_left_running(
         (old,) = process.children(recursive=True)
         driver.refresh()
         until(lambda: not old.is_running(), "the kernel of a closed page goes on")
-        until(lambda: "bolt-nano on nile, 8 steps" in status(), "no forecast after loading anew")
-        until(lambda: driver.find_elements("css selector", ".js-plotly-plot .scatterlayer"), "no figure")
+        until(
+            lambda: "bolt-nano on nile, 8 steps" in status(),
+            "no forecast after loading anew",
+        )
+        until(
+            lambda: driver.find_elements(
+                "css selector", ".js-plotly-plot .scatterlayer"
+            ),
+            "no figure",
+        )
         run = load("bolt-nano").run(bundled("nile"), 8, holdout=True)
         drag_over(driver, brush(run))
 
         # a file is forecast as soon as it is there
         file = tmp_path / "waves.csv"
-        file.write_text("day,level\n" + "\n".join(f"2024-01-{d:02d},{d % 7}" for d in range(1, 32)) + "\n")
-        driver.find_element("css selector", ".tsfm-lens-drop input").send_keys(str(file))
-        until(lambda: "bolt-nano on level, 8 steps." in status(), "no forecast of the file")
+        file.write_text(
+            "day,level\n"
+            + "\n".join(f"2024-01-{d:02d},{d % 7}" for d in range(1, 32))
+            + "\n"
+        )
+        driver.find_element("css selector", ".tsfm-lens-drop input").send_keys(
+            str(file)
+        )
+        until(
+            lambda: "bolt-nano on level, 8 steps." in status(),
+            "no forecast of the file",
+        )
         run = load("bolt-nano").run(read_series(file), 8, holdout=True)
         plot = Plot(driver, FORECAST, [trace.name for trace in brush(run).figure.data])
-        until(lambda: plot.run("return plot?._fullLayout?.xaxis?.type === 'date'"), "the old figure stays")
-        assert_close(plot.trace("median forecast", "y"), run.forecast.median[0], depth=4, dtype=np.float32)
+        until(
+            lambda: plot.run("return plot?._fullLayout?.xaxis?.type === 'date'"),
+            "the old figure stays",
+        )
+        assert_close(
+            plot.trace("median forecast", "y"),
+            run.forecast.median[0],
+            depth=4,
+            dtype=np.float32,
+        )
         steps = driver.find_element("css selector", "input[type=number]")
         steps.send_keys(Keys.ARROW_DOWN, Keys.ARROW_DOWN)
-        until(lambda: "Press Forecast. The page still shows bolt-nano on level, 8" in status(), "no word of waiting")
+        until(
+            lambda: (
+                "Press Forecast. The page still shows bolt-nano on level, 8" in status()
+            ),
+            "no word of waiting",
+        )
 
         driver.execute_script("document.querySelector('.tsfm-lens-drop input').focus()")
         # by the tab key from the file to the button, and the space bar on it
         seen = []
         for _ in range(30):
             ActionChains(driver).send_keys(Keys.TAB).perform()
-            seen.append(driver.execute_script("return document.activeElement.textContent.trim()"))
+            seen.append(
+                driver.execute_script(
+                    "return document.activeElement.textContent.trim()"
+                )
+            )
             if seen[-1] == "Forecast":
                 break
         assert seen[-1] == "Forecast", seen
         ActionChains(driver).send_keys(Keys.SPACE).perform()
-        until(lambda: "bolt-nano on level, 6 steps" in status(), "no forecast of the file")
+        until(
+            lambda: "bolt-nano on level, 6 steps" in status(), "no forecast of the file"
+        )
         run = run.lens.run(read_series(file), 6, holdout=True)
 
         # a click shows another head, a shift-click and the button ablate them, a drag leaves a stretch out
-        next(tab for tab in driver.find_elements("css selector", "[role=tab]") if tab.text == "Heads").click()
-        until(lambda: driver.find_elements("css selector", ".linked .cell"), "no view of heads")
+        next(
+            tab
+            for tab in driver.find_elements("css selector", "[role=tab]")
+            if tab.text == "Heads"
+        ).click()
+        until(
+            lambda: driver.find_elements("css selector", ".linked .cell"),
+            "no view of heads",
+        )
         linked = Linked(driver)
         linked.press_component("decoder.1.cross_attn.1")
         said(
-            linked, "Layer 1, cross-attention head 1 of level: without it", run, without(run, "decoder.1.cross_attn.1")
+            linked,
+            "Layer 1, cross-attention head 1 of level: without it",
+            run,
+            without(run, "decoder.1.cross_attn.1"),
         )
         linked.press("ablate")
-        said(linked, "Without the ablated component", run, without(run, "decoder.1.cross_attn.1"))
+        said(
+            linked,
+            "Without the ablated component",
+            run,
+            without(run, "decoder.1.cross_attn.1"),
+        )
         linked.press_component("decoder.0.cross_attn.2", shift=True)
         two = without(run, "decoder.1.cross_attn.1", "decoder.0.cross_attn.2")
         said(linked, "Without the 2 ablated components", run, two)
@@ -165,12 +250,20 @@ def test_by_keyboard_offline_and_nothing_left_running(
         linked.drag(10.5, 20.5, 25)
         masks = Masks(run, (Segment("x", 0, -15, -4, "past"),), "mean")
         stretch = masks([[False]])[0, masks.middle]
-        said(linked, "Without the brushed steps, their series' mean in their place,", run, stretch)
+        said(
+            linked,
+            "Without the brushed steps, their series' mean in their place,",
+            run,
+            stretch,
+        )
         assert linked.lines() == ["observed", "truth", "median", "without", "masked"]
         linked.press("empty")
         until(lambda: linked.text("set") == "none", "the set is not empty")
         linked.press("clear")
-        until(lambda: linked.lines() == ["observed", "truth", "median", "without"], "the stretch is still left out")
+        until(
+            lambda: linked.lines() == ["observed", "truth", "median", "without"],
+            "the stretch is still left out",
+        )
         assert linked.text("news") == ""
 
         # whatever the page loaded came from this machine
@@ -184,21 +277,30 @@ def test_by_keyboard_offline_and_nothing_left_running(
         assert kernels
         server.send_signal(signal.SIGINT)
         server.wait(PATIENCE)
-        until(lambda: not any(kernel.is_running() for kernel in kernels), "a kernel goes on")
+        until(
+            lambda: not any(kernel.is_running() for kernel in kernels),
+            "a kernel goes on",
+        )
     finally:
         driver.quit()
 
 
 @pytest.mark.campaign
 def test_a_large_file_is_read_a_larger_one_refused_and_a_lost_connection_shown(
-    served: tuple[subprocess.Popen[str], str], new_browser: Callable[..., Any], tmp_path: Path
+    served: tuple[subprocess.Popen[str], str],
+    new_browser: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
     server, address = served
     driver = new_browser("--window-size=1300,1000")
     driver.set_page_load_timeout(PATIENCE)
 
     def shown(selector: str) -> str:
-        return str(driver.execute_script(f"return document.querySelector('{selector}')?.textContent ?? ''"))
+        return str(
+            driver.execute_script(
+                f"return document.querySelector('{selector}')?.textContent ?? ''"
+            )
+        )
 
     def drop(name: str, size: int, first: str) -> None:
         """Drop a file with a long text in its first row, as a browser makes it."""
@@ -212,18 +314,32 @@ def test_a_large_file_is_read_a_larger_one_refused_and_a_lost_connection_shown(
     try:
         driver.get(address)
         until(lambda: "steps." in shown(".tsfm-lens-status"), "no first forecast")
-        limit = int(re.search(r"up to (\d+) MiB", shown(".tsfm-lens-drop span"))[1]) * 2**20
-        rows = "day,level,note\n" + "\n".join(f"2024-01-{d:02d},{d % 7},a" for d in range(1, 31)) + "\n2024-01-31,3,"
+        limit = (
+            int(re.search(r"up to (\d+) MiB", shown(".tsfm-lens-drop span"))[1]) * 2**20
+        )
+        rows = (
+            "day,level,note\n"
+            + "\n".join(f"2024-01-{d:02d},{d % 7},a" for d in range(1, 31))
+            + "\n2024-01-31,3,"
+        )
         drop("huge.csv", limit + 1, rows)
-        until(lambda: "huge.csv has 100.0 MiB" in shown(".tsfm-lens-refusal"), "no refusal")
+        until(
+            lambda: "huge.csv has 100.0 MiB" in shown(".tsfm-lens-refusal"),
+            "no refusal",
+        )
         assert shown(".tsfm-lens-lost") == ""
         # more than a server of Jupyter takes by itself
         drop("large.csv", 12 * 2**20, rows)
-        until(lambda: "bolt-nano on level, 8 steps." in shown(".tsfm-lens-status"), lambda: shown(".tsfm-lens-status"))
+        until(
+            lambda: "bolt-nano on level, 8 steps." in shown(".tsfm-lens-status"),
+            lambda: shown(".tsfm-lens-status"),
+        )
         assert shown(".tsfm-lens-refusal") == ""
         assert shown(".tsfm-lens-lost") == ""
         server.send_signal(signal.SIGTERM)
         server.wait(PATIENCE)
-        until(lambda: "lost" in shown(".tsfm-lens-lost"), "no word of the lost connection")
+        until(
+            lambda: "lost" in shown(".tsfm-lens-lost"), "no word of the lost connection"
+        )
     finally:
         driver.quit()

@@ -29,7 +29,9 @@ def specimens(source: str) -> dict[str, Any]:
         # planted sweeps draw one number per dataset
         swept = planted.sweep(["model a", "model b"], 4, name="data {}".format)
         results = [*drawn_in_examples(), *_records()]
-        numbered = {f"{ds.attrs['kind']} {place}": ds for place, ds in enumerate(results)}
+        numbered = {
+            f"{ds.attrs['kind']} {place}": ds for place, ds in enumerate(results)
+        }
         return {str(table.attrs["kind"]): table for table in swept.values()} | numbered
     work, found = _work(source), {}
     for kind, each in measurements().items():
@@ -46,7 +48,11 @@ def _work(model: str) -> Results:
     if model == "chronos2-nano":
         cause = np.sin(np.arange(80) / 5)
         entry = {"target": 1 + cause[:72], "past_covariates": {"cause": cause[:72]}}
-        return Results(load(model).run(as_series([entry | {"future_covariates": {"cause": cause[72:]}}]), 8))
+        return Results(
+            load(model).run(
+                as_series([entry | {"future_covariates": {"cause": cause[72:]}}]), 8
+            )
+        )
     few = 4 if model == "chronos-nano" else None
     run = load(model).run(bundled("co2", "elnino"), 12, holdout=True, num_samples=few)
     return Results(run, {"logit_lens": {"logits": True}} if few else None)
@@ -65,7 +71,9 @@ def kind_of(name: str) -> str:
     return name.split()[0]
 
 
-def figures_of(name: str, result: Any, beside: dict[str, Any]) -> Iterator[tuple[str, go.Figure]]:
+def figures_of(
+    name: str, result: Any, beside: dict[str, Any]
+) -> Iterator[tuple[str, go.Figure]]:
     """All figures that are drawn of a result: the panels of a report, then each renderer by its name."""
     measurement = find(kind_of(name))
     for place, panel in enumerate(measurement.draw_panels(result)):
@@ -73,7 +81,10 @@ def figures_of(name: str, result: Any, beside: dict[str, Any]) -> Iterator[tuple
     for figure in measurement.figures:
         if all(kind in beside for kind in figure.beside):
             try:
-                yield figure.name, figure.draw(result, *(beside[kind] for kind in figure.beside))
+                yield (
+                    figure.name,
+                    figure.draw(result, *(beside[kind] for kind in figure.beside)),
+                )
             except InputError:
                 # of a result that lacks what this figure shows; panels leave such out by themselves
                 continue

@@ -42,11 +42,21 @@ def drawn_in_examples() -> list[xr.Dataset]:
     recorder = SimpleNamespace(**{name: recorded(name) for name in renderers})
     known = {package: import_module(f"tsfm_lens.{package}") for package in _PACKAGES}
     if find_spec("tsfm_lens.studies") is not None:
-        known |= {study: import_module(f"tsfm_lens.studies.{study}") for study in _STUDIES}
-    known |= {"viz": recorder, "figures": recorder, "np": np, "torch": torch, "lens": tsfm_lens.load("chronos-nano")}
+        known |= {
+            study: import_module(f"tsfm_lens.studies.{study}") for study in _STUDIES
+        }
+    known |= {
+        "viz": recorder,
+        "figures": recorder,
+        "np": np,
+        "torch": torch,
+        "lens": tsfm_lens.load("chronos-nano"),
+    }
     finder = doctest.DocTestFinder(recurse=False)
     with tempfile.TemporaryDirectory() as folder:
         for name in sorted(renderers):
-            for test in finder.find(renderers[name], name, globs=known | {"folder": Path(folder)}):
+            for test in finder.find(
+                renderers[name], name, globs=known | {"folder": Path(folder)}
+            ):
                 doctest.DocTestRunner(verbose=False).run(test, out=lambda text: None)
     return [ds for ds in found if ds.attrs.get("kind")]

@@ -25,30 +25,60 @@ def unexplained(fig: go.Figure) -> list[str]:
     ]
     words = " ".join(said).lower()
     marks = list(fig.data)
-    listed = {each.legendgroup or each.name for each in marks if each.showlegend and fig.layout.showlegend is not False}
+    listed = {
+        each.legendgroup or each.name
+        for each in marks
+        if each.showlegend and fig.layout.showlegend is not False
+    }
     open_marks: dict[tuple[str, str], dict[str, str]] = {}
     for trace in marks:
         if trace.type not in ("scatter", "scattergl", "bar") or not _seen(trace):
             continue
         if {trace.legendgroup, trace.name} & (listed - {None}):
             continue
-        if trace.marker.coloraxis is not None or (trace.name and trace.name.lower() in words):
+        if trace.marker.coloraxis is not None or (
+            trace.name and trace.name.lower() in words
+        ):
             continue
-        kind = "bar" if trace.type == "bar" else "lines" if "lines" in (trace.mode or "") else "markers"
+        kind = (
+            "bar"
+            if trace.type == "bar"
+            else "lines"
+            if "lines" in (trace.mode or "")
+            else "markers"
+        )
         if not re.search(_WORDS[kind], words):
-            open_marks.setdefault((trace.xaxis or "x", trace.yaxis or "y"), {})[kind] = trace.name or ""
-    several = {panel: kinds for panel, kinds in open_marks.items() if len(kinds) > 1 or not _titled(fig)}
-    return [f"{kind} {name!r} at {panel}" for panel, kinds in several.items() for kind, name in kinds.items()]
+            open_marks.setdefault((trace.xaxis or "x", trace.yaxis or "y"), {})[
+                kind
+            ] = trace.name or ""
+    several = {
+        panel: kinds
+        for panel, kinds in open_marks.items()
+        if len(kinds) > 1 or not _titled(fig)
+    }
+    return [
+        f"{kind} {name!r} at {panel}"
+        for panel, kinds in several.items()
+        for kind, name in kinds.items()
+    ]
 
 
 def _seen(trace: Any) -> bool:
     """Whether a trace has marks, and not only words or places to point at."""
-    if trace.visible is False or trace.opacity == 0 or (trace.type != "bar" and trace.mode in ("text", "none")):
+    if (
+        trace.visible is False
+        or trace.opacity == 0
+        or (trace.type != "bar" and trace.mode in ("text", "none"))
+    ):
         return False
     if trace.type == "bar":
         return True
     drawn = "lines" in (trace.mode or "lines") and trace.line.width != 0
-    return drawn or trace.fill is not None or ("markers" in (trace.mode or "") and trace.marker.opacity != 0)
+    return (
+        drawn
+        or trace.fill is not None
+        or ("markers" in (trace.mode or "") and trace.marker.opacity != 0)
+    )
 
 
 def _titled(fig: go.Figure) -> bool:

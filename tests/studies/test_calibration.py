@@ -26,33 +26,51 @@ def test_pages_of_drawn_effects_claim_no_more_than_promised(drawn: str) -> None:
     draw = calibration.DRAWS[drawn]
     assert calibration.significant_pages(draw, 16, trials=FEW) <= MOST
     assert calibration.significant_pages(draw, 64, trials=20, shift=1.0) > 0.7
-    assert max(calibration.false_leaders(draw, k, 9, trials=FEW) for k in (2, 5)) <= MOST
+    assert (
+        max(calibration.false_leaders(draw, k, 9, trials=FEW) for k in (2, 5)) <= MOST
+    )
 
 
 def test_pages_of_untrained_models_call_hardly_anything_learned() -> None:
     """Of four models each, at 5 % a page, three claims or more would come once in 2,000 times."""
     batch = bundled("co2", "nile", "elnino").tail(60)
-    shares = calibration.learned_pages(lens_of("chronos-bolt"), partial(calibration._run, batch, 4), models=4)
+    shares = calibration.learned_pages(
+        lens_of("chronos-bolt"), partial(calibration._run, batch, 4), models=4
+    )
     assert set(shares) == {"weights in random order", "new weights"}
     assert max(shares.values()) <= 0.5
 
 
-@pytest.mark.parametrize("architecture", ["chronos", "chronos-bolt", "chronos-2", "moirai-2"])
-def test_of_a_planted_model_the_true_parts_are_named_and_no_others(architecture: str) -> None:
+@pytest.mark.parametrize(
+    "architecture", ["chronos", "chronos-bolt", "chronos-2", "moirai-2"]
+)
+def test_of_a_planted_model_the_true_parts_are_named_and_no_others(
+    architecture: str,
+) -> None:
     planted = plant("seasonal-copy", architecture)
     case = evaluation_case(planted.lens(), planted.card, series=6)
     found = ablation_effects(case.clean, components=case.components)
     named = set(found["component"].values[worth_naming(found, "mean_shift").values])
-    true = {str(part.component) for part in planted.card.parts if part.role == "mechanism"}
-    large = {name for name in true if float(found["mean_shift_size"].sel(component=name)) >= 0.01}
+    true = {
+        str(part.component) for part in planted.card.parts if part.role == "mechanism"
+    }
+    large = {
+        name
+        for name in true
+        if float(found["mean_shift_size"].sel(component=name)) >= 0.01
+    }
     assert large
     assert named == large
 
 
-def test_the_page_holds_what_the_command_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_holds_what_the_command_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before {calibration.START}{calibration.STOP} after")
-    monkeypatch.setattr(calibration, "_of_models", lambda models, seeds: iter([f"{models} models"]))
+    monkeypatch.setattr(
+        calibration, "_of_models", lambda models, seeds: iter([f"{models} models"])
+    )
     calibration.main(page, trials=5, models=3)
     assert "3 models" in page.read_text()
     shipped = (Path(zoo.__file__).parents[2] / "docs" / "calibration.md").read_text()

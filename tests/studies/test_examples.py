@@ -18,11 +18,24 @@ def test_sharp_minima_are_cured_by_sam() -> None:
     errors = runs["validation_mse"].sel(arm=["transformer", "transformer + SAM"]).values
     oracle = samformer.oracle_loss(512, 70_000)
     above = 100 * (errors / oracle - 1)
-    assert f"{above[0].min():.0f} % or more above the oracle with each of {runs.sizes['seed']} seeds" in said
-    assert f"with SAM: {above[1].min():+.2f} to {above[1].max():+.2f} % of what the oracle" in said
+    assert (
+        f"{above[0].min():.0f} % or more above the oracle with each of {runs.sizes['seed']} seeds"
+        in said
+    )
+    assert (
+        f"with SAM: {above[1].min():+.2f} to {above[1].max():+.2f} % of what the oracle"
+        in said
+    )
     real = experiments.record("benchmarks")["end_sharpness"]
-    times = (real.sel(arm="ETTh1 96 Transformer") / real.sel(arm="ETTh1 96 SAMformer")).dropna("seed").values
-    assert f"the minimum without SAM is {times.min():.1f} to {times.max():.1f} times as sharp" in said
+    times = (
+        (real.sel(arm="ETTh1 96 Transformer") / real.sel(arm="ETTh1 96 SAMformer"))
+        .dropna("seed")
+        .values
+    )
+    assert (
+        f"the minimum without SAM is {times.min():.1f} to {times.max():.1f} times as sharp"
+        in said
+    )
     # the sharper minimum is the transformer's with every seed
     times = re.search(r"is (\d+) to (\d+) times as sharp", said)
     assert times is not None
@@ -33,11 +46,27 @@ def test_structured_scores_are_told_as_the_runs_have_them() -> None:
     notebook = executed(EXAMPLES / "09-structured-attention.ipynb")
     assert figures(notebook) == 5
     said, runs = printed(notebook), experiments.record("in_context")
-    told = re.findall(r"^(.*): (holds|does not hold|undecided)$", said, flags=re.MULTILINE)
-    verdicts = xr.concat([reproduce(name)["verdict"] for name in ("S2-F2", "S2-F3", "S2-F11")], "quantity")
-    assert told == [pair for pair in told if str(verdicts.sel(quantity=pair[0]).values) == pair[1]] != []
+    told = re.findall(
+        r"^(.*): (holds|does not hold|undecided)$", said, flags=re.MULTILINE
+    )
+    verdicts = xr.concat(
+        [reproduce(name)["verdict"] for name in ("S2-F2", "S2-F3", "S2-F11")],
+        "quantity",
+    )
+    assert (
+        told
+        == [
+            pair
+            for pair in told
+            if str(verdicts.sel(quantity=pair[0]).values) == pair[1]
+        ]
+        != []
+    )
     last = runs["by_pairs"].isel(pairs=-1).assign_coords(arm=runs["group"].values)
-    full, eight, trains = (last.sel(arm=name) for name in ("1 head, rank 16", "8 heads, rank 2", "8 heads, BTT"))
+    full, eight, trains = (
+        last.sel(arm=name)
+        for name in ("1 head, rank 16", "8 heads, rank 2", "8 heads, BTT")
+    )
     for rank in (1, 2, 4):
         # with every seed that left the start
         assert ((last.sel(arm=f"1 head, rank {rank}") > full) | (full > 0.9)).all()
@@ -47,6 +76,10 @@ def test_structured_scores_are_told_as_the_runs_have_them() -> None:
     assert eight.mean() < full.mean()
     assert "block tensor train: 128 numbers, error 0.00" in said
     assert "low rank 4: 128 numbers, error 0.87 at best" in said
-    errors = dict(re.findall(r"^(.*): error (\d\.\d\d) in the median head", said, flags=re.MULTILINE))
+    errors = dict(
+        re.findall(
+            r"^(.*): error (\d\.\d\d) in the median head", said, flags=re.MULTILINE
+        )
+    )
     # a progress bar may stand before the first
     assert min(errors, key=lambda name: float(errors[name])).endswith("low rank")

@@ -44,7 +44,13 @@ def start_process() -> Iterator[Callable[..., Any]]:
     """Starts ``run(*arguments)`` in a process of its own, and returns when it has begun; ended with the test."""
     context = multiprocessing.get_context("forkserver")
     # what takes long to import is there before a process starts, and kills hit its work
-    context.set_forkserver_preload(["tsfm_lens.sweep.run.sweeping", "tsfm_lens.models.wirings.chronos_bolt", "chronos"])
+    context.set_forkserver_preload(
+        [
+            "tsfm_lens.sweep.run.sweeping",
+            "tsfm_lens.models.wirings.chronos_bolt",
+            "chronos",
+        ]
+    )
     processes = []
 
     def start(run: Callable[..., None], *arguments: Any) -> Any:
@@ -99,7 +105,9 @@ def table_of() -> Callable[..., pd.DataFrame]:
     def table(path: Path, cells: Sequence[str] | None = None) -> pd.DataFrame:
         store = Store(path, create=False)
         found = store.read(store.done() if cells is None else cells).to_pandas()
-        found = found.astype(dict.fromkeys(["cell", "model", "variant", "dataset", "item"], str))
+        found = found.astype(
+            dict.fromkeys(["cell", "model", "variant", "dataset", "item"], str)
+        )
         assert not found.duplicated(["cell", "item", "window", "variate"]).any()
         return found.sort_values(list(KEY_COLUMNS), ignore_index=True)
 
@@ -126,7 +134,10 @@ def alive() -> Callable[[int], bool]:
     def is_alive(pid: int) -> bool:
         try:
             os.kill(pid, 0)
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+            return (
+                Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+                != "Z"
+            )
         except (ProcessLookupError, FileNotFoundError):
             return False
 

@@ -35,7 +35,13 @@ def toy_rows(cells: Sequence[str], rows: int = 3) -> pa.Table:
                 "item": [f"item {row}" for row in range(rows)],
                 "window": np.zeros(rows, dtype=np.int32),
                 "variate": np.zeros(rows, dtype=np.int32),
-                **dict(zip(VALUES, np.random.default_rng(int(cell, 16)).normal(size=(2, rows)), strict=True)),
+                **dict(
+                    zip(
+                        VALUES,
+                        np.random.default_rng(int(cell, 16)).normal(size=(2, rows)),
+                        strict=True,
+                    )
+                ),
             }
         )
         for cell in cells
@@ -43,7 +49,9 @@ def toy_rows(cells: Sequence[str], rows: int = 3) -> pa.Table:
     return pa.Table.from_pandas(pd.concat(frames), preserve_index=False)
 
 
-def toy_tasks(groups: int, cells: int = 4, *, data: Any = None, **payload: Any) -> list[GroupTask]:
+def toy_tasks(
+    groups: int, cells: int = 4, *, data: Any = None, **payload: Any
+) -> list[GroupTask]:
     """Tasks of the toy worker."""
     which = payload.pop("which", -1)
     misbehave = payload.pop("misbehave", "")
@@ -58,7 +66,9 @@ def toy_tasks(groups: int, cells: int = 4, *, data: Any = None, **payload: Any) 
     ]
 
 
-def make_toy(common: dict[str, Any], device: str | None) -> Callable[[GroupTask], pa.Table]:
+def make_toy(
+    common: dict[str, Any], device: str | None
+) -> Callable[[GroupTask], pa.Table]:
     """A worker that takes ``seconds`` a group, and notes in the folder ``notes`` what it does."""
     if common.get("broken"):
         raise RuntimeError("the toy is broken")
@@ -73,17 +83,25 @@ def make_toy(common: dict[str, Any], device: str | None) -> Callable[[GroupTask]
             time.sleep(3600)
         if begun == 1 and "together" in common:
             note(notes, "begun", str(os.getpid()))
-            while len({pid for (pid,) in notes_of(notes, "begun")}) < common["together"]:
+            while (
+                len({pid for (pid,) in notes_of(notes, "begun")}) < common["together"]
+            ):
                 time.sleep(0.01)
         time.sleep(common.get("seconds", 0.0))
         misbehave = task.payload["misbehave"]
         if misbehave == "raise":
             raise ZeroDivisionError("no toy can do that")
-        if misbehave == "die" or (misbehave == "die once" and not (notes / "died").exists()):
+        if misbehave == "die" or (
+            misbehave == "die once" and not (notes / "died").exists()
+        ):
             if misbehave == "die once":
                 note(notes, "died", str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)
-        where = os.environ.get("RAY_NODE_IP_ADDRESS", "") if task.data is None else task.data
+        where = (
+            os.environ.get("RAY_NODE_IP_ADDRESS", "")
+            if task.data is None
+            else task.data
+        )
         note(notes, "computed", f"{task.key} {os.getpid()} {where}")
         return toy_rows(task.cells, task.payload.get("rows", 3))
 
@@ -100,7 +118,11 @@ def note(folder: Path | None, name: str, line: str) -> None:
 def notes_of(folder: Path, name: str) -> list[list[str]]:
     """Words of each line that was noted."""
     path = folder / name
-    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    return (
+        [line.split() for line in path.read_text().splitlines()]
+        if path.exists()
+        else []
+    )
 
 
 def ends(outcomes: Sequence[GroupDone]) -> dict[str, int]:
@@ -122,12 +144,27 @@ class Counted:
         return "counted"
 
 
-def run_toy(path: Path, groups: int, common: dict[str, Any], engine: str = "single", cells: int = 4) -> None:
+def run_toy(
+    path: Path,
+    groups: int,
+    common: dict[str, Any],
+    engine: str = "single",
+    cells: int = 4,
+) -> None:
     """A whole toy sweep, as a process of a test runs it."""
-    run_groups(toy_tasks(groups, cells), make_toy, common, Store(path, values=VALUES), engine=engine, workers=2)
+    run_groups(
+        toy_tasks(groups, cells),
+        make_toy,
+        common,
+        Store(path, values=VALUES),
+        engine=engine,
+        workers=2,
+    )
 
 
-def run_until_interrupted(path: Path, groups: int, common: dict[str, Any], engine: str) -> None:
+def run_until_interrupted(
+    path: Path, groups: int, common: dict[str, Any], engine: str
+) -> None:
     """The same, noting how it ends."""
     try:
         run_toy(path, groups, common, engine)

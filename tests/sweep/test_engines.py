@@ -24,8 +24,15 @@ from tsfm_lens.sweep.store.folder import Store
 Table = Callable[..., pd.DataFrame]
 
 
-def run(path: Path, tasks: list[GroupTask], common: dict[str, Any] | None = None, **options: Any) -> list[GroupDone]:
-    return run_groups(tasks, toys.make_toy, common or {}, Store(path, values=toys.VALUES), **options)
+def run(
+    path: Path,
+    tasks: list[GroupTask],
+    common: dict[str, Any] | None = None,
+    **options: Any,
+) -> list[GroupDone]:
+    return run_groups(
+        tasks, toys.make_toy, common or {}, Store(path, values=toys.VALUES), **options
+    )
 
 
 def expected(tasks: list[GroupTask]) -> pd.DataFrame:
@@ -34,9 +41,15 @@ def expected(tasks: list[GroupTask]) -> pd.DataFrame:
     return rows.sort_values(list(KEY_COLUMNS), ignore_index=True)
 
 
-@pytest.mark.parametrize("engine", [pytest.param("single", marks=pytest.mark.campaign), "processes"])
+@pytest.mark.parametrize(
+    "engine", [pytest.param("single", marks=pytest.mark.campaign), "processes"]
+)
 def test_kills_end_in_the_table_of_an_undisturbed_run(
-    tmp_path: Path, kill_often: Callable[..., int], wait_for: Callable[..., None], table_of: Table, engine: str
+    tmp_path: Path,
+    kill_often: Callable[..., int],
+    wait_for: Callable[..., None],
+    table_of: Table,
+    engine: str,
 ) -> None:
     groups, kills, workers = 300, 8, 1 if engine == "single" else 2
     # no run gets to its end, so that every kill hits
@@ -51,13 +64,25 @@ def test_kills_end_in_the_table_of_an_undisturbed_run(
     for turn in range(kills):
         before = len(toys.notes_of(tmp_path, "computed"))
         hit = kill_often(
-            toys.run_toy, path, groups, common, engine, store=path, kills=1, longest=0.05, seed=turn, begun=at_work
+            toys.run_toy,
+            path,
+            groups,
+            common,
+            engine,
+            store=path,
+            kills=1,
+            longest=0.05,
+            seed=turn,
+            begun=at_work,
         )
         assert hit == 1
     tasks = toys.toy_tasks(groups)
     finished = len(Store(path).done())
     assert kills * 4 <= finished <= kills * workers * 16 * 4
-    assert toys.ends(run(path, tasks)) == {"resumed": finished // 4, "finished": groups - finished // 4}
+    assert toys.ends(run(path, tasks)) == {
+        "resumed": finished // 4,
+        "finished": groups - finished // 4,
+    }
     pd.testing.assert_frame_equal(table_of(path), expected(tasks))
 
 
@@ -66,7 +91,10 @@ def test_two_processes_share_a_store_and_compute_each_group_once(
 ) -> None:
     groups = 40
     common = {"notes": tmp_path, "together": 2}
-    both = [start_process(toys.run_toy, tmp_path / "store", groups, common) for _ in range(2)]
+    both = [
+        start_process(toys.run_toy, tmp_path / "store", groups, common)
+        for _ in range(2)
+    ]
     for process in both:
         process.join()
         assert process.exitcode == 0
@@ -89,7 +117,9 @@ def test_an_interrupt_keeps_what_is_finished_and_ends_every_worker(
 ) -> None:
     groups, running = 100, 1 if engine == "single" else 2
     common = {"notes": tmp_path, "most": 6 // running}
-    process = start_process(toys.run_until_interrupted, tmp_path / "store", groups, common, engine)
+    process = start_process(
+        toys.run_until_interrupted, tmp_path / "store", groups, common, engine
+    )
     wait_for(lambda: len(toys.notes_of(tmp_path, "computed")) == 6)
     os.kill(process.pid, signal.SIGINT)
     process.join()
@@ -108,41 +138,86 @@ def test_an_interrupt_keeps_what_is_finished_and_ends_every_worker(
 
 
 def test_workers_end_when_their_driver_is_killed(
-    tmp_path: Path, start_process: Callable[..., Any], wait_for: Callable[..., None], alive: Callable[[int], bool]
+    tmp_path: Path,
+    start_process: Callable[..., Any],
+    wait_for: Callable[..., None],
+    alive: Callable[[int], bool],
 ) -> None:
     # a group that takes longer than any test: only the death of the driver can end it
-    process = start_process(toys.run_toy, tmp_path / "store", 4, {"seconds": 600, "notes": tmp_path}, "processes")
+    process = start_process(
+        toys.run_toy,
+        tmp_path / "store",
+        4,
+        {"seconds": 600, "notes": tmp_path},
+        "processes",
+    )
     wait_for(lambda: len(toys.notes_of(tmp_path, "workers")) == 2)
     process.kill()
     process.join()
-    wait_for(lambda: not any(alive(int(pid)) for pid, _ in toys.notes_of(tmp_path, "workers")))
+    wait_for(
+        lambda: (
+            not any(alive(int(pid)) for pid, _ in toys.notes_of(tmp_path, "workers"))
+        )
+    )
 
 
-def test_a_group_whose_worker_died_is_computed_by_a_fresh_one(tmp_path: Path, table_of: Table) -> None:
+def test_a_group_whose_worker_died_is_computed_by_a_fresh_one(
+    tmp_path: Path, table_of: Table
+) -> None:
     tasks = toys.toy_tasks(8, misbehave="die once", which=3)
     # the only one: what is computed after its death is computed by its successor
-    assert toys.ends(run(tmp_path / "store", tasks, {"notes": tmp_path}, engine="processes", workers=1)) == {
-        "finished": 8
-    }
+    assert toys.ends(
+        run(
+            tmp_path / "store",
+            tasks,
+            {"notes": tmp_path},
+            engine="processes",
+            workers=1,
+        )
+    ) == {"finished": 8}
     ((dead,),) = toys.notes_of(tmp_path, "died")
     (before, after) = (pid for pid, _ in toys.notes_of(tmp_path, "workers"))
     assert (before, after != dead) == (dead, True)
-    assert [pid for key, pid, *_ in toys.notes_of(tmp_path, "computed") if key == tasks[3].key] == [after]
+    assert [
+        pid
+        for key, pid, *_ in toys.notes_of(tmp_path, "computed")
+        if key == tasks[3].key
+    ] == [after]
     pd.testing.assert_frame_equal(table_of(tmp_path / "store"), expected(tasks))
 
 
-def test_a_group_that_always_kills_its_worker_is_given_up_and_all_others_finish(tmp_path: Path) -> None:
+def test_a_group_that_always_kills_its_worker_is_given_up_and_all_others_finish(
+    tmp_path: Path,
+) -> None:
     tasks = toys.toy_tasks(8, misbehave="die", which=0)
-    outcomes = run(tmp_path / "store", tasks, {"notes": tmp_path}, engine="processes", workers=2, retries=1)
+    outcomes = run(
+        tmp_path / "store",
+        tasks,
+        {"notes": tmp_path},
+        engine="processes",
+        workers=2,
+        retries=1,
+    )
     (failed,) = (outcome for outcome in outcomes if outcome.how != "finished")
     assert (failed.how, failed.task) == ("failed", tasks[0])
     assert "died 2 times, often for want of memory" in failed.error
 
 
 @pytest.mark.parametrize("engine", ["single", "processes"])
-def test_a_group_that_fails_is_named_and_all_others_finish(tmp_path: Path, engine: str) -> None:
-    outcomes = run(tmp_path / "store", toys.toy_tasks(5, misbehave="raise", which=1), engine=engine, workers=2)
-    told = [(str(outcome.task), outcome.error) for outcome in outcomes if outcome.how != "finished"]
+def test_a_group_that_fails_is_named_and_all_others_finish(
+    tmp_path: Path, engine: str
+) -> None:
+    outcomes = run(
+        tmp_path / "store",
+        toys.toy_tasks(5, misbehave="raise", which=1),
+        engine=engine,
+        workers=2,
+    )
+    told = [
+        (str(outcome.task), outcome.error)
+        for outcome in outcomes
+        if outcome.how != "finished"
+    ]
     assert told == [("group 1", "ZeroDivisionError: no toy can do that")]
     # mended, only that group is computed
     mended = run(tmp_path / "store", toys.toy_tasks(5), engine=engine, workers=2)
@@ -150,32 +225,59 @@ def test_a_group_that_fails_is_named_and_all_others_finish(tmp_path: Path, engin
 
 
 @pytest.mark.parametrize("engine", ["single", "processes"])
-def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+def test_a_full_disk_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
     store = Store(tmp_path / "store", values=toys.VALUES)
     tasks = toys.toy_tasks(4)
     # a file where the folder of the third group should be: what worker processes meet, too
     (store.path / "cells" / tasks[2].key[:2]).touch()
-    expect_error("a file has its name", run_groups, tasks, toys.make_toy, {}, store, engine=engine, workers=1)
+    expect_error(
+        "a file has its name",
+        run_groups,
+        tasks,
+        toys.make_toy,
+        {},
+        store,
+        engine=engine,
+        workers=1,
+    )
     assert len(store.done()) >= 8
 
 
 @pytest.mark.parametrize("engine", ["single", "processes"])
 def test_a_worker_that_cannot_start_ends_the_run(tmp_path: Path, engine: str) -> None:
     with pytest.raises((SweepFailedError, RuntimeError), match="the toy is broken"):
-        run(tmp_path / "store", toys.toy_tasks(4), {"broken": True}, engine=engine, workers=2)
-    for options, words in (({"engine": "process"}, "Closest: processes"), ({"workers": 0}, "one worker, not 0")):
+        run(
+            tmp_path / "store",
+            toys.toy_tasks(4),
+            {"broken": True},
+            engine=engine,
+            workers=2,
+        )
+    for options, words in (
+        ({"engine": "process"}, "Closest: processes"),
+        ({"workers": 0}, "one worker, not 0"),
+    ):
         expect_error(words, run, tmp_path / "store", [], **options)
 
 
-def test_shared_data_is_sent_to_a_worker_once_and_devices_are_dealt_out(tmp_path: Path) -> None:
+def test_shared_data_is_sent_to_a_worker_once_and_devices_are_dealt_out(
+    tmp_path: Path,
+) -> None:
     data = toys.Counted(tmp_path)
     tasks = [*toys.toy_tasks(10, data=data), *toys.toy_tasks(12)[10:]]
     common = {"notes": tmp_path, "together": 2}
     run(tmp_path / "store", tasks, common, engine="processes", devices=("cpu", "meta"))
     assert 1 <= len(toys.notes_of(tmp_path, "sent")) <= 2
-    assert Counter(device for _, device in toys.notes_of(tmp_path, "workers")) == {"cpu": 1, "meta": 1}
+    assert Counter(device for _, device in toys.notes_of(tmp_path, "workers")) == {
+        "cpu": 1,
+        "meta": 1,
+    }
     # each task got its own data, not those of the one before
-    assert Counter(" ".join(where) for _, _, *where in toys.notes_of(tmp_path, "computed")) == {"counted": 10, "": 2}
+    assert Counter(
+        " ".join(where) for _, _, *where in toys.notes_of(tmp_path, "computed")
+    ) == {"counted": 10, "": 2}
 
 
 def test_the_time_left_is_that_of_this_run_and_follows_its_pace() -> None:

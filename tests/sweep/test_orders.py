@@ -13,7 +13,13 @@ from tsfm_lens.data import SeriesBatch, as_series, bundled
 from tsfm_lens.models import Lens, load
 from tsfm_lens.probes import heads_by_stable_rank
 from tsfm_lens.probes.attention import attention_over_time, pick_attention
-from tsfm_lens.sweep.plan.orders import ORDERS, head_scores, parse_orders, ranking, rankings
+from tsfm_lens.sweep.plan.orders import (
+    ORDERS,
+    head_scores,
+    parse_orders,
+    ranking,
+    rankings,
+)
 from tsfm_lens.testing import assert_close
 
 
@@ -26,13 +32,20 @@ def options(lens: Lens) -> dict:
     return {"horizon": 6, "num_samples": 2 if lens.adapter.readout == "token" else None}
 
 
-def writes_of(lens: Lens, series: SeriesBatch, horizon: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def writes_of(
+    lens: Lens, series: SeriesBatch, horizon: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Head writes (row, pos, head, d_model) of the last layer: what reaches the stream, and what the output matrix
     gives before any norm; and which tokens show a series."""
     stack = lens.wiring.output_stack
     kind, layers = stack.layers_with(attention_over_time(stack))
-    runs = lens.run(series, horizon, rollout=False, num_samples=options(lens)["num_samples"])
-    result, z = (f"{stack.prefix}.{layers[-1]}.{kind}.{point}" for point in ("hook_result", "hook_z"))
+    runs = lens.run(
+        series, horizon, rollout=False, num_samples=options(lens)["num_samples"]
+    )
+    result, z = (
+        f"{stack.prefix}.{layers[-1]}.{kind}.{point}"
+        for point in ("hook_result", "hook_z")
+    )
     with torch.no_grad():
         _, acts = lens.run_with_cache(runs.encoded, names_filter=[result, z])
         matrix = lens.weights.heads(layers[-1], kind, stack.name).W_O.double().numpy()
@@ -59,7 +72,9 @@ def test_every_score_of_every_architecture(name: str) -> None:
     # of unequal lengths where a model takes single series, so that some tokens only pad
     series = series_for(lens)
     if not lens.adapter.multivariate and not hasattr(lens.adapter, "example"):
-        series = SeriesBatch.concat([bundled("co2").tail(40), bundled("elnino").tail(19)])
+        series = SeriesBatch.concat(
+            [bundled("co2").tail(40), bundled("elnino").tail(19)]
+        )
     own = {"series": series, **options(lens)}
     found = {order: head_scores(lens, order, **own) for order in ORDERS}
     for order, scores in found.items():
@@ -70,27 +85,56 @@ def test_every_score_of_every_architecture(name: str) -> None:
         assert np.isfinite(scores).all()
         assert scores.attrs["attention"] == kind
     weights = lens.weights.heads(layers[-1], kind, stack.name)
-    dense = (weights.W_Q.double() @ weights.W_K.double().transpose(-2, -1)).detach().numpy()
+    dense = (
+        (weights.W_Q.double() @ weights.W_K.double().transpose(-2, -1)).detach().numpy()
+    )
     values = np.linalg.svd(dense, compute_uv=False)
-    assert_close(found["stable_rank"][-1], (values**2).sum(-1) / values[:, 0] ** 2, depth=1000, dtype=np.float32)
+    assert_close(
+        found["stable_rank"][-1],
+        (values**2).sum(-1) / values[:, 0] ** 2,
+        depth=1000,
+        dtype=np.float32,
+    )
     last, plain, shown = writes_of(lens, series, 6)
-    norms = [np.linalg.norm(row[mask], axis=-1).mean(0) for row, mask in zip(last, shown, strict=True)]
-    assert_close(found["output_norm"][-1], np.mean(norms, axis=0), depth=1000, dtype=np.float32)
+    norms = [
+        np.linalg.norm(row[mask], axis=-1).mean(0)
+        for row, mask in zip(last, shown, strict=True)
+    ]
+    assert_close(
+        found["output_norm"][-1], np.mean(norms, axis=0), depth=1000, dtype=np.float32
+    )
     whole = numpy_rank(plain, shown)
-    parts = [numpy_rank(np.delete(plain, head, axis=2), shown) for head in range(stack.n_heads)]
+    parts = [
+        numpy_rank(np.delete(plain, head, axis=2), shown)
+        for head in range(stack.n_heads)
+    ]
     lost = whole - np.array(parts)
-    assert_close(found["entropic_contribution"][-1], lost, depth=1000, magnitude=whole, dtype=np.float32)
+    assert_close(
+        found["entropic_contribution"][-1],
+        lost,
+        depth=1000,
+        magnitude=whole,
+        dtype=np.float32,
+    )
 
 
 def test_rankings_name_the_first_to_go_and_agree_with_the_choice_of_heads() -> None:
     lens = load("bolt-nano")
     found = rankings(lens, ["stable_rank", "random:0..2"])
-    assert list(found) == ["stable_rank:low", "stable_rank:high", "random:0", "random:1", "random:2"]
+    assert list(found) == [
+        "stable_rank:low",
+        "stable_rank:high",
+        "random:0",
+        "random:1",
+        "random:2",
+    ]
     for layer in range(3):
         assert found["stable_rank:low"][layer] == found["stable_rank:high"][layer][::-1]
         for kept in range(5):
             going = found["stable_rank:low"][layer][: 4 - kept]
-            chosen = heads_by_stable_rank(lens, {layer: kept}, order="low", paired=False)
+            chosen = heads_by_stable_rank(
+                lens, {layer: kept}, order="low", paired=False
+            )
             assert sorted(going) == sorted(component.head for component in chosen)
         assert sorted(found["random:1"][layer]) == [0, 1, 2, 3]
     assert len({str(found[f"random:{seed}"]) for seed in range(3)}) > 1
@@ -101,7 +145,10 @@ def test_rankings_name_the_first_to_go_and_agree_with_the_choice_of_heads() -> N
 def test_ties_go_by_index_and_missing_scores_are_refused() -> None:
     coords = {"layer": ["0", "1"], "head": range(3)}
     scores = xr.DataArray(
-        [[2.0, 1.0, 1.0], [1.0, np.nan, 0.0]], dims=("layer", "head"), coords=coords, name="stable_rank"
+        [[2.0, 1.0, 1.0], [1.0, np.nan, 0.0]],
+        dims=("layer", "head"),
+        coords=coords,
+        name="stable_rank",
     )
     assert ranking(scores, 0, "low") == [1, 2, 0]
     assert ranking(scores, 0, "high") == [0, 1, 2]
@@ -109,8 +156,15 @@ def test_ties_go_by_index_and_missing_scores_are_refused() -> None:
 
 
 def test_orders_read_as_they_print() -> None:
-    orders = parse_orders(["output_norm:high", "stable_rank", "random:7", "stable_rank:low"])
-    assert orders == ["output_norm:high", "stable_rank:low", "stable_rank:high", "random:7"]
+    orders = parse_orders(
+        ["output_norm:high", "stable_rank", "random:7", "stable_rank:low"]
+    )
+    assert orders == [
+        "output_norm:high",
+        "stable_rank:low",
+        "stable_rank:high",
+        "random:7",
+    ]
     assert parse_orders(orders) == orders
     expect_error("stable_rank:low", parse_orders, ["stablerank:low"])
     expect_error("stable_rank:high", parse_orders, ["stable_rank:hi"])

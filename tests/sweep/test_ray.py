@@ -52,20 +52,39 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         made.shutdown()
 
 
-NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_log_monitor": False, "no_monitor": True}
+NODE = {
+    "num_cpus": 1,
+    "object_store_memory": 100 * 2**20,
+    "include_log_monitor": False,
+    "no_monitor": True,
+}
 
 
 def start_cluster() -> Any:
     # Ray gives its own processes 15 seconds to start, which a machine that is busy does not always keep
     try:
-        return Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+        return Cluster(
+            initialize_head=True, head_node_args={**NODE, "include_dashboard": False}
+        )
     except Exception:
-        return Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+        return Cluster(
+            initialize_head=True, head_node_args={**NODE, "include_dashboard": False}
+        )
 
 
-def run(path: Path, tasks: list[Any], common: dict[str, Any], cluster: Any, **options: Any) -> Any:
+def run(
+    path: Path, tasks: list[Any], common: dict[str, Any], cluster: Any, **options: Any
+) -> Any:
     store = Store(path, values=toys.VALUES)
-    return run_groups(tasks, toys.make_toy, common, store, engine="ray", address=cluster.address, **options)
+    return run_groups(
+        tasks,
+        toys.make_toy,
+        common,
+        store,
+        engine="ray",
+        address=cluster.address,
+        **options,
+    )
 
 
 def test_a_node_that_dies_in_the_middle_does_not_change_the_table(
@@ -83,7 +102,9 @@ def test_a_node_that_dies_in_the_middle_does_not_change_the_table(
             (node,) = cluster.worker_nodes
             cluster.remove_node(node, allow_graceful=False)
 
-    assert toys.ends(run(tmp_path / "ray", tasks, common, cluster, on_done=kill_a_node)) == {"finished": 40}
+    assert toys.ends(
+        run(tmp_path / "ray", tasks, common, cluster, on_done=kill_a_node)
+    ) == {"finished": 40}
     assert not cluster.worker_nodes
     # both nodes took part, and what the dead one had in hand was computed again
     assert len(workers_then) == 1
@@ -91,23 +112,49 @@ def test_a_node_that_dies_in_the_middle_does_not_change_the_table(
     assert set(computed) == {task.key for task in tasks}
     # data went into the cluster's memory once, not with every task
     assert len(toys.notes_of(tmp_path, "sent")) == 1
-    run_groups(toys.toy_tasks(40), toys.make_toy, {}, Store(tmp_path / "single", values=toys.VALUES))
-    pd.testing.assert_frame_equal(table_of(tmp_path / "ray"), table_of(tmp_path / "single"))
+    run_groups(
+        toys.toy_tasks(40),
+        toys.make_toy,
+        {},
+        Store(tmp_path / "single", values=toys.VALUES),
+    )
+    pd.testing.assert_frame_equal(
+        table_of(tmp_path / "ray"), table_of(tmp_path / "single")
+    )
 
 
 def test_workers_that_die_and_groups_that_fail_are_told(
     tmp_path: Path, cluster: Any, table_of: Callable[..., pd.DataFrame]
 ) -> None:
     common = {"notes": tmp_path}
-    tasks = [*toys.toy_tasks(8, misbehave="die once", which=3), *toys.toy_tasks(11, misbehave="raise", which=9)[8:]]
+    tasks = [
+        *toys.toy_tasks(8, misbehave="die once", which=3),
+        *toys.toy_tasks(11, misbehave="raise", which=9)[8:],
+    ]
     outcomes = run(tmp_path / "store", tasks, common, cluster)
-    told = [(str(outcome.task), outcome.error) for outcome in outcomes if outcome.how != "finished"]
+    told = [
+        (str(outcome.task), outcome.error)
+        for outcome in outcomes
+        if outcome.how != "finished"
+    ]
     assert told == [("group 9", "ZeroDivisionError: no toy can do that")]
-    expect_error("the toy is broken", run, tmp_path / "store", tasks, {"broken": True}, cluster)
+    expect_error(
+        "the toy is broken", run, tmp_path / "store", tasks, {"broken": True}, cluster
+    )
     # mended, only what failed is left
-    assert toys.ends(run(tmp_path / "store", toys.toy_tasks(11), common, cluster)) == {"finished": 1, "resumed": 10}
-    run_groups(toys.toy_tasks(11), toys.make_toy, {}, Store(tmp_path / "single", values=toys.VALUES))
-    pd.testing.assert_frame_equal(table_of(tmp_path / "store"), table_of(tmp_path / "single"))
+    assert toys.ends(run(tmp_path / "store", toys.toy_tasks(11), common, cluster)) == {
+        "finished": 1,
+        "resumed": 10,
+    }
+    run_groups(
+        toys.toy_tasks(11),
+        toys.make_toy,
+        {},
+        Store(tmp_path / "single", values=toys.VALUES),
+    )
+    pd.testing.assert_frame_equal(
+        table_of(tmp_path / "store"), table_of(tmp_path / "single")
+    )
 
 
 def test_a_sweep_of_a_model_gives_the_table_of_one_process(
@@ -116,18 +163,26 @@ def test_a_sweep_of_a_model_gives_the_table_of_one_process(
     config = parse_config(
         {
             "models": [{"source": "bolt-nano", "context_length": 64}],
-            "data": [{"source": "bundled", "names": ["co2"], "horizon": 6, "windows": 2}],
+            "data": [
+                {"source": "bundled", "names": ["co2"], "horizon": 6, "windows": 2}
+            ],
             "variants": {"layers": {}},
             "block": 2,
         }
     )
-    outcome = run_sweep(config, tmp_path / "ray", engine="ray", address=cluster.address, workers=1)
+    outcome = run_sweep(
+        config, tmp_path / "ray", engine="ray", address=cluster.address, workers=1
+    )
     assert (outcome.failed, outcome.finished) == ([], outcome.cells)
     run_sweep(config, tmp_path / "single")
     actual, expected = table_of(tmp_path / "ray"), table_of(tmp_path / "single")
-    pd.testing.assert_frame_equal(actual[list(KEY_COLUMNS)], expected[list(KEY_COLUMNS)])
+    pd.testing.assert_frame_equal(
+        actual[list(KEY_COLUMNS)], expected[list(KEY_COLUMNS)]
+    )
     for name in set(expected) - set(KEY_COLUMNS):
-        assert_close(actual[name], expected[name], depth=1000, dtype=np.float32, what=name)
+        assert_close(
+            actual[name], expected[name], depth=1000, dtype=np.float32, what=name
+        )
 
 
 @pytest.mark.campaign
@@ -142,17 +197,28 @@ def test_a_cluster_that_fails_loses_nothing_and_leaves_no_process(
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     (tmp_path / "rfc3987_syntax.py").write_text("raise ImportError('not in tests')")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parent), *sys.path]))
+    monkeypatch.setenv(
+        "PYTHONPATH",
+        os.pathsep.join([str(tmp_path), str(Path(__file__).parent), *sys.path]),
+    )
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     # the worker does no more than two groups, so that only the cluster's end ends the run
     common = {"notes": tmp_path, "most": 2}
     # Ray ends the process of its driver when its own services fail
     process = start_process(toys.run_toy, tmp_path / "store", 5, common, "ray")
-    wait_for(lambda: len(toys.notes_of(tmp_path, "computed")) >= 2 or not process.is_alive())
+    wait_for(
+        lambda: len(toys.notes_of(tmp_path, "computed")) >= 2 or not process.is_alive()
+    )
     if not process.is_alive():
-        pytest.skip("Ray, which gives its own processes some seconds to start, does not start on this machine now")
+        pytest.skip(
+            "Ray, which gives its own processes some seconds to start, does not start on this machine now"
+        )
     started = psutil.Process(process.pid).children(recursive=True)
-    (service,) = [each for each in started if victim in f"{each.name()} {' '.join(each.cmdline())}"]
+    (service,) = [
+        each
+        for each in started
+        if victim in f"{each.name()} {' '.join(each.cmdline())}"
+    ]
     service.kill()
     process.join()
     wait_for(lambda: not [each for each in started if alive(each.pid)])
@@ -162,7 +228,9 @@ def test_a_cluster_that_fails_loses_nothing_and_leaves_no_process(
     assert "failed" not in toys.ends(run_groups(tasks, toys.make_toy, {}, store))
 
 
-def test_without_ray_the_message_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_message_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=re.escape(install_command("ray"))):
         run_groups(toys.toy_tasks(1), toys.make_toy, {}, Store(tmp_path), engine="ray")
@@ -197,6 +265,21 @@ def test_an_address_where_no_cluster_is_is_refused_in_time(
         server.start()
     with socket.create_server(("127.0.0.1", 0)) as closed:
         dead = f"127.0.0.1:{closed.getsockname()[1]}"
-    for address in (dead, silent.address, web.address, "no.such.host.invalid:6379", "127.0.0.1:99999", "host:port"):
+    for address in (
+        dead,
+        silent.address,
+        web.address,
+        "no.such.host.invalid:6379",
+        "127.0.0.1:99999",
+        "host:port",
+    ):
         options = {"engine": "ray", "address": prefix + address}
-        expect_error(re.escape(address), run_groups, toys.toy_tasks(1), toys.make_toy, {}, Store(tmp_path), **options)
+        expect_error(
+            re.escape(address),
+            run_groups,
+            toys.toy_tasks(1),
+            toys.make_toy,
+            {},
+            Store(tmp_path),
+            **options,
+        )

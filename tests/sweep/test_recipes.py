@@ -23,7 +23,12 @@ from tsfm_lens.sweep.plan.recipes import Recipe, heads_of, parse_recipe, read_re
 from tsfm_lens.sweep.plan.variants import PlanEntry, VariantPlanner
 from tsfm_lens.testing import last_digit
 
-PUBLISHED = {"timesfm-2.5": (20, 16), "toto-1": (12, 12), "chronos-bolt": (12, 12), "moirai-1.1": (12, 12)}
+PUBLISHED = {
+    "timesfm-2.5": (20, 16),
+    "toto-1": (12, 12),
+    "chronos-bolt": (12, 12),
+    "moirai-1.1": (12, 12),
+}
 
 
 @cache
@@ -31,11 +36,17 @@ def published(name: str) -> Lens:
     """What recipes read of a lens, at the published size: the wiring, without any weights."""
     wiring = lens_of(name).wiring
     n_layers, n_heads = PUBLISHED[name]
-    stack = replace(wiring.output_stack, n_layers=n_layers, n_heads=n_heads, exceptions={})
+    stack = replace(
+        wiring.output_stack, n_layers=n_layers, n_heads=n_heads, exceptions={}
+    )
     wiring = replace(wiring, stacks=(*wiring.stacks[:-1], stack))
 
     def chosen(*patterns: object) -> list:
-        return select_components(wiring, *patterns) if patterns else list(components(wiring))
+        return (
+            select_components(wiring, *patterns)
+            if patterns
+            else list(components(wiring))
+        )
 
     return SimpleNamespace(wiring=wiring, model_id=name, components=chosen)  # type: ignore[return-value]
 
@@ -64,36 +75,68 @@ def any_order(name: str) -> dict[int, list[int]]:
     ],
 )
 def test_published_recipes_take_what_the_paper_says(
-    monkeypatch: pytest.MonkeyPatch, recipe: str, architecture: str, heads: int, of: int, percent: float, mlps: int
+    monkeypatch: pytest.MonkeyPatch,
+    recipe: str,
+    architecture: str,
+    heads: int,
+    of: int,
+    percent: float,
+    mlps: int,
 ) -> None:
     lens = published(architecture)
     # without weights, any order
-    monkeypatch.setattr(recipes, "rankings", lambda _, orders: {orders[0]: any_order(architecture)})
+    monkeypatch.setattr(
+        recipes, "rankings", lambda _, orders: {orders[0]: any_order(architecture)}
+    )
     (entry,) = to_entries(read_recipe(recipe), lens)
-    assert (entry.tags["ablated"], entry.tags["of"], entry.tags["mlps"]) == (heads, of, mlps)
+    assert (entry.tags["ablated"], entry.tags["of"], entry.tags["mlps"]) == (
+        heads,
+        of,
+        mlps,
+    )
     assert 100 * heads / of == pytest.approx(percent, abs=last_digit(1))
     # counted once more in the components themselves; an index of Bolt is a head of each of two kinds
     kinds = len(lens.wiring.output_stack.attention_kinds())
-    assert ablated_share(lens.wiring, lens.components(*entry.spec.components)) == (kinds * heads, kinds * of, mlps)
+    assert ablated_share(lens.wiring, lens.components(*entry.spec.components)) == (
+        kinds * heads,
+        kinds * of,
+        mlps,
+    )
     counted = recipe in ("bolt-released", "bolt-60")
     assert entry.tags["selection"] == ("stable_rank" if counted else "listed")
 
 
 def test_files_of_both_kinds_say_the_same(tmp_path: Path) -> None:
     lens = load("bolt-nano")
-    content = {"heads": {1: [2, 0]}, "kept_heads": {0: 1}, "mlps": [2], "order": "stable_rank:high"}
+    content = {
+        "heads": {1: [2, 0]},
+        "kept_heads": {0: 1},
+        "mlps": [2],
+        "order": "stable_rank:high",
+    }
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
     (tmp_path / "mine.json").write_text(json.dumps(content))
-    first, second = (to_entries(read_recipe(tmp_path / f"mine.{kind}"), lens) for kind in ("yaml", "json"))
+    first, second = (
+        to_entries(read_recipe(tmp_path / f"mine.{kind}"), lens)
+        for kind in ("yaml", "json")
+    )
     assert first == second
     going = rankings(lens, ["stable_rank:high"])["stable_rank:high"][0][:3]
-    expected = {f"decoder.1.{kind}_attn.{head}" for kind in ("self", "cross") for head in (0, 2)}
-    expected |= {f"decoder.0.{kind}_attn.{head}" for kind in ("self", "cross") for head in going}
+    expected = {
+        f"decoder.1.{kind}_attn.{head}" for kind in ("self", "cross") for head in (0, 2)
+    }
+    expected |= {
+        f"decoder.0.{kind}_attn.{head}" for kind in ("self", "cross") for head in going
+    }
     assert set(first[0].spec.components) == expected | {"decoder.2.mlp"}
     assert first[0].tags["recipe"] == "mine"
     # the same counts at random, with the same MLP
-    drawn = to_entries(read_recipe(tmp_path / "mine.yaml"), lens, random_seeds=[0, 1])[1:]
-    assert [(entry.family, entry.tags["ablated"], entry.tags["seed"]) for entry in drawn] == [
+    drawn = to_entries(read_recipe(tmp_path / "mine.yaml"), lens, random_seeds=[0, 1])[
+        1:
+    ]
+    assert [
+        (entry.family, entry.tags["ablated"], entry.tags["seed"]) for entry in drawn
+    ] == [
         ("random", 5, 0),
         ("random", 5, 1),
     ]
@@ -102,9 +145,17 @@ def test_files_of_both_kinds_say_the_same(tmp_path: Path) -> None:
 
 def test_measured_heads_at_k_fill_a_recipe_in() -> None:
     lens = load("bolt-nano")
-    recipe = parse_recipe({"name": "x", "layers_at": [{"layers": "middle third"}, {"layers": "others", "extra": 1}]})
+    recipe = parse_recipe(
+        {
+            "name": "x",
+            "layers_at": [{"layers": "middle third"}, {"layers": "others", "extra": 1}],
+        }
+    )
     assert recipe.measured
-    assert heads_of(recipe, lens, measured={0: [3, 1], 1: [2, 0, 1], 2: []}) == ({0: [3], 1: [2, 0, 1]}, [])
+    assert heads_of(recipe, lens, measured={0: [3, 1], 1: [2, 0, 1], 2: []}) == (
+        {0: [3], 1: [2, 0, 1]},
+        [],
+    )
     expect_error("not measured", heads_of, recipe, lens)
 
 
@@ -113,7 +164,10 @@ def test_other_sizes_are_scaled_only_when_asked() -> None:
     recipe = read_recipe("timesfm-51")
     expect_error(r"20 layers of 16 heads.*scale: true", to_entries, recipe, lens)
     heads, mlps = heads_of(recipe, lens, scale=True)
-    assert heads_of(parse_recipe({**recipe.model_dump(), "scale": True}), lens) == (heads, mlps)
+    assert heads_of(parse_recipe({**recipe.model_dump(), "scale": True}), lens) == (
+        heads,
+        mlps,
+    )
     # the middles of 3 layers lie in layers 3, 10 and 16 of 20, where 7, 0 and 13 of 16 heads are kept: of 4 heads 2, 0
     # and 3, and one more outside layers 7 to 13
     low = rankings(lens, ["stable_rank:low"])["stable_rank:low"]
@@ -150,6 +204,8 @@ def test_recipes_that_do_not_fit_the_model(tmp_path: Path) -> None:
         expect_error(words, to_entries, parse_recipe({"name": "x", **content}), lens)
     expect_error("timesfm-28", read_recipe, "timesfm-29")
     # what the paper leaves open is not made up
-    expect_error("does not say which", to_entries, read_recipe("toto-43"), published("toto-1"))
+    expect_error(
+        "does not say which", to_entries, read_recipe("toto-43"), published("toto-1")
+    )
     (tmp_path / "list.yaml").write_text("[1, 2]")
     expect_error("holds list", read_recipe, tmp_path / "list.yaml")

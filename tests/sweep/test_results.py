@@ -24,7 +24,12 @@ CONTENT: dict[str, Any] = {
     "name": "results",
     "models": [{"source": "bolt-nano", "name": "bolt", "context_length": 128}],
     "data": [
-        {"source": "bundled", "names": ["co2", "elnino", "pedestrians", "unemployment"], "horizon": 12, "windows": 2}
+        {
+            "source": "bundled",
+            "names": ["co2", "elnino", "pedestrians", "unemployment"],
+            "horizon": 12,
+            "windows": 2,
+        }
     ],
     "variants": {
         "layers": {"sizes": [1, 2], "parts": ["both", "mlp"]},
@@ -57,7 +62,9 @@ def mase(folder: Path) -> pd.DataFrame:
     """(dataset, variant): pooled MASE from the stored rows, in three lines of pandas."""
     store = Store(folder, create=False)
     rows = store.read(store.done()).to_pandas()
-    sums = rows.groupby(["dataset", "variant"], observed=True)[["scaled_error", "n_scaled"]].sum()
+    sums = rows.groupby(["dataset", "variant"], observed=True)[
+        ["scaled_error", "n_scaled"]
+    ].sum()
     return (sums["scaled_error"] / sums["n_scaled"]).unstack("variant")
 
 
@@ -74,35 +81,57 @@ def test_planted_tables_have_the_form_of_gathered_ones(gathered: Gathered) -> No
     real = {table.attrs["kind"]: table for table in gathered.results.values()}
     made = {table.attrs["kind"]: table for table in planted.sweep().values()}
     assert set(made) == set(real)
-    differing = {kind: planted.table_differences(table, real[kind]) for kind, table in made.items()}
+    differing = {
+        kind: planted.table_differences(table, real[kind])
+        for kind, table in made.items()
+    }
     assert differing == {kind: [] for kind in made}
 
 
-def test_effects_are_ratios_of_geometric_means(gathered: Gathered, mase: pd.DataFrame, plan: pd.DataFrame) -> None:
+def test_effects_are_ratios_of_geometric_means(
+    gathered: Gathered, mase: pd.DataFrame, plan: pd.DataFrame
+) -> None:
     table = gathered.results["effects"]
     assert len(table) == 3 + 2 + 3 + 2
     variant = plan.set_index("label")["variant"]
     for _, row in table.iterrows():
         own = mase[variant[row["label"]]]
-        assert row["baseline_mase"] == pytest.approx(geometric(mase["plain"] / mase["seasonal_naive"]))
+        assert row["baseline_mase"] == pytest.approx(
+            geometric(mase["plain"] / mase["seasonal_naive"])
+        )
         assert row["mase"] == pytest.approx(geometric(own / mase["seasonal_naive"]))
         assert row["change"] == pytest.approx(geometric(own / mase["plain"]) - 1)
         assert row["lower"] <= row["change"] <= row["upper"]
-        assert row["spearman_distance_lower"] <= row["spearman_distance"] <= row["spearman_distance_upper"]
+        assert (
+            row["spearman_distance_lower"]
+            <= row["spearman_distance"]
+            <= row["spearman_distance_upper"]
+        )
         assert row["significant"] == (row["p_holm"] <= 0.05)
         logs = np.log(own / mase["plain"]).drop(index=own.index[own.isna()])
-        assert np.log1p(row[["median", "least", "most"]].astype(float)).tolist() == pytest.approx(
-            [logs.median(), logs.min(), logs.max()]
+        assert np.log1p(
+            row[["median", "least", "most"]].astype(float)
+        ).tolist() == pytest.approx([logs.median(), logs.min(), logs.max()])
+        assert row["p_value"] == pytest.approx(
+            scipy.stats.binomtest(int((logs > 0).sum()), 4).pvalue
         )
-        assert row["p_value"] == pytest.approx(scipy.stats.binomtest(int((logs > 0).sum()), 4).pvalue)
     assert "exact sign test over 4 datasets" in table.attrs["test"]
 
 
-def test_one_number_has_one_verdict_on_a_page(gathered: Gathered, plan: pd.DataFrame) -> None:
+def test_one_number_has_one_verdict_on_a_page(
+    gathered: Gathered, plan: pd.DataFrame
+) -> None:
     tested = [table for table in gathered.results.values() if "p_holm" in table]
-    of_mase = [table[table.assign(metric=table.get("metric", "MASE"))["metric"] == "MASE"] for table in tested]
+    of_mase = [
+        table[table.assign(metric=table.get("metric", "MASE"))["metric"] == "MASE"]
+        for table in tested
+    ]
     # one family of tests: every variant, and every choice that is held against others
-    orders = gathered.results["heads_at"].query("better and 0 < ablated < of")["layer"].nunique()
+    orders = (
+        gathered.results["heads_at"]
+        .query("better and 0 < ablated < of")["layer"]
+        .nunique()
+    )
     choices = int(gathered.results["selection"]["diff_p"].notna().sum())
     tests = plan.loc[plan["variant"] != "plain", "variant"].nunique() + orders + choices
     assert all(set(table["tests"]) == {tests} for table in of_mase)
@@ -114,11 +143,15 @@ def test_one_number_has_one_verdict_on_a_page(gathered: Gathered, plan: pd.DataF
         assert rows.groupby("variant")[name].nunique(dropna=False).max() == 1, name
 
 
-def test_heads_kept_follow_the_definition(gathered: Gathered, mase: pd.DataFrame, plan: pd.DataFrame) -> None:
+def test_heads_kept_follow_the_definition(
+    gathered: Gathered, mase: pd.DataFrame, plan: pd.DataFrame
+) -> None:
     table, counts = gathered.results["heads_at"], plan[plan["family"] == "head_counts"]
     assert len(table) == 3 * 2
     for _, row in table.iterrows():
-        line = counts[(counts["layer"] == row["layer"]) & (counts["order"] == row["order"])]
+        line = counts[
+            (counts["layer"] == row["layer"]) & (counts["order"] == row["order"])
+        ]
         passed = {
             4 - int(each.ablated): geometric(mase[each.variant] / mase["plain"]) - 1
             for each in line.itertuples()
@@ -153,9 +186,14 @@ def test_an_unfinished_sweep_shows_the_variants_that_are_whole(
 ) -> None:
     cells = read_saved(Store(folder, create=False)).cells
     gone = plan[plan["family"] == "layers"]["variant"].iloc[0]
-    missing = cells[(cells["variant"] == gone) & (cells["dataset"] == "bundled/elnino")]["key"]
+    missing = cells[
+        (cells["variant"] == gone) & (cells["dataset"] == "bundled/elnino")
+    ]["key"]
     found = gather(without(folder, tmp_path / "store", missing))
-    assert any(f"of {len(cells)} cells planned so far 1 are missing" in note for note in found.notes)
+    assert any(
+        f"of {len(cells)} cells planned so far 1 are missing" in note
+        for note in found.notes
+    )
     assert len(gathered.results["effects"]) - len(found.results["effects"]) == 1
 
 
@@ -163,7 +201,9 @@ def test_an_unfinished_sweep_shows_the_datasets_that_are_whole(
     folder: Path, tmp_path: Path, mase: pd.DataFrame, plan: pd.DataFrame
 ) -> None:
     cells = read_saved(Store(folder, create=False)).cells
-    missing = cells[(cells["dataset"] == "bundled/elnino") & (cells["model"] == "bolt")]["key"]
+    missing = cells[
+        (cells["dataset"] == "bundled/elnino") & (cells["model"] == "bolt")
+    ]["key"]
     found = gather(without(folder, tmp_path / "store", missing))
     assert any("bolt is shown on the 3 of 4 datasets" in note for note in found.notes)
     rest = mase.drop("bundled/elnino")
@@ -171,11 +211,15 @@ def test_an_unfinished_sweep_shows_the_datasets_that_are_whole(
     own = rest[plan.set_index("label")["variant"][row["label"]]]
     assert row["change"] == pytest.approx(geometric(own / rest["plain"]) - 1)
     assert row["mase"] == pytest.approx(geometric(own / rest["seasonal_naive"]))
-    no_naive = without(folder, tmp_path / "part", cells[cells["variant"] == "seasonal_naive"]["key"])
+    no_naive = without(
+        folder, tmp_path / "part", cells[cells["variant"] == "seasonal_naive"]["key"]
+    )
     expect_error(r"is not in .*: `tsfm-lens sweep` resumes 'results", gather, no_naive)
 
 
-def test_what_was_asked_for_is_known_from_the_first_cell_on(folder: Path, tmp_path: Path) -> None:
+def test_what_was_asked_for_is_known_from_the_first_cell_on(
+    folder: Path, tmp_path: Path
+) -> None:
     config = parse_config({**CONTENT, "name": "stopped"})
 
     def stop(*_: Any) -> None:
@@ -183,8 +227,16 @@ def test_what_was_asked_for_is_known_from_the_first_cell_on(folder: Path, tmp_pa
 
     outcome = run_sweep(config, tmp_path / "store", progress=stop)
     assert outcome.cancelled
-    assert len(read_saved(Store(tmp_path / "store", create=False)).cells) == outcome.cells > 100
-    expect_error(r"no variant of 'stopped-.*is finished on a whole dataset", gather, tmp_path / "store")
+    assert (
+        len(read_saved(Store(tmp_path / "store", create=False)).cells)
+        == outcome.cells
+        > 100
+    )
+    expect_error(
+        r"no variant of 'stopped-.*is finished on a whole dataset",
+        gather,
+        tmp_path / "store",
+    )
     # stopping a run that only resumes loses nothing of what is known
     before = read_saved(Store(folder, create=False), "results")
     run_sweep(parse_config(before.about["config"]), folder, progress=stop)
@@ -193,9 +245,16 @@ def test_what_was_asked_for_is_known_from_the_first_cell_on(folder: Path, tmp_pa
     assert after.about == before.about
 
 
-def test_cells_of_other_configurations_are_counted_and_not_used(folder: Path, gathered: Gathered) -> None:
+def test_cells_of_other_configurations_are_counted_and_not_used(
+    folder: Path, gathered: Gathered
+) -> None:
     assert not any("other configurations" in note for note in gathered.notes)
-    run_sweep(parse_config({**CONTENT, "name": "other", "seed": 5, "variants": {"heads": {}}}), folder)
+    run_sweep(
+        parse_config(
+            {**CONTENT, "name": "other", "seed": 5, "variants": {"heads": {}}}
+        ),
+        folder,
+    )
     expect_error(r"other-.*, results-", gather, folder)
     again = gather(folder, "results")
     assert any("other configurations" in note for note in again.notes)
@@ -206,13 +265,24 @@ def test_cells_of_other_configurations_are_counted_and_not_used(folder: Path, ga
 
 @pytest.mark.parametrize("search", ["bisection", "sequential"])
 def test_shorter_searches_find_what_the_scan_finds(search: str, tmp_path: Path) -> None:
-    variants = {"heads_at": {"tolerance": 0.05, "orders": ["stable_rank:low"], "search": search, "layers": [0, 2]}}
+    variants = {
+        "heads_at": {
+            "tolerance": 0.05,
+            "orders": ["stable_rank:low"],
+            "search": search,
+            "layers": [0, 2],
+        }
+    }
     content = {**CONTENT, "variants": variants}
     assert not run_sweep(parse_config(content), tmp_path / "store").failed
     found = gather(tmp_path / "store").results["heads_at"]
     variants["heads_at"]["search"] = "scan"
-    assert not run_sweep(parse_config({**content, "name": "scan"}), tmp_path / "store").failed
+    assert not run_sweep(
+        parse_config({**content, "name": "scan"}), tmp_path / "store"
+    ).failed
     scan = gather(tmp_path / "store", "scan").results["heads_at"]
     assert found["kept"].tolist() == scan["kept"].tolist()
     assert (found["evaluations"] <= scan["evaluations"]).all()
-    assert_close(found["change"], scan["change"], depth=100, magnitude=1.0, dtype=np.float32)
+    assert_close(
+        found["change"], scan["change"], depth=100, magnitude=1.0, dtype=np.float32
+    )

@@ -31,7 +31,14 @@ TIES = 4 * 6 * 2 / (12 * 143)
 CONTENT: dict[str, Any] = {
     "name": "small",
     "models": [{"source": "bolt-nano", "context_length": 200}],
-    "data": [{"source": "bundled", "names": ["co2", "pedestrians"], "horizon": 12, "windows": 3}],
+    "data": [
+        {
+            "source": "bundled",
+            "names": ["co2", "pedestrians"],
+            "horizon": 12,
+            "windows": 3,
+        }
+    ],
     "variants": {"layers": {"sizes": [1, 2], "parts": ["both", "mlp"]}, "heads": {}},
     "chunk": 2,
     "block": 5,
@@ -44,7 +51,12 @@ def config(**changes: Any) -> SweepConfig:
 
 def sweep(path: str, content: dict[str, Any], engine: str = "single") -> None:
     torch.set_num_threads(1)
-    outcome = run_sweep(parse_config(content), path, engine=engine, workers=1 if engine == "single" else 2)
+    outcome = run_sweep(
+        parse_config(content),
+        path,
+        engine=engine,
+        workers=1 if engine == "single" else 2,
+    )
     assert not outcome.failed
     assert not outcome.cancelled
 
@@ -68,7 +80,11 @@ def entries_of(path: Path, name: str = "small") -> pd.DataFrame:
 def test_rows_are_those_of_plain_forecasts(
     undisturbed: Path, lens: Lens, table_of: Callable[..., pd.DataFrame]
 ) -> None:
-    rows = table_of(undisturbed).set_index(["variant", "dataset", "item", "window"]).sort_index()
+    rows = (
+        table_of(undisturbed)
+        .set_index(["variant", "dataset", "item", "window"])
+        .sort_index()
+    )
     sets = {each.name: each for each in config().evaluation_sets()}
     entries = entries_of(undisturbed)
     chosen = entries.drop_duplicates("variant").iloc[[0, 3, 7, 11, 15]]
@@ -84,33 +100,54 @@ def test_rows_are_those_of_plain_forecasts(
             for place, window in enumerate(each.windows):
                 row = rows.loc[(entry.variant, name, window.item, window.index)]
                 context = window.context[0]
-                season = np.nanmean(np.abs(context[each.seasonality :] - context[: -each.seasonality]))
+                season = np.nanmean(
+                    np.abs(context[each.seasonality :] - context[: -each.seasonality])
+                )
                 error = np.abs(truth[place] - made[place, 4])
                 known = np.isfinite(error)
-                assert_close(row["scaled_error"], (error[known] / season).sum(), depth=1000, dtype=np.float32)
+                assert_close(
+                    row["scaled_error"],
+                    (error[known] / season).sum(),
+                    depth=1000,
+                    dtype=np.float32,
+                )
                 assert row["n_scaled"] == known.sum()
                 levels = np.arange(1, 10) / 10
                 below = truth[place] <= made[place]
-                loss = 2 * np.abs((truth[place] - made[place]) * (below - levels[:, None]))
+                loss = 2 * np.abs(
+                    (truth[place] - made[place]) * (below - levels[:, None])
+                )
                 # gluonts averages over the levels
-                assert_close(row["quantile_loss"], np.nansum(loss) / 9, depth=1000, dtype=np.float32)
+                assert_close(
+                    row["quantile_loss"],
+                    np.nansum(loss) / 9,
+                    depth=1000,
+                    dtype=np.float32,
+                )
                 distance = 1 - spearmanr(made[place, 4], plain[place, 4]).statistic
                 assert row["spearman_distance"] == pytest.approx(distance, abs=TIES)
 
 
 @pytest.mark.parametrize("content", [b"{}", None])
-def test_a_damaged_plan_is_written_anew(undisturbed: Path, tmp_path: Path, content: bytes | None) -> None:
+def test_a_damaged_plan_is_written_anew(
+    undisturbed: Path, tmp_path: Path, content: bytes | None
+) -> None:
     path = tmp_path / "store"
     shutil.copytree(undisturbed, path)
     before = read_saved(Store(path, create=False))
     for pattern in (".json", ".entries.*.parquet", ".cells.*.parquet"):
         (file,) = (path / "plans").glob(f"{before.name}{pattern}")
         file.unlink() if content is None else file.write_bytes(content)
-        with pytest.raises(LensError, match=f"tsfm-lens sweep CONFIG.*{path}|in {path}.*tsfm-lens sweep CONFIG"):
+        with pytest.raises(
+            LensError,
+            match=f"tsfm-lens sweep CONFIG.*{path}|in {path}.*tsfm-lens sweep CONFIG",
+        ):
             read_saved(Store(path, create=False))
         outcome = run_sweep(config(), path)
         assert outcome.resumed == outcome.cells
-        assert [str(file) in note for note in outcome.notes] == ([] if content is None else [True])
+        assert [str(file) in note for note in outcome.notes] == (
+            [] if content is None else [True]
+        )
         after = read_saved(Store(path, create=False))
         assert after.about == before.about
         pd.testing.assert_frame_equal(after.cells, before.cells)
@@ -122,21 +159,37 @@ def test_a_changed_configuration_computes_what_is_new_and_mixes_nothing(
 ) -> None:
     path = tmp_path / "store"
     sweep(str(path), CONTENT)
-    more = {**CONTENT, "variants": {**CONTENT["variants"], "components": {"first MLP and head": ["decoder.0.mlp"]}}}
+    more = {
+        **CONTENT,
+        "variants": {
+            **CONTENT["variants"],
+            "components": {"first MLP and head": ["decoder.0.mlp"]},
+        },
+    }
     # the MLP of a layer is one of the parts that have run
     assert run_sweep(parse_config(more), path).finished == Store(path).done().__len__()
-    other = {**CONTENT, "models": [{"source": "bolt-nano", "context_length": 64}], "name": "short"}
+    other = {
+        **CONTENT,
+        "models": [{"source": "bolt-nano", "context_length": 64}],
+        "name": "short",
+    }
     outcome = run_sweep(parse_config(other), path)
     # only the seasonal naive forecast does not depend on the context that the model is shown
     assert outcome.resumed == 4
     cells = read_saved(Store(path), "short").cells
     short = table_of(path, list(cells["key"]))
     long = table_of(undisturbed)
-    together = short.merge(long, on=["variant", "dataset", "item", "window"], suffixes=("", "_long"))
+    together = short.merge(
+        long, on=["variant", "dataset", "item", "window"], suffixes=("", "_long")
+    )
     moved = together["variant"] != "seasonal_naive"
     assert len(together) == len(short)
-    assert not np.isclose(together["scaled_error"], together["scaled_error_long"])[moved].all()
-    assert table_of(path, list(read_saved(Store(path), plan_name(config())).cells["key"])).equals(long)
+    assert not np.isclose(together["scaled_error"], together["scaled_error_long"])[
+        moved
+    ].all()
+    assert table_of(
+        path, list(read_saved(Store(path), plan_name(config())).cells["key"])
+    ).equals(long)
 
 
 def test_a_model_s_settings_decide_the_cell(lens: Lens) -> None:
@@ -154,8 +207,12 @@ def test_a_model_s_settings_decide_the_cell(lens: Lens) -> None:
     assert model_fingerprint(other, model) == plain
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"distance_steps": 4}, {"how": "noise"}])
-def test_what_decides_a_number_decides_the_cell(change: dict[str, Any], undisturbed: Path) -> None:
+@pytest.mark.parametrize(
+    "change", [{"seed": 1}, {"distance_steps": 4}, {"how": "noise"}]
+)
+def test_what_decides_a_number_decides_the_cell(
+    change: dict[str, Any], undisturbed: Path
+) -> None:
     standing = plan_sweep(config(**change), undisturbed)
     # the naive forecast is no model's, and noise leaves the plain model as it is
     assert standing.finished == (8 if "how" in change else 4)
@@ -163,7 +220,10 @@ def test_what_decides_a_number_decides_the_cell(change: dict[str, Any], undistur
 
 
 def test_processes_give_the_same_table(
-    undisturbed: Path, tmp_path: Path, table_of: Callable[..., pd.DataFrame], monkeypatch: pytest.MonkeyPatch
+    undisturbed: Path,
+    tmp_path: Path,
+    table_of: Callable[..., pd.DataFrame],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # as many threads a worker as the other run had: one
     monkeypatch.setattr(engines, "cores", lambda: 2)
@@ -185,7 +245,15 @@ def test_kills_end_in_the_same_table(
             # so few kills let it finish: it is whole, and the next ones hit a sweep that begins anew
             same_numbers(table_of(path), table_of(undisturbed))
             shutil.rmtree(path)
-        hits += kill_often(sweep, str(path), CONTENT, store=path, kills=12 - hits, longest=1.2, seed=turn)
+        hits += kill_often(
+            sweep,
+            str(path),
+            CONTENT,
+            store=path,
+            kills=12 - hits,
+            longest=1.2,
+            seed=turn,
+        )
         turn += 1
     process = start_process(sweep, str(path), CONTENT)
     process.join()
@@ -211,13 +279,20 @@ def test_a_group_that_fails_is_told_and_the_rest_goes_on(
         return true(lens, group, shared, keys)
 
     monkeypatch.setattr(cells, "run_cells", failing)
-    outcome = run_sweep(config(variants={**CONTENT["variants"], "heads_at": {}}), tmp_path / "store")
+    outcome = run_sweep(
+        config(variants={**CONTENT["variants"], "heads_at": {}}), tmp_path / "store"
+    )
     assert outcome.failed
     assert all("co2" in line and "eaten the weights" in line for line in outcome.failed)
     assert any("wait for the cells that failed" in note for note in outcome.notes)
     assert 0 < outcome.finished < outcome.cells
     monkeypatch.undo()
-    assert run_sweep(config(variants={**CONTENT["variants"], "heads_at": {}}), tmp_path / "store").failed == []
+    assert (
+        run_sweep(
+            config(variants={**CONTENT["variants"], "heads_at": {}}), tmp_path / "store"
+        ).failed
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -228,11 +303,16 @@ def test_a_group_that_fails_is_told_and_the_rest_goes_on(
         ({"variants": {"components": {"x": ["decoder.7.mlp"]}}}, "decoder.7.mlp"),
         ({"variants": {"heads_at": {"orders": ["stable_ranks:low"]}}}, "stable_rank"),
         ({"data": [CONTENT["data"][0], CONTENT["data"][0]]}, "more than once"),
-        ({"variants": {"recipes": ["toto-29", "toto-29"], "scale_recipes": True}}, "two recipes are called"),
+        (
+            {"variants": {"recipes": ["toto-29", "toto-29"], "scale_recipes": True}},
+            "two recipes are called",
+        ),
         ({"models": [{"source": "bolt-nano", "device": "gpu"}]}, "device 'gpu'"),
     ],
 )
-def test_what_is_wrong_shows_before_anything_is_written(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_what_is_wrong_shows_before_anything_is_written(
+    change: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     with pytest.raises((InputError, KeyError), match=words):
         run_sweep(config(**change), tmp_path / "store")
     assert not (tmp_path / "store").exists()

@@ -17,11 +17,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import pearsonr, spearmanr
 
-from tsfm_lens.sweep.statistics.scores import DISTANCES, METRICS, SUMS, forecast_distances, pooled, window_scores
+from tsfm_lens.sweep.statistics.scores import (
+    DISTANCES,
+    METRICS,
+    SUMS,
+    forecast_distances,
+    pooled,
+    window_scores,
+)
 from tsfm_lens.testing import assert_close, rounding
 
 DECILES = tuple(k / 10 for k in range(1, 10))
-LEVELS = (DECILES, (0.1, 0.5, 0.9), (0.05, 0.2, 0.45, 0.7, 0.95), (0.025, 0.1, 0.5, 0.9, 0.975), (0.3, 0.8))
+LEVELS = (
+    DECILES,
+    (0.1, 0.5, 0.9),
+    (0.05, 0.2, 0.45, 0.7, 0.95),
+    (0.025, 0.1, 0.5, 0.9, 0.975),
+    (0.3, 0.8),
+)
 # our name, gluonts's name and definition
 DEFINITIONS = {
     "MASE": ("MASE[0.5]", ev.MASE()),
@@ -34,7 +47,10 @@ DEFINITIONS = {
     "MAE": ("MAE[0.5]", ev.MAE()),
     "MAPE": ("MAPE[0.5]", ev.MAPE()),
     "MSIS": ("MSIS", ev.MSIS()),
-    "CRPS": ("mean_weighted_sum_quantile_loss", ev.MeanWeightedSumQuantileLoss(DECILES)),
+    "CRPS": (
+        "mean_weighted_sum_quantile_loss",
+        ev.MeanWeightedSumQuantileLoss(DECILES),
+    ),
 }
 
 
@@ -52,7 +68,9 @@ def drawn(rng: np.random.Generator, n: int, horizon: int) -> dict[str, Any]:
     return {"context": context, "label": label}
 
 
-def gluonts_metrics(windows: dict[str, Any], forecasts: list[Any], season: int) -> dict[str, float]:
+def gluonts_metrics(
+    windows: dict[str, Any], forecasts: list[Any], season: int
+) -> dict[str, float]:
     horizon = windows["label"].shape[1]
     start = pd.Period("2020-01-01", freq="D")
     rows = [
@@ -68,7 +86,9 @@ def gluonts_metrics(windows: dict[str, Any], forecasts: list[Any], season: int) 
         mask_invalid_label=True,
         seasonality=season,
     )
-    return {ours: float(table[theirs].iloc[0]) for ours, (theirs, _) in DEFINITIONS.items()}
+    return {
+        ours: float(table[theirs].iloc[0]) for ours, (theirs, _) in DEFINITIONS.items()
+    }
 
 
 def scales(context: np.ndarray, season: int) -> np.ndarray:
@@ -89,13 +109,19 @@ def test_sums_of_any_chunks_pool_to_what_gluonts_says_of_the_whole(
     seed: int, n: int, horizon: int, kind: Any, with_mean: bool, cuts: list[int]
 ) -> None:
     rng = np.random.default_rng(seed)
-    windows, season, start = drawn(rng, n, horizon), int(rng.integers(1, 4)), pd.Period("2020-01-21", freq="D")
+    windows, season, start = (
+        drawn(rng, n, horizon),
+        int(rng.integers(1, 4)),
+        pd.Period("2020-01-21", freq="D"),
+    )
     scale = scales(windows["context"], season)
     given: dict[str, Any] = {}
     if isinstance(kind, str):
         levels: tuple[float, ...] = DECILES
         quantiles = np.zeros((n, 9, horizon))
-        samples = rng.normal(size=(n, 1 if kind == "one sample" else int(rng.integers(2, 24)), horizon)).round(1)
+        samples = rng.normal(
+            size=(n, 1 if kind == "one sample" else int(rng.integers(2, 24)), horizon)
+        ).round(1)
         forecasts = [SampleForecast(sample, start) for sample in samples]
         given["samples"] = samples
     else:
@@ -118,8 +144,12 @@ def test_sums_of_any_chunks_pool_to_what_gluonts_says_of_the_whole(
     for first, last in pairwise(edges):
         part = slice(first, last)
         some = {name: array[part] for name, array in given.items()}
-        sums = window_scores(windows["label"][part], quantiles[part], levels, scale[part], **some)
-        assert {name: array.shape for name, array in sums.items()} == dict.fromkeys(SUMS, (last - first,))
+        sums = window_scores(
+            windows["label"][part], quantiles[part], levels, scale[part], **some
+        )
+        assert {name: array.shape for name, array in sums.items()} == dict.fromkeys(
+            SUMS, (last - first,)
+        )
         total = {name: total[name] + sums[name].sum() for name in SUMS}
     got = pooled(total)
     assert set(got) == set(METRICS) == set(want)
@@ -129,19 +159,31 @@ def test_sums_of_any_chunks_pool_to_what_gluonts_says_of_the_whole(
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("where", ["quantiles", "mean", "samples"])
-def test_a_forecast_that_is_not_finite_is_counted_and_makes_no_number(bad: float, where: str) -> None:
+def test_a_forecast_that_is_not_finite_is_counted_and_makes_no_number(
+    bad: float, where: str
+) -> None:
     truth = np.array([[1.0, np.nan], [1.0, np.nan]])
-    arrays = {"quantiles": np.ones((2, 9, 2)), "mean": np.ones((2, 2)), "samples": np.ones((2, 5, 2))}
+    arrays = {
+        "quantiles": np.ones((2, 9, 2)),
+        "mean": np.ones((2, 2)),
+        "samples": np.ones((2, 5, 2)),
+    }
     arrays[where][1, ..., 0] = bad  # where the label is known
     arrays[where][:, ..., 1] = bad  # where it is not
-    given = {name: array for name, array in arrays.items() if name in {"quantiles", where}}
+    given = {
+        name: array for name, array in arrays.items() if name in {"quantiles", where}
+    }
     sums = window_scores(truth, given.pop("quantiles"), DECILES, np.ones(2), **given)
     assert sums["n_invalid"].tolist() == [0, 1]
     assert sums["n"].tolist() == [1, 0]
     assert sums["abs_error"][1] == sums["quantile_loss"][1] == sums["n_scaled"][1] == 0
     assert all(np.isfinite(value).all() for value in sums.values())
-    one, both = ({name: value[:k].sum() for name, value in sums.items()} for k in (1, 2))
-    assert all(np.isfinite(pooled(one)[name]) for name in ("MASE", "CRPS", "MSIS", "MSE"))
+    one, both = (
+        {name: value[:k].sum() for name, value in sums.items()} for k in (1, 2)
+    )
+    assert all(
+        np.isfinite(pooled(one)[name]) for name in ("MASE", "CRPS", "MSIS", "MSE")
+    )
     assert all(np.isnan(value) for value in pooled(both).values())
 
 
@@ -178,8 +220,15 @@ def hellinger(x: np.ndarray, y: np.ndarray) -> float:
 
 
 @settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 10_000), steps=st.integers(3, 20), digits=st.integers(0, 3), power=st.integers(-100, 100))
-def test_distances_of_many_rows_are_those_of_each(seed: int, steps: int, digits: int, power: int) -> None:
+@given(
+    seed=st.integers(0, 10_000),
+    steps=st.integers(3, 20),
+    digits=st.integers(0, 3),
+    power=st.integers(-100, 100),
+)
+def test_distances_of_many_rows_are_those_of_each(
+    seed: int, steps: int, digits: int, power: int
+) -> None:
     rng = np.random.default_rng(seed)
     a, b = rng.normal(size=(2, 5, steps)).round(digits)
     a[:, 0], b[:, 0] = 7.0, -7.0  # no constant row
@@ -204,14 +253,25 @@ def test_distances_of_many_rows_are_those_of_each(seed: int, steps: int, digits:
 def test_constant_short_and_broken_forecasts_have_defined_distances() -> None:
     flat, wave = np.full((1, 6), 0.1), np.array([[1.0, 2.0, 0.0, 1.0, 5.0, 1.0]])
     one, both = forecast_distances(flat, wave), forecast_distances(flat, flat)
-    for name in ("spearman_distance", "pearson_distance", "shape_distance", "spectral_distance"):
+    for name in (
+        "spearman_distance",
+        "pearson_distance",
+        "shape_distance",
+        "spectral_distance",
+    ):
         assert one[name][0] == 1.0
         assert np.isnan(both[name][0])
     assert (one["slope_disagreement"][0], both["slope_disagreement"][0]) == (1.0, 0.0)
     short = forecast_distances(flat[:, :1], wave[:, :1])
-    assert {name for name in DISTANCES if np.isnan(short[name][0])} == {*DISTANCES} - {"mean_shift"}
+    assert {name for name in DISTANCES if np.isnan(short[name][0])} == {*DISTANCES} - {
+        "mean_shift"
+    }
     assert short["mean_shift"][0] == pytest.approx(0.9)
     for bad in (np.nan, np.inf):
         broken = np.where(np.arange(6) == 2, bad, wave)
-        rows = forecast_distances(np.concatenate([broken, wave]), np.concatenate([wave, wave]))
-        assert all(np.isnan(rows[name][0]) and np.isfinite(rows[name][1]) for name in DISTANCES)
+        rows = forecast_distances(
+            np.concatenate([broken, wave]), np.concatenate([wave, wave])
+        )
+        assert all(
+            np.isnan(rows[name][0]) and np.isfinite(rows[name][1]) for name in DISTANCES
+        )

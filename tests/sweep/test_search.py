@@ -12,30 +12,51 @@ from scipy.stats import multivariate_normal, norm
 
 from refusals import expect_error
 from tsfm_lens.ablation.looks import plan_looks, spending_bounds
-from tsfm_lens.ablation.search import PairedErrors, bisection, run_search, scan, sequential
+from tsfm_lens.ablation.search import (
+    PairedErrors,
+    bisection,
+    run_search,
+    scan,
+    sequential,
+)
 from tsfm_lens.testing import assert_close
 
 # of the normal integral by which the bounds are checked, in several dimensions and at the tails
 QUADRATURE = 0.05
 
-CURVES = st.lists(st.sampled_from([-0.05, 0.0, 0.0099, 0.01, 0.0101, 0.3, np.inf]), min_size=1, max_size=16)
+CURVES = st.lists(
+    st.sampled_from([-0.05, 0.0, 0.0099, 0.01, 0.0101, 0.3, np.inf]),
+    min_size=1,
+    max_size=16,
+)
 
 
 def brute_force(curve: list[float], tolerance: float = 0.01) -> int:
     """Definition 5.2: the smallest count that passes; all heads kept always does."""
-    return next((kept for kept, change in enumerate(curve) if change < tolerance), len(curve))
+    return next(
+        (kept for kept, change in enumerate(curve) if change < tolerance), len(curve)
+    )
 
 
 @given(CURVES, st.integers(1, 5))
 @settings(deadline=None, max_examples=200, derandomize=True)
-def test_the_scan_is_the_definition_whatever_the_curve(curve: list[float], abreast: int) -> None:
+def test_the_scan_is_the_definition_whatever_the_curve(
+    curve: list[float], abreast: int
+) -> None:
     expected = brute_force(curve)
     whole = run_search(scan(len(curve)), lambda kept, _: curve[kept])
-    assert (whole.kept, whole.evaluations, whole.saved, whole.exact) == (expected, len(curve), 0, True)
+    assert (whole.kept, whole.evaluations, whole.saved, whole.exact) == (
+        expected,
+        len(curve),
+        0,
+        True,
+    )
     assert whole.changes == dict(enumerate(curve))
     assert whole.change == (curve[expected] if expected < len(curve) else 0.0)
     passes = [change < 0.01 for change in curve]
-    assert whole.monotone == all(later or not earlier for earlier, later in pairwise(passes))
+    assert whole.monotone == all(
+        later or not earlier for earlier, later in pairwise(passes)
+    )
     early = run_search(scan(len(curve), abreast=abreast), lambda kept, _: curve[kept])
     assert (early.kept, early.exact) == (expected, True)
     assert early.evaluations == min(len(curve), (expected // abreast + 1) * abreast)
@@ -43,7 +64,9 @@ def test_the_scan_is_the_definition_whatever_the_curve(curve: list[float], abrea
 
 @given(st.integers(1, 20), st.integers(0, 20), st.integers(0, 3))
 @settings(deadline=None, max_examples=100, derandomize=True)
-def test_bisection_finds_the_step_of_a_monotone_curve_in_few_evaluations(of: int, step: int, check: int) -> None:
+def test_bisection_finds_the_step_of_a_monotone_curve_in_few_evaluations(
+    of: int, step: int, check: int
+) -> None:
     curve = [0.5 if kept < step else 0.0 for kept in range(of)]
     found = run_search(bisection(of, check=check), lambda kept, _: curve[kept])
     assert found.kept == brute_force(curve)
@@ -54,12 +77,16 @@ def test_bisection_finds_the_step_of_a_monotone_curve_in_few_evaluations(of: int
 
 @given(CURVES, st.integers(0, 3))
 @settings(deadline=None, max_examples=200, derandomize=True)
-def test_bisection_passes_where_it_stands_and_owns_up_to_what_it_has_not_seen(curve: list[float], check: int) -> None:
+def test_bisection_passes_where_it_stands_and_owns_up_to_what_it_has_not_seen(
+    curve: list[float], check: int
+) -> None:
     found = run_search(bisection(len(curve), check=check), lambda kept, _: curve[kept])
     assert found.kept >= brute_force(curve)
     assert found.kept == len(curve) or curve[found.kept] < 0.01
     # none of the counts just below passes, and "exact" means that none below does
-    assert all(curve[kept] >= 0.01 for kept in range(max(found.kept - check, 0), found.kept))
+    assert all(
+        curve[kept] >= 0.01 for kept in range(max(found.kept - check, 0), found.kept)
+    )
     assert not found.exact or found.kept == brute_force(curve)
     seen = [change < 0.01 for _, change in sorted(found.changes.items())]
     assert found.monotone == (seen == sorted(seen))
@@ -77,13 +104,20 @@ def test_searches_ask_answer_by_answer_and_refuse_what_does_not_fit() -> None:
     assert search.requests() == []
     assert search.result is not None
     assert search.result.kept == 2
-    for wrong in (lambda: scan(0), lambda: scan(3, 0.0), lambda: scan(3, abreast=0), lambda: bisection(3, check=-1)):
+    for wrong in (
+        lambda: scan(0),
+        lambda: scan(3, 0.0),
+        lambda: scan(3, abreast=0),
+        lambda: bisection(3, check=-1),
+    ):
         expect_error("expected", wrong)
     assert run_search(scan(3, np.inf), lambda kept, _: 1e9).kept == 0
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.004])
-def test_bounds_spend_alpha_under_the_joint_distribution_of_the_looks(alpha: float) -> None:
+def test_bounds_spend_alpha_under_the_joint_distribution_of_the_looks(
+    alpha: float,
+) -> None:
     shares = (0.2, 0.5, 0.6, 1.0)
     bounds = spending_bounds(shares, alpha)
     # the correlation of two samples' means about that of all, one part of the other, drawn without replacement
@@ -92,18 +126,27 @@ def test_bounds_spend_alpha_under_the_joint_distribution_of_the_looks(alpha: flo
     stays = multivariate_normal(cov=joint, seed=0).cdf(bounds)
     assert 1 - stays == pytest.approx(alpha, rel=QUADRATURE)
     time = shares[0] / shares[2]
-    assert_close(norm.sf(bounds[0]), alpha * np.log1p((np.e - 1) * time), depth=16, dtype=np.float32)
+    assert_close(
+        norm.sf(bounds[0]),
+        alpha * np.log1p((np.e - 1) * time),
+        depth=16,
+        dtype=np.float32,
+    )
     assert spending_bounds((1.0,), alpha) == ()
 
 
-def simulated(rng: np.random.Generator, units: int, logs: np.ndarray, spread: float) -> tuple[np.ndarray, np.ndarray]:
+def simulated(
+    rng: np.random.Generator, units: int, logs: np.ndarray, spread: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Errors (count, unit) whose log changes scatter about a curve by head count."""
     plain = rng.gamma(3.0, size=units)
     noise = rng.normal(0.0, spread, size=(len(logs), units))
     return plain * np.exp(logs[:, None] + noise), plain
 
 
-def decide(ablated: np.ndarray, plain: np.ndarray, looks: object, **more: object) -> object:
+def decide(
+    ablated: np.ndarray, plain: np.ndarray, looks: object, **more: object
+) -> object:
     def evaluate(kept: int, look: int) -> PairedErrors:
         added = looks.added[look]
         return PairedErrors(ablated[kept, added], plain[added])
@@ -111,14 +154,21 @@ def decide(ablated: np.ndarray, plain: np.ndarray, looks: object, **more: object
     return run_search(sequential(len(ablated), looks, **more), evaluate)
 
 
-def exact_kept(ablated: np.ndarray, plain: np.ndarray, groups: np.ndarray | None) -> int:
+def exact_kept(
+    ablated: np.ndarray, plain: np.ndarray, groups: np.ndarray | None
+) -> int:
     """By brute force on all units, in plain numpy."""
     curve = []
     for row in ablated:
         if groups is None:
             logs = np.log(row / plain).mean()
         else:
-            logs = np.mean([np.log(row[groups == g].mean() / plain[groups == g].mean()) for g in np.unique(groups)])
+            logs = np.mean(
+                [
+                    np.log(row[groups == g].mean() / plain[groups == g].mean())
+                    for g in np.unique(groups)
+                ]
+            )
         curve.append(np.expm1(logs))
     return brute_force(curve)
 
@@ -135,8 +185,14 @@ def test_clear_cases_are_decided_early_and_as_the_scan_decides(grouped: bool) ->
     assert found.alpha == 0.05
     assert found.evaluations < 0.5 * (found.kept + 1)
     # without early looks it is the scan that stops at the first count that passes
-    whole = decide(ablated, plain, plan_looks(["a", "b"] * 100 if grouped else 200, (1.0,)))
-    assert (whole.kept, whole.exact, whole.evaluations) == (found.kept, True, found.kept + 1)
+    whole = decide(
+        ablated, plain, plan_looks(["a", "b"] * 100 if grouped else 200, (1.0,))
+    )
+    assert (whole.kept, whole.exact, whole.evaluations) == (
+        found.kept,
+        True,
+        found.kept + 1,
+    )
 
 
 def test_the_answer_differs_from_the_scan_about_as_rarely_as_asked() -> None:

@@ -24,7 +24,11 @@ DAYS = pd.date_range("2021-03-01", periods=40, freq="D")
 
 
 def content(*sources: dict[str, Any]) -> dict[str, Any]:
-    return {"models": [{"source": "bolt-nano"}], "data": list(sources), "variants": {"layers": {}}}
+    return {
+        "models": [{"source": "bolt-nano"}],
+        "data": list(sources),
+        "variants": {"layers": {}},
+    }
 
 
 def sets(*sources: dict[str, Any]) -> list[EvaluationSet]:
@@ -50,19 +54,35 @@ def multivariate(tmp_path: Path) -> tuple[Path, np.ndarray]:
     return tmp_path / "multi.csv", values
 
 
-def test_columns_of_a_file_are_the_variates_of_an_item(multivariate: tuple[Path, np.ndarray]) -> None:
+def test_columns_of_a_file_are_the_variates_of_an_item(
+    multivariate: tuple[Path, np.ndarray],
+) -> None:
     path, values = multivariate
-    (found,) = sets(file(path, variates=["wind", "y2"], windows=2, stride=3, seasonality=7))
-    assert (found.name, found.freq, found.seasonality, len(found)) == ("multi", "D", 7, 4)
+    (found,) = sets(
+        file(path, variates=["wind", "y2"], windows=2, stride=3, seasonality=7)
+    )
+    assert (found.name, found.freq, found.seasonality, len(found)) == (
+        "multi",
+        "D",
+        7,
+        4,
+    )
     for window in found.windows:
         series = values["ab".index(window.item)].T[[2, 1]]
         cut = 33 + 3 * window.index
         np.testing.assert_array_equal(window.context, series[:, :cut])
         np.testing.assert_array_equal(window.label, series[:, cut : cut + 4])
         assert window.start == DAYS[0]
-    assert found.notes == ("not read: 'y'; past=[…] or known=[…] reads columns as covariates",)
+    assert found.notes == (
+        "not read: 'y'; past=[…] or known=[…] reads columns as covariates",
+    )
     (apart,) = sets(file(path, targets=["wind", "y2"], name="mine"))
-    assert [window.item for window in apart.windows] == ["a/wind", "a/y2", "b/wind", "b/y2"]
+    assert [window.item for window in apart.windows] == [
+        "a/wind",
+        "a/y2",
+        "b/wind",
+        "b/y2",
+    ]
     assert apart.name == "mine"
     assert {window.n_variates for window in apart.windows} == {1}
 
@@ -74,10 +94,15 @@ def test_columns_of_a_file_are_the_variates_of_an_item(multivariate: tuple[Path,
         ({"id_column": "uniqueid"}, r"no column 'uniqueid'\. Closest: unique_id"),
         ({"windows": 20}, "'a' has 40 steps: 20 windows of horizon 4"),
         ({"seasonality": 0}, "data.0.file.seasonality: .*greater than or equal to 1"),
-        ({"variate": ["y"]}, r"data\.0\.file\.variate is not a field .*nearest is 'variates'"),
+        (
+            {"variate": ["y"]},
+            r"data\.0\.file\.variate is not a field .*nearest is 'variates'",
+        ),
     ],
 )
-def test_wrong_fields_of_a_file(multivariate: tuple[Path, np.ndarray], fields: dict[str, Any], message: str) -> None:
+def test_wrong_fields_of_a_file(
+    multivariate: tuple[Path, np.ndarray], fields: dict[str, Any], message: str
+) -> None:
     expect_error(message, sets, file(multivariate[0], **fields))
 
 
@@ -88,21 +113,37 @@ def test_a_folder_or_a_glob_of_files_is_a_dataset_a_file(tmp_path: Path) -> None
         frame = pd.DataFrame({"timestamp": DAYS, "load": numbers(40, seed)})
         frame.to_csv(plants / f"{name}.csv", index=False)
     (plants / "README.md").write_text("not data")
-    alone = {name: sets(file(plants / f"{name}.csv"))[0] for name in ("north", "sea", "south")}
+    alone = {
+        name: sets(file(plants / f"{name}.csv"))[0]
+        for name in ("north", "sea", "south")
+    }
     for path, names in (("", ["north", "sea", "south"]), ("s*.csv", ["sea", "south"])):
         found = sets(file(plants / path if path else plants))
         assert [each.name for each in found] == names
         for each in found:
-            np.testing.assert_array_equal(each.windows[0].label, alone[each.name].windows[0].label)
-    assert [each.name for each in sets(file(plants, name="p"))] == ["p/north", "p/sea", "p/south"]
-    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(content(file(Path("plants/n*.csv")))))
+            np.testing.assert_array_equal(
+                each.windows[0].label, alone[each.name].windows[0].label
+            )
+    assert [each.name for each in sets(file(plants, name="p"))] == [
+        "p/north",
+        "p/sea",
+        "p/south",
+    ]
+    (tmp_path / "sweep.yaml").write_text(
+        yaml.safe_dump(content(file(Path("plants/n*.csv"))))
+    )
     (one,) = read_config(tmp_path / "sweep.yaml").evaluation_sets()
     assert one.name == "north"
-    expect_error(r"no file that can be read: expected \.csv", sets, file(plants / "x*.csv"))
+    expect_error(
+        r"no file that can be read: expected \.csv", sets, file(plants / "x*.csv")
+    )
 
 
 def entries(values: np.ndarray) -> list[dict[str, Any]]:
-    return [{"item_id": f"i{n}", "start": "2021-03-01", "target": each.tolist()} for n, each in enumerate(values)]
+    return [
+        {"item_id": f"i{n}", "start": "2021-03-01", "target": each.tolist()}
+        for n, each in enumerate(values)
+    ]
 
 
 def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -117,11 +158,16 @@ def gluonts(path: Path, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("variates", [0, 2])
 @pytest.mark.parametrize("name", ["own.json", "own.jsonl.gz", "own.arrow"])
-def test_gluonts_files_are_what_gluonts_reads(tmp_path: Path, name: str, variates: int) -> None:
+def test_gluonts_files_are_what_gluonts_reads(
+    tmp_path: Path, name: str, variates: int
+) -> None:
     values = numbers((3, variates, 30) if variates else (3, 30))
     path = tmp_path / name
     if name == "own.arrow":
-        rows = [{**row, "target": each} for row, each in zip(entries(values), values, strict=True)]
+        rows = [
+            {**row, "target": each}
+            for row, each in zip(entries(values), values, strict=True)
+        ]
         ArrowWriter().write_to_file(rows, path)
     else:
         write_lines(path, entries(values))
@@ -137,7 +183,9 @@ def test_gluonts_files_are_what_gluonts_reads(tmp_path: Path, name: str, variate
         np.testing.assert_array_equal(np.hstack([last.context, last.label]), series)
 
 
-def test_wrong_gluonts_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_gluonts_datasets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     good = write_lines(tmp_path / "good.json", entries(numbers((2, 20))))
     monkeypatch.chdir(tmp_path)
     for name in ("both/train", "both/test", "none"):
@@ -145,8 +193,12 @@ def test_wrong_gluonts_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "data.csv").write_text("a,b\n")
     (tmp_path / "text.json").write_text("[1\n")
     whole = pa.BufferOutputStream()
-    with pa.ipc.new_stream(whole, pa.schema({"target": pa.list_(pa.float32())})) as stream:
-        stream.write_batch(pa.record_batch({"target": pa.array([[1.0, 2.0]], pa.list_(pa.float32()))}))
+    with pa.ipc.new_stream(
+        whole, pa.schema({"target": pa.list_(pa.float32())})
+    ) as stream:
+        stream.write_batch(
+            pa.record_batch({"target": pa.array([[1.0, 2.0]], pa.list_(pa.float32()))})
+        )
     (tmp_path / "cut.arrow").write_bytes(whole.getvalue().to_pybytes()[:150])
     write_lines(tmp_path / "bare.json", [{"target": [1.0, 2.0]}])
     write_lines(tmp_path / "word.json", [{"start": "2020", "target": [1.0, "x"]}])
@@ -167,18 +219,30 @@ def test_wrong_gluonts_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "cut.json.gz": "cut.json.gz is not a dataset",
     }.items():
         expect_error(message, sets, gluonts(Path(name)))
-    expect_error(r"data\.0\.gluonts\.freqs is not a field .*'freq'", parse_config, content(gluonts(good, freqs="D")))
+    expect_error(
+        r"data\.0\.gluonts\.freqs is not a field .*'freq'",
+        parse_config,
+        content(gluonts(good, freqs="D")),
+    )
 
 
 def write_stored(folder: Path, values: np.ndarray, freq: str) -> Path:
     """A folder in the layout of GIFT-Eval."""
     folder.mkdir(parents=True)
     common = {"start": pd.Timestamp("2021-03-01").to_pydatetime(), "freq": freq}
-    rows = [{"item_id": f"i{n}", "target": each, **common} for n, each in enumerate(values.tolist())]
+    rows = [
+        {"item_id": f"i{n}", "target": each, **common}
+        for n, each in enumerate(values.tolist())
+    ]
     table = pa.Table.from_pylist(rows)
-    with pa.OSFile(str(folder / "data-0.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
+    with (
+        pa.OSFile(str(folder / "data-0.arrow"), "wb") as sink,
+        pa.ipc.new_stream(sink, table.schema) as stream,
+    ):
         stream.write_table(table)
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-0.arrow"}]}))
+    (folder / "state.json").write_text(
+        json.dumps({"_data_files": [{"filename": "data-0.arrow"}]})
+    )
     return folder
 
 
@@ -186,18 +250,44 @@ def test_folders_in_the_layout_of_gift_eval(tmp_path: Path) -> None:
     values = numbers((2, 700))
     write_stored(tmp_path / "mine", values, "H")
     # a bare word beside the configuration is its folder too
-    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(content({"source": "folder", "path": "mine"})))
+    (tmp_path / "sweep.yaml").write_text(
+        yaml.safe_dump(content({"source": "folder", "path": "mine"}))
+    )
     (found,) = read_config(tmp_path / "sweep.yaml").evaluation_sets()
     # a tenth of 700 steps is two windows of the benchmark's 48 hours
-    assert (found.name, found.horizon, found.freq, found.seasonality, len(found)) == ("mine/short", 48, "h", 24, 4)
+    assert (found.name, found.horizon, found.freq, found.seasonality, len(found)) == (
+        "mine/short",
+        48,
+        "h",
+        24,
+        4,
+    )
     np.testing.assert_array_equal(found.windows[2].label[0], values[1, -96:-48])
     own = {"source": "folder", "path": str(tmp_path / "mine")}
-    (changed,) = sets({**own, "name": "days", "freq": "D", "horizon": 7, "term": "long", "domain": "sales"})
-    assert (changed.name, changed.freq, changed.horizon, changed.domain) == ("days", "D", 7, "sales")
+    (changed,) = sets(
+        {
+            **own,
+            "name": "days",
+            "freq": "D",
+            "horizon": 7,
+            "term": "long",
+            "domain": "sales",
+        }
+    )
+    assert (changed.name, changed.freq, changed.horizon, changed.domain) == (
+        "days",
+        "D",
+        7,
+        "sales",
+    )
     assert len(changed) == 2 * 10
     (medium,) = sets({**own, "term": "medium"})
     assert (medium.name, medium.horizon) == ("mine/medium", 480)
-    expect_error(r"data\.0\.folder\.term: .*'short', 'medium' or 'long'", sets, {**own, "term": "brief"})
+    expect_error(
+        r"data\.0\.folder\.term: .*'short', 'medium' or 'long'",
+        sets,
+        {**own, "term": "brief"},
+    )
     expect_error(r"'mine/short' is in the configuration more than once", sets, own, own)
 
 
@@ -220,9 +310,18 @@ def rows_of_file(path: Path, values: np.ndarray, suffix: str) -> dict[str, Any]:
 
 
 def entries_of_gluonts(path: Path, values: np.ndarray) -> dict[str, Any]:
-    entry = {"item_id": "a", "start": pd.Period("2021-03-01", freq="D"), "target": values}
+    entry = {
+        "item_id": "a",
+        "start": pd.Period("2021-03-01", freq="D"),
+        "target": values,
+    }
     ArrowWriter(stream=True).write_to_file([entry], path.with_suffix(".arrow"))
-    return {"source": "gluonts", "path": str(path.with_suffix(".arrow")), "horizon": 4, "freq": "D"}
+    return {
+        "source": "gluonts",
+        "path": str(path.with_suffix(".arrow")),
+        "horizon": 4,
+        "freq": "D",
+    }
 
 
 CARRIERS = {
@@ -234,21 +333,29 @@ CARRIERS = {
 
 @pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize("empty", [1, 4, 9])
-def test_windows_end_before_values_that_are_missing_at_the_end(tmp_path: Path, carrier: str, empty: int) -> None:
+def test_windows_end_before_values_that_are_missing_at_the_end(
+    tmp_path: Path, carrier: str, empty: int
+) -> None:
     """As if the file ended there; a note says so."""
     values = numbers(40)
-    source = CARRIERS[carrier](tmp_path / "data", with_gap(values, slice(40 - empty, None))) | {"windows": 2}
+    source = CARRIERS[carrier](
+        tmp_path / "data", with_gap(values, slice(40 - empty, None))
+    ) | {"windows": 2}
     (found,) = sets(source)
     assert any(str(empty) in note and "no value" in note for note in found.notes)
     assert [window.index for window in found.windows] == [0, 1]
-    np.testing.assert_array_equal(found.windows[1].label[0], values[36 - empty : 40 - empty])
+    np.testing.assert_array_equal(
+        found.windows[1].label[0], values[36 - empty : 40 - empty]
+    )
     np.testing.assert_array_equal(found.windows[1].context[0], values[: 36 - empty])
     _, truth = found.batch([0, 1])
     assert np.isfinite(truth).all()
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
-def test_a_window_inside_a_gap_is_left_out_and_said(tmp_path: Path, carrier: str) -> None:
+def test_a_window_inside_a_gap_is_left_out_and_said(
+    tmp_path: Path, carrier: str
+) -> None:
     values = with_gap(numbers(40), slice(32, 36))
     source = CARRIERS[carrier](tmp_path / "data", values) | {"windows": 3}
     (found,) = sets(source)
@@ -266,7 +373,9 @@ def test_a_complete_file_has_no_note(tmp_path: Path) -> None:
 
 
 def test_one_variate_without_values_is_no_gap(tmp_path: Path) -> None:
-    frame = pd.DataFrame({"ds": DAYS, "y": numbers(40), "wind": with_gap(numbers(40), slice(30, None))})
+    frame = pd.DataFrame(
+        {"ds": DAYS, "y": numbers(40), "wind": with_gap(numbers(40), slice(30, None))}
+    )
     frame.to_csv(tmp_path / "two.csv", index=False)
     (found,) = sets(file(tmp_path / "two.csv", variates=["y", "wind"]))
     assert found.windows[0].context.shape == (2, 36)

@@ -13,19 +13,44 @@ import scipy.stats
 from tsfm_lens.stats import lead_shares
 from tsfm_lens.sweep.plan.config import Statistics
 from tsfm_lens.sweep.results.families import Results
-from tsfm_lens.sweep.results.gathering import better_orders, counted_once, curves, heads_at
-from tsfm_lens.sweep.statistics.changes import changes, dataset_changes, difference, leaders, resilience
+from tsfm_lens.sweep.results.gathering import (
+    better_orders,
+    counted_once,
+    curves,
+    heads_at,
+)
+from tsfm_lens.sweep.statistics.changes import (
+    changes,
+    dataset_changes,
+    difference,
+    leaders,
+    resilience,
+)
 from tsfm_lens.sweep.statistics.scores import DISTANCES, METRICS, SUMS, per_series
 from tsfm_lens.testing import assert_close
 
 STEPS = 24.0
 
 
-def row(variant: str, dataset: str, item: str, error: float, **more: Any) -> dict[str, Any]:
+def row(
+    variant: str, dataset: str, item: str, error: float, **more: Any
+) -> dict[str, Any]:
     """A stored row whose mean scaled error is ``error``; every metric follows from it."""
-    sums = dict.fromkeys(SUMS, error * STEPS) | {"n_invalid": 0.0, "abs_label": 2 * STEPS}
-    sums |= {name: STEPS for name in SUMS if name.startswith("n") and name != "n_invalid"}
-    key = {"model": "m", "variant": variant, "dataset": dataset, "item": item, "window": 0, "variate": 0}
+    sums = dict.fromkeys(SUMS, error * STEPS) | {
+        "n_invalid": 0.0,
+        "abs_label": 2 * STEPS,
+    }
+    sums |= {
+        name: STEPS for name in SUMS if name.startswith("n") and name != "n_invalid"
+    }
+    key = {
+        "model": "m",
+        "variant": variant,
+        "dataset": dataset,
+        "item": item,
+        "window": 0,
+        "variate": 0,
+    }
     return {"cell": "c", **key, **sums, **dict.fromkeys(DISTANCES, 0.25), **more}
 
 
@@ -42,16 +67,36 @@ def study(errors: dict[str, dict[str, list[float]]]) -> pd.DataFrame:
 
 
 def simulated(
-    rng: np.random.Generator, datasets: int, series: int, between: float, within: float, variants: int = 1
+    rng: np.random.Generator,
+    datasets: int,
+    series: int,
+    between: float,
+    within: float,
+    variants: int = 1,
 ) -> pd.DataFrame:
     """Studies whose true change is 0.1: datasets differ by ``between``, series by ``within``, scales by a lot."""
-    plain = np.exp(rng.normal(size=(datasets, 1)) + 0.3 * rng.normal(size=(datasets, series)))
+    plain = np.exp(
+        rng.normal(size=(datasets, 1)) + 0.3 * rng.normal(size=(datasets, series))
+    )
     where = [(f"d{d:02d}", f"s{k}") for d in range(datasets) for k in range(series)]
-    key = {"model": "m", "window": 0, "variate": 0, "n": STEPS, "n_invalid": 0.0, "n_scaled": STEPS}
+    key = {
+        "model": "m",
+        "window": 0,
+        "variate": 0,
+        "n": STEPS,
+        "n_invalid": 0.0,
+        "n_scaled": STEPS,
+    }
     parts = []
     for number in range(variants + 1):
-        shift = 0.1 + between * rng.normal(size=(datasets, 1)) + within * rng.normal(size=(datasets, series))
-        errors, variant = (plain * (1 + shift), f"v{number}") if number else (plain, "plain")
+        shift = (
+            0.1
+            + between * rng.normal(size=(datasets, 1))
+            + within * rng.normal(size=(datasets, series))
+        )
+        errors, variant = (
+            (plain * (1 + shift), f"v{number}") if number else (plain, "plain")
+        )
         table = pd.DataFrame(where, columns=["dataset", "item"])
         parts.append(table.assign(variant=variant, scaled_error=errors.ravel(), **key))
     return pd.concat(parts, ignore_index=True)
@@ -60,7 +105,15 @@ def simulated(
 def test_sums_of_a_series_are_those_of_its_windows_and_variates() -> None:
     rng = np.random.default_rng(0)
     rows = [
-        row(v, d, i, 1.0, window=w, variate=c, **{name: float(rng.random()) for name in (*SUMS, *DISTANCES)})
+        row(
+            v,
+            d,
+            i,
+            1.0,
+            window=w,
+            variate=c,
+            **{name: float(rng.random()) for name in (*SUMS, *DISTANCES)},
+        )
         for v in ("plain", "v")
         for d in ("b", "a")
         for i in ("x", "y")
@@ -69,12 +122,22 @@ def test_sums_of_a_series_are_those_of_its_windows_and_variates() -> None:
     ]
     rows[3]["pearson_distance"] = np.nan
     frame = pd.DataFrame(rows).sample(frac=1.0, random_state=0)
-    as_categories = frame.assign(**{name: frame[name].astype("category") for name in ("variant", "dataset", "item")})
+    as_categories = frame.assign(
+        **{
+            name: frame[name].astype("category")
+            for name in ("variant", "dataset", "item")
+        }
+    )
     for given in (frame, as_categories):
-        found = per_series(given).astype(dict.fromkeys(("variant", "dataset", "item"), str))
+        found = per_series(given).astype(
+            dict.fromkeys(("variant", "dataset", "item"), str)
+        )
         assert len(found) == 8
         for _, sums in found.iterrows():
-            of = frame[(frame["variant"] == sums["variant"]) & (frame["dataset"] == sums["dataset"])]
+            of = frame[
+                (frame["variant"] == sums["variant"])
+                & (frame["dataset"] == sums["dataset"])
+            ]
             of = of[of["item"] == sums["item"]]
             assert sums["n_rows"] == len(of) == 4
             for name in SUMS:
@@ -85,32 +148,51 @@ def test_sums_of_a_series_are_those_of_its_windows_and_variates() -> None:
 
 
 def test_a_change_by_hand() -> None:
-    frame = study({"plain": {"a": [1.0, 3.0], "b": [5.0, 5.0]}, "v": {"a": [2.0, 3.0], "b": [5.0, 4.0]}})
+    frame = study(
+        {
+            "plain": {"a": [1.0, 3.0], "b": [5.0, 5.0]},
+            "v": {"a": [2.0, 3.0], "b": [5.0, 4.0]},
+        }
+    )
     found = changes(frame).iloc[0]
     assert found["baseline"] == pytest.approx(np.sqrt(2.0 * 5.0))
     assert found["value"] == pytest.approx(np.sqrt(2.5 * 4.5))
     assert found["change"] == pytest.approx(np.sqrt(2.5 * 4.5 / 10.0) - 1)
     assert (found["n_datasets"], found["n_series"], found["left_out"]) == (2, 4, ())
     logs = np.log([2.5 / 2.0, 4.5 / 5.0])
-    sizes = np.expm1([logs.mean(), *scipy.stats.t.interval(0.95, 1, logs.mean(), scipy.stats.sem(logs))])
+    sizes = np.expm1(
+        [
+            logs.mean(),
+            *scipy.stats.t.interval(0.95, 1, logs.mean(), scipy.stats.sem(logs)),
+        ]
+    )
     assert_close(found[["change", "lower", "upper"]].astype(float), sizes, depth=100)
-    assert found[["median", "least", "most"]].tolist() == pytest.approx([sizes[0], -0.1, 0.25])
+    assert found[["median", "least", "most"]].tolist() == pytest.approx(
+        [sizes[0], -0.1, 0.25]
+    )
     assert found[["unit", "units", "p_value"]].tolist() == ["datasets", 2, 1.0]
     for metric in METRICS:
         assert np.isfinite(changes(frame, metric=metric).iloc[0]["change"])
 
 
 @pytest.mark.parametrize(
-    ("datasets", "series", "between", "within"), [(6, 6, 0.05, 0.1), (12, 3, 0.0, 0.2), (15, 1, 0.1, 0.1)]
+    ("datasets", "series", "between", "within"),
+    [(6, 6, 0.05, 0.1), (12, 3, 0.0, 0.2), (15, 1, 0.1, 0.1)],
 )
-def test_intervals_cover_a_known_effect(datasets: int, series: int, between: float, within: float) -> None:
-    frame = simulated(np.random.default_rng(datasets), datasets, series, between, within, 300)
+def test_intervals_cover_a_known_effect(
+    datasets: int, series: int, between: float, within: float
+) -> None:
+    frame = simulated(
+        np.random.default_rng(datasets), datasets, series, between, within, 300
+    )
     # E log(1 + shift) of a dataset's pooled ratio, to second order
     truth = np.exp(np.log(1.1) - (between**2 + within**2 / series) / 2 / 1.1**2) - 1
     sums = per_series(frame, ["MASE"])
     found = changes(sums)
     assert len(found) == 300
-    assert 0.88 <= ((found["lower"] <= truth) & (truth <= found["upper"])).mean() <= 0.995
+    assert (
+        0.88 <= ((found["lower"] <= truth) & (truth <= found["upper"])).mean() <= 0.995
+    )
     # and without an effect few are significant
     sums.loc[sums["variant"] != "plain", "scaled_error"] /= 1 + truth
     assert (changes(sums)["p_value"] < 0.05).mean() <= 0.1
@@ -122,11 +204,19 @@ def test_one_dataset_and_one_series() -> None:
     assert one[["unit", "units"]].tolist() == ["series", 20]
     # the jackknife of the pooled ratio, and the signs of each series' own
     errors = frame.pivot(index="item", columns="variant", values="scaled_error")
-    logs = np.array([np.log(errors.drop(item).sum()).diff().iloc[-1] for item in errors.index])
+    logs = np.array(
+        [np.log(errors.drop(item).sum()).diff().iloc[-1] for item in errors.index]
+    )
     # "plain" is the first of the columns
     pooled = float(np.log(errors.sum()).diff().iloc[-1])
-    reach = scipy.stats.t.ppf(0.975, 19) * np.sqrt(19 / 20 * np.square(logs - logs.mean()).sum())
-    assert_close(one[["lower", "upper"]].astype(float), np.expm1([pooled - reach, pooled + reach]), depth=10000)
+    reach = scipy.stats.t.ppf(0.975, 19) * np.sqrt(
+        19 / 20 * np.square(logs - logs.mean()).sum()
+    )
+    assert_close(
+        one[["lower", "upper"]].astype(float),
+        np.expm1([pooled - reach, pooled + reach]),
+        depth=10000,
+    )
     risen = int((errors["v1"] > errors["plain"]).sum())
     assert one["p_value"] == pytest.approx(scipy.stats.binomtest(risen, 20).pvalue)
     alone = changes(frame[frame["item"] == "s0"]).iloc[0]
@@ -137,23 +227,46 @@ def test_one_dataset_and_one_series() -> None:
 
 def test_series_that_do_not_change_speak_for_neither_side() -> None:
     plain = {f"d{number}": [1.0 + number] for number in range(12)}
-    half = {name: [errors[0] * (2.0 if int(name[1:]) < 6 else 1.0)] for name, errors in plain.items()}
-    found = changes(study({"plain": plain, "half": half, "same": plain})).set_index("variant")
+    half = {
+        name: [errors[0] * (2.0 if int(name[1:]) < 6 else 1.0)]
+        for name, errors in plain.items()
+    }
+    found = changes(study({"plain": plain, "half": half, "same": plain})).set_index(
+        "variant"
+    )
     assert found["p_value"].to_dict() == {"half": 1.0, "same": 1.0}
     assert found.loc["half", "median"] == pytest.approx(2**0.5 - 1)
 
 
 def test_datasets_without_a_metric_are_left_out_of_both_sides_and_named() -> None:
     plain = {"a": [1.0, 1.0], "b": [4.0, 4.0], "c": [9.0, 9.0], "d": [2.0, 2.0]}
-    frame = study({"plain": plain, "broken": plain, "whole": plain, "perfect": plain | {"c": [0.0, 0.0]}})
-    frame.loc[(frame["variant"] == "broken") & (frame["dataset"] == "b") & (frame["item"] == "s0"), "n_invalid"] = 1.0
+    frame = study(
+        {
+            "plain": plain,
+            "broken": plain,
+            "whole": plain,
+            "perfect": plain | {"c": [0.0, 0.0]},
+        }
+    )
+    frame.loc[
+        (frame["variant"] == "broken")
+        & (frame["dataset"] == "b")
+        & (frame["item"] == "s0"),
+        "n_invalid",
+    ] = 1.0
     found = changes(frame).set_index("variant")
     assert found.loc["broken", "left_out"] == ("b",)
     assert found.loc["perfect", "left_out"] == ("c",)
     assert found.loc["whole", "left_out"] == ()
-    assert found.loc["broken", "baseline"] == found.loc["broken", "value"] == pytest.approx(18 ** (1 / 3))
+    assert (
+        found.loc["broken", "baseline"]
+        == found.loc["broken", "value"]
+        == pytest.approx(18 ** (1 / 3))
+    )
     assert found["n_datasets"].to_dict() == {"broken": 3, "perfect": 3, "whole": 4}
-    assert resilience(frame).set_index("variant").loc["broken", ["n_datasets", "n_left_out"]].tolist() == [3, 1]
+    assert resilience(frame).set_index("variant").loc[
+        "broken", ["n_datasets", "n_left_out"]
+    ].tolist() == [3, 1]
     none = changes(frame.assign(n_invalid=1.0)).iloc[0]
     assert np.isnan(none["change"])
     assert none["left_out"] == ("a", "b", "c", "d")
@@ -169,23 +282,46 @@ def test_series_are_compared_on_the_same_windows_only() -> None:
         for w in range(2)
     ]
     frame = pd.DataFrame(rows)
-    lost = (frame["variant"] == "v") & (frame["dataset"] == "a") & (frame["item"] == "x") & (frame["window"] == 1)
+    lost = (
+        (frame["variant"] == "v")
+        & (frame["dataset"] == "a")
+        & (frame["item"] == "x")
+        & (frame["window"] == 1)
+    )
     frame.loc[(frame["item"] == "x") & (frame["dataset"] == "a"), "scaled_error"] *= 100
     found = changes(frame[~lost]).iloc[0]
     assert found["n_series"] == 3
-    assert (found["baseline"], found["value"]) == (pytest.approx(1.0), pytest.approx(2.0))
+    assert (found["baseline"], found["value"]) == (
+        pytest.approx(1.0),
+        pytest.approx(2.0),
+    )
     # what is left of dataset a has no geometric mean, whatever the series that is not compared says
     perfect = frame[~lost].copy()
-    perfect.loc[(frame["variant"] == "v") & (frame["dataset"] == "a") & (frame["item"] == "y"), "scaled_error"] = 0.0
+    perfect.loc[
+        (frame["variant"] == "v") & (frame["dataset"] == "a") & (frame["item"] == "y"),
+        "scaled_error",
+    ] = 0.0
     assert changes(perfect).iloc[0]["left_out"] == ("a",)
     # as many windows, but others
-    assert changes(frame.assign(window=frame["window"].where(~lost, 5))).iloc[0]["n_series"] == 3
+    assert (
+        changes(frame.assign(window=frame["window"].where(~lost, 5))).iloc[0][
+            "n_series"
+        ]
+        == 3
+    )
     extra = pd.concat([frame, pd.DataFrame([row("v", "c", "z", 50.0)])])
-    assert changes(extra).iloc[0]["value"] == pytest.approx(changes(frame).iloc[0]["value"])
+    assert changes(extra).iloc[0]["value"] == pytest.approx(
+        changes(frame).iloc[0]["value"]
+    )
 
 
 def test_distances_have_an_interval_and_no_test() -> None:
-    frame = study({"plain": {"a": [1.0] * 3, "b": [1.0] * 3}, "v": {"a": [1.0] * 3, "b": [1.0] * 3}})
+    frame = study(
+        {
+            "plain": {"a": [1.0] * 3, "b": [1.0] * 3},
+            "v": {"a": [1.0] * 3, "b": [1.0] * 3},
+        }
+    )
     changed = frame["variant"] == "v"
     frame.loc[changed, "spearman_distance"] = [0.1, 0.2, 0.3, 0.4, np.nan, 0.8]
     found = changes(frame, metric="spearman_distance").iloc[0]
@@ -199,12 +335,20 @@ def test_resilient_and_improved_datasets_by_hand() -> None:
     names = "abcdef"
     factors = {"a": 0.9, "b": 0.999, "c": 1.0, "d": 1.049, "e": 1.05, "f": 2.0}
     plain = {name: [4.0] for name in names}
-    frame = study({"plain": plain, "v": {name: [4.0 * factors[name]] for name in names}})
-    frame.loc[(frame["variant"] == "v") & (frame["dataset"] == "e"), "scaled_error"] = 4.2 * STEPS
-    assert resilience(frame).iloc[0][["n_resilient", "n_improved", "n_datasets", "n_left_out"]].tolist() == [4, 2, 6, 0]
+    frame = study(
+        {"plain": plain, "v": {name: [4.0 * factors[name]] for name in names}}
+    )
+    frame.loc[(frame["variant"] == "v") & (frame["dataset"] == "e"), "scaled_error"] = (
+        4.2 * STEPS
+    )
+    assert resilience(frame).iloc[0][
+        ["n_resilient", "n_improved", "n_datasets", "n_left_out"]
+    ].tolist() == [4, 2, 6, 0]
     assert resilience(frame, tolerance=0.06).iloc[0]["n_resilient"] == 5
     table = dataset_changes(frame).set_index("dataset")["change"]
-    assert table.to_dict() == pytest.approx({name: factor - 1 for name, factor in factors.items()})
+    assert table.to_dict() == pytest.approx(
+        {name: factor - 1 for name, factor in factors.items()}
+    )
 
 
 def test_informed_against_random_choices() -> None:
@@ -212,66 +356,118 @@ def test_informed_against_random_choices() -> None:
     plain = {f"d{d}": list(rng.random(3) + 0.5) for d in range(30)}
     factors = {"informed": 1.1, "r0": 1.2, "r1": 1.0, "r2": 1.5}
     errors = {
-        v: {d: [e * factor * np.exp(0.01 * rng.normal()) for e in values] for d, values in plain.items()}
+        v: {
+            d: [e * factor * np.exp(0.01 * rng.normal()) for e in values]
+            for d, values in plain.items()
+        }
         for v, factor in factors.items()
     }
     frame = study({"plain": plain, **errors})
-    logs = np.log(pd.DataFrame({v: {d: np.mean(values) for d, values in of.items()} for v, of in errors.items()}))
+    logs = np.log(
+        pd.DataFrame(
+            {
+                v: {d: np.mean(values) for d, values in of.items()}
+                for v, of in errors.items()
+            }
+        )
+    )
     effects = logs["informed"] - logs[["r0", "r1", "r2"]].mean(axis=1)
-    found = difference(changes(frame).set_index("variant"), "informed", ["r0", "r1", "r2"])
+    found = difference(
+        changes(frame).set_index("variant"), "informed", ["r0", "r1", "r2"]
+    )
     reach = scipy.stats.sem(effects) * scipy.stats.t.ppf(0.975, 29)
     want = np.expm1([effects.mean(), effects.mean() - reach, effects.mean() + reach])
-    assert_close(found[["difference", "lower", "upper"]].astype(float), want, depth=10000)
+    assert_close(
+        found[["difference", "lower", "upper"]].astype(float), want, depth=10000
+    )
     assert found["p_value"] == pytest.approx(2 * 0.5**30)
     assert found[["n_worse", "n_others"]].tolist() == [2, 3]
     # measured on other series, r2 is no comparison
     fewer = frame[~((frame["variant"] == "r2") & (frame["dataset"] == "d3"))]
-    without = difference(changes(fewer).set_index("variant"), "informed", ["r0", "r1", "r2"])
+    without = difference(
+        changes(fewer).set_index("variant"), "informed", ["r0", "r1", "r2"]
+    )
     assert without[["n_worse", "n_others"]].tolist() == [1, 2]
-    same = changes(study({"plain": plain, **dict.fromkeys(factors, errors["r1"])})).set_index("variant")
+    same = changes(
+        study({"plain": plain, **dict.fromkeys(factors, errors["r1"])})
+    ).set_index("variant")
     nothing = difference(same, "informed", ["r0", "r1"])
     assert_close(nothing["difference"], 0.0, depth=100, magnitude=1.0)
     assert nothing["p_value"] == 1.0
 
 
 @pytest.mark.parametrize("replay", [changes, resilience])
-def test_results_depend_on_rows_and_not_on_their_order(replay: Callable[[pd.DataFrame], Any]) -> None:
+def test_results_depend_on_rows_and_not_on_their_order(
+    replay: Callable[[pd.DataFrame], Any],
+) -> None:
     frame = simulated(np.random.default_rng(10), 4, 3, 0.1, 0.1, 2)
     shuffled = frame.sample(frac=1.0, random_state=1)
     one, again = pd.DataFrame(replay(frame)), pd.DataFrame(replay(shuffled))
     pd.testing.assert_frame_equal(one, again)
-    pd.testing.assert_frame_equal(one, pd.DataFrame(replay(per_series(shuffled, ["MASE"]))))
+    pd.testing.assert_frame_equal(
+        one, pd.DataFrame(replay(per_series(shuffled, ["MASE"])))
+    )
     # stores give texts as categories, in whatever order they came
-    coded = shuffled.astype(dict.fromkeys(["model", "variant", "dataset", "item"], "category"))
+    coded = shuffled.astype(
+        dict.fromkeys(["model", "variant", "dataset", "item"], "category")
+    )
     for key in ("variant", "dataset", "item"):
-        coded[key] = coded[key].cat.reorder_categories(list(coded[key].cat.categories)[::-1])
+        coded[key] = coded[key].cat.reorder_categories(
+            list(coded[key].cat.categories)[::-1]
+        )
     pd.testing.assert_frame_equal(one, pd.DataFrame(replay(coded)))
 
 
 @pytest.mark.parametrize("datasets", [5, 1])
-def test_names_and_duplicates_of_series_and_datasets_change_nothing(datasets: int) -> None:
+def test_names_and_duplicates_of_series_and_datasets_change_nothing(
+    datasets: int,
+) -> None:
     frame = simulated(np.random.default_rng(11), datasets, 7, 0.1, 0.1, 2)
     naive = frame[frame["variant"] == "plain"].assign(variant="seasonal_naive")
     sums = per_series(pd.concat([frame, naive]), ["MASE"])
-    other_names = {name: f"z{-int(name[1:]) % 90}" for name in {*sums["dataset"], *sums["item"]}}
+    other_names = {
+        name: f"z{-int(name[1:]) % 90}" for name in {*sums["dataset"], *sums["item"]}
+    }
     once = {
-        "other names": sums.assign(dataset=sums["dataset"].map(other_names), item=sums["item"].map(other_names)),
-        "all series twice": pd.concat([sums, sums.assign(item="copy of " + sums["item"])]),
-        "a dataset twice": pd.concat([sums, sums[sums["dataset"] == "d00"].assign(dataset="copy")]),
+        "other names": sums.assign(
+            dataset=sums["dataset"].map(other_names), item=sums["item"].map(other_names)
+        ),
+        "all series twice": pd.concat(
+            [sums, sums.assign(item="copy of " + sums["item"])]
+        ),
+        "a dataset twice": pd.concat(
+            [sums, sums[sums["dataset"] == "d00"].assign(dataset="copy")]
+        ),
     }
     want = changes(sums)
-    same = ["change", "lower", "upper", "median", "least", "most", "p_value", "units", "n_datasets", "n_series"]
+    same = [
+        "change",
+        "lower",
+        "upper",
+        "median",
+        "least",
+        "most",
+        "p_value",
+        "units",
+        "n_datasets",
+        "n_series",
+    ]
     for what, given in once.items():
         kept, notes = counted_once(given)
         found = changes(kept)
         for name in same:
             assert_close(found[name].to_numpy(), want[name].to_numpy(), depth=1000)
-        assert notes == ["d00 holds the same series as copy; they count once."] * (what == "a dataset twice")
+        assert notes == ["d00 holds the same series as copy; they count once."] * (
+            what == "a dataset twice"
+        )
     # one more copy of a series weighs more in its dataset's metric, and is no other witness
     one = sums[(sums["dataset"] == "d00") & (sums["item"] == "s0")].assign(item="copy")
     kept, _ = counted_once(pd.concat([sums, one]))
     assert (
-        changes(kept)[["p_value", "units", "n_series"]].equals(want[["p_value", "units", "n_series"]]) or datasets > 1
+        changes(kept)[["p_value", "units", "n_series"]].equals(
+            want[["p_value", "units", "n_series"]]
+        )
+        or datasets > 1
     )
     assert changes(kept)["units"].equals(want["units"])
 
@@ -280,17 +476,41 @@ def test_terms_of_one_set_say_no_more_than_one_of_them() -> None:
     """Three horizons on the same series, with the same errors, leave value, interval, p-value and units as they are."""
     rng = np.random.default_rng(4)
     sets = [f"set{k}/H/short" for k in range(5)]
-    known = {variant: {name: list(rng.random(6) + 1) for name in sets} for variant in ("plain", "v")}
+    known = {
+        variant: {name: list(rng.random(6) + 1) for name in sets}
+        for variant in ("plain", "v")
+    }
     more = {
-        variant: {name.replace("short", term): errors for name, errors in of.items() for term in ("short", "long")}
+        variant: {
+            name.replace("short", term): errors
+            for name, errors in of.items()
+            for term in ("short", "long")
+        }
         for variant, of in known.items()
     }
-    first, both = ({v: {n: of[n] for n in list(of)[:count]} for v, of in more.items()} for count in (1, 2))
+    first, both = (
+        {v: {n: of[n] for n in list(of)[:count]} for v, of in more.items()}
+        for count in (1, 2)
+    )
     for few, many, unit in ((known, more, "sources"), (first, both, "series")):
         alone, all_terms = (changes(study(errors)).iloc[0] for errors in (few, many))
-        for name in ("value", "baseline", "change", "lower", "upper", "median", "least", "most", "p_value"):
+        for name in (
+            "value",
+            "baseline",
+            "change",
+            "lower",
+            "upper",
+            "median",
+            "least",
+            "most",
+            "p_value",
+        ):
             assert_close(float(all_terms[name]), float(alone[name]), depth=10000)
-        assert all_terms[["unit", "units", "n_datasets"]].tolist() == [unit, alone["units"], 2 * alone["n_datasets"]]
+        assert all_terms[["unit", "units", "n_datasets"]].tolist() == [
+            unit,
+            alone["units"],
+            2 * alone["n_datasets"],
+        ]
 
 
 def test_one_of_a_family_leads_only_if_it_differs_from_every_other() -> None:
@@ -298,9 +518,18 @@ def test_one_of_a_family_leads_only_if_it_differs_from_every_other() -> None:
     plain = {f"d{d}": list(rng.random(4) + 0.5) for d in range(12)}
 
     def harmed(by: float) -> dict[str, list[float]]:
-        return {d: [e * (1 + by + 0.02 * rng.normal()) for e in values] for d, values in plain.items()}
+        return {
+            d: [e * (1 + by + 0.02 * rng.normal()) for e in values]
+            for d, values in plain.items()
+        }
 
-    errors = {"plain": plain, "a": harmed(0.05), "b": harmed(0.05), "c": harmed(0.5), "d": harmed(0.06)}
+    errors = {
+        "plain": plain,
+        "a": harmed(0.05),
+        "b": harmed(0.05),
+        "c": harmed(0.5),
+        "d": harmed(0.06),
+    }
     frame = study(errors)
     table = changes(frame).set_index("variant")
     found = leaders(table)
@@ -308,7 +537,11 @@ def test_one_of_a_family_leads_only_if_it_differs_from_every_other() -> None:
     assert found["lead_share"].to_dict() == {"a": 0.0, "b": 0.0, "c": 1.0, "d": 0.0}
     close = leaders(table.drop(index="c"))
     assert set(close["leads"]) == {""}
-    assert_close(close["lead_share"].to_numpy(), lead_shares(np.stack(table.drop(index="c")["by_unit"])), depth=1)
+    assert_close(
+        close["lead_share"].to_numpy(),
+        lead_shares(np.stack(table.drop(index="c")["by_unit"])),
+        depth=1,
+    )
     # measured on other series, it can be compared with none
     fewer = frame[~((frame["variant"] == "a") & (frame["dataset"] == "d3"))]
     assert set(leaders(changes(fewer))["leads"]) == {""}
@@ -333,19 +566,39 @@ def planted() -> Results:
     errors, lines = {"plain": plain, "seasonal_naive": plain}, []
     for (layer, order, ablated), rise in RISES.items():
         name = f"{layer}-{order}-{ablated}"
-        errors[name] = {d: [e * np.exp(rise + 0.02 * rng.normal()) for e in each] for d, each in plain.items()}
+        errors[name] = {
+            d: [e * np.exp(rise + 0.02 * rng.normal()) for e in each]
+            for d, each in plain.items()
+        }
         # all heads of a layer are one variant in every order
         for each in (LOW, HIGH) if ablated == 2 else (order,):
-            own = {"model": "m", "family": "head_counts", "label": name, "variant": name, "layer": layer}
+            own = {
+                "model": "m",
+                "family": "head_counts",
+                "label": name,
+                "variant": name,
+                "layer": layer,
+            }
             lines.append(own | {"order": each, "ablated": ablated, "of": 2})
     found = [
-        {"model": "m", "layer": layer, "order": order, "of": 2, "kept": 1, "change": float(np.expm1(rise))}
+        {
+            "model": "m",
+            "layer": layer,
+            "order": order,
+            "of": 2,
+            "kept": 1,
+            "change": float(np.expm1(rise)),
+        }
         | {"evaluations": 2, "total": 2}
         for (layer, order, ablated), rise in RISES.items()
         if ablated == 1
     ]
     return Results(
-        per_series(study(errors)), pd.DataFrame(lines).assign(recipe=""), {"m": 2}, Statistics(), better_orders(found)
+        per_series(study(errors)),
+        pd.DataFrame(lines).assign(recipe=""),
+        {"m": 2},
+        Statistics(),
+        better_orders(found),
     )
 
 

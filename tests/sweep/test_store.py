@@ -31,8 +31,12 @@ def temporary_files(store: Store) -> list[Path]:
 
 
 def test_a_key_follows_content_and_nothing_else() -> None:
-    key = cell_key(levels=(0.1, 0.5), model={"name": "m", "seed": 3}, horizon=np.int64(8))
-    assert key == cell_key(horizon=8, model={"seed": 3, "name": "m"}, levels=np.array([0.1, 0.5]))
+    key = cell_key(
+        levels=(0.1, 0.5), model={"name": "m", "seed": 3}, horizon=np.int64(8)
+    )
+    assert key == cell_key(
+        horizon=8, model={"seed": 3, "name": "m"}, levels=np.array([0.1, 0.5])
+    )
     others = [
         cell_key(levels=(0.5, 0.1), model={"name": "m", "seed": 3}, horizon=8),
         cell_key(levels=(0.1, 0.5), model={"name": "m", "seed": 4}, horizon=8),
@@ -60,7 +64,9 @@ def test_what_was_written_is_read_to_the_last_bit(store: Store) -> None:
     found = found.astype(dict.fromkeys(files.TEXT_COLUMNS, object))
     order = ["cell", "item"]
     pd.testing.assert_frame_equal(
-        found.sort_values(order, ignore_index=True), rows.sort_values(order, ignore_index=True), check_dtype=False
+        found.sort_values(order, ignore_index=True),
+        rows.sort_values(order, ignore_index=True),
+        check_dtype=False,
     )
     assert found["window"].dtype == np.int32
     assert found["error"].dtype == np.float64
@@ -72,12 +78,24 @@ def test_only_wanted_cells_and_columns_are_read(store: Store) -> None:
     found = store.read([CELLS[3], CELLS[1]], ["cell", "error"])
     assert found.column_names == ["cell", "error"]
     assert set(found.column("cell").to_pylist()) == {CELLS[1], CELLS[3]}
-    assert store.read([CELLS[1]], ["error"]).to_pydict() == toys.toy_rows(CELLS[1:2]).select(["error"]).to_pydict()
+    assert (
+        store.read([CELLS[1]], ["error"]).to_pydict()
+        == toys.toy_rows(CELLS[1:2]).select(["error"]).to_pydict()
+    )
     # a cell in two files, as after a change of the size of groups, counts once
     store.write(toys.toy_rows(CELLS[2:5]), CELLS[2:5])
-    assert store.read(CELLS[:5]).to_pandas()["cell"].value_counts().to_dict() == dict.fromkeys(CELLS[:5], 3)
-    expect_error(r"1 of 6 cells are not in .*run the sweep to its end", store.read, CELLS)
-    expect_error(r"other columns .* \(distance, rank\)", Store, store.path, values=("error", "rank"))
+    assert store.read(CELLS[:5]).to_pandas()[
+        "cell"
+    ].value_counts().to_dict() == dict.fromkeys(CELLS[:5], 3)
+    expect_error(
+        r"1 of 6 cells are not in .*run the sweep to its end", store.read, CELLS
+    )
+    expect_error(
+        r"other columns .* \(distance, rank\)",
+        Store,
+        store.path,
+        values=("error", "rank"),
+    )
     shutil.rmtree(store.path)
     expect_error("no longer there", store.done)
 
@@ -90,11 +108,26 @@ def test_only_wanted_cells_and_columns_are_read(store: Store) -> None:
         (lambda rows: rows.assign(surprise=1.0), r"unknown: \['surprise'\]"),
         (lambda rows: rows.assign(error="high"), "wrong type"),
         (lambda rows: rows.assign(window=0.5), "wrong type"),
-        (lambda rows: rows.assign(item=rows["item"].where(rows.index > 0)), "missing values"),
-        (lambda rows: rows.assign(window=rows["window"].where(rows.index > 0)), "missing values"),
-        (lambda rows: rows[rows["cell"] != CELLS[1]], f"the cell {CELLS[1]} of the group has no row"),
-        (lambda rows: rows.replace(CELLS[1], CELLS[4]), f"hold the cell {CELLS[4]}, which is not one"),
-        (lambda rows: pd.concat([rows, rows.iloc[:1]]), "two rows of a sweep are of the same cell, item"),
+        (
+            lambda rows: rows.assign(item=rows["item"].where(rows.index > 0)),
+            "missing values",
+        ),
+        (
+            lambda rows: rows.assign(window=rows["window"].where(rows.index > 0)),
+            "missing values",
+        ),
+        (
+            lambda rows: rows[rows["cell"] != CELLS[1]],
+            f"the cell {CELLS[1]} of the group has no row",
+        ),
+        (
+            lambda rows: rows.replace(CELLS[1], CELLS[4]),
+            f"hold the cell {CELLS[4]}, which is not one",
+        ),
+        (
+            lambda rows: pd.concat([rows, rows.iloc[:1]]),
+            "two rows of a sweep are of the same cell, item",
+        ),
     ],
 )
 def test_rows_that_are_not_those_of_the_cells_are_refused(
@@ -128,7 +161,9 @@ def test_a_full_disk_stops_with_what_to_do_and_loses_nothing(store: Store) -> No
     # files of this process grow no further, as on a full disk
     resource.setrlimit(resource.RLIMIT_FSIZE, (16384, hard))
     try:
-        with pytest.raises(StoreError, match=r"could not be written .* run the same command again"):
+        with pytest.raises(
+            StoreError, match=r"could not be written .* run the same command again"
+        ):
             store.write(toys.toy_rows(CELLS[3:], 2000), CELLS[3:])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -147,7 +182,11 @@ def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "store.json").write_text('{"shelves": 3}')
-    expect_error("is not that of a sweep's store: choose another folder", Store, tmp_path / "other")
+    expect_error(
+        "is not that of a sweep's store: choose another folder",
+        Store,
+        tmp_path / "other",
+    )
     assert (tmp_path / "other" / "store.json").read_text() == '{"shelves": 3}'
 
 
@@ -162,9 +201,16 @@ def test_another_schema_is_never_mixed_in(store: Store, version: int) -> None:
 
 
 def test_a_lock_excludes_others_until_it_ends(
-    store: Store, start_process: Callable[..., Any], wait_for: Callable[..., None], tmp_path: Path
+    store: Store,
+    start_process: Callable[..., Any],
+    wait_for: Callable[..., None],
+    tmp_path: Path,
 ) -> None:
-    with store.lock("key") as first, Store(store.path).lock("key") as second, store.lock("other") as third:
+    with (
+        store.lock("key") as first,
+        Store(store.path).lock("key") as second,
+        store.lock("other") as third,
+    ):
         assert (first, second, third) == (True, False, True)
     with store.lock("key") as again:
         assert again
@@ -180,12 +226,23 @@ def test_a_lock_excludes_others_until_it_ends(
 
 
 def test_plans_are_kept_by_name(store: Store) -> None:
-    plan = pd.DataFrame({"variant": ["a", "b"], "components": [["decoder.0"], []], "layer": [1.0, np.nan]})
+    plan = pd.DataFrame(
+        {
+            "variant": ["a", "b"],
+            "components": [["decoder.0"], []],
+            "layer": [1.0, np.nan],
+        }
+    )
     store.write_plan("sweep", {"versions": {"torch": "2"}}, entries=plan)
     about, tables = store.read_plan("sweep")
     assert about == {"versions": {"torch": "2"}}
-    assert [list(each) for each in tables["entries"]["components"]] == [["decoder.0"], []]
-    pd.testing.assert_frame_equal(tables["entries"].drop(columns="components"), plan.drop(columns="components"))
+    assert [list(each) for each in tables["entries"]["components"]] == [
+        ["decoder.0"],
+        [],
+    ]
+    pd.testing.assert_frame_equal(
+        tables["entries"].drop(columns="components"), plan.drop(columns="components")
+    )
     store.write_plan("sweep", {}, entries=plan[:1])
     assert len(store.read_plan("sweep")[1]["entries"]) == 1
     assert store.plans() == ["sweep"]
@@ -211,21 +268,32 @@ def lie_about_cells(path: Path) -> None:
     content = path.read_bytes()
     # the rows are compressed, so the last is the list of cells; both keys have the same length
     place = content.rindex(CELLS[1].encode())
-    path.write_bytes(content[:place] + CELLS[5].encode() + content[place + len(CELLS[5]) :])
+    path.write_bytes(
+        content[:place] + CELLS[5].encode() + content[place + len(CELLS[5]) :]
+    )
 
 
 def put_a_foreign_table(path: Path) -> None:
     pq.write_table(toys.toy_rows(CELLS[:3]), path)
 
 
-@pytest.mark.parametrize("damage", [truncate, flip_a_bit, lie_about_cells, put_a_foreign_table, Path.write_bytes])
-def test_a_damaged_file_is_found_and_moved_aside(store: Store, damage: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [truncate, flip_a_bit, lie_about_cells, put_a_foreign_table, Path.write_bytes],
+)
+def test_a_damaged_file_is_found_and_moved_aside(
+    store: Store, damage: Callable[..., Any]
+) -> None:
     path = store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
     store.write(toys.toy_rows(CELLS[3:]), CELLS[3:])
     store.done()
     damage(*((path, b"") if damage is Path.write_bytes else (path,)))
     broken = path.read_bytes()
-    expect_error(r"is damaged.*tsfm-lens sweep CONFIG --store|3 of 6 cells are not", store.read, CELLS)
+    expect_error(
+        r"is damaged.*tsfm-lens sweep CONFIG --store|3 of 6 cells are not",
+        store.read,
+        CELLS,
+    )
     (found,) = store.damaged()
     assert (found.path, found.moved_to) == (path, None)
     (moved,) = store.damaged(move=True)
@@ -241,24 +309,43 @@ def test_a_damaged_file_is_found_and_moved_aside(store: Store, damage: Callable[
 def bits_of(content: bytes, footer: int) -> list[tuple[int, int]]:
     """A bit of 300 bytes of a file's footer, and of 100 others."""
     chosen = random.Random(0)
-    parts = (range(len(content) - footer), 100), (range(len(content) - footer, len(content)), 300)
-    places = [place for part, most in parts for place in chosen.sample(part, min(most, len(part)))]
+    parts = (
+        (range(len(content) - footer), 100),
+        (range(len(content) - footer, len(content)), 300),
+    )
+    places = [
+        place
+        for part, most in parts
+        for place in chosen.sample(part, min(most, len(part)))
+    ]
     return [(place, 1 << chosen.randrange(8)) for place in places]
 
 
 @pytest.mark.parametrize("kind", ["cells", "plan", "about"])
 def test_no_bit_of_a_file_changes_what_is_read(store: Store, kind: str) -> None:
-    store.write_plan("sweep", {"models": {"toy": {"layers": 3}}}, cells=pd.DataFrame({"key": CELLS, "chunk": range(6)}))
+    store.write_plan(
+        "sweep",
+        {"models": {"toy": {"layers": 3}}},
+        cells=pd.DataFrame({"key": CELLS, "chunk": range(6)}),
+    )
     path = store.write(toys.toy_rows(CELLS[:2]), CELLS[:2])
     if kind != "cells":
-        (path,) = (store.path / "plans").glob("*.parquet" if kind == "plan" else "*.json")
+        (path,) = (store.path / "plans").glob(
+            "*.parquet" if kind == "plan" else "*.json"
+        )
     whole = store.read(CELLS[:2])
     content = path.read_bytes()
     # names and types of columns stand in the footer, whose length stands before the last four bytes
-    footer = len(content) if kind == "about" else int.from_bytes(content[-8:-4], "little") + 8
+    footer = (
+        len(content)
+        if kind == "about"
+        else int.from_bytes(content[-8:-4], "little") + 8
+    )
     unnoticed = 0
     for place, bit in bits_of(content, footer):
-        path.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :])
+        path.write_bytes(
+            content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :]
+        )
         fresh = Store(store.path, create=False)
         damages = [damage.path for damage in fresh.damaged()]
         if kind == "cells" and not damages:
@@ -267,7 +354,9 @@ def test_no_bit_of_a_file_changes_what_is_read(store: Store, kind: str) -> None:
             assert fresh.read(CELLS[:2]).equals(whole), (place, bit)
             continue
         assert damages == [path], (place, bit)
-        with pytest.raises(StoreError, match=r"are not in|tsfm-lens sweep CONFIG --store"):
+        with pytest.raises(
+            StoreError, match=r"are not in|tsfm-lens sweep CONFIG --store"
+        ):
             fresh.read(CELLS[:2]) if kind == "cells" else fresh.read_plan("sweep")
     assert unnoticed < 100
     path.write_bytes(content)

@@ -15,26 +15,38 @@ from tsfm_lens.data import bundled
 from tsfm_lens.hooks import writers
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.sweep.plan.variants import PlanEntry, VariantPlanner, VariantSpec, plan_frame, variant_spec
+from tsfm_lens.sweep.plan.variants import (
+    PlanEntry,
+    VariantPlanner,
+    VariantSpec,
+    plan_frame,
+    variant_spec,
+)
 from tsfm_lens.testing import assert_close, example_case
 
 NAMES = sorted(architectures())
 
 
-def without(lens: Lens, heads: list[tuple[int, str, int]], mlps: list[int], layers: list[int]) -> Lens:
+def without(
+    lens: Lens, heads: list[tuple[int, str, int]], mlps: list[int], layers: list[int]
+) -> Lens:
     """A copy of Bolt with rows of output matrices set to zero: (layer, kind, head), MLPs, and whole layers."""
     edited = load(copy.deepcopy(lens.native), check=False)
     stack = edited.wiring.output_stack
     with torch.no_grad():
         for layer, kind, head in heads:
             row = stack.attention(kind, layer)
-            weight = edited.adapter.model.get_submodule(f"{stack.block(layer)}.{row.o.module}").weight
+            weight = edited.adapter.model.get_submodule(
+                f"{stack.block(layer)}.{row.o.module}"
+            ).weight
             weight[:, head * stack.d_head : (head + 1) * stack.d_head] = 0
         for layer in [*mlps, *layers]:
             for row in stack.rows(layer):
                 if layer in layers or not isinstance(row, Attention):
                     path = row.o.module if isinstance(row, Attention) else row.o
-                    edited.adapter.model.get_submodule(f"{stack.block(layer)}.{path}").weight.zero_()
+                    edited.adapter.model.get_submodule(
+                        f"{stack.block(layer)}.{path}"
+                    ).weight.zero_()
     return edited
 
 
@@ -59,7 +71,9 @@ def test_families_are_the_model_with_those_weights_zeroed() -> None:
     layers = labelled(planner.layers(sizes=(1, 2)))
     ranking = [2, 0, 3, 1]
     counts = labelled(planner.head_counts(1, "stable_rank:low", ranking))
-    each = labelled(planner.heads_per_layer("random:0", {0: ranking, 2: [3, 1, 0, 2]}, [2]))
+    each = labelled(
+        planner.heads_per_layer("random:0", {0: ranking, 2: [3, 1, 0, 2]}, [2])
+    )
     single = labelled(planner.heads())
     paired = labelled(planner.heads(paired=True))
     recipe = planner.recipe("r", {1: [0, 2], 2: [3]}, [0, 1])
@@ -67,45 +81,99 @@ def test_families_are_the_model_with_those_weights_zeroed() -> None:
         (layers["layer 1"], without(lens, [], [], [1])),
         (layers["layers 1 to 2"], without(lens, [], [], [1, 2])),
         (layers["MLP of layer 2"], without(lens, [], [2], [])),
-        (layers["all heads of layer 0"], without(lens, [(0, kind, h) for kind in BOTH for h in every], [], [])),
+        (
+            layers["all heads of layer 0"],
+            without(lens, [(0, kind, h) for kind in BOTH for h in every], [], []),
+        ),
         (
             counts["3 of 4 heads of layer 1, low stable rank first"],
             without(lens, [(1, kind, h) for kind in BOTH for h in (2, 0, 3)], [], []),
         ),
         (
             each["2 of 4 heads in each of 2 layers, random order 0"],
-            without(lens, [(x, k, h) for k in BOTH for x, h in ((0, 2), (0, 0), (2, 3), (2, 1))], [], []),
+            without(
+                lens,
+                [(x, k, h) for k in BOTH for x, h in ((0, 2), (0, 0), (2, 3), (2, 1))],
+                [],
+                [],
+            ),
         ),
-        (single["head 1 of layer 0 (cross_attn)"], without(lens, [(0, "cross_attn", 1)], [], [])),
-        (paired["head 3 of layer 0 (self_attn+cross_attn)"], without(lens, [(0, k, 3) for k in BOTH], [], [])),
-        (recipe.spec, without(lens, [(x, k, h) for k in BOTH for x, h in ((1, 0), (1, 2), (2, 3))], [0, 1], [])),
+        (
+            single["head 1 of layer 0 (cross_attn)"],
+            without(lens, [(0, "cross_attn", 1)], [], []),
+        ),
+        (
+            paired["head 3 of layer 0 (self_attn+cross_attn)"],
+            without(lens, [(0, k, 3) for k in BOTH], [], []),
+        ),
+        (
+            recipe.spec,
+            without(
+                lens,
+                [(x, k, h) for k in BOTH for x, h in ((1, 0), (1, 2), (2, 3))],
+                [0, 1],
+                [],
+            ),
+        ),
     ]
     context = bundled("co2", "electricity").tail(96)
     plain = lens.forecast(context, 33).quantiles
     for spec, edited in cases:
         expected = edited.forecast(context, 33).quantiles
         assert_close(forecast(lens, spec), expected, depth=200, dtype=np.float32)
-        assert np.abs(expected - plain).max() > 5e-4 * np.abs(plain).max(), "nothing was ablated"
-    np.testing.assert_array_equal(forecast(lens, counts["0 of 4 heads of layer 1, low stable rank first"]), plain)
-    assert counts["0 of 4 heads of layer 1, low stable rank first"] == planner.plain().spec
+        assert np.abs(expected - plain).max() > 5e-4 * np.abs(plain).max(), (
+            "nothing was ablated"
+        )
+    np.testing.assert_array_equal(
+        forecast(lens, counts["0 of 4 heads of layer 1, low stable rank first"]), plain
+    )
+    assert (
+        counts["0 of 4 heads of layer 1, low stable rank first"] == planner.plain().spec
+    )
 
 
 def test_a_variant_is_named_by_what_it_ablates() -> None:
     lens = load("bolt-nano")
-    spec = variant_spec(lens, ["decoder.1.cross_attn.2", "decoder.0.mlp", "decoder.1.cross_attn.0"])
-    assert spec.components == ("decoder.0.mlp", "decoder.1.cross_attn.0", "decoder.1.cross_attn.2")
-    shuffled = ["decoder.1.cross_attn.0", *lens.components("decoder.1.cross_attn.[02]"), "decoder.0.mlp"]
+    spec = variant_spec(
+        lens, ["decoder.1.cross_attn.2", "decoder.0.mlp", "decoder.1.cross_attn.0"]
+    )
+    assert spec.components == (
+        "decoder.0.mlp",
+        "decoder.1.cross_attn.0",
+        "decoder.1.cross_attn.2",
+    )
+    shuffled = [
+        "decoder.1.cross_attn.0",
+        *lens.components("decoder.1.cross_attn.[02]"),
+        "decoder.0.mlp",
+    ]
     assert variant_spec(lens, shuffled).id == spec.id
     assert len(spec.id) == 16
     assert int(spec.id, 16) >= 0
     # a layer is its branches, and what a branch replaces leaves nothing of its heads
     layer = variant_spec(lens, ["decoder.1"])
-    assert layer == variant_spec(lens, ["decoder.1.*"]) == variant_spec(lens, ["decoder.1", "decoder.1.cross_attn.*"])
+    assert (
+        layer
+        == variant_spec(lens, ["decoder.1.*"])
+        == variant_spec(lens, ["decoder.1", "decoder.1.cross_attn.*"])
+    )
     # the output projection's bias stays where only the heads go
-    assert variant_spec(lens, ["decoder.1.mlp", "decoder.1.self_attn.*", "decoder.1.cross_attn.*"]).id != layer.id
-    noise = [variant_spec(lens, patterns, "noise") for patterns in (["decoder.1"], ["decoder.1", "decoder.1.*.0"])]
+    assert (
+        variant_spec(
+            lens, ["decoder.1.mlp", "decoder.1.self_attn.*", "decoder.1.cross_attn.*"]
+        ).id
+        != layer.id
+    )
+    noise = [
+        variant_spec(lens, patterns, "noise")
+        for patterns in (["decoder.1"], ["decoder.1", "decoder.1.*.0"])
+    ]
     assert noise[0].id != noise[1].id
-    seeds = {variant_spec(lens, ["decoder.1"], how, seed).id for how in ("zero", "mean", "noise") for seed in (1, 2)}
+    seeds = {
+        variant_spec(lens, ["decoder.1"], how, seed).id
+        for how in ("zero", "mean", "noise")
+        for seed in (1, 2)
+    }
     assert len(seeds) == 1 + 1 + 2
     assert VariantSpec(how="noise", seed=3) == VariantSpec()
     assert VariantSpec().id == "plain"
@@ -127,15 +195,25 @@ def test_every_family_of_every_architecture_runs(name: str) -> None:
     ]
     if stack.n_heads:
         entries += planner.head_counts(stack.n_layers - 1, "stable_rank:high", ranking)
-        entries += planner.heads_per_layer("random:1", dict.fromkeys(range(stack.n_layers), ranking), [1])
-        entries += [planner.recipe("r", {0: [0]}, [0]), *planner.random("r", {0: 1}, [0, 1])]
+        entries += planner.heads_per_layer(
+            "random:1", dict.fromkeys(range(stack.n_layers), ranking), [1]
+        )
+        entries += [
+            planner.recipe("r", {0: [0]}, [0]),
+            *planner.random("r", {0: 1}, [0, 1]),
+        ]
     variants = {entry.spec.id: entry.spec for entry in entries}
     case = example_case(lens)
     with torch.no_grad():
-        outputs = run_variants(lens, case.encoded, [spec.to_variant(lens) for spec in variants.values()])
+        outputs = run_variants(
+            lens, case.encoded, [spec.to_variant(lens) for spec in variants.values()]
+        )
         plain = lens.forward(case.encoded)
     assert torch.isfinite(outputs).all()
-    moved = {key: float((out - plain).abs().max()) for key, out in zip(variants, outputs, strict=True)}
+    moved = {
+        key: float((out - plain).abs().max())
+        for key, out in zip(variants, outputs, strict=True)
+    }
     assert moved["plain"] <= 1e-5 * float(plain.abs().max())
     # a layer that attends between series may be without effect on one series; most must not be
     assert np.mean([value > 0 for key, value in moved.items() if key != "plain"]) > 0.8
@@ -158,14 +236,25 @@ def test_groups_and_ranges_cover_the_layers_that_they_say() -> None:
         ("up", [(0, 0), (0, 1), (0, 2), (0, 3)]),
         ("down", [(3, 3), (2, 3), (1, 3), (0, 3)]),
     ):
-        assert [(entry.tags["first"], entry.tags["last"]) for entry in planner.ranges(grow, ("both",))] == expected
+        assert [
+            (entry.tags["first"], entry.tags["last"])
+            for entry in planner.ranges(grow, ("both",))
+        ] == expected
 
 
 def test_what_cannot_be_planned_is_named() -> None:
     planner = VariantPlanner(load("bolt-nano"), "m")
     expect_error("4 layers does not fit", planner.layers, sizes=(4,))
-    expect_error("5 heads cannot be ablated", planner.heads_per_layer, "x", {0: [0, 1, 2, 3]}, [5])
+    expect_error(
+        "5 heads cannot be ablated",
+        planner.heads_per_layer,
+        "x",
+        {0: [0, 1, 2, 3]},
+        [5],
+    )
     expect_error("ablates nothing", planner.recipe, "r", {})
-    expect_error("reference", VariantSpec(("decoder.0.mlp",), "mean").to_variant, planner.lens)
+    expect_error(
+        "reference", VariantSpec(("decoder.0.mlp",), "mean").to_variant, planner.lens
+    )
     expect_error("zero", VariantSpec, ("decoder.0.mlp",), "zeros")
     expect_error("list of components", planner.components, {"x": []})

@@ -24,7 +24,10 @@ def bare(source: str) -> Iterator[tuple[int, str]]:
             if keyword.arg in TOLERANCES and _is_bare(keyword.value):
                 yield node.lineno, function
         # the tolerances that torch falls back to are literals of another file
-        if ast.unparse(node.func) == "torch.testing.assert_close" and not {k.arg for k in node.keywords} & TOLERANCES:
+        if (
+            ast.unparse(node.func) == "torch.testing.assert_close"
+            and not {k.arg for k in node.keywords} & TOLERANCES
+        ):
             yield node.lineno, function
 
 
@@ -35,11 +38,19 @@ def _is_bare(value: ast.expr) -> bool:
     return any(isinstance(number, float) and 0 < number < 0.01 for number in numbers)
 
 
-@pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS)))
+@pytest.mark.parametrize(
+    "path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS))
+)
 def test_tolerances_say_where_they_come_from(path: Path) -> None:
     name = str(path.relative_to(TESTS))
-    found = [(line, function) for line, function in bare(path.read_text()) if (name, function) not in ALLOWED]
-    assert not found, f"{name}: use assert_close, rounding or last_digit of tsfm_lens.testing: {found}"
+    found = [
+        (line, function)
+        for line, function in bare(path.read_text())
+        if (name, function) not in ALLOWED
+    ]
+    assert not found, (
+        f"{name}: use assert_close, rounding or last_digit of tsfm_lens.testing: {found}"
+    )
 
 
 BARE = """assert_allclose(a, b, atol=1e-6)

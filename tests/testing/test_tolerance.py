@@ -9,7 +9,9 @@ import torch
 from tsfm_lens.testing import assert_close, rounding
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+)
 def test_a_difference_above_the_roundings_is_refused(dtype):
     exact = torch.ones(4, dtype=dtype)
     off = exact.clone()
@@ -20,7 +22,12 @@ def test_a_difference_above_the_roundings_is_refused(dtype):
 
 
 NAN, INF = float("nan"), float("inf")
-ALIKE = [([1.0, NAN], [1.0, NAN]), ([1.0, -INF], [1.0, -INF]), ([2.0, 2.0], 2), (np.float64(1 + 1e-7), torch.ones(()))]
+ALIKE = [
+    ([1.0, NAN], [1.0, NAN]),
+    ([1.0, -INF], [1.0, -INF]),
+    ([2.0, 2.0], 2),
+    (np.float64(1 + 1e-7), torch.ones(())),
+]
 APART = [
     ([1.0, NAN], [NAN, 1.0], "mismatch"),
     ([1.0, -INF], [1.0, INF], "mismatch"),

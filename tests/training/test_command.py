@@ -15,12 +15,20 @@ from tsfm_lens.training.command import run_command
     ("error", "ends", "words"),
     [
         (InputError("x=[1], expected 2"), SystemExit, "error: x=[1], expected 2"),
-        (PermissionError(13, "No permission", "f.nc"), SystemExit, "error: f.nc: No permission"),
+        (
+            PermissionError(13, "No permission", "f.nc"),
+            SystemExit,
+            "error: f.nc: No permission",
+        ),
         (ZeroDivisionError(), ZeroDivisionError, ""),
     ],
 )
 def test_errors_made_on_purpose_and_of_the_file_system_are_lines_and_faults_keep_their_traceback(
-    error: Exception, ends: type, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    error: Exception,
+    ends: type,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def command() -> None:
         raise error

@@ -27,7 +27,9 @@ class Regression:
 
     def __init__(self, seed: int = 0, width: int = 6) -> None:
         torch.manual_seed(seed)
-        self.model: nn.Module = nn.Sequential(nn.Linear(4, width), nn.Dropout(0.3), nn.Tanh(), nn.Linear(width, 1))
+        self.model: nn.Module = nn.Sequential(
+            nn.Linear(4, width), nn.Dropout(0.3), nn.Tanh(), nn.Linear(width, 1)
+        )
         self.identity = json.dumps({"seed": seed, "width": width})
         self.errors: list[float] = []
 
@@ -40,7 +42,9 @@ class Regression:
         return {"error": self.errors.pop(0)} if self.errors else {}
 
 
-def training(out: Path | None = None, task: Regression | None = None, **plan: object) -> Training:
+def training(
+    out: Path | None = None, task: Regression | None = None, **plan: object
+) -> Training:
     task = task or Regression()
     return Training(
         task,
@@ -52,7 +56,10 @@ def training(out: Path | None = None, task: Regression | None = None, **plan: ob
 
 
 def same(one: nn.Module, other: nn.Module) -> bool:
-    return all(torch.equal(weight, other.state_dict()[name]) for name, weight in one.state_dict().items())
+    return all(
+        torch.equal(weight, other.state_dict()[name])
+        for name, weight in one.state_dict().items()
+    )
 
 
 def test_it_is_the_plain_loop_of_torch() -> None:
@@ -72,7 +79,9 @@ def test_it_is_the_plain_loop_of_torch() -> None:
 
 
 @pytest.mark.parametrize("stops", [(1,), (2, 3, 7), (11,)])
-def test_a_resumed_run_ends_as_an_undisturbed_one(stops: tuple[int, ...], tmp_path: Path) -> None:
+def test_a_resumed_run_ends_as_an_undisturbed_one(
+    stops: tuple[int, ...], tmp_path: Path
+) -> None:
     whole = training(tmp_path / "whole")
     assert whole.run(quiet=True)
     for stop in (*stops, 12):
@@ -86,12 +95,21 @@ def test_a_resumed_run_ends_as_an_undisturbed_one(stops: tuple[int, ...], tmp_pa
         assert part.step == stop
         torch.rand(5)
     assert same(whole.model, part.model)
-    assert [line["step"] for line in read_log(tmp_path / "whole" / LOG)] == [3, 6, 9, 12]
-    assert (tmp_path / "parts" / LOG).read_bytes() == (tmp_path / "whole" / LOG).read_bytes()
+    assert [line["step"] for line in read_log(tmp_path / "whole" / LOG)] == [
+        3,
+        6,
+        9,
+        12,
+    ]
+    assert (tmp_path / "parts" / LOG).read_bytes() == (
+        tmp_path / "whole" / LOG
+    ).read_bytes()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_run_after_the_step_at_hand_and_saves(number: int, tmp_path: Path) -> None:
+def test_a_signal_ends_the_run_after_the_step_at_hand_and_saves(
+    number: int, tmp_path: Path
+) -> None:
     run = training(tmp_path / "parts")
     former = signal.getsignal(number)
 
@@ -109,7 +127,9 @@ def test_a_signal_ends_the_run_after_the_step_at_hand_and_saves(number: int, tmp
     whole = training(tmp_path / "whole")
     whole.run(quiet=True)
     assert same(again.model, whole.model)
-    assert (tmp_path / "parts" / LOG).read_bytes() == (tmp_path / "whole" / LOG).read_bytes()
+    assert (tmp_path / "parts" / LOG).read_bytes() == (
+        tmp_path / "whole" / LOG
+    ).read_bytes()
 
 
 def test_the_state_of_other_settings_is_refused(tmp_path: Path) -> None:
@@ -123,7 +143,9 @@ def test_the_state_of_other_settings_is_refused(tmp_path: Path) -> None:
 
 
 def changed(state: dict, part: str, value: object) -> dict:
-    return {name: held for name, held in state.items() if name != part} | ({} if value is None else {part: value})
+    return {name: held for name, held in state.items() if name != part} | (
+        {} if value is None else {part: value}
+    )
 
 
 DAMAGES = [
@@ -131,14 +153,29 @@ DAMAGES = [
     (lambda s: {}, "it holds no model and no optimizer and no step"),
     (lambda s: [1], "it is not a state of a training run, but a list"),
     (lambda s: changed(s, "model", {}), "model lacks 0.weight and 3 more"),
-    (lambda s: changed(s, "model", {**s["model"], "x": torch.ones(1)}), "model holds, and the model has not, x"),
-    (lambda s: changed(s, "model", s["model"] | {"0.bias": torch.ones(2)}), r"0.bias of model is \[2\], expected"),
+    (
+        lambda s: changed(s, "model", {**s["model"], "x": torch.ones(1)}),
+        "model holds, and the model has not, x",
+    ),
+    (
+        lambda s: changed(s, "model", s["model"] | {"0.bias": torch.ones(2)}),
+        r"0.bias of model is \[2\], expected",
+    ),
     (lambda s: changed(s, "best_weights", {}), "best_weights lacks 0.weight"),
-    (lambda s: changed(s, "optimizer", {"rho": 1}), "its optimizer is not one of AdamW"),
-    (lambda s: changed(s, "identity", "no JSON"), 'its identity is "no JSON", expected JSON'),
+    (
+        lambda s: changed(s, "optimizer", {"rho": 1}),
+        "its optimizer is not one of AdamW",
+    ),
+    (
+        lambda s: changed(s, "identity", "no JSON"),
+        'its identity is "no JSON", expected JSON',
+    ),
     (lambda s: changed(s, "identity", 3), "identity is of type int, expected str"),
     (lambda s: changed(s, "step", -4), "it is of step -4"),
-    (lambda s: changed(s, "random", torch.ones(3)), "random is not a state of random numbers"),
+    (
+        lambda s: changed(s, "random", torch.ones(3)),
+        "random is not a state of random numbers",
+    ),
 ]
 
 
@@ -147,13 +184,21 @@ def test_a_damaged_state_is_named_with_what_is_wrong(
     damage: Callable[[dict], object], said: str, tmp_path: Path
 ) -> None:
     training(tmp_path).run(until=3, quiet=True)
-    torch.save(damage(torch.load(tmp_path / STATE, weights_only=True)), tmp_path / STATE)
+    torch.save(
+        damage(torch.load(tmp_path / STATE, weights_only=True)), tmp_path / STATE
+    )
     run = training(tmp_path)
     before = {name: weight.clone() for name, weight in run.model.state_dict().items()}
-    with pytest.raises(CheckpointError, match=rf"state\.pt is damaged: {said}.*; put a whole copy of it there, or"):
+    with pytest.raises(
+        CheckpointError,
+        match=rf"state\.pt is damaged: {said}.*; put a whole copy of it there, or",
+    ):
         run.resume()
     if "optimizer" not in said and "random" not in said:
-        assert all(torch.equal(weight, before[name]) for name, weight in run.model.state_dict().items())
+        assert all(
+            torch.equal(weight, before[name])
+            for name, weight in run.model.state_dict().items()
+        )
 
 
 def test_a_state_that_is_cut_short_is_damaged_wherever_it_ends(tmp_path: Path) -> None:
@@ -161,28 +206,41 @@ def test_a_state_that_is_cut_short_is_damaged_wherever_it_ends(tmp_path: Path) -
     whole = (tmp_path / STATE).read_bytes()
     for share in (0.0, 0.01, 0.3, 0.6, 0.9, 0.999):
         (tmp_path / STATE).write_bytes(whole[: int(share * len(whole))])
-        with pytest.raises(CheckpointError, match=r"state\.pt is damaged: it is cut short"):
+        with pytest.raises(
+            CheckpointError, match=r"state\.pt is damaged: it is cut short"
+        ):
             training(tmp_path).resume()
     (tmp_path / STATE).unlink()
     (tmp_path / STATE).mkdir()
-    with pytest.raises(CheckpointError, match=r"state\.pt cannot be read: Is a directory"):
+    with pytest.raises(
+        CheckpointError, match=r"state\.pt cannot be read: Is a directory"
+    ):
         training(tmp_path).resume()
 
 
 def test_patience_ends_with_the_best_weights(tmp_path: Path) -> None:
     def impatient(folder: Path, errors: list[float]) -> Training:
-        run = training(folder, task := Regression(), evaluate_every=1, patience=2, save_every=1)
+        run = training(
+            folder, task := Regression(), evaluate_every=1, patience=2, save_every=1
+        )
         task.errors = errors
         return run
 
     errors = [5.0, 3.0, 4.0, 3.5, 9.0, 1.0]
     run = impatient(tmp_path, list(errors))
     kept: dict[int, dict[str, Tensor]] = {}
-    run.callbacks.append(lambda now: kept.update({now.step: {k: v.clone() for k, v in now.model.state_dict().items()}}))
+    run.callbacks.append(
+        lambda now: kept.update(
+            {now.step: {k: v.clone() for k, v in now.model.state_dict().items()}}
+        )
+    )
     assert run.run(quiet=True)
     # the second evaluation without a lower error is the last
     assert (run.step, run.best) == (3, (3.0, 1))
-    assert all(torch.equal(weight, kept[1][name]) for name, weight in run.model.state_dict().items())
+    assert all(
+        torch.equal(weight, kept[1][name])
+        for name, weight in run.model.state_dict().items()
+    )
     # a run that is resumed remembers
     impatient(tmp_path / "b", errors[:3]).run(until=2, quiet=True)
     again = impatient(tmp_path / "b", errors[3:])
@@ -192,12 +250,16 @@ def test_patience_ends_with_the_best_weights(tmp_path: Path) -> None:
     assert same(again.model, run.model)
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_state(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_state(
+    tmp_path: Path,
+) -> None:
     training(tmp_path).run(until=6, quiet=True)
     before = (tmp_path / STATE).read_bytes()
     run = training(tmp_path)
     run.resume()
-    run.callbacks.append(lambda now: now.step == 7 and next(now.model.parameters()).data.fill_(torch.nan))
+    run.callbacks.append(
+        lambda now: now.step == 7 and next(now.model.parameters()).data.fill_(torch.nan)
+    )
     with pytest.raises(InputError, match="regression at step 7 is not finite"):
         run.run(quiet=True)
     assert (tmp_path / STATE).read_bytes() == before
@@ -222,25 +284,38 @@ def test_snapshots_hold_tied_weights_once(tmp_path: Path) -> None:
 
 def test_a_group_with_a_share_has_that_much_of_the_rate() -> None:
     task = Regression()
-    groups = [{"params": list(task.model[0].parameters()), "share": 0.25}, {"params": list(task.model[3].parameters())}]
+    groups = [
+        {"params": list(task.model[0].parameters()), "share": 0.25},
+        {"params": list(task.model[3].parameters())},
+    ]
     rates: list[list[float]] = []
     run = Training(
         task,
         torch.optim.SGD(groups, lr=1.0),
         Plan(steps=2),
         rate=lambda step: 0.1 * (step + 1),
-        callbacks=[lambda now: rates.append([group["lr"] for group in now.optimizer.param_groups])],
+        callbacks=[
+            lambda now: rates.append(
+                [group["lr"] for group in now.optimizer.param_groups]
+            )
+        ],
     )
     run.run(quiet=True)
     assert rates[1:] == [[0.025, 0.1], [0.05, 0.2]]
 
 
 @pytest.mark.parametrize("part", ["state", "snapshot", "log"])
-def test_a_full_disk_is_told_by_its_file_and_loses_nothing(tmp_path: Path, part: str) -> None:
+def test_a_full_disk_is_told_by_its_file_and_loses_nothing(
+    tmp_path: Path, part: str
+) -> None:
     task = Regression(width=4096)
     run = training(tmp_path / "run", task)
     run.run(until=3, quiet=True)
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    before = {
+        path: path.read_bytes()
+        for path in (tmp_path / "run").rglob("*")
+        if path.is_file()
+    }
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     # files of this process grow no further, as on a full disk
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 if part == "log" else 8192, hard))
@@ -254,11 +329,19 @@ def test_a_full_disk_is_told_by_its_file_and_loses_nothing(tmp_path: Path, part:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     if part != "log":
         assert str(tmp_path / "run") in str(caught.value)
-    after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    after = {
+        path: path.read_bytes()
+        for path in (tmp_path / "run").rglob("*")
+        if path.is_file()
+    }
     assert set(after) == set(before)
     for path, content in before.items():
         # a line of the log whose state was not saved is dropped when the run resumes
-        assert after[path].startswith(content) if path.name == LOG else after[path] == content
+        assert (
+            after[path].startswith(content)
+            if path.name == LOG
+            else after[path] == content
+        )
     again = training(tmp_path / "run", Regression(width=4096))
     again.resume()
     assert again.step == 3

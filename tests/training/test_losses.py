@@ -23,7 +23,14 @@ from tsfm_lens.training.losses import (
     token_step_losses,
 )
 
-SIZES = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2}
+SIZES = {
+    "d_model": 16,
+    "d_kv": 4,
+    "d_ff": 16,
+    "num_layers": 1,
+    "num_decoder_layers": 1,
+    "num_heads": 2,
+}
 IDS = {"pad_token_id": 0, "eos_token_id": 1}
 STEPS = {"context_length": 24, "prediction_length": 8}
 QUANTILES = [level / 10 for level in range(1, 10)]
@@ -44,15 +51,34 @@ TOKENS: dict[str, Any] = {
 
 def token_model(top_k: int = 64) -> PreTrainedModel:
     """A token model of 64 ids."""
-    config = {"chronos_config": TOKENS | {"top_k": top_k}, "vocab_size": 64, "decoder_start_token_id": 0}
-    return T5ForConditionalGeneration(T5Config(**SIZES, **IDS, **config, dropout_rate=0.0)).eval()
+    config = {
+        "chronos_config": TOKENS | {"top_k": top_k},
+        "vocab_size": 64,
+        "decoder_start_token_id": 0,
+    }
+    return T5ForConditionalGeneration(
+        T5Config(**SIZES, **IDS, **config, dropout_rate=0.0)
+    ).eval()
 
 
 def patch_model() -> PreTrainedModel:
     """A patch model of four steps a patch."""
-    chronos = {**STEPS, "input_patch_size": 4, "input_patch_stride": 4, "quantiles": QUANTILES, "use_reg_token": True}
-    config = {"chronos_config": chronos, "decoder_start_token_id": 0, "reg_token_id": 1, "vocab_size": 2}
-    return ChronosBoltModelForForecasting(T5Config(**SIZES, **IDS, **config, dropout_rate=0.0)).eval()
+    chronos = {
+        **STEPS,
+        "input_patch_size": 4,
+        "input_patch_stride": 4,
+        "quantiles": QUANTILES,
+        "use_reg_token": True,
+    }
+    config = {
+        "chronos_config": chronos,
+        "decoder_start_token_id": 0,
+        "reg_token_id": 1,
+        "vocab_size": 2,
+    }
+    return ChronosBoltModelForForecasting(
+        T5Config(**SIZES, **IDS, **config, dropout_rate=0.0)
+    ).eval()
 
 
 def test_the_smoothed_loss_equals_its_definition_at_the_edges_too() -> None:
@@ -64,7 +90,9 @@ def test_the_smoothed_loss_equals_its_definition_at_the_edges_too() -> None:
             target[token] = np.exp(-0.5 * ((token - label) / 1.5) ** 2)
         target /= target.sum()
         expected = -(target * logits[row].log_softmax(-1).numpy()).sum()
-        ours = ordinal_cross_entropy(logits[row : row + 1], labels[row : row + 1], smoothing=1.5, first_bin=3)
+        ours = ordinal_cross_entropy(
+            logits[row : row + 1], labels[row : row + 1], smoothing=1.5, first_bin=3
+        )
         assert ours.item() == pytest.approx(expected)
 
 
@@ -76,8 +104,12 @@ def test_the_token_loss_is_the_native_one_where_both_are_defined() -> None:
     ids, mask, scale = tokenizer.context_input_transform(past)
     labels, _ = tokenizer.label_input_transform(future, scale)
     # the native loss with the end token left out of the mean, as it is never sampled
-    native = model(input_ids=ids, attention_mask=mask, labels=labels[:, :-1].contiguous()).loss
-    assert_close(token_step_losses(model, past, future, stage).mean(), native, depth=100)
+    native = model(
+        input_ids=ids, attention_mask=mask, labels=labels[:, :-1].contiguous()
+    ).loss
+    assert_close(
+        token_step_losses(model, past, future, stage).mean(), native, depth=100
+    )
     assert_close(token_loss(model, past, future, stage), native, depth=100)
 
 
@@ -96,7 +128,12 @@ def test_the_patch_loss_is_the_mean_quantile_loss() -> None:
                 error = (future[row, step].item() - forecast[row, index, step]) / scale
                 total += 2 * max(level * error, (level - 1) * error)
     stage = Stage(start=0, context=24, horizon=8, rows=3, mix={})
-    assert_close(patch_loss(model, past, future, stage).item(), total / (3 * 9 * 8), depth=1000, dtype=np.float32)
+    assert_close(
+        patch_loss(model, past, future, stage).item(),
+        total / (3 * 9 * 8),
+        depth=1000,
+        dtype=np.float32,
+    )
 
 
 def test_with_a_floor_rows_count_by_the_logarithm_of_their_loss() -> None:
@@ -107,13 +144,20 @@ def test_with_a_floor_rows_count_by_the_logarithm_of_their_loss() -> None:
     stage = Stage(start=0, context=24, horizon=8, rows=5, mix={})
     # the native loss of a row takes the mean over all of its steps, those that are missing counting as 0
     there = (8, 2, 8)
-    single = [patch_loss(model, past[row, None], future[row, None], stage).item() for row in range(3)]
+    single = [
+        patch_loss(model, past[row, None], future[row, None], stage).item()
+        for row in range(3)
+    ]
     rows = [loss * 8 / steps for loss, steps in zip(single, there, strict=True)]
     expected = np.mean(np.log(np.array(rows) + 0.1))
     given = patch_loss(model, past, future, stage.model_copy(update={"log_floor": 0.1}))
     assert_close(given.item(), expected, depth=1000, dtype=np.float32)
     given.backward()
-    assert all(weight.grad.isfinite().all() for weight in model.parameters() if weight.grad is not None)
+    assert all(
+        weight.grad.isfinite().all()
+        for weight in model.parameters()
+        if weight.grad is not None
+    )
 
 
 def test_every_second_row_loses_its_share_of_inputs() -> None:
@@ -122,7 +166,9 @@ def test_every_second_row_loses_its_share_of_inputs() -> None:
     assert torch.equal(blanked[::2], inputs[::2])
     assert set(blanked.unique().tolist()) == {0, 7}
     # five standard errors of a share of 100 rows of 50
-    assert (blanked[1::2] == 0).double().mean().item() == pytest.approx(0.25, abs=5 * (0.25 * 0.75 / 5_000) ** 0.5)
+    assert (blanked[1::2] == 0).double().mean().item() == pytest.approx(
+        0.25, abs=5 * (0.25 * 0.75 / 5_000) ** 0.5
+    )
 
 
 def encoded(model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -130,7 +176,12 @@ def encoded(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     ids = torch.randint(3, 64, (4, 12), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     mask[2:, :5] = 0
-    return {"states": model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state, "mask": mask}
+    return {
+        "states": model.get_encoder()(
+            input_ids=ids, attention_mask=mask
+        ).last_hidden_state,
+        "mask": mask,
+    }
 
 
 def test_a_share_of_the_rows_is_led_by_the_models_own_forecast() -> None:
@@ -142,7 +193,9 @@ def test_a_share_of_the_rows_is_led_by_the_models_own_forecast() -> None:
     wanted = inputs[:, :1]
     for _ in range(7):
         logits = model(
-            encoder_outputs=(given["states"],), attention_mask=given["mask"], decoder_input_ids=wanted
+            encoder_outputs=(given["states"],),
+            attention_mask=given["mask"],
+            decoder_input_ids=wanted,
         ).logits
         wanted = torch.cat([wanted, logits[:, -1:, 3:].argmax(-1) + 3], 1)
     assert torch.equal(led, wanted)
@@ -155,15 +208,28 @@ def test_a_share_of_the_rows_is_led_by_the_models_own_forecast() -> None:
 
 def test_own_forecasts_are_drawn_as_the_pipeline_draws() -> None:
     model = token_model(top_k=3)
-    given, draws = {name: part[:1].expand(4000, *part.shape[1:]) for name, part in encoded(model).items()}, 4000
+    given, draws = (
+        {
+            name: part[:1].expand(4000, *part.shape[1:])
+            for name, part in encoded(model).items()
+        },
+        4000,
+    )
     inputs = torch.zeros(draws, 2, dtype=torch.long)
     first = own_forecasts(model, inputs, given, 1.0, seed=0)[:, 1]
-    one = {"encoder_outputs": (given["states"][:1],), "attention_mask": given["mask"][:1]}
+    one = {
+        "encoder_outputs": (given["states"][:1],),
+        "attention_mask": given["mask"][:1],
+    }
     likeliest = model(**one, decoder_input_ids=inputs[:1, :1]).logits[0, 0, 3:].topk(3)
     assert set(first.tolist()) == set((likeliest.indices + 3).tolist())
-    for token, share in zip(likeliest.indices + 3, likeliest.values.softmax(-1).tolist(), strict=True):
+    for token, share in zip(
+        likeliest.indices + 3, likeliest.values.softmax(-1).tolist(), strict=True
+    ):
         found = (first == token).double().mean().item()
-        assert found == pytest.approx(share, abs=5 * (share * (1 - share) / draws) ** 0.5)
+        assert found == pytest.approx(
+            share, abs=5 * (share * (1 - share) / draws) ** 0.5
+        )
 
 
 def test_what_the_model_draws_changes_its_inputs_and_not_its_labels() -> None:
@@ -185,4 +251,8 @@ def test_gaps_in_the_future_cost_nothing_and_break_nothing() -> None:
     losses = token_step_losses(model, past, future, stage)
     assert losses[5].item() == 0.0
     losses.sum().backward()
-    assert all(torch.isfinite(weight.grad).all() for weight in model.parameters() if weight.grad is not None)
+    assert all(
+        torch.isfinite(weight.grad).all()
+        for weight in model.parameters()
+        if weight.grad is not None
+    )

@@ -19,7 +19,9 @@ from tsfm_lens.training import SAM
 BASES: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "Adam": lambda weights: torch.optim.Adam(weights, lr=0.01),
     "AdamW": lambda weights: torch.optim.AdamW(weights, lr=0.01, weight_decay=0.1),
-    "SGD": lambda weights: torch.optim.SGD(weights, lr=0.05, momentum=0.9, nesterov=True),
+    "SGD": lambda weights: torch.optim.SGD(
+        weights, lr=0.05, momentum=0.9, nesterov=True
+    ),
 }
 EACH_BASE = pytest.mark.parametrize("base", BASES.values(), ids=BASES)
 
@@ -30,11 +32,15 @@ def network(seed: int = 0) -> nn.Module:
 
 
 def loss_of(model: nn.Module, step: int) -> Tensor:
-    given = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+    given = torch.randn(
+        8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step)
+    )
     return (model(given) - given[:, :2].sin()).square().mean()
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[Tensor]:
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: range
+) -> list[Tensor]:
     def closure(step: int) -> Tensor:
         optimizer.zero_grad()
         loss = loss_of(model, step)
@@ -51,10 +57,14 @@ def same(first: list[Tensor], second: list[Tensor]) -> bool:
 
 
 @EACH_BASE
-def test_without_a_neighbourhood_it_is_the_base_optimiser_to_the_last_bit(base: Callable[..., Any]) -> None:
+def test_without_a_neighbourhood_it_is_the_base_optimiser_to_the_last_bit(
+    base: Callable[..., Any],
+) -> None:
     plain, wrapped = network(), network()
     expected = train(plain, base(plain.parameters()), range(8))
-    assert same(train(wrapped, SAM(base(wrapped.parameters()), rho=0.0), range(8)), expected)
+    assert same(
+        train(wrapped, SAM(base(wrapped.parameters()), rho=0.0), range(8)), expected
+    )
 
 
 def test_a_step_is_that_of_the_definition() -> None:
@@ -63,8 +73,12 @@ def test_a_step_is_that_of_the_definition() -> None:
     matrix = rng.standard_normal((5, 5))
     curvature, rate, rho = matrix @ matrix.T / 10, 0.05, 0.7
     point = rng.standard_normal(5)
-    first, second = (nn.Parameter(torch.tensor(part)) for part in (point[:2], point[2:]))
-    optimizer = SAM(torch.optim.SGD([{"params": [first]}, {"params": [second]}], lr=rate), rho)
+    first, second = (
+        nn.Parameter(torch.tensor(part)) for part in (point[:2], point[2:])
+    )
+    optimizer = SAM(
+        torch.optim.SGD([{"params": [first]}, {"params": [second]}], lr=rate), rho
+    )
     form = torch.tensor(curvature)
 
     def closure() -> Tensor:
@@ -85,13 +99,18 @@ def test_a_step_is_that_of_the_definition() -> None:
 
 
 @EACH_BASE
-def test_a_run_from_a_saved_state_is_the_undisturbed_one(base: Callable[..., Any], tmp_path: Any) -> None:
+def test_a_run_from_a_saved_state_is_the_undisturbed_one(
+    base: Callable[..., Any], tmp_path: Any
+) -> None:
     whole = network()
     expected = train(whole, SAM(base(whole.parameters()), 0.2), range(9))
     model = network()
     first = SAM(base(model.parameters()), 0.2)
     train(model, first, range(4))
-    torch.save({"model": model.state_dict(), "optimizer": first.state_dict()}, tmp_path / "state.pt")
+    torch.save(
+        {"model": model.state_dict(), "optimizer": first.state_dict()},
+        tmp_path / "state.pt",
+    )
     saved = torch.load(tmp_path / "state.pt", weights_only=True)
     other = network(seed=1)
     second = SAM(base(other.parameters()), 0.9)

@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from tsfm_lens.errors import UnknownNameError
-from tsfm_lens.training.series_source import LENGTH, Corpus, SeriesSource, draw_weights, tsmixup
+from tsfm_lens.training.series_source import (
+    LENGTH,
+    Corpus,
+    SeriesSource,
+    draw_weights,
+    tsmixup,
+)
 
 DRAWS = np.random.default_rng(0).normal(size=(18, LENGTH)).astype(np.float32)
 CORPUS = Corpus(DRAWS, {"rough": (0, 6), "harmonics": (6, 12), "walks": (12, 18)})
@@ -22,8 +28,14 @@ def test_mixup_equals_the_algorithm_written_as_a_loop() -> None:
     for row in range(6):
         for slot in range(3):
             if weights[row, slot] > 0:
-                expected[row] += weights[row, slot] * slices[row, slot] / np.mean(np.abs(slices[row, slot, :8]))
-    np.testing.assert_allclose(tsmixup(torch.from_numpy(slices), torch.from_numpy(weights), 8), expected)
+                expected[row] += (
+                    weights[row, slot]
+                    * slices[row, slot]
+                    / np.mean(np.abs(slices[row, slot, :8]))
+                )
+    np.testing.assert_allclose(
+        tsmixup(torch.from_numpy(slices), torch.from_numpy(weights), 8), expected
+    )
 
 
 def test_weights_are_dirichlet_over_one_to_three_series() -> None:
@@ -32,23 +44,38 @@ def test_weights_are_dirichlet_over_one_to_three_series() -> None:
     used = (weights > 0).sum(1)
     # five standard errors of a share of so many draws
     shares = [(used == count).mean() for count in (1, 2, 3)]
-    np.testing.assert_allclose(shares, 1 / 3, atol=5 * (1 / 3 * 2 / 3 / len(used)) ** 0.5)
+    np.testing.assert_allclose(
+        shares, 1 / 3, atol=5 * (1 / 3 * 2 / 3 / len(used)) ** 0.5
+    )
     # variance of a Dirichlet(1.5, 1.5, 1.5) component: (1/3)(2/3) / 5.5
     variance, draws = 2 / 9 / 5.5, (used == 3).sum()
     # five standard errors of the variance of so many draws
-    assert weights[used == 3].var(axis=0) == pytest.approx(variance, rel=5 * (2 / draws) ** 0.5)
+    assert weights[used == 3].var(axis=0) == pytest.approx(
+        variance, rel=5 * (2 / draws) ** 0.5
+    )
 
 
 def test_a_batch_depends_on_seed_and_step_only() -> None:
     again = SeriesSource(CORPUS, seed=0)
-    kwargs = {"mix": {"rough": 1.0, "walks": 2.0, "tsmixup": 1.0}, "rows": 8, "context": 24, "horizon": 8}
-    for one, two in zip(SOURCE.batch(7, **kwargs), again.batch(7, **kwargs), strict=True):
+    kwargs = {
+        "mix": {"rough": 1.0, "walks": 2.0, "tsmixup": 1.0},
+        "rows": 8,
+        "context": 24,
+        "horizon": 8,
+    }
+    for one, two in zip(
+        SOURCE.batch(7, **kwargs), again.batch(7, **kwargs), strict=True
+    ):
         np.testing.assert_array_equal(one, two)
-    assert not np.array_equal(SOURCE.batch(8, **kwargs)[1], SOURCE.batch(7, **kwargs)[1])
+    assert not np.array_equal(
+        SOURCE.batch(8, **kwargs)[1], SOURCE.batch(7, **kwargs)[1]
+    )
 
 
 def test_only_the_left_of_a_context_is_cut() -> None:
-    past, future = SOURCE.batch(0, mix={"harmonics": 1.0}, rows=400, context=24, horizon=8)
+    past, future = SOURCE.batch(
+        0, mix={"harmonics": 1.0}, rows=400, context=24, horizon=8
+    )
     missing = np.isnan(past.numpy())
     assert (np.diff(missing.astype(int), axis=1) <= 0).all()
     # 5 standard errors of a share of 0.2 among 400 rows
@@ -65,7 +92,9 @@ def test_a_row_is_a_crop_of_its_family(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tsfm_lens.training.series_source.NOISE", (0.0,))
     source = SeriesSource(CORPUS, seed=0)
     crops = source.choose({"harmonics": 1.0}, np.random.default_rng([0, 3]), 20, 32)
-    past, future = source.batch(3, mix={"harmonics": 1.0}, rows=20, context=24, horizon=8)
+    past, future = source.batch(
+        3, mix={"harmonics": 1.0}, rows=20, context=24, horizon=8
+    )
     start, stop = CORPUS.rows["harmonics"]
     assert ((crops.rows >= start) & (crops.rows < stop)).all()
     for row in range(20):

@@ -18,11 +18,17 @@ from tsfm_lens.training import gradient_noise, sharpness
 DTYPES = (torch.float32, torch.float64)
 
 
-def planted(values: list[float], dtype: torch.dtype = torch.float64) -> tuple[Tensor, Callable[[], Tensor], Tensor]:
+def planted(
+    values: list[float], dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Callable[[], Tensor], Tensor]:
     """A quadratic whose Hessian has these eigenvalues, in a random basis: weights, loss, basis."""
     generator = torch.Generator().manual_seed(1)
-    basis, _ = torch.linalg.qr(torch.randn(len(values), len(values), generator=generator, dtype=torch.float64))
-    matrix = (basis @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ basis.T).to(dtype)
+    basis, _ = torch.linalg.qr(
+        torch.randn(len(values), len(values), generator=generator, dtype=torch.float64)
+    )
+    matrix = (
+        basis @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ basis.T
+    ).to(dtype)
     weights = torch.randn(len(values), generator=generator).to(dtype).requires_grad_()
     return weights, lambda: 0.5 * weights @ matrix @ weights, basis
 
@@ -32,7 +38,11 @@ class Small(nn.Module):
 
     def __init__(self, *, dropout: float = 0.0) -> None:
         super().__init__()
-        self.qkv, self.out, self.drop = nn.Linear(4, 12), nn.Linear(4, 4), nn.Dropout(dropout)
+        self.qkv, self.out, self.drop = (
+            nn.Linear(4, 12),
+            nn.Linear(4, 4),
+            nn.Dropout(dropout),
+        )
         self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,23 +52,36 @@ class Small(nn.Module):
         return self.head(F.silu(self.norm(x))).mean(1)
 
 
-def trained(dtype: torch.dtype, *, batches: int = 1, dropout: float = 0.0) -> tuple[Small, list[Callable[[], Tensor]]]:
+def trained(
+    dtype: torch.dtype, *, batches: int = 1, dropout: float = 0.0
+) -> tuple[Small, list[Callable[[], Tensor]]]:
     model = Small(dropout=dropout).to(dtype)
-    data = [(torch.randn(5, 6, 4, dtype=dtype), torch.randn(5, 2, dtype=dtype)) for _ in range(batches)]
+    data = [
+        (torch.randn(5, 6, 4, dtype=dtype), torch.randn(5, 2, dtype=dtype))
+        for _ in range(batches)
+    ]
     return model, [lambda x=x, y=y: F.mse_loss(model(x), y) for x, y in data]  # type: ignore[misc]
 
 
 def dense(model: nn.Module, losses: list[Callable[[], Tensor]]) -> Tensor:
     """The Hessian of the mean loss, column by column through torch's own function of a flat vector."""
     named = dict(model.named_parameters())
-    sizes, shapes = [weight.numel() for weight in named.values()], [weight.shape for weight in named.values()]
+    sizes, shapes = (
+        [weight.numel() for weight in named.values()],
+        [weight.shape for weight in named.values()],
+    )
     seen = [loss.__defaults__ for loss in losses]
 
     def of_flat(flat: Tensor) -> Tensor:
-        parts = (part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True))
+        parts = (
+            part.view(shape)
+            for part, shape in zip(flat.split(sizes), shapes, strict=True)
+        )
         weights = dict(zip(named, parts, strict=True))
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            return torch.stack([F.mse_loss(functional_call(model, weights, (x,)), y) for x, y in seen]).mean()  # type: ignore[misc]
+            return torch.stack(
+                [F.mse_loss(functional_call(model, weights, (x,)), y) for x, y in seen]
+            ).mean()  # type: ignore[misc]
 
     flat = torch.cat([weight.detach().flatten() for weight in named.values()])
     found: Tensor = torch.autograd.functional.hessian(of_flat, flat)  # type: ignore[assignment]
@@ -68,9 +91,18 @@ def dense(model: nn.Module, losses: list[Callable[[], Tensor]]) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "values",
-    [[5.0, 3.0, 1.0, 0.5, 0.0], [2.0, 1.0, -7.0, -1.0], [3.0] * 4, [-1.0, -2.0, -2.0], [4.0], [9.0, 9.0, 1.0, -9.0]],
+    [
+        [5.0, 3.0, 1.0, 0.5, 0.0],
+        [2.0, 1.0, -7.0, -1.0],
+        [3.0] * 4,
+        [-1.0, -2.0, -2.0],
+        [4.0],
+        [9.0, 9.0, 1.0, -9.0],
+    ],
 )
-def test_planted_spectra_are_found_at_both_ends(values: list[float], dtype: torch.dtype) -> None:
+def test_planted_spectra_are_found_at_both_ends(
+    values: list[float], dtype: torch.dtype
+) -> None:
     weights, loss, basis = planted(values, dtype)
     found = sharpness(loss, [weights], tolerance=0)
     scale = max(map(abs, values))
@@ -85,7 +117,9 @@ def test_planted_spectra_are_found_at_both_ends(values: list[float], dtype: torc
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_transformer_has_the_eigenvalues_of_its_dense_hessian(dtype: torch.dtype) -> None:
+def test_a_transformer_has_the_eigenvalues_of_its_dense_hessian(
+    dtype: torch.dtype,
+) -> None:
     model, losses = trained(dtype, batches=2)
     hessian = dense(model, losses).double()
     values = torch.linalg.eigvalsh(hessian)
@@ -101,10 +135,23 @@ def test_a_transformer_has_the_eigenvalues_of_its_dense_hessian(dtype: torch.dty
         assert found.products < 60
         # told of the vector, and not of what the recurrence believes
         flat = torch.cat([part.flatten() for part in found.direction]).double()
-        assert_close(flat @ hessian @ flat, found.largest, depth=2000, magnitude=scale, dtype=dtype)
+        assert_close(
+            flat @ hessian @ flat,
+            found.largest,
+            depth=2000,
+            magnitude=scale,
+            dtype=dtype,
+        )
         rest = (hessian @ flat - found.largest * flat).norm()
-        assert_close(rest, found.largest_residual, depth=2000, magnitude=scale, dtype=dtype)
-        assert_close(found.loss, sum(float(loss().detach()) for loss in losses) / 2, depth=100, dtype=dtype)
+        assert_close(
+            rest, found.largest_residual, depth=2000, magnitude=scale, dtype=dtype
+        )
+        assert_close(
+            found.loss,
+            sum(float(loss().detach()) for loss in losses) / 2,
+            depth=100,
+            dtype=dtype,
+        )
 
 
 def test_the_trace_is_that_of_the_hessian_within_its_error() -> None:
@@ -133,11 +180,21 @@ def test_the_same_seed_gives_the_same_bits_and_random_numbers_are_left_alone() -
     first = sharpness(losses, model)
     assert torch.equal(before, torch.get_rng_state())
     again = sharpness(losses, model)
-    assert (first.largest, first.smallest, first.trace) == (again.largest, again.smallest, again.trace)
+    assert (first.largest, first.smallest, first.trace) == (
+        again.largest,
+        again.smallest,
+        again.trace,
+    )
     assert all(weight.grad is None for weight in model.parameters())
     # dropout is drawn once for all products, or the map would not be linear
     anew = sharpness(2 * losses, model)
-    assert_close(anew.largest, first.largest, depth=1000, magnitude=abs(first.dominant), dtype=torch.float32)
+    assert_close(
+        anew.largest,
+        first.largest,
+        depth=1000,
+        magnitude=abs(first.dominant),
+        dtype=torch.float32,
+    )
 
 
 def test_what_has_not_converged_says_so_and_lies_inside() -> None:
@@ -156,7 +213,11 @@ def test_a_linear_loss_is_flat_and_so_is_a_parameter_that_is_not_used() -> None:
     found = sharpness(lambda: weights.sum(), [weights])
     assert (found.largest, found.smallest, found.trace) == (0.0, 0.0, 0.0)
     weights, loss, _ = planted([3.0, -5.0, 1.0])
-    found = sharpness(loss, [torch.ones(2, requires_grad=True, dtype=torch.float64), weights], tolerance=0)
+    found = sharpness(
+        loss,
+        [torch.ones(2, requires_grad=True, dtype=torch.float64), weights],
+        tolerance=0,
+    )
     assert_close(found.direction[0].norm(), 0.0, depth=200, magnitude=1.0)
 
 
@@ -172,8 +233,16 @@ def test_what_cannot_be_is_refused() -> None:
         (lambda: weights.sum(), [], "no parameters"),
         ([], [weights], "no loss"),
         ([1], [weights], "a int as loss"),
-        (lambda: weights.sum(), [torch.ones(1, dtype=torch.bfloat16, requires_grad=True)], "bfloat16"),
-        (lambda: weights.sum(), nn.Linear(1, 1).requires_grad_(False), "no parameter of the model"),
+        (
+            lambda: weights.sum(),
+            [torch.ones(1, dtype=torch.bfloat16, requires_grad=True)],
+            "bfloat16",
+        ),
+        (
+            lambda: weights.sum(),
+            nn.Linear(1, 1).requires_grad_(False),
+            "no parameter of the model",
+        ),
     ):
         with pytest.raises(InputError, match=words):
             sharpness(losses, parameters)  # type: ignore[arg-type]
@@ -195,7 +264,10 @@ def test_what_has_no_second_derivative_is_named() -> None:
         def backward(ctx, grad):
             return grad
 
-    weights, q = torch.ones(3, requires_grad=True), torch.randn(1, 1, 4, 8, requires_grad=True)
+    weights, q = (
+        torch.ones(3, requires_grad=True),
+        torch.randn(1, 1, 4, 8, requires_grad=True),
+    )
     # without a look at the graph its products would be 0
     with pytest.raises(InputError, match="once_differentiable"):
         sharpness(lambda: Once.apply(weights).square().sum(), [weights])
@@ -206,17 +278,31 @@ def test_what_has_no_second_derivative_is_named() -> None:
 
 def test_the_gradient_noise_of_a_linear_regression_is_that_of_its_formula() -> None:
     generator = torch.Generator().manual_seed(2)
-    x, y = torch.randn(64, 5, generator=generator).double(), torch.randn(64, generator=generator).double()
+    x, y = (
+        torch.randn(64, 5, generator=generator).double(),
+        torch.randn(64, generator=generator).double(),
+    )
     w = torch.randn(5, generator=generator).double().requires_grad_()
-    batches = [(x[start : start + 8], y[start : start + 8]) for start in range(0, 64, 8)]
+    batches = [
+        (x[start : start + 8], y[start : start + 8]) for start in range(0, 64, 8)
+    ]
     losses = [lambda x=x, y=y: 0.5 * (x @ w - y).square().mean() for x, y in batches]
     found = gradient_noise(losses, [w], batch_size=8)
     with torch.no_grad():
         each = torch.stack([x.T @ (x @ w - y) / len(x) for x, y in batches])
     variance, mean = each.var(dim=0).sum(), each.mean(dim=0)
     squared = mean.square().sum() - variance / 8
-    assert_close([found.variance, found.squared_norm], torch.stack([variance, squared]), depth=200)
-    assert_close(found.scale, 8 * variance / squared, depth=2000, magnitude=float(8 * variance / squared.abs()))
+    assert_close(
+        [found.variance, found.squared_norm],
+        torch.stack([variance, squared]),
+        depth=200,
+    )
+    assert_close(
+        found.scale,
+        8 * variance / squared,
+        depth=2000,
+        magnitude=float(8 * variance / squared.abs()),
+    )
     assert found.batches == 8
 
 

@@ -15,7 +15,15 @@ import xarray as xr
 from torch import Tensor, nn
 
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
-from tsfm_lens.training import Plan, Training, Watch, attention_measures, read_watch, sharpness, together
+from tsfm_lens.training import (
+    Plan,
+    Training,
+    Watch,
+    attention_measures,
+    read_watch,
+    sharpness,
+    together,
+)
 
 LENGTH = 12
 
@@ -34,7 +42,11 @@ class Net(nn.Module):
         super().__init__()
         self.embed = nn.utils.parametrizations.spectral_norm(nn.Linear(1, 4))
         self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-        self.norm, self.drop, self.head = nn.BatchNorm1d(LENGTH), nn.Dropout(0.3), nn.Linear(4, 1)
+        self.norm, self.drop, self.head = (
+            nn.BatchNorm1d(LENGTH),
+            nn.Dropout(0.3),
+            nn.Linear(4, 1),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x)
@@ -57,7 +69,10 @@ class Case:
 
     @property
     def losses(self) -> list[Callable[[], Tensor]]:
-        return [lambda x=x: (self.model(x) - x.roll(1, 1)).square().mean() for x in self.fixed]  # type: ignore[misc]
+        return [
+            lambda x=x: (self.model(x) - x.roll(1, 1)).square().mean()
+            for x in self.fixed
+        ]  # type: ignore[misc]
 
     def patterns(self) -> dict[str, Tensor]:
         self.model(self.fixed[0])
@@ -79,25 +94,39 @@ class Case:
         return float(loss.detach())
 
     def watch(self, out: Path | None = None, **options: Any) -> Watch:
-        how: dict[str, Any] = {"every": 2, "loss": self.losses, "patterns": self.patterns, "products": 4, "out": out}
+        how: dict[str, Any] = {
+            "every": 2,
+            "loss": self.losses,
+            "patterns": self.patterns,
+            "products": 4,
+            "out": out,
+        }
         return Watch(self.model, **{**how, **options})
 
     def state(self) -> list[bytes]:
         """Bits of weights, buffers, gradients and generators."""
         parts = [*self.model.parameters(), *self.model.buffers()]
-        parts += [weight.grad for weight in self.model.parameters() if weight.grad is not None]
+        parts += [
+            weight.grad for weight in self.model.parameters() if weight.grad is not None
+        ]
         modes = [module.training for module in self.model.modules()]
         others = str((modes, random.getstate(), np.random.get_state())).encode()  # noqa: NPY002
-        return [part.detach().numpy().tobytes() for part in (*parts, torch.get_rng_state())] + [others]
+        return [
+            part.detach().numpy().tobytes() for part in (*parts, torch.get_rng_state())
+        ] + [others]
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_a_training_with_a_watch_is_one_without_bit_for_bit(training: bool, tmp_path: Path) -> None:
+def test_a_training_with_a_watch_is_one_without_bit_for_bit(
+    training: bool, tmp_path: Path
+) -> None:
     states = []
     for watched in (False, True):
         seed(1)
         case = Case()
-        watch = case.watch(tmp_path, snapshots=3, training=training) if watched else None
+        watch = (
+            case.watch(tmp_path, snapshots=3, training=training) if watched else None
+        )
         for step in range(6):
             loss = case.step(step)
             before = case.state()
@@ -129,10 +158,16 @@ def test_generators_of_ones_own_stand_where_they_stood() -> None:
 
     def norm() -> dict[str, float]:
         order = torch.randperm(4, generator=generator_of_sums)
-        return {"norm": float(next(case.model.parameters()).detach().flatten()[order].norm())}
+        return {
+            "norm": float(
+                next(case.model.parameters()).detach().flatten()[order].norm()
+            )
+        }
 
     watch = case.watch(
-        loss=[drawing(case.model, generator)] * 3, measures=["sharpness", "gradient_noise", "attention", norm], every=1
+        loss=[drawing(case.model, generator)] * 3,
+        measures=["sharpness", "gradient_noise", "attention", norm],
+        every=1,
     )
     before = generator.get_state(), generator_of_sums.get_state()
     case.step(0)
@@ -145,7 +180,11 @@ def test_generators_of_ones_own_stand_where_they_stood() -> None:
     # and every product with the Hessian is on the same ones
     state = generator.get_state()
     own = sharpness([drawing(case.model, generator)], case.model, steps=8)
-    fixed = sharpness([lambda: drawing(case.model, torch.Generator().set_state(state))()], case.model, steps=8)
+    fixed = sharpness(
+        [lambda: drawing(case.model, torch.Generator().set_state(state))()],
+        case.model,
+        steps=8,
+    )
     assert own.largest == fixed.largest
 
 
@@ -158,7 +197,9 @@ def test_the_record_holds_what_the_measures_give(tmp_path: Path) -> None:
     case.model.eval()
     with torch.no_grad():
         pattern = case.patterns()["0"]
-    measures = {name: value.mean(0) for name, value in attention_measures(pattern).items()}
+    measures = {
+        name: value.mean(0) for name, value in attention_measures(pattern).items()
+    }
     expected = sharpness(case.losses, case.model, steps=6)
     assert watch(1) is None
     for data in (watch.dataset(), read_watch(tmp_path)):
@@ -170,15 +211,21 @@ def test_the_record_holds_what_the_measures_give(tmp_path: Path) -> None:
             np.testing.assert_array_equal(data[name].sel(step=0, layer="0"), value)
         assert data["entropy"].attrs["units"] == "nats"
         assert data["n_keys"].values.tolist() == [LENGTH]
-        np.testing.assert_array_equal(data["pattern"].sel(snapshot=0, layer="0", input=0), pattern[0])
+        np.testing.assert_array_equal(
+            data["pattern"].sel(snapshot=0, layer="0", input=0), pattern[0]
+        )
     # whatever is read again is the same, types of its attributes too
     xr.testing.assert_identical(watch.dataset(), read_watch(tmp_path))
     watch.dataset().to_netcdf(tmp_path / "watch.nc", engine="scipy")
 
 
-@pytest.mark.parametrize("torn", [b"", b'{"step": 4, "va', b'{"step": 4, "values": {}, "attention": {}}'])
+@pytest.mark.parametrize(
+    "torn", [b"", b'{"step": 4, "va', b'{"step": 4, "values": {}, "attention": {}}']
+)
 @pytest.mark.parametrize("explicit", [False, True])
-def test_a_resumed_watch_equals_an_undisturbed_one(torn: bytes, explicit: bool, tmp_path: Path) -> None:
+def test_a_resumed_watch_equals_an_undisturbed_one(
+    torn: bytes, explicit: bool, tmp_path: Path
+) -> None:
     def train(case: Case, watch: Watch, start: int, stop: int) -> None:
         for step in range(start, stop):
             watch(step)
@@ -198,9 +245,13 @@ def test_a_resumed_watch_equals_an_undisturbed_one(torn: bytes, explicit: bool, 
     again = Case()
     again.model.load_state_dict(state[0])
     again.optimizer.load_state_dict(state[1])
-    second = again.watch(tmp_path / "parted", snapshots=2, resume=3 if explicit else True)
+    second = again.watch(
+        tmp_path / "parted", snapshots=2, resume=3 if explicit else True
+    )
     train(again, second, 3, 7)
-    xr.testing.assert_identical(read_watch(tmp_path / "parted"), read_watch(tmp_path / "whole"))
+    xr.testing.assert_identical(
+        read_watch(tmp_path / "parted"), read_watch(tmp_path / "whole")
+    )
     lines = record.read_bytes()
     assert lines.endswith(b"\n")
     assert lines == (tmp_path / "whole" / "watch.jsonl").read_bytes()
@@ -216,14 +267,25 @@ def test_a_folder_of_another_run_is_left_as_it_is(tmp_path: Path) -> None:
         case.watch(tmp_path, epsilon=0.5, resume=True)
     more = nn.Sequential(nn.Linear(1, 1))
     with pytest.raises(CheckpointError, match="with weights="):
-        Watch(more, loss=case.losses, patterns=case.patterns, name="Net", products=4, out=tmp_path, resume=True)
+        Watch(
+            more,
+            loss=case.losses,
+            patterns=case.patterns,
+            name="Net",
+            products=4,
+            out=tmp_path,
+            resume=True,
+        )
     (tmp_path / "watch.jsonl").write_text('{"step": 3}\n')
     with pytest.raises(CheckpointError, match="not the record of a Watch"):
         case.watch(tmp_path, resume=True)
     (tmp_path / "watch.jsonl").write_bytes(before[tmp_path / "watch.jsonl"])
     assert {file: file.read_bytes() for file in tmp_path.rglob("*.*")} == before
     (tmp_path / "watch.jsonl").write_bytes(b"xx\n" + before[tmp_path / "watch.jsonl"])
-    for read in (lambda: read_watch(tmp_path), lambda: case.watch(tmp_path, resume=True)):
+    for read in (
+        lambda: read_watch(tmp_path),
+        lambda: case.watch(tmp_path, resume=True),
+    ):
         with pytest.raises(CheckpointError, match="line 1"):
             read()
     with pytest.raises(CheckpointError, match=r"no watch\.jsonl"):
@@ -244,7 +306,9 @@ def test_what_is_not_finite_ends_the_watch_and_loses_nothing(tmp_path: Path) -> 
     watch = case.watch(tmp_path, every=1, measures=["attention"])
     watch(0, loss=2.0)
     before = case.state()
-    with pytest.raises(InputError, match="loss is nan at step 1; the last finite one was 2 at step 0"):
+    with pytest.raises(
+        InputError, match="loss is nan at step 1; the last finite one was 2 at step 0"
+    ):
         watch(1, loss=torch.tensor(torch.nan))
     for weight in case.model.parameters():
         weight.data.fill_(torch.nan)
@@ -268,7 +332,10 @@ def test_wrong_use_is_told() -> None:
         ({"measures": ["sharpness"], "loss": None}, "'sharpness' needs loss=…"),
         ({"measures": ["gradient_noise"], "loss": case.losses[0]}, r"needs loss=\[…\]"),
         ({"measures": ["attention"], "patterns": None}, "needs series=…"),
-        ({"series": [1.0, 2.0], "patterns": None}, "series are for a lens, not for a Net"),
+        (
+            {"series": [1.0, 2.0], "patterns": None},
+            "series are for a lens, not for a Net",
+        ),
         ({"series": [1.0, 2.0]}, "both series and patterns"),
         ({"loss": 3}, "iter|loss"),
     ):
@@ -286,12 +353,19 @@ def test_wrong_use_is_told() -> None:
         frozen.watch()(0)
 
 
-def test_measures_of_ones_own_are_recorded_and_held_to_their_form(tmp_path: Path) -> None:
+def test_measures_of_ones_own_are_recorded_and_held_to_their_form(
+    tmp_path: Path,
+) -> None:
     case = Case()
 
     def norm() -> dict[str, float]:
         return {
-            "norm": float(sum(weight.square().sum() for weight in case.model.parameters()).detach() ** 0.5),
+            "norm": float(
+                sum(
+                    weight.square().sum() for weight in case.model.parameters()
+                ).detach()
+                ** 0.5
+            ),
             "odd": np.nan,
         }
 
@@ -319,12 +393,22 @@ def test_measures_of_ones_own_are_recorded_and_held_to_their_form(tmp_path: Path
 def test_runs_and_seeds_are_laid_over_each_other() -> None:
     def seen(steps: range, shift: float, layers: str) -> xr.Dataset:
         pattern = torch.eye(3)[None].expand(2, 3, 3)
-        watch = Watch(nn.Linear(1, 1), every=1, patterns=lambda: dict.fromkeys(layers, pattern), snapshots=steps)
+        watch = Watch(
+            nn.Linear(1, 1),
+            every=1,
+            patterns=lambda: dict.fromkeys(layers, pattern),
+            snapshots=steps,
+        )
         for step in steps:
             watch(step, loss=step + shift)
         return watch.dataset()
 
-    data = together({"a": [seen(range(3), 0.0, "xy"), seen(range(2), 0.5, "xy")], "b": seen(range(1, 4), 9.0, "zx")})
+    data = together(
+        {
+            "a": [seen(range(3), 0.0, "xy"), seen(range(2), 0.5, "xy")],
+            "b": seen(range(1, 4), 9.0, "zx"),
+        }
+    )
     assert data["loss"].dims == ("run", "seed", "step")
     assert data["layer"].values.tolist() == ["x", "y", "z"]
     assert data["step"].values.tolist() == [0, 1, 2, 3]
@@ -337,4 +421,9 @@ def test_runs_and_seeds_are_laid_over_each_other() -> None:
     with pytest.raises(InputError, match="no dataset"):
         together({})
     with pytest.raises(InputError, match="kinds attention_norms, training_watch"):
-        together({"a": seen(range(1), 0, "x"), "b": xr.Dataset(attrs={"kind": "attention_norms"})})
+        together(
+            {
+                "a": seen(range(1), 0, "x"),
+                "b": xr.Dataset(attrs={"kind": "attention_norms"}),
+            }
+        )

@@ -29,17 +29,27 @@ def test_every_measure_is_that_of_brute_force() -> None:
         # eigenvalues of AᵀA, from another routine than singular values
         squares = torch.linalg.eigvalsh(one.T @ one).clamp_min(0)
         assert_close(found["nuclear_norm"][place], squares.sqrt().sum(), depth=10_000)
-        assert_close(found["stable_rank"][place], one.square().sum() / squares.max(), depth=1000)
+        assert_close(
+            found["stable_rank"][place], one.square().sum() / squares.max(), depth=1000
+        )
         assert_close(found["diagonal_mass"][place], one.trace() / 6, depth=100)
-        assert_close(found["entropy"][place], -(one * one.log()).sum(-1).mean(), depth=100)
-        assert found["numerical_rank"][place] == epsilon_rank(squares.sqrt().numpy(), 0.3)
+        assert_close(
+            found["entropy"][place], -(one * one.log()).sum(-1).mean(), depth=100
+        )
+        assert found["numerical_rank"][place] == epsilon_rank(
+            squares.sqrt().numpy(), 0.3
+        )
 
 
 def test_rectangular_and_masked_patterns() -> None:
     assert np.isnan(attention_measures(softmaxed(3, 5))["diagonal_mass"])
     causal = torch.tril(torch.ones(4, 4)).double()
     causal /= causal.sum(-1, keepdim=True)
-    assert_close(attention_measures(causal)["entropy"], np.mean(np.log(np.arange(1, 5))), depth=100)
+    assert_close(
+        attention_measures(causal)["entropy"],
+        np.mean(np.log(np.arange(1, 5))),
+        depth=100,
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,7 +62,9 @@ def test_rectangular_and_masked_patterns() -> None:
         (torch.eye(2), 0.0, "epsilon is 0.0"),
     ],
 )
-def test_what_is_no_attention_is_refused(pattern: Tensor, epsilon: float, words: str) -> None:
+def test_what_is_no_attention_is_refused(
+    pattern: Tensor, epsilon: float, words: str
+) -> None:
     with pytest.raises(InputError, match=words):
         attention_measures(pattern, epsilon=epsilon)
 
@@ -67,11 +79,18 @@ def test_a_lens_gives_the_patterns_of_every_head(name: str) -> None:
     assert seen["attention"].keys() == found.keys()
     _, kept = lens.run_with_cache(series, names_filter="**.hook_pattern")
     assert len(found) == len(kept)
-    assert all(torch.equal(*pair) for pair in zip(found.values(), (kept[name] for name in kept), strict=True))
+    assert all(
+        torch.equal(*pair)
+        for pair in zip(found.values(), (kept[name] for name in kept), strict=True)
+    )
     norms = attention_norms(found, name="x")
     layer, head = "encoder.1.self_attn", 1
     expected = torch.linalg.matrix_norm(found[layer][0, head].double(), "nuc")
-    assert_close(norms["nuclear_norm"].sel(layer=layer, head=head, input=0).item(), expected, depth=5000)
+    assert_close(
+        norms["nuclear_norm"].sel(layer=layer, head=head, input=0).item(),
+        expected,
+        depth=5000,
+    )
     assert norms["n_keys"].sel(layer=layer) == found[layer].shape[-1]
 
 
@@ -80,6 +99,10 @@ def test_layers_of_other_sizes_stand_side_by_side() -> None:
     assert dict(norms.sizes) == {"layer": 2, "head": 3, "input": 2}
     assert np.isfinite(norms["entropy"].sel(layer="a").values).all()
     assert np.isfinite(norms["entropy"].sel(layer="b").values).sum() == 1
-    for wrong, words in (({}, "no attention"), ({"a": torch.ones(2, 2)}, r"shape \(2, 2\)"), ({"a": 1}, "int")):
+    for wrong, words in (
+        ({}, "no attention"),
+        ({"a": torch.ones(2, 2)}, r"shape \(2, 2\)"),
+        ({"a": 1}, "int"),
+    ):
         with pytest.raises(InputError, match=words):
             attention_norms(wrong)  # type: ignore[arg-type]

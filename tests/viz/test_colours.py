@@ -19,7 +19,11 @@ from tsfm_lens.viz.printing import COLUMNS, DASHES, SYMBOLS
 TOLD_APART = 10.0
 DEFICIENCIES = ("deuteranomaly", "protanomaly", "tritanomaly")
 # the two sides of every contrast: forecast and change, original and ablated, more and less
-CONTRASTS = ((theme.BLUE, theme.VERMILION), (theme.BLUE, theme.ORANGE), (theme.DIVERGING[1][1], theme.DIVERGING[5][1]))
+CONTRASTS = (
+    (theme.BLUE, theme.VERMILION),
+    (theme.BLUE, theme.ORANGE),
+    (theme.DIVERGING[1][1], theme.DIVERGING[5][1]),
+)
 
 
 def rgb(colour: str) -> np.ndarray:
@@ -40,7 +44,9 @@ def lightness(colour: str, deficiency: str | None = None) -> float:
 
 
 def apart(one: str, other: str, deficiency: str | None = None) -> float:
-    return float(deltaE(seen(one, deficiency), seen(other, deficiency), input_space="sRGB1"))
+    return float(
+        deltaE(seen(one, deficiency), seen(other, deficiency), input_space="sRGB1")
+    )
 
 
 def form(colour: str) -> tuple[str | None, str | None]:
@@ -56,12 +62,17 @@ def test_both_sides_of_a_contrast_are_told_apart(deficiency: str | None) -> None
 @pytest.mark.parametrize("deficiency", [None, *DEFICIENCIES])
 def test_categories_are_told_apart_by_colour_or_by_form(deficiency: str | None) -> None:
     for one, other in combinations(theme.CATEGORICAL[:11], 2):
-        assert apart(one, other, deficiency) > TOLD_APART or form(one) != form(other), (one, other)
+        assert apart(one, other, deficiency) > TOLD_APART or form(one) != form(other), (
+            one,
+            other,
+        )
 
 
 def test_in_grey_categories_differ_by_form_where_they_are_as_light() -> None:
     for one, other in combinations(theme.CATEGORICAL[:11], 2):
-        assert abs(lightness(one) - lightness(other)) > TOLD_APART or form(one) != form(other), (one, other)
+        assert abs(lightness(one) - lightness(other)) > TOLD_APART or form(one) != form(
+            other
+        ), (one, other)
 
 
 @pytest.mark.parametrize("deficiency", [None, *DEFICIENCIES])
@@ -80,7 +91,10 @@ def test_maps_darken_throughout_or_part_in_the_middle(deficiency: str | None) ->
 
 
 def test_nothing_is_white_on_a_dark_page_and_words_are_light() -> None:
-    for fig in (viz.ablation_heatmap(planted.ablation()), viz.forecast_fan(planted.forecast())):
+    for fig in (
+        viz.ablation_heatmap(planted.ablation()),
+        viz.forecast_fan(planted.forecast()),
+    ):
         dark = viz.dark(fig)
         assert dark.layout.paper_bgcolor == dark.layout.plot_bgcolor == "rgba(0,0,0,0)"
         assert "#FFFFFF" not in dark.to_json().upper()
@@ -88,13 +102,21 @@ def test_nothing_is_white_on_a_dark_page_and_words_are_light() -> None:
         assert len(dark.data) == len(fig.data)
     scale = [
         lightness(colour)
-        for _, colour in viz.dark(viz.ablation_heatmap(planted.ablation())).layout.coloraxis.colorscale
+        for _, colour in viz.dark(
+            viz.ablation_heatmap(planted.ablation())
+        ).layout.coloraxis.colorscale
     ]
     assert scale[0] < 15
     assert (np.diff(scale) > 0).all()
 
 
 def test_the_style_for_matplotlib_has_these_colours() -> None:
-    style = matplotlib.rc_params_from_file(Path(theme.__file__).with_name("paper.mplstyle"), use_default_template=False)
-    assert [each["color"] for each in style["axes.prop_cycle"]] == list(theme.CATEGORICAL)
-    assert style["figure.figsize"][0] * 25.4 == pytest.approx(COLUMNS["single"], abs=last_digit(1))
+    style = matplotlib.rc_params_from_file(
+        Path(theme.__file__).with_name("paper.mplstyle"), use_default_template=False
+    )
+    assert [each["color"] for each in style["axes.prop_cycle"]] == list(
+        theme.CATEGORICAL
+    )
+    assert style["figure.figsize"][0] * 25.4 == pytest.approx(
+        COLUMNS["single"], abs=last_digit(1)
+    )

@@ -22,7 +22,9 @@ from viz.marks import heatmaps, named
 LONG = "Wirkleistung am Knoten Köln-Süd " * 3
 ROLLOUT = "autoregressive_attention"
 HEADS, SPAN = np.full((2, 2), 0.5), np.array([[1.0, 3.0]])
-DAYS = np.arange("2001-01-01", "2001-01-06", dtype="datetime64[D]").astype("datetime64[ns]")
+DAYS = np.arange("2001-01-01", "2001-01-06", dtype="datetime64[D]").astype(
+    "datetime64[ns]"
+)
 Change = Callable[[xr.Dataset], xr.DataArray]
 made = cache(planted.everything)
 sweep = cache(planted.sweep)
@@ -39,19 +41,30 @@ def of(name: str, **changes: Change) -> xr.Dataset:
     ds = made()[name]
     values = {key: change(ds) for key, change in changes.items()}
     coords = {key: value for key, value in values.items() if key in ds.coords}
-    return ds.assign_coords(coords).assign({key: value for key, value in values.items() if key not in coords})
+    return ds.assign_coords(coords).assign(
+        {key: value for key, value in values.items() if key not in coords}
+    )
 
 
 def two_stacks() -> xr.Dataset:
     ds = made()["ablation"]
-    names = [f"encoder.0.{part}" for part in ("cross_attn.0", "cross_attn.1", "cross_attn.2", "mlp")]
-    encoder = ds.isel(component=range(4)).assign_coords(component=names, stack=("component", ["encoder"] * 4))
+    names = [
+        f"encoder.0.{part}"
+        for part in ("cross_attn.0", "cross_attn.1", "cross_attn.2", "mlp")
+    ]
+    encoder = ds.isel(component=range(4)).assign_coords(
+        component=names, stack=("component", ["encoder"] * 4)
+    )
     return xr.concat([encoder, ds], "component", data_vars="minimal")
 
 
 def many(name: str, dim: str, places: list[int]) -> xr.Dataset:
     """A result whose members come again and again, each under a name of its own."""
-    return made()[name].isel({dim: places}).assign_coords({dim: [f"{i}" for i in range(len(places))]})
+    return (
+        made()[name]
+        .isel({dim: places})
+        .assign_coords({dim: [f"{i}" for i in range(len(places))]})
+    )
 
 
 def drawn(draw: Callable[[Panel], Any], canvas: Sheet | None = None) -> go.Figure:
@@ -65,11 +78,22 @@ def room(fig: go.Figure) -> float:
 
 
 SAID: dict[str, tuple[Callable[[], go.Figure], str]] = {
-    "long context": (lambda: viz.forecast_fan(made()["forecast"], context_steps=7), "last 7 of 24 context steps"),
-    "values outside": (lambda: viz.logit_map(made()["lens"], value_range=(9.6, 10.4)), "100 % outside"),
-    "special keys": (lambda: viz.autoregressive_attention_map(made()[ROLLOUT], heads="diffuse"), "90 % on EOS"),
+    "long context": (
+        lambda: viz.forecast_fan(made()["forecast"], context_steps=7),
+        "last 7 of 24 context steps",
+    ),
+    "values outside": (
+        lambda: viz.logit_map(made()["lens"], value_range=(9.6, 10.4)),
+        "100 % outside",
+    ),
+    "special keys": (
+        lambda: viz.autoregressive_attention_map(made()[ROLLOUT], heads="diffuse"),
+        "90 % on EOS",
+    ),
     "undecided": (
-        lambda: viz.head_curves(sweep()["curves"].assign(better=False, within=-1, judged_by="")),
+        lambda: viz.head_curves(
+            sweep()["curves"].assign(better=False, within=-1, judged_by="")
+        ),
         "not decided yet",
     ),
     "wide bands": (
@@ -78,13 +102,23 @@ SAID: dict[str, tuple[Callable[[], go.Figure], str]] = {
     ),
     "padded dates": (
         lambda: viz.forecast_fan(
-            of("forecast", context_timestamp=lambda ds: ds["context_timestamp"].where(ds["time"] > -20))
+            of(
+                "forecast",
+                context_timestamp=lambda ds: ds["context_timestamp"].where(
+                    ds["time"] > -20
+                ),
+            )
         ),
         "axis of dates",
     ),
     "a date is missing": (
         lambda: viz.forecast_fan(
-            of("forecast", forecast_timestamp=lambda ds: ds["forecast_timestamp"].where(ds["step"] != 2))
+            of(
+                "forecast",
+                forecast_timestamp=lambda ds: ds["forecast_timestamp"].where(
+                    ds["step"] != 2
+                ),
+            )
         ),
         "axis time (steps",
     ),
@@ -96,58 +130,99 @@ def test_words_say_what_the_marks_leave_out(case: str) -> None:
     draw, words = SAID[case]
     fig = draw()
     axes = [f"axis {axis.title.text or 'of dates'}" for axis in fig.select_xaxes()]
-    assert words in " ".join([fig.layout.meta["subtitle"], *(note.text for note in fig.layout.annotations), *axes])
+    assert words in " ".join(
+        [
+            fig.layout.meta["subtitle"],
+            *(note.text for note in fig.layout.annotations),
+            *axes,
+        ]
+    )
 
 
 RULES: dict[str, tuple[Callable[[], Any], Any]] = {
     "a quantile without partner is a line": (
-        lambda: [trace.name for trace in viz.forecast_fan(made()["forecast"].isel(quantile=[1, 2])).data][:2],
+        lambda: [
+            trace.name
+            for trace in viz.forecast_fan(made()["forecast"].isel(quantile=[1, 2])).data
+        ][:2],
         ["median forecast", "quantile 0.9"],
     ),
     "a gain of nothing has no chapter": (
-        lambda: list(find("layer_gain").draw_panels(of("gain", gain=lambda ds: ds["gain"] * np.nan))),
+        lambda: list(
+            find("layer_gain").draw_panels(
+                of("gain", gain=lambda ds: ds["gain"] * np.nan)
+            )
+        ),
         [],
     ),
     "two stacks stand apart": (
-        lambda: [np.shape(each.z) for each in heatmaps(viz.ablation_heatmap(two_stacks()))],
+        lambda: [
+            np.shape(each.z) for each in heatmaps(viz.ablation_heatmap(two_stacks()))
+        ],
         [(1, 3), (1, 1), (2, 3), (2, 1), (2, 1)],
     ),
     "a missing effect is an empty cell": (
-        lambda: heatmaps(viz.ablation_heatmap(of("ablation", spearman_distance_size=unknown)))[0].text[0][0],
+        lambda: heatmaps(
+            viz.ablation_heatmap(of("ablation", spearman_distance_size=unknown))
+        )[0].text[0][0],
         "",
     ),
     "tokens of the forecast read no context": (
         lambda: len(
-            viz.attention_map(made()["attention"].isel(key=[0, 1]).assign_coords(planted.tokens("key", [0, 1]))).data
+            viz.attention_map(
+                made()["attention"]
+                .isel(key=[0, 1])
+                .assign_coords(planted.tokens("key", [0, 1]))
+            ).data
         ),
         1,
     ),
     "special keys do not set the colours": (
-        lambda: viz.attention_grid(of("attention", pattern=rest).isel(layer=[0], head=[1])).layout.coloraxis.cmax,
+        lambda: (
+            viz.attention_grid(
+                of("attention", pattern=rest).isel(layer=[0], head=[1])
+            ).layout.coloraxis.cmax
+        ),
         0.04,
     ),
     "keys of several passes may overlap": (
-        lambda: (np.diff(viz.autoregressive_attention_map(of(ROLLOUT, key_stop=longer)).data[0].y) > 0).all(),
+        lambda: (
+            np.diff(
+                viz.autoregressive_attention_map(of(ROLLOUT, key_stop=longer)).data[0].y
+            )
+            > 0
+        ).all(),
         True,
     ),
     "a copy at a short lag repeats itself": (
         lambda: (
             named(
-                viz.parroting_forecast(of("parroting", best_lag=lambda ds: 0 * ds["best_lag"] + 2)), "context 2 back"
+                viz.parroting_forecast(
+                    of("parroting", best_lag=lambda ds: 0 * ds["best_lag"] + 2)
+                ),
+                "context 2 back",
             )[0].y
         ),
         [8.0, 9.0, 8.0, 9.0, 8.0],
     ),
     "panels keep their height": (
-        lambda: [room(fig(viz.forecast_fan(made()["forecast"]))) for fig in (go.Figure, theme.untitled)],
+        lambda: [
+            room(fig(viz.forecast_fan(made()["forecast"])))
+            for fig in (go.Figure, theme.untitled)
+        ],
         [300, 300],
     ),
     "without paths a recipe has an interval": (
-        lambda: named(viz.recipe_forecasts(made()["recipes"].drop_vars("sample"), series=["b"]), "interval")[0].y[0],
+        lambda: named(
+            viz.recipe_forecasts(made()["recipes"].drop_vars("sample"), series=["b"]),
+            "interval",
+        )[0].y[0],
         111.6,
     ),
     "variates in one sequence have a map each": (
-        lambda: len(heatmaps(viz.patching_map(made()["patching"].isel(position=[0, 1, 0, 1])))),
+        lambda: len(
+            heatmaps(viz.patching_map(made()["patching"].isel(position=[0, 1, 0, 1])))
+        ),
         2,
     ),
     "many labels of a logarithmic axis are powers": (
@@ -169,12 +244,30 @@ def test_rules_at_the_edges(rule: str) -> None:
 @pytest.mark.parametrize(
     ("draw", "canvas", "least"),
     [
-        (lambda _: None, lambda: sheet([100], [1, 1, 1], titles=[LONG] * 3), text_width(LONG, 36)),
-        (lambda panel: panel.sheet.x(LONG), lambda: sheet([100], [1, 1, 1]), text_width(LONG, 39)),
-        (lambda panel: panel.bars([LONG], [1], across=True), blank, text_width(LONG, 12)),
-        (lambda panel: panel.cells(np.ones((2, 12)), write=lambda _: LONG), blank, 12 * text_width(LONG, 10)),
+        (
+            lambda _: None,
+            lambda: sheet([100], [1, 1, 1], titles=[LONG] * 3),
+            text_width(LONG, 36),
+        ),
+        (
+            lambda panel: panel.sheet.x(LONG),
+            lambda: sheet([100], [1, 1, 1]),
+            text_width(LONG, 39),
+        ),
+        (
+            lambda panel: panel.bars([LONG], [1], across=True),
+            blank,
+            text_width(LONG, 12),
+        ),
+        (
+            lambda panel: panel.cells(np.ones((2, 12)), write=lambda _: LONG),
+            blank,
+            12 * text_width(LONG, 10),
+        ),
     ],
     ids=["titles of panels", "titles of axes", "names of bars", "numbers of cells"],
 )
-def test_words_have_room(draw: Callable[[Panel], Any], canvas: Callable[[], Sheet], least: float) -> None:
+def test_words_have_room(
+    draw: Callable[[Panel], Any], canvas: Callable[[], Sheet], least: float
+) -> None:
     assert drawn(draw, canvas()).layout.meta["min_width"] >= least

@@ -37,7 +37,11 @@ def figure(request: pytest.FixtureRequest) -> go.Figure:
 
 def test_markup_takes_no_room_and_lines_do_not_add_up() -> None:
     assert text_width("<b>ab</b>", 10) == text_width("ab", 10)
-    assert text_width("ab<br>abc\nab", 10) == text_width("abc", 10) == 0.5 * text_width("abc", 20)
+    assert (
+        text_width("ab<br>abc\nab", 10)
+        == text_width("abc", 10)
+        == 0.5 * text_width("abc", 20)
+    )
     lines = shortened("word " * 40, 200, 13, lines=3).split("\n")
     assert len(lines) == 3
     assert lines[-1].endswith("…")
@@ -49,8 +53,14 @@ def sizes(part: Any, key: str = "") -> list[float]:
     """Every type size of a figure, in pixels."""
     if isinstance(part, dict):
         own = [float(part["size"])] if key.endswith("font") and part.get("size") else []
-        return own + [size for name, value in part.items() for size in sizes(value, name)]
-    return [size for each in part for size in sizes(each, key)] if isinstance(part, list | tuple) else []
+        return own + [
+            size for name, value in part.items() for size in sizes(value, name)
+        ]
+    return (
+        [size for each in part for size in sizes(each, key)]
+        if isinstance(part, list | tuple)
+        else []
+    )
 
 
 def test_every_figure_has_the_width_and_type_of_a_journal(figure: go.Figure) -> None:
@@ -64,17 +74,32 @@ def test_every_figure_has_the_width_and_type_of_a_journal(figure: go.Figure) -> 
     found = sizes({**printed.to_dict(), "meta": None})
     assert min(found) >= 6 * PIXELS_PER_POINT - 0.01
     assert max(found) <= 8 * PIXELS_PER_POINT
-    assert 0 < printed.layout.height - printed.layout.margin.t - printed.layout.margin.b < figure.layout.height
+    assert (
+        0
+        < printed.layout.height - printed.layout.margin.t - printed.layout.margin.b
+        < figure.layout.height
+    )
     assert printed.layout.height <= 230 / 25.4 * 96
-    assert [trace.type for trace in printed.data] == [trace.type for trace in figure.data]
+    assert [trace.type for trace in printed.data] == [
+        trace.type for trace in figure.data
+    ]
     assert meta["title"] == figure.layout.meta["title"]
 
 
 @pytest.mark.parametrize("name", ["layer_entropy", "layer_gain", "ablation_forecasts"])
-def test_lines_of_two_colours_differ_in_grey(name: str, request: pytest.FixtureRequest) -> None:
+def test_lines_of_two_colours_differ_in_grey(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     printed = for_print(DRAWN[name](request.getfixturevalue))
-    lines = {(t.line.color, t.line.dash, t.mode) for t in printed.data if t.type == "scatter" and "lines" in t.mode}
-    dashes = {colour: {(dash or "solid", mode) for c, dash, mode in lines if c == colour} for colour, _, _ in lines}
+    lines = {
+        (t.line.color, t.line.dash, t.mode)
+        for t in printed.data
+        if t.type == "scatter" and "lines" in t.mode
+    }
+    dashes = {
+        colour: {(dash or "solid", mode) for c, dash, mode in lines if c == colour}
+        for colour, _, _ in lines
+    }
     assert len(dashes) >= 2
     forms = [form for each in dashes.values() for form in each]
     solid = [form for form in forms if form == ("solid", "lines")]
@@ -90,7 +115,12 @@ def test_a_figure_goes_into_the_narrowest_column_that_it_fits() -> None:
     )
     # a figure that somebody drew with plotly alone has no least width
     assert fits(go.Figure(go.Scatter(y=[1, 2])), COLUMNS["single"])
-    for fig, column, width in ((narrow, None, 89), (wide, None, 183), (wide, 106, 106), (widest, None, 183)):
+    for fig, column, width in (
+        (narrow, None, 89),
+        (wide, None, 183),
+        (wide, 106, 106),
+        (widest, None, 183),
+    ):
         assert for_print(fig, column).layout.meta["width_mm"] == width
     assert for_print(wide).layout.meta["type_pt"] == 6
     for fig in (widest, tall):
@@ -100,28 +130,52 @@ def test_a_figure_goes_into_the_narrowest_column_that_it_fits() -> None:
 
 @pytest.mark.parametrize(
     ("column", "message"),
-    [("single", r"not 89.*double"), (104, "not 104"), ("triple", r"'triple'.*single.*double"), (5, "5 mm")],
+    [
+        ("single", r"not 89.*double"),
+        (104, "not 104"),
+        ("triple", r"'triple'.*single.*double"),
+        (5, "5 mm"),
+    ],
 )
-def test_a_column_in_which_nothing_can_be_read_is_refused(column: str | float, message: str) -> None:
+def test_a_column_in_which_nothing_can_be_read_is_refused(
+    column: str | float, message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         for_print(go.Figure(layout={"meta": {"min_width": 500}}), column)
 
 
 def test_panels_abreast_stand_below_each_other_in_a_narrow_column() -> None:
-    canvas = sheet([200], [1] * 4, titles=list("abcd"), column_gap=0.04, min_width=700, shared_yaxes=True)
+    canvas = sheet(
+        [200],
+        [1] * 4,
+        titles=list("abcd"),
+        column_gap=0.04,
+        min_width=700,
+        shared_yaxes=True,
+    )
     for at, panel in enumerate(canvas):
         panel.line([0, 1], [0, at], f"line {at}")
     canvas.panel().y("height")
     wide = canvas.dress("Four panels")
     printed = for_print(wide, "single")
     assert (printed.layout.meta["width_mm"], printed.layout.meta["type_pt"]) == (89, 6)
-    corners = [(x.domain[0], y.domain[0]) for x, y in zip(printed.select_xaxes(), printed.select_yaxes(), strict=True)]
+    corners = [
+        (x.domain[0], y.domain[0])
+        for x, y in zip(printed.select_xaxes(), printed.select_yaxes(), strict=True)
+    ]
     assert [round(left, 2) for left, _ in corners] == [0, 0.54] * 2
     assert corners[0][1] == corners[1][1] > 0.5 > corners[2][1] == corners[3][1] == 0
     # each title stands over its panel, and the first panel of each row says what the height is
-    for note, (left, foot), word in zip(printed.layout.annotations, corners, "abcd", strict=True):
+    for note, (left, foot), word in zip(
+        printed.layout.annotations, corners, "abcd", strict=True
+    ):
         assert (note.text, note.x > left, note.y > foot) == (word, True, True)
-    assert [axis.title.text for axis in printed.select_yaxes()] == ["height", None, "height", None]
+    assert [axis.title.text for axis in printed.select_yaxes()] == [
+        "height",
+        None,
+        "height",
+        None,
+    ]
     high = printed.layout.height - printed.layout.margin.t - printed.layout.margin.b
     share = printed.layout.yaxis.domain[1] - printed.layout.yaxis.domain[0]
     assert share * high == pytest.approx(0.8 * 200, abs=A_PIXEL)
@@ -148,7 +202,9 @@ def test_a_pdf_holds_the_whole_figure_at_its_size() -> None:
     pytest.importorskip("kaleido")
     content = saving.rendered(go.Figure(layout={"width": 400, "height": 300}), "pdf")
     packed = re.findall(rb"stream\r?\n(.*?)\r?\nendstream", content, re.DOTALL)
-    drawn = next(text for text in map(_unpacked, packed) if re.match(rb"[-\d. ]+ cm\n", text))
+    drawn = next(
+        text for text in map(_unpacked, packed) if re.match(rb"[-\d. ]+ cm\n", text)
+    )
     number = rb"(-?[\d.]+)"
     corner, inner = re.findall(rb" ".join([number] * 6) + rb" cm", drawn)[:2]
     assert float(corner[0]) * float(inner[0]) == pytest.approx(1 / PIXELS_PER_POINT)

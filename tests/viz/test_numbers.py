@@ -19,24 +19,52 @@ from tsfm_lens.registry import measurements
 from tsfm_lens.testing import assert_close
 from viz.marks import heatmaps
 
-PARTS = {"whole model": "model", "circuit alone": "circuit", "all but the circuit": "complement"}
+PARTS = {
+    "whole model": "model",
+    "circuit alone": "circuit",
+    "all but the circuit": "complement",
+}
 Case = tuple[str, dict[str, Any], Callable[[xr.Dataset], Any]]
 everything = cache(planted.everything)
 
 MAPS: dict[str, Case] = {
-    "stable_rank_map": ("spectra", {"product": "OV"}, lambda ds: [ds["stable_rank"].sel(product="OV")]),
-    "similarity_map": ("layer_similarity", {"measure": "update_cosine"}, lambda ds: [ds["update_cosine"]]),
+    "stable_rank_map": (
+        "spectra",
+        {"product": "OV"},
+        lambda ds: [ds["stable_rank"].sel(product="OV")],
+    ),
+    "similarity_map": (
+        "layer_similarity",
+        {"measure": "update_cosine"},
+        lambda ds: [ds["update_cosine"]],
+    ),
     "tilt_map": ("kernel", {}, lambda ds: [ds["tilt_share"]]),
     "lag_attention_map": ("lag", {}, lambda ds: [100 * ds["mass"]]),
     "head_entropy_map": ("head_entropy", {}, lambda ds: [ds["entropy"]]),
     "row_angle_map": ("row_angles", {"layers": ["0", "1"]}, lambda ds: ds["angle"]),
     "token_angle_map": ("embedding_ranks", {}, lambda ds: ds["angle"]),
-    "weight_rank_map": ("weight_ranks", {"epsilon": 0.1}, lambda ds: [[[25, 100], [75, 100]]]),
-    "rank_flow_map": ("flow_of_ranks", {}, lambda ds: [ds["epsilon_rank"].T, ds["weight_rank"].T]),
-    "patch_attention_grid": ("patch_attention", {"layer": -1}, lambda ds: ds["attention"].sel(layer="1")),
+    "weight_rank_map": (
+        "weight_ranks",
+        {"epsilon": 0.1},
+        lambda ds: [[[25, 100], [75, 100]]],
+    ),
+    "rank_flow_map": (
+        "flow_of_ranks",
+        {},
+        lambda ds: [ds["epsilon_rank"].T, ds["weight_rank"].T],
+    ),
+    "patch_attention_grid": (
+        "patch_attention",
+        {"layer": -1},
+        lambda ds: ds["attention"].sel(layer="1"),
+    ),
     "attention_rollout_map": ("flow", {}, lambda ds: ds["flow"]),
     "path_map": ("paths", {"series": 0}, lambda ds: [ds["recovered"].isel(series=0)]),
-    "path_map of edges": ("edges", {}, lambda ds: [ds["score"].isel(series=0).where(ds["score"].any("series"))]),
+    "path_map of edges": (
+        "edges",
+        {},
+        lambda ds: [ds["score"].isel(series=0).where(ds["score"].any("series"))],
+    ),
 }
 LINES: dict[str, Case] = {
     "entropic_rank_line": ("entropic_rank", {}, lambda ds: {"all series": ds["rank"]}),
@@ -65,7 +93,9 @@ LINES: dict[str, Case] = {
     "circuit_forecasts": (
         "circuit",
         {},
-        lambda ds: {name: ds["forecast"].sel(part=part)[0] for name, part in PARTS.items()},
+        lambda ds: {
+            name: ds["forecast"].sel(part=part)[0] for name, part in PARTS.items()
+        },
     ),
 }
 
@@ -76,7 +106,12 @@ def test_maps_hold_the_numbers(name: str) -> None:
     ds = everything()[result]
     fig = getattr(viz, name.split()[0])(ds, **options)
     for trace, values in zip(heatmaps(fig), expected(ds), strict=True):
-        assert_close(np.asarray(trace.z, dtype=float), np.asarray(values), depth=16, dtype=np.float32)
+        assert_close(
+            np.asarray(trace.z, dtype=float),
+            np.asarray(values),
+            depth=16,
+            dtype=np.float32,
+        )
     if name == "similarity_map":
         assert fig.layout.coloraxis.cmin == -fig.layout.coloraxis.cmax
 
@@ -85,7 +120,11 @@ def test_maps_hold_the_numbers(name: str) -> None:
 def test_lines_hold_the_numbers(name: str) -> None:
     result, options, expected = LINES[name]
     ds = everything()[result]
-    lines = {trace.name: trace for trace in getattr(viz, name)(ds, **options).data if trace.mode != "markers"}
+    lines = {
+        trace.name: trace
+        for trace in getattr(viz, name)(ds, **options).data
+        if trace.mode != "markers"
+    }
     for word, values in expected(ds).items():
         np.testing.assert_allclose(np.asarray(lines[word].y, dtype=float), values)
 
@@ -93,26 +132,46 @@ def test_lines_hold_the_numbers(name: str) -> None:
 def test_sharp_heads_and_heads_of_rows_are_framed() -> None:
     entropy, angles = everything()["head_entropy"], everything()["row_angles"]
     fig = viz.head_entropy_map(entropy)
-    middles = {(round((s.y0 + s.y1) / 2), round((s.x0 + s.x1) / 2)) for s in fig.layout.shapes}
+    middles = {
+        (round((s.y0 + s.y1) / 2), round((s.x0 + s.x1) / 2)) for s in fig.layout.shapes
+    }
     assert middles == {tuple(place) for place in np.argwhere(entropy["sharp"].values)}
     assert fig.layout.coloraxis.reversescale is True
-    corners = {(s.x0, s.x1, s.y0, s.y1) for s in viz.row_angle_map(angles, layers=["0"]).layout.shapes}
+    corners = {
+        (s.x0, s.x1, s.y0, s.y1)
+        for s in viz.row_angle_map(angles, layers=["0"]).layout.shapes
+    }
     assert corners == {(-0.5, 1.5, -0.5, 1.5), (1.5, 3.5, 1.5, 3.5)}
 
 
 def test_what_cannot_be_told_is_not_drawn() -> None:
     ranks = everything()["weight_ranks"]
-    assert np.isnan(np.array(viz.weight_rank_map(ranks, epsilon=0.01).data[0].z, dtype=float)).all()
+    assert np.isnan(
+        np.array(viz.weight_rank_map(ranks, epsilon=0.01).data[0].z, dtype=float)
+    ).all()
     # lines end where rounding hides what is smaller
-    np.testing.assert_array_equal(viz.weight_spectra(ranks, parts=["W_Q"]).data[1].y, [1, 0.5, 0.2, np.nan])
+    np.testing.assert_array_equal(
+        viz.weight_spectra(ranks, parts=["W_Q"]).data[1].y, [1, 0.5, 0.2, np.nan]
+    )
     lines = viz.embedding_spectra(everything()["embedding_ranks"]).data
     # one direction is drawn as a point
     assert [line.mode for line in lines] == ["lines", "lines", "lines+markers"]
     spoiled = everything()["parroting"].isel(series=[0]).copy(deep=True)
-    for name in ("lag_error", "parrot", "best_lag", "copy_error", "parrot_error", "parrot_match"):
+    for name in (
+        "lag_error",
+        "parrot",
+        "best_lag",
+        "copy_error",
+        "parrot_error",
+        "parrot_match",
+    ):
         spoiled[name] = spoiled[name] * np.nan
     fig = viz.parroting_forecast(spoiled)
-    assert {trace.name for trace in fig.data if trace.name} == {"context", "truth", "forecast"}
+    assert {trace.name for trace in fig.data if trace.name} == {
+        "context",
+        "truth",
+        "forecast",
+    }
     assert "no lag can be copied" in fig.layout.meta["subtitle"]
 
 
@@ -129,21 +188,43 @@ def test_what_cannot_be_told_is_not_drawn() -> None:
         ("self_repair_bars", "effects", {"top": 0}, "top is 0"),
         ("patching_map", "patching", {"value": "first_order"}, "recovered"),
         ("path_map", "paths", {"value": "score"}, "recovered"),
-        ("autoregressive_attention_map", "autoregressive_attention", {"heads": "blunt"}, "sharp"),
-        ("autoregressive_attention_map", "autoregressive_attention", {"count": 0}, "count is 0"),
+        (
+            "autoregressive_attention_map",
+            "autoregressive_attention",
+            {"heads": "blunt"},
+            "sharp",
+        ),
+        (
+            "autoregressive_attention_map",
+            "autoregressive_attention",
+            {"count": 0},
+            "count is 0",
+        ),
         ("attention_map", "attention", {"head": 5}, "no head '5'"),
         ("attention_rollout_map", "flow", {"layers": [9]}, "no layer '9'"),
         ("lens_forecast", "patches", {"layers": [7]}, "no layer '7'"),
         ("layer_entropy", "patches", {}, "no variable 'entropy'"),
         ("ablation_heatmap", "ablation", {"metric": "spearman"}, "spearman_distance"),
-        ("ablation_forecasts", "ablation", {"components": ["decoder.0.mpl"]}, r"decoder\.0\.mlp"),
+        (
+            "ablation_forecasts",
+            "ablation",
+            {"components": ["decoder.0.mpl"]},
+            r"decoder\.0\.mlp",
+        ),
         ("ablation_forecasts", "ablation", {"components": []}, "components is empty"),
         ("attribution_bars", "attribution", {"step": 9}, "no step '9'"),
-        ("attribution_bars", "attribution", {"decomposition": "expected"}, "expected_value"),
+        (
+            "attribution_bars",
+            "attribution",
+            {"decomposition": "expected"},
+            "expected_value",
+        ),
         ("recipe_forecasts", "recipes", {"recipes": ["fex"]}, "'fex'.*few"),
     ],
 )
-def test_what_a_result_does_not_have_is_refused(name: str, result: str, options: dict[str, Any], words: str) -> None:
+def test_what_a_result_does_not_have_is_refused(
+    name: str, result: str, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises((InputError, UnknownNameError), match=words):
         getattr(viz, name)(everything()[result], **options)
 
@@ -152,11 +233,21 @@ def test_every_figure_refuses_other_kinds_and_documents_its_arguments() -> None:
     other = xr.Dataset(attrs={"kind": "forecast"})
     for entry in measurements().values():
         for figure in entry.figures:
-            expect_error("is of kind 'nothing'", figure.function, xr.Dataset(attrs={"kind": "nothing"}))
+            expect_error(
+                "is of kind 'nothing'",
+                figure.function,
+                xr.Dataset(attrs={"kind": "nothing"}),
+            )
             if entry.kind != "forecast":
                 expect_error("forecast_fan draws that kind", figure.function, other)
             if figure.function.__module__.startswith("tsfm_lens.viz"):
                 text = figure.function.__doc__ or ""
-                assert [line for line in text.splitlines() if line in ("Args:", "Raises:")] == ["Args:", "Raises:"]
+                assert [
+                    line for line in text.splitlines() if line in ("Args:", "Raises:")
+                ] == ["Args:", "Raises:"]
                 for name in signature(figure.function).parameters:
-                    assert f"    {name}:" in text or f"{name}," in text or f", {name}:" in text, (figure.name, name)
+                    assert (
+                        f"    {name}:" in text
+                        or f"{name}," in text
+                        or f", {name}:" in text
+                    ), (figure.name, name)

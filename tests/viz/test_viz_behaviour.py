@@ -23,14 +23,20 @@ from viz.marks import heatmaps
 def results() -> dict[str, xr.Dataset]:
     lens, series = load("chronos-nano"), bundled("co2").tail(96)
     # two instances, since heads share their attention among all that there are
-    induction = probes.induction_scores(lens, repeats=2, n_sequences=12, prefix_from=0.32, offset=1, positions="all")
+    induction = probes.induction_scores(
+        lens, repeats=2, n_sequences=12, prefix_from=0.32, offset=1, positions="all"
+    )
     entropy = probes.head_entropy(lens.run(series, 12))
     return {
         "induction": induction,
         "overlap": probes.induction_overlap(induction, entropy, prefix_from=0.32),
         "motif": probes.repeated_motif(load("bolt-nano"), n_series=4),
-        "parroting": probes.head_parroting(load("bolt-nano").run(*parts(), truth=bundled("co2", "nile").split(8)[1])),
-        "thought": probes.lines_of_thought(lens.run(bundled("elnino", "inflation").tail(96), 12)),
+        "parroting": probes.head_parroting(
+            load("bolt-nano").run(*parts(), truth=bundled("co2", "nile").split(8)[1])
+        ),
+        "thought": probes.lines_of_thought(
+            lens.run(bundled("elnino", "inflation").tail(96), 12)
+        ),
     }
 
 
@@ -42,20 +48,34 @@ def parts() -> tuple[object, int]:
 def test_induction_maps_frame_the_induction_heads() -> None:
     ds = results()["induction"]
     fig = viz.induction_maps(ds)
-    for trace, name in zip(heatmaps(fig), ("prefix_matching", "copy_score", "entropy"), strict=True):
+    for trace, name in zip(
+        heatmaps(fig), ("prefix_matching", "copy_score", "entropy"), strict=True
+    ):
         np.testing.assert_array_equal(trace.z, ds[name])
-    framed = {(shape.xref, round(shape.y0 + 0.46), round(shape.x0 + 0.46)) for shape in fig.layout.shapes}
+    framed = {
+        (shape.xref, round(shape.y0 + 0.46), round(shape.x0 + 0.46))
+        for shape in fig.layout.shapes
+    }
     # sign tests over sequences of all 24 scores together
     p = [
         sign_test(ds[f"{name}_by_sequence"].values - ds.attrs[key], sides=1)
-        for name, key in (("prefix_matching", "prefix_from"), ("copy_score", "copy_from"))
+        for name, key in (
+            ("prefix_matching", "prefix_from"),
+            ("copy_score", "copy_from"),
+        )
     ]
     surely = (holm(np.ravel(p)).reshape(2, 3, 4) <= 0.05).all(0)
     assert 0 < surely.sum() < ds["induction"].values.sum()
-    assert framed == {(x, *place) for x in ("x", "x2", "x3") for place in map(tuple, np.argwhere(surely))}
+    assert framed == {
+        (x, *place)
+        for x in ("x", "x2", "x3")
+        for place in map(tuple, np.argwhere(surely))
+    }
     count = f"{int(surely.sum())} of 12"
     assert f"{count} cross-attention heads" in fig.layout.meta["title"]
-    assert read_induction(ds)[0].startswith(f"{count} heads are significantly induction heads")
+    assert read_induction(ds)[0].startswith(
+        f"{count} heads are significantly induction heads"
+    )
     assert "0.32" in fig.layout.meta["subtitle"]
     assert "more are undecided" in fig.layout.meta["subtitle"]
     assert fig.layout.coloraxis3.reversescale
@@ -66,19 +86,40 @@ def test_the_corner_holds_every_head_once_a_panel() -> None:
     ds = results()["overlap"]
     fig = viz.induction_corner(ds)
     points = [trace for trace in fig.data if trace.type == "scatter"]
-    for x, y in (("prefix_matching", "copy_score"), ("prefix_matching", "normalised"), ("copy_score", "normalised")):
+    for x, y in (
+        ("prefix_matching", "copy_score"),
+        ("prefix_matching", "normalised"),
+        ("copy_score", "normalised"),
+    ):
         wanted = sorted(zip(ds[x].values.ravel(), ds[y].values.ravel(), strict=True))
         panels: dict[str, list[tuple[float, float]]] = {}
         for trace in points:
-            panels.setdefault(trace.xaxis, []).extend(zip(trace.x, trace.y, strict=True))
+            panels.setdefault(trace.xaxis, []).extend(
+                zip(trace.x, trace.y, strict=True)
+            )
         assert any(sorted(found) == wanted for found in panels.values())
-    assert [int(sum(trace.y)) for trace in fig.data if trace.type == "bar"] == [12, 12, 12]
+    assert [int(sum(trace.y)) for trace in fig.data if trace.type == "bar"] == [
+        12,
+        12,
+        12,
+    ]
     words = {f"{trace.name}" for trace in points if trace.showlegend}
-    expected = {"both": ds["count"][0, 0], "induction": ds["count"][0, 1], "sharp": ds["count"][1, 0]}
-    assert {f"{word} ({int(count)})" for word, count in expected.items() if count} <= words
+    expected = {
+        "both": ds["count"][0, 0],
+        "induction": ds["count"][0, 1],
+        "sharp": ds["count"][1, 0],
+    }
+    assert {
+        f"{word} ({int(count)})" for word, count in expected.items() if count
+    } <= words
     correlations = ds["correlation"].values
-    shown = {note.text for note in fig.layout.annotations if str(note.text).startswith("r =")}
-    assert shown == {f"r = {correlations[i, j]:+.2f}".replace("-", "−") for i, j in ((0, 1), (0, 2), (1, 2))}
+    shown = {
+        note.text for note in fig.layout.annotations if str(note.text).startswith("r =")
+    }
+    assert shown == {
+        f"r = {correlations[i, j]:+.2f}".replace("-", "−")
+        for i, j in ((0, 1), (0, 2), (1, 2))
+    }
 
 
 def test_threshold_maps_hold_the_sweeps() -> None:
@@ -90,14 +131,18 @@ def test_threshold_maps_hold_the_sweeps() -> None:
     marks = [(trace.x[0], trace.y[0]) for trace in fig.data if trace.type == "scatter"]
     assert marks == [(0.38, 2.0), (0.38, 2.0), (0.32, 2.0)]
     assert fig.layout.plot_bgcolor == PALE
-    expect_error("induction_maps draws that kind", viz.overlap_thresholds, results()["induction"])
+    expect_error(
+        "induction_maps draws that kind", viz.overlap_thresholds, results()["induction"]
+    )
 
 
 @pytest.mark.parametrize("target", ["after_last", "last", "after_any"])
 def test_motif_maps_share_the_colours_of_attention(target: str) -> None:
     ds = results()["motif"]
     fig = viz.repeated_motif_map(ds, target=target)
-    for trace, name in zip(heatmaps(fig), ("prefix_matching", "control", "advantage"), strict=True):
+    for trace, name in zip(
+        heatmaps(fig), ("prefix_matching", "control", "advantage"), strict=True
+    ):
         np.testing.assert_array_equal(trace.z, ds[name].sel(target=target))
     one, two, three = fig.layout.coloraxis, fig.layout.coloraxis2, fig.layout.coloraxis3
     assert (one.cmin, one.cmax) == (two.cmin, two.cmax)
@@ -117,28 +162,41 @@ def test_parroting_maps_are_means_over_series_or_one_of_them() -> None:
         np.testing.assert_array_equal(trace.z, ds[name].sel(series="nile"))
     assert f"lag {int(ds['lag'].sel(series='nile'))};" in one.layout.meta["subtitle"]
     # what is unknown for one series is left out of the mean, what is unknown for all is not drawn
-    judged = [name for name in ds if str(name).startswith(("mass_", "parrot_error_change_"))]
+    judged = [
+        name for name in ds if str(name).startswith(("mass_", "parrot_error_change_"))
+    ]
     holed = ds.drop_vars(judged).copy(deep=True)
     holed["mass"][..., 0] = np.nan
     holed["parrot_error_change"][:] = np.nan
     fig = viz.head_parroting_map(holed)
     np.testing.assert_array_equal(fig.data[0].z, ds["mass"][..., 1])
-    assert [trace.name for trace in heatmaps(fig)] == ["attention at the lag", "from the copied lag", "from the truth"]
+    assert [trace.name for trace in heatmaps(fig)] == [
+        "attention at the lag",
+        "from the copied lag",
+        "from the truth",
+    ]
 
 
 def test_every_line_is_drawn_in_the_panel_of_its_layer() -> None:
     ds = results()["thought"]
     fig = viz.thought_lines(ds, series="elnino")
     panels = {trace.xaxis: trace.name for trace in heatmaps(fig)}
-    drawn = [trace for trace in fig.data if trace.name in ("spurious line", "other line")]
+    drawn = [
+        trace for trace in fig.data if trace.name in ("spurious line", "other line")
+    ]
     own = np.flatnonzero(ds["line_series"].values == "elnino")
     assert len(drawn) == len(own)
     for trace, line in zip(drawn, own, strict=True):
         label = str(ds["line_layer"].values[line])
-        assert panels[trace.xaxis] == ("embedding" if label == "embed" else f"layer {label}")
+        assert panels[trace.xaxis] == (
+            "embedding" if label == "embed" else f"layer {label}"
+        )
         np.testing.assert_array_equal(trace.y, ds["path"].values[line])
         assert (trace.name == "spurious line") == bool(ds["spurious"].values[line])
-        low, high = fig.layout[trace.yaxis.replace("y", "yaxis")].range or fig.layout.yaxis.range
+        low, high = (
+            fig.layout[trace.yaxis.replace("y", "yaxis")].range
+            or fig.layout.yaxis.range
+        )
         cut = "cut off" in fig.layout.meta["subtitle"]
         assert cut or (low < np.nanmin(trace.y) and np.nanmax(trace.y) < high)
     assert {trace.name for trace in drawn} == {"spurious line", "other line"}
@@ -153,10 +211,18 @@ def test_counts_of_lines_are_means_over_series() -> None:
     ds = results()["thought"]
     fig = viz.thought_counts(ds)
     bars = {trace.name: np.array(trace.y) for trace in fig.data if trace.type == "bar"}
-    np.testing.assert_allclose(bars["spurious lines"], ds["spurious_count"].mean("series"))
-    np.testing.assert_allclose(bars["spurious lines"] + bars["other lines"], ds["count"].mean("series"))
+    np.testing.assert_allclose(
+        bars["spurious lines"], ds["spurious_count"].mean("series")
+    )
+    np.testing.assert_allclose(
+        bars["spurious lines"] + bars["other lines"], ds["count"].mean("series")
+    )
     lines = [trace for trace in fig.data if trace.type == "scatter"]
     np.testing.assert_allclose(lines[-1].y, 100 * ds["spurious_mass"].mean("series"))
-    np.testing.assert_array_equal([line.y for line in lines[:-1]], 100 * ds["spurious_mass"].values.T)
+    np.testing.assert_array_equal(
+        [line.y for line in lines[:-1]], 100 * ds["spurious_mass"].values.T
+    )
     assert len(viz.thought_counts(results()["thought"].isel(series=[0])).data) == 3
-    expect_error("thought_lines or thought_counts draws that kind", viz.induction_maps, ds)
+    expect_error(
+        "thought_lines or thought_counts draws that kind", viz.induction_maps, ds
+    )

@@ -15,15 +15,23 @@ UNDATED = planted.series(dated=False)
 
 
 @pytest.mark.parametrize("value", ["recovered", "effect"])
-def test_cells_are_as_wide_as_their_tokens_and_special_ones_stand_beside(value: str) -> None:
+def test_cells_are_as_wide_as_their_tokens_and_special_ones_stand_beside(
+    value: str,
+) -> None:
     ds = planted.patching(UNDATED)
     tokens, special = heatmaps(viz.patching_map(ds, value=value))
     np.testing.assert_array_equal(tokens.z, ds[value].values[:, :2, 0])
     np.testing.assert_array_equal(special.z, ds[value].values[:, 2:, 0])
     assert list(special.x) == ["EOS"]
     np.testing.assert_array_equal(tokens.x, [-24.5, -12.5, -0.5])
-    dates = np.asarray(heatmaps(viz.patching_map(planted.patching()))[0].x, dtype="datetime64[h]")
-    assert list(dates.astype(str)) == ["2000-12-31T12", "2001-01-12T12", "2001-01-24T12"]
+    dates = np.asarray(
+        heatmaps(viz.patching_map(planted.patching()))[0].x, dtype="datetime64[h]"
+    )
+    assert list(dates.astype(str)) == [
+        "2000-12-31T12",
+        "2001-01-12T12",
+        "2001-01-24T12",
+    ]
 
 
 def test_both_series_and_the_stretch_where_they_differ_are_drawn() -> None:
@@ -31,8 +39,12 @@ def test_both_series_and_the_stretch_where_they_differ_are_drawn() -> None:
     fig = viz.patching_map(ds)
     for name, context in (("clean", "context"), ("corrupted", "corrupted_context")):
         (drawn,) = named(fig, f"{name}, and its forecast")
-        np.testing.assert_array_equal(drawn.y, np.concatenate([ds[context][0], ds[f"{name}_forecast"][0]]))
-    assert [(shape.x0, shape.x1) for shape in fig.layout.shapes if shape.type == "rect"] == [(-8.5, -0.5)]
+        np.testing.assert_array_equal(
+            drawn.y, np.concatenate([ds[context][0], ds[f"{name}_forecast"][0]])
+        )
+    assert [
+        (shape.x0, shape.x1) for shape in fig.layout.shapes if shape.type == "rect"
+    ] == [(-8.5, -0.5)]
     assert "8 of 24 steps" in fig.layout.meta["subtitle"]
     # a season moved everywhere leaves nothing to mark
     whole = viz.patching_map(ds.assign(corrupted_context=ds["context"] + 1))
@@ -41,7 +53,9 @@ def test_both_series_and_the_stretch_where_they_differ_are_drawn() -> None:
 
 def test_all_positions_at_once_make_a_bar_a_component() -> None:
     rows = planted.components(1, 2, ("self_attn",), whole=False)
-    ds = planted.with_components(planted.patching().isel(position=[0]).assign_attrs(positions="all"), rows[::-1])
+    ds = planted.with_components(
+        planted.patching().isel(position=[0]).assign_attrs(positions="all"), rows[::-1]
+    )
     ds["recovered"][:, 0] = np.array([0.1, 0.2, 0.3])[:, None]
     bars = [trace for trace in viz.patching_map(ds).data if trace.type == "bar"]
     assert {bar.name: dict(zip(bar.text, bar.y, strict=True)) for bar in bars} == {
@@ -54,7 +68,10 @@ def test_patched_forecasts_are_those_that_recover_most() -> None:
     ds = planted.patching()
     fig = viz.patched_forecasts(ds, top=2)
     lines = [trace.y for trace in named(fig, "patched forecast")]
-    forecasts = [ds["forecast"].isel(component=place, position=place, series=0) for place in (2, 1)]
+    forecasts = [
+        ds["forecast"].isel(component=place, position=place, series=0)
+        for place in (2, 1)
+    ]
     np.testing.assert_array_equal(lines, forecasts)
     assert "recovers 1" in fig.layout.annotations[0].text
     assert "value (m)" in [axis.title.text for axis in fig.select_yaxes()]
@@ -64,14 +81,24 @@ def test_the_estimate_is_drawn_against_the_exact_share() -> None:
     ds = planted.attribution_patching()
     fig = viz.attribution_patching_scatter(ds)
     for layer in (0, 1):
-        mine, (dots,) = ds.isel(component=ds["layer_index"].values == layer), named(fig, f"layer {layer}")
+        mine, (dots,) = (
+            ds.isel(component=ds["layer_index"].values == layer),
+            named(fig, f"layer {layer}"),
+        )
         np.testing.assert_array_equal(dots.x, mine["recovered"].values.ravel())
         np.testing.assert_array_equal(dots.y, mine["first_order"].values.ravel())
         assert dots.showlegend
     (identity,) = named(fig, "estimate = exact")
     assert identity.x == identity.y
-    assert "mean absolute error 0.05556, rank correlation 0.9" in fig.layout.meta["subtitle"]
-    expect_error("no variable 'recovered'", viz.attribution_patching_scatter, ds.drop_vars("recovered"))
+    assert (
+        "mean absolute error 0.05556, rank correlation 0.9"
+        in fig.layout.meta["subtitle"]
+    )
+    expect_error(
+        "no variable 'recovered'",
+        viz.attribution_patching_scatter,
+        ds.drop_vars("recovered"),
+    )
 
 
 def test_paths_are_ordered_by_depth_and_missing_ones_are_not_zero() -> None:
@@ -81,7 +108,9 @@ def test_paths_are_ordered_by_depth_and_missing_ones_are_not_zero() -> None:
     assert drawn.layout.plot_bgcolor != "#FFFFFF"
     assert list(drawn.layout.yaxis.ticktext) == ["0.cross_attn.0", "1.mlp"]
     assert drawn.layout.xaxis.ticktext[-1] == "output"
-    pairs = dict(zip(np.ravel(drawn.data[0].text), np.ravel(drawn.data[0].z), strict=True))
+    pairs = dict(
+        zip(np.ravel(drawn.data[0].text), np.ravel(drawn.data[0].z), strict=True)
+    )
     assert len(pairs) == 6
     for sender in ds["sender"].values:
         for receiver in ds["receiver"].values:
@@ -91,23 +120,42 @@ def test_paths_are_ordered_by_depth_and_missing_ones_are_not_zero() -> None:
 
 def test_names_without_a_stack_are_read() -> None:
     nodes = ["0.attn.1", "1.mlp"]
-    ds = planted.paths().assign_coords(sender=nodes, receiver=[*nodes, "output"], stack=("sender", ["", ""]))
+    ds = planted.paths().assign_coords(
+        sender=nodes, receiver=[*nodes, "output"], stack=("sender", ["", ""])
+    )
     fig = viz.path_map(ds)
     assert list(fig.layout.yaxis.ticktext) == nodes
     assert list(fig.layout.xaxis.ticktext) == [*nodes, "output"]
-    expect_error("'the end' is neither a component", viz.path_map, ds.assign_coords(receiver=[*nodes, "the end"]))
+    expect_error(
+        "'the end' is neither a component",
+        viz.path_map,
+        ds.assign_coords(receiver=[*nodes, "the end"]),
+    )
 
 
 def test_the_circuit_stands_filled_at_its_places() -> None:
     ds = planted.circuit()
     fig = viz.circuit_graph(ds)
     nodes = [trace for trace in fig.data if trace.customdata is not None]
-    inside = {name for trace in nodes for name in trace.customdata if "in the circuit" in trace.hovertemplate}
+    inside = {
+        name
+        for trace in nodes
+        for name in trace.customdata
+        if "in the circuit" in trace.hovertemplate
+    }
     assert inside == set(ds["component"].values[ds["in_circuit"].values])
-    spots = {name: (x, y) for t in nodes for x, y, name in zip(t.x, t.y, t.customdata, strict=False)}
+    spots = {
+        name: (x, y)
+        for t in nodes
+        for x, y, name in zip(t.x, t.y, t.customdata, strict=False)
+    }
     assert len(set(spots.values())) == len(spots) == ds.sizes["component"]
     # deeper is further right, and heads of a branch share a column
-    assert spots["decoder.0.mlp"][0] < spots["decoder.1.cross_attn.0"][0] == spots["decoder.1.cross_attn.2"][0]
+    assert (
+        spots["decoder.0.mlp"][0]
+        < spots["decoder.1.cross_attn.0"][0]
+        == spots["decoder.1.cross_attn.2"][0]
+    )
     assert spots["decoder.1.cross_attn.0"][1] > spots["decoder.1.cross_attn.2"][1]
     assert "faithfulness 0.9" in fig.layout.meta["subtitle"]
     assert "3 of 8 components" in fig.layout.meta["title"]
@@ -119,7 +167,12 @@ def test_the_strongest_edges_are_drawn_as_wide_as_they_are_strong() -> None:
     assert [trace.line.width for trace in drawn] == pytest.approx([0.6 + 5.4 / 2, 6])
     assert "decoder.0.cross_attn.0 → output" in drawn[-1].hovertemplate
     with pytest.raises(InputError, match=r"encoder\.0\.mlp"):
-        viz.circuit_graph(circuit, edges.assign_coords(receiver=["encoder.0.mlp", *edges["receiver"].values[1:]]))
+        viz.circuit_graph(
+            circuit,
+            edges.assign_coords(
+                receiver=["encoder.0.mlp", *edges["receiver"].values[1:]]
+            ),
+        )
     expect_error("'edges' is needed", viz.circuit_graph, circuit, planted.paths())
 
 

@@ -15,13 +15,23 @@ from viz.marks import heatmaps, named
 
 def test_ablation_heatmap_has_every_median_in_its_cell(ablation):
     fig = viz.ablation_heatmap(ablation)
-    median = dict(zip(ablation["component"].values, ablation["spearman_distance"].values.mean(1), strict=True))
+    median = dict(
+        zip(
+            ablation["component"].values,
+            ablation["spearman_distance"].values.mean(1),
+            strict=True,
+        )
+    )
     blocks = heatmaps(fig)
     assert [np.asarray(b.z).shape for b in blocks] == [(2, 3), (2, 3), (2, 1), (2, 1)]
     for layer in range(2):
         for head in range(3):
-            assert np.isclose(blocks[0].z[layer][head], median[f"decoder.{layer}.self_attn.{head}"])
-            assert np.isclose(blocks[1].z[layer][head], median[f"decoder.{layer}.cross_attn.{head}"])
+            assert np.isclose(
+                blocks[0].z[layer][head], median[f"decoder.{layer}.self_attn.{head}"]
+            )
+            assert np.isclose(
+                blocks[1].z[layer][head], median[f"decoder.{layer}.cross_attn.{head}"]
+            )
         assert np.isclose(blocks[2].z[layer][0], median[f"decoder.{layer}.mlp"])
         assert np.isclose(blocks[3].z[layer][0], median[f"decoder.{layer}"])
     titles = [a.text for a in fig.layout.annotations]
@@ -35,20 +45,31 @@ def test_ablation_heatmap_has_every_median_in_its_cell(ablation):
 
 def test_ablation_forecasts_take_the_strongest_heads_and_mlps(ablation):
     fig = viz.ablation_forecasts(ablation, series="roads")
-    strength = [c for c in ablation["component"].values if ablation["kind"].sel(component=c) != "layer"]
+    strength = [
+        c
+        for c in ablation["component"].values
+        if ablation["kind"].sel(component=c) != "layer"
+    ]
     titles = [a.text.split("<br>")[0] for a in fig.layout.annotations]
     assert titles == strength[::-1][:6]
     ablated = named(fig, "ablated forecast")
     top = float(list(ablation["component"].values).index(strength[-1]))
     np.testing.assert_allclose(ablated[0].y, 100 + np.arange(6) + top)
-    np.testing.assert_allclose(named(fig, "unablated forecast")[-1].y, 100.5 + np.arange(6))
+    np.testing.assert_allclose(
+        named(fig, "unablated forecast")[-1].y, 100.5 + np.arange(6)
+    )
 
 
 def test_bars_are_sorted_signed_and_complete(attribution):
     fig = viz.attribution_bars(attribution, top=4)
     bar = fig.data[0]
     fine = attribution.isel(component=attribution["kind"].values != "layer")
-    values = fine["attribution"].sel(decomposition="logit", series="rivers").mean("step").to_series()
+    values = (
+        fine["attribution"]
+        .sel(decomposition="logit", series="rivers")
+        .mean("step")
+        .to_series()
+    )
     largest = values.abs().sort_values(ascending=False, kind="stable").index[:4]
     assert list(bar.y[:4]) == list(largest)
     np.testing.assert_allclose(bar.x[:4], values[largest])
@@ -60,7 +81,9 @@ def test_bars_are_sorted_signed_and_complete(attribution):
 
 
 def test_bars_of_one_step_method_and_series(attribution):
-    fig = viz.attribution_bars(attribution, decomposition="expected_value", series="rivers", step=2, top=100)
+    fig = viz.attribution_bars(
+        attribution, decomposition="expected_value", series="rivers", step=2, top=100
+    )
     values = dict(zip(fig.data[0].y, fig.data[0].x, strict=True))
     assert values["embed"] == -5 * 3 * 10
     assert "decoder.0" not in values
@@ -79,11 +102,17 @@ def test_a_giant_bar_runs_off_the_axis(attribution):
 
 
 def test_attribution_takes_the_median_or_the_quantile_asked_for(attribution):
-    levels = xr.DataArray([0.1, 0.5, 0.9], dims="quantile", coords={"quantile": [0.1, 0.5, 0.9]})
+    levels = xr.DataArray(
+        [0.1, 0.5, 0.9], dims="quantile", coords={"quantile": [0.1, 0.5, 0.9]}
+    )
     patch = attribution.assign(attribution=attribution["attribution"] * levels)
     one = viz.attribution_bars(attribution, top=3).data[0].x
-    np.testing.assert_allclose(viz.attribution_bars(patch, top=3).data[0].x, 0.5 * np.array(one))
-    np.testing.assert_allclose(viz.attribution_bars(patch, top=3, quantile=0.9).data[0].x, 0.9 * np.array(one))
+    np.testing.assert_allclose(
+        viz.attribution_bars(patch, top=3).data[0].x, 0.5 * np.array(one)
+    )
+    np.testing.assert_allclose(
+        viz.attribution_bars(patch, top=3, quantile=0.9).data[0].x, 0.9 * np.array(one)
+    )
     expect_error(r"no quantile '0\.8'", viz.attribution_bars, patch, quantile=0.8)
 
 
@@ -117,8 +146,18 @@ def test_tokens_lie_at_their_spans_with_gaps():
     assert owner.tolist() == [1, -1, 3, 0]
     assert axis.aside_labels() == ["EOS"]
     assert axis.words(0) == "steps 4 to 7"
-    expect_error(r"cover the same steps", token_axis, ds.assign_coords(key_start=("key", [4, -8, -1, -5])), "key")
-    expect_error(r"token 0 covers no step", token_axis, ds.assign_coords(key_stop=("key", [4, -4, -1, 4])), "key")
+    expect_error(
+        r"cover the same steps",
+        token_axis,
+        ds.assign_coords(key_start=("key", [4, -8, -1, -5])),
+        "key",
+    )
+    expect_error(
+        r"token 0 covers no step",
+        token_axis,
+        ds.assign_coords(key_stop=("key", [4, -4, -1, 4])),
+        "key",
+    )
     expect_error("'query_start'", token_axis, ds, "query")
 
 
@@ -130,10 +169,17 @@ def test_attention_map_places_tokens_in_time_and_specials_aside(attention):
     np.testing.assert_allclose(cells.x[:4], [-12.5, -8.5, -4.5, -0.5])
     np.testing.assert_allclose(cells.y[:3], [-0.5, 0.5, 1.5])
     rows, columns = [1, 2, 0], [0, 1, 2, 3]
-    assert_close(np.asarray(cells.z)[np.ix_([0, 1, 3], [0, 1, 2, 4])], pattern[np.ix_(rows, columns)], depth=16)
+    assert_close(
+        np.asarray(cells.z)[np.ix_([0, 1, 3], [0, 1, 2, 4])],
+        pattern[np.ix_(rows, columns)],
+        depth=16,
+    )
     assert "attends to steps -12 to -9" in cells.text[0][0]
     assert "REG token" in cells.text[0][4]
-    assert "right of the dotted line: REG; under the dotted line: START" in fig.layout.meta["subtitle"]
+    assert (
+        "right of the dotted line: REG; under the dotted line: START"
+        in fig.layout.meta["subtitle"]
+    )
     np.testing.assert_allclose(named(fig, "context")[0].x, np.arange(-12, 0))
     # the series stands over the map: zooming one zooms the other
     assert fig.layout.xaxis.matches == "x2"
@@ -154,14 +200,19 @@ def test_attention_grid_draws_every_head_on_shared_axes(attention):
     assert len({axis.range for axis in fig.select_xaxes()}) == 1
     words = [a.text for a in fig.layout.annotations]
     assert {"head 0", "head 1"} <= set(words)
-    assert [axis.title.text for axis in fig.select_yaxes() if axis.title.text] == ["layer 0", "layer 1"]
+    assert [axis.title.text for axis in fig.select_yaxes() if axis.title.text] == [
+        "layer 0",
+        "layer 1",
+    ]
     assert len(heatmaps(viz.attention_grid(attention, layers=[1], heads=[0]))) == 1
 
 
 def test_pooling_keeps_the_largest_weight_of_each_block():
     rng = np.random.default_rng(0)
     n, group, tall = 23, 4, 3
-    sides = [planted.tokens(side, range(-n, 0), special="EOS") for side in ("key", "query")]
+    sides = [
+        planted.tokens(side, range(-n, 0), special="EOS") for side in ("key", "query")
+    ]
     ds = xr.Dataset(coords=sides[0] | sides[1])
     weights = rng.random((n + 1, n + 1))
     keys, queries = ruler(token_axis(ds, "key")), ruler(token_axis(ds, "query"))
@@ -175,16 +226,28 @@ def test_pooling_keeps_the_largest_weight_of_each_block():
     assert (np.diff(x_edges) > 0).all()
 
 
-def test_the_first_step_of_a_forecast_does_not_set_the_colours_of_all(attribution) -> None:
+def test_the_first_step_of_a_forecast_does_not_set_the_colours_of_all(
+    attribution,
+) -> None:
     steps = np.array([30.0, *[1.0] * (attribution.sizes["step"] - 1)])
     ds = attribution.assign(
-        attribution=(attribution["attribution"].dims, np.broadcast_to(steps, attribution["attribution"].shape))
+        attribution=(
+            attribution["attribution"].dims,
+            np.broadcast_to(steps, attribution["attribution"].shape),
+        )
     )
     fig = viz.attribution_heatmap(ds)
     assert fig.layout.coloraxis.cmax == 1.0
     assert "colours clipped: the first step reaches 30" in fig.layout.meta["subtitle"]
     embed = ds.assign_coords(component=["embed", *ds["component"].values[1:]])
-    of_embed = xr.DataArray([100.0, *[1.0] * (ds.sizes["component"] - 1)], dims="component")
-    fig = viz.attribution_heatmap(embed.assign(attribution=embed["attribution"] * of_embed), top=99)
+    of_embed = xr.DataArray(
+        [100.0, *[1.0] * (ds.sizes["component"] - 1)], dims="component"
+    )
+    fig = viz.attribution_heatmap(
+        embed.assign(attribution=embed["attribution"] * of_embed), top=99
+    )
     assert fig.layout.coloraxis.cmax == 1.0
-    assert "colours clipped: embed reaches 3000, the first step reaches 30" in fig.layout.meta["subtitle"]
+    assert (
+        "colours clipped: embed reaches 3000, the first step reaches 30"
+        in fig.layout.meta["subtitle"]
+    )

@@ -27,13 +27,23 @@ def results() -> dict[str, xr.Dataset]:
     for _ in range(3):
         known = rng.normal(size=72 + HORIZON)
         target = 20 + 5 * np.sin(np.arange(72) / 4) + known[:72]
-        items.append({"target": target, "past_covariates": {"k": known[:72]}, "future_covariates": {"k": known[72:]}})
+        items.append(
+            {
+                "target": target,
+                "past_covariates": {"k": known[:72]},
+                "future_covariates": {"k": known[72:]},
+            }
+        )
     run = load("chronos2-nano").run(as_series(items), HORIZON)
     sampled = {"parts": 8, "others": "stretches", "season": 1}
     return {
         "exact": explain.attribute_inputs(run, 0, reference="mean", parts=3),
-        "occlusion": explain.attribute_inputs(run, 1, method="occlusion", reference="zero", parts=2),
-        "sampled": explain.attribute_inputs(run, 0, reference="mean", parts=sampled, budget=100, tolerance=0),
+        "occlusion": explain.attribute_inputs(
+            run, 1, method="occlusion", reference="zero", parts=2
+        ),
+        "sampled": explain.attribute_inputs(
+            run, 0, reference="mean", parts=sampled, budget=100, tolerance=0
+        ),
         "effects": explain.input_effects(run, parts=2),
     }
 
@@ -61,9 +71,14 @@ def test_strips_cover_the_segments_of_each_series() -> None:
     strips = [trace for trace in fig.data if trace.type == "heatmap"]
     assert len(strips) == 2
     size, mean = np.abs(by_step(ds)).mean(1), by_step(ds).mean(1)
-    np.testing.assert_allclose(np.concatenate([np.ravel(strip.z) for strip in strips]), size)
+    np.testing.assert_allclose(
+        np.concatenate([np.ravel(strip.z) for strip in strips]), size
+    )
     arrows = np.where(np.abs(mean) < 0.9 * size, "↕", np.where(mean > 0, "↑", "↓"))
-    assert np.concatenate([np.ravel(strip.text) for strip in strips]).tolist() == arrows.tolist()
+    assert (
+        np.concatenate([np.ravel(strip.text) for strip in strips]).tolist()
+        == arrows.tolist()
+    )
     for row, strip in enumerate(strips):
         here = ds.isel(segment=np.flatnonzero(ds["row"].values == row))
         edges = [*here["start"].values, here["stop"].values[-1]]
@@ -74,7 +89,9 @@ def test_strips_cover_the_segments_of_each_series() -> None:
     assert len(first.x) == 4
     drawn = {trace.name: trace for trace in fig.data if trace.name}
     np.testing.assert_array_equal(drawn["forecast"].y, ds["forecast"].sel(quantile=0.5))
-    np.testing.assert_array_equal(drawn["reference forecast"].y, ds["reference_forecast"].sel(quantile=0.5))
+    np.testing.assert_array_equal(
+        drawn["reference forecast"].y, ds["reference_forecast"].sel(quantile=0.5)
+    )
 
 
 @pytest.mark.parametrize("name", ["input_timeline", "input_waterfall", "input_map"])
@@ -86,9 +103,14 @@ def test_an_item_without_one_of_its_series_is_refused(name: str) -> None:
 def test_a_single_step_is_drawn() -> None:
     ds = results()["exact"].isel(step=[0])
     fig = viz.input_timeline(ds)
-    dots = [trace for trace in fig.data if trace.type == "scatter" and trace.mode == "markers"]
+    dots = [
+        trace
+        for trace in fig.data
+        if trace.type == "scatter" and trace.mode == "markers"
+    ]
     assert [float(trace.y[0]) for trace in dots] == [
-        float(ds[name].sel(quantile=0.5)[0]) for name in ("forecast", "reference_forecast")
+        float(ds[name].sel(quantile=0.5)[0])
+        for name in ("forecast", "reference_forecast")
     ]
     assert "one step" in str(fig.layout.title.text)
     assert viz.input_map(ds).layout.xaxis.ticktext == ("step 0",)
@@ -97,24 +119,39 @@ def test_a_single_step_is_drawn() -> None:
 @pytest.mark.parametrize("name", ["exact", "occlusion", "sampled"])
 def test_bars_lead_from_the_reference_to_the_forecast(name: str) -> None:
     ds = results()[name]
-    both = [trace for trace in viz.input_waterfall(ds, top=3).data if trace.type == "bar"]
+    both = [
+        trace for trace in viz.input_waterfall(ds, top=3).data if trace.type == "bar"
+    ]
     # beside the median's, the way to the width of the interval
     bars, widths = both[: len(both) // 2], both[len(both) // 2 :]
     outer = ds.isel(quantile=[0, -1])
-    narrow, wide = (outer[each].mean("step").diff("quantile").item() for each in ("reference_forecast", "forecast"))
+    narrow, wide = (
+        outer[each].mean("step").diff("quantile").item()
+        for each in ("reference_forecast", "forecast")
+    )
     assert widths[0].base[0] == pytest.approx(narrow)
-    assert widths[-1].base[0] + widths[-1].x[0] == pytest.approx(wide, abs=2 * ds.attrs["rounding"])
-    reference, forecast = (float(ds[each].sel(quantile=0.5).mean()) for each in ("reference_forecast", "forecast"))
+    assert widths[-1].base[0] + widths[-1].x[0] == pytest.approx(
+        wide, abs=2 * ds.attrs["rounding"]
+    )
+    reference, forecast = (
+        float(ds[each].sel(quantile=0.5).mean())
+        for each in ("reference_forecast", "forecast")
+    )
     ends = [bar.base[0] + bar.x[0] for bar in bars]
     assert bars[0].base[0] == pytest.approx(reference)
     assert ends[-1] == pytest.approx(forecast, abs=ds.attrs["rounding"])
     assert [bar.base[0] for bar in bars[1:]] == pytest.approx(ends[:-1])
-    np.testing.assert_allclose([bar.x[0] for bar in bars[:3]], [total.mean() for total in totals(ds)[:3]])
+    np.testing.assert_allclose(
+        [bar.x[0] for bar in bars[:3]], [total.mean() for total in totals(ds)[:3]]
+    )
     whiskers = [bar.error_x.array for bar in bars[:3]]
     assert all(each is not None for each in whiskers) == (name == "sampled")
     if name == "sampled":
         reach = ds["mean_half_width"].sel(quantile=0.5).values
-        np.testing.assert_allclose([each[0] for each in whiskers], [reach[places].sum() for places in groups(ds)[:3]])
+        np.testing.assert_allclose(
+            [each[0] for each in whiskers],
+            [reach[places].sum() for places in groups(ds)[:3]],
+        )
 
 
 def test_the_map_has_every_segment_and_step() -> None:
@@ -136,32 +173,46 @@ def test_each_series_is_a_dot_in_each_row() -> None:
     # dots in one place stand in line
     level = viz.input_beeswarm(ds.assign(effect=0 * ds["effect"] + 1))
     assert len({float(y) for trace in level.data for y in trace.y}) == ds["effect"].size
-    expect_error("input_beeswarm or input_dependence draws that kind", viz.input_map, ds)
+    expect_error(
+        "input_beeswarm or input_dependence draws that kind", viz.input_map, ds
+    )
 
 
 def test_readings_tell_the_sum_and_what_stands_out() -> None:
     exact = results()["exact"]
     told = read_inputs(exact)
     sizes = [f" by {np.abs(total).mean():.3g} (" for total in totals(exact)[:3]]
-    assert [told[0].index(size) for size in sizes] == sorted(told[0].index(size) for size in sizes)
+    assert [told[0].index(size) for size in sizes] == sorted(
+        told[0].index(size) for size in sizes
+    )
     # a mean that hides the moves of single steps is told beside their size
     steps = np.where(np.arange(HORIZON) % 2, -60.0, 59.0)
     alone = xr.DataArray(steps, dims="step") * (exact["segment"] == "k, past")
-    (hidden, *_) = read_inputs(exact.assign(attribution=exact["attribution"] * 0 + alone))
-    assert (
-        "Largest effects: k in total by 59.5 (down by 0.5 on average, up at 4 of 8 steps; k, past by 59.5; " in hidden
+    (hidden, *_) = read_inputs(
+        exact.assign(attribution=exact["attribution"] * 0 + alone)
     )
     assert (
-        "the explanation holds in part (criteria below)." in read_inputs(exact.assign_attrs(verdict="holds in part"))[0]
+        "Largest effects: k in total by 59.5 (down by 0.5 on average, up at 4 of 8 steps; k, past by 59.5; "
+        in hidden
+    )
+    assert (
+        "the explanation holds in part (criteria below)."
+        in read_inputs(exact.assign_attrs(verdict="holds in part"))[0]
     )
     apart = results()["exact"].assign(remainder=results()["exact"]["remainder"] + 5)
-    assert "Segments also act jointly: +5 belongs to no single one." in read_inputs(apart)
+    assert "Segments also act jointly: +5 belongs to no single one." in read_inputs(
+        apart
+    )
     assert not any("act jointly" in each for each in told)
-    assert any("Masks were sampled" in each for each in read_inputs(results()["sampled"]))
+    assert any(
+        "Masks were sampled" in each for each in read_inputs(results()["sampled"])
+    )
     same = results()["exact"].assign(attribution=0 * results()["exact"]["attribution"])
     assert "No part of the input moves it" in read_inputs(same)[0]
     far = results()["exact"].assign_attrs(reference_distance=50.0)
-    assert "50 standard deviations from the mean of the context" in " ".join(read_inputs(far))
+    assert "50 standard deviations from the mean of the context" in " ".join(
+        read_inputs(far)
+    )
     kinds = read_effects(results()["effects"])
     assert [each.split(":")[0] for each in kinds[:2]] == ["Past", "Known covariate"]
 
@@ -170,16 +221,31 @@ def test_the_width_of_an_interval_is_split_exactly() -> None:
     ds = results()["exact"]
     low, high = (ds.sel(quantile=level) for level in (0.1, 0.9))
     parts = (high["attribution"] - low["attribution"]).mean("step").values
-    widths = [float((high[name] - low[name]).mean()) for name in ("reference_forecast", "forecast")]
+    widths = [
+        float((high[name] - low[name]).mean())
+        for name in ("reference_forecast", "forecast")
+    ]
     fig = viz.input_waterfall(ds, quantile=(0.1, 0.9))
     bars = [float(bar.x[0]) for bar in fig.data if bar.type == "bar"]
-    np.testing.assert_allclose(sum(bars), widths[1] - widths[0], atol=ds.attrs["rounding"])
+    np.testing.assert_allclose(
+        sum(bars), widths[1] - widths[0], atol=ds.attrs["rounding"]
+    )
     assert sorted(np.abs(bars))[-1] <= np.abs(parts).sum()
-    diamonds = [float(mark.x[0]) for mark in fig.data if mark.type == "scatter" and mark.marker.symbol == "diamond"]
+    diamonds = [
+        float(mark.x[0])
+        for mark in fig.data
+        if mark.type == "scatter" and mark.marker.symbol == "diamond"
+    ]
     np.testing.assert_allclose(diamonds, widths)
     assert "width of the 0.1 to 0.9 interval" in fig.layout.meta["subtitle"]
-    strip = next(trace for trace in viz.input_timeline(ds, quantile=(0.1, 0.9)).data if trace.type == "heatmap")
-    size = np.abs((high["attribution"] - low["attribution"]).transpose("segment", "step").values).mean(1)
+    strip = next(
+        trace
+        for trace in viz.input_timeline(ds, quantile=(0.1, 0.9)).data
+        if trace.type == "heatmap"
+    )
+    size = np.abs(
+        (high["attribution"] - low["attribution"]).transpose("segment", "step").values
+    ).mean(1)
     np.testing.assert_allclose(np.ravel(strip.z), size[ds["row"].values == 0])
     with pytest.raises(InputError, match="lower and the upper end"):
         viz.input_map(ds, quantile=(0.9, 0.1))

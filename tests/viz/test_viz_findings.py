@@ -17,11 +17,25 @@ from viz.marks import heatmaps, named
 FLOOR = 0.05
 
 
-def judged(ds: xr.Dataset, name: str, dims: Sequence[str], stands: np.ndarray, reach: float = 0.02) -> xr.Dataset:
+def judged(
+    ds: xr.Dataset,
+    name: str,
+    dims: Sequence[str],
+    stands: np.ndarray,
+    reach: float = 0.02,
+) -> xr.Dataset:
     """With planted findings: the median over series, a range of this reach, and what is significant."""
     size = ds[name].median("series").transpose(*dims).values
-    parts = {"size": size, "low": size - reach, "high": size + reach, "significant": stands, "acts": 1 + 0 * stands}
-    ds = ds.assign({f"{name}_{part}": (tuple(dims), values) for part, values in parts.items()})
+    parts = {
+        "size": size,
+        "low": size - reach,
+        "high": size + reach,
+        "significant": stands,
+        "acts": 1 + 0 * stands,
+    }
+    ds = ds.assign(
+        {f"{name}_{part}": (tuple(dims), values) for part, values in parts.items()}
+    )
     return ds.assign({f"{name}_floor": ("series", np.full(ds.sizes["series"], FLOOR))})
 
 
@@ -32,12 +46,23 @@ def subtitle(fig: go.Figure) -> str:
 @pytest.fixture
 def noisy(ablation: xr.Dataset) -> xr.Dataset:
     """Every third component stands out."""
-    return judged(ablation, "spearman_distance", ["component"], np.arange(ablation.sizes["component"]) % 3 == 0)
+    return judged(
+        ablation,
+        "spearman_distance",
+        ["component"],
+        np.arange(ablation.sizes["component"]) % 3 == 0,
+    )
 
 
 def test_numbers_of_cells_in_the_noise_stand_in_parentheses(noisy: xr.Dataset) -> None:
     fig = viz.ablation_heatmap(noisy)
-    stands = dict(zip(noisy["component"].values, noisy["spearman_distance_significant"].values, strict=True))
+    stands = dict(
+        zip(
+            noisy["component"].values,
+            noisy["spearman_distance_significant"].values,
+            strict=True,
+        )
+    )
     assert not named(fig, NOT_SIGNIFICANT)
     seen = 0
     for trace in heatmaps(fig):
@@ -51,9 +76,18 @@ def test_numbers_of_cells_in_the_noise_stand_in_parentheses(noisy: xr.Dataset) -
     assert f"in parentheses: {NOT_SIGNIFICANT} (noise floor {FLOOR})" in subtitle(fig)
 
 
-def test_nothing_is_veiled_where_all_stands_out_or_nothing_is_known(ablation: xr.Dataset) -> None:
-    every = judged(ablation, "spearman_distance", ["component"], np.ones(ablation.sizes["component"], dtype=bool))
-    unknown = ablation.drop_vars([name for name in ablation if str(name).startswith("spearman_distance_")])
+def test_nothing_is_veiled_where_all_stands_out_or_nothing_is_known(
+    ablation: xr.Dataset,
+) -> None:
+    every = judged(
+        ablation,
+        "spearman_distance",
+        ["component"],
+        np.ones(ablation.sizes["component"], dtype=bool),
+    )
+    unknown = ablation.drop_vars(
+        [name for name in ablation if str(name).startswith("spearman_distance_")]
+    )
     for ds, floor in ((unknown, False), (every, True)):
         fig = viz.ablation_heatmap(ds)
         assert not named(fig, NOT_SIGNIFICANT)
@@ -64,12 +98,16 @@ def test_nothing_is_veiled_where_all_stands_out_or_nothing_is_known(ablation: xr
 def test_cells_without_numbers_have_a_dot() -> None:
     rows = planted.components(2, 2, ("self_attn", "cross_attn"), whole=False)
     count = len(rows)
-    values = np.where(np.tri(count, count + 1, dtype=bool), np.nan, np.arange(count + 1.0))
+    values = np.where(
+        np.tri(count, count + 1, dtype=bool), np.nan, np.arange(count + 1.0)
+    )
     ds = planted.paths(planted.rivers_and_roads(), rows, values)
     stands = values > 4
     fig = viz.path_map(judged(ds, "recovered", ["sender", "receiver"], stands))
     (veil,) = named(fig, NOT_SIGNIFICANT)
-    pale = {(a, b) for a, b in np.argwhere(np.isfinite(np.asarray(veil.z, dtype=float)))}
+    pale = {
+        (a, b) for a, b in np.argwhere(np.isfinite(np.asarray(veil.z, dtype=float)))
+    }
     assert pale == {(a, b) for a, b in np.argwhere(np.isfinite(values) & ~stands)}
     assert {veil.text[a][b] for a, b in pale} == {"·"}
     assert sum(map(len, np.ravel(veil.text))) == len(pale)
@@ -88,50 +126,95 @@ def effects() -> xr.Dataset:
     return judged(ds, "self_repair", ["component"], count % 2 == 0)
 
 
-def test_bars_in_the_noise_are_hatched_over_a_grey_band_with_whiskers(effects: xr.Dataset) -> None:
+def test_bars_in_the_noise_are_hatched_over_a_grey_band_with_whiskers(
+    effects: xr.Dataset,
+) -> None:
     fig = viz.self_repair_bars(effects)
     bars = [trace for trace in fig.data if trace.type == "bar"][1]
-    stands = dict(zip(effects["component"].values, effects["self_repair_significant"].values, strict=True))
-    assert list(bars.marker.pattern.shape) == ["" if stands[name] else "/" for name in bars.y]
+    stands = dict(
+        zip(
+            effects["component"].values,
+            effects["self_repair_significant"].values,
+            strict=True,
+        )
+    )
+    assert list(bars.marker.pattern.shape) == [
+        "" if stands[name] else "/" for name in bars.y
+    ]
     shown = effects.sel(component=list(bars.y))
-    np.testing.assert_allclose(np.add(bars.x, bars.error_x.array), shown["self_repair_high"])
-    np.testing.assert_allclose(np.subtract(bars.x, bars.error_x.arrayminus), shown["self_repair_low"])
+    np.testing.assert_allclose(
+        np.add(bars.x, bars.error_x.array), shown["self_repair_high"]
+    )
+    np.testing.assert_allclose(
+        np.subtract(bars.x, bars.error_x.arrayminus), shown["self_repair_low"]
+    )
     bands = [shape for shape in fig.layout.shapes if shape.type == "rect"]
     assert [(band.x0, band.x1) for band in bands] == [(-FLOOR, FLOOR)]
     assert "hatched" in subtitle(fig)
     wide = effects.assign(self_repair_floor=("series", [FLOOR, 99.0]))
-    assert not [shape for shape in viz.self_repair_bars(wide).layout.shapes if shape.type == "rect"]
+    assert not [
+        shape
+        for shape in viz.self_repair_bars(wide).layout.shapes
+        if shape.type == "rect"
+    ]
     plain = effects.drop_vars([name for name in effects if "_significant" in str(name)])
-    (bars,) = [trace for trace in viz.self_repair_bars(plain).data if trace.type == "bar"][1:]
+    (bars,) = [
+        trace for trace in viz.self_repair_bars(plain).data if trace.type == "bar"
+    ][1:]
     assert bars.marker.pattern.shape is None
     assert bars.error_x.array is None
 
 
-def test_bars_of_an_attribution_are_hatched_unless_one_step_is_asked_for(attribution: xr.Dataset) -> None:
-    mean = attribution["mean_absolute"].isel(series=0).transpose("decomposition", "component").values
+def test_bars_of_an_attribution_are_hatched_unless_one_step_is_asked_for(
+    attribution: xr.Dataset,
+) -> None:
+    mean = (
+        attribution["mean_absolute"]
+        .isel(series=0)
+        .transpose("decomposition", "component")
+        .values
+    )
     share = mean / mean.sum(axis=1, keepdims=True)
     # half of the components are significant in the first decomposition, a tenth in the second
-    floor = np.array([np.quantile(row, level) for row, level in zip(share, (0.5, 0.9), strict=True)])
+    floor = np.array(
+        [np.quantile(row, level) for row, level in zip(share, (0.5, 0.9), strict=True)]
+    )
     stands = share > floor[:, None]
     axes = ("decomposition", "component")
-    ds = attribution.assign(size_share_floor=("decomposition", floor), size_share_significant=(axes, stands))
+    ds = attribution.assign(
+        size_share_floor=("decomposition", floor), size_share_significant=(axes, stands)
+    )
     assert stands.any()
     assert not stands.all()
     for which, good in enumerate(stands):
-        (bars,) = viz.attribution_bars(ds, decomposition=ds["decomposition"].values[which], top=5).data[:1]
+        (bars,) = viz.attribution_bars(
+            ds, decomposition=ds["decomposition"].values[which], top=5
+        ).data[:1]
         known = dict(zip(ds["component"].values, good, strict=True))
-        assert list(bars.marker.pattern.shape) == ["" if known.get(name, True) else "/" for name in bars.y]
+        assert list(bars.marker.pattern.shape) == [
+            "" if known.get(name, True) else "/" for name in bars.y
+        ]
         assert len(bars.y) == 6
     (bars,) = viz.attribution_bars(ds, step=1).data
     assert bars.marker.pattern.shape is None
 
 
-def test_curves_have_bands_and_points_that_are_hollow_in_the_noise(gain: xr.Dataset) -> None:
+def test_curves_have_bands_and_points_that_are_hollow_in_the_noise(
+    gain: xr.Dataset,
+) -> None:
     stands = np.array([[False, True, False]] * 3)
     fig = viz.layer_gain(judged(gain, "gain", ["metric", "layer"], stands, reach=3.0))
-    means = [trace for trace in fig.data if trace.name == "median over series" and trace.mode == "markers"]
-    assert [list(trace.marker.symbol) for trace in means] == [["circle", "circle-open"]] * 3
-    for trace, rows in zip(means, gain["gain"].median("series").values[:, 1:], strict=True):
+    means = [
+        trace
+        for trace in fig.data
+        if trace.name == "median over series" and trace.mode == "markers"
+    ]
+    assert [list(trace.marker.symbol) for trace in means] == [
+        ["circle", "circle-open"]
+    ] * 3
+    for trace, rows in zip(
+        means, gain["gain"].median("series").values[:, 1:], strict=True
+    ):
         np.testing.assert_allclose(trace.y, rows)
     low, high = (named(fig, f"range over series{end}") for end in (" from", ""))
     for mean, foot, top in zip(means, low, high, strict=True):

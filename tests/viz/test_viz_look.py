@@ -25,7 +25,9 @@ def test_importing_registers_the_template_and_leaves_plotlys_the_default():
 
 def test_user_strings_show_letter_by_letter(forecast):
     name, model = "<b>x</b>&amp;%{x}$1$", "<i>m</i>"
-    forecast = forecast.assign_coords(series=[name, "b"], units=("series", ["<u>€</u>", ""]))
+    forecast = forecast.assign_coords(
+        series=[name, "b"], units=("series", ["<u>€</u>", ""])
+    )
     forecast.attrs["model"] = model
     fig = viz.forecast_fan(forecast)
     assert "&lt;b&gt;x&lt;/b&gt;&amp;amp;" in fig.layout.title.text
@@ -42,7 +44,10 @@ def test_save_html_is_self_contained_and_json_round_trips(forecast, tmp_path):
     assert "<script src=" not in text
     assert "Plotly.newPlot" in text
     assert len(text) > 3_000_000
-    assert viz.save(fig, tmp_path / "fan.HTML", self_contained=False).stat().st_size < 200_000
+    assert (
+        viz.save(fig, tmp_path / "fan.HTML", self_contained=False).stat().st_size
+        < 200_000
+    )
     again = pio.from_json(viz.save(fig, tmp_path / "fan.json").read_text())
     assert json.loads(again.to_json()) == json.loads(fig.to_json())
 
@@ -67,13 +72,20 @@ def test_letters_of_panels_are_there_or_not(letters, forecast):
     expect_error("letters", viz.compose, [viz.forecast_fan(forecast)], letters=letters)
 
 
-def test_without_kaleido_or_a_browser_the_message_says_what_to_install(tmp_path, monkeypatch):
+def test_without_kaleido_or_a_browser_the_message_says_what_to_install(
+    tmp_path, monkeypatch
+):
     pytest.importorskip("kaleido")
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "nothing"))
-    with pytest.raises(RenderError, match=r"needs a Chrome or Chromium, and none was found.*BROWSER_PATH"):
+    with pytest.raises(
+        RenderError,
+        match=r"needs a Chrome or Chromium, and none was found.*BROWSER_PATH",
+    ):
         viz.save(go.Figure(), tmp_path / "a.svg")
     monkeypatch.setattr("tsfm_lens.viz.saving.find_spec", lambda name: None)
-    expect_error(re.escape(install_command("static")), viz.save, go.Figure(), tmp_path / "a.png")
+    expect_error(
+        re.escape(install_command("static")), viz.save, go.Figure(), tmp_path / "a.png"
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -98,7 +110,10 @@ def test_marks_that_nothing_explains_are_found():
     made.panel().line([0, 1], [0, 1])
     made.panel().dots([0.5], [0.5])
     made.y("value")
-    assert unexplained(made.dress("title")) == ["lines '' at ('x', 'y')", "markers '' at ('x', 'y')"]
+    assert unexplained(made.dress("title")) == [
+        "lines '' at ('x', 'y')",
+        "markers '' at ('x', 'y')",
+    ]
     assert unexplained(made.dress("title", "dot: the best one")) == []
     alone = blank()
     alone.panel().line([0, 1], [0, 1])

@@ -51,7 +51,9 @@ def test_logit_maps_are_symmetric_and_peak_where_planted():
         np.testing.assert_allclose(centres[z.argmax(axis=0)], 5.0 * np.arange(STEPS))
     assert fig.layout.coloraxis.cmin == -fig.layout.coloraxis.cmax
     assert fig.layout.coloraxis.colorscale[5][1] != theme.SEQUENTIAL[5][1]
-    ratio = [float(a.text.split("± ")[1]) for a in fig.layout.annotations if "±" in a.text]
+    ratio = [
+        float(a.text.split("± ")[1]) for a in fig.layout.annotations if "±" in a.text
+    ]
     # two numbers of four significant digits
     assert ratio[1] == pytest.approx(2 * ratio[0], rel=2 * last_digit(3))
 
@@ -65,14 +67,21 @@ def test_the_scheme_shows_every_writer_with_its_share():
     assert list(heads.y) == [1, 1]
     assert list(numbers.text) == ["12.5 %", "37.5 %", "50 %"]
     texts = [a.text for a in fig.layout.annotations if a.text]
-    assert {"embedding", "cross-attention to the encoder", "MLP", "layer 0"} <= set(texts)
+    assert {"embedding", "cross-attention to the encoder", "MLP", "layer 0"} <= set(
+        texts
+    )
     arrows = [a for a in fig.layout.annotations if a.showarrow and a.ay == a.y]
     assert np.all(np.diff([a.arrowwidth for a in arrows]) > 0)
     # two writers read the stream, the embedding does not
     assert sum(s.type == "line" for s in fig.layout.shapes) == 2
     printed = viz.for_print(fig)
     moved = [a for a in printed.layout.annotations if a.showarrow]
-    assert all(a.ay == b.ay for a, b in zip(moved, [a for a in fig.layout.annotations if a.showarrow], strict=True))
+    assert all(
+        a.ay == b.ay
+        for a, b in zip(
+            moved, [a for a in fig.layout.annotations if a.showarrow], strict=True
+        )
+    )
 
 
 def test_the_selected_patch_is_marked_at_its_first_step():
@@ -81,5 +90,7 @@ def test_the_selected_patch_is_marked_at_its_first_step():
     (mark,) = named(fig, "most read by layer 0, head 1")
     assert list(mark.x) == [-20, -20]
     assert "layer 0, head 1" in fig.layout.meta["title"]
-    (other,) = named(viz.selected_patch(patches, layer="1", head=0), "most read by layer 1, head 0")
+    (other,) = named(
+        viz.selected_patch(patches, layer="1", head=0), "most read by layer 1, head 0"
+    )
     assert list(other.x) == [-20, -20]

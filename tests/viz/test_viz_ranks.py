@@ -26,7 +26,9 @@ def test_weights_whose_ranks_cannot_be_told_are_left_empty() -> None:
         "At ε = 0.1 the median matrix uses this share of its directions: 50 % in W_Q and 100 % in W_in.",
         "encoder.0.self_attn.W_Q uses the smallest share, 1 of 4 directions.",
     ]
-    assert read_weight_ranks(ds, 0.01) == ["At ε = 0.01 rounding of the weights hides every rank."]
+    assert read_weight_ranks(ds, 0.01) == [
+        "At ε = 0.01 rounding of the weights hides every rank."
+    ]
     assert "median attention matrix " in read_histograms(ds)[0]
     assert "(25 % to 75 % over all)" in read_histograms(ds)[0]
 
@@ -40,7 +42,9 @@ def test_families_are_told_apart_only_where_their_intervals_are() -> None:
     assert second == (
         "A single signal of white noise uses the most directions, 2.7 to 3.5; one of any other family at most 1.5."
     )
-    wide = ds.assign(signal_rank_low=ds["signal_rank_low"] - 2 * (ds["family"] == "white noise"))
+    wide = ds.assign(
+        signal_rank_low=ds["signal_rank_low"] - 2 * (ds["family"] == "white noise")
+    )
     assert read_embedding_ranks(wide, 0.1)[1].endswith("of single signals overlap.")
     assert read_token_angles(ds) == [
         "Mean angles between two tokens: own series 10°, white noise 60° and zero 0°; between random lines 60°."
@@ -62,11 +66,19 @@ def test_the_flow_is_told_by_its_size() -> None:
     (silent,) = read_bound(ds)
     assert "requires 874 or more layers of 2 heads (here 2)" in silent
     assert "query–key products reach 3, value–output products 5)." in silent
-    loose, tight = (ds.assign(bound=xr.full_like(ds["bound"], value)) for value in (2.0, 0.7))
-    assert read_bound(loose) == ["The bound of theorem 4 applies to 2 of 2 layers and is never exceeded."]
+    loose, tight = (
+        ds.assign(bound=xr.full_like(ds["bound"], value)) for value in (2.0, 0.7)
+    )
+    assert read_bound(loose) == [
+        "The bound of theorem 4 applies to 2 of 2 layers and is never exceeded."
+    ]
     # 1 of the stream after layer 0 and 4 of that after layer 1
     assert "is exceeded 5 times" in read_bound(tight)[0]
-    bounds = [line for line in viz.rank_flow_spectra(tight).data if line.name == "bound of theorem 4"]
+    bounds = [
+        line
+        for line in viz.rank_flow_spectra(tight).data
+        if line.name == "bound of theorem 4"
+    ]
     assert [list(line.y) for line in bounds] == [[0.7] * 4] * 2
 
 

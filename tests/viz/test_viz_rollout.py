@@ -17,17 +17,25 @@ def long_map(kind: str, keys: int, queries: int, lag: int) -> xr.Dataset:
     pattern = np.zeros((1, 1, queries, keys), dtype=np.float32)
     query = np.arange(queries)
     pattern[0, 0, query, keys - lag + query % lag] = 1.0
-    places = planted.tokens("key", range(-keys, 0)) | planted.tokens("query", range(queries))
-    make = {"autoregressive_attention": planted.rollout, "norm_weighted": planted.norm_weighted}.get(
-        kind, planted.attention
+    places = planted.tokens("key", range(-keys, 0)) | planted.tokens(
+        "query", range(queries)
     )
-    made = make(planted.series(("s",), time=keys, horizon=queries, dated=False), pattern, places)
+    make = {
+        "autoregressive_attention": planted.rollout,
+        "norm_weighted": planted.norm_weighted,
+    }.get(kind, planted.attention)
+    made = make(
+        planted.series(("s",), time=keys, horizon=queries, dated=False), pattern, places
+    )
     return made.assign(norm=made["norm"] / 2) if kind == "norm_weighted" else made
 
 
 def test_rollout_panels_are_sorted_by_entropy_and_hold_the_weights() -> None:
     ds = planted.rollout()
-    sharp, diffuse = (viz.autoregressive_attention_map(ds, heads=word, count=3) for word in ("sharp", "diffuse"))
+    sharp, diffuse = (
+        viz.autoregressive_attention_map(ds, heads=word, count=3)
+        for word in ("sharp", "diffuse")
+    )
     assert len(sharp.data) == len(diffuse.data) == 3
     entropy = ds["entropy"].values
     for fig, flat in ((sharp, int(entropy.argmin())), (diffuse, int(entropy.argmax()))):
@@ -43,8 +51,15 @@ def test_rollout_panels_are_sorted_by_entropy_and_hold_the_weights() -> None:
     assert "above the dotted line: EOS" in sharp.layout.meta["subtitle"]
     assert sharp.layout.coloraxis.cmax >= 0.1
     # of few heads none is among both
-    few = [viz.autoregressive_attention_map(ds, heads=word).data for word in ("sharp", "diffuse")]
-    assert [len({trace.name for trace in each}) for each in (*few, sum(few, ()))] == [2, 2, 4]
+    few = [
+        viz.autoregressive_attention_map(ds, heads=word).data
+        for word in ("sharp", "diffuse")
+    ]
+    assert [len({trace.name for trace in each}) for each in (*few, sum(few, ()))] == [
+        2,
+        2,
+        4,
+    ]
 
 
 def test_flow_has_a_panel_a_layer_and_keeps_the_rest_visible() -> None:
@@ -61,19 +76,34 @@ def test_flow_has_a_panel_a_layer_and_keeps_the_rest_visible() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["autoregressive_attention_map", "attention_map", "attention_grid", "norm_weighted_map"]
+    "name",
+    [
+        "autoregressive_attention_map",
+        "attention_map",
+        "attention_grid",
+        "norm_weighted_map",
+    ],
 )
 def test_long_maps_stay_small_and_keep_the_band(name: str) -> None:
-    kinds = {"autoregressive_attention_map": "autoregressive_attention", "norm_weighted_map": "norm_weighted"}
+    kinds = {
+        "autoregressive_attention_map": "autoregressive_attention",
+        "norm_weighted_map": "norm_weighted",
+    }
     fig = getattr(viz, name)(long_map(kinds.get(name, "attention"), 2048, 512, 24))
     (trace,) = (one for one in fig.data if one.type == "heatmap")
-    z = np.asarray(trace.z if name != "autoregressive_attention_map" else np.asarray(trace.z).T)
+    z = np.asarray(
+        trace.z if name != "autoregressive_attention_map" else np.asarray(trace.z).T
+    )
     assert z.size <= 110_000
     assert len(fig.to_json()) < 1_200_000
     # every query reads one key with a weight of 1: so does every row of cells
     np.testing.assert_array_equal(z.max(axis=1), 1.0)
     assert "a cell: the largest value of" in fig.layout.meta["subtitle"]
-    ticks = [axis.tickvals for axis in (*fig.select_xaxes(), *fig.select_yaxes()) if axis.tickvals is not None]
+    ticks = [
+        axis.tickvals
+        for axis in (*fig.select_xaxes(), *fig.select_yaxes())
+        if axis.tickvals is not None
+    ]
     assert all(len(values) <= 9 for values in ticks)
 
 
@@ -95,7 +125,9 @@ def test_a_long_logit_map_takes_the_mean_of_steps() -> None:
     assert len({axis.domain for axis in fig.select_xaxes()}) == 2
 
 
-@pytest.mark.parametrize(("low", "high"), [(-512, 0), (-60, 12), (0, 3), (-2048, 512), (-3, 5)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(-512, 0), (-60, 12), (0, 3), (-2048, 512), (-3, 5)]
+)
 def test_ticks_are_few_and_round_and_inside(low: int, high: int) -> None:
     ds = xr.Dataset(coords=planted.tokens("key", range(low, high), special="EOS"))
     side: Ruler = ruler(token_axis(ds, "key"))

@@ -38,14 +38,18 @@ def test_a_page_says_how_many_of_many_series_it_draws(forecast):
     panels = panels_of({"forecast": many})["forecast"]
     assert len(panels) == 24
     assert panels[0].sentences[0] == "The first 24 of 26 series are drawn."
-    assert "are drawn" not in " ".join(panels_of({"forecast": many.isel(series=slice(24))})["forecast"][0].sentences)
+    assert "are drawn" not in " ".join(
+        panels_of({"forecast": many.isel(series=slice(24))})["forecast"][0].sentences
+    )
 
 
 def test_fan_uses_dates_and_marks_the_start_between_two_days(dated_forecast):
     fig = viz.forecast_fan(dated_forecast, context_steps=3)
     assert not fig.layout.xaxis.title.text
     days = np.array(["2001-01-28", "2001-01-29", "2001-01-30"], dtype="datetime64[ns]")
-    assert (np.asarray(named(fig, "context")[0].x, dtype="datetime64[ns]") == days).all()
+    assert (
+        np.asarray(named(fig, "context")[0].x, dtype="datetime64[ns]") == days
+    ).all()
     assert str(fig.layout.shapes[0].x0).startswith("2001-01-30T12:00")
 
 
@@ -124,9 +128,12 @@ def test_lens_forecast_has_a_fan_per_layer_on_shared_axes(logit):
 
 def test_layer_entropy_is_the_mean_over_steps_with_the_median(logit):
     fig = viz.layer_entropy(logit)
-    np.testing.assert_allclose(named(fig, "rivers")[0].y, logit["entropy"].values[:, 0].mean(-1))
     np.testing.assert_allclose(
-        named(fig, "median over series")[0].y, np.median(logit["entropy"].values.mean(-1), axis=1)
+        named(fig, "rivers")[0].y, logit["entropy"].values[:, 0].mean(-1)
+    )
+    np.testing.assert_allclose(
+        named(fig, "median over series")[0].y,
+        np.median(logit["entropy"].values.mean(-1), axis=1),
     )
     assert np.isclose(fig.layout.shapes[0].y0, np.log(40))
     assert "nats" in fig.layout.yaxis.title.text
@@ -137,7 +144,8 @@ def test_layer_gain_values_zero_line_and_direction(gain):
     fig = viz.layer_gain(gain)
     assert [t.y[0] for t in named(fig, "rivers")] == [-1.0, 9.0, 19.0]
     np.testing.assert_allclose(
-        [t.y for t in named(fig, "median over series") if t.mode == "lines"], [[1, 0], [11, 10], [21, 20]]
+        [t.y for t in named(fig, "median over series") if t.mode == "lines"],
+        [[1, 0], [11, 10], [21, 20]],
     )
     assert [s.y0 for s in fig.layout.shapes] == [0, 0, 0]
     assert "negative = better" in fig.layout.yaxis.title.text
@@ -147,7 +155,9 @@ def test_layer_gain_values_zero_line_and_direction(gain):
 
 
 def test_layer_gain_leaves_an_outlier_beyond_the_axis(gain):
-    many = xr.concat([gain.assign_coords(series=[f"a{i}", f"b{i}"]) for i in range(10)], "series")
+    many = xr.concat(
+        [gain.assign_coords(series=[f"a{i}", f"b{i}"]) for i in range(10)], "series"
+    )
     many.attrs = gain.attrs
     many["gain"][0, 1, 0] = 5000.0
     fig = viz.layer_gain(many)
@@ -156,7 +166,9 @@ def test_layer_gain_leaves_an_outlier_beyond_the_axis(gain):
 
 
 def test_fitted_range_holds_the_core_and_reports_a_cut():
-    bounds, cut = fitted_range(np.array([0.0, 10.0]), np.array([-100.0, 12.0]), reach=0.5)
+    bounds, cut = fitted_range(
+        np.array([0.0, 10.0]), np.array([-100.0, 12.0]), reach=0.5
+    )
     assert cut
     assert bounds[0] <= -5
     assert bounds[0] > -7

@@ -26,14 +26,21 @@ def patterns(step: int, sharp: float) -> dict[str, torch.Tensor]:
     share = sharp * step / STEPS[-1]
     head = share * torch.eye(TOKENS) + (1 - share) / TOKENS
     even = torch.full((TOKENS, TOKENS), 1 / TOKENS)
-    return {name: torch.stack([head, even]).expand(3, HEADS, TOKENS, TOKENS) for name in ("0.attn", "1.attn")}
+    return {
+        name: torch.stack([head, even]).expand(3, HEADS, TOKENS, TOKENS)
+        for name in ("0.attn", "1.attn")
+    }
 
 
 @cache
 def watched(sharp: float = 0.9, name: str = "toy") -> xr.Dataset:
     model, at = torch.nn.Linear(3, 1), iter(STEPS)
     loss = lambda: model(torch.eye(3)).square().mean()  # noqa: E731
-    looks = {"patterns": lambda: patterns(next(at), sharp), "snapshots": 10, "inputs": 2}
+    looks = {
+        "patterns": lambda: patterns(next(at), sharp),
+        "snapshots": 10,
+        "inputs": 2,
+    }
     watch = Watch(model, every=10, loss=loss, name=name, **looks)  # type: ignore[arg-type]
     for step in STEPS:
         watch(step, loss=100.0 / (1 + step) ** 2)
@@ -44,9 +51,13 @@ def watched(sharp: float = 0.9, name: str = "toy") -> xr.Dataset:
 def result(which: str) -> xr.Dataset:
     made: dict[str, Any] = {
         "one": watched,
-        "several": lambda: together({"Adam": [watched(0.9), watched(0.8)], "SAM": watched(0.5)}),
+        "several": lambda: together(
+            {"Adam": [watched(0.9), watched(0.8)], "SAM": watched(0.5)}
+        ),
         "norms": lambda: attention_norms(patterns(20, 0.9), name="toy"),
-        "several norms": lambda: together({n: attention_norms(patterns(20, s)) for n, s in (("a", 0.1), ("b", 0.9))}),
+        "several norms": lambda: together(
+            {n: attention_norms(patterns(20, s)) for n, s in (("a", 0.1), ("b", 0.9))}
+        ),
     }
     found: xr.Dataset = made[which]()
     return found
@@ -56,7 +67,9 @@ WHICH = ("one", "several", "norms", "several norms")
 
 
 @pytest.mark.parametrize("which", WHICH)
-def test_every_chapter_is_drawn_tabulated_read_and_fits_a_column(which: str, tmp_path: Path) -> None:
+def test_every_chapter_is_drawn_tabulated_read_and_fits_a_column(
+    which: str, tmp_path: Path
+) -> None:
     ds = result(which)
     kind = ds.attrs["kind"]
     panels = panels_of({kind: ds})[kind]
@@ -64,7 +77,10 @@ def test_every_chapter_is_drawn_tabulated_read_and_fits_a_column(which: str, tmp
     for panel in panels:
         assert len(panel.table)
         assert panel.sentences
-        assert all(sentence.endswith(".") and "nan" not in sentence for sentence in panel.sentences)
+        assert all(
+            sentence.endswith(".") and "nan" not in sentence
+            for sentence in panel.sentences
+        )
         assert viz.for_print(panel.figure).layout.meta["width_mm"] in COLUMNS.values()
     for figure in registry.find(kind).figures:
         assert figure.draw(ds).data
@@ -77,20 +93,35 @@ def test_measures_are_drawn_as_they_are() -> None:
     fig = viz.training_measures(ds)
     titles = [axis.title.text for axis in fig.select_yaxes()]
     assert [title.split("<br>")[0] for title in titles] == [
-        *("training loss", "sharpness", "entropy of", "nuclear norm", "diagonal mass", "numerical rank")
+        *(
+            "training loss",
+            "sharpness",
+            "entropy of",
+            "nuclear norm",
+            "diagonal mass",
+            "numerical rank",
+        )
     ]
     lines = [trace for trace in fig.data if trace.mode == "lines+markers"]
     np.testing.assert_array_equal(lines[0].y, ds["loss"])
     np.testing.assert_array_equal(lines[1].y, ds["sharpness"])
-    wide = viz.training_measures(ds.assign(sharpness_residual=0 * ds["sharpness"] + 0.25))
-    low, high = (trace for trace in wide.data if trace.mode == "lines" and trace.line.width == 0)
+    wide = viz.training_measures(
+        ds.assign(sharpness_residual=0 * ds["sharpness"] + 0.25)
+    )
+    low, high = (
+        trace for trace in wide.data if trace.mode == "lines" and trace.line.width == 0
+    )
     np.testing.assert_allclose(np.subtract(high.y, low.y), 0.5)
     heads = [line.y for line in lines[2:6]]
-    np.testing.assert_array_equal(heads, ds["entropy"].transpose("layer", "head", "step").values.reshape(4, -1))
+    np.testing.assert_array_equal(
+        heads, ds["entropy"].transpose("layer", "head", "step").values.reshape(4, -1)
+    )
     # a loss that falls by more than a factor of 30 has a logarithmic axis, and all layers have one log D
     assert next(axis.type for axis in fig.select_yaxes()) == "log"
     assert np.log(TOKENS) in [shape.y0 for shape in fig.layout.shapes]
-    assert {"log 5", "identity", "one row for all", "even"} <= {note.text for note in fig.layout.annotations}
+    assert {"log 5", "identity", "one row for all", "even"} <= {
+        note.text for note in fig.layout.annotations
+    }
 
 
 def test_several_runs_have_a_line_each_and_a_band_over_seeds() -> None:
@@ -98,25 +129,48 @@ def test_several_runs_have_a_line_each_and_a_band_over_seeds() -> None:
     fig = viz.training_measures(ds)
     assert {trace.name for trace in fig.data if trace.showlegend} == {"Adam", "SAM"}
     entropy = ds["entropy"].mean(["layer", "head"])
-    adam = [trace for trace in fig.data if trace.mode == "lines+markers" and trace.name == "Adam"]
-    ends = [trace for trace in fig.data if trace.mode == "lines" and (trace.name or "").startswith("Adam")]
+    adam = [
+        trace
+        for trace in fig.data
+        if trace.mode == "lines+markers" and trace.name == "Adam"
+    ]
+    ends = [
+        trace
+        for trace in fig.data
+        if trace.mode == "lines" and (trace.name or "").startswith("Adam")
+    ]
     np.testing.assert_array_equal(adam[2].y, entropy.sel(run="Adam").mean("seed"))
-    place = next(i for i, trace in enumerate(ends) if np.array_equal(trace.y, entropy.sel(run="Adam").min("seed")))
-    np.testing.assert_array_equal(ends[place + 1].y, entropy.sel(run="Adam").max("seed"))
+    place = next(
+        i
+        for i, trace in enumerate(ends)
+        if np.array_equal(trace.y, entropy.sel(run="Adam").min("seed"))
+    )
+    np.testing.assert_array_equal(
+        ends[place + 1].y, entropy.sel(run="Adam").max("seed")
+    )
 
 
 def test_snapshots_stand_side_by_side() -> None:
     ds = result("one")
     fig = viz.attention_snapshots(ds, layer="0.attn", head=0, snapshots=[10, 30])
     for trace, step in zip(fig.data, (10, 30), strict=True):
-        np.testing.assert_array_equal(trace.z, ds["pattern"].sel(snapshot=step, layer="0.attn", head=0, input=0))
+        np.testing.assert_array_equal(
+            trace.z, ds["pattern"].sel(snapshot=step, layer="0.attn", head=0, input=0)
+        )
     inputs = viz.attention_snapshots(ds, layer="0.attn", across="input")
     assert len(inputs.data) == HEADS * 2
-    np.testing.assert_array_equal(inputs.data[1].z, ds["pattern"].isel(snapshot=-1, layer=0, head=0, input=1))
+    np.testing.assert_array_equal(
+        inputs.data[1].z, ds["pattern"].isel(snapshot=-1, layer=0, head=0, input=1)
+    )
     expect_error("across='rows'", viz.attention_snapshots, ds, across="rows")
-    for words, options in (("snapshot", {"snapshots": [11]}), (r"0\.attn", {"layer": "attn"})):
+    for words, options in (
+        ("snapshot", {"snapshots": [11]}),
+        (r"0\.attn", {"layer": "attn"}),
+    ):
         expect_error(words, viz.attention_snapshots, ds, **options)
-    expect_error("row is 2, expected an input from 0 to 1", viz.attention_snapshots, ds, row=2)
+    expect_error(
+        "row is 2, expected an input from 0 to 1", viz.attention_snapshots, ds, row=2
+    )
 
 
 def test_histograms_hold_their_numbers() -> None:

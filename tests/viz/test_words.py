@@ -23,7 +23,12 @@ pytestmark = pytest.mark.browser
 SCREEN = 900  # pixels of a figure in a notebook, or in a report that has room
 NAME = "Wirkleistung Knoten Köln-Süd"
 UNIT = "megawatt hours per day"
-FEW = ("layer_similarity", "effects", "seasonality", "explore")  # maps, points and bars, lines, panels of all kinds
+FEW = (
+    "layer_similarity",
+    "effects",
+    "seasonality",
+    "explore",
+)  # maps, points and bars, lines, panels of all kinds
 DRAW = """
 const [spec, width, height, done] = arguments, {data, layout} = JSON.parse(spec), plot = document.createElement("div");
 document.getElementById("plot").replaceWith(plot);
@@ -35,12 +40,18 @@ Faults = Callable[[go.Figure, float], list[str]]
 
 
 @pytest.fixture(scope="module")
-def page(new_browser: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def page(
+    new_browser: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
     """A page that can draw figures and find their faults."""
     path = tmp_path_factory.mktemp("page") / "page.html"
     faults = Path(__file__).with_name("faults.js").read_text()
-    scripts = "".join(f"<script>{script}</script>" for script in (get_plotlyjs(), faults))
-    path.write_text(f"<!DOCTYPE html><meta charset='utf-8'><body style='margin: 0'><div id='plot'></div>{scripts}")
+    scripts = "".join(
+        f"<script>{script}</script>" for script in (get_plotlyjs(), faults)
+    )
+    path.write_text(
+        f"<!DOCTYPE html><meta charset='utf-8'><body style='margin: 0'><div id='plot'></div>{scripts}"
+    )
     browser = new_browser("--window-size=1600,1200")
     browser.get(path.as_uri())
     yield browser
@@ -52,7 +63,9 @@ def faults(page: Any) -> Faults:
     """What cannot be read of a figure at a width in pixels."""
 
     def of(fig: go.Figure, width: float) -> list[str]:
-        found: list[str] = page.execute_async_script(DRAW, fig.to_json(), width, fig.layout.height or 450)
+        found: list[str] = page.execute_async_script(
+            DRAW, fig.to_json(), width, fig.layout.height or 450
+        )
         return found
 
     return of
@@ -71,7 +84,9 @@ def everywhere(fig: go.Figure) -> Iterator[tuple[str, go.Figure, float]]:
             yield column, printed, printed.layout.width
 
 
-def faults_of(faults: Faults, name: str, figures: Iterable[tuple[str, go.Figure]]) -> tuple[int, list[str]]:
+def faults_of(
+    faults: Faults, name: str, figures: Iterable[tuple[str, go.Figure]]
+) -> tuple[int, list[str]]:
     """How many drawings were looked at, and what cannot be read of them."""
     count, found = 0, []
     # a plate of a report is often the figure of a renderer
@@ -79,37 +94,56 @@ def faults_of(faults: Faults, name: str, figures: Iterable[tuple[str, go.Figure]
     for figure, fig in drawn.values():
         for where, shown, width in everywhere(fig):
             count += 1
-            found += [f"{name}, {figure} ({where}): {fault}" for fault in faults(shown, width)]
+            found += [
+                f"{name}, {figure} ({where}): {fault}" for fault in faults(shown, width)
+            ]
     return count, found
 
 
 def readable() -> go.Figure:
-    fig = go.Figure(go.Bar(x=["one", "two", "three"], y=[1, 2, 3]), {"height": 300, "template": viz.theme.TEMPLATE})
-    return fig.update_layout(margin={"l": 60, "r": 20, "t": 20, "b": 60}, xaxis_title="name", yaxis_title="height")
+    fig = go.Figure(
+        go.Bar(x=["one", "two", "three"], y=[1, 2, 3]),
+        {"height": 300, "template": viz.theme.TEMPLATE},
+    )
+    return fig.update_layout(
+        margin={"l": 60, "r": 20, "t": 20, "b": 60},
+        xaxis_title="name",
+        yaxis_title="height",
+    )
 
 
 def title_over_a_panel(fig: go.Figure) -> None:
     fig.add_bar(x=["one"], y=[1], xaxis="x2", yaxis="y2")
     beside = {"anchor": "x2", "title": {"text": "words<br>in three<br>lines"}}
-    fig.update_layout(xaxis_domain=[0, 0.48], xaxis2={"domain": [0.52, 1]}, yaxis2=beside)
+    fig.update_layout(
+        xaxis_domain=[0, 0.48], xaxis2={"domain": [0.52, 1]}, yaxis2=beside
+    )
 
 
 ON_PAPER = {"y": 0.5, "xref": "paper", "yref": "paper"}
 PLANTED: dict[str, Callable[[go.Figure], Any]] = {
-    "overlap: words | words": lambda fig: [fig.add_annotation(text="words", x=x, **ON_PAPER) for x in (0.5, 0.52)],
+    "overlap: words | words": lambda fig: [
+        fig.add_annotation(text="words", x=x, **ON_PAPER) for x in (0.5, 0.52)
+    ],
     "overlap: words | words that are turned": lambda fig: [
         fig.add_annotation(text=text, x=0.5, textangle=angle, **ON_PAPER)
         for text, angle in (("words that are turned", -90), ("words", 0))
     ],
-    "cut: words": lambda fig: fig.add_annotation(text="words", x=1, xanchor="left", xshift=10, **ON_PAPER),
+    "cut: words": lambda fig: fig.add_annotation(
+        text="words", x=1, xanchor="left", xshift=10, **ON_PAPER
+    ),
     "cut by its panel: words that leave": lambda fig: fig.add_scatter(
-        x=["three"], y=[2], mode="text", text="words that leave the panel at its side " * 3
+        x=["three"],
+        y=[2],
+        mode="text",
+        text="words that leave the panel at its side " * 3,
     ),
     "overlap: a name that is long | a name that is long": lambda fig: fig.update_xaxes(
         tickangle=0, ticktext=["a name that is long"] * 3, tickvals=[0, 0.5, 1]
     ),
     "legend over a panel": lambda fig: fig.update_layout(
-        showlegend=True, legend={"x": 0.5, "y": 0.5, "yref": "paper", "yanchor": "middle"}
+        showlegend=True,
+        legend={"x": 0.5, "y": 0.5, "yref": "paper", "yanchor": "middle"},
     ),
     "title over a panel: words": title_over_a_panel,
     "no room for a panel": lambda fig: fig.update_yaxes(domain=[0, 0.02]),
@@ -128,22 +162,35 @@ def test_planted_faults_are_found(faults: Faults, fault: str) -> None:
     PLANTED[fault](fig)
     found = faults(fig, 400)
     first, *second = fault.removeprefix("overlap: ").split(" | ")
-    assert any(fault in each or (second and f"{second[0]} | {first}" in each) for each in found), found
+    assert any(
+        fault in each or (second and f"{second[0]} | {first}" in each) for each in found
+    ), found
 
 
 @pytest.mark.parametrize("name", FEW)
 def test_the_words_of_a_few_figures_can_be_read(faults: Faults, name: str) -> None:
-    results = planted.in_report([f"{NAME} {i}" for i in range(4)], units=UNIT, level=-123456.789)
+    results = planted.in_report(
+        [f"{NAME} {i}" for i in range(4)], units=UNIT, level=-123456.789
+    )
     drawn = [(name, panel.figure) for panel in panels_of({name: results[name]})[name]]
     assert faults_of(faults, name, drawn)[1] == []
 
 
 @pytest.mark.parametrize("width", COLUMNS.values())
-def test_a_sheet_of_panels_can_be_read_and_its_type_is_large_enough(faults: Faults, page: Any, width: int) -> None:
+def test_a_sheet_of_panels_can_be_read_and_its_type_is_large_enough(
+    faults: Faults, page: Any, width: int
+) -> None:
     """The camera-ready figure of two models: ablation map, attention and lens of each, and the maps as a pair."""
-    maps, looks = viz.ablation_heatmap(planted.ablation()), viz.attention_map(planted.attention())
+    maps, looks = (
+        viz.ablation_heatmap(planted.ablation()),
+        viz.attention_map(planted.attention()),
+    )
     lens, wide = viz.lens_forecast(planted.quantile_lens()), width == COLUMNS["double"]
-    pairs = [viz.compare([each] * 2, ["one", "another"]) for each in (maps, looks)] if wide else [maps]
+    pairs = (
+        [viz.compare([each] * 2, ["one", "another"]) for each in (maps, looks)]
+        if wide
+        else [maps]
+    )
     for figures in ([[maps] * 2, [looks] * 2, lens] if wide else [maps, looks], pairs):
         sheet = viz.compose(figures, width)
         assert faults(sheet, sheet.layout.width) == []
@@ -162,8 +209,12 @@ def test_the_words_of_every_figure_can_be_read(faults: Faults, source: str) -> N
     results = specimens.specimens(source)
     count, found = 0, []
     for name, result in results.items():
-        drawings, unread = faults_of(faults, name, specimens.figures_of(name, result, results))
+        drawings, unread = faults_of(
+            faults, name, specimens.figures_of(name, result, results)
+        )
         count, found = count + drawings, found + unread
-    logging.getLogger(__name__).info("%s: %d drawings of %d results", source, count, len(results))
+    logging.getLogger(__name__).info(
+        "%s: %d drawings of %d results", source, count, len(results)
+    )
     assert found == []
     assert count

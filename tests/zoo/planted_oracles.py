@@ -45,7 +45,9 @@ def lens_of(planted: Planted) -> Lens:
 
 def tolerance(*series: Array) -> float:
     """Rounding of a stream whose coordinates are of the order of 1, on values that are `SIGNAL` of a deviation."""
-    return rounding("float32", max(float(np.std(one)) for one in series) / SIGNAL, depth=40)
+    return rounding(
+        "float32", max(float(np.std(one)) for one in series) / SIGNAL, depth=40
+    )
 
 
 SMALL = tolerance(np.array([-1.0, 1.0]))
@@ -76,9 +78,13 @@ class Format:
 
 
 FORMATS = {
-    chronos.NAME: Format(bound=two_bins, error=2 * BIN, effect=2.0, rest=0.5, turn=0.05),
+    chronos.NAME: Format(
+        bound=two_bins, error=2 * BIN, effect=2.0, rest=0.5, turn=0.05
+    ),
     bolt.NAME: Format(bolt.CONTEXT // PATCH + 1),
-    chronos2.NAME: Format(chronos2.CONTEXT // PATCH + 1 + chronos2.AHEAD, squash=np.arcsinh),
+    chronos2.NAME: Format(
+        chronos2.CONTEXT // PATCH + 1 + chronos2.AHEAD, squash=np.arcsinh
+    ),
     moirai2.NAME: Format(moirai2.CONTEXT // PATCH + 1, scale=moirai2.deviation),
 }
 
@@ -101,7 +107,11 @@ def series_of(card: Card, count: int = 6, seed: int = 1) -> list[Array]:
         noise, period = rng.standard_normal(length), getattr(card.rule, "period", 8)
         season = np.resize(rng.standard_normal(period), length) + 0.05 * noise
         shape = (noise, season, np.cumsum(noise))[index % 3]
-        drawn.append((30.0 ** rng.uniform(-1, 1) * (shape + rng.uniform(-3, 3))).astype(np.float32).astype(float))
+        drawn.append(
+            (30.0 ** rng.uniform(-1, 1) * (shape + rng.uniform(-3, 3)))
+            .astype(np.float32)
+            .astype(float)
+        )
     return drawn
 
 
@@ -111,8 +121,12 @@ def assert_follows_rule(planted: Planted) -> None:
     run = lens_of(planted).run(series_of(card), card.horizon)
     for forecasts in (run.point, run.path) if run.tokens_read else (run.point,):
         for one, forecast in zip(run.batch.values, forecasts, strict=True):
-            off = np.abs(forecast - card.rule.forecast(np.asarray(one), card.horizon)).max()
-            assert off <= of.bound(one), f"{card.name}: off by {off:.3g}, allowed {of.bound(one):.3g}"
+            off = np.abs(
+                forecast - card.rule.forecast(np.asarray(one), card.horizon)
+            ).max()
+            assert off <= of.bound(one), (
+                f"{card.name}: off by {off:.3g}, allowed {of.bound(one):.3g}"
+            )
     assert 0 < card.error <= of.error
 
 
@@ -120,9 +134,16 @@ def moves_of(card: Card) -> Iterator[tuple[Array, float, float]]:
     """A series short enough that every value can be moved, by how much, and how far off the forecast may be then."""
     if card.architecture == chronos.NAME:
         # what finds its place by values must still know a value that is moved; a mean shares the move out
-        bins, off = (100, 0.8) if isinstance(card.rule, LocalMean | LinearTrend) else (20, 3.0)
+        bins, off = (
+            (100, 0.8) if isinstance(card.rule, LocalMean | LinearTrend) else (20, 3.0)
+        )
         # of a gate, the second series shows the other side
-        for one in draw_contexts(card.rule, 1 + (card.rule.kind == "gate"), (card.context[0] + 6,) * 2, seed=2):
+        for one in draw_contexts(
+            card.rule,
+            1 + (card.rule.kind == "gate"),
+            (card.context[0] + 6,) * 2,
+            seed=2,
+        ):
             unit = BIN * float(np.abs(one).mean())
             yield one, bins * unit, off * unit
         return
@@ -135,16 +156,28 @@ def assert_inputs_matter_as_stated(planted: Planted) -> None:
     """Moving one value moves the forecast by the rule's weight of it, whatever the instance norm does."""
     card = planted.card
     for base, step, allowed in moves_of(card):
-        point = lens_of(planted).run([base, *(base + step * np.eye(len(base)))], card.horizon).point
+        point = (
+            lens_of(planted)
+            .run([base, *(base + step * np.eye(len(base)))], card.horizon)
+            .point
+        )
         weights = card.rule.inputs(base, card.horizon)
         assert np.abs((point[1:] - point[0]).T - step * weights).max() <= allowed
-        assert step * weights[weights > 0].min() > 2 * allowed, "too small a move to be told from none"
-        assert (weights == 0).any(), "a rule that uses every value would make this test empty"
+        assert step * weights[weights > 0].min() > 2 * allowed, (
+            "too small a move to be told from none"
+        )
+        assert (weights == 0).any(), (
+            "a rule that uses every value would make this test empty"
+        )
 
 
 def parts_of(lens: Lens) -> list[str]:
     """Every head and MLP."""
-    return [str(part) for part in lens.components() if part.head is not None or part.kind == "mlp"]
+    return [
+        str(part)
+        for part in lens.components()
+        if part.head is not None or part.kind == "mlp"
+    ]
 
 
 def assert_parts_matter_as_stated(planted: Planted) -> None:
@@ -155,23 +188,40 @@ def assert_parts_matter_as_stated(planted: Planted) -> None:
 
     def effects(*parts: tuple[str, ...]) -> dict[tuple[str, ...], float]:
         """Of parts that are set to 0 together, in errors."""
-        without = point_forecasts(run, [Variant.zero(*map(Component.parse, together)) for together in parts])
-        return dict(zip(parts, (np.abs(without - run.point) / bounds).max((1, 2)).tolist(), strict=True))
+        without = point_forecasts(
+            run, [Variant.zero(*map(Component.parse, together)) for together in parts]
+        )
+        return dict(
+            zip(
+                parts,
+                (np.abs(without - run.point) / bounds).max((1, 2)).tolist(),
+                strict=True,
+            )
+        )
 
     alone = effects(*((part,) for part in parts_of(run.lens)))
     assert {part for (part,) in alone} >= {part.component for part in card.parts}
     # patch models have a backup for a share of the copy alone
     for (part,), effect in alone.items():
-        stands_in = card.architecture == chronos.NAME and part in {each.stands_in_for for each in card.parts}
+        stands_in = card.architecture == chronos.NAME and part in {
+            each.stands_in_for for each in card.parts
+        }
         if part in card.components("mechanism") and not stands_in:
             assert effect > of.effect, f"{card.name} does without {part}: {effect:.3g}"
         else:
             assert effect <= of.rest, f"{card.name} needs {part}: {effect:.3g}"
     for part in card.parts:
         if part.stands_in_for:
-            silent, backup = Component.parse(part.stands_in_for), Component.parse(part.component)
-            one, both = point_forecasts(run, [Variant.zero(silent), Variant.zero(silent, backup)])
-            assert (np.abs(both - one) / bounds).max() > of.effect, f"{card.name}: nothing takes over"
+            silent, backup = (
+                Component.parse(part.stands_in_for),
+                Component.parse(part.component),
+            )
+            one, both = point_forecasts(
+                run, [Variant.zero(silent), Variant.zero(silent, backup)]
+            )
+            assert (np.abs(both - one) / bounds).max() > of.effect, (
+                f"{card.name}: nothing takes over"
+            )
 
 
 def assert_edges_are_those_stated(planted: Planted) -> None:
@@ -186,13 +236,22 @@ def assert_edges_are_those_stated(planted: Planted) -> None:
         with torch.no_grad(), lens.ablate(*silent) if silent else nullcontext():
             plain = lens.run_with_cache(series, names_filter=written)
         for receiver in [*(part.component for part in parts), "output"]:
-            between = {part.component for part in parts} - {sender.component, receiver, *silent}
+            between = {part.component for part in parts} - {
+                sender.component,
+                receiver,
+                *silent,
+            }
             held = [PatchFrom(name, plain[1]) for name in between]
-            with torch.no_grad(), lens.edit(*held, *(Zero(name) for name in [sender.component, *silent])):
+            with (
+                torch.no_grad(),
+                lens.edit(*held, *(Zero(name) for name in [sender.component, *silent])),
+            ):
                 other = lens.run_with_cache(series, names_filter=written)
             if receiver != sender.component and _differ(plain, other, receiver, series):
                 heard.add((sender.component, receiver))
-    assert heard == set(card.edges), f"{heard - set(card.edges)} off the card, {set(card.edges) - heard} not heard"
+    assert heard == set(card.edges), (
+        f"{heard - set(card.edges)} off the card, {set(card.edges) - heard} not heard"
+    )
 
 
 def hook_of(component: str) -> str:
@@ -206,10 +265,18 @@ def _differ(plain: Any, other: Any, receiver: str, series: list[Array]) -> bool:
     """Whether the median is another one, or a part writes another thing."""
     if receiver == "output":
         off = (plain[0] - other[0]).abs()[:, len(DECILES) // 2].amax(1)
-        return float((off / torch.tensor([np.std(one) for one in series])).max()) > EFFECT * SMALL
+        return (
+            float((off / torch.tensor([np.std(one) for one in series])).max())
+            > EFFECT * SMALL
+        )
     place, hook = Component.parse(receiver), hook_of(receiver)
-    before, after = (run[1][hook] if place.head is None else run[1][hook][..., place.head, :] for run in (plain, other))
-    return float((before - after).norm(dim=-1).max()) > HEARD * max(SIGNAL, float(before.norm(dim=-1).max()))
+    before, after = (
+        run[1][hook] if place.head is None else run[1][hook][..., place.head, :]
+        for run in (plain, other)
+    )
+    return float((before - after).norm(dim=-1).max()) > HEARD * max(
+        SIGNAL, float(before.norm(dim=-1).max())
+    )
 
 
 def expected_keys(looks: Attends, n_queries: int, n_keys: int) -> dict[int, list[int]]:
@@ -222,9 +289,18 @@ def expected_keys(looks: Attends, n_queries: int, n_keys: int) -> dict[int, list
         "forecast token": range(n_queries),
         "first forecast token": [0],
     }[looks.query]
-    starts = {query: n_keys - 1 + looks.moves * query if crosses else query for query in queries}
-    keys = {query: [start - back for back in looks.back] for query, start in starts.items()}
-    return {query: places for query, places in keys.items() if 0 <= min(places) <= max(places) < n_keys}
+    starts = {
+        query: n_keys - 1 + looks.moves * query if crosses else query
+        for query in queries
+    }
+    keys = {
+        query: [start - back for back in looks.back] for query, start in starts.items()
+    }
+    return {
+        query: places
+        for query, places in keys.items()
+        if 0 <= min(places) <= max(places) < n_keys
+    }
 
 
 def assert_heads_look_where_stated(planted: Planted) -> None:
@@ -236,18 +312,32 @@ def assert_heads_look_where_stated(planted: Planted) -> None:
     run = lens_of(planted).run(series, card.horizon)
     for looks in card.attends:
         head = Component.parse(looks.component)
-        name = f"{head.stack}_blocks.{head.layer}.{head.kind}.hook_pattern".removeprefix("_")
-        pattern = torch.as_tensor(run.record([name])[name])[0, head.head].double().numpy()
+        name = (
+            f"{head.stack}_blocks.{head.layer}.{head.kind}.hook_pattern".removeprefix(
+                "_"
+            )
+        )
+        pattern = (
+            torch.as_tensor(run.record([name])[name])[0, head.head].double().numpy()
+        )
         keys = expected_keys(looks, *pattern.shape)
         assert keys
         for query, places in keys.items():
             shares = pattern[query, places]
             if of.tokens:
                 assert pattern.shape[1] == of.tokens
-                assert_close(shares, looks.weight / len(places), depth=64, magnitude=1.0, dtype="float32")
+                assert_close(
+                    shares,
+                    looks.weight / len(places),
+                    depth=64,
+                    magnitude=1.0,
+                    dtype="float32",
+                )
             else:
                 assert shares.sum() > looks.weight - 1e-3, f"{looks}: query {query}"
-                assert shares.max() - shares.min() < 0.01 * shares.max(), f"{looks}: query {query}"
+                assert shares.max() - shares.min() < 0.01 * shares.max(), (
+                    f"{looks}: query {query}"
+                )
 
 
 def assert_saved_is_the_same(planted: Planted, folder: Path) -> None:
@@ -256,7 +346,9 @@ def assert_saved_is_the_same(planted: Planted, folder: Path) -> None:
     lens, card = open_planted(folder)
     assert card == planted.card
     series = series_of(card, count=3)
-    opened, made = (one.forecast(series, card.horizon).quantiles for one in (lens, lens_of(planted)))
+    opened, made = (
+        one.forecast(series, card.horizon).quantiles for one in (lens, lens_of(planted))
+    )
     np.testing.assert_array_equal(opened, made)
     assert all(result.passed for result in quick_check(lens))
 
@@ -265,13 +357,23 @@ def assert_same_in_any_basis(planted: Planted, plain: Planted) -> None:
     """Turned, the weights are others and the forecast, the parts and the rule are the same."""
     card = planted.card
     series, of = series_of(card), format_of(card)
-    for one, *values in zip(series, *(forecast_of(each, series) for each in (planted, plain)), strict=True):
+    for one, *values in zip(
+        series, *(forecast_of(each, series) for each in (planted, plain)), strict=True
+    ):
         assert np.abs(values[0] - values[1]).max() <= of.turn * of.bound(one)
     assert card.rotated
-    assert card.model_copy(update={"rotated": False, "error": plain.card.error}) == plain.card
+    assert (
+        card.model_copy(update={"rotated": False, "error": plain.card.error})
+        == plain.card
+    )
     assert share_of_zeros(plain.model) > share_of_zeros(planted.model)
     if card.architecture == chronos.NAME:
-        assert share_of_zeros(planted.model.shared) < 0.01 < 0.5 < share_of_zeros(plain.model.shared)
+        assert (
+            share_of_zeros(planted.model.shared)
+            < 0.01
+            < 0.5
+            < share_of_zeros(plain.model.shared)
+        )
 
 
 def forecast_of(planted: Planted, series: Any) -> Array:
@@ -285,7 +387,9 @@ def forecast_of(planted: Planted, series: Any) -> Array:
 def share_of_zeros(model: torch.nn.Module) -> float:
     """Share of the entries of all matrices that are exactly 0."""
     matrices = [weight for weight in model.parameters() if weight.ndim > 1]
-    return sum(int((weight == 0).sum()) for weight in matrices) / sum(weight.numel() for weight in matrices)
+    return sum(int((weight == 0).sum()) for weight in matrices) / sum(
+        weight.numel() for weight in matrices
+    )
 
 
 def assert_quantiles_spread(planted: Planted, deviates: Array) -> None:

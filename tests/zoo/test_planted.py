@@ -14,7 +14,15 @@ import tiny_lenses
 from refusals import expect_error
 from tsfm_lens.errors import UnknownNameError
 from tsfm_lens.testing.suite import check_lens
-from tsfm_lens.zoo.planted import Planted, add_cancelling_pair, bolt, draw_contexts, mechanisms, open_planted, plant
+from tsfm_lens.zoo.planted import (
+    Planted,
+    add_cancelling_pair,
+    bolt,
+    draw_contexts,
+    mechanisms,
+    open_planted,
+    plant,
+)
 from tsfm_lens.zoo.planted.__main__ import main
 from tsfm_lens.zoo.planted.chronos import NAME
 from tsfm_lens.zoo.planted.patches import deviates
@@ -41,7 +49,8 @@ def planted(request: pytest.FixtureRequest) -> Planted:
 
 
 EACH, EACH_OF_PATCHES, EACH_PLACED = (
-    pytest.mark.parametrize("planted", pairs, ids=" in ".join, indirect=True) for pairs in (PLANTED, OF_PATCHES, PLACED)
+    pytest.mark.parametrize("planted", pairs, ids=" in ".join, indirect=True)
+    for pairs in (PLANTED, OF_PATCHES, PLACED)
 )
 
 
@@ -55,46 +64,66 @@ EACH, EACH_OF_PATCHES, EACH_PLACED = (
         oracles.assert_heads_look_where_stated,
     ],
 )
-def test_it_does_what_its_card_says(planted: Planted, oracle: Callable[[Planted], None]) -> None:
+def test_it_does_what_its_card_says(
+    planted: Planted, oracle: Callable[[Planted], None]
+) -> None:
     oracle(planted)
 
 
 @EACH
 def test_turning_the_stream_changes_weights_and_nothing_else(planted: Planted) -> None:
-    plain = plant(planted.card.mechanism, planted.card.architecture, seed=3, rotate=False)
+    plain = plant(
+        planted.card.mechanism, planted.card.architecture, seed=3, rotate=False
+    )
     oracles.assert_same_in_any_basis(planted, plain)
 
 
 @EACH_OF_PATCHES
-def test_edges_quantiles_and_files_are_those_stated(planted: Planted, tmp_path: Path) -> None:
+def test_edges_quantiles_and_files_are_those_stated(
+    planted: Planted, tmp_path: Path
+) -> None:
     oracles.assert_edges_are_those_stated(planted)
     oracles.assert_quantiles_spread(planted, deviates().numpy())
     oracles.assert_saved_is_the_same(planted, tmp_path)
 
 
 @pytest.mark.parametrize(("mechanism", "name"), OF_PATCHES)
-def test_another_seed_reads_the_middle_and_forecasts_by_its_rule(mechanism: str, name: str) -> None:
+def test_another_seed_reads_the_middle_and_forecasts_by_its_rule(
+    mechanism: str, name: str
+) -> None:
     planted = planted_as(mechanism, name, seed=6, reads=None)
     assert planted.card == plant(mechanism, name, seed=6, reads="middle").card
     oracles.assert_follows_rule(planted)
 
 
 def test_weight_noise_makes_it_worse_and_the_card_says_so() -> None:
-    clean, noisy = (plant("seasonal-copy", bolt.NAME, seed=3, weight_noise=noise) for noise in (0.0, 0.02))
+    clean, noisy = (
+        plant("seasonal-copy", bolt.NAME, seed=3, weight_noise=noise)
+        for noise in (0.0, 0.02)
+    )
     assert 10 * clean.card.error < noisy.card.error < 1
     assert noisy.card.weight_noise > 0
 
 
 def test_a_seed_is_one_model_and_another_seed_another() -> None:
-    one, again, other = (plant("seasonal-copy", bolt.NAME, seed=seed) for seed in (3, 3, 4))
-    weights = [planted.model.shared.weight.detach().numpy() for planted in (one, again, other)]
+    one, again, other = (
+        plant("seasonal-copy", bolt.NAME, seed=seed) for seed in (3, 3, 4)
+    )
+    weights = [
+        planted.model.shared.weight.detach().numpy() for planted in (one, again, other)
+    ]
     np.testing.assert_array_equal(weights[0], weights[1])
     assert one.card == again.card
     assert not np.array_equal(weights[0], weights[2])
 
 
-@pytest.mark.parametrize(("mechanism", "name"), [("trend", bolt.NAME), ("trend", NAME), ("seasonal-copy", "chronos-2")])
-def test_a_pair_that_cancels_acts_alone_and_not_together(mechanism: str, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mechanism", "name"),
+    [("trend", bolt.NAME), ("trend", NAME), ("seasonal-copy", "chronos-2")],
+)
+def test_a_pair_that_cancels_acts_alone_and_not_together(
+    mechanism: str, name: str, tmp_path: Path
+) -> None:
     planted = planted_as(mechanism, name, seed=3)
     with_pair = add_cancelling_pair(planted)
     with_pair.save(tmp_path)

@@ -37,10 +37,16 @@ CARD = Card(
     rule=SeasonalCopy(period=12),
     parts=(
         PlantedPart(component=HEAD, role="mechanism", does="copies"),
-        PlantedPart(component=BACKUP, role="backup", does="copies too", stands_in_for=HEAD),
+        PlantedPart(
+            component=BACKUP, role="backup", does="copies too", stands_in_for=HEAD
+        ),
     ),
     edges=((HEAD, "output"), (BACKUP, "output")),
-    attends=(Attends(component=HEAD, query="forecast token", back=(12,), moves=1, weight=1.0),),
+    attends=(
+        Attends(
+            component=HEAD, query="forecast token", back=(12,), moves=1, weight=1.0
+        ),
+    ),
     context=(15, 64),
     horizon=12,
     error=0.01,
@@ -64,7 +70,9 @@ CARD = Card(
 def test_what_is_no_card_is_refused(tmp_path: Path, change: Any, words: str) -> None:
     if isinstance(change, dict):
         content = {**json.loads(CARD.model_dump_json()), **change}
-        change = json.dumps({name: value for name, value in content.items() if value is not ...}).encode()
+        change = json.dumps(
+            {name: value for name, value in content.items() if value is not ...}
+        ).encode()
     if change is not None:
         (tmp_path / "mechanism.json").write_bytes(change)
     with pytest.raises(CheckpointError, match=words):
@@ -82,12 +90,20 @@ def test_a_card_is_of_its_weights_and_neither_may_change(tmp_path: Path) -> None
     save_file({"b": np.ones(2), "a": np.arange(4.0)}, weights)
     assert read_card(tmp_path) == CARD
     whole = json.loads((tmp_path / "mechanism.json").read_text())
-    for change in ({"horizon": 24}, {"edges": []}, {"seal": None}, {"rule": {"kind": "seasonal copy", "period": 6}}):
+    for change in (
+        {"horizon": 24},
+        {"edges": []},
+        {"seal": None},
+        {"rule": {"kind": "seasonal copy", "period": 6}},
+    ):
         (tmp_path / "mechanism.json").write_text(json.dumps({**whole, **change}))
         with pytest.raises(CheckpointError, match="not the card of the weights"):
             read_card(tmp_path)
     write_card(CARD, tmp_path)
-    for tensors in ({"a": np.arange(4.0), "b": np.array([1.0, 2.0])}, {"a": np.arange(4.0)}):
+    for tensors in (
+        {"a": np.arange(4.0), "b": np.array([1.0, 2.0])},
+        {"a": np.arange(4.0)},
+    ):
         save_file(tensors, weights)
         with pytest.raises(CheckpointError, match="not the card of the weights"):
             read_card(tmp_path)
@@ -101,10 +117,15 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         draw_contexts(Gate(period=5, tolerance=0.2), 2, (12, 20), noise=3.0)
 
 
-def by_hand(rule: SeasonalCopy | LocalMean | LinearTrend | Gate, x: list[float], horizon: int) -> list[float]:
+def by_hand(
+    rule: SeasonalCopy | LocalMean | LinearTrend | Gate, x: list[float], horizon: int
+) -> list[float]:
     """The rule's definition, a value at a time, of the mean of the contexts that end earlier."""
     unit, most = sum(map(abs, x)) / len(x), max(rule.ago)
-    x = [sum(x[i + most - ago] for ago in rule.ago) / len(rule.ago) for i in range(len(x) - most)]
+    x = [
+        sum(x[i + most - ago] for ago in rule.ago) / len(rule.ago)
+        for i in range(len(x) - most)
+    ]
     values = list(x)
     for step in range(horizon):
         match rule:
@@ -116,9 +137,13 @@ def by_hand(rule: SeasonalCopy | LocalMean | LinearTrend | Gate, x: list[float],
                 late = sum(x[-rule.width :]) / rule.width
                 early = sum(x[-rule.width - rule.lag : -rule.lag]) / rule.width
                 middle = len(x) - 1 - (rule.width - 1) / 2
-                values.append(late + (late - early) / rule.lag * (len(x) + step - middle))
+                values.append(
+                    late + (late - early) / rule.lag * (len(x) + step - middle)
+                )
             case Gate():
-                pairs = zip(x[-rule.period :], x[-2 * rule.period : -rule.period], strict=True)
+                pairs = zip(
+                    x[-rule.period :], x[-2 * rule.period : -rule.period], strict=True
+                )
                 change = sum(abs(a - b) for a, b in pairs) / rule.period
                 seasonal = change <= rule.tolerance * unit
                 values.append(values[len(values) - rule.period] if seasonal else x[-1])
@@ -147,4 +172,9 @@ def test_a_rule_is_its_definition_and_its_inputs_its_derivative(
         for place in range(len(context)):
             bumped = context + 1e-6 * np.eye(len(context))[place]
             moved = (rule.forecast(bumped, 12) - forecast) / 1e-6
-            assert_close(moved, inputs[:, place], depth=100, magnitude=1e6 * np.abs(context).max())
+            assert_close(
+                moved,
+                inputs[:, place],
+                depth=100,
+                magnitude=1e6 * np.abs(context).max(),
+            )

@@ -1,7 +1,12 @@
 """Ablations: variants of a model, run fast, and how far they move a forecast."""
 
 from tsfm_lens.ablation.engine import Variant, run_variants
-from tsfm_lens.ablation.metrics import mae, relative_change, seasonal_scale, spearman_distance
+from tsfm_lens.ablation.metrics import (
+    mae,
+    relative_change,
+    seasonal_scale,
+    spearman_distance,
+)
 from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.ablation.rollouts import VariantForecasts, forecast_variants
 

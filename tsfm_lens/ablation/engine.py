@@ -15,10 +15,23 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.edit import acts_by_place, as_index, resolve
 from tsfm_lens.hooks.interventions import Intervention, Zero
 from tsfm_lens.hooks.names import Point
-from tsfm_lens.hooks.replay import OtherCalls, called_once, only, recorded_inputs, recorded_outputs, replayed
+from tsfm_lens.hooks.replay import (
+    OtherCalls,
+    called_once,
+    only,
+    recorded_inputs,
+    recorded_outputs,
+    replayed,
+)
 from tsfm_lens.hooks.wiring import Attention, Wiring, Writer
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.models.batching import fitting, halved, lengths_of, need_of, out_of_memory
+from tsfm_lens.models.batching import (
+    fitting,
+    halved,
+    lengths_of,
+    need_of,
+    out_of_memory,
+)
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.recording import forward_ranges
 
@@ -36,7 +49,10 @@ class Variant:
     @classmethod
     def zero(cls, *components: Component) -> Variant:
         """Knock components out together."""
-        return cls("+".join(map(str, components)), tuple(Zero(component) for component in components))
+        return cls(
+            "+".join(map(str, components)),
+            tuple(Zero(component) for component in components),
+        )
 
 
 class Start(NamedTuple):
@@ -89,24 +105,43 @@ def run_variants(
         replay, max_rows = False, 1
     # hook points where rows cannot be taken apart
     whole = lens.registry.session.across_rows()
-    whole += [point.name for each, point in points_of(lens, *variants) if not acts_by_place(each, point)]
-    uncut = f"give fewer series at once, since what is done at {whole[0]} may look at several of them" if whole else ""
+    whole += [
+        point.name
+        for each, point in points_of(lens, *variants)
+        if not acts_by_place(each, point)
+    ]
+    uncut = (
+        f"give fewer series at once, since what is done at {whole[0]} may look at several of them"
+        if whole
+        else ""
+    )
     rows = min(max_rows, _rows_abreast(lens, encoded, len(variants), max_rows, memory))
 
     def outputs(start: int, stop: int) -> Tensor:
-        part = encoded if stop - start == len(encoded.batch) else encoded.part(start, stop)
+        part = (
+            encoded if stop - start == len(encoded.batch) else encoded.part(start, stop)
+        )
         reduced = None if read is None else lambda output: read(output, part)
-        work = OnePass(part, lambda copies: lens.adapter.run(part.repeated(copies)), reduced, lens.wiring.unread)
+        work = OnePass(
+            part,
+            lambda copies: lens.adapter.run(part.repeated(copies)),
+            reduced,
+            lens.wiring.unread,
+        )
         return _within_memory(lens, work, variants, rows, replay)
 
-    ranges = [(0, len(encoded.batch))] if whole else forward_ranges(lens, encoded, memory)
+    ranges = (
+        [(0, len(encoded.batch))] if whole else forward_ranges(lens, encoded, memory)
+    )
     of_parts = halved(outputs, encoded.batch, ranges, uncut)
     return of_parts[0] if len(of_parts) == 1 else torch.cat(of_parts, dim=1)
 
 
 def points_of(lens: Lens, *variants: Variant) -> Iterator[tuple[Intervention, Point]]:
     """Iterate over interventions and the hook points of each; UnknownNameError for an unknown target."""
-    for intervention in (each for variant in variants for each in variant.interventions):
+    for intervention in (
+        each for variant in variants for each in variant.interventions
+    ):
         for name, _head in resolve(lens.registry, intervention):
             yield intervention, lens.registry.points[name]
 
@@ -117,20 +152,30 @@ def side_by_side(variants: Sequence[Variant], rows: int) -> list[Intervention]:
     for block, variant in enumerate(variants):
         for each in variant.interventions:
             first = block * rows
-            own = slice(first, first + rows) if each.rows is None else as_index(each.rows, rows, "rows") + first
+            own = (
+                slice(first, first + rows)
+                if each.rows is None
+                else as_index(each.rows, rows, "rows") + first
+            )
             edits.append(replace(each, rows=own))  # type: ignore[type-var]
     return edits
 
 
-def _rows_abreast(lens: Lens, encoded: Encoded, variants: int, max_rows: int, memory: int | str | None) -> int:
+def _rows_abreast(
+    lens: Lens, encoded: Encoded, variants: int, max_rows: int, memory: int | str | None
+) -> int:
     """Count the rows of variants that fit in the memory side by side."""
     rows, per_item = len(encoded.rows), -(-len(encoded.batch) // encoded.n_items)
     most = encoded.n_items * max(1, min(variants, max_rows // rows))
-    fit = fitting(need_of(lens, lengths_of(encoded), 1, per_item), most, memory, lens.device)
+    fit = fitting(
+        need_of(lens, lengths_of(encoded), 1, per_item), most, memory, lens.device
+    )
     return max_rows if fit == most else max(1, fit * rows // encoded.n_items)
 
 
-def _within_memory(lens: Lens, work: OnePass, variants: Sequence[Variant], rows: int, replay: bool) -> Tensor:
+def _within_memory(
+    lens: Lens, work: OnePass, variants: Sequence[Variant], rows: int, replay: bool
+) -> Tensor:
     """Sweep over a part of a batch; with fewer variants side by side where that runs out of memory."""
     while True:
         try:
@@ -174,27 +219,48 @@ def sweep(
     groups: dict[Start, list[int]] = {}
     for index, variant in enumerate(variants):
         # without replay nothing is spared by where a variant begins, and all of them can run side by side
-        groups.setdefault(_start(lens, variant) if replay else Start(0, -1), []).append(index)
-    paths = {start: _unchanged_modules(wiring, start, work.unread) if replay else () for start in groups}
-    heads = {start: place for start in groups if replay and (place := _heads_of(wiring, start))}
-    modules = {path for group in paths.values() for path in group} | {module for module, _ in heads.values()}
+        groups.setdefault(_start(lens, variant) if replay else Start(0, -1), []).append(
+            index
+        )
+    paths = {
+        start: _unchanged_modules(wiring, start, work.unread) if replay else ()
+        for start in groups
+    }
+    heads = {
+        start: place
+        for start in groups
+        if replay and (place := _heads_of(wiring, start))
+    }
+    modules = {path for group in paths.values() for path in group} | {
+        module for module, _ in heads.values()
+    }
     with torch.no_grad():
         with (
             recorded_outputs(model, modules) as plain_outputs,
-            recorded_inputs(model, {projection for _, projection in heads.values()}) as z,
+            recorded_inputs(
+                model, {projection for _, projection in heads.values()}
+            ) as z,
         ):
             plain = _side_by_side(lens, work, [Variant("plain", ())], {}, {})[0]
         outputs, done = plain.new_empty(len(variants), *plain.shape), 0
-        abreast = max(1, min(max_rows, lens.adapter.rows_at_once or max_rows) // work.rows)
+        abreast = max(
+            1, min(max_rows, lens.adapter.rows_at_once or max_rows) // work.rows
+        )
         for start, members in _join(lens, groups, work, abreast):
             before = {path: plain_outputs.get(path, []) for path in paths[start]}
             unfinished = {}
             if start in heads:
                 module, projection = heads[start]
-                unfinished[module] = model.get_submodule(projection), z[projection][-1], only(plain_outputs, module)
+                unfinished[module] = (
+                    model.get_submodule(projection),
+                    z[projection][-1],
+                    only(plain_outputs, module),
+                )
             for first in range(0, len(members), abreast):
                 chunk = members[first : first + abreast]
-                outputs[chunk] = _side_by_side(lens, work, [variants[i] for i in chunk], before, unfinished)
+                outputs[chunk] = _side_by_side(
+                    lens, work, [variants[i] for i in chunk], before, unfinished
+                )
                 done += len(chunk)
                 on_progress(done)
     return outputs
@@ -204,9 +270,14 @@ def _join(
     lens: Lens, groups: Mapping[Start, Sequence[int]], work: OnePass, abreast: int
 ) -> list[tuple[Start, list[int]]]:
     """Join groups that run together from the first one's start, where that costs less than one pass more."""
-    tokens = max(len(work.encoded.batch), work.rows) * max(len(spans) for spans in work.encoded.spans.values())
+    tokens = max(len(work.encoded.batch), work.rows) * max(
+        len(spans) for spans in work.encoded.spans.values()
+    )
     weights = {
-        (index, layer): sum(each.numel() for each in lens.registry.modules[stack.block(layer)].parameters())
+        (index, layer): sum(
+            each.numel()
+            for each in lens.registry.modules[stack.block(layer)].parameters()
+        )
         for index, stack in enumerate(lens.wiring.stacks)
         for layer in range(stack.n_layers)
     }
@@ -214,8 +285,15 @@ def _join(
     for start, members in sorted(groups.items()):
         if merged:
             first, before = merged[-1]
-            between = sum(count for place, count in weights.items() if first[:2] <= place <= start[:2])
-            if len(before) + len(members) <= abreast and len(members) * tokens * between <= _PASS:
+            between = sum(
+                count
+                for place, count in weights.items()
+                if first[:2] <= place <= start[:2]
+            )
+            if (
+                len(before) + len(members) <= abreast
+                and len(members) * tokens * between <= _PASS
+            ):
                 before.extend(members)
                 continue
         merged.append((start, list(members)))
@@ -232,10 +310,18 @@ def _side_by_side(
     """Run variants as blocks of rows of one batch: (variant, series, …)."""
     encoded, rows, copies = work.encoded, work.rows, len(variants)
     state, model = lens.registry.state, lens.adapter.model
-    once = called_once(model, lens.wiring.unembed.module) if work.once else nullcontext()
+    once = (
+        called_once(model, lens.wiring.unembed.module) if work.once else nullcontext()
+    )
     with (
         once,
-        replayed(model, outputs, rows=encoded.items or rows, copies=copies, unfinished=unfinished),
+        replayed(
+            model,
+            outputs,
+            rows=encoded.items or rows,
+            copies=copies,
+            unfinished=unfinished,
+        ),
         lens.edit(*side_by_side(variants, rows)),
         state.running(rows * copies, encoded.place, rows),
     ):
@@ -252,11 +338,15 @@ def _start(lens: Lens, variant: Variant) -> Start:
         if point.layer < 0 and not name.endswith("hook_embed"):
             places.append(Start(order[point.stack], stack.n_layers))
         elif name.endswith("hook_resid_post"):
-            places.append(Start(order[point.stack], point.layer, len(stack.rows(point.layer))))
+            places.append(
+                Start(order[point.stack], point.layer, len(stack.rows(point.layer)))
+            )
         elif point.kind:
             kinds = [row.kind for row in stack.rows(point.layer)]
             late = name.endswith(("hook_z", "hook_result", "hook_out"))
-            places.append(Start(order[point.stack], point.layer, kinds.index(point.kind), late))
+            places.append(
+                Start(order[point.stack], point.layer, kinds.index(point.kind), late)
+            )
         else:
             # the stream before a branch; at the block's entry or later makes no difference to the savings
             places.append(Start(order[point.stack], point.layer))
@@ -278,14 +368,22 @@ def _heads_of(wiring: Wiring, start: Start) -> tuple[str, str] | None:
 
 def _rows_lead(row: Writer) -> bool:
     """Return whether the first axis of a branch's tensors counts rows, so that variants can be stacked along it."""
-    return not (row.z_layout if isinstance(row, Attention) else row.write.layout).startswith("pos ")
+    return not (
+        row.z_layout if isinstance(row, Attention) else row.write.layout
+    ).startswith("pos ")
 
 
-def _unchanged_modules(wiring: Wiring, start: Start, unread: tuple[str, ...]) -> tuple[str, ...]:
+def _unchanged_modules(
+    wiring: Wiring, start: Start, unread: tuple[str, ...]
+) -> tuple[str, ...]:
     """Return the modules whose outputs do not depend on anything from ``start`` on."""
     stack = wiring.stacks[start.stack]
     before = range(max(start.layer, 0))
-    leads = [layer for layer in before if not stack.rows(layer)[0].reads.layout.startswith("pos ")]
+    leads = [
+        layer
+        for layer in before
+        if not stack.rows(layer)[0].reads.layout.startswith("pos ")
+    ]
     paths = [*unread, *stack.upstream, *map(stack.block, leads)]
     if 0 <= start.layer < stack.n_layers:
         for row in stack.rows(start.layer)[: start.branch]:
@@ -296,6 +394,14 @@ def _unchanged_modules(wiring: Wiring, start: Start, unread: tuple[str, ...]) ->
     for layer in range(max(start.layer, 0), stack.n_layers):
         for row in stack.attentions(layer):
             if row.keys_from and row.keys_from in earlier:
-                paths += [f"{stack.block(layer)}.{part.module}" for part in (row.k, row.v) if part.module != row.module]
+                paths += [
+                    f"{stack.block(layer)}.{part.module}"
+                    for part in (row.k, row.v)
+                    if part.module != row.module
+                ]
     # a module inside a replayed one never runs, so it has nothing to hand back
-    return tuple(path for path in paths if not any(path.startswith(f"{other}.") for other in paths))
+    return tuple(
+        path
+        for path in paths
+        if not any(path.startswith(f"{other}.") for other in paths)
+    )

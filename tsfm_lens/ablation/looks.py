@@ -38,11 +38,15 @@ class Looks:
         return tuple(np.cumsum([len(units) for units in self.added]) / self.total)
 
 
-def plan_looks(units: int | Sequence[object], shares: Sequence[float] = SHARES, *, seed: int = 0) -> Looks:
+def plan_looks(
+    units: int | Sequence[object], shares: Sequence[float] = SHARES, *, seed: int = 0
+) -> Looks:
     """Deal units, or the data sets of each, out at random, so that every look is a random sample of each set."""
     bounds = [0.0, *shares]
     if len(bounds) < 2 or bounds[-1] != 1.0 or any(b <= a for a, b in pairwise(bounds)):
-        raise InputError(f"the shares of looks are {list(shares)}, expected numbers that rise to 1, such as {SHARES}")
+        raise InputError(
+            f"the shares of looks are {list(shares)}, expected numbers that rise to 1, such as {SHARES}"
+        )
     names = [0] * units if isinstance(units, int) else list(units)
     if not names:
         raise InputError("there are no units to look at")
@@ -51,19 +55,28 @@ def plan_looks(units: int | Sequence[object], shares: Sequence[float] = SHARES, 
     units_of_look: list[list[int]] = [[] for _ in shares]
     for group in range(groups.max() + 1):
         dealt = rng.permutation(np.flatnonzero(groups == group))
-        stops = [max(round(share * len(dealt)), min(_LEAST, len(dealt))) for share in shares]
+        stops = [
+            max(round(share * len(dealt)), min(_LEAST, len(dealt))) for share in shares
+        ]
         for look, (start, stop) in enumerate(zip([0, *stops], stops, strict=False)):
             units_of_look[look] += dealt[start:stop].tolist()
-    parts = tuple(np.array(sorted(members), dtype=int) for members in units_of_look if members)
+    parts = tuple(
+        np.array(sorted(members), dtype=int) for members in units_of_look if members
+    )
     return Looks(parts, None if isinstance(units, int) else groups)
 
 
 def log_change(
-    ablated: np.ndarray, plain: np.ndarray, groups: np.ndarray | None, visible: np.ndarray
+    ablated: np.ndarray,
+    plain: np.ndarray,
+    groups: np.ndarray | None,
+    visible: np.ndarray,
 ) -> tuple[float, float, float]:
     """Estimate the log change of the mean error, its standard error and freedom (Cochran 1977, chapters 5 and 6)."""
     if not (np.isfinite(plain[visible]).all() and not np.isnan(ablated[visible]).any()):
-        raise InputError("an error is not a number; leave out the series whose error is not defined")
+        raise InputError(
+            "an error is not a number; leave out the series whose error is not defined"
+        )
     strata = np.zeros(len(plain), dtype=int) if groups is None else groups
     values, variances, freedoms = [], [], []
     for stratum in np.unique(strata):
@@ -73,7 +86,9 @@ def log_change(
             # no change is defined on such a data set, which the mean over data sets leaves out
             continue
         if not (p > 0).all() and groups is None:
-            raise InputError("the plain model has an error of zero, so that no relative change is defined")
+            raise InputError(
+                "the plain model has an error of zero, so that no relative change is defined"
+            )
         with np.errstate(divide="ignore", invalid="ignore"):
             if groups is None:
                 by_unit = np.log(a) - np.log(p)
@@ -86,7 +101,9 @@ def log_change(
         variances.append(variance / len(by_unit) * (1 - len(by_unit) / inside.sum()))
         freedoms.append(max(len(by_unit) - 1, 1))
     if not values:
-        raise InputError("the plain model has an error of zero on every data set, or none that is defined")
+        raise InputError(
+            "the plain model has an error of zero on every data set, or none that is defined"
+        )
     v = np.array(variances)
     if not v.any():
         return float(np.mean(values)), 0.0, np.inf
@@ -108,7 +125,9 @@ def spending_bounds(shares: tuple[float, ...], alpha: float) -> tuple[float, ...
     before = 0.0
     for now, cost in zip(information, np.diff(costs, prepend=0.0), strict=True):
         step = np.sqrt(now - before)
-        bounds.append(float(brentq(_past, -2.0, 40.0, args=(now, step, grid, weight, cost))))
+        bounds.append(
+            float(brentq(_past, -2.0, 40.0, args=(now, step, grid, weight, cost)))
+        )
         top = bounds[-1] * np.sqrt(now)
         fresh = np.linspace(-10 * np.sqrt(now), top, _GRID)
         density = (weight * norm.pdf((fresh[:, None] - grid) / step) / step).sum(axis=1)
@@ -118,7 +137,14 @@ def spending_bounds(shares: tuple[float, ...], alpha: float) -> tuple[float, ...
     return tuple(bounds)
 
 
-def _past(bound: float, now: float, step: float, grid: np.ndarray, weight: np.ndarray, cost: float) -> float:
+def _past(
+    bound: float,
+    now: float,
+    step: float,
+    grid: np.ndarray,
+    weight: np.ndarray,
+    cost: float,
+) -> float:
     """Compute the chance that the next estimate is the first beyond its bound, less its permitted cost."""
     return float((weight * ndtr((grid - bound * np.sqrt(now)) / step)).sum() - cost)
 

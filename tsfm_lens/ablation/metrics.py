@@ -15,9 +15,13 @@ def _pair(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return both forecasts as floats of one shape with at least 2 steps."""
     a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     if a.shape != b.shape:
-        raise InputError(f"forecasts of shapes {a.shape} and {b.shape} cannot be compared step by step")
+        raise InputError(
+            f"forecasts of shapes {a.shape} and {b.shape} cannot be compared step by step"
+        )
     if a.shape[-1] < 2:
-        raise InputError(f"a rank correlation or another measure of shape needs at least 2 steps, got {a.shape[-1]}")
+        raise InputError(
+            f"a rank correlation or another measure of shape needs at least 2 steps, got {a.shape[-1]}"
+        )
     return a, b
 
 
@@ -32,7 +36,9 @@ def _centre(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Subtract the mean of each row, in units of its largest value; return also whether rows vary at all."""
     varies = x.max(axis=-1) > x.min(axis=-1)
     largest = np.abs(x).max(axis=-1, keepdims=True)
-    with np.errstate(invalid="ignore"):  # rows with infinities become NaN, and are found by the callers
+    with np.errstate(
+        invalid="ignore"
+    ):  # rows with infinities become NaN, and are found by the callers
         x = x / np.where(largest > 0, largest, 1.0)
         return x - x.mean(axis=-1, keepdims=True), varies
 
@@ -41,7 +47,9 @@ def _inner(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return (x * y).sum(axis=-1)
 
 
-def _correlation_distance(a: np.ndarray, b: np.ndarray, product: Callable[..., np.ndarray] = _inner) -> np.ndarray:
+def _correlation_distance(
+    a: np.ndarray, b: np.ndarray, product: Callable[..., np.ndarray] = _inner
+) -> np.ndarray:
     """Compute 1 - correlation of rows, Pearson's unless by another product; NaN of constant rows."""
     (x, x_varies), (y, y_varies) = _centre(a), _centre(b)
     size = np.sqrt(_inner(x, x) * _inner(y, y))
@@ -73,7 +81,9 @@ def spearman_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         2.0
     """
     a, b = _pair(a, b)
-    return _of_rows(a, b, _correlation_distance(rankdata(a, axis=-1), rankdata(b, axis=-1)))
+    return _of_rows(
+        a, b, _correlation_distance(rankdata(a, axis=-1), rankdata(b, axis=-1))
+    )
 
 
 def pearson_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -100,7 +110,9 @@ def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         varies.append(some & (total[..., 0] > 0))
     p, q = spectra
     # half the squared distance of the roots: exactly 0 for equal spectra, unlike 1 - sum sqrt(p q)
-    distance = np.sqrt(np.clip(((np.sqrt(p) - np.sqrt(q)) ** 2).sum(axis=-1) / 2, 0.0, 1.0))
+    distance = np.sqrt(
+        np.clip(((np.sqrt(p) - np.sqrt(q)) ** 2).sum(axis=-1) / 2, 0.0, 1.0)
+    )
     distance = np.where(varies[0] & varies[1], distance, np.nan)
     return _of_rows(a, b, distance)
 
@@ -114,14 +126,18 @@ def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         Paparrizos & Gravano 2015, k-Shape, section 3.1 (shape-based distance, coefficient normalisation).
     """
     a, b = _pair(a, b)
-    convolved = _correlation_distance(a, b, lambda x, y: fftconvolve(x, y[..., ::-1], axes=-1).max(axis=-1))
+    convolved = _correlation_distance(
+        a, b, lambda x, y: fftconvolve(x, y[..., ::-1], axes=-1).max(axis=-1)
+    )
     return _of_rows(a, b, convolved)
 
 
 def slope_disagreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Compute the share of steps at which one forecast rises, falls or rests and the other does not; (…)."""
     a, b = _pair(a, b)
-    differs = (np.sign(np.diff(a, axis=-1)) != np.sign(np.diff(b, axis=-1))).mean(axis=-1)
+    differs = (np.sign(np.diff(a, axis=-1)) != np.sign(np.diff(b, axis=-1))).mean(
+        axis=-1
+    )
     return _of_rows(a, b, differs)
 
 
@@ -135,7 +151,11 @@ def mae(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
     error = np.abs(np.asarray(forecast, dtype=float) - np.asarray(truth, dtype=float))
     visible = np.isfinite(error)
     count = visible.sum(axis=-1)
-    return np.where(count > 0, np.where(visible, error, 0.0).sum(axis=-1) / np.maximum(count, 1), np.nan)
+    return np.where(
+        count > 0,
+        np.where(visible, error, 0.0).sum(axis=-1) / np.maximum(count, 1),
+        np.nan,
+    )
 
 
 def seasonal_scale(context: np.ndarray, seasonality: int) -> float:
@@ -149,18 +169,29 @@ def seasonal_scale(context: np.ndarray, seasonality: int) -> float:
     season = seasonality if seasonality < len(series) else 1
     if len(series) < 2:
         return float("nan")
-    scale = float(np.ma.filled(np.ma.abs(series[:-season] - series[season:]).mean(), np.nan))
+    scale = float(
+        np.ma.filled(np.ma.abs(series[:-season] - series[season:]).mean(), np.nan)
+    )
     return scale if scale > 0 else float("nan")
 
 
-def relative_change(value: np.ndarray, baseline: np.ndarray, smallest: np.ndarray | float = 0.0) -> np.ndarray:
+def relative_change(
+    value: np.ndarray, baseline: np.ndarray, smallest: np.ndarray | float = 0.0
+) -> np.ndarray:
     """Compute value / baseline - 1; NaN where the baseline is unknown, or its size is up to ``smallest``.
 
     Example:
         >>> ablation.relative_change(np.array([3.0]), np.array([2.0])).tolist()
         [0.5]
     """
-    value, baseline = np.broadcast_arrays(np.asarray(value, float), np.asarray(baseline, float))
+    value, baseline = np.broadcast_arrays(
+        np.asarray(value, float), np.asarray(baseline, float)
+    )
     out = np.full(value.shape, np.nan)
-    np.divide(value, baseline, out=out, where=np.isfinite(baseline) & (np.abs(baseline) > smallest))
+    np.divide(
+        value,
+        baseline,
+        out=out,
+        where=np.isfinite(baseline) & (np.abs(baseline) > smallest),
+    )
     return out - 1.0

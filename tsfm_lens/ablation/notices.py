@@ -31,7 +31,9 @@ def said_once(lens: Lens) -> Iterator[None]:
     def first_time(record: logging.LogRecord) -> bool:
         return fresh(record.name, record.levelno, record.getMessage())
 
-    def show_fresh(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+    def show_fresh(
+        message: Warning | str, category: type[Warning], *place: Any, **more: Any
+    ) -> None:
         if fresh(category.__name__, str(message)):
             show(message, category, *place, **more)
 
@@ -59,11 +61,21 @@ def saying_once(probe: Callable[P, R]) -> Callable[P, R]:
 
 def _loggers(lens: Lens) -> list[logging.Logger]:
     """Return the loggers of the libraries that a model comes from, named after a module or after its file."""
-    packages = {type(part).__module__.partition(".")[0] for part in (lens.native, lens.adapter.model)}
-    places = [place for name in packages for place in getattr(sys.modules.get(name), "__path__", ())]
+    packages = {
+        type(part).__module__.partition(".")[0]
+        for part in (lens.native, lens.adapter.model)
+    }
+    places = [
+        place
+        for name in packages
+        for place in getattr(sys.modules.get(name), "__path__", ())
+    ]
     return [
         logger
         for name, logger in logging.root.manager.loggerDict.items()
         if isinstance(logger, logging.Logger)
-        and (name.partition(".")[0] in packages or any(Path(name).is_relative_to(place) for place in places))
+        and (
+            name.partition(".")[0] in packages
+            or any(Path(name).is_relative_to(place) for place in places)
+        )
     ]

@@ -14,7 +14,9 @@ from tsfm_lens.models.run import Run
 _TOKENS, _AT_ONCE = 2**15, 256
 
 
-def point_forecasts(run: Run, variants: Sequence[Variant], progress: Progress | None = None) -> np.ndarray:
+def point_forecasts(
+    run: Run, variants: Sequence[Variant], progress: Progress | None = None
+) -> np.ndarray:
     """Compute a run's point forecast under each variant of its model.
 
     Args:
@@ -51,7 +53,9 @@ def point_forecasts(run: Run, variants: Sequence[Variant], progress: Progress | 
     rows = max(1, _TOKENS // longest)
     for first in range(0, len(variants), _AT_ONCE):
         part = variants[first : first + _AT_ONCE]
-        outputs = run_variants(run.lens, run.encoded, part, max_rows=rows, read=run.read)
+        outputs = run_variants(
+            run.lens, run.encoded, part, max_rows=rows, read=run.read
+        )
         forecasts[first : first + len(part)] = outputs.cpu().double().numpy()
         if progress is not None:
             progress(first + len(part), len(variants))

@@ -25,7 +25,13 @@ from tsfm_lens.hooks.repeated import Repeated
 from tsfm_lens.hooks.replay import OtherCalls, map_tensors, shadowed
 from tsfm_lens.models.adapter import default_levels, predicted, refuse_request
 from tsfm_lens.models.architecture import Prediction, stands_apart
-from tsfm_lens.models.batching import DRAWN, ForecastRequest, fitting, forecast_part, out_of_memory
+from tsfm_lens.models.batching import (
+    DRAWN,
+    ForecastRequest,
+    fitting,
+    forecast_part,
+    out_of_memory,
+)
 from tsfm_lens.models.draws import Piece, Unsplittable, block_seed, seeded
 from tsfm_lens.models.forecast import Forecast, checked_request, refuse_non_finite
 from tsfm_lens.models.lens import Lens
@@ -111,26 +117,47 @@ def forecast_variants(
     steps, levels = checked_request(horizon, requested, num_samples, seed)
     refuse_request(lens.adapter, steps, num_samples)
     batch = as_series(series)
-    request = VariantRequest(lens, batch, steps, levels, num_samples, int(seed), memory=memory, non_finite=non_finite)
+    request = VariantRequest(
+        lens,
+        batch,
+        steps,
+        levels,
+        num_samples,
+        int(seed),
+        memory=memory,
+        non_finite=non_finite,
+    )
     points = list(points_of(lens, *variants))
-    by_row = all(acts_by_row(*each) for each in points) and not lens.registry.session.across_rows(parts=False)
+    by_row = all(
+        acts_by_row(*each) for each in points
+    ) and not lens.registry.session.across_rows(parts=False)
     blocks = [request]
     if request.draws and by_row and len(request.blocks) > 1:
         blocks = [
-            replace(request, batch=batch.select(range(*block)), seed=block_seed(request.seed, index))
+            replace(
+                request,
+                batch=batch.select(range(*block)),
+                seed=block_seed(request.seed, index),
+            )
             for index, block in enumerate(request.blocks)
         ]
     of_blocks: list[list[Forecast]] = []
 
     def note(done: int) -> None:
         if progress is not None:
-            progress((len(of_blocks) * len(variants) + done) // len(blocks), len(variants))
+            progress(
+                (len(of_blocks) * len(variants) + done) // len(blocks), len(variants)
+            )
 
     with said_once(lens):
         for block in blocks:
             of_blocks.append(_forecasts(block, variants, note, economy))
-    forecasts = [Forecast.joined(parts, batch) for parts in zip(*of_blocks, strict=True)]
-    samples = [forecast.samples for forecast in forecasts if forecast.samples is not None]
+    forecasts = [
+        Forecast.joined(parts, batch) for parts in zip(*of_blocks, strict=True)
+    ]
+    samples = [
+        forecast.samples for forecast in forecasts if forecast.samples is not None
+    ]
     return VariantForecasts(
         np.stack([forecast.quantiles for forecast in forecasts]),
         levels,
@@ -151,12 +178,25 @@ class VariantRequest(ForecastRequest):
         with self.lens.edit(*variant.interventions):
             try:
                 if self.non_finite == "refuse":
-                    how: dict[str, Any] = {"num_samples": self.num_samples, "seed": self.seed}
-                    return self.lens.forecast(self.batch, self.horizon, quantiles=self.levels, **how)
+                    how: dict[str, Any] = {
+                        "num_samples": self.num_samples,
+                        "seed": self.seed,
+                    }
+                    return self.lens.forecast(
+                        self.batch, self.horizon, quantiles=self.levels, **how
+                    )
                 stop = len(self.batch)
-                drawing = self.drawing(self.pieces(0, stop), guarded=True) if self.draws else None
+                drawing = (
+                    self.drawing(self.pieces(0, stop), guarded=True)
+                    if self.draws
+                    else None
+                )
                 forecast = forecast_part(self, 0, stop, drawing=drawing)
-                return self.nothing() if drawing is not None and drawing.failures else forecast
+                return (
+                    self.nothing()
+                    if drawing is not None and drawing.failures
+                    else forecast
+                )
             except (RuntimeError, ValueError) as error:
                 return self.undrawn(error)
 
@@ -167,19 +207,31 @@ class VariantRequest(ForecastRequest):
         lens.registry.state.forwards += self.rows * copies * (self.passes - 1)
         with seeded(self.seed, lens.device), running:
             batch = repeated(self.batch, copies)
-            return predicted(lens.adapter, batch, self.horizon, self.levels, self.num_samples)
+            return predicted(
+                lens.adapter, batch, self.horizon, self.levels, self.num_samples
+            )
 
     def nothing(self) -> Forecast:
         """Make the forecast of a model that cannot be drawn from: no numbers at all."""
         series, steps = len(self.batch), self.horizon
         samples = np.full((series, self.paths, steps), np.nan) if self.draws else None
         quantiles = np.full((series, len(self.levels), steps), np.nan)
-        return Forecast(quantiles, self.levels, np.full((series, steps), np.nan), samples, self.batch)
+        return Forecast(
+            quantiles,
+            self.levels,
+            np.full((series, steps), np.nan),
+            samples,
+            self.batch,
+        )
 
     def undrawn(self, error: Exception) -> Forecast:
         """Replace a forecast of which an error says that nothing can be drawn by no numbers, if such are kept."""
         # how torch and its distributions refuse parameters that are no numbers
-        words = ("probability tensor contains", "found invalid values", "invalid Poisson")
+        words = (
+            "probability tensor contains",
+            "found invalid values",
+            "invalid Poisson",
+        )
         if not any(word in str(error) for word in words):
             raise error
         return self.checked([self.nothing()])[0]
@@ -193,17 +245,30 @@ class VariantRequest(ForecastRequest):
     @cached_property
     def _encoder(self) -> str:
         """Stack that gives a decoder its keys, "" if none does."""
-        return next((row.keys_from for row in self.lens.wiring.output_stack.attentions(0) if row.keys_from), "")
+        return next(
+            (
+                row.keys_from
+                for row in self.lens.wiring.output_stack.attentions(0)
+                if row.keys_from
+            ),
+            "",
+        )
 
     @cached_property
     def _source(self) -> SharedSource | None:
         entry = self.lens.wiring.stack(self._encoder).entry if self._encoder else ""
-        return SharedSource(self.lens.adapter.model.get_submodule(entry), self.rows) if entry else None
+        return (
+            SharedSource(self.lens.adapter.model.get_submodule(entry), self.rows)
+            if entry
+            else None
+        )
 
     def touches_encoder(self, variant: Variant) -> bool:
         """Return whether a variant changes the source of a decoder's keys."""
         points = points_of(self.lens, variant)
-        return bool(self._encoder) and any(point.stack == self._encoder for _, point in points)
+        return bool(self._encoder) and any(
+            point.stack == self._encoder for _, point in points
+        )
 
     def settled(self, variants: Sequence[Variant]) -> list[Forecast]:
         """Forecast variants that run together, none of them spoilt by another."""
@@ -211,24 +276,38 @@ class VariantRequest(ForecastRequest):
             forecasts = self.checked(self.together(variants))
         except (RuntimeError, ValueError) as error:
             forecasts = [self.undrawn(error)] * len(variants)
-        failures = [index for index, forecast in enumerate(forecasts) if not all_finite(forecast)]
+        failures = [
+            index
+            for index, forecast in enumerate(forecasts)
+            if not all_finite(forecast)
+        ]
         if not failures or len(variants) == 1:
             return forecasts
         half = len(failures) if len(failures) < len(variants) else len(failures) // 2
         for part in filter(None, (failures[:half], failures[half:])):
-            for index, forecast in zip(part, self.settled([variants[i] for i in part]), strict=True):
+            for index, forecast in zip(
+                part, self.settled([variants[i] for i in part]), strict=True
+            ):
                 forecasts[index] = forecast
         return forecasts
 
     def together(self, variants: Sequence[Variant]) -> list[Forecast]:
         """Forecast variants that run together."""
         copies, size = len(variants), len(self.batch)
-        is_shared = self._source is not None and not any(map(self.touches_encoder, variants))
-        drawing = self.drawing([Piece(self.seed, 1, 0, 1)] * copies, guarded=True) if self.draws else None
+        is_shared = self._source is not None and not any(
+            map(self.touches_encoder, variants)
+        )
+        drawing = (
+            self.drawing([Piece(self.seed, 1, 0, 1)] * copies, guarded=True)
+            if self.draws
+            else None
+        )
         with (
             torch.no_grad(),
             drawing or nullcontext(),
-            self._source.serving(copies, is_shared=is_shared) if self._source else nullcontext(),
+            self._source.serving(copies, is_shared=is_shared)
+            if self._source
+            else nullcontext(),
             skipped(self.lens.registry, variants),
             self.lens.edit(*side_by_side(variants, self.rows)),
         ):
@@ -237,19 +316,31 @@ class VariantRequest(ForecastRequest):
         parts = [map_tensors(prediction, itemgetter(rows)) for rows in blocks]
         failures = drawing.failures if drawing else set()
         return [
-            self.nothing() if block in failures else Forecast.of(part, self.levels, self.batch, {})
+            self.nothing()
+            if block in failures
+            else Forecast.of(part, self.levels, self.batch, {})
             for block, part in enumerate(parts)
         ]
 
     def fitting(self, most: int) -> int:
         """Count the variants, of so many, that fit in the memory side by side."""
         items = -(-len(self.batch) // self.per_item)
-        return fitting(items * self.need(items * most), most, self.memory, self.lens.device, comfort=False)
+        return fitting(
+            items * self.need(items * most),
+            most,
+            self.memory,
+            self.lens.device,
+            comfort=False,
+        )
 
     def abreast(self) -> int:
         """Count the variants that roll out side by side: as many as pay and fit."""
         rows, lens = len(self.batch), self.lens
-        most = _ABREAST // (lens.d_model * rows * self.paths) if lens.device.type == "cpu" else _MOST
+        most = (
+            _ABREAST // (lens.d_model * rows * self.paths)
+            if lens.device.type == "cpu"
+            else _MOST
+        )
         most = min(most, (self.most or _MOST) // rows)
         return self.fitting(max(1, most))
 
@@ -263,17 +354,37 @@ class SharedSource:
 
     def serving(self, copies: int, *, is_shared: bool) -> AbstractContextManager[None]:
         """Serve a run of so many variants while the block runs; shared if none of them changes the encoder."""
-        return shadowed([(self._encoder, lambda forward: partial(self._encode, forward, copies if is_shared else 1))])
+        return shadowed(
+            [
+                (
+                    self._encoder,
+                    lambda forward: partial(
+                        self._encode, forward, copies if is_shared else 1
+                    ),
+                )
+            ]
+        )
 
-    def _encode(self, forward: Callable[..., Any], copies: int, *args: Any, **kwargs: Any) -> Any:
+    def _encode(
+        self, forward: Callable[..., Any], copies: int, *args: Any, **kwargs: Any
+    ) -> Any:
         leaves, spec = tree_flatten((args, kwargs))
-        if copies == 1 or not all(_alike(leaf, copies) for leaf in leaves if isinstance(leaf, Tensor)):
+        if copies == 1 or not all(
+            _alike(leaf, copies) for leaf in leaves if isinstance(leaf, Tensor)
+        ):
             # the paths of a series share its states all the same
             return self._repeat(forward(*args, **kwargs), 1)
-        leaves = [leaf[: len(leaf) // copies] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        leaves = [
+            leaf[: len(leaf) // copies] if isinstance(leaf, Tensor) else leaf
+            for leaf in leaves
+        ]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         memo = self._memo
-        if memo is not None and len(memo[0]) == len(tensors) and all(map(torch.equal, memo[0], tensors)):
+        if (
+            memo is not None
+            and len(memo[0]) == len(tensors)
+            and all(map(torch.equal, memo[0], tensors))
+        ):
             return self._repeat(memo[1], copies)
         args, kwargs = tree_unflatten(leaves, spec)
         output = forward(*args, **kwargs)
@@ -285,7 +396,11 @@ class SharedSource:
         """Repeat the rows of an encoder's output for so many variants."""
 
         def repeat(tensor: Tensor) -> Tensor:
-            return Repeated(tensor, copies) if tensor.ndim > 0 and not len(tensor) % self._rows else tensor
+            return (
+                Repeated(tensor, copies)
+                if tensor.ndim > 0 and not len(tensor) % self._rows
+                else tensor
+            )
 
         return map_tensors(output, repeat)
 
@@ -299,12 +414,17 @@ def _alike(tensor: Tensor, copies: int) -> bool:
 
 
 def _forecasts(
-    request: VariantRequest, variants: Sequence[Variant], on_progress: Callable[[int], None], economy: bool
+    request: VariantRequest,
+    variants: Sequence[Variant],
+    on_progress: Callable[[int], None],
+    economy: bool,
 ) -> list[Forecast]:
     """Forecast every variant; ``on_progress`` is called with the number of those that are done."""
     adapter = request.lens.adapter
     # the adapter must declare it of its predict, and a sampling model must say along which axis it draws
-    is_declared = stands_apart(adapter) and not (request.draws and adapter.draw_axis is None)
+    is_declared = stands_apart(adapter) and not (
+        request.draws and adapter.draw_axis is None
+    )
     in_blocks = request.draws and len(request.batch) > DRAWN
     if not economy or in_blocks or not is_declared or request.lens.registry.in_use:
         forecasts = []
@@ -313,16 +433,26 @@ def _forecasts(
             on_progress(done)
         return forecasts
     in_one_pass = _single_passes(request, variants, on_progress)
-    return _fanned_out(request, variants, on_progress) if in_one_pass is None else in_one_pass
+    return (
+        _fanned_out(request, variants, on_progress)
+        if in_one_pass is None
+        else in_one_pass
+    )
 
 
 def _single_passes(
-    request: VariantRequest, variants: Sequence[Variant], on_progress: Callable[[int], None]
+    request: VariantRequest,
+    variants: Sequence[Variant],
+    on_progress: Callable[[int], None],
 ) -> list[Forecast] | None:
     """Forecast one pass of each variant by the library's own code, with replay; None where that cannot be done."""
     # replay may, because the pass reads the series alone, which rows_apart declares, and is one pass, which is counted
     lens, adapter = request.lens, request.lens.adapter
-    if adapter.readout != "quantile" or request.horizon > adapter.longest_pass or len(variants) < _FEW:
+    if (
+        adapter.readout != "quantile"
+        or request.horizon > adapter.longest_pass
+        or len(variants) < _FEW
+    ):
         return None
     encoded = lens.encode(request.batch, horizon=request.horizon)
     longest = max(len(spans) for spans in encoded.spans.values())
@@ -330,11 +460,23 @@ def _single_passes(
 
     def run(copies: int) -> Tensor:
         prediction = request.predicted(copies)
-        return torch.cat([prediction.quantiles, prediction.mean.unsqueeze(-1).to(prediction.quantiles)], dim=-1)
+        return torch.cat(
+            [
+                prediction.quantiles,
+                prediction.mean.unsqueeze(-1).to(prediction.quantiles),
+            ],
+            dim=-1,
+        )
 
     rows = abreast * len(encoded.rows)
     try:
-        outputs = sweep(lens, OnePass(encoded, run), variants, max_rows=rows, on_progress=on_progress)
+        outputs = sweep(
+            lens,
+            OnePass(encoded, run),
+            variants,
+            max_rows=rows,
+            on_progress=on_progress,
+        )
     except OtherCalls:
         return None
     except (MemoryError, RuntimeError) as error:
@@ -346,7 +488,11 @@ def _single_passes(
         values = output.cpu().double().numpy()
         quantiles, mean = values[..., :-1].swapaxes(1, 2), values[..., -1]
         results.append(Forecast(quantiles, request.levels, mean, None, request.batch))
-    failures = [index for index, forecast in enumerate(request.checked(results)) if not all_finite(forecast)]
+    failures = [
+        index
+        for index, forecast in enumerate(request.checked(results))
+        if not all_finite(forecast)
+    ]
     # the library treats no numbers in its own way, and one such variant may spoil its neighbours
     again = _fanned_out(request, [variants[i] for i in failures], lambda _count: None)
     for index, forecast in zip(failures, again, strict=True):
@@ -355,7 +501,9 @@ def _single_passes(
 
 
 def _fanned_out(
-    request: VariantRequest, variants: Sequence[Variant], on_progress: Callable[[int], None]
+    request: VariantRequest,
+    variants: Sequence[Variant],
+    on_progress: Callable[[int], None],
 ) -> list[Forecast]:
     """Forecast every variant as a block of rows of one native batch, as many side by side as fit."""
     if not variants:
@@ -395,7 +543,9 @@ def repeated(batch: SeriesBatch, copies: int) -> SeriesBatch:
         return tuple(f"{copy}/{name}" for copy in range(copies) for name in names)
 
     columns = {name: getattr(batch, name) * copies for name in ("values", *COLUMNS)}
-    return replace(batch, **{**columns, "ids": label(batch.ids), "groups": label(batch.groups)})
+    return replace(
+        batch, **{**columns, "ids": label(batch.ids), "groups": label(batch.groups)}
+    )
 
 
 def all_finite(forecast: Forecast) -> bool:

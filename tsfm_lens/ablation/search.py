@@ -55,12 +55,18 @@ Steps = Generator[list[Evaluation], dict[Evaluation, Answer], SearchResult]
 class Search:
     """Search under way; :func:`run_search` is its loop."""
 
-    def __init__(self, of: int, tolerance: float, method: str, steps: Callable[[Search], Steps]) -> None:
+    def __init__(
+        self, of: int, tolerance: float, method: str, steps: Callable[[Search], Steps]
+    ) -> None:
         if of < 1:
-            raise InputError(f"a layer of {of} heads has none to search among, expected 1 or more")
+            raise InputError(
+                f"a layer of {of} heads has none to search among, expected 1 or more"
+            )
         # a tolerance of zero could be failed by the plain model itself
         if not tolerance > 0:
-            raise InputError(f"the tolerance is {tolerance}, expected a relative change above 0, such as 0.01")
+            raise InputError(
+                f"the tolerance is {tolerance}, expected a relative change above 0, such as 0.01"
+            )
         self.of, self.tolerance, self.method = of, float(tolerance), method
         self.result: SearchResult | None = None
         self._answers: dict[Evaluation, Answer] = {}
@@ -69,15 +75,23 @@ class Search:
 
     def requests(self) -> list[Evaluation]:
         """Return the next evaluations: (heads kept, look); none once the search is finished."""
-        return [] if self.result else [request for request in self._queue if request not in self._answers]
+        return (
+            []
+            if self.result
+            else [request for request in self._queue if request not in self._answers]
+        )
 
     def answer(self, values: Mapping[Evaluation, Answer]) -> None:
         """Hand in requested values, in one piece or in several."""
         for request, value in values.items():
             if request not in self.requests():
-                raise InputError(f"{request} was not asked for; expected some of {self.requests()}")
+                raise InputError(
+                    f"{request} was not asked for; expected some of {self.requests()}"
+                )
             if not isinstance(value, PairedErrors) and np.isnan(value):
-                raise InputError(f"the change with {request[0]} heads kept is not a number; its error is not defined")
+                raise InputError(
+                    f"the change with {request[0]} heads kept is not a number; its error is not defined"
+                )
             self._answers[request] = value
         if self.result or self.requests():
             return
@@ -87,11 +101,21 @@ class Search:
         except StopIteration as end:
             self.result = end.value
 
-    def found(self, smallest: int, changes: Mapping[int, float], evaluations: float, **more: Any) -> SearchResult:
+    def found(
+        self,
+        smallest: int,
+        changes: Mapping[int, float],
+        evaluations: float,
+        **more: Any,
+    ) -> SearchResult:
         """Compose the result, with all that follows from the known changes."""
         passes = [change < self.tolerance for _, change in sorted(changes.items())]
         change = {**changes, self.of: 0.0}[smallest]
-        more = {"exact": all(k in changes for k in range(smallest)), "monotone": passes == sorted(passes), **more}
+        more = {
+            "exact": all(k in changes for k in range(smallest)),
+            "monotone": passes == sorted(passes),
+            **more,
+        }
         facts = (smallest, self.of, change, self.tolerance, self.method, evaluations)
         return SearchResult(*facts, changes=dict(changes), **more)
 
@@ -108,8 +132,12 @@ def better(results: Mapping[str, SearchResult]) -> tuple[str, SearchResult]:
     """Choose the order that keeps fewest heads, then changes least; orders at random only among themselves."""
     if not results:
         raise InputError("there are no results of heads@k to choose from")
-    definite = {order: result for order, result in results.items() if not is_random(order)}
-    return min((definite or results).items(), key=lambda item: (item[1].kept, item[1].change))
+    definite = {
+        order: result for order, result in results.items() if not is_random(order)
+    }
+    return min(
+        (definite or results).items(), key=lambda item: (item[1].kept, item[1].change)
+    )
 
 
 def is_random(order: str) -> bool:
@@ -117,7 +145,9 @@ def is_random(order: str) -> bool:
     return str(order).partition(":")[0] == "random"
 
 
-def scan(of: int, tolerance: float = TOLERANCE, *, abreast: int | None = None) -> Search:
+def scan(
+    of: int, tolerance: float = TOLERANCE, *, abreast: int | None = None
+) -> Search:
     """Scan the counts from none kept upwards, ``abreast`` at a time, to the first that passes; by None all of them."""
     if abreast is not None and abreast < 1:
         raise InputError(f"abreast is {abreast}, expected 1 or more counts")
@@ -149,17 +179,27 @@ def bisection(of: int, tolerance: float = TOLERANCE, *, check: int = 2) -> Searc
             middle = (fails + smallest) // 2
             answers = yield [(middle, 0)]
             changes[middle] = _change(answers[middle, 0])
-            fails, smallest = (fails, middle) if changes[middle] < search.tolerance else (middle, smallest)
-        while below := [k for k in range(max(smallest - check, 0), smallest) if k not in changes]:
+            fails, smallest = (
+                (fails, middle)
+                if changes[middle] < search.tolerance
+                else (middle, smallest)
+            )
+        while below := [
+            k for k in range(max(smallest - check, 0), smallest) if k not in changes
+        ]:
             answers = yield [(k, 0) for k in below]
             changes |= {k: _change(value) for (k, _), value in answers.items()}
-            smallest = min([smallest, *(k for k in below if changes[k] < search.tolerance)])
+            smallest = min(
+                [smallest, *(k for k in below if changes[k] < search.tolerance)]
+            )
         return search.found(smallest, changes, len(changes))
 
     return Search(of, tolerance, "bisection", steps)
 
 
-def sequential(of: int, looks: Looks, tolerance: float = TOLERANCE, *, alpha: float = 0.05) -> Search:
+def sequential(
+    of: int, looks: Looks, tolerance: float = TOLERANCE, *, alpha: float = 0.05
+) -> Search:
     """Test the counts upwards on growing parts of the series; another answer than the scan's has chance ``alpha``."""
     # a count can be misjudged in one direction only, and every count may be the one that is
     bounds = [*spending_bounds(looks.shares, alpha / of), 0.0]
@@ -174,9 +214,15 @@ def sequential(of: int, looks: Looks, tolerance: float = TOLERANCE, *, alpha: fl
             count += len(looks.added[look])
             tests[heads].see(answers[heads, look])
             heads += tests[heads].passes is False
-        changes = {k: float(np.expm1(test.estimate)) for k, test in enumerate(tests) if test.look}
+        changes = {
+            k: float(np.expm1(test.estimate))
+            for k, test in enumerate(tests)
+            if test.look
+        }
         full = all(test.look == len(looks.added) for test in tests[: heads + 1])
-        return search.found(heads, changes, count / looks.total, exact=full, monotone=True, alpha=alpha)
+        return search.found(
+            heads, changes, count / looks.total, exact=full, monotone=True, alpha=alpha
+        )
 
     return Search(of, tolerance, "sequential", steps)
 
@@ -193,14 +239,19 @@ class _Test:
 
     def see(self, errors: Answer) -> None:
         units = self.looks.added[self.look]
-        if not isinstance(errors, PairedErrors) or {np.shape(errors.ablated), np.shape(errors.plain)} != {units.shape}:
+        if not isinstance(errors, PairedErrors) or {
+            np.shape(errors.ablated),
+            np.shape(errors.plain),
+        } != {units.shape}:
             raise InputError(
                 f"look {self.look} of a sequential test adds {len(units)} series; expected PairedErrors of so many"
             )
         self.ablated[units], self.plain[units] = errors.ablated, errors.plain
         visible = np.zeros(self.looks.total, dtype=bool)
         visible[np.concatenate(self.looks.added[: self.look + 1])] = True
-        self.estimate, error, freedom = log_change(self.ablated, self.plain, self.looks.groups, visible)
+        self.estimate, error, freedom = log_change(
+            self.ablated, self.plain, self.looks.groups, visible
+        )
         away = abs(self.estimate - self.limit)
         last = self.look == len(self.looks.added) - 1
         if last or away > student_bound(self.bounds[self.look], freedom) * error:
@@ -213,4 +264,6 @@ def _change(answer: Answer) -> float:
     if not isinstance(answer, PairedErrors):
         return float(answer)
     errors, plain = np.asarray(answer.ablated, float), np.asarray(answer.plain, float)
-    return float(np.expm1(log_change(errors, plain, None, np.ones(len(plain), dtype=bool))[0]))
+    return float(
+        np.expm1(log_change(errors, plain, None, np.ones(len(plain), dtype=bool))[0])
+    )

@@ -40,7 +40,11 @@ def idle_layers(registry: HookRegistry, variant: Variant) -> set[str]:
     heads: dict[str, set[int]] = defaultdict(set)
     others: set[tuple[str, int]] = set()
     for intervention in variant.interventions:
-        whole = type(intervention) is Zero and intervention.rows is None and intervention.positions is None
+        whole = (
+            type(intervention) is Zero
+            and intervention.rows is None
+            and intervention.positions is None
+        )
         for name, head in resolve(registry, intervention):
             point = registry.points[name]
             if whole and name.endswith("hook_out") and point.kind:
@@ -58,7 +62,10 @@ def idle_layers(registry: HookRegistry, variant: Variant) -> set[str]:
         if (point.stack, point.layer) in others or not _rows_lead(registry, row):
             continue
         if is_whole or len(heads[name]) == stack.n_heads:
-            paths |= {f"{stack.block(point.layer)}.{path}" for path in _layers(row, writes=is_whole)}
+            paths |= {
+                f"{stack.block(point.layer)}.{path}"
+                for path in _layers(row, writes=is_whole)
+            }
     return paths
 
 
@@ -66,16 +73,26 @@ def _layers(row: Writer, *, writes: bool) -> set[str]:
     if isinstance(row, Attention):
         # keys and values of another stack have rows of their own
         projections = (row.q,) if row.keys_from else (row.q, row.k, row.v)
-        return {part.module for part in projections} | ({row.o.module} if writes else set())
+        return {part.module for part in projections} | (
+            {row.o.module} if writes else set()
+        )
     if isinstance(row, Branch):
         return set()
-    return {row.i.module, row.o} | ({row.gate.module} if row.gate is not None else set())
+    return {row.i.module, row.o} | (
+        {row.gate.module} if row.gate is not None else set()
+    )
 
 
 def _rows_lead(registry: HookRegistry, row: Writer) -> bool:
     """Return whether the variants are contiguous blocks along the first axis of everything in a branch."""
-    layouts = (row.stream_layout, row.z_layout, row.qkv_layout) if isinstance(row, Attention) else (row.write.layout,)
-    return not registry.wiring.sample_major and all(layout.startswith("batch ") for layout in layouts)
+    layouts = (
+        (row.stream_layout, row.z_layout, row.qkv_layout)
+        if isinstance(row, Attention)
+        else (row.write.layout,)
+    )
+    return not registry.wiring.sample_major and all(
+        layout.startswith("batch ") for layout in layouts
+    )
 
 
 def _sparse(

@@ -27,7 +27,13 @@ from tsfm_lens.cli.common import (
     steps_shown,
     write_data,
 )
-from tsfm_lens.cli.reading import DataIfAny, Request, checked_kinds, forecasts, read_data
+from tsfm_lens.cli.reading import (
+    DataIfAny,
+    Request,
+    checked_kinds,
+    forecasts,
+    read_data,
+)
 from tsfm_lens.console import echo
 from tsfm_lens.errors import unknown_name
 
@@ -53,9 +59,13 @@ def report(
         kinds = kinds if sections else tuple(pipeline.defined_for(lens, kinds, missing))
         progress = steps_shown(bar, lens, kinds)
         run = request.run(lens, series).compared()
-        results = pipeline.analyse(run, sections=kinds, progress=progress, left_out=missing)
+        results = pipeline.analyse(
+            run, sections=kinds, progress=progress, left_out=missing
+        )
         title = pipeline.heading_of(model, series)
-        path = pipeline.write_page(run, results, out, title, request.data, progress, missing)
+        path = pipeline.write_page(
+            run, results, out, title, request.data, progress, missing
+        )
     show_page(path, missing, results, request.as_json)
 
 
@@ -63,12 +73,20 @@ def report(
 @forecasts("windows", "twins", holdout=False)
 def forecast(
     model: Model,
-    quantile: Annotated[list[float] | None, typer.Option("--quantile", "-q", help="Level; repeatable.")] = None,
+    quantile: Annotated[
+        list[float] | None, typer.Option("--quantile", "-q", help="Level; repeatable.")
+    ] = None,
     as_csv: Annotated[
-        bool, typer.Option("--csv", help="CSV to stdout, one row per series and step; > FILE keeps it.")
+        bool,
+        typer.Option(
+            "--csv", help="CSV to stdout, one row per series and step; > FILE keeps it."
+        ),
     ] = False,
     page: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.html", help="Page with the forecast of each series.")
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE.html", help="Page with the forecast of each series."
+        ),
     ] = None,
     *,
     request: Request,
@@ -81,13 +99,17 @@ def forecast(
         raise typer.BadParameter("choose one of --json and --csv")
     if page is not None and page.suffix.lower() != ".html":
         more = "`tsfm-lens figure forecast_fan` draws one series as svg, pdf or png"
-        raise typer.BadParameter(f"{str(page)!r} does not end in .html; {more}", param_hint="--plot")
+        raise typer.BadParameter(
+            f"{str(page)!r} does not end in .html; {more}", param_hint="--plot"
+        )
     from tsfm_lens.models.adapter import DECILES
     from tsfm_lens.models.forecast import checked_request
     from tsfm_lens.report import pipeline
 
     sampling: dict[str, Any] = {"num_samples": request.samples, "seed": request.seed}
-    checked_request(request.horizon or 1, quantile or DECILES, request.samples, request.seed)
+    checked_request(
+        request.horizon or 1, quantile or DECILES, request.samples, request.seed
+    )
     if page is not None:
         pipeline.page_at(page)
     with progress_display() as bar:
@@ -98,13 +120,22 @@ def forecast(
             if run.truth is not None:
                 series, truth = run.batch, run.truth[run.batch.is_target]
             result = lens.forecast(
-                series, run.horizon, quantiles=quantile or DECILES, **sampling, progress=progress
+                series,
+                run.horizon,
+                quantiles=quantile or DECILES,
+                **sampling,
+                progress=progress,
             ).targets()
     data = result.to_dataset(truth)
     if page is not None:
         facts = pipeline.provenance(run, request.data)
-        title, remarks = pipeline.heading_of(model, series), pipeline.remarks_of(run.batch)
-        pipeline.build_report({"forecast": data}, page, title=title, provenance=facts, notes=remarks)
+        title, remarks = (
+            pipeline.heading_of(model, series),
+            pipeline.remarks_of(run.batch),
+        )
+        pipeline.build_report(
+            {"forecast": data}, page, title=title, provenance=facts, notes=remarks
+        )
         echo(str(page), err=True)
     if request.as_json:
         emit(data.drop_vars("sample", errors="ignore"))
@@ -112,10 +143,17 @@ def forecast(
     frame = result.to_frame()
     if truth is not None:
         frame.insert(list(frame.columns).index("mean"), "truth", truth.ravel())
-    if result.samples is None and 0.5 in result.levels and (frame["mean"] == frame["0.5"]).all():
+    if (
+        result.samples is None
+        and 0.5 in result.levels
+        and (frame["mean"] == frame["0.5"]).all()
+    ):
         # the library gives no mean
         frame = frame.drop(columns="mean")
-    if "timestamp" in frame and (frame["timestamp"] == frame["timestamp"].dt.normalize()).all():
+    if (
+        "timestamp" in frame
+        and (frame["timestamp"] == frame["timestamp"].dt.normalize()).all()
+    ):
         frame["timestamp"] = frame["timestamp"].dt.strftime("%Y-%m-%d")
     if as_csv:
         from tsfm_lens.data.text import to_csv
@@ -130,9 +168,17 @@ def forecast(
 def ablate(
     model: Model,
     component: Annotated[
-        list[str] | None, typer.Option("--component", "-c", metavar="GLOB", help="Name or glob; all by default.")
+        list[str] | None,
+        typer.Option(
+            "--component", "-c", metavar="GLOB", help="Name or glob; all by default."
+        ),
     ] = None,
-    how: Annotated[str, typer.Option(help="Replacement of the component: zero, mean, resample, noise, …")] = "zero",
+    how: Annotated[
+        str,
+        typer.Option(
+            help="Replacement of the component: zero, mean, resample, noise, …"
+        ),
+    ] = "zero",
     reference: Annotated[
         list[str] | None,
         typer.Option(
@@ -154,14 +200,21 @@ def ablate(
 
     if checked_how(how) and not reference:
         # the mean of a series alone, at its one decoder token, is what stands there already
-        raise typer.BadParameter(f"--how {how} takes activations of other series", param_hint="--reference")
+        raise typer.BadParameter(
+            f"--how {how} takes activations of other series", param_hint="--reference"
+        )
     with progress_display() as bar:
         series = series_shown(bar, request, model)
         others = read_data(reference, request.reading) if reference else None
         run = request.run(open_shown(bar, model), series).compared()
-        options: dict[str, Any] = {"how": how, "reference": others if checked_how(how) else None}
+        options: dict[str, Any] = {
+            "how": how,
+            "reference": others if checked_how(how) else None,
+        }
         with stage(bar, "ablation", None) as progress:
-            result = ablation_effects(run, components=component or None, progress=progress, **options)
+            result = ablation_effects(
+                run, components=component or None, progress=progress, **options
+            )
     if request.as_json:
         emit(result)
         return
@@ -174,7 +227,12 @@ def ablate(
     names = [str(name) for name in result["component"].values]
     effect = judged(result, first, "component")
     rows = [
-        [names[i], *(float(size[i]) for size in sizes), int(effect.acts[i]), "yes" if effect.significant[i] else "no"]
+        [
+            names[i],
+            *(float(size[i]) for size in sizes),
+            int(effect.acts[i]),
+            "yes" if effect.significant[i] else "no",
+        ]
         for i in order
     ]
     show_rows(["component", *columns, "acts", "significant"], rows)
@@ -186,11 +244,24 @@ def ablate(
 @app.command()
 @forecasts("windows", "twins")
 def compare(
-    base: Annotated[str, typer.Argument(metavar="BASE", help=MODEL_HELP, autocompletion=completing.models)],
-    tuned: Annotated[
-        str, typer.Argument(metavar="TUNED", help="The fine-tuned model.", autocompletion=completing.models)
+    base: Annotated[
+        str,
+        typer.Argument(
+            metavar="BASE", help=MODEL_HELP, autocompletion=completing.models
+        ),
     ],
-    out: Annotated[Path | None, typer.Option(help="Folder for a page with the figure (index.html).")] = None,
+    tuned: Annotated[
+        str,
+        typer.Argument(
+            metavar="TUNED",
+            help="The fine-tuned model.",
+            autocompletion=completing.models,
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for a page with the figure (index.html)."),
+    ] = None,
     top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 20,
     *,
     request: Request,
@@ -209,28 +280,44 @@ def compare(
         with stage(bar, "setting weights back", None) as progress:
             result = weight_effects(first, second, run, progress=progress)
     for lens in (first, second):
-        echo(f"{lens.model_id}: read from {', '.join(file.name for file in lens.files)}", err=True)
+        echo(
+            f"{lens.model_id}: read from {', '.join(file.name for file in lens.files)}",
+            err=True,
+        )
     if out is not None:
         title = f"{tuned} against {base}"
-        page = pipeline.write_page(run, {"weight_effects": result}, out, title, request.data, None, {})
+        page = pipeline.write_page(
+            run, {"weight_effects": result}, out, title, request.data, None, {}
+        )
         echo(str(page), err=True)
     if request.as_json:
         emit(result)
         return
     for sentence in read_weight_effects(result):
         echo(sentence, err=True)
-    columns = [name for name in ("relative_norm", "rank", "share_size", "error_change_size") if name in result]
+    columns = [
+        name
+        for name in ("relative_norm", "rank", "share_size", "error_change_size")
+        if name in result
+    ]
     names = [str(name) for name in result["component"].values[:top]]
     if names:
         show_rows(
-            ["component", *columns], [[name, *(float(result[c][i]) for c in columns)] for i, name in enumerate(names)]
+            ["component", *columns],
+            [
+                [name, *(float(result[c][i]) for c in columns)]
+                for i, name in enumerate(names)
+            ],
         )
 
 
 @app.command()
 @forecasts()
 def attribute(
-    model: Model, top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 20, *, request: Request
+    model: Model,
+    top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 20,
+    *,
+    request: Request,
 ) -> None:
     """Split the forecast into contributions of components."""
     import numpy as np
@@ -252,19 +339,30 @@ def attribute(
     order = np.argsort(-sizes.values[:, 0], kind="stable")[:top]
     names = [str(name) for name in result["component"].values]
     units = [str(unit) for unit in result["unit"].values]
-    header = [f"{name} ({unit})" if unit else name for name, unit in zip(decompositions, units, strict=True)]
+    header = [
+        f"{name} ({unit})" if unit else name
+        for name, unit in zip(decompositions, units, strict=True)
+    ]
     echo("Mean size of each component's contribution, over series and steps.", err=True)
-    show_rows(["component", *header], [[names[i], *map(float, sizes.values[i])] for i in order])
+    show_rows(
+        ["component", *header],
+        [[names[i], *map(float, sizes.values[i])] for i in order],
+    )
 
 
 @app.command()
 @forecasts()
 def serve(
     model: Annotated[
-        str, typer.Argument(metavar="[MODEL]", help=MODEL_HELP, autocompletion=completing.models)
+        str,
+        typer.Argument(
+            metavar="[MODEL]", help=MODEL_HELP, autocompletion=completing.models
+        ),
     ] = "bolt-nano",
     data: DataIfAny = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="First port to try.")] = 8866,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="First port to try.")
+    ] = 8866,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
     *,
     request: Request,
@@ -282,9 +380,18 @@ def serve(
     options["num_samples"] = request.samples
 
     def announce(address: str) -> None:
-        echo(json.dumps({"page": address}) if request.as_json else f"{address}\nCtrl-C ends it.")
+        echo(
+            json.dumps({"page": address})
+            if request.as_json
+            else f"{address}\nCtrl-C ends it."
+        )
 
-    how: dict[str, Any] = {"reading": request.reading, "options": options, "port": port, "browser": browser}
+    how: dict[str, Any] = {
+        "reading": request.reading,
+        "options": options,
+        "port": port,
+        "browser": browser,
+    }
     open_page(model, request.data, started=announce, **how)
 
 
@@ -296,9 +403,16 @@ def _change(text: str, names: Collection[str]) -> tuple[str, str]:
 
     ``names`` are those of the series, which may have an equals sign themselves.
     """
-    signs = [match.start() for match in re.finditer("=", text) if 0 < match.start() < len(text) - 1]
+    signs = [
+        match.start()
+        for match in re.finditer("=", text)
+        if 0 < match.start() < len(text) - 1
+    ]
     if not signs:
-        raise typer.BadParameter(f"{text!r} names no change, expected such as temperature=+5", param_hint="--set")
+        raise typer.BadParameter(
+            f"{text!r} names no change, expected such as temperature=+5",
+            param_hint="--set",
+        )
     # the longest name is the most of the text that a series has
     sign = next((sign for sign in reversed(signs) if text[:sign] in names), None)
     if sign is None:
@@ -316,22 +430,39 @@ def _step(text: str) -> int | str | None:
 @forecasts()
 def explain(
     model: Model,
-    out: Annotated[Path, typer.Option(help="Folder for index.html, explanation.json, and numbers.")] = Path(
-        "explanation"
-    ),
-    item: Annotated[str, typer.Option(metavar="NAME", help="Item to explain; the first by default.")] = "",
+    out: Annotated[
+        Path, typer.Option(help="Folder for index.html, explanation.json, and numbers.")
+    ] = Path("explanation"),
+    item: Annotated[
+        str, typer.Option(metavar="NAME", help="Item to explain; the first by default.")
+    ] = "",
     method: Annotated[
-        str, typer.Option(metavar="NAME", help="shapley, occlusion, …; see explain.attribute_inputs.")
+        str,
+        typer.Option(
+            metavar="NAME", help="shapley, occlusion, …; see explain.attribute_inputs."
+        ),
     ] = "",
     reference: Annotated[
-        str, typer.Option(metavar="NAME", help="Values of masked steps: mean, missing, seasonal naive, …")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Values of masked steps: mean, missing, seasonal naive, …",
+        ),
     ] = "mean",
     parts: Annotated[
-        str, typer.Option(metavar="N|components", help="Stretches of the past, or its trend, seasons and rest.")
+        str,
+        typer.Option(
+            metavar="N|components",
+            help="Stretches of the past, or its trend, seasons and rest.",
+        ),
     ] = "",
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=CHANGE", help="What if: temperature=+5, price=*1.1, promo==1, …"),
+        typer.Option(
+            "--set",
+            metavar="NAME=CHANGE",
+            help="What if: temperature=+5, price=*1.1, promo==1, …",
+        ),
     ] = None,
     start: Annotated[
         str,
@@ -350,10 +481,17 @@ def explain(
         ),
     ] = "",
     since: Annotated[
-        str, typer.Option(metavar="FILE", help="The same series as an earlier forecast knew them: why did it change?")
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="The same series as an earlier forecast knew them: why did it change?",
+        ),
     ] = "",
     sections: Sections = None,
-    pdf: Annotated[bool, typer.Option("--pdf", help="Print the page to index.pdf too; needs Chromium.")] = False,
+    pdf: Annotated[
+        bool,
+        typer.Option("--pdf", help="Print the page to index.pdf too; needs Chromium."),
+    ] = False,
     holdout: Annotated[
         bool | None,
         typer.Option(
@@ -372,7 +510,9 @@ def explain(
     kinds = checked_kinds(model, sections, explanation.SECTIONS, request.samples)
     pipeline.page_at(out)
     if (start or stop) and not changes:
-        raise typer.BadParameter("--from and --until say which steps --set changes; give --set NAME=CHANGE too")
+        raise typer.BadParameter(
+            "--from and --until say which steps --set changes; give --set NAME=CHANGE too"
+        )
     with progress_display() as bar:
         series = series_shown(bar, request, model)
         # where known covariates end with the target, its end must be held out
@@ -380,26 +520,59 @@ def explain(
         ends = bool(ahead) and not any(ahead) if holdout is None else holdout
         names = [name for name in (*series.variates, *series.ids) if name]
         edits = dict(_change(text, names) for text in changes or [])
-        earlier = read_data([since], request.reading, request.horizon, ends) if since else None
+        earlier = (
+            read_data([since], request.reading, request.horizon, ends)
+            if since
+            else None
+        )
         lens = open_shown(bar, model)
         missing: dict[str, str] = {}
-        kinds = tuple(pipeline.defined_for(lens, explanation.sections_for(series, kinds), missing))
+        kinds = tuple(
+            pipeline.defined_for(lens, explanation.sections_for(series, kinds), missing)
+        )
         progress = steps_shown(bar, lens, kinds)
         run = replace(request, holdout=ends).run(lens, series)
-        options: dict[str, Any] = {"item": item or 0, "method": method or None, "reference": reference}
-        options |= {"parts": cut, "changes": edits, "start": _step(start), "stop": _step(stop)}
+        options: dict[str, Any] = {
+            "item": item or 0,
+            "method": method or None,
+            "reference": reference,
+        }
+        options |= {
+            "parts": cut,
+            "changes": edits,
+            "start": _step(start),
+            "stop": _step(stop),
+        }
         if earlier is not None:
             options["since"] = replace(request, holdout=ends).run(lens, earlier)
         results = explanation.explain(
-            run, out, sections=kinds, **options, sources=request.data, pdf=pdf, progress=progress, left_out=missing
+            run,
+            out,
+            sections=kinds,
+            **options,
+            sources=request.data,
+            pdf=pdf,
+            progress=progress,
+            left_out=missing,
         )
     items = list(dict.fromkeys(series.groups))
     if not item and len(items) > 1:
-        others = ", ".join(items[1:_MOST_NAMES]) + (", …" if len(items) > _MOST_NAMES else "")
-        echo(f"note: explaining {items[0]}, the first of {len(items)}; choose another with --item: {others}", err=True)
+        others = ", ".join(items[1:_MOST_NAMES]) + (
+            ", …" if len(items) > _MOST_NAMES else ""
+        )
+        echo(
+            f"note: explaining {items[0]}, the first of {len(items)}; choose another with --item: {others}",
+            err=True,
+        )
     if ends and holdout is None:
-        echo(f"note: no covariate is known beyond the target, so its last {run.horizon} steps are held out", err=True)
+        echo(
+            f"note: no covariate is known beyond the target, so its last {run.horizon} steps are held out",
+            err=True,
+        )
     facts = results.summary()
     if (facts["verdict"] or facts["answers"]) and not request.as_json:
-        echo("\n".join([*facts["answers"], facts["headline"], *facts["reasons"][:2]]), err=True)
+        echo(
+            "\n".join([*facts["answers"], facts["headline"], *facts["reasons"][:2]]),
+            err=True,
+        )
     show_page(out / "index.html", missing, results, request.as_json, **facts)

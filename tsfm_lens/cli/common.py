@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from tsfm_lens.models import Lens
 
 MODEL_HELP = "Embedded checkpoint, local folder, or hub id."
-Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=completing.models)]
+Model = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=completing.models),
+]
 Sections = Annotated[
     str | None,
     typer.Option(
@@ -38,8 +41,14 @@ Sections = Annotated[
         autocompletion=completing.kinds,
     ),
 ]
-Engine = Annotated[Literal["single", "processes", "ray"], typer.Option(help="What runs the cells of a sweep.")]
-Workers = Annotated[int | None, typer.Option(min=1, help="Workers of the engine; one per core or device.")]
+Engine = Annotated[
+    Literal["single", "processes", "ray"],
+    typer.Option(help="What runs the cells of a sweep."),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Workers of the engine; one per core or device."),
+]
 
 
 _PIPED_WIDTH = 1000
@@ -57,13 +66,21 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            names = [*map(str, WRITTEN)][:_MOST_FILES] + ["…"] * (len(WRITTEN) > _MOST_FILES)
-            words = f"files written: {', '.join(names)}" if names else "nothing was left behind"
+            names = [*map(str, WRITTEN)][:_MOST_FILES] + ["…"] * (
+                len(WRITTEN) > _MOST_FILES
+            )
+            words = (
+                f"files written: {', '.join(names)}"
+                if names
+                else "nothing was left behind"
+            )
             console(stderr=True).print(f"interrupted; {words}", soft_wrap=True)
             raise typer.Exit(interrupt_code()) from None
         except LensError as error:
             words = in_option_words(str(error))
-            console(stderr=True).print(Text("error:", style="bold red"), words, soft_wrap=True)
+            console(stderr=True).print(
+                Text("error:", style="bold red"), words, soft_wrap=True
+            )
             raise typer.Exit(1) from None
 
 
@@ -86,7 +103,10 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def common(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print it."),
+    ] = False,
 ) -> None:
     """Define the options of all commands."""
 
@@ -119,16 +139,27 @@ def write_data(text: str) -> None:
     out.flush()
 
 
-def show_rows(header: Sequence[str], rows: Sequence[Sequence[object]], *, digits: int = 4) -> None:
+def show_rows(
+    header: Sequence[str], rows: Sequence[Sequence[object]], *, digits: int = 4
+) -> None:
     """Print a table of results to stdout, numbers with so many significant digits."""
     from rich.table import Table
 
-    numeric = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
+    numeric = [
+        all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))
+    ]
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name, right in zip(header, numeric, strict=True):
-        table.add_column(visible(name), justify="right" if right else "left", overflow="fold")
+        table.add_column(
+            visible(name), justify="right" if right else "left", overflow="fold"
+        )
     for row in rows:
-        table.add_row(*(f"{cell:.{digits}g}" if isinstance(cell, float) else visible(str(cell)) for cell in row))
+        table.add_row(
+            *(
+                f"{cell:.{digits}g}" if isinstance(cell, float) else visible(str(cell))
+                for cell in row
+            )
+        )
     show(table)
 
 
@@ -141,14 +172,28 @@ def show(table: Table) -> None:
 
 
 def show_page(
-    page: Path, left_out: Mapping[str, str], results: Mapping[str, xr.Dataset], as_json: bool, **facts: object
+    page: Path,
+    left_out: Mapping[str, str],
+    results: Mapping[str, xr.Dataset],
+    as_json: bool,
+    **facts: object,
 ) -> None:
     """Print the path of a page, and its sections that were left out; as JSON also its results, and facts by name."""
     if as_json:
         from tsfm_lens.report.pipeline import as_plain
 
         numbers = {name: as_plain(result) for name, result in results.items()}
-        echo(json.dumps({"page": str(page), "left_out": dict(left_out), **facts, "results": numbers}, allow_nan=False))
+        echo(
+            json.dumps(
+                {
+                    "page": str(page),
+                    "left_out": dict(left_out),
+                    **facts,
+                    "results": numbers,
+                },
+                allow_nan=False,
+            )
+        )
         return
     for section, reason in left_out.items():
         echo(f"left out: {section}: {in_option_words(reason)}", err=True)
@@ -175,17 +220,24 @@ def series_shown(bar: Any, request: Request, *models: str) -> SeriesBatch:
 
     architectures = [check_sampling(model, request.samples) for model in models]
     with stage(bar, "read the series"):
-        batch = read_data(request.data, request.reading, request.horizon, request.holdout)
+        batch = read_data(
+            request.data, request.reading, request.horizon, request.holdout
+        )
     for architecture in filter(None, architectures):
         refuse_covariates(architecture.adapter, batch)
     return batch
 
 
-def steps_shown(bar: Any, lens: Lens, kinds: Sequence[str]) -> Callable[[str, int, int], None]:
+def steps_shown(
+    bar: Any, lens: Lens, kinds: Sequence[str]
+) -> Callable[[str, int, int], None]:
     """Return the progress callback of a page: a bar for each step, all visible from the start."""
     from tsfm_lens.report.pipeline import steps_of
 
-    bars = {name: bar.add_task(step_words(name), total=1, start=False) for name in steps_of(lens, kinds)}
+    bars = {
+        name: bar.add_task(step_words(name), total=1, start=False)
+        for name in steps_of(lens, kinds)
+    }
 
     def progress(name: str, count: int, total: int) -> None:
         bar.start_task(bars[name])
@@ -200,7 +252,9 @@ class SweepDisplay:
     def __init__(self, unit: str = "cells") -> None:
         self._unit = unit
         err = console(stderr=True)
-        self._bar = progress(width=36, after="{task.fields[left]}", hidden=not err.is_terminal)
+        self._bar = progress(
+            width=36, after="{task.fields[left]}", hidden=not err.is_terminal
+        )
         self._task = self._bar.add_task("reading models and data", total=None, left="")
         # the log of a batch job gets a line now and then
         self._lines = None if err.is_terminal else err
@@ -216,11 +270,17 @@ class SweepDisplay:
     def update(self, what: str, count: int, total: int, left: float | None) -> None:
         """Show the progress of the sweep."""
         words = "" if left is None else f"about {_duration(left)} left"
-        self._bar.update(self._task, description=what, completed=count, total=total, left=words)
+        self._bar.update(
+            self._task, description=what, completed=count, total=total, left=words
+        )
         now = time.monotonic()
         if self._lines is not None and (now >= self._next or count == total):
             self._next = now + _SECONDS_A_LINE
-            line = ", ".join(part for part in (f"{what}: {count} of {total} {self._unit}", words) if part)
+            line = ", ".join(
+                part
+                for part in (f"{what}: {count} of {total} {self._unit}", words)
+                if part
+            )
             self._lines.print(line, soft_wrap=True)
 
 
@@ -229,11 +289,17 @@ def _duration(seconds: float) -> str:
         return f"{round(seconds)} s"
     if seconds < 5400:
         return f"{round(seconds / 60)} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.1f} days"
+    return (
+        f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.1f} days"
+    )
 
 
 def step_words(step: str) -> str:
     if step == "report":
         return "write the report"
     kind, _, rest = step.partition("_")
-    return f"attention: {rest.replace('_', ' ')}" if kind == "attention" else step.replace("_", " ")
+    return (
+        f"attention: {rest.replace('_', ' ')}"
+        if kind == "attention"
+        else step.replace("_", " ")
+    )

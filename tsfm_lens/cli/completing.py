@@ -26,10 +26,17 @@ def among(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
 @cache
 def _names() -> dict[str, list[str]]:
     """Return the names, from a file in the user's cache: computing them takes seconds, too long at a tab key."""
-    newest = max(file.stat().st_mtime_ns for file in Path(__file__).parents[1].rglob("*.py"))
-    file, key = Path(typer.get_app_dir("tsfm-lens")) / "names.json", f"{VERSION} {newest}"
+    newest = max(
+        file.stat().st_mtime_ns for file in Path(__file__).parents[1].rglob("*.py")
+    )
+    file, key = (
+        Path(typer.get_app_dir("tsfm-lens")) / "names.json",
+        f"{VERSION} {newest}",
+    )
     with suppress(OSError, ValueError, KeyError):
-        saved: dict[str, dict[str, list[str]]] = json.loads(file.read_text(encoding="utf-8"))
+        saved: dict[str, dict[str, list[str]]] = json.loads(
+            file.read_text(encoding="utf-8")
+        )
         return saved[key]
     names = _computed_names()
     with suppress(OSError):
@@ -44,7 +51,9 @@ def _computed_names() -> dict[str, list[str]]:
     from tsfm_lens.models.architecture import architectures
     from tsfm_lens.registry import measurements
 
-    published = [name for entry in architectures().values() for name in entry.published.values()]
+    published = [
+        name for entry in architectures().values() for name in entry.published.values()
+    ]
     return {
         "figures": list(figures()),
         "kinds": [kind for kind, each in measurements().items() if each.of_run],

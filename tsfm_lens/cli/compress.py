@@ -10,7 +10,15 @@ from warnings import catch_warnings
 
 import typer
 
-from tsfm_lens.cli.common import Model, app, open_shown, progress_display, series_shown, show_rows, stage
+from tsfm_lens.cli.common import (
+    Model,
+    app,
+    open_shown,
+    progress_display,
+    series_shown,
+    show_rows,
+    stage,
+)
 from tsfm_lens.cli.reading import Request, forecasts, read_data
 from tsfm_lens.console import echo
 from tsfm_lens.places import refuse_unwritable
@@ -28,12 +36,22 @@ KEEPS = (0.1, 0.25, 0.5, 0.75)
 @forecasts("holdout")
 def compress(
     model: Model,
-    keep: Annotated[float | None, typer.Option(min=0, max=1, help="Share to keep, such as 0.25.")] = None,
+    keep: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share to keep, such as 0.25.")
+    ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Keep singular values above this share of a matrix's largest.")
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Keep singular values above this share of a matrix's largest.",
+        ),
     ] = None,
     rank: Annotated[
-        int | None, typer.Option(min=1, help="Rank of every matrix, or of every head with --by-head.")
+        int | None,
+        typer.Option(
+            min=1, help="Rank of every matrix, or of every head with --by-head."
+        ),
     ] = None,
     without: Annotated[
         list[str] | None,
@@ -43,7 +61,9 @@ def compress(
             "repeatable.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="New folder of the checkpoint.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="New folder of the checkpoint.")
+    ] = None,
     method: Annotated[
         Literal["svd", "weighted", "sensitive", "measured"],
         typer.Option(
@@ -51,12 +71,24 @@ def compress(
             "forecast; measured: sensitive, with ranks by the measured effect of each matrix on other forecasts."
         ),
     ] = "measured",
-    of: Annotated[Literal["rank", "parameters"], typer.Option(help="What --keep is a share of.")] = "rank",
+    of: Annotated[
+        Literal["rank", "parameters"], typer.Option(help="What --keep is a share of.")
+    ] = "rank",
     mlps: Annotated[bool, typer.Option("--mlps", help="Compress MLPs, too.")] = False,
-    by_head: Annotated[bool, typer.Option("--by-head", help="Truncate every head separately.")] = False,
-    heal: Annotated[int, typer.Option(min=0, metavar="STEPS", help="Fine-tune for so many steps on the series.")] = 0,
+    by_head: Annotated[
+        bool, typer.Option("--by-head", help="Truncate every head separately.")
+    ] = False,
+    heal: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="STEPS", help="Fine-tune for so many steps on the series."
+        ),
+    ] = 0,
     figure: Annotated[
-        Path | None, typer.Option(help="File of a figure of forecasts before and after, such as forecasts.html.")
+        Path | None,
+        typer.Option(
+            help="File of a figure of forecasts before and after, such as forecasts.html."
+        ),
     ] = None,
     judge: Annotated[
         list[str] | None,
@@ -67,10 +99,18 @@ def compress(
         ),
     ] = None,
     calibration_windows: Annotated[
-        int, typer.Option(min=1, help="Forecast origins for calibration in each series, HORIZON steps apart.")
+        int,
+        typer.Option(
+            min=1,
+            help="Forecast origins for calibration in each series, HORIZON steps apart.",
+        ),
     ] = 8,
     pareto: Annotated[
-        bool, typer.Option("--pareto", help="Size against error for several shares and all methods; no checkpoint.")
+        bool,
+        typer.Option(
+            "--pareto",
+            help="Size against error for several shares and all methods; no checkpoint.",
+        ),
     ] = False,
     *,
     request: Request,
@@ -83,16 +123,27 @@ def compress(
     from tsfm_lens.compress.measure import sources_apart
     from tsfm_lens.compress.methods import calibration_run
 
-    choices = (("--keep", keep), ("--epsilon", epsilon), ("--rank", rank), ("--without", without or None))
+    choices = (
+        ("--keep", keep),
+        ("--epsilon", epsilon),
+        ("--rank", rank),
+        ("--without", without or None),
+    )
     numbers = [name for name, value in choices if value is not None]
     if pareto and numbers:
-        raise typer.BadParameter(f"--pareto tries shares of its own; leave {numbers[0]} out")
+        raise typer.BadParameter(
+            f"--pareto tries shares of its own; leave {numbers[0]} out"
+        )
     if not pareto and (len(numbers) != 1 or out is None):
-        raise typer.BadParameter("give one of --keep, --epsilon, --rank and --without, and --out; or --pareto")
+        raise typer.BadParameter(
+            "give one of --keep, --epsilon, --rank and --without, and --out; or --pareto"
+        )
     if out is not None and out.exists():
         from tsfm_lens.errors import CheckpointError
 
-        raise CheckpointError(f"{out} exists; name a new folder, since nothing is overwritten")
+        raise CheckpointError(
+            f"{out} exists; name a new folder, since nothing is overwritten"
+        )
     for file in (out, figure):
         if file is not None:
             refuse_unwritable(file.parent)
@@ -100,7 +151,9 @@ def compress(
     with progress_display() as bar, catch_warnings(record=True) as caught:
         series = series_shown(bar, request, model)
         if judge:
-            others = read_data(judge, request.reading if files else {}, request.horizon, holdout=True)
+            others = read_data(
+                judge, request.reading if files else {}, request.horizon, holdout=True
+            )
         else:
             series, others = sources_apart(series, request.horizon or 1)
         lens = open_shown(bar, model)
@@ -113,7 +166,16 @@ def compress(
             choice = {"keep": keep, "epsilon": epsilon, "rank": rank}
             options = {"method": method, "of": of, "mlps": mlps, "by_head": by_head}
             components = _components(lens, without or ())
-            facts = _compress((calibration, run, other), out, bar, choice, options, heal, components, figure)
+            facts = _compress(
+                (calibration, run, other),
+                out,
+                bar,
+                choice,
+                options,
+                heal,
+                components,
+                figure,
+            )
     for note in dict.fromkeys(str(each.message) for each in caught):
         echo(f"note: {note.replace('windows=…', '--calibration-windows')}", err=True)
     if pareto:
@@ -143,18 +205,26 @@ def _compress(
     calibration, run, other = runs
     ranks: dict[str, int] | None = None
     native, by_head = False, bool(options["by_head"])
-    with stage(bar, "measure the matrices" if options["method"] == "measured" else "find factors", None) as progress:
+    with stage(
+        bar,
+        "measure the matrices" if options["method"] == "measured" else "find factors",
+        None,
+    ) as progress:
         if components:
             smaller, native = package.pruned(run.lens, components)
         else:
-            smaller, ranks = package.compressed(calibration, **choice, **options, progress=progress)
+            smaller, ranks = package.compressed(
+                calibration, **choice, **options, progress=progress
+            )
     if heal:
         with stage(bar, "heal", heal) as progress:
             # contexts alone: the ends by which it is judged stay unseen
             smaller = package.healed(smaller, run, steps=heal, progress=progress)
     with stage(bar, "write and open again"):
         method = "components removed" if components else options["method"]
-        package.save_compressed(smaller, out, ranks=ranks, by_head=by_head, method=method, native=native)
+        package.save_compressed(
+            smaller, out, ranks=ranks, by_head=by_head, method=method, native=native
+        )
         compact = load(out)
     with stage(bar, "forecast with both"):
         own, quality = (package.quality(each, compact) for each in (run, other))
@@ -166,36 +236,72 @@ def _compress(
 
         page = str(viz.save(viz.compressed_forecasts(own), figure))
     matrices = package.matrices(run.lens, mlps=options["mlps"])
-    ratio = ranks and package.ratio_of({name: matrices[name].form(by_head=by_head) for name in ranks}, ranks)._asdict()
-    n_bytes = [sum(part.numel() * part.element_size() for part in each.parameters()) for each in (run.lens, compact)]
+    ratio = (
+        ranks
+        and package.ratio_of(
+            {name: matrices[name].form(by_head=by_head) for name in ranks}, ranks
+        )._asdict()
+    )
+    n_bytes = [
+        sum(part.numel() * part.element_size() for part in each.parameters())
+        for each in (run.lens, compact)
+    ]
     return {
         "folder": str(out),
         "native": native,
         "figure": page,
-        "file_bytes": sum(file.stat().st_size for file in out.iterdir() if file.suffix in (SUFFIX, COMPRESSED)),
+        "file_bytes": sum(
+            file.stat().st_size
+            for file in out.iterdir()
+            if file.suffix in (SUFFIX, COMPRESSED)
+        ),
         "bytes": dict(zip(("whole", "compressed"), n_bytes, strict=True)),
-        "numbers": {"whole": package.sizes(run.lens), "compressed": package.sizes(compact)},
+        "numbers": {
+            "whole": package.sizes(run.lens),
+            "compressed": package.sizes(compact),
+        },
         "ratio": ratio,
         "cost": [
-            {name: cost[name].sel(shape=shape).values.tolist() for name in cost} | {"shape": str(shape)}
+            {name: cost[name].sel(shape=shape).values.tolist() for name in cost}
+            | {"shape": str(shape)}
             for shape in cost["shape"].values
         ],
         "sources": sources_of(calibration, other),
         "series": [len(other.batch), len(run.batch)],
         **{
-            name: [float(each[f"{name.removeprefix('own_')}_{end}"]) for end in ("estimate", "low", "high")]
-            for name, each in (("mase_rise", quality), ("wql_rise", quality), ("own_mase_rise", own))
+            name: [
+                float(each[f"{name.removeprefix('own_')}_{end}"])
+                for end in ("estimate", "low", "high")
+            ]
+            for name, each in (
+                ("mase_rise", quality),
+                ("wql_rise", quality),
+                ("own_mase_rise", own),
+            )
         },
-        **{name: quality[name].values.tolist() for name in ("overlap", "log_perplexity") if name in quality},
+        **{
+            name: quality[name].values.tolist()
+            for name in ("overlap", "log_perplexity")
+            if name in quality
+        },
     }
 
 
 def _show(facts: dict[str, Any]) -> None:
     before, after = facts["numbers"]["whole"], facts["numbers"]["compressed"]
-    names = {"all": "parameters", "attention": "of these in attention", "mlp": "of these in MLPs"}
-    rows = [[text, f"{before[of]:,}", f"{after[of]:,}", _share(after[of], before[of])] for of, text in names.items()]
+    names = {
+        "all": "parameters",
+        "attention": "of these in attention",
+        "mlp": "of these in MLPs",
+    }
+    rows = [
+        [text, f"{before[of]:,}", f"{after[of]:,}", _share(after[of], before[of])]
+        for of, text in names.items()
+    ]
     whole, compressed = facts["bytes"].values()
-    rows.append(["bytes of weights", f"{whole:,}", f"{compressed:,}", _share(compressed, whole)])
+    rows.append(
+        ["bytes of weights", f"{whole:,}", f"{compressed:,}", _share(compressed, whole)]
+    )
     show_rows(["", "whole", "compressed", "left"], rows)
     if ratio := facts["ratio"]:
         echo(
@@ -204,13 +310,27 @@ def _show(facts: dict[str, Any]) -> None:
         )
     echo(facts["sources"])
     others, own = facts["series"]
-    over_others, over_own = f"{others} other series", f"later steps of the {own} calibration series"
-    for name, over in (("mase_rise", over_others), ("wql_rise", over_others), ("own_mase_rise", over_own)):
-        words, (mean, low, high) = name.split("_")[-2].upper(), (100 * value for value in facts[name])
-        echo(f"{words} changes by {mean:+.2f} % ({low:+.2f} to {high:+.2f}; geometric mean over {over}, 95 % interval)")
+    over_others, over_own = (
+        f"{others} other series",
+        f"later steps of the {own} calibration series",
+    )
+    for name, over in (
+        ("mase_rise", over_others),
+        ("wql_rise", over_others),
+        ("own_mase_rise", over_own),
+    ):
+        words, (mean, low, high) = (
+            name.split("_")[-2].upper(),
+            (100 * value for value in facts[name]),
+        )
+        echo(
+            f"{words} changes by {mean:+.2f} % ({low:+.2f} to {high:+.2f}; geometric mean over {over}, 95 % interval)"
+        )
     if "overlap" in facts:
         whole, other = facts["log_perplexity"]
-        echo(f"top-10 tokens shared: {facts['overlap']:.3f}; log-perplexity {whole:.3f} before, {other:.3f} after")
+        echo(
+            f"top-10 tokens shared: {facts['overlap']:.3f}; log-perplexity {whole:.3f} before, {other:.3f} after"
+        )
     for row in facts["cost"]:
         peak = row["peak_bytes"]
         echo(
@@ -219,7 +339,11 @@ def _show(facts: dict[str, Any]) -> None:
             f"{peak[1] / peak[0]:.2f} of the memory"
         )
     echo(f"weights in files: {facts['file_bytes']:,} bytes")
-    echo("the model's own library opens it, too" if facts["native"] else "only tsfm_lens.load opens it")
+    echo(
+        "the model's own library opens it, too"
+        if facts["native"]
+        else "only tsfm_lens.load opens it"
+    )
     for path in filter(None, (facts["figure"], facts["folder"])):
         echo(path)
 
@@ -235,7 +359,9 @@ def _components(lens: Lens, names: Sequence[str]) -> list[str]:
             components.append(name)
             continue
         recipe = read_recipe(name.removeprefix(_RECIPE))
-        for entry in to_entries(recipe, VariantPlanner(lens, lens.model_id), scale=True):
+        for entry in to_entries(
+            recipe, VariantPlanner(lens, lens.model_id), scale=True
+        ):
             components += entry.spec.components if entry.family == "recipes" else ()
     return components
 
@@ -248,23 +374,39 @@ def _curve(calibration: Run, run: Run, bar: Any, of: Any, mlps: bool) -> xr.Data
     from tsfm_lens import compress as package
 
     task = bar.add_task("size against error", total=len(KEEPS) * len(package.METHODS))
-    how = {"of": of, "mlps": mlps, "progress": lambda what: bar.update(task, advance=1, description=what)}
+    how = {
+        "of": of,
+        "mlps": mlps,
+        "progress": lambda what: bar.update(task, advance=1, description=what),
+    }
     return package.pareto(run, calibration, KEEPS, **how)
 
 
 def _show_curve(curve: xr.Dataset, out: Path | None, as_json: bool) -> None:
     from tsfm_lens import viz
 
-    page = None if out is None else viz.save(viz.size_and_error(curve), out / "size_and_error.html")
+    page = (
+        None
+        if out is None
+        else viz.save(viz.size_and_error(curve), out / "size_and_error.html")
+    )
     if as_json:
         from tsfm_lens.report.pipeline import as_plain
 
-        echo(json.dumps({**as_plain(curve), "figure": None if page is None else str(page)}, allow_nan=False))
+        echo(
+            json.dumps(
+                {**as_plain(curve), "figure": None if page is None else str(page)},
+                allow_nan=False,
+            )
+        )
         return
     frame = curve.to_dataframe().reset_index()
     columns = ["method", "keep", "parameters", "rank_ratio", "factor_ratio"]
     columns += ["mase_rise", "mase_rise_low", "mase_rise_high", "harm_p"]
-    show_rows([column.replace("_", " ") for column in columns], frame[columns].to_numpy().tolist())
+    show_rows(
+        [column.replace("_", " ") for column in columns],
+        frame[columns].to_numpy().tolist(),
+    )
     echo(str(curve.attrs["sources"]))
     echo(str(curve.attrs["why"]))
     if page is not None:

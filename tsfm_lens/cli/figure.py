@@ -9,7 +9,15 @@ from typing import Annotated, Literal
 import typer
 
 from tsfm_lens.cli import completing
-from tsfm_lens.cli.common import MODEL_HELP, app, open_shown, progress_display, series_shown, show_rows, stage
+from tsfm_lens.cli.common import (
+    MODEL_HELP,
+    app,
+    open_shown,
+    progress_display,
+    series_shown,
+    show_rows,
+    stage,
+)
 from tsfm_lens.cli.reading import DataIfAny, Request, check_sampling, forecasts
 from tsfm_lens.console import echo
 from tsfm_lens.places import refuse_unwritable
@@ -21,20 +29,32 @@ def figure(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME", help="Such as 1C, 20 or logit_map; see --list.", autocompletion=completing.figures
+            metavar="NAME",
+            help="Such as 1C, 20 or logit_map; see --list.",
+            autocompletion=completing.figures,
         ),
     ] = None,
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL…", help=f"{MODEL_HELP} Two stand side by side.", autocompletion=completing.models
+            metavar="MODEL…",
+            help=f"{MODEL_HELP} Two stand side by side.",
+            autocompletion=completing.models,
         ),
     ] = None,
     data: DataIfAny = None,
     horizon: Annotated[
-        int | None, typer.Option(min=1, help="Forecast steps; the paper's, as far as model and series allow.")
+        int | None,
+        typer.Option(
+            min=1, help="Forecast steps; the paper's, as far as model and series allow."
+        ),
     ] = None,
-    item: Annotated[str, typer.Option(metavar="NAME", help="Item to draw; all, or the first, by default.")] = "",
+    item: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Item to draw; all, or the first, by default."
+        ),
+    ] = "",
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("figures"),
     formats: Annotated[
         str | None,
@@ -46,9 +66,13 @@ def figure(
     ] = None,
     column: Annotated[
         Literal["single", "double"] | None,
-        typer.Option(help="Width in print: single (89 mm) or double (183 mm); by default the narrowest that fits."),
+        typer.Option(
+            help="Width in print: single (89 mm) or double (183 mm); by default the narrowest that fits."
+        ),
     ] = None,
-    list_all: Annotated[bool, typer.Option("--list", help="List all figures and exit.")] = False,
+    list_all: Annotated[
+        bool, typer.Option("--list", help="List all figures and exit.")
+    ] = False,
     *,
     request: Request,
 ) -> None:
@@ -62,14 +86,27 @@ def figure(
         raise typer.BadParameter(f"{words} missing; --list names all figures")
     file_formats = _requested(formats)
     if not file_formats:
-        raise typer.BadParameter("name at least one of html, svg, pdf, png, json", param_hint="--format")
+        raise typer.BadParameter(
+            "name at least one of html, svg, pdf, png, json", param_hint="--format"
+        )
     # bad arguments are refused before a model is opened
-    from tsfm_lens.figures.named import STATIC, checked_formats, find_figure, make_figure, refuse_several, write_figure
+    from tsfm_lens.figures.named import (
+        STATIC,
+        checked_formats,
+        find_figure,
+        make_figure,
+        refuse_several,
+        write_figure,
+    )
     from tsfm_lens.viz.saving import browser_at
 
     entry = find_figure(name)
     refuse_several(entry, len(models))
-    static = [file_format for file_format in checked_formats(file_formats) if file_format in STATIC]
+    static = [
+        file_format
+        for file_format in checked_formats(file_formats)
+        if file_format in STATIC
+    ]
     if static:
         browser_at(static[0])
     refuse_unwritable(out)
@@ -91,13 +128,19 @@ def figure(
             column=column,
             model=models[0],
             sources=data,
-            progress=lambda file: bar.update(write_id, advance=1, description=f"draw {file}"),
+            progress=lambda file: bar.update(
+                write_id, advance=1, description=f"draw {file}"
+            ),
         )
     if request.as_json:
         from tsfm_lens.report.pipeline import as_plain
 
         numbers = [as_plain(each) for file in result.files for each in file.results]
-        facts = {"figure": result.entry.name, "files": [str(path) for path in paths], "results": numbers}
+        facts = {
+            "figure": result.entry.name,
+            "files": [str(path) for path in paths],
+            "results": numbers,
+        }
         echo(json.dumps(facts, allow_nan=False))
         return
     for path in paths:
@@ -127,13 +170,20 @@ def _list(as_json: bool) -> None:
     if as_json:
         records = []
         for entry in entries:
-            facts = {key: getattr(entry, key) for key in ("name", "title", "computes", "paper")}
+            facts = {
+                key: getattr(entry, key)
+                for key in ("name", "title", "computes", "paper")
+            }
             models = " and ".join(needs.models for needs in entry.needs)
-            records.append(facts | {"models": models, "several": entry.compare is not None})
+            records.append(
+                facts | {"models": models, "several": entry.compare is not None}
+            )
         echo(json.dumps(records))
         return
     # what computes each is in --json: beside it a line would be 350 characters long
-    show_rows(["figure", "what it shows"], [[entry.name, entry.title] for entry in entries])
+    show_rows(
+        ["figure", "what it shows"], [[entry.name, entry.title] for entry in entries]
+    )
     echo(
         "\nThe paper's figures 3, 4, 7, 10, 11 and 16 to 19 are drawn from a sweep: `tsfm-lens reproduce S3-F10`, then "
         "`tsfm-lens sweep report S3-F10.store`."

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsfm_lens.cli.common import MODEL_HELP, Model, app, open_lens, open_shown, progress_display, show, show_rows, stage
+from tsfm_lens.cli.common import (
+    MODEL_HELP,
+    Model,
+    app,
+    open_lens,
+    open_shown,
+    progress_display,
+    show,
+    show_rows,
+    stage,
+)
 from tsfm_lens.cli.reading import AsJson, check_sampling
 from tsfm_lens.console import echo
 
@@ -25,18 +35,35 @@ def models(as_json: AsJson = False) -> None:
 
     entries = list(architectures().values())
     if as_json:
-        names = ("name", "title", "readout", "published", "extra", "covariates", "notes")
+        names = (
+            "name",
+            "title",
+            "readout",
+            "published",
+            "extra",
+            "covariates",
+            "notes",
+        )
         records = [{name: getattr(entry, name) for name in names} for entry in entries]
-        echo(json.dumps({"architectures": records, "embedded": list(checkpoint_names())}))
+        echo(
+            json.dumps({"architectures": records, "embedded": list(checkpoint_names())})
+        )
         return
     importable = {name: status.importable for name, status in extra_status().items()}
     rows: list[list[object]] = [[name, "embedded", name] for name in checkpoint_names()]
-    rows += [[entry.title, size, hub_id] for entry in entries for size, hub_id in entry.published.items()]
+    rows += [
+        [entry.title, size, hub_id]
+        for entry in entries
+        for size, hub_id in entry.published.items()
+    ]
     show_rows(["model", "size", "MODEL"], rows)
     echo()
     about = []
     for entry in entries:
-        needs = entry.extra and f"[{entry.extra}]{'' if importable[entry.extra] else ' (not installed)'}"
+        needs = (
+            entry.extra
+            and f"[{entry.extra}]{'' if importable[entry.extra] else ' (not installed)'}"
+        )
         about.append([entry.title, needs, ", ".join(entry.covariates), entry.notes])
     show_rows(["model", "extra", "covariates", "note"], about)
     echo(
@@ -48,9 +75,18 @@ def models(as_json: AsJson = False) -> None:
 @app.command()
 def hooks(
     model: Model,
-    pattern: Annotated[str, typer.Option("--filter", "-f", metavar="GLOB", help="* within a part, ** across.")] = "**",
+    pattern: Annotated[
+        str,
+        typer.Option(
+            "--filter", "-f", metavar="GLOB", help="* within a part, ** across."
+        ),
+    ] = "**",
     parts: Annotated[
-        bool, typer.Option("--components", help="The layers, attentions, heads and MLPs that can be ablated instead.")
+        bool,
+        typer.Option(
+            "--components",
+            help="The layers, attentions, heads and MLPs that can be ablated instead.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -60,15 +96,28 @@ def hooks(
     if parts:
         with progress_display() as bar:
             lens = open_shown(bar, model)
-        names = [str(component) for component in lens.components(*([] if pattern == "**" else [pattern]))]
+        names = [
+            str(component)
+            for component in lens.components(*([] if pattern == "**" else [pattern]))
+        ]
         echo(json.dumps(names) if as_json else "\n".join(names))
         return
     with progress_display() as bar:
         points = hook_shapes(open_shown(bar, model), pattern)
     if as_json:
-        echo(json.dumps([{"name": n, "axes": axes.split(), "shape": list(shape)} for n, axes, shape in points]))
+        echo(
+            json.dumps(
+                [
+                    {"name": n, "axes": axes.split(), "shape": list(shape)}
+                    for n, axes, shape in points
+                ]
+            )
+        )
         return
-    show_rows(["hook point", "axes", "shape"], [[n, axes, " × ".join(map(str, shape))] for n, axes, shape in points])
+    show_rows(
+        ["hook point", "axes", "shape"],
+        [[n, axes, " × ".join(map(str, shape))] for n, axes, shape in points],
+    )
 
 
 @app.command()
@@ -94,7 +143,9 @@ def measurements(as_json: AsJson = False) -> None:
     if as_json:
         echo(json.dumps(records))
         return
-    rows = [[each["kind"], each["summary"], " ".join(each["figures"])] for each in records]
+    rows = [
+        [each["kind"], each["summary"], " ".join(each["figures"])] for each in records
+    ]
     show_rows(["kind", "what is measured", "figure"], rows)
 
 
@@ -107,7 +158,9 @@ def measurement_facts() -> list[dict[str, Any]]:
             "kind": each.kind,
             "theme": each.theme,
             "summary": each.summary,
-            "probes": [] if each.probe is None or each.probe.function.__name__.startswith("_") else [each.probe.name],
+            "probes": []
+            if each.probe is None or each.probe.function.__name__.startswith("_")
+            else [each.probe.name],
             "figures": list(dict.fromkeys(figure.name for figure in each.figures)),
             "source": each.source,
             "paper": list(each.paper),
@@ -122,12 +175,17 @@ def _models(each: Measurement) -> str:
         return "every model" if each.needs is None else each.needs.models
     if each.probe is not None:
         return "several models"
-    return {"Theory": "no model", "Training": "models trained for it"}.get(each.theme, "sweeps")
+    return {"Theory": "no model", "Training": "models trained for it"}.get(
+        each.theme, "sweeps"
+    )
 
 
 @app.command()
 def doctor(
-    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help=f"{MODEL_HELP} Check it too.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help=f"{MODEL_HELP} Check it too."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what is installed and what is missing; with MODEL, run the conformance oracles on it."""
@@ -147,7 +205,11 @@ def doctor(
             # its own quick check would refuse what the table is there to show
             results = check_lens(open_lens(model, check=False))
     if as_json:
-        conformance = None if results is None else {"model": model, "oracles": plain_oracles(results)}
+        conformance = (
+            None
+            if results is None
+            else {"model": model, "oracles": plain_oracles(results)}
+        )
         echo(json.dumps({**facts, "conformance": conformance}, allow_nan=False))
     elif results is not None:
         from tsfm_lens.testing import oracle_table

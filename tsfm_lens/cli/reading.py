@@ -24,26 +24,78 @@ if TYPE_CHECKING:
 
 DATA_HELP = "CSV or Parquet file, bundled:NAME[,NAME…] or bundled:all; may be given more than once."
 
-_DATA: Any = typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA_HELP, autocompletion=completing.data)
+_DATA: Any = typer.Option(
+    "--data",
+    "-d",
+    metavar="FILE|bundled:NAME",
+    help=DATA_HELP,
+    autocompletion=completing.data,
+)
 Data = Annotated[list[str], _DATA]
 DataIfAny = Annotated[list[str] | None, _DATA]
-Horizon = Annotated[int | None, typer.Option(min=1, help="Forecast steps; the model's own by default.")]
-Holdout = Annotated[bool, typer.Option(help="Hold out the last HORIZON steps of each series as the truth.")]
-Windows = Annotated[int, typer.Option(min=1, help="Forecast origins of each series, HORIZON steps apart.")]
-Twins = Annotated[int | None, typer.Option(min=0, help="Untrained twins to compare with; 24 where little work.")]
-Samples = Annotated[int | None, typer.Option(min=1, help="Sample paths of a sampling model; its own number if none.")]
+Horizon = Annotated[
+    int | None, typer.Option(min=1, help="Forecast steps; the model's own by default.")
+]
+Holdout = Annotated[
+    bool,
+    typer.Option(help="Hold out the last HORIZON steps of each series as the truth."),
+]
+Windows = Annotated[
+    int,
+    typer.Option(min=1, help="Forecast origins of each series, HORIZON steps apart."),
+]
+Twins = Annotated[
+    int | None,
+    typer.Option(min=0, help="Untrained twins to compare with; 24 where little work."),
+]
+Samples = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Sample paths of a sampling model; its own number if none."
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Seed of every sampling step.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON to stdout, for scripts.")]
 Reading = dict[str, Any]
 """Arguments of ``read_series`` that the command line gives."""
 _OPTIONS: dict[str, tuple[Any, tuple[str, ...], str | None, str]] = {
-    "id_column": (list[str], ("--id-column",), "NAME[,NAME…]", "Column of series names; several for store/item."),
+    "id_column": (
+        list[str],
+        ("--id-column",),
+        "NAME[,NAME…]",
+        "Column of series names; several for store/item.",
+    ),
     "time_column": (str, ("--time-column",), "NAME", "Column of timestamps."),
-    "time_format": (str, ("--time-format",), "FORMAT", "Of timestamps: %d.%m.%Y, %G%V, …, s since 1970; else ISO."),
-    "timezone": (str, ("--timezone",), "ZONE", "Of local timestamps: Europe/Berlin; steps below a day are in UTC."),
-    "round_time": (str, ("--round-time",), "INTERVAL", "Round timestamps that are off by chance: 5min, h, D."),
-    "targets": (list[str], ("--target", "-t"), "NAME", "Column that is a series; repeatable."),
-    "variates": (list[str], ("--variate",), "NAME", "Column that is a variate of one item; repeatable."),
+    "time_format": (
+        str,
+        ("--time-format",),
+        "FORMAT",
+        "Of timestamps: %d.%m.%Y, %G%V, …, s since 1970; else ISO.",
+    ),
+    "timezone": (
+        str,
+        ("--timezone",),
+        "ZONE",
+        "Of local timestamps: Europe/Berlin; steps below a day are in UTC.",
+    ),
+    "round_time": (
+        str,
+        ("--round-time",),
+        "INTERVAL",
+        "Round timestamps that are off by chance: 5min, h, D.",
+    ),
+    "targets": (
+        list[str],
+        ("--target", "-t"),
+        "NAME",
+        "Column that is a series; repeatable.",
+    ),
+    "variates": (
+        list[str],
+        ("--variate",),
+        "NAME",
+        "Column that is a variate of one item; repeatable.",
+    ),
     "known": (
         list[str],
         ("--known",),
@@ -62,28 +114,74 @@ _OPTIONS: dict[str, tuple[Any, tuple[str, ...], str | None, str]] = {
         "NAME[,NAME…]",
         "Covariate whose values are categories, even if they are numbers; repeatable, commas as in --known.",
     ),
-    "freq": (str, ("--freq",), "ALIAS", "Frequency: h, D, W, Mon-Sat, …; else from the timestamps."),
-    "seasonality": (int, ("--season",), "STEPS", "Steps of a season: 7 for the week of days; else by the frequency."),
+    "freq": (
+        str,
+        ("--freq",),
+        "ALIAS",
+        "Frequency: h, D, W, Mon-Sat, …; else from the timestamps.",
+    ),
+    "seasonality": (
+        int,
+        ("--season",),
+        "STEPS",
+        "Steps of a season: 7 for the week of days; else by the frequency.",
+    ),
     "units": (str, ("--unit",), "TEXT", "Unit of the values, such as kWh."),
-    "delimiter": (str, ("--delimiter",), "SIGN", "Column delimiter; also 'tab' or 'space'."),
+    "delimiter": (
+        str,
+        ("--delimiter",),
+        "SIGN",
+        "Column delimiter; also 'tab' or 'space'.",
+    ),
     "decimal": (str, ("--decimal",), "SIGN", "Decimal sign: . or ,"),
-    "thousands": (str, ("--thousands",), "SIGN", "Sign between thousands: . , ' or 'space'."),
+    "thousands": (
+        str,
+        ("--thousands",),
+        "SIGN",
+        "Sign between thousands: . , ' or 'space'.",
+    ),
     "encoding": (str, ("--encoding",), "NAME", "Encoding, such as cp1252; else UTF-8."),
-    "header": (bool, ("--header/--no-header",), None, "Whether the first line has column names."),
+    "header": (
+        bool,
+        ("--header/--no-header",),
+        None,
+        "Whether the first line has column names.",
+    ),
 }
 _FILES: dict[str, tuple[Any, Any]] = {
     name: (
-        Annotated[kind | None, typer.Option(*flags, metavar=word, rich_help_panel="Reading a file", help=words)],
+        Annotated[
+            kind | None,
+            typer.Option(
+                *flags, metavar=word, rich_help_panel="Reading a file", help=words
+            ),
+        ],
         None,
     )
     for name, (kind, flags, word, words) in _OPTIONS.items()
 }
 _FLAGS = {name: flags[0].split("/")[0] for name, (_, flags, *_) in _OPTIONS.items()} | {
-    name: f"--{name}" for name in ("holdout", "horizon", "how", "method", "reference", "seed", "twins", "windows")
+    name: f"--{name}"
+    for name in (
+        "holdout",
+        "horizon",
+        "how",
+        "method",
+        "reference",
+        "seed",
+        "twins",
+        "windows",
+    )
 }
-_FLAGS |= {"num_samples": "--samples", "components": "--component", "quantiles": "--quantile"}
+_FLAGS |= {
+    "num_samples": "--samples",
+    "components": "--component",
+    "quantiles": "--quantile",
+}
 # an option as messages of the library spell it: time_column='ds', targets=[…], freq=…
-_KEYWORD = re.compile(rf"\b({'|'.join(_FLAGS)})=('[^']*'|\"[^\"]*\"|\[[^\]]*\]|…|True|False|[-\w.]+)")
+_KEYWORD = re.compile(
+    rf"\b({'|'.join(_FLAGS)})=('[^']*'|\"[^\"]*\"|\[[^\]]*\]|…|True|False|[-\w.]+)"
+)
 _PHRASES = (
     (r"\bnum_samples\b", "--samples"),
     (r"`lens\.components\(\)`", "`tsfm-lens hooks MODEL --components`"),
@@ -107,8 +205,14 @@ def in_option_words(message: str) -> str:
         flag = _FLAGS[name]
         if value in ("…", "[…]"):
             return f"{flag} …"
-        plain = value[1:-1] if value[:1] in "'\"" else ",".join(re.findall(r"'([^']*)'", value)) or value
-        return f"{flag} {plain}" if re.fullmatch(r"[\w.,-]+", plain) else f"{flag} {value}"
+        plain = (
+            value[1:-1]
+            if value[:1] in "'\""
+            else ",".join(re.findall(r"'([^']*)'", value)) or value
+        )
+        return (
+            f"{flag} {plain}" if re.fullmatch(r"[\w.,-]+", plain) else f"{flag} {value}"
+        )
 
     text = _KEYWORD.sub(option, message)
     for pattern, words in _PHRASES:
@@ -117,12 +221,19 @@ def in_option_words(message: str) -> str:
 
 
 def _with_options(
-    command: Callable[..., None], name: str, options: Mapping[str, tuple[Any, Any]], build: Callable[..., Any]
+    command: Callable[..., None],
+    name: str,
+    options: Mapping[str, tuple[Any, Any]],
+    build: Callable[..., Any],
 ) -> Callable[..., None]:
     """Give a command options (annotation, default) that it does not declare; all come as one argument of a name."""
     signature = inspect.signature(command, eval_str=True)
     keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = {each.name: each.replace(kind=keyword) for each in signature.parameters.values() if each.name != name}
+    parameters = {
+        each.name: each.replace(kind=keyword)
+        for each in signature.parameters.values()
+        if each.name != name
+    }
     more = {
         key: inspect.Parameter(key, keyword, default=default, annotation=kind)
         for key, (kind, default) in options.items()
@@ -136,12 +247,18 @@ def _with_options(
         command(**own, **{name: build(**{key: arguments[key] for key in options})})
 
     run.__signature__ = signature.replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
-    run.__annotations__ = {key: parameter.annotation for key, parameter in parameters.items()}
+    run.__annotations__ = {
+        key: parameter.annotation for key, parameter in parameters.items()
+    }
     return run
 
 
 def _reading(**values: Any) -> Reading:
-    return {name: value for name, value in values.items() if value is not None and value != []}
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None and value != []
+    }
 
 
 def reads_files(command: Callable[..., None]) -> Callable[..., None]:
@@ -165,24 +282,42 @@ class Request:
 
     def run(self, lens: Lens, series: SeriesBatch) -> Run:
         """Make the run of a lens on the series."""
-        how: dict[str, Any] = {"holdout": bool(self.holdout), "windows": self.windows, "twins": self.twins}
-        run = lens.run(series, self.horizon, **how, num_samples=self.samples, seed=self.seed)
+        how: dict[str, Any] = {
+            "holdout": bool(self.holdout),
+            "windows": self.windows,
+            "twins": self.twins,
+        }
+        run = lens.run(
+            series, self.horizon, **how, num_samples=self.samples, seed=self.seed
+        )
         for note in run.batch.notes:
             if note not in series.notes:
                 echo(f"note: {note}", err=True)
         own, shortest = lens.adapter.prediction_length, min(run.batch.lengths)
         if run.horizon > own:
-            warnings.filterwarnings("ignore", message="We recommend keeping prediction length")
-            times = 1 + (math.ceil(run.horizon / own) - 1) * lens.adapter.quantile_paths(run.horizon)
+            warnings.filterwarnings(
+                "ignore", message="We recommend keeping prediction length"
+            )
+            times = 1 + (
+                math.ceil(run.horizon / own) - 1
+            ) * lens.adapter.quantile_paths(run.horizon)
             words = f"those beyond build on its forecast, and all take up to {times} times as long"
-            echo(f"note: {lens.model_id} forecasts {own} steps at once; {words}", err=True)
+            echo(
+                f"note: {lens.model_id} forecasts {own} steps at once; {words}",
+                err=True,
+            )
         if run.horizon > shortest:
             name = run.batch.ids[run.batch.lengths.index(shortest)]
-            echo(f"note: of {name} only {shortest} steps come before the {run.horizon} that are forecast", err=True)
+            echo(
+                f"note: of {name} only {shortest} steps come before the {run.horizon} that are forecast",
+                err=True,
+            )
         return run
 
 
-def forecasts(*without: str, holdout: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def forecasts(
+    *without: str, holdout: bool = True
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of a forecast as ``request``, but some; ends are held out ``without`` "holdout"."""
     options: dict[str, tuple[Any, Any]] = {
         "data": (Data, inspect.Parameter.empty),
@@ -198,13 +333,19 @@ def forecasts(*without: str, holdout: bool = True) -> Callable[[Callable[..., No
     defaults = {name: options.pop(name)[1] for name in without}
 
     def build(**values: Any) -> Request:
-        return Request(**defaults | {name: values.pop(name) for name in options}, reading=_reading(**values))
+        return Request(
+            **defaults | {name: values.pop(name) for name in options},
+            reading=_reading(**values),
+        )
 
     return lambda command: _with_options(command, "request", options | _FILES, build)
 
 
 def read_data(
-    sources: Sequence[str], reading: Reading, horizon: int | None = None, holdout: bool | None = None
+    sources: Sequence[str],
+    reading: Reading,
+    horizon: int | None = None,
+    holdout: bool | None = None,
 ) -> SeriesBatch:
     """Read the series of every ``--data``, note choices made by rule, and refuse an end that cannot be held out."""
     from tsfm_lens.report.pipeline import read_sources
@@ -228,24 +369,38 @@ def check_sampling(model: str, samples: int | None) -> Architecture | None:
     from tsfm_lens.models.opening import architecture_named
 
     architecture = architecture_named(model)
-    if architecture is not None and architecture.readout == "quantile" and samples is not None:
-        raise InputError(f"{model} forecasts quantiles and draws no samples; leave --samples out")
+    if (
+        architecture is not None
+        and architecture.readout == "quantile"
+        and samples is not None
+    ):
+        raise InputError(
+            f"{model} forecasts quantiles and draws no samples; leave --samples out"
+        )
     return architecture
 
 
-def checked_kinds(model: str, sections: str | None, default: Sequence[str], samples: int | None) -> tuple[str, ...]:
+def checked_kinds(
+    model: str, sections: str | None, default: Sequence[str], samples: int | None
+) -> tuple[str, ...]:
     """Return the measurements that ``--sections`` names; refuse them if the model's architecture allows none."""
     from tsfm_lens.errors import InputError
     from tsfm_lens.report.pipeline import checked_sections
 
-    names = default if sections is None else [kind.strip() for kind in sections.split(",") if kind.strip()]
+    names = (
+        default
+        if sections is None
+        else [kind.strip() for kind in sections.split(",") if kind.strip()]
+    )
     measurements = checked_sections(names)
     architecture = check_sampling(model, samples)
     reasons = []
     for measurement in measurements if architecture is not None else ():
         try:
             if measurement.needs is not None:
-                measurement.needs.check_architecture(architecture, model, f"{measurement.kind!r}")
+                measurement.needs.check_architecture(
+                    architecture, model, f"{measurement.kind!r}"
+                )
         except InputError as error:
             reasons.append(str(error))
     if len(reasons) == len(measurements):

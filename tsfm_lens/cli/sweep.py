@@ -11,7 +11,15 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
-from tsfm_lens.cli.common import Engine, SweepDisplay, Workers, app, progress_display, show_rows, stage
+from tsfm_lens.cli.common import (
+    Engine,
+    SweepDisplay,
+    Workers,
+    app,
+    progress_display,
+    show_rows,
+    stage,
+)
 from tsfm_lens.cli.reading import AsJson
 from tsfm_lens.console import console, echo, interrupt_code
 from tsfm_lens.places import refuse_unwritable
@@ -20,9 +28,17 @@ if TYPE_CHECKING:
     from tsfm_lens.sweep.run.sweeping import Outcome, SweepStatus
 
 StoreOption = Annotated[
-    Path | None, typer.Option("--store", "-s", help="Folder of results; the configuration's name with .store if none.")
+    Path | None,
+    typer.Option(
+        "--store",
+        "-s",
+        help="Folder of results; the configuration's name with .store if none.",
+    ),
 ]
-ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of models, data and variants.")]
+ConfigArgument = Annotated[
+    Path,
+    typer.Argument(metavar="CONFIG", help="YAML file of models, data and variants."),
+]
 
 
 class _OrRun(TyperGroup):
@@ -30,7 +46,11 @@ class _OrRun(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the name of the default command first if the arguments begin with none."""
-        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+        if (
+            args
+            and args[0] not in self.commands
+            and args[0] not in ctx.help_option_names
+        ):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -49,8 +69,13 @@ def run(
     store: StoreOption = None,
     engine: Engine = "single",
     workers: Workers = None,
-    address: Annotated[str | None, typer.Option(help="Ray cluster to join; a local one is started if none.")] = None,
-    dry: Annotated[bool, typer.Option("--plan", help="Show what would run, and run nothing.")] = False,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Ray cluster to join; a local one is started if none."),
+    ] = None,
+    dry: Annotated[
+        bool, typer.Option("--plan", help="Show what would run, and run nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a sweep, or resume one: finished cells are kept."""
@@ -63,7 +88,14 @@ def run(
         status(config, store, as_json)
         return
     with SweepDisplay() as display:
-        outcome = run_sweep(settings, folder, engine=engine, workers=workers, address=address, progress=display.update)
+        outcome = run_sweep(
+            settings,
+            folder,
+            engine=engine,
+            workers=workers,
+            address=address,
+            progress=display.update,
+        )
     _show_outcome(outcome, folder, as_json)
     if outcome.cancelled:
         raise typer.Exit(interrupt_code())
@@ -72,7 +104,9 @@ def run(
 
 
 @sweeps.command()
-def status(config: ConfigArgument, store: StoreOption = None, as_json: AsJson = False) -> None:
+def status(
+    config: ConfigArgument, store: StoreOption = None, as_json: AsJson = False
+) -> None:
     """Show which cells of a sweep are finished."""
     from tsfm_lens.sweep.plan.config import read_config
     from tsfm_lens.sweep.run.sweeping import plan_sweep
@@ -85,9 +119,18 @@ def status(config: ConfigArgument, store: StoreOption = None, as_json: AsJson = 
 
 @sweeps.command()
 def report(
-    store: Annotated[Path, typer.Argument(metavar="STORE|CONFIG", help="Folder of results, or the sweep's YAML file.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the report.")] = Path("sweep-report"),
-    name: Annotated[str | None, typer.Option(help="Which sweep, where a store holds several.")] = None,
+    store: Annotated[
+        Path,
+        typer.Argument(
+            metavar="STORE|CONFIG", help="Folder of results, or the sweep's YAML file."
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder of the report.")
+    ] = Path("sweep-report"),
+    name: Annotated[
+        str | None, typer.Option(help="Which sweep, where a store holds several.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn a store into a report: every figure and table of the paper's ablation part, as HTML, CSV, LaTeX and JSON."""
@@ -107,7 +150,11 @@ def report(
             facts = gather(folder, name)
         with stage(bar, "write the report"):
             page = build_sweep_report(
-                facts.results, out, title=facts.title, provenance=facts.provenance, notes=facts.notes
+                facts.results,
+                out,
+                title=facts.title,
+                provenance=facts.provenance,
+                notes=facts.notes,
             )
     if as_json:
         echo(json.dumps({"report": str(page), "results": sorted(facts.results)}))
@@ -117,7 +164,11 @@ def report(
 
 def _show_status(progress: SweepStatus, as_json: bool) -> None:
     if as_json:
-        facts = {"finished": progress.finished, "cells": progress.cells, "parts": progress.parts}
+        facts = {
+            "finished": progress.finished,
+            "cells": progress.cells,
+            "parts": progress.parts,
+        }
         echo(json.dumps({**facts, "notes": progress.notes}))
         return
     header = ["model", "family", "variants", "cells", "finished"]

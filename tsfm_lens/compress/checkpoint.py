@@ -19,7 +19,13 @@ from pydantic import Field, ValidationError, model_validator
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tsfm_lens.compress.layers import Compressed, Factors, LowRankLinear, PartialLinear, replace_layer
+from tsfm_lens.compress.layers import (
+    Compressed,
+    Factors,
+    LowRankLinear,
+    PartialLinear,
+    replace_layer,
+)
 from tsfm_lens.compress.matrices import matrices
 from tsfm_lens.compress.schedule import ratio_of
 from tsfm_lens.data.checked import Strict
@@ -70,14 +76,22 @@ class PartRecord(Strict, allow_inf_nan=False):
     def _ascending(self) -> PartRecord:
         edges = [edge for run in self.runs for edge in run]
         inside = not edges or (edges[0] >= 0 and edges[-1] <= self.size)
-        if not inside or any(first >= stop for first, stop in self.runs) or edges != sorted(edges):
-            raise ValueError(f"runs {self.runs} of {self.size}: expected ascending ones inside it")
+        if (
+            not inside
+            or any(first >= stop for first, stop in self.runs)
+            or edges != sorted(edges)
+        ):
+            raise ValueError(
+                f"runs {self.runs} of {self.size}: expected ascending ones inside it"
+            )
         return self
 
     @property
     def places(self) -> Tensor:
         """Places of the rows or columns that are left."""
-        return torch.tensor([place for run in self.runs for place in range(*run)], dtype=torch.long)
+        return torch.tensor(
+            [place for run in self.runs for place in range(*run)], dtype=torch.long
+        )
 
 
 class CompressionRecord(Strict, allow_inf_nan=False):
@@ -124,18 +138,31 @@ def save_compressed(
     """
     target = Path(folder).expanduser()
     if os.path.lexists(target):
-        raise CheckpointError(f"{target} exists; name a new folder, since nothing is overwritten")
+        raise CheckpointError(
+            f"{target} exists; name a new folder, since nothing is overwritten"
+        )
     by_name = matrices(lens, mlps=True)
-    layers = {name: lens.adapter.model.get_submodule(matrix.path) for name, matrix in by_name.items()}
-    if not native and not any(isinstance(layer, Compressed) for layer in layers.values()):
+    layers = {
+        name: lens.adapter.model.get_submodule(matrix.path)
+        for name, matrix in by_name.items()
+    }
+    if not native and not any(
+        isinstance(layer, Compressed) for layer in layers.values()
+    ):
         raise InputError(
             f"no layer of {lens.model_id} is smaller than its matrix; truncate to lower ranks, or remove parts"
         )
     ratio = {}
     if ranks is None:
-        ranks = {name: layer.factors.rank for name, layer in layers.items() if isinstance(layer, LowRankLinear)}
+        ranks = {
+            name: layer.factors.rank
+            for name, layer in layers.items()
+            if isinstance(layer, LowRankLinear)
+        }
     else:
-        ratio = ratio_of({name: by_name[name].form(by_head=by_head) for name in ranks}, ranks)._asdict()
+        ratio = ratio_of(
+            {name: by_name[name].form(by_head=by_head) for name in ranks}, ranks
+        )._asdict()
     partial = target.with_name(f".{uuid4().hex}.part")
     try:
         with in_our_words(f"{target} cannot be written"):
@@ -165,10 +192,16 @@ def _write_native(lens: Lens, folder: Path) -> None:
     if save is not None:
         save(lens.native, folder)
     else:
-        native: Any = lens.native if hasattr(lens.native, "save_pretrained") else module_of(lens.native)
+        native: Any = (
+            lens.native
+            if hasattr(lens.native, "save_pretrained")
+            else module_of(lens.native)
+        )
         native.save_pretrained(folder)
     if not (folder / WEIGHTS).exists() and not any(folder.glob("*.index.json")):
-        raise CheckpointError(f"the library of {lens.wiring.architecture} wrote no {WEIGHTS}")
+        raise CheckpointError(
+            f"the library of {lens.wiring.architecture} wrote no {WEIGHTS}"
+        )
     for file in folder.iterdir():
         follow_umask(file)
 
@@ -177,7 +210,9 @@ def _seclude(folder: Path, record: CompressionRecord, architecture: str) -> None
     """Rename weights so that no other library looks for them, and describe them beside them."""
     for file in folder.glob(f"*{SUFFIX}*"):
         file.rename(folder / file.name.replace(SUFFIX, COMPRESSED))
-    (folder / COMPRESSION).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    (folder / COMPRESSION).write_text(
+        record.model_dump_json(indent=1) + "\n", encoding="utf-8"
+    )
     # in the place of a card that a library may have written
     (folder / "README.md").write_text(
         f"# {record.model}, compressed\n\n"
@@ -189,21 +224,34 @@ def _seclude(folder: Path, record: CompressionRecord, architecture: str) -> None
 
 def _layer_records(folder: Path, lens: Lens) -> dict[str, FactorRecord | PartRecord]:
     """Describe compressed layers by the names that the library's own files give them."""
-    renamed, module = architectures()[lens.wiring.architecture].renamed, module_of(lens.native)
+    renamed, module = (
+        architectures()[lens.wiring.architecture].renamed,
+        module_of(lens.native),
+    )
     records: dict[str, FactorRecord | PartRecord] = {}
     for name in read_checkpoint(folder).tensors:
-        ending = next((ending for ending in (DOWN, REST) if name.endswith(ending)), None)
+        ending = next(
+            (ending for ending in (DOWN, REST) if name.endswith(ending)), None
+        )
         if ending is None:
             continue
-        layer: Any = module.get_submodule(name_in_model(name, renamed).removesuffix(ending))
+        layer: Any = module.get_submodule(
+            name_in_model(name, renamed).removesuffix(ending)
+        )
         if isinstance(layer, LowRankLinear):
-            records[name.removesuffix(ending)] = FactorRecord(rank=layer.factors.rank, gain=layer.gain)
+            records[name.removesuffix(ending)] = FactorRecord(
+                rank=layer.factors.rank, gain=layer.gain
+            )
             continue
         places = layer.places.cpu().numpy()
         pieces = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
-        runs = tuple((int(piece[0]), int(piece[-1]) + 1) for piece in pieces if len(piece))
+        runs = tuple(
+            (int(piece[0]), int(piece[-1]) + 1) for piece in pieces if len(piece)
+        )
         size = layer.out_features if layer.of == "rows" else layer.in_features
-        records[name.removesuffix(ending)] = PartRecord(of=layer.of, size=size, runs=runs, gain=layer.gain)
+        records[name.removesuffix(ending)] = PartRecord(
+            of=layer.of, size=size, runs=runs, gain=layer.gain
+        )
     return records
 
 
@@ -211,7 +259,9 @@ def _refuse_other(lens: Lens, folder: Path) -> None:
     again = load(folder, check=False).adapter.model.state_dict()
     for name, weight in lens.adapter.model.state_dict().items():
         if name not in again or not torch.equal(weight.cpu(), again[name]):
-            raise CheckpointError(f"{folder}: {name} is not read back as it was written; nothing was kept")
+            raise CheckpointError(
+                f"{folder}: {name} is not read back as it was written; nothing was kept"
+            )
 
 
 @dataclass(frozen=True)
@@ -224,8 +274,15 @@ class CompressedCheckpoint(Checkpoint):
     @property
     def names(self) -> frozenset[str]:
         """Name the whole model's tensors."""
-        endings = tuple(layer + ending for layer in self.record.layers for ending in (DOWN, UP, REST))
-        return frozenset({*self.tensors, *(layer + WEIGHT for layer in self.record.layers)} - set(endings))
+        endings = tuple(
+            layer + ending
+            for layer in self.record.layers
+            for ending in (DOWN, UP, REST)
+        )
+        return frozenset(
+            {*self.tensors, *(layer + WEIGHT for layer in self.record.layers)}
+            - set(endings)
+        )
 
     def fit(self, module: Any, renamed: Mapping[str, str]) -> None:
         """Replace a model's layers by empty ones of the sizes in the files."""
@@ -235,7 +292,10 @@ class CompressedCheckpoint(Checkpoint):
                 old = module.get_submodule(path)
             except AttributeError:
                 old = None
-            if getattr(old, "weight", None) is None or tuple(old.weight.shape) != self.shapes[layer]:
+            if (
+                getattr(old, "weight", None) is None
+                or tuple(old.weight.shape) != self.shapes[layer]
+            ):
                 has = "it has none" if old is None else f"it has {type(old).__name__}"
                 raise CheckpointError(
                     f"{self.folder}: {COMPRESSION} names the layer {shortened(layer, 80)!r}; expected one of shape "
@@ -245,15 +305,26 @@ class CompressedCheckpoint(Checkpoint):
             new: Compressed
             if isinstance(spec, PartRecord):
                 rest = torch.empty(self.tensors[layer + REST].shape)
-                new = PartialLinear(rest, spec.places, spec.size, spec.of, bias, spec.gain)
+                new = PartialLinear(
+                    rest, spec.places, spec.size, spec.of, bias, spec.gain
+                )
             else:
-                down, up = (torch.empty(self.tensors[layer + ending].shape) for ending in (DOWN, UP))
+                down, up = (
+                    torch.empty(self.tensors[layer + ending].shape)
+                    for ending in (DOWN, UP)
+                )
                 new = LowRankLinear(Factors(down, up), bias, spec.gain)
             replace_layer(module, path, new, torch.get_default_device())
 
-    def building(self, kind: type[nn.Module], renamed: Mapping[str, str]) -> Block[None]:
+    def building(
+        self, kind: type[nn.Module], renamed: Mapping[str, str]
+    ) -> Block[None]:
         """Build models of a class in this thread with the layers of the files while the block runs."""
-        plain, own, thread = kind.__init__, "__init__" in vars(kind), threading.get_ident()
+        plain, own, thread = (
+            kind.__init__,
+            "__init__" in vars(kind),
+            threading.get_ident(),
+        )
 
         @functools.wraps(plain)
         def init(model: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -279,7 +350,9 @@ class CompressedCheckpoint(Checkpoint):
     def finish(self, module: Any, renamed: Mapping[str, str]) -> None:
         """Restore the indices of stored rows and columns, which are in no file."""
         for layer, spec in self.record.layers.items():
-            child = module.get_submodule(name_in_model(layer + WEIGHT, renamed).removesuffix(WEIGHT))
+            child = module.get_submodule(
+                name_in_model(layer + WEIGHT, renamed).removesuffix(WEIGHT)
+            )
             if not isinstance(child, Compressed):
                 raise CheckpointError(
                     f"{self.folder}: the library opened {shortened(layer, 80)!r} as a {type(child).__name__}, expected "
@@ -296,7 +369,9 @@ class _MetaMatrices(TorchFunctionMode):
         super().__init__()
         self._shapes = set(shapes)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func is torch.empty and kwargs.get("device") is None:
             size = args[0] if len(args) == 1 and not isinstance(args[0], int) else args
@@ -312,7 +387,9 @@ def _make_room(model: nn.Module) -> None:
     for module in model.modules():
         for name, weight in module.named_parameters(recurse=False):
             if weight.is_meta and device.type != "meta":
-                room = buffers.setdefault(id(weight), nn.Parameter(torch.empty_like(weight, device=device)))
+                room = buffers.setdefault(
+                    id(weight), nn.Parameter(torch.empty_like(weight, device=device))
+                )
                 setattr(module, name, room)
 
 
@@ -327,15 +404,26 @@ def folded(files: Checkpoint) -> CompressedCheckpoint:
         raise CheckpointError(
             f"{path} is not a record of a compression that this version reads: {shortened(where, 80)}: {first['msg']}"
         ) from error
-    shapes = {layer: _shape_of(files, layer, spec) for layer, spec in record.layers.items()}
+    shapes = {
+        layer: _shape_of(files, layer, spec) for layer, spec in record.layers.items()
+    }
     columns = (files.folder, files.files, files.config, files.generation, files.tensors)
     return CompressedCheckpoint(*columns, record=record, shapes=shapes)
 
 
-def _shape_of(files: Checkpoint, layer: str, spec: FactorRecord | PartRecord) -> tuple[int, int]:
+def _shape_of(
+    files: Checkpoint, layer: str, spec: FactorRecord | PartRecord
+) -> tuple[int, int]:
     """Return (out, in) of the matrix of a layer, by the headers of its tensors."""
-    name, endings = shortened(layer, 80), (REST,) if isinstance(spec, PartRecord) else (DOWN, UP)
-    tensors = [files.tensors[layer + ending] for ending in endings if layer + ending in files.tensors]
+    name, endings = (
+        shortened(layer, 80),
+        (REST,) if isinstance(spec, PartRecord) else (DOWN, UP),
+    )
+    tensors = [
+        files.tensors[layer + ending]
+        for ending in endings
+        if layer + ending in files.tensors
+    ]
     if len(tensors) < len(endings) or layer + WEIGHT in files.tensors:
         raise CheckpointError(
             f"{files.folder}: {COMPRESSION} names the layer {name!r}; expected its {' and '.join(endings)} in the "
@@ -349,7 +437,11 @@ def _shape_of(files: Checkpoint, layer: str, spec: FactorRecord | PartRecord) ->
                 f"{files.folder}: {name!r} has {list(first)}, expected {count} {spec.of} as {COMPRESSION} says"
             )
         return (spec.size, first[1]) if axis == 0 else (first[0], spec.size)
-    types, forms, shape = [each.dtype for each in tensors], (len(first), len(last)), (0, 0)
+    types, forms, shape = (
+        [each.dtype for each in tensors],
+        (len(first), len(last)),
+        (0, 0),
+    )
     if forms == (2, 2) and first[0] == last[1] == spec.rank:
         shape = last[0], first[1]
     elif forms == (2, 3) and last[2] == spec.rank and first[0] == last[0] * spec.rank:

@@ -63,7 +63,9 @@ def healed(
             f"there is no loss to heal {lens.wiring.architecture!r} by; there is one for {', '.join(KINDS)}"
         )
     if steps < 1 or rows < 1 or not learning_rate > 0:
-        raise InputError(f"steps={steps}, rows={rows}, learning_rate={learning_rate}; expected above 0")
+        raise InputError(
+            f"steps={steps}, rows={rows}, learning_rate={learning_rate}; expected above 0"
+        )
     twin = copy.deepcopy(lens)
     model: Any = twin.adapter.model
     weights = [
@@ -74,30 +76,57 @@ def healed(
         if name != "bias" and part.numel()
     ]
     if not weights:
-        raise InputError(f"no layer of {lens.model_id} is smaller than its matrix; there is nothing to heal")
+        raise InputError(
+            f"no layer of {lens.model_id} is smaller than its matrix; there is nothing to heal"
+        )
     weight_ids = {id(part) for part in weights}
-    others = [part for part in model.parameters() if id(part) not in weight_ids and part.requires_grad]
+    others = [
+        part
+        for part in model.parameters()
+        if id(part) not in weight_ids and part.requires_grad
+    ]
     for part in others:
         part.requires_grad_(False)
     longest, full = lens.adapter.longest_pass, lens.adapter.context_length
     horizon = min(run.horizon, longest)
-    stage = Stage(start=0, context=min(full, LENGTH - horizon), horizon=horizon, rows=rows, mix={_FAMILY: 1.0})
+    stage = Stage(
+        start=0,
+        context=min(full, LENGTH - horizon),
+        horizon=horizon,
+        rows=rows,
+        mix={_FAMILY: 1.0},
+    )
     values = _rows(run, LENGTH)
-    source = SeriesSource(Corpus(values, {_FAMILY: (0, len(values))}), seed=seed, device=run.lens.device)
+    source = SeriesSource(
+        Corpus(values, {_FAMILY: (0, len(values))}), seed=seed, device=run.lens.device
+    )
 
     def loss_of(step: int) -> Tensor:
-        past, future = source.batch(step, mix=stage.mix, rows=rows, context=stage.context, horizon=horizon)
+        past, future = source.batch(
+            step, mix=stage.mix, rows=rows, context=stage.context, horizon=horizon
+        )
         if kind == "token":
             return token_loss(model, past, future, stage, seed=step)
         return patch_loss(model, past, future, stage)
 
     rate = partial(
-        trapezoid_rate, peak=learning_rate, first=0, last=steps, warmup=max(1, steps // 20), decay=steps // 2
+        trapezoid_rate,
+        peak=learning_rate,
+        first=0,
+        last=steps,
+        warmup=max(1, steps // 20),
+        decay=steps // 2,
     )
-    optimizer = torch.optim.AdamW(weights, lr=learning_rate, weight_decay=0.0, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(
+        weights, lr=learning_rate, weight_decay=0.0, betas=(0.9, 0.98)
+    )
     # nothing of it is saved, so that it needs no identity
-    task: Any = SimpleNamespace(model=model, loss=loss_of, name="healing", identity="{}", evaluate=dict)
-    training = Training(task, optimizer, Plan(steps=steps, clip=1.0, dropout=False), rate=rate)
+    task: Any = SimpleNamespace(
+        model=model, loss=loss_of, name="healing", identity="{}", evaluate=dict
+    )
+    training = Training(
+        task, optimizer, Plan(steps=steps, clip=1.0, dropout=False), rate=rate
+    )
     if not training.run(quiet=True, progress=progress):
         raise KeyboardInterrupt
     for part in weights:

@@ -14,7 +14,14 @@ from torch.utils._pytree import tree_map
 from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.replay import shadowed
 
-__all__ = ["Compressed", "Factors", "LowRankLinear", "PartialLinear", "product", "truncate"]
+__all__ = [
+    "Compressed",
+    "Factors",
+    "LowRankLinear",
+    "PartialLinear",
+    "product",
+    "truncate",
+]
 
 # eigenvalues of a second moment below this share of the largest are rounding of the float32 that it was summed of
 _NOTHING = 1e-12
@@ -36,7 +43,9 @@ class Factors(NamedTuple):
     def shape(self) -> tuple[int, int]:
         """Shape (out, in) of the product."""
         rows = self.up.shape[0] * (self.up.shape[1] if self.up.ndim == 3 else 1)
-        columns = self.down.shape[-1] * (self.down.shape[0] if self.down.ndim == 3 else 1)
+        columns = self.down.shape[-1] * (
+            self.down.shape[0] if self.down.ndim == 3 else 1
+        )
         return rows, columns
 
     @property
@@ -60,7 +69,9 @@ def product(factors: Factors) -> Tensor:
     """
     down, up = factors
     if up.ndim == 3:
-        return torch.bmm(up, down.reshape(len(up), -1, down.shape[-1])).reshape(-1, down.shape[-1])
+        return torch.bmm(up, down.reshape(len(up), -1, down.shape[-1])).reshape(
+            -1, down.shape[-1]
+        )
     if down.ndim == 3:
         wide = torch.bmm(up.reshape(len(up), len(down), -1).transpose(0, 1), down)
         return wide.transpose(0, 1).reshape(len(up), -1)
@@ -104,46 +115,72 @@ def truncate(
         [3.0, 0.0, 1.0]
     """
     if weight.ndim != 2 or not bool(torch.isfinite(weight).all()):
-        raise InputError(f"a weight of shape {tuple(weight.shape)}, expected a finite matrix (out, in)")
+        raise InputError(
+            f"a weight of shape {tuple(weight.shape)}, expected a finite matrix (out, in)"
+        )
     side = {"rows": 0, "columns": 1}.get(of)
     if side is None or heads < 1 or weight.shape[side] % heads:
-        raise InputError(f"{heads} heads as {of!r} of a matrix {tuple(weight.shape)}; expected equal rows or columns")
-    full = min(weight.shape[side] // heads, weight.shape[1 - side]) if heads > 1 else min(weight.shape)
+        raise InputError(
+            f"{heads} heads as {of!r} of a matrix {tuple(weight.shape)}; expected equal rows or columns"
+        )
+    full = (
+        min(weight.shape[side] // heads, weight.shape[1 - side])
+        if heads > 1
+        else min(weight.shape)
+    )
     if not 1 <= rank <= full:
-        raise InputError(f"rank {rank} of a matrix {tuple(weight.shape)} of {heads} blocks; expected 1 to {full}")
+        raise InputError(
+            f"rank {rank} of a matrix {tuple(weight.shape)} of {heads} blocks; expected 1 to {full}"
+        )
     exact = weight.detach().double()
     # moments are kept on the CPU
     root = None if moment is None else _root(moment.to(exact), exact.shape[1])
-    outer = None if sensitivity is None else _check_moment(sensitivity.to(exact), exact.shape[0])
+    outer = (
+        None
+        if sensitivity is None
+        else _check_moment(sensitivity.to(exact), exact.shape[0])
+    )
     size = exact.shape[side] // heads
     downs, ups = [], []
     for head, block in enumerate(exact.chunk(heads, dim=side)):
         own = slice(head * size, (head + 1) * size)
         inner = root if side == 0 or root is None else root[own]
-        down, up = _leading(block, inner, rank, outer if side == 1 or outer is None else outer[own, own])
+        down, up = _leading(
+            block, inner, rank, outer if side == 1 or outer is None else outer[own, own]
+        )
         downs.append(down.to(weight.dtype))
         ups.append(up.to(weight.dtype))
     if heads == 1:
         return Factors(downs[0].contiguous(), ups[0].contiguous())
-    return Factors(torch.cat(downs), torch.stack(ups)) if side == 0 else Factors(torch.stack(downs), torch.cat(ups, 1))
+    return (
+        Factors(torch.cat(downs), torch.stack(ups))
+        if side == 0
+        else Factors(torch.stack(downs), torch.cat(ups, 1))
+    )
 
 
 def _root(moment: Tensor, size: int) -> Tensor:
     """Compute S of C = S Sᵀ, (in, directions that inputs have)."""
     values, vectors = torch.linalg.eigh(_check_moment(moment, size))
     if not values[-1] > 0:
-        raise InputError("a second moment of zero: nothing but zeros entered the matrix, so no rank is better than 1")
+        raise InputError(
+            "a second moment of zero: nothing but zeros entered the matrix, so no rank is better than 1"
+        )
     some = values > _NOTHING * values[-1]
     return vectors[:, some] * values[some].sqrt()
 
 
 def _check_moment(moment: Tensor, size: int) -> Tensor:
     if moment.shape != (size, size) or not bool(torch.isfinite(moment).all()):
-        raise InputError(f"a second moment of shape {tuple(moment.shape)}, expected a finite ({size}, {size})")
+        raise InputError(
+            f"a second moment of shape {tuple(moment.shape)}, expected a finite ({size}, {size})"
+        )
     return moment
 
 
-def _leading(matrix: Tensor, root: Tensor | None, rank: int, outer: Tensor | None) -> Factors:
+def _leading(
+    matrix: Tensor, root: Tensor | None, rank: int, outer: Tensor | None
+) -> Factors:
     """Project a matrix onto the directions in which its outputs, for such inputs, are largest."""
     if outer is not None:
         values, vectors = torch.linalg.eigh(outer)
@@ -153,7 +190,9 @@ def _leading(matrix: Tensor, root: Tensor | None, rank: int, outer: Tensor | Non
         roots = (values.clamp(min=0.0) + _EVEN * values.clamp(min=0.0).mean()).sqrt()
         inside = _leading((vectors * roots) @ vectors.T @ matrix, root, rank, None)
         return Factors(inside.down, (vectors / roots) @ vectors.T @ inside.up)
-    u, _, _ = torch.linalg.svd(matrix if root is None else matrix @ root, full_matrices=False)
+    u, _, _ = torch.linalg.svd(
+        matrix if root is None else matrix @ root, full_matrices=False
+    )
     if u.shape[1] < rank:
         # inputs have fewer directions than there are ranks: what is left of the matrix comes after them
         rest, _, _ = torch.linalg.svd(matrix - u @ (u.T @ matrix), full_matrices=False)
@@ -165,7 +204,10 @@ def _leading(matrix: Tensor, root: Tensor | None, rank: int, outer: Tensor | Non
 
 def error_of(weight: Tensor, other: Tensor, moment: Tensor | None = None) -> float:
     """Compute the mean of ‖(W - W̃) x‖² over that of ‖W x‖², (out, in), for a second moment (in, in) or the identity."""
-    exact, rest = weight.detach().double(), weight.detach().double() - other.detach().double()
+    exact, rest = (
+        weight.detach().double(),
+        weight.detach().double() - other.detach().double(),
+    )
     over, of = (w if moment is None else w @ moment.double() for w in (rest, exact))
     return float((over * rest).sum() / (of * exact).sum())
 
@@ -178,8 +220,12 @@ class _LazyMatrix(Tensor):
     _is_hf_initialized = True
 
     @staticmethod
-    def __new__(cls, make: Callable[[], Tensor], shape: tuple[int, int], like: Tensor) -> _LazyMatrix:
-        matrix = Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device)
+    def __new__(
+        cls, make: Callable[[], Tensor], shape: tuple[int, int], like: Tensor
+    ) -> _LazyMatrix:
+        matrix = Tensor._make_wrapper_subclass(
+            cls, shape, dtype=like.dtype, device=like.device
+        )
         matrix.make = make
         return matrix
 
@@ -187,14 +233,18 @@ class _LazyMatrix(Tensor):
         return f"a matrix {tuple(self.shape)} that is not held as such"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # type: ignore[override]
         """Make the matrix, then call the function on it; refuse to write into it, which would be lost."""
         if func._schema.is_mutable:
             raise WiringError(
                 f"{func} on the weight of a compressed layer: it is made of the parameters that the layer holds, which "
                 "can be written into; as_matrix() puts another matrix in its place"
             )
-        args, kwargs = tree_map(lambda x: x.make() if isinstance(x, cls) else x, (args, kwargs or {}))
+        args, kwargs = tree_map(
+            lambda x: x.make() if isinstance(x, cls) else x, (args, kwargs or {})
+        )
         return func(*args, **kwargs)
 
 
@@ -203,7 +253,9 @@ class Compressed(nn.Module):
 
     bias: nn.Parameter | None
 
-    def __init__(self, shape: tuple[int, int], bias: Tensor | None, gain: float, **parts: Tensor) -> None:
+    def __init__(
+        self, shape: tuple[int, int], bias: Tensor | None, gain: float, **parts: Tensor
+    ) -> None:
         super().__init__()
         for name, part in parts.items():
             self.register_parameter(name, nn.Parameter(part.detach()))
@@ -213,12 +265,21 @@ class Compressed(nn.Module):
 
     def as_matrix(self, matrix: Tensor) -> AbstractContextManager[None]:
         """Compute with another matrix (out, in) while the block runs."""
-        return shadowed([(self, lambda _forward: lambda x: linear(x, matrix, self.bias) * self.gain)])
+        return shadowed(
+            [
+                (
+                    self,
+                    lambda _forward: lambda x: linear(x, matrix, self.bias) * self.gain,
+                )
+            ]
+        )
 
     @property
     def entries(self) -> int:
         """Number of entries stored instead of the matrix."""
-        return sum(part.numel() for name, part in self.named_parameters() if name != "bias")
+        return sum(
+            part.numel() for name, part in self.named_parameters() if name != "bias"
+        )
 
 
 class LowRankLinear(Compressed):
@@ -227,7 +288,9 @@ class LowRankLinear(Compressed):
     down: nn.Parameter
     up: nn.Parameter
 
-    def __init__(self, factors: Factors, bias: Tensor | None = None, gain: float = 1.0) -> None:
+    def __init__(
+        self, factors: Factors, bias: Tensor | None = None, gain: float = 1.0
+    ) -> None:
         super().__init__(factors.shape, bias, gain, down=factors.down, up=factors.up)
 
     @property
@@ -271,16 +334,26 @@ class PartialLinear(Compressed):
         bias: Tensor | None = None,
         gain: float = 1.0,
     ) -> None:
-        super().__init__((size, rest.shape[1]) if of == "rows" else (rest.shape[0], size), bias, gain, rest=rest)
+        super().__init__(
+            (size, rest.shape[1]) if of == "rows" else (rest.shape[0], size),
+            bias,
+            gain,
+            rest=rest,
+        )
         self.register_buffer("places", places.clone(), persistent=False)
         self.of = of
 
     @property
     def weight(self) -> Tensor:
         """Matrix (out, in) with zeros for the removed rows or columns; read-only."""
-        shape, axis = (self.out_features, self.in_features), 0 if self.of == "rows" else 1
+        shape, axis = (
+            (self.out_features, self.in_features),
+            0 if self.of == "rows" else 1,
+        )
         rest, places = self.rest.detach(), self.places
-        return _LazyMatrix(lambda: rest.new_zeros(shape).index_copy(axis, places, rest), shape, rest)
+        return _LazyMatrix(
+            lambda: rest.new_zeros(shape).index_copy(axis, places, rest), shape, rest
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (…, in) to (…, out)."""
@@ -288,7 +361,9 @@ class PartialLinear(Compressed):
             out = linear(x.index_select(-1, self.places), self.rest, self.bias)
         else:
             some = linear(x, self.rest)
-            out = some.new_zeros(*some.shape[:-1], self.out_features).index_copy(-1, self.places, some)
+            out = some.new_zeros(*some.shape[:-1], self.out_features).index_copy(
+                -1, self.places, some
+            )
             out = out if self.bias is None else out + self.bias
         return out if self.gain == 1.0 else out * self.gain
 
@@ -305,10 +380,18 @@ def _by_head(x: Tensor, matrices: Tensor) -> Tensor:
     return out.reshape(*x.shape[:-1], -1)
 
 
-def replace_layer(model: nn.Module, path: str, layer: nn.Module, device: torch.device | None = None) -> None:
+def replace_layer(
+    model: nn.Module, path: str, layer: nn.Module, device: torch.device | None = None
+) -> None:
     """Replace a layer by another, with the old one's mode, type and device unless a device is given."""
     parent, _, last = path.rpartition(".")
     owner = model.get_submodule(parent)
     old = owner.get_submodule(last)
     weight: Any = old.weight
-    setattr(owner, last, layer.to(device=device or weight.device, dtype=weight.dtype).train(old.training))
+    setattr(
+        owner,
+        last,
+        layer.to(device=device or weight.device, dtype=weight.dtype).train(
+            old.training
+        ),
+    )

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from tsfm_lens.compress.layers import Compressed, Factors, LowRankLinear, product, replace_layer, truncate
+from tsfm_lens.compress.layers import (
+    Compressed,
+    Factors,
+    LowRankLinear,
+    product,
+    replace_layer,
+    truncate,
+)
 from tsfm_lens.compress.schedule import BlockShape
 from tsfm_lens.errors import InputError, WiringError, unknown_name
 from tsfm_lens.hooks.weights import parameters
@@ -86,7 +93,9 @@ def matrices(lens: Lens, *, mlps: bool = False) -> dict[str, WeightMatrix]:
         for matrix in _matrices_of(lens, stack, layer, row)
     }
     if not by_name:
-        raise InputError(f"{lens.model_id} has no matrix of the kind asked for; ask for attentions, MLPs, or both")
+        raise InputError(
+            f"{lens.model_id} has no matrix of the kind asked for; ask for attentions, MLPs, or both"
+        )
     owners: dict[int, str] = {}
     for matrix in by_name.values():
         layer_of = lens.adapter.model.get_submodule(matrix.path)
@@ -95,11 +104,15 @@ def matrices(lens: Lens, *, mlps: bool = False) -> dict[str, WeightMatrix]:
         _refuse_other_layer(layer_of, matrix)
         other = owners.setdefault(id(layer_of.weight), matrix.name)
         if other != matrix.name:
-            raise WiringError(f"{other} and {matrix.name} are the same matrix; it cannot be truncated twice")
+            raise WiringError(
+                f"{other} and {matrix.name} are the same matrix; it cannot be truncated twice"
+            )
     return by_name
 
 
-def matrices_by_name(lens: Lens, names: Iterable[str] | None = None) -> dict[str, WeightMatrix]:
+def matrices_by_name(
+    lens: Lens, names: Iterable[str] | None = None
+) -> dict[str, WeightMatrix]:
     """Return matrices of attentions and MLPs by name, those of all attentions if None; UnknownNameError for others."""
     attentions = matrices(lens)
     if names is None:
@@ -112,7 +125,9 @@ def matrices_by_name(lens: Lens, names: Iterable[str] | None = None) -> dict[str
     return {key: by_name[key] for key in keys}
 
 
-def _matrices_of(lens: Lens, stack: Stack, layer: int, row: Writer) -> Iterator[WeightMatrix]:
+def _matrices_of(
+    lens: Lens, stack: Stack, layer: int, row: Writer
+) -> Iterator[WeightMatrix]:
     """List the matrices of one attention, parts that share a layer together, or of one MLP; none of another kind."""
     # by layer: name, projection, and number and side of the heads
     places: dict[str, tuple[str, Projection, int, str]] = {}
@@ -125,12 +140,28 @@ def _matrices_of(lens: Lens, stack: Stack, layer: int, row: Writer) -> Iterator[
         for letter, part in [*row.inputs.items(), ("o", row.o)]:
             letters, first, *_ = places.get(part.module, ("", part))
             letters += letter[0]
-            heads = stack.n_heads if letters[0] in "go" else row.heads_of(letters[0], stack.n_heads)
+            heads = (
+                stack.n_heads
+                if letters[0] in "go"
+                else row.heads_of(letters[0], stack.n_heads)
+            )
             # heads that take turns stand in no blocks
-            blocks = heads * first.parts if re.findall(r"\w+", first.layout)[-1] == "d_head" else 1
-            places[part.module] = (letters, first, blocks, "columns" if letters[0] == "o" else "rows")
+            blocks = (
+                heads * first.parts
+                if re.findall(r"\w+", first.layout)[-1] == "d_head"
+                else 1
+            )
+            places[part.module] = (
+                letters,
+                first,
+                blocks,
+                "columns" if letters[0] == "o" else "rows",
+            )
     for module, (word, part, blocks, of) in places.items():
-        path, name = f"{stack.block(layer)}.{module}", f"{stack.prefix}.{layer}.{row.kind}.{word}"
+        path, name = (
+            f"{stack.block(layer)}.{module}",
+            f"{stack.prefix}.{layer}.{row.kind}.{word}",
+        )
         if part.weight != "weight":
             holder = type(lens.adapter.model.get_submodule(path)).__name__
             raise WiringError(
@@ -138,7 +169,17 @@ def _matrices_of(lens: Lens, stack: Stack, layer: int, row: Writer) -> Iterator[
                 "replace it"
             )
         rows, columns = parameters(lens.adapter.model, path, part)[0].shape
-        yield WeightMatrix(name, path, stack.name, layer, row.kind, (rows, columns), blocks, of, part.gain)
+        yield WeightMatrix(
+            name,
+            path,
+            stack.name,
+            layer,
+            row.kind,
+            (rows, columns),
+            blocks,
+            of,
+            part.gain,
+        )
 
 
 def _refuse_other_layer(layer: Any, matrix: WeightMatrix) -> None:
@@ -147,8 +188,14 @@ def _refuse_other_layer(layer: Any, matrix: WeightMatrix) -> None:
     weight, bias = layer.weight.detach(), getattr(layer, "bias", None)
     if not bool(torch.isfinite(weight).all()):
         bad = int((~torch.isfinite(weight)).sum())
-        raise InputError(f"{matrix.name} ({matrix.path}) has {bad} entries that are not finite; it cannot be truncated")
-    x = torch.linspace(-1.0, 1.0, 2 * matrix.shape[1], device=weight.device).reshape(2, -1).to(weight.dtype)
+        raise InputError(
+            f"{matrix.name} ({matrix.path}) has {bad} entries that are not finite; it cannot be truncated"
+        )
+    x = (
+        torch.linspace(-1.0, 1.0, 2 * matrix.shape[1], device=weight.device)
+        .reshape(2, -1)
+        .to(weight.dtype)
+    )
     with torch.no_grad():
         target = matrix.gain * linear(x, weight, bias)
         try:
@@ -157,8 +204,14 @@ def _refuse_other_layer(layer: Any, matrix: WeightMatrix) -> None:
             raise WiringError(
                 f"{matrix.path} ({type(layer).__name__}) takes no rows of {matrix.shape[1]}: {error}"
             ) from error
-    off = float((output - target).abs().max()) if output.shape == target.shape else float("inf")
-    if others or not off <= _SAME * max(1.0, float(target.abs().max())) * (1 if weight.dtype == torch.float32 else 100):
+    off = (
+        float((output - target).abs().max())
+        if output.shape == target.shape
+        else float("inf")
+    )
+    if others or not off <= _SAME * max(1.0, float(target.abs().max())) * (
+        1 if weight.dtype == torch.float32 else 100
+    ):
         raise WiringError(
             f"{matrix.path} ({type(layer).__name__}) does not give {matrix.gain:g} times what enters times its weight, "
             "with its bias, and nothing else; factors in its place would compute something else"
@@ -196,8 +249,12 @@ def factorised(
     factors: dict[str, Factors | None] = {}
     for key, matrix in by_name.items():
         if any(each is not None and key not in each for each in (moments, sensitivity)):
-            raise InputError(f"there is no second moment for {key}; take those of all matrices of the ranks")
-        inner, outer = (None if each is None else each[key] for each in (moments, sensitivity))
+            raise InputError(
+                f"there is no second moment for {key}; take those of all matrices of the ranks"
+            )
+        inner, outer = (
+            None if each is None else each[key] for each in (moments, sensitivity)
+        )
         factors[key] = factors_of(lens, matrix, ranks[key], inner, outer, by_head)
     twin = copy.deepcopy(lens)
     for key, pair in factors.items():
@@ -206,7 +263,11 @@ def factorised(
         path, (rows, columns) = by_name[key].path, pair.shape
         layer: Any = twin.adapter.model.get_submodule(path)
         if pair.numbers < rows * columns:
-            replace_layer(twin.adapter.model, path, LowRankLinear(pair, layer.bias, by_name[key].gain))
+            replace_layer(
+                twin.adapter.model,
+                path,
+                LowRankLinear(pair, layer.bias, by_name[key].gain),
+            )
         else:
             with torch.no_grad():
                 layer.weight.copy_(product(Factors(*(part.double() for part in pair))))
@@ -214,16 +275,32 @@ def factorised(
 
 
 def factors_of(
-    lens: Lens, matrix: WeightMatrix, rank: int, moment: Tensor | None, sensitivity: Tensor | None, by_head: bool
+    lens: Lens,
+    matrix: WeightMatrix,
+    rank: int,
+    moment: Tensor | None,
+    sensitivity: Tensor | None,
+    by_head: bool,
 ) -> Factors | None:
     """Compute the factors of a matrix; None if it keeps its full rank."""
     layer = lens.adapter.model.get_submodule(matrix.path)
     if isinstance(layer, Compressed):
-        raise InputError(f"{matrix.name} is truncated already ({layer}); begin with the whole model")
+        raise InputError(
+            f"{matrix.name} is truncated already ({layer}); begin with the whole model"
+        )
     form = matrix.form(by_head=by_head)
     if not (isinstance(rank, int) and 1 <= rank <= form.full):
-        raise InputError(f"rank {rank!r} of {matrix.name}; expected a whole number from 1 to {form.full}")
+        raise InputError(
+            f"rank {rank!r} of {matrix.name}; expected a whole number from 1 to {form.full}"
+        )
     if rank == form.full:
         return None
     weight, _ = parameters(lens.adapter.model, matrix.path)
-    return truncate(weight, rank, moment=moment, sensitivity=sensitivity, heads=form.blocks, of=matrix.of)
+    return truncate(
+        weight,
+        rank,
+        moment=moment,
+        sensitivity=sensitivity,
+        heads=form.blocks,
+        of=matrix.of,
+    )

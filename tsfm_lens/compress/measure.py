@@ -46,12 +46,18 @@ def sizes(lens: Lens) -> dict[str, int]:
     out = {"all": sum(counts.values()), "attention": 0, "mlp": 0}
     for matrix in matrices(lens, mlps=True).values():
         layer = lens.adapter.model.get_submodule(matrix.path)
-        entries = layer.entries if isinstance(layer, Compressed) else matrix.shape[0] * matrix.shape[1]
+        entries = (
+            layer.entries
+            if isinstance(layer, Compressed)
+            else matrix.shape[0] * matrix.shape[1]
+        )
         out["attention" if matrix.is_attention else "mlp"] += entries
     return out
 
 
-def sources_apart(batch: SeriesBatch, horizon: int = 1) -> tuple[SeriesBatch, SeriesBatch]:
+def sources_apart(
+    batch: SeriesBatch, horizon: int = 1
+) -> tuple[SeriesBatch, SeriesBatch]:
     """Split series into those that calibrate and those of other sources, which measure the compressed model.
 
     The publisher is the source of a bundled series; all others have one source. The batch calibrates, and long enough
@@ -59,27 +65,45 @@ def sources_apart(batch: SeriesBatch, horizon: int = 1) -> tuple[SeriesBatch, Se
     """
     # a publisher is what a source begins with
     infos = {name: bundled_info(name) for name in bundled_names()}
-    publishers = {name: re.split(" through| daily|[,;(/]", info.source)[0] for name, info in infos.items()}
+    publishers = {
+        name: re.split(" through| daily|[,;(/]", info.source)[0]
+        for name, info in infos.items()
+    }
     rows: dict[str, list[int]] = {}
     for row, name in enumerate(batch.groups):
         rows.setdefault(publishers.get(name, ""), []).append(row)
-    others = [name for name in infos if publishers[name] not in rows and infos[name].length > 3 * horizon]
+    others = [
+        name
+        for name in infos
+        if publishers[name] not in rows and infos[name].length > 3 * horizon
+    ]
     if len(others) >= FEWEST:
         return batch, bundled(*others)
     halves: tuple[list[int], list[int]] = ([], [])
     for of_source in rows.values():
         min(halves, key=len).extend(of_source)
     if not halves[1]:
-        raise InputError(f"no series of other sources measure a compressed model at horizon {horizon}; give some")
-    measuring, calibrating = (batch.select(sorted(half)) for half in sorted(halves, key=len))
+        raise InputError(
+            f"no series of other sources measure a compressed model at horizon {horizon}; give some"
+        )
+    measuring, calibrating = (
+        batch.select(sorted(half)) for half in sorted(halves, key=len)
+    )
     return calibrating, measuring
 
 
 def sources_of(calibration: Run, run: Run) -> str:
     """Say which series calibrate and which measure."""
     pairs = zip(calibration.batch.static, calibration.batch.groups, strict=True)
-    own, others = (dict.fromkeys(names) for names in ([more.get(ITEM, name) for more, name in pairs], run.batch.groups))
-    measuring = "later steps of them" if own.keys() & others else f"other series, {', '.join(others)}"
+    own, others = (
+        dict.fromkeys(names)
+        for names in ([more.get(ITEM, name) for more, name in pairs], run.batch.groups)
+    )
+    measuring = (
+        "later steps of them"
+        if own.keys() & others
+        else f"other series, {', '.join(others)}"
+    )
     return f"Calibrated on {', '.join(own)}; measured on {measuring}."
 
 
@@ -108,30 +132,50 @@ def quality(run: Run, other: Lens) -> xr.Dataset:
         (0.0, 1.0)
     """
     if run.truth is None or not np.isfinite(run.truth).any():
-        raise InputError("these series have no truth; make the run with holdout=True or with truth=…")
-    beside = other.run(run.batch, run.horizon, truth=run.truth, num_samples=run.num_samples, seed=run.seed)
+        raise InputError(
+            "these series have no truth; make the run with holdout=True or with truth=…"
+        )
+    beside = other.run(
+        run.batch,
+        run.horizon,
+        truth=run.truth,
+        num_samples=run.num_samples,
+        seed=run.seed,
+    )
     if run.forecast.levels != beside.forecast.levels:
         raise InputError(
             f"{other.model_id} forecasts the quantiles {beside.forecast.levels}, and {run.lens.model_id} "
             f"{run.forecast.levels}; expected the same"
         )
     scores = [_scores(each) for each in (run, beside)]
-    data = run.dataset().assign_coords(model=["whole", "other"], quantile=list(run.forecast.levels))
+    data = run.dataset().assign_coords(
+        model=["whole", "other"], quantile=list(run.forecast.levels)
+    )
     both = np.stack([each.forecast.quantiles for each in (run, beside)])
     data["quantile_forecast"] = (("model", "series", "quantile", "step"), both)
     for name in ("mase", "wql"):
         data[name] = (("model", "series"), np.stack([each[name] for each in scores]))
     data.attrs = run.describe(
-        "compression_quality", "Forecasts of two models", _SOURCE, other=other.model_id, statistic="median"
+        "compression_quality",
+        "Forecasts of two models",
+        _SOURCE,
+        other=other.model_id,
+        statistic="median",
     )
     for name in ("mase", "wql"):
         with np.errstate(divide="ignore", invalid="ignore"):
             logs = np.log(data[name].values[1]) - np.log(data[name].values[0])
         logs = np.where(np.isfinite(logs), logs, np.nan)
         data[f"{name}_rise"] = ("series", np.expm1(logs))
-        for end, value in zip(("estimate", "low", "high"), mean_interval(logs), strict=True):
+        for end, value in zip(
+            ("estimate", "low", "high"), mean_interval(logs), strict=True
+        ):
             data[f"{name}_rise_{end}"] = float(np.expm1(value))
-    if run.tokens_read and np.isfinite(run.truth).all() and run.horizon <= run.lens.adapter.longest_pass:
+    if (
+        run.tokens_read
+        and np.isfinite(run.truth).all()
+        and run.horizon <= run.lens.adapter.longest_pass
+    ):
         data = data.assign(_tokens(run, other))
     return data
 
@@ -140,12 +184,18 @@ def _scores(run: Run) -> dict[str, np.ndarray]:
     truth, forecast = np.asarray(run.truth, dtype=float), run.forecast
     seasons = run.batch.seasonalities
     pairs = zip(run.batch.values, seasons, strict=True)
-    scale = np.array([seasonal_scale(series, max(1, season)) for series, season in pairs])
+    scale = np.array(
+        [seasonal_scale(series, max(1, season)) for series, season in pairs]
+    )
     error = truth[:, None] - forecast.quantiles
     levels = np.asarray(forecast.levels)[None, :, None]
     pinball = np.maximum(levels * error, (levels - 1) * error)
     with np.errstate(divide="ignore", invalid="ignore"):
-        wql = 2 * np.nansum(pinball, axis=2).mean(axis=1) / np.nansum(np.abs(truth), axis=1)
+        wql = (
+            2
+            * np.nansum(pinball, axis=2).mean(axis=1)
+            / np.nansum(np.abs(truth), axis=1)
+        )
         return {"mase": mae(forecast.median, truth) / scale, "wql": wql}
 
 
@@ -156,8 +206,12 @@ def _tokens(run: Run, other: Lens) -> dict[str, Any]:
     with torch.no_grad():
         for lens in (run.lens, other):
             logits = lens.adapter.run(encoded.inputs).double()
-            tops.append(logits.topk(min(10, logits.shape[-1]), dim=-1).indices.cpu().numpy())
-            log_p = logits.log_softmax(-1).gather(-1, truth.to(logits.device)[..., None])
+            tops.append(
+                logits.topk(min(10, logits.shape[-1]), dim=-1).indices.cpu().numpy()
+            )
+            log_p = logits.log_softmax(-1).gather(
+                -1, truth.to(logits.device)[..., None]
+            )
             perplexities.append(float(-log_p.mean()))
     common = (tops[0][..., :, None] == tops[1][..., None, :]).any(-1).sum(-1)
     overlap = common / (2 * tops[0].shape[-1] - common)
@@ -209,32 +263,62 @@ def pareto(
         smaller, ranks = compressed(calibration, keep, method=method, of=of, mlps=mlps)
         ratio = ratio_of(forms, ranks)
         result = quality(run, smaller)
-        row = {"parameters": sizes(smaller)["all"] / whole, "rank_ratio": ratio.ranks, "factor_ratio": ratio.factors}
-        for error, (end, part) in product(("mase", "wql"), (("", "estimate"), ("_low", "low"), ("_high", "high"))):
+        row = {
+            "parameters": sizes(smaller)["all"] / whole,
+            "rank_ratio": ratio.ranks,
+            "factor_ratio": ratio.factors,
+        }
+        for error, (end, part) in product(
+            ("mase", "wql"), (("", "estimate"), ("_low", "low"), ("_high", "high"))
+        ):
             row[f"{error}_rise{end}"] = float(result[f"{error}_rise_{part}"])
         rows.append(row)
         logs = np.log1p(result["mase_rise"].values)
-        harm.append(ttest_1samp(logs, math.log1p(TOLERANCE), alternative="less", nan_policy="omit").pvalue)
-    rows = [row | {"harm_p": float(p)} for row, p in zip(rows, holm(np.array(harm)), strict=True)]
+        harm.append(
+            ttest_1samp(
+                logs, math.log1p(TOLERANCE), alternative="less", nan_policy="omit"
+            ).pvalue
+        )
+    rows = [
+        row | {"harm_p": float(p)}
+        for row, p in zip(rows, holm(np.array(harm)), strict=True)
+    ]
     shape = len(methods), len(keeps)
     data = xr.Dataset(
-        {name: (("method", "keep"), np.reshape([row[name] for row in rows], shape)) for name in rows[0]},
+        {
+            name: (("method", "keep"), np.reshape([row[name] for row in rows], shape))
+            for name in rows[0]
+        },
         coords={"method": list(methods), "keep": list(keeps)},
-        attrs=run.describe("compression", "Size and error", _SOURCE, n_series=len(run.batch), of=str(of)),
+        attrs=run.describe(
+            "compression",
+            "Size and error",
+            _SOURCE,
+            n_series=len(run.batch),
+            of=str(of),
+        ),
     )
-    return data.assign_attrs(smallest_harmless(data), sources=sources_of(calibration, run))
+    return data.assign_attrs(
+        smallest_harmless(data), sources=sources_of(calibration, run)
+    )
 
 
 def smallest_harmless(curve: xr.Dataset) -> Mapping[str, Any]:
     """Choose the smallest model of a :func:`pareto` curve whose error rises significantly less than the tolerance."""
     axes, share = ("method", "keep"), f"{100 * TOLERANCE:g} %"
     points = sorted(
-        (float(curve["parameters"][at]), float(np.nan_to_num(curve["harm_p"][at], nan=1.0)), at)
+        (
+            float(curve["parameters"][at]),
+            float(np.nan_to_num(curve["harm_p"][at], nan=1.0)),
+            at,
+        )
         for at in np.ndindex(curve["parameters"].shape)
     )
 
     def name_of(at: tuple[int, ...]) -> str:
-        method, keep = (curve[axis].values[place] for axis, place in zip(axes, at, strict=True))
+        method, keep = (
+            curve[axis].values[place] for axis, place in zip(axes, at, strict=True)
+        )
         return f"{method}, {keep:g} kept"
 
     claim = f"known to rise by less than {share} (t test over series, Holm's correction for {len(points)} models)"
@@ -249,12 +333,17 @@ def smallest_harmless(curve: xr.Dataset) -> Mapping[str, Any]:
 
 @probe("compression", words="compress.pareto on all series")
 def _curve(
-    run: Run, *, keeps: Sequence[float] = (0.1, 0.25, 0.5), methods: Sequence[str] = ("svd", "weighted")
+    run: Run,
+    *,
+    keeps: Sequence[float] = (0.1, 0.25, 0.5),
+    methods: Sequence[str] = ("svd", "weighted"),
 ) -> xr.Dataset:
     return pareto(run, calibration_run(run), keeps, methods=methods)
 
 
-@probe("compression_quality", words="compress.quality of a model at a quarter of the rank")
+@probe(
+    "compression_quality", words="compress.quality of a model at a quarter of the rank"
+)
 def _quality(run: Run, *, keep: float = 0.25, **options: Any) -> xr.Dataset:
     calibration = calibration_run(run)
     smaller, _ = compressed(calibration, keep=keep, **options)
@@ -266,7 +355,12 @@ SHAPES = ((1, 512), (16, 512))
 
 
 def cost(
-    whole: Lens, other: Lens, *, shapes: Sequence[tuple[int, int]] = SHAPES, rounds: int = ROUNDS, seed: int = 0
+    whole: Lens,
+    other: Lens,
+    *,
+    shapes: Sequence[tuple[int, int]] = SHAPES,
+    rounds: int = ROUNDS,
+    seed: int = 0,
 ) -> xr.Dataset:
     """Measure time, operations and memory of one forward of two models on the same inputs.
 
@@ -287,21 +381,37 @@ def cost(
         [1.0]
     """
     if not shapes or min(min(shape) for shape in shapes) < 1 or rounds < 1:
-        raise InputError(f"shapes {list(shapes)} and {rounds} rounds; expected positive numbers, at least one of each")
+        raise InputError(
+            f"shapes {list(shapes)} and {rounds} rounds; expected positive numbers, at least one of each"
+        )
     longest = whole.adapter.context_length
-    unique_shapes = dict.fromkeys((batch, min(steps, longest)) for batch, steps in shapes)
+    unique_shapes = dict.fromkeys(
+        (batch, min(steps, longest)) for batch, steps in shapes
+    )
     rows = [_row(whole, other, *shape, rounds, seed) for shape in unique_shapes]
     columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     data = xr.Dataset(
-        {name: (("shape", "model")[: value.ndim], value) for name, value in columns.items()},
-        coords={"shape": [f"{batch} x {steps}" for batch, steps in unique_shapes], "model": ["whole", "other"]},
+        {
+            name: (("shape", "model")[: value.ndim], value)
+            for name, value in columns.items()
+        },
+        coords={
+            "shape": [f"{batch} x {steps}" for batch, steps in unique_shapes],
+            "model": ["whole", "other"],
+        },
     )
     return data.assign_attrs(
-        kind="compression_cost", model=whole.model_id, other=other.model_id, rounds=rounds, device=str(whole.device)
+        kind="compression_cost",
+        model=whole.model_id,
+        other=other.model_id,
+        rounds=rounds,
+        device=str(whole.device),
     )
 
 
-def _row(whole: Lens, other: Lens, batch: int, steps: int, rounds: int, seed: int) -> dict[str, Any]:
+def _row(
+    whole: Lens, other: Lens, batch: int, steps: int, rounds: int, seed: int
+) -> dict[str, Any]:
     walks = np.random.default_rng(seed).standard_normal((batch, steps)).cumsum(axis=1)
     future = np.zeros((batch, 16)) if whole.adapter.readout == "token" else None
     inputs = whole.encode(as_series(list(walks)), future=future).inputs
@@ -333,5 +443,8 @@ def _forward(lens: Lens, inputs: Any) -> None:
 
 def _weight_bytes(lens: Lens) -> int:
     module = lens.adapter.model
-    sizes = {id(part): part.numel() * part.element_size() for part in (*module.parameters(), *module.buffers())}
+    sizes = {
+        id(part): part.numel() * part.element_size()
+        for part in (*module.parameters(), *module.buffers())
+    }
     return sum(sizes.values())

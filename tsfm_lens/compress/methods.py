@@ -15,7 +15,12 @@ from torch import Tensor
 
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.compress.layers import Factors, LowRankLinear, replace_layer
-from tsfm_lens.compress.matrices import factorised, factors_of, matrices, matrices_by_name
+from tsfm_lens.compress.matrices import (
+    factorised,
+    factors_of,
+    matrices,
+    matrices_by_name,
+)
 from tsfm_lens.compress.moments import FOLDS, ITEM, crossed, folds, shortage, weights
 from tsfm_lens.compress.schedule import BlockShape, ranks_by_epsilon, ranks_by_share
 from tsfm_lens.data import SeriesBatch
@@ -57,25 +62,44 @@ def deviation(run: Run, output: Tensor) -> np.ndarray:
 
 
 def rank_effects(
-    run: Run, candidates: Mapping[str, Sequence[int]], *, by_head: bool = False, progress: Progress | None = None
+    run: Run,
+    candidates: Mapping[str, Sequence[int]],
+    *,
+    by_head: bool = False,
+    progress: Progress | None = None,
 ) -> dict[str, dict[int, float]]:
     """Measure the deviation of the forecast with one matrix truncated, by name and rank; a sum over series.
 
     Each fold of series is forecast with factors that the other folds calibrate.
     """
-    by_name, twin, count = matrices_by_name(run.lens, candidates), copy.deepcopy(run.lens), 0
-    model, effects = twin.adapter.model, {name: dict.fromkeys(ranks, 0.0) for name, ranks in candidates.items()}
-    for part, (inner, outer) in ((part, how.values()) for part, how in crossed(run, candidates)):
+    by_name, twin, count = (
+        matrices_by_name(run.lens, candidates),
+        copy.deepcopy(run.lens),
+        0,
+    )
+    model, effects = (
+        twin.adapter.model,
+        {name: dict.fromkeys(ranks, 0.0) for name, ranks in candidates.items()},
+    )
+    for part, (inner, outer) in (
+        (part, how.values()) for part, how in crossed(run, candidates)
+    ):
         for name, ranks in candidates.items():
             matrix, full = by_name[name], by_name[name].form(by_head=by_head).full
             layer = model.get_submodule(matrix.path)
             smaller = [rank for rank in ranks if rank < full]
             # the factors of smaller ranks begin as those of the largest
             how = inner[name], outer and outer[name], by_head
-            widest = factors_of(run.lens, matrix, max(smaller), *how) if smaller else None
+            widest = (
+                factors_of(run.lens, matrix, max(smaller), *how) if smaller else None
+            )
             for rank in smaller:
                 assert widest is not None
-                replace_layer(model, matrix.path, LowRankLinear(_leading(widest, rank), layer.bias, matrix.gain))
+                replace_layer(
+                    model,
+                    matrix.path,
+                    LowRankLinear(_leading(widest, rank), layer.bias, matrix.gain),
+                )
                 effects[name][rank] += _deviation(part, twin)
             replace_layer(model, matrix.path, layer)
             count += 1
@@ -94,29 +118,45 @@ def _leading(factors: Factors, rank: int) -> Factors:
     """Keep the leading directions of each block."""
     down, up = factors
     if up.ndim == 3:
-        return Factors(down.reshape(len(up), -1, down.shape[-1])[:, :rank].flatten(0, 1), up[..., :rank].contiguous())
+        return Factors(
+            down.reshape(len(up), -1, down.shape[-1])[:, :rank].flatten(0, 1),
+            up[..., :rank].contiguous(),
+        )
     if down.ndim == 3:
-        return Factors(down[:, :rank].contiguous(), up.reshape(len(up), len(down), -1)[..., :rank].flatten(1))
+        return Factors(
+            down[:, :rank].contiguous(),
+            up.reshape(len(up), len(down), -1)[..., :rank].flatten(1),
+        )
     return Factors(down[:rank].contiguous(), up[:, :rank].contiguous())
 
 
 def allocate(
-    effects: Mapping[str, Mapping[int, float]], forms: Mapping[str, BlockShape], budget: int
+    effects: Mapping[str, Mapping[int, float]],
+    forms: Mapping[str, BlockShape],
+    budget: int,
 ) -> tuple[dict[str, int], float]:
     """Choose the ranks of least summed effect within a budget of entries; the choice is optimal.
 
     This is a knapsack problem with one item per matrix, solved by dynamic programming. It is exact if the budget is at
     most 100,000 times the sizes' greatest common divisor. For more, sizes beyond the smallest are rounded up.
     """
-    sizes = {name: [forms[name].stored(rank) for rank in of] for name, of in effects.items()}
+    sizes = {
+        name: [forms[name].stored(rank) for rank in of] for name, of in effects.items()
+    }
     if (spent := sum(min(of) for of in sizes.values())) > budget:
         raise InputError(
             f"no rank meets a budget of {budget:,} parameters: the smallest ranks that were tried take {spent:,}; give "
             "that or more"
         )
-    step = max(math.gcd(*(size for of in sizes.values() for size in of)), -(-budget // _AMOUNTS))
+    step = max(
+        math.gcd(*(size for of in sizes.values() for size in of)),
+        -(-budget // _AMOUNTS),
+    )
     # never more than is left where the smallest ranks take all of the budget
-    prices = {name: [-(-(size - min(of)) // step) for size in of] for name, of in sizes.items()}
+    prices = {
+        name: [-(-(size - min(of)) // step) for size in of]
+        for name, of in sizes.items()
+    }
     left, choices = (budget - spent) // step, []
     best = np.zeros(left + 1)
     for name, of in effects.items():
@@ -133,21 +173,37 @@ def allocate(
 
 
 def allocated(
-    run: Run, uniform: Mapping[str, int], *, by_head: bool = False, progress: Progress | None = None
+    run: Run,
+    uniform: Mapping[str, int],
+    *,
+    by_head: bool = False,
+    progress: Progress | None = None,
 ) -> tuple[dict[str, int], bool]:
     """Choose ranks no larger in sum of entries than given ones, and whether moments weigh factors, by least effect.
 
     Three choices are measured on folds of series that did not calibrate them: ranks of least summed effect, the given
     ranks, and plain truncation to the given ranks, without weights.
     """
-    forms = {name: matrix.form(by_head=by_head) for name, matrix in matrices_by_name(run.lens, uniform).items()}
-    candidates = {name: _candidates(forms[name], rank) for name, rank in uniform.items()}
+    forms = {
+        name: matrix.form(by_head=by_head)
+        for name, matrix in matrices_by_name(run.lens, uniform).items()
+    }
+    candidates = {
+        name: _candidates(forms[name], rank) for name, rank in uniform.items()
+    }
     effects = rank_effects(run, candidates, by_head=by_head, progress=progress)
-    ranks, _ = allocate(effects, forms, sum(forms[name].stored(rank) for name, rank in uniform.items()))
-    choices, moved = ((ranks, True), (dict(uniform), True), (dict(uniform), False)), np.zeros(3)
+    ranks, _ = allocate(
+        effects, forms, sum(forms[name].stored(rank) for name, rank in uniform.items())
+    )
+    choices, moved = (
+        ((ranks, True), (dict(uniform), True), (dict(uniform), False)),
+        np.zeros(3),
+    )
     for part, how in crossed(run, uniform):
         for place, (choice, weighted) in enumerate(choices):
-            other = factorised(run.lens, choice, by_head=by_head, **(how if weighted else {}))
+            other = factorised(
+                run.lens, choice, by_head=by_head, **(how if weighted else {})
+            )
             moved[place] += _deviation(part, other)
     return choices[int(moved.argmin())]
 
@@ -157,7 +213,9 @@ def _candidates(form: BlockShape, rank: int) -> list[int]:
     ranks = {max(1, round(share * form.full)) for share in SHARES}
     ranks |= {rank, max(1, rank // 2), rank + rank // 2, 2 * rank}
     # at and above this rank the matrix itself takes no more
-    return sorted({each for each in ranks if form.factors(each) < form.numbers} | {form.full})
+    return sorted(
+        {each for each in ranks if form.factors(each) < form.numbers} | {form.full}
+    )
 
 
 METHODS = ("svd", "weighted", "sensitive", "measured")
@@ -179,22 +237,42 @@ def calibration_run(run: Run, windows: int = WINDOWS) -> Run:
     steps = min(run.horizon, run.lens.adapter.longest_pass)
     if windows < 1:
         raise InputError(f"windows={windows}: expected 1 or more")
-    batch = run.batch if run.full_batch is None else run.full_batch.split(run.horizon)[0]
+    batch = (
+        run.batch if run.full_batch is None else run.full_batch.split(run.horizon)[0]
+    )
     if min(batch.lengths) <= 2 * steps:
         return run.lens.run(run.batch, steps, seed=run.seed)
     parts, ends = list[SeriesBatch](), list[np.ndarray]()
     while len(parts) < windows:
-        rows = [row for row, length in enumerate(batch.lengths) if length >= 3 * steps or not parts]
+        rows = [
+            row
+            for row, length in enumerate(batch.lengths)
+            if length >= 3 * steps or not parts
+        ]
         if not rows:
             break
         batch, end = batch.select(rows).split(steps)
-        ids, groups = ([f"{name} {len(parts) + 1} earlier" for name in names] for names in (batch.ids, batch.groups))
-        origin = [{**each, ITEM: each.get(ITEM, group)} for each, group in zip(batch.static, batch.groups, strict=True)]
-        parts.append(replace(batch, ids=tuple(ids), groups=tuple(groups), static=tuple(origin)))
+        ids, groups = (
+            [f"{name} {len(parts) + 1} earlier" for name in names]
+            for names in (batch.ids, batch.groups)
+        )
+        origin = [
+            {**each, ITEM: each.get(ITEM, group)}
+            for each, group in zip(batch.static, batch.groups, strict=True)
+        ]
+        parts.append(
+            replace(batch, ids=tuple(ids), groups=tuple(groups), static=tuple(origin))
+        )
         ends.append(end)
     truth = np.concatenate(ends)
     forced_path = truth if run.tokens_read and np.isfinite(truth).all() else None
-    return run.lens.run(SeriesBatch.concat(parts), steps, truth=truth, forced_path=forced_path, seed=run.seed)
+    return run.lens.run(
+        SeriesBatch.concat(parts),
+        steps,
+        truth=truth,
+        forced_path=forced_path,
+        seed=run.seed,
+    )
 
 
 def chosen_ranks(
@@ -222,7 +300,9 @@ def chosen_ranks(
         {3}
     """
     if sum(value is not None for value in (keep, epsilon, rank)) != 1:
-        raise InputError(f"keep={keep}, epsilon={epsilon}, rank={rank}; give exactly one of the three")
+        raise InputError(
+            f"keep={keep}, epsilon={epsilon}, rank={rank}; give exactly one of the three"
+        )
     by_name = matrices(lens, mlps=mlps)
     forms = {name: matrix.form(by_head=by_head) for name, matrix in by_name.items()}
     if keep is not None:
@@ -279,7 +359,15 @@ def compressed(
     """
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
-    ranks = chosen_ranks(run.lens, keep=keep, epsilon=epsilon, rank=rank, of=of, mlps=mlps, by_head=by_head)
+    ranks = chosen_ranks(
+        run.lens,
+        keep=keep,
+        epsilon=epsilon,
+        rank=rank,
+        of=of,
+        mlps=mlps,
+        by_head=by_head,
+    )
     runs, weighted, gradients = [run], method != "svd", method == "sensitive"
     if method == "measured":
         ranks, weighted = allocated(run, ranks, by_head=by_head, progress=progress)
@@ -287,4 +375,6 @@ def compressed(
     how = weights(runs, ranks, gradients) if weighted else {}
     if weighted and (few := shortage(runs, ranks, gradients)):
         warnings.warn(few, stacklevel=2)
-    return factorised(run.lens, ranks, by_head=by_head, name=f"{run.lens.model_id} ({method})", **how), ranks
+    return factorised(
+        run.lens, ranks, by_head=by_head, name=f"{run.lens.model_id} ({method})", **how
+    ), ranks

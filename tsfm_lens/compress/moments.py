@@ -53,12 +53,18 @@ class Moment(NamedTuple):
         even = mean.trace() / len(mean) * torch.eye(len(mean), dtype=mean.dtype)
         between = (self.squares - n * float(mean.square().sum())) / max(n * (n - 1), 1)
         apart = float((mean - even).square().sum())
-        share = 1.0 if n < 2 else min(max(between, 0.0) / apart, 1.0) if apart > 0 else 0.0
+        share = (
+            1.0 if n < 2 else min(max(between, 0.0) / apart, 1.0) if apart > 0 else 0.0
+        )
         return (1 - share) * mean + share * even
 
 
 def calibrate(
-    run: Run, names: Iterable[str] | None = None, *, gradients: bool = False, draws: int = DRAWS
+    run: Run,
+    names: Iterable[str] | None = None,
+    *,
+    gradients: bool = False,
+    draws: int = DRAWS,
 ) -> tuple[dict[str, Moment], dict[str, Moment]]:
     """Compute moments by name in single forwards over a run's series, on its path, once for a run.
 
@@ -73,7 +79,10 @@ def calibrate(
     if gradients:
         refuse_gradients(run.lens.wiring)
     twin, generator = copy.deepcopy(run.lens), torch.Generator().manual_seed(0)
-    sums, counts = dict[tuple[int, str], Tensor](), defaultdict[tuple[int, str], int](int)
+    sums, counts = (
+        dict[tuple[int, str], Tensor](),
+        defaultdict[tuple[int, str], int](int),
+    )
 
     def add(at: tuple[int, str], x: Tensor) -> None:
         rows = x.detach().reshape(-1, x.shape[-1]).double()
@@ -81,7 +90,9 @@ def calibrate(
         sums[at] = sums[at] + square if at in sums else square
         counts[at] += len(rows)
 
-    def tap(name: str, _layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+    def tap(
+        name: str, _layer: nn.Module, args: Any, kwargs: Any, output: Tensor
+    ) -> None:
         add((0, name), get_input(args, kwargs, 0))
         if gradients:
             output.register_hook(lambda gradient: add((1, name), gradient))
@@ -98,17 +109,33 @@ def calibrate(
                 if gradients:
                     _random_scalar(twin, part, output, generator).backward()
         for side, name in counts:
-            size = repeats * sum(len(part.batch) for part in parts) if side else counts[side, name]
+            size = (
+                repeats * sum(len(part.batch) for part in parts)
+                if side
+                else counts[side, name]
+            )
             mean = sums[side, name] / size
-            own = Moment(mean, float(mean.square().sum()), 1, counts[side, name] // repeats)
-            moments[side][name] = moments[side][name].plus(own) if name in moments[side] else own
+            own = Moment(
+                mean, float(mean.square().sum()), 1, counts[side, name] // repeats
+            )
+            moments[side][name] = (
+                moments[side][name].plus(own) if name in moments[side] else own
+            )
         sums.clear()
         counts.clear()
     for side, name in product((0, 1) if gradients else (0,), by_name):
         what = "the gradient at what leaves" if side else "what enters"
-        if name not in moments[side] or not bool(torch.isfinite(moments[side][name].total).all()):
-            fault = "is not finite" if name in moments[side] else "is nothing: no pass calls it"
-            raise InputError(f"{what} {name} on the calibration series {fault}; give other series")
+        if name not in moments[side] or not bool(
+            torch.isfinite(moments[side][name].total).all()
+        ):
+            fault = (
+                "is not finite"
+                if name in moments[side]
+                else "is nothing: no pass calls it"
+            )
+            raise InputError(
+                f"{what} {name} on the calibration series {fault}; give other series"
+            )
     run.cache[key] = moments
     return moments
 
@@ -127,7 +154,11 @@ def _series(run: Run, fewest: int = 1) -> list[list[list[int]]]:
     series = defaultdict[str, list[list[int]]](list)
     for group, rows in run.batch.rows_by_group().items():
         series[run.batch.static[rows[0]].get(ITEM, group)].append(rows)
-    return list(series.values()) if len(series) >= fewest else [[rows] for each in series.values() for rows in each]
+    return (
+        list(series.values())
+        if len(series) >= fewest
+        else [[rows] for each in series.values() for rows in each]
+    )
 
 
 def folds(run: Run) -> list[Run]:
@@ -139,16 +170,26 @@ def folds(run: Run) -> list[Run]:
                 f"{len(series)} series or windows calibrate, and ranks by effect take at least {FOLDS}: factors come "
                 "from some and effects from others; give more series, longer ones, or method='weighted'"
             )
-        parts = [[row for each in series[first::FOLDS] for rows in each for row in rows] for first in range(FOLDS)]
+        parts = [
+            [row for each in series[first::FOLDS] for rows in each for row in rows]
+            for first in range(FOLDS)
+        ]
         run.cache["folds"] = [run.select(rows) for rows in parts]
     return run.cache["folds"]
 
 
-def weights(runs: Sequence[Run], names: Iterable[str], gradients: bool) -> dict[str, Any]:
+def weights(
+    runs: Sequence[Run], names: Iterable[str], gradients: bool
+) -> dict[str, Any]:
     """Return the shrunk moments over runs as arguments of :func:`tsfm_lens.compress.factorised`."""
     inner, outer = (
-        {name: reduce(Moment.plus, (each[name] for each in side)).shrunk for name in side[0]}
-        for side in zip(*(calibrate(run, names, gradients=gradients) for run in runs), strict=True)
+        {
+            name: reduce(Moment.plus, (each[name] for each in side)).shrunk
+            for name in side[0]
+        }
+        for side in zip(
+            *(calibrate(run, names, gradients=gradients) for run in runs), strict=True
+        )
     )
     return {"moments": inner, "sensitivity": outer or None}
 
@@ -170,7 +211,10 @@ def shortage(runs: Sequence[Run], names: Iterable[str], gradients: bool) -> str:
     few = [name for name in vectors if vectors[name] < columns[name]]
     if not few:
         return ""
-    worst, origins = min(few, key=lambda name: vectors[name] / columns[name]), sum(len(run.batch) for run in runs)
+    worst, origins = (
+        min(few, key=lambda name: vectors[name] / columns[name]),
+        sum(len(run.batch) for run in runs),
+    )
     return (
         f"{len(few)} of {len(vectors)} matrices see fewer vectors than they have columns ({worst}: {vectors[worst]:,} "
         f"of {columns[worst]:,}), so what is not known of them counts evenly; {origins:,} forecast origins calibrate, "
@@ -178,12 +222,18 @@ def shortage(runs: Sequence[Run], names: Iterable[str], gradients: bool) -> str:
     )
 
 
-def _random_scalar(lens: Lens, run: Run, output: Tensor, generator: torch.Generator) -> Tensor:
+def _random_scalar(
+    lens: Lens, run: Run, output: Tensor, generator: torch.Generator
+) -> Tensor:
     """Compute a scalar whose gradient has the deviation's curvature as its mean square."""
     if run.tokens_read:
         logs = output.float().log_softmax(-1)
         flat = logs.detach().exp().flatten(0, -2).cpu()
-        tokens = torch.multinomial(flat, 1, generator=generator).reshape(*logs.shape[:-1], 1).to(logs.device)
+        tokens = (
+            torch.multinomial(flat, 1, generator=generator)
+            .reshape(*logs.shape[:-1], 1)
+            .to(logs.device)
+        )
         return logs.gather(-1, tokens).sum()
     spread = np.array([np.nanstd(series) for series in run.batch.values])
     scale = torch.as_tensor(np.where(spread > 0, spread, 1.0)).to(output)

@@ -46,14 +46,18 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
     patterns = list(components)
     targets = lens.components(*patterns) if patterns else []
     if not targets:
-        raise InputError("there is no component to remove; expected at least one head, MLP or layer")
+        raise InputError(
+            "there is no component to remove; expected at least one head, MLP or layer"
+        )
     by_path = {matrix.path: matrix for matrix in matrices(lens, mlps=True).values()}
     cuts, silent = _cuts(lens, targets)
     twin = copy.deepcopy(lens)
     for path, (of, places) in cuts.items():
         layer: Any = twin.adapter.model.get_submodule(path)
         if isinstance(layer, Compressed):
-            raise InputError(f"{by_path[path].name} is compressed already ({layer}); begin with the whole model")
+            raise InputError(
+                f"{by_path[path].name} is compressed already ({layer}); begin with the whole model"
+            )
         index, weight = (~places).nonzero()[:, 0], layer.weight.detach()
         bias = None if layer.bias is None else layer.bias.detach().clone()
         if bias is not None and of == "rows":
@@ -63,19 +67,35 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
         rest = weight[index] if of == "rows" else weight[:, index]
         partial = PartialLinear(rest, index, len(places), of, bias, by_path[path].gain)
         replace_layer(twin.adapter.model, path, partial)
-    return Lens(twin.adapter, f"{lens.model_id} ({len(targets)} components removed)", lens.revision)
+    return Lens(
+        twin.adapter,
+        f"{lens.model_id} ({len(targets)} components removed)",
+        lens.revision,
+    )
 
 
-def _cuts(lens: Lens, targets: Sequence[Component]) -> tuple[dict[str, tuple[Side, Tensor]], set[str]]:
+def _cuts(
+    lens: Lens, targets: Sequence[Component]
+) -> tuple[dict[str, tuple[Side, Tensor]], set[str]]:
     """Collect (side, places that go) by path of the layer, and the layers whose bias goes, as nothing is written."""
     cuts: dict[str, tuple[Side, Tensor]] = {}
     silent: set[str] = set()
 
-    def cut(block: str, part: Projection, of: Side, gone: list[int] | None = None, n_heads: int = 1) -> None:
+    def cut(
+        block: str,
+        part: Projection,
+        of: Side,
+        gone: list[int] | None = None,
+        n_heads: int = 1,
+    ) -> None:
         path = f"{block}.{part.module}"
         size = parameters(lens.adapter.model, path, part)[0].shape[int(of == "columns")]
         _, places = cuts.setdefault(path, (of, torch.zeros(size, dtype=torch.bool)))
-        places[slice(None) if gone is None else _places(part, size, n_heads)[gone].flatten()] = True
+        places[
+            slice(None)
+            if gone is None
+            else _places(part, size, n_heads)[gone].flatten()
+        ] = True
 
     for stack in lens.wiring.stacks:
         for layer in range(stack.n_layers):
@@ -91,7 +111,11 @@ def _cuts(lens: Lens, targets: Sequence[Component]) -> tuple[dict[str, tuple[Sid
                     continue
                 output = row.o if isinstance(row, Attention) else Projection(row.o)
                 if is_whole:
-                    norm = lens.adapter.model.get_submodule(f"{block}.{row.post_norm}") if row.post_norm else None
+                    norm = (
+                        lens.adapter.model.get_submodule(f"{block}.{row.post_norm}")
+                        if row.post_norm
+                        else None
+                    )
                     if getattr(norm, "bias", None) is not None:
                         raise WiringError(
                             f"{stack.prefix}.{layer}.{row.kind} writes through {row.post_norm}, whose bias stays when "
@@ -104,26 +128,50 @@ def _cuts(lens: Lens, targets: Sequence[Component]) -> tuple[dict[str, tuple[Sid
                             cut(block, part, "columns" if part is output else "rows")
                     continue
                 for letter, part in [*row.inputs.items(), ("o", row.o)]:
-                    n_heads = stack.n_heads if letter == "o" else row.heads_of(letter, stack.n_heads)
+                    n_heads = (
+                        stack.n_heads
+                        if letter == "o"
+                        else row.heads_of(letter, stack.n_heads)
+                    )
                     group = stack.n_heads // n_heads
                     # keys and values go with the last head that reads them
-                    gone = [head for head in range(n_heads) if set(range(head * group, (head + 1) * group)) <= heads]
+                    gone = [
+                        head
+                        for head in range(n_heads)
+                        if set(range(head * group, (head + 1) * group)) <= heads
+                    ]
                     if gone:
-                        cut(block, part, "columns" if letter == "o" else "rows", gone, n_heads)
+                        cut(
+                            block,
+                            part,
+                            "columns" if letter == "o" else "rows",
+                            gone,
+                            n_heads,
+                        )
     return cuts, silent
 
 
-def _gone(targets: Sequence[Component], stack: Stack, layer: int, kind: str) -> tuple[set[int], bool]:
+def _gone(
+    targets: Sequence[Component], stack: Stack, layer: int, kind: str
+) -> tuple[set[int], bool]:
     """Return heads of an attention that go, and whether all of it, or of an MLP, does."""
-    own = [each for each in targets if (each.stack, each.layer) == (stack.name, layer) and each.kind in (None, kind)]
+    own = [
+        each
+        for each in targets
+        if (each.stack, each.layer) == (stack.name, layer) and each.kind in (None, kind)
+    ]
     is_whole = any(each.head is None for each in own)
-    return set(range(stack.n_heads)) if is_whole else {each.head for each in own if each.head is not None}, is_whole
+    return set(range(stack.n_heads)) if is_whole else {
+        each.head for each in own if each.head is not None
+    }, is_whole
 
 
 def _places(part: Projection, size: int, n_heads: int) -> Tensor:
     """Return the rows or columns of each head, (head, d_head)."""
     if part.parts == 1:
-        return rearrange(torch.arange(size), f"{part.layout} -> head d_head", head=n_heads)
+        return rearrange(
+            torch.arange(size), f"{part.layout} -> head d_head", head=n_heads
+        )
     axes = f"{part.layout} -> part head d_head"
     return rearrange(torch.arange(size), axes, head=n_heads, part=part.parts)[part.part]
 
@@ -138,9 +186,13 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
     targets = lens.components(*components)
     other = next((each for each in targets if each.head is None), None)
     if other is not None:
-        raise InputError(f"{other} is not a head; a native configuration can say fewer heads alone. See prune()")
+        raise InputError(
+            f"{other} is not a head; a native configuration can say fewer heads alone. See prune()"
+        )
     remaining = {
-        (stack.name, layer, row.kind): sorted(set(range(stack.n_heads)) - _gone(targets, stack, layer, row.kind)[0])
+        (stack.name, layer, row.kind): sorted(
+            set(range(stack.n_heads)) - _gone(targets, stack, layer, row.kind)[0]
+        )
         for stack in lens.wiring.stacks
         for layer in range(stack.n_layers)
         for row in stack.attentions(layer)
@@ -152,7 +204,15 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
             f"{lens.wiring.architecture} has one number, 1 or more, for all of them. prune() removes any"
         )
     for stack in lens.wiring.stacks:
-        if len({tuple(remaining[stack.name, layer, "self_attn"]) for layer in range(stack.n_layers)}) > 1:
+        if (
+            len(
+                {
+                    tuple(remaining[stack.name, layer, "self_attn"])
+                    for layer in range(stack.n_layers)
+                }
+            )
+            > 1
+        ):
             raise InputError(
                 f"the self-attentions of the {stack.name} would keep different heads, but share a position bias by "
                 "head; take the same ones out of all its layers, or use prune()"
@@ -163,7 +223,9 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
     state = dict(model.state_dict())
     for path, (of, places) in _cuts(lens, targets)[0].items():
         weight = state[f"{path}.weight"]
-        state[f"{path}.weight"] = weight[~places] if of == "rows" else weight[:, ~places]
+        state[f"{path}.weight"] = (
+            weight[~places] if of == "rows" else weight[:, ~places]
+        )
     for stack in lens.wiring.stacks:
         bias = f"{stack.block(0)}.{next(stack.attentions()).module}.relative_attention_bias.weight"
         state[bias] = state[bias][:, remaining[stack.name, 0, "self_attn"]]
@@ -186,4 +248,6 @@ def pruned(lens: Lens, components: Iterable[str | Component]) -> tuple[Lens, boo
         native = prune_native(lens, patterns)
     except InputError:
         return smaller, False
-    return Lens(load(native, check=False).adapter, smaller.model_id, lens.revision), True
+    return Lens(
+        load(native, check=False).adapter, smaller.model_id, lens.revision
+    ), True

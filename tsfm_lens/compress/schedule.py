@@ -11,7 +11,14 @@ import numpy as np
 from tsfm_lens.errors import InputError
 from tsfm_lens.ranks import epsilon_rank
 
-__all__ = ["BlockShape", "Ratio", "guideline", "rank_schedule", "ranks_by_epsilon", "ratio_of"]
+__all__ = [
+    "BlockShape",
+    "Ratio",
+    "guideline",
+    "rank_schedule",
+    "ranks_by_epsilon",
+    "ratio_of",
+]
 
 # slack for rounding in shares of whole numbers
 _SLACK = 1e-9
@@ -53,7 +60,9 @@ class Ratio(NamedTuple):
     stored: float
 
 
-def rank_schedule(first: float, exponent: float, layers: int, d_head: int, *, start: int = 0) -> np.ndarray:
+def rank_schedule(
+    first: float, exponent: float, layers: int, d_head: int, *, start: int = 0
+) -> np.ndarray:
     """Compute the ranks of the heads by layer, ⌈first · (1 + i)^exponent⌉, at most ``d_head``, (layer,).
 
     Args:
@@ -70,8 +79,15 @@ def rank_schedule(first: float, exponent: float, layers: int, d_head: int, *, st
         >>> compress.rank_schedule(3, 0.27, 12, 64).tolist()
         [3, 4, 5, 5, 5, 5, 6, 6, 6, 6, 6, 6]
     """
-    if not (first >= 1 and exponent >= 0 and math.isfinite(first) and math.isfinite(exponent)):
-        raise InputError(f"a schedule from rank {first} with exponent {exponent}; expected at least 1, and at least 0")
+    if not (
+        first >= 1
+        and exponent >= 0
+        and math.isfinite(first)
+        and math.isfinite(exponent)
+    ):
+        raise InputError(
+            f"a schedule from rank {first} with exponent {exponent}; expected at least 1, and at least 0"
+        )
     if layers < 1 or d_head < 1 or start < 0:
         raise InputError(
             f"{layers} layers of heads of size {d_head}, counted from {start}; expected 1, 1 and 0 or more"
@@ -81,7 +97,12 @@ def rank_schedule(first: float, exponent: float, layers: int, d_head: int, *, st
 
 
 def guideline(
-    layers: int, d_model: int, *, r_min: float = R_MIN, r_max: float | None = None, exponent: float = 0.5
+    layers: int,
+    d_model: int,
+    *,
+    r_min: float = R_MIN,
+    r_max: float | None = None,
+    exponent: float = 0.5,
 ) -> np.ndarray:
     """Compute ranks of whole matrices by layer, ⌈r_min + (r_max - r_min) · (l / (layers - 1))^exponent⌉, (layer,).
 
@@ -101,14 +122,20 @@ def guideline(
     """
     highest = d_model / 2 if r_max is None else r_max
     if layers < 1 or not exponent > 0:
-        raise InputError(f"{layers} layers and exponent {exponent}; expected at least 1, and above 0")
+        raise InputError(
+            f"{layers} layers and exponent {exponent}; expected at least 1, and above 0"
+        )
     if not 1 <= r_min <= highest <= d_model:
-        raise InputError(f"ranks from {r_min} to {highest:g}; expected 1 <= r_min <= r_max <= d_model = {d_model}")
+        raise InputError(
+            f"ranks from {r_min} to {highest:g}; expected 1 <= r_min <= r_max <= d_model = {d_model}"
+        )
     depth = np.linspace(0.0, 1.0, layers) if layers > 1 else np.zeros(1)
     return np.ceil(r_min + (highest - r_min) * depth**exponent - _SLACK).astype(int)
 
 
-def ranks_by_epsilon(singular_values: Mapping[str, np.ndarray], epsilon: float) -> dict[str, int]:
+def ranks_by_epsilon(
+    singular_values: Mapping[str, np.ndarray], epsilon: float
+) -> dict[str, int]:
     """Compute the numerical rank of every matrix, at least 1, by name.
 
     Args:
@@ -122,11 +149,17 @@ def ranks_by_epsilon(singular_values: Mapping[str, np.ndarray], epsilon: float) 
         >>> compress.ranks_by_epsilon({"q": np.array([1.0, 0.3, 0.01])}, 0.1)
         {'q': 2}
     """
-    return {name: max(1, int(epsilon_rank(values, epsilon).max())) for name, values in singular_values.items()}
+    return {
+        name: max(1, int(epsilon_rank(values, epsilon).max()))
+        for name, values in singular_values.items()
+    }
 
 
 def ranks_by_share(
-    forms: Mapping[str, BlockShape], share: float, *, of: Literal["rank", "parameters"] = "rank"
+    forms: Mapping[str, BlockShape],
+    share: float,
+    *,
+    of: Literal["rank", "parameters"] = "rank",
 ) -> dict[str, int]:
     """Choose ranks by one share, above 0 and at most 1, of every matrix's rank or of its entries, by name."""
     if not 0 < share <= 1:
@@ -137,7 +170,10 @@ def ranks_by_share(
         raise InputError(f"a share of {of!r}; expected 'rank' or 'parameters'")
     if share == 1:
         return {name: form.full for name, form in forms.items()}
-    ranks = {name: int(share * form.numbers / form.factors(1) + _SLACK) for name, form in forms.items()}
+    ranks = {
+        name: int(share * form.numbers / form.factors(1) + _SLACK)
+        for name, form in forms.items()
+    }
     short = [name for name, rank in ranks.items() if rank < 1]
     if short:
         form = forms[short[0]]
@@ -149,7 +185,10 @@ def ranks_by_share(
     return {name: min(rank, forms[name].full) for name, rank in ranks.items()}
 
 
-def ratio_of(forms: Mapping[str, BlockShape] | Sequence[BlockShape], ranks: Mapping[str, int] | Sequence[int]) -> Ratio:
+def ratio_of(
+    forms: Mapping[str, BlockShape] | Sequence[BlockShape],
+    ranks: Mapping[str, int] | Sequence[int],
+) -> Ratio:
     """Compute the share that some ranks keep, over all matrices, by name or in one order.
 
     Source:
@@ -159,17 +198,26 @@ def ratio_of(forms: Mapping[str, BlockShape] | Sequence[BlockShape], ranks: Mapp
         >>> compress.ratio_of([compress.BlockShape(1, 64, 64)], [16])
         Ratio(ranks=0.25, factors=0.5, stored=0.5)
     """
-    shapes: dict[Any, BlockShape] = dict(forms) if isinstance(forms, Mapping) else dict(enumerate(forms))
-    rank_of: dict[Any, int] = dict(ranks) if isinstance(ranks, Mapping) else dict(enumerate(ranks))
+    shapes: dict[Any, BlockShape] = (
+        dict(forms) if isinstance(forms, Mapping) else dict(enumerate(forms))
+    )
+    rank_of: dict[Any, int] = (
+        dict(ranks) if isinstance(ranks, Mapping) else dict(enumerate(ranks))
+    )
     if not shapes or set(shapes) != set(rank_of):
-        raise InputError(f"{len(rank_of)} ranks for {len(shapes)} matrices; expected one each, and at least one")
+        raise InputError(
+            f"{len(rank_of)} ranks for {len(shapes)} matrices; expected one each, and at least one"
+        )
     for name, form in shapes.items():
         if not 1 <= rank_of[name] <= form.full:
-            raise InputError(f"rank {rank_of[name]} of {name}; expected from 1 to {form.full}")
+            raise InputError(
+                f"rank {rank_of[name]} of {name}; expected from 1 to {form.full}"
+            )
     pairs = [(form, int(rank_of[name])) for name, form in shapes.items()]
     entries = sum(form.numbers for form, _ in pairs)
     return Ratio(
-        sum(form.blocks * rank for form, rank in pairs) / sum(form.blocks * form.full for form, _ in pairs),
+        sum(form.blocks * rank for form, rank in pairs)
+        / sum(form.blocks * form.full for form, _ in pairs),
         sum(form.factors(rank) for form, rank in pairs) / entries,
         sum(form.stored(rank) for form, rank in pairs) / entries,
     )

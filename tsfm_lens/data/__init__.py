@@ -9,7 +9,12 @@ from tsfm_lens.data.evaluation import EvaluationSet, Window
 from tsfm_lens.data.evaluation_sources import gluonts_set, holdout_sets
 from tsfm_lens.data.files import read_series
 from tsfm_lens.data.frames import from_frame
-from tsfm_lens.data.gift_eval import GiftEvalConfig, gift_eval, gift_eval_configs, gift_eval_folder
+from tsfm_lens.data.gift_eval import (
+    GiftEvalConfig,
+    gift_eval,
+    gift_eval_configs,
+    gift_eval_folder,
+)
 from tsfm_lens.data.variates import by_variate
 
 __all__ = [

@@ -85,7 +85,10 @@ class SeriesBatch:
             raise InputError("there is no series: expected at least one")
         count = len(self.values)
         fill = partial(object.__setattr__, self)
-        fill("ids", tuple(map(str, self.ids)) or tuple(f"series-{i}" for i in range(count)))
+        fill(
+            "ids",
+            tuple(map(str, self.ids)) or tuple(f"series-{i}" for i in range(count)),
+        )
         fill("freqs", tuple(self.freqs) or (self.freq,) * count)
         for freq in set(self.freqs) - {None}:
             known_frequency(freq)
@@ -93,29 +96,61 @@ class SeriesBatch:
         fill("seasonalities", tuple(self.seasonalities) or seasons)
         fill("groups", tuple(map(str, self.groups)) or self.ids)
         fill("items", tuple(map(str, self.items)) or self.ids)
-        defaults: dict[str, Any] = {"starts": None, "units": "", "variates": "", "roles": "target", "futures": None}
-        for name, default in {**defaults, "categories": None, "level_numbers": None, "static": {}}.items():
+        defaults: dict[str, Any] = {
+            "starts": None,
+            "units": "",
+            "variates": "",
+            "roles": "target",
+            "futures": None,
+        }
+        for name, default in {
+            **defaults,
+            "categories": None,
+            "level_numbers": None,
+            "static": {},
+        }.items():
             column = tuple(getattr(self, name)) or (default,) * count
             fill(name, tuple(map(str, column)) if default == "" else column)
         for name in COLUMNS:
             if len(getattr(self, name)) != count:
-                raise InputError(f"{count} series came with {len(getattr(self, name))} {name}")
+                raise InputError(
+                    f"{count} series came with {len(getattr(self, name))} {name}"
+                )
         check_unique(self.ids)
         starts, notes = _on_grid(self.starts, self.freqs, self.ids)
         fill("starts", starts)
         fill("notes", (*self.notes, *notes))
         fill("values", tuple(map(_context, self.values, self.ids)))
         fill("freq", self.freqs[0] if len(set(self.freqs)) == 1 else None)
-        fill("seasonality", self.seasonalities[0] if len(set(self.seasonalities)) == 1 else 1)
+        fill(
+            "seasonality",
+            self.seasonalities[0] if len(set(self.seasonalities)) == 1 else 1,
+        )
         self._check_groups()
-        fill("futures", tuple(map(_future, self.futures, self.ids, self.values, self.starts, self.freqs)))
+        fill(
+            "futures",
+            tuple(
+                map(
+                    _future,
+                    self.futures,
+                    self.ids,
+                    self.values,
+                    self.starts,
+                    self.freqs,
+                )
+            ),
+        )
         self._check_roles()
 
     def __len__(self) -> int:
         return len(self.values)
 
     def __repr__(self) -> str:
-        lengths = f"{min(self.lengths)}–{max(self.lengths)}" if len(set(self.lengths)) > 1 else str(self.lengths[0])
+        lengths = (
+            f"{min(self.lengths)}–{max(self.lengths)}"
+            if len(set(self.lengths)) > 1
+            else str(self.lengths[0])
+        )
         groups = f" in {len(set(self.groups))} groups" if self.multivariate else ""
         more = "…" if len(self) > 3 else ""
         notes = "".join(f"\n  note: {note}" for note in self.notes)
@@ -146,7 +181,11 @@ class SeriesBatch:
 
     def targets(self) -> SeriesBatch:
         """Return the batch without its covariates."""
-        return self.select(np.flatnonzero(self.is_target).tolist()) if self.has_covariates else self
+        return (
+            self.select(np.flatnonzero(self.is_target).tolist())
+            if self.has_covariates
+            else self
+        )
 
     def known_future(self, horizon: int) -> np.ndarray:
         """Return the known future (series, step): values of known covariates, NaN of all other series.
@@ -187,7 +226,9 @@ class SeriesBatch:
         """
         sizes = Counter(self.groups)
         first, expected = next(iter(sizes.items()))
-        others = [f"{group!r} ({size})" for group, size in sizes.items() if size != expected]
+        others = [
+            f"{group!r} ({size})" for group, size in sizes.items() if size != expected
+        ]
         if others:
             raise InputError(
                 f"groups differ in their number of variates: {first!r} has {expected}, unlike {', '.join(others[:3])}; "
@@ -198,18 +239,32 @@ class SeriesBatch:
     def _check_groups(self) -> None:
         if not self.multivariate:
             return
-        axes = {"lengths": self.lengths, "frequencies": self.freqs, "starts": self.starts}
+        axes = {
+            "lengths": self.lengths,
+            "frequencies": self.freqs,
+            "starts": self.starts,
+        }
         for group, members in self.rows_by_group().items():
             if members[-1] - members[0] >= len(members):
                 raise InputError(
                     f"the series of group {group!r} are at positions {', '.join(map(str, members))}; expected them "
                     "one after the other"
                 )
-            repeats = [name for name, times in Counter(self.variates[row] for row in members).items() if times > 1]
+            repeats = [
+                name
+                for name, times in Counter(
+                    self.variates[row] for row in members
+                ).items()
+                if times > 1
+            ]
             if repeats:
-                raise InputError(f"group {group!r} has variate {repeats[0]!r} more than once; give each its own name")
+                raise InputError(
+                    f"group {group!r} has variate {repeats[0]!r} more than once; give each its own name"
+                )
             for what, column in axes.items():
-                distinct = dict.fromkeys(column[row] for row in members if column[row] is not None)
+                distinct = dict.fromkeys(
+                    column[row] for row in members if column[row] is not None
+                )
                 if len(distinct) > 1:
                     raise InputError(
                         f"the series of group {group!r} have different {what} ({', '.join(map(str, distinct))}); "
@@ -218,7 +273,9 @@ class SeriesBatch:
 
     def _check_roles(self) -> None:
         last: dict[str, int] = {}
-        for name, group, role, future in zip(self.ids, self.groups, self.roles, self.futures, strict=True):
+        for name, group, role, future in zip(
+            self.ids, self.groups, self.roles, self.futures, strict=True
+        ):
             if role not in ROLES:
                 raise unknown_name("role", role, ROLES)
             if (role == "known") != (future is not None):
@@ -228,9 +285,13 @@ class SeriesBatch:
                 )
             place = ROLES.index(role)
             if group not in last and place:
-                raise InputError(f"group {group!r} begins with covariate {name!r}; expected its target first")
+                raise InputError(
+                    f"group {group!r} begins with covariate {name!r}; expected its target first"
+                )
             if place < last.get(group, 0):
-                raise InputError(f"{role} series {name!r} of {group!r} stands after a {ROLES[last[group]]} covariate")
+                raise InputError(
+                    f"{role} series {name!r} of {group!r} stands after a {ROLES[last[group]]} covariate"
+                )
             last[group] = place
 
     def noted(self, notes: Sequence[str]) -> SeriesBatch:
@@ -241,7 +302,9 @@ class SeriesBatch:
         """Keep the last ``steps`` steps of every series, all of it where it is shorter."""
         if steps < 1:
             raise InputError(f"tail({steps}): expected at least 1 step")
-        return self._cut([max(0, length - steps) for length in self.lengths], self.lengths)
+        return self._cut(
+            [max(0, length - steps) for length in self.lengths], self.lengths
+        )
 
     def split(self, horizon: int) -> tuple[SeriesBatch, np.ndarray]:
         """Hold the last ``horizon`` steps out.
@@ -260,9 +323,12 @@ class SeriesBatch:
                 )
         future = np.stack([series[-horizon:] for series in self.values])
         futures = tuple(
-            None if old is None else np.concatenate([new, old]) for old, new in zip(self.futures, future, strict=True)
+            None if old is None else np.concatenate([new, old])
+            for old, new in zip(self.futures, future, strict=True)
         )
-        context = self._cut([0] * len(self), [length - horizon for length in self.lengths])
+        context = self._cut(
+            [0] * len(self), [length - horizon for length in self.lengths]
+        )
         # an earlier origin knows less of what its categories are worth
         return replace(context, futures=futures, level_numbers=()), future
 
@@ -286,12 +352,19 @@ class SeriesBatch:
         parts = [self]
         for number in range(1, count):
             earlier, end = self.split(number * horizon)[0], f" −{number * horizon}"
-            ids, groups = (tuple(f"{each}{end}" for each in names) for names in (self.ids, self.groups))
-            parts.append(replace(earlier, ids=ids, groups=groups, items=self.items, notes=()))
+            ids, groups = (
+                tuple(f"{each}{end}" for each in names)
+                for names in (self.ids, self.groups)
+            )
+            parts.append(
+                replace(earlier, ids=ids, groups=groups, items=self.items, notes=())
+            )
         return SeriesBatch.concat(parts)
 
     def _cut(self, first: Sequence[int], stop: Sequence[int]) -> SeriesBatch:
-        values = tuple(series[a:b] for series, a, b in zip(self.values, first, stop, strict=True))
+        values = tuple(
+            series[a:b] for series, a, b in zip(self.values, first, stop, strict=True)
+        )
         starts = tuple(
             start if start is None or not steps else _stamps(start, steps + 1, freq)[-1]
             for start, steps, freq in zip(self.starts, first, self.freqs, strict=True)
@@ -316,12 +389,22 @@ class SeriesBatch:
         for item in [which] if isinstance(which, str | int) else which:
             if isinstance(item, str):
                 # an id goes before a group of the same name
-                named = [row for row, name in enumerate(self.ids if item in self.ids else self.groups) if name == item]
+                named = [
+                    row
+                    for row, name in enumerate(
+                        self.ids if item in self.ids else self.groups
+                    )
+                    if name == item
+                ]
                 if not named:
-                    raise unknown_name("series", item, dict.fromkeys((*self.ids, *self.groups)))
+                    raise unknown_name(
+                        "series", item, dict.fromkeys((*self.ids, *self.groups))
+                    )
                 rows += named
             elif not -len(self) <= item < len(self):
-                raise InputError(f"series {item} is out of range: the batch has {len(self)}")
+                raise InputError(
+                    f"series {item} is out of range: the batch has {len(self)}"
+                )
             else:
                 rows.append(item % len(self))
         return rows
@@ -329,7 +412,10 @@ class SeriesBatch:
     def select(self, which: str | int | Sequence[str | int]) -> SeriesBatch:
         """Select series by id, group or position; errors as in :meth:`rows`, or series of a group would come apart."""
         index = self.rows(which)
-        fields: dict[str, Any] = {name: tuple(getattr(self, name)[i] for i in index) for name in ("values", *COLUMNS)}
+        fields: dict[str, Any] = {
+            name: tuple(getattr(self, name)[i] for i in index)
+            for name in ("values", *COLUMNS)
+        }
         return replace(self, **fields)
 
     def to_frame(self) -> pd.DataFrame:
@@ -337,8 +423,21 @@ class SeriesBatch:
         frames = []
         for index, name in enumerate(self.ids):
             stamps = self.timestamps(index)
-            when = {"step": np.arange(self.lengths[index])} if stamps is None else {"timestamp": stamps}
-            frames.append(pd.DataFrame({"id": name, **self.labels(index), **when, "target": self.values[index]}))
+            when = (
+                {"step": np.arange(self.lengths[index])}
+                if stamps is None
+                else {"timestamp": stamps}
+            )
+            frames.append(
+                pd.DataFrame(
+                    {
+                        "id": name,
+                        **self.labels(index),
+                        **when,
+                        "target": self.values[index],
+                    }
+                )
+            )
         return pd.concat(frames, ignore_index=True)
 
     def labels(self, index: int) -> dict[str, str]:
@@ -368,7 +467,10 @@ class SeriesBatch:
 
 def batch_of(rows: Sequence[Mapping[str, Any]], **common: Any) -> SeriesBatch:
     """Make a batch of its series, each a mapping of the same fields."""
-    fields: dict[str, Any] = {name: tuple(row[name] for row in rows) for name in (rows[0] if rows else ("values",))}
+    fields: dict[str, Any] = {
+        name: tuple(row[name] for row in rows)
+        for name in (rows[0] if rows else ("values",))
+    }
     return SeriesBatch(**fields, **common)
 
 
@@ -395,15 +497,23 @@ def known_frequency(freq: Any) -> str:
         warnings.simplefilter("ignore", FutureWarning)
         offset = offset_of(freq) if isinstance(freq, str | pd.DateOffset) else None
     if offset is None:
-        raise InputError(f"freq={freq!r} is not a pandas frequency; examples: 'h', 'D', 'W', 'MS', 'Mon-Sat'")
+        raise InputError(
+            f"freq={freq!r} is not a pandas frequency; examples: 'h', 'D', 'W', 'MS', 'Mon-Sat'"
+        )
     try:
         forward = _EPOCH + offset > _EPOCH
     except (pd.errors.OutOfBoundsDatetime, OverflowError) as error:
-        raise InputError(f"freq={freq!r} is longer than the dates that pandas holds") from error
+        raise InputError(
+            f"freq={freq!r} is longer than the dates that pandas holds"
+        ) from error
     if not forward:
-        raise InputError(f"freq={freq!r} does not go forward in time; give a step above zero, such as 'D'")
+        raise InputError(
+            f"freq={freq!r} does not go forward in time; give a step above zero, such as 'D'"
+        )
     if isinstance(freq, pd.offsets.CustomBusinessDay) and freq.n == 1:
-        return calendar_of(np.flatnonzero(freq.calendar.weekmask), freq.calendar.holidays)
+        return calendar_of(
+            np.flatnonzero(freq.calendar.weekmask), freq.calendar.holidays
+        )
     return freq if isinstance(freq, str) else str(offset.freqstr)
 
 
@@ -411,7 +521,9 @@ def check_unique(ids: Sequence[str], what: str = "series ids") -> None:
     """Refuse names that occur more than once."""
     repeats = sorted(name for name, times in Counter(ids).items() if times > 1)
     if repeats:
-        raise InputError(f"{what} must be unique; {', '.join(map(repr, repeats[:3]))} occurs more than once")
+        raise InputError(
+            f"{what} must be unique; {', '.join(map(repr, repeats[:3]))} occurs more than once"
+        )
 
 
 def season_of(freq: str | None) -> int:
@@ -425,12 +537,16 @@ def season_of(freq: str | None) -> int:
         return int(offset.calendar.weekmask.sum())
     base = str(offset.name).split("-")[0]
     # months and quarters end or begin
-    season, rest = divmod(SEASONS.get(base, SEASONS.get(base.rstrip("ES"), 1)), offset.n)
+    season, rest = divmod(
+        SEASONS.get(base, SEASONS.get(base.rstrip("ES"), 1)), offset.n
+    )
     return 1 if rest else season
 
 
 def _on_grid(
-    starts: Sequence[pd.Timestamp | None], freqs: Sequence[str | None], ids: Sequence[str]
+    starts: Sequence[pd.Timestamp | None],
+    freqs: Sequence[str | None],
+    ids: Sequence[str],
 ) -> tuple[tuple[pd.Timestamp | None, ...], list[str]]:
     """Return starts on the grids of their frequencies, and notes on those that were moved."""
     dates: dict[tuple[pd.Timestamp | None, str | None], pd.Timestamp | None] = {}
@@ -446,9 +562,14 @@ def _on_grid(
                 raise InputError(f"series {name!r}: {error}") from error
         dates[start, freq] = date
         if date != start:
-            notes.append(f"start {start} of {name!r} is read as the period of freq={freq!r} at {date}")
+            notes.append(
+                f"start {start} of {name!r} is read as the period of freq={freq!r} at {date}"
+            )
     if len(notes) > _MOST_NOTES:
-        notes = [*notes[:_MOST_NOTES], f"… ({len(notes)} starts are read as the periods around them)"]
+        notes = [
+            *notes[:_MOST_NOTES],
+            f"… ({len(notes)} starts are read as the periods around them)",
+        ]
     return tuple(dates[pair] for pair in zip(starts, freqs, strict=True)), notes
 
 
@@ -462,7 +583,11 @@ def _read_only(values: object, what: str) -> np.ndarray:
 
 
 def _future(
-    future: object, name: str, past: np.ndarray, start: pd.Timestamp | None, freq: str | None
+    future: object,
+    name: str,
+    past: np.ndarray,
+    start: pd.Timestamp | None,
+    freq: str | None,
 ) -> np.ndarray | None:
     """Copy a covariate's known future, which has no gaps."""
     if future is None:
@@ -486,7 +611,9 @@ def _context(values: object, name: str) -> np.ndarray:
         raise InputError(f"series {name!r} has only NaN values ({len(array)} steps)")
     where = int(np.nanargmax(np.abs(array)))
     if np.isinf(array[where]):
-        raise InputError(f"series {name!r} is infinite at position {where}; use NaN for missing values")
+        raise InputError(
+            f"series {name!r} is infinite at position {where}; use NaN for missing values"
+        )
     if abs(array[where]) > LARGEST:
         raise InputError(
             f"series {name!r} has {array[where]:.3g} at position {where}; models compute in single precision, whose "
@@ -503,10 +630,16 @@ def missing_at_end(values: np.ndarray) -> int:
 
 def noted_ends(batch: SeriesBatch) -> SeriesBatch:
     """Return the batch with a note where targets end with missing values."""
-    ends = {name: missing_at_end(batch.values[row]) for row, name in enumerate(batch.ids) if batch.is_target[row]}
+    ends = {
+        name: missing_at_end(batch.values[row])
+        for row, name in enumerate(batch.ids)
+        if batch.is_target[row]
+    }
     words = [f"{name!r} with {steps}" for name, steps in ends.items() if steps]
     cure = "drop these rows, or name known covariates with known=[…]"
-    listing = ", ".join(words[:3]) + (f", … ({len(words)} series)" if len(words) > 3 else "")
+    listing = ", ".join(words[:3]) + (
+        f", … ({len(words)} series)" if len(words) > 3 else ""
+    )
     note = f"missing values at the end, after which forecasts begin: {listing}; {cure}"
     return batch.noted([note] if words else [])
 

@@ -66,7 +66,9 @@ def bundled_info(name: str) -> BundledSeries:
         'ppm'
     """
     if name not in _index():
-        raise unknown_name("bundled series", name, _index(), hint="`tsfm-lens data` lists them all.")
+        raise unknown_name(
+            "bundled series", name, _index(), hint="`tsfm-lens data` lists them all."
+        )
     return _index()[name]
 
 
@@ -85,5 +87,9 @@ def bundled(*names: str) -> SeriesBatch:
         with (_FOLDER / f"{info.name}.csv").open(encoding="utf-8") as handle:
             values = pd.read_csv(handle)["value"].to_numpy(dtype=np.float64)
         start, units = (pd.Timestamp(info.start),), (info.unit,)
-        batches.append(SeriesBatch((values,), (info.name,), info.freq, start, units, info.seasonality))
+        batches.append(
+            SeriesBatch(
+                (values,), (info.name,), info.freq, start, units, info.seasonality
+            )
+        )
     return batches[0] if len(batches) == 1 else SeriesBatch.concat(batches)

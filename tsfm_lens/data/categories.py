@@ -24,7 +24,9 @@ TRUTHS = ("False", "True")
 _MOST_LEVELS = 8  # that a note lists
 _BEFORE = r"(?:[A-Z]{3}\s+|[A-Z]{0,3}[^\w\s(),.'-]{1,2}\s*)"  # EUR, US$
 _UNIT = r"(?:[^\w\s(),.'-]{0,2}\s*[^\W\d_]{0,12}(?:/\s*[^\W\d_]{1,8}[²³23]?)?\.?)"
-_QUANTITY = re.compile(rf"\(?\s*[-+−]?\s*{_BEFORE}?[-+−]?\s*\d[\d.,'’\s]*{_UNIT}\s*\)?-?")
+_QUANTITY = re.compile(
+    rf"\(?\s*[-+−]?\s*{_BEFORE}?[-+−]?\s*\d[\d.,'’\s]*{_UNIT}\s*\)?-?"
+)
 
 
 def read_covariate(column: pd.Series, name: str, declared: bool = False) -> Coded:
@@ -57,7 +59,9 @@ def read_cells(cells: np.ndarray, name: str, declared: bool = False) -> Coded:
     present = [cell for cell in objects if cell is not None]
     words = [cell for cell in present if isinstance(cell, str)]
     if not words:
-        is_truth = cells.dtype.kind == "b" or (present and all(isinstance(cell, bool | np.bool_) for cell in present))
+        is_truth = cells.dtype.kind == "b" or (
+            present and all(isinstance(cell, bool | np.bool_) for cell in present)
+        )
         numbers = to_floats(cells, f"covariate {name!r}")
         if declared and not is_truth:
             return _coded(*pd.factorize(pd.Series(numbers), sort=True), name)
@@ -87,7 +91,11 @@ def _coded(codes: np.ndarray, levels: pd.Index, name: str) -> Coded:
 def refuse_quantities(levels: Collection[str], name: str) -> None:
     """Refuse text of which most are numbers with a sign, a unit or a percent: their order would be lost."""
     plain = {level for level in levels if re.fullmatch(NUMBER, level.strip())}
-    quantities = [level for level in levels if level not in plain and _QUANTITY.fullmatch(level.strip())]
+    quantities = [
+        level
+        for level in levels
+        if level not in plain and _QUANTITY.fullmatch(level.strip())
+    ]
     if quantities and 2 * (len(quantities) + len(plain)) > len(levels):
         raise InputError(
             f"covariate {name!r} holds {quantities[0]!r}, a number with a sign or a unit; write the numbers alone, or "
@@ -95,7 +103,9 @@ def refuse_quantities(levels: Collection[str], name: str) -> None:
         )
 
 
-def category_notes(covariates: Mapping[str, Coded], declared: Collection[str]) -> list[str]:
+def category_notes(
+    covariates: Mapping[str, Coded], declared: Collection[str]
+) -> list[str]:
     """Tell which covariates are read as categories, and their levels; truth values need no word."""
     notes = []
     for name, (_, levels) in covariates.items():
@@ -103,7 +113,9 @@ def category_notes(covariates: Mapping[str, Coded], declared: Collection[str]) -
             continue
         listing = ", ".join(map(repr, levels[:_MOST_LEVELS]))
         more = f", … ({len(levels)} levels)" if len(levels) > _MOST_LEVELS else ""
-        doubtful = name not in declared and all(re.fullmatch(NUMBER, level.strip()) for level in levels)
+        doubtful = name not in declared and all(
+            re.fullmatch(NUMBER, level.strip()) for level in levels
+        )
         cure = "; make them numbers if they are quantities" if doubtful else ""
         notes.append(f"covariate {name!r} is read as categories: {listing}{more}{cure}")
     return notes
@@ -120,7 +132,9 @@ def alike(past: pd.DataFrame, ahead: pd.DataFrame) -> list[pd.DataFrame]:
         if isinstance(kind, pd.CategoricalDtype):
             levels = kind.categories.tolist()
             known, present = set(levels), ahead[name].dropna().unique().tolist()
-            kinds[name] = pd.CategoricalDtype([*levels, *(level for level in present if level not in known)])
+            kinds[name] = pd.CategoricalDtype(
+                [*levels, *(level for level in present if level not in known)]
+            )
     return [past.astype(kinds), ahead.astype(kinds)]
 
 
@@ -128,7 +142,11 @@ def declared_names(categories: Sequence[str], covariates: Collection[str]) -> se
     """Return the covariates that are declared as categories; refuse one that is no covariate."""
     for name in categories:
         if name not in covariates:
-            others = f"; covariates are {', '.join(map(repr, covariates))}" if covariates else ""
+            others = (
+                f"; covariates are {', '.join(map(repr, covariates))}"
+                if covariates
+                else ""
+            )
             raise InputError(
                 f"categories names {name!r}, which is no covariate; name it in known=[…] or past=[…], too{others}"
             )

@@ -20,7 +20,10 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-Texts = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+Texts = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+]
 """Texts; a single one may stand without brackets."""
 
 
@@ -38,34 +41,58 @@ def read_fields(file: Path, what: str, fields: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise InputError(f"{what} {str(file)!r} is no YAML: {error}") from error
     except RecursionError:
-        raise InputError(f"{what} {str(file)!r} is nested too deeply to be read; expected {fields}") from None
+        raise InputError(
+            f"{what} {str(file)!r} is nested too deeply to be read; expected {fields}"
+        ) from None
     except (ValueError, OverflowError) as error:
         # a date that is none, a number of thousands of digits
-        raise InputError(f"{what} {str(file)!r} holds a value that is none: {error}; quote a text") from error
+        raise InputError(
+            f"{what} {str(file)!r} holds a value that is none: {error}; quote a text"
+        ) from error
     if not isinstance(content, dict):
-        raise InputError(f"{what} {str(file)!r} holds {type(content).__name__}, expected {fields}")
+        raise InputError(
+            f"{what} {str(file)!r} holds {type(content).__name__}, expected {fields}"
+        )
     return content
 
 
-def complaints(error: ValidationError, what: str, fields_at: Callable[[tuple[Any, ...]], Sequence[str]]) -> str:
+def complaints(
+    error: ValidationError,
+    what: str,
+    fields_at: Callable[[tuple[Any, ...]], Sequence[str]],
+) -> str:
     """Describe pydantic's errors of a kind of file, such as "a sweep", field by field of those at a path in it."""
     details = error.errors()
     # a whole may be wrong only because a part of it is
-    wholes = {detail["loc"][:stop] for detail in details for stop in range(len(detail["loc"]))}
-    return "; ".join(_complaint(detail, what, fields_at) for detail in details if detail["loc"] not in wholes)
+    wholes = {
+        detail["loc"][:stop] for detail in details for stop in range(len(detail["loc"]))
+    }
+    return "; ".join(
+        _complaint(detail, what, fields_at)
+        for detail in details
+        if detail["loc"] not in wholes
+    )
 
 
-def _complaint(error: Any, what: str, fields_at: Callable[[tuple[Any, ...]], Sequence[str]]) -> str:
+def _complaint(
+    error: Any, what: str, fields_at: Callable[[tuple[Any, ...]], Sequence[str]]
+) -> str:
     place = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
         fields = list(fields_at(error["loc"][:-1]))
         name = str(error["loc"][-1])
-        initials = [field for field in fields if name == "".join(word[:1] for word in field.split("_"))]
+        initials = [
+            field
+            for field in fields
+            if name == "".join(word[:1] for word in field.split("_"))
+        ]
         near = [*initials, *get_close_matches(name, fields, n=1)]
         hint = f"; the nearest is {near[0]!r}" if near else ""
         return f"{place} is not a field of {what}{hint} (there are {', '.join(fields)})"
     if error["type"] == "union_tag_invalid":
-        name, tag, tags = (error["ctx"][key] for key in ("discriminator", "tag", "expected_tags"))
+        name, tag, tags = (
+            error["ctx"][key] for key in ("discriminator", "tag", "expected_tags")
+        )
         near = get_close_matches(str(tag), tags.replace("'", "").split(", "), n=1)
         hint = f"; the nearest is {near[0]!r}" if near else ""
         return f"{place}.{name.strip(chr(39))}: there is no {tag!r}{hint} (there are {tags})"

@@ -34,7 +34,12 @@ from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 
 FIELDS = (
     *("target", "start", "item_id", "past_covariates", "future_covariates"),
-    *("feat_dynamic_real", "past_feat_dynamic_real", "feat_static_real", "feat_static_cat"),
+    *(
+        "feat_dynamic_real",
+        "past_feat_dynamic_real",
+        "feat_static_real",
+        "feat_static_cat",
+    ),
 )
 """Of gluonts's data entries and of Chronos-2's inputs."""
 _TEXT = ("delimiter", "decimal", "thousands", "encoding", "header")
@@ -101,31 +106,45 @@ def as_series(
         refuse_equal(ids, map(str, ids), "two ids")
     names = () if ids is None else texts(ids, "ids")
     freq = None if freq is None else known_frequency(freq)
-    options = {name: arguments[name] for name in (*LISTS, *_LEVELS, *_TEXT) if arguments[name] is not None}
+    options = {
+        name: arguments[name]
+        for name in (*LISTS, *_LEVELS, *_TEXT)
+        if arguments[name] is not None
+    }
     options = name_lists(options)
     data = to_pandas(data)
     if future is not None:
         options["future"] = to_pandas(future)
         for name, frame in (("the data", data), ("future", options["future"])):
             if not isinstance(frame, pd.DataFrame):
-                raise InputError(f"{name} is {type(frame).__name__}; future=… needs both as frames")
+                raise InputError(
+                    f"{name} is {type(frame).__name__}; future=… needs both as frames"
+                )
     batch = _rename(_coerce(data, freq, options), names)
     changes: dict[str, Any] = {}
     if freq is not None:
         changes |= {"freq": freq, "freqs": (), "seasonality": 0, "seasonalities": ()}
     if start is not None:
         changes["starts"] = (start_time(start),) * len(batch)
-    return in_units(with_season(replace(batch, **changes) if changes else batch, seasonality), units)
+    return in_units(
+        with_season(replace(batch, **changes) if changes else batch, seasonality), units
+    )
 
 
 def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch:
     if isinstance(data, str | Path):
         return read_series(data, freq=freq, **options)
     entries = _entries_of(data)
-    has_index = bool(options) and entries is None and any(isinstance(item, pd.Series) for item in _members(data))
+    has_index = (
+        bool(options)
+        and entries is None
+        and any(isinstance(item, pd.Series) for item in _members(data))
+    )
     for option, value in options.items():
         if option in _TEXT:
-            raise InputError(f"{option}={value!r} is about a file of text, but the data is {type(data).__name__}")
+            raise InputError(
+                f"{option}={value!r} is about a file of text, but the data is {type(data).__name__}"
+            )
         is_level = has_index and option in _LEVELS
         is_covariate = entries is not None and option == "categories"
         if not isinstance(data, pd.DataFrame) and not is_level and not is_covariate:
@@ -135,7 +154,9 @@ def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch
     levels = {name: options[name] for name in _LEVELS if name in options}
     if isinstance(data, SeriesBatch):
         return data
-    if isinstance(data, list | tuple) and any(isinstance(item, SeriesBatch) for item in data):
+    if isinstance(data, list | tuple) and any(
+        isinstance(item, SeriesBatch) for item in data
+    ):
         return _joined(data)
     if isinstance(data, pd.DataFrame):
         return from_frame(data, freq=freq, **options)
@@ -164,7 +185,11 @@ def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch
         return _items(tuple(rows), None, freq, levels)
     # runs belong to a package that this one must not import
     is_run = hasattr(type(data), "encoded")
-    hint = "; a run has its series in run.batch and its one forward in run.encoded" if is_run else ""
+    hint = (
+        "; a run has its series in run.batch and its one forward in run.encoded"
+        if is_run
+        else ""
+    )
     raise InputError(
         f"{type(data).__name__} is not a series: expected arrays, tensors, a Series or table, entries, or the path "
         f"of a CSV or Parquet file{hint}"
@@ -180,7 +205,11 @@ def _entries_of(data: Any) -> list[Any] | None:
         is_entries = len(data) > 0 and all(isinstance(item, Mapping) for item in data)
         return list(data) if is_entries else None
     # as gluonts' datasets, which are no lists
-    is_dataset = isinstance(data, Iterable) and isinstance(data, Sized) and not isinstance(data, Mapping | SeriesBatch)
+    is_dataset = (
+        isinstance(data, Iterable)
+        and isinstance(data, Sized)
+        and not isinstance(data, Mapping | SeriesBatch)
+    )
     is_dataset = is_dataset and not hasattr(data, "__array__")
     return list(data) if is_dataset and is_entry(next(iter(data), None)) else None
 
@@ -189,7 +218,9 @@ def _joined(batches: Sequence[Any]) -> SeriesBatch:
     """Put the batches of a list together."""
     for place, item in enumerate(batches):
         if not isinstance(item, SeriesBatch):
-            raise InputError(f"item {place} is {type(item).__name__} beside a SeriesBatch; make all of them batches")
+            raise InputError(
+                f"item {place} is {type(item).__name__} beside a SeriesBatch; make all of them batches"
+            )
     return SeriesBatch.concat(batches)
 
 
@@ -205,7 +236,9 @@ def _members(data: Any) -> list[Any]:
 def _check_no_columns(data: Mapping[Any, Any]) -> None:
     """Refuse a dict of the columns of a table, whose ids or timestamps would become series; only what is certain."""
     names = {key: str(key).strip().lower() for key in data}
-    keys = [key for key, name in names.items() if name in ID_COLUMNS or name in TIME_COLUMNS]
+    keys = [
+        key for key, name in names.items() if name in ID_COLUMNS or name in TIME_COLUMNS
+    ]
     if not keys or len(data) < 2:
         return
     if not all(map(_is_column, data.values())) or len(set(map(len, data.values()))) > 1:
@@ -225,31 +258,50 @@ def _is_column(values: Any) -> bool:
     """Return True for an array, Series or list of single cells."""
     if isinstance(values, np.ndarray | pd.Series | pd.Index):
         return values.ndim == 1
-    return isinstance(values, list | tuple) and all(isinstance(cell, str) or np.ndim(cell) == 0 for cell in values)
+    return isinstance(values, list | tuple) and all(
+        isinstance(cell, str) or np.ndim(cell) == 0 for cell in values
+    )
 
 
 def _items(
-    items: Sequence[Any], names: tuple[str, ...] | None, freq: str | None, levels: Mapping[str, Any]
+    items: Sequence[Any],
+    names: tuple[str, ...] | None,
+    freq: str | None,
+    levels: Mapping[str, Any],
 ) -> SeriesBatch:
     """Make one item per array, (time,) or (variate, time), or per Series, which is read as if it were alone."""
     names = names or tuple(f"series-{index}" for index in range(len(items)))
     check_unique(names)
     items = [to_pandas(item) for item in items]
-    by_index = [isinstance(item, pd.Series) and _needs_frame(item, levels) for item in items]
+    by_index = [
+        isinstance(item, pd.Series) and _needs_frame(item, levels) for item in items
+    ]
     if not any(by_index):
-        rows = [row for name, item in zip(names, items, strict=True) for row in _array_rows(name, item)]
+        rows = [
+            row
+            for name, item in zip(names, items, strict=True)
+            for row in _array_rows(name, item)
+        ]
         return batch_of(rows)
     batches = []
     for name, item, is_indexed in zip(names, items, by_index, strict=True):
         try:
-            batch = _from_pandas(item.rename(name), freq, **levels) if is_indexed else batch_of(_array_rows(name, item))
+            batch = (
+                _from_pandas(item.rename(name), freq, **levels)
+                if is_indexed
+                else batch_of(_array_rows(name, item))
+            )
         except (InputError, UnknownNameError) as error:
             message = str(error)
             if repr(name) not in message:
                 message = f"series {name!r}: {message}"
             raise type(error)(message) from error
         batches.append(batch)
-    dated = [name for name, batch in zip(names, batches, strict=True) if batch.starts[0] is not None]
+    dated = [
+        name
+        for name, batch in zip(names, batches, strict=True)
+        if batch.starts[0] is not None
+    ]
     undated = [name for name in names if name not in dated]
     if dated and undated:
         raise InputError(
@@ -263,7 +315,9 @@ def _needs_frame(series: pd.Series, levels: Mapping[str, Any]) -> bool:
     """Return True for a Series that is more than numbers in the order of its rows."""
     if series.index.nlevels > 1:
         return False
-    names = index_names(series.index, levels.get("id_column"), levels.get("time_column"))
+    names = index_names(
+        series.index, levels.get("id_column"), levels.get("time_column")
+    )
     return bool(names) or not pd.api.types.is_numeric_dtype(series)
 
 
@@ -276,11 +330,20 @@ def _array_rows(name: str, item: Any) -> list[dict[str, Any]]:
         )
     array = to_floats(item, f"series {name!r}")
     if array.ndim not in (1, 2) or not len(np.atleast_2d(array)):
-        raise InputError(f"series {name!r} has shape {array.shape}, expected (time,) or (variate, time)")
+        raise InputError(
+            f"series {name!r} has shape {array.shape}, expected (time,) or (variate, time)"
+        )
     rows = []
     for index, values in enumerate(np.atleast_2d(array)):
         variate = "" if array.ndim == 1 else str(index)
-        rows.append({"values": values, "ids": _id(name, variate), "groups": name, "variates": variate})
+        rows.append(
+            {
+                "values": values,
+                "ids": _id(name, variate),
+                "groups": name,
+                "variates": variate,
+            }
+        )
     return rows
 
 
@@ -303,9 +366,14 @@ def _rename(batch: SeriesBatch, names: tuple[str, ...]) -> SeriesBatch:
 def _from_pandas(series: pd.Series, freq: str | None, **columns: Any) -> SeriesBatch:
     name = "series-0" if series.name is None else str(series.name)
     column = name
-    if name in map(str, series.index.names) or find([name], (*ID_COLUMNS, *TIME_COLUMNS)) is not None:
+    if (
+        name in map(str, series.index.names)
+        or find([name], (*ID_COLUMNS, *TIME_COLUMNS)) is not None
+    ):
         column = "target"
-    batch = from_frame(series.rename(column).to_frame(), freq=freq, targets=[column], **columns)
+    batch = from_frame(
+        series.rename(column).to_frame(), freq=freq, targets=[column], **columns
+    )
     if batch.ids == (column,) and series.index.nlevels == 1:
         return replace(batch, ids=(name,), groups=())
     return batch
@@ -313,10 +381,19 @@ def _from_pandas(series: pd.Series, freq: str | None, **columns: Any) -> SeriesB
 
 def is_entry(data: Any) -> bool:
     """Return True for a dict with a target and at least one more of the fields."""
-    return isinstance(data, Mapping) and "target" in data and len(data) > 1 and set(data) & set(FIELDS) != {"target"}
+    return (
+        isinstance(data, Mapping)
+        and "target" in data
+        and len(data) > 1
+        and set(data) & set(FIELDS) != {"target"}
+    )
 
 
-def from_entries(entries: Sequence[Mapping[str, Any]], freq: str | None, categories: Sequence[str] = ()) -> SeriesBatch:
+def from_entries(
+    entries: Sequence[Mapping[str, Any]],
+    freq: str | None,
+    categories: Sequence[str] = (),
+) -> SeriesBatch:
     """Make a batch of items with their covariates; those that are named are categories, whatever they look like."""
     rows: list[dict[str, Any]] = []
     names = []
@@ -325,12 +402,24 @@ def from_entries(entries: Sequence[Mapping[str, Any]], freq: str | None, categor
             if field not in FIELDS:
                 raise unknown_name("field of an entry", field, FIELDS)
         if "target" not in entry:
-            raise InputError(f"entry {number} has no 'target', only {', '.join(entry) or 'nothing'}")
+            raise InputError(
+                f"entry {number} has no 'target', only {', '.join(entry) or 'nothing'}"
+            )
         item = entry.get("item_id")
-        names.append(f"series-{number}" if item is None else label(item, f"item_id of entry {number}"))
+        names.append(
+            f"series-{number}"
+            if item is None
+            else label(item, f"item_id of entry {number}")
+        )
         rows += _rows_of(entry, names[-1])
-    named = [place for place, entry in enumerate(entries) if entry.get("item_id") is not None]
-    refuse_equal([entries[place]["item_id"] for place in named], [names[place] for place in named], "two item_ids")
+    named = [
+        place for place, entry in enumerate(entries) if entry.get("item_id") is not None
+    ]
+    refuse_equal(
+        [entries[place]["item_id"] for place in named],
+        [names[place] for place in named],
+        "two item_ids",
+    )
     starts = [entry.get("start") for entry in entries]
     freqs = {start.freqstr if isinstance(start, pd.Period) else "" for start in starts}
     if freq is None and len(freqs) == 1 and "" not in freqs:
@@ -347,7 +436,12 @@ def _number(rows: Sequence[dict[str, Any]], categories: Sequence[str]) -> list[s
             members.setdefault(row["variates"], []).append(row)
     declared, coded = declared_names(categories, members), {}
     for name, owners in members.items():
-        pieces = [row[field] for row in owners for field in ("values", "futures") if row[field] is not None]
+        pieces = [
+            row[field]
+            for row in owners
+            for field in ("values", "futures")
+            if row[field] is not None
+        ]
         if name not in declared and all(piece.dtype.kind in "iuf" for piece in pieces):
             continue
         if any(row["is_category"] for row in owners):
@@ -355,7 +449,9 @@ def _number(rows: Sequence[dict[str, Any]], categories: Sequence[str]) -> list[s
         cells = np.concatenate([piece.astype(object) for piece in pieces])
         coded[name] = read_cells(cells, name, name in declared)
         numbers, levels = coded[name]
-        parts = iter(np.split(numbers, np.cumsum([len(piece) for piece in pieces])[:-1]))
+        parts = iter(
+            np.split(numbers, np.cumsum([len(piece) for piece in pieces])[:-1])
+        )
         for row in owners:
             row["values"], row["categories"] = next(parts), levels
             row["futures"] = None if row["futures"] is None else next(parts)
@@ -367,19 +463,34 @@ def _number(rows: Sequence[dict[str, Any]], categories: Sequence[str]) -> list[s
 def _rows_of(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
     """Return the series of an entry as fields of a batch: targets, past covariates, known ones."""
     targets = np.atleast_2d(
-        to_floats(_forward(entry["target"], f"the target of {group!r}"), f"the target of {group!r}")
+        to_floats(
+            _forward(entry["target"], f"the target of {group!r}"),
+            f"the target of {group!r}",
+        )
     )
     if targets.ndim != 2:
-        raise InputError(f"the target of {group!r} has shape {targets.shape}, expected (time,) or (variate, time)")
-    covariates = [*_features(entry, group, targets.shape[1]), *_named(entry, group, targets.shape[1])]
+        raise InputError(
+            f"the target of {group!r} has shape {targets.shape}, expected (time,) or (variate, time)"
+        )
+    covariates = [
+        *_features(entry, group, targets.shape[1]),
+        *_named(entry, group, targets.shape[1]),
+    ]
     single = ("target" if covariates else "",)
     names = single if len(targets) == 1 else tuple(map(str, range(len(targets))))
-    rows = [_row(name, values) | {"roles": "target"} for name, values in zip(names, targets, strict=True)]
+    rows = [
+        _row(name, values) | {"roles": "target"}
+        for name, values in zip(names, targets, strict=True)
+    ]
     rows += sorted(covariates, key=lambda row: row["roles"] == "known")
     start = entry.get("start")
     common = {
         "groups": group,
-        "static": {name: entry[name] for name in ("feat_static_real", "feat_static_cat") if name in entry},
+        "static": {
+            name: entry[name]
+            for name in ("feat_static_real", "feat_static_cat")
+            if name in entry
+        },
         "starts": None if start is None else start_time(start, f" of {group!r}"),
     }
     return [row | common | {"ids": _id(group, row["variates"])} for row in rows]
@@ -388,48 +499,94 @@ def _rows_of(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
 def _forward(values: Any, label: str) -> Any:
     """Return values of an entry, which go by position; refuse a Series whose dates go back."""
     for item in _members(values):
-        is_dated = isinstance(item, pd.Series) and item.index.nlevels == 1 and holds_times(item.index)
+        is_dated = (
+            isinstance(item, pd.Series)
+            and item.index.nlevels == 1
+            and holds_times(item.index)
+        )
         if is_dated and not item.index.is_monotonic_increasing:
-            raise InputError(f"{label} is a Series whose dates go back; sort it with .sort_index()")
+            raise InputError(
+                f"{label} is a Series whose dates go back; sort it with .sort_index()"
+            )
     return values
 
 
-def _row(name: str, values: np.ndarray, future: np.ndarray | None = None, is_category: bool = False) -> dict[str, Any]:
+def _row(
+    name: str,
+    values: np.ndarray,
+    future: np.ndarray | None = None,
+    is_category: bool = False,
+) -> dict[str, Any]:
     role = "past" if future is None else "known"
     kind = {"categories": None, "is_category": is_category}
-    return {"variates": name, "roles": role, "values": values, "futures": future, **kind}
+    return {
+        "variates": name,
+        "roles": role,
+        "values": values,
+        "futures": future,
+        **kind,
+    }
 
 
-def _features(entry: Mapping[str, Any], group: str, steps: int) -> Iterator[dict[str, Any]]:
+def _features(
+    entry: Mapping[str, Any], group: str, steps: int
+) -> Iterator[dict[str, Any]]:
     """Yield gluonts's covariates, which have no names."""
     for field in ("past_feat_dynamic_real", "feat_dynamic_real"):
         if entry.get(field) is None:
             continue
-        rows = np.atleast_2d(to_floats(_forward(entry[field], f"{field} of {group!r}"), f"{field} of {group!r}"))
+        rows = np.atleast_2d(
+            to_floats(
+                _forward(entry[field], f"{field} of {group!r}"), f"{field} of {group!r}"
+            )
+        )
         if rows.ndim != 2:
-            raise InputError(f"{field} of {group!r} has shape {rows.shape}, expected (feature, time)")
+            raise InputError(
+                f"{field} of {group!r} has shape {rows.shape}, expected (feature, time)"
+            )
         has_future = field == "feat_dynamic_real"
         if rows.shape[1] < steps or (not has_future and rows.shape[1] > steps):
-            raise InputError(f"{field} of {group!r} has {rows.shape[1]} steps and its target {steps}")
+            raise InputError(
+                f"{field} of {group!r} has {rows.shape[1]} steps and its target {steps}"
+            )
         for place, values in enumerate(rows):
-            yield _row(f"{field}/{place}", values[:steps], values[steps:] if has_future else None)
+            yield _row(
+                f"{field}/{place}",
+                values[:steps],
+                values[steps:] if has_future else None,
+            )
 
 
-def _named(entry: Mapping[str, Any], group: str, steps: int) -> Iterator[dict[str, Any]]:
+def _named(
+    entry: Mapping[str, Any], group: str, steps: int
+) -> Iterator[dict[str, Any]]:
     """Yield Chronos-2's covariates."""
-    pasts, futures = (_by_name(entry, field, group) for field in ("past_covariates", "future_covariates"))
+    pasts, futures = (
+        _by_name(entry, field, group)
+        for field in ("past_covariates", "future_covariates")
+    )
     for name in futures:
         if name not in pasts:
-            raise InputError(f"covariate {name!r} of {group!r} has a future and no past_covariates")
+            raise InputError(
+                f"covariate {name!r} of {group!r} has a future and no past_covariates"
+            )
     for name, values in pasts.items():
         what = f"covariate {name!r} of {group!r}"
         past, is_category = _cells(_forward(values, what), what)
         if past.ndim != 1 or len(past) != steps:
-            raise InputError(f"{what} has shape {past.shape} and its target {steps} steps")
-        later = [] if futures.get(name) is None else _forward(futures[name], f"the future of {what}")
+            raise InputError(
+                f"{what} has shape {past.shape} and its target {steps} steps"
+            )
+        later = (
+            []
+            if futures.get(name) is None
+            else _forward(futures[name], f"the future of {what}")
+        )
         future, _ = _cells(later, f"the future of {what}")
         if future.ndim != 1:
-            raise InputError(f"the future of {what} has shape {future.shape}, expected one axis: time")
+            raise InputError(
+                f"the future of {what} has shape {future.shape}, expected one axis: time"
+            )
         yield _row(name, past, future if name in futures else None, is_category)
 
 
@@ -437,7 +594,9 @@ def _cells(values: Any, what: str) -> tuple[np.ndarray, bool]:
     """Return the cells of a covariate, and whether its type says that they are categories."""
     column = to_pandas(values)
     column = pd.Series(column) if isinstance(column, pd.Categorical) else column
-    if not isinstance(column, pd.Series) or not isinstance(column.dtype, pd.CategoricalDtype):
+    if not isinstance(column, pd.Series) or not isinstance(
+        column.dtype, pd.CategoricalDtype
+    ):
         return plain_array(column, what), False
     names = np.append(id_texts(column.cat.categories.to_series(), what), [None])
     return names[column.cat.codes], True
@@ -449,7 +608,9 @@ def _by_name(entry: Mapping[str, Any], field: str, group: str) -> dict[str, Any]
     if covariates is None:
         return {}
     if not isinstance(covariates, Mapping):
-        raise InputError(f"{field} of {group!r} is {type(covariates).__name__}, expected a dict of values by name")
+        raise InputError(
+            f"{field} of {group!r} is {type(covariates).__name__}, expected a dict of values by name"
+        )
     names = [label(name, f"a name in {field} of {group!r}") for name in covariates]
     check_unique(names, f"names in {field} of {group!r}")
     return dict(zip(names, covariates.values(), strict=True))
@@ -463,9 +624,13 @@ def start_time(value: Any, owner: str = "") -> pd.Timestamp:
         if value is pd.NaT or value != value:
             raise InputError("leave it out where it is unknown")
         year = isinstance(value, str) and len(value) == 4 and value.isdecimal()
-        times = times_of(pd.Series([f"{value}-01" if year else value], dtype=object), "start")
+        times = times_of(
+            pd.Series([f"{value}-01" if year else value], dtype=object), "start"
+        )
         if times.clock.dtype.kind != "M":
             raise InputError("it counts steps")
     except (ValueError, OverflowError) as error:
-        raise InputError(f"start={value!r}{owner} is not a timestamp such as '2020-01-31 12:00': {error}") from error
+        raise InputError(
+            f"start={value!r}{owner} is not a timestamp such as '2020-01-31 12:00': {error}"
+        ) from error
     return pd.Timestamp(times.clock[0])

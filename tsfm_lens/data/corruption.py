@@ -14,7 +14,12 @@ from tsfm_lens.errors import InputError
 
 
 def remove_motif(
-    series: Any, start: int, stop: int, *, every: int | None = None, keep_scale: bool = False
+    series: Any,
+    start: int,
+    stop: int,
+    *,
+    every: int | None = None,
+    keep_scale: bool = False,
 ) -> SeriesBatch:
     """Replace a stretch by the straight line between its neighbours; missing values in it are filled, too.
 
@@ -35,27 +40,40 @@ def remove_motif(
 
     def remove(values: np.ndarray, name: str) -> np.ndarray:
         length = len(values)
-        first, last = (start + length if start < 0 else start), (stop + length if stop <= 0 else stop)
+        first, last = (
+            (start + length if start < 0 else start),
+            (stop + length if stop <= 0 else stop),
+        )
         if not 0 <= first < last <= length or last - first == length:
             where = f"is empty, all of it, or outside its {length} steps"
             raise InputError(f"the motif [{start}, {stop}) of series {name!r} {where}")
         if every is not None and every <= last - first:
-            raise InputError(f"every {every} steps leaves nothing between motifs of {last - first} steps")
+            raise InputError(
+                f"every {every} steps leaves nothing between motifs of {last - first} steps"
+            )
         mask = np.zeros(length, dtype=bool)
-        shifts = [0] if every is None else range(-(first // every) * every - every, length, every)
+        shifts = (
+            [0]
+            if every is None
+            else range(-(first // every) * every - every, length, every)
+        )
         for shift in shifts:
             mask[max(first + shift, 0) : max(last + shift, 0)] = True
         out = values.copy()
         rest = np.flatnonzero(~mask & np.isfinite(values))
         if not len(rest):
-            raise InputError(f"series {name!r} has no value beside the motif to draw the line from")
+            raise InputError(
+                f"series {name!r} has no value beside the motif to draw the line from"
+            )
         out[mask] = np.interp(np.flatnonzero(mask), rest, values[rest])
         return out
 
     return _corrupt(series, remove, keep_scale)
 
 
-def shift_phase(series: Any, shift: int, *, period: int | None = None, keep_scale: bool = False) -> SeriesBatch:
+def shift_phase(
+    series: Any, shift: int, *, period: int | None = None, keep_scale: bool = False
+) -> SeriesBatch:
     """Move the season by some steps and leave trend and remainder where they are.
 
     Args:
@@ -78,13 +96,19 @@ def shift_phase(series: Any, shift: int, *, period: int | None = None, keep_scal
         source = np.arange(len(values)) - shift
         # beyond the ends the season of the nearest whole period
         source = np.where(source < 0, source % length, source)
-        source = np.where(source >= len(values), len(values) - length + (source - len(values)) % length, source)
+        source = np.where(
+            source >= len(values),
+            len(values) - length + (source - len(values)) % length,
+            source,
+        )
         return values - season + season[source]
 
     return _seasonal(series, move, period, keep_scale)
 
 
-def swap_season(series: Any, new_period: int, *, period: int | None = None, keep_scale: bool = False) -> SeriesBatch:
+def swap_season(
+    series: Any, new_period: int, *, period: int | None = None, keep_scale: bool = False
+) -> SeriesBatch:
     """Replace the season by its own mean profile stretched to another period.
 
     Args:
@@ -109,8 +133,14 @@ def swap_season(series: Any, new_period: int, *, period: int | None = None, keep
         # phases counted from the end, so that the forecast starts at the same phase as before
         phase = (np.arange(len(values)) - len(values)) % length
         profile = np.array([season[phase == step].mean() for step in range(length)])
-        place = (np.arange(len(values)) - len(values)) % new_period * (length / new_period)
-        return values - season + np.interp(place, np.arange(length + 1), np.append(profile, profile[0]))
+        place = (
+            (np.arange(len(values)) - len(values)) % new_period * (length / new_period)
+        )
+        return (
+            values
+            - season
+            + np.interp(place, np.arange(length + 1), np.append(profile, profile[0]))
+        )
 
     return _seasonal(series, swap, period, keep_scale)
 
@@ -118,9 +148,13 @@ def swap_season(series: Any, new_period: int, *, period: int | None = None, keep
 def seasonal_part(values: np.ndarray, period: int, name: str = "series") -> np.ndarray:
     """Compute the season (time,) by a robust STL decomposition (Cleveland et al. 1990), straight across gaps."""
     if period < 2:
-        raise InputError(f"series {name!r} has no known season; give period=…, in steps")
+        raise InputError(
+            f"series {name!r} has no known season; give period=…, in steps"
+        )
     if len(values) < 2 * period:
-        raise InputError(f"series {name!r} has {len(values)} steps, a season of {period} needs {2 * period} or more")
+        raise InputError(
+            f"series {name!r} has {len(values)} steps, a season of {period} needs {2 * period} or more"
+        )
     there = np.flatnonzero(np.isfinite(values))
     whole = np.interp(np.arange(len(values)), there, values[there])
     from statsmodels.tsa.seasonal import STL  # slow to import, and seldom needed
@@ -129,22 +163,39 @@ def seasonal_part(values: np.ndarray, period: int, name: str = "series") -> np.n
 
 
 def _seasonal(
-    series: Any, change: Callable[[np.ndarray, str, int], np.ndarray], period: int | None, keep_scale: bool
+    series: Any,
+    change: Callable[[np.ndarray, str, int], np.ndarray],
+    period: int | None,
+    keep_scale: bool,
 ) -> SeriesBatch:
     batch = as_series(series)
-    periods = {name: period or season for name, season in zip(batch.ids, batch.seasonalities, strict=True)}
-    return _corrupt(batch, lambda values, name: change(values, name, periods[name]), keep_scale)
+    periods = {
+        name: period or season
+        for name, season in zip(batch.ids, batch.seasonalities, strict=True)
+    }
+    return _corrupt(
+        batch, lambda values, name: change(values, name, periods[name]), keep_scale
+    )
 
 
-def _corrupt(series: Any, change: Callable[[np.ndarray, str], np.ndarray], keep_scale: bool) -> SeriesBatch:
+def _corrupt(
+    series: Any, change: Callable[[np.ndarray, str], np.ndarray], keep_scale: bool
+) -> SeriesBatch:
     batch = as_series(series)
-    arrays = [change(values, name) for values, name in zip(batch.values, batch.ids, strict=True)]
-    for place, (name, old) in enumerate(zip(batch.ids, batch.values, strict=True) if keep_scale else ()):
+    arrays = [
+        change(values, name)
+        for values, name in zip(batch.values, batch.ids, strict=True)
+    ]
+    for place, (name, old) in enumerate(
+        zip(batch.ids, batch.values, strict=True) if keep_scale else ()
+    ):
         new, spread = arrays[place], np.nanstd(arrays[place])
         if spread <= 1e-12 * np.nanmax(np.abs(new)):
             raise InputError(
                 f"nothing but a constant is left of series {name!r}, so its spread cannot be restored; leave "
                 "keep_scale out"
             )
-        arrays[place] = (new - np.nanmean(new)) * (np.nanstd(old) / spread) + np.nanmean(old)
+        arrays[place] = (new - np.nanmean(new)) * (
+            np.nanstd(old) / spread
+        ) + np.nanmean(old)
     return replace(batch, values=tuple(arrays))

@@ -12,7 +12,12 @@ from typing import Any
 import numpy as np
 
 from tsfm_lens.data.evaluation import EvaluationSet, Window, matching, rolling_windows
-from tsfm_lens.errors import InputError, MissingExtraError, install_command, unknown_name
+from tsfm_lens.errors import (
+    InputError,
+    MissingExtraError,
+    install_command,
+    unknown_name,
+)
 
 TOLERANCES = {"LSODA": 1e-8, "DOP853": 1e-9}
 """Relative and absolute tolerance of each integrator."""
@@ -31,7 +36,9 @@ def dysts_systems() -> tuple[str, ...]:
         >>> "Lorenz" in data.dysts_systems()
         True
     """
-    return tuple(_dysts("dysts.systems").get_attractor_list(sys_class="continuous_no_delay"))
+    return tuple(
+        _dysts("dysts.systems").get_attractor_list(sys_class="continuous_no_delay")
+    )
 
 
 def dysts_sets(
@@ -77,13 +84,26 @@ def dysts_sets(
     sets = []
     for system in matching("dysts system", systems, dysts_systems(), _HINT):
         all_windows: list[Window] = []
-        for number, values in enumerate(_trajectories(system, points, periods, instances, seed, integrator)):
+        for number, values in enumerate(
+            _trajectories(system, points, periods, instances, seed, integrator)
+        ):
             if not np.isfinite(values).all():
                 raise InputError(f"trajectory {number} of {system!r} is not finite")
-            items = [(f"ic{number}.{row}", values[row : row + 1]) for row in range(len(values))]
+            items = [
+                (f"ic{number}.{row}", values[row : row + 1])
+                for row in range(len(values))
+            ]
             for item, rows in [(f"ic{number}", values)] if multivariate else items:
                 all_windows += rolling_windows(item, rows, horizon, windows, stride)
-        sets.append(EvaluationSet(f"dysts/{system}", tuple(all_windows), horizon, domain="chaos", source=source))
+        sets.append(
+            EvaluationSet(
+                f"dysts/{system}",
+                tuple(all_windows),
+                horizon,
+                domain="chaos",
+                source=source,
+            )
+        )
     return sets
 
 
@@ -94,17 +114,28 @@ def _trajectories(
     flow = getattr(_dysts("dysts.flows"), system)()
     yield _integrate(flow, None, points, periods, integrator)
     if instances > 1:
-        path = _integrate(flow, None, REFERENCE_POINTS, REFERENCE_PERIODS, integrator, raw=True)[:, TRANSIENT:]
+        path = _integrate(
+            flow, None, REFERENCE_POINTS, REFERENCE_PERIODS, integrator, raw=True
+        )[:, TRANSIENT:]
         if instances - 1 > path.shape[1]:
-            raise InputError(f"instances is {instances}, expected at most {path.shape[1] + 1}")
+            raise InputError(
+                f"instances is {instances}, expected at most {path.shape[1] + 1}"
+            )
         # the name keeps the draws of one system apart from those of others
         rng = np.random.default_rng([seed, zlib.crc32(system.encode())])
-        for start in path.T[rng.choice(path.shape[1], size=instances - 1, replace=False)]:
+        for start in path.T[
+            rng.choice(path.shape[1], size=instances - 1, replace=False)
+        ]:
             yield _integrate(flow, start, points, periods, integrator)
 
 
 def _integrate(
-    flow: Any, start: np.ndarray | None, points: int, periods: float, integrator: str, raw: bool = False
+    flow: Any,
+    start: np.ndarray | None,
+    points: int,
+    periods: float,
+    integrator: str,
+    raw: bool = False,
 ) -> np.ndarray:
     tolerance = TOLERANCES[integrator]
     # dysts seeds numpy's global generator

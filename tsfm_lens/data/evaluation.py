@@ -50,7 +50,9 @@ class Window:
             array.flags.writeable = False
             object.__setattr__(self, name, array)
         if len(self.context) != len(self.label):
-            raise InputError(f"{self.id!r}: the context has {len(self.context)} variates, the label {len(self.label)}")
+            raise InputError(
+                f"{self.id!r}: the context has {len(self.context)} variates, the label {len(self.label)}"
+            )
 
     @property
     def id(self) -> str:
@@ -65,7 +67,9 @@ class Window:
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 of names, start and values; equal on every machine and for every float type of equal values."""
-        hasher = hashlib.sha256(repr((self.item, int(self.index), str(self.start))).encode())
+        hasher = hashlib.sha256(
+            repr((self.item, int(self.index), str(self.start))).encode()
+        )
         for array in (self.context, self.label):
             values = np.asarray(array, dtype="<f8") + 0.0  # -0.0 counts as 0.0
             values[np.isnan(values)] = np.nan  # one bit pattern for all NaN
@@ -107,10 +111,14 @@ class EvaluationSet:
         if not self.name:
             raise InputError("an evaluation set needs a name")
         if not self.windows:
-            raise InputError(f"evaluation set {self.name!r} has no window: expected at least one")
+            raise InputError(
+                f"evaluation set {self.name!r} has no window: expected at least one"
+            )
         for what in ("horizon", "seasonality"):
             if getattr(self, what) < 1:
-                raise InputError(f"evaluation set {self.name!r}: {what} is {getattr(self, what)}, expected 1 or more")
+                raise InputError(
+                    f"evaluation set {self.name!r}: {what} is {getattr(self, what)}, expected 1 or more"
+                )
         ids: set[str] = set()
         for window in self.windows:
             if window.label.shape[1] != self.horizon:
@@ -119,7 +127,9 @@ class EvaluationSet:
                     f"steps, expected the horizon {self.horizon}"
                 )
             if window.id in ids:
-                raise InputError(f"evaluation set {self.name!r} has window {window.id!r} more than once")
+                raise InputError(
+                    f"evaluation set {self.name!r} has window {window.id!r} more than once"
+                )
             ids.add(window.id)
 
     def __len__(self) -> int:
@@ -145,7 +155,9 @@ class EvaluationSet:
         """
         if n is None or n >= len(self):
             return self
-        indices = np.sort(np.random.default_rng(seed).choice(len(self), size=n, replace=False))
+        indices = np.sort(
+            np.random.default_rng(seed).choice(len(self), size=n, replace=False)
+        )
         return replace(self, windows=tuple(self.windows[i] for i in indices))
 
     def chunks(self, size: int) -> list[tuple[int, ...]]:
@@ -163,7 +175,9 @@ class EvaluationSet:
             space -= window.n_variates
         return [tuple(part) for part in parts]
 
-    def batch(self, indices: Sequence[int], context_length: int | None = None) -> tuple[SeriesBatch, np.ndarray]:
+    def batch(
+        self, indices: Sequence[int], context_length: int | None = None
+    ) -> tuple[SeriesBatch, np.ndarray]:
         """Return the contexts of some windows as a batch, and their truth.
 
         Where a (cropped) context has no value, its last step gets the last value before it, else 0, and a note says so.
@@ -182,15 +196,27 @@ class EvaluationSet:
         notes: list[str] = []
         rows: list[dict[str, Any]] = []
         for window in windows:
-            skip = max(0, window.context.shape[1] - (context_length or window.context.shape[1]))
+            skip = max(
+                0, window.context.shape[1] - (context_length or window.context.shape[1])
+            )
             start = self._stamp(window, skip)
             for number, context in enumerate(window.context):
                 variate = str(number) if window.n_variates > 1 else ""
                 name = f"{window.id}/{variate}" if variate else window.id
                 values, note = _usable(context, skip, name)
                 notes += note
-                rows.append({"values": values, "ids": name, "starts": start, "groups": window.id, "variates": variate})
-        batch = batch_of(rows, freq=self.freq, seasonality=self.seasonality, notes=tuple(notes))
+                rows.append(
+                    {
+                        "values": values,
+                        "ids": name,
+                        "starts": start,
+                        "groups": window.id,
+                        "variates": variate,
+                    }
+                )
+        batch = batch_of(
+            rows, freq=self.freq, seasonality=self.seasonality, notes=tuple(notes)
+        )
         return batch, known_values(np.concatenate([window.label for window in windows]))
 
     def scales(self, indices: Sequence[int]) -> np.ndarray:
@@ -204,10 +230,15 @@ class EvaluationSet:
         """
         numbers = [self._position(index) for index in indices]
         for number in set(numbers) - set(self._scales):
-            self._scales[number] = [seasonal_error(row, self.seasonality) for row in self.windows[number].context]
+            self._scales[number] = [
+                seasonal_error(row, self.seasonality)
+                for row in self.windows[number].context
+            ]
         return np.array([scale for number in numbers for scale in self._scales[number]])
 
-    def seasonal_naive(self, indices: Sequence[int], levels: Sequence[float]) -> np.ndarray:
+    def seasonal_naive(
+        self, indices: Sequence[int], levels: Sequence[float]
+    ) -> np.ndarray:
         """Repeat the last season, with Gaussian quantiles whose variance grows with the seasons ahead.
 
         Args:
@@ -223,8 +254,12 @@ class EvaluationSet:
         normal = np.array([NormalDist().inv_cdf(level) for level in levels])
         seasons = np.floor(np.arange(self.horizon) / self.seasonality) + 1
         rows = []
-        for context in (row for window in self._pick(indices) for row in window.context):
-            mean, deviation = last_season(filled(context), self.seasonality, self.horizon)
+        for context in (
+            row for window in self._pick(indices) for row in window.context
+        ):
+            mean, deviation = last_season(
+                filled(context), self.seasonality, self.horizon
+            )
             rows.append(mean + normal[:, None] * deviation * np.sqrt(seasons))
         return np.stack(rows)
 
@@ -233,20 +268,28 @@ class EvaluationSet:
 
         The order of the indices (all if None), the set's name and the float type of equal values do not matter to it.
         """
-        numbers = range(len(self)) if indices is None else {self._position(index) for index in indices}
+        numbers = (
+            range(len(self))
+            if indices is None
+            else {self._position(index) for index in indices}
+        )
         header = repr((int(self.horizon), self.freq, int(self.seasonality)))
         digests = sorted(self.windows[index].digest for index in numbers)
         return hashlib.sha256(b"".join([header.encode(), *digests])).hexdigest()
 
     def _position(self, index: int) -> int:
         if not -len(self) <= index < len(self):
-            raise InputError(f"window {index} is out of range: {self.name!r} has {len(self)}")
+            raise InputError(
+                f"window {index} is out of range: {self.name!r} has {len(self)}"
+            )
         return int(index) % len(self)
 
     def _pick(self, indices: Sequence[int]) -> list[Window]:
         windows = [self.windows[self._position(index)] for index in indices]
         if not windows:
-            raise InputError(f"no window of {self.name!r} is named: expected at least one index")
+            raise InputError(
+                f"no window of {self.name!r} is named: expected at least one index"
+            )
         return windows
 
     def _stamp(self, window: Window, skip: int) -> pd.Timestamp | None:
@@ -269,8 +312,12 @@ def _usable(row: np.ndarray, skip: int, name: str) -> tuple[np.ndarray, list[str
         return context, []
     finite = row[np.isfinite(row)]
     context[-1] = finite[-1] if len(finite) else 0.0
-    what = "the last value before them" if len(finite) else "0, as the series has no value"
-    return context, [f"{name}: the {len(context)} steps of context are all missing; the last was given {what}"]
+    what = (
+        "the last value before them" if len(finite) else "0, as the series has no value"
+    )
+    return context, [
+        f"{name}: the {len(context)} steps of context are all missing; the last was given {what}"
+    ]
 
 
 def rolling_windows(
@@ -283,7 +330,11 @@ def rolling_windows(
 ) -> Iterator[Window]:
     """Cut the last windows of one item, in time order; each context is the whole history before its label."""
     stride = horizon if stride is None else stride
-    for name, number in (("horizon", horizon), ("windows", windows), ("stride", stride)):
+    for name, number in (
+        ("horizon", horizon),
+        ("windows", windows),
+        ("stride", stride),
+    ):
         if number < 1:
             raise InputError(f"{name} is {number}, expected 1 or more")
     length = values.shape[-1]
@@ -295,7 +346,9 @@ def rolling_windows(
         )
     for index in range(windows):
         cut = length - horizon - stride * (windows - 1 - index)
-        yield Window(item, index, values[:, :cut], values[:, cut : cut + horizon], start)
+        yield Window(
+            item, index, values[:, :cut], values[:, cut : cut + horizon], start
+        )
 
 
 def scored_windows(
@@ -318,20 +371,32 @@ def scored_windows(
     length = int(np.flatnonzero(present)[-1]) + 1 if present.any() else 0
     notes = []
     if length < values.shape[-1]:
-        notes.append(f"{item!r}: the last {values.shape[-1] - length} steps have no value; its windows end before them")
-    cut = list(rolling_windows(item, values[:, :length], horizon, windows, stride, start))
+        notes.append(
+            f"{item!r}: the last {values.shape[-1] - length} steps have no value; its windows end before them"
+        )
+    cut = list(
+        rolling_windows(item, values[:, :length], horizon, windows, stride, start)
+    )
     kept = [window for window in cut if np.isfinite(window.label).any()]
     # the last window ends with a value, so that one is always kept
     if len(kept) < len(cut):
-        notes.append(f"{item!r}: {len(cut) - len(kept)} of {len(cut)} windows have no value to score and are left out")
+        notes.append(
+            f"{item!r}: {len(cut) - len(kept)} of {len(cut)} windows have no value to score and are left out"
+        )
     return kept, notes
 
 
-def matching(what: str, patterns: str | Sequence[str], names: Sequence[str], hint: str) -> list[str]:
+def matching(
+    what: str, patterns: str | Sequence[str], names: Sequence[str], hint: str
+) -> list[str]:
     """Select names by patterns, which may leave out what follows a slash, in the order of the names."""
     matches: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        of_pattern = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}/*")}
+        of_pattern = {
+            name
+            for name in names
+            if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}/*")
+        }
         if not of_pattern:
             raise unknown_name(what, pattern, names, hint=hint)
         matches |= of_pattern
@@ -367,7 +432,9 @@ def filled(series: np.ndarray) -> np.ndarray:
     return pd.Series(values).ffill().bfill().fillna(0.0).to_numpy()
 
 
-def last_season(series: np.ndarray, season: int, horizon: int) -> tuple[np.ndarray, float]:
+def last_season(
+    series: np.ndarray, season: int, horizon: int
+) -> tuple[np.ndarray, float]:
     """Repeat the last season over the horizon, and return the deviation of the seasonal differences."""
     length = len(series)
     last: np.ndarray = series[-season:]
@@ -375,5 +442,9 @@ def last_season(series: np.ndarray, season: int, horizon: int) -> tuple[np.ndarr
         # the part of a season that was never seen takes the first value
         last = np.concatenate([np.full(season - length, series[0]), series])
     change = series[season:] - series[:-season]
-    deviation = float(np.sqrt(np.sum(change**2) / (length - season))) if length > season else 0.0
+    deviation = (
+        float(np.sqrt(np.sum(change**2) / (length - season)))
+        if length > season
+        else 0.0
+    )
     return np.resize(last, horizon), deviation

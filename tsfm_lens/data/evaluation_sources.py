@@ -21,7 +21,12 @@ from tsfm_lens.errors import InputError
 
 
 def holdout_sets(
-    series: Any, horizon: int, windows: int = 1, stride: int | None = None, name: str | None = None, **reading: Any
+    series: Any,
+    horizon: int,
+    windows: int = 1,
+    stride: int | None = None,
+    name: str | None = None,
+    **reading: Any,
 ) -> list[EvaluationSet]:
     """Cut rolling windows at the end of any series, one set for each frequency and season, or bundled series.
 
@@ -42,17 +47,36 @@ def holdout_sets(
         ['bundled/co2', 'bundled/nile']
     """
     cut = horizon, windows, stride
-    names = [series] if isinstance(series, str) and series in bundled_names() else series
-    if isinstance(names, list | tuple) and names and all(isinstance(item, str) for item in names):
+    names = (
+        [series] if isinstance(series, str) and series in bundled_names() else series
+    )
+    if (
+        isinstance(names, list | tuple)
+        and names
+        and all(isinstance(item, str) for item in names)
+    ):
         infos = [bundled_info(item) for item in names]
-        return [_sets(bundled(i.name), f"bundled/{i.name}", *cut, i.source, i.field)[0] for i in infos]
+        return [
+            _sets(bundled(i.name), f"bundled/{i.name}", *cut, i.source, i.field)[0]
+            for i in infos
+        ]
     file = Path(series).name if isinstance(series, str | Path) else None
-    label, source = (file.split(".")[0], f"file {file}") if file else ("series", "series of the caller")
+    label, source = (
+        (file.split(".")[0], f"file {file}")
+        if file
+        else ("series", "series of the caller")
+    )
     return _sets(as_series(series, **reading), name or label, *cut, source)
 
 
 def _sets(
-    batch: SeriesBatch, name: str, horizon: int, windows: int, stride: int | None, source: str, domain: str = ""
+    batch: SeriesBatch,
+    name: str,
+    horizon: int,
+    windows: int,
+    stride: int | None,
+    source: str,
+    domain: str = "",
 ) -> list[EvaluationSet]:
     """Make one set for each frequency and season length of a batch."""
     windows_of_kind: dict[tuple[str | None, int], list[Window]] = {}
@@ -60,15 +84,30 @@ def _sets(
     for group, members in batch.rows_by_group().items():
         first = members[0]
         values = np.stack([batch.values[row] for row in members])
-        cut, remarks = scored_windows(group, values, horizon, windows, stride, batch.starts[first])
+        cut, remarks = scored_windows(
+            group, values, horizon, windows, stride, batch.starts[first]
+        )
         notes += remarks
-        windows_of_kind.setdefault((batch.freqs[first], batch.seasonalities[first]), []).extend(cut)
+        windows_of_kind.setdefault(
+            (batch.freqs[first], batch.seasonalities[first]), []
+        ).extend(cut)
     freqs = [freq for freq, _ in windows_of_kind]
     sets = []
     for (freq, season), all_windows in windows_of_kind.items():
         label = name if len(freqs) == 1 else f"{name}/{freq or 'unknown'}"
         label += f"/season-{season}" if freqs.count(freq) > 1 else ""
-        sets.append(EvaluationSet(label, tuple(all_windows), horizon, freq, season, domain, source, tuple(notes)))
+        sets.append(
+            EvaluationSet(
+                label,
+                tuple(all_windows),
+                horizon,
+                freq,
+                season,
+                domain,
+                source,
+                tuple(notes),
+            )
+        )
     return sets
 
 
@@ -107,12 +146,20 @@ def gluonts_set(
     for number, entry in enumerate(dataset):
         item = str(entry.get("item_id", number))
         if "target" not in entry:
-            raise InputError(f"entry {item!r} of {name!r} has no 'target'; it has {', '.join(map(str, entry))}")
+            raise InputError(
+                f"entry {item!r} of {name!r} has no 'target'; it has {', '.join(map(str, entry))}"
+            )
         if item in ids:
-            raise InputError(f"{name!r} has item {item!r} more than once; give each entry its own 'item_id'")
+            raise InputError(
+                f"{name!r} has item {item!r} more than once; give each entry its own 'item_id'"
+            )
         ids.add(item)
         start = entry.get("start")
-        freq = freq or (start.freqstr if isinstance(start, pd.Period) else None) or entry.get("freq")
+        freq = (
+            freq
+            or (start.freqstr if isinstance(start, pd.Period) else None)
+            or entry.get("freq")
+        )
         values = np.atleast_2d(to_floats(entry["target"], f"series {item!r}"))
         stamp = start_of(start, freq) if start is not None and freq else None
         cut, remarks = scored_windows(item, values, horizon, windows, stride, stamp)
@@ -120,7 +167,18 @@ def gluonts_set(
         notes += remarks
     stamps = stamp_frequency(freq) if freq else None
     season = seasonality or season_of(stamps)
-    return [EvaluationSet(name, tuple(all_windows), horizon, stamps, season, domain, source, tuple(notes))]
+    return [
+        EvaluationSet(
+            name,
+            tuple(all_windows),
+            horizon,
+            stamps,
+            season,
+            domain,
+            source,
+            tuple(notes),
+        )
+    ]
 
 
 def gluonts_file(
@@ -138,10 +196,16 @@ def gluonts_file(
     place = local_path(path)
     parse_frequency(freq)
     entries = [entry for file in _gluonts_files(place) for entry in gluonts_rows(file)]
-    options: dict[str, Any] = {"freq": freq, "seasonality": seasonality, "domain": domain}
+    options: dict[str, Any] = {
+        "freq": freq,
+        "seasonality": seasonality,
+        "domain": domain,
+    }
     name, source = name or place.name.split(".")[0], f"gluonts dataset {place.name}"
     try:
-        return gluonts_set(entries, horizon, windows, stride, name, source=source, **options)
+        return gluonts_set(
+            entries, horizon, windows, stride, name, source=source, **options
+        )
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
@@ -152,7 +216,17 @@ def _gluonts_files(place: Path) -> list[Path]:
         return [place]
     if not place.is_dir():
         raise InputError(f"there is no file or folder {str(place)!r}")
-    splits = sorted(entry.name for entry in place.iterdir() if entry.is_dir() and entry.name in ("train", "test"))
+    splits = sorted(
+        entry.name
+        for entry in place.iterdir()
+        if entry.is_dir() and entry.name in ("train", "test")
+    )
     if splits:
-        raise InputError(f"{str(place)!r} holds {' and '.join(splits)}; give the folder of one")
-    return sorted(file for file in place.rglob("*") if file.is_file() and not file.name.startswith("."))
+        raise InputError(
+            f"{str(place)!r} holds {' and '.join(splits)}; give the folder of one"
+        )
+    return sorted(
+        file
+        for file in place.rglob("*")
+        if file.is_file() and not file.name.startswith(".")
+    )

@@ -14,7 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tsfm_lens.data.batch import SeriesBatch
-from tsfm_lens.data.frames import column_names, from_frame, id_names, key_and_time, value_columns
+from tsfm_lens.data.frames import (
+    column_names,
+    from_frame,
+    id_names,
+    key_and_time,
+    value_columns,
+)
 from tsfm_lens.data.text import TextTable, read_table
 from tsfm_lens.data.values import from_arrow, name_lists, texts
 from tsfm_lens.errors import InputError, UnknownNameError
@@ -80,8 +86,14 @@ def with_season(batch: SeriesBatch, seasonality: int | None) -> SeriesBatch:
     """Give all series a season length in steps; return the batch unchanged without one."""
     if seasonality is None:
         return batch
-    if isinstance(seasonality, bool) or not isinstance(seasonality, int | np.integer) or seasonality < 1:
-        raise InputError(f"seasonality is {seasonality!r}, expected a whole number of steps, 1 or more")
+    if (
+        isinstance(seasonality, bool)
+        or not isinstance(seasonality, int | np.integer)
+        or seasonality < 1
+    ):
+        raise InputError(
+            f"seasonality is {seasonality!r}, expected a whole number of steps, 1 or more"
+        )
     return replace(batch, seasonality=int(seasonality), seasonalities=())
 
 
@@ -91,14 +103,24 @@ def in_units(batch: SeriesBatch, units: str | Sequence[str]) -> SeriesBatch:
         return batch
     if isinstance(units, str):
         # covariates are seldom measured in the same
-        return replace(batch, units=tuple(units if role == "target" else "" for role in batch.roles))
+        return replace(
+            batch,
+            units=tuple(units if role == "target" else "" for role in batch.roles),
+        )
     return replace(batch, units=texts(units, "units"))
 
 
 def columns_of(path: str | Path) -> list[str]:
     """List the columns of a file of series, in their order, without reading its values as numbers."""
     file = regular_file(path, READABLE)
-    return list(map(str, _parquet(file).columns if file.suffix.lower() in _PARQUET else read_table(file).columns))
+    return list(
+        map(
+            str,
+            _parquet(file).columns
+            if file.suffix.lower() in _PARQUET
+            else read_table(file).columns,
+        )
+    )
 
 
 def _parquet(file: Path) -> pd.DataFrame:
@@ -114,7 +136,9 @@ def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
     ids = id_names(option("id_column"), names)
     key, time = key_and_time(names, ids[0] if ids else None, option("time_column"))
     keys = {*ids, key, time}
-    covariates = set(column_names([*(option("known") or ()), *(option("past") or ())], names))
+    covariates = set(
+        column_names([*(option("known") or ()), *(option("past") or ())], names)
+    )
     categories = set(column_names(option("categories") or (), names))
     targets = option("targets") if option("variates") is None else option("variates")
     requested = value_columns(names, targets, keys | covariates)
@@ -134,10 +158,18 @@ def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
                 table.refuse_some_numbers(name)
         elif name not in keys and table.is_numeric(name):
             numbers = np.zeros(len(table.columns[name]))  # it is not read
-        columns[name] = table.text(name, is_id=name in keys - {time}) if numbers is None else numbers
+        columns[name] = (
+            table.text(name, is_id=name in keys - {time})
+            if numbers is None
+            else numbers
+        )
     table.check_points(numeric)
     rows = len(columns[names[0]])
-    return pd.DataFrame(columns, index=pd.RangeIndex(table.first_row, table.first_row + rows), copy=False)
+    return pd.DataFrame(
+        columns,
+        index=pd.RangeIndex(table.first_row, table.first_row + rows),
+        copy=False,
+    )
 
 
 def local_path(path: str | Path) -> Path:
@@ -155,12 +187,20 @@ def local_path(path: str | Path) -> Path:
 
 def missing_file(file: Path, readable: tuple[str, ...]) -> InputError:
     """Build the error for a file that does not exist: it names readable files of the folder, the nearest first."""
-    names = sorted(item.name for item in file.parent.glob("*") if item.suffix in readable)
+    names = sorted(
+        item.name for item in file.parent.glob("*") if item.suffix in readable
+    )
     near = get_close_matches(file.name, names, n=_MOST_FILES)
     nearest = [*near, *(name for name in names if name not in near)][:_MOST_FILES]
-    hint = f" That folder has: {', '.join(nearest)}{', …' if len(names) > _MOST_FILES else ''}." if names else ""
+    hint = (
+        f" That folder has: {', '.join(nearest)}{', …' if len(names) > _MOST_FILES else ''}."
+        if names
+        else ""
+    )
     text = (
-        " Series are numbers: an array, a frame, or the path of a file." if " " in str(file) and not file.suffix else ""
+        " Series are numbers: an array, a frame, or the path of a file."
+        if " " in str(file) and not file.suffix
+        else ""
     )
     return InputError(f"there is no file {str(file)!r}.{text or hint}")
 
@@ -171,7 +211,11 @@ def regular_file(path: str | Path, readable: tuple[str, ...]) -> Path:
     if not file.exists():
         raise missing_file(file, readable)
     if not file.is_file() and not file.is_dir():
-        raise InputError(f"{str(path)!r} is a pipe or a device, expected a plain file; save its content to one first")
+        raise InputError(
+            f"{str(path)!r} is a pipe or a device, expected a plain file; save its content to one first"
+        )
     if file.is_dir() or not file.name.lower().endswith(readable):
-        raise InputError(f"cannot read {str(path)!r}: expected a file that ends in {', '.join(readable)}")
+        raise InputError(
+            f"cannot read {str(path)!r}: expected a file that ends in {', '.join(readable)}"
+        )
     return file

@@ -11,7 +11,12 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch, batch_of, known_frequency, noted_ends
-from tsfm_lens.data.categories import alike, category_notes, declared_names, read_covariate
+from tsfm_lens.data.categories import (
+    alike,
+    category_notes,
+    declared_names,
+    read_covariate,
+)
 from tsfm_lens.data.text import ID_COLUMNS, NUMBER, TARGET_COLUMNS, TIME_COLUMNS
 from tsfm_lens.data.times import (
     Grid,
@@ -29,7 +34,11 @@ from tsfm_lens.data.values import id_texts, name_lists, texts, to_floats, withou
 from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 
 _MOST_NAMES = 8  # columns
-_CHOICES = {ID_COLUMNS: "id_column=…", TIME_COLUMNS: "time_column=…", TARGET_COLUMNS: "targets=[…]"}
+_CHOICES = {
+    ID_COLUMNS: "id_column=…",
+    TIME_COLUMNS: "time_column=…",
+    TARGET_COLUMNS: "targets=[…]",
+}
 """Standard names -> the option that chooses another column."""
 
 
@@ -84,7 +93,13 @@ def from_frame(
     """
     freq = None if freq is None else known_frequency(freq)
     names = name_lists(
-        {"targets": targets, "variates": variates, "known": known, "past": past, "categories": categories}
+        {
+            "targets": targets,
+            "variates": variates,
+            "known": known,
+            "past": past,
+            "categories": categories,
+        }
     )
     targets, variates, known, past, categories = names.values()
     table, id_option = frame, id_column
@@ -92,37 +107,62 @@ def from_frame(
     frame, notes = without_arrow(frame), []
     key, time = key_and_time(frame.columns, id_column, time_column)
     if targets is not None and variates is not None:
-        raise InputError("give targets=… for columns that are series of their own or variates=…, not both")
+        raise InputError(
+            "give targets=… for columns that are series of their own or variates=…, not both"
+        )
     if time is None:
-        time = dated_column(frame, {key, *chain.from_iterable(filter(None, (targets, variates, known, past)))})
-        notes += [] if time is None else [f"column {str(time)!r} is read as the timestamps"]
+        time = dated_column(
+            frame,
+            {key, *chain.from_iterable(filter(None, (targets, variates, known, past)))},
+        )
+        notes += (
+            [] if time is None else [f"column {str(time)!r} is read as the timestamps"]
+        )
     requested = targets if variates is None else variates
     if time is None and requested is None:
         _check_not_wide(table, frame, key, id_option)
     if future is not None:
         later = _flat_future(future, table.index.names, id_option, key, time)
-        known, more = _known_in_future(frame, later, {time, key}, requested, known, past)
+        known, more = _known_in_future(
+            frame, later, {time, key}, requested, known, past
+        )
         notes += more
     roles = covariate_roles(frame.columns, known, past, {time, key})
     columns = _values(frame, requested, {time, key, *roles})
     in_future = np.zeros(len(frame), dtype=bool)
     if future is not None:
         in_future = np.append(in_future, np.ones(len(later), dtype=bool))
-        frame = _continued(frame, later, key, [name for name in (time, *roles) if name is not None])
+        frame = _continued(
+            frame, later, key, [name for name in (time, *roles) if name is not None]
+        )
     times = None if time is None else times_of(frame[time], str(time), time_format)
     ids = None if key is None else id_texts(frame[key], str(key))
-    unread = [column for column in frame.columns if column not in {key, time, *columns, *roles}]
+    unread = [
+        column
+        for column in frame.columns
+        if column not in {key, time, *columns, *roles}
+    ]
     named = targets is not None or variates is not None
     notes += _choices(frame, columns, unread, named)
     grouped = variates is not None or bool(roles)
-    groups = [("series-0" if grouped else "", np.arange(len(frame)))] if ids is None else _groups(ids)
+    groups = (
+        [("series-0" if grouped else "", np.arange(len(frame)))]
+        if ids is None
+        else _groups(ids)
+    )
     owners = [(group or str(columns[0]), rows) for group, rows in groups]
     if timezone is not None or round_time is not None:
         times = on_clock(times, owners, timezone, round_time)
     if times is not None and future is not None:
         _check_order(times, owners, in_future, frame.index)
     fixed = {time, *roles, *(columns if named or len(columns) == 1 else ())}
-    _check_rows(frame, unread, pd.Series(0 if ids is None else ids, frame.index, name=key), times, fixed)
+    _check_rows(
+        frame,
+        unread,
+        pd.Series(0 if ids is None else ids, frame.index, name=key),
+        times,
+        fixed,
+    )
     grids: list[Grid] | None = None
     in_utc = False
     if times is not None:
@@ -130,37 +170,88 @@ def from_frame(
         notes += more
     # of each group: its rows that are no future, and the step after the last of them
     counts = [int((~in_future[rows]).sum()) for _, rows in groups]
-    stops = counts if grids is None else [int(grid.places[n - 1]) + 1 for grid, n in zip(grids, counts, strict=True)]
+    stops = (
+        counts
+        if grids is None
+        else [
+            int(grid.places[n - 1]) + 1 for grid, n in zip(grids, counts, strict=True)
+        ]
+    )
     for (group, _), count, stop in zip(owners, counts, stops, strict=True):
-        notes += [f"{group}: {stop - count} missing timestamps were filled with NaN"] if stop > count else []
+        notes += (
+            [f"{group}: {stop - count} missing timestamps were filled with NaN"]
+            if stop > count
+            else []
+        )
     kinds: dict[Hashable, Any] = dict(zip(frame.columns, frame.dtypes, strict=True))
-    if all(isinstance(kinds[column], np.dtype) and kinds[column].kind == "f" for column in columns):
+    if all(
+        isinstance(kinds[column], np.dtype) and kinds[column].kind == "f"
+        for column in columns
+    ):
         # one by one, a hundred thousand columns take a minute
-        numbers = dict(zip(columns, frame[columns].to_numpy(dtype=np.float64).T, strict=True))
+        numbers = dict(
+            zip(columns, frame[columns].to_numpy(dtype=np.float64).T, strict=True)
+        )
     else:
         numbers = {column: _numbers(frame[column], str(column)) for column in columns}
-    declared = declared_names(column_names(categories or (), frame.columns), [str(name) for name in roles])
-    declared |= {str(name) for name in roles if isinstance(frame[name].dtype, pd.CategoricalDtype)}
-    coded = {name: read_covariate(frame[name], str(name), str(name) in declared) for name in roles}
+    declared = declared_names(
+        column_names(categories or (), frame.columns), [str(name) for name in roles]
+    )
+    declared |= {
+        str(name)
+        for name in roles
+        if isinstance(frame[name].dtype, pd.CategoricalDtype)
+    }
+    coded = {
+        name: read_covariate(frame[name], str(name), str(name) in declared)
+        for name in roles
+    }
     notes += category_notes({str(name): each for name, each in coded.items()}, declared)
     covariates = {name: (role, *coded[name]) for name, role in roles.items()}
-    items = [tuple(columns)] if variates is not None else [(column,) for column in columns]
+    items = (
+        [tuple(columns)] if variates is not None else [(column,) for column in columns]
+    )
     series: list[dict[str, Any]] = []
     for place, (group, rows) in enumerate(groups):
         grid = None if grids is None else grids[place]
         end = None if future is None else stops[place]
         for item in items:
-            name = group if len(items) == 1 and (grouped or group) else "/".join(filter(None, (group, str(item[0]))))
-            for row in _item_rows(name, rows, grid, [(each, numbers[each]) for each in item], covariates, end):
+            name = (
+                group
+                if len(items) == 1 and (grouped or group)
+                else "/".join(filter(None, (group, str(item[0]))))
+            )
+            for row in _item_rows(
+                name,
+                rows,
+                grid,
+                [(each, numbers[each]) for each in item],
+                covariates,
+                end,
+            ):
                 row |= {} if grouped else {"variates": ""}
-                row |= {"ids": name} if not grouped or (len(items) > 1 and row["roles"] == "target") else {}
-                series.append(row | {"groups": name, "starts": None if grid is None else grid.start})
+                row |= (
+                    {"ids": name}
+                    if not grouped or (len(items) > 1 and row["roles"] == "target")
+                    else {}
+                )
+                series.append(
+                    row
+                    | {"groups": name, "starts": None if grid is None else grid.start}
+                )
     clock = (timezone or "UTC") if in_utc else ""
-    batch = batch_of(series, freq=freq if grids is None else grids[0].freq, notes=tuple(notes), clock=clock)
+    batch = batch_of(
+        series,
+        freq=freq if grids is None else grids[0].freq,
+        notes=tuple(notes),
+        clock=clock,
+    )
     return noted_ends(batch)
 
 
-def _check_not_wide(table: pd.DataFrame, frame: pd.DataFrame, key: Hashable | None, id_column: Any) -> None:
+def _check_not_wide(
+    table: pd.DataFrame, frame: pd.DataFrame, key: Hashable | None, id_column: Any
+) -> None:
     """Refuse a table with a column per date, which would be read transposed; name the call that reads it.
 
     Digits in names count as dates only where each id has one row. ``frame`` is the table with its index as columns.
@@ -173,14 +264,20 @@ def _check_not_wide(table: pd.DataFrame, frame: pd.DataFrame, key: Hashable | No
     if len(dates) < 2 or len(numeric) > 2 * len(dates):
         return
     keys = id_names(id_column, [*index_names(table.index, None, None), *table.columns])
-    columns = [name for name in table.columns if name in keys or (name in frame.columns and name not in dates)]
+    columns = [
+        name
+        for name in table.columns
+        if name in keys or (name in frame.columns and name not in dates)
+    ]
     labels: list[Hashable] = [*index_names(table.index, None, None), *columns]
     source = "frame"
     if not labels:
         labels = [table.index.name or "index"]
     if len(labels) > len(columns):
         source = "frame.reset_index()"
-    row_numbers = [name for name in table.columns if name not in columns and name not in dates]
+    row_numbers = [
+        name for name in table.columns if name not in columns and name not in dates
+    ]
     if row_numbers:
         source += f".drop(columns={row_numbers!r})"
     if key is None:
@@ -195,21 +292,36 @@ def _check_not_wide(table: pd.DataFrame, frame: pd.DataFrame, key: Hashable | No
     )
 
 
-def _choices(frame: pd.DataFrame, columns: Sequence[Hashable], unread: Sequence[Hashable], named: bool) -> list[str]:
+def _choices(
+    frame: pd.DataFrame,
+    columns: Sequence[Hashable],
+    unread: Sequence[Hashable],
+    named: bool,
+) -> list[str]:
     """Tell what a caller may not expect: columns that are not read, and several that are series of their own."""
-    numeric = [column for column in unread if pd.api.types.is_numeric_dtype(frame[column])]
+    numeric = [
+        column for column in unread if pd.api.types.is_numeric_dtype(frame[column])
+    ]
     cure = "targets=[…] reads columns as series of their own, variates=[…] as the variates of one item"
     cure = "past=[…] or known=[…] reads columns as covariates" if named else cure
     silent = numeric if named else unread
-    notes = [f"not read: {_listed(silent)}{f'; {cure}' if numeric else ''}"] if silent else []
+    notes = (
+        [f"not read: {_listed(silent)}{f'; {cure}' if numeric else ''}"]
+        if silent
+        else []
+    )
     if len(columns) > 1 and not named:
-        notes.append(f"series of their own: {_listed(columns)}; targets=[…] chooses, past=[…] reads covariates")
+        notes.append(
+            f"series of their own: {_listed(columns)}; targets=[…] chooses, past=[…] reads covariates"
+        )
     return notes
 
 
 def _listed(columns: Sequence[Hashable]) -> str:
     names = [repr(str(name)) for name in columns[:_MOST_NAMES]]
-    return ", ".join(names) + (f", … ({len(columns)} columns)" if len(columns) > _MOST_NAMES else "")
+    return ", ".join(names) + (
+        f", … ({len(columns)} columns)" if len(columns) > _MOST_NAMES else ""
+    )
 
 
 def _item_rows(
@@ -224,13 +336,20 @@ def _item_rows(
 
     The context ends before the step ``end``. If None, it ends after the last target where covariates are known later.
     """
-    members: list[tuple[Any, ...]] = [(column, "target", values, None) for column, values in targets]
+    members: list[tuple[Any, ...]] = [
+        (column, "target", values, None) for column, values in targets
+    ]
     members += [(column, *covariate) for column, covariate in covariates.items()]
-    series = [values[rows] if grid is None else grid.filled(values[rows]) for _, _, values, _ in members]
+    series = [
+        values[rows] if grid is None else grid.filled(values[rows])
+        for _, _, values, _ in members
+    ]
     if end is None and any(role == "known" for _, role, _, _ in members):
         present = np.flatnonzero(np.isfinite(series[: len(targets)]).any(axis=0))
         if not len(present):
-            raise InputError(f"{', '.join(repr(str(column)) for column, _ in targets)} of {name!r} has no value")
+            raise InputError(
+                f"{', '.join(repr(str(column)) for column, _ in targets)} of {name!r} has no value"
+            )
         end = int(present[-1]) + 1
     elif end is None:
         end = len(series[0])
@@ -242,23 +361,36 @@ def _item_rows(
             finite = np.flatnonzero(np.isfinite(values[end:]))
             # a gap before the missing values at the end stays, to be refused
             future = values[end:][: finite[-1] + 1 if len(finite) else 0]
-        row = {"values": values[:end], "ids": f"{name}/{column}", "variates": str(column)}
+        row = {
+            "values": values[:end],
+            "ids": f"{name}/{column}",
+            "variates": str(column),
+        }
         out.append(row | {"roles": role, "futures": future, "categories": categories})
     return out
 
 
 def _numbers(column: pd.Series, name: str) -> np.ndarray:
     """Convert the column into the nearest float64; text that reads as a number counts as one."""
-    if not isinstance(column.dtype, pd.CategoricalDtype | pd.StringDtype) and column.dtype != object:
+    if (
+        not isinstance(column.dtype, pd.CategoricalDtype | pd.StringDtype)
+        and column.dtype != object
+    ):
         return to_floats(column.to_numpy(), f"column {name!r}")
     cells = column.to_numpy(dtype=object, copy=True)
     for place, cell in enumerate(cells):
         if isinstance(cell, str):
             if not re.fullmatch(NUMBER, cell.strip()):
                 title = (
-                    "; are there rows of titles above the names? delete them" if name.startswith("Unnamed: ") else ""
+                    "; are there rows of titles above the names? delete them"
+                    if name.startswith("Unnamed: ")
+                    else ""
                 )
-                comma = "; replace the comma by a point" if re.fullmatch(NUMBER, cell.strip().replace(",", ".")) else ""
+                comma = (
+                    "; replace the comma by a point"
+                    if re.fullmatch(NUMBER, cell.strip().replace(",", "."))
+                    else ""
+                )
                 where = f"column {name!r} holds {cell!r} in row {column.index[place]}"
                 raise InputError(f"{where}, which is not a number{comma or title}")
             cells[place] = float(cell)
@@ -266,7 +398,11 @@ def _numbers(column: pd.Series, name: str) -> np.ndarray:
 
 
 def _check_rows(
-    frame: pd.DataFrame, unread: Sequence[Hashable], ids: pd.Series, times: Times | None, fixed: set[Hashable]
+    frame: pd.DataFrame,
+    unread: Sequence[Hashable],
+    ids: pd.Series,
+    times: Times | None,
+    fixed: set[Hashable],
 ) -> None:
     """Refuse to merge series that differ in text, and rows of one id and time; name the columns that part them."""
     clocks = {} if times is None else {"time": times.instants, "clock": times.clock}
@@ -277,9 +413,16 @@ def _check_rows(
     examples = []
     for column in unread:
         text = frame[column].astype(str).where(frame[column].notna())
-        if not pd.api.types.is_numeric_dtype(frame[column]) and text.groupby(ids).nunique().max() > 1:
+        if (
+            not pd.api.types.is_numeric_dtype(frame[column])
+            and text.groupby(ids).nunique().max() > 1
+        ):
             examples.append(f"{str(column)!r} (text such as {text.dropna().iloc[0]!r})")
-    parting = "" if times is None else _parting(frame.drop(columns=[*fixed - {None}]), places, ids.name)
+    parting = (
+        ""
+        if times is None
+        else _parting(frame.drop(columns=[*fixed - {None}]), places, ids.name)
+    )
     option = f"id_column={parting or '…'}"
     if examples:
         raise InputError(
@@ -290,38 +433,83 @@ def _check_rows(
     if times is not None:
         name, _, when = places.iloc[again[0]]
         rows = frame.index[(places == places.iloc[again[0]]).all(axis=1)]
-        cures = [f"give {option} if they are of several series" if parting or ids.name is None else "keep one of them"]
+        cures = [
+            f"give {option} if they are of several series"
+            if parting or ids.name is None
+            else "keep one of them"
+        ]
         has_dates = isinstance(when, pd.Timestamp)
-        cures += [f"{times.note}: round_time=… may be finer"] if times.note and has_dates else []
-        if times.utc is None and has_dates and not parting and (times.clock != times.clock.astype("M8[D]")).any():
-            cures.append("if a local clock repeats an hour in autumn, give timezone=…, as in timezone='Europe/Berlin'")
+        cures += (
+            [f"{times.note}: round_time=… may be finer"]
+            if times.note and has_dates
+            else []
+        )
+        if (
+            times.utc is None
+            and has_dates
+            and not parting
+            and (times.clock != times.clock.astype("M8[D]")).any()
+        ):
+            cures.append(
+                "if a local clock repeats an hour in autumn, give timezone=…, as in timezone='Europe/Berlin'"
+            )
         owner = "" if ids.name is None else f"series {name!r} has "
-        raise InputError(f"{owner}two values at {time_text(when)} (rows {rows[0]} and {rows[1]}); {'; '.join(cures)}")
+        raise InputError(
+            f"{owner}two values at {time_text(when)} (rows {rows[0]} and {rows[1]}); {'; '.join(cures)}"
+        )
 
 
 def _parting(frame: pd.DataFrame, places: pd.DataFrame, key: Hashable | None) -> str:
     """Name the fewest columns of text or whole numbers that make a panel, in which no times repeat; "" if none do."""
-    whole = [name for name in frame if not pd.api.types.is_float_dtype(frame[name]) or (frame[name] % 1 == 0).all()]
-    codes = {str(name): pd.factorize(frame[name].astype(str))[0] for name in whole if name != key}
+    whole = [
+        name
+        for name in frame
+        if not pd.api.types.is_float_dtype(frame[name]) or (frame[name] % 1 == 0).all()
+    ]
+    codes = {
+        str(name): pd.factorize(frame[name].astype(str))[0]
+        for name in whole
+        if name != key
+    }
     fewest = sorted(codes, key=lambda name: codes[name].max())[:6]
-    for names in chain.from_iterable(combinations(fewest, count) for count in (1, 2, 3)):
+    for names in chain.from_iterable(
+        combinations(fewest, count) for count in (1, 2, 3)
+    ):
         parts = places.assign(**{f"_{name}": codes[name] for name in names})
         series = parts.drop(columns=["time", "clock"]).drop_duplicates()
         # values part rows, too, but into series of few times
-        if len(series) * parts["time"].nunique() <= 2 * len(parts) and not parts.duplicated().any():
-            return repr(",".join([*([] if key is None else [str(key)]), *(name for name in codes if name in names)]))
+        if (
+            len(series) * parts["time"].nunique() <= 2 * len(parts)
+            and not parts.duplicated().any()
+        ):
+            return repr(
+                ",".join(
+                    [
+                        *([] if key is None else [str(key)]),
+                        *(name for name in codes if name in names),
+                    ]
+                )
+            )
     return ""
 
 
-def _values(frame: pd.DataFrame, names: Sequence[str] | None, others: set[Hashable | None]) -> list[Hashable]:
+def _values(
+    frame: pd.DataFrame, names: Sequence[str] | None, others: set[Hashable | None]
+) -> list[Hashable]:
     columns = value_columns(frame.columns, names, others)
     if columns is not None:
         return columns
     kinds = zip(frame.columns, frame.dtypes, strict=True)
-    free: dict[Hashable, Any] = {column: kind for column, kind in kinds if column not in others}
-    numeric = [column for column, kind in free.items() if pd.api.types.is_numeric_dtype(kind)]
+    free: dict[Hashable, Any] = {
+        column: kind for column, kind in kinds if column not in others
+    }
+    numeric = [
+        column for column, kind in free.items() if pd.api.types.is_numeric_dtype(kind)
+    ]
     if numeric or len(free) == 1:
-        return numeric or list(free)  # of a single one the first value that is not a number will be named
+        return numeric or list(
+            free
+        )  # of a single one the first value that is not a number will be named
     raise InputError(
         f"no column holds the values: expected one of {', '.join(TARGET_COLUMNS)}, or numeric columns; "
         f"found {', '.join(map(str, frame.columns))}"
@@ -332,34 +520,59 @@ def _groups(ids: np.ndarray) -> list[tuple[str, np.ndarray]]:
     """Return each id with its rows, in order of first appearance."""
     codes, names = pd.factorize(ids)
     rows = np.argsort(codes, kind="stable")
-    return list(zip(map(str, names), np.split(rows, np.cumsum(np.bincount(codes))[:-1]), strict=True))
+    return list(
+        zip(
+            map(str, names),
+            np.split(rows, np.cumsum(np.bincount(codes))[:-1]),
+            strict=True,
+        )
+    )
 
 
-def flat(frame: pd.DataFrame, id_column: Any, time_column: str | None) -> tuple[pd.DataFrame, Any, str | None]:
+def flat(
+    frame: pd.DataFrame, id_column: Any, time_column: str | None
+) -> tuple[pd.DataFrame, Any, str | None]:
     """Turn the levels of a frame's index into columns, and several of ids into one; also return that and of times."""
     if frame.columns.nlevels > 1:
-        raise InputError(f"the frame's columns have {frame.columns.nlevels} levels, expected one name per column")
+        raise InputError(
+            f"the frame's columns have {frame.columns.nlevels} levels, expected one name per column"
+        )
     if frame.empty and not (len(frame) and frame.index.nlevels > 1):
-        raise InputError(f"the frame has no rows (columns: {', '.join(map(str, frame.columns)) or 'none'})")
+        raise InputError(
+            f"the frame has no rows (columns: {', '.join(map(str, frame.columns)) or 'none'})"
+        )
     if frame.columns.has_duplicates:
-        raise InputError(f"the frame has two columns {str(frame.columns[frame.columns.duplicated()][0])!r}")
+        raise InputError(
+            f"the frame has two columns {str(frame.columns[frame.columns.duplicated()][0])!r}"
+        )
     frame, index = pd.DataFrame(frame), frame.index
     names = index_names(index, id_column, time_column)
     both = sorted(set(names) & set(map(str, frame.columns)))
     if both:
-        raise InputError(f"the frame has {both[0]!r} both in its index and as a column; drop one of them")
+        raise InputError(
+            f"the frame has {both[0]!r} both in its index and as a column; drop one of them"
+        )
     if index.nlevels > 1:
         id_column, time_column = _levels(index, names, id_column, time_column)
-    elif names and time_column is None and holds_times(index) and find(frame.columns, TIME_COLUMNS) is None:
+    elif (
+        names
+        and time_column is None
+        and holds_times(index)
+        and find(frame.columns, TIME_COLUMNS) is None
+    ):
         time_column = names[0]
     frame = frame.set_axis(index.set_names(names)).reset_index() if names else frame
     keys = id_names(id_column, frame.columns)
     id_column = "/".join(keys) if len(keys) > 1 else next(iter(keys), None)
     if len(keys) > 1:
         cells = [id_texts(frame[name], name) for name in keys]
-        ids = pd.Series(map("/".join, zip(*cells, strict=True)), frame.index, dtype=object)
+        ids = pd.Series(
+            map("/".join, zip(*cells, strict=True)), frame.index, dtype=object
+        )
         if ids.nunique() < len(frame[keys].drop_duplicates()):
-            raise InputError(f"different ids of {_listed(keys)} are alike when joined by '/'; rename some")
+            raise InputError(
+                f"different ids of {_listed(keys)} are alike when joined by '/'; rename some"
+            )
         frame = frame.drop(columns=keys).assign(**{id_column: ids})
     return _without_row_numbers(frame, {id_column, time_column}), id_column, time_column
 
@@ -367,24 +580,48 @@ def flat(frame: pd.DataFrame, id_column: Any, time_column: str | None) -> tuple[
 def index_names(index: pd.Index, id_column: Any, time_column: str | None) -> list[str]:
     """Name the levels that are to be columns; none of an index that only numbers the rows."""
     if index.nlevels > 1:
-        return [f"level_{place}" if name is None else str(name) for place, name in enumerate(index.names)]
+        return [
+            f"level_{place}" if name is None else str(name)
+            for place, name in enumerate(index.names)
+        ]
     if index.name is None:
-        if isinstance(index, pd.RangeIndex) or pd.api.types.is_integer_dtype(index.dtype):
+        if isinstance(index, pd.RangeIndex) or pd.api.types.is_integer_dtype(
+            index.dtype
+        ):
             return []
         return ["timestamp" if holds_times(index) else "index"]
-    counts = pd.api.types.is_integer_dtype(index.dtype) and find([index.name], (*ID_COLUMNS, *TIME_COLUMNS)) is None
-    return [] if counts and index.name not in (id_column, time_column) else [str(index.name)]
+    counts = (
+        pd.api.types.is_integer_dtype(index.dtype)
+        and find([index.name], (*ID_COLUMNS, *TIME_COLUMNS)) is None
+    )
+    return (
+        []
+        if counts and index.name not in (id_column, time_column)
+        else [str(index.name)]
+    )
 
 
 def holds_times(index: pd.Index) -> bool:
     """Return True for an index of dates, or one without a name whose text looks like dates."""
-    return holds_dates(index.dtype) or (index.name is None and looks_like_dates(pd.Series(index.array)))
+    return holds_dates(index.dtype) or (
+        index.name is None and looks_like_dates(pd.Series(index.array))
+    )
 
 
-def _levels(index: Any, names: list[str], id_column: Any, time_column: str | None) -> tuple[Any, str]:
+def _levels(
+    index: Any, names: list[str], id_column: Any, time_column: str | None
+) -> tuple[Any, str]:
     """Tell the levels of ids and timestamps."""
-    dated = [name for name, level in zip(names, index.levels, strict=True) if holds_dates(level.dtype)]
-    time_column = time_column or find(names, TIME_COLUMNS) or (dated[0] if len(dated) == 1 else None)
+    dated = [
+        name
+        for name, level in zip(names, index.levels, strict=True)
+        if holds_dates(level.dtype)
+    ]
+    time_column = (
+        time_column
+        or find(names, TIME_COLUMNS)
+        or (dated[0] if len(dated) == 1 else None)
+    )
     others = [name for name in names if name != time_column]
     if id_column is None:
         id_column = others[0] if len(others) == 1 else find(others, ID_COLUMNS)
@@ -396,19 +633,30 @@ def _levels(index: Any, names: list[str], id_column: Any, time_column: str | Non
     return id_column, time_column
 
 
-def _without_row_numbers(frame: pd.DataFrame, keys: Collection[Hashable | None]) -> pd.DataFrame:
+def _without_row_numbers(
+    frame: pd.DataFrame, keys: Collection[Hashable | None]
+) -> pd.DataFrame:
     """Drop columns without a name that are empty or number the rows, as ``to_csv`` makes of an index."""
     for name in frame.columns:
         if name in keys or not re.fullmatch(r"(Unnamed: \d+)?", str(name)):
             continue
         column, is_first = frame[name], name == frame.columns[0]
         numeric = pd.api.types.is_numeric_dtype(column)
-        counts = is_first and numeric and (column % 1 == 0).all() and column.is_monotonic_increasing
+        counts = (
+            is_first
+            and numeric
+            and (column % 1 == 0).all()
+            and column.is_monotonic_increasing
+        )
         if counts or column.isna().all():
             frame = frame.drop(columns=name)
         elif numeric or not is_first:
-            where = f"a column has no name ({name}) and holds {column.dropna().iloc[0]!r}"
-            raise InputError(f"{where}; give it one, or delete rows of titles above the names")
+            where = (
+                f"a column has no name ({name}) and holds {column.dropna().iloc[0]!r}"
+            )
+            raise InputError(
+                f"{where}; give it one, or delete rows of titles above the names"
+            )
     return frame
 
 
@@ -419,20 +667,29 @@ def key_and_time(
     if time_column is not None and time_column not in columns:
         raise unknown_name("column", time_column, map(str, columns))
     if id_column is not None and id_column == time_column:
-        raise InputError(f"column {id_column!r} cannot hold both the ids and the timestamps")
+        raise InputError(
+            f"column {id_column!r} cannot hold both the ids and the timestamps"
+        )
     key: Hashable | None = id_column
     if key is None:
         key = find([column for column in columns if column != time_column], ID_COLUMNS)
-    return key, time_column or find([column for column in columns if column != key], TIME_COLUMNS)
+    return key, time_column or find(
+        [column for column in columns if column != key], TIME_COLUMNS
+    )
 
 
-def dated_column(frame: pd.DataFrame, other_columns: Collection[Hashable | None]) -> Hashable | None:
+def dated_column(
+    frame: pd.DataFrame, other_columns: Collection[Hashable | None]
+) -> Hashable | None:
     """Return the one column with timestamps where no name tells; None if there is none, or several."""
     candidates = [
         column
         for column, kind in zip(frame.columns, frame.dtypes, strict=True)
         if column not in other_columns
-        and (holds_dates(kind) or (getattr(kind, "kind", "") == "O" and looks_like_dates(frame[column])))
+        and (
+            holds_dates(kind)
+            or (getattr(kind, "kind", "") == "O" and looks_like_dates(frame[column]))
+        )
         and not isinstance(kind, pd.CategoricalDtype)
     ]
     return candidates[0] if len(candidates) == 1 else None
@@ -454,14 +711,18 @@ def find(columns: Iterable[Any], names: Sequence[str]) -> Any:
             return exact[name]
         if len(folded.get(name, ())) > 1:
             option = _CHOICES.get(tuple(names), "its own option")
-            raise InputError(f"any of the columns {_listed(folded[name])} may be {name!r}; name one with {option}")
+            raise InputError(
+                f"any of the columns {_listed(folded[name])} may be {name!r}; name one with {option}"
+            )
         if name in folded:
             return folded[name][0]
     return None
 
 
 def value_columns(
-    columns: Collection[Hashable], requested: Sequence[str] | None, other_columns: Collection[Hashable | None]
+    columns: Collection[Hashable],
+    requested: Sequence[str] | None,
+    other_columns: Collection[Hashable | None],
 ) -> list[Hashable] | None:
     """Return the columns of values that are asked for or have a standard name; None if their content must decide."""
     free = [column for column in columns if column not in other_columns]
@@ -473,7 +734,9 @@ def value_columns(
         if column not in available:
             raise unknown_name("column", column, map(str, free))
         if column in other_columns:
-            raise InputError(f"column {column!r} is named as ids, timestamps or covariate, too, and cannot be a target")
+            raise InputError(
+                f"column {column!r} is named as ids, timestamps or covariate, too, and cannot be a target"
+            )
     if not requested:
         raise InputError("no column of values is named")
     return list(requested)
@@ -491,11 +754,19 @@ def covariate_roles(
     for role, names in (("past", past), ("known", known)):
         for name in column_names(names or (), available):
             if name not in available:
-                raise unknown_name("column", name, [str(column) for column in columns if column not in other_columns])
+                raise unknown_name(
+                    "column",
+                    name,
+                    [str(column) for column in columns if column not in other_columns],
+                )
             if name in other_columns:
-                raise InputError(f"column {name!r} holds the ids or timestamps and cannot be a covariate")
+                raise InputError(
+                    f"column {name!r} holds the ids or timestamps and cannot be a covariate"
+                )
             if name in roles:
-                raise InputError(f"covariate {name!r} is named twice, as {roles[name]} and as {role}; choose one")
+                raise InputError(
+                    f"covariate {name!r} is named twice, as {roles[name]} and as {role}; choose one"
+                )
             roles[name] = role
     return roles
 
@@ -508,7 +779,9 @@ def _flat_future(
     time: Any,
 ) -> pd.DataFrame:
     """Turn the index of a future into columns named as in the data; refuse one that lacks their ids or timestamps."""
-    unnamed = all(name is None for name in future.index.names) and future.index.nlevels == len(level_names)
+    unnamed = all(
+        name is None for name in future.index.names
+    ) and future.index.nlevels == len(level_names)
     if unnamed and not set(level_names) & set(future.columns):
         future = future.set_axis(future.index.set_names(level_names))
     try:
@@ -537,13 +810,17 @@ def _known_in_future(
     Raises:
         InputError: the future holds targets or a covariate without a past, or the data do not tell their target.
     """
-    filled = [name for name in later.columns if name not in keys and later[name].notna().any()]
+    filled = [
+        name for name in later.columns if name not in keys and later[name].notna().any()
+    ]
     past_names = column_names(past or (), frame.columns)
     if known is None:
         covariates = [name for name in filled if name not in past_names]
     else:
         covariates = column_names(known, frame.columns)
-    for name in _targets_beside_future(frame, keys, requested, covariates, past_names, known is not None):
+    for name in _targets_beside_future(
+        frame, keys, requested, covariates, past_names, known is not None
+    ):
         if name in filled:
             row = later.index[int(later[name].notna().argmax())]
             raise InputError(
@@ -556,7 +833,13 @@ def _known_in_future(
                 f"future has a column {str(name)!r}, whose past the data do not have; leave it out, or add it"
             )
     unread = [name for name in filled if name not in covariates]
-    notes = [f"not read of future: {_listed(unread)}; known=[…] reads columns as covariates"] if unread else []
+    notes = (
+        [
+            f"not read of future: {_listed(unread)}; known=[…] reads columns as covariates"
+        ]
+        if unread
+        else []
+    )
     if len(unread) == len(filled):
         notes.append("future brings no known covariate; only its dates are checked")
     return covariates, notes
@@ -582,7 +865,11 @@ def _targets_beside_future(
     targets = value_columns(frame.columns, None, others)
     if targets is not None:
         return targets
-    numeric = [name for name in frame if name not in others and pd.api.types.is_numeric_dtype(frame[name])]
+    numeric = [
+        name
+        for name in frame
+        if name not in others and pd.api.types.is_numeric_dtype(frame[name])
+    ]
     targets = [name for name in numeric if name not in covariates]
     if len(targets) > 1:
         raise InputError(
@@ -594,13 +881,21 @@ def _targets_beside_future(
 
 
 def _continued(
-    frame: pd.DataFrame, later: pd.DataFrame, key: Hashable | None, names: Sequence[Hashable]
+    frame: pd.DataFrame,
+    later: pd.DataFrame,
+    key: Hashable | None,
+    names: Sequence[Hashable],
 ) -> pd.DataFrame:
     """Append the rows of a future with these of its columns, and its ids as text; refuse ids that the data lack."""
-    columns = [name for name in names if name in later.columns and later[name].notna().any()]
+    columns = [
+        name for name in names if name in later.columns and later[name].notna().any()
+    ]
     later = later[columns if key is None else [key, *columns]]
     if key is not None:
-        ids, later_ids = id_texts(frame[key], str(key)), id_texts(later[key], f"{key} of future")
+        ids, later_ids = (
+            id_texts(frame[key], str(key)),
+            id_texts(later[key], f"{key} of future"),
+        )
         unknown = sorted(set(later_ids) - set(ids))
         if unknown:
             raise InputError(
@@ -614,7 +909,10 @@ def _continued(
 
 
 def _check_order(
-    times: Times, groups: Sequence[tuple[str, np.ndarray]], in_future: np.ndarray, index: pd.Index
+    times: Times,
+    groups: Sequence[tuple[str, np.ndarray]],
+    in_future: np.ndarray,
+    index: pd.Index,
 ) -> None:
     """Refuse rows of a future at or before the last time of the data of their series."""
     for name, rows in groups:
@@ -631,7 +929,12 @@ def _check_order(
 def column_names(texts: Sequence[str], columns: Collection[Hashable]) -> list[str]:
     """Split texts into names of columns at commas; a column whose name has a comma wins."""
     name_lists = [[text] if text in columns else text.split(",") for text in texts]
-    return [name if name in columns else name.strip() for names in name_lists for name in names if name.strip()]
+    return [
+        name if name in columns else name.strip()
+        for names in name_lists
+        for name in names
+        if name.strip()
+    ]
 
 
 def id_names(id_column: Any, columns: Collection[Hashable]) -> list[Any]:

@@ -21,13 +21,26 @@ _SPELLINGS = {
     "T": "T min",
     "S": "S s",
 }
-_LETTERS = {word: letter for letter, words in _SPELLINGS.items() for word in words.split()} | dict(
-    zip("WDB", "WDB", strict=True)
-)
+_LETTERS = {
+    word: letter for letter, words in _SPELLINGS.items() for word in words.split()
+} | dict(zip("WDB", "WDB", strict=True))
 """Every spelling -> one letter, as GIFT-Eval and gluonts use it."""
 _PERIODS = {"A": "Y", "H": "h", "T": "min", "S": "s"}
 _STAMPS = {"A": "YS", "Q": "QS", "M": "MS", "H": "h", "T": "min", "S": "s"}
-_MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
+_MONTHS = (
+    "JAN",
+    "FEB",
+    "MAR",
+    "APR",
+    "MAY",
+    "JUN",
+    "JUL",
+    "AUG",
+    "SEP",
+    "OCT",
+    "NOV",
+    "DEC",
+)
 _DAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
 _ANCHORS = {"A": _MONTHS, "Q": _MONTHS, "W": _DAYS}
 _BEGINNINGS = (pd.offsets.MonthBegin, pd.offsets.QuarterBegin, pd.offsets.YearBegin)
@@ -44,7 +57,9 @@ def offset_of(freq: Any) -> Any:
     if last:
         start, stop = _DAYS.index(first), _DAYS.index(last)
         days = " ".join((_DAYS * 2)[start : start + (stop - start) % 7 + 1]).title()
-    return pd.offsets.CustomBusinessDay(weekmask=days, holidays=list(map(date.fromisoformat, dates)))
+    return pd.offsets.CustomBusinessDay(
+        weekmask=days, holidays=list(map(date.fromisoformat, dates))
+    )
 
 
 @lru_cache(maxsize=10_000)  # the series of a dataset share few dates
@@ -68,8 +83,12 @@ def grid_date(start: pd.Timestamp, freq: str) -> pd.Timestamp:
         if isinstance(offset, _ENDS):
             return offset.rollforward(stamp.normalize())
     except (pd.errors.OutOfBoundsDatetime, OverflowError) as error:
-        raise InputError(f"start {stamp} lies in a period of freq={freq!r} beyond the dates of pandas") from error
-    raise InputError(f"start {stamp} is off the grid of freq={freq!r}; {nearest_dates(stamp, freq)}")
+        raise InputError(
+            f"start {stamp} lies in a period of freq={freq!r} beyond the dates of pandas"
+        ) from error
+    raise InputError(
+        f"start {stamp} is off the grid of freq={freq!r}; {nearest_dates(stamp, freq)}"
+    )
 
 
 def nearest_dates(stamp: pd.Timestamp, freq: str) -> str:
@@ -89,19 +108,31 @@ def calendar_of(weekdays: Iterable[int], dates: Iterable[Any]) -> str:
     """Spell weekdays, Monday is 0, less some dates as :func:`offset_of` reads them."""
     places = sorted(set(weekdays))
     days = [_DAYS[place].title() for place in places]
-    text = f"{days[0]}-{days[-1]}" if 1 < len(days) == places[-1] - places[0] + 1 else "".join(days)
+    text = (
+        f"{days[0]}-{days[-1]}"
+        if 1 < len(days) == places[-1] - places[0] + 1
+        else "".join(days)
+    )
     return ",".join([text, *sorted(f"{pd.Timestamp(each):%Y-%m-%d}" for each in dates)])
 
 
-def without_gaps(past: np.ndarray, future: np.ndarray, start: pd.Timestamp | None, freq: str | None) -> str:
+def without_gaps(
+    past: np.ndarray, future: np.ndarray, start: pd.Timestamp | None, freq: str | None
+) -> str:
     """Name the option of a calendar less the days of the future (time,) without a value; "" if steps are no days."""
     offset = offset_of(freq)
-    if start is None or not isinstance(offset, pd.offsets.Day | pd.offsets.BusinessDay) or offset.n > 1:
+    if (
+        start is None
+        or not isinstance(offset, pd.offsets.Day | pd.offsets.BusinessDay)
+        or offset.n > 1
+    ):
         return ""
     days = pd.date_range(start, periods=len(past) + len(future), freq=offset)
     present = days[np.isfinite(np.append(past, future))]
     absent = pd.date_range(days[len(past)], days[-1]).difference(present)
-    calendar = calendar_of(present.weekday, absent[absent.weekday.isin(present.weekday)])
+    calendar = calendar_of(
+        present.weekday, absent[absent.weekday.isin(present.weekday)]
+    )
     gap = days[len(past) :].difference(present)[0]
     return f"; if days such as {gap.date()} have no step, give freq={calendar!r}"
 
@@ -111,19 +142,32 @@ def parse_frequency(freq: str) -> tuple[int, str, str]:
     """Split a frequency into multiple, letter and last month or day, as "W-WED" into (1, "W", "WED")."""
     parts = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-([A-Z]{3}))?", str(freq))
     letter = _LETTERS.get(parts[2]) if parts else None
-    if parts is None or letter is None or parts[1] == "0" or (parts[3] and parts[3] not in _ANCHORS.get(letter, ())):
-        raise InputError(f"{freq!r} is not a frequency of a benchmark; examples: '15T', 'H', 'W-SUN', 'M', 'Q-DEC'")
+    if (
+        parts is None
+        or letter is None
+        or parts[1] == "0"
+        or (parts[3] and parts[3] not in _ANCHORS.get(letter, ()))
+    ):
+        raise InputError(
+            f"{freq!r} is not a frequency of a benchmark; examples: '15T', 'H', 'W-SUN', 'M', 'Q-DEC'"
+        )
     anchor = parts[3] or ""
     if letter in "AQ":
         # spelled by their beginnings, these name the month after the last
-        anchor = _shift(_MONTHS, anchor or "JAN", -1) if parts[2].endswith("S") else anchor or "DEC"
+        anchor = (
+            _shift(_MONTHS, anchor or "JAN", -1)
+            if parts[2].endswith("S")
+            else anchor or "DEC"
+        )
     return int(parts[1] or 1), letter, anchor or ("SUN" if letter == "W" else "")
 
 
 def stamp_frequency(freq: str) -> str:
     """Return the pandas alias of the periods' beginnings: "M" -> "MS", "W-SUN" -> "W-MON", "Q-DEC" -> "QS-JAN"."""
     multiple, letter, anchor = parse_frequency(freq)
-    alias = _STAMPS.get(letter, letter) + (f"-{_shift(_ANCHORS[letter], anchor, 1)}" if anchor else "")
+    alias = _STAMPS.get(letter, letter) + (
+        f"-{_shift(_ANCHORS[letter], anchor, 1)}" if anchor else ""
+    )
     return f"{multiple if multiple > 1 else ''}{alias}"
 
 
@@ -132,7 +176,9 @@ def start_of(start: Any, freq: str) -> pd.Timestamp | None:
     if start is None or start is pd.NaT:
         return None
     if not isinstance(start, str | date | np.datetime64 | pd.Period):
-        raise InputError(f"start={start!r} is not a timestamp; expected '2020-01-31', or a timestamp or period")
+        raise InputError(
+            f"start={start!r} is not a timestamp; expected '2020-01-31', or a timestamp or period"
+        )
     return _start_of(start, freq)
 
 
@@ -140,7 +186,11 @@ def start_of(start: Any, freq: str) -> pd.Timestamp | None:
 def _start_of(start: Any, freq: str) -> pd.Timestamp | None:
     _, letter, anchor = parse_frequency(freq)
     # pandas gives up periods of business days
-    unit = "D" if letter == "B" else _PERIODS.get(letter, letter) + (f"-{anchor}" if anchor else "")
+    unit = (
+        "D"
+        if letter == "B"
+        else _PERIODS.get(letter, letter) + (f"-{anchor}" if anchor else "")
+    )
     try:
         if isinstance(start, pd.Period):
             return start.start_time
@@ -148,11 +198,17 @@ def _start_of(start: Any, freq: str) -> pd.Timestamp | None:
         if stamp is pd.NaT:
             return None
         beginning = pd.Period(stamp, freq=unit).start_time
-        return pd.offsets.BusinessDay().rollforward(beginning) if letter == "B" else beginning
+        return (
+            pd.offsets.BusinessDay().rollforward(beginning)
+            if letter == "B"
+            else beginning
+        )
     except (pd.errors.OutOfBoundsDatetime, OverflowError):
         return None
     except ValueError as error:
-        raise InputError(f"start={start!r} is not a timestamp; expected a date such as '2020-01-31'") from error
+        raise InputError(
+            f"start={start!r} is not a timestamp; expected a date such as '2020-01-31'"
+        ) from error
 
 
 def _shift(names: tuple[str, ...], name: str, by: int) -> str:

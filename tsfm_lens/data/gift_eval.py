@@ -17,7 +17,13 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.batch import season_of
-from tsfm_lens.data.evaluation import EvaluationSet, Window, matching, rolling_windows, steps_needed
+from tsfm_lens.data.evaluation import (
+    EvaluationSet,
+    Window,
+    matching,
+    rolling_windows,
+    steps_needed,
+)
 from tsfm_lens.data.files import local_path
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
 from tsfm_lens.data.stored import StoredSeries, read_folder
@@ -67,7 +73,9 @@ def gift_eval_horizon(folder: str, freq: str, term: str = "short") -> int:
     horizons = M4_HORIZONS if "m4" in folder else HORIZONS
     letter = parse_frequency(freq)[1]
     if letter not in horizons:
-        raise InputError(f"GIFT-Eval has no horizon for frequency {freq!r}, only for {', '.join(horizons)}; give one")
+        raise InputError(
+            f"GIFT-Eval has no horizon for frequency {freq!r}, only for {', '.join(horizons)}; give one"
+        )
     return horizons[letter] * TERMS[term]
 
 
@@ -75,13 +83,22 @@ def gift_eval_horizon(folder: str, freq: str, term: str = "short") -> int:
 def gift_eval_configs() -> tuple[GiftEvalConfig, ...]:
     """List the 97 configurations, in the order of the benchmark."""
     configs = []
-    with (files("tsfm_lens.data") / "benchmarks" / "gift_eval.csv").open(encoding="utf-8") as handle:
+    with (files("tsfm_lens.data") / "benchmarks" / "gift_eval.csv").open(
+        encoding="utf-8"
+    ) as handle:
         table = pd.read_csv(handle, keep_default_na=False)
     for row in table.to_dict("records"):
         _, freq, term = row["key"].split("/")
-        horizon, season = gift_eval_horizon(row["folder"], freq, term), season_of(stamp_frequency(freq))
+        horizon, season = (
+            gift_eval_horizon(row["folder"], freq, term),
+            season_of(stamp_frequency(freq)),
+        )
         facts = {name: row[name] for name in ("key", "folder", "variates", "domain")}
-        configs.append(GiftEvalConfig(**facts, term=term, freq=freq, horizon=horizon, seasonality=season))
+        configs.append(
+            GiftEvalConfig(
+                **facts, term=term, freq=freq, horizon=horizon, seasonality=season
+            )
+        )
     return tuple(configs)
 
 
@@ -109,7 +126,12 @@ def gift_eval(
         >>> data.gift_eval("path/to/gift-eval", "m4_*")  # doctest: +SKIP
     """
     by_key = {config.key: config for config in gift_eval_configs()}
-    keys = matching("GIFT-Eval configuration", configs, list(by_key), "gift_eval_configs() lists all 97.")
+    keys = matching(
+        "GIFT-Eval configuration",
+        configs,
+        list(by_key),
+        "gift_eval_configs() lists all 97.",
+    )
     selection = [by_key[key] for key in keys]
     place = os.environ.get(VARIABLE) if path is None else path
     if not place:
@@ -126,7 +148,9 @@ def gift_eval(
         folders = ", ".join(dict.fromkeys(config.folder for config in absent))
         message = f"{str(root)!r} lacks {len(absent)} of {len(selection)} configurations: no folder {folders}"
         if missing == "error" or len(absent) == len(selection):
-            raise InputError(f'{message}. missing="skip" leaves out those that are not there.')
+            raise InputError(
+                f'{message}. missing="skip" leaves out those that are not there.'
+            )
         warnings.warn(message, stacklevel=2)
     # terms of one dataset follow one another
     sets, rows_of = [], lru_cache(maxsize=1)(read_folder)
@@ -137,10 +161,24 @@ def gift_eval(
         # the stored frequency may be anchored
         freq, variates = rows[0].freq or config.freq, len(rows[0].values)
         if parse_frequency(freq)[:2] != parse_frequency(config.freq)[:2]:
-            raise InputError(f"{root / folder} has frequency {freq!r}, expected {config.freq!r} for {config.key}")
+            raise InputError(
+                f"{root / folder} has frequency {freq!r}, expected {config.freq!r} for {config.key}"
+            )
         if variates != config.variates:
-            raise InputError(f"{root / folder} has {variates} variates, expected {config.variates} for {config.key}")
-        sets.append(_set(rows, config.key, folder, freq, config.horizon, config.domain, f"GIFT-Eval, {folder}"))
+            raise InputError(
+                f"{root / folder} has {variates} variates, expected {config.variates} for {config.key}"
+            )
+        sets.append(
+            _set(
+                rows,
+                config.key,
+                folder,
+                freq,
+                config.horizon,
+                config.domain,
+                f"GIFT-Eval, {folder}",
+            )
+        )
     return sets
 
 
@@ -175,17 +213,35 @@ def gift_eval_folder(
         raise InputError(f"{str(folder)!r} has no column 'freq'; give freq=…")
     horizon = horizon or gift_eval_horizon(folder.name, freq, term)
     source = f"stored dataset {folder.name}, windows as in GIFT-Eval"
-    return [_set(rows, name or f"{folder.name}/{term}", folder.name, freq, horizon, domain, source)]
+    return [
+        _set(
+            rows,
+            name or f"{folder.name}/{term}",
+            folder.name,
+            freq,
+            horizon,
+            domain,
+            source,
+        )
+    ]
 
 
 def _set(
-    rows: list[StoredSeries], name: str, folder: str, freq: str, horizon: int, domain: str, source: str
+    rows: list[StoredSeries],
+    name: str,
+    folder: str,
+    freq: str,
+    horizon: int,
+    domain: str,
+    source: str,
 ) -> EvaluationSet:
     """Cut the windows of all rows; a second item "a" is named "a#2"."""
     freqs = {row.freq for row in rows if row.freq}
     # weeks may begin on different days
     if len({parse_frequency(frequency)[:2] for frequency in freqs}) > 1:
-        raise InputError(f"the series of {folder!r} have different frequencies: {', '.join(sorted(freqs))}")
+        raise InputError(
+            f"the series of {folder!r} have different frequencies: {', '.join(sorted(freqs))}"
+        )
     # a tenth of the shortest series
     share = math.ceil(TEST_SHARE * min(row.values.shape[1] for row in rows) / horizon)
     windows = 1 if "m4" in folder else min(max(1, share), MOST_WINDOWS)
@@ -197,15 +253,32 @@ def _set(
         times[row.item] += 1
         item = row.item if times[row.item] == 1 else f"{row.item}#{times[row.item]}"
         if row.values.shape[1] < least:
-            notes.append(f"{item}: left out, its {row.values.shape[1]} steps are too few for {windows} windows")
+            notes.append(
+                f"{item}: left out, its {row.values.shape[1]} steps are too few for {windows} windows"
+            )
             continue
-        cut = list(rolling_windows(item, row.values, horizon, windows, start=start_of(row.start, freq)))
+        cut = list(
+            rolling_windows(
+                item, row.values, horizon, windows, start=start_of(row.start, freq)
+            )
+        )
         # the benchmark counts them, and they add nothing to its sums
         empty = sum(not np.isfinite(window.label).any() for window in cut)
         if empty:
             notes.append(f"{item}: {empty} of {windows} windows have no value to score")
         all_windows += cut
     if not all_windows:
-        raise InputError(f"every series of {folder!r} is shorter than {least} steps, too few for horizon {horizon}")
+        raise InputError(
+            f"every series of {folder!r} is shorter than {least} steps, too few for horizon {horizon}"
+        )
     alias = stamp_frequency(freq)
-    return EvaluationSet(name, tuple(all_windows), horizon, alias, season_of(alias), domain, source, tuple(notes))
+    return EvaluationSet(
+        name,
+        tuple(all_windows),
+        horizon,
+        alias,
+        season_of(alias),
+        domain,
+        source,
+        tuple(notes),
+    )

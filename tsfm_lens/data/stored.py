@@ -46,12 +46,26 @@ def gluonts_rows(file: Path) -> Iterator[dict[str, Any]]:
     """Yield the entries of a file of gluonts, with targets in single precision as its FileDataset has them."""
     plain = file.name.lower().removesuffix(".gz")
     if not plain.endswith((".json", ".jsonl", ".arrow", ".feather", ".parquet")):
-        raise InputError(f"gluonts reads no {file.name}: expected .json, .jsonl, .arrow, .feather or .parquet")
+        raise InputError(
+            f"gluonts reads no {file.name}: expected .json, .jsonl, .arrow, .feather or .parquet"
+        )
     try:
         is_json = plain.endswith((".json", ".jsonl"))
-        for entry in _json_rows(file) if is_json else gluonts_module("dataset.arrow").File.infer(file):
-            if not isinstance(entry, dict) or "target" not in entry or "start" not in entry:
-                holds = f"entries with {', '.join(map(str, entry))}" if isinstance(entry, dict) else repr(entry)[:80]
+        for entry in (
+            _json_rows(file)
+            if is_json
+            else gluonts_module("dataset.arrow").File.infer(file)
+        ):
+            if (
+                not isinstance(entry, dict)
+                or "target" not in entry
+                or "start" not in entry
+            ):
+                holds = (
+                    f"entries with {', '.join(map(str, entry))}"
+                    if isinstance(entry, dict)
+                    else repr(entry)[:80]
+                )
                 raise InputError(f"{file} holds {holds}, expected 'start' and 'target'")
             yield entry | {"target": np.asarray(entry["target"], dtype=np.float32)}
     except MissingExtraError:
@@ -59,11 +73,15 @@ def gluonts_rows(file: Path) -> Iterator[dict[str, Any]]:
     except InputError as error:
         message = str(error)
         raise InputError(
-            message if str(file) in message else f"{file} is not a dataset of gluonts: {message}"
+            message
+            if str(file) in message
+            else f"{file} is not a dataset of gluonts: {message}"
         ) from error
     except (ValueError, TypeError, KeyError, OSError, EOFError) as error:
         # a line of JSON may be long
-        raise InputError(f"{file} is not a dataset of gluonts: {str(error)[:200]}") from error
+        raise InputError(
+            f"{file} is not a dataset of gluonts: {str(error)[:200]}"
+        ) from error
 
 
 def gluonts_module(name: str) -> Any:
@@ -71,7 +89,9 @@ def gluonts_module(name: str) -> Any:
     try:
         with warnings.catch_warnings():
             # it recommends a faster JSON library, and nothing here reads JSON through it
-            warnings.filterwarnings("ignore", message="Using `json`-module", category=UserWarning)
+            warnings.filterwarnings(
+                "ignore", message="Using `json`-module", category=UserWarning
+            )
             return import_module(f"gluonts.{name}")
     except ImportError as error:
         raise missing_extra("this", "sweep", ["gluonts"]) from error
@@ -89,9 +109,14 @@ def _shards(folder: Path) -> list[Path]:
     """List the data files in the order of state.json."""
     state = folder / "state.json"
     if not state.is_file():
-        raise InputError(f"{str(folder)!r} is not a dataset of save_to_disk, a folder with state.json and data-*.arrow")
+        raise InputError(
+            f"{str(folder)!r} is not a dataset of save_to_disk, a folder with state.json and data-*.arrow"
+        )
     try:
-        names = [entry["filename"] for entry in json.loads(state.read_text(encoding="utf-8"))["_data_files"]]
+        names = [
+            entry["filename"]
+            for entry in json.loads(state.read_text(encoding="utf-8"))["_data_files"]
+        ]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{state} lists no data files: {error!r}") from error
     return [folder / name for name in names]
@@ -104,10 +129,14 @@ def _batches(file: Path) -> list[pa.RecordBatch]:
             source.seek(max(0, source.size() - len(_END_OF_STREAM)))
             end = source.read()
     except (pa.ArrowInvalid, OSError, EOFError) as error:
-        raise InputError(f"{file} is not a complete Arrow stream: {error}. Copy it again.") from error
+        raise InputError(
+            f"{file} is not a complete Arrow stream: {error}. Copy it again."
+        ) from error
     # a stream that was cut between two batches reads without any error
     if end != _END_OF_STREAM:
-        raise InputError(f"{file} ends early, after {sum(map(len, batches))} rows. Copy it again.")
+        raise InputError(
+            f"{file} ends early, after {sum(map(len, batches))} rows. Copy it again."
+        )
     return batches
 
 
@@ -120,11 +149,18 @@ def _rows(batch: pa.RecordBatch, file: Path, before: int) -> list[StoredSeries]:
         return batch.column(name).to_pylist() if name in names else [None] * len(batch)
 
     items = enumerate(column("item_id"), before)
-    ids = [str(row) if item is None else label(item, f"{file}: item_id of row {row}") for row, item in items]
+    ids = [
+        str(row) if item is None else label(item, f"{file}: item_id of row {row}")
+        for row, item in items
+    ]
     target = batch.column("target")
     if not _is_list(target.type):
-        raise InputError(f"the column 'target' holds {target.type}, expected lists of numbers")
-    values = [_array(cell.values, name, file) for cell, name in zip(target, ids, strict=True)]
+        raise InputError(
+            f"the column 'target' holds {target.type}, expected lists of numbers"
+        )
+    values = [
+        _array(cell.values, name, file) for cell, name in zip(target, ids, strict=True)
+    ]
     return list(map(StoredSeries, ids, column("start"), column("freq"), values))
 
 
@@ -136,14 +172,26 @@ def _array(cells: pa.Array | None, name: str, file: Path) -> np.ndarray:
     if _is_list(cells.type):
         steps = set(pc.list_value_length(cells).to_pylist())
         if len(steps) != 1:
-            raise InputError(f"{file}: series {name!r} has variates of {sorted(steps)} steps")
+            raise InputError(
+                f"{file}: series {name!r} has variates of {sorted(steps)} steps"
+            )
         count, cells = len(cells), cells.flatten()
     if not (pa.types.is_floating(cells.type) or pa.types.is_integer(cells.type)):
-        raise InputError(f"{file}: the column 'target' holds {cells.type}, expected numbers")
+        raise InputError(
+            f"{file}: the column 'target' holds {cells.type}, expected numbers"
+        )
     values = cells.to_numpy(zero_copy_only=False)
-    values = values if values.dtype in (np.float32, np.float64) else values.astype(np.float64)
+    values = (
+        values
+        if values.dtype in (np.float32, np.float64)
+        else values.astype(np.float64)
+    )
     return values.reshape(count, -1)
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return (
+        pa.types.is_list(kind)
+        or pa.types.is_large_list(kind)
+        or pa.types.is_fixed_size_list(kind)
+    )

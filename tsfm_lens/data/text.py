@@ -29,16 +29,41 @@ ID_COLUMNS = ("id", "item_id", "unique_id", "series_id", "series")
 TIME_COLUMNS = ("timestamp", "ds", "date", "datetime", "time", "year")
 TARGET_COLUMNS = ("target", "y", "value", "values")
 MISSING = (
-    *("", "NA", "N/A", "n/a", "NaN", "nan", "-nan", "-NaN", "null", "NULL", "None", "<NA>", "#N/A", "#NA"),
+    *(
+        "",
+        "NA",
+        "N/A",
+        "n/a",
+        "NaN",
+        "nan",
+        "-nan",
+        "-NaN",
+        "null",
+        "NULL",
+        "None",
+        "<NA>",
+        "#N/A",
+        "#NA",
+    ),
     *("#N/A N/A", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
 )
 """Cells that stand for a missing value."""
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
-_NUMBERS = {".": rf"^(?:{NUMBER}|[+-]?(?:[iI]nf|INF|[iI]nfinity))$", ",": "^" + NUMBER.replace(r"\.", ",") + "$"}
+_NUMBERS = {
+    ".": rf"^(?:{NUMBER}|[+-]?(?:[iI]nf|INF|[iI]nfinity))$",
+    ",": "^" + NUMBER.replace(r"\.", ",") + "$",
+}
 _THOUSANDS = r"^[+-]?\d{1,3}(?:[., '’\x{a0}\x{202f}]\d{3})+(?:[.,]\d+)?$"
-_SEPARATORS = {".": r"\.", ",": ",", "'": "['’]", **dict.fromkeys(("space", " "), "[ \u00a0\u202f]")}
+_SEPARATORS = {
+    ".": r"\.",
+    ",": ",",
+    "'": "['’]",
+    **dict.fromkeys(("space", " "), "[ \u00a0\u202f]"),
+}
 _THREE_DECIMALS = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"  # or thousands
-_DATE = re.compile(r"\d{4}[-/.]\d{1,2}([-/.]\d{1,2})?([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}([T ].*)?|\d{4}-?[QW]\d\d?")
+_DATE = re.compile(
+    r"\d{4}[-/.]\d{1,2}([-/.]\d{1,2})?([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}([T ].*)?|\d{4}-?[QW]\d\d?"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,9 +80,16 @@ class TextTable:
     def text(self, name: str, is_id: bool = False) -> np.ndarray:
         """Return the cells of a column, None where missing; of ids only an empty one is."""
         column = self.columns[name]
-        missing = pc.equal(column, "") if is_id else pc.is_in(pc.utf8_trim_whitespace(column), pa.array(MISSING))
+        missing = (
+            pc.equal(column, "")
+            if is_id
+            else pc.is_in(pc.utf8_trim_whitespace(column), pa.array(MISSING))
+        )
         column = pa.array(restored(column.to_pylist()), pa.string())
-        return np.asarray(pc.if_else(missing, None, column).to_numpy(zero_copy_only=False), dtype=object)
+        return np.asarray(
+            pc.if_else(missing, None, column).to_numpy(zero_copy_only=False),
+            dtype=object,
+        )
 
     def numbers(self, name: str, share: float) -> np.ndarray | None:
         """Return a column as float64, NaN where missing; None if less than this share of its cells is like numbers."""
@@ -66,11 +98,21 @@ class TextTable:
         sign = self.decimal or "."
         wrong = np.flatnonzero(valid & ~masks[sign])
         if not len(wrong):
-            plain = pc.replace_substring_regex(pc.replace_substring(cells, ",", "."), r"^\+", "")
+            plain = pc.replace_substring_regex(
+                pc.replace_substring(cells, ",", "."), r"^\+", ""
+            )
             try:
-                return np.asarray(pc.cast(plain, pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
+                return np.asarray(
+                    pc.cast(plain, pa.float64()).to_numpy(zero_copy_only=False),
+                    dtype=np.float64,
+                )
             except pa.ArrowInvalid:
-                return np.array([np.nan if cell is None else float(cell) for cell in plain.to_pylist()])
+                return np.array(
+                    [
+                        np.nan if cell is None else float(cell)
+                        for cell in plain.to_pylist()
+                    ]
+                )
         if (masks["."] | masks[","] | masks["thousands"])[valid].mean() < share:
             return None
         row, other = int(wrong[0]), ".,".strip(sign)
@@ -78,12 +120,20 @@ class TextTable:
         at = f"column {name!r} holds {cell!r} in row {self.first_row + row}"
         if masks["thousands"][row] and not masks[other][valid].all():
             first = cell.lstrip("+-").lstrip("0123456789")[0]
-            separator = next(name for name, form in _SEPARATORS.items() if re.match(form, first))
+            separator = next(
+                name for name, form in _SEPARATORS.items() if re.match(form, first)
+            )
             swap = separator == sign or (separator != other and other in cell)
             more = f" and decimal={other!r}" if swap else ""
-            raise InputError(f"{at}: thousands separators are read with thousands={separator!r}{more}")
+            raise InputError(
+                f"{at}: thousands separators are read with thousands={separator!r}{more}"
+            )
         if masks[other][row]:
-            more = f"; if it separates thousands, give thousands={other!r}" if masks["thousands"][row] else ""
+            more = (
+                f"; if it separates thousands, give thousands={other!r}"
+                if masks["thousands"][row]
+                else ""
+            )
             raise InputError(
                 f"{at}, and the decimal sign is {sign!r}; give decimal='.' or decimal=',', one for all{more}"
             )
@@ -110,13 +160,21 @@ class TextTable:
 
     def check_points(self, names: Sequence[str]) -> None:
         """Refuse points that may all separate thousands: the decimal sign is not given, and no comma parts cells."""
-        if self.decimal is not None or self.thousands is not None or self.delimiter == ",":
+        if (
+            self.decimal is not None
+            or self.thousands is not None
+            or self.delimiter == ","
+        ):
             return
         example = ""
         for name in names:
             cells = self.columns[name]
-            points = pc.utf8_trim_whitespace(cells.filter(pc.match_substring(cells, ".")))
-            if not pc.all(pc.match_substring_regex(points, _THREE_DECIMALS), min_count=0).as_py():
+            points = pc.utf8_trim_whitespace(
+                cells.filter(pc.match_substring(cells, "."))
+            )
+            if not pc.all(
+                pc.match_substring_regex(points, _THREE_DECIMALS), min_count=0
+            ).as_py():
                 return
             if len(points) and not example:
                 example = f"column {name!r} holds {points[0].as_py()!r}"
@@ -132,11 +190,19 @@ class TextTable:
         cells = pc.if_else(pc.is_in(texts, pa.array(MISSING)), None, texts)
         if self.thousands is not None:
             sign, decimal = _SEPARATORS[self.thousands], re.escape(self.decimal or ".")
-            grouped = pc.match_substring_regex(cells, rf"^[+-]?\d{{1,3}}(?:{sign}\d{{3}})+(?:{decimal}\d*)?$")
-            cells = pc.if_else(grouped, pc.replace_substring_regex(cells, sign, ""), cells)
+            grouped = pc.match_substring_regex(
+                cells, rf"^[+-]?\d{{1,3}}(?:{sign}\d{{3}})+(?:{decimal}\d*)?$"
+            )
+            cells = pc.if_else(
+                grouped, pc.replace_substring_regex(cells, sign, ""), cells
+            )
         forms = {**_NUMBERS, "thousands": _THOUSANDS}
-        masks = {sign: pc.match_substring_regex(cells, form) for sign, form in forms.items()}
-        return cells, {sign: _mask(pc.fill_null(mask, True)) for sign, mask in masks.items()}
+        masks = {
+            sign: pc.match_substring_regex(cells, form) for sign, form in forms.items()
+        }
+        return cells, {
+            sign: _mask(pc.fill_null(mask, True)) for sign, mask in masks.items()
+        }
 
 
 _MAX_EXPANSION = 100
@@ -157,7 +223,9 @@ def file_content(file: Path) -> bytes:
         with gzip.open(file) as stream:
             content = stream.read(limit + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"its compressed content is damaged or cut short ({error}); copy it again") from error
+        raise InputError(
+            f"its compressed content is damaged or cut short ({error}); copy it again"
+        ) from error
     if len(content) > limit:
         raise InputError(
             f"its {file.stat().st_size:,} bytes expand to more than {limit:,}, which measurements hardly do; if it is "
@@ -176,7 +244,9 @@ def read_table(
 ) -> TextTable:
     """Read the cells of a delimited file; refuse one that is damaged or where an option must decide."""
     if decimal not in (None, ".", ","):
-        raise InputError(f"decimal={decimal!r} is not a decimal sign; expected '.' or ','")
+        raise InputError(
+            f"decimal={decimal!r} is not a decimal sign; expected '.' or ','"
+        )
     if thousands not in {None, *_SEPARATORS} - {decimal or "."}:
         raise InputError(
             f"thousands={thousands!r} beside the decimal sign {decimal or '.'!r} is no separator; expected '.', ',', "
@@ -187,44 +257,69 @@ def read_table(
     declaration = re.match(r"sep=(.)\r?\n", text)
     if declaration:
         delimiter, text = delimiter or declaration[1], text[declaration.end() :]
-    sign = _sign_of(delimiter) if delimiter is not None else _only_sign(text, file, decimal)
+    sign = (
+        _sign_of(delimiter)
+        if delimiter is not None
+        else _only_sign(text, file, decimal)
+    )
     rows = _rows(text, sign)
     names = [cell.strip() for cell in rows[0]]
     if _has_header(names) if header is None else header:
-        names = [name or f"Unnamed: {place}" for place, name in enumerate(restored(names))]
+        names = [
+            name or f"Unnamed: {place}" for place, name in enumerate(restored(names))
+        ]
         first_row, body = 2, rows[1:]
     else:
-        names, first_row, body = [f"column-{place}" for place in range(len(names))], 1, rows
+        names, first_row, body = (
+            [f"column-{place}" for place in range(len(names))],
+            1,
+            rows,
+        )
     if len(set(names)) < len(names):
-        raise InputError(f"two columns are named {next(name for name in names if names.count(name) > 1)!r}")
+        raise InputError(
+            f"two columns are named {next(name for name in names if names.count(name) > 1)!r}"
+        )
     stop = len(body)
     while stop and not any(cell.strip() for cell in body[stop - 1]):
         stop -= 1
     if not stop:
         raise InputError(f"there are no rows below the header ({', '.join(names[:8])})")
-    columns = dict(zip(names, map(pa.array, zip(*body[:stop], strict=True)), strict=True))
+    columns = dict(
+        zip(names, map(pa.array, zip(*body[:stop], strict=True)), strict=True)
+    )
     empty = len(body) - stop if len(names) > 1 else 0
-    notes = (f"{empty} rows at the end hold nothing and were left out",) if empty else ()
+    notes = (
+        (f"{empty} rows at the end hold nothing and were left out",) if empty else ()
+    )
     return TextTable(columns, first_row, sign, decimal, notes, thousands)
 
 
 def _decode(content: bytes, encoding: str | None) -> str:
     """Decode by the encoding that is given, by a byte order mark, or as UTF-8."""
-    name = encoding or ("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+    name = encoding or (
+        "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    )
     try:
         text = content.decode(name)
     except UnicodeError as error:
         row = content[: getattr(error, "start", 0)].count(b"\n") + 1
-        label, source = name.removesuffix("-sig").upper(), f" as encoding={encoding!r} asks for" if encoding else ""
+        label, source = (
+            name.removesuffix("-sig").upper(),
+            f" as encoding={encoding!r} asks for" if encoding else "",
+        )
         first = content.partition(b"\n")[0].decode("latin-1").strip()[:80]
         raise InputError(
             f"row {row} is not text in {label}{source}; give its encoding, as in encoding='cp1252' (Western Europe) or "
             f"'cp1250' (Central Europe); its first line, with the delimiter and the columns, is {first!r}"
         ) from error
     except (LookupError, ValueError) as error:
-        raise InputError(f"encoding={encoding!r} is unknown; examples: 'utf-8', 'cp1252', 'latin-1'") from error
+        raise InputError(
+            f"encoding={encoding!r} is unknown; examples: 'utf-8', 'cp1252', 'latin-1'"
+        ) from error
     if "\0" in text:
-        raise InputError(f"row {text[: text.index(chr(0))].count(chr(10)) + 1} holds a NUL: this is not a text file")
+        raise InputError(
+            f"row {text[: text.index(chr(0))].count(chr(10)) + 1} holds a NUL: this is not a text file"
+        )
     text = text.removeprefix("\ufeff").lstrip("\r\n")
     if not text.strip():
         raise InputError("the file is empty")
@@ -232,9 +327,13 @@ def _decode(content: bytes, encoding: str | None) -> str:
 
 
 def _sign_of(delimiter: str) -> str:
-    sign = {"tab": "\t", "\\t": "\t", "space": " ", "semicolon": ";", "comma": ","}.get(delimiter, delimiter)
+    sign = {"tab": "\t", "\\t": "\t", "space": " ", "semicolon": ";", "comma": ","}.get(
+        delimiter, delimiter
+    )
     if len(sign) != 1 or sign in "\"\r\n'.+-\0" or sign.isalnum() or not sign.isascii():
-        raise InputError(f"delimiter={delimiter!r} is not a single sign; expected ',', ';', '|', 'tab' or 'space'")
+        raise InputError(
+            f"delimiter={delimiter!r} is not a single sign; expected ',', ';', '|', 'tab' or 'space'"
+        )
     return sign
 
 
@@ -244,11 +343,15 @@ def _only_sign(text: str, file: Path, decimal: str | None) -> str:
     inside = [sign for sign in _DELIMITERS if sign in re.sub('"[^"]*"', "", first)]
     if len(inside) > 1:
         listing = " and ".join(_DELIMITERS[sign] for sign in inside)
-        raise InputError(f"the first line may be cut at {listing}; give delimiter=',', ';', '|' or 'tab'")
+        raise InputError(
+            f"the first line may be cut at {listing}; give delimiter=',', ';', '|' or 'tab'"
+        )
     if inside:
         return inside[0]
     if re.match(r"[^\s\"]+ +[^\s\"]", below) and " " in first.strip():
-        raise InputError("blanks may separate the columns; give delimiter='space', or delimiter=',' for one column")
+        raise InputError(
+            "blanks may separate the columns; give delimiter='space', or delimiter=',' for one column"
+        )
     return "\t" if decimal == "," or ".tsv" in file.name.lower() else ","
 
 
@@ -256,35 +359,60 @@ def _rows(text: str, sign: str) -> list[list[str]]:
     """Split text into rows of equally many cells."""
     if sign == " ":
         text = re.sub(r" +(?=\r?\n|\Z)", "", text)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=sign, strict=True, skipinitialspace=sign == " ")
+    reader = csv.reader(
+        io.StringIO(text, newline=""),
+        delimiter=sign,
+        strict=True,
+        skipinitialspace=sign == " ",
+    )
     try:
         rows = list(reader)
     except csv.Error as error:
-        raise InputError(f"line {reader.line_num} has a quotation mark or line break out of place: {error}") from error
+        raise InputError(
+            f"line {reader.line_num} has a quotation mark or line break out of place: {error}"
+        ) from error
     width, quoted = len(rows[0]), '"' in text
     # an empty line of a single column is a missing value
     rows = [row or [""] for row in rows if row or width == 1]
     for number, row in enumerate(rows, 1):
         if len(row) != width:
             raise InputError(_uneven(sign.join(row), number, len(row), width, sign))
-        if quoted and any(sign in cell and ("\n" in cell or "\r" in cell) for cell in row):
-            raise InputError(f"a cell of row {number} goes over several lines; a quotation mark is amiss")
+        if quoted and any(
+            sign in cell and ("\n" in cell or "\r" in cell) for cell in row
+        ):
+            raise InputError(
+                f"a cell of row {number} goes over several lines; a quotation mark is amiss"
+            )
     return rows
 
 
 def _uneven(text: str, number: int, cells: int, width: int, sign: str) -> str:
     message = f"row {number} has {cells} cells and the first row {width}: {text[:80]!r}"
     if sign == "," and cells > width:
-        more = "delimiter=';' and decimal=','" if width == 1 else "decimal=',' and another delimiter, or quotes"
+        more = (
+            "delimiter=';' and decimal=','"
+            if width == 1
+            else "decimal=',' and another delimiter, or quotes"
+        )
         return f"{message}. If the comma is the decimal sign, the file needs {more}"
-    return message if sign in text else f"{message}. If not split at {_DELIMITERS.get(sign, sign)}, give delimiter=…"
+    return (
+        message
+        if sign in text
+        else f"{message}. If not split at {_DELIMITERS.get(sign, sign)}, give delimiter=…"
+    )
 
 
 def _has_header(first: Sequence[str]) -> bool:
     """Return True for a line of words; refuse numbers, dates and empty cells without a standard name beside them."""
     dates = [cell for cell in first if _DATE.fullmatch(cell)]
-    values = [cell for cell in first if any(re.fullmatch(form, cell) for form in _NUMBERS.values())]
-    has_standard = not {cell.lower() for cell in first}.isdisjoint((*ID_COLUMNS, *TIME_COLUMNS, *TARGET_COLUMNS))
+    values = [
+        cell
+        for cell in first
+        if any(re.fullmatch(form, cell) for form in _NUMBERS.values())
+    ]
+    has_standard = not {cell.lower() for cell in first}.isdisjoint(
+        (*ID_COLUMNS, *TIME_COLUMNS, *TARGET_COLUMNS)
+    )
     if not has_standard and (dates or values or all(cell in MISSING for cell in first)):
         raise InputError(
             f"the first line ({', '.join(map(repr, first[:6]))}) may be names or values; give header=True or "
@@ -310,7 +438,10 @@ def restored(texts: Sequence[str]) -> list[str]:
         return list(texts)
     if any(_RAW.search(text) and not _NUMBER.fullmatch(text) for text in texts):
         return list(texts)
-    return [text if _NUMBER.fullmatch(text) else _DEFUSED.sub(r"\1\2", text) for text in texts]
+    return [
+        text if _NUMBER.fullmatch(text) else _DEFUSED.sub(r"\1\2", text)
+        for text in texts
+    ]
 
 
 def to_csv(frame: pd.DataFrame, **options: Any) -> str:
@@ -319,7 +450,9 @@ def to_csv(frame: pd.DataFrame, **options: Any) -> str:
     safe.columns = pd.Index([defused(str(name)) for name in frame.columns])
     for place in range(frame.shape[1]):
         column = frame.iloc[:, place]
-        if pd.api.types.is_numeric_dtype(column) or pd.api.types.is_datetime64_any_dtype(column):
+        if pd.api.types.is_numeric_dtype(
+            column
+        ) or pd.api.types.is_datetime64_any_dtype(column):
             continue
         texts = [defused(cell) if isinstance(cell, str) else cell for cell in column]
         safe.isetitem(place, pd.array(texts, dtype=object))

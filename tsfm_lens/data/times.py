@@ -18,9 +18,13 @@ from tsfm_lens.data.frequencies import nearest_dates, offset_of
 from tsfm_lens.data.text import MISSING, NUMBER
 from tsfm_lens.errors import InputError, unknown_name
 
-_ISO_DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?([T ].+)?|\d{8}T\d{2,6}.*|\d{4}-?(Q[1-4]|W\d\d)")
+_ISO_DATE = re.compile(
+    r"\d{4}-\d{2}(-\d{2})?([T ].+)?|\d{8}T\d{2,6}.*|\d{4}-?(Q[1-4]|W\d\d)"
+)
 _OFFSET = r"Z|UTC|GMT|[+-](?:0\d|1[0-4])(?::?[0-5]\d)?"
-_ZONED = re.compile(rf"(.*\d[T ]\d{{1,2}}(?::?\d{{2}})*(?:\.\d+)?(?: ?[AP]M)?) ?({_OFFSET})", re.I)
+_ZONED = re.compile(
+    rf"(.*\d[T ]\d{{1,2}}(?::?\d{{2}})*(?:\.\d+)?(?: ?[AP]M)?) ?({_OFFSET})", re.I
+)
 _MONTH = re.compile(r"(0[1-9]|1[0-2])\.(1[789]|2[01])\d{2}")
 _YEAR_MONTH = re.compile(r"(1[789]|2[01])\d\d\.(0?[1-9]|1[0-2])")
 _CENTURY = r"(?:1[789]|2[01])\d\d"
@@ -28,7 +32,14 @@ _DATE_NAME = re.compile(
     rf"{_CENTURY}(?:[-/](?:0?[1-9]|1[0-2])|[-/.](?:0?[1-9]|1[0-2])[-/.]\d{{1,2}})(?:[T ]\d.*)?"
     rf"|\d{{1,2}}[-/.]\d{{1,2}}[-/.]{_CENTURY}(?:[T ]\d.*)?|{_CENTURY}-?[QW]\d\d?"
 )
-_DIGITS = {4: "%Y", 6: "%Y%m", 8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
+_DIGITS = {
+    4: "%Y",
+    6: "%Y%m",
+    8: "%Y%m%d",
+    10: "%Y%m%d%H",
+    12: "%Y%m%d%H%M",
+    14: "%Y%m%d%H%M%S",
+}
 _UNITS = ("s", "ms", "us", "ns")
 _INTERVALS = "1s 2s 5s 10s 15s 30s 1min 2min 5min 10min 15min 20min 30min 1h 2h 3h 6h 12h 1D".split()
 _STEPS = 10**8  # larger numbers are no steps
@@ -67,14 +78,25 @@ def times_of(column: pd.Series, name: str, time_format: str | None = None) -> Ti
     missing = column.isna().to_numpy()
     column = _plain(column) if not missing.any() else column
     if column.dtype == object:
-        missing |= np.array([isinstance(cell, str) and cell.strip() in MISSING for cell in column])
+        missing |= np.array(
+            [isinstance(cell, str) and cell.strip() in MISSING for cell in column]
+        )
     if missing.any():
-        raise InputError(f"column {name!r} has no timestamp in row {column.index[np.flatnonzero(missing)[0]]}")
+        raise InputError(
+            f"column {name!r} has no timestamp in row {column.index[np.flatnonzero(missing)[0]]}"
+        )
     if column.dtype.kind == "M":
         stamps = pd.DatetimeIndex(column)
-        return _dates(stamps.tz_localize(None), None if stamps.tz is None else stamps.tz_convert(None), column, name)
+        return _dates(
+            stamps.tz_localize(None),
+            None if stamps.tz is None else stamps.tz_convert(None),
+            column,
+            name,
+        )
     if column.dtype.kind in "mb":
-        raise InputError(f"column {name!r} holds {column.dtype}, expected timestamps or numbers")
+        raise InputError(
+            f"column {name!r} holds {column.dtype}, expected timestamps or numbers"
+        )
     cells = column.tolist()
     if all(isinstance(cell, date | np.datetime64 | pd.Period) for cell in cells):
         return _from_objects(cells, column, name)
@@ -82,14 +104,29 @@ def times_of(column: pd.Series, name: str, time_format: str | None = None) -> Ti
         return _from_text(_months(cells, name), column, name, time_format)
     if all(isinstance(cell, str) for cell in cells):
         cells = [cell.strip() for cell in cells]
-        numbers = all(re.fullmatch(NUMBER, cell) for cell in cells) and not all(map(_MONTH.fullmatch, cells))
+        numbers = all(re.fullmatch(NUMBER, cell) for cell in cells) and not all(
+            map(_MONTH.fullmatch, cells)
+        )
         if time_format not in (None, *_UNITS) or not numbers:
             return _from_text(cells, column, name, time_format)
-        cells = [int(cell) if re.fullmatch(r"[+-]?\d+", cell) else float(cell) for cell in cells]
-    if all(isinstance(cell, int | float | np.number | Decimal) and not isinstance(cell, bool) for cell in cells):
+        cells = [
+            int(cell) if re.fullmatch(r"[+-]?\d+", cell) else float(cell)
+            for cell in cells
+        ]
+    if all(
+        isinstance(cell, int | float | np.number | Decimal)
+        and not isinstance(cell, bool)
+        for cell in cells
+    ):
         return _from_numbers(cells, column, name, time_format)
-    odd = next(cell for cell in cells if type(cell) is not type(cells[0]) or not isinstance(cell, str))
-    raise InputError(f"column {name!r} holds {odd!r} beside other kinds of cells, expected timestamps of one kind")
+    odd = next(
+        cell
+        for cell in cells
+        if type(cell) is not type(cells[0]) or not isinstance(cell, str)
+    )
+    raise InputError(
+        f"column {name!r} holds {odd!r} beside other kinds of cells, expected timestamps of one kind"
+    )
 
 
 def holds_dates(dtype: Any) -> bool:
@@ -103,14 +140,18 @@ def looks_like_dates(column: pd.Series) -> bool:
     if cells.empty or holds_dates(cells.dtype):
         return not cells.empty
     return all(
-        isinstance(cell, date | np.datetime64) or (isinstance(cell, str) and _ISO_DATE.fullmatch(cell.strip()))
+        isinstance(cell, date | np.datetime64)
+        or (isinstance(cell, str) and _ISO_DATE.fullmatch(cell.strip()))
         for cell in cells
     )
 
 
 def is_date_name(name: Any) -> bool:
     """Return True for the name of a column that is a date, or text written as one."""
-    return isinstance(name, date | np.datetime64 | pd.Period) or _DATE_NAME.fullmatch(str(name).strip()) is not None
+    return (
+        isinstance(name, date | np.datetime64 | pd.Period)
+        or _DATE_NAME.fullmatch(str(name).strip()) is not None
+    )
 
 
 def digit_dates(names: Sequence[Any]) -> tuple[list[Any], str | None]:
@@ -119,28 +160,41 @@ def digit_dates(names: Sequence[Any]) -> tuple[list[Any], str | None]:
     formats = _date_formats(np.array([int(name) for name in digits])) if digits else []
     if not formats or formats[0] in _UNITS:
         return [], None
-    stamps = pd.to_datetime(pd.Series(list(map(str, digits))), format=formats[0], errors="coerce")
-    return (digits, formats[0]) if stamps.dt.year.between(1700, 2200).all() else ([], None)
+    stamps = pd.to_datetime(
+        pd.Series(list(map(str, digits))), format=formats[0], errors="coerce"
+    )
+    return (
+        (digits, formats[0]) if stamps.dt.year.between(1700, 2200).all() else ([], None)
+    )
 
 
 def _plain(column: pd.Series) -> pd.Series:
     """Replace Arrow's cells by numpy's, and categories by their values."""
     while isinstance(column.dtype, pd.ArrowDtype | pd.CategoricalDtype):
         if isinstance(column.dtype, pd.ArrowDtype):
-            cells = pa.array(column.array).to_pandas(integer_object_nulls=True, date_as_object=False)
+            cells = pa.array(column.array).to_pandas(
+                integer_object_nulls=True, date_as_object=False
+            )
             column = pd.Series(cells.array, column.index, name=column.name)
         else:
             column = column.astype(column.cat.categories.dtype)
     return column
 
 
-def _dates(clock: pd.DatetimeIndex, utc: pd.DatetimeIndex | None, column: pd.Series, name: str) -> Times:
+def _dates(
+    clock: pd.DatetimeIndex, utc: pd.DatetimeIndex | None, column: pd.Series, name: str
+) -> Times:
     """Convert dates of any unit, without a zone, into nanoseconds; refuse those beyond the years that these hold."""
     instants = clock if utc is None else utc
     beyond = np.flatnonzero((instants < _FIRST) | (instants >= _END))
     if len(beyond):
-        raise InputError(f"column {name!r}: {instants[beyond[0]]} in row {column.index[beyond[0]]} is {_BEYOND}")
-    return Times(clock.as_unit("ns").to_numpy(), None if utc is None else utc.as_unit("ns").to_numpy())
+        raise InputError(
+            f"column {name!r}: {instants[beyond[0]]} in row {column.index[beyond[0]]} is {_BEYOND}"
+        )
+    return Times(
+        clock.as_unit("ns").to_numpy(),
+        None if utc is None else utc.as_unit("ns").to_numpy(),
+    )
 
 
 def _from_objects(cells: list[Any], column: pd.Series, name: str) -> Times:
@@ -148,30 +202,52 @@ def _from_objects(cells: list[Any], column: pd.Series, name: str) -> Times:
     clock, utc = [], []
     for cell, row in zip(cells, column.index, strict=True):
         try:
-            stamp = cell.to_timestamp() if isinstance(cell, pd.Period) else pd.Timestamp(cell)
+            stamp = (
+                cell.to_timestamp()
+                if isinstance(cell, pd.Period)
+                else pd.Timestamp(cell)
+            )
             since = stamp if stamp.tz is None else stamp.tz_convert(None)
             if not _FIRST <= since < _END:
                 raise OverflowError
         except (ValueError, OverflowError) as error:
-            raise InputError(f"column {name!r}: {cell} in row {row} is {_BEYOND}") from error
+            raise InputError(
+                f"column {name!r}: {cell} in row {row} is {_BEYOND}"
+            ) from error
         clock.append(stamp.as_unit("ns").tz_localize(None).to_datetime64())
         utc += [] if stamp.tz is None else [since.as_unit("ns").to_datetime64()]
     if utc and len(utc) < len(clock):
-        raise InputError(f"column {name!r} has times with a zone and times without; give all of them one")
-    return Times(np.array(clock, dtype="datetime64[ns]"), np.array(utc, dtype="datetime64[ns]") if utc else None)
+        raise InputError(
+            f"column {name!r} has times with a zone and times without; give all of them one"
+        )
+    return Times(
+        np.array(clock, dtype="datetime64[ns]"),
+        np.array(utc, dtype="datetime64[ns]") if utc else None,
+    )
 
 
-def _from_numbers(cells: list[Any], column: pd.Series, name: str, time_format: str | None) -> Times:
+def _from_numbers(
+    cells: list[Any], column: pd.Series, name: str, time_format: str | None
+) -> Times:
     """Read numbers as dates of a format, or as steps where they can be no dates."""
     try:
         whole = all(float(cell).is_integer() for cell in cells)
         numbers = np.array([int(cell) if whole else float(cell) for cell in cells])
     except (OverflowError, ValueError) as error:
-        raise InputError(f"column {name!r} holds a number that is not a time: {error}") from error
+        raise InputError(
+            f"column {name!r} holds a number that is not a time: {error}"
+        ) from error
     if numbers.dtype.kind != "i" and (time_format is not None or whole):
-        raise InputError(f"column {name!r} holds {cells[0]!r}…, no whole numbers or too large ones for times")
+        raise InputError(
+            f"column {name!r} holds {cells[0]!r}…, no whole numbers or too large ones for times"
+        )
     if time_format in _UNITS:
-        return _dates(pd.DatetimeIndex(numbers.astype(f"datetime64[{time_format}]")), None, column, name)
+        return _dates(
+            pd.DatetimeIndex(numbers.astype(f"datetime64[{time_format}]")),
+            None,
+            column,
+            name,
+        )
     if time_format is not None:
         return _from_text(numbers.astype(str).tolist(), column, name, time_format)
     months = all(_YEAR_MONTH.fullmatch(f"{cell:.10g}") for cell in cells)
@@ -183,8 +259,12 @@ def _from_numbers(cells: list[Any], column: pd.Series, name: str, time_format: s
             f"the numbers of column {name!r}, such as {numbers[0]}, may be dates; give time_format="
             f"{' or '.join(map(repr, formats))}, or leave the column out to read the values without dates"
         )
-    kind, reading = ("whole", "are read as step numbers") if whole else ("broken", "as positions")
-    return Times(numbers, note=f"the {kind} numbers of column {name!r} {reading}, without a date")
+    kind, reading = (
+        ("whole", "are read as step numbers") if whole else ("broken", "as positions")
+    )
+    return Times(
+        numbers, note=f"the {kind} numbers of column {name!r} {reading}, without a date"
+    )
 
 
 def _date_formats(numbers: np.ndarray) -> list[str]:
@@ -198,7 +278,11 @@ def _date_formats(numbers: np.ndarray) -> list[str]:
     formats = [] if np.abs(numbers).max() < _STEPS else list(_UNITS)
     if digits not in _DIGITS:
         return formats
-    stamps = pd.to_datetime(pd.Series(texts).where(widths == digits), format=_DIGITS[digits], errors="coerce")
+    stamps = pd.to_datetime(
+        pd.Series(texts).where(widths == digits),
+        format=_DIGITS[digits],
+        errors="coerce",
+    )
     # four digits may count steps, and some of any steps look like years
     likely = stamps.dt.year.between(1700, 2200).mean() > (0.9 if digits == 4 else 0.5)
     return [_DIGITS[digits], *formats] if likely else formats
@@ -206,26 +290,41 @@ def _date_formats(numbers: np.ndarray) -> list[str]:
 
 def _months(cells: list[Any], name: str) -> list[str]:
     """Write October as 1871.10 where a float made it 1871.1, beside January as 1871.01."""
-    texts = [f"{cell:.10g}" if isinstance(cell, float | Decimal) else str(cell).strip() for cell in cells]
+    texts = [
+        f"{cell:.10g}" if isinstance(cell, float | Decimal) else str(cell).strip()
+        for cell in cells
+    ]
     if any(text[4:6] == ".0" for text in texts):
         return [text.ljust(7, "0") for text in texts]
     short = [text for text in texts if len(text) == 6]
     if short and all(text.endswith(".1") for text in short):
-        raise InputError(f"column {name!r}: {short[0]!r} may be January or October; write months with two digits")
+        raise InputError(
+            f"column {name!r}: {short[0]!r} may be January or October; write months with two digits"
+        )
     return texts
 
 
-def _from_text(texts: list[str], column: pd.Series, name: str, time_format: str | None) -> Times:
+def _from_text(
+    texts: list[str], column: pd.Series, name: str, time_format: str | None
+) -> Times:
     """Read text in one format, by default ISO 8601, with an offset from UTC in all cells or none."""
     zones = {text: _ZONED.fullmatch(text) for text in dict.fromkeys(texts)}
     if 0 < sum(zone is not None for zone in zones.values()) < len(zones):
         odd = next(text for text, zone in zones.items() if zone is None)
-        raise InputError(f"column {name!r} has times with an offset and times without, such as {odd!r}")
-    bare = pd.Series([zone[1].strip() if (zone := zones[text]) else text for text in texts])
+        raise InputError(
+            f"column {name!r} has times with an offset and times without, such as {odd!r}"
+        )
+    bare = pd.Series(
+        [zone[1].strip() if (zone := zones[text]) else text for text in texts]
+    )
     if time_format is None and bare.str.fullmatch(r"\d{4}-?Q[1-4]").all():
         bare = bare.map(lambda text: f"{text[:4]}-{3 * int(text[-1]) - 2:02d}")
     form = "ISO8601" if time_format is None else time_format.removesuffix("%z").strip()
-    form = "%G-W%V" if form == "ISO8601" and bare.str.fullmatch(r"\d{4}-W\d\d").all() else form
+    form = (
+        "%G-W%V"
+        if form == "ISO8601" and bare.str.fullmatch(r"\d{4}-W\d\d").all()
+        else form
+    )
     iso = time_format is not None or bare.str.fullmatch(_ISO_DATE)
     week = None if re.search("%[aAuw]", form) else re.search("%[UVW]", form)
     if week:
@@ -233,14 +332,22 @@ def _from_text(texts: list[str], column: pd.Series, name: str, time_format: str 
     try:
         stamps = pd.to_datetime(bare, format=form, errors="coerce")
     except (ValueError, TypeError) as error:
-        raise InputError(f"time_format={time_format!r} is not a format: {error}") from error
+        raise InputError(
+            f"time_format={time_format!r} is not a format: {error}"
+        ) from error
     if week:
         # of a week 53 that a year does not have, pandas makes one of the next year
         years = stamps.dt.strftime(re.findall("%[GYy]", form)[0]).fillna("")
-        stamps = stamps.where(np.array([own in text for own, text in zip(years, texts, strict=True)]))
+        stamps = stamps.where(
+            np.array([own in text for own, text in zip(years, texts, strict=True)])
+        )
     wrong = np.flatnonzero(stamps.isna() | ~np.broadcast_to(iso, len(bare)))
     if len(wrong):
-        expected = f"time_format={time_format!r}" if time_format else "ISO 8601; give time_format=…, as in '%d.%m.%Y'"
+        expected = (
+            f"time_format={time_format!r}"
+            if time_format
+            else "ISO 8601; give time_format=…, as in '%d.%m.%Y'"
+        )
         raise InputError(
             f"column {name!r}: {texts[wrong[0]]!r} in row {column.index[wrong[0]]} is not a date of {expected}; or "
             f"it is {_BEYOND}"
@@ -248,7 +355,10 @@ def _from_text(texts: list[str], column: pd.Series, name: str, time_format: str 
     clock = stamps.to_numpy(dtype="datetime64[ns]")
     offsets = {text: _offset(zone[2]) for text, zone in zones.items() if zone}
     return Times(
-        clock, clock - np.array([offsets[text] for text in texts], dtype="timedelta64[ns]") if offsets else None
+        clock,
+        clock - np.array([offsets[text] for text in texts], dtype="timedelta64[ns]")
+        if offsets
+        else None,
     )
 
 
@@ -280,11 +390,20 @@ class Grid:
 
 
 def on_clock(
-    times: Times | None, groups: Sequence[tuple[str, np.ndarray]], zone: str | None, interval: str | None
+    times: Times | None,
+    groups: Sequence[tuple[str, np.ndarray]],
+    zone: str | None,
+    interval: str | None,
 ) -> Times:
     """Place the times of a zone's local clock in UTC, of a repeated hour by the order of rows; and round them."""
-    if times is None or times.clock.dtype.kind != "M" or (zone is not None and times.utc is not None):
-        raise InputError("timezone=… and round_time=… need a column of dates, and timezone=… one without offsets")
+    if (
+        times is None
+        or times.clock.dtype.kind != "M"
+        or (zone is not None and times.utc is not None)
+    ):
+        raise InputError(
+            "timezone=… and round_time=… need a column of dates, and timezone=… one without offsets"
+        )
     utc = times.utc
     if zone is not None:
         if zone not in available_timezones():
@@ -294,18 +413,32 @@ def on_clock(
             # the latest may come first
             rows = rows if times.clock[rows[0]] <= times.clock[rows[-1]] else rows[::-1]
             try:
-                utc[rows] = pd.DatetimeIndex(times.clock[rows]).tz_localize(zone, ambiguous="infer").tz_convert(None)
+                utc[rows] = (
+                    pd.DatetimeIndex(times.clock[rows])
+                    .tz_localize(zone, ambiguous="infer")
+                    .tz_convert(None)
+                )
             except Exception as error:
                 # of pytz, where pandas uses it
                 why = f"series {group!r} does not fit timezone={zone!r} ({type(error).__name__}: {error})"
-                raise InputError(f"{why}; leave it out, or write offsets, as in 2024-10-27 02:00+01:00") from error
+                raise InputError(
+                    f"{why}; leave it out, or write offsets, as in 2024-10-27 02:00+01:00"
+                ) from error
     clock = pd.DatetimeIndex(times.clock)
     try:
         shift = (clock.round(interval or "ns") - clock).to_numpy()
     except ValueError as error:
-        raise InputError(f"round_time={interval!r} is no fixed interval, as '5min', 'h' or 'D': {error}") from error
-    note = f"times are rounded to {interval}, by up to {pd.Timedelta(np.abs(shift).max())}"
-    return Times(times.clock + shift, None if utc is None else utc + shift, note if interval else "")
+        raise InputError(
+            f"round_time={interval!r} is no fixed interval, as '5min', 'h' or 'D': {error}"
+        ) from error
+    note = (
+        f"times are rounded to {interval}, by up to {pd.Timedelta(np.abs(shift).max())}"
+    )
+    return Times(
+        times.clock + shift,
+        None if utc is None else utc + shift,
+        note if interval else "",
+    )
 
 
 def _jitter(index: pd.DatetimeIndex) -> str:
@@ -315,13 +448,19 @@ def _jitter(index: pd.DatetimeIndex) -> str:
     middle = pd.Timedelta(np.median(np.diff(index)))
     for interval in _INTERVALS:
         near = 0.4 * pd.Timedelta(interval)
-        if abs(middle - near / 0.4) < near and np.abs(index - index.round(interval)).max() < near:
+        if (
+            abs(middle - near / 0.4) < near
+            and np.abs(index - index.round(interval)).max() < near
+        ):
             return f"round_time={interval!r}"
     return ""
 
 
 def grids_of(
-    times: Times, groups: Sequence[tuple[str, np.ndarray]], rows: pd.Index, freq: str | None
+    times: Times,
+    groups: Sequence[tuple[str, np.ndarray]],
+    rows: pd.Index,
+    freq: str | None,
 ) -> tuple[list[Grid], list[str], bool]:
     """Return the grid of each series, all of one frequency, notes on how time was read, and whether it is in UTC."""
     notes = [times.note] if times.note else []
@@ -329,7 +468,11 @@ def grids_of(
     if times.utc is not None:
         steps = np.diff(np.sort(times.utc[groups[0][1]]))
         utc = {"UTC": times.utc}
-        clocks = clocks | utc if len(steps) and int(np.median(steps)) >= _LOCAL else utc | clocks
+        clocks = (
+            clocks | utc
+            if len(steps) and int(np.median(steps)) >= _LOCAL
+            else utc | clocks
+        )
     errors: list[InputError] = []
     for clock, stamps in clocks.items():
         try:
@@ -338,16 +481,26 @@ def grids_of(
             errors.append(error)
             continue
         for (group, places), grid in zip(groups, grids, strict=True):
-            if times.utc is not None and (np.diff(times.utc[places[grid.order]]) <= np.timedelta64(0)).any():
-                raise InputError(f"series {group!r} goes forward on {clock}, not in UTC; one of the offsets is wrong")
+            if (
+                times.utc is not None
+                and (np.diff(times.utc[places[grid.order]]) <= np.timedelta64(0)).any()
+            ):
+                raise InputError(
+                    f"series {group!r} goes forward on {clock}, not in UTC; one of the offsets is wrong"
+                )
         if times.utc is not None and (times.utc != times.clock).any():
-            notes.append(f"timestamps have a zone or offsets; the series stand on the grid of {clock}")
+            notes.append(
+                f"timestamps have a zone or offsets; the series stand on the grid of {clock}"
+            )
         return grids, notes, clock == "UTC"
     raise errors[0]
 
 
 def _all_grids(
-    stamps: np.ndarray, groups: Sequence[tuple[str, np.ndarray]], rows: pd.Index, freq: str | None
+    stamps: np.ndarray,
+    groups: Sequence[tuple[str, np.ndarray]],
+    rows: pd.Index,
+    freq: str | None,
 ) -> list[Grid]:
     # the series of a panel mostly share their times
     cache: dict[tuple[bytes, str | None], Grid] = {}
@@ -362,10 +515,15 @@ def _all_grids(
     grids = [grid(*group, freq) for group in groups]
     freqs = sorted({each.freq for each in grids if each.freq is not None})
     if len(freqs) > 1:
-        raise InputError(f"the series have different frequencies ({', '.join(freqs)}); read them apart")
+        raise InputError(
+            f"the series have different frequencies ({', '.join(freqs)}); read them apart"
+        )
     # of fewer than three timestamps nothing can be inferred; they are to fit the others' grid
     step = freqs[0] if freqs else None
-    return [each if each.freq == step else grid(*group, step) for each, group in zip(grids, groups, strict=True)]
+    return [
+        each if each.freq == step else grid(*group, step)
+        for each, group in zip(grids, groups, strict=True)
+    ]
 
 
 def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Grid:
@@ -390,13 +548,21 @@ def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Gri
                 f"can be inferred; give {_jitter(index) or 'freq=…'}, or resample it first"
             )
         step = f"frequency {alias!r}"
-        places = np.arange(len(index)) if alias is None else _date_places(index, alias, name, rows)
+        places = (
+            np.arange(len(index))
+            if alias is None
+            else _date_places(index, alias, name, rows)
+        )
     _check_length(places, times, rows, name, step)
     return Grid(order, places, start, alias)
 
 
 def time_text(time: Any) -> str:
-    return str(pd.Timestamp(time)) if isinstance(time, np.datetime64 | pd.Timestamp) else f"step {time}"
+    return (
+        str(pd.Timestamp(time))
+        if isinstance(time, np.datetime64 | pd.Timestamp)
+        else f"step {time}"
+    )
 
 
 def _step_places(times: np.ndarray, name: str) -> tuple[str, np.ndarray]:
@@ -404,11 +570,19 @@ def _step_places(times: np.ndarray, name: str) -> tuple[str, np.ndarray]:
     if len(times) == 1:
         return "step 1", np.zeros(1, dtype=np.int64)
     sizes, counts = np.unique(np.diff(times), return_counts=True)
-    step = sizes[np.argmax(counts)] if times.dtype.kind == "i" else np.median(np.diff(times))
+    step = (
+        sizes[np.argmax(counts)]
+        if times.dtype.kind == "i"
+        else np.median(np.diff(times))
+    )
     exact = (times - times[0]) / step
     places = np.round(exact)
     # sums of a broken step are off by rounding, of the largest number
-    slack = 0 if times.dtype.kind == "i" else 8 * np.finfo(float).eps * np.abs(times).max() / step + 1e-6
+    slack = (
+        0
+        if times.dtype.kind == "i"
+        else 8 * np.finfo(float).eps * np.abs(times).max() / step + 1e-6
+    )
     wrong = np.flatnonzero(np.abs(exact - places) > slack)
     if len(wrong) or (np.diff(places) < 1).any():
         at = times[wrong[0]] if len(wrong) else times[0]
@@ -419,7 +593,9 @@ def _step_places(times: np.ndarray, name: str) -> tuple[str, np.ndarray]:
     return f"step {step}", places.astype(np.int64)
 
 
-def _date_places(index: pd.DatetimeIndex, freq: str, name: str, rows: pd.Index) -> np.ndarray:
+def _date_places(
+    index: pd.DatetimeIndex, freq: str, name: str, rows: pd.Index
+) -> np.ndarray:
     """Place sorted timestamps on the grid of a frequency that begins with the first."""
     offset = offset_of(freq)
     first = index[0]
@@ -436,7 +612,13 @@ def _date_places(index: pd.DatetimeIndex, freq: str, name: str, rows: pd.Index) 
         about = int((index[-1].value - first.value) / step)
         # a calendar's steps are counted only once they are known to be few
         if about > 2 * (_FREE + _SLACK * len(index)):
-            _check_length(np.array([0, about]), index.to_numpy()[ends], rows[ends], name, f"frequency {freq!r}")
+            _check_length(
+                np.array([0, about]),
+                index.to_numpy()[ends],
+                rows[ends],
+                name,
+                f"frequency {freq!r}",
+            )
         try:
             grid = pd.date_range(first, index[-1], freq=offset)
         except (ValueError, OverflowError) as error:
@@ -459,7 +641,9 @@ def _date_places(index: pd.DatetimeIndex, freq: str, name: str, rows: pd.Index) 
     return np.asarray(places, dtype=np.int64)
 
 
-def _check_length(places: np.ndarray, times: np.ndarray, rows: pd.Index, name: str, step: str) -> None:
+def _check_length(
+    places: np.ndarray, times: np.ndarray, rows: pd.Index, name: str, step: str
+) -> None:
     """Refuse a grid that is mostly empty, naming its widest gap."""
     length, values = int(places[-1]) + 1, len(places)
     sparse = times.dtype.kind != "M" and length - values > _SPARSE * length
@@ -472,7 +656,10 @@ def _check_length(places: np.ndarray, times: np.ndarray, rows: pd.Index, name: s
             "write dates such as 2017-12-25, leave the column out, or give missing steps their rows"
         )
     widest = int(np.argmax(np.diff(places)))
-    before, after = (f"{time_text(times[place])} (row {rows[place]})" for place in (widest, widest + 1))
+    before, after = (
+        f"{time_text(times[place])} (row {rows[place]})"
+        for place in (widest, widest + 1)
+    )
     raise InputError(
         f"series {name!r} has {values} values on a grid of {length} steps with {step}: between {before} and {after} "
         f"{int(places[widest + 1] - places[widest]) - 1} are missing. {cure}"
@@ -484,9 +671,17 @@ def _frequency(index: pd.DatetimeIndex) -> str | None:
     # int64 ends at 292 years
     steps = np.diff(index.asi8.view(np.uint64))
     if (steps == steps[0]).all() and steps[0] < _DAY:
-        return str(pd.tseries.frequencies.to_offset(pd.Timedelta(int(steps[0]), "ns")).freqstr)
+        return str(
+            pd.tseries.frequencies.to_offset(pd.Timedelta(int(steps[0]), "ns")).freqstr
+        )
     sizes, counts = np.unique(steps, return_counts=True)
-    pairs = np.flatnonzero((steps[:-1] == steps[1:]) & (steps[1:] == sizes[np.argmax(counts)]))
+    pairs = np.flatnonzero(
+        (steps[:-1] == steps[1:]) & (steps[1:] == sizes[np.argmax(counts)])
+    )
     stretches = [index, *(index[first : first + 3] for first in pairs[:_SCAN_LIMIT])]
-    stretches += [index[first : first + 12] for first in range(min(len(index) - 11, _SCAN_LIMIT))]
-    return next((str(freq) for stretch in stretches if (freq := pd.infer_freq(stretch))), None)
+    stretches += [
+        index[first : first + 12] for first in range(min(len(index) - 11, _SCAN_LIMIT))
+    ]
+    return next(
+        (str(freq) for stretch in stretches if (freq := pd.infer_freq(stretch))), None
+    )

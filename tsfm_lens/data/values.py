@@ -17,7 +17,16 @@ LISTS = ("targets", "variates", "known", "past", "categories")
 """Options of reading that name columns."""
 _WHOLE = {pa.bool_(): pd.BooleanDtype()} | {
     getattr(pa, name.lower())(): getattr(pd, f"{name}Dtype")()
-    for name in ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
+    for name in (
+        "Int8",
+        "Int16",
+        "Int32",
+        "Int64",
+        "UInt8",
+        "UInt16",
+        "UInt32",
+        "UInt64",
+    )
 }
 _MOST_SIGNS = 60  # of a value in a message
 _NO_NUMBERS = "cmMSV"
@@ -28,7 +37,10 @@ def to_floats(values: Any, what: str) -> np.ndarray:
     """Convert anything numeric into a fresh float64 array; masked values and None become NaN."""
     array = plain_array(values, what)
     if array.dtype.kind in "OUS":
-        floats = [_number(item, position, what) for position, item in enumerate(array.reshape(-1))]
+        floats = [
+            _number(item, position, what)
+            for position, item in enumerate(array.reshape(-1))
+        ]
         array = np.array(floats).reshape(array.shape)
     return np.array(array, dtype=np.float64)
 
@@ -39,30 +51,49 @@ def plain_array(values: Any, what: str) -> np.ndarray:
         values = _from_tensor(values, what)
     values = to_pandas(values)
     if isinstance(values, pd.DataFrame):
-        raise InputError(f"{what} is a frame; give its values transposed, (variate, time)")
+        raise InputError(
+            f"{what} is a frame; give its values transposed, (variate, time)"
+        )
     if isinstance(values, pd.Series) and values.index.nlevels > 1:
         levels = ", ".join(map(str, values.index.names))
-        raise InputError(f"{what} has the dimensions {levels}; give its plain values, (variate, time)")
+        raise InputError(
+            f"{what} has the dimensions {levels}; give its plain values, (variate, time)"
+        )
     if isinstance(values, list | tuple) and any(_is_nested(item) for item in values):
         # numpy would drop the masks
         values = [_plain_item(item, what) for item in values]
-    missing = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+    missing = (
+        np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+    )
     try:
         array = np.asarray(values)
         if array.dtype.kind in "US" and isinstance(values, list | tuple):
-            array = np.array(values, dtype=object)  # else numbers beside text become text
+            array = np.array(
+                values, dtype=object
+            )  # else numbers beside text become text
     except (ValueError, TypeError, RuntimeError) as error:
-        raise InputError(f"{what} is not a regular array of numbers: {error}") from error
+        raise InputError(
+            f"{what} is not a regular array of numbers: {error}"
+        ) from error
     if array.dtype.kind in _NO_NUMBERS:
         raise InputError(f"{what} holds {array.dtype}, expected real numbers")
     if missing is not None:
-        array = np.where(missing, np.nan, array.astype(object) if array.dtype.kind in "OUS" else array)
+        array = np.where(
+            missing,
+            np.nan,
+            array.astype(object) if array.dtype.kind in "OUS" else array,
+        )
     return array
 
 
 def is_missing(item: object) -> bool:
     """Return True for a missing value of a container of objects, False for a value that is not a number."""
-    return item is None or item is pd.NA or item is np.ma.masked or (isinstance(item, float) and item != item)
+    return (
+        item is None
+        or item is pd.NA
+        or item is np.ma.masked
+        or (isinstance(item, float) and item != item)
+    )
 
 
 def _is_nested(item: Any) -> bool:
@@ -72,7 +103,11 @@ def _is_nested(item: Any) -> bool:
 def _plain_item(item: Any, what: str) -> Any:
     if item is np.ma.masked:
         return None
-    return plain_array(item, what) if _is_nested(item) and getattr(item, "ndim", None) != 0 else item
+    return (
+        plain_array(item, what)
+        if _is_nested(item) and getattr(item, "ndim", None) != 0
+        else item
+    )
 
 
 def _from_tensor(tensor: Any, what: str) -> np.ndarray:
@@ -91,13 +126,19 @@ def _number(item: object, position: int, what: str) -> float:
     if is_missing(item):
         return np.nan
     try:
-        if isinstance(item, int | float | np.integer | np.floating | np.bool_ | Decimal):
+        if isinstance(
+            item, int | float | np.integer | np.floating | np.bool_ | Decimal
+        ):
             return float(item)
     except (OverflowError, ValueError) as error:
-        raise InputError(f"{what} holds a number beyond double precision at position {position}") from error
+        raise InputError(
+            f"{what} holds a number beyond double precision at position {position}"
+        ) from error
     shown = repr(item)
     shown = shown if len(shown) <= _MOST_SIGNS else f"{shown[:_MOST_SIGNS]}…"
-    raise InputError(f"{what} holds {shown} at position {position}, which is not a number")
+    raise InputError(
+        f"{what} holds {shown} at position {position}, which is not a number"
+    )
 
 
 def texts(values: Any, what: str) -> tuple[str, ...]:
@@ -111,7 +152,11 @@ def texts(values: Any, what: str) -> tuple[str, ...]:
 
 def name_lists(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of reading, each list of columns as a tuple; a single name is one column."""
-    lists = {name: texts(options[name], name) for name in LISTS if options.get(name) is not None}
+    lists = {
+        name: texts(options[name], name)
+        for name in LISTS
+        if options.get(name) is not None
+    }
     return {**options, **lists}
 
 
@@ -122,7 +167,9 @@ def label(value: Any, what: str) -> str:
     if isinstance(value, Decimal):
         return format(value, "f")
     if isinstance(value, bytes) or not isinstance(value, Hashable):
-        raise InputError(f"{what} is {type(value).__name__} ({str(value)[:60]}), expected text or a number")
+        raise InputError(
+            f"{what} is {type(value).__name__} ({str(value)[:60]}), expected text or a number"
+        )
     return str(value)
 
 
@@ -132,20 +179,30 @@ def refuse_equal(values: Iterable[Any], names: Iterable[str], what: str) -> None
     for value, name in zip(values, names, strict=True):
         first = seen.setdefault(value, name) if isinstance(value, Hashable) else name
         if first != name:
-            raise InputError(f"{what} are {first} and {name}, which are equal; write them as text to keep both")
+            raise InputError(
+                f"{what} are {first} and {name}, which are equal; write them as text to keep both"
+            )
 
 
 def id_texts(column: pd.Series, name: str) -> np.ndarray:
     """Convert the ids, or names of categories, of a column to text; refuse 1 beside 1.0 or "1", which read alike."""
     missing = column.isna().to_numpy()
     if missing.any():
-        raise InputError(f"column {name!r} has no id in row {column.index[np.flatnonzero(missing)[0]]}")
+        raise InputError(
+            f"column {name!r} has no id in row {column.index[np.flatnonzero(missing)[0]]}"
+        )
     what = f"a value of column {name!r}"
-    if pd.api.types.is_float_dtype(column) and ((column % 1 == 0) & (column.abs() < 2**53)).all():
+    if (
+        pd.api.types.is_float_dtype(column)
+        and ((column % 1 == 0) & (column.abs() < 2**53)).all()
+    ):
         # pandas makes decimals of whole numbers that stand beside missing ones
         column = column.astype(np.int64)
     if column.dtype == object:
-        ids = np.array([cell if type(cell) is str else label(cell, what) for cell in column], dtype=object)
+        ids = np.array(
+            [cell if type(cell) is str else label(cell, what) for cell in column],
+            dtype=object,
+        )
         codes, _ = pd.factorize(column.to_numpy())
     else:
         codes, values = pd.factorize(column)
@@ -175,9 +232,13 @@ def to_pandas(data: Any) -> Any:
             return _from_capsule(data)
     except Exception as error:
         # any library's own errors, for values that Arrow does not have
-        raise InputError(f"the {name} cannot be converted to pandas: {error}; give the pandas frame itself") from error
+        raise InputError(
+            f"the {name} cannot be converted to pandas: {error}; give the pandas frame itself"
+        ) from error
     if hasattr(data, "columns") and hasattr(data, "__array__"):
-        raise InputError(f"{name} has columns with names, which are not read as rows; give it as a pandas frame")
+        raise InputError(
+            f"{name} has columns with names, which are not read as rows; give it as a pandas frame"
+        )
     return data
 
 
@@ -197,7 +258,9 @@ def without_arrow(frame: pd.DataFrame) -> pd.DataFrame:
         return frame
     frame = frame.copy(deep=False)
     for name in names:
-        frame[name] = from_arrow(pa.chunked_array(frame[name].array.__arrow_array__())).set_axis(frame.index)
+        frame[name] = from_arrow(
+            pa.chunked_array(frame[name].array.__arrow_array__())
+        ).set_axis(frame.index)
     return frame
 
 
@@ -210,17 +273,25 @@ def _from_capsule(data: Any) -> pd.DataFrame | pd.Series:
         return from_arrow(pa.table(data))
     except pa.ArrowInvalid:
         # a single column is no table
-        column = pa.chunked_array(data if hasattr(data, "__arrow_c_stream__") else [pa.array(data)])
+        column = pa.chunked_array(
+            data if hasattr(data, "__arrow_c_stream__") else [pa.array(data)]
+        )
     return from_arrow(column).rename(getattr(data, "name", None) or None)
 
 
 def _from_xarray(data: xr.DataArray | xr.Dataset) -> pd.DataFrame | pd.Series:
-    variables = [data] if isinstance(data, xr.DataArray) else list(data.data_vars.values())
-    if not 1 <= len(data.dims) <= 2 or any(set(each.dims) != set(data.dims) for each in variables):
+    variables = (
+        [data] if isinstance(data, xr.DataArray) else list(data.data_vars.values())
+    )
+    if not 1 <= len(data.dims) <= 2 or any(
+        set(each.dims) != set(data.dims) for each in variables
+    ):
         raise InputError(
             f"the {type(data).__name__} has the dimensions ({', '.join(map(str, data.dims))}), expected time, or time "
             "and series, of all variables alike; select with .isel(…), or make columns of one dimension with "
             ".to_dataset(…) and name them with variates=[…]"
         )
     plain = data.reset_coords(drop=True)
-    return plain.to_series() if isinstance(plain, xr.DataArray) else plain.to_dataframe()
+    return (
+        plain.to_series() if isinstance(plain, xr.DataArray) else plain.to_dataframe()
+    )

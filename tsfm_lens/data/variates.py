@@ -39,14 +39,23 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
             group, variate = str(groups[place[0]]), str(variates[place[1]])
             raise InputError(f"group {group!r} has variate {variate!r} more than once")
         rows[place] = position
-    parted = dataset.drop_vars(_LABELS, errors="ignore").isel(series=xr.DataArray(rows, dims=("series", "variate")))
+    parted = dataset.drop_vars(_LABELS, errors="ignore").isel(
+        series=xr.DataArray(rows, dims=("series", "variate"))
+    )
     if (rows < 0).any():
         present = xr.DataArray(rows >= 0, dims=("series", "variate"))
         # whole numbers become floats where a group lacks a variate
-        for key in [key for key, array in parted.variables.items() if "variate" in array.dims]:
+        for key in [
+            key for key, array in parted.variables.items() if "variate" in array.dims
+        ]:
             text = parted[key].dtype.kind == "U"
-            parted[key] = parted[key].where(present, "") if text else parted[key].where(present)
-    labels = {name: (name, each, dataset[name].attrs) for name, each in (("series", groups), ("variate", variates))}
+            parted[key] = (
+                parted[key].where(present, "") if text else parted[key].where(present)
+            )
+    labels = {
+        name: (name, each, dataset[name].attrs)
+        for name, each in (("series", groups), ("variate", variates))
+    }
     return parted.assign_coords(labels)
 
 
@@ -55,5 +64,7 @@ def _number_names(names: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
     numbers, unique = pd.factorize(names.values)
     if (numbers < 0).any():
         where = int(np.flatnonzero(numbers < 0)[0])
-        raise InputError(f"coordinate {names.name!r} has no value at position {where} of dim 'series'")
+        raise InputError(
+            f"coordinate {names.name!r} has no value at position {where} of dim 'series'"
+        )
     return numbers, np.asarray(unique, dtype=names.dtype)

@@ -65,15 +65,28 @@ def largest_flows(graph: Graph) -> Array:
         join(every + here, every + after, own)
     source, sink = layers * graph.tokens, layers * graph.tokens + 1
     outputs = np.flatnonzero(graph.readout.sum(0))
-    join(outputs + (layers - 1) * graph.tokens, np.full(len(outputs), sink), np.ones(len(outputs)))
+    join(
+        outputs + (layers - 1) * graph.tokens,
+        np.full(len(outputs), sink),
+        np.ones(len(outputs)),
+    )
     flows = []
     for coverage in graph.inputs:
         tokens = np.flatnonzero(coverage)
         edges = (
-            np.concatenate([*most, np.round(coverage[tokens] * _UNIT).astype(np.int32)]),
-            (np.concatenate([*starts, np.full(len(tokens), source)]), np.concatenate([*ends, tokens])),
+            np.concatenate(
+                [*most, np.round(coverage[tokens] * _UNIT).astype(np.int32)]
+            ),
+            (
+                np.concatenate([*starts, np.full(len(tokens), source)]),
+                np.concatenate([*ends, tokens]),
+            ),
         )
-        flows.append(maximum_flow(csr_array(edges, shape=(sink + 1, sink + 1)), source, sink).flow_value)
+        flows.append(
+            maximum_flow(
+                csr_array(edges, shape=(sink + 1, sink + 1)), source, sink
+            ).flow_value
+        )
     return np.array(flows, dtype=float) / _UNIT
 
 
@@ -86,13 +99,21 @@ def _shares(mass: Array) -> Array:
 def graph_of(masks: Masks) -> Graph:
     """Build the graph of one item's tokens and their attention; errors as in :func:`rollout_shares`."""
     run = masks.run.in_one_pass()
-    stacks, spans, packed = run.lens.wiring.stacks, run.encoded.spans, run.encoded.packed
+    stacks, spans, packed = (
+        run.lens.wiring.stacks,
+        run.encoded.spans,
+        run.encoded.packed,
+    )
     first, count = {}, 0
     for stack in stacks:
         first[stack.name] = count
         count += (1 if packed else len(masks.batch)) * len(spans[stack.name])
     layers = {
-        f"{stack.prefix}.{layer}.{row.kind}.hook_pattern": (stack.name, row.keys_from or stack.name, row.over)
+        f"{stack.prefix}.{layer}.{row.kind}.hook_pattern": (
+            stack.name,
+            row.keys_from or stack.name,
+            row.over,
+        )
         for stack in stacks
         for layer in range(stack.n_layers)
         for row in stack.attentions(layer)
@@ -102,14 +123,23 @@ def graph_of(masks: Masks) -> Graph:
     for point, (own, keys, over) in layers.items():
         pattern = acts[point].double().cpu().numpy().mean(1)
         sizes = (len(spans[own]), len(spans[keys]))
-        updates.append(tuple(_parts(over == "variate", pattern, first[own], first[keys], sizes)))
+        updates.append(
+            tuple(_parts(over == "variate", pattern, first[own], first[keys], sizes))
+        )
 
     def tokens_of(stack: str, row: int) -> list[tuple[int, int, int, str]]:
         """Return place in the graph, start, stop and kind of the tokens of one series."""
         of = spans[stack]
-        own = [token for token in range(len(of)) if not packed or not of.variate or of.variate[token] == row]
+        own = [
+            token
+            for token in range(len(of))
+            if not packed or not of.variate or of.variate[token] == row
+        ]
         offset = first[stack] if packed else first[stack] + row * len(of)
-        return [(offset + token, of.start[token], of.stop[token], of.special[token]) for token in own]
+        return [
+            (offset + token, of.start[token], of.stop[token], of.special[token])
+            for token in own
+        ]
 
     inputs = np.zeros((len(masks.segments), count))
     for index, part in enumerate(masks.segments):
@@ -117,24 +147,38 @@ def graph_of(masks: Masks) -> Graph:
             common = min(stop, part.stop) - max(start, part.start)
             if common > 0:
                 inputs[index, place] = common / (stop - start)
-    tokens = [each[:3] for each in tokens_of(run.lens.wiring.output_stack.name, masks.row) if not each[3]]
+    tokens = [
+        each[:3]
+        for each in tokens_of(run.lens.wiring.output_stack.name, masks.row)
+        if not each[3]
+    ]
     if not tokens:
-        raise InputError(f"no token of {run.lens.wiring.architecture} covers series {masks.row}")
+        raise InputError(
+            f"no token of {run.lens.wiring.architecture} covers series {masks.row}"
+        )
     readout = np.zeros((run.horizon, count))
     for step in range(run.horizon):
         # the tokens that cover a step, else the series' last one
-        covering = [place for place, start, stop in tokens if start <= step < stop] or [tokens[-1][0]]
+        covering = [place for place, start, stop in tokens if start <= step < stop] or [
+            tokens[-1][0]
+        ]
         readout[step, covering] = 1 / len(covering)
     return Graph(tuple(updates), count, inputs, readout)
 
 
-def _parts(over_variates: bool, pattern: Array, own: int, keys: int, sizes: tuple[int, int]) -> list[Update]:
+def _parts(
+    over_variates: bool, pattern: Array, own: int, keys: int, sizes: tuple[int, int]
+) -> list[Update]:
     """Split one attention into its independent parts: one for each series, or for each position over the series."""
     parts: list[Update] = []
     for index, rows in enumerate(pattern):
         total = rows.sum(-1, keepdims=True)
         # a token that may attend to nothing keeps to itself
-        alone = np.eye(*rows.shape) if rows.shape[0] == rows.shape[1] else np.full(rows.shape, 1 / rows.shape[1])
+        alone = (
+            np.eye(*rows.shape)
+            if rows.shape[0] == rows.shape[1]
+            else np.full(rows.shape, 1 / rows.shape[1])
+        )
         mean = np.where(total > 0, rows / np.maximum(total, 1e-30), alone)
         if over_variates:
             targets = sources = own + index + sizes[0] * np.arange(len(mean))

@@ -48,28 +48,42 @@ def shapley(masks: Masks, *, exact: int = EXACT, **options: Any) -> MethodResult
             values = masks(keep)
             return np.concatenate([values, values.mean(-1, keepdims=True)], -1)
 
-        estimate = sampled_shapley(values_and_mean, players, seed=masks.run.seed, **options)
+        estimate = sampled_shapley(
+            values_and_mean, players, seed=masks.run.seed, **options
+        )
         reach = estimate.half_width
         attrs: dict[str, object] = {"exact": 0, "settled": int(estimate.settled)}
-        result = MethodResult(estimate.attribution[..., :-1], reach[..., :-1], attrs=attrs)
+        result = MethodResult(
+            estimate.attribution[..., :-1], reach[..., :-1], attrs=attrs
+        )
         result.variables["mean_half_width"] = (("segment", "quantile"), reach[..., -1])
         return result
-    return MethodResult(exact_shapley(masks(all_masks(players)), players), attrs={"exact": 1})
+    return MethodResult(
+        exact_shapley(masks(all_masks(players)), players), attrs={"exact": 1}
+    )
 
 
 def _single(masks: Masks, shown: bool) -> MethodResult:
     """Hide each segment alone, or show it alone."""
     players = len(masks.segments)
-    values = masks(np.concatenate([np.full((1, players), shown), np.eye(players, dtype=bool) ^ shown]))
+    values = masks(
+        np.concatenate(
+            [np.full((1, players), shown), np.eye(players, dtype=bool) ^ shown]
+        )
+    )
     return MethodResult(values[0] - values[1:] if shown else values[1:] - values[0])
 
 
 def _integrated(masks: Masks, *, steps: int = 32) -> MethodResult:
     if not is_count(steps):
-        raise InputError(f"steps is {steps!r}, expected a number of points between reference and input, 1 or more")
+        raise InputError(
+            f"steps is {steps!r}, expected a number of points between reference and input, 1 or more"
+        )
     # Gauss and Legendre, from -1 to 1
     nodes, weights = np.polynomial.legendre.leggauss(steps)
-    return MethodResult(slopes(masks, (nodes + 1) / 2, weights / 2), attrs={"places": steps})
+    return MethodResult(
+        slopes(masks, (nodes + 1) / 2, weights / 2), attrs={"places": steps}
+    )
 
 
 def _share_of_change(masks: Masks, shares_of: Callable[[Masks], Array]) -> MethodResult:
@@ -81,20 +95,32 @@ def _share_of_change(masks: Masks, shares_of: Callable[[Masks], Array]) -> Metho
             "method='shapley' or 'occlusion', or cut stretches, such as parts=6"
         )
     shares, (whole, nothing) = shares_of(masks), masks.ends
-    return MethodResult(shares[:, None] * (whole - nothing), variables={"share": (("segment", "step"), shares)})
+    return MethodResult(
+        shares[:, None] * (whole - nothing),
+        variables={"share": (("segment", "step"), shares)},
+    )
 
 
 _ATTENTION = "Abnar and Zuidema 2020, arXiv:2005.00928"
 METHODS: dict[str, tuple[Callable[..., MethodResult], str]] = {
     "shapley": (shapley, "Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874"),
-    "occlusion": (partial(_single, shown=True), "Zeiler and Fergus 2014, arXiv:1311.2901"),
-    "inclusion": (partial(_single, shown=False), "Covert et al. 2021, arXiv:2011.14878, include individual features"),
+    "occlusion": (
+        partial(_single, shown=True),
+        "Zeiler and Fergus 2014, arXiv:1311.2901",
+    ),
+    "inclusion": (
+        partial(_single, shown=False),
+        "Covert et al. 2021, arXiv:2011.14878, include individual features",
+    ),
     "integrated gradients": (_integrated, "Sundararajan et al. 2017, arXiv:1703.01365"),
     "gradient × input": (
         lambda masks: MethodResult(slopes(masks, np.ones(1), np.ones(1))),
         "Shrikumar et al. 2017, arXiv:1605.01713",
     ),
-    "attention rollout": (partial(_share_of_change, shares_of=rollout_shares), _ATTENTION),
+    "attention rollout": (
+        partial(_share_of_change, shares_of=rollout_shares),
+        _ATTENTION,
+    ),
     "attention flow": (partial(_share_of_change, shares_of=flow_shares), _ATTENTION),
 }
 """Methods by name, each with its source."""
@@ -164,7 +190,9 @@ def attribute_inputs(
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
     if not is_count(repeats):
-        raise InputError(f"repeats is {repeats!r}, expected a number of seeds for sample paths, 1 or more")
+        raise InputError(
+            f"repeats is {repeats!r}, expected a number of seeds for sample paths, 1 or more"
+        )
     masks = Masks(run, parts, reference, item, target, seed, progress, repeats)
     function, source = METHODS[method]
     result = _over_seeds([function(each, **how) for each in masks.per_seed])
@@ -176,7 +204,10 @@ def attribute_inputs(
     data["attribution"] = (axes, result.attribution)
     if result.half_width is not None:
         data["half_width"] = (axes, result.half_width)
-    data["forecast"], data["reference_forecast"] = (axes[1:], whole), (axes[1:], nothing)
+    data["forecast"], data["reference_forecast"] = (
+        (axes[1:], whole),
+        (axes[1:], nothing),
+    )
     data["remainder"] = (axes[1:], whole - nothing - result.attribution.sum(0))
     for name, variable in result.variables.items():
         data[name] = variable
@@ -213,4 +244,9 @@ def _over_seeds(results: Sequence[MethodResult]) -> MethodResult:
     }
     # the spread over seeds has that over masks in it
     variables["mean_half_width"] = (("segment", "quantile"), half_width(values.mean(2)))
-    return MethodResult(values.mean(-1), half_width(values), variables, {**results[0].attrs, "repeats": len(results)})
+    return MethodResult(
+        values.mean(-1),
+        half_width(values),
+        variables,
+        {**results[0].attrs, "repeats": len(results)},
+    )

@@ -38,7 +38,11 @@ Edit = Callable[[int, np.ndarray], np.ndarray]
 @probe("covariate_use")
 @saying_once
 def covariate_use(
-    run: Run, *, shuffles: int | None = None, seed: int | None = None, progress: Progress | None = None
+    run: Run,
+    *,
+    shuffles: int | None = None,
+    seed: int | None = None,
+    progress: Progress | None = None,
 ) -> xr.Dataset:
     """Measure the worth, the response and the share of each covariate by forecasts with other values of it.
 
@@ -78,18 +82,33 @@ def covariate_use(
     """
     batch = run.batch
     informative = _informative_rows(batch)
-    shuffles = (8 if sum(batch.is_target) <= _MANY else 2) if shuffles is None else shuffles
+    shuffles = (
+        (8 if sum(batch.is_target) <= _MANY else 2) if shuffles is None else shuffles
+    )
     if not is_count(shuffles):
-        raise InputError(f"shuffles is {shuffles!r}, expected a number of shuffles, 1 or more")
-    roles = {name: role for name, role in zip(batch.variates, batch.roles, strict=True) if role != "target"}
+        raise InputError(
+            f"shuffles is {shuffles!r}, expected a number of shuffles, 1 or more"
+        )
+    roles = {
+        name: role
+        for name, role in zip(batch.variates, batch.roles, strict=True)
+        if role != "target"
+    }
     rows = np.flatnonzero(batch.is_target)
-    unit = np.array([seasonal_error(batch.values[row], batch.seasonalities[row]) for row in rows])
+    unit = np.array(
+        [seasonal_error(batch.values[row], batch.seasonalities[row]) for row in rows]
+    )
     if np.isnan(unit).all():
-        raise InputError(f"the context of {batch.ids[rows[0]]!r} is constant, MASE is undefined; use series that vary")
+        raise InputError(
+            f"the context of {batch.ids[rows[0]]!r} is constant, MASE is undefined; use series that vary"
+        )
     rng = np.random.default_rng(run.seed if seed is None else seed)
     numbers = category_numbers(run.lens, batch)
     trials = {name: _trials(batch, run.horizon, name, shuffles, rng) for name in roles}
-    count, total = 0, sum(len(edits) for each in trials.values() for edits in each.values())
+    count, total = (
+        0,
+        sum(len(edits) for each in trials.values() for edits in each.values()),
+    )
     measured = []
     for name, edits in trials.items():
         medians: dict[str | int, list[np.ndarray]] = {}
@@ -98,26 +117,46 @@ def covariate_use(
             for edit in each:
                 changed = _as_numbers(_with_covariate(batch, name, edit), numbers)
                 notify = partial(_notify, progress, count, total)
-                how: dict[str, Any] = {"num_samples": run.num_samples, "seed": run.seed, "progress": notify}
-                medians[trial].append(run.lens.forecast(changed, run.horizon, **how).median[changed.is_target])
+                how: dict[str, Any] = {
+                    "num_samples": run.num_samples,
+                    "seed": run.seed,
+                    "progress": notify,
+                }
+                medians[trial].append(
+                    run.lens.forecast(changed, run.horizon, **how).median[
+                        changed.is_target
+                    ]
+                )
                 count += 1
-        owners = {batch.groups[row]: row for row in informative if batch.variates[row] == name}
-        measured.append(_measure(run, medians, [owners.get(batch.groups[row]) for row in rows]))
+        owners = {
+            batch.groups[row]: row for row in informative if batch.variates[row] == name
+        }
+        measured.append(
+            _measure(run, medians, [owners.get(batch.groups[row]) for row in rows])
+        )
     data = marked_dataset(run).isel(series=rows)
     axes = {"covariate": [*roles], "way": [*WAYS], "shift": [*SHIFTS], "part": [*PARTS]}
     data = data.assign_coords(axes | {"role_of": ("covariate", [*roles.values()])})
     for name, dims in _VARIABLES.items():
         values = np.stack([each[name] for each in measured])
-        data[name] = (("covariate", *dims, "series"), values if name in _OF_COVARIATE else values / unit)
+        data[name] = (
+            ("covariate", *dims, "series"),
+            values if name in _OF_COVARIATE else values / unit,
+        )
     data["unit"] = (("series",), unit)
     data.attrs = run.describe("covariate_use", "Use of covariates", _SOURCE)
-    noise = noise_floor(run, lambda other, same: np.abs(other - same).mean(-1))[rows] / unit
+    noise = (
+        noise_floor(run, lambda other, same: np.abs(other - same).mean(-1))[rows] / unit
+    )
     floor = xr.DataArray(noise, dims="series")
     data = judge(data, "moved", floor=floor, groups="way")
     data = judge(data, "slope", floor=floor, signed=True)
     if run.truth is None:
         return data.drop_vars("error_without")
-    data["error"] = (("series",), mae(run.forecast.median[rows], run.truth[rows]) / unit)
+    data["error"] = (
+        ("series",),
+        mae(run.forecast.median[rows], run.truth[rows]) / unit,
+    )
     data["worth"] = data["error_without"] - data["error"]
     return judge(data, "worth", floor=floor, signed=True, groups="way")
 
@@ -134,7 +173,9 @@ _VARIABLES: dict[str, tuple[str, ...]] = {
 _OF_COVARIATE = ("value", "step_size")
 
 
-def _notify(progress: Progress | None, before: int, total: int, done: int, of: int) -> None:
+def _notify(
+    progress: Progress | None, before: int, total: int, done: int, of: int
+) -> None:
     """Report the series of one of several forecasts, in per cent of all."""
     if progress is not None:
         progress((100 * before + 100 * done // of) // total, 100)
@@ -142,7 +183,9 @@ def _notify(progress: Progress | None, before: int, total: int, done: int, of: i
 
 def _as_numbers(batch: SeriesBatch, tables: dict[str, np.ndarray]) -> SeriesBatch:
     rows = [row for row, name in enumerate(batch.ids) if name in tables]
-    edited = _edited(batch, rows, lambda row, codes: in_numbers(codes, batch, row, tables))
+    edited = _edited(
+        batch, rows, lambda row, codes: in_numbers(codes, batch, row, tables)
+    )
     return replace(edited, categories=(None,) * len(batch)) if rows else batch
 
 
@@ -155,7 +198,11 @@ def _trials(
         past = batch.values[row]
         # of categories the most frequent one, since a mean of their numbers is none
         finite = past[np.isfinite(past)]
-        level = np.nanmean(past) if batch.categories[row] is None else np.bincount(finite.astype(int)).argmax()
+        level = (
+            np.nanmean(past)
+            if batch.categories[row] is None
+            else np.bincount(finite.astype(int)).argmax()
+        )
         inside = (np.arange(len(both)) < len(past)) == (part == "past")
         return np.where(inside | (part == "constant"), float(level), both)
 
@@ -166,17 +213,24 @@ def _trials(
         return both
 
     rows = _rows_of(batch, name)
-    edits: dict[str | int, list[Edit | None]] = {"removed": [None], "constant": [partial(constant, "constant")]}
+    edits: dict[str | int, list[Edit | None]] = {
+        "removed": [None],
+        "constant": [partial(constant, "constant")],
+    }
     edits["shuffled"] = [shuffle] * shuffles
     if any(batch.futures[row] is not None for row in rows):
         edits |= {part: [partial(constant, part)] for part in PARTS}
     for shift in SHIFTS:
-        if shift and any(_shifted(batch, horizon, shift, row) is not None for row in rows):
+        if shift and any(
+            _shifted(batch, horizon, shift, row) is not None for row in rows
+        ):
             edits[shift] = [partial(_with_shift, batch, horizon, shift)]
     return edits
 
 
-def _shifted(batch: SeriesBatch, horizon: int, shift: int, row: int) -> np.ndarray | None:
+def _shifted(
+    batch: SeriesBatch, horizon: int, shift: int, row: int
+) -> np.ndarray | None:
     """Return the stretch that acts, shifted or held at one of two values; None where neither is defined."""
     past, future = batch.values[row], batch.futures[row]
     stretch = past[-horizon:] if future is None else future[:horizon]
@@ -187,18 +241,26 @@ def _shifted(batch: SeriesBatch, horizon: int, shift: int, row: int) -> np.ndarr
         return stretch
     if ends is None:
         return stretch + shift * size
-    return None if abs(shift) > 1 else np.where(np.isnan(stretch), np.nan, ends[shift > 0])
+    return (
+        None if abs(shift) > 1 else np.where(np.isnan(stretch), np.nan, ends[shift > 0])
+    )
 
 
-def _with_shift(batch: SeriesBatch, horizon: int, shift: int, row: int, both: np.ndarray) -> np.ndarray:
+def _with_shift(
+    batch: SeriesBatch, horizon: int, shift: int, row: int, both: np.ndarray
+) -> np.ndarray:
     stretch = _shifted(batch, horizon, shift, row)
-    start = batch.lengths[row] - (0 if batch.futures[row] is not None or stretch is None else len(stretch))
+    start = batch.lengths[row] - (
+        0 if batch.futures[row] is not None or stretch is None else len(stretch)
+    )
     if stretch is not None:
         both[start : start + len(stretch)] = stretch
     return both
 
 
-def _unit_step(batch: SeriesBatch, row: int) -> tuple[float, tuple[float, float] | None]:
+def _unit_step(
+    batch: SeriesBatch, row: int
+) -> tuple[float, tuple[float, float] | None]:
     """Return the step of a covariate's response, and its two values if it has no more; NaN of more categories."""
     values = whole(batch, row)
     levels = np.unique(values[np.isfinite(values)])
@@ -207,7 +269,9 @@ def _unit_step(batch: SeriesBatch, row: int) -> tuple[float, tuple[float, float]
     return (float(np.nanstd(values)) if batch.categories[row] is None else np.nan), None
 
 
-def _measure(run: Run, medians: dict[str | int, list[np.ndarray]], owners: list[int | None]) -> dict[str, np.ndarray]:
+def _measure(
+    run: Run, medians: dict[str | int, list[np.ndarray]], owners: list[int | None]
+) -> dict[str, np.ndarray]:
     """Compute the variables of one covariate, (…, series), from forecasts (series, step) by trial, in data units.
 
     ``owners`` are the covariate's rows, by target; None where it tells nothing.
@@ -215,27 +279,55 @@ def _measure(run: Run, medians: dict[str | int, list[np.ndarray]], owners: list[
     batch, targets = run.batch, run.batch.is_target
     plain = run.forecast.median[targets]
     blank = np.where([owner is None for owner in owners], np.nan, 0.0)
-    moved = [np.mean([np.abs(other - plain).mean(-1) for other in medians[way]], axis=0) for way in WAYS]
-    out = {"moved": np.stack(moved) + blank, "error_without": np.full((len(WAYS), len(owners)), np.nan)}
+    moved = [
+        np.mean([np.abs(other - plain).mean(-1) for other in medians[way]], axis=0)
+        for way in WAYS
+    ]
+    out = {
+        "moved": np.stack(moved) + blank,
+        "error_without": np.full((len(WAYS), len(owners)), np.nan),
+    }
     if run.truth is not None:
         truth = run.truth[targets]
         out["error_without"] = (
-            np.stack([np.mean([mae(each, truth) for each in medians[way]], 0) for way in WAYS]) + blank
+            np.stack(
+                [
+                    np.mean([mae(each, truth) for each in medians[way]], 0)
+                    for way in WAYS
+                ]
+            )
+            + blank
         )
     full = plain - medians["constant"][0]
     ahead = np.zeros_like(full)
     if PARTS[0] in medians:
-        ahead = (plain - medians[PARTS[1]][0] + medians[PARTS[0]][0] - medians["constant"][0]) / 2
+        ahead = (
+            plain - medians[PARTS[1]][0] + medians[PARTS[0]][0] - medians["constant"][0]
+        ) / 2
     # along the whole, so that the parts of each series sum to its size
-    out["share"] = np.stack([(part * np.sign(full)).mean(-1) for part in (full - ahead, ahead)]) + blank
+    out["share"] = (
+        np.stack([(part * np.sign(full)).mean(-1) for part in (full - ahead, ahead)])
+        + blank
+    )
     out["response"], out["value"] = np.full((2, len(SHIFTS), len(owners)), np.nan)
-    out["step_size"] = np.array([np.nan if owner is None else _unit_step(batch, owner)[0] for owner in owners])
+    out["step_size"] = np.array(
+        [np.nan if owner is None else _unit_step(batch, owner)[0] for owner in owners]
+    )
     for place, shift in enumerate(SHIFTS):
-        change = (medians[shift][0] - plain).mean(-1) if shift in medians else np.zeros(len(plain))
+        change = (
+            (medians[shift][0] - plain).mean(-1)
+            if shift in medians
+            else np.zeros(len(plain))
+        )
         for column, owner in enumerate(owners):
-            stretch = None if owner is None else _shifted(batch, run.horizon, shift, owner)
+            stretch = (
+                None if owner is None else _shifted(batch, run.horizon, shift, owner)
+            )
             if stretch is not None:
-                out["value"][place, column], out["response"][place, column] = np.nanmean(stretch), change[column]
+                out["value"][place, column], out["response"][place, column] = (
+                    np.nanmean(stretch),
+                    change[column],
+                )
     out["slope"] = _slopes(out["value"] / out["step_size"], out["response"])
     return out
 
@@ -257,9 +349,15 @@ def _informative_rows(batch: SeriesBatch) -> list[int]:
             "these series have no covariates; name columns with known=… and past=…, or give entries with "
             "past_covariates"
         )
-    faults = {row: _fault(batch, row) for row, role in enumerate(batch.roles) if role != "target"}
+    faults = {
+        row: _fault(batch, row)
+        for row, role in enumerate(batch.roles)
+        if role != "target"
+    }
     for name in dict.fromkeys(batch.variates[row] for row in faults):
-        reasons = [fault for row, fault in faults.items() if batch.variates[row] == name]
+        reasons = [
+            fault for row, fault in faults.items() if batch.variates[row] == name
+        ]
         if all(reasons):
             raise InputError(f"{reasons[0]}; leave it out")
     return [row for row, fault in faults.items() if not fault]
@@ -273,10 +371,16 @@ def _fault(batch: SeriesBatch, row: int) -> str:
         return f"covariate {name!r} has no value"
     if (finite == finite[0]).all():
         categories = batch.categories[row]
-        level = f"{finite[0]:g}" if categories is None else repr(categories[int(finite[0])])
-        return f"covariate {name!r} is {level} throughout, so its use cannot be measured"
+        level = (
+            f"{finite[0]:g}" if categories is None else repr(categories[int(finite[0])])
+        )
+        return (
+            f"covariate {name!r} is {level} throughout, so its use cannot be measured"
+        )
     for other, target in enumerate(batch.values):
-        alike = batch.roles[other] == "target" and batch.groups[other] == batch.groups[row]
+        alike = (
+            batch.roles[other] == "target" and batch.groups[other] == batch.groups[row]
+        )
         if alike and np.array_equal(target, batch.values[row], equal_nan=True):
             return (
                 f"covariate {name!r} equals the target {batch.ids[other]!r} at every step, so their effects "
@@ -286,7 +390,11 @@ def _fault(batch: SeriesBatch, row: int) -> str:
 
 
 def _rows_of(batch: SeriesBatch, name: str) -> list[int]:
-    return [row for row, variate in enumerate(batch.variates) if variate == name and batch.roles[row] != "target"]
+    return [
+        row
+        for row, variate in enumerate(batch.variates)
+        if variate == name and batch.roles[row] != "target"
+    ]
 
 
 def _with_covariate(batch: SeriesBatch, name: str, edit: Edit | None) -> SeriesBatch:
@@ -302,5 +410,7 @@ def _edited(batch: SeriesBatch, rows: Sequence[int], edit: Edit) -> SeriesBatch:
     for row in rows:
         both = edit(row, whole(batch, row))
         values[row] = both[: batch.lengths[row]]
-        futures[row] = None if batch.futures[row] is None else both[batch.lengths[row] :]
+        futures[row] = (
+            None if batch.futures[row] is None else both[batch.lengths[row] :]
+        )
     return replace(batch, values=tuple(values), futures=tuple(futures))

@@ -52,14 +52,22 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
     """
     names = [str(name) for name in routes["component"].values]
     totals = np.abs(routes["total"].values).mean(-1)
-    above_floor = totals > max(float(routes["total_floor"]), MATTERS * totals.max(initial=0.0))
+    above_floor = totals > max(
+        float(routes["total_floor"]), MATTERS * totals.max(initial=0.0)
+    )
     selection = {}
     for number, segment in enumerate(routes["segment"].values):
         sizes = np.nan_to_num(routes["size"].values[number], nan=0.0)
-        significant = (routes["size_acts"].values[number] > 0) & (sizes >= WORTH_NAMING * sizes.max(initial=0.0))
+        significant = (routes["size_acts"].values[number] > 0) & (
+            sizes >= WORTH_NAMING * sizes.max(initial=0.0)
+        )
         significant &= routes["share"].values[number] > 0
-        order = [place for place in np.argsort(-sizes, kind="stable") if significant[place]][:most]
-        selection[str(segment)] = [names[place] for place in order] if above_floor[number] else []
+        order = [
+            place for place in np.argsort(-sizes, kind="stable") if significant[place]
+        ][:most]
+        selection[str(segment)] = (
+            [names[place] for place in order] if above_floor[number] else []
+        )
     return selection
 
 
@@ -127,8 +135,12 @@ def route_faithfulness(
     pair = PairedRuns(run, segments_in(routes), reference, item, target, seed)
     lens, names = pair.run.lens, [part.name for part in pair.segments]
     by_segment = {
-        name: [component for each in selection for component in lens.components(str(each))]
-        for name, selection in (named_routes(routes) if named is None else named).items()
+        name: [
+            component for each in selection for component in lens.components(str(each))
+        ]
+        for name, selection in (
+            named_routes(routes) if named is None else named
+        ).items()
     }
     unknown = sorted(set(by_segment) - set(names))
     if unknown:
@@ -136,18 +148,32 @@ def route_faithfulness(
     order = np.argsort(-np.abs(routes["total"].values).mean(-1), kind="stable")
     numbers = [int(number) for number in order if by_segment.get(names[number])][:most]
     if not numbers:
-        raise InputError("no segment has a named route to test: no effect is above the noise")
-    cuts, steps = 1 + max(len(by_segment[names[number]]) for number in numbers), pair.run.horizon
+        raise InputError(
+            "no segment has a named route to test: no effect is above the noise"
+        )
+    cuts, steps = (
+        1 + max(len(by_segment[names[number]]) for number in numbers),
+        pair.run.horizon,
+    )
     cut_names = np.full((len(numbers), cuts), "", dtype=object)
-    predicted, measured = (np.full((len(numbers), cuts, steps), np.nan) for _ in range(2))
+    predicted, measured = (
+        np.full((len(numbers), cuts, steps), np.nan) for _ in range(2)
+    )
     total, single = routes["total"].values[numbers], np.empty(len(numbers))
     # of the effect, lost without and restored by the named components and random ones
     shares = np.empty((2, len(numbers), 1 + controls))
     candidates = [str(name) for name in routes["component"].values]
     for place, number in enumerate(numbers):
         components = by_segment[names[number]]
-        sets = [components, *matched_sets(lens, components, controls, np.random.default_rng([seed, number]))]
-        lost, restored = _cut_and_restore(pair, pair.without([number]), components, sets)
+        sets = [
+            components,
+            *matched_sets(
+                lens, components, controls, np.random.default_rng([seed, number])
+            ),
+        ]
+        lost, restored = _cut_and_restore(
+            pair, pair.without([number]), components, sets
+        )
         # all together always stand last
         where = [*range(len(components)), cuts - 1]
         cut_names[place, where] = [*map(str, components), "all together"]
@@ -155,9 +181,15 @@ def route_faithfulness(
         predicted[place, -1] = total[place]
         for cut, name in enumerate(map(str, components)):
             if "estimate" in routes and name in candidates:
-                predicted[place, cut] = routes["estimate"].values[number, candidates.index(name)]
+                predicted[place, cut] = routes["estimate"].values[
+                    number, candidates.index(name)
+                ]
         size = np.square(total[place]).sum()
-        shares[:, place] = np.stack([lost[len(components) :], restored]) @ total[place] / (size if size > 0 else np.nan)
+        shares[:, place] = (
+            np.stack([lost[len(components) :], restored])
+            @ total[place]
+            / (size if size > 0 else np.nan)
+        )
         single[place] = (lost[: len(components)] @ total[place]).sum() / size
         if progress is not None:
             progress(place + 1, len(numbers))
@@ -168,29 +200,55 @@ def route_faithfulness(
         predicted=(("segment", "cut", "step"), predicted),
         measured=(("segment", "cut", "step"), measured),
         total=(("segment", "step"), total),
-        prediction_error=(of, np.array([(1 - agreement(*each)[0]) ** 0.5 for each in pairs])),
+        prediction_error=(
+            of,
+            np.array([(1 - agreement(*each)[0]) ** 0.5 for each in pairs]),
+        ),
         overlap=(of, single / shares[0, :, 0]),
     )
     for name, values in zip(("necessity", "sufficiency"), shares, strict=True):
-        data[name], data[f"random_{name}"] = (of, values[:, 0]), (("segment", "draw"), values[:, 1:])
+        data[name], data[f"random_{name}"] = (
+            (of, values[:, 0]),
+            (("segment", "draw"), values[:, 1:]),
+        )
         # all of the effect is 1; what overturns it is as far off as what leaves it
         as_good = (np.abs(1 - values[:, 1:]) <= np.abs(1 - values[:, :1])).sum(-1)
         data[f"{name}_p"] = (of, (1 + as_good) / values.shape[1])
     words = reference_words(reference)
-    data.attrs = pair.run.describe("route_faithfulness", "Tests of routes", _SOURCE, units=pair.units, reference=words)
-    return data.assign_attrs(target=pair.name, controls=controls, rollout=int(pair.run.rollout))
+    data.attrs = pair.run.describe(
+        "route_faithfulness",
+        "Tests of routes",
+        _SOURCE,
+        units=pair.units,
+        reference=words,
+    )
+    return data.assign_attrs(
+        target=pair.name, controls=controls, rollout=int(pair.run.rollout)
+    )
 
 
 def _cut_and_restore(
-    pair: PairedRuns, without: Run, components: Sequence[Component], sets: Sequence[Sequence[Component]]
+    pair: PairedRuns,
+    without: Run,
+    components: Sequence[Component],
+    sets: Sequence[Sequence[Component]],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute the effect lost by cutting single components and sets, and that restored by sets, (cut, step) each."""
-    points = sorted({place.point for each in sets for place in places_of(pair.run.lens, list(each))})
+    points = sorted(
+        {place.point for each in sets for place in places_of(pair.run.lens, list(each))}
+    )
     there, whole = without.record(points), pair.run.record(points)
     cuts = [*([component] for component in components), *sets]
-    lost = pair.change([Variant("cut", tuple(PatchFrom(each, there) for each in cut)) for cut in cuts])
-    restorations = [Variant("restored", tuple(PatchFrom(each, whole) for each in each_set)) for each_set in sets]
-    return lost, point_forecasts(without, restorations)[:, pair.row] - without.point[pair.row]
+    lost = pair.change(
+        [Variant("cut", tuple(PatchFrom(each, there) for each in cut)) for cut in cuts]
+    )
+    restorations = [
+        Variant("restored", tuple(PatchFrom(each, whole) for each in each_set))
+        for each_set in sets
+    ]
+    return lost, point_forecasts(without, restorations)[:, pair.row] - without.point[
+        pair.row
+    ]
 
 
 def matched_sets(
@@ -207,7 +265,10 @@ def matched_sets(
             same_kind = [each for each in components if _kind(each) == kind]
             others = [each for each in pools[kind] if each not in same_kind]
             pool = others if len(others) >= len(same_kind) else pools[kind]
-            sample += [pool[index] for index in rng.choice(len(pool), len(same_kind), replace=False)]
+            sample += [
+                pool[index]
+                for index in rng.choice(len(pool), len(same_kind), replace=False)
+            ]
         sets.append(sample)
     return sets
 
@@ -221,17 +282,30 @@ _MASKING = "Samek et al. 2017, arXiv:1509.06321; Petsiuk et al. 2018, arXiv:1806
 _ORDERS, _SETS = 64, 78
 NOISE = 0.05
 """Of a series' spread: added to the copy in which predicted effects are measured."""
-CONTROLS = ("signs flipped", "equal sizes", EXCHANGED, "values in random order", "the untrained twin")
+CONTROLS = (
+    "signs flipped",
+    "equal sizes",
+    EXCHANGED,
+    "values in random order",
+    "the untrained twin",
+)
 _TWIN = 20_000_000  # weights up to which a twin takes less than a second
 
 
 def _explanations(results: Any) -> tuple[Run, dict[str, Any]]:
     """Take the attribution of the inputs, with attention for a rival."""
     attribution = results["input_attribution"]
-    explanations, rival = {str(attribution.attrs["method"]): attribution}, "attention rollout"
+    explanations, rival = (
+        {str(attribution.attrs["method"]): attribution},
+        "attention rollout",
+    )
     attends = results.first.lens.wiring.output_stack.attention_kinds()
     # attention is on stretches alone
-    if attends and rival not in explanations and "part_values" not in attribution.coords:
+    if (
+        attends
+        and rival not in explanations
+        and "part_values" not in attribution.coords
+    ):
         how = {**_reference(results), "parts": segments_in(attribution)}
         explanations[rival] = attribute_inputs(results.first, method=rival, **how)
     return results.first, explanations
@@ -240,10 +314,19 @@ def _explanations(results: Any) -> tuple[Run, dict[str, Any]]:
 def _reference(results: Any) -> dict[str, Any]:
     """Mask as the attribution did, unless it is said otherwise."""
     own = results.options.get("deletion_curves", {})
-    return {"reference": own.get("reference", results["input_attribution"].attrs["reference"])}
+    return {
+        "reference": own.get(
+            "reference", results["input_attribution"].attrs["reference"]
+        )
+    }
 
 
-@probe("deletion_curves", _explanations, words="deletion_curves of attributions of the first item", options=_reference)
+@probe(
+    "deletion_curves",
+    _explanations,
+    words="deletion_curves of attributions of the first item",
+    options=_reference,
+)
 @saying_once
 def deletion_curves(
     run: Run,
@@ -303,13 +386,26 @@ def deletion_curves(
         4
     """
     if not is_count(orders):
-        raise InputError(f"orders is {orders!r}, expected a number of random orders, 1 or more")
+        raise InputError(
+            f"orders is {orders!r}, expected a number of random orders, 1 or more"
+        )
     if isinstance(explanations, xr.Dataset):
-        explanations = {str(explanations.attrs.get("method", "explanation")): explanations}
+        explanations = {
+            str(explanations.attrs.get("method", "explanation")): explanations
+        }
     if not explanations:
-        raise InputError("there is no explanation to test: give results or scores by name")
+        raise InputError(
+            "there is no explanation to test: give results or scores by name"
+        )
     if parts is None:
-        parts = next((segments_in(each) for each in explanations.values() if isinstance(each, xr.Dataset)), None)
+        parts = next(
+            (
+                segments_in(each)
+                for each in explanations.values()
+                if isinstance(each, xr.Dataset)
+            ),
+            None,
+        )
     masks = Masks(run, parts, reference, item, target, seed, progress)
     players = len(masks.segments)
     if players < 2:
@@ -320,16 +416,27 @@ def deletion_curves(
     permutations = np.stack([rng.permutation(players) for _ in range(orders)])
     deletion, insertion = _curves(masks, np.concatenate([rankings, permutations]))
     everything = deletion[0, -1]
-    if everything <= noise_floor(masks.run, lambda other, plain: np.abs(other - plain).mean(-1))[masks.row]:
+    if (
+        everything
+        <= noise_floor(masks.run, lambda other, plain: np.abs(other - plain).mean(-1))[
+            masks.row
+        ]
+    ):
         raise InputError(
             f"the forecast of {masks.name!r} changes by no more than its noise when all segments are "
             "masked, so no order is better than another; choose another reference"
         )
     area = (deletion - insertion).mean(-1) / everything
     count, axes, tail = len(scores), ("explanation", "masked"), (1 - CONFIDENCE) / 2
-    bands = np.quantile(np.stack([deletion[count:], insertion[count:]]), [tail, 1 - tail], axis=1)
+    bands = np.quantile(
+        np.stack([deletion[count:], insertion[count:]]), [tail, 1 - tail], axis=1
+    )
     coords = segment_coords(masks.segments)
-    coords |= {"explanation": list(scores), "masked": np.arange(players + 1), "curve": ["deletion", "insertion"]}
+    coords |= {
+        "explanation": list(scores),
+        "masked": np.arange(players + 1),
+        "curve": ["deletion", "insertion"],
+    }
     data = masks.run.dataset().assign_coords(coords)
     data = data.assign(
         deletion=(axes, deletion[:count]),
@@ -344,10 +451,22 @@ def deletion_curves(
         order=(("explanation", "rank"), rankings),
         everything_masked=((), float(everything)),
     )
-    facts = {"reference": reference_words(reference), "target": masks.name, "orders": orders}
+    facts = {
+        "reference": reference_words(reference),
+        "target": masks.name,
+        "orders": orders,
+    }
     data = data.assign(_predictions(masks, list(explanations.values()), twin, seed))
-    data = data.assign_coords(control=list(CONTROLS), segment_control=list(SEGMENT_CONTROLS))
-    data.attrs = masks.run.describe("deletion_curves", "Deletion and insertion", _MASKING, units=masks.units, **facts)
+    data = data.assign_coords(
+        control=list(CONTROLS), segment_control=list(SEGMENT_CONTROLS)
+    )
+    data.attrs = masks.run.describe(
+        "deletion_curves",
+        "Deletion and insertion",
+        _MASKING,
+        units=masks.units,
+        **facts,
+    )
     return data
 
 
@@ -356,17 +475,29 @@ def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     players = orders.shape[1]
     first = np.argsort(orders, axis=1)[:, None, :] < np.arange(players + 1)[:, None]
     keep = np.stack([~first, first]).reshape(-1, players)
-    forecasts = masks(np.concatenate([np.ones((1, players), dtype=bool), keep]))[:, masks.middle]
-    deletion, insertion = np.abs(forecasts[1:] - forecasts[0]).mean(-1).reshape(2, len(orders), players + 1)
+    forecasts = masks(np.concatenate([np.ones((1, players), dtype=bool), keep]))[
+        :, masks.middle
+    ]
+    deletion, insertion = (
+        np.abs(forecasts[1:] - forecasts[0])
+        .mean(-1)
+        .reshape(2, len(orders), players + 1)
+    )
     return deletion, insertion
 
 
 def scores_of(explanation: Any, players: int) -> np.ndarray:
     """Compute the importance of each segment, (segment,): mean size over steps at the median, or scores as given."""
     effects = effects_of(explanation)
-    scores = np.asarray(explanation, dtype=float) if effects is None else np.abs(effects).mean(-1)
+    scores = (
+        np.asarray(explanation, dtype=float)
+        if effects is None
+        else np.abs(effects).mean(-1)
+    )
     if scores.shape != (players,) or not np.isfinite(scores).all():
-        raise InputError(f"an explanation has scores of shape {scores.shape}, expected {players} numbers, one a part")
+        raise InputError(
+            f"an explanation has scores of shape {scores.shape}, expected {players} numbers, one a part"
+        )
     return scores
 
 
@@ -376,7 +507,9 @@ def effects_of(explanation: Any) -> Any:
         return None
     values = explanation["attribution"]
     if "quantile" in values.dims:
-        values = values.isel(quantile=int(np.argmin(np.abs(values["quantile"].values - 0.5))))
+        values = values.isel(
+            quantile=int(np.argmin(np.abs(values["quantile"].values - 0.5)))
+        )
     return np.asarray(values.transpose("segment", ...).values)
 
 
@@ -385,29 +518,59 @@ def _predictions(
 ) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
     """Measure what one and two segments do, masked and alone, and how well explanations and controls predict it."""
     rng, players = np.random.default_rng([seed, 1]), len(masks.segments)
-    pairs = rng.permutation(list(combinations(range(players), 2)))[: max(_SETS - players, 1)]
-    hidden = np.concatenate([np.eye(players, dtype=bool), np.eye(players, dtype=bool)[pairs].any(1)])
-    keep = np.concatenate([np.array([[True] * players, [False] * players]), ~hidden, hidden])
-    values = replace(masks, run=_with_noise(masks.run, seed), item=0)(keep)[:, masks.middle]
+    pairs = rng.permutation(list(combinations(range(players), 2)))[
+        : max(_SETS - players, 1)
+    ]
+    hidden = np.concatenate(
+        [np.eye(players, dtype=bool), np.eye(players, dtype=bool)[pairs].any(1)]
+    )
+    keep = np.concatenate(
+        [np.array([[True] * players, [False] * players]), ~hidden, hidden]
+    )
+    values = replace(masks, run=_with_noise(masks.run, seed), item=0)(keep)[
+        :, masks.middle
+    ]
     without, alone = np.split(values[2:], 2)
     measured = (values[0] - without + alone - values[1]) / 2
     nothing = np.full((players, measured.shape[1]), np.nan)
-    effects = [nothing if each is None else each for each in map(effects_of, explanations)]
+    effects = [
+        nothing if each is None else each for each in map(effects_of, explanations)
+    ]
     predicted, controls = np.stack([hidden @ each for each in effects]), []
     by_segment, alike = [], []
     negligible = SMALLEST * np.abs(values[0] - values[1]).mean()
-    others = [[hidden @ each] for each in _other_effects(masks, nothing.shape, twin, seed)]
+    others = [
+        [hidden @ each] for each in _other_effects(masks, nothing.shape, twin, seed)
+    ]
     for own, each in zip(effects, predicted, strict=True):
-        exchanged = [each + np.outer(hidden[:, i] * 1.0 - hidden[:, j], own[j] - own[i]) for i, j in pairs]
-        groups = [[-each], [hidden @ (np.sign(own) * np.abs(own).mean())], exchanged, *others]
-        controls.append([max(agreement(measured, one)[0] for one in group) for group in groups])
+        exchanged = [
+            each + np.outer(hidden[:, i] * 1.0 - hidden[:, j], own[j] - own[i])
+            for i, j in pairs
+        ]
+        groups = [
+            [-each],
+            [hidden @ (np.sign(own) * np.abs(own).mean())],
+            exchanged,
+            *others,
+        ]
+        controls.append(
+            [max(agreement(measured, one)[0] for one in group) for group in groups]
+        )
         without_one = [each - np.outer(hidden[:, i], own[i]) for i in range(players)]
         flipped = [each - 2 * np.outer(hidden[:, i], own[i]) for i in range(players)]
         by_segment.append(
-            [[agreement(measured, one)[0] for one in pair] for pair in zip(without_one, flipped, strict=True)]
+            [
+                [agreement(measured, one)[0] for one in pair]
+                for pair in zip(without_one, flipped, strict=True)
+            ]
         )
         left = [(measured - rest)[hidden[:, i]] for i, rest in enumerate(without_one)]
-        alike.append([_alike(one, effect, negligible) for one, effect in zip(left, own, strict=True)])
+        alike.append(
+            [
+                _alike(one, effect, negligible)
+                for one, effect in zip(left, own, strict=True)
+            ]
+        )
     marks = np.array([agreement(measured, each) for each in predicted])
     by, names = ("explanation",), ("r2", "slope", "sign_agreement")
     return {
@@ -415,7 +578,10 @@ def _predictions(
         "measured": (("set", "step"), measured),
         "predicted": (("explanation", "set", "step"), predicted),
         "control_r2": (("explanation", "control"), np.array(controls)),
-        "segment_control_r2": (("explanation", "segment", "segment_control"), np.array(by_segment)),
+        "segment_control_r2": (
+            ("explanation", "segment", "segment_control"),
+            np.array(by_segment),
+        ),
         "segment_agreement": (("explanation", "segment"), np.array(alike)),
         **{name: (by, column) for name, column in zip(names, marks.T, strict=True)},
     }
@@ -435,16 +601,41 @@ def _alike(left: np.ndarray, effect: np.ndarray, negligible: float) -> float:
     return float(best)
 
 
-def _other_effects(masks: Masks, shape: tuple[int, ...], twin: bool | None, seed: int) -> list[np.ndarray]:
+def _other_effects(
+    masks: Masks, shape: tuple[int, ...], twin: bool | None, seed: int
+) -> list[np.ndarray]:
     """Occlude the values in random order and the untrained twin, (segment, step); NaN where a model refuses that."""
     run, effects = masks.run, [np.full(shape, np.nan) for _ in range(2)]
-    others = [replace(run, batch=in_random_order(run.batch, [seed, 0]), full_batch=None, forced_path=None, _of=None)]
-    if sum(each.numel() for each in run.lens.adapter.model.parameters()) <= _TWIN if twin is None else twin:
-        others.append(replace(run, lens=untrained_twin(run.lens, seed), forced_path=None, _of=None))
-    how: dict[str, Any] = {"reference": masks.reference, "parts": masks.segments, "target": masks.target, "seed": seed}
+    others = [
+        replace(
+            run,
+            batch=in_random_order(run.batch, [seed, 0]),
+            full_batch=None,
+            forced_path=None,
+            _of=None,
+        )
+    ]
+    if (
+        sum(each.numel() for each in run.lens.adapter.model.parameters()) <= _TWIN
+        if twin is None
+        else twin
+    ):
+        others.append(
+            replace(
+                run, lens=untrained_twin(run.lens, seed), forced_path=None, _of=None
+            )
+        )
+    how: dict[str, Any] = {
+        "reference": masks.reference,
+        "parts": masks.segments,
+        "target": masks.target,
+        "seed": seed,
+    }
     for place, other in enumerate(others):
         with suppress(InputError):
-            effects[place] = effects_of(attribute_inputs(other, 0, "occlusion", repeats=1, **how))
+            effects[place] = effects_of(
+                attribute_inputs(other, 0, "occlusion", repeats=1, **how)
+            )
     return effects
 
 
@@ -452,14 +643,23 @@ def _with_noise(run: Run, seed: int) -> Run:
     """Repeat a run with noise on its observed values, a small share of each series' spread; categories stay."""
     batch, values, futures = run.batch, list(run.batch.values), list(run.batch.futures)
     for row, future in enumerate(futures):
-        rng, spread = np.random.default_rng([seed, row]), NOISE * np.nanstd(values[row]) * (not batch.categories[row])
+        rng, spread = (
+            np.random.default_rng([seed, row]),
+            NOISE * np.nanstd(values[row]) * (not batch.categories[row]),
+        )
         values[row] = values[row] + spread * rng.standard_normal(batch.lengths[row])
-        futures[row] = None if future is None else future + spread * rng.standard_normal(len(future))
+        futures[row] = (
+            None
+            if future is None
+            else future + spread * rng.standard_normal(len(future))
+        )
     batch = replace(batch, values=tuple(values), futures=tuple(futures))
     return replace(run, batch=batch, full_batch=None, forced_path=None, _of=None)
 
 
-def agreement(measured: np.ndarray, predicted: np.ndarray) -> tuple[float, float, float]:
+def agreement(
+    measured: np.ndarray, predicted: np.ndarray
+) -> tuple[float, float, float]:
     """Compute R² of a prediction, the slope of the change on it, and the share of the change with its sign."""
     square, size, whole = (
         np.maximum(each.sum(), np.finfo(float).tiny)

@@ -28,7 +28,11 @@ Entries = dict[str, tuple[Tensor, np.ndarray]]
 def slopes(masks: Masks, nodes: Array, weights: Array) -> Array:
     """Compute slopes towards each segment's input, weighted over nodes from reference (0) to input (1)."""
     run, lens = masks.run, masks.run.lens
-    name, steps, instead = lens.wiring.architecture, lens.longest_pass, "choose method='shapley' or 'occlusion'"
+    name, steps, instead = (
+        lens.wiring.architecture,
+        lens.longest_pass,
+        "choose method='shapley' or 'occlusion'",
+    )
     refusals = {
         f"the gradients of {name} are not its derivatives (a rescaled backward pass, or steps of bfloat16 inside); "
         f"{instead}": not lens.wiring.true_gradients,
@@ -54,7 +58,11 @@ def slopes(masks: Masks, nodes: Array, weights: Array) -> Array:
         inside[_values_of(masks, part)] = True
         direction = np.zeros(len(actual))
         # a gap has no direction
-        direction[inside] = np.nan_to_num(actual - reference)[inside] if part.values is None else part.values
+        direction[inside] = (
+            np.nan_to_num(actual - reference)[inside]
+            if part.values is None
+            else part.values
+        )
         total: Array | float = 0.0
         for first in range(0, len(nodes), per):
             points = reference + nodes[first : first + per, None] * (actual - reference)
@@ -66,7 +74,9 @@ def slopes(masks: Masks, nodes: Array, weights: Array) -> Array:
 
 def _bounds(masks: Masks) -> np.ndarray:
     """Return the ends of each series, context and horizon, in the row of all values, (series + 1,)."""
-    return np.cumsum([0, *(length + masks.run.horizon for length in masks.batch.lengths)])
+    return np.cumsum(
+        [0, *(length + masks.run.horizon for length in masks.batch.lengths)]
+    )
 
 
 def _values_of(masks: Masks, part: Segment) -> slice:
@@ -78,7 +88,9 @@ def _ends(masks: Masks) -> tuple[Array, Array]:
     """Return input and reference of all series in a row, (value,); equal where the reference would be no change."""
     batch = masks.batch
     futures = batch.known_future(masks.run.horizon)
-    actual = np.concatenate([each for pair in zip(batch.values, futures, strict=True) for each in pair])
+    actual = np.concatenate(
+        [each for pair in zip(batch.values, futures, strict=True) for each in pair]
+    )
     stands, reference = np.concatenate(masks.stands), actual.copy()
     for part in masks.segments:
         inside = _values_of(masks, part)
@@ -99,11 +111,20 @@ def _ends(masks: Masks) -> tuple[Array, Array]:
 def _encode(masks: Masks, values: Array) -> Encoded:
     """Encode the item with other values (value,)."""
     batch = masks.batch
-    rows = list(zip(np.split(values, _bounds(masks)[1:-1]), batch.lengths, batch.futures, strict=True))
+    rows = list(
+        zip(
+            np.split(values, _bounds(masks)[1:-1]),
+            batch.lengths,
+            batch.futures,
+            strict=True,
+        )
+    )
     plain = masks.masked(np.ones((1, len(masks.segments)), bool))
     columns = {each.name: getattr(plain, each.name) for each in fields(plain)}
     columns["values"] = tuple(row[:length] for row, length, _ in rows)
-    columns["futures"] = tuple(None if future is None else row[length:] for row, length, future in rows)
+    columns["futures"] = tuple(
+        None if future is None else row[length:] for row, length, future in rows
+    )
     return masks.run.lens.encode(MaskedBatch(**columns), horizon=masks.run.horizon)
 
 
@@ -117,7 +138,9 @@ def _entries(masks: Masks) -> Entries:
     for name, value in _encode(masks, marks).inputs.items():
         if isinstance(value, Tensor) and value.is_floating_point():
             number = value.detach().reshape(-1).cpu().double().numpy() - 2.0**16
-            at = np.flatnonzero((number >= 0) & (number < count) & (number == np.round(number)))
+            at = np.flatnonzero(
+                (number >= 0) & (number < count) & (number == np.round(number))
+            )
             if len(at):
                 entries[name] = (torch.as_tensor(at), number[at].astype(int))
                 visible[entries[name][1]] = True
@@ -126,7 +149,9 @@ def _entries(masks: Masks) -> Entries:
         others = marks.copy()
         others[values] *= 1.5
         # what enters in no form moves nothing
-        if not visible[values].all() and not _same_inputs(_encode(masks, marks), _encode(masks, others)):
+        if not visible[values].all() and not _same_inputs(
+            _encode(masks, marks), _encode(masks, others)
+        ):
             raise InputError(
                 f"{masks.run.lens.wiring.architecture} is not shown the values of {masks.batch.ids[part.row]!r}: its "
                 "library normalises series before they enter the model, which gradients do not pass; choose "
@@ -136,11 +161,17 @@ def _entries(masks: Masks) -> Entries:
 
 
 def _same_inputs(first: Encoded, second: Encoded) -> bool:
-    tensors = {name: value for name, value in first.inputs.items() if isinstance(value, Tensor)}
-    return all(torch.equal(value, second.inputs[name]) for name, value in tensors.items())
+    tensors = {
+        name: value for name, value in first.inputs.items() if isinstance(value, Tensor)
+    }
+    return all(
+        torch.equal(value, second.inputs[name]) for name, value in tensors.items()
+    )
 
 
-def _derivatives(masks: Masks, encoded: Encoded, entries: Entries, points: Array, direction: Array) -> Array:
+def _derivatives(
+    masks: Masks, encoded: Encoded, entries: Entries, points: Array, direction: Array
+) -> Array:
     """Compute the forecast's derivatives at points (node, value) along a direction, (node, quantile, step)."""
     run, lens, copies = masks.run, masks.run.lens, len(points)
     inputs = encoded.repeated(copies)
@@ -154,11 +185,27 @@ def _derivatives(masks: Masks, encoded: Encoded, entries: Entries, points: Array
             at, values = index[torch.as_tensor(finite)].to(flat.device), which[finite]
             flat[:, at] = torch.as_tensor(points[:, values]).to(flat)
             tangent[:, at] = torch.as_tensor(direction[values]).to(flat)
-            inputs[name] = forward_ad.make_dual(flat.reshape(value.shape), tangent.reshape(value.shape))
-        with sdpa_kernel(SDPBackend.MATH), lens.running(len(encoded.rows) * copies), lens.registry.attach():
+            inputs[name] = forward_ad.make_dual(
+                flat.reshape(value.shape), tangent.reshape(value.shape)
+            )
+        with (
+            sdpa_kernel(SDPBackend.MATH),
+            lens.running(len(encoded.rows) * copies),
+            lens.registry.attach(),
+        ):
             output = forward_ad.unpack_dual(lens.adapter.run(inputs)).tangent
     if output is None:
-        raise InputError(f"no gradient comes through {lens.wiring.architecture}; choose method='shapley'")
+        raise InputError(
+            f"no gradient comes through {lens.wiring.architecture}; choose method='shapley'"
+        )
     output = output[..., : run.horizon].cpu().double()
-    derivatives = at_levels(output.transpose(-1, -2), tuple(lens.levels), quantiles_of(run)).transpose(-1, -2).numpy()
-    return np.asarray(derivatives.reshape(copies, len(masks.batch), *derivatives.shape[1:])[:, masks.row])
+    derivatives = (
+        at_levels(output.transpose(-1, -2), tuple(lens.levels), quantiles_of(run))
+        .transpose(-1, -2)
+        .numpy()
+    )
+    return np.asarray(
+        derivatives.reshape(copies, len(masks.batch), *derivatives.shape[1:])[
+            :, masks.row
+        ]
+    )

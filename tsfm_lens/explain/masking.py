@@ -60,7 +60,11 @@ def reference_values(
         >>> [len(values) for values in explain.reference_values(driven.batch, "mean", 8)]
         [80, 80]
     """
-    by_role = dict(reference) if isinstance(reference, Mapping) else dict.fromkeys(ROLES, reference)
+    by_role = (
+        dict(reference)
+        if isinstance(reference, Mapping)
+        else dict.fromkeys(ROLES, reference)
+    )
     for role, name in by_role.items():
         if role not in ROLES:
             raise unknown_name("role", role, ROLES)
@@ -69,7 +73,9 @@ def reference_values(
     references = []
     for row, role in enumerate(batch.roles):
         if role not in by_role:
-            raise InputError(f"the reference has no value for {role} series, such as {batch.ids[row]!r}; give one")
+            raise InputError(
+                f"the reference has no value for {role} series, such as {batch.ids[row]!r}; give one"
+            )
         values = with_future(batch, row, horizon)
         if by_role[role] == "zero" and batch.categories[row] not in (None, TRUTHS):
             raise InputError(
@@ -80,7 +86,9 @@ def reference_values(
     return tuple(references)
 
 
-def reference_rows(batch: SeriesBatch, reference: Reference, horizon: int, seed: int) -> tuple[np.ndarray, ...]:
+def reference_rows(
+    batch: SeriesBatch, reference: Reference, horizon: int, seed: int
+) -> tuple[np.ndarray, ...]:
     """Return a reference by name or as it is, (time + horizon,) for each series; see :func:`reference_values`."""
     if isinstance(reference, str | Mapping):
         return reference_values(batch, reference, horizon, seed)
@@ -113,7 +121,9 @@ def category_numbers(lens: Lens, batch: SeriesBatch) -> dict[str, np.ndarray]:
     return tables
 
 
-def in_numbers(codes: np.ndarray, batch: SeriesBatch, row: int, tables: Mapping[str, np.ndarray]) -> np.ndarray:
+def in_numbers(
+    codes: np.ndarray, batch: SeriesBatch, row: int, tables: Mapping[str, np.ndarray]
+) -> np.ndarray:
     """Replace codes of categories by the numbers of :func:`category_numbers`; gaps stay gaps."""
     name, categories = batch.ids[row], batch.categories[row]
     if categories is None or name not in tables:
@@ -122,7 +132,11 @@ def in_numbers(codes: np.ndarray, batch: SeriesBatch, row: int, tables: Mapping[
     choices = np.flatnonzero(np.isfinite(table))
     others = np.setdiff1d(codes[is_there], choices)
     if len(others):
-        word = repr(categories[int(others[0])]) if others[0] in range(len(categories)) else f"{others[0]:g}"
+        word = (
+            repr(categories[int(others[0])])
+            if others[0] in range(len(categories))
+            else f"{others[0]:g}"
+        )
         raise InputError(
             f"{name!r} is never {word} in its series, so the model has no number for it; it can be "
             f"{', '.join(repr(categories[code]) for code in choices)}"
@@ -135,7 +149,9 @@ def in_numbers(codes: np.ndarray, batch: SeriesBatch, row: int, tables: Mapping[
 def whole(batch: SeriesBatch, row: int) -> np.ndarray:
     """Copy a series with its known future, if it has one."""
     future = batch.futures[row]
-    return np.concatenate([batch.values[row], np.empty(0) if future is None else future]).astype(float)
+    return np.concatenate(
+        [batch.values[row], np.empty(0) if future is None else future]
+    ).astype(float)
 
 
 def with_future(batch: SeriesBatch, row: int, horizon: int) -> np.ndarray:
@@ -143,7 +159,9 @@ def with_future(batch: SeriesBatch, row: int, horizon: int) -> np.ndarray:
     return np.concatenate([batch.values[row], batch.known_future(horizon)[row]])
 
 
-def _reference(batch: SeriesBatch, row: int, values: np.ndarray, reference: str, seed: int) -> np.ndarray:
+def _reference(
+    batch: SeriesBatch, row: int, values: np.ndarray, reference: str, seed: int
+) -> np.ndarray:
     length = batch.lengths[row]
     context = values[:length]
     if reference in ("missing", "zero"):
@@ -153,8 +171,12 @@ def _reference(batch: SeriesBatch, row: int, values: np.ndarray, reference: str,
         return np.full(len(values), typical(context))
     if reference == "shuffled":
         pool = values[~np.isnan(values)]
-        return np.resize(np.random.default_rng([seed, row]).permutation(pool), len(values))
-    return _season_before(values, length, min(batch.seasonalities[row], length), typical)
+        return np.resize(
+            np.random.default_rng([seed, row]).permutation(pool), len(values)
+        )
+    return _season_before(
+        values, length, min(batch.seasonalities[row], length), typical
+    )
 
 
 def _most_frequent(values: np.ndarray) -> float:
@@ -162,10 +184,14 @@ def _most_frequent(values: np.ndarray) -> float:
     return float(kinds[times.argmax()])
 
 
-def _season_before(values: np.ndarray, length: int, season: int, typical: Callable[[np.ndarray], float]) -> np.ndarray:
+def _season_before(
+    values: np.ndarray, length: int, season: int, typical: Callable[[np.ndarray], float]
+) -> np.ndarray:
     """Return the value one season before each step, as of the forecast start; gaps come from nearby seasons."""
     steps = np.arange(len(values))
-    before = steps - np.where(steps < length, season, season * (1 + (steps - length) // season))
+    before = steps - np.where(
+        steps < length, season, season * (1 + (steps - length) // season)
+    )
     source = np.where(before >= 0, before, np.minimum(steps + season, length - 1))
     result = values[source]
     for gap in np.flatnonzero(np.isnan(result)):
@@ -180,7 +206,12 @@ def in_random_order(batch: SeriesBatch, seed: Sequence[int]) -> SeriesBatch:
     for number, rows in enumerate(batch.rows_by_group().values()):
         rng = np.random.default_rng([*seed, number])
         order = rng.permutation(batch.lengths[rows[0]])
-        ahead = rng.permutation(max((len(f) for row in rows if (f := batch.futures[row]) is not None), default=0))
+        ahead = rng.permutation(
+            max(
+                (len(f) for row in rows if (f := batch.futures[row]) is not None),
+                default=0,
+            )
+        )
         for row in rows:
             series, gaps = batch.values[row][order], np.isnan(batch.values[row])
             # observed values go where observed values were
@@ -188,7 +219,9 @@ def in_random_order(batch: SeriesBatch, seed: Sequence[int]) -> SeriesBatch:
             result[~gaps] = series[~np.isnan(series)]
             values[row] = result
             future = batch.futures[row]
-            futures[row] = None if future is None else future[ahead[ahead < len(future)]]
+            futures[row] = (
+                None if future is None else future[ahead[ahead < len(future)]]
+            )
     return replace(batch, values=tuple(values), futures=tuple(futures))
 
 
@@ -213,7 +246,10 @@ def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
     for name, fill in fills.items():
         whole = values.copy()
         whole[gap] = fill
-        if all(torch.equal(a, b) for a, b in zip(with_gap, _inputs(lens, first, whole), strict=True)):
+        if all(
+            torch.equal(a, b)
+            for a, b in zip(with_gap, _inputs(lens, first, whole), strict=True)
+        ):
             return name
     return OWN_MASK
 
@@ -222,7 +258,11 @@ def _inputs(lens: Lens, batch: SeriesBatch, values: np.ndarray) -> list[Tensor]:
     """Return the model's inputs when the first series has other values; NaN as numbers, so that they compare."""
     inputs = lens.encode(replace(batch, values=(values, *batch.values[1:]))).inputs
     tensors = [value for value in inputs.values() if isinstance(value, Tensor)]
-    return [part for value in tensors for part in (torch.isnan(value), torch.nan_to_num(value))]
+    return [
+        part
+        for value in tensors
+        for part in (torch.isnan(value), torch.nan_to_num(value))
+    ]
 
 
 def masked(
@@ -257,7 +297,9 @@ def masked(
         [nan, nan]
     """
     if len(set(batch.groups)) > 1:
-        raise InputError(f"masks are of one item, and this batch has {len(set(batch.groups))}; use run.select(…)")
+        raise InputError(
+            f"masks are of one item, and this batch has {len(set(batch.groups))}; use run.select(…)"
+        )
     refuse_overlap(segments, batch, horizon)
     visible = checked_keep(keep, len(segments))
     stands = reference_rows(batch, reference, horizon, seed)
@@ -272,7 +314,9 @@ def masked(
         copies = np.tile(values, (len(visible), 1))
         for column, part in enumerate(segments):
             if part.row == row:
-                place = slice(part.start + batch.lengths[row], part.stop + batch.lengths[row])
+                place = slice(
+                    part.start + batch.lengths[row], part.stop + batch.lengths[row]
+                )
                 hidden = ~visible[:, column]
                 if part.values is None:
                     copies[hidden, place] = stands[row][place]
@@ -281,23 +325,46 @@ def masked(
         copies.flags.writeable = False
         rows.append(copies)
     masks = range(len(visible))
-    series = list(zip(rows, batch.lengths, [future is not None for future in batch.futures], strict=True))
-    columns: dict[str, Any] = {name: getattr(batch, name) * len(masks) for name in COLUMNS}
-    columns |= {
-        name: tuple(f"{mask}/{each}" for mask in masks for each in getattr(batch, name)) for name in ("ids", "groups")
-    }
-    columns["values"] = tuple(copies[mask, :length] for mask in masks for copies, length, _ in series)
-    columns["futures"] = tuple(
-        copies[mask, length:] if ahead else None for mask in masks for copies, length, ahead in series
+    series = list(
+        zip(
+            rows,
+            batch.lengths,
+            [future is not None for future in batch.futures],
+            strict=True,
+        )
     )
-    return MaskedBatch(freq=batch.freq, seasonality=batch.seasonality, notes=batch.notes, **columns)
+    columns: dict[str, Any] = {
+        name: getattr(batch, name) * len(masks) for name in COLUMNS
+    }
+    columns |= {
+        name: tuple(f"{mask}/{each}" for mask in masks for each in getattr(batch, name))
+        for name in ("ids", "groups")
+    }
+    columns["values"] = tuple(
+        copies[mask, :length] for mask in masks for copies, length, _ in series
+    )
+    columns["futures"] = tuple(
+        copies[mask, length:] if ahead else None
+        for mask in masks
+        for copies, length, ahead in series
+    )
+    return MaskedBatch(
+        freq=batch.freq, seasonality=batch.seasonality, notes=batch.notes, **columns
+    )
 
 
 def checked_keep(keep: Any, count: int) -> np.ndarray:
     """Return ``keep`` as bools, (mask, segment)."""
     visible = np.atleast_2d(np.asarray(keep))
-    if visible.ndim != 2 or visible.shape[1] != count or not len(visible) or not np.isin(visible, (0, 1)).all():
-        raise InputError(f"keep has shape {np.shape(keep)}, expected bools (mask, segment) with {count} segments")
+    if (
+        visible.ndim != 2
+        or visible.shape[1] != count
+        or not len(visible)
+        or not np.isin(visible, (0, 1)).all()
+    ):
+        raise InputError(
+            f"keep has shape {np.shape(keep)}, expected bools (mask, segment) with {count} segments"
+        )
     return visible.astype(bool)
 
 

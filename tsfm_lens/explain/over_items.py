@@ -67,29 +67,55 @@ def input_effects(
         {'segment': 4, 'series': 1}
     """
     batch, rows = run.batch, _first_rows(run)
-    unit = np.array([seasonal_error(batch.values[row], batch.seasonalities[row]) for row in rows])
+    unit = np.array(
+        [seasonal_error(batch.values[row], batch.seasonalities[row]) for row in rows]
+    )
     results: list[xr.Dataset] = []
     for item in range(len(rows)):
-        results.append(attribute_inputs(run, item, method, reference, parts=parts, seed=seed, **how))
+        results.append(
+            attribute_inputs(
+                run, item, method, reference, parts=parts, seed=seed, **how
+            )
+        )
         if progress is not None:
             progress(item + 1, len(rows))
     # coordinates of each segment are those in the first item that has it
-    segments = {part.name: part for one in reversed(results) for part in segments_in(one)}
-    names = list(dict.fromkeys(name for one in results for name in one["segment"].values))
+    segments = {
+        part.name: part for one in reversed(results) for part in segments_in(one)
+    }
+    names = list(
+        dict.fromkeys(name for one in results for name in one["segment"].values)
+    )
     effect, size, value = np.full((3, len(names), len(rows)), np.nan)
     for column, one in enumerate(results):
         at = [names.index(name) for name in one["segment"].values]
         middle = one["attribution"].sel(quantile=0.5, method="nearest")
         effect[at, column] = middle.mean("step").values / unit[column]
-        size[at, column] = np.abs(middle.values).mean(middle.dims.index("step")) / unit[column]
+        size[at, column] = (
+            np.abs(middle.values).mean(middle.dims.index("step")) / unit[column]
+        )
         value[at, column] = _heights(one)
-    data = marked_dataset(run).isel(series=rows).assign_coords(segment_coords([segments[name] for name in names]))
+    data = (
+        marked_dataset(run)
+        .isel(series=rows)
+        .assign_coords(segment_coords([segments[name] for name in names]))
+    )
     axes = ("segment", "series")
-    data = data.assign(effect=(axes, effect), size=(axes, size), value=(axes, value), unit=(("series",), unit))
-    facts = {name: results[0].attrs[name] for name in ("method", "reference", "statistic", "missing_values")}
+    data = data.assign(
+        effect=(axes, effect),
+        size=(axes, size),
+        value=(axes, value),
+        unit=(("series",), unit),
+    )
+    facts = {
+        name: results[0].attrs[name]
+        for name in ("method", "reference", "statistic", "missing_values")
+    }
     total = sum(int(one.attrs["forecasts"]) for one in results)
     source = results[0].attrs["source"]
-    data.attrs = run.describe("input_effects", "Effects of inputs", source, **facts, forecasts=total)
+    data.attrs = run.describe(
+        "input_effects", "Effects of inputs", source, **facts, forecasts=total
+    )
     return judge(data, "size", floor=own_rounding(run)[rows] / unit, groups="kind")
 
 
@@ -101,10 +127,16 @@ def _first_rows(run: Run) -> list[int]:
 def _heights(one: xr.Dataset) -> np.ndarray:
     """Compute the mean of each segment's values, in standard deviations from their context's mean, (segment,)."""
     context = one["context"].values
-    ahead = one["known_future"].values if "known_future" in one else np.full((len(context), 0), np.nan)
+    ahead = (
+        one["known_future"].values
+        if "known_future" in one
+        else np.full((len(context), 0), np.nan)
+    )
     length = context.shape[1]
     heights = []
-    for row, start, stop in zip(one["row"].values, one["start"].values, one["stop"].values, strict=True):
+    for row, start, stop in zip(
+        one["row"].values, one["start"].values, one["stop"].values, strict=True
+    ):
         whole = np.concatenate([context[row], ahead[row]])
         past = context[row][np.isfinite(context[row])]
         part = whole[start + length : stop + length]
@@ -112,11 +144,19 @@ def _heights(one: xr.Dataset) -> np.ndarray:
         # the mean of a whole context is its mean
         part = part if len(part) < len(past) or start >= 0 else part[:0]
         spread = float(past.std())
-        heights.append(float(part.mean() - past.mean()) / spread if len(part) and spread > 0 else np.nan)
+        heights.append(
+            float(part.mean() - past.mean()) / spread
+            if len(part) and spread > 0
+            else np.nan
+        )
     return np.array(heights)
 
 
-@probe("route_effects", lambda results: (single_pass(results.run),), words="route_effects of all items")
+@probe(
+    "route_effects",
+    lambda results: (single_pass(results.run),),
+    words="route_effects of all items",
+)
 @saying_once
 def route_effects(
     run: Run,
@@ -152,7 +192,9 @@ def route_effects(
     """
     rows, shares = _first_rows(run), []
     for item in range(len(rows)):
-        places, effect, total = all_effects(PairedRuns(run, parts, reference, item, 0, seed), components)
+        places, effect, total = all_effects(
+            PairedRuns(run, parts, reference, item, 0, seed), components
+        )
         sizes, whole = np.abs(effect).mean(-1).sum(0), np.abs(total).mean(-1).sum()
         shares.append(sizes / whole if whole > 0 else np.zeros(len(sizes)))
         if progress is not None:
@@ -160,6 +202,14 @@ def route_effects(
     data = marked_dataset(run).isel(series=rows).assign_coords(route_coords(places))
     data["carried"] = (("component", "series"), np.stack(shares, axis=1))
     words = reference_words(reference)
-    data.attrs = run.describe("route_effects", "Routes over many series", "Wang et al. 2022", reference=words, units="")
-    floor = own_rounding(run)[rows] / np.maximum(ranges(run, run.point)[rows], np.finfo(float).tiny)
+    data.attrs = run.describe(
+        "route_effects",
+        "Routes over many series",
+        "Wang et al. 2022",
+        reference=words,
+        units="",
+    )
+    floor = own_rounding(run)[rows] / np.maximum(
+        ranges(run, run.point)[rows], np.finfo(float).tiny
+    )
     return judge(data, "carried", floor=floor, groups="component_kind")

@@ -16,7 +16,12 @@ from tsfm_lens.models.run import Run
 
 __all__ = ["components"]
 
-CALENDAR = {"hour of day": "hour", "day of week": "dayofweek", "day of month": "day", "month of year": "month"}
+CALENDAR = {
+    "hour of day": "hour",
+    "day of week": "dayofweek",
+    "day of month": "day",
+    "month of year": "month",
+}
 """Parts of the calendar, each with the attribute of dates that tells its steps apart."""
 Parts = Sequence[Segment] | Mapping[str, Any] | int | str | None
 """Units of an explanation; see :func:`tsfm_lens.explain.attribute_inputs`."""
@@ -66,9 +71,15 @@ def components(
     """
     whole = run_or_batch.batch if isinstance(run_or_batch, Run) else run_or_batch
     batch = whole.select(item_rows(whole, item))
-    past, *beside = segments(run_or_batch, item, target=target, horizon=horizon, parts=1, others=others)
+    past, *beside = segments(
+        run_or_batch, item, target=target, horizon=horizon, parts=1, others=others
+    )
     row, length = past.row, len(past)
-    periods = [each for each in [batch.seasonalities[row]] if each > 1] if seasons is None else sorted(set(seasons))
+    periods = (
+        [each for each in [batch.seasonalities[row]] if each > 1]
+        if seasons is None
+        else sorted(set(seasons))
+    )
     for period in periods:
         if not is_count(period) or not 1 < period < length / 2:
             raise InputError(
@@ -79,14 +90,27 @@ def components(
     occasions = _occasions(batch, row, length, events or {})
     prefix = f"{past.name}, " if len(batch) > 1 else ""
     result = []
-    for name, values in _split(filled, periods, _classes(batch, row, length, calendar), occasions):
+    for name, values in _split(
+        filled, periods, _classes(batch, row, length, calendar), occasions
+    ):
         at = np.flatnonzero(occasions.get(name, np.ones(length)))
         first, stop = int(at[0]), int(at[-1]) + 1
-        result.append(Segment(prefix + name, row, first - length, stop - length, past.kind, values[first:stop]))
+        result.append(
+            Segment(
+                prefix + name,
+                row,
+                first - length,
+                stop - length,
+                past.kind,
+                values[first:stop],
+            )
+        )
     return (*result, *beside)
 
 
-def cut_parts(run: Run, item: Item, target: int | str, parts: Parts) -> tuple[Segment, ...]:
+def cut_parts(
+    run: Run, item: Item, target: int | str, parts: Parts
+) -> tuple[Segment, ...]:
     """Return the segments that ``parts`` means; see :func:`tsfm_lens.explain.attribute_inputs`."""
     if not (parts is None or isinstance(parts, int | str | Mapping)):
         return tuple(parts)
@@ -98,19 +122,25 @@ def cut_parts(run: Run, item: Item, target: int | str, parts: Parts) -> tuple[Se
     return components(run, item, target=target, **how)
 
 
-def _classes(batch: SeriesBatch, row: int, length: int, calendar: Iterable[str]) -> dict[str, np.ndarray]:
+def _classes(
+    batch: SeriesBatch, row: int, length: int, calendar: Iterable[str]
+) -> dict[str, np.ndarray]:
     """Return the place of each step in each part of the calendar, (time,)."""
     stamps, classes = batch.timestamps(row), {}
     for name in [calendar] if isinstance(calendar, str) else calendar:
         if name not in CALENDAR:
             raise unknown_name("part of the calendar", name, CALENDAR)
         if stamps is None:
-            raise InputError(f"{batch.ids[row]!r} has no dates, and so no {name}; give seasons in steps")
+            raise InputError(
+                f"{batch.ids[row]!r} has no dates, and so no {name}; give seasons in steps"
+            )
         classes[name] = np.asarray(getattr(stamps[-length:], CALENDAR[name]))
     return classes
 
 
-def _occasions(batch: SeriesBatch, row: int, length: int, events: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _occasions(
+    batch: SeriesBatch, row: int, length: int, events: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
     """Return the steps of each event as bools (time,)."""
     occasions, free = {}, np.ones(length, dtype=bool)
     for name, when in events.items():
@@ -120,7 +150,9 @@ def _occasions(batch: SeriesBatch, row: int, length: int, events: Mapping[str, A
             first, *last = (step_of(batch, row, end) + length for end in ends)
             place = slice(first, *last or [first + 1])
             if not (0 <= first < place.stop <= length and free[place].all()):
-                raise InputError(f"event {name!r} at {each!r} overlaps another, or lies outside of the {length} steps")
+                raise InputError(
+                    f"event {name!r} at {each!r} overlaps another, or lies outside of the {length} steps"
+                )
             inside[place], free[place] = True, False
         if inside.any():
             occasions[name] = inside
@@ -128,7 +160,10 @@ def _occasions(batch: SeriesBatch, row: int, length: int, events: Mapping[str, A
 
 
 def _split(
-    filled: np.ndarray, periods: Sequence[int], classes: Mapping[str, np.ndarray], occasions: Mapping[str, np.ndarray]
+    filled: np.ndarray,
+    periods: Sequence[int],
+    classes: Mapping[str, np.ndarray],
+    occasions: Mapping[str, np.ndarray],
 ) -> list[tuple[str, np.ndarray]]:
     """Split values (time,) into named parts, which sum to their distance from the mean of the trend."""
     named = np.any([*occasions.values(), np.zeros(len(filled), dtype=bool)], axis=0)
@@ -144,33 +179,51 @@ def _split(
             trend, seasonal = _smoothed(series - np.sum(profiles, axis=0), periods)
         cyclic = np.sum([*seasonal, *profiles, np.zeros(len(filled))], axis=0)
         # without the seasons a line leads across an event
-        series = np.where(named, _interpolated(np.where(named, np.nan, filled - cyclic)) + cyclic, filled)
+        series = np.where(
+            named,
+            _interpolated(np.where(named, np.nan, filled - cyclic)) + cyclic,
+            filled,
+        )
     expected = trend + cyclic
     return [
         ("trend", trend - trend.mean()),
-        *((f"season of {period}", each) for period, each in zip(periods, seasonal, strict=True)),
+        *(
+            (f"season of {period}", each)
+            for period, each in zip(periods, seasonal, strict=True)
+        ),
         *zip(classes, profiles, strict=True),
-        *((name, np.where(inside, filled - expected, 0.0)) for name, inside in occasions.items()),
+        *(
+            (name, np.where(inside, filled - expected, 0.0))
+            for name, inside in occasions.items()
+        ),
         ("rest", np.where(named, 0.0, filled - expected)),
     ]
 
 
-def _smoothed(series: np.ndarray, periods: Sequence[int]) -> tuple[np.ndarray, list[np.ndarray]]:
+def _smoothed(
+    series: np.ndarray, periods: Sequence[int]
+) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return the trend and each season of (time,)."""
     # slow to import, and seldom needed
     if not periods:
         from statsmodels.nonparametric.smoothers_lowess import lowess
 
-        return np.asarray(lowess(series, np.arange(len(series)), _SPAN, it=0, return_sorted=False)), []
+        return np.asarray(
+            lowess(series, np.arange(len(series)), _SPAN, it=0, return_sorted=False)
+        ), []
     from statsmodels.tsa.seasonal import MSTL
 
     split = MSTL(series, periods=tuple(periods)).fit()
-    return np.asarray(split.trend), list(np.asarray(split.seasonal).reshape(len(series), -1).T)
+    return np.asarray(split.trend), list(
+        np.asarray(split.seasonal).reshape(len(series), -1).T
+    )
 
 
 def _interpolated(values: np.ndarray) -> np.ndarray:
     """Fill gaps by linear interpolation, ends by the nearest value."""
     at, finite = np.arange(len(values)), np.isfinite(values)
     if not finite.any():
-        raise InputError("gaps or events take all of the past; nothing is left to tell parts from")
+        raise InputError(
+            "gaps or events take all of the past; nothing is left to tell parts from"
+        )
     return np.interp(at, at[finite], values[finite])

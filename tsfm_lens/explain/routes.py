@@ -30,7 +30,13 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import noise_floor, share_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.patching import with_gradients
-from tsfm_lens.probes.places import Place, later_branches, listed, place_coords, places_of
+from tsfm_lens.probes.places import (
+    Place,
+    later_branches,
+    listed,
+    place_coords,
+    places_of,
+)
 from tsfm_lens.registry import probe
 
 __all__ = ["input_routes"]
@@ -46,12 +52,21 @@ class PairedRuns(MaskedItem):
     def without(self, hidden: Sequence[int]) -> Run:
         """Run the item with some segments masked, with the options of the whole run."""
         run = self.run
-        batch = self.masked(np.isin(np.arange(len(self.segments)), hidden, invert=True)[None])
+        batch = self.masked(
+            np.isin(np.arange(len(self.segments)), hidden, invert=True)[None]
+        )
         # one copy is the item itself
         batch = replace(batch, ids=run.batch.ids, groups=run.batch.groups)
         # what a decoder reads as its own past is the same on both sides
         forced_path = run.path if run.tokens_read and not run.rollout else None
-        other = replace(run, batch=batch, truth=None, full_batch=None, forced_path=forced_path, _of=None)
+        other = replace(
+            run,
+            batch=batch,
+            truth=None,
+            full_batch=None,
+            forced_path=forced_path,
+            _of=None,
+        )
         if other.spans != run.spans:
             names = ", ".join(self.segments[index].name for index in hidden[:3])
             raise InputError(
@@ -68,12 +83,18 @@ class PairedRuns(MaskedItem):
         """Compute the loss of the target's forecast under variants of a run, (variant, step), in data units."""
         if not variants:
             return np.empty((0, self.run.horizon))
-        return self.run.point[self.row] - point_forecasts(of or self.run, variants)[:, self.row]
+        return (
+            self.run.point[self.row]
+            - point_forecasts(of or self.run, variants)[:, self.row]
+        )
 
     def written_at(self, branches: Sequence[Component]) -> list[str]:
         """Return the hook points of branches' writes."""
         stack = self.run.lens.wiring.stack
-        return [f"{stack(branch.stack).prefix}.{branch.layer}.{branch.kind}.hook_out" for branch in branches]
+        return [
+            f"{stack(branch.stack).prefix}.{branch.layer}.{branch.kind}.hook_out"
+            for branch in branches
+        ]
 
     @cached_property
     def branches(self) -> list[Component]:
@@ -87,11 +108,20 @@ class PairedRuns(MaskedItem):
 
     def directly(self, acts: Activations, components: Sequence[Any]) -> list[Variant]:
         """Build variants in which one component alone writes ``acts``, and every later branch its own write."""
-        whole, wiring = self.run.record(self.written_at(self.branches)), self.run.lens.wiring
+        whole, wiring = (
+            self.run.record(self.written_at(self.branches)),
+            self.run.lens.wiring,
+        )
         return [
             Variant(
                 f"{component} alone",
-                (PatchFrom(component, acts), *(PatchFrom(each, whole) for each in later_branches(wiring, component))),
+                (
+                    PatchFrom(component, acts),
+                    *(
+                        PatchFrom(each, whole)
+                        for each in later_branches(wiring, component)
+                    ),
+                ),
             )
             for component in components
         ]
@@ -99,20 +129,31 @@ class PairedRuns(MaskedItem):
     @cached_property
     def floor(self) -> float:
         """Mean absolute change of the target's forecast when nothing is changed, in data units."""
-        return float(noise_floor(self.run, lambda other, plain: np.abs(other - plain).mean(-1))[self.row])
+        return float(
+            noise_floor(self.run, lambda other, plain: np.abs(other - plain).mean(-1))[
+                self.row
+            ]
+        )
 
     @property
     def differentiable(self) -> bool:
         """True if gradients of the forecast exist, in one pass over the horizon."""
         lens = self.run.lens
-        return bool(lens.wiring.true_gradients) and self.run.horizon <= lens.adapter.longest_pass
+        return (
+            bool(lens.wiring.true_gradients)
+            and self.run.horizon <= lens.adapter.longest_pass
+        )
 
     @cached_property
     def _blocks(self) -> list[np.ndarray]:
         """Forecast steps, one by one or a few together, whose gradients are taken."""
-        tokens = sum(len(spans) for spans in self.run.spans.values()) * len(self.run.batch)
+        tokens = sum(len(spans) for spans in self.run.spans.values()) * len(
+            self.run.batch
+        )
         branches = 2 * max(len(self.branches), 1)
-        fit = max(1, min(_STEPS, _NUMBERS // (tokens * self.run.lens.d_model * branches)))
+        fit = max(
+            1, min(_STEPS, _NUMBERS // (tokens * self.run.lens.d_model * branches))
+        )
         return np.array_split(np.arange(self.run.horizon), min(fit, self.run.horizon))
 
     def slopes(self, places: Sequence[Place]) -> Activations:
@@ -125,14 +166,22 @@ class PairedRuns(MaskedItem):
 
         return with_gradients(run, sorted({place.point for place in places}), means)
 
-    def estimated(self, without: Run, places: Sequence[Place], slopes: Activations) -> np.ndarray:
+    def estimated(
+        self, without: Run, places: Sequence[Place], slopes: Activations
+    ) -> np.ndarray:
         """Estimate effects through places to first order, (place, step), in data units."""
         forced_path = self.run.in_one_pass().path if self.run.tokens_read else None
-        once = without if not without.rollout else replace(without, rollout=False, forced_path=forced_path, _of=None)
+        once = (
+            without
+            if not without.rollout
+            else replace(without, rollout=False, forced_path=forced_path, _of=None)
+        )
         there = once.record(sorted({place.point for place in places}))
         effects = np.empty((len(places), self.run.horizon))
         for values, place in zip(effects, places, strict=True):
-            product = (slopes[place.point] - there[place.point]) * slopes[f"{place.point}_grad"]
+            product = (slopes[place.point] - there[place.point]) * slopes[
+                f"{place.point}_grad"
+            ]
             if place.head is not None:
                 product = product[..., place.head, :]
             by_block = np.asarray(product.detach().double().flatten(1).sum(1).cpu())
@@ -216,7 +265,11 @@ def input_routes(
         raise InputError(f"top is {top!r}, expected a number of components, 1 or more")
     pair = PairedRuns(run, parts, reference, item, target, seed)
     places = _candidates(pair.run.lens, components)
-    count = len(places) if top is None and len(places) <= _ALL else min(top or _TOP, len(places))
+    count = (
+        len(places)
+        if top is None and len(places) <= _ALL
+        else min(top or _TOP, len(places))
+    )
     # without a gradient nothing says which to try
     full = not pair.differentiable or count == len(places)
     slopes = pair.slopes(places) if pair.differentiable else None
@@ -224,7 +277,11 @@ def input_routes(
     blank = np.full((len(pair.segments), len(places), pair.run.horizon), np.nan)
     effects = {"effect": blank.copy()}
     effects |= {} if slopes is None else {"estimate": blank.copy()}
-    branches = [branch for branch in pair.branches if branch.stack == pair.run.lens.wiring.output_stack.name]
+    branches = [
+        branch
+        for branch in pair.branches
+        if branch.stack == pair.run.lens.wiring.output_stack.name
+    ]
     terms, checks, misses = [], 0, 0
     for number in range(len(pair.segments)):
         without, tried = pair.without([number]), np.arange(len(places))
@@ -232,9 +289,13 @@ def input_routes(
             effects["estimate"][number] = pair.estimated(without, places, slopes)
         if not full:
             order = by_size(effects["estimate"][number])
-            sample = np.random.default_rng([seed, number]).permutation(order[count:])[:_SPOT]
+            sample = np.random.default_rng([seed, number]).permutation(order[count:])[
+                :_SPOT
+            ]
             tried = np.concatenate([order[:count], sample])
-        effects["effect"][number, tried] = _effects(pair, without, [places[at] for at in tried])
+        effects["effect"][number, tried] = _effects(
+            pair, without, [places[at] for at in tried]
+        )
         if not full:
             sizes = np.abs(effects["effect"][number]).mean(-1)
             least = np.sort(sizes[tried[:count]])[::-1][:LARGEST][-1]
@@ -243,63 +304,116 @@ def input_routes(
         terms.append(_terms(pair, without, branches))
         if progress is not None:
             progress(number + 1, len(pair.segments))
-    data = pair.dataset().assign_coords(route_coords(places) | {"branch": [str(branch) for branch in branches]})
+    data = pair.dataset().assign_coords(
+        route_coords(places) | {"branch": [str(branch) for branch in branches]}
+    )
     data = data.assign({name: (axes, values) for name, values in effects.items()})
     for name in terms[0]:
-        dims = ("segment", "branch", "step") if name == "branch_direct" else ("segment", "step")
+        dims = (
+            ("segment", "branch", "step")
+            if name == "branch_direct"
+            else ("segment", "step")
+        )
         data[name] = (dims, np.stack([each[name] for each in terms]))
-    facts: dict[str, object] = {"reference": reference_words(reference), "target": pair.name}
-    facts |= {"rollout": int(pair.run.rollout), "search": "full" if full else "gradient"}
+    facts: dict[str, object] = {
+        "reference": reference_words(reference),
+        "target": pair.name,
+    }
+    facts |= {
+        "rollout": int(pair.run.rollout),
+        "search": "full" if full else "gradient",
+    }
     if not full:
         # Clopper and Pearson; one-sided where nothing was missed
-        high = float(beta.ppf(0.975, misses + 1, checks - misses)) if misses < checks else 1.0
+        high = (
+            float(beta.ppf(0.975, misses + 1, checks - misses))
+            if misses < checks
+            else 1.0
+        )
         rate = misses / checks if checks else 0.0
-        facts |= {"top": count, "spot_checks": checks, "miss_rate": rate, "miss_rate_high": high}
-    data.attrs = pair.run.describe("input_routes", "Routes of the input", _SOURCE, units=pair.units, **facts)
+        facts |= {
+            "top": count,
+            "spot_checks": checks,
+            "miss_rate": rate,
+            "miss_rate_high": high,
+        }
+    data.attrs = pair.run.describe(
+        "input_routes", "Routes of the input", _SOURCE, units=pair.units, **facts
+    )
     return _with_findings(data, pair)
 
 
-def all_effects(pair: PairedRuns, components: Any = None) -> tuple[list[Place], np.ndarray, np.ndarray]:
+def all_effects(
+    pair: PairedRuns, components: Any = None
+) -> tuple[list[Place], np.ndarray, np.ndarray]:
     """Return components, the effects of all segments through them (segment, component, step), and the total effects."""
     places = _candidates(pair.run.lens, components)
     runs = (pair.without([number]) for number in range(len(pair.segments)))
-    results = [(_effects(pair, without, places), pair.total(without)) for without in runs]
+    results = [
+        (_effects(pair, without, places), pair.total(without)) for without in runs
+    ]
     effect, total = (np.stack(each) for each in zip(*results, strict=True))
     return places, effect, total
 
 
 def route_coords(places: Sequence[Place]) -> dict[str, Any]:
     """Return coordinates of components beside segments, whose own kind has the plain name."""
-    return {"component_kind" if name == "kind" else name: each for name, each in place_coords(places).items()}
+    return {
+        "component_kind" if name == "kind" else name: each
+        for name, each in place_coords(places).items()
+    }
 
 
 def all_writers(lens: Lens) -> list[Component]:
     """Return the heads and MLPs of every stack."""
-    return [each for stack in lens.wiring.stacks for each in writers(lens.wiring, stack.name)]
+    return [
+        each
+        for stack in lens.wiring.stacks
+        for each in writers(lens.wiring, stack.name)
+    ]
 
 
 def by_size(effects: np.ndarray) -> np.ndarray:
     """Sort places of (component, step) by their mean size, largest first; NaN comes first."""
-    return np.argsort(-np.nan_to_num(np.abs(effects).mean(-1), nan=np.inf), kind="stable")
+    return np.argsort(
+        -np.nan_to_num(np.abs(effects).mean(-1), nan=np.inf), kind="stable"
+    )
 
 
 def _candidates(lens: Lens, components: Any) -> list[Place]:
-    places = places_of(lens, all_writers(lens) if components is None else listed(components, "components"))
+    places = places_of(
+        lens,
+        all_writers(lens) if components is None else listed(components, "components"),
+    )
     if any(isinstance(place.target, str) for place in places):
-        raise InputError("routes go through heads and branches; name components, not the residual stream")
+        raise InputError(
+            "routes go through heads and branches; name components, not the residual stream"
+        )
     return places
 
 
 def _effects(pair: PairedRuns, without: Run, places: Sequence[Place]) -> np.ndarray:
     """Compute effects through places, (component, step)."""
     acts = without.record(sorted({place.point for place in places}))
-    return pair.change([Variant(str(place.target), (PatchFrom(place.target, acts),)) for place in places])
+    return pair.change(
+        [
+            Variant(str(place.target), (PatchFrom(place.target, acts),))
+            for place in places
+        ]
+    )
 
 
-def _terms(pair: PairedRuns, without: Run, branches: Sequence[Component]) -> dict[str, np.ndarray]:
+def _terms(
+    pair: PairedRuns, without: Run, branches: Sequence[Component]
+) -> dict[str, np.ndarray]:
     """Compute the terms of one segment's total effect, (step,), and direct effects of branches (branch, step)."""
-    direct = pair.change(pair.directly(without.record(pair.written_at(branches)), branches))
-    wiring, whole = pair.run.lens.wiring, pair.run.record(pair.written_at(pair.branches))
+    direct = pair.change(
+        pair.directly(without.record(pair.written_at(branches)), branches)
+    )
+    wiring, whole = (
+        pair.run.lens.wiring,
+        pair.run.record(pair.written_at(pair.branches)),
+    )
     attentions = [
         Component(stack.name, layer, row.kind)
         for stack in wiring.stacks
@@ -307,11 +421,19 @@ def _terms(pair: PairedRuns, without: Run, branches: Sequence[Component]) -> dic
         for row in stack.attentions(layer)
     ]
     no_component, no_attention = (
-        pair.change([Variant("fixed", tuple(PatchFrom(branch, whole) for branch in fixed))], without)[0]
+        pair.change(
+            [Variant("fixed", tuple(PatchFrom(branch, whole) for branch in fixed))],
+            without,
+        )[0]
         for fixed in (branches, attentions)
     )
     total = pair.total(without)
-    terms = {"total": total, "no_component": no_component, "no_attention": no_attention, "branch_direct": direct}
+    terms = {
+        "total": total,
+        "no_component": no_component,
+        "no_attention": no_attention,
+        "branch_direct": direct,
+    }
     return terms | {"rest": total - no_component - direct.sum(0)}
 
 
@@ -320,14 +442,21 @@ def _with_findings(data: xr.Dataset, pair: PairedRuns) -> xr.Dataset:
     total = data["total"].values
     change = np.zeros((len(total), *pair.run.point.shape))
     change[:, pair.row] = total
-    significant = (np.abs(total).mean(-1) > pair.floor) & (share_floor(pair.run, change)[:, pair.row] < 1)
+    significant = (np.abs(total).mean(-1) > pair.floor) & (
+        share_floor(pair.run, change)[:, pair.row] < 1
+    )
     scale = np.where(significant, np.square(total).sum(-1), np.nan)
     # projections on the total effect
     along = (data["effect"].values * total[:, None]).sum(-1)
     data["share"] = (("segment", "component"), along / scale[:, None])
-    data["no_attention_share"] = (("segment",), (data["no_attention"].values * total).sum(-1) / scale)
+    data["no_attention_share"] = (
+        ("segment",),
+        (data["no_attention"].values * total).sum(-1) / scale,
+    )
     data["total_floor"] = ((), pair.floor)
     data["size"] = (("segment", "component"), np.abs(data["effect"].values).mean(-1))
     data = data.assign_coords(target=[pair.name])
     sizes = data["size"].expand_dims(target=data["target"])
-    return judge(data, "size", floor=pair.floor, values=sizes, over="target", groups="segment")
+    return judge(
+        data, "size", floor=pair.floor, values=sizes, over="target", groups="segment"
+    )

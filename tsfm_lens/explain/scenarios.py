@@ -21,15 +21,34 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.explain.attribution import METHODS, attribute_inputs, shapley
 from tsfm_lens.explain.masking import with_future
 from tsfm_lens.explain.routes import input_routes
-from tsfm_lens.explain.segments import Item, Segment, item_of, kind_of, step_of, target_row
-from tsfm_lens.explain.values import Masks, alone_as_forecast, draw_facts, quantiles_of, statistic_of
+from tsfm_lens.explain.segments import (
+    Item,
+    Segment,
+    item_of,
+    kind_of,
+    step_of,
+    target_row,
+)
+from tsfm_lens.explain.values import (
+    Masks,
+    alone_as_forecast,
+    draw_facts,
+    quantiles_of,
+    statistic_of,
+)
 from tsfm_lens.findings import Result
 from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
 
 __all__ = ["explain_change", "what_if"]
 
-_OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "=": lambda _, new: new}
+_OPERATORS = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "=": lambda _, new: new,
+}
 _EDIT = re.compile(r"\s*([-+*/=])\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
 _MOST = 4  # stretches of new values
 Edit = str | float | Sequence[float] | np.ndarray
@@ -85,21 +104,28 @@ def what_if(
     """
     edits = {**(changes or {}), **more}
     if not edits:
-        raise InputError('there is no change; give one for a series, such as temperature="+5"')
+        raise InputError(
+            'there is no change; give one for a series, such as temperature="+5"'
+        )
     one = alone_as_forecast(run, item)
     segments, values = [], _inputs(one)
     for name, edit in edits.items():
         row = _row(one.batch, name)
         segment = _stretch(one, row, target_row(one.batch, target), start, stop)
-        place = slice(segment.start + one.batch.lengths[row], segment.stop + one.batch.lengths[row])
-        values[row][place] = _edited(values[row][place], edit, name, one.batch.categories[row])
+        place = slice(
+            segment.start + one.batch.lengths[row],
+            segment.stop + one.batch.lengths[row],
+        )
+        values[row][place] = _edited(
+            values[row][place], edit, name, one.batch.categories[row]
+        )
         segments.append(segment)
     options: dict[str, Any] = {"target": target, "parts": segments, "reference": values}
     # under one seed, so that the forecast is the run's own
     attribution = attribute_inputs(one, repeats=1, progress=progress, **options)
-    data = attribution.rename(segment="change", reference_forecast="changed_forecast").drop_vars(
-        ["attribution", "remainder"]
-    )
+    data = attribution.rename(
+        segment="change", reference_forecast="changed_forecast"
+    ).drop_vars(["attribution", "remainder"])
     data["effect"] = -attribution["attribution"].rename(segment="change")
     if routes:
         measured = item_of(run, item)
@@ -108,14 +134,34 @@ def what_if(
             data[name] = -found[part].rename(segment="change").reset_coords(drop=True)
             data[name].attrs = {"statistic": measured.statistic}
     length = data.sizes["time"]
-    context = [value[: one.batch.lengths[row]][-length:] for row, value in enumerate(values)]
-    padded = [np.concatenate([np.full(length - len(each), np.nan), each]) for each in context]
+    context = [
+        value[: one.batch.lengths[row]][-length:] for row, value in enumerate(values)
+    ]
+    padded = [
+        np.concatenate([np.full(length - len(each), np.nan), each]) for each in context
+    ]
     data["changed_context"] = (("series", "time"), np.stack(padded))
-    data["changed_future"] = (("series", "step"), np.stack([value[-one.horizon :] for value in values]))
-    words = ", ".join(f"{name} {edit}" if isinstance(edit, str | float | int) else name for name, edit in edits.items())
-    words += "".join(f" {word} {end}" for word, end in (("from", start), ("until", stop)) if end is not None)
+    data["changed_future"] = (
+        ("series", "step"),
+        np.stack([value[-one.horizon :] for value in values]),
+    )
+    words = ", ".join(
+        f"{name} {edit}" if isinstance(edit, str | float | int) else name
+        for name, edit in edits.items()
+    )
+    words += "".join(
+        f" {word} {end}"
+        for word, end in (("from", start), ("until", stop))
+        if end is not None
+    )
     facts = draw_facts(one, target_row(one.batch, target))
-    data.attrs = {**attribution.attrs, "kind": "what_if", "title": "What if", "changes": words, **facts}
+    data.attrs = {
+        **attribution.attrs,
+        "kind": "what_if",
+        "title": "What if",
+        "changes": words,
+        **facts,
+    }
     return data
 
 
@@ -161,10 +207,14 @@ def explain_change(
         ['origin']
     """
     if before.lens is not after.lens:
-        raise InputError(f"the runs are of {before.lens.model_id} and {after.lens.model_id}; make both with one lens")
+        raise InputError(
+            f"the runs are of {before.lens.model_id} and {after.lens.model_id}; make both with one lens"
+        )
     old, new = alone_as_forecast(before, item), alone_as_forecast(after, item)
     if (old.batch.ids, old.batch.roles) != (new.batch.ids, new.batch.roles):
-        raise InputError(f"the items hold {', '.join(old.batch.ids)} and {', '.join(new.batch.ids)}; give the same one")
+        raise InputError(
+            f"the items hold {', '.join(old.batch.ids)} and {', '.join(new.batch.ids)}; give the same one"
+        )
     ahead = _shift(old, new) if shift is None else shift
     shared = min(old.horizon - ahead, new.horizon)
     if ahead < 0 or shared < 1:
@@ -174,22 +224,51 @@ def explain_change(
         )
     values = _expected(old, new, ahead)
     place = target_row(new.batch, target)
-    news = [part for row in range(len(new.batch)) for part in _news(new, row, place, values[row], ahead)]
+    news = [
+        part
+        for row in range(len(new.batch))
+        for part in _news(new, row, place, values[row], ahead)
+    ]
     # one whose values are the same stands for none
-    masks = Masks(new, news or [_everything(new)], values, target=target, progress=progress)
-    (then, _), (now, base) = Masks(old, [_everything(old)], target=target).ends, masks.ends
+    masks = Masks(
+        new, news or [_everything(new)], values, target=target, progress=progress
+    )
+    (then, _), (now, base) = (
+        Masks(old, [_everything(old)], target=target).ends,
+        masks.ends,
+    )
     then = then[:, ahead : ahead + shared]
     parts = shapley(masks).attribution[: len(news), :, :shared]
     effect = np.concatenate([(base[:, :shared] - then)[None], parts])
-    names = {"part": ["origin", *(part.name for part in news)], "quantile": list(quantiles_of(new))}
+    names = {
+        "part": ["origin", *(part.name for part in news)],
+        "quantile": list(quantiles_of(new)),
+    }
     axes = ("quantile", "step")
     data = new.dataset().isel(step=slice(shared)).assign_coords(names)
-    data = data.assign(before=(axes, then), after=(axes, now[:, :shared]), effect=(("part", *axes), effect))
+    data = data.assign(
+        before=(axes, then),
+        after=(axes, now[:, :shared]),
+        effect=(("part", *axes), effect),
+    )
     data = data.transpose(..., "step", "quantile")
-    facts: dict[str, object] = {"target": masks.name, "units": masks.units, "shift": ahead, "forecasts": masks.made}
-    facts |= {"lost": old.batch.lengths[place] + ahead - new.batch.lengths[place], "statistic": statistic_of(new)}
-    facts |= {"rounding": float(rounding(new, new.forecast.median)[place]), **draw_facts(new, place)}
-    data.attrs = new.describe("forecast_change", "Change of the forecast", METHODS["shapley"][1], **facts)
+    facts: dict[str, object] = {
+        "target": masks.name,
+        "units": masks.units,
+        "shift": ahead,
+        "forecasts": masks.made,
+    }
+    facts |= {
+        "lost": old.batch.lengths[place] + ahead - new.batch.lengths[place],
+        "statistic": statistic_of(new),
+    }
+    facts |= {
+        "rounding": float(rounding(new, new.forecast.median)[place]),
+        **draw_facts(new, place),
+    }
+    data.attrs = new.describe(
+        "forecast_change", "Change of the forecast", METHODS["shapley"][1], **facts
+    )
     return Result(data.data_vars, data.coords, data.attrs)
 
 
@@ -203,7 +282,12 @@ def _inputs(run: Run) -> list[np.ndarray]:
 
 
 def _row(batch: SeriesBatch, name: str) -> int:
-    rows = {each: row for names in (batch.variates, batch.ids) for row, each in enumerate(names) if each}
+    rows = {
+        each: row
+        for names in (batch.variates, batch.ids)
+        for row, each in enumerate(names)
+        if each
+    }
     if name not in rows:
         raise unknown_name("series", name, rows)
     return rows[name]
@@ -221,11 +305,21 @@ def _stretch(run: Run, row: int, target: int, start: Any, stop: Any) -> Segment:
             f"step too, such as start={max(first, end - 24)}, stop={end}, or dates"
         )
     if not first <= begin < end <= last:
-        raise InputError(f"steps {begin} to {end} of {batch.ids[row]!r}, expected a stretch between {first} and {last}")
-    return Segment(batch.variates[row] or batch.ids[row], row, begin, end, kind_of(batch, row, target))
+        raise InputError(
+            f"steps {begin} to {end} of {batch.ids[row]!r}, expected a stretch between {first} and {last}"
+        )
+    return Segment(
+        batch.variates[row] or batch.ids[row],
+        row,
+        begin,
+        end,
+        kind_of(batch, row, target),
+    )
 
 
-def _edited(values: np.ndarray, edit: Edit, name: str, categories: Sequence[str] | None) -> np.ndarray:
+def _edited(
+    values: np.ndarray, edit: Edit, name: str, categories: Sequence[str] | None
+) -> np.ndarray:
     """Return new values of a stretch."""
     if categories is not None:
         words = np.ravel(np.asarray(edit, dtype=object)).tolist()
@@ -233,11 +327,16 @@ def _edited(values: np.ndarray, edit: Edit, name: str, categories: Sequence[str]
             raise InputError(
                 f"{name} has {len(words)} new values, expected one, or one for each of {len(values)} steps"
             )
-        codes = [level_code(str(word).removeprefix("=").strip(), categories, name) for word in words]
+        codes = [
+            level_code(str(word).removeprefix("=").strip(), categories, name)
+            for word in words
+        ]
         return np.broadcast_to(np.array(codes), values.shape)
     if isinstance(edit, str):
         if (match := _EDIT.fullmatch(edit)) is None:
-            raise InputError(f"{name}={edit!r} is no change; expected such as '+5', '-5', '*1.1', '/2' or '=7'")
+            raise InputError(
+                f"{name}={edit!r} is no change; expected such as '+5', '-5', '*1.1', '/2' or '=7'"
+            )
         with np.errstate(all="ignore"):
             edited = _OPERATORS[match[1]](values, np.full(len(values), float(match[2])))
     else:
@@ -249,7 +348,9 @@ def _edited(values: np.ndarray, edit: Edit, name: str, categories: Sequence[str]
         edited = np.broadcast_to(column, values.shape)
     # gaps stay gaps
     if not np.isfinite(edited[np.isfinite(values)]).all():
-        raise InputError(f"{name}={edit!r} makes values that are not finite, of which nothing can be forecast")
+        raise InputError(
+            f"{name}={edit!r} makes values that are not finite, of which nothing can be forecast"
+        )
     return np.asarray(edited)
 
 
@@ -258,26 +359,41 @@ def _shift(old: Run, new: Run) -> int:
     first, last = (run.batch.timestamps(0, ahead=1) for run in (old, new))
     if first is not None and last is not None:
         if first[-1] > last[-1]:
-            return 1 - len(pd.date_range(last[-1], first[-1], freq=offset_of(new.batch.freqs[0])))
+            return 1 - len(
+                pd.date_range(last[-1], first[-1], freq=offset_of(new.batch.freqs[0]))
+            )
         between = pd.date_range(first[-1], last[-1], freq=offset_of(new.batch.freqs[0]))
         if not len(between) or (between[0], between[-1]) != (first[-1], last[-1]):
-            raise InputError(f"the forecasts start at {first[-1]} and {last[-1]}, which are no whole steps apart")
+            raise InputError(
+                f"the forecasts start at {first[-1]} and {last[-1]}, which are no whole steps apart"
+            )
         return len(between) - 1
     before, after = old.batch.values[0], new.batch.values[0]
     if np.array_equal(before, after[: len(before)], equal_nan=True):
         return len(after) - len(before)
-    raise InputError("neither dates nor one context that goes on in the other say how far they are apart; give shift=")
+    raise InputError(
+        "neither dates nor one context that goes on in the other say how far they are apart; give shift="
+    )
 
 
 def _expected(old: Run, new: Run, ahead: int) -> list[np.ndarray]:
     """Return what the earlier run read, or else forecast, for each step of the later one, (time + horizon,)."""
     values = _inputs(new)
     for row, (value, length) in enumerate(zip(values, new.batch.lengths, strict=True)):
-        before, coded = old.batch.values[row], partial(_coded, old.batch, new.batch, row)
-        steps = np.arange(len(value)) - length + ahead  # from the earlier forecast start
+        before, coded = (
+            old.batch.values[row],
+            partial(_coded, old.batch, new.batch, row),
+        )
+        steps = (
+            np.arange(len(value)) - length + ahead
+        )  # from the earlier forecast start
         there = (-len(before) <= steps) & (steps < 0)
         value[there] = coded(before[steps[there]])
-        later = (steps >= 0) & (steps < ahead) if old.batch.roles[row] != "known" else steps >= 0
+        later = (
+            (steps >= 0) & (steps < ahead)
+            if old.batch.roles[row] != "known"
+            else steps >= 0
+        )
         if old.batch.roles[row] == "known":
             future = old.batch.futures[row]
             assert future is not None
@@ -290,13 +406,17 @@ def _expected(old: Run, new: Run, ahead: int) -> list[np.ndarray]:
     return values
 
 
-def _coded(old: SeriesBatch, new: SeriesBatch, row: int, values: np.ndarray) -> np.ndarray:
+def _coded(
+    old: SeriesBatch, new: SeriesBatch, row: int, values: np.ndarray
+) -> np.ndarray:
     """Return values of the earlier run, its categories by the codes that the same words have in the later one."""
     name, words, choices = new.ids[row], old.categories[row], new.categories[row]
     if words == choices:
         return values
     if words is None or choices is None:
-        raise InputError(f"{name!r} is of words in one run and of numbers in the other; make it the same in both")
+        raise InputError(
+            f"{name!r} is of words in one run and of numbers in the other; make it the same in both"
+        )
     is_there = np.isfinite(values)
     places = values[is_there].astype(int)
     gone = [words[place] for place in places if words[place] not in choices]
@@ -310,11 +430,23 @@ def _coded(old: SeriesBatch, new: SeriesBatch, row: int, values: np.ndarray) -> 
     return codes
 
 
-def _news(new: Run, row: int, target: int, before: np.ndarray, ahead: int) -> list[Segment]:
+def _news(
+    new: Run, row: int, target: int, before: np.ndarray, ahead: int
+) -> list[Segment]:
     """Return the stretches of a series that differ from what they were before: revised, new, and of the future."""
     batch, own = new.batch, _inputs(new)[row]
-    name, role, length = batch.variates[row] or batch.ids[row], batch.roles[row], batch.lengths[row]
-    cuts = np.unique(np.linspace(-ahead, 0, min(ahead, _MOST) + 1).round().astype(int)).tolist() if ahead else []
+    name, role, length = (
+        batch.variates[row] or batch.ids[row],
+        batch.roles[row],
+        batch.lengths[row],
+    )
+    cuts = (
+        np.unique(
+            np.linspace(-ahead, 0, min(ahead, _MOST) + 1).round().astype(int)
+        ).tolist()
+        if ahead
+        else []
+    )
     news = list(pairwise(cuts)) if role == "target" else [(-ahead, 0)] * (ahead > 0)
     parts = []
     for word, start, stop in [
@@ -323,11 +455,18 @@ def _news(new: Run, row: int, target: int, before: np.ndarray, ahead: int) -> li
         ("future", 0, new.horizon * (role == "known")),
     ]:
         place = np.arange(start + length, stop + length)
-        where = place[~((own[place] == before[place]) | (np.isnan(own[place]) & np.isnan(before[place])))]
+        where = place[
+            ~(
+                (own[place] == before[place])
+                | (np.isnan(own[place]) & np.isnan(before[place]))
+            )
+        ]
         if len(where):
             first, last = int(where[0]) - length, int(where[-1]) - length
-            label = f"{name}, {word}" + (f" {first}" + f" to {last}" * (last > first)) * (
-                word == "new" and len(news) > 1
+            label = f"{name}, {word}" + (
+                f" {first}" + f" to {last}" * (last > first)
+            ) * (word == "new" and len(news) > 1)
+            parts.append(
+                Segment(label, row, first, last + 1, kind_of(batch, row, target))
             )
-            parts.append(Segment(label, row, first, last + 1, kind_of(batch, row, target)))
     return parts

@@ -55,7 +55,11 @@ class Segment:
 
 
 def _is_position(value: Any, first: int, count: int) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(first <= value < count)
+    return (
+        isinstance(value, int | np.integer)
+        and not isinstance(value, bool)
+        and bool(first <= value < count)
+    )
 
 
 Item = int | str | None
@@ -68,7 +72,9 @@ def item_rows(batch: SeriesBatch, item: Item = None) -> list[int]:
     if item is None:
         if len(items) > 1:
             first, *others = items
-            names = ", ".join([first, *others][:_MOST_NAMES]) + ", …" * (len(items) > _MOST_NAMES)
+            names = ", ".join([first, *others][:_MOST_NAMES]) + ", …" * (
+                len(items) > _MOST_NAMES
+            )
             raise InputError(
                 f"these are {len(items)} items ({names}), and one is explained at a time; choose it with "
                 f"item={first!r}, or make a run of it alone with run.select({first!r})"
@@ -80,7 +86,9 @@ def item_rows(batch: SeriesBatch, item: Item = None) -> list[int]:
             raise unknown_name("item", item, dict.fromkeys([*items, *batch.ids]))
         return items[name]
     if not _is_position(item, -len(items), len(items)):
-        raise InputError(f"item {item!r} of a batch of {len(items)}; expected a position from 0, or a name")
+        raise InputError(
+            f"item {item!r} of a batch of {len(items)}; expected a position from 0, or a name"
+        )
     return list(items.values())[int(item)]
 
 
@@ -93,12 +101,16 @@ def target_row(batch: SeriesBatch, target: int | str = 0) -> int:
     """Return the row of a target in its item, by its position among targets or the name of its variate or series."""
     rows = [row for row, role in enumerate(batch.roles) if role == "target"]
     if isinstance(target, str):
-        by_name = {batch.ids[row]: row for row in rows} | {batch.variates[row]: row for row in rows}
+        by_name = {batch.ids[row]: row for row in rows} | {
+            batch.variates[row]: row for row in rows
+        }
         if target not in by_name:
             raise unknown_name("target", target, by_name)
         return by_name[target]
     if not _is_position(target, 0, len(rows)):
-        raise InputError(f"target {target!r} of an item with {len(rows)}; expected a position from 0, or a name")
+        raise InputError(
+            f"target {target!r} of an item with {len(rows)}; expected a position from 0, or a name"
+        )
     return rows[int(target)]
 
 
@@ -148,9 +160,15 @@ def segments(
     whole = run_or_batch.batch if isinstance(run_or_batch, Run) else run_or_batch
     rows = item_rows(whole, item)
     batch = whole.select(rows)
-    steps = run_or_batch.horizon if horizon is None and isinstance(run_or_batch, Run) else horizon
+    steps = (
+        run_or_batch.horizon
+        if horizon is None and isinstance(run_or_batch, Run)
+        else horizon
+    )
     if steps is None and "known" in batch.roles:
-        raise InputError("series with known covariates are cut up to the horizon; give horizon=…, or a run")
+        raise InputError(
+            "series with known covariates are cut up to the horizon; give horizon=…, or a run"
+        )
     ahead = 0 if steps is None else steps
     batch.known_future(ahead)
     if isinstance(run_or_batch, Run):
@@ -161,39 +179,63 @@ def segments(
         edges = tuple(range(first, 1))
     target_position = target_row(batch, target)
     period = batch.seasonalities[target_position] if season is None else season
-    beside = len(batch) - 1 + ("known" in batch.roles and others == "past and future") * batch.roles.count("known")
+    beside = (
+        len(batch)
+        - 1
+        + ("known" in batch.roles and others == "past and future")
+        * batch.roles.count("known")
+    )
     count = max(EXACT - beside, _FEWEST) if parts is None else parts
     for name, value in (("parts", count), ("season", period)):
         if not is_count(value):
-            raise InputError(f"{name}={value!r} is not a number; expected an integer of 1 or more")
+            raise InputError(
+                f"{name}={value!r} is not a number; expected an integer of 1 or more"
+            )
     width = _width(-first, count, period, edges)
     result = []
-    for row in [target_position, *(row for row in range(len(batch)) if row != target_position)]:
+    for row in [
+        target_position,
+        *(row for row in range(len(batch)) if row != target_position),
+    ]:
         stop = ahead if batch.roles[row] == "known" else 0
-        for start, end in _cut(first, stop, width, edges, "stretches" if row == target_position else others):
-            result.append(_segment(batch, row, target_position, start, end, (first, stop)))
+        for start, end in _cut(
+            first, stop, width, edges, "stretches" if row == target_position else others
+        ):
+            result.append(
+                _segment(batch, row, target_position, start, end, (first, stop))
+            )
     return tuple(result)
 
 
 def _width(length: int, count: int, season: int, edges: Sequence[int]) -> int:
     """Choose the steps of a stretch, at most ``count`` in the length: whole seasons and whole tokens where possible."""
     width = -(-length // count)
-    token = Counter(b - a for a, b in pairwise(edges)).most_common(1)[0][0] if len(edges) > 1 else 1
+    token = (
+        Counter(b - a for a, b in pairwise(edges)).most_common(1)[0][0]
+        if len(edges) > 1
+        else 1
+    )
     for unit in (math.lcm(season, token), season):
         # half a season or more becomes a whole one
         if 1 < unit < min(2 * width, length):
             return -(-width // unit) * unit
-    return -(-width // token) * token if token <= width else max(width, min(token, length))
+    return (
+        -(-width // token) * token if token <= width else max(width, min(token, length))
+    )
 
 
-def _cut(first: int, stop: int, width: int, edges: Sequence[int], way: str) -> list[tuple[int, int]]:
+def _cut(
+    first: int, stop: int, width: int, edges: Sequence[int], way: str
+) -> list[tuple[int, int]]:
     """Return ranges from the oldest on."""
     if way == "whole":
         return [(first, stop)]
     cuts = {first, 0, stop}
     if way == "stretches":
         inner = [edge for edge in edges if first < edge < 0] or [first]
-        cuts |= {_nearest(inner, aim) for aim in range(-width, first, -width)} | set(range(width, stop, width))
+        cuts |= {_nearest(inner, aim) for aim in range(-width, first, -width)} | set(
+            range(width, stop, width)
+        )
     return list(pairwise(sorted(cuts)))
 
 
@@ -202,7 +244,12 @@ def _nearest(edges: Sequence[int], aim: int) -> int:
 
 
 def _segment(
-    batch: SeriesBatch, row: int, target_position: int, start: int, stop: int, whole: tuple[int, int]
+    batch: SeriesBatch,
+    row: int,
+    target_position: int,
+    start: int,
+    stop: int,
+    whole: tuple[int, int],
 ) -> Segment:
     kind = kind_of(batch, row, target_position)
     name = "past" if len(batch) == 1 else batch.variates[row] or batch.ids[row]
@@ -229,7 +276,9 @@ def step_of(batch: SeriesBatch, row: int, where: Any) -> int:
     except (TypeError, ValueError) as error:
         raise InputError(f"{where!r} is no step and no date") from error
     if stamps is None:
-        raise InputError(f"{batch.ids[row]!r} has no dates; give steps from the forecast start instead of {where!r}")
+        raise InputError(
+            f"{batch.ids[row]!r} has no dates; give steps from the forecast start instead of {where!r}"
+        )
     date = _on_grid(date, batch, stamps)
     if not stamps[0] <= date <= stamps[-1]:
         of = " (UTC)" if batch.clock else ""
@@ -239,66 +288,128 @@ def step_of(batch: SeriesBatch, row: int, where: Any) -> int:
     return int(stamps.searchsorted(date)) - batch.lengths[row]
 
 
-def _on_grid(date: pd.Timestamp, batch: SeriesBatch, stamps: pd.DatetimeIndex) -> pd.Timestamp:
+def _on_grid(
+    date: pd.Timestamp, batch: SeriesBatch, stamps: pd.DatetimeIndex
+) -> pd.Timestamp:
     """Return a date on the clock that the series stand on; InputError where an offset would decide, or has no sense."""
     if batch.clock:
         if date.tzinfo is None and batch.clock == "UTC":
-            raise InputError(f"the timestamps came with offsets; write one in {str(date)!r} too, as in '{date}+00:00'")
+            raise InputError(
+                f"the timestamps came with offsets; write one in {str(date)!r} too, as in '{date}+00:00'"
+            )
         try:
-            return (date.tz_localize(batch.clock) if date.tzinfo is None else date).tz_convert(None)
+            return (
+                date.tz_localize(batch.clock) if date.tzinfo is None else date
+            ).tz_convert(None)
         except Exception as error:
             # of pytz, where pandas uses it
-            raise InputError(f"{str(date)!r} is no one instant in {batch.clock}; write its offset ({error})") from error
-    if date.tzinfo is not None and len(stamps) > 1 and stamps[1] - stamps[0] < pd.Timedelta("1D"):
-        raise InputError(f"{str(date)!r} has an offset, and the timestamps have none; write it as they are written")
+            raise InputError(
+                f"{str(date)!r} is no one instant in {batch.clock}; write its offset ({error})"
+            ) from error
+    if (
+        date.tzinfo is not None
+        and len(stamps) > 1
+        and stamps[1] - stamps[0] < pd.Timedelta("1D")
+    ):
+        raise InputError(
+            f"{str(date)!r} has an offset, and the timestamps have none; write it as they are written"
+        )
     return date.tz_localize(None)
 
 
 def refuse_overlap(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -> None:
     """Refuse segments that lie outside of their series in the item or share a name, and stretches that overlap."""
     if not parts:
-        raise InputError("there are no segments to explain by; tsfm_lens.explain.segments(run) cuts an item")
-    duplicates = [name for name, times in Counter(part.name for part in parts).items() if times > 1]
+        raise InputError(
+            "there are no segments to explain by; tsfm_lens.explain.segments(run) cuts an item"
+        )
+    duplicates = [
+        name
+        for name, times in Counter(part.name for part in parts).items()
+        if times > 1
+    ]
     if duplicates:
-        raise InputError(f"two segments are called {duplicates[0]!r}; give each its own name")
+        raise InputError(
+            f"two segments are called {duplicates[0]!r}; give each its own name"
+        )
     by_row: dict[int, list[Segment]] = {}
     for part in parts:
         if not 0 <= part.row < len(batch):
-            raise InputError(f"segment {part.name!r} is of series {part.row} of an item with {len(batch)}")
-        first, last = -batch.lengths[part.row], horizon if batch.roles[part.row] == "known" else 0
+            raise InputError(
+                f"segment {part.name!r} is of series {part.row} of an item with {len(batch)}"
+            )
+        first, last = (
+            -batch.lengths[part.row],
+            horizon if batch.roles[part.row] == "known" else 0,
+        )
         if not first <= part.start < part.stop <= last:
             raise InputError(
                 f"segment {part.name!r} covers steps {part.start} to {part.stop - 1}, and {batch.ids[part.row]!r} is "
                 f"shown from {first} to {last - 1}"
             )
-        if part.values is not None and (np.shape(part.values) != (len(part),) or not np.isfinite(part.values).all()):
-            raise InputError(f"segment {part.name!r} has {np.shape(part.values)} values, expected {len(part)} numbers")
+        if part.values is not None and (
+            np.shape(part.values) != (len(part),) or not np.isfinite(part.values).all()
+        ):
+            raise InputError(
+                f"segment {part.name!r} has {np.shape(part.values)} values, expected {len(part)} numbers"
+            )
         for other in by_row.setdefault(part.row, []):
             additive = part.values is not None and other.values is not None
             if part.start < other.stop and other.start < part.stop and not additive:
-                raise InputError(f"segments {other.name!r} and {part.name!r} overlap; each step belongs to one")
+                raise InputError(
+                    f"segments {other.name!r} and {part.name!r} overlap; each step belongs to one"
+                )
         by_row[part.row].append(part)
 
 
 def segment_coords(parts: Sequence[Segment]) -> dict[str, Any]:
     """Return coordinates of segments: name, row, start, stop and kind; values of additive parts, NaN of stretches."""
-    columns = {name: ("segment", [getattr(part, name) for part in parts]) for name in ("row", "start", "stop", "kind")}
+    columns = {
+        name: ("segment", [getattr(part, name) for part in parts])
+        for name in ("row", "start", "stop", "kind")
+    }
     coords: dict[str, Any] = {"segment": [part.name for part in parts], **columns}
     if any(part.values is not None for part in parts):
-        first, last = min(part.start for part in parts), max(part.stop for part in parts)
-        own = [np.full(len(part), np.nan) if part.values is None else part.values for part in parts]
+        first, last = (
+            min(part.start for part in parts),
+            max(part.stop for part in parts),
+        )
+        own = [
+            np.full(len(part), np.nan) if part.values is None else part.values
+            for part in parts
+        ]
         ends = [(part.start - first, last - part.stop) for part in parts]
-        table = np.stack([np.pad(*each, constant_values=np.nan) for each in zip(own, ends, strict=True)])
-        coords |= {"part_step": np.arange(first, last), "part_values": (("segment", "part_step"), table)}
+        table = np.stack(
+            [
+                np.pad(*each, constant_values=np.nan)
+                for each in zip(own, ends, strict=True)
+            ]
+        )
+        coords |= {
+            "part_step": np.arange(first, last),
+            "part_values": (("segment", "part_step"), table),
+        }
     return coords
 
 
 def segments_in(data: xr.Dataset) -> tuple[Segment, ...]:
     """Return the segments of a result."""
-    columns = (data[name].values.tolist() for name in ("segment", "row", "start", "stop", "kind"))
+    columns = (
+        data[name].values.tolist()
+        for name in ("segment", "row", "start", "stop", "kind")
+    )
     parts = [Segment(*values) for values in zip(*columns, strict=True)]
     if "part_values" not in data.coords:
         return tuple(parts)
-    first, table = int(data["part_step"].values[0]), data["part_values"].transpose("segment", "part_step").values
-    own = [row[part.start - first : part.stop - first] for part, row in zip(parts, table, strict=True)]
-    return tuple(replace(part, values=None if np.isnan(at).any() else at) for part, at in zip(parts, own, strict=True))
+    first, table = (
+        int(data["part_step"].values[0]),
+        data["part_values"].transpose("segment", "part_step").values,
+    )
+    own = [
+        row[part.start - first : part.stop - first]
+        for part, row in zip(parts, table, strict=True)
+    ]
+    return tuple(
+        replace(part, values=None if np.isnan(at).any() else at)
+        for part, at in zip(parts, own, strict=True)
+    )

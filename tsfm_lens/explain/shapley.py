@@ -40,10 +40,21 @@ def exact_shapley(values: Any, players: int) -> Array:
     table = np.asarray(values, dtype=float)
     masks = all_masks(players)
     if table.shape[:1] != (len(masks),):
-        raise InputError(f"values have shape {table.shape}, expected one for each of {len(masks)} masks")
+        raise InputError(
+            f"values have shape {table.shape}, expected one for each of {len(masks)} masks"
+        )
     size = masks.sum(1)
-    share = np.array([factorial(k) * factorial(players - k - 1) / factorial(players) for k in range(players)])
-    return np.tensordot(np.where(masks.T, share[size - 1], -share[np.minimum(size, players - 1)]), table, 1)
+    share = np.array(
+        [
+            factorial(k) * factorial(players - k - 1) / factorial(players)
+            for k in range(players)
+        ]
+    )
+    return np.tensordot(
+        np.where(masks.T, share[size - 1], -share[np.minimum(size, players - 1)]),
+        table,
+        1,
+    )
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,12 @@ class Sampled:
 
 
 def sampled_shapley(
-    value: Value, players: int, *, budget: int = 1024, tolerance: float = 0.02, seed: int = 0
+    value: Value,
+    players: int,
+    *,
+    budget: int = 1024,
+    tolerance: float = 0.02,
+    seed: int = 0,
 ) -> Sampled:
     """Estimate Shapley values by regression on masks and their complements, until errors are within the tolerance.
 
@@ -91,11 +107,16 @@ def sampled_shapley(
     chunks, parts = [], []
     lowest, highest = np.array(np.inf), np.array(-np.inf)
     while count < budget // 2 and not settled:
-        more = np.array(list(islice(pairs, min(max(count, 2 * players), budget // 2 - count))))
+        more = np.array(
+            list(islice(pairs, min(max(count, 2 * players), budget // 2 - count)))
+        )
         values = value(np.concatenate([more, ~more]))
         chunks.append(more)
         parts.append((values[: len(more)] - values[len(more) :]) / 2)
-        lowest, highest = np.minimum(lowest, values.min(0)), np.maximum(highest, values.max(0))
+        lowest, highest = (
+            np.minimum(lowest, values.min(0)),
+            np.maximum(highest, values.max(0)),
+        )
         masks, halves = np.concatenate(chunks), np.concatenate(parts)
         count = len(masks)
         attribution, error, freedom = _regressed(masks, halves.reshape(count, -1))
@@ -104,7 +125,9 @@ def sampled_shapley(
         change = (highest - lowest).reshape(-1)
         error[:, silent] = change[silent] * min(1.0, 3 * players / count) / 2
         changes = bool(change.any())
-        settled = changes and bool(error.mean(1).max() <= tolerance * 2 * np.abs(halves[0]).mean())
+        settled = changes and bool(
+            error.mean(1).max() <= tolerance * 2 * np.abs(halves[0]).mean()
+        )
     reach = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * error
     shape = (players, *halves.shape[1:])
     # no mask of the whole budget changes the value
@@ -120,7 +143,11 @@ def _pairs(players: int, rng: np.random.Generator) -> Iterator[NDArray[np.bool_]
     turn = 0
     while left:
         # pairs within one size are half as many
-        for size in [size for size in left if 2 * size < players or turn % 2 == 0 or len(left) == 1]:
+        for size in [
+            size
+            for size in left
+            if 2 * size < players or turn % 2 == 0 or len(left) == 1
+        ]:
             mask = np.zeros(players, dtype=bool)
             while not mask.any() or mask.tobytes() in before:
                 mask = rng.permutation(players) < size
@@ -150,13 +177,20 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
     size = np.full(players, 1 / players)
     for _ in range(2):
         # interactions of all orders at once: products over players, of which odd ones remain
-        plus, minus, along = np.ones((count, count)), np.ones((count, count)), np.ones((count, len(nodes)))
+        plus, minus, along = (
+            np.ones((count, count)),
+            np.ones((count, count)),
+            np.ones((count, len(nodes))),
+        )
         scales = np.minimum(_JOINT * size, 0.9)
         for scale, sign in zip(scales, signs.T, strict=True):
             plus *= 1 + scale * np.outer(sign, sign)
             minus *= 1 - scale * np.outer(sign, sign)
             along *= 1 + scale * np.outer(sign, nodes)
-        others = [along / (1 + scale * np.outer(sign, nodes)) for scale, sign in zip(scales, signs.T, strict=True)]
+        others = [
+            along / (1 + scale * np.outer(sign, nodes))
+            for scale, sign in zip(scales, signs.T, strict=True)
+        ]
         slopes = np.stack(others) @ weights * scales[:, None] * signs.T
         kernel = (plus - minus) / 2 + _NOISE * np.eye(count)
         inverse = np.linalg.inv(kernel)
@@ -167,11 +201,20 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
         attribution = by_half @ halves
         strength = np.sqrt(np.sqrt(np.square(attribution).mean(1)))
         # a player of no effect at all would leave pairs that are alike
-        size = (strength + _LEAST * strength.mean()) / (1 + _LEAST) / strength.sum() if strength.any() else size
+        size = (
+            (strength + _LEAST * strength.mean()) / (1 + _LEAST) / strength.sum()
+            if strength.any()
+            else size
+        )
     attribution += (2 * halves[0] - attribution.sum(0)) / players
     # a pair that only itself determines has no prediction without it
     own = np.diag(residual)[:, None]
-    without_one = np.divide(residual @ halves, own, out=np.zeros_like(halves), where=own > np.finfo(float).eps)
+    without_one = np.divide(
+        residual @ halves,
+        own,
+        out=np.zeros_like(halves),
+        where=own > np.finfo(float).eps,
+    )
     sizes = np.minimum(masks.sum(1), (~masks).sum(1))
     counts = np.bincount(sizes)
     rest = np.array([1 - counts[size] / _number(players, int(size)) for size in sizes])
@@ -179,8 +222,14 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
     # what no mask of the sample shows: the variance of the regression's own model of interactions
     products = np.outer(nodes, nodes)[..., None] * scales
     factors = 1 + products
-    along_twice = np.einsum("a,b,abi->i", weights, weights, factors.prod(-1, keepdims=True) / factors)
-    unseen = scales * along_twice - 2 * (by_half * slopes).sum(1) + (by_half * (by_half @ kernel)).sum(1)
+    along_twice = np.einsum(
+        "a,b,abi->i", weights, weights, factors.prod(-1, keepdims=True) / factors
+    )
+    unseen = (
+        scales * along_twice
+        - 2 * (by_half * slopes).sum(1)
+        + (by_half * (by_half @ kernel)).sum(1)
+    )
     # taken off first, the linear part leaves no rounding that the inverse would enlarge
     interactions = halves - signs @ (linear @ halves)
     spread = (interactions * (inverse @ interactions)).sum(0) / (count - players)

@@ -27,7 +27,14 @@ from tsfm_lens.explain.masking import (
     reference_rows,
 )
 from tsfm_lens.explain.parts import cut_parts
-from tsfm_lens.explain.segments import Item, Segment, item_of, refuse_overlap, target_row, token_edges
+from tsfm_lens.explain.segments import (
+    Item,
+    Segment,
+    item_of,
+    refuse_overlap,
+    target_row,
+    token_edges,
+)
 from tsfm_lens.models.adapter import default_levels
 from tsfm_lens.models.batching import cut, forecast_part, plan, request_of
 from tsfm_lens.models.draws import Piece
@@ -83,18 +90,28 @@ def forecasts(
         >>> explain.forecasts(driven, parts, [[True, True, True], [True, True, False]]).shape
         (2, 9, 8)
     """
-    return Masks(run, segments, reference, item=item, target=target, seed=seed, progress=progress)(keep)
+    return Masks(
+        run, segments, reference, item=item, target=target, seed=seed, progress=progress
+    )(keep)
 
 
 def quantiles_of(run: Run) -> tuple[float, ...]:
     """Return levels of a run's values under masks; (0.5,) for the expected value of a model that draws, in one pass."""
-    return default_levels(run.lens.adapter) if run.lens.emits == "quantile" or run.rollout else (0.5,)
+    return (
+        default_levels(run.lens.adapter)
+        if run.lens.emits == "quantile" or run.rollout
+        else (0.5,)
+    )
 
 
 def statistic_of(run: Run) -> str:
     """Name these values: "quantiles", "quantiles of sample paths", "expected value" or "mean"."""
     by_readout = {"quantile": "quantiles", "token": "expected value"}
-    return "quantiles of sample paths" if takes_draws(run) else by_readout.get(run.lens.emits, "mean")
+    return (
+        "quantiles of sample paths"
+        if takes_draws(run)
+        else by_readout.get(run.lens.emits, "mean")
+    )
 
 
 @dataclass(eq=False)
@@ -112,7 +129,9 @@ class MaskedItem:
     def __post_init__(self) -> None:
         self.run = item_of(self.run, self.item)
         self.row = target_row(self.run.batch, self.target)
-        self.segments: tuple[Segment, ...] = cut_parts(self.run, 0, self.target, self.segments)
+        self.segments: tuple[Segment, ...] = cut_parts(
+            self.run, 0, self.target, self.segments
+        )
         refuse_overlap(self.segments, self.batch, self.run.horizon)
 
     @cached_property
@@ -136,11 +155,15 @@ class MaskedItem:
         series = self.run.batch
         tables = category_numbers(self.run.lens, series)
         rows = reference_rows(series, self.reference, self.run.horizon, self.seed)
-        return tuple(in_numbers(codes, series, row, tables) for row, codes in enumerate(rows))
+        return tuple(
+            in_numbers(codes, series, row, tables) for row, codes in enumerate(rows)
+        )
 
     def masked(self, keep: Any) -> MaskedBatch:
         """Mask the series; see :func:`tsfm_lens.explain.masked`."""
-        return masked(self.batch, self.segments, keep, self.stands, horizon=self.run.horizon)
+        return masked(
+            self.batch, self.segments, keep, self.stands, horizon=self.run.horizon
+        )
 
 
 @dataclass(eq=False)
@@ -176,9 +199,14 @@ class Masks(MaskedItem):
         whole, nothing = np.mean([each(both) for each in self.per_seed], axis=0)
         if self.run.lens.emits == "quantile":
             own = self.run.forecast
-            gap, bound = np.abs(whole - own.quantiles[self.row]).max(), rounding(self.run, own.median)[self.row]
+            gap, bound = (
+                np.abs(whole - own.quantiles[self.row]).max(),
+                rounding(self.run, own.median)[self.row],
+            )
             if gap > _FAR * bound:
-                raise InputError(f"the forecast of {self.name!r} is {gap:.3g} off the run's; explain whole items")
+                raise InputError(
+                    f"the forecast of {self.name!r} is {gap:.3g} off the run's; explain whole items"
+                )
         return whole, nothing
 
     @cached_property
@@ -201,17 +229,34 @@ class Masks(MaskedItem):
         self.run.refuse_change()
         visible = checked_keep(keep, len(self.segments))
         keys = [row.tobytes() for row in np.packbits(visible, axis=1)]
-        places = np.array([*{key: index for index, key in enumerate(keys) if key not in self._cache}.values()], int)
+        places = np.array(
+            [
+                *{
+                    key: index
+                    for index, key in enumerate(keys)
+                    if key not in self._cache
+                }.values()
+            ],
+            int,
+        )
         if self._shares:
             # masks that begin alike stand together
             order = np.argsort([part.start for part in self.segments])[::-1]
             places = places[np.lexsort(visible[places][:, order].T)]
-        fit = max(1, _NUMBERS // (len(self.batch) * (max(self.batch.lengths) + self.run.horizon)))
+        fit = max(
+            1,
+            _NUMBERS
+            // (len(self.batch) * (max(self.batch.lengths) + self.run.horizon)),
+        )
         # chunks of equal size waste the least
         size = max(1, -(-len(places) // max(1, -(-len(places) // fit))))
         for first in range(0, len(places), size):
             chunk = places[first : first + size]
-            self._cache |= zip([keys[place] for place in chunk], self._forecast(visible[chunk]), strict=True)
+            self._cache |= zip(
+                [keys[place] for place in chunk],
+                self._forecast(visible[chunk]),
+                strict=True,
+            )
             if self.progress is not None:
                 self.progress(first + len(chunk), len(places))
         return np.stack([self._cache[key] for key in keys])
@@ -229,10 +274,15 @@ class Masks(MaskedItem):
             quantiles = _in_prefixes(run, batch, self._prefixes(visible))
         else:
             quantiles = run.lens.forecast(batch, run.horizon, seed=run.seed).quantiles
-        values = quantiles.reshape(len(visible), len(self.batch), *quantiles.shape[1:])[:, self.row]
+        values = quantiles.reshape(len(visible), len(self.batch), *quantiles.shape[1:])[
+            :, self.row
+        ]
         finite = np.isfinite(values).all((1, 2))
         if not finite.all():
-            hidden = [self.segments[index].name for index in np.flatnonzero(~visible[finite.argmin()])]
+            hidden = [
+                self.segments[index].name
+                for index in np.flatnonzero(~visible[finite.argmin()])
+            ]
             raise InputError(
                 f"{run.lens.wiring.architecture} forecasts no value with {', '.join(hidden[:3])} masked; choose "
                 "another reference, such as 'mean' or 'seasonal naive'"
@@ -245,14 +295,24 @@ class Masks(MaskedItem):
         lens, series = self.run.lens, self.batch
         whole = [*series.values, *self.stands]
         alone = len(series) == 1 and not lens.registry.in_use
-        return alone and hasattr(lens.adapter, "sharing") and not any(np.isnan(each).any() for each in whole)
+        return (
+            alone
+            and hasattr(lens.adapter, "sharing")
+            and not any(np.isnan(each).any() for each in whole)
+        )
 
     def _prefixes(self, visible: np.ndarray) -> np.ndarray:
         """Give one number to the visible part of each mask up to the end of each token, (mask, token)."""
         columns = []
         for stop in token_edges(self.run)[1:]:
-            before = [index for index, part in enumerate(self.segments) if part.start < stop]
-            bits = np.packbits(visible[:, before], axis=1) if before else np.zeros((len(visible), 1), np.uint8)
+            before = [
+                index for index, part in enumerate(self.segments) if part.start < stop
+            ]
+            bits = (
+                np.packbits(visible[:, before], axis=1)
+                if before
+                else np.zeros((len(visible), 1), np.uint8)
+            )
             columns.append(np.unique(bits, axis=0, return_inverse=True)[1].reshape(-1))
         return np.stack(columns, axis=1)
 
@@ -261,8 +321,15 @@ class Masks(MaskedItem):
         for row, name in enumerate(self.batch.ids):
             if not np.isnan(self.stands[row]).all() or self.mask == OWN_MASK:
                 continue
-            columns = [i for i, part in enumerate(self.segments) if part.row == row and part.values is None]
-            rest_visible = sum(len(self.segments[index]) for index in columns) < self.batch.lengths[row]
+            columns = [
+                i
+                for i, part in enumerate(self.segments)
+                if part.row == row and part.values is None
+            ]
+            rest_visible = (
+                sum(len(self.segments[index]) for index in columns)
+                < self.batch.lengths[row]
+            )
             if columns and not rest_visible and not visible[:, columns].any(1).all():
                 raise InputError(
                     f"{self.run.lens.wiring.architecture} has no mask: its library fills gaps by {self.mask}, and of "
@@ -277,13 +344,17 @@ def takes_draws(run: Run) -> bool:
 
 def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
     """Roll out sample paths, (series, quantile, step): every copy draws the random numbers of the item alone."""
-    request = request_of(run.lens, batch, run.horizon, quantiles_of(run), run.num_samples, run.seed)
+    request = request_of(
+        run.lens, batch, run.horizon, quantiles_of(run), run.num_samples, run.seed
+    )
     # as many as the memory takes
     size = max(1, max(stop - start for start, stop in plan(request)) // rows) * rows
     parts = []
     for first in range(0, len(batch), size):
         stop = min(first + size, len(batch))
-        drawing = request.drawing([Piece(request.seed, 1, 0, 1)] * ((stop - first) // rows))
+        drawing = request.drawing(
+            [Piece(request.seed, 1, 0, 1)] * ((stop - first) // rows)
+        )
         parts.append(forecast_part(request, first, stop, drawing=drawing).quantiles)
     return np.concatenate(parts)
 
@@ -314,8 +385,17 @@ def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
             rows = len(whole.batch)
             number = math.ceil(rows / _ROWS)
             # parts of whole items
-            parts = [whole] if number < 2 else [whole.part(*ends) for ends in cut(whole.batch, -(-rows // number))]
-            outputs += [run.read(lens.forward(part), part).cpu().double().numpy() for part in parts]
+            parts = (
+                [whole]
+                if number < 2
+                else [
+                    whole.part(*ends) for ends in cut(whole.batch, -(-rows // number))
+                ]
+            )
+            outputs += [
+                run.read(lens.forward(part), part).cpu().double().numpy()
+                for part in parts
+            ]
     return np.concatenate(outputs)[:, None]
 
 
@@ -338,9 +418,14 @@ def draw_facts(run: Run, row: int) -> dict[str, object]:
     if not takes_draws(run):
         return {}
     apart = np.abs(run.redraw().forecast.median[row] - run.forecast.median[row]).mean()
-    return {"num_samples": run.num_samples or run.lens.adapter.samples, "redraw": float(apart)}
+    return {
+        "num_samples": run.num_samples or run.lens.adapter.samples,
+        "redraw": float(apart),
+    }
 
 
 def single_pass(run: Run) -> Run:
     """Return the run in one pass, which takes no draw, over as many steps as it has, if its model draws samples."""
-    return run.shortened(run.lens.longest_pass).in_one_pass() if takes_draws(run) else run
+    return (
+        run.shortened(run.lens.longest_pass).in_one_pass() if takes_draws(run) else run
+    )

@@ -72,20 +72,26 @@ def masks_of(run: Run, row: int, start: int, stop: int, reference: Reference) ->
 _NOTHING = np.zeros((1, 1), dtype=bool)  # is kept of the one stretch
 
 
-def point_without(run: Run, row: int, start: int, stop: int, reference: Reference) -> np.ndarray:
+def point_without(
+    run: Run, row: int, start: int, stop: int, reference: Reference
+) -> np.ndarray:
     """Compute the run's point forecast (step,) without a stretch: of a token model the expected value on its path."""
     masks = masks_of(run, row, start, stop, reference)
     return masks(_NOTHING)[0, masks.middle]
 
 
-def median_without(run: Run, row: int, start: int, stop: int, reference: Reference) -> np.ndarray:
+def median_without(
+    run: Run, row: int, start: int, stop: int, reference: Reference
+) -> np.ndarray:
     """Compute the median (step,) of the library's own forecast without a stretch."""
     masks = masks_of(run, row, start, stop, reference)
     if run.lens.emits == "quantile":
         return masks(_NOTHING)[0, masks.middle]
     # masks of other models give one forward each, which has no median beside that of the run's draws
     batch = masks.masked(_NOTHING)
-    return run.lens.forecast(batch, run.horizon, num_samples=run.num_samples, seed=run.seed).median[0]
+    return run.lens.forecast(
+        batch, run.horizon, num_samples=run.num_samples, seed=run.seed
+    ).median[0]
 
 
 _RENDER = """
@@ -126,8 +132,14 @@ class Explorer(anywidget.AnyWidget):
         self.marked: tuple[int, int] | None = None
         self.masked: np.ndarray | None = None
         self.error, self._count = "", 0
-        self._forecasts: dict[Any, np.ndarray] = {frozenset(): array(states, "baseline_forecast", "step", series=0)}
-        for name, forecast in zip(self._names, array(states, "forecast", "component", "step", series=0), strict=True):
+        self._forecasts: dict[Any, np.ndarray] = {
+            frozenset(): array(states, "baseline_forecast", "step", series=0)
+        }
+        for name, forecast in zip(
+            self._names,
+            array(states, "forecast", "component", "step", series=0),
+            strict=True,
+        ):
             self._forecasts[frozenset([name])] = forecast
         super().__init__(state=state)
         self.on_msg(self._on_choice)
@@ -139,13 +151,17 @@ class Explorer(anywidget.AnyWidget):
 
     def select(self, layer: str | int, head: str | int) -> None:
         """Show another head of the attention that is shown, by its labels."""
-        name = self.states["name"].values[position(self.states, "layer", layer), position(self.states, "head", head)]
+        name = self.states["name"].values[
+            position(self.states, "layer", layer), position(self.states, "head", head)
+        ]
         self.chosen = self._names.index(str(name))
         self._answer()
 
     def ablate(self, *components: str) -> None:
         """Show the forecast without exactly these components, by name; without arguments none is ablated."""
-        positions(xr.Dataset(coords={"component": self._names}), "component", components)
+        positions(
+            xr.Dataset(coords={"component": self._names}), "component", components
+        )
         self._choose(tuple(dict.fromkeys(components)), self.marked)
 
     def brush(self, start: int, stop: int) -> None:
@@ -171,7 +187,11 @@ class Explorer(anywidget.AnyWidget):
                 self._forecasts[chosen] = point_forecasts(run, [without])[0, 0]
             if marked and marked not in self._forecasts:
                 self._forecasts[marked] = point_without(run, 0, *marked, "mean")
-            self.ablated, self.marked, self.masked = ablated, marked, self._forecasts[marked] if marked else None
+            self.ablated, self.marked, self.masked = (
+                ablated,
+                marked,
+                self._forecasts[marked] if marked else None,
+            )
         except LensError as error:
             self.error = str(error)
         finally:
@@ -184,9 +204,13 @@ class Explorer(anywidget.AnyWidget):
             "count": self._count,
             "head": self.chosen,
             "ablated": [self._names.index(name) for name in self.ablated],
-            "brush": [step + self._length for step in self.marked] if self.marked else None,
+            "brush": [step + self._length for step in self.marked]
+            if self.marked
+            else None,
             "without": linked.line(self.states, self.forecast),
-            "masked": linked.line(self.states, self.masked) if self.masked is not None else {},
+            "masked": linked.line(self.states, self.masked)
+            if self.masked is not None
+            else {},
             "error": self.error,
         }
 
@@ -211,27 +235,47 @@ class Brush(widgets.VBox):
         self._view = scene(data, 0, self._length)
         figure = forecast_fan(data, series=0, context_steps=self._length)
         line = {"color": VERMILION, "width": 2, "dash": "dash"}
-        where = {"x": self._view.time.at(self._view.future), "y": self.median, "mode": "lines"}
+        where = {
+            "x": self._view.time.at(self._view.future),
+            "y": self.median,
+            "mode": "lines",
+        }
         figure.add_trace(go.Scatter(**where, line=line, name=WITHOUT, visible=False))
         figure.update_layout(dragmode="select", selectdirection="h")
         self.figure = figure_widget(figure)
         # without points plotly offers no way back from zooming
-        self.figure._config = {**self.figure._config, "modeBarButtonsToAdd": ["select2d"]}
+        self.figure._config = {
+            **self.figure._config,
+            "modeBarButtonsToAdd": ["select2d"],
+        }
         self._line = self.figure.data[-1]
         # events of a trace go the way of hovering, where the last one alone arrives
         self.figure.layout.on_change(self._on_selection, "selections")
-        names = [(name or "series", row) for row, name in enumerate(self.run.batch.variates)]
+        names = [
+            (name or "series", row) for row, name in enumerate(self.run.batch.variates)
+        ]
         self.which = widgets.Dropdown(options=names, description="brush", **WIDE)
         self.steps = widgets.IntRangeSlider(
-            value=(0, 0), min=-self._length, max=0, description="steps", layout=widgets.Layout(width="600px"), **WIDE
+            value=(0, 0),
+            min=-self._length,
+            max=0,
+            description="steps",
+            layout=widgets.Layout(width="600px"),
+            **WIDE,
         )
         self.steps.continuous_update = False
         self.words = widgets.HTML()
         self.words.add_class("tsfm-lens-words")
-        self.which.observe(lambda change: self.mark(*(self.marked or (0, 0)), series=change["new"]), "value")
+        self.which.observe(
+            lambda change: self.mark(*(self.marked or (0, 0)), series=change["new"]),
+            "value",
+        )
         self.steps.observe(lambda change: self.mark(*change["new"]), "value")
         heading = f"<b>{escape(str(figure.layout.meta['title']))}: drag over the past to leave a stretch out</b>"
-        bars = [widgets.HTML(heading + _THROUGH), widgets.HBox([self.which, self.steps])]
+        bars = [
+            widgets.HTML(heading + _THROUGH),
+            widgets.HBox([self.which, self.steps]),
+        ]
         super().__init__([*bars, self.figure, Fit(), self.words])
         self._describe()
 
@@ -240,12 +284,16 @@ class Brush(widgets.VBox):
         if not (selections := layout.to_plotly_json().get("selections")):
             return
         at = self._view.time.at(self._view.past)
-        first, last = sorted(np.array([selections[-1][end] for end in ("x0", "x1")]).astype(at.dtype))
+        first, last = sorted(
+            np.array([selections[-1][end] for end in ("x0", "x1")]).astype(at.dtype)
+        )
         steps = self._view.past[(at >= first) & (at <= last)]
         if len(steps):
             self.mark(int(steps[0]), int(steps[-1]) + 1)
         else:
-            self._describe("no step of the past lies there: drag to the left of the dotted line, over one step or more")
+            self._describe(
+                "no step of the past lies there: drag to the left of the dotted line, over one step or more"
+            )
         self.figure.plotly_relayout({"selections": []})
 
     def mark(self, start: int, stop: int, *, series: int | None = None) -> None:
@@ -256,16 +304,37 @@ class Brush(widgets.VBox):
         except LensError as error:
             self._describe(str(error))
             return
-        self.series, self.marked, self.without = row, (start, stop) if stop > start else None, without
+        self.series, self.marked, self.without = (
+            row,
+            (start, stop) if stop > start else None,
+            without,
+        )
         with self.figure.batch_update():
             self._line.update(y=without, visible=self.marked is not None)
-            shapes = [shape for shape in self.figure.layout.shapes if shape.name != "brushed"]
+            shapes = [
+                shape for shape in self.figure.layout.shapes if shape.name != "brushed"
+            ]
             if self.marked is not None:
-                band = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 0}, "name": "brushed"}
-                band |= {"x0": self._view.time.scalar(start - 0.5), "x1": self._view.time.scalar(stop - 0.5)}
-                shapes.append(go.layout.Shape(fillcolor=VERMILION, opacity=0.12, **band))
+                band = {
+                    "type": "rect",
+                    "yref": "paper",
+                    "y0": 0,
+                    "y1": 1,
+                    "line": {"width": 0},
+                    "name": "brushed",
+                }
+                band |= {
+                    "x0": self._view.time.scalar(start - 0.5),
+                    "x1": self._view.time.scalar(stop - 0.5),
+                }
+                shapes.append(
+                    go.layout.Shape(fillcolor=VERMILION, opacity=0.12, **band)
+                )
             self.figure.layout.shapes = shapes
-        self.which.value, self.steps.value = row, (start, stop) if self.marked else (0, 0)
+        self.which.value, self.steps.value = (
+            row,
+            (start, stop) if self.marked else (0, 0),
+        )
         self._describe()
 
     def _forecast(self, row: int, start: int, stop: int) -> np.ndarray:
@@ -282,11 +351,23 @@ class Brush(widgets.VBox):
             return
         name = self.run.batch.variates[self.series] or self.run.batch.ids[self.series]
         start, stop = self.marked
-        gap, unit = np.abs(self.without - self.median), self.run.batch.units[0] or "data units"
+        gap, unit = (
+            np.abs(self.without - self.median),
+            self.run.batch.units[0] or "data units",
+        )
         change = f"the median moves by {number(gap.mean())} {unit} on average, by {number(gap.max())} at most"
         if (truth := self.run.truth) is not None and np.isfinite(truth[0]).any():
-            before, after = (number(float(mae(median, truth[0]))) for median in (self.median, self.without))
+            before, after = (
+                number(float(mae(median, truth[0])))
+                for median in (self.median, self.without)
+            )
             change += f"; mean absolute error {before} → {after} {unit}"
         time = self._view.time
-        dates = "" if time.stamps is None else f" ({time.date(start)} to {time.date(stop - 1)})".replace(" 00:00", "")
-        self.words.value = escape(f"without steps {start} to {stop - 1}{dates} of {name} {change}")
+        dates = (
+            ""
+            if time.stamps is None
+            else f" ({time.date(start)} to {time.date(stop - 1)})".replace(" 00:00", "")
+        )
+        self.words.value = escape(
+            f"without steps {start} to {stop - 1}{dates} of {name} {change}"
+        )

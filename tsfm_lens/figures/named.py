@@ -31,7 +31,9 @@ def long_run(run: Run, paper: int, *, within_pass: bool = False) -> Run:
         return run
     if run.full_batch is not None:
         shortest = min(run.full_batch.lengths)
-        steps = max(1, min(steps, max(shortest - adapter.context_length, shortest // 2)))
+        steps = max(
+            1, min(steps, max(shortest - adapter.context_length, shortest // 2))
+        )
     return run.at(steps)
 
 
@@ -72,7 +74,9 @@ class NamedFigure:
     def check_architecture(self, architecture: Architecture, model: str) -> None:
         """Refuse a model that is not open yet by its architecture; see :meth:`check`."""
         for needs in self.needs:
-            needs.check_architecture(architecture, model, f"figure {self.name}", self.instead)
+            needs.check_architecture(
+                architecture, model, f"figure {self.name}", self.instead
+            )
 
 
 STATIC = ("svg", "pdf", "png")
@@ -94,7 +98,9 @@ def figures() -> dict[str, NamedFigure]:
     for measurement in measurements().values():
         for figure in measurement.figures:
             if measurement.probe is not None and figure.name not in by_name:
-                by_name[figure.name] = (_of_run if measurement.of_run else _of_models)(measurement, figure)
+                by_name[figure.name] = (_of_run if measurement.of_run else _of_models)(
+                    measurement, figure
+                )
     return _EXTRA_FIGURES | by_name
 
 
@@ -111,8 +117,12 @@ def _of_run(measurement: Measurement, figure: Figure) -> NamedFigure:
         "; ".join(probe.words for probe in probes if probe is not None),
         (figure.name,),
         draw,
-        needs=tuple(needs for needs in (measurement.needs, figure.needs) if needs is not None),
-        instead=f"figure {figure.instead!r} shows what its layers hold" if figure.instead else "",
+        needs=tuple(
+            needs for needs in (measurement.needs, figure.needs) if needs is not None
+        ),
+        instead=f"figure {figure.instead!r} shows what its layers hold"
+        if figure.instead
+        else "",
     )
 
 
@@ -125,7 +135,12 @@ def _of_models(measurement: Measurement, figure: Figure) -> NamedFigure:
         return [FigureFile("", figure.draw(result), (result,))]
 
     return NamedFigure(
-        figure.name, figure.title, probe.words, (figure.name,), lambda run: compare([run.lens]), compare=compare
+        figure.name,
+        figure.title,
+        probe.words,
+        (figure.name,),
+        lambda run: compare([run.lens]),
+        compare=compare,
     )
 
 
@@ -138,7 +153,9 @@ def find_figure(name: str) -> NamedFigure:
             return available[candidate]
     if short in _ELSEWHERE:
         raise UnknownNameError(_ELSEWHERE[short])
-    raise unknown_name("figure", name, available, hint="`tsfm-lens figure --list` names them all.")
+    raise unknown_name(
+        "figure", name, available, hint="`tsfm-lens figure --list` names them all."
+    )
 
 
 @dataclass(frozen=True)
@@ -164,20 +181,34 @@ class DrawnFigure:
         recipes = [line for result in results for line in _recipes(result)]
         if recipes:
             lines += ["", "Ablated", *dict.fromkeys(recipes)]
-        definitions = dict.fromkeys(f"  {ds.attrs['source']}" for ds in results if ds.attrs.get("source"))
+        definitions = dict.fromkeys(
+            f"  {ds.attrs['source']}" for ds in results if ds.attrs.get("source")
+        )
         lines += ["", "Definitions", *definitions]
         facts = [lens.provenance() for lens in (self.run.lens, *self.others)]
-        origins = [f"  {key}: {each[key]}." for each in facts for key in _PROVENANCE if each.get(key)]
+        origins = [
+            f"  {key}: {each[key]}."
+            for each in facts
+            for key in _PROVENANCE
+            if each.get(key)
+        ]
         lines += ["", "Provenance", *origins]
         lines += [f"  seed: {self.run.seed}."]
         lines += ["", "Data", *_data(self.run, sources)]
-        wrapped = [fill(line, _WIDTH, subsequent_indent="    " if line[:1] == " " else "") for line in lines]
+        wrapped = [
+            fill(line, _WIDTH, subsequent_indent="    " if line[:1] == " " else "")
+            for line in lines
+        ]
         return "\n".join(wrapped) + "\n"
 
 
 def _tests(result: Any) -> list[str]:
     """State the test of significance that a result holds, and what its ranges are."""
-    tested = [variable.attrs for name, variable in result.variables.items() if "family" in variable.attrs]
+    tested = [
+        variable.attrs
+        for name, variable in result.variables.items()
+        if "family" in variable.attrs
+    ]
     return [
         f"Significance: exact sign test over {facts['units']} {'series' if facts['units'] != 1 else 'series alone'} "
         f"({facts['family']} tests, Holm-corrected, 5 %). Whiskers and bands: range over series."
@@ -190,23 +221,43 @@ def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> DrawnFigure
     entry = find_figure(name)
     entry.check(run.lens)
     if not others:
-        return DrawnFigure(entry, tuple(entry.draw(run if run.explicit_horizon else within_pass(run))), run)
+        return DrawnFigure(
+            entry,
+            tuple(entry.draw(run if run.explicit_horizon else within_pass(run))),
+            run,
+        )
     refuse_several(entry, 1 + len(others))
     if entry.compare is not None:
-        return DrawnFigure(entry, tuple(entry.compare([run.lens, *others])), run, tuple(others))
+        return DrawnFigure(
+            entry, tuple(entry.compare([run.lens, *others])), run, tuple(others)
+        )
     return DrawnFigure(entry, tuple(_beside(entry, run, others[0])), run, tuple(others))
 
 
 def _beside(entry: NamedFigure, run: Run, other: Lens) -> Iterator[FigureFile]:
     """Draw the files of two models side by side, of the same series and horizon."""
-    how: dict[str, Any] = {"holdout": True} if run.full_batch is not None else {"truth": run.truth}
+    how: dict[str, Any] = (
+        {"holdout": True} if run.full_batch is not None else {"truth": run.truth}
+    )
     series = run.batch if run.full_batch is None else run.full_batch
-    second = replace(other.run(series, run.horizon, seed=run.seed, **how), explicit_horizon=run.explicit_horizon)
-    files = [entry.draw(each if run.explicit_horizon else within_pass(each)) for each in (run, second)]
+    second = replace(
+        other.run(series, run.horizon, seed=run.seed, **how),
+        explicit_horizon=run.explicit_horizon,
+    )
+    files = [
+        entry.draw(each if run.explicit_horizon else within_pass(each))
+        for each in (run, second)
+    ]
     if [file.suffix for file in files[0]] != [file.suffix for file in files[1]]:
-        raise InputError(f"figure {entry.name} has different parts for {run.lens.model_id} and {other.model_id}")
+        raise InputError(
+            f"figure {entry.name} has different parts for {run.lens.model_id} and {other.model_id}"
+        )
     ids = [run.lens.model_id, other.model_id]
-    names = ids if ids[0] != ids[1] else [f"{name} ({place})" for place, name in enumerate(ids, start=1)]
+    names = (
+        ids
+        if ids[0] != ids[1]
+        else [f"{name} ({place})" for place, name in enumerate(ids, start=1)]
+    )
     for one, two in zip(*files, strict=True):
         figure = viz.compare([one.figure, two.figure], names, entry.title.rstrip("."))
         yield FigureFile(one.suffix, figure, (*one.results, *two.results), one.note)
@@ -215,7 +266,9 @@ def _beside(entry: NamedFigure, run: Run, other: Lens) -> Iterator[FigureFile]:
 def refuse_several(entry: NamedFigure, count: int) -> None:
     """Refuse more models than a figure can show."""
     if count > 2 and entry.compare is None:
-        names = ", ".join(name for name, each in figures().items() if each.compare is not None)
+        names = ", ".join(
+            name for name, each in figures().items() if each.compare is not None
+        )
         raise InputError(
             f"figure {entry.name} can show two models side by side, but {count} are named; {names} shows more"
         )
@@ -237,11 +290,15 @@ def write_figure(
     if drawing.others:
         slug += f"-and-{len(drawing.others)}-more"
     print_figures = {
-        file.suffix: viz.for_print(file.figure, column) for file in drawing.files if set(kinds) & set(STATIC)
+        file.suffix: viz.for_print(file.figure, column)
+        for file in drawing.files
+        if set(kinds) & set(STATIC)
     }
     contents: dict[Path, bytes] = {}
     for file in drawing.files:
-        stem = "-".join(part for part in (file_word(drawing.entry.name), file.suffix, slug) if part)
+        stem = "-".join(
+            part for part in (file_word(drawing.entry.name), file.suffix, slug) if part
+        )
         for kind in kinds:
             path = Path(out) / f"{stem}.{kind}"
             if progress is not None:
@@ -271,14 +328,20 @@ def _sizes(print_figures: dict[str, go.Figure]) -> str:
         for suffix, figure in print_figures.items()
     ]
     smallest = min(figure.layout.meta["type_pt"] for figure in print_figures.values())
-    return "\n".join(["", f"Print (svg, pdf, png; type from {smallest:g} pt on)", *sizes, ""])
+    return "\n".join(
+        ["", f"Print (svg, pdf, png; type from {smallest:g} pt on)", *sizes, ""]
+    )
 
 
 def file_word(name: str) -> str:
     """Turn a name into a part of a file name: the end of a path, without what file systems or shells refuse."""
     last = name.rstrip("/").split("/")
     # a hub id keeps its owner, a folder only its own name
-    short = "-".join(last[-2:]) if len(last) == 2 and not name.startswith((".", "~")) else last[-1]
+    short = (
+        "-".join(last[-2:])
+        if len(last) == 2 and not name.startswith((".", "~"))
+        else last[-1]
+    )
     return re.sub(r"[^\w.+-]+", "-", short).strip("-.") or "model"
 
 
@@ -289,9 +352,17 @@ _OTHER_ATTRS = {"kind", "title", "source", *_PROVENANCE}
 
 def _words(file: FigureFile, ids: Sequence[str]) -> str:
     meta = file.figure.layout.meta or {}
-    parts = [str(meta.get("title", "")).rstrip("."), str(meta.get("subtitle", "")).rstrip("."), file.note.rstrip(".")]
+    parts = [
+        str(meta.get("title", "")).rstrip("."),
+        str(meta.get("subtitle", "")).rstrip("."),
+        file.note.rstrip("."),
+    ]
     # the name of a series keeps its letters
-    sentences = [part if part.startswith(tuple(ids)) else part[:1].upper() + part[1:] for part in parts if part]
+    sentences = [
+        part if part.startswith(tuple(ids)) else part[:1].upper() + part[1:]
+        for part in parts
+        if part
+    ]
     text = ". ".join(sentences) + "."
     return f"({file.suffix}) {text}" if file.suffix else text
 
@@ -301,11 +372,17 @@ def _parameters(results: Sequence[xr.Dataset]) -> list[str]:
     lines = []
     for result in results:
         parameters = {
-            key: value for key, value in result.attrs.items() if key not in _OTHER_ATTRS and value not in ("", None)
+            key: value
+            for key, value in result.attrs.items()
+            if key not in _OTHER_ATTRS and value not in ("", None)
         }
-        text = ", ".join(f"{key} = {_plain(value)}" for key, value in parameters.items())
+        text = ", ".join(
+            f"{key} = {_plain(value)}" for key, value in parameters.items()
+        )
         sizes = ", ".join(f"{count} {name}" for name, count in result.sizes.items())
-        lines.append(f"  {result.attrs.get('kind', 'result')}: {text}; dimensions: {sizes}.")
+        lines.append(
+            f"  {result.attrs.get('kind', 'result')}: {text}; dimensions: {sizes}."
+        )
     return list(dict.fromkeys(lines))
 
 
@@ -318,8 +395,17 @@ def _plain(value: object) -> str:
 def _recipes(result: xr.Dataset) -> list[str]:
     if "components" not in result or "recipe" not in result.dims:
         return []
-    rows = zip(result["recipe"].values, result["components"].values, result["heads_share"].values, strict=True)
-    return [f"  {name} ({100 * share:.3g} % of heads): {what}." for name, what, share in rows if str(what)]
+    rows = zip(
+        result["recipe"].values,
+        result["components"].values,
+        result["heads_share"].values,
+        strict=True,
+    )
+    return [
+        f"  {name} ({100 * share:.3g} % of heads): {what}."
+        for name, what, share in rows
+        if str(what)
+    ]
 
 
 def _data(run: Run, sources: Sequence[str]) -> list[str]:
@@ -328,9 +414,17 @@ def _data(run: Run, sources: Sequence[str]) -> list[str]:
 
     batch = run.batch if run.full_batch is None else run.full_batch
     lines = [f"  from: {'; '.join(sources)}."] if sources else []
-    bundled = set(bundled_names()) if any(source.startswith("bundled:") for source in sources) else set()
-    for name, unit, freq, length in zip(batch.ids, batch.units, batch.freqs, batch.lengths, strict=True):
-        description = ", ".join(part for part in (f"{length} steps", freq or "", unit) if part)
+    bundled = (
+        set(bundled_names())
+        if any(source.startswith("bundled:") for source in sources)
+        else set()
+    )
+    for name, unit, freq, length in zip(
+        batch.ids, batch.units, batch.freqs, batch.lengths, strict=True
+    ):
+        description = ", ".join(
+            part for part in (f"{length} steps", freq or "", unit) if part
+        )
         origin = ""
         if name in bundled:
             info = bundled_info(name)
@@ -341,4 +435,7 @@ def _data(run: Run, sources: Sequence[str]) -> list[str]:
         if run.full_batch is not None
         else "no step is held out"
     )
-    return [*lines, f"  {end}; models see at most {run.lens.adapter.context_length} steps before them."]
+    return [
+        *lines,
+        f"  {end}; models see at most {run.lens.adapter.context_length} steps before them.",
+    ]

@@ -2,10 +2,27 @@
 
 from tsfm_lens.hooks.activations import Activations, TokenSpans
 from tsfm_lens.hooks.component import Component, components, select_components, writers
-from tsfm_lens.hooks.interventions import EditPattern, Intervention, Mean, Noise, PatchFrom, Resample, Steer, Zero
+from tsfm_lens.hooks.interventions import (
+    EditPattern,
+    Intervention,
+    Mean,
+    Noise,
+    PatchFrom,
+    Resample,
+    Steer,
+    Zero,
+)
 from tsfm_lens.hooks.recorder import by_row, last_query
 from tsfm_lens.hooks.registry import HookRegistry
-from tsfm_lens.hooks.wiring import Attention, Branch, Mlp, Projection, Site, Stack, Wiring
+from tsfm_lens.hooks.wiring import (
+    Attention,
+    Branch,
+    Mlp,
+    Projection,
+    Site,
+    Stack,
+    Wiring,
+)
 
 __all__ = [
     "Activations",

@@ -40,7 +40,13 @@ class TokenSpans:
 
     @classmethod
     def patches(
-        cls, first: int, n: int, width: int, special_after: tuple[str, ...] = (), *, stride: int | None = None
+        cls,
+        first: int,
+        n: int,
+        width: int,
+        special_after: tuple[str, ...] = (),
+        *,
+        stride: int | None = None,
     ) -> TokenSpans:
         """Make ``n`` tokens of ``width`` steps each from ``first`` on, ``stride`` apart, then special tokens."""
         step = stride or width
@@ -52,11 +58,18 @@ class TokenSpans:
     def __add__(self, other: TokenSpans) -> TokenSpans:
         """Return the tokens of both, one after the other."""
         variate = self.variate + other.variate
-        return TokenSpans(self.start + other.start, self.stop + other.stop, self.special + other.special, variate)
+        return TokenSpans(
+            self.start + other.start,
+            self.stop + other.stop,
+            self.special + other.special,
+            variate,
+        )
 
     def shifted(self, steps: int) -> TokenSpans:
         """Return the same tokens counted from a forecast start that lies ``steps`` earlier."""
-        start, stop = (tuple(edge + steps for edge in edges) for edges in (self.start, self.stop))
+        start, stop = (
+            tuple(edge + steps for edge in edges) for edges in (self.start, self.stop)
+        )
         return TokenSpans(start, stop, self.special, self.variate)
 
 
@@ -127,7 +140,11 @@ class Activations(Decomposed):
         raise AttributeError(f"activations have no {name!r}{instead}")
 
     def __getitem__(self, name: Key) -> Tensor:
-        head = point_of(name)[1] if isinstance(name, str) and name not in self.recorded else ""
+        head = (
+            point_of(name)[1]
+            if isinstance(name, str) and name not in self.recorded
+            else ""
+        )
         if head.isdigit():
             heads = self[point_of(str(name))[0]]
             if int(head) >= heads.shape[-2]:
@@ -148,19 +165,30 @@ class Activations(Decomposed):
         suffix = "_grad" if isinstance(key, str) and key.endswith("_grad") else ""
         plain = key.removesuffix("_grad") if isinstance(key, str) else key
         plain = point_of(plain)[0] or plain if isinstance(plain, str) else plain
-        name = plain if isinstance(plain, str) and plain in self.points else full_name(self.points, plain)
+        name = (
+            plain
+            if isinstance(plain, str) and plain in self.points
+            else full_name(self.points, plain)
+        )
         requested = key if name is None else name + suffix
         if isinstance(requested, str) and requested in self.recorded:
             return requested
         hint = "Was it in the names filter?"
         if (name or "").endswith("hook_result"):
             hint = "Without a names filter hook_result is left out; names_filter='**.hook_result' records it."
-        raise unknown_name("recorded activation", requested, nearest(self.recorded, requested), hint=hint)
+        raise unknown_name(
+            "recorded activation",
+            requested,
+            nearest(self.recorded, requested),
+            hint=hint,
+        )
 
     @property
     def nbytes(self) -> int:
         """Bytes of all activations."""
-        return sum(call.value.nbytes for calls in self.recorded.values() for call in calls)
+        return sum(
+            call.value.nbytes for calls in self.recorded.values() for call in calls
+        )
 
     def calls(self, name: Key) -> list[Call]:
         """Return every recorded pass through one hook point, in order; UnknownNameError if there is none."""
@@ -169,7 +197,10 @@ class Activations(Decomposed):
     def remove_batch_dim(self) -> Activations:
         """Show activations of a single row without their axis "batch"; InputError if there are several rows."""
         names = [name for name in self.recorded if self._batch_axis(name) is not None]
-        rows = {self.recorded[name][0].value.shape[self._call_axes(name).index("batch")] for name in names}
+        rows = {
+            self.recorded[name][0].value.shape[self._call_axes(name).index("batch")]
+            for name in names
+        }
         if rows - {1}:
             raise InputError(
                 f"the activations have {max(rows)} rows, expected 1 to leave the axis out; run one series alone, with "
@@ -191,7 +222,11 @@ class Activations(Decomposed):
         """Return the names of the axes of ``acts[name]``; "axis_0", … if a reducer made new axes."""
         exact = self._name(name)
         axes, batch = self._axes(exact), self._batch_axis(exact)
-        return axes if self.has_batch_dim or batch is None else (*axes[:batch], *axes[batch + 1 :])
+        return (
+            axes
+            if self.has_batch_dim or batch is None
+            else (*axes[:batch], *axes[batch + 1 :])
+        )
 
     def _axes(self, name: str) -> tuple[str, ...]:
         axes = self._call_axes(name)
@@ -201,12 +236,20 @@ class Activations(Decomposed):
         """Return the axes of one recorded pass."""
         axes = self.reduced.get(name, self._point(name).axes)
         value = self.recorded[name][0].value
-        return axes if len(axes) == value.ndim else tuple(f"axis_{index}" for index in range(value.ndim))
+        return (
+            axes
+            if len(axes) == value.ndim
+            else tuple(f"axis_{index}" for index in range(value.ndim))
+        )
 
     def _batch_axis(self, name: str) -> int | None:
         """Return the axis of the batch's rows; None where they were reduced, or attention between series has others."""
         axes = self._axes(name)
-        return axes.index("batch") if "batch" in axes and not self._point(name).row_axis else None
+        return (
+            axes.index("batch")
+            if "batch" in axes and not self._point(name).row_axis
+            else None
+        )
 
     def to_xarray(self, name: Key) -> xr.DataArray:
         """Return one activation with ``series`` and ``sample`` along batch, ``step``, and the steps of each token."""
@@ -214,7 +257,9 @@ class Activations(Decomposed):
         tensor, axes = self[name].detach().cpu().float(), self.axes(name)
         array = xr.DataArray(tensor.numpy(), dims=axes, name=name)
         if "step" in axes:
-            array = array.assign_coords(step=[call.step for call in self.recorded[name]])
+            array = array.assign_coords(
+                step=[call.step for call in self.recorded[name]]
+            )
         between_series = self._point(name).over == "variate" and "query" in axes
         if "batch" in axes and self.ids and not between_series:
             samples = range(array.sizes["batch"] // len(self.ids))
@@ -222,16 +267,27 @@ class Activations(Decomposed):
             if self.sample_major:
                 rows = [(series, sample) for sample in samples for series in self.ids]
             series, sample = zip(*rows, strict=True)
-            array = array.assign_coords(series=("batch", list(series)), sample=("batch", list(sample)))
+            array = array.assign_coords(
+                series=("batch", list(series)), sample=("batch", list(sample))
+            )
         for axis in ("pos", "query", "key"):
             array = self._label_tokens(array, name, axis)
-        array.attrs = {"hook": name, **{key: str(value) for key, value in self.attrs.items()}}
+        array.attrs = {
+            "hook": name,
+            **{key: str(value) for key, value in self.attrs.items()},
+        }
         return array
 
-    def token_spans(self, name: Key, call: int = 0, axis: str = "pos") -> TokenSpans | None:
+    def token_spans(
+        self, name: Key, call: int = 0, axis: str = "pos"
+    ) -> TokenSpans | None:
         """Return the steps that tokens of a pass cover on "pos", "query" or "key"; None if unknown."""
         name = self._name(name)
-        point, entry, axes = self._point(name), self.recorded[name][call], self._call_axes(name)
+        point, entry, axes = (
+            self._point(name),
+            self.recorded[name][call],
+            self._call_axes(name),
+        )
         row_axis = "query" if axis == "key" else axis
         if axis not in axes or row_axis not in axes or point.over == "variate":
             return None
@@ -247,14 +303,26 @@ class Activations(Decomposed):
         return spans if spans is not None and len(spans) == length else None
 
     def _label_tokens(self, array: xr.DataArray, name: str, axis: str) -> xr.DataArray:
-        passes = [self.token_spans(name, call, axis) for call in range(len(self.calls(name)))]
-        labels = [spans for spans in passes if spans is not None and len(spans) == array.sizes[axis]]
+        passes = [
+            self.token_spans(name, call, axis) for call in range(len(self.calls(name)))
+        ]
+        labels = [
+            spans
+            for spans in passes
+            if spans is not None and len(spans) == array.sizes[axis]
+        ]
         if axis not in array.dims or len(labels) < len(passes):
             return array
         by_step = "step" in array.dims
         for part in ("start", "stop", "special"):
             rows = [list(getattr(spans, part)) for spans in labels]
-            array = array.assign_coords({f"{axis}_{part}": (("step", axis), rows) if by_step else (axis, rows[0])})
+            array = array.assign_coords(
+                {
+                    f"{axis}_{part}": (("step", axis), rows)
+                    if by_step
+                    else (axis, rows[0])
+                }
+            )
         return array
 
 
@@ -268,4 +336,7 @@ def _pad_keys(name: str, point: Point, values: list[Tensor]) -> list[Tensor]:
             "stack. Take them one by one with acts.calls(name), or record with a reducer."
         )
     width = max(value.shape[-1] for value in values)
-    return [torch.nn.functional.pad(value, (0, width - value.shape[-1]), value=fill) for value in values]
+    return [
+        torch.nn.functional.pad(value, (0, width - value.shape[-1]), value=fill)
+        for value in values
+    ]

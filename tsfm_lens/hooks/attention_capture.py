@@ -88,12 +88,19 @@ class Interceptor(TorchFunctionMode):
                 _push_mode(mode)
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run ``func``, or attention with hooks when the call comes from a module that is looked at."""
         kwargs = kwargs or {}
         scores_of = getattr(func, "scores_of", None)
-        if scores_of is None and func not in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
+        if scores_of is None and func not in (
+            F.scaled_dot_product_attention,
+            F.multi_head_attention_forward,
+        ):
             return func(*args, **kwargs)
         modules = self._looked_at(sys._getframe(1))
         if not modules:
@@ -105,7 +112,10 @@ class Interceptor(TorchFunctionMode):
         try:
             if scores_of is not None:
                 query, key, value, *rest = args
-                own = (lambda q, k: scores_of(q, k, *rest)), (lambda q, k, v: func(q, k, v, *rest))
+                own = (
+                    (lambda q, k: scores_of(q, k, *rest)),
+                    (lambda q, k, v: func(q, k, v, *rest)),
+                )
                 return _with_hooks(modules, query, key, value, *own)
             if func is F.multi_head_attention_forward:
                 return _multi_head(modules, args, kwargs)
@@ -116,7 +126,11 @@ class Interceptor(TorchFunctionMode):
     def _looked_at(self, frame: FrameType | None) -> Looks:
         """Return the dispatchers that look at the innermost running module that any looks at, with its path."""
         for module in _running_modules(frame):
-            modules = [(each, each.attentions[module]) for each in self._dispatchers if module in each.attentions]
+            modules = [
+                (each, each.attentions[module])
+                for each in self._dispatchers
+                if module in each.attentions
+            ]
             if modules:
                 return modules
         return []
@@ -156,7 +170,9 @@ def _multi_head(modules: Looks, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         "has_torch_function": lambda _tensors: False,
         "scaled_dot_product_attention": partial(_attend, modules),
     }
-    function = FunctionType(native.__code__, names, native.__name__, native.__defaults__, native.__closure__)
+    function = FunctionType(
+        native.__code__, names, native.__name__, native.__defaults__, native.__closure__
+    )
     return function(*call.args, **call.kwargs)
 
 
@@ -173,7 +189,14 @@ def _attend(
 ) -> Tensor:
     def plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         return F.scaled_dot_product_attention(
-            query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            query,
+            key,
+            value,
+            mask,
+            dropout_p,
+            is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
         )
 
     def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -182,7 +205,9 @@ def _attend(
             return plain(query, key, value, attn_mask)
         q, k, v = (each[..., :first, :] for each in (query, key, value))
         others = plain(query[..., first:, :], key, value, attn_mask[..., first:, :])
-        return torch.cat([plain(q, k, v, attn_mask[..., :first, :first]), others], dim=-2)
+        return torch.cat(
+            [plain(q, k, v, attn_mask[..., :first, :first]), others], dim=-2
+        )
 
     def scores(query: Tensor, key: Tensor) -> Tensor:
         return explicit_attention(query, key, attn_mask, is_causal, scale)
@@ -215,7 +240,11 @@ def _with_hooks(
         return tensor
 
     query, key, value = fire("q", query), fire("k", key), fire("v", value)
-    if not any(each.in_use_inside(path, how) for each, path in modules for how in ("scores", "pattern")):
+    if not any(
+        each.in_use_inside(path, how)
+        for each, path in modules
+        for how in ("scores", "pattern")
+    ):
         return fire("result", fire("z", fused(query, key, value)))
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
@@ -227,7 +256,9 @@ def _with_hooks(
     return fire("result", fire("z", pattern @ value))
 
 
-def scored_by(scores: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+def scored_by(
+    scores: Callable[..., Tensor],
+) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Declare how an attention function computes its scores, so that it can be hooked like torch's own attention.
 
     Args:

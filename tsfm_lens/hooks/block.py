@@ -43,7 +43,11 @@ class Steps(Scope[T]):
     """Scope of two functions; ``end`` may be interrupted and called again."""
 
     def __init__(
-        self, value: T, begin: Callable[[], Any], end: Callable[[], Any], check: Callable[[], None] | None = None
+        self,
+        value: T,
+        begin: Callable[[], Any],
+        end: Callable[[], Any],
+        check: Callable[[], None] | None = None,
     ) -> None:
         self._value, self._begin, self._end, self._check = value, begin, end, check
 
@@ -92,7 +96,9 @@ class _Way:
 
 def _enter(scope: Scope[T_co]) -> T_co:
     if scope.is_open:
-        raise HookError("this block is open already; make another of the same kind to enter it once more")
+        raise HookError(
+            "this block is open already; make another of the same kind to enter it once more"
+        )
     _ENTERED.pop(scope, None)
     _ENTERED[scope] = threading.get_ident()
     try:
@@ -102,7 +108,9 @@ def _enter(scope: Scope[T_co]) -> T_co:
         raise
 
 
-def _leave(scope: Scope[Any], kind: type[BaseException] | None = None, *_error: Any) -> None:
+def _leave(
+    scope: Scope[Any], kind: type[BaseException] | None = None, *_error: Any
+) -> None:
     scope.close()
     if kind is None:
         scope.check()
@@ -137,7 +145,10 @@ class Block(Generic[T_co]):
         def __enter__(self) -> T_co: ...
 
         def __exit__(
-            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+            self,
+            kind: type[BaseException] | None,
+            error: BaseException | None,
+            trace: TracebackType | None,
         ) -> None: ...
 
     else:
@@ -153,7 +164,9 @@ class TorchHook:
 
     def __call__(self, *call: Any) -> Any:
         # torch leaves the keywords out where another thread takes the hook off while this one is about to call it
-        return self._act(*call) if len(call) == (3 if self._side == "in" else 4) else None
+        return (
+            self._act(*call) if len(call) == (3 if self._side == "in" else 4) else None
+        )
 
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:
         raise HookError(
@@ -163,18 +176,25 @@ class TorchHook:
     def set(self) -> None:
         """Put the hook on its module, if it is not."""
         module = self._module
-        table = module._forward_pre_hooks if self._side == "in" else module._forward_hooks
+        table = (
+            module._forward_pre_hooks if self._side == "in" else module._forward_hooks
+        )
         if self in tuple(table.values()):
             return
         if self._side == "in":
             module.register_forward_pre_hook(self, with_kwargs=True)
         else:
-            module.register_forward_hook(self, with_kwargs=True, always_call=self._side == "end")
+            module.register_forward_hook(
+                self, with_kwargs=True, always_call=self._side == "end"
+            )
 
     def remove(self) -> None:
         """Take the hook off, if it is on."""
         module = self._module
-        tables: tuple[dict[int, Any], ...] = (module._forward_pre_hooks, module._forward_hooks)
+        tables: tuple[dict[int, Any], ...] = (
+            module._forward_pre_hooks,
+            module._forward_hooks,
+        )
         for table in tables:
             for key, hook in tuple(table.items()):
                 if hook is self:
@@ -185,7 +205,9 @@ class TorchHook:
                 table.pop(key, None)
 
 
-def hooked(hooks: Iterable[TorchHook], value: T, check: Callable[[], None] | None = None) -> Block[T]:
+def hooked(
+    hooks: Iterable[TorchHook], value: T, check: Callable[[], None] | None = None
+) -> Block[T]:
     """Set torch hooks while a block runs; it yields ``value``, and ``check`` is called after it unless it raised."""
     hooks = tuple(hooks)
 

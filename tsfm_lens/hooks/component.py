@@ -12,7 +12,9 @@ from tsfm_lens.hooks.tl_names import component_of
 from tsfm_lens.hooks.wiring import Attention, Wiring
 
 _HINT = "`lens.components()` lists them all; a target is a component (decoder.3.cross_attn.5) or a hook point."
-_LABEL = re.compile(r"\(?L?(?P<layer>\d+)(?:\.(?P<kind>[a-z_]+))?(?:\.H?|H|, )(?P<head>\d+)\)?")
+_LABEL = re.compile(
+    r"\(?L?(?P<layer>\d+)(?:\.(?P<kind>[a-z_]+))?(?:\.H?|H|, )(?P<head>\d+)\)?"
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -102,8 +104,13 @@ def select_components(wiring: Wiring, *patterns: str | Component) -> list[Compon
     for pattern in patterns:
         labels = _labelled(by_name, str(pattern))
         if len(labels) > 1:
-            raise UnknownNameError(f"{str(pattern)!r} could be {', '.join(labels)}; say which by its name")
-        names.update(labels or select(by_name, component_of(str(pattern)), what="component", hint=_HINT))
+            raise UnknownNameError(
+                f"{str(pattern)!r} could be {', '.join(labels)}; say which by its name"
+            )
+        names.update(
+            labels
+            or select(by_name, component_of(str(pattern)), what="component", hint=_HINT)
+        )
     return [component for name, component in by_name.items() if name in names]
 
 
@@ -112,7 +119,9 @@ def _labelled(by_name: Mapping[str, Component], text: str) -> list[str]:
     if text in by_name or (match := _LABEL.fullmatch(text)) is None:
         return []
     place = (int(match["layer"]), int(match["head"]))
-    heads = {name: each for name, each in by_name.items() if (each.layer, each.head) == place}
+    heads = {
+        name: each for name, each in by_name.items() if (each.layer, each.head) == place
+    }
     return [name for name, each in heads.items() if match["kind"] in (None, each.kind)]
 
 
@@ -128,5 +137,7 @@ def writers(wiring: Wiring, stack: str | None = None) -> list[Component]:
         Component(column.name, layer, writer.kind, head)
         for layer in range(column.n_layers)
         for writer in column.rows(layer)
-        for head in (range(column.n_heads) if isinstance(writer, Attention) else (None,))
+        for head in (
+            range(column.n_heads) if isinstance(writer, Attention) else (None,)
+        )
     ]

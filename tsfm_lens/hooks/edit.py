@@ -12,7 +12,16 @@ from transformer_lens.utilities import Slice
 from tsfm_lens.errors import HookError, InputError
 from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component, select_components
-from tsfm_lens.hooks.interventions import Change, EditPattern, Intervention, Mean, PatchFrom, Rows, Steer, Zero
+from tsfm_lens.hooks.interventions import (
+    Change,
+    EditPattern,
+    Intervention,
+    Mean,
+    PatchFrom,
+    Rows,
+    Steer,
+    Zero,
+)
 from tsfm_lens.hooks.names import PATTERN, Point, select
 from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.scopes import Hook, HookScope, RunState
@@ -21,36 +30,67 @@ from tsfm_lens.hooks.wiring import Attention
 T = TypeVar("T")
 
 
-def resolve(registry: HookRegistry, intervention: Intervention) -> list[tuple[str, int | None]]:
+def resolve(
+    registry: HookRegistry, intervention: Intervention
+) -> list[tuple[str, int | None]]:
     """Resolve the hook points that an intervention concerns, and the head at each."""
     target = intervention.target
     # a table never changes, and of interventions only these two have targets of their own
-    cache_key = (target, isinstance(intervention, EditPattern), isinstance(intervention, Steer))
+    cache_key = (
+        target,
+        isinstance(intervention, EditPattern),
+        isinstance(intervention, Steer),
+    )
     if cache_key not in registry.targets:
         if isinstance(target, str) and "hook_" in target:
-            registry.targets[cache_key] = [(name, None) for name in select(registry.points, target)]
+            registry.targets[cache_key] = [
+                (name, None) for name in select(registry.points, target)
+            ]
         else:
             parts = select_components(registry.wiring, target)
-            registry.targets[cache_key] = [each for part in parts for each in _points(registry, part, intervention)]
+            registry.targets[cache_key] = [
+                each for part in parts for each in _points(registry, part, intervention)
+            ]
     return registry.targets[cache_key]
 
 
-def _points(registry: HookRegistry, part: Component, intervention: Intervention) -> list[tuple[str, int | None]]:
+def _points(
+    registry: HookRegistry, part: Component, intervention: Intervention
+) -> list[tuple[str, int | None]]:
     stack = registry.wiring.stack(part.stack)
-    block, at = f"{stack.prefix}.{part.layer}", f"{stack.prefix}.{part.layer}.{part.kind}"
+    block, at = (
+        f"{stack.prefix}.{part.layer}",
+        f"{stack.prefix}.{part.layer}.{part.kind}",
+    )
     if isinstance(intervention, EditPattern):
-        if part.kind is None or not isinstance(stack.writer(part.kind, part.layer), Attention):
+        if part.kind is None or not isinstance(
+            stack.writer(part.kind, part.layer), Attention
+        ):
             other = "a whole layer" if part.kind is None else "an MLP"
-            raise HookError(f"EditPattern needs an attention branch or head, {part} is {other}")
+            raise HookError(
+                f"EditPattern needs an attention branch or head, {part} is {other}"
+            )
         return [(f"{at}.hook_pattern", part.head)]
     if isinstance(intervention, Steer):
-        return [(f"{block}.hook_resid_post" if part.kind is None else f"{at}.hook_out", None)]
+        return [
+            (
+                f"{block}.hook_resid_post" if part.kind is None else f"{at}.hook_out",
+                None,
+            )
+        ]
     if part.kind is None:
-        return [(f"{block}.{writer.kind}.hook_out", None) for writer in stack.rows(part.layer)]
-    return [(f"{at}.hook_out", None) if part.head is None else (f"{at}.hook_z", part.head)]
+        return [
+            (f"{block}.{writer.kind}.hook_out", None)
+            for writer in stack.rows(part.layer)
+        ]
+    return [
+        (f"{at}.hook_out", None) if part.head is None else (f"{at}.hook_z", part.head)
+    ]
 
 
-def edited(registry: HookRegistry, interventions: tuple[Intervention, ...], value: T) -> Block[T]:
+def edited(
+    registry: HookRegistry, interventions: tuple[Intervention, ...], value: T
+) -> Block[T]:
     """Apply interventions at their hook points, in the order given, while the block runs; it yields ``value``."""
     acts: dict[str, list[_Act]] = {}
     for intervention in interventions:
@@ -58,7 +98,10 @@ def edited(registry: HookRegistry, interventions: tuple[Intervention, ...], valu
             change = intervention.change(registry.points[name])
             acts.setdefault(name, []).append(_Act(intervention, head, change))
     # TransformerLens keeps them in the order in which they are set
-    hooks: list[Hook] = [(name, _Edit(registry, registry.points[name], own), "fwd") for name, own in acts.items()]
+    hooks: list[Hook] = [
+        (name, _Edit(registry, registry.points[name], own), "fwd")
+        for name, own in acts.items()
+    ]
     return Block(HookScope(registry, value, hooks))
 
 
@@ -73,8 +116,12 @@ def acts_by_row(intervention: Intervention, point: Point) -> bool:
 
 def acts_by_place(intervention: Intervention, point: Point) -> bool:
     """Return whether an intervention can act on a part of a batch, if it knows which rows run."""
-    is_placed = isinstance(intervention, PatchFrom) or getattr(intervention, "by_place", False)
-    return acts_by_row(intervention, point) or (is_placed and intervention.rows is None and not point.row_axis)
+    is_placed = isinstance(intervention, PatchFrom) or getattr(
+        intervention, "by_place", False
+    )
+    return acts_by_row(intervention, point) or (
+        is_placed and intervention.rows is None and not point.row_axis
+    )
 
 
 Index = tuple[slice | Tensor, ...]
@@ -103,7 +150,11 @@ class _Edit:
         for act in self._acts:
             here, part, new = self._change(act, value)
             region = _region(part, self._point, act, self._registry.state)
-            if new is part and region is None and (not here or isinstance(here[-1], slice)):
+            if (
+                new is part
+                and region is None
+                and (not here or isinstance(here[-1], slice))
+            ):
                 continue
             if not here and region is None:
                 value, mine = new, False
@@ -124,8 +175,14 @@ class _Edit:
     def _change(self, act: _Act, value: Tensor) -> tuple[Index, Tensor, Tensor]:
         """Return the rows where an intervention acts, () being all, their values, and the new values."""
         state, point, axis = self._registry.state, self._point, self._point.row_axis
-        rows = _row_index(unwrapped(act.intervention.rows), value.shape[axis], self._registry, point)
-        here = () if rows is None else (*[slice(None)] * axis, _stretch(rows.to(value.device)))
+        rows = _row_index(
+            unwrapped(act.intervention.rows), value.shape[axis], self._registry, point
+        )
+        here = (
+            ()
+            if rows is None
+            else (*[slice(None)] * axis, _stretch(rows.to(value.device)))
+        )
         part = value[here] if here else value
         if rows is not None and axis != 0 and state.block_rows is not None:
             # several variants run as rows of one batch: of the attention between series, that of one variant only
@@ -148,11 +205,15 @@ def _stretch(index: Tensor) -> slice | Tensor:
     if not len(index):
         return index
     first = int(index[0])
-    follows = torch.equal(index, torch.arange(first, first + len(index), device=index.device))
+    follows = torch.equal(
+        index, torch.arange(first, first + len(index), device=index.device)
+    )
     return slice(first, first + len(index)) if follows else index
 
 
-def _row_index(rows: Rows, n_rows: int, registry: HookRegistry, point: Point) -> Tensor | None:
+def _row_index(
+    rows: Rows, n_rows: int, registry: HookRegistry, point: Point
+) -> Tensor | None:
     """Return the rows of the activation for the chosen series; a series may have several (samples, quantile paths)."""
     if rows is None:
         return None
@@ -162,7 +223,9 @@ def _row_index(rows: Rows, n_rows: int, registry: HookRegistry, point: Point) ->
     tokens = point.over == "variate" and point.axes == PATTERN and point.row_axis == 0
     units = series // variates if tokens else series
     if units < 1 or n_rows % units:
-        raise HookError(f"{point.name} has {n_rows} rows in a run of {series} series; rows=… cannot be told apart")
+        raise HookError(
+            f"{point.name} has {n_rows} rows in a run of {series} series; rows=… cannot be told apart"
+        )
     index = as_index(rows, units * variates if tokens else units, f"{point.name}: rows")
     if tokens:
         index = torch.unique(index // variates)
@@ -170,10 +233,15 @@ def _row_index(rows: Rows, n_rows: int, registry: HookRegistry, point: Point) ->
     if rows_of_unit == 1:
         return index
     if not registry.wiring.sample_major or not state.sizes:
-        return (index[:, None] * rows_of_unit + torch.arange(rows_of_unit)[None]).reshape(-1)
+        return (
+            index[:, None] * rows_of_unit + torch.arange(rows_of_unit)[None]
+        ).reshape(-1)
     copies = max(1, state.sizes["series"] * variates // series)
     inner = rows_of_unit // copies
-    starts = torch.arange(copies)[:, None, None] * units * inner + index[None, :, None] * inner
+    starts = (
+        torch.arange(copies)[:, None, None] * units * inner
+        + index[None, :, None] * inner
+    )
     return (starts + torch.arange(inner)[None, None]).reshape(-1)
 
 
@@ -186,15 +254,23 @@ def _region(part: Tensor, point: Point, act: _Act, state: RunState) -> Index | N
     if act.head is not None:
         region[point.axes.index("head")] = slice(act.head, act.head + 1)
     if positions is not None:
-        axis = point.axes.index("pos") if "pos" in point.axes else point.axes.index("query")
+        axis = (
+            point.axes.index("pos")
+            if "pos" in point.axes
+            else point.axes.index("query")
+        )
         offset = state.offset.get(point.stack, 0)
         stop = offset + part.shape[axis]
-        if isinstance(positions, slice) or (isinstance(positions, Tensor) and positions.dtype == torch.bool):
+        if isinstance(positions, slice) or (
+            isinstance(positions, Tensor) and positions.dtype == torch.bool
+        ):
             index = as_index(positions, stop, f"{point.name}: positions", clip=True)
         else:
             entries = torch.as_tensor(positions).reshape(-1)
             index = torch.where(entries < 0, entries + stop, entries)
-        region[axis] = _stretch((index[(index >= offset) & (index < stop)] - offset).to(part.device))
+        region[axis] = _stretch(
+            (index[(index >= offset) & (index < stop)] - offset).to(part.device)
+        )
     return tuple(region)
 
 
@@ -210,9 +286,13 @@ def as_index(rows: Rows, length: int, what: str, *, clip: bool = False) -> Tenso
     index = torch.as_tensor(rows)
     if index.dtype == torch.bool:
         if len(index) != length and not clip:
-            raise InputError(f"{what}: a mask of length {len(index)} for {length} entries")
+            raise InputError(
+                f"{what}: a mask of length {len(index)} for {length} entries"
+            )
         return torch.nonzero(index).reshape(-1)
     index = index.reshape(-1).long()
     if len(index) and not bool(((index >= -length) & (index < length)).all()):
-        raise InputError(f"{what}: {index.tolist()} is out of range for {length} entries")
+        raise InputError(
+            f"{what}: {index.tolist()} is out of range for {length} entries"
+        )
     return index % length if length else index

@@ -15,18 +15,30 @@ from torch import nn
 from tsfm_lens.errors import HookError, InputError, WiringError
 from tsfm_lens.hooks.native import axes_of
 from tsfm_lens.hooks.weights import parameters
-from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring, Writer
+from tsfm_lens.hooks.wiring import (
+    Attention,
+    Mlp,
+    Projection,
+    Site,
+    Stack,
+    Wiring,
+    Writer,
+)
 
 _CHECKPOINT = torch.utils.checkpoint.__file__
 
 
-def check_table(model: nn.Module, wiring: Wiring, modules: Mapping[str, nn.Module]) -> None:
+def check_table(
+    model: nn.Module, wiring: Wiring, modules: Mapping[str, nn.Module]
+) -> None:
     """Raise WiringError if a path does not exist or a size differs from the model's."""
     for fault in _faults(model, wiring, modules):
         raise WiringError(fault)
 
 
-def _faults(model: nn.Module, wiring: Wiring, modules: Mapping[str, nn.Module]) -> Iterator[str]:
+def _faults(
+    model: nn.Module, wiring: Wiring, modules: Mapping[str, nn.Module]
+) -> Iterator[str]:
     """Yield what is wrong with a table; each check presupposes those before it."""
     names = [stack.name for stack in wiring.stacks]
     if len(set(names)) < len(names) or not names:
@@ -34,7 +46,11 @@ def _faults(model: nn.Module, wiring: Wiring, modules: Mapping[str, nn.Module]) 
     if wiring.unembed.side != "out":
         yield f"unembed is what {wiring.unembed.module!r} gives, expected side='out'"
     axes = wiring.unembed.layout.replace("series variate", "batch").split()
-    if "batch" not in axes or len(set(axes)) < len(axes) or not set(axes) - {"batch", "pos"}:
+    if (
+        "batch" not in axes
+        or len(set(axes)) < len(axes)
+        or not set(axes) - {"batch", "pos"}
+    ):
         yield (
             f"unembed has the layout {wiring.unembed.layout!r}; expected 'batch' (or 'series variate'), 'pos' where "
             "there is one, and names of its own axes, each once"
@@ -52,7 +68,10 @@ def _faults(model: nn.Module, wiring: Wiring, modules: Mapping[str, nn.Module]) 
     for stack in wiring.stacks:
         yield from _faults_of_stack(stack, modules, names)
         for layer in range(stack.n_layers):
-            at, kinds = f"{stack.prefix}.{layer}", [row.kind for row in stack.rows(layer)]
+            at, kinds = (
+                f"{stack.prefix}.{layer}",
+                [row.kind for row in stack.rows(layer)],
+            )
             if not kinds:
                 yield f"{at} has no branch that writes to the stream, expected one or more"
             if len(set(kinds)) < len(kinds) or not all(kinds):
@@ -61,7 +80,9 @@ def _faults(model: nn.Module, wiring: Wiring, modules: Mapping[str, nn.Module]) 
                 for letter, part, out, into in _matrices(wiring, stack, row):
                     # only the output of an MLP is no projection
                     path = f"{stack.block(layer)}.{cast(Mlp, row).o if part is None else part.module}"
-                    yield from _faults_of_matrix(model, f"{at}.{row.kind}: {letter}", path, part, out, into)
+                    yield from _faults_of_matrix(
+                        model, f"{at}.{row.kind}: {letter}", path, part, out, into
+                    )
 
 
 def _paths(wiring: Wiring) -> Iterator[tuple[str, str]]:
@@ -73,13 +94,20 @@ def _paths(wiring: Wiring) -> Iterator[tuple[str, str]]:
     for stack in wiring.stacks:
         yield f"blocks of stack {stack.name!r}", stack.blocks
         yield from (("upstream", path) for path in stack.upstream)
-        yield from ((name, path) for name in ("ln_final", "entry") if (path := getattr(stack, name)))
+        yield from (
+            (name, path)
+            for name in ("ln_final", "entry")
+            if (path := getattr(stack, name))
+        )
         for layer in range(stack.n_layers):
             block = stack.block(layer)
             yield f"n_layers={stack.n_layers}", block
             for row in stack.rows(layer):
                 for field, path in _paths_of_writer(row):
-                    yield f"{field} of {stack.prefix}.{layer}.{row.kind}", f"{block}.{path}" if path else block
+                    yield (
+                        f"{field} of {stack.prefix}.{layer}.{row.kind}",
+                        f"{block}.{path}" if path else block,
+                    )
 
 
 def _paths_of_writer(row: Writer) -> Iterator[tuple[str, str]]:
@@ -90,7 +118,9 @@ def _paths_of_writer(row: Writer) -> Iterator[tuple[str, str]]:
             yield name, value
 
 
-def _faults_of_stack(stack: Stack, modules: Mapping[str, nn.Module], names: list[str]) -> Iterator[str]:
+def _faults_of_stack(
+    stack: Stack, modules: Mapping[str, nn.Module], names: list[str]
+) -> Iterator[str]:
     n_blocks = sum(path.isdigit() for path, _ in modules[stack.blocks].named_children())
     where = f"stack {stack.name!r}"
     branches = [row for layer in range(stack.n_layers) for row in stack.rows(layer)]
@@ -120,18 +150,37 @@ def _faults_of_stack(stack: Stack, modules: Mapping[str, nn.Module], names: list
 def _patterns_fit(row: Attention) -> bool:
     """Return whether patterns have the axes of scores of such queries and keys; names of leading axes are free."""
     qkv, pattern = axes_of(row.qkv_layout), axes_of(row.pattern_layout)
-    if len(qkv) != len(pattern) or pattern[-2:] != ["query", "key"] or qkv[-1] != "d_head":
+    if (
+        len(qkv) != len(pattern)
+        or pattern[-2:] != ["query", "key"]
+        or qkv[-1] != "d_head"
+    ):
         return False
-    heads = [place for axes in (qkv, pattern) for place, axis in enumerate(axes) if axis == "head"]
-    return len(heads) == 2 and heads[0] == heads[1] and (qkv[0] == "pos") == (pattern[0] == "pos")
+    heads = [
+        place
+        for axes in (qkv, pattern)
+        for place, axis in enumerate(axes)
+        if axis == "head"
+    ]
+    return (
+        len(heads) == 2
+        and heads[0] == heads[1]
+        and (qkv[0] == "pos") == (pattern[0] == "pos")
+    )
 
 
 Lengths = dict[str, int]
 
 
-def _matrices(wiring: Wiring, stack: Stack, row: Writer) -> Iterator[tuple[str, Projection | None, Lengths, Lengths]]:
+def _matrices(
+    wiring: Wiring, stack: Stack, row: Writer
+) -> Iterator[tuple[str, Projection | None, Lengths, Lengths]]:
     """Yield the matrices of a branch with the sizes of what they give and take."""
-    d_model, d_mlp, d_head = {"d_model": stack.d_model}, {"d_mlp": stack.d_mlp}, {"d_head": stack.d_head}
+    d_model, d_mlp, d_head = (
+        {"d_model": stack.d_model},
+        {"d_mlp": stack.d_mlp},
+        {"d_head": stack.d_head},
+    )
     if isinstance(row, Mlp):
         yield "i", row.i, d_mlp, d_model
         if row.gate is not None:
@@ -139,7 +188,9 @@ def _matrices(wiring: Wiring, stack: Stack, row: Writer) -> Iterator[tuple[str, 
         yield "o", None, d_model, d_mlp
     if not isinstance(row, Attention):
         return
-    source = {"d_model": (wiring.stack(row.keys_from) if row.keys_from else stack).d_model}
+    source = {
+        "d_model": (wiring.stack(row.keys_from) if row.keys_from else stack).d_model
+    }
     for letter, part in row.inputs.items():
         n_heads = row.heads_of(letter, stack.n_heads)
         rows = {"n_heads" if n_heads == stack.n_heads else "n_kv_heads": n_heads}
@@ -149,16 +200,25 @@ def _matrices(wiring: Wiring, stack: Stack, row: Writer) -> Iterator[tuple[str, 
 
 
 def _faults_of_matrix(
-    model: nn.Module, where: str, path: str, part: Projection | None, out: Lengths, into: Lengths
+    model: nn.Module,
+    where: str,
+    path: str,
+    part: Projection | None,
+    out: Lengths,
+    into: Lengths,
 ) -> Iterator[str]:
     """Check a weight's shape (out, in): the products of the sizes on each side."""
     weight, _ = parameters(model, path, part)
     parts = 1 if part is None else part.parts
-    if part is not None and (not 0 <= part.part < parts or ("part" in part.layout) != (parts > 1)):
+    if part is not None and (
+        not 0 <= part.part < parts or ("part" in part.layout) != (parts > 1)
+    ):
         yield f"{where} is part {part.part} of {parts} with the layout {part.layout!r}; name the axis 'part'"
     shape = parts * prod(out.values()), prod(into.values())
     if tuple(weight.shape) != shape:
-        text = ", ".join(f"{name}={size}" for side in (out, into) for name, size in side.items())
+        text = ", ".join(
+            f"{name}={size}" for side in (out, into) for name, size in side.items()
+        )
         text += f", parts={parts}" if parts > 1 else ""
         yield f"{where}: the weight of {path!r} is {tuple(weight.shape)}, but the table says {shape} ({text})"
 
@@ -183,7 +243,9 @@ def refuse_hidden(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) ->
         for part in path.split("."):
             parent, at = by_path[at], f"{at}.{part}" if at else part
             if at not in by_path:
-                here = by_path[at] = None if parent is None else parent._modules.get(part)
+                here = by_path[at] = (
+                    None if parent is None else parent._modules.get(part)
+                )
                 if here is not None and at != path:
                     _refuse_compiled(at, here)
         if by_path[path] is not module:
@@ -197,7 +259,9 @@ def refuse_hidden(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) ->
 def _refuse_compiled(path: str, module: nn.Module) -> None:
     """Refuse ``module.compile()``, and ``torch.compile`` of a module or of its forward, by what torch sets on each."""
     forward = module.__dict__.get("forward", type(module).forward)
-    is_wrapped = "_orig_mod" in module._modules or hasattr(forward, "_torchdynamo_orig_callable")
+    is_wrapped = "_orig_mod" in module._modules or hasattr(
+        forward, "_torchdynamo_orig_callable"
+    )
     if is_wrapped or module._compiled_call_impl is not None:
         raise WiringError(
             f"{path or 'the model'} ({type(module).__name__}) is compiled, and compiled code passes hooks by. Set "
@@ -211,7 +275,9 @@ def refuse_recomputation(name: str, gradients_at_start: bool) -> None:
     """Refuse a hook in code that gradient checkpointing will run again in the backward pass, maybe without the hook."""
     if torch.is_grad_enabled():
         # a checkpoint that keeps recording shows as a pair of hooks on what autograd saves
-        is_possible = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        is_possible = (
+            torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        )
     else:
         # reentrant checkpoints switch off what was on when the run began
         is_possible = gradients_at_start

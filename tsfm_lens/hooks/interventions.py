@@ -67,7 +67,9 @@ class Mean:
 
     def __post_init__(self) -> None:
         if self.per not in ("position", "pooled"):
-            raise InputError(f"Mean: per={self.per!r} is not known, choose 'position' or 'pooled'")
+            raise InputError(
+                f"Mean: per={self.per!r} is not known, choose 'position' or 'pooled'"
+            )
 
     def change(self, point: Point) -> Change:
         """Return a function that gives the mean, broadcast over rows."""
@@ -109,7 +111,9 @@ class Resample:
 
         def resample(value: Tensor, state: RunState) -> Tensor:
             source = _source_rows(self.reference, point, value, state)
-            index = _drawn_rows(self.reference, len(source), len(value), state, self.rows, self.seed)
+            index = _drawn_rows(
+                self.reference, len(source), len(value), state, self.rows, self.seed
+            )
             return source[index.to(source.device)].to(value)
 
         return resample
@@ -130,10 +134,14 @@ class Noise:
         salt = sum((index + 1) * ord(letter) for index, letter in enumerate(point.name))
 
         def add_noise(value: Tensor, state: RunState) -> Tensor:
-            generator = torch.Generator().manual_seed(((self.seed * 1_000_003 + salt) * 10_007 + state.step) % 2**63)
+            generator = torch.Generator().manual_seed(
+                ((self.seed * 1_000_003 + salt) * 10_007 + state.step) % 2**63
+            )
             draw = torch.randn(value.shape, generator=generator).to(value)
             # by token, so that padding does not count
-            rms = value.pow(2).mean(dim=tuple(range(2, value.ndim)), keepdim=True).sqrt()
+            rms = (
+                value.pow(2).mean(dim=tuple(range(2, value.ndim)), keepdim=True).sqrt()
+            )
             return value + self.scale * rms * draw
 
         return add_noise
@@ -219,11 +227,15 @@ class EditPattern:
 def _position_means(reference: Activations, point: Point) -> tuple[Tensor, Tensor]:
     """Compute means (pos, …) over all rows of a reference run, and counts (pos,) of the rows that entered each."""
     if len(point.axes) < 2 or point.axes[1] != "pos":
-        raise HookError(f"{point.name} has axes {' '.join(point.axes)}; a mean needs batch pos …")
+        raise HookError(
+            f"{point.name} has axes {' '.join(point.axes)}; a mean needs batch pos …"
+        )
     calls = reference.calls(point.name)
     length = max(call.offset + call.value.shape[1] for call in calls)
     first = calls[0].value
-    total = torch.zeros(length, *first.shape[2:], dtype=torch.float64, device=first.device)
+    total = torch.zeros(
+        length, *first.shape[2:], dtype=torch.float64, device=first.device
+    )
     counts = torch.zeros(length, dtype=torch.float64, device=first.device)
     for call in calls:
         at = slice(call.offset, call.offset + call.value.shape[1])
@@ -233,12 +245,18 @@ def _position_means(reference: Activations, point: Point) -> tuple[Tensor, Tenso
     return means.to(first.dtype), counts
 
 
-def _source_rows(source: Activations, point: Point, value: Tensor, state: RunState) -> Tensor:
+def _source_rows(
+    source: Activations, point: Point, value: Tensor, state: RunState
+) -> Tensor:
     """Return the stored activation (source rows, …) for the current step and token positions of a run."""
     offset = state.offset.get(point.stack, 0)
     calls = source.calls(point.name)
     for call in calls:
-        if call.step == state.step and call.offset == offset and call.value.shape[1:] == value.shape[1:]:
+        if (
+            call.step == state.step
+            and call.offset == offset
+            and call.value.shape[1:] == value.shape[1:]
+        ):
             return call.value
     if not source.rollout and len(calls) == 1 and point.axes[1] == "pos":
         whole = calls[0].value
@@ -253,7 +271,9 @@ def _source_rows(source: Activations, point: Point, value: Tensor, state: RunSta
     )
 
 
-def rows_in_place(source: Activations, point: Point, value: Tensor, state: RunState) -> Tensor:
+def rows_in_place(
+    source: Activations, point: Point, value: Tensor, state: RunState
+) -> Tensor:
     """Return the rows of another run for the current step and positions, those of the part of the batch that runs."""
     rows = _source_rows(source, point, value, state)
     if state.whole is None or len(rows) == 1:
@@ -264,15 +284,28 @@ def rows_in_place(source: Activations, point: Point, value: Tensor, state: RunSt
 
 
 def _copied(rows: Tensor, copies: int, state: RunState) -> Tensor:
-    return rows.repeat(copies, *[1] * (rows.ndim - 1)) if state.sample_major else rows.repeat_interleave(copies, dim=0)
+    return (
+        rows.repeat(copies, *[1] * (rows.ndim - 1))
+        if state.sample_major
+        else rows.repeat_interleave(copies, dim=0)
+    )
 
 
-def _drawn_rows(reference: Activations, n_source: int, n_rows: int, state: RunState, rows: Rows, seed: int) -> Tensor:
+def _drawn_rows(
+    reference: Activations,
+    n_source: int,
+    n_rows: int,
+    state: RunState,
+    rows: Rows,
+    seed: int,
+) -> Tensor:
     """Draw the rows (n_rows,) below ``n_source`` of a reference run that replace rows of this one, one series each."""
     series = state.n_series or n_rows
     index = torch.arange(series)
     if rows is not None:
-        index = index[rows if isinstance(rows, slice) else torch.as_tensor(rows)].reshape(-1)
+        index = index[
+            rows if isinstance(rows, slice) else torch.as_tensor(rows)
+        ].reshape(-1)
     # rows of several variants side by side draw what each would draw alone
     place = index % (state.block_rows or series)
     n_reference = len(reference.ids) or n_source
@@ -281,7 +314,9 @@ def _drawn_rows(reference: Activations, n_source: int, n_rows: int, state: RunSt
         place, n_reference = torch.arange(n_rows), n_source
     generator = torch.Generator().manual_seed(seed)
     # drawn in the order of the series, so that a choice of rows draws as all rows do
-    draws = torch.randint(n_reference, (max(n_rows, state.block_rows or series),), generator=generator)[place]
+    draws = torch.randint(
+        n_reference, (max(n_rows, state.block_rows or series),), generator=generator
+    )[place]
     paths, rows_of_source = n_rows // len(place), n_source // n_reference
     path = torch.arange(paths) % rows_of_source
     if state.sample_major:

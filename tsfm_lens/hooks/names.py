@@ -22,7 +22,12 @@ PATTERN = ("batch", "head", "query", "key")
 HIDDEN = ("batch", "pos", "d_mlp")
 
 _GLOB = re.compile(r"[*?[]")
-RESIDUAL_NAMES = ("hook_resid_pre", "hook_resid_mid", "hook_resid_mid2", "hook_resid_mid3")
+RESIDUAL_NAMES = (
+    "hook_resid_pre",
+    "hook_resid_mid",
+    "hook_resid_mid2",
+    "hook_resid_mid3",
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,15 @@ def hook_points(wiring: Wiring) -> dict[str, Point]:
     axes = wiring.unembed.layout.replace("series variate", "batch").split()
     # batch, position where the readout has one, then the table's own axes in their order there
     axes.sort(key=lambda axis: {"batch": 0, "pos": 1}.get(axis, 2))
-    points.append(Point("unembed.hook_out", tuple(axes), "site", wiring.unembed, wiring.output_stack.name))
+    points.append(
+        Point(
+            "unembed.hook_out",
+            tuple(axes),
+            "site",
+            wiring.unembed,
+            wiring.output_stack.name,
+        )
+    )
     return {point.name: point for point in points}
 
 
@@ -72,39 +85,106 @@ def _stack_points(stack: Stack) -> Iterator[Point]:
     dot = f"{stack.name}." if stack.name else ""
     first, last = stack.rows(0)[0], stack.rows(stack.n_layers - 1)[0]
     aside = f"{stack.prefix}.0.{first.kind}.hook_out" if first.aside else ""
-    yield Point(f"{dot}hook_embed", RESIDUAL, "site", first.reads.within(stack.block(0)), stack.name, aside=aside)
+    yield Point(
+        f"{dot}hook_embed",
+        RESIDUAL,
+        "site",
+        first.reads.within(stack.block(0)),
+        stack.name,
+        aside=aside,
+    )
     for layer in range(stack.n_layers):
-        block, prefix, sublayers = stack.block(layer), f"{stack.prefix}.{layer}", stack.rows(layer)
+        block, prefix, sublayers = (
+            stack.block(layer),
+            f"{stack.prefix}.{layer}",
+            stack.rows(layer),
+        )
         for name, writer in zip(RESIDUAL_NAMES, sublayers, strict=False):
             at, here = f"{prefix}.{writer.kind}", (stack.name, layer, writer.kind)
             aside = f"{at}.hook_out" if writer.aside else ""
-            yield Point(f"{prefix}.{name}", RESIDUAL, "site", writer.reads.within(block), *here[:2], aside=aside)
+            yield Point(
+                f"{prefix}.{name}",
+                RESIDUAL,
+                "site",
+                writer.reads.within(block),
+                *here[:2],
+                aside=aside,
+            )
             if isinstance(writer, Attention):
                 yield from _attention_points(writer, block, at, here)
             elif isinstance(writer, Mlp):
-                yield Point(f"{at}.hook_pre", HIDDEN, "site", writer.pre.within(block), *here)
-                yield Point(f"{at}.hook_post", HIDDEN, "site", writer.post.within(block), *here)
-            yield Point(f"{at}.hook_out", RESIDUAL, "site", writer.write.within(block), *here, mix=writer.mix)
+                yield Point(
+                    f"{at}.hook_pre", HIDDEN, "site", writer.pre.within(block), *here
+                )
+                yield Point(
+                    f"{at}.hook_post", HIDDEN, "site", writer.post.within(block), *here
+                )
+            yield Point(
+                f"{at}.hook_out",
+                RESIDUAL,
+                "site",
+                writer.write.within(block),
+                *here,
+                mix=writer.mix,
+            )
         post = Site(block, layout=sublayers[0].reads.layout)
-        yield Point(f"{prefix}.hook_resid_post", RESIDUAL, "site", post, stack.name, layer)
+        yield Point(
+            f"{prefix}.hook_resid_post", RESIDUAL, "site", post, stack.name, layer
+        )
     if stack.ln_final:
         norm = Site(stack.ln_final, layout=stack.final_layout or last.reads.layout)
-        yield Point(f"{dot}ln_final.hook_normalized", RESIDUAL, "site", norm, stack.name)
+        yield Point(
+            f"{dot}ln_final.hook_normalized", RESIDUAL, "site", norm, stack.name
+        )
 
 
-def _attention_points(writer: Attention, block: str, at: str, here: tuple[str, int, str]) -> Iterator[Point]:
+def _attention_points(
+    writer: Attention, block: str, at: str, here: tuple[str, int, str]
+) -> Iterator[Point]:
     heads = Site(f"{block}.{writer.module}", layout=writer.qkv_layout)
     rows = Site(f"{block}.{writer.module}", layout=writer.pattern_layout)
-    z = heads if writer.z_inside else Site(f"{block}.{writer.o.module}", "in", 0, writer.z_layout)
+    z = (
+        heads
+        if writer.z_inside
+        else Site(f"{block}.{writer.o.module}", "in", 0, writer.z_layout)
+    )
     inside: dict[str, Any] = {"over": writer.over, "joined": writer.joined}
     yield Point(f"{at}.hook_q", HEADS, "q", heads, *here, **inside)
-    yield Point(f"{at}.hook_k", HEADS, "k", heads, *here, **inside, heads=writer.n_kv_heads)
-    yield Point(f"{at}.hook_v", HEADS, "v", heads, *here, **inside, heads=writer.n_kv_heads)
-    yield Point(f"{at}.hook_attn_scores", PATTERN, "scores", rows, *here, **inside, row_axis=writer.row_axis)
-    yield Point(f"{at}.hook_pattern", PATTERN, "pattern", rows, *here, **inside, row_axis=writer.row_axis)
+    yield Point(
+        f"{at}.hook_k", HEADS, "k", heads, *here, **inside, heads=writer.n_kv_heads
+    )
+    yield Point(
+        f"{at}.hook_v", HEADS, "v", heads, *here, **inside, heads=writer.n_kv_heads
+    )
+    yield Point(
+        f"{at}.hook_attn_scores",
+        PATTERN,
+        "scores",
+        rows,
+        *here,
+        **inside,
+        row_axis=writer.row_axis,
+    )
+    yield Point(
+        f"{at}.hook_pattern",
+        PATTERN,
+        "pattern",
+        rows,
+        *here,
+        **inside,
+        row_axis=writer.row_axis,
+    )
     if writer.gate is not None:
-        layout = (writer.x_layout or writer.stream_layout).replace("d_model", writer.gate.layout)
-        yield Point(f"{at}.hook_gate", HEADS, "site", Site(f"{block}.{writer.gate.module}", layout=layout), *here)
+        layout = (writer.x_layout or writer.stream_layout).replace(
+            "d_model", writer.gate.layout
+        )
+        yield Point(
+            f"{at}.hook_gate",
+            HEADS,
+            "site",
+            Site(f"{block}.{writer.gate.module}", layout=layout),
+            *here,
+        )
     yield Point(f"{at}.hook_z", HEADS, "z" if writer.z_inside else "site", z, *here)
     yield Point(f"{at}.hook_result", RESULT, "result", z, *here, mix=writer.mix)
 
@@ -114,7 +194,9 @@ def name_of(point: Any) -> Any:
     return point.name if isinstance(point, HookPoint) else point
 
 
-def select(names: Iterable[str], pattern: Key, *, what: str = "hook point", hint: str = "") -> list[str]:
+def select(
+    names: Iterable[str], pattern: Key, *, what: str = "hook point", hint: str = ""
+) -> list[str]:
     """Return names that equal ``pattern`` or match it as a glob, or the one with this name in TransformerLens.
 
     A component selects the hook point of its write, see :func:`point_of`.
@@ -122,7 +204,11 @@ def select(names: Iterable[str], pattern: Key, *, what: str = "hook point", hint
     available = list(names)
     pattern = name_of(pattern)
     if isinstance(pattern, str):
-        if what == "hook point" and (point := point_of(pattern)[0]) and any(map(_globbed(point), available)):
+        if (
+            what == "hook point"
+            and (point := point_of(pattern)[0])
+            and any(map(_globbed(point), available))
+        ):
             pattern = point
         if pattern in available:
             return [pattern]
@@ -130,7 +216,9 @@ def select(names: Iterable[str], pattern: Key, *, what: str = "hook point", hint
         if matches:
             return matches
         if _GLOB.search(pattern):
-            hint = f"A * stands for one part of a name, ** for any number. {hint}".strip()
+            hint = (
+                f"A * stands for one part of a name, ** for any number. {hint}".strip()
+            )
             raise unknown_name(what, pattern, available, hint=hint)
     name = full_name(available, pattern)
     if name is None:
@@ -143,12 +231,25 @@ def nearest(names: Iterable[str], key: Key) -> list[str]:
     available = list(names)
     short, *words = key if isinstance(key, tuple) else (key,)
     # a whole name is compared as a whole
-    if not available or not isinstance(short, str) or (isinstance(key, str) and "." in key):
+    if (
+        not available
+        or not isinstance(short, str)
+        or (isinstance(key, str) and "." in key)
+    ):
         return available
     ends = {name: name.rsplit(".", 1)[-1] for name in available}
-    near = get_close_matches(f"hook_{short.removeprefix('hook_')}", sorted(set(ends.values())), n=1, cutoff=0.7)
+    near = get_close_matches(
+        f"hook_{short.removeprefix('hook_')}",
+        sorted(set(ends.values())),
+        n=1,
+        cutoff=0.7,
+    )
     matches = [name for name in available if near and ends[name] == near[0]]
-    closest = [name for name in matches if all(word in name for word in words if isinstance(word, str))]
+    closest = [
+        name
+        for name in matches
+        if all(word in name for word in words if isinstance(word, str))
+    ]
     return closest or matches or available
 
 
@@ -162,5 +263,11 @@ def _matches(parts: list[str], globs: list[str]) -> bool:
     if not globs:
         return not parts
     if globs[0] == "**":
-        return any(_matches(parts[start:], globs[1:]) for start in range(len(parts) + 1))
-    return bool(parts) and fnmatchcase(parts[0], globs[0]) and _matches(parts[1:], globs[1:])
+        return any(
+            _matches(parts[start:], globs[1:]) for start in range(len(parts) + 1)
+        )
+    return (
+        bool(parts)
+        and fnmatchcase(parts[0], globs[0])
+        and _matches(parts[1:], globs[1:])
+    )

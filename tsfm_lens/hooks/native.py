@@ -22,9 +22,13 @@ def get_output(output: Any, arg: int | str) -> Tensor:
     try:
         value = output[arg]
     except (LookupError, TypeError) as error:
-        raise WiringError(f"module output {type(output).__name__} has no element {arg!r}") from error
+        raise WiringError(
+            f"module output {type(output).__name__} has no element {arg!r}"
+        ) from error
     if not isinstance(value, Tensor):
-        raise WiringError(f"element {arg!r} of the module output is {type(value).__name__}, not a tensor")
+        raise WiringError(
+            f"element {arg!r} of the module output is {type(value).__name__}, not a tensor"
+        )
     return value
 
 
@@ -52,7 +56,9 @@ def get_input(args: tuple[Any, ...], kwargs: dict[str, Any], arg: int | str) -> 
     elif arg - len(args) < len(kwargs):
         value = list(kwargs.values())[arg - len(args)]
     if not isinstance(value, Tensor):
-        raise WiringError(f"input {arg!r} of the module is {type(value).__name__}, not a tensor")
+        raise WiringError(
+            f"input {arg!r} of the module is {type(value).__name__}, not a tensor"
+        )
     return value
 
 
@@ -85,7 +91,9 @@ Sizes = Mapping[str, int]
 """Lengths of axes that a layout may fold together: head, series, variate."""
 
 
-def to_vocabulary(tensor: Tensor, layout: str, axes: tuple[str, ...], sizes: Sizes) -> Tensor:
+def to_vocabulary(
+    tensor: Tensor, layout: str, axes: tuple[str, ...], sizes: Sizes
+) -> Tensor:
     """Return a native tensor in the axes of the vocabulary; a view wherever torch can make one."""
     if _is_vocabulary(layout, axes):
         return tensor.squeeze(layout.split().index("1")) if " 1 " in layout else tensor
@@ -99,10 +107,14 @@ def to_vocabulary(tensor: Tensor, layout: str, axes: tuple[str, ...], sizes: Siz
         ) from error
 
 
-def to_native(tensor: Tensor, layout: str, axes: tuple[str, ...], sizes: Sizes) -> Tensor:
+def to_native(
+    tensor: Tensor, layout: str, axes: tuple[str, ...], sizes: Sizes
+) -> Tensor:
     """Invert :func:`to_vocabulary`."""
     if _is_vocabulary(layout, axes):
-        return tensor.unsqueeze(layout.split().index("1")) if " 1 " in layout else tensor
+        return (
+            tensor.unsqueeze(layout.split().index("1")) if " 1 " in layout else tensor
+        )
     side = _vocabulary_side(layout, axes)
     return rearrange(tensor, f"{side} -> {layout}", **_bracket_sizes(side, sizes))
 
@@ -127,7 +139,10 @@ def _is_vocabulary(layout: str, axes: tuple[str, ...]) -> bool:
 
 def _vocabulary_side(layout: str, axes: tuple[str, ...]) -> str:
     """Write the vocabulary's side of a rearrangement; its batch counts variates where a layout separates them."""
-    return " ".join("(series variate)" if axis == "batch" and "variate" in layout else axis for axis in axes)
+    return " ".join(
+        "(series variate)" if axis == "batch" and "variate" in layout else axis
+        for axis in axes
+    )
 
 
 def _bracket_sizes(side: str, sizes: Sizes) -> dict[str, int]:
@@ -135,21 +150,33 @@ def _bracket_sizes(side: str, sizes: Sizes) -> dict[str, int]:
     lengths: dict[str, int] = {}
     for bracket in re.findall(r"\(([^)]*)\)", side):
         names = [name for name in bracket.split() if name in sizes]
-        lengths.update({name: sizes[name] for name in names[: len(bracket.split()) - 1]})
+        lengths.update(
+            {name: sizes[name] for name in names[: len(bracket.split()) - 1]}
+        )
     return lengths
 
 
 def explicit_attention(
-    q: Tensor, k: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
 ) -> Tensor:
     """Compute attention scores before the softmax, with mask and bias, as scaled_dot_product_attention forms them."""
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     scores = q @ k.transpose(-2, -1) * factor
     if is_causal:
-        visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+        visible = torch.ones(
+            q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device
+        ).tril()
         scores = scores.masked_fill(~visible, float("-inf"))
     if attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else scores + attn_mask
+        scores = (
+            scores.masked_fill(~attn_mask, float("-inf"))
+            if attn_mask.dtype == torch.bool
+            else scores + attn_mask
+        )
     return scores
 
 
@@ -166,13 +193,21 @@ _RMS_NORMS: WeakSet[Any] = WeakSet()
 def rms_scale(norm: Any, x: Tensor) -> Tensor:
     """Return the factor per channel that a root-mean-square norm puts on ``x``: (…, d_model) or (…, 1)."""
     if norm not in _RMS_NORMS:
-        probe = torch.linspace(-2.0, 3.0, x.shape[-1], dtype=x.dtype, device=x.device)[None] * 1.7
+        probe = (
+            torch.linspace(-2.0, 3.0, x.shape[-1], dtype=x.dtype, device=x.device)[None]
+            * 1.7
+        )
         with torch.no_grad():
             # forward itself, not the module: hooks must not see this
             normed = norm.forward(probe)
             # half precision rounds the scale and the product each
             rtol = max(1e-3, 4 * torch.finfo(normed.dtype).eps)
-            if not torch.allclose(probe * _rms_scale(norm, probe), normed.to(x.dtype), rtol=rtol, atol=1e-5):
+            if not torch.allclose(
+                probe * _rms_scale(norm, probe),
+                normed.to(x.dtype),
+                rtol=rtol,
+                atol=1e-5,
+            ):
                 raise WiringError(
                     f"{type(norm).__name__} is not a root-mean-square norm with a plain gain; its scale cannot be "
                     "frozen. For the last norm, give the adapter its own final_norm(resid, like), which divides by "
@@ -183,7 +218,14 @@ def rms_scale(norm: Any, x: Tensor) -> Tensor:
 
 
 def _rms_scale(norm: Any, x: Tensor) -> Tensor:
-    weight = next((w for name in ("weight", "scale") if (w := getattr(norm, name, None)) is not None), None)
+    weight = next(
+        (
+            w
+            for name in ("weight", "scale")
+            if (w := getattr(norm, name, None)) is not None
+        ),
+        None,
+    )
     scale = _inverse_root_mean_square(norm, x)
     return scale if weight is None else scale * weight
 
@@ -192,7 +234,10 @@ def _inverse_root_mean_square(norm: Any, x: Tensor) -> Tensor:
     if isinstance(norm, nn.Identity):
         return torch.ones_like(x[..., :1])
     names = ("variance_epsilon", "epsilon", "eps")
-    eps = next((e for name in names if (e := getattr(norm, name, None)) is not None), torch.finfo(x.dtype).eps)
+    eps = next(
+        (e for name in names if (e := getattr(norm, name, None)) is not None),
+        torch.finfo(x.dtype).eps,
+    )
     return torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps).to(x.dtype)
 
 

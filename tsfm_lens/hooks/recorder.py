@@ -76,8 +76,13 @@ def record(
         tensor = reducers[name](value.detach()) if name in reducers else value.detach()
         if name in reducers and name not in into.reduced:
             into.reduced[name] = axes_after(point.axes, value, tensor, reducers[name])
-        small = name in reducers and tensor.untyped_storage().nbytes() > 2 * tensor.nbytes
-        if small or not all(getattr(handle.user_hook, "reads_only", False) for handle in tuple(hook.fwd_hooks)):
+        small = (
+            name in reducers and tensor.untyped_storage().nbytes() > 2 * tensor.nbytes
+        )
+        if small or not all(
+            getattr(handle.user_hook, "reads_only", False)
+            for handle in tuple(hook.fwd_hooks)
+        ):
             # a later hook may write into the value; a small view would keep the whole tensor alive
             tensor = tensor.clone()
         if device is not None:
@@ -96,27 +101,47 @@ def record(
     return Block(HookScope(registry, into, hooks))
 
 
-def at_positions(points: Mapping[str, Point], names: Iterable[str], which: Any) -> dict[str, Reducer]:
+def at_positions(
+    points: Mapping[str, Point], names: Iterable[str], which: Any
+) -> dict[str, Reducer]:
     """Make reducers that keep some positions (of patterns, queries); activations without positions are kept whole."""
     part = Slice.unwrap(which)
 
     def keep(place: int | None, tensor: Tensor) -> Tensor:
         return tensor if place is None else part.apply(tensor, dim=place)
 
-    places = {name: [axis for axis, what in enumerate(points[name].axes) if what in ("pos", "query")] for name in names}
-    return {name: by_row(partial(keep, axes[0] if axes else None)) for name, axes in places.items()}
+    places = {
+        name: [
+            axis
+            for axis, what in enumerate(points[name].axes)
+            if what in ("pos", "query")
+        ]
+        for name in names
+    }
+    return {
+        name: by_row(partial(keep, axes[0] if axes else None))
+        for name, axes in places.items()
+    }
 
 
-def reducers_of(names: list[str], reduce: Reducer | Mapping[str, Reducer] | None) -> dict[str, Reducer]:
+def reducers_of(
+    names: list[str], reduce: Reducer | Mapping[str, Reducer] | None
+) -> dict[str, Reducer]:
     """Return the reducer of each name that has one."""
     if reduce is None:
         return {}
     if not isinstance(reduce, Mapping):
         return dict.fromkeys(names, reduce)
-    return {name: function for glob, function in reduce.items() for name in select(names, glob)}
+    return {
+        name: function
+        for glob, function in reduce.items()
+        for name in select(names, glob)
+    }
 
 
-def axes_after(axes: tuple[str, ...], value: Tensor, result: Tensor, reducer: Reducer) -> tuple[str, ...]:
+def axes_after(
+    axes: tuple[str, ...], value: Tensor, result: Tensor, reducer: Reducer
+) -> tuple[str, ...]:
     """Return the names of the axes of a reduced activation; "axis_0", … for those that are ambiguous."""
     if result.ndim == value.ndim == len(axes):
         return axes
@@ -130,16 +155,25 @@ def axes_after(axes: tuple[str, ...], value: Tensor, result: Tensor, reducer: Re
 
     matches = ways(value.shape, result.shape)
     if result.untyped_storage()._cdata == value.untyped_storage()._cdata:
-        matches = [way for way in matches if tuple(value.stride(axis) for axis in way) == result.stride()] or matches
+        matches = [
+            way
+            for way in matches
+            if tuple(value.stride(axis) for axis in way) == result.stride()
+        ] or matches
     if len(matches) != 1 and getattr(reducer, "by_row", False):
         # an operation may have no sizes on torch's meta device
         with suppress(RuntimeError, NotImplementedError, ValueError):
             apart = [value.ndim * size + axis for axis, size in enumerate(value.shape)]
-            matches = ways(apart, reducer(torch.empty(apart, device="meta")).shape) or matches
+            matches = (
+                ways(apart, reducer(torch.empty(apart, device="meta")).shape) or matches
+            )
     if not matches:
         return unknown
     candidates = [{way[index] for way in matches} for index in range(result.ndim)]
-    return tuple(axes[min(which)] if len(which) == 1 else name for which, name in zip(candidates, unknown, strict=True))
+    return tuple(
+        axes[min(which)] if len(which) == 1 else name
+        for which, name in zip(candidates, unknown, strict=True)
+    )
 
 
 class _Arrival(Exception):
@@ -161,7 +195,9 @@ def _stopping_point(wiring: Wiring, layer: int | str | Component) -> str:
     if position == stack.n_layers:
         return f"{stack.prefix}.{position - 1}.hook_resid_post"
     if not 0 <= position < stack.n_layers:
-        raise unknown_name("layer", layer, [str(each) for each in range(stack.n_layers + 1)])
+        raise unknown_name(
+            "layer", layer, [str(each) for each in range(stack.n_layers + 1)]
+        )
     return f"{stack.prefix}.{position}.hook_resid_pre"
 
 
@@ -171,14 +207,20 @@ def passed_before(registry: HookRegistry, layer: int | str | Component) -> list[
     return names[: names.index(_stopping_point(registry.wiring, layer)) + 1]
 
 
-def stream_into(registry: HookRegistry, layer: int | str | Component, run: Callable[[], Any]) -> Tensor:
+def stream_into(
+    registry: HookRegistry, layer: int | str | Component, run: Callable[[], Any]
+) -> Tensor:
     """Run a forward up to a layer and return its input stream, (row, pos, d_model), edits of other hooks included."""
 
     def stop(value: Tensor, hook: Any) -> None:
         raise _Arrival(value)
 
     stop.reads_only = True  # type: ignore[attr-defined]
-    with Block(HookScope(registry, None, [(_stopping_point(registry.wiring, layer), stop, "fwd")])):
+    with Block(
+        HookScope(
+            registry, None, [(_stopping_point(registry.wiring, layer), stop, "fwd")]
+        )
+    ):
         try:
             run()
         except _Arrival as arrival:

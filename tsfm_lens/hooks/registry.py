@@ -79,30 +79,49 @@ class HookRegistry:
         check_table(model, wiring, self.modules)
         self.points: dict[str, Point] = hook_points(wiring)
         self.rank = {name: float(place) for place, name in enumerate(self.points)}
-        self.hooked: dict[str, OwnedHookPoint] = {name: OwnedHookPoint(self, name) for name in self.points}
+        self.hooked: dict[str, OwnedHookPoint] = {
+            name: OwnedHookPoint(self, name) for name in self.points
+        }
         self.inside_attention: dict[tuple[str, str], Point] = {
-            (point.site.module, point.how): point for point in self.points.values() if point.how != "site"
+            (point.site.module, point.how): point
+            for point in self.points.values()
+            if point.how != "site"
         }
         self.sites = {point.site.module for point in self.points.values()}
         self.targets: dict[Hashable, list[tuple[str, int | None]]] = {}
-        self.threads, self.dispatchers = threading.local(), weakref.WeakSet[HookDispatcher]()
+        self.threads, self.dispatchers = (
+            threading.local(),
+            weakref.WeakSet[HookDispatcher](),
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.model, self.wiring)
 
     def gains(self, point: Point) -> tuple[float, float]:
         """Return the factors that the block puts on a write at a hook point, and on the stream that it is added to."""
-        return point.mix(self.modules[self.wiring.stack(point.stack).block(point.layer)]) if point.mix else (1.0, 1.0)
+        return (
+            point.mix(self.modules[self.wiring.stack(point.stack).block(point.layer)])
+            if point.mix
+            else (1.0, 1.0)
+        )
 
     @property
     def in_use(self) -> list[str]:
         """Hook points that have a hook."""
-        return [name for name, point in self.hooked.items() if point.fwd_hooks or point.bwd_hooks]
+        return [
+            name
+            for name, point in self.hooked.items()
+            if point.fwd_hooks or point.bwd_hooks
+        ]
 
     @property
     def busy(self) -> bool:
         """True if any thread has hooks on the model."""
-        return any(scope.is_open for dispatcher in list(self.dispatchers) for scope in dispatcher.scopes)
+        return any(
+            scope.is_open
+            for dispatcher in list(self.dispatchers)
+            for scope in dispatcher.scopes
+        )
 
     @property
     def session(self) -> HookDispatcher:
@@ -126,7 +145,11 @@ class HookRegistry:
 
     def attach(self) -> AbstractContextManager[None]:
         """While the block runs, connect hooks that ``add_hook`` set and that no open block has connected."""
-        return Block(HookScope(self, None)) if self.session.unconnected() else nullcontext()
+        return (
+            Block(HookScope(self, None))
+            if self.session.unconnected()
+            else nullcontext()
+        )
 
 
 class OwnedHookPoint(HookPoint):
@@ -149,7 +172,9 @@ class OwnedHookPoint(HookPoint):
         self._refuse_foreign(hook)
         return super().register_forward_hook(hook, **options)
 
-    def register_full_backward_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
+    def register_full_backward_hook(
+        self, hook: Any, prepend: bool = False
+    ) -> RemovableHandle:
         """Register a hook of ``add_hook``; HookError for any other, see :meth:`_refuse_foreign`."""
         self._refuse_foreign(hook)
         return super().register_full_backward_hook(hook, prepend)
@@ -170,7 +195,9 @@ class OwnedHookPoint(HookPoint):
                 f"TransformerLens's kind are set by lens.add_hook({self.name!r}, function)"
             )
 
-    def add_scoped(self, hook: Any, direction: Literal["fwd", "bwd"], level: int) -> None:
+    def add_scoped(
+        self, hook: Any, direction: Literal["fwd", "bwd"], level: int
+    ) -> None:
         """Add the hook of a block, which connects its points by itself."""
         super().add_hook(hook, dir=direction, level=level)
 
@@ -188,7 +215,11 @@ class HookDispatcher:
     """One thread's hooks on a model: its open blocks, in order of entry, alone determine the torch hooks there."""
 
     def __init__(self, registry: HookRegistry) -> None:
-        self._registry, self._wiring, self._thread = registry, registry.wiring, threading.current_thread()
+        self._registry, self._wiring, self._thread = (
+            registry,
+            registry.wiring,
+            threading.current_thread(),
+        )
         self.scopes: tuple[HookScope[Any], ...] = ()
         self.state = RunState(sample_major=registry.wiring.sample_major)
         self._torch_hooks: dict[ModuleSide, TorchHook] = {}
@@ -215,14 +246,18 @@ class HookDispatcher:
 
     def unconnected(self) -> list[str]:
         """Return the hook points where a hook acts and that no block has connected."""
-        if (self._torch_hooks and not self.scopes) or not all(scope.is_open for scope in self.scopes):
+        if (self._torch_hooks and not self.scopes) or not all(
+            scope.is_open for scope in self.scopes
+        ):
             self.settle()
         # asked before every run, mostly of a model without hooks
         in_use = self._registry.in_use
         if not in_use:
             return []
         connected = set().union(*[scope.targets for scope in self.acting()])
-        return [name for name in in_use if name not in connected and self._acting_at(name)]
+        return [
+            name for name in in_use if name not in connected and self._acting_at(name)
+        ]
 
     def include(self, name: str) -> None:
         """Connect a hook point that got a hook while a block is open."""
@@ -241,17 +276,27 @@ class HookDispatcher:
         def is_apart(hook: Any) -> bool:
             return any(getattr(hook, mark, False) for mark in marks)
 
-        return [name for name in self._registry.in_use if not all(map(is_apart, self._acting_at(name)))]
+        return [
+            name
+            for name in self._registry.in_use
+            if not all(map(is_apart, self._acting_at(name)))
+        ]
 
     def refuse_inert(self, scope: HookScope[Any]) -> None:
         """Raise HookError if the model ran without passing a hook point of a block."""
         points, names = self._registry.points, scope.names
         silent = [name for name in names if name not in scope.trace]
-        inert = [name for name in silent if not scope.full_runs.isdisjoint(self._witnesses(points[name]))]
+        inert = [
+            name
+            for name in silent
+            if not scope.full_runs.isdisjoint(self._witnesses(points[name]))
+        ]
         if inert:
             path = points[inert[0]].site.module
             kind = type(self._registry.modules[path]).__name__
-            others = f" (and {len(inert) - 1} more hook points)" if len(inert) > 1 else ""
+            others = (
+                f" (and {len(inert) - 1} more hook points)" if len(inert) > 1 else ""
+            )
             raise HookError(
                 f"the model ran, but never passed {inert[0]}{others}, so the hooks there did nothing: the wiring "
                 f"expects it at {path!r} ({kind}), which was not called. "
@@ -270,7 +315,11 @@ class HookDispatcher:
     def _witnesses(self, point: Point) -> tuple[str, ...]:
         """Return modules that cannot run to their end without passing a hook point: the model, and its block."""
         block = self._wiring.stack(point.stack).block(max(point.layer, 0))
-        return ("", block) if point.layer >= 0 or point.name.endswith("hook_embed") else ("",)
+        return (
+            ("", block)
+            if point.layer >= 0 or point.name.endswith("hook_embed")
+            else ("",)
+        )
 
     def settle(self) -> None:
         """Bring the hooks on the model in line with the open blocks; may be broken off, and called again."""
@@ -282,22 +331,36 @@ class HookDispatcher:
         for scope in self.scopes:
             for name in scope.targets:
                 if name not in self._connections:
-                    self._connections[name] = [*self._tracking, *self._connect(self._registry.points[name])]
+                    self._connections[name] = [
+                        *self._tracking,
+                        *self._connect(self._registry.points[name]),
+                    ]
                 for side, key, rank, call in self._connections[name]:
-                    acts.setdefault(side, {}).setdefault(key, Act(rank, call)).names.add(name)
+                    acts.setdefault(side, {}).setdefault(
+                        key, Act(rank, call)
+                    ).names.add(name)
         if acts and not self._torch_hooks:
             self._gradients = torch.is_grad_enabled()
         for side in tuple(self._torch_hooks):
             if side not in acts:
                 self._torch_hooks[side].remove()
                 self._torch_hooks.pop(side, None)
-        self._acts = {side: sorted(by_key.values(), key=attrgetter("rank")) for side, by_key in acts.items()}
+        self._acts = {
+            side: sorted(by_key.values(), key=attrgetter("rank"))
+            for side, by_key in acts.items()
+        }
         for side in acts:
             if side not in self._torch_hooks:
-                self._torch_hooks[side] = TorchHook(self._registry.modules[side[0]], side[1], partial(self._run, side))
+                self._torch_hooks[side] = TorchHook(
+                    self._registry.modules[side[0]], side[1], partial(self._run, side)
+                )
             self._torch_hooks[side].set()
         before = self.attentions
-        self.attentions = {self._registry.modules[side[0]]: side[0] for side in acts if "check" in acts[side]}
+        self.attentions = {
+            self._registry.modules[side[0]]: side[0]
+            for side in acts
+            if "check" in acts[side]
+        }
         if before or self.attentions:
             LOCAL.interceptor.listen(self)
         if not self.scopes:
@@ -305,14 +368,20 @@ class HookDispatcher:
             self._edits.clear()
             self._heads.clear()
 
-    def _run(self, side: ModuleSide, module: nn.Module, args: Any, kwargs: Any, *output: Any) -> Any:
+    def _run(
+        self, side: ModuleSide, module: nn.Module, args: Any, kwargs: Any, *output: Any
+    ) -> Any:
         """Call the acts at a side of a module in order of rank; torch's own order is that of setting."""
         scopes, replacement = self.acting(), None
         acts = self._acts.get(side, [])
         if len(scopes) < len(self.scopes):
             for scope in self.scopes:
                 scope.elsewhere |= scope not in scopes
-            acts = [act for act in acts if any(not act.names.isdisjoint(scope.targets) for scope in scopes)]
+            acts = [
+                act
+                for act in acts
+                if any(not act.names.isdisjoint(scope.targets) for scope in scopes)
+            ]
         queue = acts if scopes else []
         while queue:
             pending, queue, settled = queue, [], self._acts
@@ -330,7 +399,11 @@ class HookDispatcher:
                         args, kwargs = new
                 if settled is not self._acts:
                     # a hook has set another one, maybe further down at this side
-                    queue = [later for later in self._acts.get(side, []) if later.rank > act.rank]
+                    queue = [
+                        later
+                        for later in self._acts.get(side, [])
+                        if later.rank > act.rank
+                    ]
                     break
         return replacement
 
@@ -341,16 +414,22 @@ class HookDispatcher:
         # torch asks a module for hooks at its entry, so one that is inside a site may set another at the site's end
         around = [site for site in self._registry.sites if path.startswith(f"{site}.")]
         ends = dict.fromkeys((*self._witnesses(point), *around))
-        connections: list[Connection] = [((each, "out"), "ran", _LAST, None) for each in ends]
+        connections: list[Connection] = [
+            ((each, "out"), "ran", _LAST, None) for each in ends
+        ]
         if point.how == "result":
             connections += self._connect_result(point)
         elif point.how != "site":
             connections += self._connect_attention(path, point.joined)
         else:
-            connections.append(((path, point.site.side), point.name, rank, self._at_site(point)))
+            connections.append(
+                ((path, point.site.side), point.name, rank, self._at_site(point))
+            )
         return [*connections, self._carry_edits(point)] if point.aside else connections
 
-    def _connect_attention(self, path: str, joined: Callable[..., Any] | None = None) -> Iterator[Connection]:
+    def _connect_attention(
+        self, path: str, joined: Callable[..., Any] | None = None
+    ) -> Iterator[Connection]:
         """Turn the interceptor on around an attention, and refuse one that runs without its attention call."""
 
         def enter(module: nn.Module, *call: Any) -> Any:
@@ -368,7 +447,12 @@ class HookDispatcher:
                 )
 
         for at in brackets(path, self._registry.modules[path]):
-            yield (at, "end"), "capture", _FIRST, lambda module, *_call: LOCAL.interceptor.leave(module)
+            yield (
+                (at, "end"),
+                "capture",
+                _FIRST,
+                lambda module, *_call: LOCAL.interceptor.leave(module),
+            )
             yield (at, "in"), "capture", _LAST, enter
         yield (path, "out"), "check", _FIRST, check
 
@@ -379,23 +463,43 @@ class HookDispatcher:
         def begin(*_call: Any) -> None:
             self._gradients = torch.is_grad_enabled()
 
-        def count_steps(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+        def count_steps(
+            _module: nn.Module, _args: Any, _kwargs: Any, output: Any
+        ) -> None:
             steps = self._wiring.steps_per_readout
             state.step += steps if isinstance(steps, int) else steps(output)
 
-        def note_sizes(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def note_sizes(
+            _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> None:
             assert site is not None
-            lengths = dict(zip(site.layout.split(), get_input(args, kwargs, site.arg).shape, strict=True))
+            lengths = dict(
+                zip(
+                    site.layout.split(),
+                    get_input(args, kwargs, site.arg).shape,
+                    strict=True,
+                )
+            )
             state.sizes = {axis: lengths[axis] for axis in ("series", "variate")}
 
-        def note_offset(stack: Stack, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def note_offset(
+            stack: Stack,
+            _module: nn.Module,
+            args: tuple[Any, ...],
+            kwargs: dict[str, Any],
+        ) -> None:
             assert stack.cached is not None
             state.offset[stack.name] = stack.cached(args, kwargs)
 
         yield ("", "in"), "begun", _FIRST, begin
         for stack in self._wiring.stacks:
             if stack.cached is not None:
-                yield (stack.entry, "in"), f"entered {stack.name}", _FIRST, partial(note_offset, stack)
+                yield (
+                    (stack.entry, "in"),
+                    f"entered {stack.name}",
+                    _FIRST,
+                    partial(note_offset, stack),
+                )
         if site is not None:
             yield (site.module, "in"), "sizes", _FIRST, note_sizes
         yield (self._wiring.unembed.module, "out"), "read out", _FIRST, count_steps
@@ -406,7 +510,9 @@ class HookDispatcher:
         get: Callable[..., Tensor] = get_input if enters else get_output
         put: Callable[..., Any] = put_input if enters else put_output
 
-        def pass_through(_module: nn.Module, args: Any, kwargs: Any, *output: Any) -> Any:
+        def pass_through(
+            _module: nn.Module, args: Any, kwargs: Any, *output: Any
+        ) -> Any:
             values = (args, kwargs) if enters else output
             tensor = get(*values, arg)
             new = self._fire(point, tensor)
@@ -423,12 +529,24 @@ class HookDispatcher:
             if change is None:
                 return None
             write_gain, stream_gain = registry.gains(write)
-            edit = to_native(change * (stream_gain / write_gain), write.site.layout, RESIDUAL, self._sizes(point))
+            edit = to_native(
+                change * (stream_gain / write_gain),
+                write.site.layout,
+                RESIDUAL,
+                self._sizes(point),
+            )
             tensor = get_output(output, write.site.arg)
-            return put_output(output, write.site.arg, tensor + edit.reshape(tensor.shape))
+            return put_output(
+                output, write.site.arg, tensor + edit.reshape(tensor.shape)
+            )
 
         # after the hook point of the write itself
-        return (write.site.module, "out"), f"edits of {point.name}", registry.rank[write.name] + 0.5, after
+        return (
+            (write.site.module, "out"),
+            f"edits of {point.name}",
+            registry.rank[write.name] + 0.5,
+            after,
+        )
 
     def _connect_result(self, point: Point) -> Iterator[Connection]:
         """Compute each head's write, a norm behind it frozen to this pass's scale; only an edit changes the sum."""
@@ -436,11 +554,17 @@ class HookDispatcher:
         row, path = stack.attention(point.kind, point.layer), point.site.module
         layout = row.write.layout if row.post_norm else row.stream_layout
 
-        def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def before(
+            _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> None:
             self._heads[point.name] = get_input(args, kwargs, 0)
 
-        def after(norm: nn.Module, args: tuple[Any, ...], _kwargs: Any, output: Any) -> Any:
-            weights = head_output_weights(self._registry.model, stack, point.layer, point.kind)
+        def after(
+            norm: nn.Module, args: tuple[Any, ...], _kwargs: Any, output: Any
+        ) -> Any:
+            weights = head_output_weights(
+                self._registry.model, stack, point.layer, point.kind
+            )
             factor, sizes = self._registry.gains(point)[0], self._sizes(point)
             heads = fold_leading(self._heads.pop(point.name), point.site.layout)
             z = to_vocabulary(heads, point.site.layout, HEADS, sizes)
@@ -449,12 +573,16 @@ class HookDispatcher:
             if row.post_norm:
                 scale = rms_scale(norm, get_input(args, {}, 0))
                 wide = fold_leading(scale.expand_as(tensor), layout)
-                result = result * to_vocabulary(wide, layout, RESIDUAL, sizes).unsqueeze(-2)
+                result = result * to_vocabulary(
+                    wide, layout, RESIDUAL, sizes
+                ).unsqueeze(-2)
             result = result * factor if factor != 1.0 else result
             new = self._through(point, result)
             if new is result:
                 return None
-            change = to_native((new - result).sum(dim=-2) / factor, layout, RESIDUAL, sizes)
+            change = to_native(
+                (new - result).sum(dim=-2) / factor, layout, RESIDUAL, sizes
+            )
             return put_output(output, 0, tensor + change.reshape(tensor.shape))
 
         at = f"{stack.block(point.layer)}.{row.post_norm}" if row.post_norm else path
@@ -470,7 +598,9 @@ class HookDispatcher:
         # asked at every attention call, mostly of points that no block has connected
         return (
             point is not None
-            and any(point.name in scope.targets and scope.acts() for scope in self.scopes)
+            and any(
+                point.name in scope.targets and scope.acts() for scope in self.scopes
+            )
             and bool(self._acting_at(point.name))
         )
 
@@ -506,7 +636,9 @@ class HookDispatcher:
         new = new.repeat_interleave(copies, dim=2) if copies > 1 else new
         if point.aside:
             self._edits[point.name] = new - value
-        return to_native(new if factor == 1.0 else new / factor, layout, axes, sizes).reshape(native.shape)
+        return to_native(
+            new if factor == 1.0 else new / factor, layout, axes, sizes
+        ).reshape(native.shape)
 
     def _through(self, point: Point, value: Tensor) -> Tensor:
         refuse_recomputation(point.name, self._gradients)
@@ -514,7 +646,9 @@ class HookDispatcher:
         for scope in scopes:
             scope.trace.add(point.name)
         hook_point = self._registry.hooked[point.name]
-        if hook_point.bwd_hooks and len(acting_hooks(hook_point.bwd_hooks, scopes)) < len(hook_point.bwd_hooks):
+        if hook_point.bwd_hooks and len(
+            acting_hooks(hook_point.bwd_hooks, scopes)
+        ) < len(hook_point.bwd_hooks):
             raise HookError(
                 f"another thread has backward hooks on {point.name}, or another task has, and torch cannot keep them "
                 "apart. Let one block with backward hooks end before another thread or task hooks the same points."
@@ -534,12 +668,20 @@ class HookDispatcher:
         if new is copy and not copy.requires_grad and same_bits(copy, value):
             return value
         if not isinstance(new, Tensor) or _kind(new) != _kind(value):
-            kind = f"shape {_kind(new)}" if isinstance(new, Tensor) else f"a {type(new).__name__}"
+            kind = (
+                f"shape {_kind(new)}"
+                if isinstance(new, Tensor)
+                else f"a {type(new).__name__}"
+            )
             raise WiringError(
                 f"the hook on {point.name} returned {kind}, expected {_kind(value)} ({' '.join(point.axes)})"
             )
         # a tensor made under torch.inference_mode() may not enter the graph of a run outside of it
-        return new.clone() if new.is_inference() and not torch.is_inference_mode_enabled() else new
+        return (
+            new.clone()
+            if new.is_inference() and not torch.is_inference_mode_enabled()
+            else new
+        )
 
 
 def _kind(tensor: Tensor) -> str:

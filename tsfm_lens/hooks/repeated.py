@@ -23,7 +23,9 @@ class Repeated(Tensor):
     def __new__(cls, single: Tensor, blocks: int, each: int = 1) -> Repeated:
         """Create the shape of the copies, without them."""
         shape = (blocks * len(single) * each, *single.shape[1:])
-        tensor: Repeated = Tensor._make_wrapper_subclass(cls, shape, dtype=single.dtype, device=single.device)
+        tensor: Repeated = Tensor._make_wrapper_subclass(
+            cls, shape, dtype=single.dtype, device=single.device
+        )
         tensor.single, tensor._whole, tensor.times = single, None, (blocks, each)
         return tensor
 
@@ -39,7 +41,9 @@ class Repeated(Tensor):
             assert self.single is not None
             rows, rest = len(self.single), self.single.shape[1:]
             blocks, each = self.times
-            view = self.single.reshape(1, rows, 1, *rest).expand(blocks, rows, each, *rest)
+            view = self.single.reshape(1, rows, 1, *rest).expand(
+                blocks, rows, each, *rest
+            )
             self._whole = view.reshape(len(self), *rest)
             if blocks * each == 1:
                 # a write into copies must not reach the stored rows
@@ -57,7 +61,11 @@ class Repeated(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run ``func`` on the rows stored once if it treats rows alike, otherwise on the copies."""
         kwargs = kwargs or {}
@@ -69,24 +77,40 @@ class Repeated(Tensor):
             result = handler(func, *args, **kwargs)
             if result is not NotImplemented:
                 return result
-        return func(*tree_map(_materialize, args), **tree_map(_materialize, _release(func, args, kwargs)))
+        return func(
+            *tree_map(_materialize, args),
+            **tree_map(_materialize, _release(func, args, kwargs)),
+        )
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run on the copies any function that torch does not offer to ``__torch_function__``."""
-        return func(*tree_map(_materialize, args), **tree_map(_materialize, _release(func, args, kwargs or {})))
+        return func(
+            *tree_map(_materialize, args),
+            **tree_map(_materialize, _release(func, args, kwargs or {})),
+        )
 
 
 def _materialize(value: Any) -> Any:
     return value.whole() if isinstance(value, Repeated) else value
 
 
-def _release(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _release(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
     """Return the keywords; tensors that a function writes into hold their copies from now on."""
     name = getattr(func, "__name__", "").split(".")[0]
-    in_place = name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+    in_place = (
+        name == "__setitem__"
+        or name.startswith("__i")
+        or (name.endswith("_") and not name.endswith("__"))
+    )
     for value in (*(args[:1] if in_place else ()), kwargs.get("out")):
         if isinstance(value, Repeated):
             value.whole()
@@ -113,10 +137,16 @@ def _each(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
 def _reshape(func: Any, tensor: Any, *shape: Any) -> Any:
     """Give every row another shape."""
     sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-    if not isinstance(sizes, tuple | list | torch.Size) or tensor.single is None or not len(sizes):
+    if (
+        not isinstance(sizes, tuple | list | torch.Size)
+        or tensor.single is None
+        or not len(sizes)
+    ):
         return NotImplemented
     rest = [int(size) for size in sizes[1:]]
-    if sizes[0] != len(tensor) or (-1 not in rest and prod(rest) != prod(tensor.shape[1:])):
+    if sizes[0] != len(tensor) or (
+        -1 not in rest and prod(rest) != prod(tensor.shape[1:])
+    ):
         return NotImplemented
     return _again(tensor, func(tensor.single, len(tensor.single), *rest))
 
@@ -128,18 +158,37 @@ def _swap(func: Any, tensor: Any, first: int, second: int) -> Any:
     return _again(tensor, func(tensor.single, first, second))
 
 
-def _concatenate(func: Any, tensors: Any, dim: int = 0, *, out: Tensor | None = None) -> Any:
+def _concatenate(
+    func: Any, tensors: Any, dim: int = 0, *, out: Tensor | None = None
+) -> Any:
     """Concatenate every row with the same row of others; torch leaves out a list of no numbers."""
-    parts = [part for part in tensors if isinstance(part, Repeated) or part.ndim != 1 or len(part)]
+    parts = [
+        part
+        for part in tensors
+        if isinstance(part, Repeated) or part.ndim != 1 or len(part)
+    ]
     first = parts[0]
-    if out is not None or not all(isinstance(part, Repeated) and part.like(first) for part in parts):
+    if out is not None or not all(
+        isinstance(part, Repeated) and part.like(first) for part in parts
+    ):
         return NotImplemented
-    return _again(first, func([part.single for part in parts], dim)) if dim % first.ndim else NotImplemented
+    return (
+        _again(first, func([part.single for part in parts], dim))
+        if dim % first.ndim
+        else NotImplemented
+    )
 
 
-def _side_by_side(_func: Any, tensor: Any, repeats: Any, dim: int | None = None, **_kwargs: Any) -> Any:
+def _side_by_side(
+    _func: Any, tensor: Any, repeats: Any, dim: int | None = None, **_kwargs: Any
+) -> Any:
     """Repeat every row so many times."""
-    if not isinstance(repeats, int) or dim != 0 or not isinstance(tensor, Repeated) or tensor.single is None:
+    if (
+        not isinstance(repeats, int)
+        or dim != 0
+        or not isinstance(tensor, Repeated)
+        or tensor.single is None
+    ):
         return NotImplemented
     blocks, each = tensor.times
     return Repeated(tensor.single, blocks, each * repeats)
@@ -156,7 +205,12 @@ def _attend(
     **kwargs: Any,
 ) -> Any:
     """Attend with the queries of all copies folded into the query axis of the rows that they attend to."""
-    if not isinstance(key, Repeated) or not key.like(value) or is_causal or query.ndim != 4:
+    if (
+        not isinstance(key, Repeated)
+        or not key.like(value)
+        or is_causal
+        or query.ndim != 4
+    ):
         return NotImplemented
     assert isinstance(value, Repeated)
     assert key.single is not None
@@ -171,17 +225,33 @@ def _attend(
         return rows.unflatten(0, copies).permute(1, 3, 0, 2, 4, 5).flatten(2, 4)
 
     if mask is not None and (mask.ndim != 4 or mask.shape[-2] != 1 or len(mask) != 1):
-        mask = mask.expand(len(query), *torch.broadcast_shapes(mask.shape[-3:], (1, query.shape[2], 1)))
+        mask = mask.expand(
+            len(query), *torch.broadcast_shapes(mask.shape[-3:], (1, query.shape[2], 1))
+        )
         mask = fold(mask)
-    out = func(fold(query), key.single, value.single, mask, dropout_p, is_causal, **kwargs)
+    out = func(
+        fold(query), key.single, value.single, mask, dropout_p, is_causal, **kwargs
+    )
     parts = out.unflatten(2, (blocks, each, query.shape[2]))
     return parts.permute(2, 0, 3, 1, 4, 5).flatten(0, 2)
 
 
 _FACTS = {
-    *(Tensor.shape.__get__, Tensor.ndim.__get__, Tensor.dtype.__get__, Tensor.device.__get__),  # type: ignore[attr-defined]
+    *(
+        Tensor.shape.__get__,
+        Tensor.ndim.__get__,
+        Tensor.dtype.__get__,
+        Tensor.device.__get__,
+    ),  # type: ignore[attr-defined]
     *(Tensor.layout.__get__, Tensor.requires_grad.__get__, Tensor.is_cuda.__get__),  # type: ignore[attr-defined]
-    *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point, torch.is_floating_point),
+    *(
+        Tensor.size,
+        Tensor.dim,
+        Tensor.numel,
+        Tensor.__len__,
+        Tensor.is_floating_point,
+        torch.is_floating_point,
+    ),
 }
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     F.linear: _each,

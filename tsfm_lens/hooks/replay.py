@@ -66,27 +66,51 @@ class NativeCall(NamedTuple):
         return get_output(self.output, arg)
 
 
-def _noted(model: nn.Module, paths: Iterable[str], side: Side, note: Callable[..., Any]) -> Block[dict[str, list[Any]]]:
+def _noted(
+    model: nn.Module, paths: Iterable[str], side: Side, note: Callable[..., Any]
+) -> Block[dict[str, list[Any]]]:
     """Keep ``note(path, args, kwargs[, output])`` of every call of each module, by path, while the block runs."""
     notes: dict[str, list[Any]] = {path: [] for path in paths}
 
     def keep(path: str, _module: nn.Module, *call: Any) -> None:
         notes[path].append(note(path, *call))
 
-    return hooked([TorchHook(model.get_submodule(path), side, partial(keep, path)) for path in notes], notes)
+    return hooked(
+        [
+            TorchHook(model.get_submodule(path), side, partial(keep, path))
+            for path in notes
+        ],
+        notes,
+    )
 
 
-def recorded_calls(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, list[NativeCall]]]:
+def recorded_calls(
+    model: nn.Module, paths: Iterable[str]
+) -> Block[dict[str, list[NativeCall]]]:
     """Keep every call of each module, by dotted path below the model, while the block runs."""
-    return _noted(model, paths, "out", lambda _path, *call: NativeCall(*map_tensors(call, Tensor.detach)))
+    return _noted(
+        model,
+        paths,
+        "out",
+        lambda _path, *call: NativeCall(*map_tensors(call, Tensor.detach)),
+    )
 
 
-def recorded_outputs(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, list[Any]]]:
+def recorded_outputs(
+    model: nn.Module, paths: Iterable[str]
+) -> Block[dict[str, list[Any]]]:
     """Record the full output of each call of each module, detached, while the block runs."""
-    return _noted(model, paths, "out", lambda _path, _args, _kwargs, output: map_tensors(output, Tensor.detach))
+    return _noted(
+        model,
+        paths,
+        "out",
+        lambda _path, _args, _kwargs, output: map_tensors(output, Tensor.detach),
+    )
 
 
-def recorded_inputs(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, list[Tensor]]]:
+def recorded_inputs(
+    model: nn.Module, paths: Iterable[str]
+) -> Block[dict[str, list[Tensor]]]:
     """Record the first input of each call of each module, detached, while the block runs."""
     return _noted(model, paths, "in", lambda _path, args, _kwargs: args[0].detach())
 
@@ -94,7 +118,9 @@ def recorded_inputs(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, l
 def called_once(model: nn.Module, path: str) -> Block[None]:
     """Raise OtherCalls after the block if a module was not called exactly once in it."""
     calls: list[None] = []
-    count = TorchHook(model.get_submodule(path), "in", lambda *_call: calls.append(None))
+    count = TorchHook(
+        model.get_submodule(path), "in", lambda *_call: calls.append(None)
+    )
     return hooked([count], None, lambda: only({path: calls}, path))
 
 
@@ -102,7 +128,9 @@ def only(outputs: Mapping[str, Sequence[Any]], path: str) -> Any:
     """Return the one call that was recorded of a module; OtherCalls if there are several, or none."""
     calls = outputs.get(path, ())
     if len(calls) != 1:
-        raise OtherCalls(f"{path} was called {len(calls)} times in what should be one pass")
+        raise OtherCalls(
+            f"{path} was called {len(calls)} times in what should be one pass"
+        )
     return calls[0]
 
 
@@ -115,9 +143,14 @@ def replayed(
     unfinished: Mapping[str, tuple[nn.Module, Tensor, Any]] | None = None,
 ) -> Block[None]:
     """Let modules return stored outputs, rows repeated variant-major; an unfinished one runs its last layer alone."""
-    queues: dict[str, Iterator[Any]] = {path: iter(calls) for path, calls in outputs.items()}
+    queues: dict[str, Iterator[Any]] = {
+        path: iter(calls) for path, calls in outputs.items()
+    }
     resumed = unfinished or {}
-    queues |= {path: iter([(entered, output)]) for path, (_last, entered, output) in resumed.items()}
+    queues |= {
+        path: iter([(entered, output)])
+        for path, (_last, entered, output) in resumed.items()
+    }
 
     def repeated(value: Any) -> Any:
         return map_tensors(value, lambda tensor: repeat_rows(tensor, rows, copies))
@@ -143,7 +176,9 @@ def replayed(
                 raise OtherCalls(f"{path} was called less often than in the plain pass")
 
     def shadow(path: str) -> Shadow:
-        return model.get_submodule(path), lambda _forward: partial(resume if path in resumed else hand_back, path)
+        return model.get_submodule(path), lambda _forward: partial(
+            resume if path in resumed else hand_back, path
+        )
 
     return shadowed(map(shadow, queues), check, turn=True)
 
@@ -152,18 +187,35 @@ Shadow = tuple[nn.Module, Callable[[Callable[..., Any]], Callable[..., Any]]]
 """(module, makes its new forward from the one that it has)."""
 
 
-def shadowed(shadows: Iterable[Shadow], check: Callable[[], None] | None = None, *, turn: bool = False) -> Block[None]:
+def shadowed(
+    shadows: Iterable[Shadow],
+    check: Callable[[], None] | None = None,
+    *,
+    turn: bool = False,
+) -> Block[None]:
     """Shadow forwards of modules in this thread while the block runs; with ``turn``, blocks of threads take turns."""
-    token, before, shadows = object(), list[tuple[nn.Module, Any, Any]](), tuple(shadows)
+    token, before, shadows = (
+        object(),
+        list[tuple[nn.Module, Any, Any]](),
+        tuple(shadows),
+    )
 
-    def choose(mine: int, new: Callable[..., Any], forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def choose(
+        mine: int,
+        new: Callable[..., Any],
+        forward: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         return (new if threading.get_ident() == mine else forward)(*args, **kwargs)
 
     def begin() -> None:
         if turn:
             ONE_RUN.take(token)
         for module, make in shadows:
-            new = partial(choose, threading.get_ident(), make(module.forward), module.forward)
+            new = partial(
+                choose, threading.get_ident(), make(module.forward), module.forward
+            )
             # noted before it is set, so that it is taken off whenever an interrupt comes
             before.append((module, module.__dict__.get("forward"), new))
             module.__dict__["forward"] = new
@@ -198,8 +250,16 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
         # fields of a named tuple are arguments of their own
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if hasattr(value, "items"):
-        return type(value)(**{key: map_tensors(item, function) for key, item in value.items()})
+        return type(value)(
+            **{key: map_tensors(item, function) for key, item in value.items()}
+        )
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-        return dataclasses.replace(value, **{key: map_tensors(item, function) for key, item in parts.items()})
+        parts = {
+            field.name: getattr(value, field.name)
+            for field in dataclasses.fields(value)
+            if field.init
+        }
+        return dataclasses.replace(
+            value, **{key: map_tensors(item, function) for key, item in parts.items()}
+        )
     return value

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 from transformer_lens.utilities import Slice
 
-from tsfm_lens.errors import HookError, InputError, LensError, UnknownNameError, WiringError, unknown_name
+from tsfm_lens.errors import (
+    HookError,
+    InputError,
+    LensError,
+    UnknownNameError,
+    WiringError,
+    unknown_name,
+)
 from tsfm_lens.hooks.hook_checks import refuse_no_sums
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
 from tsfm_lens.hooks.native import autocast_dtype, rms_scale, without_gain
@@ -29,7 +36,9 @@ Recorded = Mapping[Any, Tensor]
 """Recorded activations by the names of their hook points."""
 
 
-def carry_factors(model: Any, stack: Stack, until: tuple[int, int] | None = None) -> dict[Place, float]:
+def carry_factors(
+    model: Any, stack: Stack, until: tuple[int, int] | None = None
+) -> dict[Place, float]:
     """Return the factor with which each write reaches the stack's last ``hook_resid_post``, or an earlier place."""
     factors: dict[Place, float] = {}
     later = 1.0
@@ -42,15 +51,21 @@ def carry_factors(model: Any, stack: Stack, until: tuple[int, int] | None = None
 def _writers(stack: Stack, layer: int, branches: int) -> list[tuple[int, Writer]]:
     """Return layer and row of the branches before a layer, and of its own first few, in order."""
     rows = [(index, row) for index in range(layer) for row in stack.rows(index)]
-    return rows + [(layer, row) for row in (stack.rows(layer)[:branches] if branches else ())]
+    return rows + [
+        (layer, row) for row in (stack.rows(layer)[:branches] if branches else ())
+    ]
 
 
 def _stream_gain(model: nn.Module, stack: Stack, layer: int, row: Writer) -> float:
     """Return the factor on the stream that a branch adds its write to."""
-    return 1.0 if row.mix is None else row.mix(model.get_submodule(stack.block(layer)))[1]
+    return (
+        1.0 if row.mix is None else row.mix(model.get_submodule(stack.block(layer)))[1]
+    )
 
 
-def relative_rounding(model: nn.Module, wiring: Wiring, recorded: Iterable[Tensor] = ()) -> float:
+def relative_rounding(
+    model: nn.Module, wiring: Wiring, recorded: Iterable[Tensor] = ()
+) -> float:
     """Estimate the relative rounding error of a forward's numbers: the square root of 100 roundings per block.
 
     Their precision is the coarsest of weights, of ``torch.autocast`` where it is on, and of what a forward ``recorded``
@@ -59,16 +74,28 @@ def relative_rounding(model: nn.Module, wiring: Wiring, recorded: Iterable[Tenso
     blocks = sum(stack.n_layers for stack in wiring.stacks)
     float32 = torch.finfo(torch.float32).eps
     parameters = list(model.parameters())
-    kinds = {tensor.dtype for tensor in (*parameters, *recorded) if tensor.is_floating_point()}
+    kinds = {
+        tensor.dtype
+        for tensor in (*parameters, *recorded)
+        if tensor.is_floating_point()
+    }
     coarser = autocast_dtype(parameters[0].device) if parameters else None
     if coarser is not None:
         kinds.add(coarser)
-    weights = math.sqrt(100 * blocks) * max((torch.finfo(kind).eps for kind in kinds), default=float32)
+    weights = math.sqrt(100 * blocks) * max(
+        (torch.finfo(kind).eps for kind in kinds), default=float32
+    )
     # inside, a coarser format moves what comes out by about one of its own last digits
-    return weights if wiring.precision == torch.float32 else max(weights, torch.finfo(wiring.precision).eps)
+    return (
+        weights
+        if wiring.precision == torch.float32
+        else max(weights, torch.finfo(wiring.precision).eps)
+    )
 
 
-def excess(total: Tensor, size: Tensor, stream: Tensor, rounding: float) -> tuple[float, float] | None:
+def excess(
+    total: Tensor, size: Tensor, stream: Tensor, rounding: float
+) -> tuple[float, float] | None:
     """Return the largest deviation of a sum from a stream, and the rounding there; None where no row exceeds it."""
     same = (total == stream) | (total.isnan() & stream.isnan())
     gap = _by_row((total - stream).abs().masked_fill(same, 0.0)).amax(1)
@@ -85,7 +112,9 @@ def _by_row(tensor: Tensor) -> Tensor:
     return tensor.flatten(1) if tensor.ndim > 2 else tensor.reshape(1, -1)
 
 
-def branch_sums(model: nn.Module, wiring: Wiring, stack: Stack, acts: Recorded) -> Iterator[tuple[str, Tensor, Tensor]]:
+def branch_sums(
+    model: nn.Module, wiring: Wiring, stack: Stack, acts: Recorded
+) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield place, value and the sum that it should equal: of every branch's write, and of the stream after it."""
     weights = Weights(model, wiring)
     for layer in range(stack.n_layers) if stack.sums else ():
@@ -99,13 +128,23 @@ def branch_sums(model: nn.Module, wiring: Wiring, stack: Stack, acts: Recorded) 
             if isinstance(row, Attention):
                 heads = acts[f"{at}.{row.kind}.hook_result"].sum(dim=-2)
                 place = (layer, row.kind, stack.name)
-                bias = 0.0 if row.post_norm else weights.b_O(*place) * weights.scale(*place)
+                bias = (
+                    0.0
+                    if row.post_norm
+                    else weights.b_O(*place) * weights.scale(*place)
+                )
                 yield f"{at}.{row.kind}: heads", write, heads + bias
             gain = _stream_gain(model, stack, layer, row)
-            yield f"{at}.{next_name}", acts[f"{at}.{next_name}"], acts[f"{at}.{name}"] * gain + write
+            yield (
+                f"{at}.{next_name}",
+                acts[f"{at}.{next_name}"],
+                acts[f"{at}.{name}"] * gain + write,
+            )
 
 
-def first_deviation(model: nn.Module, wiring: Wiring, stack: Stack, acts: Recorded) -> str:
+def first_deviation(
+    model: nn.Module, wiring: Wiring, stack: Stack, acts: Recorded
+) -> str:
     """Name the first place of :func:`branch_sums` that deviates by more than rounding, "" if none does by itself."""
     rounding = relative_rounding(model, wiring)
     for name, actual, target in branch_sums(model, wiring, stack, acts):
@@ -115,7 +154,11 @@ def first_deviation(model: nn.Module, wiring: Wiring, stack: Stack, acts: Record
 
 
 def no_sum(
-    wiring: Wiring, where: str, apart: tuple[float, float], first: str = "", points: Sequence[str] = ()
+    wiring: Wiring,
+    where: str,
+    apart: tuple[float, float],
+    first: str = "",
+    points: Sequence[str] = (),
 ) -> LensError:
     """Compose the error for a stream that is not the sum of the writes that a wiring declares."""
     message = (
@@ -147,31 +190,55 @@ class Before:
         mlp_input: bool = False,
         pos_slice: Any = None,
     ) -> None:
-        self._acts, self._model, self._wiring, self._positions = acts, source.model, source.wiring, pos_slice
+        self._acts, self._model, self._wiring, self._positions = (
+            acts,
+            source.model,
+            source.wiring,
+            pos_slice,
+        )
         self._weights = Weights(source.model, source.wiring)
         self.stack = source.wiring.stack(stack)
         refuse_no_sums(source.wiring, self.stack)
         self.layer = self.stack.n_layers if layer is None or layer == -1 else layer
-        if not isinstance(self.layer, int) or not 0 <= self.layer <= self.stack.n_layers:
-            raise InputError(f"layer {layer!r}; expected 0 to {self.stack.n_layers}, or -1 or None for the stack's end")
+        if (
+            not isinstance(self.layer, int)
+            or not 0 <= self.layer <= self.stack.n_layers
+        ):
+            raise InputError(
+                f"layer {layer!r}; expected 0 to {self.stack.n_layers}, or -1 or None for the stack's end"
+            )
         self.at_the_end = self.layer == self.stack.n_layers
-        kinds = [] if self.at_the_end else [type(row) for row in self.stack.rows(self.layer)]
+        kinds = (
+            []
+            if self.at_the_end
+            else [type(row) for row in self.stack.rows(self.layer)]
+        )
         if mlp_input and Mlp not in kinds:
-            raise InputError(f"mlp_input=True at layer {self.layer}, which has no MLP; expected a layer with one")
+            raise InputError(
+                f"mlp_input=True at layer {self.layer}, which has no MLP; expected a layer with one"
+            )
         self.branches = kinds.index(Mlp) if mlp_input else 0
         self._end = f"{self.stack.prefix}.{self.stack.n_layers - 1}.hook_resid_post"
         # layer and row of every branch that has written there, in order
         self.writers = _writers(self.stack, self.layer, self.branches)
-        self._carry = carry_factors(source.model, self.stack, (self.layer, self.branches))
+        self._carry = carry_factors(
+            source.model, self.stack, (self.layer, self.branches)
+        )
 
     def streams(self, *, incl_mid: bool) -> dict[str, str]:
         """Return the hook points of the stream at every layer up to the place, by label."""
         names: dict[str, str] = {}
         for layer in range(self.layer + 1):
-            at, count = f"{self.stack.prefix}.{layer}", len(self.stack.rows(layer)) if incl_mid else 1
+            at, count = (
+                f"{self.stack.prefix}.{layer}",
+                len(self.stack.rows(layer)) if incl_mid else 1,
+            )
             if layer == self.layer:
                 count = 0 if self.at_the_end else self.branches + 1
-            names |= {f"{layer}_{name.removeprefix('hook_resid_')}": f"{at}.{name}" for name in RESIDUAL_NAMES[:count]}
+            names |= {
+                f"{layer}_{name.removeprefix('hook_resid_')}": f"{at}.{name}"
+                for name in RESIDUAL_NAMES[:count]
+            }
         return names | ({"final_post": self._end} if self.at_the_end else {})
 
     def cut(self, name: str) -> Tensor:
@@ -182,15 +249,21 @@ class Before:
         """Return the stream there, (…, pos, d_model)."""
         if self.at_the_end:
             return self.cut(self._end)
-        return self.cut(f"{self.stack.prefix}.{self.layer}.{RESIDUAL_NAMES[self.branches]}")
+        return self.cut(
+            f"{self.stack.prefix}.{self.layer}.{RESIDUAL_NAMES[self.branches]}"
+        )
 
     def embed(self) -> Tensor:
         """Return the stream's first value as it arrives, (…, pos, d_model)."""
-        return self.cut(f"{self.stack.name}.hook_embed".lstrip(".")) * self._carry["embed"]
+        return (
+            self.cut(f"{self.stack.name}.hook_embed".lstrip(".")) * self._carry["embed"]
+        )
 
     def branch(self, layer: int, row: Writer) -> Tensor:
         """Return the write of one branch, as it arrives, (…, pos, d_model)."""
-        return self.cut(f"{self._at(layer, row)}.hook_out") * self._carry[layer, row.kind]
+        return (
+            self.cut(f"{self._at(layer, row)}.hook_out") * self._carry[layer, row.kind]
+        )
 
     def heads(self) -> tuple[list[str], Tensor]:
         """Return the labels of all heads, and each head's write as it arrives, (head, …, pos, d_model)."""
@@ -198,7 +271,10 @@ class Before:
         for layer, row in self.writers:
             if isinstance(row, Attention):
                 several = sum(1 for _ in self.stack.attentions(layer)) > 1
-                labels += [f"L{layer}{f'.{row.kind}.' if several else ''}H{head}" for head in range(self.stack.n_heads)]
+                labels += [
+                    f"L{layer}{f'.{row.kind}.' if several else ''}H{head}"
+                    for head in range(self.stack.n_heads)
+                ]
                 results = self._cut(self._results(layer, row), -3)
                 writes.append(results.movedim(-2, 0) * self._carry[layer, row.kind])
         return labels, torch.cat(writes)
@@ -235,7 +311,11 @@ class Before:
         """Pass each part through the norm that reads the stream, with a scale of its own."""
         norm = self._norm()
         # forward itself, not the module: hooks must not see this
-        return parts if norm is None else torch.stack([norm.forward(part) for part in parts])
+        return (
+            parts
+            if norm is None
+            else torch.stack([norm.forward(part) for part in parts])
+        )
 
     def _norm(self) -> Any:
         path = self.stack.ln_final
@@ -249,7 +329,11 @@ class Before:
 
     def _cut(self, tensor: Tensor, axis: int = -2) -> Tensor:
         # as in TransformerLens, one position takes its axis away
-        chosen = self._positions if isinstance(self._positions, Slice) else Slice(self._positions)
+        chosen = (
+            self._positions
+            if isinstance(self._positions, Slice)
+            else Slice(self._positions)
+        )
         part: Tensor = chosen.apply(tensor, dim=axis)
         return part
 
@@ -257,7 +341,10 @@ class Before:
         name = f"{self._at(layer, row)}.hook_result"
         if name in self._acts:
             return self._acts[name]
-        z, (matrix, _) = self._acts[f"{self._at(layer, row)}.hook_z"], self._out(layer, row)
+        z, (matrix, _) = (
+            self._acts[f"{self._at(layer, row)}.hook_z"],
+            self._out(layer, row),
+        )
         gain = self._gain(layer, row)
         results = torch.einsum("...hd,hdm->...hm", z, matrix.to(z))
         return results * (gain if isinstance(gain, float) else gain.unsqueeze(-2))
@@ -277,10 +364,18 @@ class Before:
         if not row.post_norm:
             return factor
         matrix, bias = self._out(layer, row)
-        inputs = self._acts[f"{self._at(layer, row)}.{'hook_post' if isinstance(row, Mlp) else 'hook_z'}"]
+        inputs = self._acts[
+            f"{self._at(layer, row)}.{'hook_post' if isinstance(row, Mlp) else 'hook_z'}"
+        ]
         axes = "...n,nm->...m" if isinstance(row, Mlp) else "...hd,hdm->...m"
         raw = torch.einsum(axes, inputs, matrix.to(inputs)) + bias.to(inputs)
-        return rms_scale(self._model.get_submodule(f"{self.stack.block(layer)}.{row.post_norm}"), raw) * factor
+        return (
+            rms_scale(
+                self._model.get_submodule(f"{self.stack.block(layer)}.{row.post_norm}"),
+                raw,
+            )
+            * factor
+        )
 
     @torch.no_grad()
     def refuse_other_stream(self) -> None:
@@ -381,7 +476,10 @@ class Decomposed(Mapping[Any, Tensor]):
             if mode == "all" or isinstance(row, Mlp if mode == "mlp" else Attention):
                 labels.append(f"{index}_{row.kind}_out")
                 writes.append(place.branch(index, row))
-        labels, parts = labels[not incl_embeds :], torch.stack(writes)[not incl_embeds :]
+        labels, parts = (
+            labels[not incl_embeds :],
+            torch.stack(writes)[not incl_embeds :],
+        )
         parts = place.scaled(parts) if apply_ln else parts
         return (parts, labels) if return_labels else parts
 
@@ -434,19 +532,34 @@ class Decomposed(Mapping[Any, Tensor]):
 
         def project(part: Tensor) -> Tensor:
             part = place.scaled(part) if apply_ln else part
-            return part if project_output_onto is None else part @ project_output_onto.to(part)
+            return (
+                part
+                if project_output_onto is None
+                else part @ project_output_onto.to(part)
+            )
 
         labels, heads = place.heads()
         parts = [project(heads)]
         for index, row in place.writers:
             if isinstance(row, Attention):
                 continue
-            neurons = place.neurons(index, row) if isinstance(row, Mlp) and expand_neurons else None
+            neurons = (
+                place.neurons(index, row)
+                if isinstance(row, Mlp) and expand_neurons
+                else None
+            )
             of = place.branch(index, row)[None] if neurons is None else neurons
             whole = [f"{index}_{row.kind}_out"]
-            labels += whole if neurons is None else [f"L{index}N{neuron}" for neuron in range(len(of))]
+            labels += (
+                whole
+                if neurons is None
+                else [f"L{index}N{neuron}" for neuron in range(len(of))]
+            )
             parts.append(project(of))
-        parts += [project(place.embed()[None]), project(place.bias(of_mlps=expand_neurons)[None])]
+        parts += [
+            project(place.embed()[None]),
+            project(place.bias(of_mlps=expand_neurons)[None]),
+        ]
         writes, labels = torch.cat(parts), [*labels, "embed", "bias"]
         return (writes, labels) if return_labels else writes
 
@@ -479,7 +592,11 @@ class Decomposed(Mapping[Any, Tensor]):
             raise InputError(
                 f"the stack has shape {tuple(residual_stack.shape)}, expected a last axis of {place.stack.d_model}"
             )
-        return place.normed(residual_stack) if recompute_ln and place.at_the_end else place.scaled(residual_stack)
+        return (
+            place.normed(residual_stack)
+            if recompute_ln and place.at_the_end
+            else place.scaled(residual_stack)
+        )
 
     def stack_activation(
         self,
@@ -492,10 +609,21 @@ class Decomposed(Mapping[Any, Tensor]):
         """Stack one activation of every layer before one, by its short name and, if needed, its kind of attention."""
         place = self._before(stack, layer, False, None)
         name = place.stack.name
-        return torch.stack([self[activation_name, index, name, sublayer_type] for index in range(place.layer)])
+        return torch.stack(
+            [
+                self[activation_name, index, name, sublayer_type]
+                for index in range(place.layer)
+            ]
+        )
 
     def _before(
-        self, stack: str | None, layer: int | None, mlp_input: bool, pos_slice: Any, *, whole: bool = False
+        self,
+        stack: str | None,
+        layer: int | None,
+        mlp_input: bool,
+        pos_slice: Any,
+        *,
+        whole: bool = False,
     ) -> Before:
         if self.source is None:
             raise HookError(

@@ -36,9 +36,18 @@ class HookScope(Scope[T]):
     """Hooks of one block, for its thread and task; they act in the order in which a model passes their points."""
 
     def __init__(
-        self, registry: Any, value: T, hooks: Iterable[Hook] = (), after: Callable[[], object] | None = None
+        self,
+        registry: Any,
+        value: T,
+        hooks: Iterable[Hook] = (),
+        after: Callable[[], object] | None = None,
     ) -> None:
-        self._registry, self._value, self._hooks, self._after = registry, value, tuple(hooks), after
+        self._registry, self._value, self._hooks, self._after = (
+            registry,
+            value,
+            tuple(hooks),
+            after,
+        )
         # points that it connects and that the model must pass, and with those the writes that carry their edits
         self.names, self.targets = list[str](), set[str]()
         self._scoped: tuple[tuple[str, ScopedHook], ...] = ()
@@ -51,7 +60,9 @@ class HookScope(Scope[T]):
         # hook points that the run has passed, modules that ran to their end, and whether some ran in another thread
         self.targets, self.trace, self.full_runs = set(), set[str](), set[str]()
         self.elsewhere = self._is_closed = False
-        self._scoped = tuple([(name, ScopedHook(hook, self, side)) for name, hook, side in self._hooks])
+        self._scoped = tuple(
+            [(name, ScopedHook(hook, self, side)) for name, hook, side in self._hooks]
+        )
         in_use = {*dispatcher.unconnected(), *dict(self._scoped)}
         acting = dispatcher.acting()
         connected = set().union(*[scope.targets for scope in acting])
@@ -75,9 +86,16 @@ class HookScope(Scope[T]):
         """Connect hook points that others of them do not connect already."""
         registry = self._registry
         # a write that carries edits of the stream is shown first, as it is without them
-        targets = {*names, *filter(None, [registry.points[name].aside for name in names])}
-        paths = {registry.points[name].site.module for name in targets.difference(connected)}
-        refuse_hidden(registry.model, [(path, registry.modules[path]) for path in paths])
+        targets = {
+            *names,
+            *filter(None, [registry.points[name].aside for name in names]),
+        }
+        paths = {
+            registry.points[name].site.module for name in targets.difference(connected)
+        }
+        refuse_hidden(
+            registry.model, [(path, registry.modules[path]) for path in paths]
+        )
         self.targets = self.targets | targets
         self._dispatcher.settle()
 
@@ -86,7 +104,11 @@ class HookScope(Scope[T]):
         if self._is_closed:
             return
         # what reset_hooks() took off waits for no gradient
-        listed = [hook for name, hook in self._scoped if hook.direction == "bwd" and self._lists(name, hook)]
+        listed = [
+            hook
+            for name, hook in self._scoped
+            if hook.direction == "bwd" and self._lists(name, hook)
+        ]
         self._has_gradient = not listed or any(hook.calls for hook in listed)
         self.is_open = False
         _CURRENT.set(tuple([scope for scope in _CURRENT.get() if scope.is_open]))
@@ -103,7 +125,11 @@ class HookScope(Scope[T]):
         """Raise HookError for hooks that did nothing though the model ran."""
         if not self.trace.issuperset(self.names):
             self._dispatcher.refuse_inert(self)
-        silent = [name for name, _hook, direction in self._hooks if direction == "bwd" and name in self.trace]
+        silent = [
+            name
+            for name, _hook, direction in self._hooks
+            if direction == "bwd" and name in self.trace
+        ]
         if silent and not self._has_gradient:
             raise HookError(
                 f"no gradient came to the backward hook on {silent[0]}: call backward() inside the block, on a loss of "
@@ -111,7 +137,10 @@ class HookScope(Scope[T]):
             )
 
     def _lists(self, name: str, hook: ScopedHook) -> bool:
-        return any(handle.user_hook is hook for handle in tuple(self._registry.hooked[name].bwd_hooks))
+        return any(
+            handle.user_hook is hook
+            for handle in tuple(self._registry.hooked[name].bwd_hooks)
+        )
 
     @property
     def sets_hooks(self) -> bool:
@@ -120,7 +149,11 @@ class HookScope(Scope[T]):
 
     def acts(self) -> bool:
         """Return whether the block is open where the running code stands; HookError if in a generator that waits."""
-        if not self.is_open or getattr(self._registry.threads, "dispatcher", None) is not self._dispatcher:
+        if (
+            not self.is_open
+            or getattr(self._registry.threads, "dispatcher", None)
+            is not self._dispatcher
+        ):
             return False
         if self not in _CURRENT.get():
             # of a task that ended without leaving its block, as a notebook's cell does, the thread takes it over
@@ -162,7 +195,10 @@ class RunState:
     forwards: int = 0
 
     def restart(
-        self, n_series: int | None = None, block_rows: int | None = None, part: tuple[int, int | None] = (0, None)
+        self,
+        n_series: int | None = None,
+        block_rows: int | None = None,
+        part: tuple[int, int | None] = (0, None),
     ) -> None:
         """Go to the beginning of a run; without ``n_series``, of one that the lens did not start."""
         self.n_series, self.step, self.block_rows = n_series, 0, block_rows
@@ -171,10 +207,15 @@ class RunState:
         self.offset.clear()
 
     def running(
-        self, rows: int, place: tuple[int, int | None] = (0, None), block_rows: int | None = None
+        self,
+        rows: int,
+        place: tuple[int, int | None] = (0, None),
+        block_rows: int | None = None,
     ) -> Block[None]:
         """Count steps and rows of one run of the lens's own while the block runs."""
-        return Block(Steps(None, lambda: self.restart(rows, block_rows, place), self.restart))
+        return Block(
+            Steps(None, lambda: self.restart(rows, block_rows, place), self.restart)
+        )
 
     def own(self, rows: Tensor) -> Tensor:
         """Return the rows of the part that runs, of a tensor with the rows of the whole batch."""
@@ -182,17 +223,31 @@ class RunState:
             return rows
         series = self.block_rows or self.n_series
         assert series is not None
-        paths = (len(rows) // self.whole, self.whole, -1) if self.sample_major else (1, self.whole, -1)
+        paths = (
+            (len(rows) // self.whole, self.whole, -1)
+            if self.sample_major
+            else (1, self.whole, -1)
+        )
         return rows.unflatten(0, paths).narrow(1, self.first, series).flatten(0, 2)
 
 
 class ScopedHook:
     """Hook of a block; as a forward hook it leaves the runs of other threads and tasks alone."""
 
-    def __init__(self, function: Callable[..., Any], scope: HookScope[Any], direction: Direction) -> None:
-        self.function, self.scope, self.direction, self.calls = function, scope, direction, 0
+    def __init__(
+        self, function: Callable[..., Any], scope: HookScope[Any], direction: Direction
+    ) -> None:
+        self.function, self.scope, self.direction, self.calls = (
+            function,
+            scope,
+            direction,
+            0,
+        )
         # never changes what it sees; treats every row of a batch by itself; does so once it knows which rows run
-        marks = [bool(getattr(function, mark, False)) for mark in ("reads_only", "by_row", "by_place")]
+        marks = [
+            bool(getattr(function, mark, False))
+            for mark in ("reads_only", "by_row", "by_place")
+        ]
         self.reads_only, self.by_row, self.by_place = marks
 
     def __repr__(self) -> str:
@@ -216,28 +271,42 @@ def levels_of(scopes: Iterable[HookScope[Any]]) -> int:
     return sum(scope.sets_hooks for scope in scopes)
 
 
-def acting_hooks(handles: Iterable[LensHandle], scopes: Collection[HookScope[Any]]) -> list[Any]:
+def acting_hooks(
+    handles: Iterable[LensHandle], scopes: Collection[HookScope[Any]]
+) -> list[Any]:
     """Return the hooks of a hook point that act here: those of acting blocks, and those that belong to the lens."""
     # another thread may take a hook out of the list meanwhile
     hooks = [handle.user_hook for handle in tuple(handles)]
-    return [hook for hook in hooks if not isinstance(hook, ScopedHook) or hook.scope in scopes]
+    return [
+        hook
+        for hook in hooks
+        if not isinstance(hook, ScopedHook) or hook.scope in scopes
+    ]
 
 
 def resolve_hooks(
-    names: Iterable[str], hooks: Iterable[tuple[str | Callable[[str], bool], Callable[..., Any]]], direction: Direction
+    names: Iterable[str],
+    hooks: Iterable[tuple[str | Callable[[str], bool], Callable[..., Any]]],
+    direction: Direction,
 ) -> list[Hook]:
     """Resolve globs and predicates to hooks with exact names; UnknownNameError if one matches no hook point."""
     by_name: list[Hook] = []
     for pair in hooks:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise InputError(f"{direction}_hooks has {pair!r}; expected a list of pairs, [(name, function), …]")
+            raise InputError(
+                f"{direction}_hooks has {pair!r}; expected a list of pairs, [(name, function), …]"
+            )
         name, hook = name_of(pair[0]), pair[1]
         _refuse_other_arguments(hook)
         matches = list(filter(name, names)) if callable(name) else select(names, name)
         if not matches:
-            raise UnknownNameError(f"{name!r} is true of no hook point; lens.hook_table() lists them")
+            raise UnknownNameError(
+                f"{name!r} is true of no hook point; lens.hook_table() lists them"
+            )
         if isinstance(name, str) and point_of(name)[1].isdigit():
-            raise UnknownNameError(f"{name!r} is one head of {matches[0]}; hook that, whose axis 'head' has them all")
+            raise UnknownNameError(
+                f"{name!r} is one head of {matches[0]}; hook that, whose axis 'head' has them all"
+            )
         by_name += [(exact, hook, direction) for exact in matches]
     return by_name
 
@@ -248,7 +317,9 @@ def _refuse_other_arguments(hook: Any) -> None:
         inspect.signature(hook).bind(None, hook=None)
     except (TypeError, ValueError) as error:
         name = getattr(hook, "__name__", repr(hook))
-        raise InputError(f"hook {name} cannot be called as function(value, hook=…), as hooks are: {error}") from error
+        raise InputError(
+            f"hook {name} cannot be called as function(value, hook=…), as hooks are: {error}"
+        ) from error
 
 
 def detach(point: HookPoint, hook: ScopedHook) -> None:
@@ -289,10 +360,18 @@ def _open_generator() -> tuple[int, str] | None:
         module = frame.f_globals.get("__name__", "")
         # a generator driven by contextlib belongs to the statement that entered it
         if module != "contextlib" and not module.startswith(package):
-            if not frame.f_code.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
+            if not frame.f_code.co_flags & (
+                inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+            ):
                 return None
-            if frame.f_back is None or frame.f_back.f_globals.get("__name__") != "contextlib":
-                return id(frame), f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
+            if (
+                frame.f_back is None
+                or frame.f_back.f_globals.get("__name__") != "contextlib"
+            ):
+                return (
+                    id(frame),
+                    f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})",
+                )
         frame = frame.f_back
     return None
 

@@ -40,14 +40,20 @@ CACHE = {
     "logit_lens": "probes.logit_lens(run) reads every layer out; one stream: lens.readout(stream, encoded)",
     "model": "the model is the lens that was run",
     "toggle_autodiff": "recorded activations are detached; torch.inference_mode() switches gradients off",
-    **dict.fromkeys(("get_neuron_results", "stack_neuron_results"), f"{_FULL} has the neurons"),
+    **dict.fromkeys(
+        ("get_neuron_results", "stack_neuron_results"), f"{_FULL} has the neurons"
+    ),
 }
 """Members of TransformerLens's cache that activations lack -> the replacement."""
 LENS = {
     **{name: f"{_HEADS}.W_{name}" for name in ("OV", "QK")},
-    **{f"{name}_for_attn_layers": f"{_HEADS}.W_{name} of each layer" for name in ("OV", "QK")},
+    **{
+        f"{name}_for_attn_layers": f"{_HEADS}.W_{name} of each layer"
+        for name in ("OV", "QK")
+    },
     **dict.fromkeys(
-        ("block_hooks", "hook_aliases"), "lens.hook_table() lists the hook points, with the names of their axes"
+        ("block_hooks", "hook_aliases"),
+        "lens.hook_table() lists the hook points, with the names of their axes",
     ),
     **dict.fromkeys(
         ("block_submodules", "blocks_with", "composition_layer_indices", "layer_types"),
@@ -58,32 +64,59 @@ LENS = {
         "tsfm_lens.load(source) opens a checkpoint, a hub id, or a model that is built",
     ),
     **dict.fromkeys(
-        ("check_model_support", "list_supported_models"), "tsfm_lens.models.architectures() and `tsfm-lens models`"
+        ("check_model_support", "list_supported_models"),
+        "tsfm_lens.models.architectures() and `tsfm-lens models`",
     ),
     **dict.fromkeys(
-        ("diffusion_generate", "generate_stream", "hf_generate", "predict_next_sentence"),
+        (
+            "diffusion_generate",
+            "generate_stream",
+            "hf_generate",
+            "predict_next_sentence",
+        ),
         "lens.forecast(series, horizon) is the library's own forecast",
     ),
     **dict.fromkeys(
-        ("get_params", "stack_params_for"), f"{_HEADS} and {_MLP} have the matrices of a layer; lens.named_parameters()"
+        ("get_params", "stack_params_for"),
+        f"{_HEADS} and {_MLP} have the matrices of a layer; lens.named_parameters()",
     ),
     **dict.fromkeys(
-        ("tl_named_parameters", "tl_parameters"), f"lens.named_parameters() has the native names; {_HEADS} the matrices"
+        ("tl_named_parameters", "tl_parameters"),
+        f"lens.named_parameters() has the native names; {_HEADS} the matrices",
     ),
     **dict.fromkeys(
-        ("input_to_embed", "prepare_multimodal_inputs"), "lens.encode(series).inputs is what enters the model"
+        ("input_to_embed", "prepare_multimodal_inputs"),
+        "lens.encode(series).inputs is what enters the model",
     ),
     **dict.fromkeys(
         ("to_sentence_pair_tokens", "to_single_str_token"),
         "series are numbers; lens.encode(series).token_table() says what each token covers",
     ),
-    **{name: f"{_HEADS}.{name}" for letter in "QKVO" for name in (f"W_{letter}", f"b_{letter}")},
-    **{name: f"{_MLP}.{name}" for name in ("W_in", "W_gate", "W_out", "b_in", "b_gate", "b_out")},
+    **{
+        name: f"{_HEADS}.{name}"
+        for letter in "QKVO"
+        for name in (f"W_{letter}", f"b_{letter}")
+    },
+    **{
+        name: f"{_MLP}.{name}"
+        for name in ("W_in", "W_gate", "W_out", "b_in", "b_gate", "b_out")
+    },
     **{name: f"lens.weights.{name}" for name in ("W_E", "W_U")},
-    **dict.fromkeys(("W_E_pos", "W_pos", "pos_embed"), "what a model adds for positions is part of hook_embed"),
-    **dict.fromkeys(("to_str_tokens", "to_string"), "lens.encode(series).token_table() says what each token covers"),
     **dict.fromkeys(
-        ("center_writing_weights", "enable_compatibility_mode", "process_weights", "process_weights_"),
+        ("W_E_pos", "W_pos", "pos_embed"),
+        "what a model adds for positions is part of hook_embed",
+    ),
+    **dict.fromkeys(
+        ("to_str_tokens", "to_string"),
+        "lens.encode(series).token_table() says what each token covers",
+    ),
+    **dict.fromkeys(
+        (
+            "center_writing_weights",
+            "enable_compatibility_mode",
+            "process_weights",
+            "process_weights_",
+        ),
         f"the native model stays as it is; {_HEADS[:-1]}, fold_norm=True) has a norm's gain folded in",
     ),
     "accumulated_bias": f"cache.{_FULL} has the biases, labelled 'bias'",
@@ -119,7 +152,9 @@ LENS = {
 }
 """Members of TransformerLens's models that a lens lacks -> the replacement."""
 PIPELINES = {
-    **dict.fromkeys(("default_context_length", "model_context_length"), "lens.context_length"),
+    **dict.fromkeys(
+        ("default_context_length", "model_context_length"), "lens.context_length"
+    ),
     **dict.fromkeys(
         ("max_output_patches", "model_output_patch_size", "model_prediction_length"),
         "lens.prediction_length is the default horizon, lens.longest_pass that of one forward",
@@ -153,7 +188,9 @@ ARGUMENTS = {
 # beyond the aliases of get_act_name
 _SAME = {"in": "resid_pre", "rot_k": "k", "rot_q": "q"}
 _DOTTED = re.compile(r"(?:(?:(\w+)_)?blocks\.(\d+)\.)?(?:([\w.]+)\.)?hook_(\w+)")
-_COMPONENT = re.compile(r"(?:((?!\w*blocks\.)[a-z]\w*)\.)?(\d+|\*)(?:\.((?!hook_)[a-z_*]+)(?:\.(\d+|\*))?)?")
+_COMPONENT = re.compile(
+    r"(?:((?!\w*blocks\.)[a-z]\w*)\.)?(\d+|\*)(?:\.((?!hook_)[a-z_*]+)(?:\.(\d+|\*))?)?"
+)
 _LETTERS = re.compile(r"([a-z_]+?)_?(\d+)([a-z]\w*)?")
 
 
@@ -185,13 +222,17 @@ def point_of(component: str) -> tuple[str, str]:
     if match is None:
         return "", ""
     stack, layer, kind, head = match.groups(default="")
-    end = f"{kind}.hook_z" if head else f"{kind}.hook_out" if kind else "hook_resid_post"
+    end = (
+        f"{kind}.hook_z" if head else f"{kind}.hook_out" if kind else "hook_resid_post"
+    )
     return f"{stack and stack + '_'}blocks.{layer}.{end}", head
 
 
 def component_of(point: str) -> str:
     """Return the component, or glob, that a hook point is the write of; other text as it is."""
-    text = re.sub(r"^(?:(\w+)_)?blocks\.", lambda match: f"{match[1]}." if match[1] else "", point)
+    text = re.sub(
+        r"^(?:(\w+)_)?blocks\.", lambda match: f"{match[1]}." if match[1] else "", point
+    )
     text = re.sub(r"\.hook_(?:z|result)$", ".*", text.removesuffix(".hook_out"))
     return point if ".hook_" in text else text
 
@@ -205,15 +246,25 @@ def full_name(names: Iterable[str], key: Key) -> str | None:
     depth: dict[str | None, int] = {}
     for parts in points.values():
         depth[parts.stack] = max(depth.get(parts.stack, 0), (parts.layer or 0) + 1)
-    matches = [name for name, parts in points.items() if _matches(parts, query, depth[parts.stack])]
+    matches = [
+        name
+        for name, parts in points.items()
+        if _matches(parts, query, depth[parts.stack])
+    ]
     if len(matches) == 1:
         return matches[0]
     if matches:
         raise UnknownNameError(_ambiguous(key, matches, points))
     if isinstance(key, tuple) and query.layer is not None:
-        layers = {parts.layer for parts in points.values() if _matches(parts, query._replace(layer=parts.layer), 0)}
+        layers = {
+            parts.layer
+            for parts in points.values()
+            if _matches(parts, query._replace(layer=parts.layer), 0)
+        }
         if layers - {None}:
-            raise UnknownNameError(f"no layer {query.layer} for {key!r}; there are {len(layers)}, numbered from 0")
+            raise UnknownNameError(
+                f"no layer {query.layer} for {key!r}; there are {len(layers)}, numbered from 0"
+            )
     if query.short in _POINTS:
         raise UnknownNameError(f"no hook point {key!r}. {_POINTS[query.short]}")
     return None
@@ -228,7 +279,11 @@ def _split(name: str) -> _Parts | None:
         return _Parts(short, int(layer), stack, kind)
     # "decoder.ln_final.hook_normalized", "encoder.hook_embed", "ln_final.hook_normalized"
     first, _, rest = kind.partition(".")
-    return _Parts(short, None, first, rest) if first in ("encoder", "decoder") else _Parts(short, None, "", kind)
+    return (
+        _Parts(short, None, first, rest)
+        if first in ("encoder", "decoder")
+        else _Parts(short, None, "", kind)
+    )
 
 
 def _parse(key: Key, stacks: set[str]) -> _Parts | None:
@@ -236,7 +291,9 @@ def _parse(key: Key, stacks: set[str]) -> _Parts | None:
     if isinstance(key, str):
         if "." in key or key.startswith("hook_"):
             parts = _split(key)
-            return parts and _translate(parts._replace(stack=parts.stack or None, kind=parts.kind or None))
+            return parts and _translate(
+                parts._replace(stack=parts.stack or None, kind=parts.kind or None)
+            )
         match = _LETTERS.fullmatch(key)
         if match is None:
             return _translate(_Parts(key)) if re.fullmatch(r"[a-z_]+", key) else None
@@ -249,7 +306,12 @@ def _parse(key: Key, stacks: set[str]) -> _Parts | None:
     kind = next((word for word in words if word != stack), None)
     if kind is not None:
         # "blocks.0.attn.hook_in" for "a"
-        kind = get_act_name("in", 0, kind).removeprefix("blocks.0.").removesuffix("hook_in").rstrip(".")
+        kind = (
+            get_act_name("in", 0, kind)
+            .removeprefix("blocks.0.")
+            .removesuffix("hook_in")
+            .rstrip(".")
+        )
     return _translate(_Parts(key[0].removeprefix("hook_"), layer, stack, kind or None))
 
 
@@ -272,16 +334,27 @@ def _translate(query: _Parts) -> _Parts:
 
 
 def _matches(point: _Parts, query: _Parts, depth: int) -> bool:
-    layer = query.layer + depth if query.layer is not None and query.layer < 0 else query.layer
-    if (point.short, point.layer) != (query.short, layer) or query.stack not in (None, point.stack):
+    layer = (
+        query.layer + depth
+        if query.layer is not None and query.layer < 0
+        else query.layer
+    )
+    if (point.short, point.layer) != (query.short, layer) or query.stack not in (
+        None,
+        point.stack,
+    ):
         return False
     # "attn" is any attention of a block
-    return query.kind in (None, point.kind) or (query.kind == "attn" and str(point.kind).endswith("_attn"))
+    return query.kind in (None, point.kind) or (
+        query.kind == "attn" and str(point.kind).endswith("_attn")
+    )
 
 
 def _ambiguous(key: Key, matches: list[str], points: dict[str, _Parts]) -> str:
     first = points[matches[-1]]
-    short, layer = (key[0], first.layer) if isinstance(key, tuple) else (first.short, first.layer)
+    short, layer = (
+        (key[0], first.layer) if isinstance(key, tuple) else (first.short, first.layer)
+    )
     words = [short, *([] if layer is None else [layer])]
     words += [first.stack] if len({points[name].stack for name in matches}) > 1 else []
     words += [first.kind] if len({points[name].kind for name in matches}) > 1 else []

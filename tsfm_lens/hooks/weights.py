@@ -77,7 +77,12 @@ class Weights:
         self._model, self._wiring = model, wiring
 
     def heads(
-        self, layer: int, kind: str | None = None, stack: str | None = None, *, fold_norm: bool = False
+        self,
+        layer: int,
+        kind: str | None = None,
+        stack: str | None = None,
+        *,
+        fold_norm: bool = False,
     ) -> HeadWeights:
         """Return the weights of the heads of one attention.
 
@@ -93,14 +98,30 @@ class Weights:
         """
         column = self._wiring.stack(stack)
         row = column.attention(kind, layer)
-        q, k, v = (self.projection(layer, row.kind, letter, column.name, every_head=True) for letter in ("q", "k", "v"))
+        q, k, v = (
+            self.projection(layer, row.kind, letter, column.name, every_head=True)
+            for letter in ("q", "k", "v")
+        )
         if fold_norm:
-            norm = self._norm(f"{column.block(layer)}.{row.norm}") if row.norm else (None, None)
-            other = self._norm(self._wiring.stack(row.keys_from).ln_final) if row.keys_from else norm
+            norm = (
+                self._norm(f"{column.block(layer)}.{row.norm}")
+                if row.norm
+                else (None, None)
+            )
+            other = (
+                self._norm(self._wiring.stack(row.keys_from).ln_final)
+                if row.keys_from
+                else norm
+            )
             q, k, v = _fold(q, norm), _fold(k, other), _fold(v, other)
         out = head_output_weights(self._model, column, layer, row.kind)
-        bias, scale = self.b_O(layer, row.kind, column.name), self.scale(layer, row.kind, column.name)
-        return HeadWeights(q[0], k[0], v[0], out.detach(), q[1], k[1], v[1], bias, scale)
+        bias, scale = (
+            self.b_O(layer, row.kind, column.name),
+            self.scale(layer, row.kind, column.name),
+        )
+        return HeadWeights(
+            q[0], k[0], v[0], out.detach(), q[1], k[1], v[1], bias, scale
+        )
 
     def b_O(self, layer: int, kind: str, stack: str | None = None) -> Tensor:
         """Return the bias of an attention's output projection, (d_model,); zero where it has none."""
@@ -113,24 +134,58 @@ class Weights:
         """Return the factor with which a block adds a branch's output to the stream; 1 except in Toto 2."""
         column = self._wiring.stack(stack)
         mix = column.writer(kind, layer).mix
-        return 1.0 if mix is None else mix(self._model.get_submodule(column.block(layer)))[0]
+        return (
+            1.0
+            if mix is None
+            else mix(self._model.get_submodule(column.block(layer)))[0]
+        )
 
-    def mlp(self, layer: int, kind: str = "mlp", stack: str | None = None, *, fold_norm: bool = False) -> MlpWeights:
+    def mlp(
+        self,
+        layer: int,
+        kind: str = "mlp",
+        stack: str | None = None,
+        *,
+        fold_norm: bool = False,
+    ) -> MlpWeights:
         """Return the weights of one MLP; arguments and errors as in :meth:`heads`."""
         column = self._wiring.stack(stack)
         row = column.mlp(kind, layer)
         block = column.block(layer)
-        norm = self._norm(f"{block}.{row.norm}") if fold_norm and row.norm else (None, None)
+        norm = (
+            self._norm(f"{block}.{row.norm}")
+            if fold_norm and row.norm
+            else (None, None)
+        )
         up = _fold(self._input(block, row.i), norm)
-        gate = (None, None) if row.gate is None else _fold(self._input(block, row.gate), norm)
-        out, bias = (_times_gain(part, row.o_gain) for part in self._parameters(f"{block}.{row.o}"))
-        return MlpWeights(up[0], gate[0], out.T, up[1], gate[1], bias, self.scale(layer, row.kind, column.name))
+        gate = (
+            (None, None)
+            if row.gate is None
+            else _fold(self._input(block, row.gate), norm)
+        )
+        out, bias = (
+            _times_gain(part, row.o_gain)
+            for part in self._parameters(f"{block}.{row.o}")
+        )
+        return MlpWeights(
+            up[0],
+            gate[0],
+            out.T,
+            up[1],
+            gate[1],
+            bias,
+            self.scale(layer, row.kind, column.name),
+        )
 
     @property
     def W_E(self) -> Tensor:
         """Embedding matrix (d_in, d_model), if the embedding is one matrix; else see :meth:`embedding`."""
         weight = self._single_matrix("embedding", self._wiring.embed)
-        return weight if isinstance(self._model.get_submodule(self._wiring.embed), nn.Embedding) else weight.T
+        return (
+            weight
+            if isinstance(self._model.get_submodule(self._wiring.embed), nn.Embedding)
+            else weight.T
+        )
 
     @property
     def W_U(self) -> Tensor:
@@ -150,9 +205,14 @@ class Weights:
         return self._all(self._wiring.unembed.module)
 
     def _all(self, path: str) -> dict[str, Tensor]:
-        return {name: each.detach() for name, each in self._model.get_submodule(path).named_parameters()}
+        return {
+            name: each.detach()
+            for name, each in self._model.get_submodule(path).named_parameters()
+        }
 
-    def _parameters(self, path: str, part: Projection | None = None) -> tuple[Tensor, ...]:
+    def _parameters(
+        self, path: str, part: Projection | None = None
+    ) -> tuple[Tensor, ...]:
         return tuple(each.detach() for each in parameters(self._model, path, part))
 
     def _single_matrix(self, what: str, path: str) -> Tensor:
@@ -166,23 +226,40 @@ class Weights:
         )
 
     def projection(
-        self, layer: int, kind: str, letter: str, stack: str | None = None, *, every_head: bool = False
+        self,
+        layer: int,
+        kind: str,
+        letter: str,
+        stack: str | None = None,
+        *,
+        every_head: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Return the matrix (head, d_model, d_head) and bias (head, d_head) of "q", "k" or "v", as in :meth:`heads`."""
         column = self._wiring.stack(stack)
         row = column.attention(kind, layer)
         part: Projection = getattr(row, letter)
         n_heads = row.heads_of(letter, column.n_heads)
-        weight, bias = self._part(column.block(layer), part, "head d_model d_head", "head d_head", head=n_heads)
+        weight, bias = self._part(
+            column.block(layer),
+            part,
+            "head d_model d_head",
+            "head d_head",
+            head=n_heads,
+        )
         if every_head and n_heads != column.n_heads:
-            weight, bias = (x.repeat_interleave(column.n_heads // n_heads, dim=0) for x in (weight, bias))
+            weight, bias = (
+                x.repeat_interleave(column.n_heads // n_heads, dim=0)
+                for x in (weight, bias)
+            )
         return weight, bias
 
     def _input(self, block: str, part: Projection) -> tuple[Tensor, Tensor]:
         weight, bias = self._part(block, part, "d_mlp d_model", "d_mlp")
         return weight.T, bias
 
-    def _part(self, block: str, part: Projection, *axes: str, **sizes: int) -> tuple[Tensor, Tensor]:
+    def _part(
+        self, block: str, part: Projection, *axes: str, **sizes: int
+    ) -> tuple[Tensor, Tensor]:
         """Return weight and bias of one part of a projection, each in the axes that are asked for."""
         weight, bias = self._parameters(f"{block}.{part.module}", part)
         if part.parts > 1:
@@ -203,7 +280,9 @@ class Weights:
         return scale if gain is None else gain, bias
 
 
-def _fold(matrix: tuple[Tensor, Tensor], norm: tuple[Tensor | None, Tensor | None]) -> tuple[Tensor, Tensor]:
+def _fold(
+    matrix: tuple[Tensor, Tensor], norm: tuple[Tensor | None, Tensor | None]
+) -> tuple[Tensor, Tensor]:
     (weight, bias), (gain, shift) = matrix, norm
     if shift is not None:
         bias = bias + shift @ weight
@@ -212,32 +291,49 @@ def _fold(matrix: tuple[Tensor, Tensor], norm: tuple[Tensor | None, Tensor | Non
 
 def for_every_head(shared: Tensor, n_heads: int) -> Tensor:
     """Repeat keys or values (…, head, d_head) where several of ``n_heads`` query heads share one."""
-    return shared.repeat_interleave(n_heads // shared.shape[-2], dim=-2) if shared.shape[-2] != n_heads else shared
+    return (
+        shared.repeat_interleave(n_heads // shared.shape[-2], dim=-2)
+        if shared.shape[-2] != n_heads
+        else shared
+    )
 
 
 def _times_gain(weight: Tensor, gain: float) -> Tensor:
     return weight if gain == 1.0 else weight * gain
 
 
-def parameters(model: nn.Module, path: str, part: Projection | None = None) -> tuple[Tensor, Tensor]:
+def parameters(
+    model: nn.Module, path: str, part: Projection | None = None
+) -> tuple[Tensor, Tensor]:
     """Return weight (out, in) and bias (out,) of a layer; a bias of zeros where it has none."""
     # a row may name the block itself by an empty path
     module: Any = model.get_submodule(path.rstrip("."))
     name, other = ("weight", "bias") if part is None else (part.weight, part.bias)
     weight, bias = getattr(module, name, None), getattr(module, other, None)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
-        matrices = ", ".join(key for key, value in module.named_parameters() if value.ndim == 2) or "none"
+        matrices = (
+            ", ".join(
+                key for key, value in module.named_parameters() if value.ndim == 2
+            )
+            or "none"
+        )
         raise WiringError(
             f"module {path!r} ({type(module).__name__}) has no weight matrix {name!r}; matrices in it: {matrices}"
         )
     if bias is not None and len(bias) != len(weight):
-        raise WiringError(f"{path}.{other} has {len(bias)} entries, expected the {len(weight)} rows of {name!r}")
+        raise WiringError(
+            f"{path}.{other} has {len(bias)} entries, expected the {len(weight)} rows of {name!r}"
+        )
     return weight, weight.new_zeros(len(weight)) if bias is None else bias
 
 
-def head_output_weights(model: nn.Module, stack: Stack, layer: int, kind: str) -> Tensor:
+def head_output_weights(
+    model: nn.Module, stack: Stack, layer: int, kind: str
+) -> Tensor:
     """Return W_O of every head, (head, d_head, d_model), so that ``z @ W_O`` is the head's write."""
     part = stack.attention(kind, layer).o
     weight, _ = parameters(model, f"{stack.block(layer)}.{part.module}", part)
-    heads = rearrange(weight, f"d_model {part.layout} -> head d_head d_model", head=stack.n_heads)
+    heads = rearrange(
+        weight, f"d_model {part.layout} -> head d_head d_model", head=stack.n_heads
+    )
     return _times_gain(heads, part.gain)

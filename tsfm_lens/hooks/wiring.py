@@ -130,7 +130,9 @@ class Attention:
     @property
     def inputs(self) -> dict[str, Projection]:
         """Projections of the branch's input by name: "q", "k", "v", and "gate" if there is one."""
-        return {"q": self.q, "k": self.k, "v": self.v} | ({"gate": self.gate} if self.gate else {})
+        return {"q": self.q, "k": self.k, "v": self.v} | (
+            {"gate": self.gate} if self.gate else {}
+        )
 
     @property
     def row_axis(self) -> int:
@@ -256,9 +258,15 @@ class Stack:
 
     def mlp(self, kind: str | None, layer: int = 0) -> Mlp:
         """Return the row of one MLP, the first if the kind is None; UnknownNameError if there is none."""
-        return self._one(kind, layer, lambda layer: [row for row in self.rows(layer) if isinstance(row, Mlp)])
+        return self._one(
+            kind,
+            layer,
+            lambda layer: [row for row in self.rows(layer) if isinstance(row, Mlp)],
+        )
 
-    def _one(self, kind: str | None, layer: int, rows_of: Callable[[int], Iterable[W]]) -> W:
+    def _one(
+        self, kind: str | None, layer: int, rows_of: Callable[[int], Iterable[W]]
+    ) -> W:
         if layer not in range(self.n_layers):
             raise unknown_name("layer", layer, map(str, range(self.n_layers)))
         rows = {row.kind: row for row in rows_of(layer)}
@@ -273,17 +281,29 @@ class Stack:
 
     def attention_kinds(self) -> list[str]:
         """List the kinds of attention that any layer has, in order."""
-        return list(dict.fromkeys(row.kind for layer in range(self.n_layers) for row in self.attentions(layer)))
+        return list(
+            dict.fromkeys(
+                row.kind
+                for layer in range(self.n_layers)
+                for row in self.attentions(layer)
+            )
+        )
 
     def layers_with(self, kind: str | None = None) -> tuple[str, list[int]]:
         """Return a kind of attention (the last if None) and the layers that have it; InputError if there is none."""
         kinds = self.attention_kinds()
         if not kinds:
-            raise InputError(f"stack {self.name!r} has no attention, so it has no heads to look at")
+            raise InputError(
+                f"stack {self.name!r} has no attention, so it has no heads to look at"
+            )
         target = kinds[-1] if kind is None else kind
         if target not in kinds:
             raise unknown_name("attention", target, kinds)
-        return target, [x for x in range(self.n_layers) if any(row.kind == target for row in self.attentions(x))]
+        return target, [
+            x
+            for x in range(self.n_layers)
+            if any(row.kind == target for row in self.attentions(x))
+        ]
 
 
 @dataclass(frozen=True)

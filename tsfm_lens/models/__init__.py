@@ -7,4 +7,13 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.opening import load
 from tsfm_lens.models.run import Run
 
-__all__ = ["Adapter", "Architecture", "Encoded", "Forecast", "Lens", "Run", "architectures", "load"]
+__all__ = [
+    "Adapter",
+    "Architecture",
+    "Encoded",
+    "Forecast",
+    "Lens",
+    "Run",
+    "architectures",
+    "load",
+]

@@ -38,8 +38,14 @@ def knock_outs(
 ) -> list[Intervention]:
     """Make one intervention per component; arguments as :meth:`Lens.ablate` takes them."""
     needs_reference = checked_how(how)
-    allowed = [field.name for field in fields(KINDS[how]) if field.name not in ("target", "reference")]
-    refuse_unknown(options, f"{how} ablation", [*allowed, "how", "reference", "horizon"])
+    allowed = [
+        field.name
+        for field in fields(KINDS[how])
+        if field.name not in ("target", "reference")
+    ]
+    refuse_unknown(
+        options, f"{how} ablation", [*allowed, "how", "reference", "horizon"]
+    )
     targets = select_components(lens.wiring, *components)
     if needs_reference:
         options["reference"] = reference_activations(lens, how, reference, horizon)
@@ -56,15 +62,26 @@ def ablated_variants(
     seed: int = 0,
 ) -> list[tuple[Intervention, ...]]:
     """Make the interventions that ablate each component by itself, with one reference for all."""
-    activations = reference_activations(lens, how, reference, horizon) if how in _WITH_REFERENCE else None
+    activations = (
+        reference_activations(lens, how, reference, horizon)
+        if how in _WITH_REFERENCE
+        else None
+    )
     options = {"seed": seed} if how in ("resample", "noise") else {}
-    return [tuple(knock_outs(lens, [component], how, activations, **options)) for component in components]
+    return [
+        tuple(knock_outs(lens, [component], how, activations, **options))
+        for component in components
+    ]
 
 
-def reference_activations(lens: LensBase, how: str, reference: Any, horizon: int | None = None) -> Activations:
+def reference_activations(
+    lens: LensBase, how: str, reference: Any, horizon: int | None = None
+) -> Activations:
     """Return activations; of series, those along their forecasts, so that every position has a mean."""
     if reference is None:
-        raise InputError(f"how={how!r} needs reference=…: activations, or series to record them on")
+        raise InputError(
+            f"how={how!r} needs reference=…: activations, or series to record them on"
+        )
     if isinstance(reference, Activations):
         return reference
     names = names_of(lens, ["**.hook_z", "**.hook_out"], None)

@@ -104,20 +104,30 @@ class Adapter(ABC):
         """Run one differentiable native forward: logits, or quantiles in data units."""
 
     @rows_apart
-    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
+    ) -> Prediction:
         """Run the native single forward, cut to the horizon; models that roll out override this."""
         with torch.no_grad():
-            quantiles = self.run(self.encode(batch, horizon=horizon).inputs)[..., :horizon]
+            quantiles = self.run(self.encode(batch, horizon=horizon).inputs)[
+                ..., :horizon
+            ]
         return self.at(quantiles.transpose(1, 2).cpu(), levels)
 
-    def at(self, quantiles: Tensor, levels: Levels, mean: Tensor | None = None) -> Prediction:
+    def at(
+        self, quantiles: Tensor, levels: Levels, mean: Tensor | None = None
+    ) -> Prediction:
         """Make a prediction at other levels of the model's own quantiles (series, step, quantile)."""
-        centre = at_levels(quantiles, self.levels, (0.5,))[..., 0] if mean is None else mean
+        centre = (
+            at_levels(quantiles, self.levels, (0.5,))[..., 0] if mean is None else mean
+        )
         return Prediction(at_levels(quantiles, self.levels, levels), None, centre)
 
     def of_paths(self, samples: Tensor, levels: Levels) -> Prediction:
         """Make a prediction of the empirical quantiles and the mean of sample paths (series, sample, step)."""
-        quantiles = torch.quantile(samples, torch.tensor(levels, dtype=samples.dtype), dim=1).permute(1, 2, 0)
+        quantiles = torch.quantile(
+            samples, torch.tensor(levels, dtype=samples.dtype), dim=1
+        ).permute(1, 2, 0)
         return Prediction(quantiles, samples, samples.mean(dim=1))
 
     def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
@@ -160,7 +170,9 @@ class Adapter(ABC):
 
     def values(self, encoded: Encoded) -> Tensor:
         """Return the value of every output bin of a token model in data units, (batch, bin); others refuse."""
-        raise InputError(f"{self.architecture} has no output bins: its head emits forecasts in data units")
+        raise InputError(
+            f"{self.architecture} has no output bins: its head emits forecasts in data units"
+        )
 
     def number_step(self, values: np.ndarray) -> float:
         """Return the least difference that the model sees between values (time,) of the context, in data units."""
@@ -173,7 +185,9 @@ class Adapter(ABC):
 
     def quantile_paths(self, horizon: int) -> int:
         """Return the paths that a rollout of quantiles feeds back; 1 where one pass covers the horizon."""
-        return len(self.unrolled or self.levels) or 1 if horizon > self.longest_pass else 1
+        return (
+            len(self.unrolled or self.levels) or 1 if horizon > self.longest_pass else 1
+        )
 
     @property
     def passes(self) -> int:
@@ -212,14 +226,18 @@ class Adapter(ABC):
         lack = self.least_steps - max(tensor.shape[-1] for tensor in tensors)
         if lack <= 0:
             return tensors
-        wide = torch.nn.functional.pad(tensors[0], (self.least_steps - tensors[0].shape[-1], 0), value=float("nan"))
+        wide = torch.nn.functional.pad(
+            tensors[0], (self.least_steps - tensors[0].shape[-1], 0), value=float("nan")
+        )
         return [wide, *tensors[1:]]
 
 
 def refuse_request(adapter: Adapter, horizon: int, num_samples: int | None) -> None:
     """Refuse a forecast that a model cannot make."""
     if num_samples is not None and adapter.readout == "quantile":
-        raise InputError(f"{adapter.architecture} emits quantiles and draws no samples; leave num_samples out")
+        raise InputError(
+            f"{adapter.architecture} emits quantiles and draws no samples; leave num_samples out"
+        )
     if horizon > adapter.longest_pass and adapter.rollout == "single":
         raise InputError(
             f"horizon {horizon} is longer than the {adapter.longest_pass} steps that {adapter.architecture} "
@@ -228,12 +246,18 @@ def refuse_request(adapter: Adapter, horizon: int, num_samples: int | None) -> N
 
 
 def predicted(
-    adapter: Adapter, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
+    adapter: Adapter,
+    batch: SeriesBatch,
+    horizon: int,
+    levels: Levels,
+    num_samples: int | None,
 ) -> Prediction:
     """Return the adapter's prediction; WiringError if it is of another number of steps than was asked for."""
     prediction = adapter.predict(batch, horizon, levels, num_samples)
     steps = {int(prediction.quantiles.shape[1]), int(prediction.mean.shape[-1])}
-    steps |= set() if prediction.samples is None else {int(prediction.samples.shape[-1])}
+    steps |= (
+        set() if prediction.samples is None else {int(prediction.samples.shape[-1])}
+    )
     if steps != {horizon}:
         raise WiringError(
             f"predict of {adapter.architecture} gave {', '.join(map(str, sorted(steps)))} steps, expected {horizon}. "
@@ -252,11 +276,20 @@ def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:
 
 def refuse_covariates(adapter: Adapter | type[Adapter], batch: SeriesBatch) -> None:
     """Refuse covariates that a model does not take."""
-    for name, role, categories in zip(batch.ids, batch.roles, batch.categories, strict=True):
+    for name, role, categories in zip(
+        batch.ids, batch.roles, batch.categories, strict=True
+    ):
         # truth values are numbers, too
-        for kind in (role, *(("categories",) if categories not in (None, TRUTHS) else ())):
+        for kind in (
+            role,
+            *(("categories",) if categories not in (None, TRUTHS) else ()),
+        ):
             if kind != "target" and kind not in adapter.covariates:
-                what = {"past": "past covariates", "known": "known covariates", "categories": "covariates of text"}
+                what = {
+                    "past": "past covariates",
+                    "known": "known covariates",
+                    "categories": "covariates of text",
+                }
                 raise InputError(
                     f"{adapter.architecture} takes no {what[kind]}, such as {name!r}; batch.targets() leaves them out, "
                     "and `tsfm-lens models` says which models take them"
@@ -265,13 +298,25 @@ def refuse_covariates(adapter: Adapter | type[Adapter], batch: SeriesBatch) -> N
 
 def default_horizon(adapter: Adapter, batch: SeriesBatch) -> int:
     """Return the model's own prediction length, or the reach of all known covariates where that is less."""
-    return max(1, min([adapter.prediction_length, *[len(future) for future in batch.futures if future is not None]]))
+    return max(
+        1,
+        min(
+            [
+                adapter.prediction_length,
+                *[len(future) for future in batch.futures if future is not None],
+            ]
+        ),
+    )
 
 
 def covered(adapter: Adapter, batch: SeriesBatch, horizon: int | None) -> int | None:
     """Return the horizon of a forward: of covariates as far as they are known, if none is given."""
     refuse_covariates(adapter, batch)
-    return default_horizon(adapter, batch) if horizon is None and batch.has_covariates else horizon
+    return (
+        default_horizon(adapter, batch)
+        if horizon is None and batch.has_covariates
+        else horizon
+    )
 
 
 def refuse_tails(levels: Sequence[float], requested: Sequence[float]) -> None:
@@ -285,7 +330,9 @@ def refuse_tails(levels: Sequence[float], requested: Sequence[float]) -> None:
             )
 
 
-def at_levels(values: Tensor, levels: Sequence[float], requested: Sequence[float]) -> Tensor:
+def at_levels(
+    values: Tensor, levels: Sequence[float], requested: Sequence[float]
+) -> Tensor:
     """Interpolate quantiles at other levels linearly between the neighbouring ones."""
     refuse_tails(levels, requested)
     if tuple(requested) == tuple(levels):
@@ -306,13 +353,17 @@ def refuse_dtype(adapter: Adapter, *values: Any) -> None:
     for value in values:
         name = str(value).removeprefix("torch.")
         if isinstance(value, torch.dtype) and name not in adapter.dtypes:
-            raise InputError(f"{adapter.architecture} does not run in {name}; choose {' or '.join(adapter.dtypes)}")
+            raise InputError(
+                f"{adapter.architecture} does not run in {name}; choose {' or '.join(adapter.dtypes)}"
+            )
 
 
 def refuse_gradients(wiring: Wiring) -> None:
     """Refuse gradients that are not derivatives, and any in inference mode."""
     if torch.is_inference_mode_enabled():
-        raise InputError("there are no gradients under torch.inference_mode(); leave it, torch.no_grad() may stay on")
+        raise InputError(
+            "there are no gradients under torch.inference_mode(); leave it, torch.no_grad() may stay on"
+        )
     if not wiring.true_gradients:
         raise InputError(
             f"the gradients of {wiring.architecture} are not its derivatives (a rescaled backward pass, or steps of "
@@ -323,7 +374,11 @@ def refuse_gradients(wiring: Wiring) -> None:
 def default_levels(adapter: Adapter) -> tuple[float, ...]:
     """Return the deciles, or the levels that the head emits where those do not reach from 0.1 to 0.9."""
     levels = tuple(adapter.levels)
-    if adapter.readout != "quantile" or not levels or (levels[0] <= 0.1 + 1e-9 and levels[-1] >= 0.9 - 1e-9):
+    if (
+        adapter.readout != "quantile"
+        or not levels
+        or (levels[0] <= 0.1 + 1e-9 and levels[-1] >= 0.9 - 1e-9)
+    ):
         return DECILES
     return levels
 

@@ -66,26 +66,42 @@ class Encoded:
     def shown(self, stack: str) -> Tensor:
         """Return (row, pos): True where a token shows its row; other tokens pad short series to the longest."""
         spans = self.spans[stack]
-        lengths = dict(zip(self.batch.groups if self.packed else self.batch.ids, self.batch.lengths, strict=True))
+        lengths = dict(
+            zip(
+                self.batch.groups if self.packed else self.batch.ids,
+                self.batch.lengths,
+                strict=True,
+            )
+        )
         special = torch.tensor([bool(word) for word in spans.special])
-        return special | (torch.tensor(spans.stop) > -torch.tensor([lengths[row] for row in self.rows])[:, None])
+        return special | (
+            torch.tensor(spans.stop)
+            > -torch.tensor([lengths[row] for row in self.rows])[:, None]
+        )
 
     def part(self, start: int, stop: int) -> Encoded:
         """Return series ``start`` to ``stop``, whole items, with the padding and the spans of the whole batch."""
         count = len(self.rows) if self.items is None else self.items
         series_per_item = len(self.batch) // count
-        cuts = {count: slice(start // series_per_item, stop // series_per_item), len(self.batch): slice(start, stop)}
+        cuts = {
+            count: slice(start // series_per_item, stop // series_per_item),
+            len(self.batch): slice(start, stop),
+        }
 
         def cut(name: str, value: Any) -> Any:
             if not isinstance(value, Tensor) or value.ndim == 0:
                 return value
             if len(value) not in cuts:
-                raise InputError(f"input {name} has shape {tuple(value.shape)}, not a row for each of {count} items")
+                raise InputError(
+                    f"input {name} has shape {tuple(value.shape)}, not a row for each of {count} items"
+                )
             return value[cuts[len(value)]]
 
         series = cuts[len(self.batch)]
         first, whole = self.place
-        before = len(rows_of(self.batch.select(range(start)), self.packed)) if start else 0
+        before = (
+            len(rows_of(self.batch.select(range(start)), self.packed)) if start else 0
+        )
         return replace(
             self,
             inputs={name: cut(name, value) for name, value in self.inputs.items()},
@@ -105,12 +121,16 @@ class Encoded:
         """Tabulate the tokens of a stack, the first if None: steps from the forecast start, and times of one series."""
         spans = self.spans[next(iter(self.spans)) if stack is None else stack]
         parts = {name: getattr(spans, name) for name in ("start", "stop", "special")}
-        table = pd.DataFrame({"token": np.arange(len(spans)), **parts, "variate": spans.variate or 0})
+        table = pd.DataFrame(
+            {"token": np.arange(len(spans)), **parts, "variate": spans.variate or 0}
+        )
         stamps = self.batch.timestamps(series)
         if stamps is not None:
             step = offset_of(self.batch.freqs[series])
             for column in ("start", "stop"):
-                table[f"{column}_time"] = [stamps[-1] + (count + 1) * step for count in table[column]]
+                table[f"{column}_time"] = [
+                    stamps[-1] + (count + 1) * step for count in table[column]
+                ]
         return table
 
     def repeated(self, copies: int) -> dict[str, Any]:
@@ -121,14 +141,19 @@ class Encoded:
                 ones = [1] * (value.ndim - 1)
                 repeated[key] = value.repeat(copies, *ones)
                 if key in self.ids:
-                    shift = torch.arange(copies, device=value.device).repeat_interleave(len(value)) * (value.max() + 1)
+                    shift = torch.arange(copies, device=value.device).repeat_interleave(
+                        len(value)
+                    ) * (value.max() + 1)
                     repeated[key] += shift.reshape(-1, *ones).to(value.dtype)
         return repeated
 
 
 def in_data_units(normalized: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     """Return normalised quantiles (…, batch, quantile, step) in data units, by the means and scales of the series."""
-    return normalized * scale.to(normalized)[:, None, None] + loc.to(normalized)[:, None, None]
+    return (
+        normalized * scale.to(normalized)[:, None, None]
+        + loc.to(normalized)[:, None, None]
+    )
 
 
 def rows_of(batch: SeriesBatch, packed: bool) -> tuple[str, ...]:
@@ -237,7 +262,9 @@ class Architecture:
 
     def claims_object(self, native: object) -> bool:
         """Return whether an object is one of its native models or pipelines."""
-        return any(base.__name__ in self.classes for base in type(native).__mro__) and self.among(native)
+        return any(
+            base.__name__ in self.classes for base in type(native).__mro__
+        ) and self.among(native)
 
     def adapt(self, native: Any) -> Any:
         """Make the adapter of a native object."""
@@ -252,6 +279,8 @@ def architectures() -> dict[str, Architecture]:
     by_name = {}
     for module in pkgutil.iter_modules(package.__path__):
         if not module.name.startswith("_"):
-            entry = importlib.import_module(f"{package.__name__}.{module.name}").ARCHITECTURE
+            entry = importlib.import_module(
+                f"{package.__name__}.{module.name}"
+            ).ARCHITECTURE
             by_name[entry.name] = entry
     return by_name

@@ -98,6 +98,8 @@ class NativeModule(HookedRootModule):
         """Return the native model's state, as ``lens.model.state_dict`` does."""
         return self.adapter.model.state_dict(*args, **kwargs)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
         """Load a state into the native model, as ``lens.model.load_state_dict`` does; runs made before are refused."""
         return self.adapter.model.load_state_dict(state_dict, *args, **kwargs)

@@ -63,7 +63,9 @@ class Config(SimpleNamespace):
 
     def __setattr__(self, name: str, value: Any) -> None:
         hint = "hook_result and the other hook points are computed whenever they are asked for"
-        raise InputError(f"cfg.{name} cannot be set: nothing of the native model is changed, and {hint}")
+        raise InputError(
+            f"cfg.{name} cannot be set: nothing of the native model is changed, and {hint}"
+        )
 
 
 def _of_adapter(name: str, doc: str) -> Any:
@@ -78,16 +80,32 @@ class LensBase(NativeModule):
     model = _of_adapter("model", "Torch module in the library's own pipeline.")
     wiring: Wiring = _of_adapter("wiring", "Table of the model's modules.")
     device: torch.device = _of_adapter("device", "Device of the native model.")
-    emits = _of_adapter("readout", 'Kind of the head\'s output: "token" logits, a "quantile", or a "distribution".')
-    levels = _of_adapter("levels", "Quantile levels that the head gives, (0.5,) for a mean; none of token models.")
-    context_length = _of_adapter("context_length", "Most steps of context that the model reads.")
+    emits = _of_adapter(
+        "readout",
+        'Kind of the head\'s output: "token" logits, a "quantile", or a "distribution".',
+    )
+    levels = _of_adapter(
+        "levels",
+        "Quantile levels that the head gives, (0.5,) for a mean; none of token models.",
+    )
+    context_length = _of_adapter(
+        "context_length", "Most steps of context that the model reads."
+    )
     prediction_length = _of_adapter("prediction_length", "Default horizon.")
     longest_pass = _of_adapter("longest_pass", "Longest horizon of a single forward.")
-    packed = _of_adapter("packed", "True if the variates of an item share one token sequence.")
-    takes_ids = _of_adapter("integers", "True if series are token ids, not measurements.")
+    packed = _of_adapter(
+        "packed", "True if the variates of an item share one token sequence."
+    )
+    takes_ids = _of_adapter(
+        "integers", "True if series are token ids, not measurements."
+    )
 
     def __init__(
-        self, adapter: Adapter, model_id: str, revision: str | None = None, files: Sequence[Path] = ()
+        self,
+        adapter: Adapter,
+        model_id: str,
+        revision: str | None = None,
+        files: Sequence[Path] = (),
     ) -> None:
         super().__init__()
         # kept out of torch's module registry: TransformerLens's setup() writes a name onto every submodule
@@ -102,26 +120,52 @@ class LensBase(NativeModule):
         self.eval()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (type(self), self.adapter, self.model_id, self.revision, self.files, self._lasting_hooks())
+        return _rebuilt, (
+            type(self),
+            self.adapter,
+            self.model_id,
+            self.revision,
+            self.files,
+            self._lasting_hooks(),
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LensBase:
         hooks = self._lasting_hooks()
         for module in self.adapter.model.modules():
             # some libraries keep functions as attributes in a wrapping that cannot be copied, and need not be
-            memo |= {id(value): value for value in vars(module).values() if isinstance(value, staticmethod)}
+            memo |= {
+                id(value): value
+                for value in vars(module).values()
+                if isinstance(value, staticmethod)
+            }
         adapter = copy.deepcopy(self.adapter, memo)
-        return _rebuilt(type(self), adapter, self.model_id, self.revision, self.files, hooks)
+        return _rebuilt(
+            type(self), adapter, self.model_id, self.revision, self.files, hooks
+        )
 
     def _lasting_hooks(self) -> Lasting:
         """Return the hooks set by ``add_hook``, as (name of the point, "fwd" or "bwd", handle)."""
         if self.registry.busy:
-            raise HookError("a context is open on this lens, and its hooks would stay on a copy; leave it first")
+            raise HookError(
+                "a context is open on this lens, and its hooks would stay on a copy; leave it first"
+            )
         points = self.registry.hooked.items()
-        forward = [(name, "fwd", handle) for name, point in points for handle in point.fwd_hooks]
-        return forward + [(name, "bwd", handle) for name, point in points for handle in point.bwd_hooks]
+        forward = [
+            (name, "fwd", handle)
+            for name, point in points
+            for handle in point.fwd_hooks
+        ]
+        return forward + [
+            (name, "bwd", handle)
+            for name, point in points
+            for handle in point.bwd_hooks
+        ]
 
     def __repr__(self) -> str:
-        stacks = ", ".join(f"{s.name or 'blocks'}: {s.n_layers} layers × {s.n_heads} heads" for s in self.wiring.stacks)
+        stacks = ", ".join(
+            f"{s.name or 'blocks'}: {s.n_layers} layers × {s.n_heads} heads"
+            for s in self.wiring.stacks
+        )
         return f"Lens({self.model_id!r}, {self.wiring.architecture}; {stacks}, d_model {self.d_model})"
 
     @property
@@ -136,11 +180,17 @@ class LensBase(NativeModule):
 
     def hook_table(self) -> list[tuple[str, str]]:
         """List every hook point with the names of its axes."""
-        return [(name, " ".join(point.axes)) for name, point in self.registry.points.items()]
+        return [
+            (name, " ".join(point.axes)) for name, point in self.registry.points.items()
+        ]
 
     def components(self, *patterns: str | Component) -> list[Component]:
         """Return components by name or glob, all if none is given; UnknownNameError for one that matches nothing."""
-        return select_components(self.wiring, *patterns) if patterns else list(all_components(self.wiring))
+        return (
+            select_components(self.wiring, *patterns)
+            if patterns
+            else list(all_components(self.wiring))
+        )
 
     def provenance(self) -> dict[str, object]:
         """Return the origin of a result: model, revision, architecture and versions."""
@@ -151,11 +201,20 @@ class LensBase(NativeModule):
             "versions": versions(self.adapter.package),
         }
 
-    def running(self, rows: int, place: tuple[int, int | None] = (0, None)) -> Block[None]:
+    def running(
+        self, rows: int, place: tuple[int, int | None] = (0, None)
+    ) -> Block[None]:
         """Tell hooks which rows run and how far the forecast is; calls of the native object tell them nothing."""
         return self.registry.state.running(rows, place)
 
-    def readout(self, resid: Tensor, encoded: Encoded, *, like: Tensor | None = None, unread: int = 0) -> Tensor:
+    def readout(
+        self,
+        resid: Tensor,
+        encoded: Encoded,
+        *,
+        like: Tensor | None = None,
+        unread: int = 0,
+    ) -> Tensor:
         """Apply the native head to any residual stream: the logit lens.
 
         Args:
@@ -179,17 +238,25 @@ class LensBase(NativeModule):
             )
         return self.frozen_readout(resid, encoded, like, unread)
 
-    def frozen_readout(self, resid: Tensor, encoded: Encoded, like: Tensor | None, unread: int = 0) -> Tensor:
+    def frozen_readout(
+        self, resid: Tensor, encoded: Encoded, like: Tensor | None, unread: int = 0
+    ) -> Tensor:
         """Apply the native head under the scale of another stream, of which derivatives are taken."""
         if resid.shape[-1] != self.d_model:
-            raise InputError(f"the stream has shape {tuple(resid.shape)}, expected (…, series, pos, {self.d_model})")
+            raise InputError(
+                f"the stream has shape {tuple(resid.shape)}, expected (…, series, pos, {self.d_model})"
+            )
         normed = self.adapter.final_norm(resid, like)
-        return self.adapter.head(nn.functional.pad(normed, (0, 0, unread, 0)) if unread else normed, encoded)
+        return self.adapter.head(
+            nn.functional.pad(normed, (0, 0, unread, 0)) if unread else normed, encoded
+        )
 
     @property
     def rereads(self) -> bool:
         """True if a rollout encodes its longer context anew beyond one pass."""
-        return self.adapter.rollout == "refeed" or (self.adapter.rollout == "tokens" and self.adapter.restarts)
+        return self.adapter.rollout == "refeed" or (
+            self.adapter.rollout == "tokens" and self.adapter.restarts
+        )
 
     @property
     def example_ids(self) -> np.ndarray:
@@ -216,7 +283,12 @@ class LensBase(NativeModule):
         return self.adapter.final_norm(resid)
 
     def encode(
-        self, series: Any, *, future: Any = None, tokens: Tensor | None = None, horizon: int | None = None
+        self,
+        series: Any,
+        *,
+        future: Any = None,
+        tokens: Tensor | None = None,
+        horizon: int | None = None,
     ) -> Encoded:
         """Encode series as the native model takes them.
 
@@ -231,8 +303,14 @@ class LensBase(NativeModule):
             InputError: the future has another shape, one pass cannot yield the horizon, or a scale overflows.
         """
         horizon = covered(self.adapter, batch := as_series(series), horizon)
-        values = None if future is None else torch.as_tensor(to_floats(future, "the future"))
-        ids = None if tokens is None else torch.as_tensor(to_floats(tokens, "the array of tokens"))
+        values = (
+            None if future is None else torch.as_tensor(to_floats(future, "the future"))
+        )
+        ids = (
+            None
+            if tokens is None
+            else torch.as_tensor(to_floats(tokens, "the array of tokens"))
+        )
         if values is not None and ids is not None:
             raise InputError("give either future values or decoder tokens, not both")
         for array in (values, ids):
@@ -244,13 +322,19 @@ class LensBase(NativeModule):
                 raise InputError(
                     f"future values have shape {tuple(array.shape)}, expected (series, step) with {len(batch)} series"
                 )
-        if horizon is not None and not (is_count(horizon) and horizon <= self.adapter.longest_pass):
+        if horizon is not None and not (
+            is_count(horizon) and horizon <= self.adapter.longest_pass
+        ):
             raise InputError(
                 f"horizon {horizon!r} of a single forward; one pass of {self.wiring.architecture} yields 1 to "
                 f"{self.adapter.longest_pass} steps, lens.forecast forecasts further"
             )
-        options = {"future": values, "tokens": ids} if self.adapter.readout == "token" else {}
-        encoded = self.adapter.encode(batch, horizon=None if horizon is None else int(horizon), **options)
+        options = (
+            {"future": values, "tokens": ids} if self.adapter.readout == "token" else {}
+        )
+        encoded = self.adapter.encode(
+            batch, horizon=None if horizon is None else int(horizon), **options
+        )
         refuse_overflow(encoded)
         return encoded
 
@@ -283,7 +367,11 @@ class LensBase(NativeModule):
             series = self.encode(series, future=future, tokens=tokens, horizon=horizon)
         with self.running(len(series.rows), series.place), self.registry.attach():
             if stop_at_layer is not None:
-                return stream_into(self.registry, stop_at_layer, lambda: self.adapter.run(series.inputs))
+                return stream_into(
+                    self.registry,
+                    stop_at_layer,
+                    lambda: self.adapter.run(series.inputs),
+                )
             return self.adapter.run(series.inputs)
 
     def edit(self, *interventions: Intervention) -> Block[Self]:
@@ -301,7 +389,10 @@ class LensBase(NativeModule):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one forward; InputError for an argument of TransformerLens's that has no counterpart."""
-        refuse_unknown({name: value for name, value in kwargs.items() if name != "series"}, "forward")
+        refuse_unknown(
+            {name: value for name, value in kwargs.items() if name != "series"},
+            "forward",
+        )
         return super().__call__(*args, **kwargs)
 
     @property
@@ -318,13 +409,25 @@ class LensBase(NativeModule):
         mlp = next((row for row in rows if isinstance(row, Mlp)), None)
         attention = next((row for row in rows if isinstance(row, Attention)), None)
         weights = list(model.parameters())
-        norm = next((f"{stack.block(0)}.{row.norm}" for row in stack.rows(0) if row.norm), stack.ln_final)
-        kind = ("LN" if isinstance(model.get_submodule(norm), nn.LayerNorm) else "RMS") if norm else None
+        norm = next(
+            (f"{stack.block(0)}.{row.norm}" for row in stack.rows(0) if row.norm),
+            stack.ln_final,
+        )
+        kind = (
+            ("LN" if isinstance(model.get_submodule(norm), nn.LayerNorm) else "RMS")
+            if norm
+            else None
+        )
         return Config(
             model_name=self.model_id,
             architecture=wiring.architecture,
-            **{name: getattr(stack, name) for name in ("n_layers", "n_heads", "d_model", "d_head", "d_mlp")},
-            n_key_value_heads=stack.n_heads if attention is None else attention.heads_of("k", stack.n_heads),
+            **{
+                name: getattr(stack, name)
+                for name in ("n_layers", "n_heads", "d_model", "d_head", "d_mlp")
+            },
+            n_key_value_heads=stack.n_heads
+            if attention is None
+            else attention.heads_of("k", stack.n_heads),
             n_ctx=self.context_length,
             d_vocab=self.weights.W_U.shape[1] if self.emits == "token" else None,
             act_fn="" if mlp is None else mlp.act,
@@ -353,7 +456,10 @@ class LensBase(NativeModule):
                 hook.
         """
         points = self.registry.points
-        forward, backward = resolve_hooks(points, fwd_hooks, "fwd"), resolve_hooks(points, bwd_hooks, "bwd")
+        forward, backward = (
+            resolve_hooks(points, fwd_hooks, "fwd"),
+            resolve_hooks(points, bwd_hooks, "bwd"),
+        )
         if backward:
             refuse_gradients(self.wiring)
         hooks = [*forward, *backward]
@@ -362,7 +468,14 @@ class LensBase(NativeModule):
             for name, hook, direction in hooks:
                 self.registry.hooked[name].add_hook(hook, dir=direction, level=level)
             hooks = []
-        return Block(HookScope(self.registry, self, hooks, after=self.clear_contexts if clear_contexts else None))
+        return Block(
+            HookScope(
+                self.registry,
+                self,
+                hooks,
+                after=self.clear_contexts if clear_contexts else None,
+            )
+        )
 
     def clear_contexts(self) -> None:
         """Clear contexts as TransformerLens's ``clear_contexts``; may be broken off and called again."""
@@ -392,7 +505,9 @@ def _rebuilt(
     """Build a lens around a copied or unpickled model, with hooks of its own points."""
     lens = kind(adapter, model_id, revision, files)
     for name, direction, handle in hooks:
-        lens.registry.hooked[name].add_hook(handle.user_hook, direction, handle.is_permanent, handle.context_level)
+        lens.registry.hooked[name].add_hook(
+            handle.user_hook, direction, handle.is_permanent, handle.context_level
+        )
     return lens
 
 
@@ -401,16 +516,24 @@ def _in_stacks(lens: LensBase, name: str) -> str:
     if "_modules" not in lens.__dict__:
         return ""
     paths = [other for other in lens._modules if other.endswith(f"_{name}")]
-    paths += [f"{other}.{name}" for other, module in lens._modules.items() if module and name in module._modules]
+    paths += [
+        f"{other}.{name}"
+        for other, module in lens._modules.items()
+        if module and name in module._modules
+    ]
     return f"this model has {' and '.join(sorted(paths))}" if paths else ""
 
 
-def refuse_unknown(arguments: Iterable[str], what: str, allowed: Sequence[str] = ()) -> None:
+def refuse_unknown(
+    arguments: Iterable[str], what: str, allowed: Sequence[str] = ()
+) -> None:
     """Refuse arguments that a forward, a forecast or something else does not take."""
     allowed = allowed or {"forecast": OF_A_FORECAST, "forward": _OF_A_FORWARD}[what]
     for name in arguments:
         if name in allowed:
             continue
         near = get_close_matches(name, allowed, n=1, cutoff=0.4)
-        nearest = f"did you mean {near[0]}?" if near else f"it takes {', '.join(allowed)}"
+        nearest = (
+            f"did you mean {near[0]}?" if near else f"it takes {', '.join(allowed)}"
+        )
         raise InputError(f"a {what} takes no {name!r}; {ARGUMENTS.get(name, nearest)}")

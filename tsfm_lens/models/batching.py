@@ -16,10 +16,22 @@ import torch
 
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
-from tsfm_lens.models.adapter import default_horizon, default_levels, predicted, refuse_covariates, refuse_request
+from tsfm_lens.models.adapter import (
+    default_horizon,
+    default_levels,
+    predicted,
+    refuse_covariates,
+    refuse_request,
+)
 from tsfm_lens.models.architecture import Encoded, rows_of
 from tsfm_lens.models.base import LensBase
-from tsfm_lens.models.draws import BlockDraws, Piece, block_seed, refuse_undrawable, seeded
+from tsfm_lens.models.draws import (
+    BlockDraws,
+    Piece,
+    block_seed,
+    refuse_undrawable,
+    seeded,
+)
 from tsfm_lens.models.forecast import Forecast, checked_request, is_count
 
 VARIABLE = "TSFM_LENS_MEMORY"
@@ -85,7 +97,13 @@ class ForecastRequest:
     @cached_property
     def blocks(self) -> list[Range]:
         """Ranges of series whose draws are one native call each; the whole batch where nothing is drawn."""
-        size = self.batch_size if self.batch_size is not None else DRAWN if self.draws else len(self.batch)
+        size = (
+            self.batch_size
+            if self.batch_size is not None
+            else DRAWN
+            if self.draws
+            else len(self.batch)
+        )
         return cut(self.batch, size)
 
     @property
@@ -100,7 +118,9 @@ class ForecastRequest:
         for index, (first, last) in enumerate(self.blocks):
             low, high = max(first, start), min(last, stop)
             if low < high:
-                count, place, size = (number // unit for number in (high - low, low - first, last - first))
+                count, place, size = (
+                    number // unit for number in (high - low, low - first, last - first)
+                )
                 pieces.append(Piece(block_seed(self.seed, index), count, place, size))
         return pieces
 
@@ -115,24 +135,42 @@ class ForecastRequest:
         """Return the mode under which pieces of blocks draw their share."""
         adapter = self.lens.adapter
         outer = self.paths if self.lens.wiring.sample_major else 1
-        return BlockDraws(pieces, axis=adapter.draw_axis or 0, outer=outer, guarded=guarded)
+        return BlockDraws(
+            pieces, axis=adapter.draw_axis or 0, outer=outer, guarded=guarded
+        )
 
     def lengths(self) -> dict[str, int]:
         """Count the tokens that the longest item has in the widest pass, by stack."""
         adapter, longest = self.lens.adapter, int(np.argmax(self.batch.lengths))
         group = self.batch.group_index
-        item = self.batch.select(np.flatnonzero(np.asarray(group) == group[longest]).tolist())
+        item = self.batch.select(
+            np.flatnonzero(np.asarray(group) == group[longest]).tolist()
+        )
         ahead = min(self.horizon, adapter.longest_pass)
-        growth = 1 + (self.horizon - ahead) / min(max(item.lengths), adapter.context_length)
-        lengths = {stack: int(size * growth) for stack, size in lengths_of(adapter.encode(item, horizon=ahead)).items()}
+        growth = 1 + (self.horizon - ahead) / min(
+            max(item.lengths), adapter.context_length
+        )
+        lengths = {
+            stack: int(size * growth)
+            for stack, size in lengths_of(adapter.encode(item, horizon=ahead)).items()
+        }
         if adapter.rollout == "tokens":
             lengths[self.lens.wiring.output_stack.name] = ahead
         return lengths
 
     def need(self, items: int) -> int:
         """Guess from above the bytes that one item needs: every step a token, or closer where so many need much."""
-        most = (min(max(self.batch.lengths), self.lens.adapter.context_length) + self.horizon + 8) * self.per_item
-        need = need_of(self.lens, {stack.name: most for stack in self.lens.wiring.stacks}, self.paths, self.per_item)
+        most = (
+            min(max(self.batch.lengths), self.lens.adapter.context_length)
+            + self.horizon
+            + 8
+        ) * self.per_item
+        need = need_of(
+            self.lens,
+            {stack.name: most for stack in self.lens.wiring.stacks},
+            self.paths,
+            self.per_item,
+        )
         if need * items <= LITTLE and not is_given(self.memory):
             return need
         return need_of(self.lens, self.lengths(), self.paths, self.per_item)
@@ -156,8 +194,12 @@ def request_of(
     steps, levels = checked_request(steps_ahead, requested, num_samples, seed)
     refuse_request(lens.adapter, steps, num_samples)
     if batch_size is not None and not is_count(batch_size):
-        raise InputError(f"batch_size {batch_size!r} is not a number of series; expected an integer of 1 or more")
-    return ForecastRequest(lens, batch, steps, levels, num_samples, int(seed), batch_size, memory)
+        raise InputError(
+            f"batch_size {batch_size!r} is not a number of series; expected an integer of 1 or more"
+        )
+    return ForecastRequest(
+        lens, batch, steps, levels, num_samples, int(seed), batch_size, memory
+    )
 
 
 def cut(batch: SeriesBatch, most: int) -> list[Range]:
@@ -171,14 +213,18 @@ def cut(batch: SeriesBatch, most: int) -> list[Range]:
     return ranges
 
 
-def plan(request: ForecastRequest, whole: Sequence[str] = (), kept: int = 0) -> list[Range]:
+def plan(
+    request: ForecastRequest, whole: Sequence[str] = (), kept: int = 0
+) -> list[Range]:
     """Plan the parts of a forecast."""
     if whole:
         return [(0, len(request.batch))]
     items = -(-max(stop - start for start, stop in request.blocks) // request.per_item)
     if not request.joint:
         need = request.need(items) + kept
-        items = fitting(need, items, request.memory, request.lens.device, comfort=not request.draws)
+        items = fitting(
+            need, items, request.memory, request.lens.device, comfort=not request.draws
+        )
     fit = items * request.per_item
     if request.most is not None:
         # an item stays in one piece, however many series it has
@@ -187,12 +233,24 @@ def plan(request: ForecastRequest, whole: Sequence[str] = (), kept: int = 0) -> 
     for start, stop in request.blocks:
         number = -(-(stop - start) // fit)
         # parts of about equal size
-        block = request.batch if stop - start == len(request.batch) else request.batch.select(range(start, stop))
-        ranges += [(start + first, start + last) for first, last in cut(block, -(-len(block) // number))]
+        block = (
+            request.batch
+            if stop - start == len(request.batch)
+            else request.batch.select(range(start, stop))
+        )
+        ranges += [
+            (start + first, start + last)
+            for first, last in cut(block, -(-len(block) // number))
+        ]
     return ranges
 
 
-def halved(run: Callable[[int, int], T], batch: SeriesBatch, ranges: Iterable[Range], uncut: str = "") -> list[T]:
+def halved(
+    run: Callable[[int, int], T],
+    batch: SeriesBatch,
+    ranges: Iterable[Range],
+    uncut: str = "",
+) -> list[T]:
     """Run ranges of a batch one after the other; one that runs out of memory again as two halves."""
     results, queue = [], list(ranges)
     while queue:
@@ -225,7 +283,13 @@ def by_row_hint(whole: Sequence[str]) -> str:
     return f"mark what treats each row by itself with tsfm_lens.hooks.by_row (at {whole[0]}), to run in parts"
 
 
-def forecast_part(request: ForecastRequest, start: int, stop: int, *, drawing: BlockDraws | None = None) -> Forecast:
+def forecast_part(
+    request: ForecastRequest,
+    start: int,
+    stop: int,
+    *,
+    drawing: BlockDraws | None = None,
+) -> Forecast:
     """Run the library's own forecast of some series of a batch, with all hooks that are set."""
     lens, adapter = request.lens, request.lens.adapter
     whole = stop - start == len(request.batch)
@@ -234,14 +298,21 @@ def forecast_part(request: ForecastRequest, start: int, stop: int, *, drawing: B
     padding = nullcontext() if alike else adapter.padded_to(max(request.batch.lengths))
     place: tuple[int, int | None] = 0, None
     if not whole:
-        place = len(set(request.batch.groups[:start])) if adapter.packed else start, request.rows
+        place = (
+            len(set(request.batch.groups[:start])) if adapter.packed else start,
+            request.rows,
+        )
     pieces = request.pieces(start, stop)
     if drawing is None and request.draws and not (len(pieces) == 1 and pieces[0].whole):
         drawing = request.drawing(pieces)
     seed = pieces[0].seed if drawing is None else drawing.seed
     rows = len(rows_of(batch, adapter.packed))
     running, draw = lens.running(rows, place), drawing or nullcontext()
-    guarded = lens.device.type == "cpu" or adapter.readout != "token" or (drawing is not None and drawing.guarded)
+    guarded = (
+        lens.device.type == "cpu"
+        or adapter.readout != "token"
+        or (drawing is not None and drawing.guarded)
+    )
     head = adapter.model.get_submodule(lens.wiring.unembed.module)
     with (
         seeded(seed, lens.device),
@@ -252,12 +323,18 @@ def forecast_part(request: ForecastRequest, start: int, stop: int, *, drawing: B
         # last, so that it sees what other hooks make of the logits
         nullcontext() if guarded else head.register_forward_hook(refuse_undrawable),
     ):
-        prediction = predicted(adapter, batch, request.horizon, request.levels, request.num_samples)
+        prediction = predicted(
+            adapter, batch, request.horizon, request.levels, request.num_samples
+        )
     lens.registry.state.forwards += rows * (request.passes - 1)
-    return Forecast.of(prediction, request.levels, batch, {**lens.provenance(), "seed": request.seed})
+    return Forecast.of(
+        prediction, request.levels, batch, {**lens.provenance(), "seed": request.seed}
+    )
 
 
-def forecast_in_parts(request: ForecastRequest, progress: Callable[[int, int], None] | None = None) -> Forecast:
+def forecast_in_parts(
+    request: ForecastRequest, progress: Callable[[int, int], None] | None = None
+) -> Forecast:
     """Forecast a batch in parts; ``progress`` gets the series done and their number; errors as in ``lens.forecast``."""
 
     def run(start: int, stop: int) -> Forecast:
@@ -300,7 +377,11 @@ def as_bytes(value: int | str, what: str) -> int:
     """Read a number of bytes, maybe as a text with a unit (kB, MB, GB, TB of 1000; KiB, MiB, GiB, TiB of 1024)."""
     if isinstance(value, str):
         form = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", value.lower())
-        number = float(form[1]) * (1024 if form[3] else 1000) ** _UNITS[form[2]] if form else 0.0
+        number = (
+            float(form[1]) * (1024 if form[3] else 1000) ** _UNITS[form[2]]
+            if form
+            else 0.0
+        )
         if 1 <= number < 2**63:
             return int(number)
     elif isinstance(value, int) and not isinstance(value, bool) and value >= 1:
@@ -319,7 +400,14 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
-def fitting(need: int, count: int, memory: int | str | None, device: torch.device, *, comfort: bool = True) -> int:
+def fitting(
+    need: int,
+    count: int,
+    memory: int | str | None,
+    device: torch.device,
+    *,
+    comfort: bool = True,
+) -> int:
     """Count the items, of so many, that may run at once: at least one."""
     if need * count <= LITTLE and not is_given(memory):
         return count
@@ -335,20 +423,26 @@ def lengths_of(encoded: Encoded) -> dict[str, int]:
     return {stack: len(spans) * per_item for stack, spans in encoded.spans.items()}
 
 
-def need_of(lens: LensBase, lengths: Mapping[str, int], paths: int = 1, variates: int = 1) -> int:
+def need_of(
+    lens: LensBase, lengths: Mapping[str, int], paths: int = 1, variates: int = 1
+) -> int:
     """Guess from above the bytes that a run of one item holds at once: attention, stream, cache and output."""
     wiring = lens.wiring
     numbers = 6 * paths * variates * width_of_output(lens)
     for stack in wiring.stacks:
         rows, tokens = paths if stack is wiring.output_stack else 1, lengths[stack.name]
-        keys = tokens + sum([lengths[row.keys_from] for row in stack.attentions(0) if row.keys_from])
+        keys = tokens + sum(
+            [lengths[row.keys_from] for row in stack.attentions(0) if row.keys_from]
+        )
         width = max(stack.d_model, stack.n_heads * stack.d_head)
         per_token = 3 * stack.n_heads * keys + 12 * width + 4 * stack.d_mlp
         numbers += rows * (tokens * per_token + 2 * stack.n_layers * width * keys)
     return 4 * numbers
 
 
-def kept_bytes(lens: LensBase, names: Iterable[str], lengths: Mapping[str, int]) -> dict[str, int]:
+def kept_bytes(
+    lens: LensBase, names: Iterable[str], lengths: Mapping[str, int]
+) -> dict[str, int]:
     """Guess the bytes of the activations of one item at some hook points, by name."""
     points, wiring, wide = lens.registry.points, lens.wiring, width_of_output(lens)
     sizes = {}
@@ -356,13 +450,23 @@ def kept_bytes(lens: LensBase, names: Iterable[str], lengths: Mapping[str, int])
         stack = wiring.stack(points[name].stack)
         tokens = lengths[stack.name]
         keys = tokens if "cross" not in points[name].kind else max(lengths.values())
-        axes = {"batch": 1, "pos": tokens, "query": tokens, "key": keys, "head": stack.n_heads}
+        axes = {
+            "batch": 1,
+            "pos": tokens,
+            "query": tokens,
+            "key": keys,
+            "head": stack.n_heads,
+        }
         axes |= {"d_head": stack.d_head, "d_model": stack.d_model, "d_mlp": stack.d_mlp}
-        sizes[name] = 4 * math.prod([axes.get(axis, wide) for axis in points[name].axes])
+        sizes[name] = 4 * math.prod(
+            [axes.get(axis, wide) for axis in points[name].axes]
+        )
     return sizes
 
 
 def width_of_output(lens: LensBase) -> int:
     """Count the numbers that the head emits for a token."""
     unembed = lens.adapter.model.get_submodule(lens.wiring.unembed.module)
-    return max([len(weight) for weight in unembed.parameters() if weight.ndim], default=0)
+    return max(
+        [len(weight) for weight in unembed.parameters() if weight.ndim], default=0
+    )

@@ -43,7 +43,9 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"{list(self.shape)}{'' if self.dtype in FLOATS else f' of {self.dtype}'}"
+        return (
+            f"{list(self.shape)}{'' if self.dtype in FLOATS else f' of {self.dtype}'}"
+        )
 
 
 @extensible
@@ -84,7 +86,9 @@ class Checkpoint:
     def fit(self, module: Any, renamed: Mapping[str, str]) -> None:
         """Give an empty model the layers that a compressed checkpoint has in the place of its own; here none."""
 
-    def building(self, kind: type, renamed: Mapping[str, str]) -> AbstractContextManager[None]:
+    def building(
+        self, kind: type, renamed: Mapping[str, str]
+    ) -> AbstractContextManager[None]:
         """Make the library build models of a class with those layers, while the block runs."""
         return nullcontext()
 
@@ -100,7 +104,9 @@ def in_our_words(doing: str) -> Iterator[None]:
     except LensError:
         raise
     except Exception as error:
-        raise CheckpointError(f"{doing}: {type(error).__name__}: {shortened(str(error))}") from error
+        raise CheckpointError(
+            f"{doing}: {type(error).__name__}: {shortened(str(error))}"
+        ) from error
 
 
 def shortened(text: str, limit: int = 300) -> str:
@@ -112,11 +118,24 @@ def shortened(text: str, limit: int = 300) -> str:
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read the files of a checkpoint and their headers; no weight is read."""
     with in_our_words(f"{folder} cannot be read"):
-        files = {name: _file(folder, name) for name in (CONFIG, GENERATION) if os.path.lexists(folder / name)}
-        config, generation = (read_settings(files[name]) if name in files else {} for name in (CONFIG, GENERATION))
-        shards, places = _weight_files(folder, files, COMPRESSED if os.path.lexists(folder / COMPRESSION) else SUFFIX)
+        files = {
+            name: _file(folder, name)
+            for name in (CONFIG, GENERATION)
+            if os.path.lexists(folder / name)
+        }
+        config, generation = (
+            read_settings(files[name]) if name in files else {}
+            for name in (CONFIG, GENERATION)
+        )
+        shards, places = _weight_files(
+            folder,
+            files,
+            COMPRESSED if os.path.lexists(folder / COMPRESSION) else SUFFIX,
+        )
         files.update(shards)
-        return Checkpoint(folder, files, config, generation, _headers(folder, shards, places))
+        return Checkpoint(
+            folder, files, config, generation, _headers(folder, shards, places)
+        )
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -124,9 +143,13 @@ def read_settings(path: Path) -> dict[str, Any]:
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not valid JSON: {shortened(str(error))}") from error
+        raise CheckpointError(
+            f"{path} is not valid JSON: {shortened(str(error))}"
+        ) from error
     if not isinstance(settings, dict):
-        raise CheckpointError(f"{path} holds a {type(settings).__name__}, expected an object of settings")
+        raise CheckpointError(
+            f"{path} holds a {type(settings).__name__}, expected an object of settings"
+        )
     return settings
 
 
@@ -136,13 +159,22 @@ def _file(folder: Path, name: str) -> Path:
     return (folder / name).resolve()
 
 
-def _weight_files(folder: Path, files: dict[str, Path], suffix: str) -> tuple[dict[str, Path], dict[str, str] | None]:
+def _weight_files(
+    folder: Path, files: dict[str, Path], suffix: str
+) -> tuple[dict[str, Path], dict[str, str] | None]:
     """Return name -> path of the files with weights, and the file of each tensor by the index, if there is one."""
 
     def file_of(name: str) -> str:
         return name.replace(SUFFIX, suffix)
 
-    native = next((name for name in (WEIGHTS, INDEX) if suffix != SUFFIX and os.path.lexists(folder / name)), None)
+    native = next(
+        (
+            name
+            for name in (WEIGHTS, INDEX)
+            if suffix != SUFFIX and os.path.lexists(folder / name)
+        ),
+        None,
+    )
     if native is not None:
         raise CheckpointError(
             f"{folder} holds {native} beside {COMPRESSION}, expected {file_of(native)}: other libraries would open "
@@ -156,9 +188,13 @@ def _weight_files(folder: Path, files: dict[str, Path], suffix: str) -> tuple[di
     files[INDEX] = _file(folder, file_of(INDEX))
     places = read_settings(files[INDEX]).get("weight_map")
     if not isinstance(places, dict) or not places:
-        raise CheckpointError(f"{folder / INDEX} has no weight_map, expected an object of tensor names and their files")
+        raise CheckpointError(
+            f"{folder / INDEX} has no weight_map, expected an object of tensor names and their files"
+        )
     for tensor, name in places.items():
-        if not isinstance(name, str) or not re.fullmatch(r"[^/\\:\0]+\.safetensors", name):
+        if not isinstance(name, str) or not re.fullmatch(
+            r"[^/\\:\0]+\.safetensors", name
+        ):
             raise CheckpointError(
                 f"{folder / INDEX} puts {shortened(tensor, 80)!r} into {shortened(repr(name), 80)}; expected the name "
                 "of a .safetensors file in the same folder"
@@ -186,21 +222,31 @@ def _no_weights(folder: Path) -> CheckpointError:
             f"{folder} has no {WEIGHTS} and no {INDEX}, but {', '.join(others[:3])}; rename the file that is meant"
         )
     if any(name.endswith(COMPRESSED) for name in inside):
-        return CheckpointError(f"{folder} holds compressed weights, and {COMPRESSION} is missing; copy it there, too")
+        return CheckpointError(
+            f"{folder} holds compressed weights, and {COMPRESSION} is missing; copy it there, too"
+        )
     contents = ", ".join(inside[:8]) or "nothing"
-    return CheckpointError(f"{folder} is not a checkpoint: it has no *.safetensors file (found: {contents})")
+    return CheckpointError(
+        f"{folder} is not a checkpoint: it has no *.safetensors file (found: {contents})"
+    )
 
 
-def _headers(folder: Path, shards: Mapping[str, Path], places: Mapping[str, str] | None) -> dict[str, Stored]:
+def _headers(
+    folder: Path, shards: Mapping[str, Path], places: Mapping[str, str] | None
+) -> dict[str, Stored]:
     tensors: dict[str, Stored] = {}
     for name, path in shards.items():
         try:
             with safe_open(path, framework="pt") as file:
                 for key in file.keys():  # noqa: SIM118
                     if key in tensors:
-                        raise CheckpointError(f"{folder}: {key!r} is in {tensors[key].file} and in {name}")
+                        raise CheckpointError(
+                            f"{folder}: {key!r} is in {tensors[key].file} and in {name}"
+                        )
                     part = file.get_slice(key)
-                    tensors[key] = Stored(name, part.get_dtype(), tuple(part.get_shape()))
+                    tensors[key] = Stored(
+                        name, part.get_dtype(), tuple(part.get_shape())
+                    )
         except CheckpointError:
             raise
         except Exception as error:
@@ -208,8 +254,13 @@ def _headers(folder: Path, shards: Mapping[str, Path], places: Mapping[str, str]
                 f"{folder / name} is not a safetensors file ({shortened(str(error))}); is the download complete, and "
                 "was it cloned with git-lfs?"
             ) from error
-    if places is not None and places != {key: tensor.file for key, tensor in tensors.items()}:
-        wrong = sorted(set(places.items()) ^ {(key, tensor.file) for key, tensor in tensors.items()})
+    if places is not None and places != {
+        key: tensor.file for key, tensor in tensors.items()
+    }:
+        wrong = sorted(
+            set(places.items())
+            ^ {(key, tensor.file) for key, tensor in tensors.items()}
+        )
         raise CheckpointError(
             f"{folder / INDEX} does not say what the files hold: {len(wrong)} places differ, the first is "
             f"{shortened(wrong[0][0], 80)!r} in {wrong[0][1]}"
@@ -225,7 +276,9 @@ def module_of(native: Any) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else native.model
 
 
-def expected_of(blank: nn.Module) -> tuple[dict[str, Tensor], dict[str, frozenset[str]]]:
+def expected_of(
+    blank: nn.Module,
+) -> tuple[dict[str, Tensor], dict[str, frozenset[str]]]:
     """Return the tensors that a model takes from a checkpoint, and by name all names of the same tensor."""
     tie = getattr(blank, "tie_weights", None)
     if callable(tie):
@@ -235,12 +288,16 @@ def expected_of(blank: nn.Module) -> tuple[dict[str, Tensor], dict[str, frozense
     groups: dict[int, set[str]] = {}
     for name, tensor in state.items():
         groups.setdefault(id(tensor), set()).add(name)
-    return state, {name: frozenset(groups[id(tensor)]) for name, tensor in state.items()}
+    return state, {
+        name: frozenset(groups[id(tensor)]) for name, tensor in state.items()
+    }
 
 
 def name_in_model(name: str, renamed: Mapping[str, str]) -> str:
     """Translate a name in a file into the model's, by the parts of names that a library renames."""
-    return reduce(lambda translated, pair: translated.replace(*pair), renamed.items(), name)
+    return reduce(
+        lambda translated, pair: translated.replace(*pair), renamed.items(), name
+    )
 
 
 def _model_names(checkpoint: Checkpoint, renamed: Mapping[str, str]) -> dict[str, str]:
@@ -261,7 +318,11 @@ def refuse_layers(checkpoint: Checkpoint) -> None:
     for node in nodes:
         nodes += [value for value in node.values() if isinstance(value, Mapping)]
         for key, value in node.items():
-            if key.endswith("_layers") and isinstance(value, int) and value > len(checkpoint.tensors):
+            if (
+                key.endswith("_layers")
+                and isinstance(value, int)
+                and value > len(checkpoint.tensors)
+            ):
                 raise CheckpointError(
                     f"{checkpoint.folder}: {CONFIG} has {key}={value}, but the files hold "
                     f"{len(checkpoint.tensors)} tensors in all"
@@ -269,7 +330,10 @@ def refuse_layers(checkpoint: Checkpoint) -> None:
 
 
 def refuse_misfit(
-    checkpoint: Checkpoint, blank: nn.Module, renamed: Mapping[str, str], computed: tuple[str, ...]
+    checkpoint: Checkpoint,
+    blank: nn.Module,
+    renamed: Mapping[str, str],
+    computed: tuple[str, ...],
 ) -> None:
     """Refuse files that lack a tensor of the model, hold another one, or hold one of another shape or type."""
     state, tied = expected_of(blank)
@@ -277,15 +341,24 @@ def refuse_misfit(
     have = set(names.values())
     ignored = getattr(blank, "_keys_to_ignore_on_load_unexpected", None) or ()
     unread = re.compile("|".join((*ignored, *map(re.escape, computed))) or r"(?!)")
-    missing = sorted(name for name in state if not (tied[name] & have or _among(name, computed)))
+    missing = sorted(
+        name for name in state if not (tied[name] & have or _among(name, computed))
+    )
     unknown = sorted(name for name in have - set(state) if not unread.search(name))
     wrong = [
         f"{name} is {tensor} and not {list(state[names[name]].shape)}"
         for name, tensor in checkpoint.tensors.items()
         if (own := state.get(names[name])) is not None
-        and (tensor.shape != tuple(own.shape) or (tensor.dtype in FLOATS) != own.is_floating_point())
+        and (
+            tensor.shape != tuple(own.shape)
+            or (tensor.dtype in FLOATS) != own.is_floating_point()
+        )
     ]
-    kinds = {"missing": missing, "unknown to the model": unknown, "of another form": wrong}
+    kinds = {
+        "missing": missing,
+        "unknown to the model": unknown,
+        "of another form": wrong,
+    }
     if any(kinds.values()):
         complaint = "; ".join(
             f"{len(few)} {kind} ({', '.join([shortened(name, 100) for name in few[:3]] + ['…'] * (len(few) > 3))})"
@@ -300,7 +373,9 @@ def refuse_misfit(
             f"parameters, the files hold {checkpoint.numbers:,}. Is the download complete, and from one model?"
         )
     tensors: list[Tensor] = [*blank.parameters(), *blank.buffers()]
-    bytes_of = {id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}
+    bytes_of = {
+        id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors
+    }
     if sum(bytes_of.values()) > 8 * checkpoint.numbers + SPARE:
         raise CheckpointError(
             f"{checkpoint.folder}: the model that {CONFIG} describes takes {sum(bytes_of.values()):,} bytes, for "
@@ -309,7 +384,10 @@ def refuse_misfit(
 
 
 def refuse_difference(
-    checkpoint: Checkpoint, loaded: nn.Module, renamed: Mapping[str, str], computed: tuple[str, ...]
+    checkpoint: Checkpoint,
+    loaded: nn.Module,
+    renamed: Mapping[str, str],
+    computed: tuple[str, ...],
 ) -> None:
     """Refuse a loaded model whose weights are not those of the files, in the type it was loaded in, or not numbers."""
     names = _model_names(checkpoint, renamed)
@@ -317,20 +395,34 @@ def refuse_difference(
     state = {**dict(loaded.named_buffers()), **loaded.state_dict()}
     for file in dict.fromkeys(tensor.file for tensor in checkpoint.tensors.values()):
         with safe_open(checkpoint.files[file], framework="pt") as weights:
-            for name in (name for name, tensor in checkpoint.tensors.items() if tensor.file == file):
+            for name in (
+                name
+                for name, tensor in checkpoint.tensors.items()
+                if tensor.file == file
+            ):
                 if names[name] in state:
                     values = weights.get_tensor(name)
-                    _refuse_other(checkpoint.folder, name, values, state[names[name]], _among(name, computed))
+                    _refuse_other(
+                        checkpoint.folder,
+                        name,
+                        values,
+                        state[names[name]],
+                        _among(name, computed),
+                    )
 
 
 def _among(name: str, parts: tuple[str, ...]) -> bool:
     return any(part in name for part in parts)
 
 
-def _refuse_other(folder: Path, name: str, stored: Tensor, loaded: Tensor, close: bool) -> None:
+def _refuse_other(
+    folder: Path, name: str, stored: Tensor, loaded: Tensor, close: bool
+) -> None:
     param = loaded.detach().cpu()
     # the extremes are NaN if one value is, and cost no memory
-    if param.numel() and not all(bool(torch.isfinite(extreme)) for extreme in param.aminmax()):
+    if param.numel() and not all(
+        bool(torch.isfinite(extreme)) for extreme in param.aminmax()
+    ):
         bad = int((~torch.isfinite(param)).sum())
         raise CheckpointError(
             f"{folder}: {name} has {bad} of {param.numel()} weights that are not finite in {param.dtype}; the file is "

@@ -53,23 +53,38 @@ class Conditions:
 
     def refuse_other_model(self) -> None:
         """Refuse other weights, another mode or another precision."""
-        name, cure = self.lens.model_id, "so the run would mix two models. Make a new one: lens.run(series, horizon)"
+        name, cure = (
+            self.lens.model_id,
+            "so the run would mix two models. Make a new one: lens.run(series, horizon)",
+        )
         weights, mode = _weights(self.lens.model), _mode(self.lens)
         if _writes(weights) != self._writes or _samples(weights) != self._samples:
-            raise InputError(f"the weights of {name} have changed since this run was made, {cure}")
+            raise InputError(
+                f"the weights of {name} have changed since this run was made, {cure}"
+            )
         if mode != self._mode:
-            raise InputError(f"this run was made in {self._mode}, and {name} is now in {mode}, {cure}")
+            raise InputError(
+                f"this run was made in {self._mode}, and {name} is now in {mode}, {cure}"
+            )
 
 
 def hooks_of(lens: Lens) -> tuple[object, ...]:
     """Return the hooks that are set on a lens, for comparison with those of another time."""
-    return tuple(handle for point in lens.registry.hooked.values() for handle in (*point.fwd_hooks, *point.bwd_hooks))
+    return tuple(
+        handle
+        for point in lens.registry.hooked.values()
+        for handle in (*point.fwd_hooks, *point.bwd_hooks)
+    )
 
 
 def _mode(lens: Lens) -> str:
     mode = "training mode" if lens.training else "evaluation mode"
     precision = autocast_dtype(lens.device)
-    return f"{mode} and full precision" if precision is None else f"{mode} and autocast to {precision}"
+    return (
+        f"{mode} and full precision"
+        if precision is None
+        else f"{mode} and autocast to {precision}"
+    )
 
 
 def _weights(model: nn.Module) -> list[Tensor]:
@@ -84,7 +99,9 @@ def _weights(model: nn.Module) -> list[Tensor]:
         weights += module._parameters.values()
         if module._buffers:
             caches = module._non_persistent_buffers_set
-            weights += [buffer for name, buffer in module._buffers.items() if name not in caches]
+            weights += [
+                buffer for name, buffer in module._buffers.items() if name not in caches
+            ]
     return [tensor for tensor in weights if tensor is not None]
 
 
@@ -94,7 +111,10 @@ def _writes(weights: Sequence[Tensor]) -> list[tuple[int, int]]:
         return [(tensor.data_ptr(), tensor._version) for tensor in weights]
     except RuntimeError:
         # what is made in inference mode has no count
-        return [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in weights]
+        return [
+            (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
+            for tensor in weights
+        ]
 
 
 @torch.no_grad()

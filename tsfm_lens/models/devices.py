@@ -17,7 +17,9 @@ def checked_device(device: Any) -> torch.device:
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
         # of drivers that are broken, torch's own words say more than that none is there
         details = f" (torch says: {error})" if is_broken(device) else ""
-        raise InputError(f"no device {str(device)!r} here; there is {', '.join(devices())}{details}") from error
+        raise InputError(
+            f"no device {str(device)!r} here; there is {', '.join(devices())}{details}"
+        ) from error
     return checked
 
 

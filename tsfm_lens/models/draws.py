@@ -27,7 +27,12 @@ def seeded(seed: int, device: torch.device) -> Block[None]:
 
     def begin() -> None:
         ONE_RUN.take(token)
-        states.append((torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None))
+        states.append(
+            (
+                torch.get_rng_state(),
+                torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+            )
+        )
         torch.manual_seed(seed)
 
     def end() -> None:
@@ -44,14 +49,18 @@ def refuse_undrawable(_head: nn.Module, _args: Any, logits: Tensor) -> None:
     """Raise torch's error of a CPU for logits without probabilities: drawing from them ends all work on a GPU."""
     # NaN, or infinite where all or one are
     if not bool(logits.detach().amax(dim=-1).isfinite().all()):
-        raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+        raise RuntimeError(
+            "probability tensor contains either `inf`, `nan` or element < 0"
+        )
 
 
 def block_seed(seed: int, block: int) -> int:
     """Return the seed of one block of series; that of the first is the caller's own."""
     if block == 0:
         return seed
-    return int(np.random.SeedSequence((seed, block)).generate_state(1, np.uint64)[0]) >> 1
+    return (
+        int(np.random.SeedSequence((seed, block)).generate_state(1, np.uint64)[0]) >> 1
+    )
 
 
 @dataclass(frozen=True)
@@ -76,9 +85,21 @@ class Unsplittable(HookError):
 class BlockDraws(TorchDispatchMode):
     """Dispatch mode under which every block of rows draws what a native call on it alone draws."""
 
-    def __init__(self, pieces: Sequence[Piece], *, axis: int = 0, outer: int = 1, guarded: bool = False) -> None:
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        *,
+        axis: int = 0,
+        outer: int = 1,
+        guarded: bool = False,
+    ) -> None:
         super().__init__()
-        self._pieces, self._axis, self._outer, self.guarded = list(pieces), axis, outer, guarded
+        self._pieces, self._axis, self._outer, self.guarded = (
+            list(pieces),
+            axis,
+            outer,
+            guarded,
+        )
         self._stops = list(accumulate(piece.count for piece in pieces))
         self._alone = len(self._pieces) == 1 and self._pieces[0].whole
         self._alike = len(set(self._pieces)) == 1 and self._pieces[0].whole
@@ -87,26 +108,38 @@ class BlockDraws(TorchDispatchMode):
         self.failures: set[int] = set()
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run ``func``, block by block if it draws."""
         kwargs, name = kwargs or {}, func.overloadpacket.__name__
-        draws = torch.Tag.nondeterministic_seeded in func.tags and not any(word in name for word in _WITHOUT_DRAWS)
+        draws = torch.Tag.nondeterministic_seeded in func.tags and not any(
+            word in name for word in _WITHOUT_DRAWS
+        )
         if not draws or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         of_indices = name == "multinomial"
         axis, shape = 0 if of_indices else self._axis, _shape(args)
         units = self._outer * self._stops[-1]
         if not self._alone and (axis >= len(shape) or shape[axis] % units):
-            raise Unsplittable(f"{name} draws {tuple(shape)}: axis {axis} is not a multiple of {units} units")
+            raise Unsplittable(
+                f"{name} draws {tuple(shape)}: axis {axis} is not a multiple of {units} units"
+            )
         if of_indices and self.guarded:
             args = (self._drawable(args[0]), *args[1:])
         if self._alone:
             return func(*args, **kwargs)
         device = next(
-            (arg.device for arg in args if isinstance(arg, Tensor)), torch.device(kwargs.get("device") or "cpu")
+            (arg.device for arg in args if isinstance(arg, Tensor)),
+            torch.device(kwargs.get("device") or "cpu"),
         )
-        args_of = [tuple(self._part(arg, shape, axis, index) for arg in args) for index in range(len(self._pieces))]
+        args_of = [
+            tuple(self._part(arg, shape, axis, index) for arg in args)
+            for index in range(len(self._pieces))
+        ]
         states = self._at(device)
         in_step = self._alike and all(state is states[0] for state in states)
         if of_indices and args[1] == 1 and args[0].ndim == 2 and in_step:
@@ -115,23 +148,38 @@ class BlockDraws(TorchDispatchMode):
             parts = []
             for index, piece in enumerate(self._pieces):
                 part, states[index] = _draw(
-                    device, states[index], partial(self._of_piece, func, name, piece, args_of[index], kwargs)
+                    device,
+                    states[index],
+                    partial(self._of_piece, func, name, piece, args_of[index], kwargs),
                 )
                 parts.append(part)
         counts = [piece.count for piece in self._pieces]
-        blocks = [part.unflatten(axis, (self._outer, count, -1)) for part, count in zip(parts, counts, strict=True)]
+        blocks = [
+            part.unflatten(axis, (self._outer, count, -1))
+            for part, count in zip(parts, counts, strict=True)
+        ]
         together = torch.cat(blocks, dim=axis + 1).flatten(axis, axis + 2)
         # an operation in place hands its first argument back
         return args[0].copy_(together) if name.endswith("_") else together
 
     def _drawable(self, probabilities: Tensor) -> Tensor:
         """Put all on the last index where probabilities (…, index) are invalid, and note the pieces of such rows."""
-        wrong = ~((probabilities >= 0) & probabilities.isfinite()).all(-1) | (probabilities.sum(-1) <= 0)
+        wrong = ~((probabilities >= 0) & probabilities.isfinite()).all(-1) | (
+            probabilities.sum(-1) <= 0
+        )
         if bool(wrong.any()):
             units = (
-                [0] if self._alone else wrong.unflatten(0, (self._outer, self._stops[-1], -1)).any(2).any(0).nonzero()
+                [0]
+                if self._alone
+                else wrong.unflatten(0, (self._outer, self._stops[-1], -1))
+                .any(2)
+                .any(0)
+                .nonzero()
             )
-            self.failures |= {int(np.searchsorted(self._stops, int(unit), side="right")) for unit in units}
+            self.failures |= {
+                int(np.searchsorted(self._stops, int(unit), side="right"))
+                for unit in units
+            }
         last = torch.zeros_like(probabilities)
         last[..., -1] = 1
         return torch.where(wrong[..., None], last, probabilities)
@@ -140,16 +188,23 @@ class BlockDraws(TorchDispatchMode):
         """Return the random state at which each block stands; equal ones are one object."""
         if device not in self._states:
             seeds = {piece.seed for piece in self._pieces}
-            states = {seed: torch.Generator(device).manual_seed(seed).get_state() for seed in seeds}
+            states = {
+                seed: torch.Generator(device).manual_seed(seed).get_state()
+                for seed in seeds
+            }
             self._states[device] = [states[piece.seed] for piece in self._pieces]
         return self._states[device]
 
-    def _indices(self, func: Any, device: torch.device, args_of: list[tuple[Any, ...]]) -> list[Tensor]:
+    def _indices(
+        self, func: Any, device: torch.device, args_of: list[tuple[Any, ...]]
+    ) -> list[Tensor]:
         """Draw one index a row, as the largest ratio of a probability to an exponential variate that blocks share."""
         # the first block of every draw checks that torch does the same, with as many random numbers
         state = self._at(device)[0]
         expected, after = _draw(device, state, partial(func, *args_of[0]))
-        variates, at = _draw(device, state, torch.empty_like(args_of[0][0]).exponential_)
+        variates, at = _draw(
+            device, state, torch.empty_like(args_of[0][0]).exponential_
+        )
         parts = [(args[0] / variates).argmax(dim=-1, keepdim=True) for args in args_of]
         if torch.equal(parts[0], expected) and torch.equal(at, after):
             self._states[device] = [after] * len(parts)
@@ -166,13 +221,29 @@ class BlockDraws(TorchDispatchMode):
             at = axis - (len(shape) - arg.ndim)
             if at < 0 or arg.shape[at] != shape[axis]:
                 return arg
-            part = arg.unflatten(at, (self._outer, units, -1)).narrow(at + 1, self._stops[index] - count, count)
+            part = arg.unflatten(at, (self._outer, units, -1)).narrow(
+                at + 1, self._stops[index] - count, count
+            )
             return part.flatten(at, at + 2).contiguous()
-        if isinstance(arg, list | tuple) and len(arg) == len(shape) and all(isinstance(size, int) for size in arg):
-            return [size // units * count if place == axis else size for place, size in enumerate(arg)]
+        if (
+            isinstance(arg, list | tuple)
+            and len(arg) == len(shape)
+            and all(isinstance(size, int) for size in arg)
+        ):
+            return [
+                size // units * count if place == axis else size
+                for place, size in enumerate(arg)
+            ]
         return arg
 
-    def _of_piece(self, func: Any, name: str, piece: Piece, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def _of_piece(
+        self,
+        func: Any,
+        name: str,
+        piece: Piece,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Tensor:
         """Draw for one piece; for a part of a block as the whole block draws, with even probabilities for the rest."""
         if piece.whole:
             return func(*args, **kwargs)
@@ -183,11 +254,15 @@ class BlockDraws(TorchDispatchMode):
         own = args[0].unflatten(0, (self._outer, piece.count, -1))
         block = own.new_ones(self._outer, piece.size, *own.shape[2:])
         block.narrow(1, piece.first, piece.count).copy_(own)
-        numbers = func(block.flatten(0, 2), *args[1:], **kwargs).unflatten(0, (self._outer, piece.size, -1))
+        numbers = func(block.flatten(0, 2), *args[1:], **kwargs).unflatten(
+            0, (self._outer, piece.size, -1)
+        )
         return numbers.narrow(1, piece.first, piece.count).flatten(0, 2)
 
 
-def _draw(device: torch.device, state: Tensor, draw: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+def _draw(
+    device: torch.device, state: Tensor, draw: Callable[[], Tensor]
+) -> tuple[Tensor, Tensor]:
     """Draw from a random state, and return the state after it, too."""
     if device.type == "cuda":
         torch.cuda.set_rng_state(state, device)

@@ -11,7 +11,13 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from tsfm_lens.errors import DISTRIBUTION, MissingExtraError, install_command, missing_extra, unknown_name
+from tsfm_lens.errors import (
+    DISTRIBUTION,
+    MissingExtraError,
+    install_command,
+    missing_extra,
+    unknown_name,
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,9 @@ class Extra:
         extra = install_command(self.name)
         if not self.alone:
             return (extra,)
-        pins = " ".join(f"{name}=={version}" for name, version in self.distributions.items())
+        pins = " ".join(
+            f"{name}=={version}" for name, version in self.distributions.items()
+        )
         return extra, f"pip install --no-deps {pins}"
 
 
@@ -88,7 +96,10 @@ EXTRAS: Mapping[str, Extra] = {
             name="toto2",
             title="Toto 2",
             imports=("toto2", "dd_unit_scaling"),
-            distributions={"timecopilot-toto-2": "0.1.1", "timecopilot-dd-unit-scaling": "0.1.0"},
+            distributions={
+                "timecopilot-toto-2": "0.1.1",
+                "timecopilot-dd-unit-scaling": "0.1.0",
+            },
             proofs=("dd_unit_scaling:LinearReadout", "toto2:Toto2Model"),
             needs=("lightning", "unit-scaling"),
         ),
@@ -105,7 +116,10 @@ EXTRAS: Mapping[str, Extra] = {
             title="Moirai",
             imports=("uni2ts",),
             distributions={"timecopilot-uni2ts": "0.1.3"},
-            proofs=("uni2ts.model.moirai:MoiraiModule", "uni2ts.model.moirai2:Moirai2Module"),
+            proofs=(
+                "uni2ts.model.moirai:MoiraiModule",
+                "uni2ts.model.moirai2:Moirai2Module",
+            ),
             needs=("lightning", "hydra-core"),
             before=_stand_in_for_pytree,
         ),
@@ -189,7 +203,11 @@ def require_packages(extra: str, purpose: str) -> None:
 
 def missing_packages(extra: str) -> list[str]:
     """List the packages of an extra, as the package's own metadata has them, that are not installed."""
-    return [package for package in packages_of_extras().get(extra, ()) if installed(package) is None]
+    return [
+        package
+        for package in packages_of_extras().get(extra, ())
+        if installed(package) is None
+    ]
 
 
 def packages_of_extras() -> dict[str, list[str]]:
@@ -201,7 +219,11 @@ def packages_of_extras() -> dict[str, list[str]]:
     table: dict[str, list[str]] = {}
     for requirement in map(Requirement, lines):
         marker = requirement.marker
-        if marker is None or marker.evaluate({"extra": ""}) or requirement.name == DISTRIBUTION:
+        if (
+            marker is None
+            or marker.evaluate({"extra": ""})
+            or requirement.name == DISTRIBUTION
+        ):
             continue
         for name in metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or ():
             if marker.evaluate({"extra": name}):

@@ -46,10 +46,18 @@ class Forecast:
 
     @classmethod
     def of(
-        cls, prediction: Prediction, levels: tuple[float, ...], context: SeriesBatch, attrs: dict[str, object]
+        cls,
+        prediction: Prediction,
+        levels: tuple[float, ...],
+        context: SeriesBatch,
+        attrs: dict[str, object],
     ) -> Forecast:
         """Make the forecast of a native prediction."""
-        samples = None if prediction.samples is None else prediction.samples.numpy().astype(float)
+        samples = (
+            None
+            if prediction.samples is None
+            else prediction.samples.numpy().astype(float)
+        )
         quantiles = prediction.quantiles.permute(0, 2, 1).numpy().astype(float)
         mean = prediction.mean.numpy().astype(float)
         return cls(quantiles, levels, mean, samples, context, attrs)
@@ -69,7 +77,9 @@ class Forecast:
         )
 
     def __repr__(self) -> str:
-        paths = "" if self.samples is None else f", {self.samples.shape[1]} sample paths"
+        paths = (
+            "" if self.samples is None else f", {self.samples.shape[1]} sample paths"
+        )
         levels = f"quantiles {min(self.levels):g} to {max(self.levels):g}"
         return f"Forecast({len(self.context)} series × {self.horizon} steps, {levels}{paths})"
 
@@ -92,19 +102,27 @@ class Forecast:
         for index, other in enumerate(self.levels):
             if abs(other - level) < 1e-9:
                 return self.quantiles[:, index]
-        raise InputError(f"quantile {level} was not forecast; levels are {', '.join(map(str, self.levels))}")
+        raise InputError(
+            f"quantile {level} was not forecast; levels are {', '.join(map(str, self.levels))}"
+        )
 
     def of_rows(self, rows: list[int], batch: SeriesBatch) -> Forecast:
         """Return the forecast of some of the series, which ``batch`` holds."""
         if rows == list(range(len(self.context))):
             return self
         samples = None if self.samples is None else self.samples[rows]
-        parts: dict[str, Any] = {"quantiles": self.quantiles[rows], "mean": self.mean[rows], "samples": samples}
+        parts: dict[str, Any] = {
+            "quantiles": self.quantiles[rows],
+            "mean": self.mean[rows],
+            "samples": samples,
+        }
         return replace(self, **parts, context=batch)
 
     def targets(self) -> Forecast:
         """Return the forecast without the model's output for covariates: of known ones the future is given."""
-        return self.of_rows(np.flatnonzero(self.context.is_target).tolist(), self.context.targets())
+        return self.of_rows(
+            np.flatnonzero(self.context.is_target).tolist(), self.context.targets()
+        )
 
     def to_dataset(self, truth: np.ndarray | None = None) -> xr.Dataset:
         """Return a labelled dataset of kind "forecast", with the context and, where known, the truth (series, step).
@@ -112,9 +130,17 @@ class Forecast:
         Its quantiles are in ascending order.
         """
         data = context_dataset(self.context, self.horizon, truth)
-        seasons, order = list(self.context.seasonalities), np.argsort(self.levels, kind="stable")
-        data = data.assign_coords(quantile=[self.levels[index] for index in order], season=("series", seasons))
-        data["quantile_forecast"] = (("series", "quantile", "step"), self.quantiles[:, order])
+        seasons, order = (
+            list(self.context.seasonalities),
+            np.argsort(self.levels, kind="stable"),
+        )
+        data = data.assign_coords(
+            quantile=[self.levels[index] for index in order], season=("series", seasons)
+        )
+        data["quantile_forecast"] = (
+            ("series", "quantile", "step"),
+            self.quantiles[:, order],
+        )
         if self.samples is not None:
             data["sample"] = (("series", "draw", "step"), self.samples)
         data.attrs = {"kind": "forecast", "title": "Forecast", **self.attrs}
@@ -124,7 +150,13 @@ class Forecast:
         """Return a table of id, group and variate if multivariate, step, timestamp if known, mean, and quantiles."""
         frames = []
         for index, name in enumerate(self.context.ids):
-            frame = pd.DataFrame({"id": name, **self.context.labels(index), "step": np.arange(self.horizon)})
+            frame = pd.DataFrame(
+                {
+                    "id": name,
+                    **self.context.labels(index),
+                    "step": np.arange(self.horizon),
+                }
+            )
             stamps = self.context.timestamps(index, ahead=self.horizon)
             if stamps is not None:
                 frame["timestamp"] = stamps[self.context.lengths[index] :]
@@ -137,7 +169,11 @@ class Forecast:
 
 def is_count(value: Any) -> bool:
     """Return whether a value is an integer from 1 to ``MOST``."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(1 <= value <= MOST)
+    return (
+        isinstance(value, int | np.integer)
+        and not isinstance(value, bool)
+        and bool(1 <= value <= MOST)
+    )
 
 
 def checked_request(
@@ -145,15 +181,21 @@ def checked_request(
 ) -> tuple[int, tuple[float, ...]]:
     """Check the steps, and the quantile levels, which stay in their order."""
     if not is_count(horizon):
-        raise InputError(f"horizon {horizon!r} is not a number of steps; expected an integer from 1 to {MOST}")
+        raise InputError(
+            f"horizon {horizon!r} is not a number of steps; expected an integer from 1 to {MOST}"
+        )
     try:
         levels = tuple(float(level) for level in quantiles)
     except (TypeError, ValueError):
         levels = ()
     if not levels or not all(0 < level < 1 for level in levels):
-        raise InputError(f"quantiles {quantiles!r} are not levels between 0 and 1 (exclusive)")
+        raise InputError(
+            f"quantiles {quantiles!r} are not levels between 0 and 1 (exclusive)"
+        )
     if num_samples is not None and not is_count(num_samples):
-        raise InputError(f"num_samples {num_samples!r} is not a number of sample paths; expected 1 to {MOST}")
+        raise InputError(
+            f"num_samples {num_samples!r} is not a number of sample paths; expected 1 to {MOST}"
+        )
     if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
         raise InputError(f"seed {seed!r} is not an integer from 0 to 2**63 - 1")
     return int(horizon), levels
@@ -193,15 +235,21 @@ def over_steps(truth: np.ndarray, horizon: int) -> np.ndarray:
     return np.concatenate([truth[:, :horizon], longer], axis=1)
 
 
-def checked_values(source: Any, shape: tuple[int, int], what: str = "the truth") -> np.ndarray:
+def checked_values(
+    source: Any, shape: tuple[int, int], what: str = "the truth"
+) -> np.ndarray:
     """Return a truth, or a path, as numbers (series, step)."""
     values = to_floats(source, what)
     if values.shape != shape:
-        raise InputError(f"{what} has shape {values.shape}, expected (series, step) = {shape}")
+        raise InputError(
+            f"{what} has shape {values.shape}, expected (series, step) = {shape}"
+        )
     return values
 
 
-def context_dataset(batch: SeriesBatch, horizon: int, truth: np.ndarray | None = None) -> xr.Dataset:
+def context_dataset(
+    batch: SeriesBatch, horizon: int, truth: np.ndarray | None = None
+) -> xr.Dataset:
     """Return the part that all results share: the context, the truth, their times, units, groups and variates."""
     width = max(len(series) for series in batch.values)
     context = np.full((len(batch), width), np.nan)
@@ -217,14 +265,20 @@ def context_dataset(batch: SeriesBatch, horizon: int, truth: np.ndarray | None =
         },
     )
     if batch.multivariate:
-        data = data.assign_coords(group=("series", list(batch.groups)), variate=("series", list(batch.variates)))
+        data = data.assign_coords(
+            group=("series", list(batch.groups)),
+            variate=("series", list(batch.variates)),
+        )
     if batch.items != batch.ids:
         data = data.assign_coords(item=("series", list(batch.items)))
     if batch.has_covariates:
         data = data.assign_coords(role=("series", list(batch.roles)))
         data["known_future"] = (("series", "step"), batch.known_future(horizon))
     if truth is not None:
-        data["truth"] = (("series", "step"), checked_values(truth, (len(batch), horizon)))
+        data["truth"] = (
+            ("series", "step"),
+            checked_values(truth, (len(batch), horizon)),
+        )
     stamps = [batch.timestamps(index, ahead=horizon) for index in range(len(batch))]
     if any(stamp is None for stamp in stamps):
         return data

@@ -92,14 +92,26 @@ class Lens(LensBase):
             InputError: a wrong argument, or a forecast that is not finite or runs out of memory.
         """
         if columns:
-            refuse_unknown(columns.keys() - {*READING}, "forecast", [*OF_A_FORECAST, *READING])
+            refuse_unknown(
+                columns.keys() - {*READING}, "forecast", [*OF_A_FORECAST, *READING]
+            )
             series = as_series(series, **columns)
-        request = request_of(self, series, horizon, quantiles, num_samples, seed, batch_size, memory)
+        request = request_of(
+            self, series, horizon, quantiles, num_samples, seed, batch_size, memory
+        )
         forecast = forecast_in_parts(request, progress)
         refuse_non_finite(forecast, self.wiring.architecture)
         known = set(request.batch.notes)
-        notes = [note for note in unread_notes(self.adapter, request.batch) if note not in known]
-        return replace(forecast, context=forecast.context.noted(notes)) if notes else forecast
+        notes = [
+            note
+            for note in unread_notes(self.adapter, request.batch)
+            if note not in known
+        ]
+        return (
+            replace(forecast, context=forecast.context.noted(notes))
+            if notes
+            else forecast
+        )
 
     def run_with_hooks(
         self,
@@ -115,7 +127,9 @@ class Lens(LensBase):
         """Run :meth:`forward` once with hooks, or :meth:`forecast` with ``rollout=True``; ``run`` are its arguments."""
         refuse_unknown(run, "forecast" if rollout else "forward")
         with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
-            return self.forecast(series, **run) if rollout else self.forward(series, **run)
+            return (
+                self.forecast(series, **run) if rollout else self.forward(series, **run)
+            )
 
     def run_with_cache(
         self,
@@ -161,22 +175,44 @@ class Lens(LensBase):
         refuse_run(self, rollout, incl_bwd, loss)
         device = None if device is None else checked_device(device)
         if pos_slice is not None and reduce is not None:
-            raise InputError("pos_slice and reduce exclude each other; let the reducer take the positions")
+            raise InputError(
+                "pos_slice and reduce exclude each other; let the reducer take the positions"
+            )
         stop = run.pop("stop_at_layer", None)
         names = names_of(self, names_filter, stop)
-        reducer = reduce if pos_slice is None else at_positions(self.registry.points, names, pos_slice)
+        reducer = (
+            reduce
+            if pos_slice is None
+            else at_positions(self.registry.points, names, pos_slice)
+        )
         batch = series.batch if isinstance(series, Encoded) else as_series(series)
-        capture = Capture(self, batch, names, reducer, device, loss if incl_bwd else None, memory, rollout, stop)
+        capture = Capture(
+            self,
+            batch,
+            names,
+            reducer,
+            device,
+            loss if incl_bwd else None,
+            memory,
+            rollout,
+            stop,
+        )
         output: Any
         if rollout:
             output, acts = capture.roll_out(**run)
         else:
             remark = ""
-            if self.emits == "token" and not isinstance(series, Encoded) and not run.keys() & {"future", "tokens"}:
+            if (
+                self.emits == "token"
+                and not isinstance(series, Encoded)
+                and not run.keys() & {"future", "tokens"}
+            ):
                 remark = "; its decoder read the start token alone, give horizon=… to follow the forecast"
                 if run.get("horizon") is not None:
                     remark, run["future"] = "", self.median_path(batch, run["horizon"])
-            output, acts = capture.forward(series if isinstance(series, Encoded) else self.encode(batch, **run))
+            output, acts = capture.forward(
+                series if isinstance(series, Encoded) else self.encode(batch, **run)
+            )
             acts.remark = remark
         return output, acts.remove_batch_dim() if remove_batch_dim else acts
 
@@ -188,7 +224,9 @@ class Lens(LensBase):
         def settle(logits: Tensor, hook: Any) -> Tensor:
             mass = torch.softmax(logits[..., first:].double(), dim=-1).cumsum(-1)
             median = first + (mass < 0.5 * mass[..., -1:]).sum(-1, keepdim=True)
-            return torch.full_like(logits, torch.finfo(logits.dtype).min / 4).scatter(-1, median, 0.0)
+            return torch.full_like(logits, torch.finfo(logits.dtype).min / 4).scatter(
+                -1, median, 0.0
+            )
 
         with self.hooks([("unembed.hook_out", settle)]):
             forecast = self.forecast(batch, horizon, num_samples=1)
@@ -219,10 +257,18 @@ class Lens(LensBase):
                 for one that it does not have.
         """
         options |= {"rows": rows, "positions": positions}
-        return self.edit(*knock_outs(self, components, how, reference, horizon, **options))
+        return self.edit(
+            *knock_outs(self, components, how, reference, horizon, **options)
+        )
 
     def patch(
-        self, source: Activations, *targets: str | Component, rows: Rows = None, positions: Rows = None
+        self,
+        source: Activations,
+        *targets: str | Component,
+        rows: Rows = None,
+        positions: Rows = None,
     ) -> Block[Lens]:
         """Replace activations at the targets by another run's, in everything that runs inside the block."""
-        return self.edit(*(PatchFrom(target, source, rows, positions) for target in targets))
+        return self.edit(
+            *(PatchFrom(target, source, rows, positions) for target in targets)
+        )

@@ -84,7 +84,9 @@ def read_adapter(folder: Path) -> StoredAdapter | None:
     Raises:
         CheckpointError: one of its two files is missing, its weights are a pickle, or its configuration is no JSON.
     """
-    has_config, has_weights = (os.path.lexists(folder / name) for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS))
+    has_config, has_weights = (
+        os.path.lexists(folder / name) for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+    )
     if not has_config and not has_weights:
         return None
     if not has_config:
@@ -131,7 +133,10 @@ def _embeddings_named(module: nn.Module) -> Iterator[None]:
 def beside(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield path and layer of every adapter that is not merged into its matrix."""
     for name, part in model.named_modules():
-        if isinstance(getattr(part, "base_layer", None), nn.Module) and getattr(part, "merged", None) is False:
+        if (
+            isinstance(getattr(part, "base_layer", None), nn.Module)
+            and getattr(part, "merged", None) is False
+        ):
             yield name, part
 
 

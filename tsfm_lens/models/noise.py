@@ -61,24 +61,46 @@ def relative_rounding(lens: Lens) -> float:
 
 def ranges(run: Run, plain: np.ndarray) -> np.ndarray:
     """Compute the range of each context and its forecast in ``plain`` (series, step), data units, (series,)."""
-    return np.array([np.ptp(values) if values.size else 0.0 for values in _values(run, plain)])
+    return np.array(
+        [np.ptp(values) if values.size else 0.0 for values in _values(run, plain)]
+    )
 
 
 def flat_contexts(lens: Lens, batch: SeriesBatch) -> np.ndarray:
     """Mark the series (series,) that a model sees as one value: their range is below the float step, or one bin."""
-    finite = [values[np.isfinite(values)] for values in (np.ravel(each).astype(float) for each in batch.values)]
+    finite = [
+        values[np.isfinite(values)]
+        for values in (np.ravel(each).astype(float) for each in batch.values)
+    ]
     ranges = np.array([np.ptp(values) if values.size else 0.0 for values in finite])
     steps = np.array([_float_step(values) for values in finite])
     if lens.adapter.readout == "token":
-        steps = np.fmax(steps, _bin_widths(lens, batch, [values.mean() if values.size else 0.0 for values in finite]))
+        steps = np.fmax(
+            steps,
+            _bin_widths(
+                lens,
+                batch,
+                [values.mean() if values.size else 0.0 for values in finite],
+            ),
+        )
     return np.asarray(ranges <= steps)
 
 
 def _bin_widths(lens: Lens, batch: SeriesBatch, levels: list[float]) -> np.ndarray:
     """Return the width of the bin of a token model that holds the level of each series, data units, (series,)."""
-    bins = np.sort(lens.bin_values(lens.encode(batch, future=np.zeros((len(batch), 1)))).double().cpu().numpy())
-    nearest = [np.clip(np.searchsorted(row, level), 1, len(row) - 1) for row, level in zip(bins, levels, strict=True)]
-    return np.array([row[at] - row[at - 1] for row, at in zip(bins, nearest, strict=True)])
+    bins = np.sort(
+        lens.bin_values(lens.encode(batch, future=np.zeros((len(batch), 1))))
+        .double()
+        .cpu()
+        .numpy()
+    )
+    nearest = [
+        np.clip(np.searchsorted(row, level), 1, len(row) - 1)
+        for row, level in zip(bins, levels, strict=True)
+    ]
+    return np.array(
+        [row[at] - row[at - 1] for row, at in zip(bins, nearest, strict=True)]
+    )
 
 
 def flat_series(run: Run) -> np.ndarray:
@@ -92,7 +114,9 @@ def flat_series(run: Run) -> np.ndarray:
         flat = flat_contexts(run.lens, run.batch)
         if run.horizon > 1:
             flat |= np.ptp(run.point, axis=-1) <= own_rounding(run)
-        run.cache["flat"] = flat if run.original is None else flat | flat_series(run.original)
+        run.cache["flat"] = (
+            flat if run.original is None else flat | flat_series(run.original)
+        )
     marks: np.ndarray = run.cache["flat"]
     return marks
 
@@ -125,6 +149,8 @@ def share_floor(run: Run, way: np.ndarray) -> np.ndarray:
     def share(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
         along = (other - plain) * way
         size = np.fmax(np.abs(along.sum(-1)), np.sqrt(np.square(along).sum(-1)))
-        return np.divide(size, length, out=np.full(length.shape, np.inf), where=length > 0)
+        return np.divide(
+            size, length, out=np.full(length.shape, np.inf), where=length > 0
+        )
 
     return noise_floor(run, share)

@@ -13,7 +13,13 @@ from typing import Any, TextIO
 import torch
 
 from tsfm_lens.embedded import checkpoint_names, checkpoint_path
-from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError, WiringError, unknown_name
+from tsfm_lens.errors import (
+    CheckpointError,
+    InputError,
+    UnknownNameError,
+    WiringError,
+    unknown_name,
+)
 from tsfm_lens.hooks.block import Block, Steps
 from tsfm_lens.hooks.replay import Turns
 from tsfm_lens.models import checkpoint
@@ -22,17 +28,37 @@ from tsfm_lens.models.architecture import Architecture, architectures
 from tsfm_lens.models.devices import checked_device
 from tsfm_lens.models.extras import EXTRAS, status
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.merging import ADAPTER_CONFIG, ADAPTER_WEIGHTS, StoredAdapter, has_weights_beside, read_adapter
+from tsfm_lens.models.merging import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    StoredAdapter,
+    has_weights_beside,
+    read_adapter,
+)
 from tsfm_lens.models.merging import beside as adapters_beside
-from tsfm_lens.models.wirings._common import GENERATION, HUB, refuse_unknown, refuse_values
+from tsfm_lens.models.wirings._common import (
+    GENERATION,
+    HUB,
+    refuse_unknown,
+    refuse_values,
+)
 
 # of loading models, which redirects the process's output
 _ONE_LOADING = Turns()
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 def load(
-    source: Any, *, revision: str | None = None, device: str = "cpu", dtype: str = "float32", check: bool = True
+    source: Any,
+    *,
+    revision: str | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+    check: bool = True,
 ) -> Lens:
     """Open a model as a lens.
 
@@ -56,7 +82,9 @@ def load(
         'chronos-bolt'
     """
     if dtype not in _DTYPES:
-        raise InputError(f"dtype {dtype!r} is not known, choose one of {', '.join(_DTYPES)}")
+        raise InputError(
+            f"dtype {dtype!r} is not known, choose one of {', '.join(_DTYPES)}"
+        )
     if not isinstance(source, str | Path):
         lens = _from_object(source)
         _refuse_beside(lens)
@@ -80,7 +108,10 @@ def _from_object(native: object) -> Lens:
     for entry in architectures().values():
         if entry.claims_object(native):
             config = getattr(native, "config", None)
-            return Lens(entry.adapt(native), getattr(config, "_name_or_path", "") or type(native).__name__)
+            return Lens(
+                entry.adapt(native),
+                getattr(config, "_name_or_path", "") or type(native).__name__,
+            )
     own = getattr(native, "lens_adapter", None)
     if own is not None:
         return Lens(own(), type(native).__name__)
@@ -141,7 +172,8 @@ def _same_weights(folder: Path, other: Path) -> bool:
         return True
     one, two = checkpoint.read_checkpoint(folder), checkpoint.read_checkpoint(other)
     return one.files.keys() == two.files.keys() and all(
-        filecmp.cmp(path, two.files[name], shallow=False) for name, path in one.files.items()
+        filecmp.cmp(path, two.files[name], shallow=False)
+        for name, path in one.files.items()
     )
 
 
@@ -158,7 +190,9 @@ def _open(
     except WiringError:
         if checkpoint.CONFIG in files.files:
             raise
-        weights = ", ".join(sorted(name for name in files.files if name.endswith(".safetensors"))[:3])
+        weights = ", ".join(
+            sorted(name for name in files.files if name.endswith(".safetensors"))[:3]
+        )
         raise CheckpointError(
             f"{model_id} has no {checkpoint.CONFIG}, which says of which architecture {weights} is; copy that of the "
             "model into the folder"
@@ -167,15 +201,22 @@ def _open(
         refuse_unknown(files.config, model_id, HUB | entry.keys)
         refuse_values(files.config, model_id, entry.values)
     entry.check(files.config, model_id)
-    refuse_unknown(files.generation, model_id, GENERATION, inside=f"{checkpoint.GENERATION}.")
+    refuse_unknown(
+        files.generation, model_id, GENERATION, inside=f"{checkpoint.GENERATION}."
+    )
     checkpoint.refuse_layers(files)
     with _quiet():
-        with checkpoint.in_our_words(f"{model_id}: no {entry.title} can be built from its configuration"):
+        with checkpoint.in_our_words(
+            f"{model_id}: no {entry.title} can be built from its configuration"
+        ):
             with torch.device("meta"):
                 blank = entry.blank(files.config)
                 files.fit(blank, entry.renamed)
             checkpoint.refuse_misfit(files, blank, entry.renamed, entry.computed)
-        with checkpoint.in_our_words(f"{model_id}: the library cannot load it"), files.staged() as folder:
+        with (
+            checkpoint.in_our_words(f"{model_id}: the library cannot load it"),
+            files.staged() as folder,
+        ):
             with files.building(type(blank), entry.renamed):
                 native = entry.open(folder, dtype, device)
             module = checkpoint.module_of(native)
@@ -188,12 +229,18 @@ def _open(
                 for attribute in ("name_or_path", "_name_or_path"):
                     if hasattr(part, attribute):
                         setattr(part, attribute, str(files.folder))
-            return Lens(entry.adapt(native), model_id, commit, _weight_files(files, adapter))
+            return Lens(
+                entry.adapt(native), model_id, commit, _weight_files(files, adapter)
+            )
 
 
-def _weight_files(files: checkpoint.Checkpoint, adapter: StoredAdapter | None) -> tuple[Path, ...]:
+def _weight_files(
+    files: checkpoint.Checkpoint, adapter: StoredAdapter | None
+) -> tuple[Path, ...]:
     """List the files of weights that a lens was opened from, those of an adapter last."""
-    weights = [files.folder / name for name in files.files if name.endswith(checkpoint.SUFFIX)]
+    weights = [
+        files.folder / name for name in files.files if name.endswith(checkpoint.SUFFIX)
+    ]
     return (*weights, *(() if adapter is None else (adapter.folder / ADAPTER_WEIGHTS,)))
 
 
@@ -214,7 +261,9 @@ def _quiet() -> Block[None]:
     return Block(Steps(None, begin, end))
 
 
-def architecture_of(config: Mapping[str, Any], where: str, tensors: frozenset[str] = frozenset()) -> Architecture:
+def architecture_of(
+    config: Mapping[str, Any], where: str, tensors: frozenset[str] = frozenset()
+) -> Architecture:
     """Return the architecture that claims a configuration or else the names of the tensors."""
     for entry in architectures().values():
         if entry.claims(config) or entry.claims_tensors(tensors):
@@ -230,7 +279,11 @@ def architecture_named(source: str) -> Architecture | None:
     for entry in architectures().values():
         if source in entry.published.values():
             return entry
-    if not os.path.lexists(source) and source.count("/") == 1 and not source.startswith((".", "~")):
+    if (
+        not os.path.lexists(source)
+        and source.count("/") == 1
+        and not source.startswith((".", "~"))
+    ):
         return None
     folder, _, _ = _locate(source, None)
     try:
@@ -238,7 +291,9 @@ def architecture_named(source: str) -> Architecture | None:
         if adapter is not None:
             folder = _base_folder(adapter)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return next((entry for entry in architectures().values() if entry.claims(config)), None)
+        return next(
+            (entry for entry in architectures().values() if entry.claims(config)), None
+        )
     except (OSError, ValueError, TypeError, AttributeError):
         # its opening names the fault
         return None
@@ -248,12 +303,16 @@ def _locate(source: str, revision: str | None) -> tuple[Path, str, str | None]:
     """Return folder, name for provenance, and commit of a source given by name."""
     if source in checkpoint_names():
         return checkpoint_path(source), source, None
-    with checkpoint.in_our_words(f"{checkpoint.shortened(source, 80)!r} cannot be a folder"):
+    with checkpoint.in_our_words(
+        f"{checkpoint.shortened(source, 80)!r} cannot be a folder"
+    ):
         path = Path(source).expanduser()
         if path.is_dir():
             return path, source, None
         if path.exists():
-            raise CheckpointError(f"{source} is a file; give the folder that holds config.json and *.safetensors")
+            raise CheckpointError(
+                f"{source} is a file; give the folder that holds config.json and *.safetensors"
+            )
     if source.startswith((".", "/", "~")) or source.count("/") != 1:
         raise unknown_name(
             "checkpoint",
@@ -261,20 +320,35 @@ def _locate(source: str, revision: str | None) -> tuple[Path, str, str | None]:
             (*checkpoint_names(), *_published()),
             hint="It is neither an embedded checkpoint, nor an existing folder, nor a hub id (owner/name).",
         )
-    shipped = None if revision else next(filter(None, (each.inside(source) for each in architectures().values())), None)
+    shipped = (
+        None
+        if revision
+        else next(
+            filter(None, (each.inside(source) for each in architectures().values())),
+            None,
+        )
+    )
     return _from_hub(source, revision) if shipped is None else (shipped, source, None)
 
 
 def _from_hub(model_id: str, revision: str | None) -> tuple[Path, str, str | None]:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     patterns = ["*.json", f"*{checkpoint.SUFFIX}", f"*{checkpoint.COMPRESSED}"]
     try:
-        folder = Path(snapshot_download(model_id, revision=revision, allow_patterns=patterns))
+        folder = Path(
+            snapshot_download(model_id, revision=revision, allow_patterns=patterns)
+        )
     except RepositoryNotFoundError as error:
         near = unknown_name("hub model", model_id, _published())
-        raise CheckpointError(f"{near} (the hub answered: not found or private)") from error
+        raise CheckpointError(
+            f"{near} (the hub answered: not found or private)"
+        ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         raise CheckpointError(
             f"{_missing_library(model_id)}{model_id} is not in the local hub cache and the hub cannot be reached. On a "
@@ -289,11 +363,19 @@ def _from_hub(model_id: str, revision: str | None) -> tuple[Path, str, str | Non
 def _missing_library(model_id: str) -> str:
     """Say what installs the library of a published model, in a sentence; "" where it is there or needs none."""
     for entry in architectures().values():
-        if entry.extra and model_id in entry.published.values() and not status()[entry.extra].importable:
+        if (
+            entry.extra
+            and model_id in entry.published.values()
+            and not status()[entry.extra].importable
+        ):
             extra = EXTRAS[entry.extra]
             return f"{model_id} needs a library that is not installed ({extra.title}): {' && '.join(extra.install)}. "
     return ""
 
 
 def _published() -> list[str]:
-    return [hub_id for entry in architectures().values() for hub_id in entry.published.values()]
+    return [
+        hub_id
+        for entry in architectures().values()
+        for hub_id in entry.published.values()
+    ]

@@ -16,7 +16,13 @@ from tsfm_lens.errors import HookError, InputError, UnknownNameError
 from tsfm_lens.hooks.activations import Activations, TokenSpans
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.names import name_of, select
-from tsfm_lens.hooks.recorder import NamesFilter, Reducer, passed_before, record, reducers_of
+from tsfm_lens.hooks.recorder import (
+    NamesFilter,
+    Reducer,
+    passed_before,
+    record,
+    reducers_of,
+)
 from tsfm_lens.hooks.tl_names import point_of
 from tsfm_lens.models.adapter import refuse_gradients
 from tsfm_lens.models.architecture import Encoded, rows_of
@@ -62,20 +68,36 @@ class Capture:
     @property
     def whole(self) -> list[str]:
         """Hook points that need the batch to run in one piece."""
-        points, reducers = self.lens.registry.points, reducers_of(self.names, self.reduce)
-        unmarked = {name for name, function in reducers.items() if not getattr(function, "by_row", False)}
-        across = [name for name in self.names if points[name].row_axis or name in unmarked]
+        points, reducers = (
+            self.lens.registry.points,
+            reducers_of(self.names, self.reduce),
+        )
+        unmarked = {
+            name
+            for name, function in reducers.items()
+            if not getattr(function, "by_row", False)
+        }
+        across = [
+            name for name in self.names if points[name].row_axis or name in unmarked
+        ]
         return [*self.lens.registry.session.across_rows(), *across]
 
     def kept(self, lengths: Mapping[str, int], times: int = 1) -> int:
         """Guess the bytes of one item that are kept; what a reducer leaves is not counted."""
         lens, items = self.lens, len(set(self.batch.groups))
         reduced = reducers_of(self.names, self.reduce)
-        sizes = kept_bytes(lens, [name for name in self.names if name not in reduced], lengths)
-        sizes = {name: size * times * (1 if self.loss is None else 2) for name, size in sizes.items()}
+        sizes = kept_bytes(
+            lens, [name for name in self.names if name not in reduced], lengths
+        )
+        sizes = {
+            name: size * times * (1 if self.loss is None else 2)
+            for name, size in sizes.items()
+        }
         total = items * sum(sizes.values())
         if total > LITTLE or is_given(self.memory):
-            limit = limit_of(self.memory, torch.device(self.device) if self.device else lens.device)
+            limit = limit_of(
+                self.memory, torch.device(self.device) if self.device else lens.device
+            )
             if total > limit:
                 largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
                 raise InputError(
@@ -88,14 +110,20 @@ class Capture:
         return total // items
 
     def forward(
-        self, encoded: Encoded, read: Callable[[Tensor, Encoded], Tensor] = lambda output, _part: output
+        self,
+        encoded: Encoded,
+        read: Callable[[Tensor, Encoded], Tensor] = lambda output, _part: output,
     ) -> tuple[Tensor, Activations]:
         """Return the output, or what is read of it, and the activations of a forward, in parts."""
         lens, whole = self.lens, self.whole
         stored = self.kept(lengths_of(encoded))
 
         def run(start: int, stop: int) -> Tensor:
-            part = encoded if stop - start == len(encoded.batch) else encoded.part(start, stop)
+            part = (
+                encoded
+                if stop - start == len(encoded.batch)
+                else encoded.part(start, stop)
+            )
             output = lens.forward(part, stop_at_layer=self.stop)
             if self.loss is not None:
                 self.loss(output).backward()
@@ -103,9 +131,21 @@ class Capture:
 
         # gradients are requested, whatever the caller's setting
         with torch.enable_grad() if self.loss is not None else nullcontext():
-            graph = torch.is_grad_enabled() and any(weight.requires_grad for weight in lens.parameters())
-            uncut = by_row_hint(whole) if whole else "run it under torch.no_grad(), to run in parts" if graph else ""
-            ranges = [(0, len(encoded.batch))] if uncut else forward_ranges(lens, encoded, self.memory, stored)
+            graph = torch.is_grad_enabled() and any(
+                weight.requires_grad for weight in lens.parameters()
+            )
+            uncut = (
+                by_row_hint(whole)
+                if whole
+                else "run it under torch.no_grad(), to run in parts"
+                if graph
+                else ""
+            )
+            ranges = (
+                [(0, len(encoded.batch))]
+                if uncut
+                else forward_ranges(lens, encoded, self.memory, stored)
+            )
             outputs, acts = self._run(ranges, run, uncut=uncut)
             acts.spans = encoded.spans
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs), acts
@@ -120,36 +160,66 @@ class Capture:
             )
         request = request_of(lens, batch, **run, memory=self.memory)
         whole = self.whole
-        passes = -(-request.horizon // lens.adapter.longest_pass) if lens.adapter.rollout == "refeed" else 1
-        ranges = plan(request, whole, self.kept(request.lengths(), request.paths * passes))
+        passes = (
+            -(-request.horizon // lens.adapter.longest_pass)
+            if lens.adapter.rollout == "refeed"
+            else 1
+        )
+        ranges = plan(
+            request, whole, self.kept(request.lengths(), request.paths * passes)
+        )
         outer = request.paths if lens.wiring.sample_major else 1
         uncut = reason_uncut(request, whole)
-        parts, acts = self._run(ranges, lambda *part: forecast_part(request, *part), uncut=uncut, outer=outer)
+        parts, acts = self._run(
+            ranges,
+            lambda *part: forecast_part(request, *part),
+            uncut=uncut,
+            outer=outer,
+        )
         acts.spans_at = rollout_spans(lens.adapter, batch, request.horizon)
         forecast = Forecast.joined(parts, batch)
         refuse_non_finite(forecast, lens.wiring.architecture)
         return forecast, acts
 
     def _run(
-        self, ranges: Iterable[Range], run: Callable[[int, int], T], *, uncut: str, outer: int = 1
+        self,
+        ranges: Iterable[Range],
+        run: Callable[[int, int], T],
+        *,
+        uncut: str,
+        outer: int = 1,
     ) -> tuple[list[T], Activations]:
         """Run ranges of the batch and record each; ``outer`` sample paths stand outside the rows of a part."""
 
         def one(start: int, stop: int) -> tuple[T, Activations]:
             acts = self._empty()
-            how: dict[str, Any] = {"device": self.device, "reduce": self.reduce, "gradients": self.loss is not None}
+            how: dict[str, Any] = {
+                "device": self.device,
+                "reduce": self.reduce,
+                "gradients": self.loss is not None,
+            }
             with record(self.lens.registry, self.names, acts, **how):
                 return run(start, stop), acts
 
         results = halved(one, self.batch, ranges, uncut)
-        outputs, records = [output for output, _ in results], [acts for _, acts in results]
-        return outputs, records[0] if len(records) == 1 else self._joined(records, outer)
+        outputs, records = (
+            [output for output, _ in results],
+            [acts for _, acts in results],
+        )
+        return outputs, records[0] if len(records) == 1 else self._joined(
+            records, outer
+        )
 
     def _empty(self) -> Activations:
         lens, rows = self.lens, rows_of(self.batch, self.lens.adapter.packed)
         major, attrs = lens.wiring.sample_major, lens.provenance()
         return Activations(
-            lens.registry.points, self.rollout, rows, sample_major=major, attrs=attrs, source=lens.registry
+            lens.registry.points,
+            self.rollout,
+            rows,
+            sample_major=major,
+            attrs=attrs,
+            source=lens.registry,
         )
 
     def _joined(self, parts: Sequence[Activations], outer: int) -> Activations:
@@ -159,17 +229,27 @@ class Capture:
         for name in list(parts[0].recorded):
             calls = [part.recorded.pop(name) for part in parts]
             if len({len(part) for part in calls}) > 1:
-                raise HookError(f"{name} ran {', '.join(str(len(part)) for part in calls)} times in parts of one batch")
+                raise HookError(
+                    f"{name} ran {', '.join(str(len(part)) for part in calls)} times in parts of one batch"
+                )
             whole.recorded[name] = []
             for same in zip(*calls, strict=True):
                 values = [call.value.unflatten(0, (outer, -1)) for call in same]
-                whole.recorded[name].append(replace(same[0], value=torch.cat(values, dim=1).flatten(0, 1)))
+                whole.recorded[name].append(
+                    replace(same[0], value=torch.cat(values, dim=1).flatten(0, 1))
+                )
         return whole
 
 
-def names_of(lens: LensBase, names_filter: NamesFilter, stop: int | str | Component | None) -> list[str]:
+def names_of(
+    lens: LensBase, names_filter: NamesFilter, stop: int | str | Component | None
+) -> list[str]:
     """Return the hook points that a run keeps; errors as in :meth:`Lens.run_with_cache`."""
-    points, selection, names_filter = lens.registry.points, set[str](), name_of(names_filter)
+    points, selection, names_filter = (
+        lens.registry.points,
+        set[str](),
+        name_of(names_filter),
+    )
     if names_filter is None:
         names = [name for name in points if not name.endswith("hook_result")]
     elif callable(names_filter):
@@ -182,18 +262,26 @@ def names_of(lens: LensBase, names_filter: NamesFilter, stop: int | str | Compon
             selection.update(select(points, name))
         names = [*filter(selection.__contains__, points)]
     if not names:
-        raise UnknownNameError(f"names_filter={names_filter!r} selects no hook point; lens.hook_table() lists them")
+        raise UnknownNameError(
+            f"names_filter={names_filter!r} selects no hook point; lens.hook_table() lists them"
+        )
     if stop is None:
         return names
     reachable = set(passed_before(lens.registry, stop))
     late = [name for name in names if name not in reachable]
     if late and names_filter is not None and not callable(names_filter):
-        raise InputError(f"a forward with stop_at_layer={stop!r} does not come to {late[0]}; leave it out")
+        raise InputError(
+            f"a forward with stop_at_layer={stop!r} does not come to {late[0]}; leave it out"
+        )
     return [name for name in names if name in reachable]
 
 
 def forward_ranges(
-    lens: LensBase, encoded: Encoded, memory: int | str | None = None, kept: int = 0, copies: int = 1
+    lens: LensBase,
+    encoded: Encoded,
+    memory: int | str | None = None,
+    kept: int = 0,
+    copies: int = 1,
 ) -> list[Range]:
     """Plan the parts of a single forward, of about equal size."""
     per_item = -(-len(encoded.batch) // encoded.n_items)
@@ -206,7 +294,12 @@ def forward_ranges(
     return cut(encoded.batch, -(-encoded.n_items // number) * per_item)
 
 
-def refuse_run(lens: LensBase, rollout: bool, gradients: bool, loss: Callable[[Tensor], Tensor] | None) -> None:
+def refuse_run(
+    lens: LensBase,
+    rollout: bool,
+    gradients: bool,
+    loss: Callable[[Tensor], Tensor] | None,
+) -> None:
     """Refuse to record a run that cannot be recorded; errors as in :meth:`Lens.run_with_cache`."""
     if gradients and (rollout or loss is None):
         raise InputError(
@@ -232,17 +325,31 @@ def rollout_spans(adapter: Any, batch: SeriesBatch, horizon: int) -> SpansAt:
             visible = replace(batch, values=longer).tail(adapter.context_length)
             example = getattr(adapter, "example", None)
             remainder = max(1, min(adapter.longest_pass, horizon - step))
-            spans = adapter.encode(visible if example is None else batch, horizon=remainder).spans
-            spans_of_step[step] = {stack: tokens.shifted(step) for stack, tokens in spans.items()}
+            spans = adapter.encode(
+                visible if example is None else batch, horizon=remainder
+            ).spans
+            spans_of_step[step] = {
+                stack: tokens.shifted(step) for stack, tokens in spans.items()
+            }
         return spans_of_step[step]
 
-    def at(stack: str, step: int, offset: int, n_tokens: int, n_first: int) -> TokenSpans:
+    def at(
+        stack: str, step: int, offset: int, n_tokens: int, n_first: int
+    ) -> TokenSpans:
         output = adapter.wiring.output_stack.name
         if adapter.rollout == "tokens":
             # beyond the native horizon the context grows by whole forecasts, and decoding starts anew
             restarts = adapter.restarts
-            growth = step // adapter.prediction_length * adapter.prediction_length if restarts else 0
-            return TokenSpans.patches(growth + offset, n_tokens, 1) if stack == output else spans_at(growth)[stack]
+            growth = (
+                step // adapter.prediction_length * adapter.prediction_length
+                if restarts
+                else 0
+            )
+            return (
+                TokenSpans.patches(growth + offset, n_tokens, 1)
+                if stack == output
+                else spans_at(growth)[stack]
+            )
         if adapter.rollout == "cache":
             base = spans_at(0)[stack]
             width = base.stop[0] - base.start[0]

@@ -28,7 +28,14 @@ from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.base import refuse_unknown
 from tsfm_lens.models.batching import limit_of
 from tsfm_lens.models.conditions import Conditions
-from tsfm_lens.models.forecast import Forecast, checked_request, checked_values, context_dataset, is_count, over_steps
+from tsfm_lens.models.forecast import (
+    Forecast,
+    checked_request,
+    checked_values,
+    context_dataset,
+    is_count,
+    over_steps,
+)
 from tsfm_lens.models.lens import READING, Lens
 from tsfm_lens.models.recording import Capture, names_of
 from tsfm_lens.models.twins import QUICK, twin_of
@@ -114,7 +121,9 @@ class Run:
             return run.forecast.of_rows(rows, self.batch)
         self.refuse_change()
         with self._clock("forecast"):
-            return self.lens.forecast(self.batch, self.horizon, num_samples=self.num_samples, seed=self.seed)
+            return self.lens.forecast(
+                self.batch, self.horizon, num_samples=self.num_samples, seed=self.seed
+            )
 
     @cached_property
     def path(self) -> np.ndarray:
@@ -166,7 +175,9 @@ class Run:
             return self.encoded.spans
         first = min(self.horizon, self.lens.adapter.longest_pass)
         if self.lens.adapter.readout == "token":
-            return self.lens.encode(self.batch, future=np.zeros((len(self.batch), first))).spans
+            return self.lens.encode(
+                self.batch, future=np.zeros((len(self.batch), first))
+            ).spans
         return self.lens.encode(self.batch, horizon=first).spans
 
     @property
@@ -179,7 +190,9 @@ class Run:
         """Name of the statistic in :attr:`point`: "median", "mean" or "expected value"."""
         if self.rollout:
             return "median"
-        return {"token": "expected value", "distribution": "mean"}.get(self.lens.adapter.readout, "median")
+        return {"token": "expected value", "distribution": "mean"}.get(
+            self.lens.adapter.readout, "median"
+        )
 
     @cached_property
     def point(self) -> np.ndarray:
@@ -189,10 +202,16 @@ class Run:
         self.refuse_change()
         return self._forward(())[0]
 
-    def _forward(self, names: Sequence[str], last: int | None = None) -> tuple[np.ndarray, Activations]:
+    def _forward(
+        self, names: Sequence[str], last: int | None = None
+    ) -> tuple[np.ndarray, Activations]:
         """Return the point forecast of the single forward and its activations at hook points."""
         encoded, names = self.encoded, names_of(self.lens, names, None) if names else []
-        reduce = None if last is None else at_positions(self.lens.registry.points, names, (-last, None))
+        reduce = (
+            None
+            if last is None
+            else at_positions(self.lens.registry.points, names, (-last, None))
+        )
         capture = Capture(self.lens, self.batch, names, reduce)
         with torch.no_grad(), self._clock("recordings"):
             output, acts = capture.forward(encoded, self.read)
@@ -214,11 +233,15 @@ class Run:
         output = output.to(torch.promote_types(output.dtype, torch.float32))
         if adapter.readout == "token":
             first: int = adapter.first_value_token  # type: ignore[attr-defined]
-            values = adapter.values(self.encoded if part is None else part)[:, None, first:].to(output)
+            values = adapter.values(self.encoded if part is None else part)[
+                :, None, first:
+            ].to(output)
             # among the value tokens alone, whose share may be too small to be divided by
             mass = torch.softmax(output[..., first:], dim=-1)
             return (mass * values).sum(-1)[..., : self.horizon]
-        return output[..., int(np.argmin(np.abs(np.array(adapter.levels) - 0.5))), : self.horizon]
+        return output[
+            ..., int(np.argmin(np.abs(np.array(adapter.levels) - 0.5))), : self.horizon
+        ]
 
     @property
     def work(self) -> int:
@@ -240,15 +263,23 @@ class Run:
         requested = {name_of(each) for each in names}
         wrong = [each for each in requested if not isinstance(each, str)]
         if wrong:
-            raise InputError(f"{wrong[0]!r} names no hook point; expected a name or glob, lens.hook_table() lists them")
+            raise InputError(
+                f"{wrong[0]!r} names no hook point; expected a name or glob, lens.hook_table() lists them"
+            )
         if not requested:
-            raise InputError("no hook point is given to record; lens.hook_table() lists them")
+            raise InputError(
+                "no hook point is given to record; lens.hook_table() lists them"
+            )
         there = self.find_record(requested)
         if there is not None:
             return there
         self.refuse_change()
         if self.rollout:
-            options: dict[str, Any] = {"horizon": self.horizon, "num_samples": self.num_samples, "seed": self.seed}
+            options: dict[str, Any] = {
+                "horizon": self.horizon,
+                "num_samples": self.num_samples,
+                "seed": self.seed,
+            }
             with torch.no_grad(), self._clock("recordings"):
                 output, acts = self.lens.run_with_cache(
                     self.batch, names_filter=sorted(requested), rollout=True, **options
@@ -266,13 +297,21 @@ class Run:
         holding = [acts for acts in self._records if requested <= acts.recorded.keys()]
         if not self.rollout:
             # a forward that looks into attention runs another kernel
-            holding = [acts for acts in holding if self._looks_inside(acts) == self._looks_inside(requested)]
+            holding = [
+                acts
+                for acts in holding
+                if self._looks_inside(acts) == self._looks_inside(requested)
+            ]
         return holding[0] if holding else None
 
     def _looks_inside(self, names: Iterable[str]) -> bool:
         """Return whether some of the names are hook points inside attention."""
         points = self.lens.registry.points
-        return any(points[name].how not in ("site", "result") for name in names if name in points)
+        return any(
+            points[name].how not in ("site", "result")
+            for name in names
+            if name in points
+        )
 
     @contextmanager
     def _clock(self, what: str) -> Iterator[None]:
@@ -303,10 +342,16 @@ class Run:
 
     def following(self, forced_path: Any) -> Run:
         """Return the same run with its decoder teacher-forced by (series, step) values; the forecast is shared."""
-        values = checked_values(forced_path, (len(self.batch), self.horizon), "forced_path")
+        values = checked_values(
+            forced_path, (len(self.batch), self.horizon), "forced_path"
+        )
         if not np.isfinite(values).all():
-            raise InputError("forced_path holds values that are no numbers; teacher forcing needs finite values")
-        return replace(self, forced_path=values, _of=(self, list(range(len(self.batch)))))
+            raise InputError(
+                "forced_path holds values that are no numbers; teacher forcing needs finite values"
+            )
+        return replace(
+            self, forced_path=values, _of=(self, list(range(len(self.batch))))
+        )
 
     def rolled_out(self) -> Run:
         """Return the same run in the library's own rollout."""
@@ -318,7 +363,10 @@ class Run:
 
     def redraw(self) -> Run:
         """Return the same run under the next seed, with draws and a forecast of its own; made once."""
-        return self._other(seed=self.seed + 1, _of=None if self._of is None else (self._of[0].redraw(), self._of[1]))
+        return self._other(
+            seed=self.seed + 1,
+            _of=None if self._of is None else (self._of[0].redraw(), self._of[1]),
+        )
 
     def alone(self) -> Run:
         """Return the same run without twins."""
@@ -337,16 +385,22 @@ class Run:
         if key in self._others:
             return self._others[key]
         lens = twin_of(self.lens, number)
-        other = replace(self, lens=lens, forced_path=None, n_twins=0, original=self, _of=None)
+        other = replace(
+            self, lens=lens, forced_path=None, n_twins=0, original=self, _of=None
+        )
         if sum(each.nbytes for each in lens.adapter.model.parameters()) < _SMALL:
             self._others[key] = other
         return other
 
     def _other(self, **changes: Any) -> Run:
         """Return a run that differs in one field, made once; its forecast is this one's unless ``_of`` says more."""
-        key = next(iter(changes.items())) if "n_twins" in changes else next(iter(changes))
+        key = (
+            next(iter(changes.items())) if "n_twins" in changes else next(iter(changes))
+        )
         if key not in self._others:
-            self._others[key] = replace(self, **{"_of": (self, list(range(len(self.batch)))), **changes})
+            self._others[key] = replace(
+                self, **{"_of": (self, list(range(len(self.batch)))), **changes}
+            )
         return self._others[key]
 
     def select(self, which: str | int | Sequence[str | int]) -> Run:
@@ -358,13 +412,26 @@ class Run:
         rows = self.batch.rows(which)
         if self.lens.adapter.multivariate and self.batch.multivariate:
             members = self.batch.rows_by_group()
-            rows = [row for item in dict.fromkeys(self.batch.groups[row] for row in rows) for row in members[item]]
+            rows = [
+                row
+                for item in dict.fromkeys(self.batch.groups[row] for row in rows)
+                for row in members[item]
+            ]
         if rows == list(range(len(self.batch))):
             return self
-        truth, forced_path = (None if values is None else values[rows] for values in (self.truth, self.forced_path))
+        truth, forced_path = (
+            None if values is None else values[rows]
+            for values in (self.truth, self.forced_path)
+        )
         full = None if self.full_batch is None else self.full_batch.select(rows)
-        parts: dict[str, Any] = {"truth": truth, "forced_path": forced_path, "full_batch": full}
-        parts["original"] = None if self.original is None else self.original.select(rows)
+        parts: dict[str, Any] = {
+            "truth": truth,
+            "forced_path": forced_path,
+            "full_batch": full,
+        }
+        parts["original"] = (
+            None if self.original is None else self.original.select(rows)
+        )
         return replace(self, batch=self.batch.select(rows), **parts, _of=(self, rows))
 
     def at(self, horizon: int) -> Run:
@@ -377,15 +444,25 @@ class Run:
             return self
         if horizon not in self._others:
             how: dict[str, Any] = {"num_samples": self.num_samples, "seed": self.seed}
-            rollout = True if self.rollout and self.horizon <= self.lens.adapter.longest_pass else None
+            rollout = (
+                True
+                if self.rollout and self.horizon <= self.lens.adapter.longest_pass
+                else None
+            )
             if self.full_batch is not None:
-                other = self.lens.run(self.full_batch, horizon, holdout=True, rollout=rollout, **how)
+                other = self.lens.run(
+                    self.full_batch, horizon, holdout=True, rollout=rollout, **how
+                )
             else:
                 truth = None if self.truth is None else over_steps(self.truth, horizon)
-                other = self.lens.run(self.batch, horizon, truth=truth, rollout=rollout, **how)
+                other = self.lens.run(
+                    self.batch, horizon, truth=truth, rollout=rollout, **how
+                )
             original = None if self.original is None else self.original.at(horizon)
             other = replace(other, original=original)
-            self._others[horizon] = replace(other, explicit_horizon=self.explicit_horizon, n_twins=self.n_twins)
+            self._others[horizon] = replace(
+                other, explicit_horizon=self.explicit_horizon, n_twins=self.n_twins
+            )
         return self._others[horizon]
 
     def shortened(self, horizon: int) -> Run:
@@ -417,12 +494,24 @@ class Run:
             data["path"] = (("series", "step"), self.path)
         if self.horizon <= self.lens.adapter.longest_pass or self.rollout:
             data["point"] = (("series", "step"), self.point)
-        starts = [start.isoformat() if start is not None else "" for start in batch.starts]
-        data = data.assign_coords(start=("series", starts), freq=("series", [freq or "" for freq in batch.freqs]))
-        cost = {f"seconds_{part}": round(seconds, 3) for part, seconds in self.cost.items()}
+        starts = [
+            start.isoformat() if start is not None else "" for start in batch.starts
+        ]
+        data = data.assign_coords(
+            start=("series", starts),
+            freq=("series", [freq or "" for freq in batch.freqs]),
+        )
+        cost = {
+            f"seconds_{part}": round(seconds, 3) for part, seconds in self.cost.items()
+        }
         title = f"Forecast of {len(batch)} series over {self.horizon} steps"
         about = self.describe("run", title, "tsfm-lens: one forecast, recorded once")
-        data.attrs = {**about, "rollout": int(self.rollout), "statistic": self.statistic, **cost}
+        data.attrs = {
+            **about,
+            "rollout": int(self.rollout),
+            "statistic": self.statistic,
+            **cost,
+        }
         return data
 
     def to_netcdf(self, path: str | Path) -> Path:
@@ -433,12 +522,20 @@ class Run:
         """
         target, data = Path(path), self.to_dataset()
         # netCDF 3 has neither 64-bit integers nor timestamps of its own
-        data = data.drop_vars([name for name in ("context_timestamp", "forecast_timestamp") if name in data.coords])
+        data = data.drop_vars(
+            [
+                name
+                for name in ("context_timestamp", "forecast_timestamp")
+                if name in data.coords
+            ]
+        )
         with writing_to(target), replacing(target) as part:
             data.to_netcdf(part, engine="scipy")
         return target
 
-    def describe(self, kind: str, title: str, source: str, **parameters: object) -> dict[str, object]:
+    def describe(
+        self, kind: str, title: str, source: str, **parameters: object
+    ) -> dict[str, object]:
         """Return the attributes of a result: kind, title, source, provenance, settings, and the probe's parameters."""
         adapter = self.lens.adapter
         facts: dict[str, object] = {"seed": self.seed, "horizon": self.horizon}
@@ -446,7 +543,14 @@ class Run:
             facts["num_samples"] = self.num_samples or "the model's own"
         if adapter.readout == "distribution" and not self.rollout:
             facts["statistic"] = "mean"
-        return {"kind": kind, "title": title, "source": source, **self.lens.provenance(), **facts, **parameters}
+        return {
+            "kind": kind,
+            "title": title,
+            "source": source,
+            **self.lens.provenance(),
+            **facts,
+            **parameters,
+        }
 
 
 @method_of("Lens")
@@ -490,28 +594,48 @@ def run(
     Raises:
         InputError: a wrong argument, a series too short to hold its end out, or ends without any value.
     """
-    refuse_unknown(columns.keys() - {*READING}, "run", [*READING, "holdout", "truth", "windows"])
+    refuse_unknown(
+        columns.keys() - {*READING}, "run", [*READING, "holdout", "truth", "windows"]
+    )
     batch, whole = as_series(series, future=future, **columns), None
     adapter = lens.adapter
     refuse_covariates(adapter, batch)
     own = adapter.prediction_length if holdout else default_horizon(adapter, batch)
-    steps, _ = checked_request(own if horizon is None else horizon, (0.5,), num_samples, seed)
+    steps, _ = checked_request(
+        own if horizon is None else horizon, (0.5,), num_samples, seed
+    )
     if rollout not in (None, True, False):
         raise InputError(f"rollout is {rollout!r}, expected True, False or None")
     if not is_count(windows) or not (twins is None or twins == 0 or is_count(twins)):
-        raise InputError(f"windows={windows!r}, twins={twins!r}: expected whole numbers, of windows 1 or more")
+        raise InputError(
+            f"windows={windows!r}, twins={twins!r}: expected whole numbers, of windows 1 or more"
+        )
     if holdout:
         if truth is not None:
-            raise InputError("give either truth=… or holdout=True, which takes the truth from the series' ends")
+            raise InputError(
+                "give either truth=… or holdout=True, which takes the truth from the series' ends"
+            )
         if horizon is None:
             # as much context as truth at least
             shortest = min(batch.lengths)
-            steps = max(1, min(steps, max(shortest - adapter.context_length, shortest // (1 + windows))))
+            steps = max(
+                1,
+                min(
+                    steps,
+                    max(shortest - adapter.context_length, shortest // (1 + windows)),
+                ),
+            )
         whole = batch.windows(windows, steps, steps)
         batch, truth = held_out(whole, steps)
     elif windows > 1:
-        last = np.full((len(batch), steps), np.nan) if truth is None else checked_values(truth, (len(batch), steps))
-        later = [batch.split(number * steps)[1][:, :steps] for number in range(1, windows)]
+        last = (
+            np.full((len(batch), steps), np.nan)
+            if truth is None
+            else checked_values(truth, (len(batch), steps))
+        )
+        later = [
+            batch.split(number * steps)[1][:, :steps] for number in range(1, windows)
+        ]
         batch, truth = batch.windows(windows, steps), np.concatenate([last, *later])
     batch = batch.noted(unread_notes(adapter, batch))
     if max(batch.lengths) > adapter.context_length:

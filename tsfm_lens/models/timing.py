@@ -45,12 +45,19 @@ def ratios(
     """Time several things against one baseline, in turn, so that drift of the machine cancels."""
     times = in_turn([*ours, base], rounds=rounds, warm_up=warm_up, clock=clock)
     of_base = times[-1]
-    rows = [[one / other for one, other in zip(row, of_base, strict=True)] for row in times[:-1]]
+    rows = [
+        [one / other for one, other in zip(row, of_base, strict=True)]
+        for row in times[:-1]
+    ]
     return [(statistics.median(row), min(row), max(row)) for row in rows]
 
 
 def in_turn(
-    works: Sequence[Callable[[], object]], *, rounds: int, warm_up: int = 1, clock: Clock = time.perf_counter
+    works: Sequence[Callable[[], object]],
+    *,
+    rounds: int,
+    warm_up: int = 1,
+    clock: Clock = time.perf_counter,
 ) -> list[list[float]]:
     """Measure the seconds of each of several functions by round, in turn."""
     times: list[list[float]] = [[] for _ in works]
@@ -73,12 +80,20 @@ class LiveBytes(TorchDispatchMode):
         self._keys: set[int] = set()
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run ``func`` and note the tensors that it made."""
         output = func(*args, **kwargs or {})
         # views and in-place results hold no memory of their own, and the meta device has none
-        inputs = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        inputs = {
+            leaf.untyped_storage()._cdata
+            for leaf in tree_leaves((args, kwargs))
+            if isinstance(leaf, Tensor)
+        }
         for leaf in tree_leaves(output):
             if not isinstance(leaf, Tensor) or leaf.is_meta:
                 continue

@@ -33,7 +33,9 @@ def untrained_twin(lens: Lens, seed: int = 0) -> Lens:
         for name, weight in twin.adapter.model.named_parameters():
             # gains of norms set the size of streams, and hold no direction in them
             if weight.ndim > 1 or "bias" in name:
-                order = torch.randperm(weight.numel(), generator=generator).to(weight.device)
+                order = torch.randperm(weight.numel(), generator=generator).to(
+                    weight.device
+                )
                 weight.copy_(weight.reshape(-1)[order].reshape(weight.shape))
     return twin
 
@@ -46,7 +48,9 @@ def reinitialised_twin(lens: Lens, seed: int = 0) -> Lens:
     twin = copy.deepcopy(lens)
     twin.model_id = f"{lens.model_id} (new weights, seed {seed})"
     model = twin.adapter.model
-    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    before = {
+        name: weight.detach().clone() for name, weight in model.named_parameters()
+    }
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
         for module in model.modules():
@@ -57,10 +61,16 @@ def reinitialised_twin(lens: Lens, seed: int = 0) -> Lens:
                 module.apply(draw)
         for name, weight in model.named_parameters():
             if weight.ndim > 1 and torch.equal(weight, before[name]):
-                weight.normal_(0.0, float(weight.float().std()) if weight.numel() > 1 else 0.0)
+                weight.normal_(
+                    0.0, float(weight.float().std()) if weight.numel() > 1 else 0.0
+                )
     return twin
 
 
 def twin_of(lens: Lens, number: int) -> Lens:
     """Make the twin of a number: every fifth has new weights, the others the model's own in random order."""
-    return reinitialised_twin(lens, number) if number % _NEW == _NEW - 1 else untrained_twin(lens, number)
+    return (
+        reinitialised_twin(lens, number)
+        if number % _NEW == _NEW - 1
+        else untrained_twin(lens, number)
+    )

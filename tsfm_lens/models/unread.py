@@ -16,7 +16,9 @@ def unread_notes(adapter: Adapter, batch: SeriesBatch) -> list[str]:
     """Tell which histories are longer than the model's context, and which variation its numbers are too coarse for."""
     limit = adapter.context_length
     cut, hidden = [], []
-    for name, values, levels in zip(batch.ids, batch.values, batch.categories, strict=True):
+    for name, values, levels in zip(
+        batch.ids, batch.values, batch.categories, strict=True
+    ):
         if len(values) > limit:
             cut.append(f"{limit} of {len(values)} of {name!r}")
         if levels is not None:
@@ -28,7 +30,9 @@ def unread_notes(adapter: Adapter, batch: SeriesBatch) -> list[str]:
             hidden.append(f"{name!r} by {spread:.3g} in steps of {step:.3g}")
     notes = []
     if cut:
-        notes.append(f"{adapter.architecture} reads the last steps of a longer history: {_listed(cut)}")
+        notes.append(
+            f"{adapter.architecture} reads the last steps of a longer history: {_listed(cut)}"
+        )
     if hidden:
         notes.append(
             f"the level hides how series vary from {adapter.architecture}: {_listed(hidden)}; subtract the level"

@@ -31,12 +31,20 @@ def shown_attention(lens: Lens) -> dict[str, dict[str, str]]:
     # one decoder token attends to itself alone, which shows nothing
     single = stack.name == "decoder" and lens.emits == "quantile"
     # attention between variates has no time axis, and one series has nobody to attend to
-    selection = [kind for kind in kinds if layers_in_time(stack, kind) and not (single and kind == "self_attn")]
-    return {f"attention_{kind}": {"kind": kind, "stack": stack.name} for kind in selection}
+    selection = [
+        kind
+        for kind in kinds
+        if layers_in_time(stack, kind) and not (single and kind == "self_attn")
+    ]
+    return {
+        f"attention_{kind}": {"kind": kind, "stack": stack.name} for kind in selection
+    }
 
 
 @probe("attention", "first", each=shown_attention)
-def attention_patterns(run: Run, *, kind: str | None = None, stack: str | None = None) -> xr.Dataset:
+def attention_patterns(
+    run: Run, *, kind: str | None = None, stack: str | None = None
+) -> xr.Dataset:
     """Compute the attention of every head on one series, each token placed at the time steps that it covers.
 
     Patterns show where heads attend, not what determines the forecast.
@@ -72,8 +80,15 @@ def _patterns(run: Run, row: Stack, kind: str, layers: list[int]) -> xr.Dataset:
     # the target is the first row of its item
     pattern = torch.stack([acts[point][0] for point in points]).cpu().double()
     data = run.dataset().assign_coords(pattern_coords(run, row, kind, layers))
-    data["pattern"] = (("layer", "head", "query", "key"), pattern.numpy().astype(np.float32))
-    data["entropy"] = (("layer", "head"), row_entropy(pattern.numpy()).mean(axis=-1), {"units": "nats"})
+    data["pattern"] = (
+        ("layer", "head", "query", "key"),
+        pattern.numpy().astype(np.float32),
+    )
+    data["entropy"] = (
+        ("layer", "head"),
+        row_entropy(pattern.numpy()).mean(axis=-1),
+        {"units": "nats"},
+    )
     title, source = f"{kind} of the {row.name or 'model'}", _SOURCE
     data.attrs = describe_attention(run, "attention", title, source, row, kind)
     return data
@@ -81,7 +96,11 @@ def _patterns(run: Run, row: Stack, kind: str, layers: list[int]) -> xr.Dataset:
 
 def token_steps(spans: TokenSpans) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the first steps of tokens, the ends, and a mask of those that are not special, (token,) each."""
-    return np.array(spans.start), np.array(spans.stop), np.array([not word for word in spans.special])
+    return (
+        np.array(spans.start),
+        np.array(spans.stop),
+        np.array([not word for word in spans.special]),
+    )
 
 
 def span_coords(**axes: TokenSpans) -> dict[str, Any]:
@@ -93,28 +112,47 @@ def span_coords(**axes: TokenSpans) -> dict[str, Any]:
     }
 
 
-def pattern_coords(run: Run, row: Stack, kind: str, layers: list[int]) -> dict[str, Any]:
+def pattern_coords(
+    run: Run, row: Stack, kind: str, layers: list[int]
+) -> dict[str, Any]:
     """Return the coordinates of attention patterns (layer, head, query, key) of one forward."""
     keys = row.attention(kind, layers[0]).keys_from or row.name
     heads = {"layer": list(map(str, layers)), "head": range(row.n_heads)}
-    return heads | span_coords(query=run.encoded.spans[row.name], key=run.encoded.spans[keys])
+    return heads | span_coords(
+        query=run.encoded.spans[row.name], key=run.encoded.spans[keys]
+    )
 
 
 def describe_attention(
-    run: Run, kind: str, title: str, source: str, row: Stack, attention: str, **more: object
+    run: Run,
+    kind: str,
+    title: str,
+    source: str,
+    row: Stack,
+    attention: str,
+    **more: object,
 ) -> dict[str, object]:
     """Return attributes of a result on one series' attention; see :meth:`tsfm_lens.models.run.Run.describe`."""
-    facts = {"stack": row.name, "attention": attention, "series": run.batch.ids[0], "units": run.batch.units[0]}
+    facts = {
+        "stack": row.name,
+        "attention": attention,
+        "series": run.batch.ids[0],
+        "units": run.batch.units[0],
+    }
     return run.describe(kind, title, source, **facts, **more)
 
 
-def pick_attention(lens: Lens, stack: str | None, kind: str | None) -> tuple[Stack, str, list[int]]:
+def pick_attention(
+    lens: Lens, stack: str | None, kind: str | None
+) -> tuple[Stack, str, list[int]]:
     """Return a stack, one of its kinds of attention, and the layers in which that kind attends over time."""
     row = stack_named(lens.wiring, stack, lens.wiring.output_stack)
     kinds = row.attention_kinds()
     attention = attention_over_time(row) if kind is None and kinds else str(kind)
     if not kinds:
-        raise InputError(f"{lens.model_id} has no attention there, so it has no heads to look at")
+        raise InputError(
+            f"{lens.model_id} has no attention there, so it has no heads to look at"
+        )
     if attention not in kinds:
         raise unknown_name(f"attention in the {row.name or 'model'}", attention, kinds)
     layers = layers_in_time(row, attention)
@@ -143,20 +181,28 @@ def normalise(entropy: xr.DataArray) -> xr.DataArray:
 def layers_in_time(stack: Stack, kind: str) -> list[int]:
     """Return the layers in which a kind of attention is between tokens in time."""
     layers = range(stack.n_layers)
-    return [x for x in layers if any(row.kind == kind and row.over == "time" for row in stack.attentions(x))]
+    return [
+        x
+        for x in layers
+        if any(row.kind == kind and row.over == "time" for row in stack.attentions(x))
+    ]
 
 
 def attention_over_time(stack: Stack) -> str:
     """Return a stack's last kind of attention between tokens in time; its last kind if there is none."""
     kinds = stack.attention_kinds()
-    return next((kind for kind in reversed(kinds) if layers_in_time(stack, kind)), kinds[-1])
+    return next(
+        (kind for kind in reversed(kinds) if layers_in_time(stack, kind)), kinds[-1]
+    )
 
 
 def refuse_several(run: Run, what: str, *, covariates: bool = False) -> None:
     """Refuse a run of more than one series; see :func:`refuse_variates`."""
     targets = refuse_variates(run, covariates=covariates)
     if len(targets) != 1:
-        raise InputError(f"{what} for one series at a time, got {len(targets)}; use run.select(…)")
+        raise InputError(
+            f"{what} for one series at a time, got {len(targets)}; use run.select(…)"
+        )
 
 
 def refuse_variates(run: Run, *, covariates: bool = False) -> list[int]:
@@ -179,7 +225,11 @@ def row_entropy(pattern: np.ndarray) -> np.ndarray:
 
 @probe("head_entropy")
 def head_entropy(
-    run: Run, *, kind: str | None = None, sharp_below: float = SHARP_BELOW, progress: Progress | None = None
+    run: Run,
+    *,
+    kind: str | None = None,
+    sharp_below: float = SHARP_BELOW,
+    progress: Progress | None = None,
 ) -> xr.Dataset:
     """Measure how widely each head of the output stack spreads its attention along a forecast.
 
@@ -211,12 +261,16 @@ def head_entropy(
     entropies = []
     for place in rows:
         # the patterns of one series at a time are held
-        entropies.append(_patterns(run.select(place), row, attention, layers)["entropy"])
+        entropies.append(
+            _patterns(run.select(place), row, attention, layers)["entropy"]
+        )
         if progress is not None:
             progress(len(entropies), len(rows))
     entropy = xr.concat(entropies, dim="series").mean("series")
     data = xr.Dataset({"entropy": entropy, "normalised": normalise(entropy)})
     data["sharp"] = data["normalised"] < sharp_below
     facts = {"stack": row.name, "attention": attention, "sharp_below": sharp_below}
-    data.attrs = run.describe("head_entropy", "Head entropy", "tsfm-lens paper, section 4 (S3-HENT)", **facts)
+    data.attrs = run.describe(
+        "head_entropy", "Head entropy", "tsfm-lens paper, section 4 (S3-HENT)", **facts
+    )
     return data

@@ -18,7 +18,13 @@ from tsfm_lens.findings import judge
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.hook_checks import refuse_no_sums
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
-from tsfm_lens.hooks.residual import Place, carry_factors, excess, first_deviation, no_sum
+from tsfm_lens.hooks.residual import (
+    Place,
+    carry_factors,
+    excess,
+    first_deviation,
+    no_sum,
+)
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models.batching import width_of_output
 from tsfm_lens.models.lens import Lens
@@ -52,7 +58,10 @@ def decompositions_of(lens: Lens) -> tuple[str, ...]:
 
 @probe("attribution")
 def attribute(
-    run: Run, *, decompositions: str | Sequence[str] | None = None, tolerance: float = TOLERANCE
+    run: Run,
+    *,
+    decompositions: str | Sequence[str] | None = None,
+    tolerance: float = TOLERANCE,
 ) -> xr.Dataset:
     """Split the forecast among the embedding, heads, MLPs and output biases of the output stack.
 
@@ -100,12 +109,20 @@ def attribute(
     return _add_statistics(decomposed(run, decompositions, tolerance), run)
 
 
-def decomposed(run: Run, decompositions: str | Sequence[str] | None = None, tolerance: float = TOLERANCE) -> xr.Dataset:
+def decomposed(
+    run: Run,
+    decompositions: str | Sequence[str] | None = None,
+    tolerance: float = TOLERANCE,
+) -> xr.Dataset:
     """Compute :func:`attribute` without its statistics, each decomposition once for all probes of a run."""
     if not tolerance > 0:
         raise InputError(f"tolerance is {tolerance}, expected more than 0")
     allowed = decompositions_of(run.lens)
-    names = [decompositions or allowed[0]] if isinstance(decompositions, str | None) else list(decompositions)
+    names = (
+        [decompositions or allowed[0]]
+        if isinstance(decompositions, str | None)
+        else list(decompositions)
+    )
     names = list(allowed) if names == ["all"] else names
     for name in names:
         if name not in allowed:
@@ -119,36 +136,58 @@ def decomposed(run: Run, decompositions: str | Sequence[str] | None = None, tole
             cache["components"] = split.components
             for name in lacking:
                 parts, total, *path = getattr(split, name)()
-                cache[keys[name]] = (*(each.cpu().double().numpy() for each in (parts, total)), *path)
+                cache[keys[name]] = (
+                    *(each.cpu().double().numpy() for each in (parts, total)),
+                    *path,
+                )
     coords = component_coords(cache["components"])
-    coords["unit"] = ("decomposition", [name if name in ("logit", "probability") else "data units" for name in names])
-    axes = ("series", "step") if run.tokens is not None else ("series", "quantile", "step")
+    coords["unit"] = (
+        "decomposition",
+        [name if name in ("logit", "probability") else "data units" for name in names],
+    )
+    axes = (
+        ("series", "step") if run.tokens is not None else ("series", "quantile", "step")
+    )
     if run.tokens is None:
         coords["quantile"] = list(run.lens.levels)
-    attribution, total, nodes, errors = (np.stack(each) for each in zip(*map(cache.get, keys.values()), strict=True))
+    attribution, total, nodes, errors = (
+        np.stack(each) for each in zip(*map(cache.get, keys.values()), strict=True)
+    )
     over = tuple(range(2, total.ndim))
-    gap, size = (np.abs(each).max(axis=over) for each in (attribution.sum(axis=1) - total, total))
+    gap, size = (
+        np.abs(each).max(axis=over) for each in (attribution.sum(axis=1) - total, total)
+    )
     data = marked_dataset(run).assign_coords(decomposition=list(keys), **coords)
     data = data.assign(
         attribution=(("decomposition", "component", *axes), attribution),
         total=(("decomposition", *axes), total),
-        completeness_error=(("decomposition", "series"), gap / np.where(size > 0, size, 1.0)),
+        completeness_error=(
+            ("decomposition", "series"),
+            gap / np.where(size > 0, size, 1.0),
+        ),
         nodes=("decomposition", nodes),
         path_error=("decomposition", errors),
     )
     facts: dict[str, Any] = {"tolerance": tolerance, "first_step": run.first_step}
-    data.attrs = run.describe("attribution", "Attribution of the forecast", _SOURCE, **facts)
+    data.attrs = run.describe(
+        "attribution", "Attribution of the forecast", _SOURCE, **facts
+    )
     return data
 
 
 def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
     """Add sizes and means over steps, their shares and signs, and what ``findings.judge`` adds."""
-    parts, total = (of_median(data[name]).values[..., run.first_step :] for name in ("attribution", "total"))
+    parts, total = (
+        of_median(data[name]).values[..., run.first_step :]
+        for name in ("attribution", "total")
+    )
     mean, sizes = parts.mean(-1), np.abs(parts).mean(-1)
     size = sizes.sum(1, keepdims=True)
     size = np.where(size > 0, size, np.nan)
     # parts round as the whole that they sum to does, and values in data units at their own level, too
-    level = np.where(data["unit"].values[:, None] == "data units", own_rounding(run), 0.0)
+    level = np.where(
+        data["unit"].values[:, None] == "data units", own_rounding(run), 0.0
+    )
     floor = relative_rounding(run.lens) * np.abs(total).max(-1) + level
     axes = ("decomposition", "component", "series")
     compared = ~data["flat"].values
@@ -165,14 +204,20 @@ def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
         sign_agreement=(axes, (np.sign(parts) == np.sign(mean)[..., None]).mean(-1)),
         series_agreement=(axes[:2], np.maximum(up, down)),
     )
-    groups = [f"{each} {of}" for each in data["decomposition"].values for of in head_or_kind(data)]
+    groups = [
+        f"{each} {of}"
+        for each in data["decomposition"].values
+        for of in head_or_kind(data)
+    ]
     floors = xr.DataArray(floor / size[:, 0], dims=("decomposition", "series"))
     return judge(data, "size_share", floor=floors, groups=groups)
 
 
 def of_median(parts: xr.DataArray) -> xr.DataArray:
     """Return the parts of the quantile nearest to the median, where there are several."""
-    return parts.sel(quantile=0.5, method="nearest") if "quantile" in parts.dims else parts
+    return (
+        parts.sel(quantile=0.5, method="nearest") if "quantile" in parts.dims else parts
+    )
 
 
 Parts = tuple[Tensor, Tensor, int, float]
@@ -187,11 +232,16 @@ class _Split:
 
     def __init__(self, run: Run, tolerance: float) -> None:
         self.run, self.lens, self.tolerance = run, run.lens, tolerance
-        positions, count = len(run.encoded.spans[run.lens.wiring.output_stack.name]), count_read(run)
+        positions, count = (
+            len(run.encoded.spans[run.lens.wiring.output_stack.name]),
+            count_read(run),
+        )
         self._unread = positions - count
         self.components, self.writes, self.last = writes_and_stream(run, count)
         self.empty = torch.zeros_like(self.last)
-        numbers = self.empty[..., 0].numel() * max(width_of_output(self.lens), positions // count * self.lens.d_model)
+        numbers = self.empty[..., 0].numel() * max(
+            width_of_output(self.lens), positions // count * self.lens.d_model
+        )
         self._at_once = max(1, _NUMBERS // numbers)
         self.output = own_readout(run, self.readout(self.last))
 
@@ -210,12 +260,16 @@ class _Split:
 
     def _telescope(self, readout: Callable[[Tensor], Tensor]) -> Tensor:
         """Compute the output head's value after each write minus that before, in order of writing."""
-        return self._each(readout, torch.cat([self.empty[None], self.writes.cumsum(0)])).diff(dim=0)
+        return self._each(
+            readout, torch.cat([self.empty[None], self.writes.cumsum(0)])
+        ).diff(dim=0)
 
     def logit(self) -> Parts:
         # the frozen readout is linear, so each write goes through it alone, less the readout of an empty stream
         empty, full = self._centred(self.frozen(self.empty)), self._centred(self.output)
-        parts = self._each(lambda streams: self._centred(self.frozen(streams)), self.writes)
+        parts = self._each(
+            lambda streams: self._centred(self.frozen(streams)), self.writes
+        )
         return parts - empty, full - empty, 0, 0.0
 
     def _centred(self, logits: Tensor) -> Tensor:
@@ -236,7 +290,13 @@ class _Split:
         def read(logits: Tensor) -> Tensor:
             # among the value tokens alone, whose share may be too small to be divided by
             mass = torch.softmax(logits[..., first:], dim=-1)
-            return torch.stack([self._of_token(torch.softmax(logits, dim=-1)), (mass * values).sum(-1)], dim=-1)
+            return torch.stack(
+                [
+                    self._of_token(torch.softmax(logits, dim=-1)),
+                    (mass * values).sum(-1),
+                ],
+                dim=-1,
+            )
 
         parts = self._telescope(lambda streams: read(self.readout(streams)))
         return parts, read(self.output) - read(self.readout(self.empty))
@@ -256,10 +316,20 @@ class _Split:
         return self._telescope(self.readout), self._whole, 0, 0.0
 
     def linearised(self) -> Parts:
-        return push_forward(self.frozen, self.last, self.writes, self._at_once), self._whole, 1, 0.0
+        return (
+            push_forward(self.frozen, self.last, self.writes, self._at_once),
+            self._whole,
+            1,
+            0.0,
+        )
 
     def integrated(self) -> Parts:
-        size = self._whole.abs().flatten(1).amax(1).clamp(min=torch.finfo(self._whole.dtype).tiny)
+        size = (
+            self._whole.abs()
+            .flatten(1)
+            .amax(1)
+            .clamp(min=torch.finfo(self._whole.dtype).tiny)
+        )
         own = float(np.nanmax(own_rounding(self.run) / size.cpu().double().numpy()))
         rounding = 10 * (relative_rounding(self.lens) + own)
         for nodes in _NODES:
@@ -268,7 +338,12 @@ class _Split:
             if nodes == 1 and not path.one_hidden:
                 continue
             # nothing is emitted for some covariates
-            gap = (path.apply(self.last[None], 1)[0] - self._whole)[size.isfinite()].abs().flatten(1).amax(1)
+            gap = (
+                (path.apply(self.last[None], 1)[0] - self._whole)[size.isfinite()]
+                .abs()
+                .flatten(1)
+                .amax(1)
+            )
             apart = float((gap / size[size.isfinite()]).nan_to_num(math.inf).max())
             if apart <= (max(self.tolerance, rounding) if nodes > 1 else rounding):
                 break
@@ -281,11 +356,19 @@ def count_read(run: Run) -> int:
     positions = len(encoded.spans[stack.name])
     if run.tokens is not None:
         return positions
-    noise = torch.randn(2, len(encoded.rows), positions, stack.d_model, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(
+        2,
+        len(encoded.rows),
+        positions,
+        stack.d_model,
+        generator=torch.Generator().manual_seed(0),
+    )
     one, other = noise.to(next(lens.model.parameters()))
 
     def changed(count: int) -> bool:
-        output = lens.readout(torch.cat([other[:, :count], one[:, count:]], dim=1), encoded)
+        output = lens.readout(
+            torch.cat([other[:, :count], one[:, count:]], dim=1), encoded
+        )
         return not torch.equal(output.nan_to_num(), whole)
 
     whole = lens.readout(one, encoded).nan_to_num()
@@ -319,38 +402,75 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
         1.0
     """
     lens, stack = run.lens, run.lens.wiring.output_stack
-    result = decomposed(run, decomposition).isel(decomposition=0, step=slice(run.first_step, None))
-    parts = of_median(result["attribution"]).transpose("component", "series", "step").values
-    places = list(zip(result["layer_index"].values.tolist(), result["kind"].values.tolist(), strict=True))
+    result = decomposed(run, decomposition).isel(
+        decomposition=0, step=slice(run.first_step, None)
+    )
+    parts = (
+        of_median(result["attribution"]).transpose("component", "series", "step").values
+    )
+    places = list(
+        zip(
+            result["layer_index"].values.tolist(),
+            result["kind"].values.tolist(),
+            strict=True,
+        )
+    )
     order = list(dict.fromkeys(places))
-    branch, heads = np.array([order.index(place) for place in places]), result["head"].values
-    size = np.stack([np.abs(parts[branch == row].sum(axis=0)).mean(axis=-1) for row in range(len(order))])
+    branch, heads = (
+        np.array([order.index(place) for place in places]),
+        result["head"].values,
+    )
+    size = np.stack(
+        [
+            np.abs(parts[branch == row].sum(axis=0)).mean(axis=-1)
+            for row in range(len(order))
+        ]
+    )
     head_size = np.full((len(order), stack.n_heads, parts.shape[1]), np.nan)
-    head_size[branch[heads >= 0], heads[heads >= 0]] = np.abs(parts[heads >= 0]).mean(axis=-1)
+    head_size[branch[heads >= 0], heads[heads >= 0]] = np.abs(parts[heads >= 0]).mean(
+        axis=-1
+    )
     rows = [stack.writer(kind, layer) if layer >= 0 else None for layer, kind in order]
     total = size.sum(axis=0)
     data = xr.Dataset(
         {
             "size": (("writer", "series"), size),
-            "share": (("writer", "series"), np.divide(size, total, out=np.zeros_like(size), where=total > 0)),
+            "share": (
+                ("writer", "series"),
+                np.divide(size, total, out=np.zeros_like(size), where=total > 0),
+            ),
             "head_size": (("writer", "head", "series"), head_size),
         },
         coords={
-            "writer": [kind if layer < 0 else str(Component(stack.name, layer, kind)) for layer, kind in order],
+            "writer": [
+                kind if layer < 0 else str(Component(stack.name, layer, kind))
+                for layer, kind in order
+            ],
             "layer_index": ("writer", [layer for layer, _ in order]),
             "kind": ("writer", [kind for _, kind in order]),
-            "keys_from": ("writer", [row.keys_from if isinstance(row, Attention) else "" for row in rows]),
+            "keys_from": (
+                "writer",
+                [row.keys_from if isinstance(row, Attention) else "" for row in rows],
+            ),
             "series": result["series"],
             "flat": result["flat"],
             "head": range(stack.n_heads),
         },
     )
-    facts: dict[str, Any] = {name: str(result[name].item()) for name in ("decomposition", "unit")}
+    facts: dict[str, Any] = {
+        name: str(result[name].item()) for name in ("decomposition", "unit")
+    }
     facts |= {"stack": stack.name, "d_model": stack.d_model, "steps": parts.shape[-1]}
     source = "tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA)"
-    data.attrs = run.describe("stream_shares", "Contributions to the residual stream", source, **facts)
-    whole = np.abs(of_median(result["total"]).transpose("series", "step").values).mean(-1)
-    floor = relative_rounding(lens) * np.divide(whole, total, out=np.ones_like(total), where=total > 0)
+    data.attrs = run.describe(
+        "stream_shares", "Contributions to the residual stream", source, **facts
+    )
+    whole = np.abs(of_median(result["total"]).transpose("series", "step").values).mean(
+        -1
+    )
+    floor = relative_rounding(lens) * np.divide(
+        whole, total, out=np.ones_like(total), where=total > 0
+    )
     return judge(data, "share", floor=floor)
 
 
@@ -372,14 +492,23 @@ def component_writes(run: Run) -> tuple[list[Component | str], Tensor]:
     return writes_and_stream(run)[:2]
 
 
-def writes_and_stream(run: Run, count: int | None = None) -> tuple[list[Component | str], Tensor, Tensor]:
+def writes_and_stream(
+    run: Run, count: int | None = None
+) -> tuple[list[Component | str], Tensor, Tensor]:
     """Return names and writes of :func:`component_writes`, and the model's own last stream (series, pos, d_model).
 
     Of all positions, or of so many last ones.
     """
-    lens, stack, components = run.lens, run.lens.wiring.output_stack, writers(run.lens.wiring)
+    lens, stack, components = (
+        run.lens,
+        run.lens.wiring.output_stack,
+        writers(run.lens.wiring),
+    )
     refuse_no_sums(lens.wiring, stack)
-    embed, end = f"{stack.name}.hook_embed".lstrip("."), f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
+    embed, end = (
+        f"{stack.name}.hook_embed".lstrip("."),
+        f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post",
+    )
     points = [
         f"{stack.prefix}.{each.layer}.{each.kind}.{'hook_out' if each.head is None else 'hook_result'}"
         for each in components
@@ -395,15 +524,33 @@ def writes_and_stream(run: Run, count: int | None = None) -> tuple[list[Componen
             write = write if component.head is None else write[..., component.head, :]
             parts.append(write * factors[component.layer, str(component.kind)])
         bias = _biases(lens, factors)
-        names: list[Component | str] = ["embed", *components, *(["bias"] if bias is not None else [])]
+        names: list[Component | str] = [
+            "embed",
+            *components,
+            *(["bias"] if bias is not None else []),
+        ]
         parts += [] if bias is None else [bias.expand_as(parts[0])]
         writes, last = torch.stack(parts), acts[end][:, cut]
-        apart = excess(writes.sum(0), writes.abs().sum(0), last, relative_rounding(lens))
+        apart = excess(
+            writes.sum(0), writes.abs().sum(0), last, relative_rounding(lens)
+        )
         if apart is not None:
-            points = [name for name in lens.registry.points if name.startswith(f"{stack.prefix}.")]
-            sums = run.in_one_pass().record([name for name in points if name.endswith(_SUMMED)])
+            points = [
+                name
+                for name in lens.registry.points
+                if name.startswith(f"{stack.prefix}.")
+            ]
+            sums = run.in_one_pass().record(
+                [name for name in points if name.endswith(_SUMMED)]
+            )
             first = first_deviation(lens.model, lens.wiring, stack, sums)
-            raise no_sum(lens.wiring, f"that is read out ({end})", apart, first, edited_points(lens))
+            raise no_sum(
+                lens.wiring,
+                f"that is read out ({end})",
+                apart,
+                first,
+                edited_points(lens),
+            )
     return names, writes, last
 
 
@@ -412,7 +559,10 @@ def own_readout(run: Run, output: Tensor) -> Tensor:
     single = run.in_one_pass()
     forecast = single.read(output.detach()).cpu().double().numpy()
     same = (forecast == single.point) | (np.isnan(forecast) & np.isnan(single.point))
-    apart, bound = np.where(same, 0.0, np.abs(forecast - single.point)), own_rounding(single)
+    apart, bound = (
+        np.where(same, 0.0, np.abs(forecast - single.point)),
+        own_rounding(single),
+    )
     wrong = ~(apart.max(-1) <= bound)
     if not wrong.any():
         return output
@@ -447,4 +597,6 @@ def _biases(lens: Lens, factors: Mapping[Place, float]) -> Tensor | None:
         for row in stack.attentions(layer)
         if not row.post_norm
     ]
-    return sum(biases[1:], biases[0]) if any(bool(bias.any()) for bias in biases) else None
+    return (
+        sum(biases[1:], biases[0]) if any(bool(bias.any()) for bias in biases) else None
+    )

@@ -16,7 +16,13 @@ from tsfm_lens.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Intervention, PatchFrom
 from tsfm_lens.models.forecast import is_count
-from tsfm_lens.models.noise import flat_contexts, noise_floor, ranges, rounding, told_apart
+from tsfm_lens.models.noise import (
+    flat_contexts,
+    noise_floor,
+    ranges,
+    rounding,
+    told_apart,
+)
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.given import refuse_word
 from tsfm_lens.probes.patching import contrast
@@ -98,16 +104,22 @@ def minimal_circuit(
     """
     _refuse(ranking, tolerance, per_round, behaviour, smallest)
     if corrupted is not None and (how != "zero" or reference is not None):
-        raise InputError("give either corrupted=… or how=… with its reference, not both: each ablates nodes outside")
+        raise InputError(
+            "give either corrupted=… or how=… with its reference, not both: each ablates nodes outside"
+        )
     if ranking == "edges" and corrupted is None:
-        raise InputError("ranking='edges' compares a clean with a corrupted series; give corrupted=…")
+        raise InputError(
+            "ranking='edges' compares a clean with a corrupted series; give corrupted=…"
+        )
     places = _nodes(clean, nodes)
     components = [place.component for place in places]
     sources = [clean]
     if corrupted is not None:
         pair = contrast(clean, corrupted, places, direction="noise")
         sources.append(pair.source)
-        ablations: Ablations = {node: (PatchFrom(node, pair.source_acts),) for node in components}
+        ablations: Ablations = {
+            node: (PatchFrom(node, pair.source_acts),) for node in components
+        }
     else:
         ablations = ablations_of(clean, components, how, reference)
     bench = _Bench(clean, ablations, behaviour, sources, smallest)
@@ -116,29 +128,61 @@ def minimal_circuit(
         search.take_shortest(_scores(bench, corrupted, ranking))
     search.prune(per_round, pairs)
     data = _dataset(bench, components, search)
-    label = getattr(behaviour, "__name__", type(behaviour).__name__) if behaviour is not None else "forecast"
-    facts: dict[str, object] = {"ranking": ranking, "tolerance": tolerance, "smallest": smallest, "behaviour": label}
+    label = (
+        getattr(behaviour, "__name__", type(behaviour).__name__)
+        if behaviour is not None
+        else "forecast"
+    )
+    facts: dict[str, object] = {
+        "ranking": ranking,
+        "tolerance": tolerance,
+        "smallest": smallest,
+        "behaviour": label,
+    }
     facts["minimal"] = "up to pairs" if pairs else "up to single components"
-    facts |= {"how": "corrupted" if corrupted is not None else how, "rollout": int(clean.rollout)}
-    data.attrs = clean.describe("circuit", "Minimal circuit", _OF_CIRCUITS, **facts, statistic=clean.statistic)
+    facts |= {
+        "how": "corrupted" if corrupted is not None else how,
+        "rollout": int(clean.rollout),
+    }
+    data.attrs = clean.describe(
+        "circuit", "Minimal circuit", _OF_CIRCUITS, **facts, statistic=clean.statistic
+    )
     if bench.no_verdict.any():
-        without = ", ".join(name for name, none in zip(clean.batch.ids, bench.no_verdict, strict=True) if none)
-        data.attrs["refused"] = f"no verdict on {without}: all nodes together change too little there"
+        without = ", ".join(
+            name
+            for name, none in zip(clean.batch.ids, bench.no_verdict, strict=True)
+            if none
+        )
+        data.attrs["refused"] = (
+            f"no verdict on {without}: all nodes together change too little there"
+        )
     for name in ("faithfulness", "completeness"):
         data = judge(data, name, floor=bench.noise / bench.usable_gap, signed=True)
     return data
 
 
-def _refuse(ranking: str, tolerance: object, per_round: object, behaviour: object, smallest: object) -> None:
+def _refuse(
+    ranking: str,
+    tolerance: object,
+    per_round: object,
+    behaviour: object,
+    smallest: object,
+) -> None:
     refuse_word("ranking", ranking, ("greedy", "effects", "edges"))
-    if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1 or not is_count(per_round):
+    if (
+        not isinstance(tolerance, int | float)
+        or not 0 <= tolerance < 1
+        or not is_count(per_round)
+    ):
         raise InputError(
             f"tolerance {tolerance!r}, per_round {per_round!r}: expected a tolerance from 0 to below 1, and a whole "
             "number of components of 1 or more"
         )
     refuse_no_share(smallest, "smallest")
     if behaviour is not None and not callable(behaviour):
-        raise InputError(f"behaviour is {behaviour!r}, expected a function of forecasts (…, series, step)")
+        raise InputError(
+            f"behaviour is {behaviour!r}, expected a function of forecasts (…, series, step)"
+        )
 
 
 def _nodes(run: Run, nodes: Sequence[str | Component] | None) -> list[Place]:
@@ -147,7 +191,9 @@ def _nodes(run: Run, nodes: Sequence[str | Component] | None) -> list[Place]:
     components = [place.component for place in places]
     for place in places:
         if place.head is not None and place.branch in components:
-            raise InputError(f"{place.target} is part of {place.branch}; name either the branch or its heads")
+            raise InputError(
+                f"{place.target} is part of {place.branch}; name either the branch or its heads"
+            )
     return places
 
 
@@ -155,7 +201,12 @@ class _Bench:
     """Run with sets of nodes ablated, their faithfulness, and by series the gap, its noise, and no verdict."""
 
     def __init__(
-        self, run: Run, ablations: Ablations, behaviour: Behaviour | None, sources: Sequence[Run], smallest: float
+        self,
+        run: Run,
+        ablations: Ablations,
+        behaviour: Behaviour | None,
+        sources: Sequence[Run],
+        smallest: float,
     ) -> None:
         self.run, self.ablations = run, ablations
         self.behaviour: Behaviour = behaviour or (lambda forecasts: forecasts)
@@ -163,12 +214,19 @@ class _Bench:
         # side by side, so that both have the same rounding
         self.whole, nothing = self.forecasts([set(), set(ablations)])
         self.nothing = told_apart(run, nothing, self.whole)
-        self.noise = np.max([noise_floor(each, self._distance) for each in sources], axis=0)
-        self.gap, wide = self._distance(self.nothing, self.whole), ranges(run, self.whole)
+        self.noise = np.max(
+            [noise_floor(each, self._distance) for each in sources], axis=0
+        )
+        self.gap, wide = (
+            self._distance(self.nothing, self.whole),
+            ranges(run, self.whole),
+        )
         self.gap_share = _rms(self.nothing, self.whole) / np.where(wide > 0, wide, 1.0)
         # a flat forecast of a context that varies has a circuit: faithfulness is a share of the gap, not of the shape
         self.flat = flat_contexts(run.lens, run.batch)
-        self.no_verdict = (self.gap <= self.noise) | (self.gap_share <= smallest) | self.flat
+        self.no_verdict = (
+            (self.gap <= self.noise) | (self.gap_share <= smallest) | self.flat
+        )
         if self.no_verdict.all():
             raise InputError(
                 "ablating every node does not change the behaviour of any series by more than its noise, and its "
@@ -180,11 +238,24 @@ class _Bench:
 
     def forecasts(self, sets: Sequence[set[Component]]) -> np.ndarray:
         """Forecast with each set of nodes ablated, (set, series, step)."""
-        together = [[i for node in self.ablations if node in members for i in self.ablations[node]] for members in sets]
-        forecasts = point_forecasts(self.run, [Variant("ablated", tuple(interventions)) for interventions in together])
+        together = [
+            [
+                i
+                for node in self.ablations
+                if node in members
+                for i in self.ablations[node]
+            ]
+            for members in sets
+        ]
+        forecasts = point_forecasts(
+            self.run,
+            [Variant("ablated", tuple(interventions)) for interventions in together],
+        )
         # faithfulness and rankings by it must not depend on rounding
         for plain in (self.nothing, self.whole):
-            forecasts = told_apart(self.run, forecasts, plain) if plain.size else forecasts
+            forecasts = (
+                told_apart(self.run, forecasts, plain) if plain.size else forecasts
+            )
         return forecasts
 
     def faithfulness(self, forecasts: np.ndarray) -> np.ndarray:
@@ -202,14 +273,21 @@ class _Bench:
         try:
             features = np.asarray(self.behaviour(forecasts), dtype=float)
         except (TypeError, ValueError) as error:
-            raise InputError(f"the behaviour fails on forecasts of shape {forecasts.shape}: {error}") from error
-        if features.shape[: forecasts.ndim - 1] != forecasts.shape[:-1] or features.ndim > forecasts.ndim:
+            raise InputError(
+                f"the behaviour fails on forecasts of shape {forecasts.shape}: {error}"
+            ) from error
+        if (
+            features.shape[: forecasts.ndim - 1] != forecasts.shape[:-1]
+            or features.ndim > forecasts.ndim
+        ):
             raise InputError(
                 f"the behaviour gives shape {features.shape} for forecasts of shape {forecasts.shape}; expected "
                 "(…, series) or (…, series, feature)"
             )
         if not np.isfinite(features).all():
-            raise InputError("the behaviour gives values that are no numbers for some forecasts of ablated models")
+            raise InputError(
+                "the behaviour gives values that are no numbers for some forecasts of ablated models"
+            )
         return features[..., None] if features.ndim == forecasts.ndim - 1 else features
 
 
@@ -221,7 +299,9 @@ def _rms(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 class _Search:
     """Circuit under search: nodes that remain, those removed in order with what each cost, and faithfulness by size."""
 
-    def __init__(self, bench: _Bench, tolerance: float, progress: Progress | None) -> None:
+    def __init__(
+        self, bench: _Bench, tolerance: float, progress: Progress | None
+    ) -> None:
         self.bench, self.required, self.progress = bench, 1 - tolerance, progress
         self.kept = list(bench.ablations)
         self.cost: dict[Component, float] = {}
@@ -235,7 +315,9 @@ class _Search:
         count = int(faithful[-1]) + 1 if len(faithful) else 0
         for node, value in zip(order[:count], values[:count], strict=True):
             self.remove([node], float(value))
-        self.curve |= {len(order) - 1 - index: float(value) for index, value in enumerate(values)}
+        self.curve |= {
+            len(order) - 1 - index: float(value) for index, value in enumerate(values)
+        }
 
     def prune(self, per_round: int, pairs: bool) -> None:
         """Remove the node that costs least, as long as one can go; then the pair that costs least, and so on."""
@@ -264,7 +346,9 @@ class _Search:
 
     def values(self, candidates: Sequence[Sequence[Component]]) -> np.ndarray:
         """Compute the mean faithfulness of what remains without each group of nodes too, (group,)."""
-        return self.bench.mean_faithfulness(self.bench.forecasts([{*self.cost, *group} for group in candidates]))
+        return self.bench.mean_faithfulness(
+            self.bench.forecasts([{*self.cost, *group} for group in candidates])
+        )
 
     def remove(self, group: Sequence[Component], value: float) -> None:
         """Remove nodes; the value is how faithful the rest is."""
@@ -276,16 +360,24 @@ class _Search:
             self.progress(len(self.cost), len(self.bench.ablations))
 
 
-def _scores(bench: _Bench, corrupted: Run | None, ranking: str) -> dict[Component, float]:
+def _scores(
+    bench: _Bench, corrupted: Run | None, ranking: str
+) -> dict[Component, float]:
     nodes = list(bench.ablations)
     if ranking == "effects" or corrupted is None:
         alone = bench.forecasts([{node} for node in nodes])
         return dict(zip(nodes, 1.0 - bench.mean_faithfulness(alone), strict=True))
     edges = edge_attribution(bench.run, corrupted, nodes=nodes)
-    change = abs(edges["clean_forecast"] - edges["corrupted_forecast"]).max("step").values
+    change = (
+        abs(edges["clean_forecast"] - edges["corrupted_forecast"]).max("step").values
+    )
     scores = np.abs(edges["score"].values)
-    above_rounding = np.where(scores * change > rounding(bench.run, bench.whole), scores, 0.0)
-    return dict(zip(nodes, above_rounding.sum(1)[:, ~bench.no_verdict].mean(-1), strict=True))
+    above_rounding = np.where(
+        scores * change > rounding(bench.run, bench.whole), scores, 0.0
+    )
+    return dict(
+        zip(nodes, above_rounding.sum(1)[:, ~bench.no_verdict].mean(-1), strict=True)
+    )
 
 
 def _dataset(bench: _Bench, nodes: list[Component], search: _Search) -> xr.Dataset:
@@ -293,15 +385,29 @@ def _dataset(bench: _Bench, nodes: list[Component], search: _Search) -> xr.Datas
     circuit, complement = bench.forecasts([set(order), inside])
     data = bench.run.dataset()
     data = data.assign_coords(component_coords(nodes)).assign_coords(
-        flat=("series", bench.flat), size=range(len(nodes) + 1), part=["model", "circuit", "complement", "nothing"]
+        flat=("series", bench.flat),
+        size=range(len(nodes) + 1),
+        part=["model", "circuit", "complement", "nothing"],
     )
     data["in_circuit"] = ("component", [node in inside for node in nodes])
-    data["taken"] = ("component", [-1 if node in inside else order.index(node) for node in nodes])
+    data["taken"] = (
+        "component",
+        [-1 if node in inside else order.index(node) for node in nodes],
+    )
     data["cost"] = ("component", [search.cost.get(node, np.nan) for node in nodes])
-    data["curve"] = ("size", [search.curve.get(size, np.nan) for size in range(len(nodes) + 1)])
+    data["curve"] = (
+        "size",
+        [search.curve.get(size, np.nan) for size in range(len(nodes) + 1)],
+    )
     data["faithfulness"] = ("series", bench.faithfulness(circuit))
     data["completeness"] = ("series", 1.0 - bench.faithfulness(complement))
     data["gap"], data["gap_floor"] = ("series", bench.gap), ("series", bench.noise)
-    data["gap_share"], data["refused"] = ("series", bench.gap_share), ("series", bench.no_verdict)
-    data["forecast"] = (("part", "series", "step"), np.stack([bench.whole, circuit, complement, bench.nothing]))
+    data["gap_share"], data["refused"] = (
+        ("series", bench.gap_share),
+        ("series", bench.no_verdict),
+    )
+    data["forecast"] = (
+        ("part", "series", "step"),
+        np.stack([bench.whole, circuit, complement, bench.nothing]),
+    )
     return data

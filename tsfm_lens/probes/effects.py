@@ -15,7 +15,13 @@ from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
 from tsfm_lens.models.noise import marked_dataset, noise_floor, ranges, share_floor
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.places import component_coords, head_or_kind, later_branches, listed, place_of
+from tsfm_lens.probes.places import (
+    component_coords,
+    head_or_kind,
+    later_branches,
+    listed,
+    place_of,
+)
 from tsfm_lens.probes.zero_ablation import ablations_of, points_without
 from tsfm_lens.registry import probe
 
@@ -68,25 +74,58 @@ def causal_effects(
     """
     refuse_no_share(smallest, "smallest")
     lens = run.lens
-    targets = writers(lens.wiring) if components is None else lens.components(*listed(components, "components"))
-    behind = {c: [b for b in later_branches(lens.wiring, c) if b.stack == c.stack] for c in targets}
-    branches = sorted({place_of(lens.wiring, branch).point for each in behind.values() for branch in each})
+    targets = (
+        writers(lens.wiring)
+        if components is None
+        else lens.components(*listed(components, "components"))
+    )
+    behind = {
+        c: [b for b in later_branches(lens.wiring, c) if b.stack == c.stack]
+        for c in targets
+    }
+    branches = sorted(
+        {
+            place_of(lens.wiring, branch).point
+            for each in behind.values()
+            for branch in each
+        }
+    )
     acts = run.record(branches or ["unembed.hook_out"])
     free = ablations_of(run, targets, how, reference)
     variants = [
-        Variant(f"direct {component}", (*ablations, *(PatchFrom(branch, acts) for branch in behind[component])))
+        Variant(
+            f"direct {component}",
+            (*ablations, *(PatchFrom(branch, acts) for branch in behind[component])),
+        )
         for component, ablations in free.items()
     ]
-    forecasts, plain = points_without(run, free, how, progress, beside=variants), run.point
+    forecasts, plain = (
+        points_without(run, free, how, progress, beside=variants),
+        run.point,
+    )
     data = marked_dataset(run).assign_coords(component_coords(targets))
     total, direct = forecasts[: len(targets)] - plain, forecasts[len(targets) :] - plain
     axes = ("component", "series", "step")
-    parts = {"total": (axes, total), "direct": (axes, direct.copy()), "indirect": (axes, total - direct)}
+    parts = {
+        "total": (axes, total),
+        "direct": (axes, direct.copy()),
+        "indirect": (axes, total - direct),
+    }
     data = data.assign(parts | {"plain_forecast": (axes[1:], plain)})
-    facts: dict[str, object] = {"how": how, "rollout": int(run.rollout), "statistic": run.statistic}
+    facts: dict[str, object] = {
+        "how": how,
+        "rollout": int(run.rollout),
+        "statistic": run.statistic,
+    }
     facts |= {"smallest": smallest, "first_step": run.first_step}
-    data.attrs = run.describe("effects", "Direct and total effects", _OF_EFFECTS, **facts)
-    later, wide, heads = slice(run.first_step, None), ranges(run, plain), head_or_kind(data)
+    data.attrs = run.describe(
+        "effects", "Direct and total effects", _OF_EFFECTS, **facts
+    )
+    later, wide, heads = (
+        slice(run.first_step, None),
+        ranges(run, plain),
+        head_or_kind(data),
+    )
 
     def share(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
         size = np.abs(other - plain)[..., later].mean(-1)
@@ -97,7 +136,10 @@ def causal_effects(
         data[name] = (axes[:2], share(part, np.zeros(run.horizon)))
         data = judge(data, name, floor=floor, groups=heads)
     none = data["direct_share"].values <= np.fmax(floor, smallest)
-    data["self_repair"] = (axes[:2], self_repair(total[..., later], direct[..., later], none))
+    data["self_repair"] = (
+        axes[:2],
+        self_repair(total[..., later], direct[..., later], none),
+    )
     direct[..., : later.start] = 0.0
     floors = xr.DataArray(share_floor(run, direct), dims=axes[:2])
     return judge(data, "self_repair", floor=floors, signed=True, groups=heads)
@@ -107,5 +149,7 @@ def self_repair(total: np.ndarray, direct: np.ndarray, none: np.ndarray) -> np.n
     """Compute the share of a direct effect that later components undo."""
     size = np.square(direct).sum(-1)
     valid = ~none & (size > 0)
-    share = np.divide((total * direct).sum(-1), size, out=np.full(size.shape, np.nan), where=valid)
+    share = np.divide(
+        (total * direct).sum(-1), size, out=np.full(size.shape, np.nan), where=valid
+    )
     return 1.0 - share

@@ -11,7 +11,13 @@ from tsfm_lens.ablation.points import Progress
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.models.noise import marked_dataset
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attention import attention_patterns, forecast_queries, normalise, refuse_variates, shown_attention
+from tsfm_lens.probes.attention import (
+    attention_patterns,
+    forecast_queries,
+    normalise,
+    refuse_variates,
+    shown_attention,
+)
 from tsfm_lens.probes.attribution import decomposed, of_median
 from tsfm_lens.probes.weights import head_spectra
 from tsfm_lens.probes.zero_ablation import ablation_effects
@@ -19,7 +25,9 @@ from tsfm_lens.registry import probe
 
 __all__ = ["head_states"]
 
-_SOURCE = "tsfm-lens paper, sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT, S3-SRANK)"
+_SOURCE = (
+    "tsfm-lens paper, sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT, S3-SRANK)"
+)
 
 
 _MAX_SERIES = 8  # of a report; each brings its attention and its forecasts
@@ -37,7 +45,9 @@ def _some_series(results: Any) -> tuple[Run]:
     words="`probes.head_states` on the first 8 series",
     each=lambda lens: {"explore": {}} if shown_attention(lens) else {},
 )
-def head_states(run: Run, *, kind: str | None = None, progress: Progress | None = None) -> xr.Dataset:
+def head_states(
+    run: Run, *, kind: str | None = None, progress: Progress | None = None
+) -> xr.Dataset:
     """Collect the attention, writes and scores of the heads of one kind, and the forecast without each component.
 
     Args:
@@ -79,46 +89,96 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
     maps = [attention_patterns(run.select([row]), kind=kind) for row in rows]
     first = maps[0]
     attention, stack = str(first.attrs["attention"]), str(first.attrs["stack"])
-    data = marked_dataset(run).isel(series=rows).assign_coords(layer=first["layer"], head=first["head"])
+    data = (
+        marked_dataset(run)
+        .isel(series=rows)
+        .assign_coords(layer=first["layer"], head=first["head"])
+    )
     where = ("layer", "head")
-    heads = [[Component(stack, int(layer), attention, int(head)) for head in first["head"]] for layer in first["layer"]]
+    heads = [
+        [Component(stack, int(layer), attention, int(head)) for head in first["head"]]
+        for layer in first["layer"]
+    ]
     names = [[str(head) for head in row] for row in heads]
     data = data.assign_coords(name=(where, names))
     data.update(_over_series([past_attention(each) for each in maps], data["series"]))
     data["normalised_entropy"] = data["entropy"].groupby("series").map(normalise)
-    data.update(head_spectra(run.lens, kind=attention).sel(layer=data["layer"])[["singular_value", "stable_rank"]])
+    data.update(
+        head_spectra(run.lens, kind=attention).sel(layer=data["layer"])[
+            ["singular_value", "stable_rank"]
+        ]
+    )
     # in data units
-    parts = decomposed(run, "expected_value" if run.tokens_read else None).isel(decomposition=0)
-    decomposition, attribution = str(parts["decomposition"].item()), of_median(parts["attribution"])
-    order = {str(name): place for place, name in enumerate(attribution["component"].values)}
+    parts = decomposed(run, "expected_value" if run.tokens_read else None).isel(
+        decomposition=0
+    )
+    decomposition, attribution = (
+        str(parts["decomposition"].item()),
+        of_median(parts["attribution"]),
+    )
+    order = {
+        str(name): place for place, name in enumerate(attribution["component"].values)
+    }
     each_head = [[order[name] for name in row] for row in names]
     writes = attribution.transpose("series", "component", "step").values[rows]
     sizes = np.abs(writes[..., run.first_step :]).mean(axis=-1)
     of_series = ("series", *where)
-    data["write"], data["write_size"] = ((*of_series, "step"), writes[:, each_head]), (of_series, sizes[:, each_head])
+    data["write"], data["write_size"] = (
+        ((*of_series, "step"), writes[:, each_head]),
+        (of_series, sizes[:, each_head]),
+    )
     total = sizes.sum(axis=-1)
-    data["write_share"] = data["write_size"] / xr.DataArray(np.where(total > 0, total, 1.0), dims="series")
-    effects = ablation_effects(run, components=writers(run.lens.wiring), progress=progress)
+    data["write_share"] = data["write_size"] / xr.DataArray(
+        np.where(total > 0, total, 1.0), dims="series"
+    )
+    effects = ablation_effects(
+        run, components=writers(run.lens.wiring), progress=progress
+    )
     data = data.merge(_as_of_components(effects.isel(series=rows)))
     levels, quantiles = list(run.forecast.levels), run.forecast.quantiles[rows]
-    data = data.assign_coords(quantile=levels).assign(quantile_forecast=(("series", "quantile", "step"), quantiles))
+    data = data.assign_coords(quantile=levels).assign(
+        quantile_forecast=(("series", "quantile", "step"), quantiles)
+    )
     special = " ".join(sorted({*first["key_special"].values.tolist()} - {""}))
-    facts = {"stack": stack, "attention": attention, "decomposition": decomposition, "special": special}
-    facts |= {"statistic": run.statistic, "write_to": "expected value" if run.tokens_read else "median"}
-    data.attrs = run.describe("explore", "One head at a time", _SOURCE, **facts, first_step=run.first_step)
+    facts = {
+        "stack": stack,
+        "attention": attention,
+        "decomposition": decomposition,
+        "special": special,
+    }
+    facts |= {
+        "statistic": run.statistic,
+        "write_to": "expected value" if run.tokens_read else "median",
+    }
+    data.attrs = run.describe(
+        "explore", "One head at a time", _SOURCE, **facts, first_step=run.first_step
+    )
     return data
 
 
 _OF_COMPONENTS = (
-    *("mean_shift", "mean_shift_acts", "mean_shift_floor", "spearman_distance", "forecast", "baseline_forecast"),
+    *(
+        "mean_shift",
+        "mean_shift_acts",
+        "mean_shift_floor",
+        "spearman_distance",
+        "forecast",
+        "baseline_forecast",
+    ),
 )
 
 
 def _as_of_components(effects: xr.Dataset) -> xr.Dataset:
     """Select what the linked view has of an "ablation" result; heads of all kinds have coordinates of their own."""
     kept = effects[[name for name in _OF_COMPONENTS if name in effects]]
-    coords = {"kind": "component_kind", "layer_index": "component_layer", "head": "component_head"}
-    return kept.rename(coords).drop_vars([name for name in kept.coords if name not in ("component", *coords)])
+    coords = {
+        "kind": "component_kind",
+        "layer_index": "component_layer",
+        "head": "component_head",
+    }
+    return kept.rename(coords).drop_vars(
+        [name for name in kept.coords if name not in ("component", *coords)]
+    )
 
 
 def _over_series(views: list[xr.Dataset], series: xr.DataArray) -> xr.Dataset:
@@ -126,7 +186,9 @@ def _over_series(views: list[xr.Dataset], series: xr.DataArray) -> xr.Dataset:
     shared = views[0][["query_start", "step_query"]]
     own = [view.drop_vars(list(shared)) for view in views]
     missing = {"attention": 0.0, "key_start": 0, "key_stop": 0}
-    together = xr.concat(own, series.variable, data_vars="all", join="outer", fill_value=missing)
+    together = xr.concat(
+        own, series.variable, data_vars="all", join="outer", fill_value=missing
+    )
     return together.drop_vars("series").merge(shared)
 
 
@@ -171,4 +233,8 @@ def past_attention(maps: xr.Dataset) -> xr.Dataset:
 
 def _largest(shares: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return the label of the largest share of each head; 0 where there is nothing to look at."""
-    return labels[shares.argmax(axis=-1)] if len(labels) else np.zeros(shares.shape[:-1], dtype=int)
+    return (
+        labels[shares.argmax(axis=-1)]
+        if len(labels)
+        else np.zeros(shares.shape[:-1], dtype=int)
+    )

@@ -100,13 +100,17 @@ def induction_scores(
         decoder = torch.cat([start, motifs[:, :-1]], dim=1)
         # the same place in the last repeat: the decoder goes along the motif
         keys = ((repeats - 1) * motif + torch.arange(motif - 1)).expand(n_sequences, -1)
-        targets = _Targets(keys, motifs[:, 1:], torch.ones(n_sequences, motif - 1, dtype=torch.bool))
+        targets = _Targets(
+            keys, motifs[:, 1:], torch.ones(n_sequences, motif - 1, dtype=torch.bool)
+        )
     else:
         decoder = _roll_out(lens, ids, torch.cat([start, motifs[:, :1]], dim=1), motif)
         targets = _match_targets(ids[:, : motif * repeats], decoder[:, 1:])
     encoded = tokens.encode_tokens(ids, decoder)
     places = [f"{stack.prefix}.{layer}.cross_attn" for layer in range(stack.n_layers)]
-    points = [f"{at}.{point}" for at in places for point in ("hook_pattern", "hook_result")]
+    points = [
+        f"{at}.{point}" for at in places for point in ("hook_pattern", "hook_result")
+    ]
     with torch.no_grad():
         targets = _Targets(*(part.to(lens.device) for part in targets))
         valid = targets.valid
@@ -114,15 +118,36 @@ def induction_scores(
         right = {"all": rank, "first": 1, "last": rank[:, -1:]}[positions]
         selection = targets._replace(valid=valid & (rank == right))
         pool = frequent_tokens(lens, within).to(lens.device)
-        score = by_row(partial(_copy_scores, lens, targets=selection, unembedding=_unembedding(lens), pool=pool))
+        score = by_row(
+            partial(
+                _copy_scores,
+                lens,
+                targets=selection,
+                unembedding=_unembedding(lens),
+                pool=pool,
+            )
+        )
         # the heads' writes are scored while the model runs, and never stored
-        logits, acts = lens.run_with_cache(encoded, names_filter=points, reduce={"**.hook_result": score})
-        patterns, scores = ([acts[f"{at}.{what}"] for at in places] for what in ("hook_pattern", "hook_result"))
+        logits, acts = lens.run_with_cache(
+            encoded, names_filter=points, reduce={"**.hook_result": score}
+        )
+        patterns, scores = (
+            [acts[f"{at}.{what}"] for at in places]
+            for what in ("hook_pattern", "hook_result")
+        )
         weights = [_prefix_weights(pattern, selection, offset) for pattern in patterns]
         parts = (weights, *([score[..., of] for score in scores] for of in (0, 1)))
-        prefix, copy, others = (np.stack([_by_sequence(one, selection.valid) for one in part]) for part in parts)
-        entropy = [row_entropy(pattern.cpu().double().numpy()).mean(axis=(0, 2)) for pattern in patterns]
-        accuracy = float((logits[:, 1:].argmax(-1) == targets.right)[valid].float().mean())
+        prefix, copy, others = (
+            np.stack([_by_sequence(one, selection.valid) for one in part])
+            for part in parts
+        )
+        entropy = [
+            row_entropy(pattern.cpu().double().numpy()).mean(axis=(0, 2))
+            for pattern in patterns
+        ]
+        accuracy = float(
+            (logits[:, 1:].argmax(-1) == targets.right)[valid].float().mean()
+        )
     data = xr.Dataset(
         {
             "prefix_matching": (("layer", "head"), prefix.mean(-1)),
@@ -131,25 +156,52 @@ def induction_scores(
             "copy_accuracy": accuracy,
             "matched": float(valid.float().mean()),
         },
-        coords={"layer": list(map(str, range(stack.n_layers))), "head": range(stack.n_heads)},
+        coords={
+            "layer": list(map(str, range(stack.n_layers))),
+            "head": range(stack.n_heads),
+        },
     )
-    data["induction"] = (data["prefix_matching"] >= prefix_from) & (data["copy_score"] >= copy_from)
-    settings: dict[str, Any] = {"motif": motif, "repeats": repeats, "n_sequences": n_sequences, "seed": seed}
+    data["induction"] = (data["prefix_matching"] >= prefix_from) & (
+        data["copy_score"] >= copy_from
+    )
+    settings: dict[str, Any] = {
+        "motif": motif,
+        "repeats": repeats,
+        "n_sequences": n_sequences,
+        "seed": seed,
+    }
     settings |= {"offset": offset, "positions": positions, "decoding": decoding}
     settings |= {"prefix_from": prefix_from, "copy_from": copy_from}
-    data.attrs = describe(lens, "induction", "Repeated random tokens", _SOURCE, attention="cross_attn", **settings)
+    data.attrs = describe(
+        lens,
+        "induction",
+        "Repeated random tokens",
+        _SOURCE,
+        attention="cross_attn",
+        **settings,
+    )
     off, axes = relative_rounding(lens), ("layer", "head", "sequence")
-    of_chance = xr.DataArray(np.fmax(others, 0.0) + off * (1 + np.abs(others)), dims=axes)
+    of_chance = xr.DataArray(
+        np.fmax(others, 0.0) + off * (1 + np.abs(others)), dims=axes
+    )
     for name, values, floor in (
         ("prefix_matching", prefix, (1 + off) / patterns[0].shape[-1]),
         ("copy_score", copy, of_chance),
     ):
         data[f"{name}_by_sequence"] = (axes, values)
-        data = judge(data, name, floor=floor, values=xr.DataArray(values, dims=axes), over="sequence")
+        data = judge(
+            data,
+            name,
+            floor=floor,
+            values=xr.DataArray(values, dims=axes),
+            over="sequence",
+        )
     return data
 
 
-def _refuse(lens: Lens, motif: int, repeats: int, offset: int, decoding: str, positions: str) -> Any:
+def _refuse(
+    lens: Lens, motif: int, repeats: int, offset: int, decoding: str, positions: str
+) -> Any:
     tokens, kinds = lens.tokens, lens.wiring.output_stack.attention_kinds()
     if tokens is None or "cross_attn" not in kinds:
         raise InputError(
@@ -162,7 +214,9 @@ def _refuse(lens: Lens, motif: int, repeats: int, offset: int, decoding: str, po
             f"most {lens.context_length} tokens in all"
         )
     if offset not in (0, 1):
-        raise InputError(f"offset is {offset!r}, expected 0 (the instance) or 1 (the token after it)")
+        raise InputError(
+            f"offset is {offset!r}, expected 0 (the instance) or 1 (the token after it)"
+        )
     refuse_word("decoding", decoding, ("forced", "rollout"))
     refuse_word("positions", positions, ("last", "first", "all"))
     return tokens
@@ -174,7 +228,9 @@ def frequent_tokens(lens: Lens, within: float = WITHIN) -> Tensor:
     return torch.nonzero(centers.abs() <= within).reshape(-1) + lens.first_value_token
 
 
-def _sequences(lens: Lens, motif: int, repeats: int, count: int, within: float, seed: int) -> tuple[Tensor, Tensor]:
+def _sequences(
+    lens: Lens, motif: int, repeats: int, count: int, within: float, seed: int
+) -> tuple[Tensor, Tensor]:
     """Return encoder ids, the end token included, and the motifs."""
     settings = lens.tokens.settings
     pool = frequent_tokens(lens, within)
@@ -187,13 +243,21 @@ def _sequences(lens: Lens, motif: int, repeats: int, count: int, within: float, 
 def _roll_out(lens: Lens, ids: Tensor, prompt: Tensor, motif: int) -> Tensor:
     """Continue the prompt to (sequence, motif) by its most probable tokens, by the library's own greedy search."""
     with torch.no_grad():
-        options: dict[str, Any] = {"max_new_tokens": motif - prompt.shape[1], "do_sample": False}
+        options: dict[str, Any] = {
+            "max_new_tokens": motif - prompt.shape[1],
+            "do_sample": False,
+        }
         options["attention_mask"] = torch.ones_like(ids).to(lens.device)
-        inputs = {"input_ids": ids.to(lens.device), "decoder_input_ids": prompt.to(lens.device)}
+        inputs = {
+            "input_ids": ids.to(lens.device),
+            "decoder_input_ids": prompt.to(lens.device),
+        }
         tokens = lens.tokens.model.generate(**inputs, **options).cpu()
     # sequences that all ended early are shorter; what follows their end is padding anyway
     short = motif - tokens.shape[1]
-    return torch.nn.functional.pad(tokens, (0, short), value=int(lens.tokens.settings.pad_token_id))
+    return torch.nn.functional.pad(
+        tokens, (0, short), value=int(lens.tokens.settings.pad_token_id)
+    )
 
 
 def _match_targets(context: Tensor, tokens: Tensor) -> _Targets:
@@ -204,7 +268,9 @@ def _match_targets(context: Tensor, tokens: Tensor) -> _Targets:
     keys = torch.where(same, places, -1).amax(-1)
     valid = keys >= 0
     if not bool(valid.any()):
-        raise InputError("the rollout gives no token of its context, so there is no match; use decoding='forced'")
+        raise InputError(
+            "the rollout gives no token of its context, so there is no match; use decoding='forced'"
+        )
     keys = keys.clamp(min=0)
     return _Targets(keys, context.gather(1, keys + 1), valid)
 
@@ -218,20 +284,36 @@ def _prefix_weights(pattern: Tensor, targets: _Targets, offset: int) -> Tensor:
 def _by_sequence(scores: Tensor, valid: Tensor) -> np.ndarray:
     """Return scores (sequence, position, head) of valid positions, as a sample of sequences (head, sequence)."""
     totals = (scores * valid[..., None]).sum(1).T
-    return ratio_units(totals.cpu().double().numpy(), valid.sum(1).cpu().double().numpy())
+    return ratio_units(
+        totals.cpu().double().numpy(), valid.sum(1).cpu().double().numpy()
+    )
 
 
 def _copy_scores(
-    lens: Lens, results: Tensor, targets: _Targets, unembedding: tuple[Tensor, Tensor], pool: Tensor
+    lens: Lens,
+    results: Tensor,
+    targets: _Targets,
+    unembedding: tuple[Tensor, Tensor],
+    pool: Tensor,
 ) -> Tensor:
     """Compute z-scores of the right token and a pool's mean one, (batch, pos, head, 2), from each head's writes."""
     centred, root = unembedding
-    right, valid = (lens.registry.state.own(part) for part in (targets.right, targets.valid))
+    right, valid = (
+        lens.registry.state.own(part) for part in (targets.right, targets.valid)
+    )
     # a z-score does not change with the scale of the logits, so factors on the way to them are left out
     states = lens.final_norm(results[:, 1:])
-    above = torch.stack([torch.einsum("bphd,bpd->bph", states, centred[right]), states @ centred[pool].mean(0)], dim=-1)
+    above = torch.stack(
+        [
+            torch.einsum("bphd,bpd->bph", states, centred[right]),
+            states @ centred[pool].mean(0),
+        ],
+        dim=-1,
+    )
     spread = (states @ root.T).norm(dim=-1)[..., None]
-    score = torch.where(spread > 0, above / spread.clamp(min=torch.finfo(spread.dtype).tiny), 0.0)
+    score = torch.where(
+        spread > 0, above / spread.clamp(min=torch.finfo(spread.dtype).tiny), 0.0
+    )
     return torch.where(valid[..., None, None], score, 0.0)
 
 
@@ -296,21 +378,41 @@ def induction_overlap(
     """
     of_kind(induction, "induction", "induction_overlap", "induction_scores")
     if entropy is None and "entropy" not in induction:
-        raise InputError("this induction result holds no entropies; give a head_entropy result beside it")
-    normalised = normalise(induction["entropy"]).drop_attrs() if entropy is None else _align(induction, entropy)
-    grids = {"copy_threshold": copy_grid, "entropy_threshold": entropy_grid, "prefix_threshold": prefix_grid}
+        raise InputError(
+            "this induction result holds no entropies; give a head_entropy result beside it"
+        )
+    normalised = (
+        normalise(induction["entropy"]).drop_attrs()
+        if entropy is None
+        else _align(induction, entropy)
+    )
+    grids = {
+        "copy_threshold": copy_grid,
+        "entropy_threshold": entropy_grid,
+        "prefix_threshold": prefix_grid,
+    }
     axes = {name: [float(value) for value in values] for name, values in grids.items()}
     for name, grid in axes.items():
         if not grid or any(not a < b for a, b in pairwise(grid)):
-            raise InputError(f"the grid of {name} is {grid}, expected ascending numbers")
-    data = induction[[each for each in induction.data_vars if str(each).startswith(SCORES[:2])]]
+            raise InputError(
+                f"the grid of {name} is {grid}, expected ascending numbers"
+            )
+    data = induction[
+        [each for each in induction.data_vars if str(each).startswith(SCORES[:2])]
+    ]
     data = data.assign(normalised=normalised).assign_coords(axes)
-    data["induction"] = (data["prefix_matching"] >= prefix_from) & (data["copy_score"] >= copy_from)
+    data["induction"] = (data["prefix_matching"] >= prefix_from) & (
+        data["copy_score"] >= copy_from
+    )
     data["sharp"] = normalised < sharp_below
     data = _sweeps(_table(data), prefix_from)
-    flat = np.stack([data[name].values.ravel() - data[name].values.mean() for name in SCORES])
+    flat = np.stack(
+        [data[name].values.ravel() - data[name].values.mean() for name in SCORES]
+    )
     lengths = np.outer(*[np.linalg.norm(flat, axis=1)] * 2)
-    correlation = np.divide(flat @ flat.T, lengths, out=np.full(lengths.shape, np.nan), where=lengths > 0)
+    correlation = np.divide(
+        flat @ flat.T, lengths, out=np.full(lengths.shape, np.nan), where=lengths > 0
+    )
     data["correlation"] = (("score", "other_score"), correlation)
     data = data.assign_coords(score=list(SCORES), other_score=list(SCORES))
     data.attrs = {
@@ -329,7 +431,10 @@ def induction_overlap(
 
 def _table(data: xr.Dataset) -> xr.Dataset:
     """Add counts, proportions and both conditional ones."""
-    induction, sharp = (xr.concat([data[name], ~data[name]], dim=f"{name}_state") for name in ("induction", "sharp"))
+    induction, sharp = (
+        xr.concat([data[name], ~data[name]], dim=f"{name}_state")
+        for name in ("induction", "sharp")
+    )
     count = (induction & sharp).sum(["layer", "head"])
     share = count / data["sharp"].size
     return data.assign(
@@ -339,20 +444,29 @@ def _table(data: xr.Dataset) -> xr.Dataset:
         proportion_sharp=share.sum("induction_state"),
         p_sharp_given_induction=_share(count[0, 0], count[0].sum()),
         p_induction_given_sharp=_share(count[0, 0], count[:, 0].sum()),
-    ).assign_coords(induction_state=["induction", "other"], sharp_state=["sharp", "other"])
+    ).assign_coords(
+        induction_state=["induction", "other"], sharp_state=["sharp", "other"]
+    )
 
 
 def _sweeps(data: xr.Dataset, prefix_from: float) -> xr.Dataset:
     """Add the same shares at every threshold of the grids."""
     heads, copies = ["layer", "head"], data["copy_score"] >= data["copy_threshold"]
-    induction, sharp = copies & (data["prefix_matching"] >= prefix_from), data["normalised"] < data["entropy_threshold"]
-    both, n_induction, n_sharp = (each.sum(heads) for each in (induction & sharp, induction, sharp))
+    induction, sharp = (
+        copies & (data["prefix_matching"] >= prefix_from),
+        data["normalised"] < data["entropy_threshold"],
+    )
+    both, n_induction, n_sharp = (
+        each.sum(heads) for each in (induction & sharp, induction, sharp)
+    )
     return data.assign(
         sweep_sharp_given_induction=_share(both, n_induction),
         sweep_induction_given_sharp=_share(both, n_sharp),
         sweep_induction_count=n_induction,
         sweep_sharp_count=n_sharp,
-        sweep_proportion_induction=(copies & (data["prefix_matching"] >= data["prefix_threshold"])).mean(heads),
+        sweep_proportion_induction=(
+            copies & (data["prefix_matching"] >= data["prefix_threshold"])
+        ).mean(heads),
     )
 
 
@@ -366,10 +480,21 @@ def _align(induction: xr.Dataset, entropy: xr.Dataset) -> xr.DataArray:
     for key in ("model", "attention"):
         ours, theirs = induction.attrs.get(key), entropy.attrs.get(key)
         if None not in (ours, theirs) and ours != theirs:
-            raise InputError(f"the induction scores are of the {key} {ours!r}, the entropies of {theirs!r}")
+            raise InputError(
+                f"the induction scores are of the {key} {ours!r}, the entropies of {theirs!r}"
+            )
     for dim in ("layer", "head"):
-        ours, theirs = list(map(str, induction[dim].values)), list(map(str, entropy[dim].values))
+        ours, theirs = (
+            list(map(str, induction[dim].values)),
+            list(map(str, entropy[dim].values)),
+        )
         if ours != theirs:
-            raise InputError(f"the induction scores have the {dim}s {ours}, the entropies {theirs}")
+            raise InputError(
+                f"the induction scores have the {dim}s {ours}, the entropies {theirs}"
+            )
     values = entropy["normalised"].transpose("layer", "head").values
-    return xr.DataArray(values, dims=("layer", "head"), coords={dim: induction[dim] for dim in ("layer", "head")})
+    return xr.DataArray(
+        values,
+        dims=("layer", "head"),
+        coords={dim: induction[dim] for dim in ("layer", "head")},
+    )

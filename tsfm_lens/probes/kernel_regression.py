@@ -20,7 +20,9 @@ Product = tuple[Tensor, Tensor]
 """Factors W_Q and W_K (d_model, d_head) of M = W_Q W_Kᵀ."""
 
 
-def spectral_kernel(queries: Tensor, keys: Tensor, product: Product) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def spectral_kernel(
+    queries: Tensor, keys: Tensor, product: Product
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return log kernel, log tilt, weights softmax(q M kᵀ), and bandwidths in M's singular directions (equation 1)."""
     u, s, vt = core_svd(product[0], product[1].T)
     q, k = queries.double() @ u, keys.double() @ vt.T
@@ -31,26 +33,44 @@ def spectral_kernel(queries: Tensor, keys: Tensor, product: Product) -> tuple[Te
     return log_kernel, log_tilt, torch.softmax(log_kernel + log_tilt, dim=-1), bandwidth
 
 
-def concentration_bound(queries: Tensor, keys: Tensor, product: Product, rank: int | None = None) -> dict[str, Tensor]:
+def concentration_bound(
+    queries: Tensor, keys: Tensor, product: Product, rank: int | None = None
+) -> dict[str, Tensor]:
     """Bound the weight outside one key, from leading singular directions alone (tsfm-lens paper, proposition C.1)."""
     if len(keys) < 2:
-        raise InputError(f"a concentration bound needs two keys or more, got {len(keys)}")
+        raise InputError(
+            f"a concentration bound needs two keys or more, got {len(keys)}"
+        )
     if rank is not None and rank < 1:
         raise InputError(f"rank is {rank}, expected 1 or more")
     u, s, vt = core_svd(product[0], product[1].T)
     n_modes = int((s > s[0] * 1e-12).sum()) if rank is None else min(rank, len(s))
     q, k = queries.double() @ u[:, :n_modes], keys.double() @ vt[:n_modes].T
     scaled = q * s[:n_modes]
-    exact = (queries.double() @ product[0].double()) @ (keys.double() @ product[1].double()).T
+    exact = (queries.double() @ product[0].double()) @ (
+        keys.double() @ product[1].double()
+    ).T
     top = (scaled @ k.T).topk(2, dim=-1)
     best = top.indices[:, 0]
     margin = top.values[:, 0] - top.values[:, 1]
     tail = s[n_modes:].square().sum().sqrt()
-    allowance = 2 * tail * queries.double().norm(dim=-1).max() * keys.double().norm(dim=-1).max()
+    allowance = (
+        2
+        * tail
+        * queries.double().norm(dim=-1).max()
+        * keys.double().norm(dim=-1).max()
+    )
     applicable = margin > allowance
-    bound = torch.where(applicable, (len(keys) - 1) * torch.exp(allowance - margin), torch.nan)
+    bound = torch.where(
+        applicable, (len(keys) - 1) * torch.exp(allowance - margin), torch.nan
+    )
     missing = 1 - torch.softmax(exact, dim=-1).gather(1, best[:, None])[:, 0]
-    return {"missing": missing, "bound": bound, "applicable": applicable, "vacuous": ~(bound < 1)}
+    return {
+        "missing": missing,
+        "bound": bound,
+        "applicable": applicable,
+        "vacuous": ~(bound < 1),
+    }
 
 
 @probe("kernel_regression", "first")
@@ -84,7 +104,9 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
     refuse_several(run, "kernel regression is computed")
     stack = lens.wiring.output_stack
     if "cross_attn" not in stack.attention_kinds():
-        raise InputError(f"{lens.wiring.architecture} has no cross-attention, which the proposition is about")
+        raise InputError(
+            f"{lens.wiring.architecture} has no cross-attention, which the proposition is about"
+        )
     hidden = _hidden_states(run)
     rows: dict[str, list[Tensor]] = {}
     for layer in range(stack.n_layers):
@@ -94,29 +116,55 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
         tolerance = max(_TOLERANCE, 4 * torch.finfo(pattern.dtype).eps)
         for head in range(stack.n_heads):
             product = (weights.W_Q[head], weights.W_K[head])
-            log_kernel, log_tilt, kernel_weights, bandwidth = spectral_kernel(queries, keys, product)
+            log_kernel, log_tilt, kernel_weights, bandwidth = spectral_kernel(
+                queries, keys, product
+            )
             error = float((kernel_weights - pattern[head].double()).abs().max())
             if error > tolerance:
                 raise InputError(
                     f"the scores of layer {layer}, head {head} of {lens.wiring.architecture} are not the product of "
                     f"its projections (weights differ by {error:.2g})"
                 )
-            share = log_tilt.var() / (log_kernel + log_tilt).var(dim=-1).mean().clamp(min=1e-300)
+            share = log_tilt.var() / (log_kernel + log_tilt).var(dim=-1).mean().clamp(
+                min=1e-300
+            )
             bound = concentration_bound(queries, keys, product, rank)
-            of_head = bound | {"bandwidth": bandwidth[: stack.d_head], "tilt_share": share}
+            of_head = bound | {
+                "bandwidth": bandwidth[: stack.d_head],
+                "tilt_share": share,
+            }
             of_head |= {"identity_error": torch.tensor(error)}
             for name, value in of_head.items():
                 rows.setdefault(name, []).append(value)
     axes = {"bandwidth": ("mode",)} | dict.fromkeys(bound, ("query",))
     shape = (stack.n_layers, stack.n_heads)
-    values = {name: torch.stack(row).unflatten(0, shape).cpu().numpy() for name, row in rows.items()}
+    values = {
+        name: torch.stack(row).unflatten(0, shape).cpu().numpy()
+        for name, row in rows.items()
+    }
     data = xr.Dataset(
-        {name: (("layer", "head", *axes.get(name, ())), value) for name, value in values.items()},
-        coords={"layer": list(map(str, range(stack.n_layers))), "head": range(stack.n_heads)},
+        {
+            name: (("layer", "head", *axes.get(name, ())), value)
+            for name, value in values.items()
+        },
+        coords={
+            "layer": list(map(str, range(stack.n_layers))),
+            "head": range(stack.n_heads),
+        },
     )
     source = "tsfm-lens paper, equation 1 and proposition C.1 (S3-NW, S3-NW2, S3-PC1)"
-    parameters = {"series": run.batch.ids[0], "keys": len(hidden[0][1]), **({} if rank is None else {"rank": rank})}
-    data.attrs = run.describe("kernel_regression", "Attention as kernel regression", source, beta=1.0, **parameters)
+    parameters = {
+        "series": run.batch.ids[0],
+        "keys": len(hidden[0][1]),
+        **({} if rank is None else {"rank": rank}),
+    }
+    data.attrs = run.describe(
+        "kernel_regression",
+        "Attention as kernel regression",
+        source,
+        beta=1.0,
+        **parameters,
+    )
     return data
 
 
@@ -124,16 +172,25 @@ def _hidden_states(run: Run) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Return normed queries, keys, and the cross-attention pattern of every layer, of the one series."""
     lens = run.lens
     stack = lens.wiring.output_stack
-    source = lens.wiring.stack(next(row.keys_from for row in stack.attentions() if row.keys_from))
+    source = lens.wiring.stack(
+        next(row.keys_from for row in stack.attentions() if row.keys_from)
+    )
     last = f"{source.name}.ln_final.hook_normalized"
-    streams = [f"{stack.prefix}.{layer}.hook_resid_mid" for layer in range(stack.n_layers)]
-    patterns = [f"{stack.prefix}.{layer}.cross_attn.hook_pattern" for layer in range(stack.n_layers)]
+    streams = [
+        f"{stack.prefix}.{layer}.hook_resid_mid" for layer in range(stack.n_layers)
+    ]
+    patterns = [
+        f"{stack.prefix}.{layer}.cross_attn.hook_pattern"
+        for layer in range(stack.n_layers)
+    ]
     acts = run.in_one_pass().record([last, *streams, *patterns])
     # padded tokens are no keys
     visible = acts[patterns[0]][0].sum(dim=(0, 1)) > 0
     out = []
     for layer, (stream, pattern) in enumerate(zip(streams, patterns, strict=True)):
-        norm = lens.model.get_submodule(f"{stack.block(layer)}.{stack.attention('cross_attn', layer).norm}")
+        norm = lens.model.get_submodule(
+            f"{stack.block(layer)}.{stack.attention('cross_attn', layer).norm}"
+        )
         with torch.no_grad():
             queries = norm.forward(acts[stream][0])
         out.append((queries, acts[last][0][visible], acts[pattern][0][..., visible]))

@@ -136,10 +136,20 @@ def trace_lines(
             f"jump {jump}, gap {gap}, min_steps {min_steps}, overlap {overlap}: expected a "
             "jump above 0, a gap of 0 or more, 1 or more steps, and an overlap above 0 and up to 1"
         )
-    shape = {"smooth": smooth, "height": height, "prominence": prominence, "distance": distance}
-    rules = SimpleNamespace(**shape, jump=jump, gap=gap, min_steps=min_steps, overlap=overlap)
+    shape = {
+        "smooth": smooth,
+        "height": height,
+        "prominence": prominence,
+        "distance": distance,
+    }
+    rules = SimpleNamespace(
+        **shape, jump=jump, gap=gap, min_steps=min_steps, overlap=overlap
+    )
     probability = maps["probability"].transpose("layer", "series", "step", "bin").values
-    values, context = maps["value"].transpose("series", "bin").values, maps["context"].values
+    values, context = (
+        maps["value"].transpose("series", "bin").values,
+        maps["context"].values,
+    )
     n_layers, n_series, steps, _ = probability.shape
     # steps of the context, and at least the width of a bin
     steps_of = [np.abs(np.diff(past)) for past in context]
@@ -149,11 +159,17 @@ def trace_lines(
     lines: list[_Trajectory] = []
     for series in range(n_series):
         finite = context[series][np.isfinite(context[series])]
-        layers = [_lines(one[series], values[series], largest[series], rules) for one in probability]
+        layers = [
+            _lines(one[series], values[series], largest[series], rules)
+            for one in probability
+        ]
         for layer, layer_lines in enumerate(layers):
             for line in layer_lines:
                 line.layer, line.series = layer, series
-                gaps = [_apart(line, end, largest[series], rules.overlap) for end in layers[-1]]
+                gaps = [
+                    _apart(line, end, largest[series], rules.overlap)
+                    for end in layers[-1]
+                ]
                 line.survives = bool(np.isfinite(gaps).any())
             _mark_continuous(layer_lines, finite[-1], largest[series])
         first = max((line.thread + 1 for line in lines), default=0)
@@ -161,18 +177,30 @@ def trace_lines(
         lines += [line for layer_lines in layers for line in layer_lines]
     data = maps[[name for name in _VARIABLES if name in maps]]
     data["largest_step"] = (("series",), largest, {"units": "data units"})
-    count, spurious, mass = (np.zeros((n_layers, n_series), dtype=kind) for kind in (int, int, float))
+    count, spurious, mass = (
+        np.zeros((n_layers, n_series), dtype=kind) for kind in (int, int, float)
+    )
     for line in lines:
         at = (line.layer, line.series)
         count[at] += 1
         spurious[at] += line.spurious
         mass[at] += line.spurious * line.mass.sum() / steps
-    for name, values in (("count", count), ("spurious_count", spurious), ("spurious_mass", mass)):
+    for name, values in (
+        ("count", count),
+        ("spurious_count", spurious),
+        ("spurious_mass", mass),
+    ):
         data[name] = (("layer", "series"), values)
     data = _add_table(data, lines, steps)
     keep = {key: value for key, value in maps.attrs.items() if key != "readout"}
     title, source = "Lines of thought", "tsfm-lens paper, section 2.3 and figure 1C"
-    data.attrs = {**keep, "kind": "lines_of_thought", "title": title, "source": source, **vars(rules)}
+    data.attrs = {
+        **keep,
+        "kind": "lines_of_thought",
+        "title": title,
+        "source": source,
+        **vars(rules),
+    }
     return data
 
 
@@ -183,10 +211,16 @@ def _modes(
     # padding lets a mode in the first or last bin count
     bin_width = (values[-1] - values[0]) / (len(values) - 1)
     blur = rules.smooth * largest / (rules.jump * bin_width)
-    density = gaussian_filter1d(probability.astype(float), blur, mode="constant") if blur > 0 else probability
+    density = (
+        gaussian_filter1d(probability.astype(float), blur, mode="constant")
+        if blur > 0
+        else probability
+    )
     padded, top = np.pad(density, 1), density.max()
     height, prominence = rules.height * top, rules.prominence * top
-    peaks, _ = find_peaks(padded, height=height, distance=rules.distance, prominence=prominence)
+    peaks, _ = find_peaks(
+        padded, height=height, distance=rules.distance, prominence=prominence
+    )
     if not len(peaks):
         return []
     _, _, left, right = peak_widths(padded, peaks)
@@ -197,7 +231,9 @@ def _modes(
     return list(zip(values[peaks - 1], (edges[1] - edges[0]) / 2, weights, strict=True))
 
 
-def _lines(probability: np.ndarray, values: np.ndarray, largest: float, rules: SimpleNamespace) -> list[_Trajectory]:
+def _lines(
+    probability: np.ndarray, values: np.ndarray, largest: float, rules: SimpleNamespace
+) -> list[_Trajectory]:
     """Join the modes of one layer's map (step, bin) to lines."""
     steps = len(probability)
     lines: list[_Trajectory] = []
@@ -205,14 +241,18 @@ def _lines(probability: np.ndarray, values: np.ndarray, largest: float, rules: S
         modes = _modes(probability[step], values, largest, rules)
         open_lines = [line for line in lines if line.stop >= step - rules.gap]
         cost = np.full((len(open_lines), len(modes)), np.inf)
-        for (one, line), (other, (place, width, _)) in product(enumerate(open_lines), enumerate(modes)):
+        for (one, line), (other, (place, width, _)) in product(
+            enumerate(open_lines), enumerate(modes)
+        ):
             last = line.stop - 1
             distance = abs(line.path[last] - place)
             if distance <= largest * (step - last) + max(line.width[last], width):
                 cost[one, other] = distance
         matches = {other: open_lines[one] for one, other in _nearest(cost)}
         for number, mode in enumerate(modes):
-            line = matches.get(number) or _Trajectory(-1, -1, np.full(steps, np.nan), np.zeros(steps), np.zeros(steps))
+            line = matches.get(number) or _Trajectory(
+                -1, -1, np.full(steps, np.nan), np.zeros(steps), np.zeros(steps)
+            )
             if number not in matches:
                 lines.append(line)
             line.path[step], line.width[step], line.mass[step] = mode
@@ -232,7 +272,9 @@ def _nearest(cost: np.ndarray) -> list[tuple[int, int]]:
     return pairs
 
 
-def _mark_continuous(lines: Sequence[_Trajectory], last_value: float, largest: float) -> None:
+def _mark_continuous(
+    lines: Sequence[_Trajectory], last_value: float, largest: float
+) -> None:
     """Mark lines that begin at the context's end, or branch off one that does."""
     for line in sorted(lines, key=lambda each: each.start):
         begin, width = line.path[line.start], line.width[line.start]
@@ -241,13 +283,16 @@ def _mark_continuous(lines: Sequence[_Trajectory], last_value: float, largest: f
             continue
         earlier = line.start - 1
         line.continuous = any(
-            abs(begin - other.path[earlier]) <= largest + max(width, other.width[earlier])
+            abs(begin - other.path[earlier])
+            <= largest + max(width, other.width[earlier])
             for other in lines
             if other.continuous and other is not line
         )
 
 
-def _apart(one: _Trajectory, other: _Trajectory, largest: float, overlap: float) -> float:
+def _apart(
+    one: _Trajectory, other: _Trajectory, largest: float, overlap: float
+) -> float:
     """Return the mean distance of two lines over common steps; infinite if they are not at the same place."""
     both = np.isfinite(one.path) & np.isfinite(other.path)
     shorter = min(len(line.steps) for line in (one, other))
@@ -258,12 +303,16 @@ def _apart(one: _Trajectory, other: _Trajectory, largest: float, overlap: float)
     return distance if distance <= reach else float("inf")
 
 
-def _mark_threads(layers: Sequence[Sequence[_Trajectory]], largest: float, overlap: float, first: int) -> None:
+def _mark_threads(
+    layers: Sequence[Sequence[_Trajectory]], largest: float, overlap: float, first: int
+) -> None:
     """Give each thread a number, from ``first`` on."""
     before: Sequence[_Trajectory] = []
     for layer_lines in layers:
         cost = np.full((len(before), len(layer_lines)), np.inf)
-        for (one, line), (other, next_line) in product(enumerate(before), enumerate(layer_lines)):
+        for (one, line), (other, next_line) in product(
+            enumerate(before), enumerate(layer_lines)
+        ):
             cost[one, other] = _apart(line, next_line, largest, overlap)
         for one, other in _nearest(cost):
             layer_lines[other].thread = before[one].thread
@@ -273,7 +322,9 @@ def _mark_threads(layers: Sequence[Sequence[_Trajectory]], largest: float, overl
         before = layer_lines
 
 
-def _add_table(data: xr.Dataset, lines: Sequence[_Trajectory], steps: int) -> xr.Dataset:
+def _add_table(
+    data: xr.Dataset, lines: Sequence[_Trajectory], steps: int
+) -> xr.Dataset:
     """Add one entry a line."""
     layers, series = data["layer"].values, data["series"].values
     ends: dict[int, tuple[int, int]] = {}
@@ -286,7 +337,9 @@ def _add_table(data: xr.Dataset, lines: Sequence[_Trajectory], steps: int) -> xr
         line_series=("line", [str(series[line.series]) for line in lines]),
     )
     names = ("start", "stop", "continuous", "survives", "spurious", "thread")
-    columns: dict[str, list[Any]] = {name: [getattr(line, name) for line in lines] for name in names}
+    columns: dict[str, list[Any]] = {
+        name: [getattr(line, name) for line in lines] for name in names
+    }
     columns["length"] = [len(line.steps) for line in lines]
     columns["mean_value"] = [float(np.nanmean(line.path)) for line in lines]
     columns["mass"] = [float(line.mass.sum() / steps) for line in lines]
@@ -294,6 +347,12 @@ def _add_table(data: xr.Dataset, lines: Sequence[_Trajectory], steps: int) -> xr
         columns[name] = [str(layers[ends[line.thread][end]]) for line in lines]
     for name, column in columns.items():
         data[name] = (("line",), np.array(column))
-    data["path"] = (("line", "step"), np.array([line.path for line in lines]).reshape(-1, steps))
-    data["path_mass"] = (("line", "step"), np.array([line.mass for line in lines]).reshape(-1, steps))
+    data["path"] = (
+        ("line", "step"),
+        np.array([line.path for line in lines]).reshape(-1, steps),
+    )
+    data["path_mass"] = (
+        ("line", "step"),
+        np.array([line.mass for line in lines]).reshape(-1, steps),
+    )
     return data

@@ -34,7 +34,9 @@ _SOURCE += "nostalgebraist, interpreting GPT: the logit lens"
 
 
 @probe("logit_lens")
-def logit_lens(run: Run, *, levels: Sequence[float] = DECILES, logits: bool = False) -> xr.Dataset:
+def logit_lens(
+    run: Run, *, levels: Sequence[float] = DECILES, logits: bool = False
+) -> xr.Dataset:
     """Apply the model's own final norm and output head to every layer's residual stream.
 
     Args:
@@ -61,13 +63,17 @@ def logit_lens(run: Run, *, levels: Sequence[float] = DECILES, logits: bool = Fa
     """
     readout = run.lens.emits
     if logits and readout != "token":
-        raise InputError(f"{run.lens.model_id} emits {readout}s, not tokens of a vocabulary, so there are no logits")
+        raise InputError(
+            f"{run.lens.model_id} emits {readout}s, not tokens of a vocabulary, so there are no logits"
+        )
     refuse_no_sums(run.lens.wiring, run.lens.wiring.output_stack)
     names, streams = layer_streams(run)
     data = marked_dataset(run.in_one_pass()).assign_coords(layer=names)
     data["native_median"] = (("series", "step"), run.forecast.median)
     data["rounding"] = ("series", rounding(run, data["native_median"].values))
-    data.attrs = run.describe("logit_lens", "Logit lens", _SOURCE, readout=readout, first_step=run.first_step)
+    data.attrs = run.describe(
+        "logit_lens", "Logit lens", _SOURCE, readout=readout, first_step=run.first_step
+    )
     if readout == "token":
         return _token_lens(run, streams, data, tuple(levels), with_logits=logits)
     return _quantile_lens(run, streams, data)
@@ -77,16 +83,29 @@ def layer_streams(run: Run) -> tuple[list[str], list[Tensor]]:
     """Return names and residual streams (series, pos, d_model) before the first and after every block."""
     stack = run.lens.wiring.output_stack
     dot = f"{stack.name}." if stack.name else ""
-    points = [f"{dot}hook_embed", *(f"{stack.prefix}.{layer}.hook_resid_post" for layer in range(stack.n_layers))]
+    points = [
+        f"{dot}hook_embed",
+        *(f"{stack.prefix}.{layer}.hook_resid_post" for layer in range(stack.n_layers)),
+    ]
     acts = run.in_one_pass().record(points)
-    return ["embed", *map(str, range(stack.n_layers))], [acts[point] for point in points]
+    return ["embed", *map(str, range(stack.n_layers))], [
+        acts[point] for point in points
+    ]
 
 
 def _token_lens(
-    run: Run, streams: list[Tensor], data: xr.Dataset, levels: tuple[float, ...], *, with_logits: bool
+    run: Run,
+    streams: list[Tensor],
+    data: xr.Dataset,
+    levels: tuple[float, ...],
+    *,
+    with_logits: bool,
 ) -> xr.Dataset:
     lens = run.lens
-    first, values = lens.first_value_token, lens.bin_values(run.encoded).double().numpy()
+    first, values = (
+        lens.first_value_token,
+        lens.bin_values(run.encoded).double().numpy(),
+    )
     rows: list[tuple[np.ndarray, ...]] = []
     bin_logits: list[np.ndarray] = []
     for stream in streams:
@@ -97,11 +116,22 @@ def _token_lens(
         if with_logits:
             bin_logits.append(logits[..., first:].float().cpu().numpy())
         bins, wide = p[..., first:].numpy(), (p > EFFECTIVE_PROBABILITY).sum(-1).numpy()
-        entropy, quantiles = torch.special.entr(p).sum(-1).numpy(), bin_quantiles(bins, values, levels)
-        rows.append((bins.astype(np.float32), entropy, count_peaks(bins), wide, quantiles))
-    probability, entropy, peaks, effective, quantiles = (np.stack(row) for row in zip(*rows, strict=True))
+        entropy, quantiles = (
+            torch.special.entr(p).sum(-1).numpy(),
+            bin_quantiles(bins, values, levels),
+        )
+        rows.append(
+            (bins.astype(np.float32), entropy, count_peaks(bins), wide, quantiles)
+        )
+    probability, entropy, peaks, effective, quantiles = (
+        np.stack(row) for row in zip(*rows, strict=True)
+    )
     best, where = probability.argmax(axis=-1), ("layer", "series", "step")
-    data = data.assign(logit=((*where, "bin"), np.stack(bin_logits))) if bin_logits else data
+    data = (
+        data.assign(logit=((*where, "bin"), np.stack(bin_logits)))
+        if bin_logits
+        else data
+    )
     return data.assign_coords(quantile=list(levels)).assign(
         probability=((*where, "bin"), probability),
         value=(("series", "bin"), values),
@@ -109,7 +139,10 @@ def _token_lens(
         n_peaks=(where, peaks),
         effective_vocabulary=(where, effective),
         quantile_forecast=(("layer", "series", "quantile", "step"), quantiles),
-        point_forecast=(where, np.take_along_axis(values[None, :, None], best[..., None], -1)[..., 0]),
+        point_forecast=(
+            where,
+            np.take_along_axis(values[None, :, None], best[..., None], -1)[..., 0],
+        ),
     )
 
 
@@ -131,11 +164,16 @@ def count_peaks(probability: np.ndarray) -> np.ndarray:
     flat = probability.reshape(-1, probability.shape[-1])
     # padding lets a mode in the first or last bin count
     padded = np.pad(flat, ((0, 0), (1, 1)))
-    counts = [len(find_peaks(row, height=PEAK_HEIGHT, distance=PEAK_DISTANCE)[0]) for row in padded]
+    counts = [
+        len(find_peaks(row, height=PEAK_HEIGHT, distance=PEAK_DISTANCE)[0])
+        for row in padded
+    ]
     return np.array(counts, dtype=int).reshape(probability.shape[:-1])
 
 
-def bin_quantiles(probability: np.ndarray, values: np.ndarray, levels: Sequence[float]) -> np.ndarray:
+def bin_quantiles(
+    probability: np.ndarray, values: np.ndarray, levels: Sequence[float]
+) -> np.ndarray:
     """Compute quantiles of distributions over bins: the first value whose cumulative probability reaches the level."""
     cumulative = np.cumsum(probability, axis=-1)
     cumulative /= cumulative[..., -1:]
@@ -152,7 +190,11 @@ METRICS = ("sMAPE", "MAE", "RMSE")
 def _reference(results: Any) -> dict[str, str]:
     """Choose the reference of the gain: the model's own forecast where there is no truth."""
     truth = results.run.truth
-    return {"reference": "model" if truth is None or not np.isfinite(truth).any() else "truth"}
+    return {
+        "reference": "model"
+        if truth is None or not np.isfinite(truth).any()
+        else "truth"
+    }
 
 
 @probe("layer_gain", ("logit_lens",), options=_reference)
@@ -184,7 +226,10 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     """
     lens_result = of_kind(lens_result, "logit_lens", "layer_gain")
     if reference == "truth":
-        if "truth" not in lens_result or not np.isfinite(lens_result["truth"].values).any():
+        if (
+            "truth" not in lens_result
+            or not np.isfinite(lens_result["truth"].values).any()
+        ):
             raise InputError(
                 "this logit lens has no truth; make its run with truth=… or holdout=True, or use reference='model'"
             )
@@ -192,28 +237,46 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     elif reference == "model":
         target = lens_result["point_forecast"].isel(layer=-1)
     else:
-        raise InputError(f"reference={reference!r} is not known, choose 'truth' or 'model'")
-    forecast, axes = lens_result["point_forecast"].transpose("layer", "series", "step"), ("metric", "layer", "series")
+        raise InputError(
+            f"reference={reference!r} is not known, choose 'truth' or 'model'"
+        )
+    forecast, axes = (
+        lens_result["point_forecast"].transpose("layer", "series", "step"),
+        ("metric", "layer", "series"),
+    )
     first = int(lens_result.attrs.get("first_step", 0))
     predictions, targets = forecast.values, target.transpose("series", "step").values
     error = _errors(predictions[..., first:], targets[..., first:])
     # each layer's forecast may be off by itself
     off = np.broadcast_to(lens_result.get("rounding", 0.0), targets.shape[:1])[:, None]
     turn = np.where(np.arange(targets.shape[-1]) % 2, 1.0, -1.0)
-    shifts = [_errors((predictions + each)[..., first:], targets[..., first:]) for each in (off * turn, off + 0 * turn)]
+    shifts = [
+        _errors((predictions + each)[..., first:], targets[..., first:])
+        for each in (off * turn, off + 0 * turn)
+    ]
     doubt = np.fmax(np.abs(shifts[0] - error), np.abs(shifts[1] - error))
     before = _before(error, doubt)
     gain = 100 * (error / before - 1)
     if reference == "model":
         # its distance from itself is 0 by definition, whatever it does
         gain[:, -1] = np.nan
-    coords = {"metric": list(METRICS), "layer": forecast["layer"], "series": forecast["series"]}
+    coords = {
+        "metric": list(METRICS),
+        "layer": forecast["layer"],
+        "series": forecast["series"],
+    }
     result = xr.Dataset({"error": (axes, error), "gain": (axes, gain)}, coords=coords)
     if first:
         result["first_step_error"] = (axes[1:], np.abs(predictions - targets)[..., 0])
     keep = ("model", "revision", "architecture", "versions", "seed", "horizon")
     # equal series, and windows of one, count once
-    result = result.assign({name: lens_result[name] for name in ("context", "item", "flat") if name in lens_result})
+    result = result.assign(
+        {
+            name: lens_result[name]
+            for name in ("context", "item", "flat")
+            if name in lens_result
+        }
+    )
     result.attrs = {
         "kind": "layer_gain",
         "title": "Gain per layer",
@@ -225,7 +288,12 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     floor[:, 1:] = doubt[:, 1:] + doubt[:, :-1] * (1 + gain[:, 1:] / 100)
     floor *= 100 / before
     return judge(
-        result, "gain", floor=xr.DataArray(floor, dims=axes), signed=True, smallest=100 * SMALLEST, groups="metric"
+        result,
+        "gain",
+        floor=xr.DataArray(floor, dims=axes),
+        signed=True,
+        smallest=100 * SMALLEST,
+        groups="metric",
     )
 
 

@@ -14,7 +14,12 @@ from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import judge
-from tsfm_lens.models.noise import flat_contexts, marked_dataset, noise_floor, relative_rounding
+from tsfm_lens.models.noise import (
+    flat_contexts,
+    marked_dataset,
+    noise_floor,
+    relative_rounding,
+)
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention, refuse_variates
 from tsfm_lens.probes.rollout import autoregressive_attention
@@ -25,7 +30,9 @@ __all__ = ["context_parroting", "head_parroting", "lag_attention", "seasonality_
 
 _LEVEL = 0.01  # chance, over all lags, that noise alone makes one look worse
 _ORDERS = 99  # of a context's values: none may be copied as well, which happens by chance once in a hundred
-_DEVIATION = float(np.sqrt(np.pi / 2 - 1))  # standard deviation of a normal's absolute value, over its mean
+_DEVIATION = float(
+    np.sqrt(np.pi / 2 - 1)
+)  # standard deviation of a normal's absolute value, over its mean
 
 
 @probe("parroting")
@@ -64,8 +71,15 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     scales = context_spreads(run)
     for row, values in enumerate(batch.values):
         errors[row, : len(values) - 1] = lag_errors(values, forecast[row]) / scales[row]
-    best = np.array([best_lag(values, row) for values, row in zip(batch.values, forecast, strict=True)])
-    copy_errors = np.array([row[lag - 1] if lag else np.nan for row, lag in zip(errors, best, strict=True)])
+    best = np.array(
+        [
+            best_lag(values, row)
+            for values, row in zip(batch.values, forecast, strict=True)
+        ]
+    )
+    copy_errors = np.array(
+        [row[lag - 1] if lag else np.nan for row, lag in zip(errors, best, strict=True)]
+    )
     data = marked_dataset(run.rolled_out()).assign_coords(lag=np.arange(1, longest))
     data = data.assign(
         forecast=(("series", "step"), forecast),
@@ -77,8 +91,13 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
         parrot_match=("series", matches),
     )
     source = "tsfm-lens paper, sections 4 and 5"
-    data.attrs = {**run.describe("parroting", "Context parroting", source, motif=motif), "statistic": "median"}
-    floor = noise_floor(run.rolled_out(), lambda other, plain: np.abs(other - plain).mean(-1) / scales)
+    data.attrs = {
+        **run.describe("parroting", "Context parroting", source, motif=motif),
+        "statistic": "median",
+    }
+    floor = noise_floor(
+        run.rolled_out(), lambda other, plain: np.abs(other - plain).mean(-1) / scales
+    )
     for name in ("copy_error", "parrot_error"):
         data = judge(data, name, floor=floor)
     return data
@@ -112,9 +131,15 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
         ('layer', 'head')
     """
     if lag < 1 or width < 0:
-        raise InputError(f"lag {lag} and width {width}: expected a lag of 1 or more and a width of 0 or more")
+        raise InputError(
+            f"lag {lag} and width {width}: expected a lag of 1 or more and a width of 0 or more"
+        )
     maps = autoregressive_attention(run, **options)
-    starts, stops, attention = maps["key_start"].values, maps["key_stop"].values, maps["attention"].values
+    starts, stops, attention = (
+        maps["key_start"].values,
+        maps["key_stop"].values,
+        maps["attention"].values,
+    )
     # distances between a step of the query and a step of the key
     near = maps["query_start"].values - (stops - 1)[:, None] - width
     far = maps["query_stop"].values - 1 - starts[:, None] + width
@@ -127,8 +152,15 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
     vacuous = bool((on_band == usable).all())
     mass = (("layer", "head"), (attention * on_band).sum(axis=2).mean(axis=-1))
     coords = {"layer": maps["layer"], "head": maps["head"]}
-    data = xr.Dataset({"mass": mass, "chance": chance, "vacuous": vacuous}, coords=coords)
-    facts = {"kind": "lag_attention", "title": f"Attention at lag {lag}", "lag": lag, "width": width}
+    data = xr.Dataset(
+        {"mass": mass, "chance": chance, "vacuous": vacuous}, coords=coords
+    )
+    facts = {
+        "kind": "lag_attention",
+        "title": f"Attention at lag {lag}",
+        "lag": lag,
+        "width": width,
+    }
     data.attrs = {**maps.attrs, **facts}
     return data
 
@@ -141,7 +173,9 @@ def lag_errors(context: np.ndarray, forecast: np.ndarray) -> np.ndarray:
     observed = np.isfinite(gaps)
     count = observed.sum(axis=1)
     total = np.where(observed, gaps, 0.0).sum(axis=1)
-    return np.asarray(np.divide(total, count, out=np.full(len(lags), np.nan), where=count > 0))
+    return np.asarray(
+        np.divide(total, count, out=np.full(len(lags), np.nan), where=count > 0)
+    )
 
 
 def repeated(context: np.ndarray, lag: int, steps: int) -> np.ndarray:
@@ -149,12 +183,16 @@ def repeated(context: np.ndarray, lag: int, steps: int) -> np.ndarray:
     return context[len(context) - lag + np.arange(steps) % lag]
 
 
-def naive_parrot(context: np.ndarray, horizon: int, motif: int) -> tuple[np.ndarray, int] | None:
+def naive_parrot(
+    context: np.ndarray, horizon: int, motif: int
+) -> tuple[np.ndarray, int] | None:
     """Repeat what followed the best earlier match of the last steps."""
     latest = len(context) - motif
     if latest < motif:
         return None
-    windows = np.lib.stride_tricks.sliding_window_view(context, motif)[: latest - motif + 1]
+    windows = np.lib.stride_tricks.sliding_window_view(context, motif)[
+        : latest - motif + 1
+    ]
     centred = windows - windows.mean(axis=1, keepdims=True)
     target = context[latest:] - context[latest:].mean()
     distance = np.square(centred - target).mean(axis=1)
@@ -166,11 +204,16 @@ def naive_parrot(context: np.ndarray, horizon: int, motif: int) -> tuple[np.ndar
     return repeated(context, back, horizon), back
 
 
-def naive_parrots(batch: SeriesBatch, horizon: int, motif: int) -> tuple[np.ndarray, np.ndarray]:
+def naive_parrots(
+    batch: SeriesBatch, horizon: int, motif: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return forecasts (series, step) of :func:`naive_parrot`, and where copies begin (series,); NaN for None."""
     if motif < 2:
         raise InputError(f"motif is {motif}, expected 2 or more steps")
-    parrots, matches = np.full((len(batch), horizon), np.nan), np.full(len(batch), np.nan)
+    parrots, matches = (
+        np.full((len(batch), horizon), np.nan),
+        np.full(len(batch), np.nan),
+    )
     for row, values in enumerate(batch.values):
         if parrot := naive_parrot(values, horizon, motif):
             parrots[row], matches[row] = parrot
@@ -197,16 +240,21 @@ def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
     return _shortest_lag(context, forecast, errors[best])
 
 
-def _about_line(context: np.ndarray, forecast: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _about_line(
+    context: np.ndarray, forecast: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Take the straight line through a context off it and off its forecast."""
     times = np.flatnonzero(np.isfinite(context))
     line = np.polyval(
-        np.polyfit(times, context[times], min(1, len(times) - 1)), np.arange(len(context) + len(forecast))
+        np.polyfit(times, context[times], min(1, len(times) - 1)),
+        np.arange(len(context) + len(forecast)),
     )
     return context - line[: len(context)], forecast - line[len(context) :]
 
 
-def _beats_random_order(context: np.ndarray, forecast: np.ndarray, error: float) -> bool:
+def _beats_random_order(
+    context: np.ndarray, forecast: np.ndarray, error: float
+) -> bool:
     """Test whether a copy is exact, or has a smaller error than at any lag of the context in random orders."""
     rng = np.random.default_rng(0)
     observed = np.flatnonzero(np.isfinite(context))
@@ -240,19 +288,29 @@ def _shortest_lag(context: np.ndarray, forecast: np.ndarray, errors: np.ndarray)
     gaps = _folded_gaps(context, forecast, alike)
     best = int(np.nanmean(gaps, axis=1).argmin())
     excess = gaps - gaps[best]
-    doubt = norm.isf(rare) * np.nanstd(excess, axis=1) / np.sqrt(np.isfinite(excess).sum(axis=1))
+    doubt = (
+        norm.isf(rare)
+        * np.nanstd(excess, axis=1)
+        / np.sqrt(np.isfinite(excess).sum(axis=1))
+    )
     equal = alike[np.nanmean(excess, axis=1) <= doubt + rounding]
-    return int(equal[np.isin(equal, np.round(alike[best] / np.arange(1, alike[best] + 1)))][0])
+    return int(
+        equal[np.isin(equal, np.round(alike[best] / np.arange(1, alike[best] + 1)))][0]
+    )
 
 
-def _folded_gaps(context: np.ndarray, forecast: np.ndarray, lags: np.ndarray) -> np.ndarray:
+def _folded_gaps(
+    context: np.ndarray, forecast: np.ndarray, lags: np.ndarray
+) -> np.ndarray:
     """Compute distances of later half and forecast from the mean of all earlier copies, (lag, time)."""
     length, half = len(context), len(context) // 2
     whole = np.concatenate([context, forecast])
     out = np.full((len(lags), len(whole) - half), np.nan)
     for row, lag in enumerate(lags):
         # a forecast longer than the lag goes round the same copy
-        at = np.concatenate([np.arange(half, length), length + np.arange(len(forecast)) % lag])
+        at = np.concatenate(
+            [np.arange(half, length), length + np.arange(len(forecast)) % lag]
+        )
         total, count = np.zeros(len(at)), np.zeros(len(at))
         for back in range(int(lag), length + int(lag), int(lag)):
             usable = (at >= back) & (at - back < length)
@@ -260,7 +318,10 @@ def _folded_gaps(context: np.ndarray, forecast: np.ndarray, lags: np.ndarray) ->
             finite = np.isfinite(copy)
             total[finite] += copy[finite]
             count += finite
-        out[row] = np.abs(whole[half:] - np.divide(total, count, out=np.full(len(at), np.nan), where=count > 0))
+        out[row] = np.abs(
+            whole[half:]
+            - np.divide(total, count, out=np.full(len(at), np.nan), where=count > 0)
+        )
     return out
 
 
@@ -326,26 +387,54 @@ def head_parroting(
     refuse_variates(run)
     shortest, parrot = min(batch.lengths), naive_parrots(batch, steps, motif)[0]
     if lag is not None and not 1 <= lag < shortest:
-        raise InputError(f"lag is {lag}, expected 1 to {shortest - 1}: the shortest context has {shortest} steps")
+        raise InputError(
+            f"lag is {lag}, expected 1 to {shortest - 1}: the shortest context has {shortest} steps"
+        )
     row, attention, layers = pick_attention(run.lens, None, kind)
     dot = f"{row.name}." if row.name else ""
-    names = [f"{dot}{layer}.{attention}.{head}" for layer in layers for head in range(row.n_heads)]
+    names = [
+        f"{dot}{layer}.{attention}.{head}"
+        for layer in layers
+        for head in range(row.n_heads)
+    ]
     plain = run.point
     ablations = ablations_of(run, run.lens.components(*names), how, reference)
-    ablated = points_without(run, ablations, how, progress).reshape(len(layers), row.n_heads, *plain.shape)
+    ablated = points_without(run, ablations, how, progress).reshape(
+        len(layers), row.n_heads, *plain.shape
+    )
     # the lag that the library's forecast copies at, as context_parroting has it
-    lags = np.array([best_lag(values, one) for values, one in zip(batch.values, run.forecast.median, strict=True)])
+    lags = np.array(
+        [
+            best_lag(values, one)
+            for values, one in zip(batch.values, run.forecast.median, strict=True)
+        ]
+    )
     lags = lags if lag is None else np.full(len(batch), lag)
-    maps = [lag_attention(run.select(i), max(int(each), 1), width=width, kind=attention) for i, each in enumerate(lags)]
+    maps = [
+        lag_attention(run.select(i), max(int(each), 1), width=width, kind=attention)
+        for i, each in enumerate(lags)
+    ]
     weight = np.where(lags > 0, 1.0, np.nan)
     mass = np.stack([each["mass"].values for each in maps], axis=-1) * weight
     chance = np.array([float(each["chance"]) for each in maps]) * weight
     vacuous = [bool(each["vacuous"]) for each in maps]
-    data = marked_dataset(run).assign_coords(layer=list(map(str, layers)), head=range(row.n_heads))
-    data = data.assign(mass=(("layer", "head", "series"), mass), chance=("series", chance), vacuous=("series", vacuous))
-    data["lag"] = ("series", np.where(lags > 0, lags, np.nan).astype(float), {"units": "steps"})
+    data = marked_dataset(run).assign_coords(
+        layer=list(map(str, layers)), head=range(row.n_heads)
+    )
+    data = data.assign(
+        mass=(("layer", "head", "series"), mass),
+        chance=("series", chance),
+        vacuous=("series", vacuous),
+    )
+    data["lag"] = (
+        "series",
+        np.where(lags > 0, lags, np.nan).astype(float),
+        {"units": "steps"},
+    )
     pairs, gap = zip(batch.values, lags, strict=True), np.full(steps, np.nan)
-    copy = np.array([repeated(values, each, steps) if each > 0 else gap for values, each in pairs])
+    copy = np.array(
+        [repeated(values, each, steps) if each > 0 else gap for values, each in pairs]
+    )
     references = {"copy_error": copy, "parrot_error": parrot}
     if run.truth is not None:
         references["truth_error"] = data["truth"].values
@@ -353,23 +442,41 @@ def head_parroting(
     for name, target in references.items():
         error = mae(plain, target) / scales
         data[name] = (("series",), error)
-        data[f"{name}_change"] = (("layer", "head", "series"), mae(ablated, target) / scales - error)
-    data["forecast"], data["copy"], data["parrot"] = ((("series", "step"), each) for each in (plain, copy, parrot))
-    settings: dict[str, object] = {"attention": attention, "motif": motif, "width": width, "how": how}
+        data[f"{name}_change"] = (
+            ("layer", "head", "series"),
+            mae(ablated, target) / scales - error,
+        )
+    data["forecast"], data["copy"], data["parrot"] = (
+        (("series", "step"), each) for each in (plain, copy, parrot)
+    )
+    settings: dict[str, object] = {
+        "attention": attention,
+        "motif": motif,
+        "width": width,
+        "how": how,
+    }
     settings |= {"rollout": int(run.rollout), "statistic": run.statistic}
     source = "tsfm-lens paper, sections 4 and 5"
-    data.attrs = run.describe("head_parroting", "Context parroting by heads", source, **settings)
+    data.attrs = run.describe(
+        "head_parroting", "Context parroting by heads", source, **settings
+    )
     data = judge(data, "mass", floor=chance * (1 + relative_rounding(run.lens)))
     for name, target in references.items():
 
-        def change(other: np.ndarray, plain: np.ndarray, target: np.ndarray = target) -> np.ndarray:
+        def change(
+            other: np.ndarray, plain: np.ndarray, target: np.ndarray = target
+        ) -> np.ndarray:
             return np.abs(mae(other, target) - mae(plain, target)) / scales
 
-        data = judge(data, f"{name}_change", floor=noise_floor(run, change), signed=True)
+        data = judge(
+            data, f"{name}_change", floor=noise_floor(run, change), signed=True
+        )
     return data
 
 
-_FINENESS = 4  # trial frequencies in the width of a peak, which is one cycle over the horizon
+_FINENESS = (
+    4  # trial frequencies in the width of a peak, which is one cycle over the horizon
+)
 
 
 @probe("seasonality")
@@ -413,39 +520,73 @@ def seasonality_bias(run: Run) -> xr.Dataset:
     if "truth" in data:
         columns["truth_amplitude"] = amplitudes(data["truth"].values, period)
     spans = run.lens.encode(batch).spans.values()
-    widths = [stop - start for axis in spans for start, stop in zip(axis.start, axis.stop, strict=True)]
+    widths = [
+        stop - start
+        for axis in spans
+        for start, stop in zip(axis.start, axis.stop, strict=True)
+    ]
     patch = next((width for width in widths if width > 0), 0)
     if patch > 1:
         patches = np.full(len(batch), patch)
         columns["patch_amplitude"] = amplitudes(forecast, patches)
-        columns["patch_pull"] = (columns["patch_amplitude"] - amplitudes(batch.values, patches)) / spread
+        columns["patch_pull"] = (
+            columns["patch_amplitude"] - amplitudes(batch.values, patches)
+        ) / spread
     for name, values in columns.items():
         data[name] = (("series",), values)
     data["forecast"] = (("series", "step"), forecast)
     trial = (steps / np.arange(1, max(steps / 3, 1) + 1e-9, 1 / _FINENESS))[::-1]
-    parts: dict[str, Any] = {"context": [values[-steps:] for values in batch.values], "forecast": forecast}
+    parts: dict[str, Any] = {
+        "context": [values[-steps:] for values in batch.values],
+        "forecast": forecast,
+    }
     parts |= {"truth": data["truth"].values} if "truth" in data else {}
-    grid = [[[amplitude_at(v, p) for p in trial] for v in values] for values in parts.values()]
-    data = data.assign_coords(part=list(parts), trial_period=("trial_period", trial, {"units": "steps"}))
-    data["amplitude"] = (("part", "series", "trial_period"), np.array(grid) / spread[:, None])
+    grid = [
+        [[amplitude_at(v, p) for p in trial] for v in values]
+        for values in parts.values()
+    ]
+    data = data.assign_coords(
+        part=list(parts), trial_period=("trial_period", trial, {"units": "steps"})
+    )
+    data["amplitude"] = (
+        ("part", "series", "trial_period"),
+        np.array(grid) / spread[:, None],
+    )
     source = "tsfm-lens paper, section 5 and figure 20"
-    data.attrs = {**run.describe("seasonality", "Seasonality bias", source, patch=patch), "statistic": "median"}
+    data.attrs = {
+        **run.describe("seasonality", "Seasonality bias", source, patch=patch),
+        "statistic": "median",
+    }
     references = {"amplitude_change": (period, context)}
     if patch > 1:
         references["patch_pull"] = (patches, spread)
     for name, (periods, scale) in references.items():
 
-        def change(other: np.ndarray, plain: np.ndarray, periods: Any = periods, scale: Any = scale) -> np.ndarray:
+        def change(
+            other: np.ndarray,
+            plain: np.ndarray,
+            periods: Any = periods,
+            scale: Any = scale,
+        ) -> np.ndarray:
             gap = np.abs(amplitudes(other, periods) - amplitudes(plain, periods))
-            return np.divide(gap, scale, out=np.full(gap.shape, np.nan), where=scale > 0)
+            return np.divide(
+                gap, scale, out=np.full(gap.shape, np.nan), where=scale > 0
+            )
 
-        data = judge(data, name, floor=noise_floor(run.rolled_out(), change), signed=True)
+        data = judge(
+            data, name, floor=noise_floor(run.rolled_out(), change), signed=True
+        )
     return data
 
 
 def amplitudes(stretches: Iterable[np.ndarray], periods: Iterable[float]) -> np.ndarray:
     """Compute :func:`amplitude_at` of each stretch at its period."""
-    return np.array([amplitude_at(values, period) for values, period in zip(stretches, periods, strict=True)])
+    return np.array(
+        [
+            amplitude_at(values, period)
+            for values, period in zip(stretches, periods, strict=True)
+        ]
+    )
 
 
 def amplitude_at(values: np.ndarray, period: float) -> float:
@@ -456,7 +597,9 @@ def amplitude_at(values: np.ndarray, period: float) -> float:
     time = np.arange(len(values))[finite]
     angle = 2 * np.pi * time / period
     trend = (time - time.mean()) / len(values)
-    columns = np.stack([np.cos(angle), np.sin(angle), np.ones_like(trend), trend], axis=1)
+    columns = np.stack(
+        [np.cos(angle), np.sin(angle), np.ones_like(trend), trend], axis=1
+    )
     cosine, sine, *_ = np.linalg.lstsq(columns, values[finite], rcond=None)[0]
     return float(np.hypot(cosine, sine))
 
@@ -468,7 +611,9 @@ def dominant_period(values: np.ndarray) -> float:
         return 2.0
     time = np.arange(len(values))
     filled = np.interp(time, time[finite], values[finite])
-    spectrum = np.abs(np.fft.rfft(filled - np.polyval(np.polyfit(time, filled, 1), time)))
+    spectrum = np.abs(
+        np.fft.rfft(filled - np.polyval(np.polyfit(time, filled, 1), time))
+    )
     lowest = 3  # cycles in the series
     place = lowest + int(spectrum[lowest:].argmax())
     near = np.linspace(max(place - 1, lowest), min(place + 1, len(spectrum) - 1), 41)

@@ -23,17 +23,31 @@ from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.scopes import RunState
 from tsfm_lens.models.adapter import refuse_gradients
-from tsfm_lens.models.noise import flat_series, noise_floor, ranges, share_floor, told_apart
+from tsfm_lens.models.noise import (
+    flat_series,
+    noise_floor,
+    ranges,
+    share_floor,
+    told_apart,
+)
 from tsfm_lens.models.recording import refuse_run
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.given import refuse_word
-from tsfm_lens.probes.places import Place, group_coords, place_coords, places_of, position_groups
+from tsfm_lens.probes.places import (
+    Place,
+    group_coords,
+    place_coords,
+    places_of,
+    position_groups,
+)
 from tsfm_lens.registry import probe
 
 __all__ = ["activation_patching", "attribution_patching"]
 
 
-_SOURCE = "Meng et al. 2022 (causal tracing); Heimersheim and Nanda 2024, arXiv:2404.15255"
+_SOURCE = (
+    "Meng et al. 2022 (causal tracing); Heimersheim and Nanda 2024, arXiv:2404.15255"
+)
 
 
 @probe("patching", "pair")
@@ -96,9 +110,15 @@ def activation_patching(
     return pair.result(forecasts, {**place_coords(places), **where}, attrs)
 
 
-def patches(pair: RunPair, places: Sequence[Place], groups: Sequence[list[int] | None]) -> list[Variant]:
+def patches(
+    pair: RunPair, places: Sequence[Place], groups: Sequence[list[int] | None]
+) -> list[Variant]:
     """Return one variant per place and group of positions (None: all), places first."""
-    return [Variant(str(place.target), (_patch(pair, place, group),)) for place in places for group in groups]
+    return [
+        Variant(str(place.target), (_patch(pair, place, group),))
+        for place in places
+        for group in groups
+    ]
 
 
 def _patch(pair: RunPair, place: Place, group: list[int] | None) -> Intervention:
@@ -126,9 +146,14 @@ def grid_of(
             )
         groups = position_groups(first, positions)
         return list(groups), group_coords(first, groups)
-    whole = [group_coords(tokens, [list(range(len(tokens)))]) for tokens in spans.values()]
+    whole = [
+        group_coords(tokens, [list(range(len(tokens)))]) for tokens in spans.values()
+    ]
     edges = {"position_start": min, "position_stop": max}
-    coords = {name: ("position", [of(coord[name][1][0] for coord in whole)]) for name, of in edges.items()}
+    coords = {
+        name: ("position", [of(coord[name][1][0] for coord in whole)])
+        for name, of in edges.items()
+    }
     return [None], {"position": [0], **coords, "position_special": ("position", [""])}
 
 
@@ -148,20 +173,34 @@ class _PointEdit:
 
 
 def _steps_patch(
-    target: Component | str, source: Activations, start: int, stop: int, special: frozenset[str]
+    target: Component | str,
+    source: Activations,
+    start: int,
+    stop: int,
+    special: frozenset[str],
 ) -> Intervention:
     """Replace tokens whose middle is from start to stop, and special ones, by those of another run."""
 
     def patch(value: Tensor, state: RunState, point: Point) -> Tensor:
         assert source.spans_at is not None
-        first, offset = source.calls(point.name)[0].value.shape[1], state.offset.get(point.stack, 0)
+        first, offset = (
+            source.calls(point.name)[0].value.shape[1],
+            state.offset.get(point.stack, 0),
+        )
         spans = source.spans_at(point.stack, state.step, offset, value.shape[1], first)
         tokens = zip(spans.start, spans.stop, spans.special, strict=True)
-        inside = [word in special if word else start <= (begin + end - 1) / 2 < stop for begin, end, word in tokens]
+        inside = [
+            word in special if word else start <= (begin + end - 1) / 2 < stop
+            for begin, end, word in tokens
+        ]
         if not any(inside):
             return value
-        mask = torch.tensor(inside, device=value.device).reshape(1, -1, *[1] * (value.ndim - 2))
-        return torch.where(mask, PatchFrom(target, source).change(point)(value, state), value)
+        mask = torch.tensor(inside, device=value.device).reshape(
+            1, -1, *[1] * (value.ndim - 2)
+        )
+        return torch.where(
+            mask, PatchFrom(target, source).change(point)(value, state), value
+        )
 
     return _PointEdit(target, patch)
 
@@ -186,7 +225,9 @@ class RunPair:
 
     def recovered(self, forecasts: np.ndarray) -> np.ndarray:
         """Measure the share of the way from base to source that forecasts (…, series, step) cover, (…, series)."""
-        return ((forecasts - self.base.point) * self.way).sum(-1) / np.square(self.way).sum(-1)
+        return ((forecasts - self.base.point) * self.way).sum(-1) / np.square(
+            self.way
+        ).sum(-1)
 
     def result(
         self,
@@ -197,8 +238,15 @@ class RunPair:
     ) -> xr.Dataset:
         """Return patched forecasts (…, series, step), the share recovered and the effect in data units, judged."""
         axes, effect = (*dims, "series"), np.abs(forecasts - self.base.point).mean(-1)
-        shares = {"recovered": (axes, self.recovered(forecasts)), "effect": (axes, effect)}
-        data = self.dataset().assign_coords(coords).assign(shares | {"forecast": ((*axes, "step"), forecasts)})
+        shares = {
+            "recovered": (axes, self.recovered(forecasts)),
+            "effect": (axes, effect),
+        }
+        data = (
+            self.dataset()
+            .assign_coords(coords)
+            .assign(shares | {"forecast": ((*axes, "step"), forecasts)})
+        )
         data.attrs = attrs
         return self.judged(data)
 
@@ -210,25 +258,49 @@ class RunPair:
                 floor = np.fmax(*(share_floor(run, self.way) for run in runs))
                 data = judge(data, name, floor=floor, signed=True)
         if "effect" in data:
-            floor = np.fmax(*(noise_floor(run, lambda a, b: np.abs(a - b).mean(-1)) for run in runs))
-            data = judge(data, "effect", floor=floor, scale=ranges(runs[0], runs[0].point))
+            floor = np.fmax(
+                *(noise_floor(run, lambda a, b: np.abs(a - b).mean(-1)) for run in runs)
+            )
+            data = judge(
+                data, "effect", floor=floor, scale=ranges(runs[0], runs[0].point)
+            )
         return data
 
     def dataset(self) -> xr.Dataset:
         """Return both contexts, both forecasts, and their coordinates."""
-        clean, corrupted = (self.source, self.base) if self.direction == "denoise" else (self.base, self.source)
+        clean, corrupted = (
+            (self.source, self.base)
+            if self.direction == "denoise"
+            else (self.base, self.source)
+        )
         axes = ("series", "step")
-        forecasts = {"clean_forecast": (axes, clean.point), "corrupted_forecast": (axes, corrupted.point)}
+        forecasts = {
+            "clean_forecast": (axes, clean.point),
+            "corrupted_forecast": (axes, corrupted.point),
+        }
         flat = flat_series(clean) & flat_series(corrupted)
         data = clean.dataset().assign_coords(flat=("series", flat))
-        return data.assign({"corrupted_context": corrupted.dataset()["context"]} | forecasts)
+        return data.assign(
+            {"corrupted_context": corrupted.dataset()["context"]} | forecasts
+        )
 
     def parameters(self) -> dict[str, object]:
         """Return attributes that say how a result was run."""
         base, path = self.base, self.source.forced_path
-        shared = path is not None and not base.rollout and np.array_equal(path, base.path)
-        of_base = {"path": "corrupted" if self.direction == "denoise" else "clean"} if shared else {}
-        return {"direction": self.direction, "rollout": int(base.rollout), "statistic": base.statistic, **of_base}
+        shared = (
+            path is not None and not base.rollout and np.array_equal(path, base.path)
+        )
+        of_base = (
+            {"path": "corrupted" if self.direction == "denoise" else "clean"}
+            if shared
+            else {}
+        )
+        return {
+            "direction": self.direction,
+            "rollout": int(base.rollout),
+            "statistic": base.statistic,
+            **of_base,
+        }
 
 
 def contrast(
@@ -257,7 +329,11 @@ def contrast(
 
 
 def _record(run: Run, names: Sequence[str]) -> Activations:
-    return run.record(names) if names else Activations(run.lens.registry.points, run.rollout, run.batch.ids)
+    return (
+        run.record(names)
+        if names
+        else Activations(run.lens.registry.points, run.rollout, run.batch.ids)
+    )
 
 
 def _refuse_unlike(clean: Run, corrupted: Run) -> None:
@@ -269,7 +345,9 @@ def _refuse_unlike(clean: Run, corrupted: Run) -> None:
     for what in ("horizon", "rollout", "num_samples", "seed"):
         one, other = getattr(clean, what), getattr(corrupted, what)
         if one != other:
-            raise InputError(f"the clean run has {what} {one}, the corrupted {other}; make both with the same {what}")
+            raise InputError(
+                f"the clean run has {what} {one}, the corrupted {other}; make both with the same {what}"
+            )
     batch, changed = clean.batch, corrupted.batch
     if batch.ids != changed.ids:
         raise InputError(
@@ -283,7 +361,9 @@ def _refuse_unlike(clean: Run, corrupted: Run) -> None:
             "stand at the same positions, so corrupt values without adding or removing steps"
         )
     if not np.array_equal(batch.group_index, changed.group_index):
-        raise InputError("clean and corrupted series are grouped into items differently, so variates would differ")
+        raise InputError(
+            "clean and corrupted series are grouped into items differently, so variates would differ"
+        )
 
 
 @probe("attribution_patching", "pair")
@@ -326,10 +406,17 @@ def attribution_patching(
     lens = clean.lens
     refuse_gradients(lens.wiring)
     places = places_of(lens, at, stack)
-    pair = contrast(clean.in_one_pass(), corrupted.in_one_pass(), places, direction=direction)
+    pair = contrast(
+        clean.in_one_pass(), corrupted.in_one_pass(), places, direction=direction
+    )
     acts = slopes(pair, places)
     groups, where = grid_of(pair, places, positions)
-    first_order = np.array([[_products(place, pair.source_acts, acts, group) for group in groups] for place in places])
+    first_order = np.array(
+        [
+            [_products(place, pair.source_acts, acts, group) for group in groups]
+            for place in places
+        ]
+    )
     data = pair.dataset().assign_coords({**place_coords(places), **where})
     axes = ("component", "position", "series")
     data["first_order"] = (axes, first_order)
@@ -337,11 +424,18 @@ def attribution_patching(
     if exact:
         forecasts = point_forecasts(pair.base, patches(pair, places, groups), progress)
         recovered = pair.recovered(forecasts).reshape(first_order.shape)
-        data["recovered"], data["error"] = (axes, recovered), (axes, first_order - recovered)
-        parameters["mean_absolute_error"] = float(np.abs(first_order - recovered).mean())
+        data["recovered"], data["error"] = (
+            (axes, recovered),
+            (axes, first_order - recovered),
+        )
+        parameters["mean_absolute_error"] = float(
+            np.abs(first_order - recovered).mean()
+        )
         parameters["rank_correlation"] = rank_correlation(first_order, recovered)
     source = "Nanda 2023 (attribution patching); Syed et al. 2023, arXiv:2310.10348"
-    data.attrs = pair.base.describe("attribution_patching", "Attribution patching", source, **parameters)
+    data.attrs = pair.base.describe(
+        "attribution_patching", "Attribution patching", source, **parameters
+    )
     return pair.judged(data)
 
 
@@ -353,7 +447,9 @@ def slopes(pair: RunPair, places: Sequence[Place]) -> Activations:
     """Record the base run with the gradients of the share recovered, under ``name + "_grad"``."""
     run, encoded, names = pair.base, pair.base.encoded, _points(places)
     if run.batch.multivariate:
-        raise InputError("gradients of variates that see each other cannot be told apart; patch them exactly instead")
+        raise InputError(
+            "gradients of variates that see each other cannot be told apart; patch them exactly instead"
+        )
     way = torch.as_tensor(pair.way)
     weight = way / way.square().sum(-1, keepdim=True)
 
@@ -373,7 +469,9 @@ def slopes(pair: RunPair, places: Sequence[Place]) -> Activations:
     return acts
 
 
-def with_gradients(run: Run, names: Sequence[str], loss: Callable[[Tensor], Tensor]) -> Activations:
+def with_gradients(
+    run: Run, names: Sequence[str], loss: Callable[[Tensor], Tensor]
+) -> Activations:
     """Record activations of one forward and a loss's gradients at them; weights get no gradients, to save time."""
     # the path of a token model is no forecast under these hooks
     lens, encoded, leaves = run.lens, run.encoded, dict[str, list[Tensor]]()
@@ -381,7 +479,11 @@ def with_gradients(run: Run, names: Sequence[str], loss: Callable[[Tensor], Tens
 
     def enter(value: Tensor, hook: HookPoint) -> Tensor:
         """Continue the forward from a leaf tensor, whether or not the model's weights are frozen."""
-        leaf = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
+        leaf = (
+            value.view_as(value)
+            if value.requires_grad
+            else value.detach().requires_grad_()
+        )
         leaves.setdefault(str(hook.name), []).append(leaf)
         return leaf
 
@@ -391,16 +493,30 @@ def with_gradients(run: Run, names: Sequence[str], loss: Callable[[Tensor], Tens
         tensors = [leaves[name][call] for name, call in places]
         losses = loss(output)
         of_each = [
-            torch.autograd.grad(one, tensors, allow_unused=True, materialize_grads=True, retain_graph=True)
+            torch.autograd.grad(
+                one,
+                tensors,
+                allow_unused=True,
+                materialize_grads=True,
+                retain_graph=True,
+            )
             for one in losses.reshape(-1)
         ]
-        gradients = of_each[0] if not losses.ndim else [torch.stack(parts) for parts in zip(*of_each, strict=True)]
+        gradients = (
+            of_each[0]
+            if not losses.ndim
+            else [torch.stack(parts) for parts in zip(*of_each, strict=True)]
+        )
     for (name, call), gradient in zip(places, gradients, strict=True):
-        acts.recorded.setdefault(f"{name}_grad", []).append(replace(acts.calls(name)[call], value=gradient))
+        acts.recorded.setdefault(f"{name}_grad", []).append(
+            replace(acts.calls(name)[call], value=gradient)
+        )
     return acts
 
 
-def _products(place: Place, source: Activations, base: Activations, group: Sequence[int] | None) -> np.ndarray:
+def _products(
+    place: Place, source: Activations, base: Activations, group: Sequence[int] | None
+) -> np.ndarray:
     """Sum change times gradient over the tokens of a group, over all of them for None, (series,)."""
     change = source[place.point] - base[place.point]
     product = change * base[f"{place.point}_grad"]
@@ -413,4 +529,8 @@ def _products(place: Place, source: Activations, base: Activations, group: Seque
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
     """Compute Spearman's correlation over all cells; 0 where one of them is constant."""
     constant = a.size < 2 or np.ptp(a) == 0 or np.ptp(b) == 0
-    return 0.0 if constant else float(1.0 - spearman_distance(a.reshape(-1), b.reshape(-1)))
+    return (
+        0.0
+        if constant
+        else float(1.0 - spearman_distance(a.reshape(-1), b.reshape(-1)))
+    )

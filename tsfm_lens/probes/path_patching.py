@@ -21,13 +21,23 @@ from tsfm_lens.hooks.scopes import RunState
 from tsfm_lens.models.adapter import refuse_gradients
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.patching import Direction, RunPair, _PointEdit, contrast, slopes
-from tsfm_lens.probes.places import Place, later_branches, listed, nodes_of, place_coords, place_of, places_of
+from tsfm_lens.probes.places import (
+    Place,
+    later_branches,
+    listed,
+    nodes_of,
+    place_coords,
+    place_of,
+    places_of,
+)
 from tsfm_lens.registry import probe
 
 __all__ = ["edge_attribution", "path_patching"]
 
 
-_SOURCE = "Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023, arXiv:2304.05969"
+_SOURCE = (
+    "Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023, arXiv:2304.05969"
+)
 OUTPUT = "output"
 # least senders run together, numbers in memory up to which more of them are, and most paths gathered before a run
 _SENDERS, _NUMBERS, _MOST_PATHS = 16, 2**24, 256
@@ -77,18 +87,33 @@ def path_patching(
     if receivers is not None:
         targets = listed(receivers, "receivers")
     to_output = OUTPUT in targets
-    tos = places_of(lens, [receiver for receiver in targets if receiver != OUTPUT]) if targets != [OUTPUT] else []
+    tos = (
+        places_of(lens, [receiver for receiver in targets if receiver != OUTPUT])
+        if targets != [OUTPUT]
+        else []
+    )
     pair = sender_contrast(clean, corrupted, froms, direction=direction)
-    forecasts = np.full((len(froms), len(tos) + to_output, *pair.base.point.shape), np.nan)
+    forecasts = np.full(
+        (len(froms), len(tos) + to_output, *pair.base.point.shape), np.nan
+    )
     paths: dict[tuple[int, int], Variant] = {}
-    for row, (sender, direct, receiver_acts) in enumerate(chain.from_iterable(heard_in_groups(pair, froms, tos))):
+    for row, (sender, direct, receiver_acts) in enumerate(
+        chain.from_iterable(heard_in_groups(pair, froms, tos))
+    ):
         later = set(later_branches(lens.wiring, sender.component))
         columns = [column for column, place in enumerate(tos) if place.branch in later]
-        paths |= {(row, column): Variant("path", (PatchFrom(tos[column].target, receiver_acts),)) for column in columns}
+        paths |= {
+            (row, column): Variant(
+                "path", (PatchFrom(tos[column].target, receiver_acts),)
+            )
+            for column in columns
+        }
         if to_output:
             forecasts[row, -1] = direct
         if paths and (len(paths) >= _MOST_PATHS or row + 1 == len(froms)):
-            forecasts[tuple(zip(*paths, strict=True))] = point_forecasts(pair.base, list(paths.values()))
+            forecasts[tuple(zip(*paths, strict=True))] = point_forecasts(
+                pair.base, list(paths.values())
+            )
             paths.clear()
         if progress is not None:
             progress(row + 1, len(froms))
@@ -98,12 +123,24 @@ def path_patching(
     return pair.result(forecasts, coords, attrs, ("sender", "receiver"))
 
 
-def sender_contrast(clean: Run, corrupted: Run, senders: Sequence[Place], *, direction: Direction = "noise") -> RunPair:
+def sender_contrast(
+    clean: Run,
+    corrupted: Run,
+    senders: Sequence[Place],
+    *,
+    direction: Direction = "noise",
+) -> RunPair:
     """Record a contrast: the senders' activations in the source, every branch's write in the base."""
     wiring = clean.lens.wiring
-    later = {branch for sender in senders for branch in later_branches(wiring, sender.component)}
+    later = {
+        branch
+        for sender in senders
+        for branch in later_branches(wiring, sender.component)
+    }
     branch_points = sorted({place_of(wiring, branch).point for branch in later})
-    return contrast(clean, corrupted, senders, base_names=branch_points, direction=direction)
+    return contrast(
+        clean, corrupted, senders, base_names=branch_points, direction=direction
+    )
 
 
 def heard_in_groups(
@@ -111,7 +148,9 @@ def heard_in_groups(
 ) -> Iterator[list[tuple[Place, np.ndarray, Activations]]]:
     """Yield senders, forecasts (series, step) of their direct effects, and receivers' activations, in groups."""
     points = len({place.point for place in receivers})
-    tokens = max(len(spans) for spans in pair.base.spans.values()) * len(pair.base.batch)
+    tokens = max(len(spans) for spans in pair.base.spans.values()) * len(
+        pair.base.batch
+    )
     fit = _NUMBERS // (tokens * pair.base.lens.d_model * max(points, 1))
     step = max(_SENDERS, fit)
     for first in range(0, len(senders), step):
@@ -126,17 +165,32 @@ def _run_together(
     variants = []
     for sender, store in zip(senders, stores, strict=True):
         later = later_branches(run.lens.wiring, sender.component)
-        points = dict.fromkeys(place.point for place in receivers if place.branch in later)
-        listeners = [_PointEdit(point, partial(_record_call, store), by_place=False) for point in points]
+        points = dict.fromkeys(
+            place.point for place in receivers if place.branch in later
+        )
+        listeners = [
+            _PointEdit(point, partial(_record_call, store), by_place=False)
+            for point in points
+        ]
         # a branch is recorded before it is held, so listeners come first
         patches = [PatchFrom(branch, pair.base_acts) for branch in later]
-        variants.append(Variant(str(sender.target), (PatchFrom(sender.target, pair.source_acts), *listeners, *patches)))
+        variants.append(
+            Variant(
+                str(sender.target),
+                (PatchFrom(sender.target, pair.source_acts), *listeners, *patches),
+            )
+        )
     direct, hook_points = point_forecasts(run, variants), run.lens.registry.points
-    receiver_acts = [Activations(hook_points, run.rollout, run.batch.ids, recorded=store) for store in stores]
+    receiver_acts = [
+        Activations(hook_points, run.rollout, run.batch.ids, recorded=store)
+        for store in stores
+    ]
     return list(zip(senders, direct, receiver_acts, strict=True))
 
 
-def _record_call(store: dict[str, list[Call]], value: Tensor, state: RunState, point: Point) -> Tensor:
+def _record_call(
+    store: dict[str, list[Call]], value: Tensor, state: RunState, point: Point
+) -> Tensor:
     """Record an activation, which passes unchanged."""
     offset = state.offset.get(point.stack, 0)
     calls = store.setdefault(point.name, [])
@@ -148,7 +202,11 @@ def _record_call(store: dict[str, list[Call]], value: Tensor, state: RunState, p
 
 @probe("edges", "pair")
 def edge_attribution(
-    clean: Run, corrupted: Run, *, nodes: Sequence[str | Component] | None = None, direction: Direction = "noise"
+    clean: Run,
+    corrupted: Run,
+    *,
+    nodes: Sequence[str | Component] | None = None,
+    direction: Direction = "noise",
 ) -> xr.Dataset:
     """Score the edge from every component to every later one.
 
@@ -178,17 +236,27 @@ def edge_attribution(
     lens = clean.lens
     refuse_gradients(lens.wiring)
     places = nodes_of(lens, nodes, "nodes")
-    pair = sender_contrast(clean.in_one_pass(), corrupted.in_one_pass(), places, direction=direction)
+    pair = sender_contrast(
+        clean.in_one_pass(), corrupted.in_one_pass(), places, direction=direction
+    )
     data = pair.dataset().assign_coords(place_coords(places, "sender"))
-    data = data.assign_coords(receiver=[*(str(place.target) for place in places), OUTPUT])
+    data = data.assign_coords(
+        receiver=[*(str(place.target) for place in places), OUTPUT]
+    )
     scores = edge_scores(pair, places)
     source = "Syed et al. 2023, arXiv:2310.10348; Hanna et al. 2024, arXiv:2403.17806"
-    data.attrs = pair.base.describe("edges", "Edge attribution", source, **pair.parameters())
+    data.attrs = pair.base.describe(
+        "edges", "Edge attribution", source, **pair.parameters()
+    )
     axes = ("sender", "receiver", "series")
     # receivers that come after the sender, and the output
     after = [later_branches(lens.wiring, place.component) for place in places]
-    possible = np.array([[*(place.branch in later for place in places), True] for later in after])
-    result = pair.judged(data.assign(score=(axes, np.where(possible[..., None], scores, np.nan))))
+    possible = np.array(
+        [[*(place.branch in later for place in places), True] for later in after]
+    )
+    result = pair.judged(
+        data.assign(score=(axes, np.where(possible[..., None], scores, np.nan)))
+    )
     return result.assign(score=(axes, scores))
 
 
@@ -213,8 +281,21 @@ def edge_scores(pair: RunPair, places: Sequence[Place]) -> np.ndarray:
                 continue
             changes = torch.stack([value for _, value in entries]) - at[point]
             # sums over tokens and width leave (sender, series), and a head axis at heads
-            products = (changes * at[f"{point}_grad"]).sum(dim=(2, -1)).detach().cpu().double().numpy()
-            heads = [head for column in receivers if (head := places[column].head) is not None]
+            products = (
+                (changes * at[f"{point}_grad"])
+                .sum(dim=(2, -1))
+                .detach()
+                .cpu()
+                .double()
+                .numpy()
+            )
+            heads = [
+                head
+                for column in receivers
+                if (head := places[column].head) is not None
+            ]
             shares = products[..., heads] if heads else products[..., None]
-            scores[np.ix_([row for row, _ in entries], receivers)] = shares.swapaxes(1, 2)
+            scores[np.ix_([row for row, _ in entries], receivers)] = shares.swapaxes(
+                1, 2
+            )
     return scores

@@ -34,7 +34,9 @@ class Place:
     def component(self) -> Component:
         """Head or branch at this place; a residual stream is refused."""
         if isinstance(self.target, str):
-            raise InputError(f"{self.target} is a residual stream; paths and circuits are made of heads and branches")
+            raise InputError(
+                f"{self.target} is a residual stream; paths and circuits are made of heads and branches"
+            )
         return self.target
 
     @property
@@ -45,21 +47,38 @@ class Place:
 
 def nodes_of(lens: Lens, names: Any, what: str) -> list[Place]:
     """Return heads and branches by name; the heads and MLPs of the output stack for None."""
-    return places_of(lens, writers(lens.wiring) if names is None else listed(names, what))
+    return places_of(
+        lens, writers(lens.wiring) if names is None else listed(names, what)
+    )
 
 
-def places_of(lens: Lens, at: str | Sequence[str | Component], stack: str | None = None) -> list[Place]:
+def places_of(
+    lens: Lens, at: str | Sequence[str | Component], stack: str | None = None
+) -> list[Place]:
     """Return places by a word, or by names and globs."""
     wiring = lens.wiring
     row = stack_named(wiring, stack, wiring.stacks[0])
     if not isinstance(at, str) or at not in ("stream", "branches", "heads"):
         # two patterns may name one place
-        return list(dict.fromkeys(place for each in listed(at, "at") for place in _places_at(lens, each)))
+        return list(
+            dict.fromkeys(
+                place for each in listed(at, "at") for place in _places_at(lens, each)
+            )
+        )
     if at == "stream":
-        before = [f"{row.prefix}.{layer}.hook_resid_pre" for layer in range(row.n_layers)]
-        return [_stream(lens, name) for name in [*before, f"{row.prefix}.{row.n_layers - 1}.hook_resid_post"]]
+        before = [
+            f"{row.prefix}.{layer}.hook_resid_pre" for layer in range(row.n_layers)
+        ]
+        return [
+            _stream(lens, name)
+            for name in [*before, f"{row.prefix}.{row.n_layers - 1}.hook_resid_post"]
+        ]
     level = {"branches": "branch", "heads": "head"}[at]
-    return [place_of(wiring, c) for c in components(wiring) if c.stack == row.name and c.level == level]
+    return [
+        place_of(wiring, c)
+        for c in components(wiring)
+        if c.stack == row.name and c.level == level
+    ]
 
 
 def stack_named(wiring: Wiring, name: str | None, default: Stack) -> Stack:
@@ -80,7 +99,9 @@ def listed(names: Any, what: str) -> list[str | Component]:
         items = [names]
     for each in items:
         if not isinstance(each, str | Component):
-            raise InputError(f"{what} holds {each!r}; expected components by name or glob, e.g. 'decoder.0.mlp'")
+            raise InputError(
+                f"{what} holds {each!r}; expected components by name or glob, e.g. 'decoder.0.mlp'"
+            )
     if not items:
         raise InputError(f"{what} is empty; expected at least one component")
     return items
@@ -93,18 +114,26 @@ def _places_at(lens: Lens, name: str | Component) -> list[Place]:
     return [
         place_of(lens.wiring, each)
         for component in lens.components(name)
-        for each in ([component] if component.kind else _branches(lens.wiring, component.stack, component.layer))
+        for each in (
+            [component]
+            if component.kind
+            else _branches(lens.wiring, component.stack, component.layer)
+        )
     ]
 
 
 def _branches(wiring: Wiring, stack: str, layer: int) -> list[Component]:
-    return [Component(stack, layer, row.kind) for row in wiring.stack(stack).rows(layer)]
+    return [
+        Component(stack, layer, row.kind) for row in wiring.stack(stack).rows(layer)
+    ]
 
 
 def _stream(lens: Lens, name: str) -> Place:
     point = lens.registry.points[name]
     if "hook_resid" not in name and not name.endswith("hook_embed"):
-        raise InputError(f"{name} is not a residual stream; name a component instead, e.g. a head or an MLP")
+        raise InputError(
+            f"{name} is not a residual stream; name a component instead, e.g. a head or an MLP"
+        )
     return Place(name, name, point.stack, max(point.layer, 0), "stream")
 
 
@@ -112,7 +141,14 @@ def place_of(wiring: Wiring, component: Component) -> Place:
     """Return the place of a head or branch."""
     at = f"{wiring.stack(component.stack).prefix}.{component.layer}.{component.kind}"
     end = "hook_out" if component.head is None else "hook_z"
-    return Place(component, f"{at}.{end}", component.stack, component.layer, str(component.kind), component.head)
+    return Place(
+        component,
+        f"{at}.{end}",
+        component.stack,
+        component.layer,
+        str(component.kind),
+        component.head,
+    )
 
 
 def place_coords(places: Sequence[Place], dim: str = "component") -> dict[str, Any]:
@@ -132,7 +168,9 @@ def component_coords(names: Sequence[Component | str]) -> dict[str, Any]:
         [
             Place(each, "", "", -1, each)
             if isinstance(each, str)
-            else Place(each, "", each.stack, each.layer, each.kind or "layer", each.head)
+            else Place(
+                each, "", each.stack, each.layer, each.kind or "layer", each.head
+            )
             for each in names
         ]
     )
@@ -141,7 +179,9 @@ def component_coords(names: Sequence[Component | str]) -> dict[str, Any]:
 def head_or_kind(data: xr.Dataset) -> list[str]:
     """Return the group in which each component is compared: "head" for heads, the kind for all others."""
     kinds, heads = data["kind"].values.astype(str), data["head"].values
-    return ["head" if head >= 0 else kind for kind, head in zip(kinds, heads, strict=True)]
+    return [
+        "head" if head >= 0 else kind for kind, head in zip(kinds, heads, strict=True)
+    ]
 
 
 def later_branches(wiring: Wiring, component: Component) -> list[Component]:
@@ -167,18 +207,24 @@ def position_groups(spans: TokenSpans, positions: str | int | None) -> list[list
     few = max(-(-len(ordinary) // MOST_GROUPS), 1)
     size: Any = few if positions is None else 1 if positions == "each" else positions
     if not is_count(size):
-        raise InputError(f"positions={positions!r} is not known, choose 'all', 'each' or 1 or more tokens a group")
+        raise InputError(
+            f"positions={positions!r} is not known, choose 'all', 'each' or 1 or more tokens a group"
+        )
     size = int(size)
     variates = spans.variate or (0,) * len(spans)
     groups = [[token] for token in everything if spans.special[token]]
     for variate in dict.fromkeys(variates[token] for token in ordinary):
         own = [token for token in ordinary if variates[token] == variate]
         # counted from the last token, so that the newest group is whole
-        groups += [own[max(stop - size, 0) : stop] for stop in range(len(own), 0, -size)]
+        groups += [
+            own[max(stop - size, 0) : stop] for stop in range(len(own), 0, -size)
+        ]
     return sorted(groups)
 
 
-def group_coords(spans: TokenSpans, groups: Sequence[Sequence[int]], dim: str = "position") -> dict[str, Any]:
+def group_coords(
+    spans: TokenSpans, groups: Sequence[Sequence[int]], dim: str = "position"
+) -> dict[str, Any]:
     """Return coordinates of groups: first token, start and stop of the steps covered, and a special token's word."""
 
     def steps(group: Sequence[int], edge: Any, of: Any) -> int:
@@ -186,7 +232,11 @@ def group_coords(spans: TokenSpans, groups: Sequence[Sequence[int]], dim: str = 
         return int(of(edge[token] for token in ordinary))
 
     words = [spans.special[group[0]] if len(group) == 1 else "" for group in groups]
-    variate = {f"{dim}_variate": (dim, [spans.variate[group[0]] for group in groups])} if spans.variate else {}
+    variate = (
+        {f"{dim}_variate": (dim, [spans.variate[group[0]] for group in groups])}
+        if spans.variate
+        else {}
+    )
     return {
         **variate,
         dim: [group[0] for group in groups],

@@ -23,16 +23,32 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import attention_over_time
 from tsfm_lens.probes.given import called, refuse_word
 from tsfm_lens.probes.weights import head_spectra
-from tsfm_lens.probes.zero_ablation import error_change, rank_distance, seasonal_scales, size_of
+from tsfm_lens.probes.zero_ablation import (
+    error_change,
+    rank_distance,
+    seasonal_scales,
+    size_of,
+)
 from tsfm_lens.registry import probe
 
-__all__ = ["ablation_recipes", "diffuse_heads", "heads_by_stable_rank", "random_heads", "sharp_heads"]
+__all__ = [
+    "ablation_recipes",
+    "diffuse_heads",
+    "heads_by_stable_rank",
+    "random_heads",
+    "sharp_heads",
+]
 
 ORDERS = ("low", "high")
 
 
 def heads_by_stable_rank(
-    lens: Lens, keep: Mapping[int, int], *, order: str = "low", kind: str | None = None, paired: bool = True
+    lens: Lens,
+    keep: Mapping[int, int],
+    *,
+    order: str = "low",
+    kind: str | None = None,
+    paired: bool = True,
 ) -> list[Component]:
     """Return the heads to ablate, in model order, by stable rank of W_Q W_Kᵀ, so that each layer keeps a number.
 
@@ -56,8 +72,12 @@ def heads_by_stable_rank(
     """
     refuse_word("order", order, ORDERS)
     attention, n_heads = _check_layers(lens, keep, kind)
-    places = head_spectra(lens, kind=attention, products=["QK"])["order"].sel(product="QK")
-    ascending = {layer: np.argsort(places.sel(layer=str(layer)).values) for layer in keep}
+    places = head_spectra(lens, kind=attention, products=["QK"])["order"].sel(
+        product="QK"
+    )
+    ascending = {
+        layer: np.argsort(places.sel(layer=str(layer)).values) for layer in keep
+    }
     first = {
         layer: heads[:: 1 if order == "low" else -1][: n_heads - keep[layer]].tolist()
         for layer, heads in ascending.items()
@@ -66,7 +86,12 @@ def heads_by_stable_rank(
 
 
 def random_heads(
-    lens: Lens, keep: Mapping[int, int], *, seed: int = 0, kind: str | None = None, paired: bool = True
+    lens: Lens,
+    keep: Mapping[int, int],
+    *,
+    seed: int = 0,
+    kind: str | None = None,
+    paired: bool = True,
 ) -> list[Component]:
     """Draw heads at random without replacement, as many in each layer as :func:`heads_by_stable_rank` takes.
 
@@ -84,7 +109,10 @@ def random_heads(
     """
     attention, n_heads = _check_layers(lens, keep, kind)
     rng = np.random.default_rng(seed)
-    first = {layer: rng.permutation(n_heads)[: n_heads - count].tolist() for layer, count in keep.items()}
+    first = {
+        layer: rng.permutation(n_heads)[: n_heads - count].tolist()
+        for layer, count in keep.items()
+    }
     return _heads(lens, first, attention, paired)
 
 
@@ -115,19 +143,27 @@ def diffuse_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
     return _by_entropy(entropy, count, -1.0)
 
 
-def _check_layers(lens: Lens, keep: Mapping[int, int], kind: str | None) -> tuple[str, int]:
+def _check_layers(
+    lens: Lens, keep: Mapping[int, int], kind: str | None
+) -> tuple[str, int]:
     """Refuse layers and counts that do not exist; return the kind of attention and its heads a layer."""
     stack = lens.wiring.output_stack
-    attention, layers = stack.layers_with(attention_over_time(stack) if kind is None else kind)
+    attention, layers = stack.layers_with(
+        attention_over_time(stack) if kind is None else kind
+    )
     for layer, count in keep.items():
         if layer not in layers:
             raise unknown_name(f"layer with {attention}", layer, map(str, layers))
         if not 0 <= count <= stack.n_heads:
-            raise InputError(f"layer {layer} cannot keep {count} heads, it has {stack.n_heads}")
+            raise InputError(
+                f"layer {layer} cannot keep {count} heads, it has {stack.n_heads}"
+            )
     return attention, stack.n_heads
 
 
-def _heads(lens: Lens, indices: Mapping[int, Sequence[int]], kind: str, paired: bool) -> list[Component]:
+def _heads(
+    lens: Lens, indices: Mapping[int, Sequence[int]], kind: str, paired: bool
+) -> list[Component]:
     """Return heads by layer and index, also those of other attentions over time if paired, in model order."""
     stack, heads = lens.wiring.output_stack, []
     for layer, own in indices.items():
@@ -139,8 +175,14 @@ def _heads(lens: Lens, indices: Mapping[int, Sequence[int]], kind: str, paired: 
 
 def _by_entropy(entropy: xr.Dataset, count: int, sign: float) -> list[Component]:
     is_dataset = isinstance(entropy, xr.Dataset)
-    if not is_dataset or "entropy" not in entropy or set(entropy["entropy"].dims) != {"layer", "head"}:
-        words = f"of kind {entropy.attrs.get('kind')!r}" if is_dataset else called(entropy)
+    if (
+        not is_dataset
+        or "entropy" not in entropy
+        or set(entropy["entropy"].dims) != {"layer", "head"}
+    ):
+        words = (
+            f"of kind {entropy.attrs.get('kind')!r}" if is_dataset else called(entropy)
+        )
         raise InputError(
             "heads are sorted by a result with entropy (layer, head), such as probes.head_entropy(...) gives; "
             f"this one is {words}"
@@ -152,7 +194,10 @@ def _by_entropy(entropy: xr.Dataset, count: int, sign: float) -> list[Component]
     stack, kind = str(entropy.attrs.get("stack", "")), str(entropy.attrs["attention"])
     layers, heads = values["layer"].values, values["head"].values
     places = [divmod(int(flat), len(heads)) for flat in order]
-    return [Component(stack, int(layers[row]), kind, int(heads[column])) for row, column in places]
+    return [
+        Component(stack, int(layers[row]), kind, int(heads[column]))
+        for row, column in places
+    ]
 
 
 ORIGINAL = "original"
@@ -162,7 +207,10 @@ def _sharp_and_diffuse(results: Any) -> tuple[Run, dict[str, Sequence[Component]
     """Choose a tenth of the heads: the sharpest, and the most diffuse."""
     entropy = results["head_entropy"]
     count = max(1, entropy["entropy"].size // 10)
-    return results.run, {"sharp heads": sharp_heads(entropy, count), "diffuse heads": diffuse_heads(entropy, count)}
+    return results.run, {
+        "sharp heads": sharp_heads(entropy, count),
+        "diffuse heads": diffuse_heads(entropy, count),
+    }
 
 
 @probe(
@@ -210,39 +258,74 @@ def ablation_recipes(
     """
     lens = run.lens
     components_of = _resolve(lens, recipes or {})
-    activations = reference_activations(lens, how, reference, run.horizon) if how in ("mean", "resample") else None
+    activations = (
+        reference_activations(lens, how, reference, run.horizon)
+        if how in ("mean", "resample")
+        else None
+    )
     variants = [
-        Variant(name, tuple(knock_outs(lens, components, how, activations)) if components else ())
+        Variant(
+            name,
+            tuple(knock_outs(lens, components, how, activations)) if components else (),
+        )
         for name, components in components_of.items()
     ]
     # where the run's own levels will do, its forecast is the original
     plain = run.forecast if quantiles is None else None
-    options: dict[str, Any] = {"num_samples": run.num_samples, "seed": run.seed, "progress": progress}
+    options: dict[str, Any] = {
+        "num_samples": run.num_samples,
+        "seed": run.seed,
+        "progress": progress,
+    }
     options["quantiles"] = run.forecast.levels if quantiles is None else quantiles
-    result = forecast_variants(lens, run.batch, run.horizon, variants[plain is not None :], **options)
+    result = forecast_variants(
+        lens, run.batch, run.horizon, variants[plain is not None :], **options
+    )
     forecasts, samples = result.quantiles, result.samples
     if plain is not None:
         forecasts = np.concatenate([plain.quantiles[None], forecasts])
-        samples = None if plain.samples is None else np.concatenate([plain.samples[None], samples])
-    data = marked_dataset(run.rolled_out()).assign_coords(recipe=list(components_of), quantile=list(result.levels))
+        samples = (
+            None
+            if plain.samples is None
+            else np.concatenate([plain.samples[None], samples])
+        )
+    data = marked_dataset(run.rolled_out()).assign_coords(
+        recipe=list(components_of), quantile=list(result.levels)
+    )
     data["quantile_forecast"] = (("recipe", "series", "quantile", "step"), forecasts)
     if samples is not None:
         data["sample"] = (("recipe", "series", "draw", "step"), samples)
-    counts = [ablated_share(lens.wiring, components) for components in components_of.values()]
+    counts = [
+        ablated_share(lens.wiring, components) for components in components_of.values()
+    ]
     data = data.assign(
-        components=("recipe", [" ".join(map(str, parts)) for parts in components_of.values()]),
+        components=(
+            "recipe",
+            [" ".join(map(str, parts)) for parts in components_of.values()],
+        ),
         n_heads=("recipe", [heads for heads, _, _ in counts]),
-        heads_share=("recipe", [heads / total if total else 0.0 for heads, total, _ in counts]),
+        heads_share=(
+            "recipe",
+            [heads / total if total else 0.0 for heads, total, _ in counts],
+        ),
         n_mlps=("recipe", [mlps for _, _, mlps in counts]),
     )
     middle = int(np.argmin(np.abs(np.array(result.levels) - 0.5)))
     source = "tsfm-lens paper, section 5, figures 6 and 12 to 15 (S3-HEAVY)"
-    facts = {"how": how, "num_samples": 0 if samples is None else samples.shape[2], "statistic": "median"}
-    data.attrs = run.describe("recipes", "Forecasts under heavy ablation", source, **facts)
+    facts = {
+        "how": how,
+        "num_samples": 0 if samples is None else samples.shape[2],
+        "statistic": "median",
+    }
+    data.attrs = run.describe(
+        "recipes", "Forecasts under heavy ablation", source, **facts
+    )
     return _add_effects(data, run.rolled_out(), forecasts[:, :, middle])
 
 
-def ablated_share(wiring: Wiring, components: Sequence[Component]) -> tuple[int, int, int]:
+def ablated_share(
+    wiring: Wiring, components: Sequence[Component]
+) -> tuple[int, int, int]:
     """Count the heads and MLPs that a recipe ablates, and all heads of the kinds of attention concerned."""
     heads: set[tuple[str, str, int, int]] = set()
     mlps: set[tuple[str, int]] = set()
@@ -254,7 +337,9 @@ def ablated_share(wiring: Wiring, components: Sequence[Component]) -> tuple[int,
             if not isinstance(row, Attention):
                 mlps.add((stack.name, component.layer))
                 continue
-            indices = range(stack.n_heads) if component.head is None else [component.head]
+            indices = (
+                range(stack.n_heads) if component.head is None else [component.head]
+            )
             heads |= {(stack.name, row.kind, component.layer, head) for head in indices}
     total = 0
     for name, kind in {(name, kind) for name, kind, _, _ in heads}:
@@ -263,16 +348,24 @@ def ablated_share(wiring: Wiring, components: Sequence[Component]) -> tuple[int,
     return len(heads), total, len(mlps)
 
 
-def _resolve(lens: Lens, recipes: Mapping[str, Sequence[str | Component]]) -> dict[str, list[Component]]:
+def _resolve(
+    lens: Lens, recipes: Mapping[str, Sequence[str | Component]]
+) -> dict[str, list[Component]]:
     """Return the components of every recipe, the original with none of them first."""
     if not recipes:
-        raise InputError("no recipe is given; expected a name and the components to ablate, such as {'x': ['0.mlp']}")
+        raise InputError(
+            "no recipe is given; expected a name and the components to ablate, such as {'x': ['0.mlp']}"
+        )
     components_of: dict[str, list[Component]] = {ORIGINAL: []}
     for name, components in recipes.items():
         if name == ORIGINAL:
-            raise InputError(f"a recipe is called {ORIGINAL!r}, which is the name of the plain forecast")
+            raise InputError(
+                f"a recipe is called {ORIGINAL!r}, which is the name of the plain forecast"
+            )
         if isinstance(components, str | Component) or not components:
-            raise InputError(f"recipe {name!r} is {components!r}, expected a list of components or globs")
+            raise InputError(
+                f"recipe {name!r} is {components!r}, expected a list of components or globs"
+            )
         components_of[name] = lens.components(*components)
     return components_of
 
@@ -280,18 +373,34 @@ def _resolve(lens: Lens, recipes: Mapping[str, Sequence[str | Component]]) -> di
 def _add_effects(data: xr.Dataset, run: Run, medians: np.ndarray) -> xr.Dataset:
     """Add distances, spreads and errors of median forecasts (recipe, series, step), and judge them."""
     steps, where = medians.shape[-1], ("recipe", "series")
-    measures: dict[str, Measure] = {"spearman_distance": rank_distance(run)} if steps > 1 else {}
+    measures: dict[str, Measure] = (
+        {"spearman_distance": rank_distance(run)} if steps > 1 else {}
+    )
     past = np.array([np.nanstd(values[-steps:]) for values in run.batch.values])
     past = np.where(flat_contexts(run.lens, run.batch), 0.0, past)
-    data["mean_shift"], spread = (where, np.abs(medians - medians[0]).mean(axis=-1)), medians.std(axis=-1)
-    data["spread_ratio"] = (where, np.divide(spread, past, out=np.full_like(spread, np.nan), where=past > 0))
+    data["mean_shift"], spread = (
+        (where, np.abs(medians - medians[0]).mean(axis=-1)),
+        medians.std(axis=-1),
+    )
+    data["spread_ratio"] = (
+        where,
+        np.divide(spread, past, out=np.full_like(spread, np.nan), where=past > 0),
+    )
     if run.truth is not None:
         truth = run.truth
         error = mae(medians, truth)
-        data["mae"], data["mase"] = (where, error), (where, error / seasonal_scales(run))
+        data["mae"], data["mase"] = (
+            (where, error),
+            (where, error / seasonal_scales(run)),
+        )
         measures["mae_change"] = error_change(run, truth)
     for name, measure in measures.items():
         data[name] = (where, measure(medians, medians[0]))
-        floor, effect = noise_floor(run, size_of(measure)), data[name].where(data["recipe"] != ORIGINAL)
-        data = judge(data, name, floor=floor, signed=name == "mae_change", values=effect)
+        floor, effect = (
+            noise_floor(run, size_of(measure)),
+            data[name].where(data["recipe"] != ORIGINAL),
+        )
+        data = judge(
+            data, name, floor=floor, signed=name == "mae_change", values=effect
+        )
     return data

@@ -102,10 +102,16 @@ def repeated_motif(
     low, high = _lengths(lens, motif, repeats, patch)
     if n_series < 1:
         raise InputError(f"n_series is {n_series}, expected 1 or more")
-    steps = min(lens.prediction_length, high * patch) if horizon is None else int(horizon)
+    steps = (
+        min(lens.prediction_length, high * patch) if horizon is None else int(horizon)
+    )
     plan = _Plan(low, high, patch, repeats, n_series, steps)
     context, future, lengths = _draw(lens, plan, seed)
-    options: dict[str, Any] = {"rollout": False, "num_samples": num_samples, "seed": seed}
+    options: dict[str, Any] = {
+        "rollout": False,
+        "num_samples": num_samples,
+        "seed": seed,
+    }
     run = lens.run(context, steps, truth=future, forced_path=future, **options)
     context, future, _ = _draw(lens, plan, seed, repeating=False)
     control = lens.run(context, steps, forced_path=future, **options)
@@ -113,7 +119,9 @@ def repeated_motif(
     points = [f"{row.prefix}.{layer}.{attention}.hook_pattern" for layer in layers]
     plain, entropies, chance = _masses(run, points, places)
     other, _, _ = _masses(control, points, places)
-    data = run.dataset().assign_coords(target=list(TARGETS), layer=list(map(str, layers)), head=range(row.n_heads))
+    data = run.dataset().assign_coords(
+        target=list(TARGETS), layer=list(map(str, layers)), head=range(row.n_heads)
+    )
     where = ("target", "layer", "head")
     data = data.assign(
         prefix_matching=(where, plain.mean(-1)),
@@ -126,14 +134,34 @@ def repeated_motif(
     )
     if not lens.takes_ids:
         truth, mean = data["truth"].values, data["context"].mean("time").values[:, None]
-        error, naive = mae(data["forecast"].values, truth), mae(np.broadcast_to(mean, truth.shape), truth)
-        errors = {"copy_error": error, "naive_error": naive, "relative_copy_error": error / naive}
-        data = data.assign({name: ("series", values) for name, values in errors.items()})
-    settings: dict[str, Any] = {"motif": [low, high], "repeats": repeats, "n_series": n_series, "patch": patch}
+        error, naive = (
+            mae(data["forecast"].values, truth),
+            mae(np.broadcast_to(mean, truth.shape), truth),
+        )
+        errors = {
+            "copy_error": error,
+            "naive_error": naive,
+            "relative_copy_error": error / naive,
+        }
+        data = data.assign(
+            {name: ("series", values) for name, values in errors.items()}
+        )
+    settings: dict[str, Any] = {
+        "motif": [low, high],
+        "repeats": repeats,
+        "n_series": n_series,
+        "patch": patch,
+    }
     settings |= {"attention": attention, "stack": row.name}
     data.attrs = run.describe("repeated_motif", "Repeated motifs", _SOURCE, **settings)
     advantage = xr.DataArray(plain - other, dims=(*where, "series"))
-    return judge(data, "advantage", floor=relative_rounding(lens), groups="target", values=advantage)
+    return judge(
+        data,
+        "advantage",
+        floor=relative_rounding(lens),
+        groups="target",
+        values=advantage,
+    )
 
 
 def _token_steps(lens: Lens, stack: str) -> int:
@@ -142,11 +170,15 @@ def _token_steps(lens: Lens, stack: str) -> int:
     start, stop, ordinary = token_steps(lens.encode(as_series(values)).spans[stack])
     widths = sorted(set((stop - start)[ordinary].tolist()))
     if len(widths) != 1:
-        raise InputError(f"the tokens of {lens.model_id} show {widths} steps; a motif needs tokens of one length")
+        raise InputError(
+            f"the tokens of {lens.model_id} show {widths} steps; a motif needs tokens of one length"
+        )
     return int(widths[0])
 
 
-def _lengths(lens: Lens, motif: int | tuple[int, int] | None, repeats: int, patch: int) -> tuple[int, int]:
+def _lengths(
+    lens: Lens, motif: int | tuple[int, int] | None, repeats: int, patch: int
+) -> tuple[int, int]:
     """Return the shortest and the longest motif, in tokens."""
     room = lens.context_length // (max(repeats, 1) * patch)
     longest = min(LONGEST, room)
@@ -168,11 +200,16 @@ def _values(lens: Lens, rng: np.random.Generator, shape: tuple[int, ...]) -> np.
     return rng.standard_normal(shape)
 
 
-def _draw(lens: Lens, plan: _Plan, seed: int, *, repeating: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _draw(
+    lens: Lens, plan: _Plan, seed: int, *, repeating: bool = True
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draw contexts (series, time), continuations (series, step) and lengths (series,) of repeated motifs or noise."""
     rng = np.random.default_rng(seed)
     # every length equally often, in random order
-    lengths = rng.permutation(plan.low + np.arange(plan.count) % (plan.high - plan.low + 1)) * plan.patch
+    lengths = (
+        rng.permutation(plan.low + np.arange(plan.count) % (plan.high - plan.low + 1))
+        * plan.patch
+    )
     context = plan.repeats * plan.high * plan.patch
     whole = np.empty((plan.count, context + plan.steps))
     for series, length in enumerate(lengths):
@@ -185,20 +222,35 @@ def _draw(lens: Lens, plan: _Plan, seed: int, *, repeating: bool = True) -> tupl
 
 
 def _targets(
-    encoded: Encoded, row: Stack, keys_from: str, lengths: np.ndarray, plan: _Plan, queries: str | None
+    encoded: Encoded,
+    row: Stack,
+    keys_from: str,
+    lengths: np.ndarray,
+    plan: _Plan,
+    queries: str | None,
 ) -> np.ndarray:
     """Mark the keys that each query should look at, (target, series, query, key); none for queries without a place."""
     starts, stops, ordinary = token_steps(encoded.spans[row.name])
     key_starts, key_stops, timed = token_steps(encoded.spans[keys_from])
-    tokens = {"forecast": ordinary & (starts >= 0) & (starts < plan.steps), "context": ordinary & (stops <= 0)}
+    tokens = {
+        "forecast": ordinary & (starts >= 0) & (starts < plan.steps),
+        "context": ordinary & (stops <= 0),
+    }
     mode = queries or ("forecast" if tokens["forecast"].any() else "context")
     refuse_word("queries", mode, ("forecast", "context"))
     possible = tokens["forecast"].any() if mode == "forecast" else keys_from == row.name
     if not possible:
         other = "context" if mode == "forecast" else "forecast"
-        raise InputError(f"no token of the {row.name or 'model'} is a {mode} query; choose queries={other!r}")
-    place = {int(key_starts[index]): int(index) for index in np.flatnonzero(timed & (key_stops <= 0))}
-    out = np.zeros((len(TARGETS), len(lengths), len(starts), len(key_starts)), dtype=bool)
+        raise InputError(
+            f"no token of the {row.name or 'model'} is a {mode} query; choose queries={other!r}"
+        )
+    place = {
+        int(key_starts[index]): int(index)
+        for index in np.flatnonzero(timed & (key_stops <= 0))
+    }
+    out = np.zeros(
+        (len(TARGETS), len(lengths), len(starts), len(key_starts)), dtype=bool
+    )
     for series, length in enumerate(lengths):
         for query in np.flatnonzero(tokens[mode]):
             # the steps that come next from a query's point of view
@@ -208,11 +260,19 @@ def _targets(
                     continue
                 first, last = last, last + plan.patch
             last = min(last, first + int(length))
-            _mark(out[:, series, query], place, range(first, last, plan.patch), int(length), plan.patch)
+            _mark(
+                out[:, series, query],
+                place,
+                range(first, last, plan.patch),
+                int(length),
+                plan.patch,
+            )
     return out
 
 
-def _mark(out: np.ndarray, place: dict[int, int], starts: range, length: int, patch: int) -> None:
+def _mark(
+    out: np.ndarray, place: dict[int, int], starts: range, length: int, patch: int
+) -> None:
     """Set the targets (target, key) of one query that looks for what came in place of ``starts``."""
     for number, start in enumerate(starts):
         # the fewest whole motifs back that lie in the context
@@ -229,11 +289,16 @@ def _mark(out: np.ndarray, place: dict[int, int], starts: range, length: int, pa
             out[1, place[matches[0] - patch]] = True
 
 
-def _masses(run: Run, points: list[str], places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _masses(
+    run: Run, points: list[str], places: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return attention to targets (target, layer, head, series), entropy shares, and uniform attention (target,)."""
     acts = run.record(points)
     series, query = np.nonzero(places[0].any(axis=-1))
-    target_mask, counts = places[:, series, query].astype(float), np.bincount(series, minlength=places.shape[1])
+    target_mask, counts = (
+        places[:, series, query].astype(float),
+        np.bincount(series, minlength=places.shape[1]),
+    )
     within = (series == np.arange(len(counts))[:, None]).astype(float)
     masses, entropies, visible = [], [], np.zeros(places.shape[2:], dtype=bool)
     for point in points:
@@ -244,7 +309,9 @@ def _masses(run: Run, points: list[str], places: np.ndarray) -> tuple[np.ndarray
         visible |= (pattern > 0).any(axis=(0, 1))
     keys = visible[query]
     even = np.log(np.maximum(keys.sum(-1), 2))[:, None]
-    chance = ((places[:, series, query] & keys).sum(-1) / np.maximum(keys.sum(-1), 1)).mean(axis=-1)
+    chance = (
+        (places[:, series, query] & keys).sum(-1) / np.maximum(keys.sum(-1), 1)
+    ).mean(axis=-1)
     return np.stack(masses, axis=1), (np.stack(entropies) / even).mean(axis=1), chance
 
 
@@ -291,29 +358,44 @@ def training_history(
     scores: list[xr.Dataset] = []
     for step in steps:
         lens = checkpoints[step]
-        is_token_model = lens.tokens is not None and "cross_attn" in lens.wiring.output_stack.attention_kinds()
+        is_token_model = (
+            lens.tokens is not None
+            and "cross_attn" in lens.wiring.output_stack.attention_kinds()
+        )
         score = (_of_tokens if is_token_model else _of_values)(lens, seed, options)
-        shape, first = (tuple(one["entropy_share"].shape) for one in (score, [*scores, score][0]))
+        shape, first = (
+            tuple(one["entropy_share"].shape) for one in (score, [*scores, score][0])
+        )
         if shape != first:
-            raise InputError(f"the checkpoint of step {step} has {shape} layers and heads, that of {steps[0]} {first}")
+            raise InputError(
+                f"the checkpoint of step {step} has {shape} layers and heads, that of {steps[0]} {first}"
+            )
         scores.append(score)
-    data = xr.concat(scores, dim="training_step", data_vars="all", combine_attrs="override")
+    data = xr.concat(
+        scores, dim="training_step", data_vars="all", combine_attrs="override"
+    )
     data = data.assign_coords(training_step=steps)
     if losses:
         loss_steps = sorted(losses)
         data["loss"] = (("loss_step",), np.array([losses[step] for step in loss_steps]))
         data = data.assign_coords(loss_step=loss_steps)
     data.attrs |= {"kind": "training_history", "title": "Heads over training"}
-    data.attrs["source"] = "after Olsson et al. 2022, arXiv:2209.11895 (induction over training)"
+    data.attrs["source"] = (
+        "after Olsson et al. 2022, arXiv:2209.11895 (induction over training)"
+    )
     data.attrs["model"] = name or data.attrs["model"]
     return data
 
 
 def _of_tokens(lens: Lens, seed: int, options: dict[str, Any]) -> xr.Dataset:
-    result = induction_scores(lens, seed=seed, **{"decoding": "forced", "positions": "all", **options})
+    result = induction_scores(
+        lens, seed=seed, **{"decoding": "forced", "positions": "all", **options}
+    )
     # the context's tokens, and the end token
     keys = result.attrs["motif"] * result.attrs["repeats"] + 1
-    return result[_with_interval("prefix_matching") + _with_interval("copy_score")].assign(
+    return result[
+        _with_interval("prefix_matching") + _with_interval("copy_score")
+    ].assign(
         prefix_floor=1.0 / keys,
         copying=result["copy_accuracy"],
         entropy_share=(result["entropy"] / np.log(keys)).drop_attrs(),

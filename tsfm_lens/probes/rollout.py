@@ -31,7 +31,12 @@ from tsfm_lens.probes.given import refuse_word
 from tsfm_lens.probes.weights import head_spectra
 from tsfm_lens.registry import probe
 
-__all__ = ["attention_rollout", "autoregressive_attention", "norm_weighted_attention", "patch_attention"]
+__all__ = [
+    "attention_rollout",
+    "autoregressive_attention",
+    "norm_weighted_attention",
+    "patch_attention",
+]
 
 
 @probe("autoregressive_attention", "first")
@@ -72,9 +77,13 @@ def autoregressive_attention(
     row, attention_kind, layers = pick_attention(run.lens, stack, kind)
     passes = _passes(run)
     key_stack = row.attention(attention_kind, layers[0]).keys_from or row.name
-    key_axis, places = _join([x.spans[key_stack].shifted(start * (keys == "time")) for start, x in passes])
+    key_axis, places = _join(
+        [x.spans[key_stack].shifted(start * (keys == "time")) for start, x in passes]
+    )
     query_axis, columns = _columns(passes, row.name)
-    attention = np.zeros((len(layers), row.n_heads, len(key_axis), len(query_axis)), dtype=np.float32)
+    attention = np.zeros(
+        (len(layers), row.n_heads, len(key_axis), len(query_axis)), dtype=np.float32
+    )
     entropy = np.zeros(attention.shape[:2])
     points = [f"{row.prefix}.{layer}.{attention_kind}.hook_pattern" for layer in layers]
     offset = 0
@@ -82,7 +91,9 @@ def autoregressive_attention(
         width = slice(offset, offset + len(tokens))
         offset += len(tokens)
         fill = {
-            point: partial(_fill, attention[index, :, :, width], entropy[index], place, tokens)
+            point: partial(
+                _fill, attention[index, :, :, width], entropy[index], place, tokens
+            )
             for index, point in enumerate(points)
         }
         acts = run.in_one_pass().find_record(points) if len(passes) == 1 else None
@@ -103,11 +114,20 @@ def autoregressive_attention(
         coords={"layer": list(map(str, layers)), "head": range(row.n_heads)},
     )
     data = data.assign_coords(span_coords(key=key_axis, query=query_axis))
-    pass_start = np.repeat([start for start, _ in passes], [len(tokens) for tokens in columns])
+    pass_start = np.repeat(
+        [start for start, _ in passes], [len(tokens) for tokens in columns]
+    )
     data = data.assign_coords(pass_start=("query", pass_start))
     title, source = "Autoregressive attention", "tsfm-lens paper, D.2 (S3-ROLL)"
     data.attrs = describe_attention(
-        run, "autoregressive_attention", title, source, row, attention_kind, keys=keys, passes=len(passes)
+        run,
+        "autoregressive_attention",
+        title,
+        source,
+        row,
+        attention_kind,
+        keys=keys,
+        passes=len(passes),
     )
     return data
 
@@ -123,8 +143,14 @@ def _passes(run: Run) -> list[tuple[int, Encoded]]:
     passes = []
     for start in range(0, steps, width):
         stop = min(start + width, steps)
-        longer = replace(batch, values=(np.concatenate([batch.values[0], values[0, :start]]),))
-        reads = {"future": values[:, start:stop]} if lens.emits == "token" else {"horizon": stop - start}
+        longer = replace(
+            batch, values=(np.concatenate([batch.values[0], values[0, :start]]),)
+        )
+        reads = (
+            {"future": values[:, start:stop]}
+            if lens.emits == "token"
+            else {"horizon": stop - start}
+        )
         passes.append((start, lens.encode(longer, **reads)))
     return passes
 
@@ -155,20 +181,34 @@ def _labels(spans: TokenSpans) -> list[tuple[str, int, int]]:
     return labels
 
 
-def _columns(passes: list[tuple[int, Encoded]], stack: str) -> tuple[TokenSpans, list[np.ndarray]]:
+def _columns(
+    passes: list[tuple[int, Encoded]], stack: str
+) -> tuple[TokenSpans, list[np.ndarray]]:
     """Return the axis of queries, and each pass's tokens on it: all of the first, then those that forecast."""
     axis = TokenSpans((), (), ())
     tokens = []
     for first, encoded in passes:
         spans = encoded.spans[stack].shifted(first)
-        indices = [i for i in range(len(spans)) if not first or (spans.start[i] >= first and not spans.special[i])]
-        start, stop = (tuple(part[i] for i in indices) for part in (spans.start, spans.stop))
+        indices = [
+            i
+            for i in range(len(spans))
+            if not first or (spans.start[i] >= first and not spans.special[i])
+        ]
+        start, stop = (
+            tuple(part[i] for i in indices) for part in (spans.start, spans.stop)
+        )
         axis += TokenSpans(start, stop, tuple(spans.special[i] for i in indices))
         tokens.append(np.array(indices))
     return axis, tokens
 
 
-def _fill(target: np.ndarray, entropy: np.ndarray, keys: np.ndarray, queries: np.ndarray, pattern: Tensor) -> Tensor:
+def _fill(
+    target: np.ndarray,
+    entropy: np.ndarray,
+    keys: np.ndarray,
+    queries: np.ndarray,
+    pattern: Tensor,
+) -> Tensor:
     """Write a layer's pattern into (head, key, query), and add to the entropies (head,)."""
     # head by head, as the entropy needs double precision
     for head, rows in enumerate(pattern[0]):
@@ -212,13 +252,27 @@ def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
     several = [name for name in usable if len(run.encoded.spans[name]) > 1]
     column = lens.wiring.stack((several or usable)[-1] if stack is None else stack)
     layers = layers_in_time(column, kinds[column.name])
-    points = [f"{column.prefix}.{layer}.{kinds[column.name]}.hook_pattern" for layer in layers]
+    points = [
+        f"{column.prefix}.{layer}.{kinds[column.name]}.hook_pattern" for layer in layers
+    ]
     acts = run.in_one_pass().record(points)
-    flows = np.stack([flow.cpu().numpy() for flow in rolled([acts[point][0].double() for point in points])])
+    flows = np.stack(
+        [
+            flow.cpu().numpy()
+            for flow in rolled([acts[point][0].double() for point in points])
+        ]
+    )
     coords = pattern_coords(run, column, kinds[column.name], layers)
-    data = xr.Dataset({"flow": (("layer", "query", "key"), flows)}, coords=coords).drop_vars("head")
+    data = xr.Dataset(
+        {"flow": (("layer", "query", "key"), flows)}, coords=coords
+    ).drop_vars("head")
     facts = {"stack": column.name, "series": run.batch.ids[0]}
-    data.attrs = run.describe("attention_rollout", "Attention rollout", "Abnar and Zuidema 2020, equation 1", **facts)
+    data.attrs = run.describe(
+        "attention_rollout",
+        "Attention rollout",
+        "Abnar and Zuidema 2020, equation 1",
+        **facts,
+    )
     return data
 
 
@@ -271,12 +325,21 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
         for layer, place in zip(layers, at, strict=True):
             weights = lens.weights.heads(layer, attention, stack.name)
             values = for_every_head(acts[f"{place}.hook_v"][0], stack.n_heads)
-            writes = _write_norms(values, weights.W_O, acts[f"{place}.hook_gate"][0] if gated else None)
+            writes = _write_norms(
+                values, weights.W_O, acts[f"{place}.hook_gate"][0] if gated else None
+            )
             norms.append(acts[f"{place}.hook_pattern"][0] * writes * weights.scale)
     norm = (("layer", "head", "query", "key"), torch.stack(norms).float().cpu().numpy())
-    data = xr.Dataset({"norm": norm}, coords=pattern_coords(run, stack, attention, layers))
+    data = xr.Dataset(
+        {"norm": norm}, coords=pattern_coords(run, stack, attention, layers)
+    )
     facts = {"stack": stack.name, "attention": attention, "series": run.batch.ids[0]}
-    data.attrs = run.describe("norm_weighted", "Norm-weighted attention", "Kobayashi et al. 2020, equation 4", **facts)
+    data.attrs = run.describe(
+        "norm_weighted",
+        "Norm-weighted attention",
+        "Kobayashi et al. 2020, equation 4",
+        **facts,
+    )
     return data
 
 
@@ -287,13 +350,20 @@ def _write_norms(values: Tensor, out: Tensor, gate: Tensor | None) -> Tensor:
     # a triangle in the place of W_O leaves all lengths; head by head, as gated values take queries times keys
     triangles = torch.linalg.qr(out.mT).R.mT
     heads = zip(gate.sigmoid().unbind(1), values.unbind(1), triangles, strict=True)
-    return torch.stack([((factor[:, None] * value) @ triangle).norm(dim=-1) for factor, value, triangle in heads])
+    return torch.stack(
+        [
+            ((factor[:, None] * value) @ triangle).norm(dim=-1)
+            for factor, value, triangle in heads
+        ]
+    )
 
 
 def _own_kind(stack: Stack) -> str:
     """Return the attention of a stack over its own tokens in time, "" if it has none."""
     rows = [row for layer in range(stack.n_layers) for row in stack.attentions(layer)]
-    return next((row.kind for row in rows if not row.keys_from and row.over == "time"), "")
+    return next(
+        (row.kind for row in rows if not row.keys_from and row.over == "time"), ""
+    )
 
 
 @probe("patch_attention", "first")
@@ -331,16 +401,22 @@ def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
     data["attention"] = maps["attention"].transpose("layer", "head", "query", "key")
     data["entropy"] = maps["entropy"]
     spectra = head_spectra(run.lens, kind=attention, stack=stack, products=["QK"])
-    data["stable_rank"] = spectra["stable_rank"].sel(product="QK", drop=True).sel(layer=maps["layer"])
+    data["stable_rank"] = (
+        spectra["stable_rank"].sel(product="QK", drop=True).sel(layer=maps["layer"])
+    )
     # special tokens cover no time, so that none of them can be marked in a series
     timed = np.flatnonzero([not str(word) for word in maps["key_special"].values])
     # a causal model has rows for its context too, which read only what is before them
-    mean = data["attention"].values[:, :, forecast_queries(data)].mean(axis=2)[..., timed]
+    mean = (
+        data["attention"].values[:, :, forecast_queries(data)].mean(axis=2)[..., timed]
+    )
     most = timed[mean.argmax(axis=-1)]
     data["argmax_weight"] = (("layer", "head"), mean.max(axis=-1))
     data["argmax_key"] = (("layer", "head"), most)
     data["argmax_start"] = (("layer", "head"), maps["key_start"].values[most])
     title = "Attention between forecast and context tokens"
     source = "tsfm-lens paper, appendix D.2 and figure 21 (S3-ROLL, S3-SRANK)"
-    data.attrs = run.describe("patch_attention", title, source, stack=stack, attention=attention)
+    data.attrs = run.describe(
+        "patch_attention", title, source, stack=stack, attention=attention
+    )
     return data

@@ -49,28 +49,47 @@ class Secants(TorchFunctionMode):
         self._node, self._cells = 0, 1 if nodes == 1 else 4 * nodes
         self.at, self.weights = legendre.leggauss(nodes)
         edges = np.linspace(-1, 1, self._cells + 1)
-        over_cells = np.diff(legendre.legval(edges, legendre.legint(np.eye(nodes), axis=0)))
+        over_cells = np.diff(
+            legendre.legval(edges, legendre.legint(np.eye(nodes), axis=0))
+        )
         # (node, cell): Lagrange polynomials by their Legendre series
-        shares = legendre.legvander(self.at, nodes - 1) * (np.arange(nodes) + 0.5) @ over_cells
+        shares = (
+            legendre.legvander(self.at, nodes - 1)
+            * (np.arange(nodes) + 0.5)
+            @ over_cells
+        )
         self._shares = torch.as_tensor(shares)
         points = torch.as_tensor(np.append(edges, self.at) / 2 + 0.5).to(stop)
         with self:
             readout(points.reshape(-1, *[1] * stop.ndim) * stop)
-        below, level, above = self._read(torch.stack([-stop, torch.zeros_like(stop), stop])).nan_to_num()
+        below, level, above = self._read(
+            torch.stack([-stop, torch.zeros_like(stop), stop])
+        ).nan_to_num()
         rounding = 1000 * torch.finfo(level.dtype).eps * above.abs().max()
         # then a derivative is a difference, which takes a fraction of the time
         self.affine = bool((above + below - 2 * level).abs().max() <= rounding)
-        self.one_hidden = self.affine and sum(lines is not None for lines in self._lines) < 2
+        self.one_hidden = (
+            self.affine and sum(lines is not None for lines in self._lines) < 2
+        )
 
     def apply(self, parts: Tensor, at_once: int) -> Tensor:
         """Apply the mean derivative to parts of the stream (part, …), so many at once."""
         total = torch.zeros(())
-        for self._node, (at, weight) in enumerate(zip(self.at, self.weights, strict=True)):  # noqa: B020
+        for self._node, (at, weight) in enumerate(
+            zip(self.at, self.weights, strict=True)
+        ):  # noqa: B020
             if self.affine:
-                level, some = self._read(torch.zeros_like(self.stop)), (parts * _ENLARGED).split(at_once)
-                slopes = torch.cat([self._read(part) - level for part in some]) / _ENLARGED
+                level, some = (
+                    self._read(torch.zeros_like(self.stop)),
+                    (parts * _ENLARGED).split(at_once),
+                )
+                slopes = (
+                    torch.cat([self._read(part) - level for part in some]) / _ENLARGED
+                )
             else:
-                slopes = push_forward(self._read, (at / 2 + 0.5) * self.stop, parts, at_once)
+                slopes = push_forward(
+                    self._read, (at / 2 + 0.5) * self.stop, parts, at_once
+                )
             total = total + weight / 2 * slopes
         return total
 
@@ -79,15 +98,21 @@ class Secants(TorchFunctionMode):
         with self:
             return self.readout(stream)
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if getattr(function, "__name__", "") in _ELEMENTWISE and args:
             x, *others = args
             if self._calls is None:
-                self._lines.append(self._line(x, lambda at: function(at.clone(), *others, **kwargs)))
+                self._lines.append(
+                    self._line(x, lambda at: function(at.clone(), *others, **kwargs))
+                )
             elif (lines := next(self._calls)) is not None:
                 value, at, slope = (each[self._node] for each in lines)
-                return (value + slope * (x.reshape(-1, len(slope)) - at)).reshape(x.shape)
+                return (value + slope * (x.reshape(-1, len(slope)) - at)).reshape(
+                    x.shape
+                )
         return function(*args, **kwargs)
 
     def _line(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> _Lines:
@@ -96,12 +121,21 @@ class Secants(TorchFunctionMode):
         if x.numel() % points:
             return None
         # secants of neighbours keep no digits in the precision of the model
-        edges, at = x.detach().reshape(points, -1).cpu().double().tensor_split([self._cells + 1])
+        edges, at = (
+            x.detach()
+            .reshape(points, -1)
+            .cpu()
+            .double()
+            .tensor_split([self._cells + 1])
+        )
         run = edges.diff(dim=0)
         flat = run == 0
         if bool(flat.all()):
             return None
-        slope, still = function(edges).diff(dim=0) / run.masked_fill(flat, 1.0), edges[:-1][flat]
+        slope, still = (
+            function(edges).diff(dim=0) / run.masked_fill(flat, 1.0),
+            edges[:-1][flat],
+        )
         slope[flat] = torch.func.jvp(function, (still,), (torch.ones_like(still),))[1]
         return function(at).to(x), at.to(x), (self._shares @ slope).to(x)
 
@@ -109,4 +143,6 @@ class Secants(TorchFunctionMode):
 def push_forward(function: Readout, at: Tensor, parts: Tensor, at_once: int) -> Tensor:
     """Apply the derivative of a readout at a stream to parts of it (part, …), so many at once."""
     some = ((at.expand_as(part).contiguous(), part) for part in parts.split(at_once))
-    return torch.cat([torch.func.jvp(function, (start,), (part,))[1] for start, part in some])
+    return torch.cat(
+        [torch.func.jvp(function, (start,), (part,))[1] for start, part in some]
+    )

@@ -41,7 +41,9 @@ def layer_similarity(run: Run) -> xr.Dataset:
         ('stream', 'other_stream')
     """
     names, streams = layer_streams(run)
-    updates = torch.stack([after - before for before, after in pairwise(streams)]).double()
+    updates = torch.stack(
+        [after - before for before, after in pairwise(streams)]
+    ).double()
     visible = run.encoded.shown(run.lens.wiring.output_stack.name).to(updates.device)
     unit = (updates / updates.norm(dim=-1, keepdim=True).clamp(min=1e-30))[:, visible]
     cosine = torch.einsum("lnd,mnd->lmn", unit, unit).mean(dim=-1)
@@ -51,7 +53,12 @@ def layer_similarity(run: Run) -> xr.Dataset:
             "update_cosine": (("layer", "other_layer"), cosine.cpu().numpy()),
             "cka": (("stream", "other_stream"), linear_cka(flat)),
         },
-        coords={"layer": names[1:], "other_layer": names[1:], "stream": names, "other_stream": names},
+        coords={
+            "layer": names[1:],
+            "other_layer": names[1:],
+            "stream": names,
+            "other_stream": names,
+        },
     )
     source = "Kornblith et al. 2019, equation 6"
     data.attrs = run.describe("layer_similarity", "Similarity of layers", source)
@@ -61,7 +68,9 @@ def layer_similarity(run: Run) -> xr.Dataset:
 def linear_cka(representations: list[Tensor]) -> np.ndarray:
     """Compute linear CKA of every pair of (sample, feature), ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖) (Kornblith et al. 2019)."""
     centred = [x - x.mean(dim=0, keepdim=True) for x in representations]
-    cross = torch.stack([torch.stack([(x.T @ y).square().sum() for y in centred]) for x in centred])
+    cross = torch.stack(
+        [torch.stack([(x.T @ y).square().sum() for y in centred]) for x in centred]
+    )
     own = cross.diagonal().sqrt()
     return (cross / (own[:, None] * own[None])).cpu().numpy()
 
@@ -70,7 +79,9 @@ EPSILON = 1e-8
 
 
 @probe("entropic_rank")
-def entropic_rank(run: Run, *, kind: str | None = None, batch_size: int = 8) -> xr.Dataset:
+def entropic_rank(
+    run: Run, *, kind: str | None = None, batch_size: int = 8
+) -> xr.Dataset:
     """Compute the entropic rank of the head outputs of every layer of the output stack.
 
     The writes of a layer's heads at one token, after the output projection and before a post-norm, are scaled to length
@@ -97,18 +108,30 @@ def entropic_rank(run: Run, *, kind: str | None = None, batch_size: int = 8) -> 
         >>> bool((probes.entropic_rank(run)["rank"] <= 4).all())  # heads
         True
     """
-    means = mean_over_tokens(run, reduce=head_entropy_of_writes, kind=kind, batch_size=batch_size)
-    data = means.rename(mean="entropy", over_all="rank").assign(rank=lambda each: np.exp(each["rank"]))
+    means = mean_over_tokens(
+        run, reduce=head_entropy_of_writes, kind=kind, batch_size=batch_size
+    )
+    data = means.rename(mean="entropy", over_all="rank").assign(
+        rank=lambda each: np.exp(each["rank"])
+    )
     data["entropy"].attrs["units"] = "nats"
     attention = means.attrs["attention"]
-    title, source = f"Entropic rank of {attention}", "tsfm-lens paper, appendix E (S3-ERANK)"
+    title, source = (
+        f"Entropic rank of {attention}",
+        "tsfm-lens paper, appendix E (S3-ERANK)",
+    )
     facts = {"attention": attention, "heads": run.lens.wiring.output_stack.n_heads}
     data.attrs = run.describe("entropic_rank", title, source, **facts)
     return data
 
 
 def mean_over_tokens(
-    run: Run, *, reduce: Callable[[Tensor], Tensor], kind: str | None = None, batch_size: int = 8, normed: bool = False
+    run: Run,
+    *,
+    reduce: Callable[[Tensor], Tensor],
+    kind: str | None = None,
+    batch_size: int = 8,
+    normed: bool = False,
 ) -> xr.Dataset:
     """Average a function of head writes over tokens: ``mean`` (layer, series, …), ``over_all`` series, ``tokens``."""
     lens = run.lens
@@ -116,7 +139,9 @@ def mean_over_tokens(
         raise InputError(f"batch_size is {batch_size}, expected 1 or more")
     stack = lens.wiring.output_stack
     attention, layers = stack.layers_with(kind)
-    reducers = dict(_reducer(lens, layer, attention, reduce, normed=normed) for layer in layers)
+    reducers = dict(
+        _reducer(lens, layer, attention, reduce, normed=normed) for layer in layers
+    )
     means = []
     rows: list[str] = []
     tokens: list[np.ndarray] = []
@@ -125,7 +150,9 @@ def mean_over_tokens(
         rows += encoded.rows
         with torch.no_grad():
             # reduced while the model runs: the writes of all heads are never kept
-            _, acts = lens.run_with_cache(encoded, names_filter=list(reducers), reduce=reducers)
+            _, acts = lens.run_with_cache(
+                encoded, names_filter=list(reducers), reduce=reducers
+            )
         each = torch.stack([acts[point] for point in reducers]).cpu()
         visible = encoded.shown(stack.name)
         weights = visible.reshape(*visible.shape, *[1] * (each.ndim - 3))
@@ -147,7 +174,12 @@ def mean_over_tokens(
 
 
 def _reducer(
-    lens: Lens, layer: int, kind: str, reduce: Callable[[Tensor], Tensor], *, normed: bool
+    lens: Lens,
+    layer: int,
+    kind: str,
+    reduce: Callable[[Tensor], Tensor],
+    *,
+    normed: bool,
 ) -> tuple[str, Callable[[Tensor], Tensor]]:
     """Return a hook point of a layer's head writes, and the function that reduces its activations."""
     stack = lens.wiring.output_stack
@@ -166,7 +198,9 @@ def item_groups(run: Run, size: int) -> Iterator[Run]:
     """Split a run into groups of so many items; the variates of an item stay together."""
     item = run.batch.group_index
     for first in range(0, int(item.max()) + 1, size):
-        yield run.select(np.flatnonzero((item >= first) & (item < first + size)).tolist())
+        yield run.select(
+            np.flatnonzero((item >= first) & (item < first + size)).tolist()
+        )
 
 
 def head_entropy_of_writes(writes: Tensor) -> Tensor:

@@ -84,14 +84,20 @@ def embedding_ranks(
     """
     levels = checked_levels(epsilon)
     if tokens < 2 or batch_size < 1:
-        raise InputError(f"tokens {tokens} and batch_size {batch_size}, expected at least 2 and 1")
+        raise InputError(
+            f"tokens {tokens} and batch_size {batch_size}, expected at least 2 and 1"
+        )
     lens = run.lens
     families = {name: as_series(each) for name, each in (signals or {}).items()}
     families = signal_families(run, seed=seed) if signals is None else families
     if clash := {OWN, VOCABULARY} & set(families):
-        raise InputError(f"a family is called {min(clash)!r}, which has a meaning here; give it another name")
+        raise InputError(
+            f"a family is called {min(clash)!r}, which has a meaning here; give it another name"
+        )
     batches = {OWN: run.batch, **families}
-    embeddings = {name: _tokens_of(lens, batch, batch_size) for name, batch in batches.items()}
+    embeddings = {
+        name: _tokens_of(lens, batch, batch_size) for name, batch in batches.items()
+    }
     table = vocabulary_of(lens)
     if table is not None:
         embeddings[VOCABULARY] = _Tokens(table.shape[1])
@@ -99,7 +105,9 @@ def embedding_ranks(
         for rows in table.detach().cpu().split(_FIRST_ROWS):
             embeddings[VOCABULARY].add(rows)
     spectra = [each.spectrum for each in embeddings.values()]
-    data = ranks_of_rows(spectra, levels, "family", [0] * len(spectra)).drop_vars("rank_share")
+    data = ranks_of_rows(spectra, levels, "family", [0] * len(spectra)).drop_vars(
+        "rank_share"
+    )
     data = data.assign(
         full=("family", [min(each.rows, each.width) for each in spectra]),
         tokens=("family", [each.rows for each in spectra]),
@@ -107,9 +115,18 @@ def embedding_ranks(
         **_angles(embeddings, tokens),
     ).assign_coords(family=list(embeddings))
     d_model = lens.wiring.stacks[0].d_model
-    facts = {"stack": lens.wiring.stacks[0].name, "random_angle": random_angle(d_model), "d_model": d_model}
-    title, source = "Ranks of embedded series", "Flow of ranks, sections 2 and 3 (S0-F2, S0-F3, S0-F13)"
-    data.attrs = run.describe("embedding_ranks", title, source, signal_seed=seed, **facts)
+    facts = {
+        "stack": lens.wiring.stacks[0].name,
+        "random_angle": random_angle(d_model),
+        "d_model": d_model,
+    }
+    title, source = (
+        "Ranks of embedded series",
+        "Flow of ranks, sections 2 and 3 (S0-F2, S0-F3, S0-F13)",
+    )
+    data.attrs = run.describe(
+        "embedding_ranks", title, source, signal_seed=seed, **facts
+    )
     return data
 
 
@@ -133,13 +150,23 @@ def signal_families(run: Run, *, seed: int = 0) -> dict[str, SeriesBatch]:
     each = int(_context_mask(lens, lens.encode(run.batch)).sum(1).max())
     count = int(np.clip(-(-2 * stack.d_model // max(each, 1)), _FEWEST, _MOST))
     if lens.takes_ids:
-        return {"random ids": as_series(rng.choice(lens.example_ids, (count, length)).astype(float))}
+        return {
+            "random ids": as_series(
+                rng.choice(lens.example_ids, (count, length)).astype(float)
+            )
+        }
     steps = np.arange(length)
     periods = np.geomspace(4, max(length, 5), count)[:, None]
     # over the whole series by factors of e^0.5 to e^5, up or down
-    rates = np.geomspace(0.5, 5, count)[:, None] * np.where(np.arange(count) % 2, 1, -1)[:, None] / max(length - 1, 1)
+    rates = (
+        np.geomspace(0.5, 5, count)[:, None]
+        * np.where(np.arange(count) % 2, 1, -1)[:, None]
+        / max(length - 1, 1)
+    )
     return {
-        "sinusoids": as_series(np.sin(2 * np.pi * (steps / periods + rng.random((count, 1))))),
+        "sinusoids": as_series(
+            np.sin(2 * np.pi * (steps / periods + rng.random((count, 1))))
+        ),
         "exponentials": as_series(np.exp(rates * steps)),
         "white noise": as_series(rng.standard_normal((count, length))),
         "zero": as_series(np.zeros((1, length))),
@@ -158,23 +185,36 @@ class _Tokens:
         """Add tokens, (n, width)."""
         self.spectrum.add(rows)
         if len(self.first) < _FIRST_ROWS:
-            self.first = np.concatenate([self.first, rows.double().numpy()])[:_FIRST_ROWS]
+            self.first = np.concatenate([self.first, rows.double().numpy()])[
+                :_FIRST_ROWS
+            ]
 
 
 def _tokens_of(lens: Lens, batch: SeriesBatch, size: int) -> _Tokens:
     """Embed series, in groups of whole items."""
     stack, item = lens.wiring.stacks[0], batch.group_index
-    tokens, point = _Tokens(stack.d_model), f"{stack.name}.hook_embed" if stack.name else "hook_embed"
+    tokens, point = (
+        _Tokens(stack.d_model),
+        f"{stack.name}.hook_embed" if stack.name else "hook_embed",
+    )
     for start in range(0, int(item.max()) + 1, size):
-        encoded = lens.encode(batch.select(np.flatnonzero((item >= start) & (item < start + size)).tolist()))
+        encoded = lens.encode(
+            batch.select(
+                np.flatnonzero((item >= start) & (item < start + size)).tolist()
+            )
+        )
         with torch.no_grad():
             _, acts = lens.run_with_cache(encoded, names_filter=[point])
-        for signal, visible in zip(acts[point].cpu(), _context_mask(lens, encoded), strict=True):
+        for signal, visible in zip(
+            acts[point].cpu(), _context_mask(lens, encoded), strict=True
+        ):
             if len(rows := signal[visible]):
                 tokens.add(rows)
                 tokens.signals.append(torch.linalg.svdvals(rows.double()).numpy())
     if not tokens.spectrum.rows:
-        raise InputError(f"none of the tokens of {', '.join(batch.ids[:3])} shows a series; give longer ones")
+        raise InputError(
+            f"none of the tokens of {', '.join(batch.ids[:3])} shows a series; give longer ones"
+        )
     return tokens
 
 
@@ -191,7 +231,9 @@ def vocabulary_of(lens: Lens) -> Tensor | None:
     return lens.weights.W_E if isinstance(module, torch.nn.Embedding) else None
 
 
-def _of_signals(embeddings: Mapping[str, _Tokens], levels: list[float]) -> dict[str, Any]:
+def _of_signals(
+    embeddings: Mapping[str, _Tokens], levels: list[float]
+) -> dict[str, Any]:
     """Compute ranks of single signals, and their mean over signals with its interval."""
     most = max(len(each.signals) for each in embeddings.values())
     ranks = np.full((len(levels), len(embeddings), most), np.nan)
@@ -199,7 +241,9 @@ def _of_signals(embeddings: Mapping[str, _Tokens], levels: list[float]) -> dict[
         for signal, values in enumerate(each.signals):
             ranks[:, place, signal] = epsilon_rank(values, levels)
     ends = zip(("estimate", "low", "high"), mean_interval(ranks), strict=True)
-    summary = {f"signal_rank_{name}": (("epsilon", "family"), values) for name, values in ends}
+    summary = {
+        f"signal_rank_{name}": (("epsilon", "family"), values) for name, values in ends
+    }
     return {"signal_rank": (("epsilon", "family", "signal"), ranks), **summary}
 
 
@@ -209,7 +253,9 @@ def _angles(embeddings: Mapping[str, _Tokens], tokens: int) -> dict[str, Any]:
     means = np.full(len(embeddings), np.nan)
     for place, each in enumerate(embeddings.values()):
         # neighbours in time and in a vocabulary are alike
-        rows = each.first[np.unique(np.linspace(0, len(each.first) - 1, tokens).round().astype(int))]
+        rows = each.first[
+            np.unique(np.linspace(0, len(each.first) - 1, tokens).round().astype(int))
+        ]
         degrees = np.degrees(angles(rows.T))
         angle[place, : len(degrees), : len(degrees)] = degrees
         pairs = degrees[np.triu_indices(len(degrees), 1)]
@@ -277,14 +323,28 @@ def flow_of_ranks(
     column = stack_named(lens.wiring, stack, lens.wiring.stacks[0])
     for layer in range(column.n_layers):
         if not any(column.attentions(layer)):
-            raise InputError(f"{column.prefix}.{layer} has no attention; the flow of ranks needs one in every layer")
-    points = [f"{column.prefix}.{layer}.hook_resid_pre" for layer in range(column.n_layers)]
+            raise InputError(
+                f"{column.prefix}.{layer} has no attention; the flow of ranks needs one in every layer"
+            )
+    points = [
+        f"{column.prefix}.{layer}.hook_resid_pre" for layer in range(column.n_layers)
+    ]
     points.append(f"{column.prefix}.{column.n_layers - 1}.hook_resid_post")
-    places = np.linspace(0, len(run.batch) - 1, min(apart, len(run.batch))).round().astype(int)
+    places = (
+        np.linspace(0, len(run.batch) - 1, min(apart, len(run.batch)))
+        .round()
+        .astype(int)
+    )
     # rows are series, or items whose variates share a sequence
-    single = {name for place in places for name in (run.batch.ids[place], run.batch.groups[place])}
+    single = {
+        name
+        for place in places
+        for name in (run.batch.ids[place], run.batch.groups[place])
+    }
     spectra = [StreamedSpectrum(column.d_model) for _ in points]
-    growths = [_AttentionGrowth(lens, column, layer) for layer in range(column.n_layers)]
+    growths = [
+        _AttentionGrowth(lens, column, layer) for layer in range(column.n_layers)
+    ]
     around = [point for growth in growths for point in growth.points]
     series: list[str] = []
     # one array for all: small arrays between the groups' large ones would keep the heap from reusing these
@@ -294,7 +354,9 @@ def flow_of_ranks(
         # the run itself stores the streams for other probes, a part of it does not
         is_whole = len(group.batch) == len(run.batch)
         with torch.no_grad():
-            group_acts = lens.run_with_cache(group.encoded, names_filter=around if is_whole else [*points, *around])[1]
+            group_acts = lens.run_with_cache(
+                group.encoded, names_filter=around if is_whole else [*points, *around]
+            )[1]
         acts = group.record(points) if is_whole else group_acts
         streams = [acts[point].cpu() for point in points]
         for spectrum, stream in zip(spectra, streams, strict=True):
@@ -303,42 +365,84 @@ def flow_of_ranks(
             growth.add(group_acts, visible)
         for row, name in enumerate(group.encoded.rows):
             if name in single:
-                own = [torch.linalg.svdvals(stream[row][visible[row]].double()).numpy() for stream in streams]
-                ranks[..., len(series)] = np.stack([epsilon_rank(values, levels) for values in own], axis=-1)
+                own = [
+                    torch.linalg.svdvals(stream[row][visible[row]].double()).numpy()
+                    for stream in streams
+                ]
+                ranks[..., len(series)] = np.stack(
+                    [epsilon_rank(values, levels) for values in own], axis=-1
+                )
             series.append(name)
     ranks, axes = ranks[..., : len(series)], ("epsilon", "stream", "series")
     data = ranks_of_rows(spectra, levels, "stream", range(len(spectra)))
-    data = data.assign(series_rank=(axes, ranks), rank_rise=(axes, ranks - ranks[:, :1]))
-    data = data.assign_coords(stream=["embed", *map(str, range(column.n_layers))], series=series)
+    data = data.assign(
+        series_rank=(axes, ranks), rank_rise=(axes, ranks - ranks[:, :1])
+    )
+    data = data.assign_coords(
+        stream=["embed", *map(str, range(column.n_layers))], series=series
+    )
     flat = dict(zip(run.batch.ids, flat_contexts(lens, run.batch), strict=True))
-    data = data.assign_coords(flat=("series", [bool(flat.get(name, False)) for name in series]))
+    data = data.assign_coords(
+        flat=("series", [bool(flat.get(name, False)) for name in series])
+    )
     data = data.assign(_of_weights(lens, column, levels, data["singular_value"].values))
-    around_attention = np.stack([each.spectra() for each in growths])[..., : data.sizes["mode"]]
+    around_attention = np.stack([each.spectra() for each in growths])[
+        ..., : data.sizes["mode"]
+    ]
     for place, name in enumerate(("attention_value", "attention_bound")):
         data[name] = (("layer", "mode"), around_attention[:, place])
-    data = judge(data, "rank_rise", floor=0.0, signed=True, smallest=0.0, groups="epsilon")
+    data = judge(
+        data, "rank_rise", floor=0.0, signed=True, smallest=0.0, groups="epsilon"
+    )
     least = int(np.ceil((2 * _E2 * column.n_heads) ** 2))
-    facts = {"stack": column.name, "tokens": spectra[0].rows, "heads": column.n_heads, "least_depth": least}
-    title, source = "Flow of ranks", "Flow of ranks, section 4 and theorem 4 (S0-FOR, S0-TH4)"
+    facts = {
+        "stack": column.name,
+        "tokens": spectra[0].rows,
+        "heads": column.n_heads,
+        "least_depth": least,
+    }
+    title, source = (
+        "Flow of ranks",
+        "Flow of ranks, section 4 and theorem 4 (S0-FOR, S0-TH4)",
+    )
     data.attrs |= run.describe("flow_of_ranks", title, source, **facts)
     return data
 
 
-def _of_weights(lens: Lens, column: Stack, levels: list[float], streams: np.ndarray) -> dict[str, object]:
+def _of_weights(
+    lens: Lens, column: Stack, levels: list[float], streams: np.ndarray
+) -> dict[str, object]:
     """Compute spectra of W_Q, the norms of theorem 4, and its bound from singular values (stream, mode)."""
-    first = {layer: next(column.attentions(layer)).kind for layer in range(column.n_layers)}
+    first = {
+        layer: next(column.attentions(layer)).kind for layer in range(column.n_layers)
+    }
     queries = [
         torch.linalg.svdvals(one.weight.cpu().double()).numpy()
         for one in weight_matrices(lens, stack=column.name, parts=["W_Q"])
         if one.kind == first[one.layer]
     ]
-    norms = np.array([_norms(lens, column, layer, kind) for layer, kind in first.items()])
+    norms = np.array(
+        [_norms(lens, column, layer, kind) for layer, kind in first.items()]
+    )
     width = max(len(values) for values in queries)
-    padded = np.stack([np.pad(values, (0, width - len(values)), constant_values=np.nan) for values in queries])
-    bound = np.stack([_bound(values, column, norm) for values, norm in zip(streams[:-1], norms, strict=True)])
+    padded = np.stack(
+        [
+            np.pad(values, (0, width - len(values)), constant_values=np.nan)
+            for values in queries
+        ]
+    )
+    bound = np.stack(
+        [
+            _bound(values, column, norm)
+            for values, norm in zip(streams[:-1], norms, strict=True)
+        ]
+    )
     return {
         "weight_singular_value": (("layer", "weight_mode"), padded),
-        "weight_rank": (("epsilon", "layer"), np.stack([epsilon_rank(values, levels) for values in queries], axis=1)),
+        "weight_rank": (
+            ("epsilon", "layer"),
+            np.stack([epsilon_rank(values, levels) for values in queries], axis=1),
+        ),
         "query_key_norm": ("layer", norms[:, 0]),
         "value_norm": ("layer", norms[:, 1]),
         "bound": (("layer", "mode"), bound),
@@ -349,7 +453,10 @@ def _of_weights(lens: Lens, column: Stack, levels: list[float], streams: np.ndar
 def _norms(lens: Lens, column: Stack, layer: int, kind: str) -> tuple[float, float]:
     """Compute the largest spectral norms over heads of W_Q W_Kᵀ over √d_head, and of W_V W_O."""
     heads = lens.weights.heads(layer, kind, column.name)
-    key, value = core_singular_values(heads.W_Q, heads.W_K.mT), core_singular_values(heads.W_V, heads.W_O)
+    key, value = (
+        core_singular_values(heads.W_Q, heads.W_K.mT),
+        core_singular_values(heads.W_V, heads.W_O),
+    )
     return float(key[:, 0].max()) / column.d_head**0.5, float(value[:, 0].max())
 
 
@@ -365,10 +472,19 @@ class _AttentionGrowth:
     """Spectra around the first attention of a layer, and the rank that it can add: the inequality behind theorem 4."""
 
     def __init__(self, lens: Lens, column: Stack, layer: int) -> None:
-        self.column, self.layer, self.kind = column, layer, next(column.attentions(layer)).kind
+        self.column, self.layer, self.kind = (
+            column,
+            layer,
+            next(column.attentions(layer)).kind,
+        )
         self.weights = lens.weights.heads(layer, self.kind, column.name)
-        self.before, self.after = StreamedSpectrum(column.d_model), StreamedSpectrum(column.d_model)
-        self.values = [StreamedSpectrum(self.weights.W_V.shape[-1]) for _ in range(column.n_heads)]
+        self.before, self.after = (
+            StreamedSpectrum(column.d_model),
+            StreamedSpectrum(column.d_model),
+        )
+        self.values = [
+            StreamedSpectrum(self.weights.W_V.shape[-1]) for _ in range(column.n_heads)
+        ]
         self.norms = np.zeros(column.n_heads)
         self.agrees, self.compared = True, False
 
@@ -376,14 +492,22 @@ class _AttentionGrowth:
     def points(self) -> list[str]:
         """Hook points that :meth:`add` reads."""
         dot = f"{self.column.prefix}.{self.layer}."
-        return [f"{dot}hook_resid_mid", *(f"{dot}{self.kind}.hook_{part}" for part in ("v", "z", "pattern"))]
+        return [
+            f"{dot}hook_resid_mid",
+            *(f"{dot}{self.kind}.hook_{part}" for part in ("v", "z", "pattern")),
+        ]
 
     def add(self, acts: Activations, visible: Tensor) -> None:
         """Add a group: its activations, and a mask of the tokens that belong to a series, (row, pos)."""
-        after, values, z, pattern = (acts[point].detach().cpu().double() for point in self.points)
+        after, values, z, pattern = (
+            acts[point].detach().cpu().double() for point in self.points
+        )
         heads = pattern.shape[1]
         values = values.repeat_interleave(heads // values.shape[2], dim=2)
-        if values.shape[0] != pattern.shape[0] or pattern.shape[-2:] != (visible.shape[1], values.shape[1]):
+        if values.shape[0] != pattern.shape[0] or pattern.shape[-2:] != (
+            visible.shape[1],
+            values.shape[1],
+        ):
             # an attention that regroups rows, such as one over variates
             self.agrees = False
             return
@@ -393,10 +517,15 @@ class _AttentionGrowth:
             # what an attention does is the same in every group
             self.compared = True
             mixture = torch.einsum("bhqk,bkhd->bqhd", pattern, values)[visible]
-            self.agrees = bool((outputs - mixture).abs().max() <= _AGREES * outputs.abs().max())
+            self.agrees = bool(
+                (outputs - mixture).abs().max() <= _AGREES * outputs.abs().max()
+            )
         if not self.agrees:
             return
-        writes = torch.einsum("nhd,hdm->nm", outputs, self.weights.W_O.cpu().double()) * self.weights.scale
+        writes = (
+            torch.einsum("nhd,hdm->nm", outputs, self.weights.W_O.cpu().double())
+            * self.weights.scale
+        )
         self.after.add(after[visible])
         self.before.add(after[visible] - writes)
         masked = pattern * visible[:, None, :, None]
@@ -416,7 +545,9 @@ class _AttentionGrowth:
         out, scale = self.weights.W_O.cpu().double(), abs(self.weights.scale)
         writes = [
             norm * scale * spectrum.singular_values(out[head])
-            for head, (norm, spectrum) in enumerate(zip(self.norms, self.values, strict=True))
+            for head, (norm, spectrum) in enumerate(
+                zip(self.norms, self.values, strict=True)
+            )
         ]
         most = max(map(len, writes))
         padded = np.stack([np.pad(each, (0, most - len(each))) for each in writes])
@@ -442,7 +573,9 @@ class StreamedSpectrum:
         if not len(rows):
             return
         if not torch.isfinite(rows).all():
-            raise InputError("the model holds values that are not finite, so its tokens have no singular values")
+            raise InputError(
+                "the model holds values that are not finite, so its tokens have no singular values"
+            )
         self._eps = max(self._eps, torch.finfo(rows.dtype).eps)
         part = rows.cpu().double()
         self.rows += len(part)
@@ -451,19 +584,29 @@ class StreamedSpectrum:
 
     def singular_values(self, map_of_rows: Tensor | None = None) -> np.ndarray:
         """Compute all of them, descending: as many as the shorter side of the matrix is long, or of it times a map."""
-        return torch.linalg.svdvals(self._factor if map_of_rows is None else self._factor @ map_of_rows).numpy()
+        return torch.linalg.svdvals(
+            self._factor if map_of_rows is None else self._factor @ map_of_rows
+        ).numpy()
 
     def rounding_floor(self, values: np.ndarray, blocks: int) -> float:
         """Bound how far the rounding of a forward moves singular values, over the largest."""
         longest = self._longest + float(self._factor.norm(dim=0).max())
         error = self._eps / 2 / math.sqrt(3) * math.sqrt(1 + 100 * blocks)
-        return rounding_floor(values, longest, error, max(self.rows, self._factor.shape[1]))
+        return rounding_floor(
+            values, longest, error, max(self.rows, self._factor.shape[1])
+        )
 
 
 def ranks_of_rows(
-    spectra: Sequence[StreamedSpectrum], levels: Sequence[float], dim: str, blocks: Sequence[int]
+    spectra: Sequence[StreamedSpectrum],
+    levels: Sequence[float],
+    dim: str,
+    blocks: Sequence[int],
 ) -> xr.Dataset:
     """Compute the ranks of matrices that came in parts, each from a stream after so many blocks."""
     values = [each.singular_values() for each in spectra]
-    floors = [each.rounding_floor(own, count) for each, own, count in zip(spectra, values, blocks, strict=True)]
+    floors = [
+        each.rounding_floor(own, count)
+        for each, own, count in zip(spectra, values, blocks, strict=True)
+    ]
     return ranks_of(values, floors, levels, dim)

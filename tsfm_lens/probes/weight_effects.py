@@ -34,7 +34,9 @@ Places = dict[str, "Slice"]
 _SOURCE = "fine-tuned weights set back one component at a time; LoRA: Hu et al. 2021, arXiv:2106.09685"
 
 
-def weight_effects(base: Any, tuned: Any, run: Run, *, progress: Progress | None = None) -> Result:
+def weight_effects(
+    base: Any, tuned: Any, run: Run, *, progress: Progress | None = None
+) -> Result:
     """Compare a fine-tuned model with its base: whose weights differ, and what setting them back does to the forecast.
 
     Components are heads, MLPs and other branches; norms, the embedding, the output head and what is left ("rest") stand
@@ -83,7 +85,9 @@ def weight_effects(base: Any, tuned: Any, run: Run, *, progress: Progress | None
             progress(done + 1, 2 * len(differences))
     forecasts = np.array(alone).reshape(len(differences), *plain.shape)
     if differences:
-        sizes = _with_effects(subject, differences, forecasts, plain)["share_size"].values
+        sizes = _with_effects(subject, differences, forecasts, plain)[
+            "share_size"
+        ].values
         order = np.argsort(-np.nan_to_num(sizes), kind="stable")
         differences, forecasts = [differences[at] for at in order], forecasts[order]
     together = [plain]
@@ -93,14 +97,24 @@ def weight_effects(base: Any, tuned: Any, run: Run, *, progress: Progress | None
             together.append(_by(second, run).point)
             if progress is not None:
                 progress(len(differences) + len(together) - 1, 2 * len(differences))
-    data = _with_effects(subject, differences, forecasts, plain).assign_coords(back=np.arange(len(together)))
+    data = _with_effects(subject, differences, forecasts, plain).assign_coords(
+        back=np.arange(len(together))
+    )
     axes = ("series", "step")
     data["cumulative_forecast"] = (("back", *axes), np.array(together))
     data["tuned_forecast"], data["base_forecast"] = (axes, plain), (axes, of_base)
-    facts: dict[str, Any] = {"base": first.model_id, "identical": int(not differences), "adapters": len(adapters)}
+    facts: dict[str, Any] = {
+        "base": first.model_id,
+        "identical": int(not differences),
+        "adapters": len(adapters),
+    }
     facts["statistic"] = subject.statistic
-    facts["base_files"], facts["tuned_files"] = (", ".join(map(str, lens.files)) for lens in (first, second))
-    data.attrs = subject.describe("weight_effects", "Effects of tuned weights", _SOURCE, **facts)
+    facts["base_files"], facts["tuned_files"] = (
+        ", ".join(map(str, lens.files)) for lens in (first, second)
+    )
+    data.attrs = subject.describe(
+        "weight_effects", "Effects of tuned weights", _SOURCE, **facts
+    )
     if differences and run.truth is not None and np.isfinite(run.truth).any():
         data = _with_errors(data, subject, run.truth)
     return Result(data.data_vars, data.coords, data.attrs)
@@ -124,7 +138,11 @@ class Slice:
     def of(self, parameter: Tensor) -> Tensor:
         """Return these entries, a copy unless they are all."""
         values = parameter.detach()
-        return values if self.at is None else values.index_select(self.axis, self.at.to(values.device))
+        return (
+            values
+            if self.at is None
+            else values.index_select(self.axis, self.at.to(values.device))
+        )
 
     def put(self, parameter: Tensor, values: Tensor) -> None:
         """Replace these entries, uncounted by torch: they are put back, and runs of the model stay what they are."""
@@ -148,12 +166,22 @@ class _Difference:
     full_rank: int = 0
 
 
-def _with_effects(run: Run, differences: Sequence[_Difference], forecasts: np.ndarray, plain: np.ndarray) -> xr.Dataset:
+def _with_effects(
+    run: Run,
+    differences: Sequence[_Difference],
+    forecasts: np.ndarray,
+    plain: np.ndarray,
+) -> xr.Dataset:
     """Label what the weights of components moved by, the forecasts with each set back, and their shares."""
-    data = marked_dataset(run).assign_coords(component_coords([each.owner for each in differences]))
+    data = marked_dataset(run).assign_coords(
+        component_coords([each.owner for each in differences])
+    )
     axes = ("component", "series", "step")
     for name in _SIZES:
-        data[name] = ("component", np.array([getattr(each, name) for each in differences]))
+        data[name] = (
+            "component",
+            np.array([getattr(each, name) for each in differences]),
+        )
     data["forecast"], data["effect"] = (axes, forecasts), (axes, forecasts - plain)
     if not differences:
         return data
@@ -165,7 +193,9 @@ def _with_effects(run: Run, differences: Sequence[_Difference], forecasts: np.nd
         return np.abs(other - plain).mean(-1) / per
 
     data["share"] = (axes[:2], share(forecasts, plain))
-    return judge(data, "share", floor=noise_floor(run, share), groups=head_or_kind(data))
+    return judge(
+        data, "share", floor=noise_floor(run, share), groups=head_or_kind(data)
+    )
 
 
 def _with_errors(data: xr.Dataset, run: Run, truth: np.ndarray) -> xr.Dataset:
@@ -183,27 +213,43 @@ def _with_errors(data: xr.Dataset, run: Run, truth: np.ndarray) -> xr.Dataset:
     data["cumulative_error"] = (("back", "series"), mae(together, truth))
     data["base_error"] = (("series",), mae(data["base_forecast"].values, truth))
     data["cumulative_error_change"] = (("back", "series"), change(together, tuned))
-    data["error_change"] = (("component", "series"), change(data["forecast"].values, tuned))
-    data["base_error_change"] = (("series",), change(data["base_forecast"].values, tuned))
+    data["error_change"] = (
+        ("component", "series"),
+        change(data["forecast"].values, tuned),
+    )
+    data["base_error_change"] = (
+        ("series",),
+        change(data["base_forecast"].values, tuned),
+    )
     floor = noise_floor(run, lambda other, plain: np.abs(change(other, plain)))
     # its median alone: tests of every step on the way would cost the others their power
-    sizes = judge(data, "cumulative_error_change", floor=floor, signed=True)["cumulative_error_change_size"]
+    sizes = judge(data, "cumulative_error_change", floor=floor, signed=True)[
+        "cumulative_error_change_size"
+    ]
     data["cumulative_error_change_size"] = sizes
-    data = judge(data, "error_change", floor=floor, signed=True, groups=head_or_kind(data))
+    data = judge(
+        data, "error_change", floor=floor, signed=True, groups=head_or_kind(data)
+    )
     return judge(data, "base_error_change", floor=floor, signed=True)
 
 
 def _lens(source: Any) -> tuple[Lens, list[str]]:
     if isinstance(source, Lens):
         return source, []
-    native, adapters = (source, []) if isinstance(source, str) or hasattr(source, "__fspath__") else merged(source)
+    native, adapters = (
+        (source, [])
+        if isinstance(source, str) or hasattr(source, "__fspath__")
+        else merged(source)
+    )
     return load(native), adapters
 
 
 def _differences(base: Lens, tuned: Lens) -> list[_Difference]:
     """List the components whose weights differ."""
     others, own = (dict(lens.model.named_parameters()) for lens in (base, tuned))
-    same = base.wiring.architecture == tuned.wiring.architecture and set(others) == set(own)
+    same = base.wiring.architecture == tuned.wiring.architecture and set(others) == set(
+        own
+    )
     wrong = [name for name in own if same and own[name].shape != others[name].shape]
     if not same or wrong:
         about = (
@@ -267,18 +313,24 @@ class _Claims:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self.names = {
+            id(parameter): name for name, parameter in model.named_parameters()
+        }
         self.free: dict[str, tuple[int, Tensor]] = {}
         self.owners: dict[Owner, Places] = {}
 
-    def claim(self, owner: Owner, parameter: Any, axis: int = 0, at: Tensor | None = None) -> None:
+    def claim(
+        self, owner: Owner, parameter: Any, axis: int = 0, at: Tensor | None = None
+    ) -> None:
         """Give an owner entries along an axis of a parameter, or all; those of a parameter are of one axis."""
         name = self.names.get(id(parameter))
         if name is None:
             return
         whole = at is None and name not in self.free
         length = parameter.shape[axis] if parameter.ndim else 1
-        along, free = self.free.setdefault(name, (axis, torch.ones(length, dtype=torch.bool)))
+        along, free = self.free.setdefault(
+            name, (axis, torch.ones(length, dtype=torch.bool))
+        )
         at = torch.arange(len(free)) if at is None else at if along == axis else at[:0]
         mine = at[free[at]]
         if len(mine):
@@ -286,7 +338,11 @@ class _Claims:
             places = self.owners.setdefault(owner, {})
             # queries, keys and values may be one matrix
             before = places[name].at if name in places else None
-            places[name] = Slice() if whole else Slice(along, mine if before is None else torch.cat([before, mine]))
+            places[name] = (
+                Slice()
+                if whole
+                else Slice(along, mine if before is None else torch.cat([before, mine]))
+            )
 
     def claim_module(self, owner: Owner, path: str) -> None:
         """Give an owner all that is free in a module."""
@@ -298,7 +354,9 @@ def _owners(lens: Lens) -> dict[Owner, Places]:
     """Divide every entry of every parameter among components, norms, embedding, output head, and the rest."""
     model, wiring = lens.model, lens.wiring
     claims = _Claims(model)
-    layers = [(stack, layer) for stack in wiring.stacks for layer in range(stack.n_layers)]
+    layers = [
+        (stack, layer) for stack in wiring.stacks for layer in range(stack.n_layers)
+    ]
     for stack, layer in layers:
         block = stack.block(layer)
         for row in stack.rows(layer):
@@ -307,10 +365,14 @@ def _owners(lens: Lens) -> dict[Owner, Places]:
                 for owner, parameter, axis, at in _of_heads(model, stack, layer, row):
                     claims.claim(owner, parameter, axis, at)
             elif isinstance(row, Mlp):
-                for path in dict.fromkeys((row.i.module, *((row.gate.module,) if row.gate else ()), row.o)):
+                for path in dict.fromkeys(
+                    (row.i.module, *((row.gate.module,) if row.gate else ()), row.o)
+                ):
                     claims.claim_module(branch, f"{block}.{path}")
             else:
-                claims.claim_module(branch, f"{block}.{row.reads.module or row.write.module}")
+                claims.claim_module(
+                    branch, f"{block}.{row.reads.module or row.write.module}"
+                )
     for stack, layer in layers:
         norms = f"{stack.name}.{layer} norms".lstrip(".")
         for row in stack.rows(layer):
@@ -330,10 +392,15 @@ def _of_heads(
     for letter, part in [*row.inputs.items(), ("o", row.o)]:
         module = model.get_submodule(f"{stack.block(layer)}.{part.module}".rstrip("."))
         weight, bias = getattr(module, part.weight), getattr(module, part.bias, None)
-        heads, axis = stack.n_heads if letter == "o" else row.heads_of(letter, stack.n_heads), int(letter == "o")
+        heads, axis = (
+            stack.n_heads if letter == "o" else row.heads_of(letter, stack.n_heads),
+            int(letter == "o"),
+        )
         sizes = {"head": heads, **({"part": part.parts} if part.parts > 1 else {})}
         side = "part head d_head" if part.parts > 1 else "head d_head"
-        places = rearrange(torch.arange(weight.shape[axis]), f"{part.layout} -> {side}", **sizes)
+        places = rearrange(
+            torch.arange(weight.shape[axis]), f"{part.layout} -> {side}", **sizes
+        )
         places = places[part.part] if part.parts > 1 else places
         for head in range(heads):
             owner = replace(branch, head=head) if heads == stack.n_heads else branch

@@ -16,7 +16,13 @@ from tsfm_lens.hooks.wiring import Attention, Mlp, Stack, Writer
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.given import describe
 from tsfm_lens.probes.places import stack_named
-from tsfm_lens.ranks import angles, decade_histogram, effective_rank, epsilon_rank, participation_ratio
+from tsfm_lens.ranks import (
+    angles,
+    decade_histogram,
+    effective_rank,
+    epsilon_rank,
+    participation_ratio,
+)
 from tsfm_lens.registry import probe
 from tsfm_lens.stats import CONFIDENCE
 
@@ -70,17 +76,29 @@ def head_spectra(
     for place, layer in enumerate(layers):
         weights = lens.weights.heads(layer, attention, column.name, fold_norm=fold_norm)
         for index, product in enumerate(names):
-            values[index, place] = core_singular_values(*_factors(weights, product)).cpu().numpy()
+            values[index, place] = (
+                core_singular_values(*_factors(weights, product)).cpu().numpy()
+            )
     ranks = stable_rank(values)
     data = xr.Dataset(
         {
             "singular_value": (("product", "layer", "head", "mode"), values),
             "stable_rank": (("product", "layer", "head"), ranks),
-            "order": (("product", "layer", "head"), ranks.argsort(axis=-1).argsort(axis=-1)),
+            "order": (
+                ("product", "layer", "head"),
+                ranks.argsort(axis=-1).argsort(axis=-1),
+            ),
         },
-        coords={"product": names, "layer": list(map(str, layers)), "head": range(column.n_heads)},
+        coords={
+            "product": names,
+            "layer": list(map(str, layers)),
+            "head": range(column.n_heads),
+        },
     )
-    title, source = f"Spectra of {attention}", "tsfm-lens paper, definition 5.1 (S3-SRANK)"
+    title, source = (
+        f"Spectra of {attention}",
+        "tsfm-lens paper, definition 5.1 (S3-SRANK)",
+    )
     facts = {"stack": column.name, "attention": attention, "fold_norm": int(fold_norm)}
     data.attrs = describe(lens, "spectra", title, source, **facts)
     return data
@@ -103,7 +121,9 @@ def stable_rank(singular_values: np.ndarray) -> np.ndarray:
 def core_singular_values(left: Tensor, right: Tensor) -> Tensor:
     """Compute the singular values of ``left @ right``, descending, in float64."""
     a, b = left.detach().double(), right.detach().double().transpose(-2, -1)
-    core = torch.linalg.qr(a, mode="r").R @ torch.linalg.qr(b, mode="r").R.transpose(-2, -1)
+    core = torch.linalg.qr(a, mode="r").R @ torch.linalg.qr(b, mode="r").R.transpose(
+        -2, -1
+    )
     return torch.linalg.svdvals(core)
 
 
@@ -177,22 +197,46 @@ def weight_ranks(
         raise InputError(f"{lens.model_id} has none of {', '.join(parts)}")
     precision = stored_precision(lens)
     spectra, floors = zip(*(_measure(one, precision) for one in matrices), strict=True)
-    name, finite = str(precision).removeprefix("torch."), [floor for floor in floors if np.isfinite(floor)]
+    name, finite = (
+        str(precision).removeprefix("torch."),
+        [floor for floor in floors if np.isfinite(floor)],
+    )
     if finite and min(levels) < min(finite):
         raise InputError(
             f"epsilon {min(levels):g} is below what these weights can tell: they are stored in {name}, whose rounding "
             f"moves relative singular values by {min(finite):.1g}; choose a larger one"
         )
     data = ranks_of(spectra, floors, levels, "matrix").assign(
-        decade_count=(("matrix", "decade"), np.stack([decade_histogram(spectrum, decades) for spectrum in spectra]))
+        decade_count=(
+            ("matrix", "decade"),
+            np.stack([decade_histogram(spectrum, decades) for spectrum in spectra]),
+        )
     )
     names = ("stack", "layer", "layer_kind", "part", "head", "rows", "columns", "full")
-    rows = [(m.stack, str(m.layer), m.kind, m.part, m.head, *m.weight.shape, min(m.weight.shape)) for m in matrices]
-    columns = {each: ("matrix", list(column)) for each, column in zip(names, zip(*rows, strict=True), strict=True)}
-    data = data.assign_coords(matrix=list(map(str, matrices)), decade=[10.0**-n for n in range(decades)])
+    rows = [
+        (
+            m.stack,
+            str(m.layer),
+            m.kind,
+            m.part,
+            m.head,
+            *m.weight.shape,
+            min(m.weight.shape),
+        )
+        for m in matrices
+    ]
+    columns = {
+        each: ("matrix", list(column))
+        for each, column in zip(names, zip(*rows, strict=True), strict=True)
+    }
+    data = data.assign_coords(
+        matrix=list(map(str, matrices)), decade=[10.0**-n for n in range(decades)]
+    )
     data = data.assign_coords(columns)
     title, source = "Ranks of the weights", "Flow of ranks, equation 1 (S0-ERANK)"
-    data.attrs = describe(lens, "weight_ranks", title, source, precision=name, per_head=int(per_head))
+    data.attrs = describe(
+        lens, "weight_ranks", title, source, precision=name, per_head=int(per_head)
+    )
     return data
 
 
@@ -213,7 +257,11 @@ class Matrix:
 
 
 def weight_matrices(
-    lens: Lens, *, stack: str | None = None, parts: Iterable[str] = PARTS, per_head: bool = False
+    lens: Lens,
+    *,
+    stack: str | None = None,
+    parts: Iterable[str] = PARTS,
+    per_head: bool = False,
 ) -> Iterator[Matrix]:
     """Yield the matrices of all attentions and MLPs, in order of writing, each followed by those of its heads."""
     names = list(parts)
@@ -221,7 +269,9 @@ def weight_matrices(
         if part not in PARTS:
             raise unknown_name("part", part, PARTS)
     columns = lens.wiring.stacks
-    for column in columns if stack is None else [stack_named(lens.wiring, stack, columns[0])]:
+    for column in (
+        columns if stack is None else [stack_named(lens.wiring, stack, columns[0])]
+    ):
         for layer in range(column.n_layers):
             for row in column.rows(layer):
                 for part, weight in _weights_of(lens, column, layer, row):
@@ -232,17 +282,28 @@ def weight_matrices(
                         yield Matrix(*place, weight.detach())
                         continue
                     # heads stand side by side where they are read, one below the other where they write
-                    whole = weight.flatten(0, 1) if part == "W_O" else weight.transpose(0, 1).flatten(1)
+                    whole = (
+                        weight.flatten(0, 1)
+                        if part == "W_O"
+                        else weight.transpose(0, 1).flatten(1)
+                    )
                     yield Matrix(*place, whole.detach())
-                    for head, head_weight in enumerate(weight.detach() if per_head else ()):
+                    for head, head_weight in enumerate(
+                        weight.detach() if per_head else ()
+                    ):
                         yield Matrix(*place, head_weight, str(head))
 
 
-def _weights_of(lens: Lens, column: Stack, layer: int, row: Writer) -> Iterator[tuple[str, Tensor]]:
+def _weights_of(
+    lens: Lens, column: Stack, layer: int, row: Writer
+) -> Iterator[tuple[str, Tensor]]:
     """Yield the parts of one writer: of an attention (head, rows, columns), of an MLP (rows, columns)."""
     if isinstance(row, Attention):
         for letter in "qkv":
-            yield f"W_{letter.upper()}", lens.weights.projection(layer, row.kind, letter, column.name)[0]
+            yield (
+                f"W_{letter.upper()}",
+                lens.weights.projection(layer, row.kind, letter, column.name)[0],
+            )
         yield "W_O", head_output_weights(lens.model, column, layer, row.kind)
     if not isinstance(row, Mlp):
         return
@@ -257,7 +318,9 @@ def _measure(matrix: Matrix, precision: torch.dtype) -> tuple[np.ndarray, float]
     """Compute singular values, and how far the rounding of the entries moves them, over the largest."""
     weight = matrix.weight.cpu().double()
     if not torch.isfinite(weight).all():
-        raise InputError(f"{matrix} holds values that are not finite, so it has no singular values; fix the weights")
+        raise InputError(
+            f"{matrix} holds values that are not finite, so it has no singular values; fix the weights"
+        )
     values = torch.linalg.svdvals(weight).numpy()
     longest = float(weight.norm(dim=0).max() + weight.norm(dim=1).max())
     # an entry is off by at most half a unit in the last place, evenly spread
@@ -265,11 +328,22 @@ def _measure(matrix: Matrix, precision: torch.dtype) -> tuple[np.ndarray, float]
     return values, rounding_floor(values, longest, error, max(weight.shape))
 
 
-def ranks_of(spectra: Sequence[np.ndarray], floors: Sequence[float], levels: Sequence[float], dim: str) -> xr.Dataset:
+def ranks_of(
+    spectra: Sequence[np.ndarray],
+    floors: Sequence[float],
+    levels: Sequence[float],
+    dim: str,
+) -> xr.Dataset:
     """Compute the ranks of matrices from their singular values, each descending."""
     full = np.array([len(values) for values in spectra])
-    padded = [np.pad(values, (0, full.max() - len(values)), constant_values=np.nan) for values in spectra]
-    ranks, axes = np.stack([epsilon_rank(values, levels) for values in spectra], axis=1), ("epsilon", dim)
+    padded = [
+        np.pad(values, (0, full.max() - len(values)), constant_values=np.nan)
+        for values in spectra
+    ]
+    ranks, axes = (
+        np.stack([epsilon_rank(values, levels) for values in spectra], axis=1),
+        ("epsilon", dim),
+    )
     measures = {
         "stable_rank": stable_rank,
         "effective_rank": effective_rank,
@@ -281,14 +355,19 @@ def ranks_of(spectra: Sequence[np.ndarray], floors: Sequence[float], levels: Seq
             "epsilon_rank": (axes, ranks),
             "rank_share": (axes, ranks / full),
             "told": (axes, ~(np.array(levels)[:, None] < np.array(floors))),
-            **{name: (dim, [float(measure(values)) for values in spectra]) for name, measure in measures.items()},
+            **{
+                name: (dim, [float(measure(values)) for values in spectra])
+                for name, measure in measures.items()
+            },
             "rounding_floor": (dim, np.array(floors)),
         },
         coords={"epsilon": levels},
     )
 
 
-def rounding_floor(values: np.ndarray, longest: float, error: float, size: int) -> float:
+def rounding_floor(
+    values: np.ndarray, longest: float, error: float, size: int
+) -> float:
     """Bound how far errors of the entries move singular values, over the largest; NaN for a matrix of zeros."""
     if not values[0] > 0:
         return float("nan")
@@ -297,9 +376,16 @@ def rounding_floor(values: np.ndarray, longest: float, error: float, size: int) 
 
 def stored_precision(lens: Lens) -> torch.dtype:
     """Return the coarsest precision that holds all weights exactly: that of the checkpoint."""
-    matrices = [weight.detach() for weight in lens.parameters() if weight.ndim > 1 and weight.is_floating_point()]
+    matrices = [
+        weight.detach()
+        for weight in lens.parameters()
+        if weight.ndim > 1 and weight.is_floating_point()
+    ]
     for dtype in _PRECISIONS:
-        if all(torch.equal(weight.to(dtype).to(weight.dtype), weight) for weight in matrices):
+        if all(
+            torch.equal(weight.to(dtype).to(weight.dtype), weight)
+            for weight in matrices
+        ):
             return dtype
     return torch.float64
 
@@ -308,10 +394,18 @@ def checked_levels(epsilon: float | Iterable[float]) -> list[float]:
     """Check values of ε, and return them, the largest first, each once."""
     levels = list(epsilon) if isinstance(epsilon, Iterable) else [epsilon]
     for level in levels:
-        if isinstance(level, bool) or not isinstance(level, int | float | np.number) or not 0 < level < 1:
-            raise InputError(f"epsilon is {level!r}, expected above 0 and below 1, such as 0.01")
+        if (
+            isinstance(level, bool)
+            or not isinstance(level, int | float | np.number)
+            or not 0 < level < 1
+        ):
+            raise InputError(
+                f"epsilon is {level!r}, expected above 0 and below 1, such as 0.01"
+            )
     if not levels:
-        raise InputError("epsilon is empty, expected at least one number above 0 and below 1")
+        raise InputError(
+            "epsilon is empty, expected at least one number above 0 and below 1"
+        )
     return sorted({float(level) for level in levels}, reverse=True)
 
 
@@ -361,24 +455,44 @@ def row_angles(
     if part not in PARTS[:4]:
         raise unknown_name("part", part, PARTS[:4])
     if rows < 2 or permutations < 19:
-        raise InputError(f"rows {rows} and permutations {permutations}, expected at least 2 and 19")
+        raise InputError(
+            f"rows {rows} and permutations {permutations}, expected at least 2 and 19"
+        )
     column = stack_named(lens.wiring, stack, lens.wiring.stacks[0])
-    attention, layers = column.layers_with(kind or next(iter(column.attention_kinds()), None))
-    matrices = [one for one in weight_matrices(lens, stack=column.name, parts=[part]) if one.kind == attention]
-    n_heads = column.attention(attention, layers[0]).heads_of({"W_K": "k", "W_V": "v"}.get(part, "q"), column.n_heads)
+    attention, layers = column.layers_with(
+        kind or next(iter(column.attention_kinds()), None)
+    )
+    matrices = [
+        one
+        for one in weight_matrices(lens, stack=column.name, parts=[part])
+        if one.kind == attention
+    ]
+    n_heads = column.attention(attention, layers[0]).heads_of(
+        {"W_K": "k", "W_V": "v"}.get(part, "q"), column.n_heads
+    )
     layers_rows = [_Rows.of(one, n_heads) for one in matrices]
     heads = layers_rows[0].heads
     # rows of every head, evenly spaced
     size = len(heads) // n_heads
-    own = np.unique(np.linspace(0, size - 1, min(max(rows // n_heads, 1), size)).round().astype(int))
+    own = np.unique(
+        np.linspace(0, size - 1, min(max(rows // n_heads, 1), size)).round().astype(int)
+    )
     sample = (np.arange(n_heads)[:, None] * size + own).ravel()
-    means = np.array([one.within_and_between(one.heads[one.nonzero]) for one in layers_rows])
+    means = np.array(
+        [one.within_and_between(one.heads[one.nonzero]) for one in layers_rows]
+    )
     closer = means[:, 1] - means[:, 0]
     floors, stands = _shuffle_floors(layers_rows, closer, permutations, seed)
     data = xr.Dataset(
         {
-            "angle": (("layer", "row", "other_row"), np.stack([one.angle[sample][:, sample] for one in layers_rows])),
-            "block_angle": (("layer", "head", "other_head"), np.stack([one.blocks(n_heads) for one in layers_rows])),
+            "angle": (
+                ("layer", "row", "other_row"),
+                np.stack([one.angle[sample][:, sample] for one in layers_rows]),
+            ),
+            "block_angle": (
+                ("layer", "head", "other_head"),
+                np.stack([one.blocks(n_heads) for one in layers_rows]),
+            ),
             "within": ("layer", means[:, 0]),
             "between": ("layer", means[:, 1]),
             "closer": ("layer", closer),
@@ -395,8 +509,15 @@ def row_angles(
     )
     for name in ("angle", "block_angle", "within", "between", "closer", "closer_floor"):
         data[name].attrs["units"] = "degrees"
-    title, source = f"Angles of the rows of {part}", "Flow of ranks, equation 2 with arccos (S0-ANG)"
-    facts: dict[str, object] = {"random_angle": random_angle(column.d_model), "stack": column.name, "part": part}
+    title, source = (
+        f"Angles of the rows of {part}",
+        "Flow of ranks, equation 2 with arccos (S0-ANG)",
+    )
+    facts: dict[str, object] = {
+        "random_angle": random_angle(column.d_model),
+        "stack": column.name,
+        "part": part,
+    }
     facts |= {"attention": attention, "permutations": permutations, "seed": seed}
     data.attrs = describe(lens, "row_angles", title, source, **facts)
     return data
@@ -416,7 +537,9 @@ class _Rows:
         # the stream is the side that all heads share
         lines = weight.T if matrix.part == "W_O" else weight
         if not np.isfinite(lines).all():
-            raise InputError(f"{matrix} holds values that are not finite, so its rows have no angles; fix the weights")
+            raise InputError(
+                f"{matrix} holds values that are not finite, so its rows have no angles; fix the weights"
+            )
         angle = np.degrees(angles(lines))
         count = lines.shape[1]
         heads = np.repeat(np.arange(n_heads), count // n_heads)
@@ -433,19 +556,27 @@ class _Rows:
     def blocks(self, n_heads: int) -> np.ndarray:
         """Average angles over pairs of different rows, (head, head)."""
         sums, counts = self._sums(self.heads[self.nonzero])
-        return np.divide(sums, counts, out=np.full((n_heads, n_heads), np.nan), where=counts > 0)
+        return np.divide(
+            sums, counts, out=np.full((n_heads, n_heads), np.nan), where=counts > 0
+        )
 
     def within_and_between(self, labels: np.ndarray) -> tuple[float, float]:
         """Average angles over pairs with the same label and with different ones, NaN where there are none."""
         sums, counts = self._sums(labels)
         own, own_count = np.trace(sums), np.trace(counts)
         other, other_count = sums.sum() - own, counts.sum() - own_count
-        return own / own_count if own_count else np.nan, other / other_count if other_count else np.nan
+        return (
+            own / own_count if own_count else np.nan,
+            other / other_count if other_count else np.nan,
+        )
 
     def shuffle(self, permutations: int, rng: np.random.Generator) -> np.ndarray:
         """Compute between less within for rows shuffled among the heads, (permutation,)."""
         labels = self.heads[self.nonzero]
-        pairs = [self.within_and_between(rng.permutation(labels)) for _ in range(permutations)]
+        pairs = [
+            self.within_and_between(rng.permutation(labels))
+            for _ in range(permutations)
+        ]
         return np.array([between - within for within, between in pairs])
 
 
@@ -471,5 +602,11 @@ def random_angle(dimensions: int) -> float:
     """Compute the mean angle in degrees of two random lines: density sin(θ)^(d − 2) from 0 to 90 degrees."""
     # midpoints, so that nothing is evaluated at the ends
     theta = (np.arange(20000) + 0.5) * (np.pi / 2 / 20000)
-    weight = np.sin(theta) ** (dimensions - 2) if dimensions > 1 else np.zeros_like(theta)
-    return float(np.degrees((theta * weight).sum() / weight.sum())) if dimensions > 1 else 0.0
+    weight = (
+        np.sin(theta) ** (dimensions - 2) if dimensions > 1 else np.zeros_like(theta)
+    )
+    return (
+        float(np.degrees((theta * weight).sum() / weight.sum()))
+        if dimensions > 1
+        else 0.0
+    )

@@ -9,7 +9,12 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
-from tsfm_lens.ablation.metrics import mae, relative_change, seasonal_scale, spearman_distance
+from tsfm_lens.ablation.metrics import (
+    mae,
+    relative_change,
+    seasonal_scale,
+    spearman_distance,
+)
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.findings import judge
 from tsfm_lens.hooks.activations import Activations
@@ -75,36 +80,77 @@ def ablation_effects(
     """
     lens, stack = run.lens, run.lens.wiring.output_stack
     if components is None:
-        targets = [*writers(lens.wiring), *(Component(stack.name, layer) for layer in range(stack.n_layers))]
-        targets.sort(key=lambda c: (c.layer, c.kind is None, c.kind or "", c.head is None, c.head or 0))
+        targets = [
+            *writers(lens.wiring),
+            *(Component(stack.name, layer) for layer in range(stack.n_layers)),
+        ]
+        targets.sort(
+            key=lambda c: (
+                c.layer,
+                c.kind is None,
+                c.kind or "",
+                c.head is None,
+                c.head or 0,
+            )
+        )
     else:
         targets = lens.components(*listed(components, "components"))
     ablations = ablations_of(run, targets, how, reference)
     plain, forecasts = run.point, points_without(run, ablations, how, progress)
     data = marked_dataset(run).assign_coords(component_coords(targets))
     where, later = ("component", "series"), slice(run.first_step, None)
-    data = data.assign(forecast=((*where, "step"), forecasts), baseline_forecast=(("series", "step"), plain))
+    data = data.assign(
+        forecast=((*where, "step"), forecasts),
+        baseline_forecast=(("series", "step"), plain),
+    )
     source = "tsfm-lens paper, section 3 (S3-ZA, S3-SPEAR)"
-    facts: dict[str, object] = {"how": how, "rollout": int(run.rollout), "statistic": run.statistic}
+    facts: dict[str, object] = {
+        "how": how,
+        "rollout": int(run.rollout),
+        "statistic": run.statistic,
+    }
     data.attrs = run.describe("ablation", "Ablation effects", source, **facts)
     if later.start:
         data["first_step_shift"] = (where, np.abs(forecasts - plain)[..., 0])
-    measures: dict[str, Measure] = {"spearman_distance": rank_distance(run)} if run.horizon > 1 else {}
+    measures: dict[str, Measure] = (
+        {"spearman_distance": rank_distance(run)} if run.horizon > 1 else {}
+    )
     measures["mean_shift"] = lambda other, plain: np.abs(other - plain).mean(axis=-1)
     if run.truth is not None:
         truth, scale = run.truth[..., later], seasonal_scales(run)
-        error, baseline = mae(forecasts[..., later], truth), mae(plain[..., later], truth)
+        error, baseline = (
+            mae(forecasts[..., later], truth),
+            mae(plain[..., later], truth),
+        )
         data = data.assign(mae=(where, error), mase=(where, error / scale))
-        data = data.assign(mae_baseline=("series", baseline), mase_baseline=("series", baseline / scale))
+        data = data.assign(
+            mae_baseline=("series", baseline),
+            mase_baseline=("series", baseline / scale),
+        )
         change = error_change(run, truth)
         measures |= {"mae_change": change, "mase_change": change}
     for name, measure in measures.items():
         effect = measure(forecasts[..., later], plain[..., later])
         # the scale is the same before and after, so MASE changes as MAE does wherever it is defined
-        data[name] = (where, np.where(np.isfinite(scale), effect, np.nan) if name == "mase_change" else effect)
+        data[name] = (
+            where,
+            np.where(np.isfinite(scale), effect, np.nan)
+            if name == "mase_change"
+            else effect,
+        )
         floor = noise_floor(run, size_of(measure, later))
-        signed, wide = name.endswith("change"), ranges(run, plain) if name == "mean_shift" else 1.0
-        data = judge(data, name, floor=floor, signed=signed, scale=wide, groups=head_or_kind(data))
+        signed, wide = (
+            name.endswith("change"),
+            ranges(run, plain) if name == "mean_shift" else 1.0,
+        )
+        data = judge(
+            data,
+            name,
+            floor=floor,
+            signed=signed,
+            scale=wide,
+            groups=head_or_kind(data),
+        )
     return data
 
 
@@ -127,7 +173,9 @@ def rank_distance(run: Run) -> Measure:
 def error_change(run: Run, truth: np.ndarray) -> Measure:
     """Return the relative change of the mean absolute error; NaN where the plain one is no more than rounding."""
     rounding = own_rounding(run)
-    return lambda other, plain: relative_change(mae(other, truth), mae(plain, truth), rounding)
+    return lambda other, plain: relative_change(
+        mae(other, truth), mae(plain, truth), rounding
+    )
 
 
 def size_of(measure: Measure, steps: slice = slice(None)) -> Measure:
@@ -146,13 +194,25 @@ def points_without(
     """Forecast without each component, then with further variants, (variant, series, step)."""
     # the caller's own hooks may change before the next call
     shares = how == "zero" and not run.lens.registry.in_use
-    cache: dict[Component, np.ndarray] = run.cache.setdefault("ablated", {}) if shares else {}
-    missing = {component: parts for component, parts in ablations.items() if component not in cache}
+    cache: dict[Component, np.ndarray] = (
+        run.cache.setdefault("ablated", {}) if shares else {}
+    )
+    missing = {
+        component: parts
+        for component, parts in ablations.items()
+        if component not in cache
+    }
     variants = [Variant(str(component), parts) for component, parts in missing.items()]
     new = [*variants, *beside]
-    forecasts = point_forecasts(run, new, progress) if new else np.empty((0, len(run.batch), run.horizon))
+    forecasts = (
+        point_forecasts(run, new, progress)
+        if new
+        else np.empty((0, len(run.batch), run.horizon))
+    )
     cache |= dict(zip(missing, forecasts, strict=False))
-    return np.array([*(cache[component] for component in ablations), *forecasts[len(missing) :]])
+    return np.array(
+        [*(cache[component] for component in ablations), *forecasts[len(missing) :]]
+    )
 
 
 def ablations_of(
@@ -162,12 +222,17 @@ def ablations_of(
     ready = reference is None or isinstance(reference, Activations | Encoded)
     if not ready and how == "resample" and run.tokens_read and not run.rollout:
         reference = run.lens.run(reference, run.horizon, rollout=False).encoded
-    interventions = ablated_variants(run.lens, components, how, reference, horizon=run.horizon, seed=run.seed)
+    interventions = ablated_variants(
+        run.lens, components, how, reference, horizon=run.horizon, seed=run.seed
+    )
     return dict(zip(components, interventions, strict=True))
 
 
 def seasonal_scales(run: Run) -> np.ndarray:
     """Return the scale of MASE of each series, (series,); NaN where the model sees no variation."""
     batch = run.batch
-    scales = [seasonal_scale(*each) for each in zip(batch.values, batch.seasonalities, strict=True)]
+    scales = [
+        seasonal_scale(*each)
+        for each in zip(batch.values, batch.seasonalities, strict=True)
+    ]
     return np.where(flat_contexts(run.lens, batch), np.nan, scales)

@@ -72,7 +72,14 @@ def build_report(
         if name not in results:
             raise unknown_name("result", name, results)
     target = page_at(path)
-    page = page_of(results, panels_of(results), title=title, provenance=provenance, remarks=remarks, notes=notes)
+    page = page_of(
+        results,
+        panels_of(results),
+        title=title,
+        provenance=provenance,
+        remarks=remarks,
+        notes=notes,
+    )
     return write_together({target: page})[0]
 
 
@@ -82,23 +89,33 @@ def page_at(path: str | Path) -> Path:
     target = target if target.suffix.lower() == ".html" else target / "index.html"
     refuse_unwritable(target.parent)
     if target.is_dir():
-        raise InputError(f"{str(target)!r} is a folder, expected the name of a file to write; give another place")
+        raise InputError(
+            f"{str(target)!r} is a folder, expected the name of a file to write; give another place"
+        )
     return target
 
 
 def panels_of(results: Mapping[str, Any]) -> dict[str, list[ReportPanel]]:
     """Draw each result: a Dataset, or of a sweep a table."""
     if not results:
-        raise InputError("there are no results to report: give at least one labelled result.")
+        raise InputError(
+            "there are no results to report: give at least one labelled result."
+        )
     entries = {name: measurement_of(ds, name) for name, ds in results.items()}
     return {name: list(entries[name].draw_panels(ds)) for name, ds in results.items()}
 
 
 def measurement_of(ds: Any, name: str) -> Measurement:
     """Return the measurement of a result."""
-    kind = ds.attrs.get("kind") if isinstance(ds, xr.Dataset | pd.DataFrame) else type(ds).__name__
+    kind = (
+        ds.attrs.get("kind")
+        if isinstance(ds, xr.Dataset | pd.DataFrame)
+        else type(ds).__name__
+    )
     if kind not in measurements():
-        raise InputError(f"result {name!r} is of kind {kind!r}; a report can draw {', '.join(measurements())}.")
+        raise InputError(
+            f"result {name!r} is of kind {kind!r}; a report can draw {', '.join(measurements())}."
+        )
     return find(str(kind))
 
 
@@ -115,18 +132,29 @@ def page_of(
     script = packed(get_plotlyjs())
     sections: list[Section] = []
     for place, (name, ds) in enumerate(results.items(), start=1):
-        section = _section(f"s{place}", name, ds, panels[name], (remarks or {}).get(name, ""))
+        section = _section(
+            f"s{place}", name, ds, panels[name], (remarks or {}).get(name, "")
+        )
         if section["heading"] in [other["heading"] for other in sections]:
             section["heading"] += f" ({name})"
         sections.append(section)
-    screen = _first_screen(results, {name: section["anchor"] for name, section in zip(results, sections, strict=True)})
+    screen = _first_screen(
+        results,
+        {
+            name: section["anchor"]
+            for name, section in zip(results, sections, strict=True)
+        },
+    )
     # the rest of the page: template, provenance, headings
     _fit(sections, LIMIT - len(script) - len(screen["state"]) - 100_000)
     for section in sections:
         _arrange(section, screen["series"])
     blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
     environment = Environment(
-        loader=PackageLoader("tsfm_lens", "."), autoescape=True, undefined=StrictUndefined, **blocks
+        loader=PackageLoader("tsfm_lens", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        **blocks,
     )
     page = environment.get_template("report/template.html.j2").render(
         title=title,
@@ -141,23 +169,38 @@ def page_of(
     return page.encode()
 
 
-def _first_screen(results: Mapping[str, Any], anchors: Mapping[str, str]) -> dict[str, Any]:
+def _first_screen(
+    results: Mapping[str, Any], anchors: Mapping[str, str]
+) -> dict[str, Any]:
     """Collect the line of facts, the series, the linked view's state and the cards."""
     of_runs = [ds for ds in results.values() if isinstance(ds, xr.Dataset)]
-    linked = next((ds for ds in of_runs if ds.attrs.get("kind") == "explore" and "attention" in ds), None)
+    linked = next(
+        (
+            ds
+            for ds in of_runs
+            if ds.attrs.get("kind") == "explore" and "attention" in ds
+        ),
+        None,
+    )
     cards = cards_of(results, anchors) if len(of_runs) == len(results) else []
     series = list(dict.fromkeys(name for card in cards for name in card["cards"]))
     facts: list[str] = []
     if of_runs:
         sizes = linked.sizes if linked is not None else {}
-        facts = [model_of(of_runs[0]), f"{sizes['layer']} layers × {sizes['head']} heads"] if sizes else []
+        facts = (
+            [model_of(of_runs[0]), f"{sizes['layer']} layers × {sizes['head']} heads"]
+            if sizes
+            else []
+        )
         facts += [f"{len(series)} series"] * bool(series)
         steps = next((ds.sizes["step"] for ds in of_runs if "step" in ds.sizes), 0)
         facts += [f"{steps} steps"] * bool(steps)
     state = linked_state(linked) if linked is not None else None
     ids = [each["name"] for each in state["series"]] if state else []
     if state and (omitted := [name for name in series if name not in ids]):
-        state["notes"].append(f"The linked view is not precomputed for {shown(omitted)}; their cards are below.")
+        state["notes"].append(
+            f"The linked view is not precomputed for {shown(omitted)}; their cards are below."
+        )
     text = packed(json.dumps(state, separators=(",", ":"))) if state else ""
     return {"facts": facts, "series": series or ids, "state": text, "cards": cards}
 
@@ -171,7 +214,9 @@ def _said_once(sections: list[Section]) -> list[str]:
                 figure["sentences"].remove(sentence)
                 chapters = repeated.setdefault(sentence, [])
                 chapters += [section["heading"]] * (section["heading"] not in chapters)
-    return [f"{', '.join(chapters)}: {sentence}" for sentence, chapters in repeated.items()]
+    return [
+        f"{', '.join(chapters)}: {sentence}" for sentence, chapters in repeated.items()
+    ]
 
 
 def packed(text: str) -> str:
@@ -179,7 +224,9 @@ def packed(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
-def _section(anchor: str, name: str, ds: Any, panels: list[ReportPanel], remark: str) -> Section:
+def _section(
+    anchor: str, name: str, ds: Any, panels: list[ReportPanel], remark: str
+) -> Section:
     """Build the section of one result."""
     entry = measurement_of(ds, name)
     file = f"{entry.title.lower().replace(' ', '-')}-{anchor}"
@@ -192,20 +239,35 @@ def _section(anchor: str, name: str, ds: Any, panels: list[ReportPanel], remark:
         "subject": entry.subject(ds) if entry.subject else _on_series(ds),
         "remark": remark,
         "series": str(ds.attrs.get("series", "")),
-        "figures": [_figure(f"{anchor}-{at}", f"{file}-{at}", panel) for at, panel in enumerate(panels, start=1)],
+        "figures": [
+            _figure(f"{anchor}-{at}", f"{file}-{at}", panel)
+            for at, panel in enumerate(panels, start=1)
+        ],
         "left_out": [],
-        "parameters": {str(key): str(value) for key, value in ds.attrs.items() if str(value)},
+        "parameters": {
+            str(key): str(value) for key, value in ds.attrs.items() if str(value)
+        },
     }
 
 
 def _on_series(ds: xr.Dataset) -> str:
-    series = names(ds, "series") or [str(name) for name in [ds.attrs.get("series")] if name]
-    return f"{model_of(ds)} on {shown(series, limit=_MAX_NAMES)}" if series else model_of(ds)
+    series = names(ds, "series") or [
+        str(name) for name in [ds.attrs.get("series")] if name
+    ]
+    return (
+        f"{model_of(ds)} on {shown(series, limit=_MAX_NAMES)}"
+        if series
+        else model_of(ds)
+    )
 
 
 def _fit(sections: list[Section], budget: int) -> None:
     """Leave out what does not fit into ``budget`` bytes: last figures of a section first, overviews last."""
-    entries = [(rank, section, figure) for section in sections for rank, figure in enumerate(section["figures"])]
+    entries = [
+        (rank, section, figure)
+        for section in sections
+        for rank, figure in enumerate(section["figures"])
+    ]
     for _, section, figure in sorted(entries, key=lambda entry: entry[0]):
         size = len(figure["spec"]) + len(figure["table"]["href"]) + 2000
         if size <= budget:
@@ -223,7 +285,9 @@ def _arrange(section: Section, series: Sequence[str]) -> None:
     figures = section["figures"]
     with_tabs = len(series) > 1
     for figure in figures:
-        figure["series"] = figure["series"] if with_tabs and figure["series"] in series else ""
+        figure["series"] = (
+            figure["series"] if with_tabs and figure["series"] in series else ""
+        )
     first = figures[0]["series"] if figures else ""
     leading: dict[str, Any] = {}
     for figure in figures:
@@ -238,7 +302,9 @@ def _arrange(section: Section, series: Sequence[str]) -> None:
     section["folded"] = folded
     drawn = {figure["series"] for figure in figures} - {""}
     drawn = drawn or {section["series"]} & set(series)
-    section["undrawn"] = [name for name in series if with_tabs and drawn and name not in drawn]
+    section["undrawn"] = [
+        name for name in series if with_tabs and drawn and name not in drawn
+    ]
     section["drawn"] = shown([name for name in series if name in drawn])
 
 
@@ -270,10 +336,22 @@ def download(table: pd.DataFrame, name: str) -> dict[str, str]:
     content = to_csv(table, float_format="%.6g").encode()
     kind = "text/csv;charset=utf-8"
     if len(content) > _PLAIN:
-        content, kind, name = gzip.compress(content, mtime=0), "application/gzip", f"{name}.gz"
+        content, kind, name = (
+            gzip.compress(content, mtime=0),
+            "application/gzip",
+            f"{name}.gz",
+        )
     href = f"data:{kind};base64,{base64.b64encode(content).decode()}"
-    size = f"{len(content) / 1000:.0f} kB" if len(content) >= 1000 else f"{len(content)} bytes"
-    return {"name": name, "href": href, "note": f"{len(table)} rows, {len(table.columns)} columns, {size}"}
+    size = (
+        f"{len(content) / 1000:.0f} kB"
+        if len(content) >= 1000
+        else f"{len(content)} bytes"
+    )
+    return {
+        "name": name,
+        "href": href,
+        "note": f"{len(table)} rows, {len(table.columns)} columns, {size}",
+    }
 
 
 def _typeset(text: str) -> str:

@@ -14,7 +14,15 @@ from tsfm_lens.viz.forecast import naive_forecast
 from tsfm_lens.viz.head_states import effects_of_heads, head_name, reading_of
 from tsfm_lens.viz.input_attribution import group_name, moved, ranked
 from tsfm_lens.viz.panels import segment_words
-from tsfm_lens.viz.select import array, flat_series, forecast_series, layer_name, median_position, names, unit_of
+from tsfm_lens.viz.select import (
+    array,
+    flat_series,
+    forecast_series,
+    layer_name,
+    median_position,
+    names,
+    unit_of,
+)
 from tsfm_lens.viz.theme import number, percent
 from tsfm_lens.viz.words import measured, signed
 
@@ -25,19 +33,38 @@ Card = dict[str, Any]
 """What a card says of one series: ``big``, ``note``, ``bars`` (label, value, share of the largest), ``line``."""
 
 
-def cards_of(results: Mapping[str, Any], anchors: Mapping[str, str]) -> list[dict[str, Any]]:
+def cards_of(
+    results: Mapping[str, Any], anchors: Mapping[str, str]
+) -> list[dict[str, Any]]:
     """Make the cards that the results allow, each with its title, the chapter it is of, and a card per series."""
     rows = []
-    explained = next((str(ds.attrs["target"]) for ds in results.values() if _kind(ds) == "input_attribution"), "")
+    explained = next(
+        (
+            str(ds.attrs["target"])
+            for ds in results.values()
+            if _kind(ds) == "input_attribution"
+        ),
+        "",
+    )
     for title, kind, make in _CARDS:
         name = next((name for name, ds in results.items() if _kind(ds) == kind), None)
         if name is None:
             continue
         ds = results[name]
         ids = names(ds, "series")
-        places = [ids.index(explained)] if explained in ids else forecast_series(ds, MAX_SERIES)
+        places = (
+            [ids.index(explained)]
+            if explained in ids
+            else forecast_series(ds, MAX_SERIES)
+        )
         cards = {ids[place]: make(ds, place) for place in places}
-        rows.append({"title": title, "anchor": anchors[name], "cards": {key: one for key, one in cards.items() if one}})
+        rows.append(
+            {
+                "title": title,
+                "anchor": anchors[name],
+                "cards": {key: one for key, one in cards.items() if one},
+            }
+        )
     return [card for card in rows if card["cards"]]
 
 
@@ -48,20 +75,40 @@ def _kind(ds: Any) -> str:
 def _accuracy(ds: xr.Dataset, series: int) -> Card:
     """Compare the median with the truth and with the last season repeated, and count steps inside the band."""
     levels = np.asarray(ds["quantile"].values, dtype=float)
-    values, unit = array(ds, "quantile_forecast", "quantile", "step", series=series), unit_of(ds, series)
+    values, unit = (
+        array(ds, "quantile_forecast", "quantile", "step", series=series),
+        unit_of(ds, series),
+    )
     low, high = values[levels.argmin()], values[levels.argmax()]
-    share, width = f"{100 * (levels.max() - levels.min()):.3g} %", measured(unit)(float((high - low).mean()))
-    truth = array(ds, "truth", "step", series=series) if "truth" in ds else np.full(len(low), np.nan)
+    share, width = (
+        f"{100 * (levels.max() - levels.min()):.3g} %",
+        measured(unit)(float((high - low).mean())),
+    )
+    truth = (
+        array(ds, "truth", "step", series=series)
+        if "truth" in ds
+        else np.full(len(low), np.nan)
+    )
     finite = np.isfinite(truth)
     if not finite.any():
-        return {"big": f"band of {width}", "note": f"mean width of the {share} band; the truth is not known yet"}
+        return {
+            "big": f"band of {width}",
+            "note": f"mean width of the {share} band; the truth is not known yet",
+        }
     error = float(np.abs(values[median_position(levels)] - truth)[finite].mean())
     inside = int(((truth >= low) & (truth <= high))[finite].sum())
-    bars, note = [("this forecast", error)], f"{inside} of {int(finite.sum())} steps lie in the {share} band"
+    bars, note = (
+        [("this forecast", error)],
+        f"{inside} of {int(finite.sum())} steps lie in the {share} band",
+    )
     label, repeated = naive_forecast(ds, series)
     if len(repeated):
         bars.append((label, float(np.abs(repeated - truth)[finite].mean())))
-    return {"big": measured(unit)(error), "note": f"mean absolute error; {note}", "bars": _bars(bars)}
+    return {
+        "big": measured(unit)(error),
+        "note": f"mean absolute error; {note}",
+        "bars": _bars(bars),
+    }
 
 
 def _forming(ds: xr.Dataset, series: int) -> Card:
@@ -70,23 +117,39 @@ def _forming(ds: xr.Dataset, series: int) -> Card:
         return {}
     layers = [layer_name(label) for label in names(ds, "layer")]
     if "entropy" in ds:
-        values, what = array(ds, "entropy", "layer", "step", series=series).mean(axis=-1), "entropy"
+        values, what = (
+            array(ds, "entropy", "layer", "step", series=series).mean(axis=-1),
+            "entropy",
+        )
         unit = "nats"
     else:
         middle = median_position(np.asarray(ds["quantile"].values, dtype=float))
-        medians = array(ds, "quantile_forecast", "layer", "step", series=series, quantile=middle)
-        values, what = np.abs(medians - medians[-1]).mean(axis=-1), "distance from the final forecast"
+        medians = array(
+            ds, "quantile_forecast", "layer", "step", series=series, quantile=middle
+        )
+        values, what = (
+            np.abs(medians - medians[-1]).mean(axis=-1),
+            "distance from the final forecast",
+        )
         unit = unit_of(ds, series) or "data units"
     if len(values) < 2:
         return {}
     falls, sinks = int(np.argmin(np.diff(values))) + 1, values[-1] < values[0]
-    verdict = "it falls most there" if sinks else "it ends no lower than in the embedding, so it names no layer"
+    verdict = (
+        "it falls most there"
+        if sinks
+        else "it ends no lower than in the embedding, so it names no layer"
+    )
     note = f"{what} of the lens forecast after each layer, mean over steps; {verdict}"
     points = [
         (label, measured(unit)(value), value / (values.max() or 1.0))
         for label, value in zip(layers, values.tolist(), strict=True)
     ]
-    return {"big": f"mostly in {layers[falls]}" if sinks else f"not told by {what}", "note": note, "line": points}
+    return {
+        "big": f"mostly in {layers[falls]}" if sinks else f"not told by {what}",
+        "note": note,
+        "line": points,
+    }
 
 
 def _needs(ds: xr.Dataset, series: int) -> Card:
@@ -95,7 +158,10 @@ def _needs(ds: xr.Dataset, series: int) -> Card:
         return {}
     parts = [place for place, kind in enumerate(ds["kind"].values) if kind != "layer"]
     labels, effect = names(ds, "component"), finding(ds, "mean_shift", "component")
-    values, unit = array(ds, "mean_shift", "component", series=series), unit_of(ds, series) or "data units"
+    values, unit = (
+        array(ds, "mean_shift", "component", series=series),
+        unit_of(ds, series) or "data units",
+    )
     order = sorted(parts, key=lambda place: -values[place])[:_MAX_BARS]
     if not order or not values[order[0]] > 0:
         return {}
@@ -107,8 +173,15 @@ def _needs(ds: xr.Dataset, series: int) -> Card:
         return " ★" * bool(effect.significant[place]) + " ◆" * learned
 
     bars = _bars([(labels[place] + mark(place), values[place]) for place in order])
-    marks = {" ★": "★ significant over series", " ◆": "◆ passes the test beside untrained twins"}
-    legend = [words for sign, words in marks.items() if any(sign in label for label, *_ in bars)]
+    marks = {
+        " ★": "★ significant over series",
+        " ◆": "◆ passes the test beside untrained twins",
+    }
+    legend = [
+        words
+        for sign, words in marks.items()
+        if any(sign in label for label, *_ in bars)
+    ]
     tested = "; ".join(legend) or "none is significant over series"
     note = f"size: mean change of the forecast without it ({unit}); {tested}{_error_without(ds, series, order[0])}"
     return {"big": labels[order[0]], "note": note, "bars": bars}
@@ -116,16 +189,28 @@ def _needs(ds: xr.Dataset, series: int) -> Card:
 
 def _error_without(ds: xr.Dataset, series: int, place: int) -> str:
     """Say that the forecast of a series is better without a component, where it is."""
-    if "mae_change" not in ds or not array(ds, "mae_change", "component", series=series)[place] < -WORTH_A_WORD:
+    if (
+        "mae_change" not in ds
+        or not array(ds, "mae_change", "component", series=series)[place]
+        < -WORTH_A_WORD
+    ):
         return ""
     amount = measured(unit_of(ds, series))
-    before, after = array(ds, "mae_baseline", series=series), array(ds, "mae", "component", series=series)[place]
+    before, after = (
+        array(ds, "mae_baseline", series=series),
+        array(ds, "mae", "component", series=series)[place],
+    )
     return f"; without it the error falls from {amount(float(before))} to {amount(float(after))}"
 
 
 def _reads(ds: xr.Dataset, series: int) -> Card:
     """Say where the heads with the largest effects look most, the one with the largest first."""
-    effect = effects_of_heads(ds, "mean_shift").isel(series=series).transpose("layer", "head").values
+    effect = (
+        effects_of_heads(ds, "mean_shift")
+        .isel(series=series)
+        .transpose("layer", "head")
+        .values
+    )
     floor = float(ds["mean_shift_floor"].values[series])
     bars, places = [], []
     for flat in np.argsort(-effect.ravel(), kind="stable")[:_MAX_BARS]:
@@ -138,31 +223,60 @@ def _reads(ds: xr.Dataset, series: int) -> Card:
     if not bars:
         return {}
     note = "the heads with the largest effects, largest first; where each looks most, and its attention there"
-    return {"big": places[0], "note": f"{note} (mean over steps)", "bars": _bars(bars, percent)}
+    return {
+        "big": places[0],
+        "note": f"{note} (mean over steps)",
+        "bars": _bars(bars, percent),
+    }
 
 
-def _bars(entries: list[tuple[str, float]], write: Callable[[float], str] = number) -> list[tuple[str, str, float]]:
+def _bars(
+    entries: list[tuple[str, float]], write: Callable[[float], str] = number
+) -> list[tuple[str, str, float]]:
     largest = max(abs(value) for _, value in entries) or 1.0
     return [(label, write(value), abs(value) / largest) for label, value in entries]
 
 
 def _moving(ds: xr.Dataset, _: int) -> Card:
     """Rank stretches of the past and covariates by how far they move the median."""
-    steps = array(ds, "attribution", "segment", "step", quantile=median_position(ds["quantile"].values))
-    unit, labels, words = unit_of(ds) or "data units", names(ds, "segment"), segment_words(ds)
+    steps = array(
+        ds,
+        "attribution",
+        "segment",
+        "step",
+        quantile=median_position(ds["quantile"].values),
+    )
+    unit, labels, words = (
+        unit_of(ds) or "data units",
+        names(ds, "segment"),
+        segment_words(ds),
+    )
     groups = ranked(ds, steps)[:_MAX_BARS]
     effects_of = [moved(steps[group].sum(0)) for group in groups]
-    called = [group_name(labels, group, words).removesuffix(" in total") for group in groups]
+    called = [
+        group_name(labels, group, words).removesuffix(" in total") for group in groups
+    ]
     arrows = [{"up": "↑", "down": "↓"}.get(way, "↕") for _, way in effects_of]
-    bars = _bars([(f"{name} {arrow}", size) for name, arrow, (size, _) in zip(called, arrows, effects_of, strict=True)])
-    return {"big": called[0], "note": f"mean change of a step ({unit}); ↑ up, ↓ down, ↕ both", "bars": bars}
+    bars = _bars(
+        [
+            (f"{name} {arrow}", size)
+            for name, arrow, (size, _) in zip(called, arrows, effects_of, strict=True)
+        ]
+    )
+    return {
+        "big": called[0],
+        "note": f"mean change of a step ({unit}); ↑ up, ↓ down, ↕ both",
+        "bars": bars,
+    }
 
 
 def _trust(ds: xr.Dataset, _: int) -> Card:
     """State the verdict of all faithfulness tests of the page, and the test that decides."""
     own, reasons = verdict(ds)
     word = str(ds.attrs.get("verdict", own))
-    note = str(ds.attrs.get("reason", reasons[0])) + " Try another reference." * (word == "fails")
+    note = str(ds.attrs.get("reason", reasons[0])) + " Try another reference." * (
+        word == "fails"
+    )
     return {"big": f"the explanation {word}", "note": note}
 
 
@@ -170,19 +284,33 @@ def _worth(ds: xr.Dataset, _: int) -> Card:
     """Rank covariates by the accuracy that is lost without them, over all series; nothing without a truth."""
     if "worth_size" not in ds:
         return {}
-    return _ranked(ds, "worth_size", signed, "rise of the error with it in random order; above 0: it helps")
+    return _ranked(
+        ds,
+        "worth_size",
+        signed,
+        "rise of the error with it in random order; above 0: it helps",
+    )
 
 
 def _shuffling(ds: xr.Dataset, _: int) -> Card:
     """Rank covariates by how far forecasts move without their order, where no truth says what they are worth."""
     if "worth_size" in ds:
         return {}
-    return _ranked(ds, "moved_size", number, "mean size of the forecast's change with it in random order")
+    return _ranked(
+        ds,
+        "moved_size",
+        number,
+        "mean size of the forecast's change with it in random order",
+    )
 
 
-def _ranked(ds: xr.Dataset, name: str, write: Callable[[float], str], what: str) -> Card:
+def _ranked(
+    ds: xr.Dataset, name: str, write: Callable[[float], str], what: str
+) -> Card:
     values = array(ds, name, "covariate", "way")[:, names(ds, "way").index("shuffled")]
-    order = [int(place) for place in np.argsort(-np.nan_to_num(values, nan=-np.inf))][:_MAX_BARS]
+    order = [int(place) for place in np.argsort(-np.nan_to_num(values, nan=-np.inf))][
+        :_MAX_BARS
+    ]
     labels, series = names(ds, "covariate"), len(forecast_series(ds))
     over = f", median over {series} series" if series > 1 else ""
     bars = _bars([(labels[place], float(values[place])) for place in order], write)

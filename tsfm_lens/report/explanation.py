@@ -31,10 +31,18 @@ from tsfm_lens.viz.scenarios import ANSWERS
 
 __all__ = ["SECTIONS", "Explanation", "explain"]
 
-_MASKING_KINDS = ("input_attribution", "input_routes", "deletion_curves", "route_faithfulness")
+_MASKING_KINDS = (
+    "input_attribution",
+    "input_routes",
+    "deletion_curves",
+    "route_faithfulness",
+)
 SECTIONS = (*_MASKING_KINDS, "input_effects", "covariate_use", "forecast")
 """Kinds of the measurements that an explanation has unless it is asked for others; effects over several items alone."""
-_PARTS, _EXACT = 2, 6  # stretches of the target's past over many items, and segments of which all masks are run
+_PARTS, _EXACT = (
+    2,
+    6,
+)  # stretches of the target's past over many items, and segments of which all masks are run
 
 
 @extensible
@@ -42,7 +50,12 @@ class Explanation(dict[str, xr.Dataset]):
     """Results of an explanation by name; ``plot()`` draws what moved the forecast, ``plot("dots")`` another figure."""
 
     def __repr__(self) -> str:
-        return "\n".join([f"Explanation with {', '.join(self)}", *filter(None, [self.summary()["headline"]])])
+        return "\n".join(
+            [
+                f"Explanation with {', '.join(self)}",
+                *filter(None, [self.summary()["headline"]]),
+            ]
+        )
 
     def summary(self) -> dict[str, Any]:
         """Collect what the explanation says as JSON-able values.
@@ -53,9 +66,20 @@ class Explanation(dict[str, xr.Dataset]):
         """
         word, reasons = judged(self)
         inputs, use = self.get("input_attribution"), self.get("covariate_use")
-        headline = read_inputs(inputs)[0] if inputs is not None else f"Verdict: the explanation {word}." if word else ""
+        headline = (
+            read_inputs(inputs)[0]
+            if inputs is not None
+            else f"Verdict: the explanation {word}."
+            if word
+            else ""
+        )
         return {
-            "answers": [text for kind, read in ANSWERS.items() if kind in self for text in read(self[kind])],
+            "answers": [
+                text
+                for kind, read in ANSWERS.items()
+                if kind in self
+                for text in read(self[kind])
+            ],
             "headline": headline,
             "verdict": word,
             "reasons": reasons,
@@ -76,22 +100,37 @@ class Explanation(dict[str, xr.Dataset]):
             InputError: the folder cannot be written.
         """
         place = Path(folder)
-        contents = {place / "explanation.json": json.dumps(self.summary(), indent=1, allow_nan=False).encode()}
+        contents = {
+            place / "explanation.json": json.dumps(
+                self.summary(), indent=1, allow_nan=False
+            ).encode()
+        }
         for name, data in self.items():
-            contents[place / "numbers" / f"{name}.nc"] = bytes(data.to_netcdf(engine="scipy"))
+            contents[place / "numbers" / f"{name}.nc"] = bytes(
+                data.to_netcdf(engine="scipy")
+            )
             tables: dict[str, Any] = {}
             for figure in find(data.attrs["kind"]).figures:
                 if figure.table and figure.table not in tables.values():
                     tables[figure.name if tables else name] = figure.table
             for label, table in (tables or {name: _largest}).items():
-                contents[place / "numbers" / f"{label}.csv"] = to_csv(table(data)).encode()
+                contents[place / "numbers" / f"{label}.csv"] = to_csv(
+                    table(data)
+                ).encode()
         return write_together(contents)
 
 
 def _largest(data: xr.Dataset) -> pd.DataFrame:
     """Tabulate the variables with the most dimensions."""
     most = max(data.data_vars.values(), key=lambda variable: variable.ndim).dims
-    return frame(data, *(str(name) for name, variable in data.data_vars.items() if variable.dims == most))
+    return frame(
+        data,
+        *(
+            str(name)
+            for name, variable in data.data_vars.items()
+            if variable.dims == most
+        ),
+    )
 
 
 @saying_once
@@ -160,38 +199,60 @@ def explain(
     if changes:
         answers["what_if"] = what_if(run, changes, item=0, start=start, stop=stop)
     if since is not None:
-        answers["forecast_change"] = explain_change(since, run, item=run.batch.groups[0])
-    own: dict[str, dict[str, Any]] = {kind: {"reference": reference} for kind in (*_MASKING_KINDS, "input_effects")}
+        answers["forecast_change"] = explain_change(
+            since, run, item=run.batch.groups[0]
+        )
+    own: dict[str, dict[str, Any]] = {
+        kind: {"reference": reference} for kind in (*_MASKING_KINDS, "input_effects")
+    }
     # over many items few stretches, and no more masks than the segments ask for
     most = _PARTS + 1 + 2 * max(map(len, items.values()))
     own["input_effects"] |= {"parts": _PARTS}
     if method in (None, "shapley"):
         own["input_effects"] |= {"exact": _EXACT, "budget": max(2**_EXACT, 4 * most)}
     if parts is not None:
-        own = {kind: each | ({"parts": parts} if kind != "route_faithfulness" else {}) for kind, each in own.items()}
+        own = {
+            kind: each | ({"parts": parts} if kind != "route_faithfulness" else {})
+            for kind, each in own.items()
+        }
     if method is not None:
         own["input_attribution"]["method"] = own["input_effects"]["method"] = method
     # a test takes the options of its explanation, even if that has no section of its own
     arguments = {
-        kind: {**own.get(kind, {}), **(options or {}).get(kind, {})} for kind in {**own, **dict.fromkeys(kinds)}
+        kind: {**own.get(kind, {}), **(options or {}).get(kind, {})}
+        for kind in {**own, **dict.fromkeys(kinds)}
     }
-    computed = pipeline.analyse(run, sections=kinds, options=arguments, progress=progress, left_out=missing)
+    computed = pipeline.analyse(
+        run, sections=kinds, options=arguments, progress=progress, left_out=missing
+    )
     results = Explanation(answers | computed)
     word, reasons = judged(results)
     for kind in results.keys() & set(_MASKING_KINDS) if word else ():
         # one verdict on all of the page
-        results[kind].attrs |= {"verdict": word, "reason": reasons[0], "masked": int("deletion_curves" in results)}
+        results[kind].attrs |= {
+            "verdict": word,
+            "reason": reasons[0],
+            "masked": int("deletion_curves" in results),
+        }
     if out is not None:
-        of = f"{len(items)} items" if item is None and len(items) > 1 else run.batch.ids[0]
+        of = (
+            f"{len(items)} items"
+            if item is None and len(items) > 1
+            else run.batch.ids[0]
+        )
         heading = title or f"Explanation of the forecast of {of} by {run.lens.model_id}"
-        page = pipeline.write_page(run, results, out, heading, sources, progress, missing)
+        page = pipeline.write_page(
+            run, results, out, heading, sources, progress, missing
+        )
         results.write(page.parent)
         if pdf:
             write_together({page.with_suffix(".pdf"): printed(page.read_bytes())})
     return results
 
 
-def sections_for(batch: SeriesBatch, sections: Sequence[str] = SECTIONS) -> tuple[str, ...]:
+def sections_for(
+    batch: SeriesBatch, sections: Sequence[str] = SECTIONS
+) -> tuple[str, ...]:
     """Leave effects over several items out of the usual sections of one item."""
     several = len(set(batch.groups)) > 1 or tuple(sections) != SECTIONS
     return tuple(kind for kind in sections if several or kind != "input_effects")
@@ -216,4 +277,6 @@ def refuse_unknown(method: str | None, reference: Reference, parts: Any = None) 
 def _first(run: Run, item: Item) -> Run:
     """Move the explained item to the front of a run."""
     rows = item_rows(run.batch, item)
-    return run.select([*rows, *(row for row in range(len(run.batch)) if row not in rows)])
+    return run.select(
+        [*rows, *(row for row in range(len(run.batch)) if row not in rows)]
+    )

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.data import SeriesBatch, as_series, bundled, bundled_info, bundled_names, read_series
+from tsfm_lens.data import (
+    SeriesBatch,
+    as_series,
+    bundled,
+    bundled_info,
+    bundled_names,
+    read_series,
+)
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import corrected
 from tsfm_lens.registry import Measurement, find
@@ -22,11 +29,28 @@ if TYPE_CHECKING:
     from tsfm_lens.models import Lens
     from tsfm_lens.models.run import Run
 
-__all__ = ["SECTIONS", "analyse", "as_plain", "defined_for", "hook_shapes", "provenance", "read_sources", "report"]
+__all__ = [
+    "SECTIONS",
+    "analyse",
+    "as_plain",
+    "defined_for",
+    "hook_shapes",
+    "provenance",
+    "read_sources",
+    "report",
+]
 
 Progress = Callable[[str, int, int], None]
 
-SECTIONS = ("forecast", "logit_lens", "layer_gain", "attribution", "ablation", "attention", "explore")
+SECTIONS = (
+    "forecast",
+    "logit_lens",
+    "layer_gain",
+    "attribution",
+    "ablation",
+    "attention",
+    "explore",
+)
 """Kinds of the measurements that a report has unless it is asked for others."""
 _BUNDLED = "bundled:"
 _MAX_NAMES = 4  # series, of those that are given in Python
@@ -87,7 +111,9 @@ def analyse(
     return corrected(results)
 
 
-def defined_for(lens: Lens, sections: Sequence[str], left_out: dict[str, str]) -> list[str]:
+def defined_for(
+    lens: Lens, sections: Sequence[str], left_out: dict[str, str]
+) -> list[str]:
     """Select the sections whose definition allows a model; ``left_out`` gets the headings of the others, with reasons.
 
     Raises:
@@ -109,13 +135,19 @@ def defined_for(lens: Lens, sections: Sequence[str], left_out: dict[str, str]) -
     return allowed
 
 
-def _results(lens: Lens, sections: Sequence[str]) -> list[tuple[str, Measurement, Mapping[str, Any]]]:
+def _results(
+    lens: Lens, sections: Sequence[str]
+) -> list[tuple[str, Measurement, Mapping[str, Any]]]:
     """Return the name of each result of a report, its measurement, and the options of its probe."""
     results: list[tuple[str, Measurement, Mapping[str, Any]]] = []
     for measurement in checked_sections(sections):
         measurement.check(lens)
         probe = measurement.probe
-        named = {measurement.kind: {}} if probe is None or probe.each is None else probe.each(lens)
+        named = (
+            {measurement.kind: {}}
+            if probe is None or probe.each is None
+            else probe.each(lens)
+        )
         results += [(name, measurement, options) for name, options in named.items()]
     return results
 
@@ -123,7 +155,9 @@ def _results(lens: Lens, sections: Sequence[str]) -> list[tuple[str, Measurement
 def checked_sections(sections: Sequence[str]) -> list[Measurement]:
     """Return the measurements of a report of one run, each once."""
     if not sections:
-        raise InputError("a report needs at least one section; `tsfm-lens measurements` lists them")
+        raise InputError(
+            "a report needs at least one section; `tsfm-lens measurements` lists them"
+        )
     measurements = [find(kind) for kind in dict.fromkeys(sections)]
     for measurement in measurements:
         if not measurement.of_run:
@@ -169,8 +203,18 @@ def report(
         # nobody asked for what this model cannot have
         sections = defined_for(run.lens, sections, missing)
     run = run.compared()
-    results = analyse(run, sections=sections, options=options, progress=progress, left_out=missing)
-    return write_page(run, results, out, title or heading_of(run.lens.model_id, run.batch), sources, progress, missing)
+    results = analyse(
+        run, sections=sections, options=options, progress=progress, left_out=missing
+    )
+    return write_page(
+        run,
+        results,
+        out,
+        title or heading_of(run.lens.model_id, run.batch),
+        sources,
+        progress,
+        missing,
+    )
 
 
 def heading_of(model: str, batch: SeriesBatch) -> str:
@@ -193,9 +237,14 @@ def write_page(
     notify("report", 0, 1)
     notes = [
         *remarks_of(run.batch),
-        *(f"Left out: {section}, since {reason.partition('; ')[0]}." for section, reason in missing.items()),
+        *(
+            f"Left out: {section}, since {reason.partition('; ')[0]}."
+            for section, reason in missing.items()
+        ),
     ]
-    path = build_report(results, out, title=heading, provenance=provenance(run, sources), notes=notes)
+    path = build_report(
+        results, out, title=heading, provenance=provenance(run, sources), notes=notes
+    )
     notify("report", 1, 1)
     return path
 
@@ -222,11 +271,20 @@ def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:
     infos = [bundled_info(name) for name in bundled_in(sources)]
     ids = run.batch.targets().ids
     more = f" and {len(ids) - _MAX_NAMES} more" if len(ids) > _MAX_NAMES else ""
-    lines["data"] = "; ".join(sources) or f"given in Python: {', '.join(ids[:_MAX_NAMES])}{more}"
+    lines["data"] = (
+        "; ".join(sources) or f"given in Python: {', '.join(ids[:_MAX_NAMES])}{more}"
+    )
     if infos:
-        lines["series"] = "; ".join(f"{info.name}: {info.title} ({info.source}; {info.licence})" for info in infos)
+        lines["series"] = "; ".join(
+            f"{info.name}: {info.title} ({info.source}; {info.licence})"
+            for info in infos
+        )
     lines["context"] = f"up to {max(run.batch.lengths)} steps of each series"
-    place = "beyond the end of each series" if run.truth is None else "held out as the truth"
+    place = (
+        "beyond the end of each series"
+        if run.truth is None
+        else "held out as the truth"
+    )
     lines["horizon"] = f"{run.horizon} steps, {place}"
     lines["seed"] = str(run.seed)
     lines["date"] = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -258,19 +316,31 @@ def read_sources(sources: Sequence[str], **reading: Any) -> SeriesBatch:
             continue
         names = bundled_in([source])
         if not names:
-            raise InputError(f"{source!r} names no series: bundled:NAME[,NAME…], from {', '.join(bundled_names())}")
+            raise InputError(
+                f"{source!r} names no series: bundled:NAME[,NAME…], from {', '.join(bundled_names())}"
+            )
         batches.append(bundled(*names))
     return batches[0] if len(batches) == 1 else SeriesBatch.concat(batches)
 
 
 def bundled_in(sources: Sequence[str]) -> list[str]:
     """Return the bundled series that ``bundled:NAME[,NAME…]`` names; none for any other word."""
-    texts = [source.removeprefix(_BUNDLED) for source in sources if source.startswith(_BUNDLED)]
+    texts = [
+        source.removeprefix(_BUNDLED)
+        for source in sources
+        if source.startswith(_BUNDLED)
+    ]
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
-    return [series for name in names for series in (bundled_names() if name == "all" else (name,))]
+    return [
+        series
+        for name in names
+        for series in (bundled_names() if name == "all" else (name,))
+    ]
 
 
-def hook_shapes(lens: Lens, pattern: str = "**") -> list[tuple[str, str, tuple[int, ...]]]:
+def hook_shapes(
+    lens: Lens, pattern: str = "**"
+) -> list[tuple[str, str, tuple[int, ...]]]:
     """Return hook points that match a glob: name, axes, and the shape in a run on one short series.
 
     Raises:
@@ -285,15 +355,24 @@ def hook_shapes(lens: Lens, pattern: str = "**") -> list[tuple[str, str, tuple[i
     from tsfm_lens.hooks.names import select
 
     names = select(lens.registry.points, pattern)
-    context, horizon = min(64, lens.adapter.context_length), min(8, lens.adapter.prediction_length)
+    context, horizon = (
+        min(64, lens.adapter.context_length),
+        min(8, lens.adapter.prediction_length),
+    )
     own = getattr(lens.adapter, "example", None)
-    series = as_series(np.sin(np.arange(context) * (2 * np.pi / 12))) if own is None else own(0, context)
+    series = (
+        as_series(np.sin(np.arange(context) * (2 * np.pi / 12)))
+        if own is None
+        else own(0, context)
+    )
     # a token model's decoder needs values to run along
     future = np.zeros((1, horizon)) if lens.adapter.readout == "token" else None
     with torch.no_grad():
         _, acts = lens.run_with_cache(series, names_filter=names, future=future)
     shapes = {name: tuple(acts[name].shape) for name in names}
-    return [(name, axes, shapes[name]) for name, axes in lens.hook_table() if name in shapes]
+    return [
+        (name, axes, shapes[name]) for name, axes in lens.hook_table() if name in shapes
+    ]
 
 
 def as_plain(result: xr.Dataset) -> dict[str, Any]:
@@ -306,13 +385,20 @@ def as_plain(result: xr.Dataset) -> dict[str, Any]:
     plain = result.to_dict(data="array")
     parts = {
         group: {
-            str(name): {"dims": list(entry["dims"]), "data": _plain(np.asarray(entry["data"]))}
+            str(name): {
+                "dims": list(entry["dims"]),
+                "data": _plain(np.asarray(entry["data"])),
+            }
             for name, entry in plain[group].items()
         }
         for group in ("coords", "data_vars")
     }
     attrs = {str(key): _plain(np.asarray(value)) for key, value in result.attrs.items()}
-    return {"attrs": attrs, "dims": {str(k): int(v) for k, v in result.sizes.items()}, **parts}
+    return {
+        "attrs": attrs,
+        "dims": {str(k): int(v) for k, v in result.sizes.items()},
+        **parts,
+    }
 
 
 def _plain(array: np.ndarray) -> Any:

@@ -18,7 +18,14 @@ from tsfm_lens.places import refuse_unwritable
 from tsfm_lens.registry import ReportPanel, check, measurements
 from tsfm_lens.report.build import page_of, panels_of
 from tsfm_lens.viz.saving import rendered, write_together
-from tsfm_lens.viz.sweep_entries import intervals_of, methods_of, order_words, selection_words, told, tolerance_of
+from tsfm_lens.viz.sweep_entries import (
+    intervals_of,
+    methods_of,
+    order_words,
+    selection_words,
+    told,
+    tolerance_of,
+)
 from tsfm_lens.viz.sweep_recipes import recipe_rows
 from tsfm_lens.viz.theme import percent
 from tsfm_lens.viz.words import listed
@@ -35,9 +42,13 @@ def build_sweep_report(
     """Write the report of a sweep: a page that opens offline, and its figures and tables as files."""
     kinds = [kind for kind, entry in measurements().items() if entry.theme == "Sweeps"]
     for name, ds in results.items():
-        kind = ds.attrs.get("kind") if isinstance(ds, pd.DataFrame) else type(ds).__name__
+        kind = (
+            ds.attrs.get("kind") if isinstance(ds, pd.DataFrame) else type(ds).__name__
+        )
         if kind not in kinds:
-            raise InputError(f"result {name!r} is of kind {kind!r}; a sweep has {', '.join(kinds)}.")
+            raise InputError(
+                f"result {name!r} is of kind {kind!r}; a sweep has {', '.join(kinds)}."
+            )
     folder = Path(out)
     refuse_unwritable(folder)
     panels = panels_of(results)
@@ -46,11 +57,18 @@ def build_sweep_report(
         panels,
         title=title,
         provenance={str(key): written(value) for key, value in provenance.items()},
-        notes=[*_leads(results, panels), *notes, *_missing(results, panels), *methods_of(list(results.values()))],
+        notes=[
+            *_leads(results, panels),
+            *notes,
+            *_missing(results, panels),
+            *methods_of(list(results.values())),
+        ],
     )
     contents: dict[Path, bytes] = {}
     drawings = [panel for each in panels.values() for panel in each]
-    for stem, panel in zip(_stems(panel.name for panel in drawings), drawings, strict=True):
+    for stem, panel in zip(
+        _stems(panel.name for panel in drawings), drawings, strict=True
+    ):
         contents[folder / "figures" / f"{stem}.json"] = rendered(panel.figure, "json")
     for stem, table in zip(_stems(results), results.values(), strict=True):
         contents[folder / "tables" / f"{stem}.csv"] = to_csv(table).encode()
@@ -61,14 +79,30 @@ def build_sweep_report(
     return folder / "index.html"
 
 
-def _leads(results: Mapping[str, pd.DataFrame], panels: Mapping[str, list[ReportPanel]]) -> list[str]:
+def _leads(
+    results: Mapping[str, pd.DataFrame], panels: Mapping[str, list[ReportPanel]]
+) -> list[str]:
     """Return the first sentence on each model of the first figure."""
     name = next((name for name in results if panels[name]), "")
-    leads = {text.partition(":")[0]: text for panel in panels.get(name, [])[:1] for text in reversed(panel.sentences)}
-    return [leads[model] for model in dict.fromkeys(results[name].get("model", ())) if model in leads] if name else []
+    leads = {
+        text.partition(":")[0]: text
+        for panel in panels.get(name, [])[:1]
+        for text in reversed(panel.sentences)
+    }
+    return (
+        [
+            leads[model]
+            for model in dict.fromkeys(results[name].get("model", ()))
+            if model in leads
+        ]
+        if name
+        else []
+    )
 
 
-def _missing(results: Mapping[str, pd.DataFrame], panels: Mapping[str, list[ReportPanel]]) -> list[str]:
+def _missing(
+    results: Mapping[str, pd.DataFrame], panels: Mapping[str, list[ReportPanel]]
+) -> list[str]:
     """List the results that are missing, by name."""
     notes = []
     for name, table in results.items():
@@ -77,11 +111,17 @@ def _missing(results: Mapping[str, pd.DataFrame], panels: Mapping[str, list[Repo
             notes.append(f"{name} has no figure yet: none of its entries is finished.")
             continue
         if not panels[name]:
-            kinds = listed([f"{each!r}" for each in dict.fromkeys(table.get("family", [name]))])
-            notes.append(f"There is no figure of {kinds}; the numbers are in tables/{name}.csv.")
+            kinds = listed(
+                [f"{each!r}" for each in dict.fromkeys(table.get("family", [name]))]
+            )
+            notes.append(
+                f"There is no figure of {kinds}; the numbers are in tables/{name}.csv."
+            )
         if n_missing:
             verb, what = ("is", "it") if n_missing == 1 else ("are", "them")
-            notes.append(f"{n_missing} of {len(table)} numbers of {name} {verb} missing; the figures leave {what} out.")
+            notes.append(
+                f"{n_missing} of {len(table)} numbers of {name} {verb} missing; the figures leave {what} out."
+            )
     return notes
 
 
@@ -109,9 +149,12 @@ def written(value: Any) -> str:
 
 def _inline(value: Any) -> str:
     if isinstance(value, Mapping):
-        flat = {key: each for key, each in value.items() if each not in (None, "", [], {})}
+        flat = {
+            key: each for key, each in value.items() if each not in (None, "", [], {})
+        }
         return "; ".join(
-            f"{key} {each if isinstance(each, str) else json.dumps(each, default=str)}" for key, each in flat.items()
+            f"{key} {each if isinstance(each, str) else json.dumps(each, default=str)}"
+            for key, each in flat.items()
         )
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
@@ -141,31 +184,44 @@ def latex(table: pd.DataFrame) -> str:
     if kind not in _SHEETS:
         check(table, "sweep_effects")
     sheet = _SHEETS[kind]
-    caption = sheet.caption.format(intervals=intervals_of(table), tolerance=percent(tolerance_of(table)))
+    caption = sheet.caption.format(
+        intervals=intervals_of(table), tolerance=percent(tolerance_of(table))
+    )
     columns = sheet.words | sheet.numbers
     rows = told(sheet.rows(table))
-    cells = pd.DataFrame([{name: say(row) for name, say in columns.items()} for row in rows], columns=list(columns))
+    cells = pd.DataFrame(
+        [{name: say(row) for name, say in columns.items()} for row in rows],
+        columns=list(columns),
+    )
     bold = pd.DataFrame(False, index=cells.index, columns=cells.columns)
     if sheet.bold:
         bold[sheet.bold] = [bool(row["significant"]) for row in rows]
     return _to_latex(cells, list(sheet.words), bold, caption)
 
 
-def _to_latex(cells: pd.DataFrame, words: list[str], bold: pd.DataFrame, caption: str) -> str:
+def _to_latex(
+    cells: pd.DataFrame, words: list[str], bold: pd.DataFrame, caption: str
+) -> str:
     """Write cells as LaTeX: ``words`` are columns of text, which is escaped, the others hold LaTeX already."""
     for name in words:
         # a line break or a tab in a name would break the row
         cells[name] = cells[name].astype(str).str.split().str.join(" ")
-    style = cells.style.hide(axis="index").format(escape="latex", subset=pd.Index(words))
+    style = cells.style.hide(axis="index").format(
+        escape="latex", subset=pd.Index(words)
+    )
     style = style.format_index(escape="latex", axis="columns")
-    style = style.apply(lambda _: bold.replace({True: _BOLD, False: ""}).astype(str), axis=None)
+    style = style.apply(
+        lambda _: bold.replace({True: _BOLD, False: ""}).astype(str), axis=None
+    )
     long = len(cells) > _LONG
     text = style.to_latex(
         hrules=True,
         column_format="".join("l" if name in words else "r" for name in cells),
         environment="longtable" if long else None,
     )
-    head = "% needs \\usepackage{booktabs}" + (" and \\usepackage{longtable}" if long else "")
+    head = "% needs \\usepackage{booktabs}" + (
+        " and \\usepackage{longtable}" if long else ""
+    )
     return f"{head}\n% {caption}\n{text}"
 
 
@@ -178,18 +234,33 @@ def _recipes(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame
     for _, own in entries.groupby(["model", "recipe", "selection", "seed"], sort=False):
         metrics = told(own)
         first = metrics[0]
-        cells = {what: f"{first['label']}, {first['chosen']}" if several else first["label"]}
-        cells |= {f"% change of {row['metric']}": _percent(row["change"]) for row in metrics}
+        cells = {
+            what: f"{first['label']}, {first['chosen']}" if several else first["label"]
+        }
+        cells |= {
+            f"% change of {row['metric']}": _percent(row["change"]) for row in metrics
+        }
         significant = dict.fromkeys(cells, False)
-        significant |= {f"% change of {row['metric']}": bool(row["significant"]) for row in metrics}
+        significant |= {
+            f"% change of {row['metric']}": bool(row["significant"]) for row in metrics
+        }
         for name in ("resilient", "improved"):
             count, of = int(first[f"n_{name}"]), int(first["n_datasets"])
-            cells[f"{name} /{total}"] = str(count) if of == total else f"{count} of {of}"
+            cells[f"{name} /{total}"] = (
+                str(count) if of == total else f"{count} of {of}"
+            )
         rows.append(cells)
         bold.append(significant)
     frame = pd.DataFrame(rows)
-    caption = "Heavy ablations: change of every metric, lower is better; bold: significant."
-    return frame, [what], pd.DataFrame(bold).reindex(columns=frame.columns, fill_value=False), caption
+    caption = (
+        "Heavy ablations: change of every metric, lower is better; bold: significant."
+    )
+    return (
+        frame,
+        [what],
+        pd.DataFrame(bold).reindex(columns=frame.columns, fill_value=False),
+        caption,
+    )
 
 
 def _datasets(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame, str]:
@@ -197,18 +268,34 @@ def _datasets(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFram
     names = sorted(set(table["dataset"]))
     cells = pd.DataFrame({"dataset": names})
     for (model, layer), rows in table.groupby(["model", "layer"], sort=False):
-        at = rows[rows["ablated"] == rows["largest_within"]].set_index("dataset")["mase"]
-        texts = {name: f"{rows_of} ({_number(at[name], 2)})" for name, rows_of in _largest(rows).items() if name in at}
-        cells[f"{model}, layer {layer}: heads (MASE)"] = [texts.get(name, "--") for name in names]
+        at = rows[rows["ablated"] == rows["largest_within"]].set_index("dataset")[
+            "mase"
+        ]
+        texts = {
+            name: f"{rows_of} ({_number(at[name], 2)})"
+            for name, rows_of in _largest(rows).items()
+            if name in at
+        }
+        cells[f"{model}, layer {layer}: heads (MASE)"] = [
+            texts.get(name, "--") for name in names
+        ]
     caption = (
         "Largest number of heads of a layer whose ablation raises MASE by less than "
         f"{percent(tolerance_of(table))}, and the MASE at it."
     )
-    return cells, ["dataset"], pd.DataFrame(False, index=cells.index, columns=cells.columns), caption
+    return (
+        cells,
+        ["dataset"],
+        pd.DataFrame(False, index=cells.index, columns=cells.columns),
+        caption,
+    )
 
 
 def _largest(rows: pd.DataFrame) -> dict[str, int]:
-    return {str(name): int(most) for name, most in rows.groupby("dataset")["largest_within"].first().items()}
+    return {
+        str(name): int(most)
+        for name, most in rows.groupby("dataset")["largest_within"].first().items()
+    }
 
 
 def _number(value: float, digits: int = 3) -> str:
@@ -228,7 +315,11 @@ def _p(value: float) -> str:
 def _span(lower: str = "lower", upper: str = "upper") -> Cell:
     def say(row: dict[str, Any]) -> str:
         ends = [row[lower], row[upper]]
-        return f"$[{100 * ends[0]:+.2f}, {100 * ends[1]:+.2f}]$" if np.isfinite(ends).all() else "--"
+        return (
+            f"$[{100 * ends[0]:+.2f}, {100 * ends[1]:+.2f}]$"
+            if np.isfinite(ends).all()
+            else "--"
+        )
 
     return say
 
@@ -238,7 +329,10 @@ def _kept_order(row: dict[str, Any]) -> str:
 
 
 _MODEL: dict[str, Cell] = {"model": lambda row: row["model"]}
-_CHANGE: dict[str, Cell] = {"% change": lambda row: _percent(row["change"]), "interval": _span()}
+_CHANGE: dict[str, Cell] = {
+    "% change": lambda row: _percent(row["change"]),
+    "interval": _span(),
+}
 _MASE: dict[str, Cell] = {"MASE": lambda row: _number(row["mase"]), **_CHANGE}
 _EFFECT: dict[str, Cell] = {
     "Spearman distance": lambda row: _number(row["spearman_distance"]),
@@ -261,23 +355,38 @@ _SHEETS = {
     "sweep_curves": _Sheet(
         "Heads of one layer ablated; {intervals}; bold: the change is significant.",
         _MODEL | {"order": lambda row: order_words(row["order"])},
-        {"layer": lambda row: str(row["layer"]), "heads ablated": lambda row: f"{row['ablated']} of {row['of']}"}
+        {
+            "layer": lambda row: str(row["layer"]),
+            "heads ablated": lambda row: f"{row['ablated']} of {row['of']}",
+        }
         | _MASE,
         "% change",
     ),
     "sweep_heads_at": _Sheet(
         "Heads that each layer must keep for a rise below {tolerance}.",
         _MODEL | {"better order": _kept_order},
-        {"layer": lambda row: str(row["layer"]), "heads kept": lambda row: str(row["kept"])}
-        | {"of": lambda row: str(row["of"]), "% change": lambda row: _percent(row["change"])},
+        {
+            "layer": lambda row: str(row["layer"]),
+            "heads kept": lambda row: str(row["kept"]),
+        }
+        | {
+            "of": lambda row: str(row["of"]),
+            "% change": lambda row: _percent(row["change"]),
+        },
         rows=lambda table: table[table["better"]],
     ),
     "sweep_selection": _Sheet(
         "Informed and random choices of the same number of heads; {intervals}; bold: the change is significant.",
         _MODEL
-        | {"recipe": lambda row: row["recipe"], "heads": lambda row: selection_words(row["selection"], row["seed"])},
+        | {
+            "recipe": lambda row: row["recipe"],
+            "heads": lambda row: selection_words(row["selection"], row["seed"]),
+        },
         {"% change of MASE": _CHANGE["% change"], "interval": _span()}
-        | {"% over random": lambda row: _percent(row["diff"]), "its interval": _span("diff_lower", "diff_upper")},
+        | {
+            "% over random": lambda row: _percent(row["diff"]),
+            "its interval": _span("diff_lower", "diff_upper"),
+        },
         "% change of MASE",
     ),
 }

@@ -40,7 +40,10 @@ class Pages(AsyncMappingKernelManager):
         # one after another: a kernel counts only once it has started
         async with self._turn:
             if len(self) >= PAGES:
-                raise HTTPError(503, reason=f"too many pages are open ({PAGES}); close one and load this one again")
+                raise HTTPError(
+                    503,
+                    reason=f"too many pages are open ({PAGES}); close one and load this one again",
+                )
             return str(await super().start_kernel(**options))
 
 
@@ -50,7 +53,11 @@ class Unwelcome(Matcher):
     def __init__(self, port: int, token: str) -> None:
         self._token = token.encode()
         # a browser leaves out the port of plain HTTP
-        self._hosts = {f"{name}{end}" for name in _NAMES for end in ([f":{port}", ""] if port == 80 else [f":{port}"])}
+        self._hosts = {
+            f"{name}{end}"
+            for name in _NAMES
+            for end in ([f":{port}", ""] if port == 80 else [f":{port}"])
+        }
 
     def match(self, request: HTTPServerRequest) -> dict[str, Any] | None:
         """Match a request, and remove its query, which holds the token, from all that is logged about it."""
@@ -63,9 +70,14 @@ class Unwelcome(Matcher):
         host = headers.get("Host", "").lower()
         if host not in self._hosts:
             return f"This page is only at {', '.join(sorted(self._hosts))}, not at the address that you opened."
-        if any(headers.get(name, f"http://{host}") != f"http://{host}" for name in ("Origin", "Sec-Websocket-Origin")):
+        if any(
+            headers.get(name, f"http://{host}") != f"http://{host}"
+            for name in ("Origin", "Sec-Websocket-Origin")
+        ):
             return "Another page requested this one, which is not allowed."
-        if _OPEN.match(request.path) or hmac.compare_digest(_token(request), self._token):
+        if _OPEN.match(request.path) or hmac.compare_digest(
+            _token(request), self._token
+        ):
             return None
         return "This page needs its full address with the token, as tsfm-lens serve printed it."
 
@@ -73,7 +85,9 @@ class Unwelcome(Matcher):
 def _token(request: HTTPServerRequest) -> bytes:
     """Return the token of a request, from its query or its Authorization header; empty without one."""
     tokens = request.query_arguments.get("token")
-    header = IdentityProvider.auth_header_pat.match(request.headers.get("Authorization", ""))
+    header = IdentityProvider.auth_header_pat.match(
+        request.headers.get("Authorization", "")
+    )
     return tokens[-1] if tokens else header[2].encode() if header else b""
 
 
@@ -95,7 +109,9 @@ class Fresh(Matcher):
 
     def match(self, request: HTTPServerRequest) -> dict[str, Any] | None:
         """Match a request by its path and query."""
-        return {} if request.path == "/" and "run" not in request.query_arguments else None
+        return (
+            {} if request.path == "/" and "run" not in request.query_arguments else None
+        )
 
 
 class Opening(RequestHandler):
@@ -116,11 +132,19 @@ class Server(Voila):
 
     def init_handlers(self) -> list[Any]:
         """Return handlers of Voilà, all of them behind the guard."""
-        return [(Unwelcome(self.port, self.token), Refusal), (Fresh(), Opening), *super().init_handlers()]
+        return [
+            (Unwelcome(self.port, self.token), Refusal),
+            (Fresh(), Opening),
+            *super().init_handlers(),
+        ]
 
     def launch_browser(self) -> None:
         """Open the address in the browser, through a file, since everybody on the machine sees a command line."""
         path = Path(self.notebook_path).with_name("open.html")
         address = f"{self.connection_url}?token={self.token}"
-        path.write_text(f'<meta http-equiv="refresh" content="0;url={address}">', encoding="utf-8")
-        threading.Thread(target=webbrowser.open, args=(path.as_uri(),), daemon=True).start()
+        path.write_text(
+            f'<meta http-equiv="refresh" content="0;url={address}">', encoding="utf-8"
+        )
+        threading.Thread(
+            target=webbrowser.open, args=(path.as_uri(),), daemon=True
+        ).start()

@@ -31,7 +31,12 @@ from tsfm_lens.zoo import checkpoint_names
 
 _BY_RULE = "found by rule"
 _ONE = {"id_column": "ids", "time_column": "time stamps"}
-_MANY = {"targets": "forecast", "known": "known covariates", "past": "past covariates", "categories": "categories"}
+_MANY = {
+    "targets": "forecast",
+    "known": "known covariates",
+    "past": "past covariates",
+    "categories": "categories",
+}
 _SCRIPT = """
 function render({ model, el }) {
   const zone = document.createElement("label");
@@ -101,15 +106,20 @@ class Columns(widgets.Accordion):
     def __init__(self, on_change: Callable[[], object]) -> None:
         self._quiet = False
         self.menus: dict[str, widgets.Widget] = {
-            name: widgets.Dropdown(options=[(_BY_RULE, "")], description=words, **WIDE) for name, words in _ONE.items()
+            name: widgets.Dropdown(options=[(_BY_RULE, "")], description=words, **WIDE)
+            for name, words in _ONE.items()
         }
         self.menus |= {
-            name: widgets.SelectMultiple(options=[], description=words, rows=4, **WIDE) for name, words in _MANY.items()
+            name: widgets.SelectMultiple(options=[], description=words, rows=4, **WIDE)
+            for name, words in _MANY.items()
         }
         for menu in self.menus.values():
             menu.observe(lambda _change: self._quiet or on_change(), "value")
         layout = widgets.Layout(flex_flow="row wrap", grid_gap="6px")
-        super().__init__([widgets.HBox(list(self.menus.values()), layout=layout)], titles=("Columns of the file",))
+        super().__init__(
+            [widgets.HBox(list(self.menus.values()), layout=layout)],
+            titles=("Columns of the file",),
+        )
         self.offer(None)
 
     def offer(self, path: Path | None) -> None:
@@ -120,7 +130,11 @@ class Columns(widgets.Accordion):
             names = []
         self._quiet = True
         for key, menu in self.menus.items():
-            menu.options = [(_BY_RULE, ""), *((name, name) for name in names)] if key in _ONE else names
+            menu.options = (
+                [(_BY_RULE, ""), *((name, name) for name in names)]
+                if key in _ONE
+                else names
+            )
             menu.value = "" if key in _ONE else ()
         self._quiet = False
         self.layout.display = "" if names else "none"
@@ -129,7 +143,11 @@ class Columns(widgets.Accordion):
     @property
     def chosen(self) -> dict[str, Any]:
         """Arguments of :func:`tsfm_lens.data.read_series`."""
-        return {key: menu.value if key in _ONE else list(menu.value) for key, menu in self.menus.items() if menu.value}
+        return {
+            key: menu.value if key in _ONE else list(menu.value)
+            for key, menu in self.menus.items()
+            if menu.value
+        }
 
 
 _TABS = ("Forecast", "Heads", "Explanation")
@@ -140,13 +158,21 @@ class Page(widgets.VBox):
     """Local page as a widget; made by the notebook that :func:`tsfm_lens.serve.serve` opens."""
 
     def __init__(
-        self, model: str, sources: Sequence[str], reading: Mapping[str, Any], options: Mapping[str, Any]
+        self,
+        model: str,
+        sources: Sequence[str],
+        reading: Mapping[str, Any],
+        options: Mapping[str, Any],
     ) -> None:
         self.batch: SeriesBatch | None = None
         self.run: Run | None = None
         self.shown = [False] * len(_TABS)
         self._notes = self._what = ""
-        self._sources, self._reading, self._options = list(sources), dict(reading), dict(options)
+        self._sources, self._reading, self._options = (
+            list(sources),
+            dict(reading),
+            dict(options),
+        )
         self._folder = tempfile.TemporaryDirectory(prefix="tsfm-lens-page-")
         self._lenses: dict[str, Lens] = {}
         logging.disable_progress_bar()
@@ -157,7 +183,9 @@ class Page(widgets.VBox):
                 self.file,
                 self.columns,
                 widgets.HBox([self.bundled, self.series], layout=_row()),
-                widgets.HBox([self.model, self.horizon, self.holdout, self.go], layout=_row()),
+                widgets.HBox(
+                    [self.model, self.horizon, self.holdout, self.go], layout=_row()
+                ),
                 self.status,
                 self.tabs,
             ]
@@ -166,7 +194,9 @@ class Page(widgets.VBox):
 
     def _build(self, model: str) -> None:
         self.file = Dropped(accept=",".join(READABLE))
-        self.bundled = widgets.Dropdown(options=[("–", ""), *((n, n) for n in bundled_names())], value="", **WIDE)
+        self.bundled = widgets.Dropdown(
+            options=[("–", ""), *((n, n) for n in bundled_names())], value="", **WIDE
+        )
         self.bundled.description = "or a bundled series"
         self.series = widgets.Dropdown(options=[], description="series", **WIDE)
         self.columns = Columns(self._read)
@@ -175,10 +205,14 @@ class Page(widgets.VBox):
             placeholder="embedded, folder or hub id", **WIDE,
         )  # fmt: skip
         steps = self._options.get("horizon") or 24
-        self.horizon = widgets.BoundedIntText(value=steps, min=1, max=1024, description="steps", **WIDE)
+        self.horizon = widgets.BoundedIntText(
+            value=steps, min=1, max=1024, description="steps", **WIDE
+        )
         self.horizon.layout.width = "120px"
         self.holdout = widgets.Checkbox(
-            value=bool(self._options.get("holdout", True)), description="hold out the last as the truth", indent=False
+            value=bool(self._options.get("holdout", True)),
+            description="hold out the last as the truth",
+            indent=False,
         )
         self.holdout.layout.width = "240px"
         self.go = widgets.Button(description="Forecast", button_style="primary")
@@ -188,7 +222,9 @@ class Page(widgets.VBox):
         self.file.observe(lambda _change: self._take_file(), "count")
         self.bundled.observe(self._take_bundled, "value")
         for control in (self.series, self.model, self.horizon, self.holdout):
-            control.observe(lambda _change: self._say("Press Forecast." + self._still), "value")
+            control.observe(
+                lambda _change: self._say("Press Forecast." + self._still), "value"
+            )
         self.go.on_click(lambda _button: self._forecast())
         self.tabs.observe(lambda _change: self._show(), "selected_index")
 
@@ -210,14 +246,23 @@ class Page(widgets.VBox):
     def _read(self) -> None:
         """Read the chosen files and forecast; the earlier series stay if they cannot be read."""
         with self._task("reading …"):
-            self.batch = read_sources(self._sources, **self._reading | self.columns.chosen)
-            first = dict(zip(reversed(self.batch.groups), reversed(self.batch.ids), strict=True))
+            self.batch = read_sources(
+                self._sources, **self._reading | self.columns.chosen
+            )
+            first = dict(
+                zip(reversed(self.batch.groups), reversed(self.batch.ids), strict=True)
+            )
             # by the name of its first series, which a file gives it
-            items = [(first[group], group) for group in dict.fromkeys(self.batch.groups)]
+            items = [
+                (first[group], group) for group in dict.fromkeys(self.batch.groups)
+            ]
             self.series.options = items
             self.series.value = items[0][1]
             count = [f"{len(items)} series were read; choose one in the menu"]
-            self._notes = "".join(f" {capital(note)}." for note in (*count[len(items) < 2 :], *self.batch.notes))
+            self._notes = "".join(
+                f" {capital(note)}."
+                for note in (*count[len(items) < 2 :], *self.batch.notes)
+            )
             self._clear()
             self._forecast()
 
@@ -232,12 +277,18 @@ class Page(widgets.VBox):
         with self._task("forecasting …"):
             name = self.model.value.strip()
             if not name:
-                raise InputError(f"name a model: {', '.join(checkpoint_names())}, a folder or a hub id")
+                raise InputError(
+                    f"name a model: {', '.join(checkpoint_names())}, a folder or a hub id"
+                )
             if name not in self._lenses:
                 self._say(f"opening {name} …")
                 self._lenses[name] = load(name)
             lens = self._lenses[name]
-            rows = [row for row, group in enumerate(self.batch.groups) if group == self.series.value]
+            rows = [
+                row
+                for row, group in enumerate(self.batch.groups)
+                if group == self.series.value
+            ]
             horizon = min(self.horizon.value, lens.longest_pass)
             self._say("forecasting …")
             run = lens.run(
@@ -252,7 +303,11 @@ class Page(widgets.VBox):
             self._clear()
             self.run, self.shown[0] = run, True
             self.tabs.children[0].children = (view,)
-            shorter = f" One pass of {name} has {horizon} steps." if horizon < self.horizon.value else ""
+            shorter = (
+                f" One pass of {name} has {horizon} steps."
+                if horizon < self.horizon.value
+                else ""
+            )
             self._what = f"{name} on {self.series.label}, {horizon} steps."
             self._say(f"{self._what}{shorter}{self._notes}")
         self._show()
@@ -265,7 +320,9 @@ class Page(widgets.VBox):
         status = self.status.value
         with self._task("ablating every head …" if tab == 1 else "explaining …"):
             run = self.run
-            self.tabs.children[tab].children = tuple(self._heads(run) if tab == 1 else self._explanation(run))
+            self.tabs.children[tab].children = tuple(
+                self._heads(run) if tab == 1 else self._explanation(run)
+            )
             self.shown[tab] = True
             self.status.value = status
 
@@ -288,12 +345,16 @@ class Page(widgets.VBox):
             yield widgets.HTML(
                 f"<p>One item is explained at a time: this is {escape(run.batch.groups[0])}, the first of {items}.</p>"
             )
-        results = explanation.explain(run, item=0, progress=self._progress, left_out=missing)
+        results = explanation.explain(
+            run, item=0, progress=self._progress, left_out=missing
+        )
         for result in results.values():
             yield from _section(result)
         yield Fit()
         for heading, reason in missing.items():
-            yield widgets.HTML(f"<p><b>{escape(heading)}</b> is left out: {escape(reason)}</p>")
+            yield widgets.HTML(
+                f"<p><b>{escape(heading)}</b> is left out: {escape(reason)}</p>"
+            )
 
     def _progress(self, step: str, count: int, total: int) -> None:
         self._say(f"explaining: {step.replace('_', ' ')} {count} of {total}")
@@ -337,4 +398,8 @@ def _section(result: xr.Dataset) -> Iterator[widgets.Widget]:
     for panel in measurement.draw_panels(result):
         yield figure_widget(panel.figure)
         if panel.sentences:
-            yield widgets.HTML("<ul>" + "".join(f"<li>{escape(words)}</li>" for words in panel.sentences) + "</ul>")
+            yield widgets.HTML(
+                "<ul>"
+                + "".join(f"<li>{escape(words)}</li>" for words in panel.sentences)
+                + "</ul>"
+            )

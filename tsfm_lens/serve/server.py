@@ -81,7 +81,10 @@ def serve(
     place, token = _free(port), secrets.token_hex(16)
     arguments = {
         "model": model,
-        "sources": [source if source.startswith("bundled:") else str(Path(source).resolve()) for source in sources],
+        "sources": [
+            source if source.startswith("bundled:") else str(Path(source).resolve())
+            for source in sources
+        ],
         "reading": dict(reading or {}),
         "options": dict(options or {}),
     }
@@ -93,7 +96,9 @@ def serve(
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.default_int_handler)
-        Server.launch_instance([str(notebook)], config=_settings(place, token, browser=browser))
+        Server.launch_instance(
+            [str(notebook)], config=_settings(place, token, browser=browser)
+        )
 
 
 def _free(port: int) -> int:
@@ -111,11 +116,24 @@ def _free(port: int) -> int:
 def _notebook(folder: Path, arguments: Mapping[str, Any]) -> Path:
     import nbformat
 
-    lines = ["import json", "from tsfm_lens.serve.page import Page", f"Page(**json.loads({json.dumps(arguments)!r}))"]
-    words = json.dumps(f"Opening {arguments['model']} and forecasting …").replace("<", "\\u003c")
-    cells = [nbformat.v4.new_markdown_cell(_LOADING % words), nbformat.v4.new_code_cell("\n".join(lines))]
+    lines = [
+        "import json",
+        "from tsfm_lens.serve.page import Page",
+        f"Page(**json.loads({json.dumps(arguments)!r}))",
+    ]
+    words = json.dumps(f"Opening {arguments['model']} and forecasting …").replace(
+        "<", "\\u003c"
+    )
+    cells = [
+        nbformat.v4.new_markdown_cell(_LOADING % words),
+        nbformat.v4.new_code_cell("\n".join(lines)),
+    ]
     notebook = nbformat.v4.new_notebook(cells=cells)
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook.metadata["kernelspec"] = {
+        "name": "python3",
+        "display_name": "Python 3",
+        "language": "python",
+    }
     notebook.metadata["title"] = "tsfm-lens"
     path = folder / "tsfm-lens.ipynb"
     nbformat.write(notebook, path)
@@ -155,7 +173,9 @@ def _settings(port: int, token: str, *, browser: bool) -> Any:
             "VoilaConfiguration": {
                 "show_tracebacks": False,
                 "multi_kernel_manager_class": Pages,
-                "page_config_hook": lambda page, **_: page | {"token": token, "appendToken": "true"},
+                "page_config_hook": lambda page, **_: (
+                    page | {"token": token, "appendToken": "true"}
+                ),
             },
             "MappingKernelManager": {
                 "cull_idle_timeout": IDLE,

@@ -50,13 +50,17 @@ DRAWS: dict[str, Draw] = {
     "normal": lambda rng, shape: rng.normal(size=shape),
     "log-normal": lambda rng, shape: np.exp(1.5 * rng.normal(size=shape)) - 1,
     "t with 2 degrees": lambda rng, shape: rng.standard_t(2, size=shape),
-    "outliers": lambda rng, shape: rng.normal(size=shape) * np.where(rng.random(shape) < 0.1, 50, 1),
+    "outliers": lambda rng, shape: (
+        rng.normal(size=shape) * np.where(rng.random(shape) < 0.1, 50, 1)
+    ),
     "clustered": _clustered,
 }
 """Effects (member, series) whose median is 0."""
 
 
-def significant_pages(draw: Draw, units: int, *, trials: int = 1000, shift: float = 0.0, seed: int = 0) -> float:
+def significant_pages(
+    draw: Draw, units: int, *, trials: int = 1000, shift: float = 0.0, seed: int = 0
+) -> float:
     """Compute the share of pages that call a member significant; with a shift, of shifted members so called."""
     rng, count = np.random.default_rng([seed, units]), 0.0
     for _ in range(trials):
@@ -67,10 +71,18 @@ def significant_pages(draw: Draw, units: int, *, trials: int = 1000, shift: floa
     return count / trials
 
 
-def false_leaders(draw: Draw, members: int, units: int, *, trials: int = 1000, seed: int = 0) -> float:
+def false_leaders(
+    draw: Draw, members: int, units: int, *, trials: int = 1000, seed: int = 0
+) -> float:
     """Compute how often one of several members, alike by definition, is called the leader."""
     rng = np.random.default_rng([seed, members, units])
-    return sum(leader(np.abs(draw(rng, (members, units)))) is not None for _ in range(trials)) / trials
+    return (
+        sum(
+            leader(np.abs(draw(rng, (members, units)))) is not None
+            for _ in range(trials)
+        )
+        / trials
+    )
 
 
 def page_of(run: Run) -> dict[str, xr.Dataset]:
@@ -82,27 +94,50 @@ def page_of(run: Run) -> dict[str, xr.Dataset]:
     return corrected(results)
 
 
-def learned_pages(lens: Lens, run_of: Callable[[Lens], Run], *, models: int = 20) -> dict[str, float]:
+def learned_pages(
+    lens: Lens, run_of: Callable[[Lens], Run], *, models: int = 20
+) -> dict[str, float]:
     """Compute the share of untrained models of which a page claims that a part is learned.
 
     Models with the weights of ``lens`` in random order, and models with new weights, are each compared with 24 twins.
     Another order of weights in random order is a twin of the same kind, and so are other new weights.
     """
-    makers = {"weights in random order": untrained_twin, "new weights": reinitialised_twin}
-    pools = {
-        name: [page_of(run_of(maker(lens, seed))) for seed in range(models + _OLD)] for name, maker in makers.items()
+    makers = {
+        "weights in random order": untrained_twin,
+        "new weights": reinitialised_twin,
     }
-    new = [page_of(run_of(reinitialised_twin(lens, 1000 + seed))) for seed in range(_NEW)]
+    pools = {
+        name: [page_of(run_of(maker(lens, seed))) for seed in range(models + _OLD)]
+        for name, maker in makers.items()
+    }
+    new = [
+        page_of(run_of(reinitialised_twin(lens, 1000 + seed))) for seed in range(_NEW)
+    ]
     return {
-        name: float(np.mean([claims_learned(pool[i], [*pool[models:], *new]) for i in range(models)]))
+        name: float(
+            np.mean(
+                [claims_learned(pool[i], [*pool[models:], *new]) for i in range(models)]
+            )
+        )
         for name, pool in pools.items()
     }
 
 
-def claims_learned(page: dict[str, xr.Dataset], twins: Sequence[dict[str, xr.Dataset]]) -> bool:
+def claims_learned(
+    page: dict[str, xr.Dataset], twins: Sequence[dict[str, xr.Dataset]]
+) -> bool:
     """Test if a page, compared with those of twins, calls any member learned."""
-    compared = corrected({key: with_twins(data, [twin[key] for twin in twins]) for key, data in page.items()})
-    return any(bool(data[f"{name}_learned"].any()) for data in compared.values() for name in judged_names(data))
+    compared = corrected(
+        {
+            key: with_twins(data, [twin[key] for twin in twins])
+            for key, data in page.items()
+        }
+    )
+    return any(
+        bool(data[f"{name}_learned"].any())
+        for data in compared.values()
+        for name in judged_names(data)
+    )
 
 
 def significant_members(page: dict[str, xr.Dataset]) -> set[tuple[str, str, int]]:
@@ -115,15 +150,26 @@ def significant_members(page: dict[str, xr.Dataset]) -> set[tuple[str, str, int]
     }
 
 
-def shifted_claims(lens: Lens, batches: Sequence[SeriesBatch], windows: int, shifts: Sequence[int] = SHIFTS) -> float:
+def shifted_claims(
+    lens: Lens,
+    batches: Sequence[SeriesBatch],
+    windows: int,
+    shifts: Sequence[int] = SHIFTS,
+) -> float:
     """Compute the share of significant members that are not so when all windows begin a few steps earlier."""
 
     def members(batch: SeriesBatch, steps: int = 0) -> set[tuple[str, str, int]]:
         values = tuple(each[: len(each) - steps] for each in batch.values)
-        return significant_members(page_of(_run(replace(batch, values=values), 12, lens, windows)))
+        return significant_members(
+            page_of(_run(replace(batch, values=values), 12, lens, windows))
+        )
 
     plain = [members(batch) for batch in batches]
-    pairs = [(batch, own, steps) for batch, own in zip(batches, plain, strict=True) for steps in shifts]
+    pairs = [
+        (batch, own, steps)
+        for batch, own in zip(batches, plain, strict=True)
+        for steps in shifts
+    ]
     lost = sum(len(own - members(batch, steps)) for batch, own, steps in pairs)
     return lost / (len(shifts) * sum(map(len, plain))) if any(plain) else float("nan")
 
@@ -143,11 +189,20 @@ def planted_claims(seeds: int) -> Iterator[dict[str, Any]]:
             planted = plant(mechanism, architecture, seed=seed, reads=None)
             case = evaluation_case(planted.lens(), planted.card, seed=seed)
             effects = probes.ablation_effects(case.clean, components=case.components)
-            true, idle = (np.isin(effects["component"], planted.card.components(r)) for r in ("mechanism", "backup"))
+            true, idle = (
+                np.isin(effects["component"], planted.card.components(r))
+                for r in ("mechanism", "backup")
+            )
             named = worth_naming(effects, "mean_shift").values
             large = true & (effects["mean_shift_size"].values >= SMALLEST)
-            counts = {"true": large, "named": large & named, "others": named & ~true & ~idle}
-            yield {"model": architecture, "models": 1} | {name: int(each.sum()) for name, each in counts.items()}
+            counts = {
+                "true": large,
+                "named": large & named,
+                "others": named & ~true & ~idle,
+            }
+            yield {"model": architecture, "models": 1} | {
+                name: int(each.sum()) for name, each in counts.items()
+            }
 
 
 def _simulated(trials: int) -> Iterator[str]:
@@ -165,7 +220,11 @@ def _simulated(trials: int) -> Iterator[str]:
     yield markdown([heads, *lines])
     yield f"False leaders among members that are alike, in % (worst of 6, 9 and 20 series, {trials} pages each):"
     worst = [
-        [name] + [f"{100 * max(false_leaders(draw, k, n, trials=trials) for n in (6, 9, 20)):.1f}" for k in _SIZES]
+        [name]
+        + [
+            f"{100 * max(false_leaders(draw, k, n, trials=trials) for n in (6, 9, 20)):.1f}"
+            for k in _SIZES
+        ]
         for name, draw in DRAWS.items()
     ]
     yield markdown([["effects", *(f"{k} members" for k in _SIZES)], *worst])
@@ -176,29 +235,71 @@ def _of_models(models: int, seeds: int) -> Iterator[str]:
     batch = bundled(*bundled_names()).tail(76)
     lines = []
     for name in (*EMBEDDED, *TINY):
-        lens = load(name) if name in EMBEDDED else load(architectures()[name].tiny(), check=False)
-        shares = learned_pages(lens, partial(_run, batch, min(12, lens.adapter.longest_pass)), models=models)
+        lens = (
+            load(name)
+            if name in EMBEDDED
+            else load(architectures()[name].tiny(), check=False)
+        )
+        shares = learned_pages(
+            lens,
+            partial(_run, batch, min(12, lens.adapter.longest_pass)),
+            models=models,
+        )
         lines.append([name, *(f"{100 * share:.0f}" for share in shares.values())])
     yield markdown([["model", "weights in random order", "new weights"], *lines])
     yield "Parts that an ablation page of planted models names:"
     counts = pd.DataFrame(planted_claims(seeds)).groupby("model", as_index=False).sum()
-    heads = ["architecture", "planted models", "true parts of 1 % or more", "of them named", "others named"]
+    heads = [
+        "architecture",
+        "planted models",
+        "true parts of 1 % or more",
+        "of them named",
+        "others named",
+    ]
     yield markdown([heads, *counts.astype(str).values])
     yield "Significant members that are not so when all windows begin 1 to 5 steps earlier, in %:"
-    looks = (([batch], 1), ([bundled(*bundled_names())], 4), ([bundled(name) for name in LONG], 40))
-    lines = [[name, *(f"{100 * shifted_claims(load(name), *look):.1f}" for look in looks)] for name in EMBEDDED]
-    yield markdown([["model", "13 series", "13 series, 4 windows each", "40 windows of one series"], *lines])
+    looks = (
+        ([batch], 1),
+        ([bundled(*bundled_names())], 4),
+        ([bundled(name) for name in LONG], 40),
+    )
+    lines = [
+        [name, *(f"{100 * shifted_claims(load(name), *look):.1f}" for look in looks)]
+        for name in EMBEDDED
+    ]
+    yield markdown(
+        [
+            [
+                "model",
+                "13 series",
+                "13 series, 4 windows each",
+                "40 windows of one series",
+            ],
+            *lines,
+        ]
+    )
 
 
 def main(
     out: Annotated[Path, typer.Option(help="page whose tables are written anew")],
     *,
-    trials: Annotated[int, typer.Option(min=5, help="simulated pages of each kind")] = 1000,
-    models: Annotated[int, typer.Option(min=1, help="untrained models of each kind")] = 20,
-    seeds: Annotated[int, typer.Option(min=1, help="planted models of each mechanism")] = 4,
+    trials: Annotated[
+        int, typer.Option(min=5, help="simulated pages of each kind")
+    ] = 1000,
+    models: Annotated[
+        int, typer.Option(min=1, help="untrained models of each kind")
+    ] = 20,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="planted models of each mechanism")
+    ] = 4,
 ) -> None:
     """Measure how often pages claim what is not so, and write the tables into a page."""
-    put_between(out, START, STOP, "\n\n".join([*_simulated(trials), *_of_models(models, seeds)]) + "\n")
+    put_between(
+        out,
+        START,
+        STOP,
+        "\n\n".join([*_simulated(trials), *_of_models(models, seeds)]) + "\n",
+    )
 
 
 if __name__ == "__main__":

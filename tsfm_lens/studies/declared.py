@@ -26,11 +26,19 @@ class Declarations:
         facts = {**self._common, **self._texts[kind], **more}
         subject, where = facts.get("subject"), facts.pop("where", "")
         if isinstance(subject, str):
-            facts["subject"] = lambda ds: subject.format_map(defaultdict(lambda: "?", ds.attrs))
+            facts["subject"] = lambda ds: subject.format_map(
+                defaultdict(lambda: "?", ds.attrs)
+            )
         source = f"{facts['source']}, {where}" if where else facts["source"]
         return measurement(kind, **facts | {"source": source})
 
-    def figure(self, kind: str, sentences: Callable[..., list[str]]) -> Callable[[Draw], Draw]:
+    def figure(
+        self, kind: str, sentences: Callable[..., list[str]]
+    ) -> Callable[[Draw], Draw]:
         """Declare a kind with one figure, one table and its sentences; the decorated function draws it."""
-        title, variables, table = (self._texts[kind].pop(name) for name in ("shows", "needs", "variables"))
-        return self.measurement(kind).figure(title, variables=variables, table=table, sentences=sentences)
+        title, variables, table = (
+            self._texts[kind].pop(name) for name in ("shows", "needs", "variables")
+        )
+        return self.measurement(kind).figure(
+            title, variables=variables, table=table, sentences=sentences
+        )

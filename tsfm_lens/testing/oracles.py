@@ -29,7 +29,9 @@ from tsfm_lens.testing.tolerance import rounding
 __all__ = ["Case", "OracleResult", "example_case", "quick_check"]
 
 # what the roundings of one block, or of two, make of a value of 1 in single precision
-ONE_BLOCK, TWO_BLOCKS = (rounding(torch.float32, 1.0, depth=100 * blocks) for blocks in (1, 2))
+ONE_BLOCK, TWO_BLOCKS = (
+    rounding(torch.float32, 1.0, depth=100 * blocks) for blocks in (1, 2)
+)
 
 ATTENTION_POINTS = ("hook_q", "hook_k", "hook_v", "hook_attn_scores", "hook_pattern")
 RAW = "unembed.hook_out"
@@ -84,7 +86,9 @@ class Case:
         if self.lens.adapter.readout != "token":
             return self.lens.encode(self.batch, horizon=self.horizon)
         last = np.stack([series[-self.decoder_steps :] for series in self.batch.values])
-        return self.lens.encode(self.batch, future=np.nan_to_num(last, nan=float(np.nanmean(last))))
+        return self.lens.encode(
+            self.batch, future=np.nan_to_num(last, nan=float(np.nanmean(last)))
+        )
 
     def other(self, series: np.ndarray) -> np.ndarray:
         """Return another series of the same length, with its missing values in the same places."""
@@ -95,16 +99,26 @@ class Case:
     @cached_property
     def other_encoded(self) -> Encoded:
         """Batch of the :meth:`other` series, under the same masks."""
-        batch = replace(self.batch, values=tuple(self.other(series) for series in self.batch.values))
+        batch = replace(
+            self.batch, values=tuple(self.other(series) for series in self.batch.values)
+        )
         encoded = Case(self.lens, batch, self.horizon, self.decoder_steps).encoded
-        encoded.inputs.update({k: v for k, v in self.encoded.inputs.items() if "mask" in k and k in encoded.inputs})
+        encoded.inputs.update(
+            {
+                k: v
+                for k, v in self.encoded.inputs.items()
+                if "mask" in k and k in encoded.inputs
+            }
+        )
         return encoded
 
     @cached_property
     def captured(self) -> tuple[Tensor, Activations]:
         """Output and all activations of a single forward."""
         with torch.no_grad():
-            return self.lens.run_with_cache(self.encoded, names_filter=lambda _name: True)
+            return self.lens.run_with_cache(
+                self.encoded, names_filter=lambda _name: True
+            )
 
     @property
     def acts(self) -> Activations:
@@ -136,7 +150,12 @@ class Oracle:
             bound = max(bound, torch.finfo(wiring.precision).eps)
         if not deviations:
             return OracleResult(self.title, 0.0, bound, self.absent, skipped=True)
-        where = max(deviations, key=lambda key: deviations[key] if deviations[key] == deviations[key] else float("inf"))
+        where = max(
+            deviations,
+            key=lambda key: (
+                deviations[key] if deviations[key] == deviations[key] else float("inf")
+            ),
+        )
         return OracleResult(self.title, deviations[where], bound, where)
 
 
@@ -165,7 +184,13 @@ class Row(NamedTuple):
 def branches(stack: Stack) -> list[Row]:
     """List the branches of a stack in order."""
     return [
-        Row(stack, layer, row, f"{stack.prefix}.{layer}.{row.kind}", f"{stack.prefix}.{layer}.{stream}")
+        Row(
+            stack,
+            layer,
+            row,
+            f"{stack.prefix}.{layer}.{row.kind}",
+            f"{stack.prefix}.{layer}.{stream}",
+        )
         for layer in range(stack.n_layers)
         for row, stream in zip(stack.rows(layer), RESIDUAL_NAMES, strict=False)
     ]
@@ -179,7 +204,11 @@ def first_stream(stack: Stack) -> str:
 def last_stream(stack: Stack, *, normalized: bool = False) -> str:
     """Return the hook point of a stack's last stream, or of what its last norm makes of it, if it has one."""
     if normalized and stack.ln_final:
-        return f"{stack.name}.ln_final.hook_normalized" if stack.name else "ln_final.hook_normalized"
+        return (
+            f"{stack.name}.ln_final.hook_normalized"
+            if stack.name
+            else "ln_final.hook_normalized"
+        )
     return f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
 
 
@@ -200,10 +229,14 @@ def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
     for index in range(n_series):
         steps = np.arange(longest - 7 * index)
         season = np.sin(2 * np.pi * steps / (6 + index)) * (1 + index)
-        values.append(10 * index + season + 0.02 * steps + 0.3 * rng.standard_normal(len(steps)))
+        values.append(
+            10 * index + season + 0.02 * steps + 0.3 * rng.standard_normal(len(steps))
+        )
     values[0][5:9] = np.nan
     # one series without NaN reaches back as far as any, so that no token is padding in every row
-    values.append(3.0 + np.cos(np.arange(longest) / 3.0) + 0.1 * rng.standard_normal(longest))
+    values.append(
+        3.0 + np.cos(np.arange(longest) / 3.0) + 0.1 * rng.standard_normal(longest)
+    )
     if lens.adapter.multivariate:
         values = [np.stack([v, np.roll(v, 3) * 0.5 + 1.0]) for v in values]
     return Case(lens, as_series(values), horizon)
@@ -225,7 +258,12 @@ def relative(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max()) / scale
 
 
-@oracle(1, "no hook: native forecast", 0.0, "`predict`, `forward` hooks that something left on the model")
+@oracle(
+    1,
+    "no hook: native forecast",
+    0.0,
+    "`predict`, `forward` hooks that something left on the model",
+)
 def same_forecast(case: Case) -> Deviations:
     """Check that without hooks, the lens's forecast is the library's, to the last bit."""
     lens = case.lens
@@ -233,23 +271,36 @@ def same_forecast(case: Case) -> Deviations:
     with torch.random.fork_rng():
         torch.manual_seed(3)
         theirs = lens.adapter.predict(case.batch, case.horizon, ours.levels, None)[0]
-    equal = np.array_equal(ours.quantiles, theirs.permute(0, 2, 1).numpy().astype(float), equal_nan=True)
+    equal = np.array_equal(
+        ours.quantiles, theirs.permute(0, 2, 1).numpy().astype(float), equal_nan=True
+    )
     yield "torch.equal", 0.0 if equal else 1.0
 
 
-@oracle(2, "reading hooks", ONE_BLOCK, "what is called in `module`: exactly one attention")
+@oracle(
+    2, "reading hooks", ONE_BLOCK, "what is called in `module`: exactly one attention"
+)
 def reading_changes_nothing(case: Case) -> Deviations:
     """Check that hooks that read leave every bit under the fused kernel, and all but roundings elsewhere."""
     lens = case.lens
     fast = lens.forward(case.encoded)
     # torch's fast path of ``nn.TransformerEncoderLayer`` ends as soon as any hook is set
     with ExitStack() as after:
-        after.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        after.callback(
+            torch.backends.mha.set_fastpath_enabled,
+            torch.backends.mha.get_fastpath_enabled(),
+        )
         torch.backends.mha.set_fastpath_enabled(False)
         plain = lens.forward(case.encoded)
-    fused, _ = lens.run_with_cache(case.encoded, names_filter=lambda name: not name.endswith(ATTENTION_POINTS))
-    names = [name for name in lens.registry.points if name.endswith(ATTENTION_POINTS[:3])]
-    projections = lens.run_with_cache(case.encoded, names_filter=names)[0] if names else plain
+    fused, _ = lens.run_with_cache(
+        case.encoded, names_filter=lambda name: not name.endswith(ATTENTION_POINTS)
+    )
+    names = [
+        name for name in lens.registry.points if name.endswith(ATTENTION_POINTS[:3])
+    ]
+    projections = (
+        lens.run_with_cache(case.encoded, names_filter=names)[0] if names else plain
+    )
     if not (torch.equal(fused, plain) and torch.equal(projections, plain)):
         yield "fused kernel: not bit for bit", float("inf")
         return
@@ -275,10 +326,22 @@ def accounting(case: Case) -> Deviations:
             yield place, relative(expected, actual)
         total = acts[first_stream(stack)] * factors["embed"]
         for branch in branches(stack):
-            total += acts[f"{branch.at}.hook_out"] * factors[branch.layer, branch.row.kind]
+            total += (
+                acts[f"{branch.at}.hook_out"] * factors[branch.layer, branch.row.kind]
+            )
         yield f"{stack.name} stream", relative(total, acts[last_stream(stack)])
-    alone = "" if wiring.output_stack.sums else " alone: no sum of writes, as a norm follows each sum"
-    yield f"head{alone}", relative(case.lens.readout(acts[last_stream(wiring.output_stack)], case.encoded), output)
+    alone = (
+        ""
+        if wiring.output_stack.sums
+        else " alone: no sum of writes, as a norm follows each sum"
+    )
+    yield (
+        f"head{alone}",
+        relative(
+            case.lens.readout(acts[last_stream(wiring.output_stack)], case.encoded),
+            output,
+        ),
+    )
 
 
 def layers_to_check(stack: Stack) -> list[int]:
@@ -287,20 +350,32 @@ def layers_to_check(stack: Stack) -> list[int]:
     return sorted({*first.values(), min(1, stack.n_layers - 1), stack.n_layers - 1})
 
 
-@oracle(4, "zero-ablation", TWO_BLOCKS, "`z_layout`, columns of `o`, the MLP's `o`; or the weights do too little")
+@oracle(
+    4,
+    "zero-ablation",
+    TWO_BLOCKS,
+    "`z_layout`, columns of `o`, the MLP's `o`; or the weights do too little",
+)
 def zero_ablation(case: Case, *, most: int | None = None) -> Deviations:
     """Check that zeroing one of ``most`` components = zeroing its weights natively; every one moves the output."""
     lens = case.lens
     plain = lens.forward(case.encoded)
     for stack in lens.wiring.stacks:
         components = writers(lens.wiring, stack.name)
-        for component in components[:: 1 if most is None else max(1, len(components) // most)]:
+        for component in components[
+            :: 1 if most is None else max(1, len(components) // most)
+        ]:
             with lens.ablate(component):
                 ours = lens.forward(case.encoded)
             with _zeroed_weights(lens, stack, component):
                 theirs = lens.adapter.run(case.encoded.inputs)
             # a component that does nothing would let any check pass
-            yield str(component), relative(ours, theirs) if relative(theirs, plain) > 1e-7 else float("inf")
+            yield (
+                str(component),
+                relative(ours, theirs)
+                if relative(theirs, plain) > 1e-7
+                else float("inf"),
+            )
 
 
 @contextmanager
@@ -309,19 +384,38 @@ def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[
     assert component.kind is not None
     row = stack.writer(component.kind, component.layer)
     if isinstance(row, Branch):
-        module = lens.adapter.model.get_submodule(f"{stack.block(component.layer)}.{row.write.module}")
-        with shadowed([(module, lambda forward: lambda *args, **kwargs: torch.zeros_like(forward(*args, **kwargs)))]):
+        module = lens.adapter.model.get_submodule(
+            f"{stack.block(component.layer)}.{row.write.module}"
+        )
+        with shadowed(
+            [
+                (
+                    module,
+                    lambda forward: (
+                        lambda *args, **kwargs: torch.zeros_like(
+                            forward(*args, **kwargs)
+                        )
+                    ),
+                )
+            ]
+        ):
             yield
         return
     path = row.o.module if isinstance(row, Attention) else row.o
     layer = lens.adapter.model.get_submodule(f"{stack.block(component.layer)}.{path}")
     weight, bias = layer.weight.detach(), getattr(layer, "bias", None)
     if isinstance(row, Attention):
-        heads = rearrange(weight, f"d_model {row.o.layout} -> head d_head d_model", head=stack.n_heads).clone()
+        heads = rearrange(
+            weight, f"d_model {row.o.layout} -> head d_head d_model", head=stack.n_heads
+        ).clone()
         heads[component.head] = 0.0
-        zeros = {"weight": rearrange(heads, f"head d_head d_model -> d_model {row.o.layout}")}
+        zeros = {
+            "weight": rearrange(heads, f"head d_head d_model -> d_model {row.o.layout}")
+        }
     else:
-        zeros = {"weight": torch.zeros_like(weight)} | ({} if bias is None else {"bias": torch.zeros_like(bias)})
+        zeros = {"weight": torch.zeros_like(weight)} | (
+            {} if bias is None else {"bias": torch.zeros_like(bias)}
+        )
     with ExitStack() as changes:
         for name, values in zeros.items():
             changes.enter_context(with_tensor(layer, name, values))
@@ -336,7 +430,9 @@ def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
             yield
         return
     if parametrize.is_parametrized(layer, name):
-        with shadowed([(layer.parametrizations[name], lambda _forward: lambda: values)]):
+        with shadowed(
+            [(layer.parametrizations[name], lambda _forward: lambda: values)]
+        ):
             yield
         return
     # another object, not other values: a model may use one matrix in several layers
@@ -348,7 +444,12 @@ def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
         layer._parameters[name] = tensor
 
 
-@oracle(6, "patching", ONE_BLOCK, "`reads`, `aside`; something reaches the head past the stream")
+@oracle(
+    6,
+    "patching",
+    ONE_BLOCK,
+    "`reads`, `aside`; something reaches the head past the stream",
+)
 def patching(case: Case) -> Deviations:
     """Check that a run patched into itself changes nothing; A's stream in B gives A's later streams and output."""
     lens, acts, other = case.lens, case.acts, case.other_encoded
@@ -365,7 +466,9 @@ def patching(case: Case) -> Deviations:
     for stack in lens.wiring.stacks:
         # a decoder may start from a constant: no stream of B may be A's before it is put there
         apart = [(first_stream(stack), lambda value, hook: value.roll(1, dims=-1))]
-        for _, layer, _, _, stream in (each for each in branches(stack) if each.layer in layers_to_check(stack)):
+        for _, layer, _, _, stream in (
+            each for each in branches(stack) if each.layer in layers_to_check(stack)
+        ):
             # what follows from the stream: the next layer's, and in the end the model's output
             reads_out = stack is output_stack and not lens.wiring.bypass
             after = RAW if reads_out else f"{stack.prefix}.{layer}.hook_resid_post"
@@ -389,7 +492,9 @@ def quick_check(lens: Lens) -> list[OracleResult]:
     with torch.autocast(lens.device.type, enabled=False):
         result = accounting(example_case(lens, n_series=1, longest=24))
     # half precision rounds more coarsely, and a wrong wiring is still off by far more
-    coarser = torch.finfo(next(lens.parameters()).dtype).eps / torch.finfo(torch.float32).eps
+    coarser = (
+        torch.finfo(next(lens.parameters()).dtype).eps / torch.finfo(torch.float32).eps
+    )
     allowed = min(result.bound * max(1.0, coarser), 0.1)
     if not result.error <= allowed:
         raise WiringError(

@@ -16,7 +16,16 @@ from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.replay import recorded_calls, recorded_outputs, replayed
 from tsfm_lens.models.draws import BlockDraws, Piece
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.testing.oracles import RAW, Case, Deviations, by_themselves, first_stream, last_stream, oracle, relative
+from tsfm_lens.testing.oracles import (
+    RAW,
+    Case,
+    Deviations,
+    by_themselves,
+    first_stream,
+    last_stream,
+    oracle,
+    relative,
+)
 
 # kinks of ReLUs and single precision leave as much in the derivative by small steps
 _GRADIENT_BOUND = 0.05
@@ -24,7 +33,12 @@ _FAR = 1e-3
 _SAME = 1e-4
 
 
-@oracle(13, "ends", 2e-5, "`embed`, `unembed` and its `layout`, `ln_final`, `steps_per_readout`")
+@oracle(
+    13,
+    "ends",
+    2e-5,
+    "`embed`, `unembed` and its `layout`, `ln_final`, `steps_per_readout`",
+)
 def ends(case: Case) -> Deviations:
     """Check that the stream comes out of ``embed`` and goes through ``ln_final`` into ``unembed``: the forecast."""
     for part in (_embedding, _unembedding, _bottleneck, _labels, _steps):
@@ -47,14 +61,21 @@ def _embedding(case: Case) -> Deviations:
         yield f"embed {path!r} is called once per stream", math.inf
         return
     # differences cancel positions, start tokens and registers, which are added or inserted
-    changed = [call.gave() - second.gave() for call, second in zip(first_calls, second_calls, strict=True)]
-    changes = [_large_rows((acts[name] - others[name]).flatten(0, -2)) for name in names]
+    changed = [
+        call.gave() - second.gave()
+        for call, second in zip(first_calls, second_calls, strict=True)
+    ]
+    changes = [
+        _large_rows((acts[name] - others[name]).flatten(0, -2)) for name in names
+    ]
     if not any(len(rows) for rows in changes):
         yield "two series have two embeddings", math.inf
     for stack, rows in zip(stacks, changes, strict=True):
         # a module may be called again for later layers, as a shared one is, or for covariates
         sources = [_rows(change, stack.d_model) for change in changed]
-        apart = min(_distance(rows, source) for source in (*sources, torch.cat(sources)))
+        apart = min(
+            _distance(rows, source) for source in (*sources, torch.cat(sources))
+        )
         yield f"embed {path!r} of stack {stack.name!r}", apart
 
 
@@ -65,7 +86,11 @@ def _tied_modules(model: nn.Module, path: str) -> list[str]:
         return [parameter.data_ptr() for parameter in module.parameters()]
 
     own = model.get_submodule(path)
-    kin = [name for name, each in model.named_modules() if type(each) is type(own) and pointers(each) == pointers(own)]
+    kin = [
+        name
+        for name, each in model.named_modules()
+        if type(each) is type(own) and pointers(each) == pointers(own)
+    ]
     return kin if pointers(own) else [path]
 
 
@@ -81,7 +106,11 @@ def _rows(tensor: Tensor, d_model: int) -> Tensor:
 
 def _large_rows(rows: Tensor) -> Tensor:
     size = rows.norm(dim=-1)
-    return rows[size > _FAR * size.max()] if len(rows) and float(size.max()) > 0 else rows[:0]
+    return (
+        rows[size > _FAR * size.max()]
+        if len(rows) and float(size.max()) > 0
+        else rows[:0]
+    )
 
 
 def _distance(rows: Tensor, source: Tensor) -> float:
@@ -93,9 +122,13 @@ def _distance(rows: Tensor, source: Tensor) -> float:
         return math.inf
     unit = source / source.norm(dim=-1, keepdim=True)
     nearest = ((rows / rows.norm(dim=-1, keepdim=True)) @ unit.T).argmax(dim=-1)
-    factor = ((rows * source[nearest]).sum(-1) / source[nearest].pow(2).sum(-1)).median()
+    factor = (
+        (rows * source[nearest]).sum(-1) / source[nearest].pow(2).sum(-1)
+    ).median()
     # where an embedding has one direction (one step a token), the nearest direction does not tell the factor
-    return min(_at_factor(rows, source, each) for each in (factor, torch.ones_like(factor)))
+    return min(
+        _at_factor(rows, source, each) for each in (factor, torch.ones_like(factor))
+    )
 
 
 def _at_factor(rows: Tensor, source: Tensor, factor: Tensor) -> float:
@@ -103,7 +136,11 @@ def _at_factor(rows: Tensor, source: Tensor, factor: Tensor) -> float:
     # torch has no distances in half precision
     # by differences: by products, rows that are alike are not told apart
     exact = "donot_use_mm_for_euclid_dist"
-    near = source[torch.cdist(rows.float(), (factor * source).float(), compute_mode=exact).argmin(dim=-1)]
+    near = source[
+        torch.cdist(rows.float(), (factor * source).float(), compute_mode=exact).argmin(
+            dim=-1
+        )
+    ]
     return relative(factor * near, rows)
 
 
@@ -117,11 +154,19 @@ def _unembedding(case: Case) -> Deviations:
         yield f"unembed {path!r} is called", math.inf
         return
     call = calls[path][-1]
-    tensors = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, Tensor)]
+    tensors = [
+        value
+        for value in (*call.args, *call.kwargs.values())
+        if isinstance(value, Tensor)
+    ]
     if not tensors:
         raise WiringError("the module of unembed takes no tensor")
     inputs = _rows(tensors[0], stack.d_model)
-    apart = _distance(_large_rows(inputs), source.flatten(0, -2)) if len(inputs) else math.inf
+    apart = (
+        _distance(_large_rows(inputs), source.flatten(0, -2))
+        if len(inputs)
+        else math.inf
+    )
     yield f"what enters unembed {path!r} (ln_final={stack.ln_final!r})", apart
 
 
@@ -129,7 +174,10 @@ def _bottleneck(case: Case) -> Deviations:
     """Check that ``unembed``'s output of a run without one component gives that run's output."""
     lens, path = case.lens, case.lens.wiring.unembed.module
     plain = lens.forward(case.encoded)
-    with lens.ablate(writers(lens.wiring)[0]), recorded_outputs(lens.adapter.model, [path]) as outputs:
+    with (
+        lens.ablate(writers(lens.wiring)[0]),
+        recorded_outputs(lens.adapter.model, [path]) as outputs,
+    ):
         without = lens.forward(case.encoded)
     with replayed(lens.adapter.model, outputs, rows=len(case.encoded.rows), copies=1):
         output = lens.forward(case.encoded)
@@ -143,18 +191,32 @@ def _labels(case: Case) -> Deviations:
     lens, last = case.lens, last_stream(case.lens.wiring.output_stack)
     axes = lens.registry.points[RAW].axes
     plain, stream = case.acts[RAW], case.acts[last]
-    yield f"{RAW} has as many rows as the stream", float(abs(plain.shape[0] - stream.shape[0]))
+    yield (
+        f"{RAW} has as many rows as the stream",
+        float(abs(plain.shape[0] - stream.shape[0])),
+    )
     for axis, place in (("batch", 1), ("pos", stream.shape[1] - 1)):
         if axis not in axes:
             continue
         other = stream.clone()
-        other.select(int(axis == "pos"), place).copy_(stream.select(int(axis == "pos"), place).roll(1, dims=-1))
+        other.select(int(axis == "pos"), place).copy_(
+            stream.select(int(axis == "pos"), place).roll(1, dims=-1)
+        )
         with lens.hooks([(last, lambda value, hook, other=other: other)]):
             _, new_acts = lens.run_with_cache(case.encoded, names_filter=RAW)
-        apart = (new_acts[RAW] - plain).abs().transpose(0, axes.index(axis)).flatten(1).amax(dim=1)
+        apart = (
+            (new_acts[RAW] - plain)
+            .abs()
+            .transpose(0, axes.index(axis))
+            .flatten(1)
+            .amax(dim=1)
+        )
         places = torch.nonzero(apart > _SAME * apart.max()).flatten().tolist()
         right = places == [place] if axis == "batch" else len(places) == 1
-        yield f"{RAW} ({' '.join(axes)}): {axis} {place} moves {axis} {places}", 0.0 if right else math.inf
+        yield (
+            f"{RAW} ({' '.join(axes)}): {axis} {place} moves {axis} {places}",
+            0.0 if right else math.inf,
+        )
 
 
 def _steps(case: Case) -> Deviations:
@@ -165,23 +227,44 @@ def _steps(case: Case) -> Deviations:
         n_steps = lens.adapter.run(lens.encode(case.batch).inputs).shape[-1]
         with recorded_calls(lens.adapter.model, [wiring.unembed.module]) as calls:
             lens.forecast(case.batch, lens.adapter.prediction_length, **_draws(lens))
-        total = sum(steps if isinstance(steps, int) else steps(call.output) for call in calls[wiring.unembed.module])
-        yield f"steps_per_readout={total}, one pass gives {n_steps}", float(abs(total - n_steps))
+        total = sum(
+            steps if isinstance(steps, int) else steps(call.output)
+            for call in calls[wiring.unembed.module]
+        )
+        yield (
+            f"steps_per_readout={total}, one pass gives {n_steps}",
+            float(abs(total - n_steps)),
+        )
     elif not isinstance(steps, int) or steps < 1:
         yield f"steps_per_readout={steps!r} is a number of steps", math.inf
     else:
-        batch = case.batch if lens.adapter.joint_rollout else as_series(list(case.batch.values))
+        batch = (
+            case.batch
+            if lens.adapter.joint_rollout
+            else as_series(list(case.batch.values))
+        )
         for horizon, expected in ((steps, 1), (steps + 1, 2)):
-            _, acts = lens.run_with_cache(batch, names_filter=RAW, rollout=True, horizon=horizon, **_draws(lens))
+            _, acts = lens.run_with_cache(
+                batch, names_filter=RAW, rollout=True, horizon=horizon, **_draws(lens)
+            )
             what = f"steps_per_readout={steps}, and {horizon} steps take {len(acts.calls(RAW))} readouts"
             yield what, float(abs(len(acts.calls(RAW)) - expected))
 
 
 def _draws(lens: Lens) -> dict[str, Any]:
-    return {"num_samples": 2, "seed": 1} if lens.adapter.readout in ("token", "distribution") else {}
+    return (
+        {"num_samples": 2, "seed": 1}
+        if lens.adapter.readout in ("token", "distribution")
+        else {}
+    )
 
 
-@oracle(14, "rows are series", 2e-5, "`sample_major`, `sizes_from`, inputs whose first axis is not the batch")
+@oracle(
+    14,
+    "rows are series",
+    2e-5,
+    "`sample_major`, `sizes_from`, inputs whose first axis is not the batch",
+)
 def rows_are_series(case: Case) -> Deviations:
     """Check that an edit of one series moves that series' forecast, all its sample paths, and no other's."""
     lens = case.lens
@@ -190,18 +273,26 @@ def rows_are_series(case: Case) -> Deviations:
     target = Component(lens.wiring.output_stack.name, 0)
     first = lens.adapter.prediction_length
     # past the first pass, where a rollout can go there, so that rows of fed-back paths count too
-    horizon = first + 1 if lens.adapter.rollout in ("cache", "refeed") else min(case.horizon, first)
+    horizon = (
+        first + 1
+        if lens.adapter.rollout in ("cache", "refeed")
+        else min(case.horizon, first)
+    )
     draws, axis = _draws(lens), lens.adapter.draw_axis
 
     def forecast() -> Tensor:
         outer = draws["num_samples"] if draws and lens.wiring.sample_major else 1
         # every series draws for itself: how many numbers a draw uses up may depend on what it draws from
         alone = (
-            BlockDraws([Piece(1, 1, 0, 1)] * len(batch), axis=axis, outer=outer) if draws and axis is not None else None
+            BlockDraws([Piece(1, 1, 0, 1)] * len(batch), axis=axis, outer=outer)
+            if draws and axis is not None
+            else None
         )
         with alone or nullcontext():
             result = lens.forecast(batch, horizon, **draws)
-        return torch.as_tensor(result.quantiles if result.samples is None else result.samples)
+        return torch.as_tensor(
+            result.quantiles if result.samples is None else result.samples
+        )
 
     plain = forecast()
     for row in (0, max(row_of)):
@@ -209,7 +300,10 @@ def rows_are_series(case: Case) -> Deviations:
             result = forecast()
         own = [index for index, group in enumerate(row_of) if group == row]
         others = [index for index, group in enumerate(row_of) if group != row]
-        yield f"rows=[{row}] moves other series", relative(result[others], plain[others])
+        yield (
+            f"rows=[{row}] moves other series",
+            relative(result[others], plain[others]),
+        )
         paths = (result[own] - plain[own]).abs().amax(dim=-1)
         # a token is drawn anew only where a probability moves past the draw
         shift = paths.max() if lens.adapter.readout == "token" else paths.min()
@@ -223,23 +317,34 @@ def gradients(case: Case) -> Deviations:
     name = f"{stack.prefix}.0.hook_resid_post"
     # one series without gaps: rows of padding, which attend to nothing, have no derivative
     series = by_themselves(case)
-    rows = [index for index, group in enumerate(series.group_index) if group == max(series.group_index)]
+    rows = [
+        index
+        for index, group in enumerate(series.group_index)
+        if group == max(series.group_index)
+    ]
     case = replace(case, batch=series.select(rows))
     generator = torch.Generator().manual_seed(0)
     stream = case.acts[name]
-    direction = torch.randn(stream.shape, generator=generator).to(stream) * stream.pow(2).mean().sqrt()
+    direction = (
+        torch.randn(stream.shape, generator=generator).to(stream)
+        * stream.pow(2).mean().sqrt()
+    )
 
     def output(step: Tensor) -> Tensor:
         with lens.hooks([(name, lambda value, hook: value + step * direction)]):
             return lens.forward(case.encoded).double()
 
     with torch.enable_grad():
-        step = torch.zeros((), dtype=stream.dtype, device=stream.device, requires_grad=True)
+        step = torch.zeros(
+            (), dtype=stream.dtype, device=stream.device, requires_grad=True
+        )
         out = output(step)
         weight = torch.randn(out.shape, generator=generator).to(out)
         (derivative,) = torch.autograd.grad((out * weight).sum(), step)
     width = 5e-4
-    ahead, behind = ((output(torch.full_like(step, sign * width)) * weight).sum() for sign in (1, -1))
+    ahead, behind = (
+        (output(torch.full_like(step, sign * width)) * weight).sum() for sign in (1, -1)
+    )
     numeric = float(ahead - behind) / (2 * width)
     scale = max(abs(numeric), float((out.detach() * weight).norm()) * 1e-2) or 1.0
     apart = abs(numeric - float(derivative)) / scale

@@ -37,16 +37,36 @@ def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
     """Decode step by step, then feed the very same decoder embeddings to one teacher-forced pass."""
     lens, stack = case.lens, case.lens.wiring.output_stack
     embed = first_stream(stack)
-    kinds = ("hook_embed", "hook_resid_post", "hook_z", "hook_out", "hook_normalized", "hook_pattern")
-    names = [name for name, p in lens.registry.points.items() if p.stack == stack.name and name.endswith(kinds)]
+    kinds = (
+        "hook_embed",
+        "hook_resid_post",
+        "hook_z",
+        "hook_out",
+        "hook_normalized",
+        "hook_pattern",
+    )
+    names = [
+        name
+        for name, p in lens.registry.points.items()
+        if p.stack == stack.name and name.endswith(kinds)
+    ]
     _, steps = lens.run_with_cache(
-        case.batch, names_filter=names, rollout=True, horizon=case.horizon, num_samples=n_samples, seed=1
+        case.batch,
+        names_filter=names,
+        rollout=True,
+        horizon=case.horizon,
+        num_samples=n_samples,
+        seed=1,
     )
     copies = SeriesBatch(
         values=tuple(series for series in case.batch.values for _ in range(n_samples)),
-        ids=tuple(f"{name}-{draw}" for name in case.batch.ids for draw in range(n_samples)),
+        ids=tuple(
+            f"{name}-{draw}" for name in case.batch.ids for draw in range(n_samples)
+        ),
     )
-    encoded = lens.encode(copies, tokens=torch.zeros(len(copies), case.horizon, dtype=torch.long))
+    encoded = lens.encode(
+        copies, tokens=torch.zeros(len(copies), case.horizon, dtype=torch.long)
+    )
     embeds = torch.cat([call.value for call in steps.calls(embed)], dim=1)
     with lens.hooks([(embed, lambda value, hook: embeds.to(value))]):
         _, whole = lens.run_with_cache(encoded, names_filter=names)
@@ -56,7 +76,13 @@ def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
         # a pattern is as wide as the keys that are there
         width = max(part.shape[-1] for part in parts)
         parts = [pad(part, (0, width - part.shape[-1])) for part in parts]
-        yield name, relative(torch.cat(parts, dim=2 if name.endswith("hook_pattern") else 1), whole[name])
+        yield (
+            name,
+            relative(
+                torch.cat(parts, dim=2 if name.endswith("hook_pattern") else 1),
+                whole[name],
+            ),
+        )
 
 
 def _offsets(steps: Activations, names: list[str]) -> Deviations:
@@ -64,7 +90,10 @@ def _offsets(steps: Activations, names: list[str]) -> Deviations:
     for name in (name for name in names if name.endswith("hook_resid_post")):
         length = 0
         for index, call in enumerate(steps.calls(name)):
-            yield f"{name}: positions held before call {index}", float(abs(call.offset - length))
+            yield (
+                f"{name}: positions held before call {index}",
+                float(abs(call.offset - length)),
+            )
             length += call.value.shape[1]
 
 
@@ -76,24 +105,37 @@ def _refeed_rollout(case: Case) -> Deviations:
     if not lens.adapter.joint_rollout:
         case = replace(case, batch=as_series(list(case.batch.values)))
     names = [name for name in lens.registry.points if name.endswith(_STREAM)]
-    _, steps = lens.run_with_cache(case.batch, names_filter=names, rollout=True, horizon=first + 1)
+    _, steps = lens.run_with_cache(
+        case.batch, names_filter=names, rollout=True, horizon=first + 1
+    )
     paths = lens.forecast(case.batch, first, quantiles=levels).quantiles
     contexts: list[np.ndarray] = []
     # paths outermost, so that the variates of a group stay together
     for path in range(len(levels)):
-        for series, quantiles, future in zip(case.batch.values, paths, case.batch.futures, strict=True):
+        for series, quantiles, future in zip(
+            case.batch.values, paths, case.batch.futures, strict=True
+        ):
             # a known future takes the place of the forecast
             ahead = quantiles[path] if future is None else future[:first]
             ahead = np.full(first, np.nan) if lens.adapter.feeds_gaps else ahead
-            contexts.append(np.concatenate([series, ahead])[-lens.adapter.context_length :])
+            contexts.append(
+                np.concatenate([series, ahead])[-lens.adapter.context_length :]
+            )
     copies = repeated(case.batch, len(levels))
-    later = tuple(None if future is None else future[first:] for future in copies.futures)
+    later = tuple(
+        None if future is None else future[first:] for future in copies.futures
+    )
     batch = replace(copies, values=tuple(contexts), futures=later, categories=())
     _, second = lens.run_with_cache(batch, names_filter=names, horizon=1)
     _, whole = lens.run_with_cache(case.batch, names_filter=names, horizon=first)
     for name in names:
         calls = steps.calls(name)
-        rows = calls[1].value.unflatten(0, (len(case.batch), len(levels))).transpose(0, 1).flatten(0, 1)
+        rows = (
+            calls[1]
+            .value.unflatten(0, (len(case.batch), len(levels)))
+            .transpose(0, 1)
+            .flatten(0, 1)
+        )
         # a longer horizon may have further masked tokens at the end, which no earlier one sees
         n_tokens = whole[name].shape[1]
         yield f"{name} step 0", relative(calls[0].value[:, :n_tokens], whole[name])
@@ -103,12 +145,20 @@ def _refeed_rollout(case: Case) -> Deviations:
 def _cache_rollout(case: Case) -> Deviations:
     """Check that all passes of a cached rollout, joined, are one forward without a cache on the joined input."""
     lens = case.lens
-    names = [name for name, p in lens.registry.points.items() if name.endswith(_STREAM) and p.layer >= 0]
+    names = [
+        name
+        for name, p in lens.registry.points.items()
+        if name.endswith(_STREAM) and p.layer >= 0
+    ]
     horizon = 2 * lens.adapter.prediction_length + 1
-    draws: dict[str, Any] = {"num_samples": 2} if lens.adapter.readout == "distribution" else {}
+    draws: dict[str, Any] = (
+        {"num_samples": 2} if lens.adapter.readout == "distribution" else {}
+    )
     model, path = lens.adapter.model, lens.wiring.output_stack.entry
     with recorded_calls(model, [path]) as calls:
-        _, steps = lens.run_with_cache(case.batch, names_filter=names, rollout=True, horizon=horizon, **draws)
+        _, steps = lens.run_with_cache(
+            case.batch, names_filter=names, rollout=True, horizon=horizon, **draws
+        )
     passes = [(call.args, call.kwargs) for call in calls[path]]
     if len(passes) < 3:
         yield "passes", float("inf")
@@ -119,14 +169,25 @@ def _cache_rollout(case: Case) -> Deviations:
         model.get_submodule(path)(*inputs[0], **inputs[1])
     yield from _offsets(steps, names)
     for name in names:
-        yield name, relative(torch.cat([call.value for call in steps.calls(name)], dim=1), acts[name])
+        yield (
+            name,
+            relative(
+                torch.cat([call.value for call in steps.calls(name)], dim=1), acts[name]
+            ),
+        )
 
 
 def _single_rollout(case: Case) -> Deviations:
     """Check that a forecast is one pass, in which hooks see the values of a forward of the same horizon."""
     lens = case.lens
-    names = [name for name in lens.registry.points if name.endswith(_STREAM) and name != "unembed.hook_out"]
-    _, steps = lens.run_with_cache(case.batch, names_filter=names, rollout=True, horizon=case.horizon)
+    names = [
+        name
+        for name in lens.registry.points
+        if name.endswith(_STREAM) and name != "unembed.hook_out"
+    ]
+    _, steps = lens.run_with_cache(
+        case.batch, names_filter=names, rollout=True, horizon=case.horizon
+    )
     _, whole = lens.run_with_cache(case.batch, names_filter=names, horizon=case.horizon)
     for name in names:
         yield name, relative(steps.calls(name)[0].value, whole[name])
@@ -134,7 +195,12 @@ def _single_rollout(case: Case) -> Deviations:
 
 
 _STREAM = ("hook_resid_post", "hook_z", "hook_out", "hook_normalized")
-_ROLLOUTS = {"tokens": _token_rollout, "refeed": _refeed_rollout, "cache": _cache_rollout, "single": _single_rollout}
+_ROLLOUTS = {
+    "tokens": _token_rollout,
+    "refeed": _refeed_rollout,
+    "cache": _cache_rollout,
+    "single": _single_rollout,
+}
 
 
 def _even(pattern: Tensor) -> Tensor:
@@ -150,17 +216,27 @@ def leaves_no_trace(case: Case) -> Deviations:
     plain = lens.forward(case.encoded)
     component = writers(lens.wiring)[0]
     attends = any(stack.attention_kinds() for stack in lens.wiring.stacks)
-    inner, write_point = ("**.hook_pattern", "**.hook_z") if attends else ("**.hook_resid_post", "**.hook_out")
+    inner, write_point = (
+        ("**.hook_pattern", "**.hook_z")
+        if attends
+        else ("**.hook_resid_post", "**.hook_out")
+    )
 
     def boom(value: Tensor, hook: object) -> Tensor:
         raise KeyboardInterrupt
 
     def nested() -> None:
-        with lens.ablate(component), lens.hooks([(inner, boom)]), lens.ablate(component):
+        with (
+            lens.ablate(component),
+            lens.hooks([(inner, boom)]),
+            lens.ablate(component),
+        ):
             lens.forward(case.encoded)
 
     def recording() -> None:
-        with lens.hooks([(f"{lens.wiring.output_stack.prefix}.0.hook_resid_post", boom)]):
+        with lens.hooks(
+            [(f"{lens.wiring.output_stack.prefix}.0.hook_resid_post", boom)]
+        ):
             lens.run_with_cache(case.encoded)
 
     def unknown() -> None:
@@ -189,10 +265,19 @@ def native_traces(lens: Lens) -> int:
         >>> testing.native_traces(lens)
         0
     """
-    count = sum(len(point.fwd_hooks) + len(point.bwd_hooks) for point in lens.hook_points())
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    count = sum(
+        len(point.fwd_hooks) + len(point.bwd_hooks) for point in lens.hook_points()
+    )
+    kinds = (
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_backward_hooks",
+        "_backward_pre_hooks",
+    )
     for module in lens.adapter.model.modules():
-        count += sum(len(getattr(module, kind) or ()) for kind in kinds) + ("forward" in module.__dict__)
+        count += sum(len(getattr(module, kind) or ()) for kind in kinds) + (
+            "forward" in module.__dict__
+        )
     return count
 
 
@@ -213,7 +298,10 @@ def fan_out_equals_alone(case: Case, *, most: int = 24) -> Deviations:
     variants: list[Variant] = []
     for stack in lens.wiring.stacks:
         components = writers(lens.wiring, stack.name)
-        variants += [Variant.zero(component) for component in components[:: max(1, len(components) // most)]]
+        variants += [
+            Variant.zero(component)
+            for component in components[:: max(1, len(components) // most)]
+        ]
         last = stack.n_layers - 1
         variants.append(Variant.zero(components[0], components[-1]))
         at = f"{stack.prefix}.{last}.hook_resid_post"
@@ -221,17 +309,25 @@ def fan_out_equals_alone(case: Case, *, most: int = 24) -> Deviations:
         write_point = _last_write(stack)
         variants.append(Variant("rows", (Zero(write_point, rows=[0]),)))
         for row in stack.attentions(last):
-            half = EditPattern(Component(stack.name, last, row.kind), lambda pattern: 0.5 * pattern, rows=[0])
+            half = EditPattern(
+                Component(stack.name, last, row.kind),
+                lambda pattern: 0.5 * pattern,
+                rows=[0],
+            )
             variants.append(Variant(f"half the pattern of {row.kind}", (half,)))
             even = EditPattern(Component(stack.name, last, row.kind), _even)
             # in a stream of its own, so that what leaks between variants shows
             steer = Steer(write_point, torch.ones(stack.d_model))
             variants.append(Variant(f"even pattern of {row.kind}", (even,)))
-            variants.append(Variant(f"even pattern of {row.kind}, steered", (steer, even)))
+            variants.append(
+                Variant(f"even pattern of {row.kind}, steered", (steer, even))
+            )
     patch = PatchFrom(_last_write(lens.wiring.output_stack), case.acts)
     variants.append(Variant("patched", (patch, Zero(str(components[-1])))))
     variants.append(Variant("nothing", ()))
-    together = run_variants(lens, case.encoded, variants, max_rows=4 * len(case.encoded.rows))
+    together = run_variants(
+        lens, case.encoded, variants, max_rows=4 * len(case.encoded.rows)
+    )
     without_replay = run_variants(lens, case.encoded, variants, replay=False)
     for index, variant in enumerate(variants):
         with lens.edit(*variant.interventions):

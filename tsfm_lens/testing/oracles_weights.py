@@ -16,7 +16,16 @@ from tsfm_lens.hooks.native import fold_leading, to_vocabulary
 from tsfm_lens.hooks.replay import NativeCall, recorded_calls
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.testing.oracles import TWO_BLOCKS, Case, Deviations, Row, branches, last_stream, oracle, relative
+from tsfm_lens.testing.oracles import (
+    TWO_BLOCKS,
+    Case,
+    Deviations,
+    Row,
+    branches,
+    last_stream,
+    oracle,
+    relative,
+)
 
 
 @oracle(
@@ -30,13 +39,19 @@ def weights(case: Case) -> Deviations:
     """Check that norms, matrices, gains and biases turn each stream into the recorded inputs, outputs and writes."""
     lens, acts = case.lens, case.acts
     for stack in lens.wiring.stacks:
-        layers = {f"{stack.block(each.layer)}.{part.module}" for each in branches(stack) for part in _inputs(each)}
+        layers = {
+            f"{stack.block(each.layer)}.{part.module}"
+            for each in branches(stack)
+            for part in _inputs(each)
+        }
         with recorded_calls(lens.adapter.model, layers) as calls:
             lens.forward(case.encoded)
         for branch in branches(stack):
             yield from _Rebuilt(lens, acts, branch, calls).deviations()
         if stack.ln_final:
-            rebuilt = lens.adapter.model.get_submodule(stack.ln_final).forward(acts[last_stream(stack)])
+            rebuilt = lens.adapter.model.get_submodule(stack.ln_final).forward(
+                acts[last_stream(stack)]
+            )
             normalized = acts[last_stream(stack, normalized=True)]
             yield f"ln_final of stack {stack.name!r}", relative(rebuilt, normalized)
 
@@ -52,10 +67,18 @@ def _inputs(branch: Row) -> list[Projection]:
 class _Rebuilt:
     """One branch of one layer, rebuilt from the table."""
 
-    def __init__(self, lens: Lens, acts: Activations, branch: Row, calls: dict[str, list[NativeCall]]) -> None:
+    def __init__(
+        self,
+        lens: Lens,
+        acts: Activations,
+        branch: Row,
+        calls: dict[str, list[NativeCall]],
+    ) -> None:
         self.lens, self.acts, self.branch, self.calls = lens, acts, branch, calls
         self.place = (branch.layer, branch.row.kind, branch.stack.name)
-        self.branch_input = _norm(self.lens, branch, branch.row.norm)(self.acts[branch.stream])
+        self.branch_input = _norm(self.lens, branch, branch.row.norm)(
+            self.acts[branch.stream]
+        )
 
     def deviations(self) -> Deviations:
         """Yield deviations of the inputs of the input layers, of their outputs, and of the write."""
@@ -68,25 +91,34 @@ class _Rebuilt:
     def _attention(self, row: Attention) -> Deviations:
         at, keys = self.branch.at, self.branch_input
         if row.keys_from:
-            keys = self.acts[last_stream(self.lens.wiring.stack(row.keys_from), normalized=True)]
+            keys = self.acts[
+                last_stream(self.lens.wiring.stack(row.keys_from), normalized=True)
+            ]
         x_layout = row.x_layout or row.stream_layout
         for letter, part in row.inputs.items():
             x = keys if letter in "kv" else self.branch_input
             call = self._call(part)
             holds_matrix = part.weight == "weight"
             # the attention itself holds the matrix, and takes query, key and value
-            inputs = self._vocabulary(call.given(0 if holds_matrix else "qkv".index(letter)), x_layout)
+            inputs = self._vocabulary(
+                call.given(0 if holds_matrix else "qkv".index(letter)), x_layout
+            )
             yield f"{at}: what {letter} reads (norm, reads)", relative(x, inputs)
             layer, kind, stack = self.place
             weight, bias = self.lens.weights.projection(layer, kind, letter, stack)
             rebuilt = torch.einsum("bpd,hdc->bphc", x, weight) + bias
             if holds_matrix:
-                outputs = self._part(self._vocabulary(call.gave(), x_layout), part, head=len(weight))
+                outputs = self._part(
+                    self._vocabulary(call.gave(), x_layout), part, head=len(weight)
+                )
             else:
                 outputs = self.acts[f"{at}.hook_{letter}"]
             yield f"{at}: W_{letter.upper()}", relative(rebuilt, outputs)
         heads = self.lens.weights.heads(*self.place)
-        out = torch.einsum("bphc,hcd->bpd", self.acts[f"{at}.hook_z"], heads.W_O) + heads.b_O
+        out = (
+            torch.einsum("bphc,hcd->bpd", self.acts[f"{at}.hook_z"], heads.W_O)
+            + heads.b_O
+        )
         yield f"{at}: W_O", self._write(out)
 
     def _mlp(self, row: Mlp) -> Deviations:
@@ -94,22 +126,37 @@ class _Rebuilt:
         mlp: Any = self.lens.weights.mlp(*self.place)
         layout = row.pre.layout.replace("d_mlp", "d_model")
         x, pre = self.branch_input, self.acts[f"{at}.hook_pre"]
-        yield f"{at}: what i reads (norm, reads)", relative(x, self._vocabulary(self._call(row.i).given(), layout))
-        yield f"{at}: W_in (i, pre)", relative(x @ mlp.W_in + mlp.b_in, _halves(pre, self.branch)[row.i.part])
+        yield (
+            f"{at}: what i reads (norm, reads)",
+            relative(x, self._vocabulary(self._call(row.i).given(), layout)),
+        )
+        yield (
+            f"{at}: W_in (i, pre)",
+            relative(x @ mlp.W_in + mlp.b_in, _halves(pre, self.branch)[row.i.part]),
+        )
         if row.gate is not None:
-            outputs = self._part(self._vocabulary(self._call(row.gate).gave(), layout), row.gate)
+            outputs = self._part(
+                self._vocabulary(self._call(row.gate).gave(), layout), row.gate
+            )
             yield f"{at}: W_gate", relative(_gate(self.lens, self.branch, x), outputs)
-        yield f"{at}: W_out (o, post)", self._write(self.acts[f"{at}.hook_post"] @ mlp.W_out + mlp.b_out)
+        yield (
+            f"{at}: W_out (o, post)",
+            self._write(self.acts[f"{at}.hook_post"] @ mlp.W_out + mlp.b_out),
+        )
 
     def _write(self, out: Tensor) -> float:
         """Compute the deviation of a branch's output, scaled as the stream receives it, from its write."""
-        write = _norm(self.lens, self.branch, self.branch.row.post_norm)(out) * self.lens.weights.scale(*self.place)
+        write = _norm(self.lens, self.branch, self.branch.row.post_norm)(
+            out
+        ) * self.lens.weights.scale(*self.place)
         return relative(write, self.acts[f"{self.branch.at}.hook_out"])
 
     def _call(self, part: Projection) -> NativeCall:
         path = f"{self.branch.stack.block(self.branch.layer)}.{part.module}"
         if not self.calls[path]:
-            raise WiringError(f"{path} was never called, so it is not an input layer of {self.branch.at}")
+            raise WiringError(
+                f"{path} was never called, so it is not an input layer of {self.branch.at}"
+            )
         return self.calls[path][-1]
 
     def _vocabulary(self, native: Tensor, layout: str) -> Tensor:
@@ -120,13 +167,24 @@ class _Rebuilt:
         """Split a layer's output (batch, pos, rows) into heads, or hidden units, of one part of it."""
         axes = "head d_head" if sizes else "d_mlp"
         if part.parts == 1:
-            return rearrange(wide, f"batch pos {part.layout} -> batch pos {axes}", **sizes)
-        return rearrange(wide, f"batch pos {part.layout} -> part batch pos {axes}", part=part.parts, **sizes)[part.part]
+            return rearrange(
+                wide, f"batch pos {part.layout} -> batch pos {axes}", **sizes
+            )
+        return rearrange(
+            wide,
+            f"batch pos {part.layout} -> part batch pos {axes}",
+            part=part.parts,
+            **sizes,
+        )[part.part]
 
 
 def _norm(lens: Lens, branch: Row, path: str) -> Callable[[Tensor], Tensor]:
     block = branch.stack.block(branch.layer)
-    return lens.adapter.model.get_submodule(f"{block}.{path}").forward if path else lambda stream: stream
+    return (
+        lens.adapter.model.get_submodule(f"{block}.{path}").forward
+        if path
+        else lambda stream: stream
+    )
 
 
 def _is_fused(pre: Tensor, branch: Row) -> bool:
@@ -139,7 +197,9 @@ def _halves(pre: Tensor, branch: Row) -> Tensor:
     row: Any = branch.row
     if not _is_fused(pre, branch):
         return pre.expand(row.i.parts, *pre.shape)
-    return rearrange(pre, f"batch pos {row.i.layout} -> part batch pos d_mlp", part=row.i.parts)
+    return rearrange(
+        pre, f"batch pos {row.i.layout} -> part batch pos d_mlp", part=row.i.parts
+    )
 
 
 @oracle(
@@ -152,20 +212,39 @@ def _halves(pre: Tensor, branch: Row) -> Tensor:
 def activation(case: Case) -> Deviations:
     """Check that a shift of the units of ``pre`` by one shifts those of ``post``, but for the gate, which stays."""
     lens, acts = case.lens, case.acts
-    mlps = [each for stack in lens.wiring.stacks for each in branches(stack) if isinstance(each.row, Mlp)]
+    mlps = [
+        each
+        for stack in lens.wiring.stacks
+        for each in branches(stack)
+        if isinstance(each.row, Mlp)
+    ]
     if not mlps:
         return
     hooks: list[tuple[str, Callable[..., Tensor]]] = []
     for branch in mlps:
-        hooks.append((f"{branch.at}.hook_pre", _replace_with(_shift_units(acts[f"{branch.at}.hook_pre"], branch))))
+        hooks.append(
+            (
+                f"{branch.at}.hook_pre",
+                _replace_with(_shift_units(acts[f"{branch.at}.hook_pre"], branch)),
+            )
+        )
         # later layers must read the same stream as before
-        hooks.append((f"{branch.at}.hook_out", _replace_with(acts[f"{branch.at}.hook_out"])))
+        hooks.append(
+            (f"{branch.at}.hook_out", _replace_with(acts[f"{branch.at}.hook_out"]))
+        )
     with lens.hooks(hooks):
-        _, new_acts = lens.run_with_cache(case.encoded, names_filter=[f"{branch.at}.hook_post" for branch in mlps])
+        _, new_acts = lens.run_with_cache(
+            case.encoded, names_filter=[f"{branch.at}.hook_post" for branch in mlps]
+        )
     for branch in mlps:
         name = f"{branch.at}.hook_post"
-        gate = _gate(lens, branch, _norm(lens, branch, branch.row.norm)(acts[branch.stream]))
-        shifted, expected = new_acts[name] * gate.roll(1, dims=-1), acts[name].roll(1, dims=-1) * gate
+        gate = _gate(
+            lens, branch, _norm(lens, branch, branch.row.norm)(acts[branch.stream])
+        )
+        shifted, expected = (
+            new_acts[name] * gate.roll(1, dims=-1),
+            acts[name].roll(1, dims=-1) * gate,
+        )
         yield f"{branch.at}: gate, pre, post", relative(shifted, expected)
 
 
@@ -186,4 +265,8 @@ def _shift_units(pre: Tensor, branch: Row) -> Tensor:
 def _gate(lens: Lens, branch: Row, x: Tensor) -> Tensor:
     """Compute the gate of the input of an MLP; 1 without one."""
     mlp: Any = lens.weights.mlp(branch.layer, branch.row.kind, branch.stack.name)
-    return torch.ones(branch.stack.d_mlp, device=x.device) if mlp.W_gate is None else x @ mlp.W_gate + mlp.b_gate
+    return (
+        torch.ones(branch.stack.d_mlp, device=x.device)
+        if mlp.W_gate is None
+        else x @ mlp.W_gate + mlp.b_gate
+    )

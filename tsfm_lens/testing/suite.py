@@ -13,8 +13,19 @@ from rich.text import Text
 from tsfm_lens.console import console
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.testing import oracles_attention, oracles_ends, oracles_runs, oracles_weights  # noqa: F401
-from tsfm_lens.testing.oracles import BY_NUMBER, Case, Oracle, OracleResult, example_case
+from tsfm_lens.testing import (
+    oracles_attention,
+    oracles_ends,
+    oracles_runs,
+    oracles_weights,
+)  # noqa: F401
+from tsfm_lens.testing.oracles import (
+    BY_NUMBER,
+    Case,
+    Oracle,
+    OracleResult,
+    example_case,
+)
 
 __all__ = ["ORACLES", "check_lens", "check_wiring", "oracle_table"]
 
@@ -59,7 +70,9 @@ def check_lens(
     return results
 
 
-def check_wiring(wiring: Callable[[Any], Adapter], model: Any, *, quiet: bool = False) -> list[OracleResult]:
+def check_wiring(
+    wiring: Callable[[Any], Adapter], model: Any, *, quiet: bool = False
+) -> list[OracleResult]:
     """Run all oracles on a model through a wiring of one's own, and print each result.
 
     Draw weights large enough that every head matters, or train the model.
@@ -90,7 +103,11 @@ def check_wiring(wiring: Callable[[Any], Adapter], model: Any, *, quiet: bool = 
 
     results = check_lens(lens, progress=line if err.is_terminal and not quiet else None)
     if not quiet:
-        console().print(oracle_table(results, f"{adapter.wiring.architecture}: {type(model).__name__}"))
+        console().print(
+            oracle_table(
+                results, f"{adapter.wiring.architecture}: {type(model).__name__}"
+            )
+        )
         for oracle, result in zip(ORACLES, results, strict=True):
             if not result.passed:
                 console().print(Text(f"{result.oracle}: look at {oracle.look_at}"))
@@ -104,9 +121,21 @@ def oracle_table(results: Iterable[OracleResult], title: str) -> Table:
         >>> testing.oracle_table([], "Conformance").title
         'Conformance'
     """
-    table = Table("oracle", "result", "largest deviation", "allowed", "where", title=title)
+    table = Table(
+        "oracle", "result", "largest deviation", "allowed", "where", title=title
+    )
     for result in results:
-        verdict = Text("passed", style="green") if result.passed else Text("FAILED", style="red")
+        verdict = (
+            Text("passed", style="green")
+            if result.passed
+            else Text("FAILED", style="red")
+        )
         verdict = Text("skipped", style="dim") if result.skipped else verdict
-        table.add_row(result.oracle, verdict, f"{result.error:.1e}", f"{result.bound:.0e}", result.detail)
+        table.add_row(
+            result.oracle,
+            verdict,
+            f"{result.error:.1e}",
+            f"{result.bound:.0e}",
+            result.detail,
+        )
     return table

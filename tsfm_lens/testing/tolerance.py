@@ -10,7 +10,9 @@ import torch
 __all__ = ["assert_close", "last_digit", "rounding"]
 
 
-def rounding(dtype: torch.dtype | np.dtype | type | str, magnitude: float, *, depth: int) -> float:
+def rounding(
+    dtype: torch.dtype | np.dtype | type | str, magnitude: float, *, depth: int
+) -> float:
     """Bound the difference of two orders of summation: ``depth`` roundings of the largest intermediate value.
 
     Args:
@@ -29,8 +31,14 @@ def rounding(dtype: torch.dtype | np.dtype | type | str, magnitude: float, *, de
         True
     """
     if not np.isfinite(magnitude) or depth < 1:
-        raise ValueError(f"no bound from magnitude {magnitude} and depth {depth}: give a finite one and at least 1")
-    info = torch.finfo(dtype) if isinstance(dtype, torch.dtype) else np.finfo(np.dtype(dtype))
+        raise ValueError(
+            f"no bound from magnitude {magnitude} and depth {depth}: give a finite one and at least 1"
+        )
+    info = (
+        torch.finfo(dtype)
+        if isinstance(dtype, torch.dtype)
+        else np.finfo(np.dtype(dtype))
+    )
     return depth * float(info.eps) * abs(float(magnitude))
 
 
@@ -45,7 +53,13 @@ def last_digit(decimals: int) -> float:
 
 
 def assert_close(
-    actual: Any, expected: Any, *, depth: int, magnitude: float | None = None, dtype: Any = None, what: str = ""
+    actual: Any,
+    expected: Any,
+    *,
+    depth: int,
+    magnitude: float | None = None,
+    dtype: Any = None,
+    what: str = "",
 ) -> None:
     """Assert that two arrays are one computation done twice, missing values and infinities in the same places.
 
@@ -64,8 +78,12 @@ def assert_close(
     """
     precision = dtype or _less_precise(actual, expected)
     values, targets = _values(actual), _values(expected)
-    assert targets.ndim == 0 or values.shape == targets.shape, f"{what}: shape {values.shape}, expected {targets.shape}"
-    finite = np.concatenate([each[np.isfinite(each)].ravel() for each in (values, targets)])
+    assert targets.ndim == 0 or values.shape == targets.shape, (
+        f"{what}: shape {values.shape}, expected {targets.shape}"
+    )
+    finite = np.concatenate(
+        [each[np.isfinite(each)].ravel() for each in (values, targets)]
+    )
     largest = float(np.abs(finite).max(initial=0.0)) if magnitude is None else magnitude
     bound = rounding(precision, largest, depth=depth)
     note = f"{what}: allowed {bound:.3g} ({depth} roundings of {largest:.3g} in {precision})"
@@ -73,9 +91,19 @@ def assert_close(
 
 
 def _less_precise(*arrays: Any) -> torch.dtype:
-    dtypes = [array.dtype if isinstance(array, torch.Tensor) else np.asarray(array).dtype for array in arrays]
+    dtypes = [
+        array.dtype if isinstance(array, torch.Tensor) else np.asarray(array).dtype
+        for array in arrays
+    ]
     names = {str(dtype).removeprefix("torch.") for dtype in dtypes}
-    return next((getattr(torch, name) for name in ("bfloat16", "float16", "float32") if name in names), torch.float64)
+    return next(
+        (
+            getattr(torch, name)
+            for name in ("bfloat16", "float16", "float32")
+            if name in names
+        ),
+        torch.float64,
+    )
 
 
 def _values(array: Any) -> np.ndarray:

@@ -18,7 +18,15 @@ from tsfm_lens.console import progress as progress_display
 from tsfm_lens.data.checked import Strict
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.places import write_whole
-from tsfm_lens.training.state import LOG, STATE, append, cut, put_back, read_state, write_snapshot
+from tsfm_lens.training.state import (
+    LOG,
+    STATE,
+    append,
+    cut,
+    put_back,
+    read_state,
+    write_snapshot,
+)
 
 __all__ = ["Plan", "Task", "Training"]
 
@@ -140,7 +148,11 @@ class Training:
         cut(self.out / LOG, self.step)
 
     def run(
-        self, *, until: int | None = None, quiet: bool = False, progress: Callable[[int, int], None] | None = None
+        self,
+        *,
+        until: int | None = None,
+        quiet: bool = False,
+        progress: Callable[[int, int], None] | None = None,
     ) -> bool:
         """Train to the plan's last step, or to ``until``; return False if a signal or ``until`` came first.
 
@@ -166,8 +178,15 @@ class Training:
                 ending = self._stop_flag or self._patience_over
                 if self.step % self.plan.save_every == 0 or self.step == last or ending:
                     self._save()
-                    bar.update(bar_task, description=f"{self.task.name} loss {self.last_loss:.3g}")
-        if self.ended and self._best_weights is not None and self.plan.patience is not None:
+                    bar.update(
+                        bar_task,
+                        description=f"{self.task.name} loss {self.last_loss:.3g}",
+                    )
+        if (
+            self.ended
+            and self._best_weights is not None
+            and self.plan.patience is not None
+        ):
             self.model.load_state_dict(self._best_weights)
         return self.ended
 
@@ -191,8 +210,14 @@ class Training:
             loss.backward()
             if self.plan.clip is not None:
                 # a weight may stand in the groups of two optimisers, and its gradient must be clipped once
-                weights = (weight for group in self.optimizer.param_groups for weight in group["params"])
-                nn.utils.clip_grad_norm_({id(weight): weight for weight in weights}.values(), self.plan.clip)
+                weights = (
+                    weight
+                    for group in self.optimizer.param_groups
+                    for weight in group["params"]
+                )
+                nn.utils.clip_grad_norm_(
+                    {id(weight): weight for weight in weights}.values(), self.plan.clip
+                )
             losses.append(loss.detach())
             return loss
 
@@ -214,7 +239,9 @@ class Training:
     def _evaluate(self) -> None:
         self.model.eval()
         with torch.no_grad():
-            measures = {name: float(value) for name, value in self.task.evaluate().items()}
+            measures = {
+                name: float(value) for name, value in self.task.evaluate().items()
+            }
         self.model.train(self.plan.dropout)
         if not measures:
             return
@@ -224,7 +251,10 @@ class Training:
         if self.best is None or value < self.best[0]:
             self.best = (value, self.step)
             if self.plan.patience is not None:
-                self._best_weights = {name: part.detach().clone() for name, part in self.model.state_dict().items()}
+                self._best_weights = {
+                    name: part.detach().clone()
+                    for name, part in self.model.state_dict().items()
+                }
         elif self.plan.patience is not None:
             since = (self.step - self.best[1]) // self.plan.evaluate_every
             self._patience_over = since >= self.plan.patience
@@ -234,7 +264,11 @@ class Training:
         if len(losses):
             self.last_loss = float(losses.mean())
             if not bool(torch.isfinite(losses).all()):
-                first = self.step - len(losses) + int((~torch.isfinite(losses)).nonzero()[0])
+                first = (
+                    self.step
+                    - len(losses)
+                    + int((~torch.isfinite(losses)).nonzero()[0])
+                )
                 raise InputError(
                     f"the loss of {self.task.name} at step {first} is not finite; give a lower learning rate, or clip "
                     "the gradient"
@@ -273,7 +307,10 @@ class Training:
             self._stop_flag = True
 
         try:
-            former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+            former = {
+                number: signal.signal(number, stop)
+                for number in (signal.SIGINT, signal.SIGTERM)
+            }
         except ValueError:
             # outside the main thread nobody can take signals
             former = {}

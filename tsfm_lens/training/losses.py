@@ -47,7 +47,9 @@ class Stage(BaseModel):
     drivers: dict[str, float] = Field(default_factory=dict)
 
 
-def trapezoid_rate(step: int, peak: float, *, first: int, last: int, warmup: int, decay: int) -> float:
+def trapezoid_rate(
+    step: int, peak: float, *, first: int, last: int, warmup: int, decay: int
+) -> float:
     """Compute the rate at a step: rising over ``warmup``, constant, falling to 1 % over ``decay``, if above 0."""
     up = min(1.0, (step - first + 1) / warmup)
     down = 0.99 * max(0.0, 1.0 - (last - step - 1) / decay) if decay else 0.0
@@ -69,7 +71,9 @@ def ordinal_cross_entropy(
     return logits.logsumexp(-1) - (weights * logits.gather(-1, near)).sum(-1)
 
 
-def blank_inputs(inputs: torch.Tensor, share: float, blank_id: int, generator: torch.Generator) -> torch.Tensor:
+def blank_inputs(
+    inputs: torch.Tensor, share: float, blank_id: int, generator: torch.Generator
+) -> torch.Tensor:
     """Replace `share` of the token ids (rows, steps) by `blank_id`, in every second row."""
     lost = torch.rand(inputs.shape, generator=generator) < share
     lost[::2] = False
@@ -78,44 +82,78 @@ def blank_inputs(inputs: torch.Tensor, share: float, blank_id: int, generator: t
 
 @torch.no_grad()
 def own_inputs(
-    model: PreTrainedModel, inputs: torch.Tensor, encoded: dict[str, torch.Tensor], stage: Stage, seed: int
+    model: PreTrainedModel,
+    inputs: torch.Tensor,
+    encoded: dict[str, torch.Tensor],
+    stage: Stage,
+    seed: int,
 ) -> torch.Tensor:
     """Replace a share of the inputs of every second row by the model's own samples (Duckworth et al. 2019), twice."""
     generator = torch.Generator(inputs.device).manual_seed(seed)
     odd = slice(1, None, 2)
     mixture = inputs.clone()
-    encoder = {"encoder_outputs": (encoded["states"][odd],), "attention_mask": encoded["mask"][odd]}
+    encoder = {
+        "encoder_outputs": (encoded["states"][odd],),
+        "attention_mask": encoded["mask"][odd],
+    }
     for _ in range(2):
-        logits = model(**encoder, decoder_input_ids=mixture[odd], use_cache=False).logits[:, :-1, FIRST_BIN:]
-        samples = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=generator) + FIRST_BIN
+        logits = model(
+            **encoder, decoder_input_ids=mixture[odd], use_cache=False
+        ).logits[:, :-1, FIRST_BIN:]
+        samples = (
+            torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=generator)
+            + FIRST_BIN
+        )
         samples = samples.view(logits.shape[:2])
-        mask = torch.rand(samples.shape, generator=generator, device=inputs.device) < stage.own_share
+        mask = (
+            torch.rand(samples.shape, generator=generator, device=inputs.device)
+            < stage.own_share
+        )
         mixture[odd, 1:] = torch.where(mask, samples, inputs[odd, 1:])
     return mixture
 
 
 @torch.no_grad()
 def own_forecasts(
-    model: PreTrainedModel, inputs: torch.Tensor, encoded: dict[str, torch.Tensor], share: float, seed: int
+    model: PreTrainedModel,
+    inputs: torch.Tensor,
+    encoded: dict[str, torch.Tensor],
+    share: float,
+    seed: int,
 ) -> torch.Tensor:
     """Teacher-force a share of the rows with forecasts drawn by the model's pipeline (Venkatraman et al. 2015)."""
     generator = torch.Generator(inputs.device).manual_seed(seed)
     rows = torch.rand(len(inputs), generator=generator, device=inputs.device) < share
     mixture = inputs.clone()
-    encoder = {"encoder_outputs": (encoded["states"][rows],), "attention_mask": encoded["mask"][rows]}
+    encoder = {
+        "encoder_outputs": (encoded["states"][rows],),
+        "attention_mask": encoded["mask"][rows],
+    }
     values = model.config.vocab_size - FIRST_BIN
     cache = None
     for step in range(1, inputs.shape[1] if rows.any() else 1):
-        out = model(**encoder, decoder_input_ids=mixture[rows, step - 1 : step], past_key_values=cache, use_cache=True)
+        out = model(
+            **encoder,
+            decoder_input_ids=mixture[rows, step - 1 : step],
+            past_key_values=cache,
+            use_cache=True,
+        )
         cache = out.past_key_values
-        likeliest = out.logits[:, -1, FIRST_BIN:].topk(min(values, model.config.chronos_config["top_k"]))
+        likeliest = out.logits[:, -1, FIRST_BIN:].topk(
+            min(values, model.config.chronos_config["top_k"])
+        )
         picks = torch.multinomial(likeliest.values.softmax(-1), 1, generator=generator)
         mixture[rows, step] = likeliest.indices.gather(-1, picks)[:, 0] + FIRST_BIN
     return mixture
 
 
 def token_step_losses(
-    model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage, *, seed: int = 0
+    model: PreTrainedModel,
+    past: torch.Tensor,
+    future: torch.Tensor,
+    stage: Stage,
+    *,
+    seed: int = 0,
 ) -> torch.Tensor:
     """Compute the mean loss at each decoder position, in nats: (horizon,). Inputs in data units, (rows, time)."""
     chronos = ChronosConfig(**model.config.chronos_config)
@@ -124,41 +162,72 @@ def token_step_losses(
     tokenizer.boundaries = tokenizer.boundaries.to(model.device)
     ids, mask, scale = tokenizer._input_transform(past)
     end = torch.full_like(ids[:, :1], chronos.eos_token_id)
-    ids, mask = torch.cat([ids, end], 1), torch.cat([mask, torch.ones_like(end, dtype=torch.bool)], 1)
+    ids, mask = (
+        torch.cat([ids, end], 1),
+        torch.cat([mask, torch.ones_like(end, dtype=torch.bool)], 1),
+    )
     labels, label_mask, _ = tokenizer._input_transform(future, scale)
     start_id = model.config.decoder_start_token_id
     inputs = torch.cat([torch.full_like(labels[:, :1], start_id), labels[:, :-1]], 1)
     states = model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
     if stage.own_share:
-        inputs = own_inputs(model, inputs, {"states": states, "mask": mask}, stage, seed)
+        inputs = own_inputs(
+            model, inputs, {"states": states, "mask": mask}, stage, seed
+        )
     if stage.rollout:
-        inputs = own_forecasts(model, inputs, {"states": states, "mask": mask}, stage.rollout, seed)
+        inputs = own_forecasts(
+            model, inputs, {"states": states, "mask": mask}, stage.rollout, seed
+        )
     if stage.blank:
-        inputs = blank_inputs(inputs, stage.blank, start_id, torch.Generator().manual_seed(seed))
-    logits = model(encoder_outputs=(states,), attention_mask=mask, decoder_input_ids=inputs, use_cache=False).logits
-    loss = ordinal_cross_entropy(logits.float(), labels, smoothing=stage.smoothing, first_bin=FIRST_BIN)
+        inputs = blank_inputs(
+            inputs, stage.blank, start_id, torch.Generator().manual_seed(seed)
+        )
+    logits = model(
+        encoder_outputs=(states,),
+        attention_mask=mask,
+        decoder_input_ids=inputs,
+        use_cache=False,
+    ).logits
+    loss = ordinal_cross_entropy(
+        logits.float(), labels, smoothing=stage.smoothing, first_bin=FIRST_BIN
+    )
     return (loss * label_mask).sum(0) / label_mask.sum(0).clamp(min=1)
 
 
 def token_loss(
-    model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage, *, seed: int = 0
+    model: PreTrainedModel,
+    past: torch.Tensor,
+    future: torch.Tensor,
+    stage: Stage,
+    *,
+    seed: int = 0,
 ) -> torch.Tensor:
     """Compute the scalar loss of a token model; the first forecast steps weigh more, because they set the phase."""
     losses = token_step_losses(model, past, future, stage, seed=seed)
     # they fall to 1 over four steps, and their mean is 1
-    weights = 1.0 + (stage.first_weight - 1.0) * torch.clamp(1.0 - torch.arange(len(losses)) / 4.0, min=0.0)
+    weights = 1.0 + (stage.first_weight - 1.0) * torch.clamp(
+        1.0 - torch.arange(len(losses)) / 4.0, min=0.0
+    )
     return (losses * (weights / weights.mean()).to(losses.device)).mean()
 
 
-def near_future(past: torch.Tensor, future: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def near_future(
+    past: torch.Tensor, future: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return futures, NaN further from the context than :data:`FAR` of its standard deviations; and those (rows, 1)."""
     centre = past.nanmean(1, keepdim=True)
     spread = (past - centre).square().nanmean(1, keepdim=True).sqrt()
-    return torch.where((future - centre).abs() <= FAR * spread, future, torch.nan), spread
+    return torch.where(
+        (future - centre).abs() <= FAR * spread, future, torch.nan
+    ), spread
 
 
 def log_quantile_loss(
-    quantiles: torch.Tensor, levels: torch.Tensor, future: torch.Tensor, spread: torch.Tensor, floor: float
+    quantiles: torch.Tensor,
+    levels: torch.Tensor,
+    future: torch.Tensor,
+    spread: torch.Tensor,
+    floor: float,
 ) -> torch.Tensor:
     """Compute the mean over rows of log(loss + floor), the loss of forecasts (rows, level, time) relative to spread."""
     levels, there = levels.to(future)[None, :, None], ~future.isnan()
@@ -168,7 +237,9 @@ def log_quantile_loss(
     return (losses + floor).log().mean()
 
 
-def patch_loss(model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage) -> torch.Tensor:
+def patch_loss(
+    model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage
+) -> torch.Tensor:
     """Compute the native quantile loss per forecast step on instance-normalised values, or its mean logarithm."""
     past, future = past.to(model.device), future.to(model.device)
     future, spread = near_future(past, future)
@@ -177,4 +248,10 @@ def patch_loss(model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor,
     # a row without a spread has no relative error, and one without a future no error
     usable = (spread[:, 0] > 0) & (~future.isnan()).any(1)
     past, future, spread = past[usable], future[usable], spread[usable]
-    return log_quantile_loss(model(context=past).quantile_preds, model.quantiles, future, spread, stage.log_floor)
+    return log_quantile_loss(
+        model(context=past).quantile_preds,
+        model.quantiles,
+        future,
+        spread,
+        stage.log_floor,
+    )

@@ -43,15 +43,23 @@ class SAM(Optimizer):
     def __init__(self, base: Optimizer, rho: float, *, eps: float = 1e-12) -> None:
         for name, value in (("rho", rho), ("eps", eps)):
             if not 0 <= value < float("inf"):
-                raise InputError(f"{name}={value}, expected a finite number of at least 0")
+                raise InputError(
+                    f"{name}={value}, expected a finite number of at least 0"
+                )
         if isinstance(base, (LBFGS, SAM)):
-            raise InputError(f"{type(base).__name__} calls closures itself; give an optimiser of one gradient a step")
+            raise InputError(
+                f"{type(base).__name__} calls closures itself; give an optimiser of one gradient a step"
+            )
         super().__init__(base.param_groups, base.defaults)
         self.base, self.rho, self.eps = base, float(rho), float(eps)
         self._share()
 
     def _share(self) -> None:
-        self.param_groups, self.state, self.defaults = self.base.param_groups, self.base.state, self.base.defaults
+        self.param_groups, self.state, self.defaults = (
+            self.base.param_groups,
+            self.base.state,
+            self.base.defaults,
+        )
 
     def step(self, closure: Closure | None = None) -> Any:
         """Move the weights once, and return the loss at ω.
@@ -60,23 +68,35 @@ class SAM(Optimizer):
             InputError: there is no closure, or a gradient is not finite; then the weights stay as before the step.
         """
         if closure is None:
-            raise InputError("a step takes two gradients of one batch: call step(closure), as for torch.optim.LBFGS")
+            raise InputError(
+                "a step takes two gradients of one batch: call step(closure), as for torch.optim.LBFGS"
+            )
         if self.rho == 0:
             return self.base.step(closure)
         with torch.enable_grad():
             loss = closure()
-        weights = [weight for group in self.param_groups for weight in group["params"] if weight.grad is not None]
+        weights = [
+            weight
+            for group in self.param_groups
+            for weight in group["params"]
+            if weight.grad is not None
+        ]
         norm = self._norm(weights, "at the weights themselves")
         with self._perturb(weights, self.rho / (norm + self.eps)), torch.enable_grad():
             closure()
-        self._norm([weight for weight in weights if weight.grad is not None], f"at a distance of {self.rho}")
+        self._norm(
+            [weight for weight in weights if weight.grad is not None],
+            f"at a distance of {self.rho}",
+        )
         self.base.step()
         return loss
 
     @torch.no_grad()
     def _norm(self, weights: list[Tensor], where: str) -> float:
         """Compute the norm of the gradient over all weights, refused unless it is finite."""
-        norms = [torch.linalg.vector_norm(weight.grad).to(weights[0]) for weight in weights]
+        norms = [
+            torch.linalg.vector_norm(weight.grad).to(weights[0]) for weight in weights
+        ]
         norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
         if not norm < float("inf"):
             raise InputError(
@@ -126,4 +146,9 @@ class SAM(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles, which keep the groups shared."""
-        return {**super().__getstate__(), "base": self.base, "rho": self.rho, "eps": self.eps}
+        return {
+            **super().__getstate__(),
+            "base": self.base,
+            "rho": self.rho,
+            "eps": self.eps,
+        }

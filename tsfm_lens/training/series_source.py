@@ -54,7 +54,9 @@ class Crops(NamedTuple):
 class SeriesSource:
     """Source of batches of raw series from a weighted mixture of families; a batch is drawn from (seed, step) alone."""
 
-    def __init__(self, corpus: Corpus, *, seed: int, device: str | torch.device = "cpu") -> None:
+    def __init__(
+        self, corpus: Corpus, *, seed: int, device: str | torch.device = "cpu"
+    ) -> None:
         self.seed = seed
         self.families = corpus.rows
         self.device = torch.device(device)
@@ -62,14 +64,22 @@ class SeriesSource:
         present = ~np.isnan(corpus.values)
         self.first = present.argmax(axis=1)
 
-    def choose(self, mix: Mapping[str, float], rng: np.random.Generator, count: int, length: int) -> Crops:
+    def choose(
+        self,
+        mix: Mapping[str, float],
+        rng: np.random.Generator,
+        count: int,
+        length: int,
+    ) -> Crops:
         """Choose crops of `length` steps, (count, 3): a row of "tsmixup" mixes up to three, others have one."""
         names = sorted(name for name in mix if name != "tsmixup")
         for name in names:
             if name not in self.families:
                 raise unknown_name("series family", name, [*self.families, "tsmixup"])
         weights = np.array([mix[name] for name in names])
-        family = rng.choice(len(names), size=(count, MAX_SERIES), p=weights / weights.sum())
+        family = rng.choice(
+            len(names), size=(count, MAX_SERIES), p=weights / weights.sum()
+        )
         bounds = np.array([self.families[name] for name in names])[family]
         rows = rng.integers(bounds[..., 0], bounds[..., 1])
         room = LENGTH - self.first[rows]
@@ -78,7 +88,9 @@ class SeriesSource:
         reach = length * strides
         # a real series may be shorter than the crop: then it ends where the crop ends
         low = np.minimum(self.first[rows], LENGTH - reach)
-        starts = low + (rng.random(rows.shape) * (LENGTH - reach - low + 1)).astype(np.int64)
+        starts = low + (rng.random(rows.shape) * (LENGTH - reach - low + 1)).astype(
+            np.int64
+        )
         return Crops(rows, starts, strides)
 
     def batch(
@@ -105,26 +117,44 @@ class SeriesSource:
         weights[~is_mixture] = (1.0, 0.0, 0.0)
         noise = rng.standard_normal((rows, length), dtype=np.float32)
         spread = rng.choice(NOISE, (rows, 1))
-        level = np.where(rng.random(rows) < far, 10 ** rng.uniform(0.3, 2.3, rows), rng.normal(0, 2.0, rows))
+        level = np.where(
+            rng.random(rows) < far,
+            10 ** rng.uniform(0.3, 2.3, rows),
+            rng.normal(0, 2.0, rows),
+        )
         level = level * (rng.random(rows) < 0.6)
         sign = np.where(rng.random(rows) < 0.15, -1.0, 1.0)
         unit = np.exp(rng.normal(0, 2.0, rows))
         cut = np.exp(rng.uniform(np.log(min(SHORTEST, context)), np.log(context), rows))
-        keep = np.where(rng.random(rows) < short, np.rint(cut).astype(np.int64), context)
+        keep = np.where(
+            rng.random(rows) < short, np.rint(cut).astype(np.int64), context
+        )
 
-        place = torch.from_numpy(crops.starts[..., None] + crops.strides[..., None] * np.arange(length)).to(self.device)
-        series = self.values[torch.from_numpy(crops.rows).to(self.device)[..., None], place]
+        place = torch.from_numpy(
+            crops.starts[..., None] + crops.strides[..., None] * np.arange(length)
+        ).to(self.device)
+        series = self.values[
+            torch.from_numpy(crops.rows).to(self.device)[..., None], place
+        ]
         mixture = tsmixup(series, self._to(weights), context)
         series = torch.where(self._to(is_mixture)[:, None] > 0, mixture, series[:, 0])
         present = ~series.isnan()
         count = present.sum(1, keepdim=True).clamp(min=1)
         mean = series.nan_to_num(0.0).sum(1, keepdim=True) / count
-        deviation = (torch.where(present, series - mean, 0.0).square().sum(1, keepdim=True) / count).sqrt()
+        deviation = (
+            torch.where(present, series - mean, 0.0).square().sum(1, keepdim=True)
+            / count
+        ).sqrt()
         deviation = torch.where(deviation > 0, deviation, 1.0)
-        series = series + deviation * (self._to(noise) * self._to(spread) + self._to(level)[:, None])
+        series = series + deviation * (
+            self._to(noise) * self._to(spread) + self._to(level)[:, None]
+        )
         series = series * self._to(sign * unit)[:, None]
         past, future = series[:, :context], series[:, context:]
-        visible = torch.arange(context, device=self.device)[None] >= context - self._to(keep)[:, None]
+        visible = (
+            torch.arange(context, device=self.device)[None]
+            >= context - self._to(keep)[:, None]
+        )
         return torch.where(visible, past, torch.nan), future.contiguous()
 
     def _to(self, array: np.ndarray) -> Tensor:
@@ -135,7 +165,10 @@ def draw_weights(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
     """Draw Dirichlet(1.5) weights over the first k of three slots, k uniform in 1..3: array (count, 3)."""
     # normalised gamma draws are a Dirichlet draw, and dropping slots first gives one of lower dimension
     gamma = rng.gamma(CONCENTRATION, size=(count, MAX_SERIES))
-    gamma *= np.arange(MAX_SERIES)[None] < rng.integers(1, MAX_SERIES + 1, size=count)[:, None]
+    gamma *= (
+        np.arange(MAX_SERIES)[None]
+        < rng.integers(1, MAX_SERIES + 1, size=count)[:, None]
+    )
     return gamma / gamma.sum(axis=1, keepdims=True)
 
 

@@ -17,8 +17,20 @@ from tsfm_lens.places import replacing, write_whole
 __all__ = ["read_log"]
 
 STATE, LOG, HISTORY = "state.pt", "log.jsonl", "history"
-_PARTS: dict[str, Any] = {"model": dict, "optimizer": dict, "step": int, "seconds": int | float, "losses": Tensor}
-_PARTS |= {"identity": str, "random": Tensor, "best": tuple | list | None, "best_weights": dict | None, "ended": bool}
+_PARTS: dict[str, Any] = {
+    "model": dict,
+    "optimizer": dict,
+    "step": int,
+    "seconds": int | float,
+    "losses": Tensor,
+}
+_PARTS |= {
+    "identity": str,
+    "random": Tensor,
+    "best": tuple | list | None,
+    "best_weights": dict | None,
+    "ended": bool,
+}
 """What a state holds, and of which types."""
 
 
@@ -31,7 +43,11 @@ def identity_of(folder: Path) -> str:
     """Read the identity of the task of the run in a folder; CheckpointError if there is none."""
     path = folder / STATE
     try:
-        return str(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["identity"])
+        return str(
+            torch.load(path, map_location="cpu", weights_only=True, mmap=True)[
+                "identity"
+            ]
+        )
     except Exception as error:
         raise CheckpointError(f"no training run in {folder}: {error}") from error
 
@@ -40,7 +56,9 @@ def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, A
     """Read the last state of a run; CheckpointError if there is none, it is not whole, or is of another task."""
     path = folder / STATE
     if not path.exists():
-        raise CheckpointError(f"no {STATE} in {folder}; start without --resume, or give the folder of a run")
+        raise CheckpointError(
+            f"no {STATE} in {folder}; start without --resume, or give the folder of a run"
+        )
     try:
         state: Any = torch.load(path, map_location=device, weights_only=True)
     except (MemoryError, torch.OutOfMemoryError):
@@ -48,28 +66,44 @@ def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, A
     except Exception as error:
         if isinstance(error, OSError) and error.filename:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-        raise _damage_error(path, "it is cut short, or no state of a training run") from error
+        raise _damage_error(
+            path, "it is cut short, or no state of a training run"
+        ) from error
     if not isinstance(state, dict):
-        raise _damage_error(path, f"it is not a state of a training run, but a {type(state).__name__}")
+        raise _damage_error(
+            path, f"it is not a state of a training run, but a {type(state).__name__}"
+        )
     if missing := [name for name in _PARTS if name not in state]:
         raise _damage_error(path, f"it holds no {' and no '.join(missing)}")
     for name, kind in _PARTS.items():
         if not isinstance(state[name], kind):
             words = getattr(kind, "__name__", str(kind))
-            raise _damage_error(path, f"{name} is of type {type(state[name]).__name__}, expected {words}")
+            raise _damage_error(
+                path,
+                f"{name} is of type {type(state[name]).__name__}, expected {words}",
+            )
     if state["step"] < 0:
         raise _damage_error(path, f"it is of step {state['step']}, expected 0 or more")
     if state["identity"] != identity:
         other = f"other settings{_difference(path, state['identity'], identity)}"
-        raise CheckpointError(f"{path} was trained by {other}; continue with those, or give another folder")
+        raise CheckpointError(
+            f"{path} was trained by {other}; continue with those, or give another folder"
+        )
     return dict(state)
 
 
 def _damage_error(path: Path, how: str) -> CheckpointError:
-    return CheckpointError(f"{path} is damaged: {how}; put a whole copy of it there, or begin again in another folder")
+    return CheckpointError(
+        f"{path} is damaged: {how}; put a whole copy of it there, or begin again in another folder"
+    )
 
 
-def put_back(folder: Path, state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def put_back(
+    folder: Path,
+    state: Mapping[str, Any],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+) -> None:
     """Restore model, optimiser and torch's random numbers; CheckpointError names the first weight that does not fit."""
     path = folder / STATE
     for part in ("model", "best_weights"):
@@ -79,14 +113,19 @@ def put_back(folder: Path, state: Mapping[str, Any], model: nn.Module, optimizer
     try:
         optimizer.load_state_dict(state["optimizer"])
     except Exception as error:
-        raise _damage_error(path, f"its optimizer is not one of {type(optimizer).__name__} for this model") from error
+        raise _damage_error(
+            path,
+            f"its optimizer is not one of {type(optimizer).__name__} for this model",
+        ) from error
     try:
         torch.set_rng_state(state["random"].cpu())
     except (RuntimeError, TypeError) as error:
         raise _damage_error(path, "random is not a state of random numbers") from error
 
 
-def _refuse_weights(path: Path, part: str, weights: Mapping[str, Any], model: nn.Module) -> None:
+def _refuse_weights(
+    path: Path, part: str, weights: Mapping[str, Any], model: nn.Module
+) -> None:
     target = model.state_dict()
     missing = [name for name in target if name not in weights]
     extra = [str(name) for name in weights if name not in target]
@@ -95,9 +134,15 @@ def _refuse_weights(path: Path, part: str, weights: Mapping[str, Any], model: nn
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise _damage_error(path, f"{part} {words} {names[0]}{more}")
     for name, weight in target.items():
-        shape = list(weights[name].shape) if isinstance(weights[name], Tensor) else type(weights[name]).__name__
+        shape = (
+            list(weights[name].shape)
+            if isinstance(weights[name], Tensor)
+            else type(weights[name]).__name__
+        )
         if shape != list(weight.shape):
-            raise _damage_error(path, f"{name} of {part} is {shape}, expected {list(weight.shape)}")
+            raise _damage_error(
+                path, f"{name} of {part} is {shape}, expected {list(weight.shape)}"
+            )
 
 
 def _difference(path: Path, was: str, now: str) -> str:
@@ -105,11 +150,18 @@ def _difference(path: Path, was: str, now: str) -> str:
     try:
         before, after = json.loads(was), json.loads(now)
     except ValueError as error:
-        raise _damage_error(path, f"its identity is {_short(was)}, expected JSON of the run's settings") from error
+        raise _damage_error(
+            path, f"its identity is {_short(was)}, expected JSON of the run's settings"
+        ) from error
     if not (isinstance(before, dict) and isinstance(after, dict)):
         return ""
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    words = [f"{name}={_short(before.get(name))} then, {_short(after.get(name))} now" for name in names[:3]]
+    names = [
+        name for name in {**before, **after} if before.get(name) != after.get(name)
+    ]
+    words = [
+        f"{name}={_short(before.get(name))} then, {_short(after.get(name))} now"
+        for name in names[:3]
+    ]
     return f" ({'; '.join(words)})" if words else ""
 
 
@@ -125,13 +177,18 @@ def write_snapshot(folder: Path, model: nn.Module, step: int) -> None:
     state = model.state_dict()
     # tied weights are stored once, as the native formats do
     owners = {tensor.data_ptr(): name for name, tensor in reversed(state.items())}
-    weights = {name: state[name].detach().cpu().contiguous() for name in owners.values()}
+    weights = {
+        name: state[name].detach().cpu().contiguous() for name in owners.values()
+    }
     write_whole(history / f"step-{step:06d}.safetensors", save(weights))
 
 
 def snapshot_files(folder: Path) -> dict[int, Path]:
     """List the files of the history by step."""
-    return {int(file.stem.split("-")[1]): file for file in sorted((folder / HISTORY).glob("step-*.safetensors"))}
+    return {
+        int(file.stem.split("-")[1]): file
+        for file in sorted((folder / HISTORY).glob("step-*.safetensors"))
+    }
 
 
 def read_log(file: str | Path) -> list[dict[str, Any]]:
@@ -147,14 +204,18 @@ def read_log(file: str | Path) -> list[dict[str, Any]]:
     """
     path = Path(file)
     if not path.exists():
-        raise CheckpointError(f"there is no log {path}; expected that of a training run")
+        raise CheckpointError(
+            f"there is no log {path}; expected that of a training run"
+        )
     texts, lines = path.read_text(encoding="utf-8").splitlines(), []
     for place, text in enumerate(texts):
         try:
             lines.append(json.loads(text))
         except json.JSONDecodeError as error:
             if place < len(texts) - 1:
-                raise CheckpointError(f"{path}, line {place + 1}: {error}; expected a line of JSON") from error
+                raise CheckpointError(
+                    f"{path}, line {place + 1}: {error}; expected a line of JSON"
+                ) from error
     return lines
 
 
@@ -163,7 +224,9 @@ def cut(file: Path, step: int) -> None:
     if file.exists():
         lines = [line for line in read_log(file) if line["step"] <= step]
         with replacing(file) as part:
-            part.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+            part.write_text(
+                "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+            )
 
 
 def append(file: Path, line: dict[str, Any]) -> None:

@@ -14,12 +14,31 @@ from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
 from tsfm_lens.viz.needs import HEADS
 from tsfm_lens.viz.panels import Timeline, mark_start, timeline, value_hover
-from tsfm_lens.viz.select import array, kind_word, model_of, names, position, positions, unit_of, value_title
+from tsfm_lens.viz.select import (
+    array,
+    kind_word,
+    model_of,
+    names,
+    position,
+    positions,
+    unit_of,
+    value_title,
+)
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
 from tsfm_lens.viz.tables import tokens_table
 from tsfm_lens.viz.theme import BLUE, GREY, INK, nats, number, percent, plain
 from tsfm_lens.viz.tokens import Ruler, group_for, grouped, pooled, ruler, token_axis
-from tsfm_lens.viz.words import capital, extremes, head_at, is_head, layer_names, layers, listed, nats_of, num
+from tsfm_lens.viz.words import (
+    capital,
+    extremes,
+    head_at,
+    is_head,
+    layer_names,
+    layers,
+    listed,
+    nats_of,
+    num,
+)
 
 __all__ = ["attention_grid", "attention_map", "head_entropy_map"]
 
@@ -27,7 +46,9 @@ _CELLS = 60_000  # more would be narrower than a dot
 _MAX_TEXTS = 20_000  # up to so many cells, each names its tokens when hovered
 _MAX_NUMBERED = 6  # columns that each have room for the numbers of their axis
 _GRID_CELLS = 100_000  # in the whole figure
-_OFTEN = 1 / 3  # share of the queries that look at one token, or one distance, above which they are said to
+_OFTEN = (
+    1 / 3
+)  # share of the queries that look at one token, or one distance, above which they are said to
 _ALIKE = 1e-6  # relative difference of weights that is rounding
 _LEAST = 1e-4  # weight of a pair of tokens in a table
 _RESTING = 0.5  # share of attention on tokens that stand for no step, above which a head rests on them
@@ -50,9 +71,14 @@ def read_attention(ds: xr.Dataset) -> list[str]:
     ]
     rest = pattern[..., token_axis(ds, "key").aside].sum(-1).mean(-1)
     if heavy := [head_at(ds, int(flat)) for flat in np.flatnonzero(rest > _RESTING)]:
-        few = listed(heavy[:6]) + (f" and {len(heavy) - 6} more" if len(heavy) > 6 else "")
+        few = listed(heavy[:6]) + (
+            f" and {len(heavy) - 6} more" if len(heavy) > 6 else ""
+        )
         out.append(f"More than half of the attention goes to special tokens in {few}.")
-    return [*out, "Attention shows what a head reads; only an ablation shows whether it matters."]
+    return [
+        *out,
+        "Attention shows what a head reads; only an ablation shows whether it matters.",
+    ]
 
 
 def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
@@ -65,7 +91,9 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
     resting = 1.0 - float(part.sum(axis=1).mean())
     if resting > _RESTING:
         # what is left for the steps says nothing of where a head looks
-        return [f"Its queries give {percent(resting)} of their attention to special tokens, which stand for no step."]
+        return [
+            f"Its queries give {percent(resting)} of their attention to special tokens, which stand for no step."
+        ]
     top = part.max(axis=1, keepdims=True)
     # a query whose largest weight several tokens share looks at none of them most
     clear = (part >= (1 - _ALIKE) * top).sum(axis=1) == 1
@@ -76,11 +104,15 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
     count, mean = len(part), num(float(top.mean()))
     (lag, at_lag), (token, at_token) = _commonest(back), _commonest(peak)
     steps = f"{abs(lag)} step{'s' * (abs(lag) != 1)}"
-    distance = f"{steps} back" if lag > 0 else f"{steps} ahead" if lag else "at the same step"
+    distance = (
+        f"{steps} back" if lag > 0 else f"{steps} ahead" if lag else "at the same step"
+    )
     place, time = keys.words(token), timeline(ds, 0)
     if time.stamps is not None:
         first, last = int(keys.start[token]), int(keys.stop[token]) - 1
-        place = time.label(first) if first == last else f"{place} (from {time.date(first)})"
+        place = (
+            time.label(first) if first == last else f"{place} (from {time.date(first)})"
+        )
     if count == 1:
         return [f"Its only query looks most at {place}, {distance} (weight {mean})."]
     often = max(at_lag, at_token)
@@ -90,7 +122,9 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
             f"{often} of {count} queries"
         )
     elif at_token > at_lag:
-        where = f"{at_token} of its {count} queries look most at {place}, at any distance"
+        where = (
+            f"{at_token} of its {count} queries look most at {place}, at any distance"
+        )
     else:
         where = f"Its queries most often look {distance} (largest weight in {at_lag} of {count} queries)"
     return [f"{where}; the largest weight is {mean} on average."]
@@ -104,17 +138,23 @@ def _commonest(values: np.ndarray) -> tuple[int, int]:
 
 def head_entropy(pattern: np.ndarray) -> np.ndarray:
     """Compute the entropy in nats of every head, mean over queries. ``pattern``: (layer, head, query, key)."""
-    return 0.0 - (pattern * np.log(np.where(pattern > 0, pattern, 1.0))).sum(axis=-1).mean(axis=-1)
+    return 0.0 - (pattern * np.log(np.where(pattern > 0, pattern, 1.0))).sum(
+        axis=-1
+    ).mean(axis=-1)
 
 
 def heads_table(ds: xr.Dataset) -> pd.DataFrame:
     """Tabulate entropy, largest weight and weight on special tokens, means over queries, a row per head."""
     pattern = array(ds, "pattern", "layer", "head", "query", "key")
     layers, heads = names(ds, "layer"), names(ds, "head")
-    table = pd.DataFrame({"layer": np.repeat(layers, len(heads)), "head": np.tile(heads, len(layers))})
+    table = pd.DataFrame(
+        {"layer": np.repeat(layers, len(heads)), "head": np.tile(heads, len(layers))}
+    )
     table["entropy_nats"] = head_entropy(pattern).ravel()
     table["largest_weight"] = pattern.max(axis=-1).mean(axis=-1).ravel()
-    table["special_weight"] = pattern[..., token_axis(ds, "key").aside].sum(axis=-1).mean(axis=-1).ravel()
+    table["special_weight"] = (
+        pattern[..., token_axis(ds, "key").aside].sum(axis=-1).mean(axis=-1).ravel()
+    )
     return table
 
 
@@ -161,26 +201,50 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
     hover = "query around step %{y}<br>key around step %{x}<br>weight %{z:.3g}"
     if z.size <= _MAX_TEXTS and group == (1, 1):
         query_words, key_words = (
-            [side.axis.words(token) if token >= 0 else "" for token in side.owner] for side in (queries, keys)
+            [side.axis.words(token) if token >= 0 else "" for token in side.owner]
+            for side in (queries, keys)
         )
         words = [[f"{a}<br>attends to {b}" for b in key_words] for a in query_words]
         hover = "query %{text}<br>with weight %{z:.3g}"
     panel.cells(z, x, y, hover, text=words, xgap=0, ygap=0)
     marks = []
-    for side, part, where in ((keys, panel.upright, "right of"), (queries, panel.level, "under")):
+    for side, part, where in (
+        (keys, panel.upright, "right of"),
+        (queries, panel.level, "under"),
+    ):
         if side.timed and len(side.axis.aside):
             part(side.end, dash="dot")
-            marks.append(f"{where} the dotted line: {', '.join(side.axis.aside_labels())}")
-    panel.x("key (steps from the forecast's start)", tickvals=keys.ticks(8), range=[x[0], x[-1]])
+            marks.append(
+                f"{where} the dotted line: {', '.join(side.axis.aside_labels())}"
+            )
+    panel.x(
+        "key (steps from the forecast's start)",
+        tickvals=keys.ticks(8),
+        range=[x[0], x[-1]],
+    )
     panel.y("query (steps)", tickvals=queries.ticks(), range=[y[-1], y[0]])
     if with_series:
         _draw_series(canvas.panel(), ds, keys)
     canvas.colours(weight_colours(float(np.nanmax(weights)) or 1.0))
     canvas.fig.update_layout(showlegend=False)
-    entropy = f"entropy {nats(float(ds['entropy'].isel(at)))}, mean over queries" if "entropy" in ds else ""
+    entropy = (
+        f"entropy {nats(float(ds['entropy'].isel(at)))}, mean over queries"
+        if "entropy" in ds
+        else ""
+    )
     place = f"{layer_names(ds)[at['layer']]}, head {names(ds, 'head')[at['head']]}"
-    title, cells = f"{sentence_start(ds)}, {place} of {model_of(ds)}", "tokens as wide as the time they cover"
-    return canvas.dress(title, single_series(ds), entropy, "each row sums to 1", grouped(group) or cells, *marks)
+    title, cells = (
+        f"{sentence_start(ds)}, {place} of {model_of(ds)}",
+        "tokens as wide as the time they cover",
+    )
+    return canvas.dress(
+        title,
+        single_series(ds),
+        entropy,
+        "each row sums to 1",
+        grouped(group) or cells,
+        *marks,
+    )
 
 
 def _draw_series(panel: Panel, ds: xr.Dataset, keys: Ruler) -> None:
@@ -190,8 +254,18 @@ def _draw_series(panel: Panel, ds: xr.Dataset, keys: Ruler) -> None:
     if "forecast" in ds and set(ds["forecast"].dims) <= {"series", "step"}:
         lines.append(("forecast", "step", BLUE, "the model's forecast"))
     for variable, dim, colour, words in lines:
-        steps, values = np.array([int(v) for v in names(ds, dim)]), array(ds, variable, dim, series=0)
-        panel.line(steps, values, variable, value_hover(words, time, unit_of(ds, 0)), colour=colour, width=1.3)
+        steps, values = (
+            np.array([int(v) for v in names(ds, dim)]),
+            array(ds, variable, dim, series=0),
+        )
+        panel.line(
+            steps,
+            values,
+            variable,
+            value_hover(words, time, unit_of(ds, 0)),
+            colour=colour,
+            width=1.3,
+        )
     panel.y(value_title(ds, 0).replace(" (", "\n("), nticks=4)
     if keys.edges[0] < -0.5 < keys.end:
         mark_start(panel, time)
@@ -199,7 +273,10 @@ def _draw_series(panel: Panel, ds: xr.Dataset, keys: Ruler) -> None:
 
 @ATTENTION.figure()
 def attention_grid(
-    ds: xr.Dataset, *, layers: Sequence[str | int] | None = None, heads: Sequence[str | int] | None = None
+    ds: xr.Dataset,
+    *,
+    layers: Sequence[str | int] | None = None,
+    heads: Sequence[str | int] | None = None,
 ) -> go.Figure:
     """Draw layer × head small multiples of query × key weights, tokens as wide as the time they cover.
 
@@ -220,23 +297,46 @@ def pattern_heads(
     remark: str,
 ) -> go.Figure:
     """Draw the grid of heads of a variable (layer, head, query, key); ``word``: what its values are."""
-    cut = ds.isel(layer=positions(ds, "layer", layers), head=positions(ds, "head", heads))
+    cut = ds.isel(
+        layer=positions(ds, "layer", layers), head=positions(ds, "head", heads)
+    )
     values = array(cut, variable, "layer", "head", "query", "key")
     rows, columns = values.shape[:2]
     x, y = ruler(token_axis(ds, "key")), ruler(token_axis(ds, "query"))
     ordinary = x.axis.timed if len(x.axis.timed) else x.axis.aside
-    limit = float(np.nanquantile(np.nanmax(values[..., ordinary], axis=-1), 0.995)) or 1.0
+    limit = (
+        float(np.nanquantile(np.nanmax(values[..., ordinary], axis=-1), 0.995)) or 1.0
+    )
     group = group_for(x, y, max(_GRID_CELLS // (rows * columns), 400))
-    height, least = int(np.clip(560 / max(rows, columns), 52, 150)), 70 if columns <= _MAX_NUMBERED else 60
-    room: Look = {"row_gap": 8, "column_gap": 0.08 / columns, "min_width": max(420, 130 + least * columns)}
-    canvas = sheet([height] * rows, [1] * columns, above=28, below=56, shared_xaxes="all", shared_yaxes="all", **room)
+    height, least = (
+        int(np.clip(560 / max(rows, columns), 52, 150)),
+        70 if columns <= _MAX_NUMBERED else 60,
+    )
+    room: Look = {
+        "row_gap": 8,
+        "column_gap": 0.08 / columns,
+        "min_width": max(420, 130 + least * columns),
+    }
+    canvas = sheet(
+        [height] * rows,
+        [1] * columns,
+        above=28,
+        below=56,
+        shared_xaxes="all",
+        shared_yaxes="all",
+        **room,
+    )
     entropy = array(cut, "entropy", "layer", "head") if "entropy" in cut else None
     quantity = word.split(" (")[0].removeprefix("attention ")
     row_names, column_names = layer_names(cut), names(cut, "head")
     for (row, col), panel in zip(canvas.places, canvas, strict=True):
         r, c = row - 1, col - 1
         place = f"{row_names[r]}, head {column_names[c]}"
-        note = "" if entropy is None else f"<br>entropy of this head {nats(float(entropy[r, c]))}"
+        note = (
+            ""
+            if entropy is None
+            else f"<br>entropy of this head {nats(float(entropy[r, c]))}"
+        )
         z, x_edges, y_edges = pooled(values[r, c], x, y, group)
         hover = f"{plain(place)}<br>query around step %{{y}}, key around step %{{x}}<br>{quantity} %{{z:.3g}}"
         panel.cells(z, x_edges, y_edges, f"{hover}{note}", name=place, xgap=0, ygap=0)
@@ -248,48 +348,91 @@ def pattern_heads(
         single_series(ds),
         remark,
         "the same axes and colours in every panel",
-        f"darkest: {number(limit)} or more" if float(np.nanmax(values)) > 1.005 * limit else "",
+        f"darkest: {number(limit)} or more"
+        if float(np.nanmax(values)) > 1.005 * limit
+        else "",
         f"right of the dotted line: {marks}" if marks else "",
         grouped(group),
     ).update_layout(margin_l=96)
 
 
-def head_label(canvas: Sheet, x: Ruler, y: Ruler, layers: list[str], heads: list[str]) -> None:
+def head_label(
+    canvas: Sheet, x: Ruler, y: Ruler, layers: list[str], heads: list[str]
+) -> None:
     """Put head numbers above the columns, layers beside the rows, and ticks only at the outer edge."""
     fig, rows, columns = canvas.fig, len(layers), len(heads)
-    quiet: Look = {"showticklabels": False, "ticks": "", "mirror": True, "linewidth": 0.5}
+    quiet: Look = {
+        "showticklabels": False,
+        "ticks": "",
+        "mirror": True,
+        "linewidth": 0.5,
+    }
     canvas.x(range=[x.edges[0], x.edges[-1]], tickvals=x.ticks(2), **quiet)
     canvas.y(range=[y.edges[-1], y.edges[0]], tickvals=y.ticks(3), **quiet)
-    crowded = columns > _MAX_NUMBERED  # all panels share one axis: then one of them carries the numbers
+    crowded = (
+        columns > _MAX_NUMBERED
+    )  # all panels share one axis: then one of them carries the numbers
     outer: Look = {"ticks": "outside", "tickfont_size": 10}
     for c, head in enumerate(heads, start=1):
-        canvas.panel(rows, c).x(showticklabels=c == 1 or not crowded, tickangle=0, **outer)
+        canvas.panel(rows, c).x(
+            showticklabels=c == 1 or not crowded, tickangle=0, **outer
+        )
         axis = fig.get_subplot(1, c).xaxis.plotly_name.replace("axis", "")
-        above: Look = {"xref": f"{axis} domain", "x": 0.5, "yref": "paper", "y": 1, "yanchor": "bottom"}
-        fig.add_annotation(text=plain(f"head {head}" if columns <= 8 else head), font_size=12, **above)
+        above: Look = {
+            "xref": f"{axis} domain",
+            "x": 0.5,
+            "yref": "paper",
+            "y": 1,
+            "yanchor": "bottom",
+        }
+        fig.add_annotation(
+            text=plain(f"head {head}" if columns <= 8 else head), font_size=12, **above
+        )
     for r, layer in enumerate(layers, start=1):
         canvas.panel(r, 1).y(layer, showticklabels=True, title_font_size=12, **outer)
     shared = {"xref": "paper", "yref": "paper", "font_size": 13}
     below = "key (steps from the forecast's start)"
     fig.add_annotation(text=below, x=0.5, y=0, yshift=-26, yanchor="top", **shared)
-    fig.add_annotation(text="query (steps)", x=0, y=0.5, xshift=-76, textangle=-90, **shared)
+    fig.add_annotation(
+        text="query (steps)", x=0, y=0.5, xshift=-76, textangle=-90, **shared
+    )
     if len(x.axis.aside) and len(x.axis.timed):
         line = {"color": GREY, "width": 1, "dash": "dot"}
-        ends = {"type": "line", "x0": x.end, "x1": x.end, "y0": 0, "y1": 1, "line": line}
+        ends = {
+            "type": "line",
+            "x0": x.end,
+            "x1": x.end,
+            "y0": 0,
+            "y1": 1,
+            "line": line,
+        }
         axes = {(trace.xaxis, trace.yaxis) for trace in fig.data}
-        fig.update_layout(shapes=[ends | {"xref": a, "yref": f"{b} domain"} for a, b in sorted(axes)])
+        fig.update_layout(
+            shapes=[ends | {"xref": a, "yref": f"{b} domain"} for a, b in sorted(axes)]
+        )
 
 
 @ATTENTION.panels
 def _attention(ds: xr.Dataset) -> Iterator[ReportPanel]:
     yield ReportPanel(attention_grid(ds), heads_table(ds), read_attention(ds))
     entropy = head_entropy(array(ds, "pattern", "layer", "head", "query", "key"))
-    places = {"The sharpest head.": int(entropy.argmin()), "The most diffuse head.": int(entropy.argmax())}
+    places = {
+        "The sharpest head.": int(entropy.argmin()),
+        "The most diffuse head.": int(entropy.argmax()),
+    }
     for words, place in places.items():
         layer, head = (int(v) for v in np.unravel_index(place, entropy.shape))
-        fig = attention_map(ds, layer=names(ds, "layer")[layer], head=int(names(ds, "head")[head]))
-        pattern = ds.isel(layer=layer, head=head).assign(weight=lambda one: one["pattern"].astype(float))
-        yield ReportPanel(fig, tokens_table(pattern, "weight", _LEAST), [words, *read_attention_map(ds, layer, head)])
+        fig = attention_map(
+            ds, layer=names(ds, "layer")[layer], head=int(names(ds, "head")[head])
+        )
+        pattern = ds.isel(layer=layer, head=head).assign(
+            weight=lambda one: one["pattern"].astype(float)
+        )
+        yield ReportPanel(
+            fig,
+            tokens_table(pattern, "weight", _LEAST),
+            [words, *read_attention_map(ds, layer, head)],
+        )
 
 
 HEAD_ENTROPY = measurement("head_entropy", needs=HEADS)
@@ -297,31 +440,62 @@ HEAD_ENTROPY = measurement("head_entropy", needs=HEADS)
 
 def read_head_entropy(ds: xr.Dataset) -> list[str]:
     """Describe the sharpest and the most diffuse head, and the layers with most sharp heads."""
-    entropy, sharp = array(ds, "entropy", "layer", "head"), array(ds, "sharp", "layer", "head") > 0
+    entropy, sharp = (
+        array(ds, "entropy", "layer", "head"),
+        array(ds, "sharp", "layer", "head") > 0,
+    )
     low, high = extremes(entropy)
-    sharpest, widest = (f"{is_head(ds, entropy, at, nats_of)} ({nats_of(entropy.flat[at])})" for at in (low, high))
+    sharpest, widest = (
+        f"{is_head(ds, entropy, at, nats_of)} ({nats_of(entropy.flat[at])})"
+        for at in (low, high)
+    )
     out = [f"Over all series the sharpest {sharpest}, the most diffuse {widest}."]
     counts = sharp.sum(axis=1)
     if counts.any():
-        most = [word for word, count in zip(layers(ds), counts, strict=True) if count == counts.max()]
+        most = [
+            word
+            for word, count in zip(layers(ds), counts, strict=True)
+            if count == counts.max()
+        ]
         where = f"{listed(most)} ({int(counts.max())}{' each' * (len(most) > 1)})"
-        out.append(f"{int(counts.sum())} of {sharp.size} heads are sharp, most of them in {where}.")
-    out.append("The threshold is relative to this model's heads, so counts of two models do not compare.")
+        out.append(
+            f"{int(counts.sum())} of {sharp.size} heads are sharp, most of them in {where}."
+        )
+    out.append(
+        "The threshold is relative to this model's heads, so counts of two models do not compare."
+    )
     return out
 
 
-@HEAD_ENTROPY.figure(table=("entropy", "normalised", "sharp"), sentences=read_head_entropy)
+@HEAD_ENTROPY.figure(
+    table=("entropy", "normalised", "sharp"), sentences=read_head_entropy
+)
 def head_entropy_map(ds: xr.Dataset) -> go.Figure:
     """Draw the layer × head map of the attention entropy: dark heads are sharp, light ones diffuse."""
-    normalised, sharp = array(ds, "normalised", "layer", "head"), array(ds, "sharp", "layer", "head") > 0
+    normalised, sharp = (
+        array(ds, "normalised", "layer", "head"),
+        array(ds, "sharp", "layer", "head") > 0,
+    )
     notes = [
-        [f"<br>normalised {value:.2f}{', sharp' if mark else ''}" for value, mark in zip(*row, strict=True)]
+        [
+            f"<br>normalised {value:.2f}{', sharp' if mark else ''}"
+            for value, mark in zip(*row, strict=True)
+        ]
         for row in zip(normalised, sharp, strict=True)
     ]
     least = number(float(ds.attrs.get("sharp_below", np.nan)))
     return head_maps(
         ds,
-        [HeadMap(array(ds, "entropy", "layer", "head"), "", "entropy", "nats", reverse=True, notes=notes)],
+        [
+            HeadMap(
+                array(ds, "entropy", "layer", "head"),
+                "",
+                "entropy",
+                "nats",
+                reverse=True,
+                notes=notes,
+            )
+        ],
         f"Attention entropy of the heads of {model_of(ds)}",
         f"{attention_kind(ds)}, mean over forecast steps and series",
         f"outlined: the {int(sharp.sum())} of {sharp.size} heads that are sharp (below {least} of the heads' range)",

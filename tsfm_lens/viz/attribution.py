@@ -31,7 +31,19 @@ from tsfm_lens.viz.select import (
     unit_of,
 )
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet, text_width
-from tsfm_lens.viz.theme import BLUE, GREEN, GREY, INK, ORANGE, PALE, VERMILION, mixed, number, percent, plain
+from tsfm_lens.viz.theme import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    VERMILION,
+    mixed,
+    number,
+    percent,
+    plain,
+)
 from tsfm_lens.viz.words import listed, num, over_series, signed
 
 __all__ = ["attribution_bars", "attribution_heatmap", "stream_scheme"]
@@ -59,16 +71,23 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
         return flat
     shares = _shares_of(ds, decomposition, series)
     mean, size = shares.mean, shares.size
-    above, below, steps = (shares.later > 0).sum(axis=1), (shares.later < 0).sum(axis=1), shares.later.shape[1]
+    above, below, steps = (
+        (shares.later > 0).sum(axis=1),
+        (shares.later < 0).sum(axis=1),
+        shares.later.shape[1],
+    )
     sides = [
-        f"above 0 at {a}" if value >= 0 else f"below 0 at {b}" for value, a, b in zip(mean, above, below, strict=True)
+        f"above 0 at {a}" if value >= 0 else f"below 0 at {b}"
+        for value, a, b in zip(mean, above, below, strict=True)
     ]
     parts = [
         f"{shares.components[i]} ({number(size[i])}; signed mean {signed(mean[i])}, {sides[i]} of {steps} steps)"
         for i in np.argsort(-size, kind="stable")[:3]
         if size[i] > 0
     ]
-    unit = {"logit": "logits", "probability": "probabilities"}.get(shares.unit, shares.unit)
+    unit = {"logit": "logits", "probability": "probabilities"}.get(
+        shares.unit, shares.unit
+    )
     up, down = float(mean[mean > 0].sum()), float(mean[mean < 0].sum())
     out = [
         f"Largest contributions on {shares.series} ({shares.decomposition} in {unit}, mean size over {shares.steps}): "
@@ -79,7 +98,11 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
     if "completeness_error" in ds:
         place = names(ds, "decomposition").index(decomposition)
         error = float(ds["completeness_error"].isel(decomposition=place, series=series))
-        whole = "Contributions sum to the forecast" if error < 1e-3 else "Contributions do not sum to the forecast"
+        whole = (
+            "Contributions sum to the forecast"
+            if error < 1e-3
+            else "Contributions do not sum to the forecast"
+        )
         out.append(f"{whole} (completeness error {percent(error)}).")
     return out
 
@@ -88,11 +111,17 @@ def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str
     """Name the heads and MLPs of largest size over all series, on how many series, and for what that holds."""
     if ds.sizes["series"] < 2:
         return []
-    place, labels = names(ds, "decomposition").index(decomposition), names(ds, "component")
+    place, labels = (
+        names(ds, "decomposition").index(decomposition),
+        names(ds, "component"),
+    )
     share = judged(ds, "size_share", "component", decomposition=place)
     heads, agreement = ds["head"].values >= 0, ds["series_agreement"].values[place]
     out = []
-    for word, among in (("heads", heads), ("MLPs", (ds["kind"].values == "mlp") & ~heads)):
+    for word, among in (
+        ("heads", heads),
+        ("MLPs", (ds["kind"].values == "mlp") & ~heads),
+    ):
         most = [
             f"{labels[i]} ({share.told(i, percent)}; same sign on {percent(float(agreement[i]))} of series)"
             for i in share.named(3, among)
@@ -103,7 +132,9 @@ def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str
     return [*out, *share.standing(labels, "components")]
 
 
-def read_attribution_steps(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
+def read_attribution_steps(
+    ds: xr.Dataset, decomposition: str, series: int
+) -> list[str]:
     """Describe which component varies most over the steps, and which one leads how often."""
     if flat := flat_words(ds, series, "components"):
         return flat
@@ -126,7 +157,15 @@ def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.Dat
     shares = _shares_of(ds, decomposition, series)
     table = pd.DataFrame({"component": shares.components, "unit": shares.unit})
     table["mean size"], table["signed mean"] = shares.size, shares.mean
-    return pd.concat([table, pd.DataFrame(shares.values, columns=[f"step {s}" for s in names(ds, "step")])], axis=1)
+    return pd.concat(
+        [
+            table,
+            pd.DataFrame(
+                shares.values, columns=[f"step {s}" for s in names(ds, "step")]
+            ),
+        ],
+        axis=1,
+    )
 
 
 @ATTRIBUTION.figure()
@@ -144,7 +183,9 @@ def attribution_bars(
     values, size, when = shares.mean, shares.size, f"mean over {shares.steps}"
     if step is not None:
         place = position(ds, "step", step)
-        label = timeline(ds, series_position(ds, series)).label(int(names(ds, "step")[place]))
+        label = timeline(ds, series_position(ds, series)).label(
+            int(names(ds, "step")[place])
+        )
         values, when = shares.values[:, place], f"forecast {label}"
         size = np.abs(values)
     order = np.argsort(-np.nan_to_num(size), kind="stable")
@@ -152,29 +193,46 @@ def attribution_bars(
     labels, lengths = [plain(shares.components[i]) for i in most], values[most]
     colours = [VERMILION if v >= 0 else BLUE for v in lengths]
     canvas = blank(max(110, 20 * (len(most) + bool(len(rest)))), 400)
-    panel, hover = canvas.panel(), f"%{{y}}<br>moves it by %{{x:+.4g}} {plain(shares.unit)}"
+    panel, hover = (
+        canvas.panel(),
+        f"%{{y}}<br>moves it by %{{x:+.4g}} {plain(shares.unit)}",
+    )
     # of one step or of one series nothing is known beside the value
     noise = shares.noise if step is None else None
     panel.floor(noise, across=True)
     noise = noise and noise.at(most)
     if len(rest):
-        labels, lengths = [*labels, f"{len(rest)} others, summed"], np.append(lengths, values[rest].sum())
+        labels, lengths = (
+            [*labels, f"{len(rest)} others, summed"],
+            np.append(lengths, values[rest].sum()),
+        )
         colours, noise = [*colours, _OTHERS], noise and noise.with_another(lengths[-1])
     panel.bars(labels, lengths, "", hover, colour=colours, across=True, noise=noise)
     if step is None:
         ends = np.where(values[most] < 0, -size[most], size[most])
         panel.dots(
-            ends, labels[: len(most)], "mean size", "%{y}<br>mean size %{x:.4g}", colour=INK, symbol="circle-open"
+            ends,
+            labels[: len(most)],
+            "mean size",
+            "%{y}<br>mean size %{x:.4g}",
+            colour=INK,
+            symbol="circle-open",
         )
     # one bar may dwarf all others, which are still to be read
-    others = np.delete(lengths, np.nanargmax(np.abs(lengths))) if len(lengths) > 2 else lengths
+    others = (
+        np.delete(lengths, np.nanargmax(np.abs(lengths)))
+        if len(lengths) > 2
+        else lengths
+    )
     lengths = np.append(lengths, ends if step is None else 0.0)
     bounds, cut = fitted_range(np.append(others, 0.0), lengths, reach=3.0)
     panel.x(range=bounds)
     for label, value in zip(labels, values[most], strict=False):
         if not bounds[0] <= value <= bounds[1]:
             end, side = (bounds[1], "right") if value > 0 else (bounds[0], "left")
-            panel.note(f"<b>{number(value)}</b>", end, label, xanchor=side, bgcolor="#FFFFFF")
+            panel.note(
+                f"<b>{number(value)}</b>", end, label, xanchor=side, bgcolor="#FFFFFF"
+            )
     panel.upright(0)
     panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1)
     panel.x(f"contribution ({shares.unit})", showgrid=True, gridcolor=PALE)
@@ -205,12 +263,32 @@ def attribution_heatmap(
     canvas = blank(max(140, 17 * len(keep)), 480)
     panel, labels = canvas.panel(), [plain(shares.components[i]) for i in keep]
     hover = f"%{{y}}, {time.hover}<br>moves it by %{{z:+.4g}} {plain(shares.unit)}"
-    panel.cells(z, time.at(np.array([int(v) for v in names(ds, "step")])), labels, hover, xgap=0, ygap=0)
-    panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1, tickfont_size=11)
+    panel.cells(
+        z,
+        time.at(np.array([int(v) for v in names(ds, "step")])),
+        labels,
+        hover,
+        xgap=0,
+        ygap=0,
+    )
+    panel.y(
+        "component",
+        autorange="reversed",
+        ticks="",
+        showline=False,
+        dtick=1,
+        tickfont_size=11,
+    )
     panel.x("" if time.stamps is not None else "forecast step")
-    canvas.colours(colour_scale(f"contribution ({shares.unit})", high=limit, diverging=True))
+    canvas.colours(
+        colour_scale(f"contribution ({shares.unit})", high=limit, diverging=True)
+    )
     title = f"Contributions to the forecast of {shares.series} by {model_of(ds)}, by step: {shares.decomposition}"
-    fewer = f"the {len(keep)} largest of {len(size)} components" if len(keep) < len(size) else ""
+    fewer = (
+        f"the {len(keep)} largest of {len(size)} components"
+        if len(keep) < len(size)
+        else ""
+    )
     return canvas.dress(title, shares.note, fewer, beyond)
 
 
@@ -219,13 +297,20 @@ def _colour_end(z: np.ndarray, embeds: list[bool]) -> tuple[float, str]:
     size, inside, beyond = np.abs(np.nan_to_num(z)), np.ones(z.shape, dtype=bool), []
     # what is read at the first step has seen nothing of the forecast
     first = (np.arange(z.shape[1]) == 0) & (z.shape[1] > 1)
-    rows, columns = np.broadcast_to(np.array(embeds)[:, None], z.shape), np.broadcast_to(first, z.shape)
+    rows, columns = (
+        np.broadcast_to(np.array(embeds)[:, None], z.shape),
+        np.broadcast_to(first, z.shape),
+    )
     core = float(size[~rows & ~columns].max(initial=0.0))
-    for (words, times), part, other in zip(_BEYOND.items(), (rows, columns), (columns, rows), strict=True):
+    for (words, times), part, other in zip(
+        _BEYOND.items(), (rows, columns), (columns, rows), strict=True
+    ):
         if float(size[part & ~other].max(initial=0.0)) > times * core > 0:
             beyond.append(f"{words} reaches {number(float(size[part & inside].max()))}")
             inside &= ~part
-    return float(size[inside].max(initial=0.0)), f"colours clipped: {', '.join(beyond)}" if beyond else ""
+    return float(
+        size[inside].max(initial=0.0)
+    ), f"colours clipped: {', '.join(beyond)}" if beyond else ""
 
 
 class _Shares(NamedTuple):
@@ -244,7 +329,12 @@ class _Shares(NamedTuple):
     steps: str
 
 
-def _shares_of(ds: xr.Dataset, decomposition: str | None, series: str | int, quantile: float | None = None) -> _Shares:
+def _shares_of(
+    ds: xr.Dataset,
+    decomposition: str | None,
+    series: str | int,
+    quantile: float | None = None,
+) -> _Shares:
     """Cut an attribution to one series, decomposition and quantile, without whole layers (sums of the others)."""
     at = series_position(ds, series)
     which = 0 if decomposition is None else position(ds, "decomposition", decomposition)
@@ -252,30 +342,49 @@ def _shares_of(ds: xr.Dataset, decomposition: str | None, series: str | int, qua
     cut = ds.isel(decomposition=which, series=at)
     unit = str(ds["unit"].values[which]) if "unit" in ds.coords else ""
     data_unit = unit_of(ds, at)
-    unit = data_unit if unit in ("", "data units") and data_unit else unit or "data units"
+    unit = (
+        data_unit if unit in ("", "data units") and data_unit else unit or "data units"
+    )
     note, noise = [], None
     if "size_share_floor" in cut:
-        mean, size = (array(cut, name, "component") for name in ("mean_attribution", "mean_absolute"))
+        mean, size = (
+            array(cut, name, "component")
+            for name in ("mean_attribution", "mean_absolute")
+        )
         floor = float(cut["size_share_floor"]) * float(size.sum())
         told = finding(ds, "size_share", "component", decomposition=which)
         sure = np.ones(len(mean), dtype=bool) if told is None else told.significant
-        noise = Finding(mean, mean, mean, (size > floor).astype(int), sure, floor, floor, unit)
+        noise = Finding(
+            mean, mean, mean, (size > floor).astype(int), sure, floor, floor, unit
+        )
     if "quantile" in ds.dims:
         levels = np.asarray(ds["quantile"].values, dtype=float)
-        place = median_position(levels) if quantile is None else int(np.argmin(np.abs(levels - quantile)))
+        place = (
+            median_position(levels)
+            if quantile is None
+            else int(np.argmin(np.abs(levels - quantile)))
+        )
         if quantile is not None and abs(levels[place] - quantile) > 1e-6:
             raise unknown_name("quantile", quantile, [f"{v:g}" for v in levels])
         cut = cut.isel(quantile=place)
         middle = abs(levels[place] - 0.5) < 1e-6
         # only the median's noise is known
         noise = noise if middle else None
-        note.append(f"of the {statistic_of(ds)}" if middle else f"of the {levels[place]:g} quantile")
+        note.append(
+            f"of the {statistic_of(ds)}"
+            if middle
+            else f"of the {levels[place]:g} quantile"
+        )
     if "completeness_error" in ds:
         error = float(ds["completeness_error"].isel(decomposition=which, series=at))
         note.append(f"completeness error {percent(error)}")
     values = array(cut, "attribution", "component", "step")
     components = names(ds, "component")
-    fine = ds["kind"].values.astype(str) != "layer" if "kind" in ds.coords else np.zeros(len(components), dtype=bool)
+    fine = (
+        ds["kind"].values.astype(str) != "layer"
+        if "kind" in ds.coords
+        else np.zeros(len(components), dtype=bool)
+    )
     if fine.any():
         values, noise = values[fine], noise and noise.at(fine)
         components = [components[i] for i in np.flatnonzero(fine)]
@@ -284,7 +393,9 @@ def _shares_of(ds: xr.Dataset, decomposition: str | None, series: str | int, qua
     later = values[:, first:]
     means = later, later.mean(axis=1), np.abs(later).mean(axis=1)
     steps = f"{later.shape[1]} forecast steps" + " (all but the first)" * first
-    return _Shares(components, values, series, words, unit, "; ".join(note), noise, *means, steps)
+    return _Shares(
+        components, values, series, words, unit, "; ".join(note), noise, *means, steps
+    )
 
 
 @ATTRIBUTION.panels
@@ -292,28 +403,59 @@ def _attribution(ds: xr.Dataset) -> Iterator[ReportPanel]:
     decompositions = names(ds, "decomposition")
     main = decompositions[0]
     several = [(main, i) for i in forecast_series(ds, MAX_DRAWN)]
-    for decomposition, i in [*several, *((other, 0) for other in decompositions if other != main)]:
-        table, words = attribution_table(ds, decomposition, i), read_attribution(ds, decomposition, i)
+    for decomposition, i in [
+        *several,
+        *((other, 0) for other in decompositions if other != main),
+    ]:
+        table, words = (
+            attribution_table(ds, decomposition, i),
+            read_attribution(ds, decomposition, i),
+        )
         words += read_attribution_over_series(ds, main) if decomposition == main else []
         of = names(ds, "series")[i]
-        yield ReportPanel(attribution_bars(ds, decomposition=decomposition, series=i), table, words, series=of)
+        yield ReportPanel(
+            attribution_bars(ds, decomposition=decomposition, series=i),
+            table,
+            words,
+            series=of,
+        )
         if decomposition == main:
             steps = read_attribution_steps(ds, main, i)
-            yield ReportPanel(attribution_heatmap(ds, decomposition=main, series=i), table, steps, series=of)
+            yield ReportPanel(
+                attribution_heatmap(ds, decomposition=main, series=i),
+                table,
+                steps,
+                series=of,
+            )
 
 
-_STREAM, _BOX, _ENDS = 0.0, (0.8, 3.25), (-0.95, 3.35)  # where the stream and the boxes stand, and where all ends
+_STREAM, _BOX, _ENDS = (
+    0.0,
+    (0.8, 3.25),
+    (-0.95, 3.35),
+)  # where the stream and the boxes stand, and where all ends
 _WIDTHS, _TYPE = (0.6, 0.4), 11  # of scheme and bars; pixels: type in the boxes
-_SHARE = 0.59 * (_BOX[1] - _BOX[0]) / (_ENDS[1] - _ENDS[0])  # of a box in the width of all panels
+_SHARE = (
+    0.59 * (_BOX[1] - _BOX[0]) / (_ENDS[1] - _ENDS[0])
+)  # of a box in the width of all panels
 
 STREAM_SHARES = measurement("stream_shares", needs=SUMS)
 
 
 def read_shares(ds: xr.Dataset) -> list[str]:
     """State how much of what is written heads and MLPs write."""
-    share, kinds = array(ds, "share", "writer", "series").mean(-1), ds["kind"].values.astype(str)
-    words = {kind: kind_word(kind) for kind in kinds} | {"mlp": "the MLPs", "embed": "the embedding"}
-    parts = [f"{percent(float(share[kinds == kind].sum()))} from {words[kind]}" for kind in dict.fromkeys(kinds)]
+    share, kinds = (
+        array(ds, "share", "writer", "series").mean(-1),
+        ds["kind"].values.astype(str),
+    )
+    words = {kind: kind_word(kind) for kind in kinds} | {
+        "mlp": "the MLPs",
+        "embed": "the embedding",
+    }
+    parts = [
+        f"{percent(float(share[kinds == kind].sum()))} from {words[kind]}"
+        for kind in dict.fromkeys(kinds)
+    ]
     return [f"Contributions to the forecast, by size: {listed(parts)}."]
 
 
@@ -324,20 +466,30 @@ def stream_scheme(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figu
     share = array(ds, "share", "writer", "series")[:, rows].mean(axis=1)
     total = array(ds, "size", "writer", "series")[:, rows].sum(axis=0)
     total[total == 0] = np.nan
-    heads = (array(ds, "head_size", "writer", "head", "series")[..., rows] / total).mean(axis=2)
-    kinds, layers = [str(k) for k in ds["kind"].values], [int(v) for v in ds["layer_index"].values]
+    heads = (
+        array(ds, "head_size", "writer", "head", "series")[..., rows] / total
+    ).mean(axis=2)
+    kinds, layers = (
+        [str(k) for k in ds["kind"].values],
+        [int(v) for v in ds["layer_index"].values],
+    )
     count = len(kinds)
     height = (24 if count <= 16 else 17) * (count + 1)
     labels = [
-        f"{kind_word(k)} to the {s}" if s else kind_word(k) for k, s in zip(kinds, ds["keys_from"].values, strict=True)
+        f"{kind_word(k)} to the {s}" if s else kind_word(k)
+        for k, s in zip(kinds, ds["keys_from"].values, strict=True)
     ]
     # words stand in the boxes
     least = 84 + round(max(text_width(words, _TYPE) for words in labels) / _SHARE)
-    canvas = sheet([height], _WIDTHS, column_gap=0.02, min_width=max(480, least), shared_yaxes=True)
+    canvas = sheet(
+        [height], _WIDTHS, column_gap=0.02, min_width=max(480, least), shared_yaxes=True
+    )
     scheme, shares = canvas
     _draw_layers(scheme, shares, layers)
     scheme.arrow((_STREAM, -0.6), (_STREAM, count - 0.15), GREY, 3)
-    scheme.note("output head → forecast", _STREAM, count, xanchor="left", yanchor="bottom")
+    scheme.note(
+        "output head → forecast", _STREAM, count, xanchor="left", yanchor="bottom"
+    )
     for row, (kind, words, amount) in enumerate(zip(kinds, labels, share, strict=True)):
         _draw_writer(scheme, row, words, kind, amount, layers[row] >= 0)
     _draw_shares(shares, names(ds, "writer"), kinds, share, heads)
@@ -367,7 +519,9 @@ def _draw_layers(scheme: Panel, shares: Panel, layers: list[int]) -> None:
         scheme.note(f"layer {layer}", -0.9, (low + high) / 2, xanchor="left")
 
 
-def _draw_writer(panel: Panel, row: int, words: str, kind: str, share: float, reads: bool) -> None:
+def _draw_writer(
+    panel: Panel, row: int, words: str, kind: str, share: float, reads: bool
+) -> None:
     """Draw a box, the thin line by which it reads, and the arrow by which it writes."""
     left, right = _BOX
     colour = _colour(kind)
@@ -377,21 +531,60 @@ def _draw_writer(panel: Panel, row: int, words: str, kind: str, share: float, re
     if reads:
         thin = {"color": GREY, "width": 0.8, "dash": "2px,2px"}
         panel.shape("line", (_STREAM, left), (row - 0.26, row - 0.26), line=thin)
-    panel.arrow((left, row + 0.12), (_STREAM + 0.04, row + 0.12), colour, 0.8 + 9 * share, head=0.6)
+    panel.arrow(
+        (left, row + 0.12),
+        (_STREAM + 0.04, row + 0.12),
+        colour,
+        0.8 + 9 * share,
+        head=0.6,
+    )
 
 
-def _draw_shares(panel: Panel, writers: list[str], kinds: list[str], share: np.ndarray, heads: np.ndarray) -> None:
+def _draw_shares(
+    panel: Panel,
+    writers: list[str],
+    kinds: list[str],
+    share: np.ndarray,
+    heads: np.ndarray,
+) -> None:
     rows, finite = np.arange(len(writers)), np.isfinite(heads)
-    words = [f"{plain(name)}: {number(100 * value)} %" for name, value in zip(writers, share, strict=True)]
+    words = [
+        f"{plain(name)}: {number(100 * value)} %"
+        for name, value in zip(writers, share, strict=True)
+    ]
     colours = [mixed(_colour(kind), 0.55) for kind in kinds]
-    panel.bars(rows, 100 * share, "", "%{customdata}", colour=colours, across=True, width=0.62, customdata=words)
+    panel.bars(
+        rows,
+        100 * share,
+        "",
+        "%{customdata}",
+        colour=colours,
+        across=True,
+        width=0.62,
+        customdata=words,
+    )
     where, which = np.nonzero(finite)
-    words = [f"{plain(writers[w])}.{h}: {number(100 * heads[w, h])} %" for w, h in zip(where, which, strict=True)]
-    look: Look = {"size": 4, "symbol": "circle-open", "legend": False, "customdata": words}
+    words = [
+        f"{plain(writers[w])}.{h}: {number(100 * heads[w, h])} %"
+        for w, h in zip(where, which, strict=True)
+    ]
+    look: Look = {
+        "size": 4,
+        "symbol": "circle-open",
+        "legend": False,
+        "customdata": words,
+    }
     panel.dots(100 * heads[finite], where, "single heads", "%{customdata}", **look)
     # numbers stand right of bar and points
     ends = 100 * np.maximum(share, np.where(finite, heads, 0.0).max(axis=1))
     words = [percent(float(value)) for value in share]
     right = ends + 0.03 * ends.max()
-    panel.dots(right, rows, mode="text", text=words, textposition="middle right", textfont={"size": 10})
+    panel.dots(
+        right,
+        rows,
+        mode="text",
+        text=words,
+        textposition="middle right",
+        textfont={"size": 10},
+    )
     panel.x("share of all writes (%)", range=[0, (float(ends.max()) or 1.0) * 1.35])

@@ -17,9 +17,28 @@ from tsfm_lens.viz.findings import finding, judged
 from tsfm_lens.viz.panels import fit, scene
 from tsfm_lens.viz.path_patching import path_values
 from tsfm_lens.viz.places import OUTPUT, Places, places_in
-from tsfm_lens.viz.select import MAX_DRAWN, array, forecast_series, kind_word, model_of, names, shown, unit_of
+from tsfm_lens.viz.select import (
+    MAX_DRAWN,
+    array,
+    forecast_series,
+    kind_word,
+    model_of,
+    names,
+    shown,
+    unit_of,
+)
 from tsfm_lens.viz.sheet import Look, Panel, blank
-from tsfm_lens.viz.theme import BLUE, GREY, INK, PALE, PURPLE, VERMILION, mixed, percent, plain
+from tsfm_lens.viz.theme import (
+    BLUE,
+    GREY,
+    INK,
+    PALE,
+    PURPLE,
+    VERMILION,
+    mixed,
+    percent,
+    plain,
+)
 from tsfm_lens.viz.words import listed, measured, num, over_series
 
 __all__ = ["circuit_curve", "circuit_forecasts", "circuit_graph"]
@@ -45,10 +64,21 @@ def read_circuit(ds: xr.Dataset) -> list[str]:
     """Describe size and make-up of the circuit, and how well it does alone."""
     mask, places = np.asarray(ds["in_circuit"].values, dtype=bool), places_in(ds)
     by_depth, kinds = mask[places.order], np.array(places.kind)
-    counts = {kind: (int(by_depth[kinds == kind].sum()), int((kinds == kind).sum())) for kind in places.colours()}
-    several = {kind: "MLPs" if kind == "mlp" else f"{kind_word(kind)} heads" for kind in counts}
-    parts = [f"{inside} of {whole} {several[kind]}" for kind, (inside, whole) in counts.items()]
-    faithful, complete = (judged(ds, name).told(0, percent, over=True) for name in ("faithfulness", "completeness"))
+    counts = {
+        kind: (int(by_depth[kinds == kind].sum()), int((kinds == kind).sum()))
+        for kind in places.colours()
+    }
+    several = {
+        kind: "MLPs" if kind == "mlp" else f"{kind_word(kind)} heads" for kind in counts
+    }
+    parts = [
+        f"{inside} of {whole} {several[kind]}"
+        for kind, (inside, whole) in counts.items()
+    ]
+    faithful, complete = (
+        judged(ds, name).told(0, percent, over=True)
+        for name in ("faithfulness", "completeness")
+    )
     rest = "" if mask.all() else f" Everything else is {ablation_word(ds)}."
     out = [
         f"{int(mask.sum())} of {len(mask)} components are kept: {listed(parts)}.{rest}",
@@ -57,7 +87,11 @@ def read_circuit(ds: xr.Dataset) -> list[str]:
     ]
     if "minimal" in ds.attrs:
         out += _minimality(ds)
-    refusals = [name for name, no in zip(names(ds, "series"), ds["refused"].values, strict=True) if no]
+    refusals = [
+        name
+        for name, no in zip(names(ds, "series"), ds["refused"].values, strict=True)
+        if no
+    ]
     if refusals:
         out.append(
             f"No verdict on {listed(refusals)}: ablating all components changes the forecast by less than the noise, "
@@ -68,7 +102,10 @@ def read_circuit(ds: xr.Dataset) -> list[str]:
 
 def _minimality(ds: xr.Dataset) -> list[str]:
     """State in which sense the circuit is minimal, and which of the removed components had a part in the forecast."""
-    end = {"up to pairs": "no component and no pair of them", "up to single components": "no single component"}
+    end = {
+        "up to pairs": "no component and no pair of them",
+        "up to single components": "no single component",
+    }
     minimal = str(ds.attrs["minimal"])
     out = [f"The circuit is minimal {minimal}: {end[minimal]} can go as well."]
     cost = ds["cost"].to_series().dropna().sort_values(ascending=False)
@@ -85,8 +122,14 @@ def _minimality(ds: xr.Dataset) -> list[str]:
 def read_circuit_forecasts(ds: xr.Dataset, series: int) -> list[str]:
     """State how far each part's forecast is from the whole model's."""
     amount, parts = measured(unit_of(ds, series)), names(ds, "part")
-    forecasts = {part: array(ds, "forecast", "step", part=i, series=series) for i, part in enumerate(parts)}
-    away = {part: amount(np.abs(values - forecasts["model"]).mean()) for part, values in forecasts.items()}
+    forecasts = {
+        part: array(ds, "forecast", "step", part=i, series=series)
+        for i, part in enumerate(parts)
+    }
+    away = {
+        part: amount(np.abs(values - forecasts["model"]).mean())
+        for part, values in forecasts.items()
+    }
     return [
         f"Mean distance from the whole model's forecast on {names(ds, 'series')[series]}: circuit alone "
         f"{away['circuit']}, all but the circuit {away['complement']}, no components {away['nothing']}."
@@ -97,8 +140,13 @@ def read_curve(ds: xr.Dataset) -> list[str]:
     """Describe where faithfulness is lost."""
     curve, sizes = array(ds, "curve", "size"), np.asarray(ds["size"].values, dtype=int)
     points = np.flatnonzero(np.isfinite(curve))
-    size, least = int(ds["in_circuit"].values.sum()), 1 - float(ds.attrs.get("tolerance", 0.0))
-    out = [f"The smallest circuit tried with a faithfulness of at least {num(least)} has {size} components."]
+    size, least = (
+        int(ds["in_circuit"].values.sum()),
+        1 - float(ds.attrs.get("tolerance", 0.0)),
+    )
+    out = [
+        f"The smallest circuit tried with a faithfulness of at least {num(least)} has {size} components."
+    ]
     if len(points) > 1:
         loss = np.diff(curve[points])
         at = int(np.argmax(loss))
@@ -110,7 +158,9 @@ def read_curve(ds: xr.Dataset) -> list[str]:
 
 
 @CIRCUIT.figure(beside=("edges",))
-def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int = 30) -> go.Figure:
+def circuit_graph(
+    ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int = 30
+) -> go.Figure:
     """Draw the circuit on the model: every head and MLP at its place, those of the circuit filled.
 
     Args:
@@ -122,7 +172,9 @@ def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int 
     board = _Board.of(places)
     sheet = blank(_HEIGHT, max(420, 60 + 34 * len(set(board.x.tolist()))))
     panel = sheet.panel()
-    count = _draw_edges(panel, board, places, mask, edges, most) if edges is not None else 0
+    count = (
+        _draw_edges(panel, board, places, mask, edges, most) if edges is not None else 0
+    )
     _draw_nodes(panel, board, places, mask)
     standing = ""
     if edges is not None:
@@ -130,12 +182,19 @@ def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int 
         panel.dots([x], [y], "", "the forecast", size=13, symbol="diamond")
         if finding(edges, "score", "sender", "receiver") is not None:
             standing = " above rounding"
-    panel.x("layer", tickvals=board.ticks, ticktext=board.labels, ticks="", showline=False)
+    panel.x(
+        "layer", tickvals=board.ticks, ticktext=board.labels, ticks="", showline=False
+    )
     panel.x(range=[-0.8, board.output[0] + (0.8 if edges is not None else -0.4)])
     bows = [trace for trace in sheet.fig.data if trace.name == "edge"]
-    reach = max(board.reach, *(float(np.abs(trace.y).max()) for trace in bows), 0.0) + 0.7
+    reach = (
+        max(board.reach, *(float(np.abs(trace.y).max()) for trace in bows), 0.0) + 0.7
+    )
     panel.y(visible=False, range=[-reach, reach])
-    negative = {str(trace.line.color) for trace in bows} & {mixed(PURPLE, 0.85), mixed(PURPLE, 0.3)}
+    negative = {str(trace.line.color) for trace in bows} & {
+        mixed(PURPLE, 0.85),
+        mixed(PURPLE, 0.3),
+    }
     return sheet.dress(
         f"Circuit of {model_of(ds)} for {_behaviour(ds)} of {shown(names(ds, 'series'))}: "
         f"{int(mask.sum())} of {len(mask)} components",
@@ -159,23 +218,60 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
     sheet = blank(280)
     panel = sheet.panel()
     hover = "%{x} components<br>faithfulness %{y:.3g}"
-    panel.line(sizes[finite], curve[finite], "faithfulness", hover, colour=BLUE, dots=6, legend=False)
+    panel.line(
+        sizes[finite],
+        curve[finite],
+        "faithfulness",
+        hover,
+        colour=BLUE,
+        dots=6,
+        legend=False,
+    )
     noise, remark = finding(ds, "faithfulness"), ""
     if noise is not None and np.isfinite(noise.size):
         remark = "lone dot: the circuit, with its range over series"
         hover = "the circuit<br>faithfulness %{y:.3g}, with its range over series"
-        panel.dots([size], [float(noise.size)], "", hover, colour=VERMILION, size=9, noise=noise.at(None))
+        panel.dots(
+            [size],
+            [float(noise.size)],
+            "",
+            hover,
+            colour=VERMILION,
+            size=9,
+            noise=noise.at(None),
+        )
         panel.floor(noise)
     panel.level(least, dash="dash")
     look: Look = {"yanchor": "bottom", "size": 13}
-    panel.note(f"{least:.3g} required", 0, least, xref="domain", xanchor="left", colour=GREY, **look)
+    panel.note(
+        f"{least:.3g} required",
+        0,
+        least,
+        xref="domain",
+        xanchor="left",
+        colour=GREY,
+        **look,
+    )
     panel.upright(size, colour=VERMILION, width=1.5, dash="dot")
     side = "left" if size < len(sizes) / 2 else "right"
-    panel.note(f" {size} components ", size, 0.02, yref="domain", xanchor=side, colour=VERMILION, **look)
+    panel.note(
+        f" {size} components ",
+        size,
+        0.02,
+        yref="domain",
+        xanchor=side,
+        colour=VERMILION,
+        **look,
+    )
     ends = [] if noise is None else [float(noise.low)]
     low = float(np.nanmin([np.nanmin(curve), least, *ends]))
     panel.x("components kept", range=[-0.5, sizes[-1] + 0.5])
-    panel.y("faithfulness", range=[1 - 1.1 * (1 - low), 1 + 0.08 * (1 - low)], showgrid=True, gridcolor=PALE)
+    panel.y(
+        "faithfulness",
+        range=[1 - 1.1 * (1 - low), 1 + 0.08 * (1 - low)],
+        showgrid=True,
+        gridcolor=PALE,
+    )
     ranking = str(ds.attrs.get("ranking", ""))
     return sheet.dress(
         f"Faithfulness of circuits of {model_of(ds)} to {_behaviour(ds)}, by size",
@@ -188,16 +284,26 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
 
 
 @CIRCUIT.figure()
-def circuit_forecasts(ds: xr.Dataset, *, series: str | int = 0, context_steps: int | None = None) -> go.Figure:
+def circuit_forecasts(
+    ds: xr.Dataset, *, series: str | int = 0, context_steps: int | None = None
+) -> go.Figure:
     """Draw the forecasts of the whole model, the circuit alone, all but the circuit, and none of the components."""
     view, sheet = scene(ds, series, context_steps, least=24), blank()
     panel = sheet.panel()
-    forecasts = dict(zip(names(ds, "part"), array(ds, "forecast", "part", "step", series=view.place), strict=True))
+    forecasts = dict(
+        zip(
+            names(ds, "part"),
+            array(ds, "forecast", "part", "step", series=view.place),
+            strict=True,
+        )
+    )
     for name, (words, colour, width, dash) in _PARTS.items():
         view.forecast(panel, forecasts[name], words, colour, width, dash)
     view.draw(panel)
     core = np.concatenate([view.observations, forecasts["model"], forecasts["circuit"]])
-    cut = fit(sheet, core, np.append(forecasts["complement"], forecasts["nothing"]), reach=1.0)
+    cut = fit(
+        sheet, core, np.append(forecasts["complement"], forecasts["nothing"]), reach=1.0
+    )
     view.title_axes(panel)
     outside = f"what is outside is {ablation_word(ds)}; {view.statistic} forecasts, {view.remark}"
     title = f"Forecasts of {view.id} by {model_of(ds)} and by its circuit alone"
@@ -230,18 +336,42 @@ class _Board:
             order = np.argsort(places.head[mine], kind="stable")
             y[np.array(mine)[order]] = (len(mine) - 1) / 2 - np.arange(len(mine))
         layers = list(dict.fromkeys(row[:2] for row in rows))
-        middles = [float(np.mean([v for row, v in columns.items() if row[:2] == layer])) for layer in layers]
+        middles = [
+            float(np.mean([v for row, v in columns.items() if row[:2] == layer]))
+            for layer in layers
+        ]
         several = len(set(places.stack)) > 1
-        labels = [f"{stack} {layer}" if several else str(layer) for stack, layer in layers]
-        return cls(x, y, (at + 1.2, 0.0), float(np.abs(y).max()), middles, [plain(label) for label in labels])
+        labels = [
+            f"{stack} {layer}" if several else str(layer) for stack, layer in layers
+        ]
+        return cls(
+            x,
+            y,
+            (at + 1.2, 0.0),
+            float(np.abs(y).max()),
+            middles,
+            [plain(label) for label in labels],
+        )
 
 
 def _draw_nodes(panel: Panel, board: _Board, places: Places, mask: np.ndarray) -> None:
-    size = float(np.clip(0.75 * min(_HEIGHT / (2 * board.reach + 2), _WIDTH / (board.output[0] + 1)), 7, 24))
-    head_kinds = {kind for kind, head in zip(places.kind, places.head, strict=True) if head >= 0}
+    size = float(
+        np.clip(
+            0.75 * min(_HEIGHT / (2 * board.reach + 2), _WIDTH / (board.output[0] + 1)),
+            7,
+            24,
+        )
+    )
+    head_kinds = {
+        kind for kind, head in zip(places.kind, places.head, strict=True) if head >= 0
+    }
     for kind, colour in places.colours().items():
         for inside in (True, False):
-            mine = [i for i, other in enumerate(places.kind) if other == kind and mask[i] == inside]
+            mine = [
+                i
+                for i, other in enumerate(places.kind)
+                if other == kind and mask[i] == inside
+            ]
             panel.dots(
                 # an empty trace would have no legend
                 board.x[mine] if mine else [None],
@@ -251,30 +381,56 @@ def _draw_nodes(panel: Panel, board: _Board, places: Places, mask: np.ndarray) -
                 colour=colour if inside else mixed(colour, 0.1),
                 size=size,
                 symbol="circle" if kind in head_kinds else "square",
-                marker={"line": {"color": colour if inside else mixed(colour, 0.4), "width": 1}},
+                marker={
+                    "line": {
+                        "color": colour if inside else mixed(colour, 0.4),
+                        "width": 1,
+                    }
+                },
                 mode="markers+text",
-                text=[str(places.head[i]) if places.head[i] >= 0 and size >= 13 else "" for i in mine],
+                text=[
+                    str(places.head[i]) if places.head[i] >= 0 and size >= 13 else ""
+                    for i in mine
+                ],
                 textfont={"size": 10, "color": "#FFFFFF" if inside else GREY},
                 customdata=[plain(places.names[i]) for i in mine],
             )
 
 
-def _draw_edges(panel: Panel, board: _Board, places: Places, mask: np.ndarray, edges: xr.Dataset, most: int) -> int:
+def _draw_edges(
+    panel: Panel,
+    board: _Board,
+    places: Places,
+    mask: np.ndarray,
+    edges: xr.Dataset,
+    most: int,
+) -> int:
     """Draw the strongest edges, weakest first so that the others lie above; return how many."""
     check(edges, "edges", "score")
-    spots = {name: (board.x[i], board.y[i], bool(mask[i])) for i, name in enumerate(places.names)}
+    spots = {
+        name: (board.x[i], board.y[i], bool(mask[i]))
+        for i, name in enumerate(places.names)
+    }
     spots[OUTPUT] = (*board.output, True)
     scores = path_values(edges, "score")
     senders, receivers = names(edges, "sender"), names(edges, "receiver")
     unknown = [name for name in (*senders, *receivers) if name not in spots]
     if unknown:
-        raise InputError(f"the edges name {unknown[0]}, which is not a component of this circuit's result")
+        raise InputError(
+            f"the edges name {unknown[0]}, which is not a component of this circuit's result"
+        )
     noise = finding(edges, "score", "sender", "receiver")
     if noise is not None:
         # an edge within rounding is none
         scores = np.where(noise.acts > 0, scores, np.nan)
-    order = np.argsort(-np.abs(np.nan_to_num(scores)).ravel(), kind="stable")[: max(most, 0)].tolist()
-    pairs = [(a, b) for a, b in (divmod(i, len(receivers)) for i in order) if np.isfinite(scores[a, b])]
+    order = np.argsort(-np.abs(np.nan_to_num(scores)).ravel(), kind="stable")[
+        : max(most, 0)
+    ].tolist()
+    pairs = [
+        (a, b)
+        for a, b in (divmod(i, len(receivers)) for i in order)
+        if np.isfinite(scores[a, b])
+    ]
     largest = max((abs(float(scores[a, b])) for a, b in pairs), default=1.0)
     for a, b in reversed(pairs):
         (x0, y0, here), (x1, y1, there) = spots[senders[a]], spots[receivers[b]]
@@ -282,10 +438,19 @@ def _draw_edges(panel: Panel, board: _Board, places: Places, mask: np.ndarray, e
         # none of the nodes' colours
         colour = INK if score > 0 else PURPLE
         # bent, so that it passes the nodes between
-        t, height = np.linspace(0, 1, 25), min(0.36 * (x1 - x0), board.reach + 1) * (1 if y0 + y1 >= 0 else -1)
-        x, y = x0 + (x1 - x0) * t, y0 + (y1 - y0) * (3 * t**2 - 2 * t**3) + height * t * (1 - t)
+        t, height = (
+            np.linspace(0, 1, 25),
+            min(0.36 * (x1 - x0), board.reach + 1) * (1 if y0 + y1 >= 0 else -1),
+        )
+        x, y = (
+            x0 + (x1 - x0) * t,
+            y0 + (y1 - y0) * (3 * t**2 - 2 * t**3) + height * t * (1 - t),
+        )
         ends = f"{plain(senders[a])} → {plain(receivers[b])}<br>score {score:.3g}"
-        thin, width = mixed(colour, 0.85 if here and there else 0.3), 0.6 + 5.4 * abs(score) / largest
+        thin, width = (
+            mixed(colour, 0.85 if here and there else 0.3),
+            0.6 + 5.4 * abs(score) / largest,
+        )
         panel.line(x, y, "edge", ends, colour=thin, width=width, legend=False)
     return len(pairs)
 
@@ -293,17 +458,27 @@ def _draw_edges(panel: Panel, board: _Board, places: Places, mask: np.ndarray, e
 def _quality(ds: xr.Dataset, series: int | None = None) -> str:
     """Write faithfulness and completeness in words, of one series or the median, with its range."""
     several = series is None and ds.sizes["series"] > 1
-    size = f"{int(ds['in_circuit'].values.sum())} of {ds.sizes['component']} components" if series is not None else ""
+    size = (
+        f"{int(ds['in_circuit'].values.sum())} of {ds.sizes['component']} components"
+        if series is not None
+        else ""
+    )
     parts = []
     for name in ("faithfulness", "completeness"):
         values = array(ds, name, "series")[slice(None) if series is None else [series]]
-        noise, part = finding(ds, name) if series is None else None, f"no verdict on {name}"
+        noise, part = (
+            finding(ds, name) if series is None else None,
+            f"no verdict on {name}",
+        )
         if np.isfinite(values).any():
             part = f"{name} {np.nanmedian(values):.3g}"
             if noise is not None and noise.spread:
                 part = f"{part} ({float(noise.low):.3g} to {float(noise.high):.3g})"
         parts.append(part)
-    return ", ".join(filter(None, [size, *parts])) + f" (medians over {ds.sizes['series']} series)" * several
+    return (
+        ", ".join(filter(None, [size, *parts]))
+        + f" (medians over {ds.sizes['series']} series)" * several
+    )
 
 
 def _behaviour(ds: xr.Dataset) -> str:
@@ -313,9 +488,13 @@ def _behaviour(ds: xr.Dataset) -> str:
 
 @CIRCUIT.panels
 def _circuit(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(circuit_graph(ds), frame(ds, "in_circuit", "taken", "cost"), read_circuit(ds))
+    yield ReportPanel(
+        circuit_graph(ds), frame(ds, "in_circuit", "taken", "cost"), read_circuit(ds)
+    )
     for i in forecast_series(ds, MAX_DRAWN):
         table = frame(ds.isel(series=[i]), "forecast")
         words, of = read_circuit_forecasts(ds, i), names(ds, "series")[i]
         yield ReportPanel(circuit_forecasts(ds, series=i), table, words, series=of)
-    yield ReportPanel(circuit_curve(ds), frame(ds, "curve").dropna(ignore_index=True), read_curve(ds))
+    yield ReportPanel(
+        circuit_curve(ds), frame(ds, "curve").dropna(ignore_index=True), read_curve(ds)
+    )

@@ -30,7 +30,9 @@ _LOWEST = 0.7  # of their height to which panels are lowered
 
 
 def compose(
-    figures: Sequence[go.Figure | Sequence[go.Figure]], width: str | float = "double", letters: bool = True
+    figures: Sequence[go.Figure | Sequence[go.Figure]],
+    width: str | float = "double",
+    letters: bool = True,
 ) -> go.Figure:
     """Put figures as panels a, b, c … on a sheet for print: type from 6 pt on, a legend under each row.
 
@@ -51,23 +53,47 @@ def compose(
         'a, Forecast'
     """
     if not isinstance(letters, bool):
-        raise InputError(f"letters is {letters!r}, expected True or False: panels have the letters a, b, c …")
+        raise InputError(
+            f"letters is {letters!r}, expected True or False: panels have the letters a, b, c …"
+        )
     width = millimetres(width)
     rows = [[each] if isinstance(each, go.Figure) else list(each) for each in figures]
     if not 0 < sum(map(len, rows)) <= len(ascii_lowercase):
-        raise InputError(f"one to {len(ascii_lowercase)} figures can be composed, not {sum(map(len, rows))}")
-    panels, room, page = [_printed(row, width) for row in rows], _LETTER * letters, round(width * PIXELS_PER_MM)
-    entries = [list_once([trace.to_plotly_json() for figure in row for trace in figure.data]) for row in panels]
-    keys = [SCALE * LEGEND_ROW * legend_rows(go.Figure(row), page / SCALE) for row in entries]
+        raise InputError(
+            f"one to {len(ascii_lowercase)} figures can be composed, not {sum(map(len, rows))}"
+        )
+    panels, room, page = (
+        [_printed(row, width) for row in rows],
+        _LETTER * letters,
+        round(width * PIXELS_PER_MM),
+    )
+    entries = [
+        list_once([trace.to_plotly_json() for figure in row for trace in figure.data])
+        for row in panels
+    ]
+    keys = [
+        SCALE * LEGEND_ROW * legend_rows(go.Figure(row), page / SCALE)
+        for row in entries
+    ]
     _squeeze(panels, TALLEST * PIXELS_PER_MM - sum(keys) - len(rows) * (room + _GAP))
-    heights = [room + max(panel.layout.height for panel in row) + key for row, key in zip(panels, keys, strict=True)]
+    heights = [
+        room + max(panel.layout.height for panel in row) + key
+        for row, key in zip(panels, keys, strict=True)
+    ]
     height, look, top = sum(heights) + len(rows) * _GAP, template(SCALE), 0.0
     size = {
         "width_mm": round(width, 1),
         "height_mm": round(height / PIXELS_PER_MM, 1),
         "type_pt": round(SMALLEST * SCALE / PIXELS_PER_POINT, 1),
     }
-    layout = Part(template=look, width=page, height=round(height), autosize=False, annotations=[], shapes=[])
+    layout = Part(
+        template=look,
+        width=page,
+        height=round(height),
+        autosize=False,
+        annotations=[],
+        shapes=[],
+    )
     layout["margin"] = {**dict.fromkeys("lrtb", 0), "autoexpand": False}
     traces: list[Part] = []
     titles: list[str] = []
@@ -77,13 +103,25 @@ def compose(
         layout[legend] = {**look.layout.legend.to_plotly_json(), **below}
         for panel in row:
             letter = ascii_lowercase[len(titles)]
-            part, of_panel = _place(panel, len(titles) * 10 * SHIFT, (left, top + room), (page, height))
+            part, of_panel = _place(
+                panel, len(titles) * 10 * SHIFT, (left, top + room), (page, height)
+            )
             for name in ("annotations", "shapes"):
                 layout[name] += part.pop(name, [])
             layout |= part
             drawn += [{**trace, "legend": legend} for trace in of_panel]
-            where: Part = {"x": left / page, "y": 1 - top / height, "xanchor": "left", "yanchor": "top"}
-            where |= {"xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 11}}
+            where: Part = {
+                "x": left / page,
+                "y": 1 - top / height,
+                "xanchor": "left",
+                "yanchor": "top",
+            }
+            where |= {
+                "xref": "paper",
+                "yref": "paper",
+                "showarrow": False,
+                "font": {"size": 11},
+            }
             layout["annotations"] += [{"text": f"<b>{letter}</b>", **where}] * letters
             titles.append(f"{letter}, {panel.layout.meta['title']}")
             left += panel.layout.width
@@ -105,7 +143,10 @@ def _printed(row: Sequence[go.Figure], width: float) -> list[go.Figure]:
             f"{SCALE * need / PIXELS_PER_MM:.0f} mm to be read at 6 pt, not {width:g}; give each a row of its own, or "
             "draw fewer panels in each"
         )
-    return [for_print(_quiet(figure), share) for figure, share in zip(row, shares, strict=True)]
+    return [
+        for_print(_quiet(figure), share)
+        for figure, share in zip(row, shares, strict=True)
+    ]
 
 
 def _squeeze(panels: Sequence[Sequence[go.Figure]], room: float) -> None:
@@ -114,7 +155,9 @@ def _squeeze(panels: Sequence[Sequence[go.Figure]], room: float) -> None:
     margins = sum(panel.layout.margin.t + panel.layout.margin.b for panel in tallest)
     share = (room - margins) / (sum(panel.layout.height for panel in tallest) - margins)
     if share < _LOWEST:
-        raise InputError(f"{len(panels)} rows of figures are higher than a page, {TALLEST:g} mm; take fewer figures")
+        raise InputError(
+            f"{len(panels)} rows of figures are higher than a page, {TALLEST:g} mm; take fewer figures"
+        )
     for panel in (panel for row in panels for panel in row if share < 1):
         fixed = panel.layout.margin.t + panel.layout.margin.b
         panel.layout.height = fixed + share * (panel.layout.height - fixed)
@@ -123,16 +166,26 @@ def _squeeze(panels: Sequence[Sequence[go.Figure]], room: float) -> None:
 def _quiet(figure: go.Figure) -> go.Figure:
     """Copy a figure without the room of its legend; what it lists stays marked in its traces."""
     copy = go.Figure(figure).update_layout(showlegend=False)
-    return copy.update_traces(showlegend=False) if figure.layout.showlegend is False else copy
+    return (
+        copy.update_traces(showlegend=False)
+        if figure.layout.showlegend is False
+        else copy
+    )
 
 
 def _place(
-    panel: go.Figure, shift: int, corner: tuple[float, float], sheet: tuple[float, float]
+    panel: go.Figure,
+    shift: int,
+    corner: tuple[float, float],
+    sheet: tuple[float, float],
 ) -> tuple[Part, list[Part]]:
     """Return layout and traces of a printed figure whose upper left corner stands there, in pixels of the sheet."""
     margin, meta = panel.layout.margin, panel.layout.meta
     left = max(margin.l, SCALE * meta["left"])
-    inner = panel.layout.width - left - margin.r, panel.layout.height - margin.t - margin.b
+    inner = (
+        panel.layout.width - left - margin.r,
+        panel.layout.height - margin.t - margin.b,
+    )
 
     def across(x: float) -> float:
         return float(corner[0] + left + x * inner[0]) / sheet[0]

@@ -12,7 +12,15 @@ from tsfm_lens.registry import ReportPanel, frame, measurement
 from tsfm_lens.viz.panels import scene
 from tsfm_lens.viz.select import array, median_position, model_of, names
 from tsfm_lens.viz.sheet import blank, sheet, shortened
-from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, INK, VERMILION, mixed, true_minus
+from tsfm_lens.viz.theme import (
+    BLUE,
+    CATEGORICAL,
+    GREY,
+    INK,
+    VERMILION,
+    mixed,
+    true_minus,
+)
 
 __all__ = ["compressed_forecasts", "size_and_error"]
 
@@ -41,13 +49,25 @@ def read_quality(ds: xr.Dataset) -> list[str]:
     rise = array(ds, "mase_rise", "series")
     finite = np.isfinite(rise)
     if not finite.any():
-        return ["The errors are unknown: there is no truth, or a series has no seasonal error."]
-    mean, low, high = (100 * float(ds[f"mase_rise_{end}"]) for end in ("estimate", "low", "high"))
-    ends = f" ({low:+.2g} to {high:+.2g}, 95 % interval over series)" if np.isfinite([low, high]).all() else ""
+        return [
+            "The errors are unknown: there is no truth, or a series has no seasonal error."
+        ]
+    mean, low, high = (
+        100 * float(ds[f"mase_rise_{end}"]) for end in ("estimate", "low", "high")
+    )
+    ends = (
+        f" ({low:+.2g} to {high:+.2g}, 95 % interval over series)"
+        if np.isfinite([low, high]).all()
+        else ""
+    )
     out = [str(ds.attrs["sources"])] if "sources" in ds.attrs else []
-    out += [f"MASE changes by {mean:+.2g} %{ends}; it falls for {(rise < 0).sum()} of {finite.sum()} series."]
+    out += [
+        f"MASE changes by {mean:+.2g} %{ends}; it falls for {(rise < 0).sum()} of {finite.sum()} series."
+    ]
     if "overlap" in ds:
-        out.append(f"The two models share {100 * float(ds['overlap']):.3g} % of their ten likeliest tokens (Jaccard).")
+        out.append(
+            f"The two models share {100 * float(ds['overlap']):.3g} % of their ten likeliest tokens (Jaccard)."
+        )
     return out
 
 
@@ -76,12 +96,22 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
     panel = next(iter(canvas))
     panel.level(0.0, colour=GREY, dash="dot")
     remaining = 100 * array(ds, "parameters", "method", "keep")
-    rise, low, high = (100 * array(ds, f"mase_rise{end}", "method", "keep") for end in ("", "_low", "_high"))
+    rise, low, high = (
+        100 * array(ds, f"mase_rise{end}", "method", "keep")
+        for end in ("", "_low", "_high")
+    )
     keeps, choice = names(ds, "keep"), str(ds.attrs.get("choice", ""))
     title = f"Rise of MASE of {model_of(ds)} by parameters kept"
     for index, method in enumerate(names(ds, "method")):
-        order, colour = np.argsort(remaining[index]), CATEGORICAL[index % len(CATEGORICAL)]
-        x, y, words = remaining[index][order], rise[index][order], WORDS.get(method, method)
+        order, colour = (
+            np.argsort(remaining[index]),
+            CATEGORICAL[index % len(CATEGORICAL)],
+        )
+        x, y, words = (
+            remaining[index][order],
+            rise[index][order],
+            WORDS.get(method, method),
+        )
         ends = [low[index][order], high[index][order]]
         panel.line(
             x,
@@ -91,28 +121,51 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
             "(%{customdata[1]:+.2f} to %{customdata[2]:+.2f})",
             colour=colour,
             dots=7,
-            customdata=[[keeps[at], *pair] for at, pair in zip(order, zip(*ends, strict=True), strict=True)],
+            customdata=[
+                [keeps[at], *pair]
+                for at, pair in zip(order, zip(*ends, strict=True), strict=True)
+            ],
             error_y={"type": "data", "color": colour, "thickness": 1, "width": 3}
-            | {"array": np.maximum(ends[1] - y, 0), "arrayminus": np.maximum(y - ends[0], 0)},
+            | {
+                "array": np.maximum(ends[1] - y, 0),
+                "arrayminus": np.maximum(y - ends[0], 0),
+            },
         )
         for at, keep in enumerate(keeps):
             if choice == f"{method}, {float(keep):g} kept":
                 ring = {"color": "rgba(0,0,0,0)", "line": {"color": INK, "width": 2}}
-                panel.dots(remaining[index][[at]], rise[index][[at]], "chosen", "", size=15, marker=ring)
+                panel.dots(
+                    remaining[index][[at]],
+                    rise[index][[at]],
+                    "chosen",
+                    "",
+                    size=15,
+                    marker=ring,
+                )
                 if remaining[index][at] < _WHOLE:
-                    size, change = f"{remaining[index][at]:.3g} %", true_minus(f"{rise[index][at]:+.2g} %")
+                    size, change = (
+                        f"{remaining[index][at]:.3g} %",
+                        true_minus(f"{rise[index][at]:+.2g} %"),
+                    )
                     title = f"MASE changes by {change} with {size} of the parameters of {model_of(ds)}"
     panel.x("parameters kept (% of the model's)")
     panel.y("rise of MASE (%)")
     count = int(ds.attrs.get("n_series", 0))
-    over = f"geometric mean over {count} series, 95 % intervals" if count >= 3 else "too few series for intervals"
+    over = (
+        f"geometric mean over {count} series, 95 % intervals"
+        if count >= 3
+        else "too few series for intervals"
+    )
     remark = "ring: the choice" if choice else "no point is shown to be harmless"
     return canvas.dress(title, over, remark)
 
 
 @COMPRESSION_QUALITY.figure()
 def compressed_forecasts(
-    ds: xr.Dataset, *, series: Sequence[str | int] | None = None, context_steps: int | None = None
+    ds: xr.Dataset,
+    *,
+    series: Sequence[str | int] | None = None,
+    context_steps: int | None = None,
 ) -> go.Figure:
     """Draw forecasts of a model and of a smaller one, a panel for each series.
 
@@ -121,36 +174,75 @@ def compressed_forecasts(
         >>> fig.layout.meta["title"]
         'Forecasts of chronos-nano before and after compression'
     """
-    rows = list(range(min(ds.sizes["series"], _PANELS))) if series is None else list(series)
+    rows = (
+        list(range(min(ds.sizes["series"], _PANELS)))
+        if series is None
+        else list(series)
+    )
     views = [scene(ds, each, context_steps, least=24) for each in rows]
     titles = []
     for view in views:
         mase = ds["mase"].values[:, view.place] if "mase" in ds else np.array([np.nan])
-        errors = f": MASE {mase[0]:.3g}, compressed {mase[-1]:.3g}" if np.isfinite(mase).all() else ""
+        errors = (
+            f": MASE {mase[0]:.3g}, compressed {mase[-1]:.3g}"
+            if np.isfinite(mase).all()
+            else ""
+        )
         titles.append(shortened(f"{view.id}{errors}", _TITLE_WIDTH, 12, 2))
     room = 15 * max(title.count("\n") + 1 for title in titles)
-    canvas = sheet([150] * len(views), [1], titles=titles, row_gap=50 + room, above=20 + room, min_width=420)
+    canvas = sheet(
+        [150] * len(views),
+        [1],
+        titles=titles,
+        row_gap=50 + room,
+        above=20 + room,
+        min_width=420,
+    )
     middle = median_position(ds["quantile"].values)
     levels = [float(level) for level in ds["quantile"].values]
     for panel, view in zip(canvas, views, strict=True):
-        whole, other = array(ds, "quantile_forecast", "model", "quantile", "step", series=view.place)
+        whole, other = array(
+            ds, "quantile_forecast", "model", "quantile", "step", series=view.place
+        )
         x, light = view.time.at(view.future), mixed(BLUE, 0.22)
         panel.band(x, whole[0], whole[-1], light, "whole model (interval)", legend=True)
         view.draw(panel)
         for end in (0, -1):
             word = f"quantile {levels[end]:.3g} of the compressed model"
-            view.forecast(panel, other[end], "compressed model (interval)", VERMILION, 0.9, "dash", word)
-        view.forecast(panel, whole[middle], "whole model (median)", BLUE, words="whole model")
-        view.forecast(panel, other[middle], "compressed model (median)", VERMILION, words="compressed model")
+            view.forecast(
+                panel,
+                other[end],
+                "compressed model (interval)",
+                VERMILION,
+                0.9,
+                "dash",
+                word,
+            )
+        view.forecast(
+            panel, whole[middle], "whole model (median)", BLUE, words="whole model"
+        )
+        view.forecast(
+            panel,
+            other[middle],
+            "compressed model (median)",
+            VERMILION,
+            words="compressed model",
+        )
         panel.x(view.time.title if view is views[-1] else "")
         panel.y(view.title)
     ahead = f"{ds.sizes['step']} steps ahead from {views[0].remark}"
     interval = f"interval: from the {levels[0]:.3g} to the {levels[-1]:.3g} quantile"
-    return canvas.dress(f"Forecasts of {model_of(ds)} before and after compression", ahead, interval)
+    return canvas.dress(
+        f"Forecasts of {model_of(ds)} before and after compression", ahead, interval
+    )
 
 
 @COMPRESSION_QUALITY.panels
 def _forecasts(ds: xr.Dataset) -> Iterator[ReportPanel]:
     for first in range(0, ds.sizes["series"], _PANELS):
         part = ds.isel(series=slice(first, first + _PANELS))
-        yield ReportPanel(compressed_forecasts(part), frame(part, "mase", "wql"), read_quality(ds) if not first else [])
+        yield ReportPanel(
+            compressed_forecasts(part),
+            frame(part, "mase", "wql"),
+            read_quality(ds) if not first else [],
+        )

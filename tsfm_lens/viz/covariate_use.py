@@ -19,10 +19,18 @@ from tsfm_lens.viz.words import after_number, num, signed
 
 __all__ = ["covariate_dots", "response_curves"]
 
-WORDS = {"removed": "removed", "constant": "constant, at its mean", "shuffled": "in random order"}
+WORDS = {
+    "removed": "removed",
+    "constant": "constant, at its mean",
+    "shuffled": "in random order",
+}
 _APART = 0.22
 _BENT = 0.2  # of the way up or down, beyond which the other way is no noise
-_WHEN = {"removed": "removing it", "constant": "holding it at its mean", "shuffled": "shuffling it"}
+_WHEN = {
+    "removed": "removing it",
+    "constant": "holding it at its mean",
+    "shuffled": "shuffling it",
+}
 COVARIATE_USE = measurement("covariate_use", needs=COVARIATES)
 
 
@@ -33,10 +41,20 @@ def read_use(ds: xr.Dataset) -> list[str]:
     empty = np.isnan(array(ds, "moved", "covariate", "way", "series")).all(1)
     out = []
     for place in order:
-        silent = [name for name, none in zip(names(ds, "series"), empty[place], strict=True) if none]
-        rest = f" No verdict on {shown(silent)}, where it or the series is constant." if silent else ""
+        silent = [
+            name
+            for name, none in zip(names(ds, "series"), empty[place], strict=True)
+            if none
+        ]
+        rest = (
+            f" No verdict on {shown(silent)}, where it or the series is constant."
+            if silent
+            else ""
+        )
         parts = [_describe(ds, place), _response(ds, place), _share(ds, place)]
-        out.append(f"{names(ds, 'covariate')[place]}: {' '.join(filter(None, parts))}{rest}")
+        out.append(
+            f"{names(ds, 'covariate')[place]}: {' '.join(filter(None, parts))}{rest}"
+        )
     return out
 
 
@@ -47,8 +65,14 @@ def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
     """
     order, level = (names(ds, "way").index(way) for way in ("shuffled", "constant"))
     columns = {
-        "worth": array(ds, "worth_size", "covariate", "way")[:, order] if "worth" in ds else None,
-        "worth_significant": array(ds, "worth_significant", "covariate", "way")[:, order] if "worth" in ds else None,
+        "worth": array(ds, "worth_size", "covariate", "way")[:, order]
+        if "worth" in ds
+        else None,
+        "worth_significant": array(ds, "worth_significant", "covariate", "way")[
+            :, order
+        ]
+        if "worth" in ds
+        else None,
         "slope": array(ds, "slope_size", "covariate"),
         "slope_significant": array(ds, "slope_significant", "covariate"),
         "step": medians(array(ds, "step_size", "covariate", "series")),
@@ -58,13 +82,23 @@ def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
         shares = [_part_shares(ds, place)[at] for place in range(ds.sizes["covariate"])]
         columns[f"share of {part}"] = columns["share"] * np.array(shares)
 
-    def plain_value(name: str, values: np.ndarray | None, place: int) -> float | bool | None:
+    def plain_value(
+        name: str, values: np.ndarray | None, place: int
+    ) -> float | bool | None:
         value = None if values is None else values[place].item()
         missing = value is None or value != value
-        return None if missing else bool(value) if name.endswith("_significant") else value
+        return (
+            None if missing else bool(value) if name.endswith("_significant") else value
+        )
 
     return [
-        {"covariate": label, **{name: plain_value(name, values, place) for name, values in columns.items()}}
+        {
+            "covariate": label,
+            **{
+                name: plain_value(name, values, place)
+                for name, values in columns.items()
+            },
+        }
         for place, label in enumerate(names(ds, "covariate"))
     ]
 
@@ -72,7 +106,11 @@ def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
 def _scale(ds: xr.Dataset) -> tuple[np.ndarray, str]:
     """Return what changes are multiplied by, (series,), and the unit that they then have: MASE over several series."""
     several = ds.sizes["series"] > 1
-    return (np.ones(1), "MASE") if several else (array(ds, "unit", "series"), unit_of(ds, 0) or "data units")
+    return (
+        (np.ones(1), "MASE")
+        if several
+        else (array(ds, "unit", "series"), unit_of(ds, 0) or "data units")
+    )
 
 
 def _steps(ds: xr.Dataset, place: int) -> str:
@@ -93,7 +131,11 @@ def _response(ds: xr.Dataset, place: int) -> str:
     if not slope.acts[place]:
         return ""
     scale, unit = _scale(ds)
-    size = slope.told(place, lambda value: f"{signed(value * float(scale[0]))} {after_number(unit)}", over=True)
+    size = slope.told(
+        place,
+        lambda value: f"{signed(value * float(scale[0]))} {after_number(unit)}",
+        over=True,
+    )
     sure = ", significantly" * bool(slope.significant[place])
     return f"Response: the forecast {_way(ds, place)}{sure}, {size} for {_steps(ds, place)}."
 
@@ -105,18 +147,26 @@ def _way(ds: xr.Dataset, place: int) -> str:
     up, down = float(rises[rises > 0].sum()), float(-rises[rises < 0].sum())
     if min(up, down) > _BENT * max(up, down):
         return "bends with it"
-    low, high = (float(array(ds, f"slope_{end}", "covariate")[place]) for end in ("low", "high"))
+    low, high = (
+        float(array(ds, f"slope_{end}", "covariate")[place]) for end in ("low", "high")
+    )
     if low < 0 < high:
         many = array(ds, "slope", "covariate", "series")[place]
         rising, count = int((many > 0).sum()), int(np.isfinite(many).sum())
         return f"rises with it in {rising} of {count} series, falls in the others"
-    return "rises with it" if judged(ds, "slope", "covariate").size[place] > 0 else "falls with it"
+    return (
+        "rises with it"
+        if judged(ds, "slope", "covariate").size[place] > 0
+        else "falls with it"
+    )
 
 
 def _share(ds: xr.Dataset, place: int) -> str:
     """State the size of its effect, and of a known covariate which part its past and its known future have."""
     scale, unit = _scale(ds)
-    size = array(ds, "moved", "series", covariate=place, way=names(ds, "way").index("constant"))
+    size = array(
+        ds, "moved", "series", covariate=place, way=names(ds, "way").index("constant")
+    )
     total = float(medians((size * scale)[None])[0])
     if not total > 0:
         return ""
@@ -133,7 +183,9 @@ def _part_shares(ds: xr.Dataset, place: int) -> np.ndarray:
     """
     parts = array(ds, "share", "part", "series", covariate=place)
     whole = parts.sum(0)
-    return medians(np.divide(parts, whole, out=np.full(parts.shape, np.nan), where=whole > 0))
+    return medians(
+        np.divide(parts, whole, out=np.full(parts.shape, np.nan), where=whole > 0)
+    )
 
 
 def _size(ds: xr.Dataset, place: int) -> str:
@@ -141,8 +193,12 @@ def _size(ds: xr.Dataset, place: int) -> str:
     moved, ways = judged(ds, "moved", "way", covariate=place), names(ds, "way")
     if not moved.acts.any():
         return ""
-    way = max(range(len(ways)), key=lambda i: (moved.acts[i] > 0, ways[i] == "shuffled"))
-    there = int(np.isfinite(array(ds, "moved", "series", covariate=place, way=way)).sum())
+    way = max(
+        range(len(ways)), key=lambda i: (moved.acts[i] > 0, ways[i] == "shuffled")
+    )
+    there = int(
+        np.isfinite(array(ds, "moved", "series", covariate=place, way=way)).sum()
+    )
     some = f" ({int(moved.acts[way])} of {there})"
     return f"{_WHEN[ways[way]]} moves the forecasts{some} by {moved.told(way, _mase, over=True)}"
 
@@ -157,12 +213,20 @@ def _describe(ds: xr.Dataset, place: int) -> str:
     worth = judged(ds, "worth", "way", covariate=place)
     shuffled = ways.index("shuffled")
     change = float(worth.size[shuffled])
-    told = worth.told(shuffled, lambda value: _mase(value if change > 0 else -value), over=True)
-    helps, harms = (bool((worth.significant & side).any()) for side in (worth.size > 0, worth.size < 0))
+    told = worth.told(
+        shuffled, lambda value: _mase(value if change > 0 else -value), over=True
+    )
+    helps, harms = (
+        bool((worth.significant & side).any())
+        for side in (worth.size > 0, worth.size < 0)
+    )
     outcome = {
         (True, False): "it helps, significantly",
         (False, True): "forecasts are better without it, significantly",
-        (True, True): "it helps or harms, significantly, depending on how it is left out",
+        (
+            True,
+            True,
+        ): "it helps or harms, significantly, depending on how it is left out",
     }.get((helps, harms))
     outcome = outcome or worth.for_others(shuffled)
     return f"{size}, and the error is {'larger' if change > 0 else 'smaller'} by {told}: {outcome}."
@@ -181,7 +245,12 @@ def covariate_dots(ds: xr.Dataset) -> go.Figure:
         panels["worth"] = "change of the error without it\n(MASE; above 0: it helps)"
     height = max(150, 64 * len(covariates))
     canvas = sheet(
-        [height], [1] * len(panels), column_gap=0.05, min_width=360 * len(panels), below=68, shared_yaxes=True
+        [height],
+        [1] * len(panels),
+        column_gap=0.05,
+        min_width=360 * len(panels),
+        below=68,
+        shared_yaxes=True,
     )
     for panel, (name, title) in zip(canvas, panels.items(), strict=True):
         for place, way in enumerate(ways):
@@ -189,14 +258,32 @@ def covariate_dots(ds: xr.Dataset) -> go.Figure:
             mean = array(ds, f"{name}_size", "covariate", way=place)
             at = np.arange(len(covariates)) + _APART * (place - (len(ways) - 1) / 2)
             text = [f"{plain(each)}, {WORDS.get(way, way)}" for each in covariates]
-            look: Look = {"colour": CATEGORICAL[place % len(CATEGORICAL)], "noise": noise, "across": True, "text": text}
-            panel.dots(mean, at, WORDS.get(way, way), "%{text}<br>%{x:.3g} MASE", **look)
+            look: Look = {
+                "colour": CATEGORICAL[place % len(CATEGORICAL)],
+                "noise": noise,
+                "across": True,
+                "text": text,
+            }
+            panel.dots(
+                mean, at, WORDS.get(way, way), "%{text}<br>%{x:.3g} MASE", **look
+            )
         panel.upright(0.0)
         panel.x(title)
-    ticks = [f"{plain(name)}<br>({role})" for name, role in zip(covariates, ds["role_of"].values, strict=True)]
-    canvas.y(tickvals=list(range(len(covariates))), ticktext=ticks, range=[len(covariates) - 0.5, -0.5], showgrid=False)
+    ticks = [
+        f"{plain(name)}<br>({role})"
+        for name, role in zip(covariates, ds["role_of"].values, strict=True)
+    ]
+    canvas.y(
+        tickvals=list(range(len(covariates))),
+        ticktext=ticks,
+        range=[len(covariates) - 0.5, -0.5],
+        showgrid=False,
+    )
     series = names(ds, "series")
-    return canvas.dress(f"Use of covariates by {model_of(ds)}", "median over " * (len(series) > 1) + shown(series))
+    return canvas.dress(
+        f"Use of covariates by {model_of(ds)}",
+        "median over " * (len(series) > 1) + shown(series),
+    )
 
 
 _MAX_PANELS, _MAX_LINES = 6, 200
@@ -210,19 +297,30 @@ def response_curves(ds: xr.Dataset) -> go.Figure:
     """
     size = np.abs(np.nan_to_num(array(ds, "slope_size", "covariate")))
     places = [int(at) for at in np.argsort(-size, kind="stable")[:_MAX_PANELS]]
-    labels, stretch = names(ds, "covariate"), {"known": "known future", "past": "last steps of its past"}
-    titles = [(labels[place], stretch[str(ds["role_of"].values[place])]) for place in places]
+    labels, stretch = (
+        names(ds, "covariate"),
+        {"known": "known future", "past": "last steps of its past"},
+    )
+    titles = [
+        (labels[place], stretch[str(ds["role_of"].values[place])]) for place in places
+    ]
     canvas = panel_grid(titles, row_height=190, most=3, least=200, own_x=True)
     scale, unit = _scale(ds)
     for panel, place in zip(canvas, places, strict=True):
         _draw_response(panel, ds, place, scale, unit)
     canvas.panel().y(f"change of the forecast,\nmean over steps ({unit})", nticks=6)
-    fewer = f"the {len(places)} steepest of {len(labels)}" if len(places) < len(labels) else ""
+    fewer = (
+        f"the {len(places)} steepest of {len(labels)}"
+        if len(places) < len(labels)
+        else ""
+    )
     title = f"Response of the forecast by {model_of(ds)} to its covariates"
     return canvas.dress(title, shown(names(ds, "series")), fewer)
 
 
-def _draw_response(panel: Panel, ds: xr.Dataset, place: int, scale: np.ndarray, unit: str) -> None:
+def _draw_response(
+    panel: Panel, ds: xr.Dataset, place: int, scale: np.ndarray, unit: str
+) -> None:
     """Draw the lines of one covariate."""
     change = array(ds, "response", "series", "shift", covariate=place) * scale[:, None]
     value = array(ds, "value", "series", "shift", covariate=place)
@@ -237,17 +335,43 @@ def _draw_response(panel: Panel, ds: xr.Dataset, place: int, scale: np.ndarray, 
     panel.x("value" if same else "change (standard deviations)", nticks=5)
     several = len(rows) > 1
     for row in rows[:_MAX_LINES] if several else ():
-        order = np.argsort(np.where(np.isfinite(change[row]), value[row], np.inf))[: np.isfinite(change[row]).sum()]
+        order = np.argsort(np.where(np.isfinite(change[row]), value[row], np.inf))[
+            : np.isfinite(change[row]).sum()
+        ]
         hover = f"{plain(ids[row])}<br>value %{{x:.4g}}<br>%{{y:+.3g}} {plain(unit)}"
-        panel.line(value[row, order], change[row, order], "one series", hover, colour=mixed(GREY, 0.45), width=0.7)
+        panel.line(
+            value[row, order],
+            change[row, order],
+            "one series",
+            hover,
+            colour=mixed(GREY, 0.45),
+            width=0.7,
+        )
     if not len(rows):
         return
     points = np.flatnonzero(np.isfinite(change).any(0))
-    x, y = (np.nanmedian(each[np.ix_(rows, points)], axis=0) for each in (value, change))
+    x, y = (
+        np.nanmedian(each[np.ix_(rows, points)], axis=0) for each in (value, change)
+    )
     order = np.argsort(x)
     if several:
         low, high = np.nanquantile(change[np.ix_(rows, points)], (0.1, 0.9), axis=0)
-        panel.band(x[order], low[order], high[order], mixed(BLUE, 0.22), "80 % of series", legend=True)
+        panel.band(
+            x[order],
+            low[order],
+            high[order],
+            mixed(BLUE, 0.22),
+            "80 % of series",
+            legend=True,
+        )
     name = "median over series" if several else ids[int(rows[0])]
-    panel.line(x[order], y[order], name, f"value %{{x:.4g}}<br>%{{y:+.3g}} {plain(unit)}", colour=BLUE, width=2, dots=5)
+    panel.line(
+        x[order],
+        y[order],
+        name,
+        f"value %{{x:.4g}}<br>%{{y:+.3g}} {plain(unit)}",
+        colour=BLUE,
+        width=2,
+        dots=5,
+    )
     panel.level(0.0)

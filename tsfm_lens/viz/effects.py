@@ -26,9 +26,14 @@ EFFECTS = measurement("effects")
 def read_effects(ds: xr.Dataset) -> list[str]:
     """Describe the components with the largest direct and total effects on the forecast."""
     labels, way = names(ds, "component"), ablation_word(ds)
-    direct, total = (judged(ds, f"{effect}_share", "component") for effect in ("direct", "total"))
+    direct, total = (
+        judged(ds, f"{effect}_share", "component") for effect in ("direct", "total")
+    )
     most = [
-        [f"{labels[flat]} ({share.told(flat, percent)})" for flat in share.named(_MAX_NAMES)]
+        [
+            f"{labels[flat]} ({share.told(flat, percent)})"
+            for flat in share.named(_MAX_NAMES)
+        ]
         for share in (direct, total)
     ]
     none = f"of any component is below {percent(WORTH_A_WORD)} of its series' range"
@@ -36,7 +41,9 @@ def read_effects(ds: xr.Dataset) -> list[str]:
         f"Largest direct effects of components {way}, as shares of the series' range{direct.basis}: {listed(most[0])}."
         if most[0]
         else f"The direct effect {none}.",
-        f"Largest total effects, with all that follows: {listed(most[1])}." if most[1] else f"The total effect {none}.",
+        f"Largest total effects, with all that follows: {listed(most[1])}."
+        if most[1]
+        else f"The total effect {none}.",
         *total.standing(labels, "components"),
     ]
 
@@ -47,11 +54,19 @@ def read_self_repair(ds: xr.Dataset) -> list[str]:
     count = int(np.isfinite(repair.size).sum())
     if not count:
         return ["No direct effect is large enough to say what share of it is undone."]
-    undone, added = (int((side & repair.significant).sum()) for side in (repair.size > 0, repair.size < 0))
-    most = [f"{labels[i]} ({repair.told(i, percent)})" for i in repair.named(_MAX_NAMES, repair.size > 0)]
+    undone, added = (
+        int((side & repair.significant).sum())
+        for side in (repair.size > 0, repair.size < 0)
+    )
+    most = [
+        f"{labels[i]} ({repair.told(i, percent)})"
+        for i in repair.named(_MAX_NAMES, repair.size > 0)
+    ]
     return [
         f"{count} components have a direct effect large enough to say what share of it later components undo.",
-        f"Self-repair is largest for {listed(most)}." if most else "Later components undo none of these effects.",
+        f"Self-repair is largest for {listed(most)}."
+        if most
+        else "Later components undo none of these effects.",
         f"Self-repair is significantly positive for {undone} and negative for {added} of them.",
     ]
 
@@ -61,16 +76,21 @@ def _sizes(ds: xr.Dataset, series: list[int]) -> tuple[np.ndarray, np.ndarray, s
     rest = 1 - array(ds, "self_repair", "component", "series")[:, series]
     if len(series) == 1:
         later = slice(int(ds.attrs.get("first_step", 0)), None)
-        size = np.abs(array(ds, "direct", "component", "series", "step")[:, series, later]).mean(-1)
+        size = np.abs(
+            array(ds, "direct", "component", "series", "step")[:, series, later]
+        ).mean(-1)
         return size, size * rest, unit_of(ds, series[0]) or "data units"
     share = array(ds, "direct_share", "component", "series")[:, series]
     return share, share * rest, "share of the series' range"
 
 
 @EFFECTS.figure(
-    table=("direct_share", "total_share", "self_repair"), sentences=lambda ds: read_effects(ds) + read_self_repair(ds)
+    table=("direct_share", "total_share", "self_repair"),
+    sentences=lambda ds: read_effects(ds) + read_self_repair(ds),
 )
-def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None = None) -> go.Figure:
+def self_repair_bars(
+    ds: xr.Dataset, *, top: int = 15, series: str | int | None = None
+) -> go.Figure:
     """Draw how much of its direct effect later components undo, for the largest direct effects."""
     if top < 1:
         raise InputError(f"top is {top}, expected 1 or more")
@@ -81,19 +101,47 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
         finding(ds, name, "component", unit=word) if series is None else None
         for name, word in (("direct_share", "of the range"), ("self_repair", ""))
     ]
-    repair, size = middle_of(noises[1], each), middle_of(noises[0] if len(rows) > 1 else None, direct)
-    order = [int(i) for i in np.argsort(-size, kind="stable") if np.isfinite(repair[i])][:top]
+    repair, size = (
+        middle_of(noises[1], each),
+        middle_of(noises[0] if len(rows) > 1 else None, direct),
+    )
+    order = [
+        int(i) for i in np.argsort(-size, kind="stable") if np.isfinite(repair[i])
+    ][:top]
     labels = [plain(names(ds, "component")[i]) for i in order]
-    noise, mine = (None if each_noise is None else each_noise.at(order) for each_noise in noises)
+    noise, mine = (
+        None if each_noise is None else each_noise.at(order) for each_noise in noises
+    )
     canvas = sheet(
-        [max(140, 22 * len(order))], [0.35, 0.65], column_gap=0.08, min_width=620, below=68, shared_yaxes=True
+        [max(140, 22 * len(order))],
+        [0.35, 0.65],
+        column_gap=0.08,
+        min_width=620,
+        below=68,
+        shared_yaxes=True,
     )
     left, right = canvas
     hover = f"%{{y}}<br>direct effect %{{x:.3g}} {plain(unit)}"
-    left.bars(labels, size[order], "", hover, colour=mixed(GREY, 0.6), across=True, noise=noise)
+    left.bars(
+        labels,
+        size[order],
+        "",
+        hover,
+        colour=mixed(GREY, 0.6),
+        across=True,
+        noise=noise,
+    )
     colours = [VERMILION if v > 0 else mixed(GREY, 0.6) for v in repair[order]]
     right.floor(mine, across=True)
-    right.bars(labels, repair[order], "", "%{y}<br>self-repair %{x:.3g}", colour=colours, across=True, noise=mine)
+    right.bars(
+        labels,
+        repair[order],
+        "",
+        "%{y}<br>self-repair %{x:.3g}",
+        colour=colours,
+        across=True,
+        noise=mine,
+    )
     if len(rows) > 1:
         right.dots(
             each[order].ravel(),
@@ -105,7 +153,9 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
         )
     # what is drawn pale does not set the axis
     sure = repair[order] if mine is None else repair[order][~mine.pale]
-    bounds, cut = fitted_range(np.append(sure, [0.0, 1.0]), np.append(each[order], repair[order]), reach=0.5)
+    bounds, cut = fitted_range(
+        np.append(sure, [0.0, 1.0]), np.append(each[order], repair[order]), reach=0.5
+    )
     right.upright(0.0)
     right.upright(1.0, dash="dash")
     canvas.y(autorange="reversed", ticks="", showline=False, dtick=1)

@@ -57,7 +57,10 @@ class Finding:
 
     def at(self, which: Any) -> Finding:
         """Return the members at some places, in their order."""
-        parts = {name: getattr(self, name)[which] for name in ("size", "low", "high", "acts", "significant")}
+        parts = {
+            name: getattr(self, name)[which]
+            for name in ("size", "low", "high", "acts", "significant")
+        }
         return replace(self, leads=None, lead_share=None, learned=None, **parts)
 
     @property
@@ -77,14 +80,23 @@ class Finding:
 
     def with_another(self, value: float) -> Finding:
         """Add one more member at the end, without range or test."""
-        parts: dict[str, Any] = {name: np.append(getattr(self, name), value) for name in ("size", "low", "high")}
-        parts |= {name: np.append(getattr(self, name), True) for name in ("acts", "significant")}
+        parts: dict[str, Any] = {
+            name: np.append(getattr(self, name), value)
+            for name in ("size", "low", "high")
+        }
+        parts |= {
+            name: np.append(getattr(self, name), True)
+            for name in ("acts", "significant")
+        }
         return replace(self, leads=None, lead_share=None, learned=None, **parts)
 
     @property
     def over(self) -> str:
         """Number of series and windows, in words."""
-        units, entries = int(self.facts.get("units", 1)), int(self.facts.get("entries", 1))
+        units, entries = (
+            int(self.facts.get("units", 1)),
+            int(self.facts.get("entries", 1)),
+        )
         noun = self._noun
         if noun == "series" and entries > units:
             return f"{units} series × {entries / units:.3g} windows"
@@ -102,11 +114,19 @@ class Finding:
         ends = f"median {number(self.size[i])}, {number(self.low[i])} to {number(self.high[i])} over {self.over}"
         return f"{ends}<br>{words}" if self.high[i] > self.low[i] else words
 
-    def named(self, count: int, among: np.ndarray | None = None, *, significant: bool = False) -> list[int]:
+    def named(
+        self, count: int, among: np.ndarray | None = None, *, significant: bool = False
+    ) -> list[int]:
         """Return flat places of the members to name, the largest first: those above their floor and worth a word."""
         size = np.where(np.isfinite(self.size), np.abs(self.size), -1.0).ravel()
-        mask = self.large & (True if among is None else among) & (self.significant if significant else True)
-        return [int(flat) for flat in np.argsort(-size, kind="stable") if mask.flat[flat]][:count]
+        mask = (
+            self.large
+            & (True if among is None else among)
+            & (self.significant if significant else True)
+        )
+        return [
+            int(flat) for flat in np.argsort(-size, kind="stable") if mask.flat[flat]
+        ][:count]
 
     @property
     def large(self) -> np.ndarray:
@@ -124,10 +144,18 @@ class Finding:
         places = np.flatnonzero(self.leads if among is None else self.leads & among)
         return int(places[0]) if len(places) else None
 
-    def told(self, flat: int, write: Callable[[float], str] = num, *, over: bool = False) -> str:
+    def told(
+        self, flat: int, write: Callable[[float], str] = num, *, over: bool = False
+    ) -> str:
         """Write the size of a member with its range, where there is one, and with ``over`` what that is over."""
-        value, low, high = (write(float(each.flat[flat])) for each in (self.size, self.low, self.high))
-        return value if low == high else f"{value}, {low} to {high}{f' over {self.over}' * over}"
+        value, low, high = (
+            write(float(each.flat[flat])) for each in (self.size, self.low, self.high)
+        )
+        return (
+            value
+            if low == high
+            else f"{value}, {low} to {high}{f' over {self.over}' * over}"
+        )
 
     @property
     def basis(self) -> str:
@@ -144,7 +172,9 @@ class Finding:
             return f"{units} {self._noun} are too few to test this for others; {needed} are needed"
         return f"not significant for {target}"
 
-    def standing(self, labels: Sequence[str], noun: str, among: np.ndarray | None = None) -> list[str]:
+    def standing(
+        self, labels: Sequence[str], noun: str, among: np.ndarray | None = None
+    ) -> list[str]:
         """Say on how many series members act, which are significant and for what, and which are learned.
 
         Args:
@@ -162,21 +192,29 @@ class Finding:
     @property
     def flat_words(self) -> list[str]:
         """Say how many series are left out since they are flat; nothing where none is."""
-        flat, entries = int(self.facts.get("flat", 0)), int(self.facts.get("entries", 1))
+        flat, entries = (
+            int(self.facts.get("flat", 0)),
+            int(self.facts.get("entries", 1)),
+        )
         units = int(self.facts.get("units", 1))
         if not flat:
             return []
         noun = self._noun if entries <= units else "windows"
         subject = f"{flat} {noun} {verb(flat, 'are', 'is')}"
         if not entries:
-            return [f"Nothing is compared: {subject} flat, or with a flat forecast, and there is no other."]
+            return [
+                f"Nothing is compared: {subject} flat, or with a flat forecast, and there is no other."
+            ]
         return [f"{subject} left out: flat, or with a flat forecast."]
 
     def lead(self, flat: int) -> str:
         """Say in how many bootstrap samples of series a member is largest, and whether significantly so."""
         if self.lead_share is None or int(self.facts.get("units", 1)) < 2:
             return ""
-        sure = "not " * (self.leads is None or not self.leads.flat[flat]) + "significantly larger than the rest"
+        sure = (
+            "not " * (self.leads is None or not self.leads.flat[flat])
+            + "significantly larger than the rest"
+        )
         return f"largest in {100 * self.lead_share.flat[flat]:.0f} % of bootstrap samples of {self._noun}, {sure}"
 
     def _acting(self, mask: np.ndarray, whole: int, noun: str) -> str:
@@ -184,12 +222,18 @@ class Finding:
         always = int(((self.acts == entries) & mask).sum())
         large = int((self.large & mask).sum())
         where = f" on all {self.over}" if entries > 1 else ""
-        by = f"; {large or 'none'} of {whole} by {percent(self._least)} or more" if self._least == SMALLEST else ""
+        by = (
+            f"; {large or 'none'} of {whole} by {percent(self._least)} or more"
+            if self._least == SMALLEST
+            else ""
+        )
         return f"{always or 'None'} of {whole} {noun} {verb(always, 'act')} above rounding{where}{by}."
 
     def _holding(self, mask: np.ndarray, whole: int, labels: Sequence[str]) -> str:
         facts, noun = self.facts, self._noun
-        units, family, needed = (int(facts.get(name, 1)) for name in ("units", "family", "needed"))
+        units, family, needed = (
+            int(facts.get(name, 1)) for name in ("units", "family", "needed")
+        )
         target = str(facts.get("target", "others"))
         if units < 2:
             return "One series says nothing about others; use more series, or windows=… of this one."
@@ -197,7 +241,13 @@ class Finding:
         how = f"sign tests over {self.over}, {family} tests together"
         if count:
             names = [labels[i] for i in self.named(_MAX_NAMES, mask, significant=True)]
-            most = f": {listed(names)}" if names and count <= len(names) else f", most {listed(names)}" if names else ""
+            most = (
+                f": {listed(names)}"
+                if names and count <= len(names)
+                else f", most {listed(names)}"
+                if names
+                else ""
+            )
             return f"Significant for {target}: {count} of {whole}{most} ({how})."
         if units < needed:
             return f"{units} {noun} are too few for {family} tests on {target}; {needed} are needed."
@@ -209,7 +259,9 @@ class Finding:
             reason = f", since {refusal}" if refusal else ""
             return f"Not compared with untrained twins{reason}; --twins 24 (in Python twins=24) compares."
         twins, count = int(self.facts.get("twins", 0)), int((self.learned & mask).sum())
-        test = f"a size beyond the largest score of any group in {twins} untrained twins"
+        test = (
+            f"a size beyond the largest score of any group in {twins} untrained twins"
+        )
         if not count:
             return f"None of {members} passes the test of learning: {test}."
         names = [labels[i] for i in self.named(_MAX_NAMES, mask & self.learned)]
@@ -220,7 +272,9 @@ def flat_words(ds: xr.Dataset, series: int, members: str) -> list[str]:
     """Say of a series that is flat why its members are not compared; nothing of others."""
     if not flat_series(ds)[series]:
         return []
-    return [f"{names(ds, 'series')[series]} is flat, or its forecast is, so its {members} are not compared."]
+    return [
+        f"{names(ds, 'series')[series]} is flat, or its forecast is, so its {members} are not compared."
+    ]
 
 
 def middle_of(effect: Finding | None, values: np.ndarray) -> np.ndarray:
@@ -232,7 +286,9 @@ def over_words(ds: xr.Dataset, effect: Finding | None, rows: Sequence[int]) -> s
     """Write over which series, and windows of them, a figure shows medians."""
     if effect is None:
         return over_series(ds, rows, "median")
-    fewer = bool(effect.facts.get("flat", 0)) or effect.facts.get("entries") != effect.facts.get("units")
+    fewer = bool(effect.facts.get("flat", 0)) or effect.facts.get(
+        "entries"
+    ) != effect.facts.get("units")
     return f"median over {effect.over}" if fewer else over_series(ds, rows, "median")
 
 
@@ -242,12 +298,21 @@ def mean_of_seeds(values: np.ndarray) -> Finding:
     return Finding(mean, low, high, np.array([1]), np.array([True]))
 
 
-def finding(ds: xr.Dataset, name: str, *dims: str, unit: str = "", **at: int) -> Finding | None:
+def finding(
+    ds: xr.Dataset, name: str, *dims: str, unit: str = "", **at: int
+) -> Finding | None:
     """Read a judged effect over ``dims``, at positions along others; None where the result has no test of it."""
-    variables = [f"{name}_{part}" for part in ("size", "low", "high", "acts", "significant")]
-    if any(variable not in ds or set(ds[variable].dims) - set(at) != set(dims) for variable in variables):
+    variables = [
+        f"{name}_{part}" for part in ("size", "low", "high", "acts", "significant")
+    ]
+    if any(
+        variable not in ds or set(ds[variable].dims) - set(at) != set(dims)
+        for variable in variables
+    ):
         return None
-    size, low, high, acts, significant = (array(ds, variable, *dims, **at) for variable in variables)
+    size, low, high, acts, significant = (
+        array(ds, variable, *dims, **at) for variable in variables
+    )
     more: dict[str, Any] = {
         part: array(ds, f"{name}_{part}", *dims, **at)
         for part in ("leads", "lead_share", "learned")
@@ -256,15 +321,21 @@ def finding(ds: xr.Dataset, name: str, *dims: str, unit: str = "", **at: int) ->
     more |= {part: values > 0 for part, values in more.items() if part != "lead_share"}
     floors = np.zeros(1)
     if f"{name}_floor" in ds:
-        floors = np.asarray(ds[f"{name}_floor"].isel(at, missing_dims="ignore").values, dtype=float).ravel()
-        floors = floors[np.isfinite(floors)] if np.isfinite(floors).any() else np.zeros(1)
+        floors = np.asarray(
+            ds[f"{name}_floor"].isel(at, missing_dims="ignore").values, dtype=float
+        ).ravel()
+        floors = (
+            floors[np.isfinite(floors)] if np.isfinite(floors).any() else np.zeros(1)
+        )
     facts = dict(ds[f"{name}_p"].attrs) if f"{name}_p" in ds else {}
     if "twins_refused" in ds.attrs:
         facts["twins_refused"] = ds.attrs["twins_refused"]
     if f"{name}_learned" in ds:
         facts["twins"] = ds[f"{name}_learned"].attrs.get("twins", 0)
     ends = float(floors.max()), float(floors.min())
-    return Finding(size, low, high, acts, significant > 0, *ends, unit, facts=facts, **more)
+    return Finding(
+        size, low, high, acts, significant > 0, *ends, unit, facts=facts, **more
+    )
 
 
 def judged(ds: xr.Dataset, name: str, *dims: str, **at: Any) -> Finding:

@@ -13,7 +13,15 @@ import xarray as xr
 
 from tsfm_lens.registry import ReportPanel, as_dataset, measurement
 from tsfm_lens.viz.panels import draw_bands, scene
-from tsfm_lens.viz.select import array, forecast_series, median_position, model_of, names, shown, unit_of
+from tsfm_lens.viz.select import (
+    array,
+    forecast_series,
+    median_position,
+    model_of,
+    names,
+    shown,
+    unit_of,
+)
 from tsfm_lens.viz.sheet import blank
 from tsfm_lens.viz.tables import quantile_table
 from tsfm_lens.viz.theme import BLUE, mixed
@@ -45,7 +53,11 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
             f"Its {100 * share:.3g} % band is {amount(width[0])} wide at the first step and "
             f"{amount(width[-1])} at the last."
         )
-    truth = array(ds, "truth", "step", series=series) if "truth" in ds else np.full(len(median), np.nan)
+    truth = (
+        array(ds, "truth", "step", series=series)
+        if "truth" in ds
+        else np.full(len(median), np.nan)
+    )
     finite = np.isfinite(truth)
     if finite.any():
         inside = (truth >= values[low]) & (truth <= values[high])
@@ -66,9 +78,13 @@ def naive_forecast(ds: xr.Dataset, series: int) -> tuple[str, np.ndarray]:
 
     It is the last value where no season is known or the context is shorter; there is no forecast without a context.
     """
-    context = array(ds, "context", "time", series=series) if "context" in ds else np.empty(0)
+    context = (
+        array(ds, "context", "time", series=series) if "context" in ds else np.empty(0)
+    )
     season = int(ds["season"].values[series]) if "season" in ds.coords else 1
-    season = season if season <= len(context) and np.isfinite(context[-season:]).any() else 1
+    season = (
+        season if season <= len(context) and np.isfinite(context[-season:]).any() else 1
+    )
     last, known = context[-season:], context[np.isfinite(context)]
     if not len(known):
         return "last value repeated", np.empty(0)
@@ -80,7 +96,13 @@ def naive_forecast(ds: xr.Dataset, series: int) -> tuple[str, np.ndarray]:
 
 
 @FORECAST.figure()
-def forecast_fan(ds: Any, *, series: str | int = 0, context_steps: int | None = None, samples: int = 0) -> go.Figure:
+def forecast_fan(
+    ds: Any,
+    *,
+    series: str | int = 0,
+    context_steps: int | None = None,
+    samples: int = 0,
+) -> go.Figure:
     """Draw a forecast's quantile bands and median over context and truth.
 
     Args:
@@ -94,19 +116,41 @@ def forecast_fan(ds: Any, *, series: str | int = 0, context_steps: int | None = 
     if samples and "sample" in ds:
         paths = array(ds, "sample", "draw", "step", series=view.place)[:samples]
     for i, path in enumerate(paths):
-        view.forecast(panel, path, "sampled paths", mixed(BLUE, 0.35), 0.8, words=f"sampled path {i + 1}")
-    draw_bands(panel, view, ds["quantile"].values, values, bands=not len(paths), statistic="median")
+        view.forecast(
+            panel,
+            path,
+            "sampled paths",
+            mixed(BLUE, 0.35),
+            0.8,
+            words=f"sampled path {i + 1}",
+        )
+    draw_bands(
+        panel,
+        view,
+        ds["quantile"].values,
+        values,
+        bands=not len(paths),
+        statistic="median",
+    )
     view.draw(panel)
     view.title_axes(panel)
     ahead = f"{len(view.future)} steps ahead from {view.remark}"
-    spread = "sampled paths" if len(paths) else "bands: central intervals of the forecast distribution"
+    spread = (
+        "sampled paths"
+        if len(paths)
+        else "bands: central intervals of the forecast distribution"
+    )
     return sheet.dress(f"Forecast of {view.id} by {model_of(ds)}", ahead, spread)
 
 
 @FORECAST.panels
 def _forecast(ds: xr.Dataset) -> Iterator[ReportPanel]:
     places = forecast_series(ds)
-    beside = [f"The first {_MAX_SERIES} of {len(places)} series are drawn."] if len(places) > _MAX_SERIES else []
+    beside = (
+        [f"The first {_MAX_SERIES} of {len(places)} series are drawn."]
+        if len(places) > _MAX_SERIES
+        else []
+    )
     for i in places[:_MAX_SERIES]:
         table = quantile_table(ds, i)
         if "truth" in ds:
@@ -125,9 +169,17 @@ def as_html(thing: Any) -> str:
         facts.append(f"{data.sizes['draw']} sample paths, seed {attrs.get('seed', 0)}")
     if "truth" not in data:
         facts.append("truth unknown")
-    seconds = sum(float(value) for name, value in attrs.items() if str(name).startswith("seconds_"))
+    seconds = sum(
+        float(value)
+        for name, value in attrs.items()
+        if str(name).startswith("seconds_")
+    )
     if seconds:
         facts.append(f"{seconds:.1f} s")
     # plotly would have every cell fetch MathJax, which no figure here needs
-    figure = re.sub(r"<script src=\S+[Mm]ath[Jj]ax\S+</script>", "", forecast_fan(data)._repr_html_())
+    figure = re.sub(
+        r"<script src=\S+[Mm]ath[Jj]ax\S+</script>",
+        "",
+        forecast_fan(data)._repr_html_(),
+    )
     return f"<p>{escape(' · '.join(fact for fact in facts if fact))}</p>{figure}"

@@ -10,7 +10,13 @@ import numpy as np
 from tsfm_lens.viz.sheet import Sheet, sheet, shortened
 
 _GAP, _AXIS = 36, 34  # pixels between two rows of panels, and of an axis with a title
-_DIGITS = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))  # of labels: as many as have room
+_DIGITS = (
+    (1, 1.5, 2, 3, 4, 5, 7),
+    (1, 2, 3, 5),
+    (1, 2, 5),
+    (1, 3),
+    (1,),
+)  # of labels: as many as have room
 _LONGEST, _TYPE = 250, 11  # pixels: of a line of a panel's title, and its type
 
 
@@ -27,7 +33,12 @@ def width_for(columns: int, least: int = 110) -> int:
 
 
 def panel_grid(
-    titles: Sequence[Sequence[str]], *, row_height: int, most: int = 5, least: int = 110, own_x: bool = False
+    titles: Sequence[Sequence[str]],
+    *,
+    row_height: int,
+    most: int = 5,
+    least: int = 110,
+    own_x: bool = False,
 ) -> Sheet:
     """Make a grid whose panels share axes, the vertical one alone with ``own_x``; ticks at the left and at the foot.
 
@@ -37,7 +48,10 @@ def panel_grid(
         most: panels side by side.
     """
     # long names take a second line
-    words = ["\n".join(shortened(line, _LONGEST, _TYPE, 2) for line in title) for title in titles]
+    words = [
+        "\n".join(shortened(line, _LONGEST, _TYPE, 2) for line in title)
+        for title in titles
+    ]
     columns = columns_for(len(titles), most)
     rows = -(-len(titles) // columns)
     lines = max(title.count("\n") for title in words)
@@ -58,7 +72,9 @@ def panel_grid(
         canvas.panel(row, column).x(visible=False)
         canvas.panel(row, column).y(visible=False)
     for row, column in places:
-        canvas.panel(row, column).x(showticklabels=own_x or (row + 1, column) not in places)
+        canvas.panel(row, column).x(
+            showticklabels=own_x or (row + 1, column) not in places
+        )
         canvas.panel(row, column).y(showticklabels=column == 1)
     canvas.places = places
     return canvas
@@ -67,15 +83,32 @@ def panel_grid(
 def log_axis(values: np.ndarray) -> dict[str, Any]:
     """Return settings of a logarithmic axis: 1, 2 and 5 written out over few decades, else powers of ten."""
     positive = values[np.isfinite(values) & (values > 0)]
-    low, high = (float(np.log10(positive.min())), float(np.log10(positive.max()))) if len(positive) else (-1.0, 0.0)
+    low, high = (
+        (float(np.log10(positive.min())), float(np.log10(positive.max())))
+        if len(positive)
+        else (-1.0, 0.0)
+    )
     if high - low > 2.5:
         step = max(1, round((high - low) / 6))
-        exponents = range(step * int(np.floor(low / step)), int(np.ceil(high)) + step, step)
+        exponents = range(
+            step * int(np.floor(low / step)), int(np.ceil(high)) + step, step
+        )
         powers = [f"10<sup>{power}</sup>".replace("-", "−") for power in exponents]
-        texts = [f"{10.0**at:g}" if -2 <= at <= 3 else power for at, power in zip(exponents, powers, strict=True)]
-        return {"type": "log", "tickvals": [10.0**power for power in exponents], "ticktext": texts}
+        texts = [
+            f"{10.0**at:g}" if -2 <= at <= 3 else power
+            for at, power in zip(exponents, powers, strict=True)
+        ]
+        return {
+            "type": "log",
+            "tickvals": [10.0**power for power in exponents],
+            "ticktext": texts,
+        }
     # nearly equal values are shown in the middle of what is around them
-    ends = (low, high) if high - low > 0.3 else ((low + high) / 2 - 0.3, (low + high) / 2 + 0.3)
+    ends = (
+        (low, high)
+        if high - low > 0.3
+        else ((low + high) / 2 - 0.3, (low + high) / 2 + 0.3)
+    )
     for digits in _DIGITS:
         whole = range(int(np.floor(ends[0])), int(np.ceil(ends[1])) + 1)
         ticks = [digit * 10.0**power for power in whole for digit in digits]
@@ -83,14 +116,22 @@ def log_axis(values: np.ndarray) -> dict[str, Any]:
         near = float(np.diff(visible).min(initial=1.0))
         if near > 0.14 * (ends[1] - ends[0]):
             break
-    look = {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
+    look = {
+        "type": "log",
+        "tickvals": ticks,
+        "ticktext": [f"{tick:g}" for tick in ticks],
+    }
     return look if ends == (low, high) else {**look, "range": list(ends)}
 
 
 def title_axes(grid: Sheet, x_title: str, y_title: str) -> None:
     """Label the lowest x axis of every column and, halfway down, the value axis that all rows share."""
     middle = (max(row for row, _ in grid.places) + 1) // 2
-    grid.x(nticks={1: 8, 2: 6, 3: 4}.get(max(column for _, column in grid.places), 4 if x_title else 3))
+    grid.x(
+        nticks={1: 8, 2: 6, 3: 4}.get(
+            max(column for _, column in grid.places), 4 if x_title else 3
+        )
+    )
     for row, column in grid.places:
         if (row + 1, column) not in grid.places:
             grid.panel(row, column).x(x_title)

@@ -34,7 +34,14 @@ from tsfm_lens.viz.words import layer_names, measured, num
 __all__ = ["explore_figure"]
 
 _SCORES = (
-    *("mean_shift", "spearman_distance", "write_size", "write_share", "entropy", "normalised_entropy"),
+    *(
+        "mean_shift",
+        "spearman_distance",
+        "write_size",
+        "write_share",
+        "entropy",
+        "normalised_entropy",
+    ),
     *("lag", "lag_share", "place_share", "attention_forecast", "attention_other"),
 )
 _MAX_NUMBERED = 60  # cells with room for their number
@@ -97,7 +104,11 @@ def reading_of(ds: xr.Dataset, series: int, layer: int, head: int) -> Reading:
     rest = ahead + other
     by_lag, at_place = float(one["lag_share"]), float(one["place_share"])
     share = max(by_lag, at_place)
-    key = one.sel(key=int(one["place"])) if share > 0 else one.isel(key=slice(0)).assign(key_start=0, key_stop=0)
+    key = (
+        one.sel(key=int(one["place"]))
+        if share > 0
+        else one.isel(key=slice(0)).assign(key_start=0, key_stop=0)
+    )
     start, stop = int(key["key_start"]), int(key["key_stop"])
     # all queries of a place look at it from different distances; one query has one distance
     form = "place" if at_place >= by_lag else "lag"
@@ -128,14 +139,25 @@ def effects_of_heads(ds: xr.Dataset, name: str) -> xr.DataArray:
 
 def heads_table(ds: xr.Dataset) -> pd.DataFrame:
     """Tabulate the scores, a row per series and head."""
-    shared = {key: effects_of_heads(ds, key) for key in ("mean_shift", "spearman_distance") if key in ds}
+    shared = {
+        key: effects_of_heads(ds, key)
+        for key in ("mean_shift", "spearman_distance")
+        if key in ds
+    }
     columns = ["name", *(key for key in _SCORES if key in ds)]
-    ranks = {f"stable_rank_{each}": ds["stable_rank"].sel(product=each, drop=True) for each in names(ds, "product")}
-    each = ds[["lag", *(key for key in columns[1:] if key not in shared)]].assign(shared | ranks)
+    ranks = {
+        f"stable_rank_{each}": ds["stable_rank"].sel(product=each, drop=True)
+        for each in names(ds, "product")
+    }
+    each = ds[["lag", *(key for key in columns[1:] if key not in shared)]].assign(
+        shared | ranks
+    )
     kept = ["series", "layer", "head", "name"]
     each = each.drop_vars([name for name in each.coords if name not in kept])
     table = each.to_dataframe(dim_order=["series", "layer", "head"]).reset_index()
-    return table[["series", "layer", "head", *columns, *ranks]].rename(columns={"name": "component"})
+    return table[["series", "layer", "head", *columns, *ranks]].rename(
+        columns={"name": "component"}
+    )
 
 
 def read_explore(ds: xr.Dataset, series: int = 0) -> list[str]:
@@ -143,13 +165,20 @@ def read_explore(ds: xr.Dataset, series: int = 0) -> list[str]:
     if flat := flat_words(ds, series, "heads"):
         return flat
     amount = measured(unit_of(ds, series) or "data units")
-    shift = effects_of_heads(ds, "mean_shift").isel(series=series).transpose("layer", "head").values
+    shift = (
+        effects_of_heads(ds, "mean_shift")
+        .isel(series=series)
+        .transpose("layer", "head")
+        .values
+    )
     size = array(ds, "write_size", "layer", "head", series=series)
     names_of = ds["name"].transpose("layer", "head").values.astype(str)
     loudest = tuple(int(v) for v in np.unravel_index(size.argmax(), size.shape))
     share = array(ds, "write_share", "layer", "head", series=series)[loudest]
     if not (shift > float(ds["mean_shift_floor"].values[series])).any():
-        return [f"No head of {attention_kind(ds)} moves the forecast beyond rounding when it is ablated."]
+        return [
+            f"No head of {attention_kind(ds)} moves the forecast beyond rounding when it is ablated."
+        ]
     most = tuple(int(v) for v in np.unravel_index(shift.argmax(), shift.shape))
     out = [
         f"Among heads of {attention_kind(ds)}, ablating {names_of[most]} moves the forecast most "
@@ -157,19 +186,31 @@ def read_explore(ds: xr.Dataset, series: int = 0) -> list[str]:
     ]
     reading = reading_of(ds, series, *most)
     if reading.form in ("lag", "place"):
-        out.append(f"It looks most {reading.words} ({percent(reading.share)} of its attention, mean over steps).")
+        out.append(
+            f"It looks most {reading.words} ({percent(reading.share)} of its attention, mean over steps)."
+        )
     elif reading.form == "even":
-        out.append(f"It attends evenly: {percent(reading.share)} at most to one token or distance.")
+        out.append(
+            f"It attends evenly: {percent(reading.share)} at most to one token or distance."
+        )
     else:
         out.append(f"It attends mostly to {reading.others} ({percent(reading.rest)}).")
-    same = "It also writes most" if most == loudest else f"{names_of[loudest]} writes most"
-    out.append(f"{same}: {amount(size[loudest])} on average, {percent(float(share))} of all writes.")
+    same = (
+        "It also writes most" if most == loudest else f"{names_of[loudest]} writes most"
+    )
+    out.append(
+        f"{same}: {amount(size[loudest])} on average, {percent(float(share))} of all writes."
+    )
     return out
 
 
 @EXPLORE.figure(variables=("context",))
 def explore_figure(
-    ds: xr.Dataset, *, series: str | int = 0, layer: str | int | None = None, head: str | int | None = None
+    ds: xr.Dataset,
+    *,
+    series: str | int = 0,
+    layer: str | int | None = None,
+    head: str | int | None = None,
 ) -> go.Figure:
     """Draw by how much the forecast moves without each head, and of one head the forecast with and without it.
 
@@ -177,24 +218,67 @@ def explore_figure(
         layer, head: labels of that head; the one with the largest effect unless both are given.
     """
     view = scene(ds, series, max(2 * ds.sizes["step"], 24))
-    shift = effects_of_heads(ds, "mean_shift").isel(series=view.place).transpose("layer", "head").values
+    shift = (
+        effects_of_heads(ds, "mean_shift")
+        .isel(series=view.place)
+        .transpose("layer", "head")
+        .values
+    )
     layers, heads = layer_names(ds), names(ds, "head")
     row, col = (int(at) for at in np.unravel_index(np.nanargmax(shift), shift.shape))
     if layer is not None and head is not None:
         row, col = position(ds, "layer", layer), position(ds, "head", head)
     framed = np.zeros(shift.shape, dtype=bool)
     framed[row, col] = True
-    each, name = HeadMap(shift, "", "mean change", view.unit or "data units", low=0.0), head_name(ds, row, col)
+    each, name = (
+        HeadMap(shift, "", "mean change", view.unit or "data units", low=0.0),
+        head_name(ds, row, col),
+    )
     titles = ["without each head", "with and without the framed one"]
-    canvas = sheet([max(24 * len(layers), 220)], [0.4, 0.6], titles=titles, column_gap=0.18, min_width=780, below=122)
+    canvas = sheet(
+        [max(24 * len(layers), 220)],
+        [0.4, 0.6],
+        titles=titles,
+        column_gap=0.18,
+        min_width=780,
+        below=122,
+    )
     left, right = canvas
-    left.cells(shift, heads, layers, each.hover, write=num, printed=_MAX_NUMBERED, customdata=each.words)
+    left.cells(
+        shift,
+        heads,
+        layers,
+        each.hover,
+        write=num,
+        printed=_MAX_NUMBERED,
+        customdata=each.words,
+    )
     left.frames(framed, VERMILION)
-    left.x("head", type="category", ticks="", dtick=max(len(heads) // 12, 1), tickangle=0)
-    left.y(type="category", autorange="reversed", ticks="", dtick=1 if len(layers) <= 24 else 2)
-    canvas.fig.update_layout(coloraxis=each.colours(**under(canvas.fig.get_subplot(1, 1), canvas.plot_height)))
-    alone = effects_of_heads(ds, "forecast").isel(series=view.place, layer=row, head=col).values
-    view.forecast(right, array(ds, "baseline_forecast", "step", series=view.place), "complete model", BLUE)
+    left.x(
+        "head", type="category", ticks="", dtick=max(len(heads) // 12, 1), tickangle=0
+    )
+    left.y(
+        type="category",
+        autorange="reversed",
+        ticks="",
+        dtick=1 if len(layers) <= 24 else 2,
+    )
+    canvas.fig.update_layout(
+        coloraxis=each.colours(
+            **under(canvas.fig.get_subplot(1, 1), canvas.plot_height)
+        )
+    )
+    alone = (
+        effects_of_heads(ds, "forecast")
+        .isel(series=view.place, layer=row, head=col)
+        .values
+    )
+    view.forecast(
+        right,
+        array(ds, "baseline_forecast", "step", series=view.place),
+        "complete model",
+        BLUE,
+    )
     view.forecast(right, alone, f"without {name}", VERMILION)
     view.draw(right)
     view.title_axes(right)
@@ -207,21 +291,32 @@ def explore_figure(
 
 def head_name(ds: xr.Dataset, layer: int, head: int) -> str:
     """Name a head's layer and number; both are positions."""
-    return component_name(ds, names(ds, "component").index(str(ds["name"].values[layer, head])))
+    return component_name(
+        ds, names(ds, "component").index(str(ds["name"].values[layer, head]))
+    )
 
 
 def component_name(ds: xr.Dataset, place: int) -> str:
     """Name a component's layer, and its head; with the kind of attention where the stack has several."""
     kinds, heads = ds["component_kind"].values.astype(str), ds["component_head"].values
-    layer, kind = layer_name(str(ds["component_layer"].values[place])), kind_word(kinds[place])
+    layer, kind = (
+        layer_name(str(ds["component_layer"].values[place])),
+        kind_word(kinds[place]),
+    )
     if heads[place] < 0:
         return f"{layer}, {kind}"
     several = len(set(kinds[heads >= 0])) > 1
-    return f"{layer}, {kind} head {heads[place]}" if several else f"{layer}, head {heads[place]}"
+    return (
+        f"{layer}, {kind} head {heads[place]}"
+        if several
+        else f"{layer}, head {heads[place]}"
+    )
 
 
 @EXPLORE.panels
 def _explore(ds: xr.Dataset) -> Iterator[ReportPanel]:
     for place, of in enumerate(names(ds, "series")):
         table = heads_table(ds.isel(series=[place]))
-        yield ReportPanel(explore_figure(ds, series=place), table, read_explore(ds, place), series=of)
+        yield ReportPanel(
+            explore_figure(ds, series=place), table, read_explore(ds, place), series=of
+        )

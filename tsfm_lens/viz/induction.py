@@ -14,7 +14,17 @@ from tsfm_lens.viz.needs import SEQUENCES
 from tsfm_lens.viz.panels import fitted_range
 from tsfm_lens.viz.select import array, model_of, names
 from tsfm_lens.viz.sheet import Look, Panel, sheet
-from tsfm_lens.viz.theme import BLACK, BLUE, GREY, INK, PALE, VERMILION, number, percent, plain
+from tsfm_lens.viz.theme import (
+    BLACK,
+    BLUE,
+    GREY,
+    INK,
+    PALE,
+    VERMILION,
+    number,
+    percent,
+    plain,
+)
 from tsfm_lens.viz.words import head_at, listed, num
 
 __all__ = ["induction_corner", "induction_maps", "overlap_thresholds"]
@@ -29,7 +39,11 @@ INDUCTION = measurement("induction", needs=SEQUENCES)
 def read_induction(ds: xr.Dataset) -> list[str]:
     """Count the heads significantly above both thresholds, and state how well the model copies."""
     surely, perhaps = past_both(ds)
-    which = f": {listed([head_at(ds, flat) for flat in np.flatnonzero(surely)[:6]])}" if surely.any() else ""
+    which = (
+        f": {listed([head_at(ds, flat) for flat in np.flatnonzero(surely)[:6]])}"
+        if surely.any()
+        else ""
+    )
     least = [num(float(ds.attrs[name])) for name in _THRESHOLDS.values()]
     out = [
         f"{int(surely.sum())} of {surely.size} heads are significantly induction heads: prefix matching above "
@@ -37,7 +51,10 @@ def read_induction(ds: xr.Dataset) -> list[str]:
     ]
     if perhaps.any():
         out.append(f"{int(perhaps.sum())} more are undecided.")
-    return [*out, f"The model predicts the motif's next token in {percent(float(ds['copy_accuracy']))} of cases."]
+    return [
+        *out,
+        f"The model predicts the motif's next token in {percent(float(ds['copy_accuracy']))} of cases.",
+    ]
 
 
 def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
@@ -50,50 +67,86 @@ def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
         return passing, np.zeros_like(passing)
     away = np.stack(
         [
-            array(ds, f"{name}_by_sequence", "layer", "head", "sequence") - float(ds.attrs[key])
+            array(ds, f"{name}_by_sequence", "layer", "head", "sequence")
+            - float(ds.attrs[key])
             for name, key in _THRESHOLDS.items()
         ]
     )
-    above, below = (holm(sign_test(side, sides=1).ravel()).reshape(away.shape[:-1]) <= LEVEL for side in (away, -away))
+    above, below = (
+        holm(sign_test(side, sides=1).ravel()).reshape(away.shape[:-1]) <= LEVEL
+        for side in (away, -away)
+    )
     surely = above.all(0)
     return np.asarray(surely), np.asarray(~surely & ~below.any(0))
 
 
-@INDUCTION.figure(table=("prefix_matching", "copy_score", "induction"), sentences=read_induction)
+@INDUCTION.figure(
+    table=("prefix_matching", "copy_score", "induction"), sentences=read_induction
+)
 def induction_maps(ds: xr.Dataset) -> go.Figure:
     """Draw layer × head maps of prefix matching and copy score, and of the entropy where known."""
     surely, perhaps = past_both(ds)
-    which = "the token after the last instance" if ds.attrs.get("offset", 1) else "the last instance"
+    which = (
+        "the token after the last instance"
+        if ds.attrs.get("offset", 1)
+        else "the last instance"
+    )
     ways: dict[str, tuple[str, str, str, Look]] = {
-        "prefix_matching": ("prefix matching", f"attention to {which}", "", {"low": 0.0}),
+        "prefix_matching": (
+            "prefix matching",
+            f"attention to {which}",
+            "",
+            {"low": 0.0},
+        ),
         "copy_score": ("copying", "copy score", "standard deviations", {}),
         "entropy": ("attention entropy", "entropy", "nats", {"reverse": True}),
     }
     maps = [
-        HeadMap(array(ds, name, "layer", "head"), title, word, unit, noise=finding(ds, name, *_DIMS), **options)
+        HeadMap(
+            array(ds, name, "layer", "head"),
+            title,
+            word,
+            unit,
+            noise=finding(ds, name, *_DIMS),
+            **options,
+        )
         for name, (title, word, unit, options) in ways.items()
         if name in ds
     ]
     thresholds = " and ".join(
         f"{word} of at least {number(ds.attrs[key])}"
-        for word, key in (("prefix matching", "prefix_from"), ("a copy score", "copy_from"))
+        for word, key in (
+            ("prefix matching", "prefix_from"),
+            ("a copy score", "copy_from"),
+        )
         if key in ds.attrs
     )
     motif, repeats = ds.attrs.get("motif", "?"), ds.attrs.get("repeats", "?")
-    read = {"last": "at the last decoder position", "first": "after the prompt"}.get(ds.attrs.get("positions", ""))
+    read = {"last": "at the last decoder position", "first": "after the prompt"}.get(
+        ds.attrs.get("positions", "")
+    )
     return head_maps(
         ds,
         maps,
         f"Induction heads of {model_of(ds)}: {int(surely.sum())} of {surely.size} cross-attention heads",
-        f"{motif} random tokens shown {repeats} times" + (f", scores read {read}" if read else ""),
+        f"{motif} random tokens shown {repeats} times"
+        + (f", scores read {read}" if read else ""),
         f"framed: {thresholds or 'induction heads'}, significant over all heads together",
         f"{int(perhaps.sum())} more are undecided" if perhaps.any() else "",
         outlined=surely,
     )
 
 
-_ALL_THRESHOLDS = {"prefix_matching": "prefix_from", "copy_score": "copy_from", "normalised": "sharp_below"}
-_AXES = {"prefix_matching": "prefix matching", "copy_score": "copy score (std)", "normalised": "normalised entropy"}
+_ALL_THRESHOLDS = {
+    "prefix_matching": "prefix_from",
+    "copy_score": "copy_from",
+    "normalised": "sharp_below",
+}
+_AXES = {
+    "prefix_matching": "prefix matching",
+    "copy_score": "copy score (std)",
+    "normalised": "normalised entropy",
+}
 _GROUPS = (
     ("neither", False, False, PALE, "circle"),
     ("sharp", False, True, BLUE, "square"),
@@ -119,9 +172,14 @@ def read_overlap(ds: xr.Dataset) -> list[str]:
 def induction_corner(ds: xr.Dataset) -> go.Figure:
     """Draw prefix matching, copy score and normalised entropy of all heads, each against each."""
     scores = {name: array(ds, name, "layer", "head").ravel() for name in _AXES}
-    ranges = {name: fitted_range(values, np.empty(0))[0] for name, values in scores.items()}
+    ranges = {
+        name: fitted_range(values, np.empty(0))[0] for name, values in scores.items()
+    }
     canvas = sheet([156] * 3, [1] * 3, row_gap=26, column_gap=0.07, min_width=640)
-    thresholds, dashes = {name: float(ds.attrs[key]) for name, key in _ALL_THRESHOLDS.items()}, "4px,3px"
+    thresholds, dashes = (
+        {name: float(ds.attrs[key]) for name, key in _ALL_THRESHOLDS.items()},
+        "4px,3px",
+    )
     for row, below in enumerate(_AXES, start=1):
         for col, beside in enumerate(_AXES, start=1):
             panel = canvas.panel(row, col)
@@ -129,21 +187,36 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
                 panel.x(visible=False)
                 panel.y(visible=False)
                 value = float(ds["correlation"].sel(score=below, other_score=beside))
-                text = f"r = {value:+.2f}".replace("-", "−") if np.isfinite(value) else "r undefined"
+                text = (
+                    f"r = {value:+.2f}".replace("-", "−")
+                    if np.isfinite(value)
+                    else "r undefined"
+                )
                 place = canvas.fig.get_subplot(row, col)
-                middle: Look = {letter: sum(getattr(place, f"{letter}axis").domain) / 2 for letter in "xy"}
+                middle: Look = {
+                    letter: sum(getattr(place, f"{letter}axis").domain) / 2
+                    for letter in "xy"
+                }
                 # what hangs on an invisible axis is not drawn
                 on_paper = {"xref": "paper", "yref": "paper", "xanchor": "center"}
-                canvas.fig.add_annotation(text=text, font={"size": 14, "color": GREY}, **middle, **on_paper)
+                canvas.fig.add_annotation(
+                    text=text, font={"size": 14, "color": GREY}, **middle, **on_paper
+                )
                 continue
             # the lines of one column share their axis, the histogram's heights have their own
-            panel.x(_AXES[beside] if row == 3 else None, showticklabels=row == 3, range=ranges[beside])
+            panel.x(
+                _AXES[beside] if row == 3 else None,
+                showticklabels=row == 3,
+                range=ranges[beside],
+            )
             if col == row:
                 _histogram(panel, scores[beside], _AXES[beside])
                 panel.y("heads", side="right", nticks=4)
             else:
                 _scatter(panel, ds, scores[beside], scores[below])
-                panel.y(_AXES[below] if col == 1 else None, range=ranges[below], nticks=5)
+                panel.y(
+                    _AXES[below] if col == 1 else None, range=ranges[below], nticks=5
+                )
                 panel.level(thresholds[below], dash=dashes)
             panel.upright(thresholds[beside], dash=dashes)
     count = ds["count"].values
@@ -155,52 +228,114 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@INDUCTION_OVERLAP.figure(table=("sweep_sharp_given_induction", "sweep_induction_given_sharp"))
+@INDUCTION_OVERLAP.figure(
+    table=("sweep_sharp_given_induction", "sweep_induction_given_sharp")
+)
 def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
     """Draw how the overlap of induction heads and sharp heads, and their number, depend on the thresholds."""
     sharp = ("entropy_threshold", "sharp_below", "normalised entropy below")
     prefix = ("prefix_threshold", "prefix_from", "prefix matching from")
     maps = {
-        "share of induction heads\nthat are sharp": ("sweep_sharp_given_induction", *sharp),
-        "share of sharp heads\nthat are induction heads": ("sweep_induction_given_sharp", *sharp),
-        "share of all heads\nthat are induction heads": ("sweep_proportion_induction", *prefix),
+        "share of induction heads\nthat are sharp": (
+            "sweep_sharp_given_induction",
+            *sharp,
+        ),
+        "share of sharp heads\nthat are induction heads": (
+            "sweep_induction_given_sharp",
+            *sharp,
+        ),
+        "share of all heads\nthat are induction heads": (
+            "sweep_proportion_induction",
+            *prefix,
+        ),
     }
     # where no head is sharp, or none an induction head, there is no overlap to map
-    drawn = {title: one for title, one in maps.items() if np.nanmax(ds[one[0]].values, initial=0.0) > 0} or maps
-    options: Look = {"column_gap": 0.04, "min_width": 160 + 200 * len(drawn), "above": 44, "shared_yaxes": True}
+    drawn = {
+        title: one
+        for title, one in maps.items()
+        if np.nanmax(ds[one[0]].values, initial=0.0) > 0
+    } or maps
+    options: Look = {
+        "column_gap": 0.04,
+        "min_width": 160 + 200 * len(drawn),
+        "above": 44,
+        "shared_yaxes": True,
+    }
     canvas = sheet([300], [1] * len(drawn), titles=list(drawn), **options)
-    for panel, (title, (name, dim, key, words)) in zip(canvas, drawn.items(), strict=True):
+    for panel, (title, (name, dim, key, words)) in zip(
+        canvas, drawn.items(), strict=True
+    ):
         share, y = title.replace("\n", " "), ds["copy_threshold"].values
         hover = f"{words} %{{x:.3g}}, copy score from %{{y:.3g}}<br>{share} %{{z:.3g}}"
-        panel.cells(array(ds, name, "copy_threshold", dim), ds[dim].values, y, hover, name=share, xgap=0, ygap=0)
-        cross: Look = {"symbol": "x-thin", "size": 11, "marker": {"line": {"width": 2.5, "color": VERMILION}}}
-        panel.dots([ds.attrs.get(key)], [ds.attrs.get("copy_from")], "thresholds of the other figures", **cross)
+        panel.cells(
+            array(ds, name, "copy_threshold", dim),
+            ds[dim].values,
+            y,
+            hover,
+            name=share,
+            xgap=0,
+            ygap=0,
+        )
+        cross: Look = {
+            "symbol": "x-thin",
+            "size": 11,
+            "marker": {"line": {"width": 2.5, "color": VERMILION}},
+        }
+        panel.dots(
+            [ds.attrs.get(key)],
+            [ds.attrs.get("copy_from")],
+            "thresholds of the other figures",
+            **cross,
+        )
         panel.x(words, nticks=6)
     canvas.panel().y("copy score from (std)")
     canvas.colours(colour_scale("share of heads", low=0.0, high=1.0))
     # 0 is white, so what is undefined must not be
     canvas.fig.update_layout(plot_bgcolor=PALE)
     title = f"Overlap of induction and sharp heads of {model_of(ds)} over thresholds"
-    least = (
-        f"for shares of these heads: prefix matching of at least {number(float(ds.attrs.get('prefix_from', np.nan)))}"
+    least = f"for shares of these heads: prefix matching of at least {number(float(ds.attrs.get('prefix_from', np.nan)))}"
+    empty = (
+        "no induction head is sharp at any threshold"
+        if len(drawn) < len(maps)
+        else least
     )
-    empty = "no induction head is sharp at any threshold" if len(drawn) < len(maps) else least
-    return canvas.dress(title, empty, "grey: no head, so no share" * (len(drawn) == len(maps)))
+    return canvas.dress(
+        title, empty, "grey: no head, so no share" * (len(drawn) == len(maps))
+    )
 
 
 def _scatter(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None:
-    places = np.array([f"layer {layer}, head {head}" for layer in names(ds, "layer") for head in names(ds, "head")])
-    induction, sharp = (array(ds, name, "layer", "head").ravel() > 0 for name in ("induction", "sharp"))
+    places = np.array(
+        [
+            f"layer {layer}, head {head}"
+            for layer in names(ds, "layer")
+            for head in names(ds, "head")
+        ]
+    )
+    induction, sharp = (
+        array(ds, name, "layer", "head").ravel() > 0 for name in ("induction", "sharp")
+    )
     for word, is_induction, is_sharp, colour, symbol in _GROUPS:
         mask = (induction == is_induction) & (sharp == is_sharp)
         if mask.any():
             hover = f"%{{customdata}}: {plain(word)}<br>%{{x:.3g}}, %{{y:.3g}}"
-            look: Look = {"colour": colour, "symbol": symbol, "edge": INK, "customdata": places[mask]}
+            look: Look = {
+                "colour": colour,
+                "symbol": symbol,
+                "edge": INK,
+                "customdata": places[mask],
+            }
             panel.dots(x[mask], y[mask], f"{word} ({int(mask.sum())})", hover, **look)
 
 
 def _histogram(panel: Panel, values: np.ndarray, word: str) -> None:
     count, edges = np.histogram(values, bins=min(max(len(values) // 4, 6), 24))
-    middles, hover = (edges[:-1] + edges[1:]) / 2, f"{word} near %{{x:.3g}}: %{{y}} heads"
-    outline: Look = {"marker_line": {"color": GREY, "width": 0.5}, "width": np.diff(edges)}
+    middles, hover = (
+        (edges[:-1] + edges[1:]) / 2,
+        f"{word} near %{{x:.3g}}: %{{y}} heads",
+    )
+    outline: Look = {
+        "marker_line": {"color": GREY, "width": 0.5},
+        "width": np.diff(edges),
+    }
     panel.bars(middles, count, word, hover, colour=PALE, legend=False, **outline)

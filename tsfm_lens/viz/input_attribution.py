@@ -27,7 +27,17 @@ from tsfm_lens.viz.select import (
     unit_of,
 )
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
-from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, INK, PALE, VERMILION, mixed, number, plain
+from tsfm_lens.viz.theme import (
+    BLUE,
+    CATEGORICAL,
+    GREY,
+    INK,
+    PALE,
+    VERMILION,
+    mixed,
+    number,
+    plain,
+)
 from tsfm_lens.viz.words import after_number, listed, num, signed
 
 __all__ = ["deletion_lines", "input_map", "input_timeline", "input_waterfall"]
@@ -35,7 +45,9 @@ __all__ = ["deletion_lines", "input_map", "input_timeline", "input_waterfall"]
 _STRIP, _BAR = 24, 22  # pixels of a strip, and of a bar
 _DASHES = "5px,2px"
 _MAX_NAMES = 3  # segments that a reading names
-_MIXED = 0.9  # a mean below this share of the mean absolute effect: steps disagree in sign
+_MIXED = (
+    0.9  # a mean below this share of the mean absolute effect: steps disagree in sign
+)
 _FAR = 3.0  # standard deviations of the context, beyond which a reference forecast is none of the series
 
 Quantile = float | tuple[float, float] | None
@@ -46,7 +58,8 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
     """State the largest effects on the steps of the forecast, and the way from the reference to the forecast."""
     level = median_position(ds["quantile"].values)
     whole, nothing, rest = (
-        array(ds, name, "step", quantile=level).mean() for name in ("forecast", "reference_forecast", "remainder")
+        array(ds, name, "step", quantile=level).mean()
+        for name in ("forecast", "reference_forecast", "remainder")
     )
     steps = array(ds, "attribution", "segment", "step", quantile=level)
     unit, attrs = after_number(unit_of(ds).strip()), ds.attrs
@@ -57,17 +70,30 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
         _moves(ds, steps, group, unit)
         for group in ranked(ds, steps)
         # noise of a sum is at most the sum of noises
-        if np.abs(steps[group].sum(0)).mean() > max(reach[group].sum(), 2 * float(attrs.get("rounding", 0.0)))
+        if np.abs(steps[group].sum(0)).mean()
+        > max(reach[group].sum(), 2 * float(attrs.get("rounding", 0.0)))
     ][:_MAX_NAMES]
-    most = f"Largest effects: {listed(largest)}" if largest else "No part of the input moves it beyond the noise"
+    most = (
+        f"Largest effects: {listed(largest)}"
+        if largest
+        else "No part of the input moves it beyond the noise"
+    )
     # one reading, so that the overview of a page says what moves the forecast
     target, verdict = attrs.get("target", ""), attrs.get("verdict")
-    alone = "" if attrs.get("masked", 1) else " by its routes alone, as masking was not tested"
+    alone = (
+        ""
+        if attrs.get("masked", 1)
+        else " by its routes alone, as masking was not tested"
+    )
     out = [
         f"The forecast of {target} averages {num(whole)} {unit}".rstrip()
         + f" over {ds.sizes['step']} steps ({statistic_of(ds)}); "
         f"with all inputs replaced by {reference_of(ds)} it averages {num(nothing)}. {most}."
-        + (f" Verdict: the explanation {verdict}{alone} (criteria below)." if verdict else "")
+        + (
+            f" Verdict: the explanation {verdict}{alone} (criteria below)."
+            if verdict
+            else ""
+        )
     ]
     far = float(attrs.get("reference_distance", 0.0))
     if far > _FAR:
@@ -76,7 +102,10 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
             "include the level of the series. A reference that keeps the level shows the other effects better."
         )
     if largest and abs(rest) > 0.05 * np.abs(steps.mean(1)).sum():
-        out.append(f"Segments also act jointly: {signed(rest)} {unit}".rstrip() + " belongs to no single one.")
+        out.append(
+            f"Segments also act jointly: {signed(rest)} {unit}".rstrip()
+            + " belongs to no single one."
+        )
     out += _widens(ds)
     drawn = f"95 % intervals reach ±{num(float(reach.max()))} a step"
     if attrs.get("repeats"):
@@ -95,7 +124,9 @@ def _widens(ds: xr.Dataset) -> list[str]:
     groups = ranked(ds, view.values)
     effects = [float(view.effect[group].sum()) for group in groups]
     labels = [group_name(names(ds, "segment"), group, view.names) for group in groups]
-    whole, nothing = (view.of(name, "step").mean() for name in ("forecast", "reference_forecast"))
+    whole, nothing = (
+        view.of(name, "step").mean() for name in ("forecast", "reference_forecast")
+    )
     unit, order = after_number(unit_of(ds).strip()), np.argsort(effects)
     ends = {"widens": order[-1], "narrows": order[0]}
     parts = [
@@ -104,31 +135,57 @@ def _widens(ds: xr.Dataset) -> list[str]:
         if (effects[at] > 0) == (verb == "widens") and effects[at]
     ]
     most = f": {listed(parts)}" if parts else ""
-    return [f"The {view.word} averages {num(whole)} {unit}".rstrip() + f"; of the reference, {num(nothing)}{most}."]
+    return [
+        f"The {view.word} averages {num(whole)} {unit}".rstrip()
+        + f"; of the reference, {num(nothing)}{most}."
+    ]
 
 
 def ranked(ds: xr.Dataset, effect: np.ndarray) -> list[list[int]]:
     """Group the segments of each known covariate, and sort groups by the mean absolute effect (segment, step)."""
     groups: dict[tuple[int, int], list[int]] = {}
-    for place, (row, kind) in enumerate(zip(ds["row"].values, ds["kind"].values, strict=True)):
-        groups.setdefault((int(row), -1 if kind == "known covariate" else place), []).append(place)
-    return sorted(groups.values(), key=lambda group: -np.abs(effect[group].sum(0)).mean())
+    for place, (row, kind) in enumerate(
+        zip(ds["row"].values, ds["kind"].values, strict=True)
+    ):
+        groups.setdefault(
+            (int(row), -1 if kind == "known covariate" else place), []
+        ).append(place)
+    return sorted(
+        groups.values(), key=lambda group: -np.abs(effect[group].sum(0)).mean()
+    )
 
 
 def input_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
     """List by how much each covariate and each segment moves the median, over steps, in data units, largest first."""
-    steps = array(ds, "attribution", "segment", "step", quantile=median_position(ds["quantile"].values))
+    steps = array(
+        ds,
+        "attribution",
+        "segment",
+        "step",
+        quantile=median_position(ds["quantile"].values),
+    )
     labels = names(ds, "segment")
-    groups = [each for group in ranked(ds, steps) for each in (group, *([i] for i in group if len(group) > 1))]
+    groups = [
+        each
+        for group in ranked(ds, steps)
+        for each in (group, *([i] for i in group if len(group) > 1))
+    ]
     sums = {group_name(labels, group): steps[group].sum(0) for group in groups}
-    return [{"input": n, "mean": float(s.mean()), "mean_absolute": float(abs(s).mean())} for n, s in sums.items()]
+    return [
+        {"input": n, "mean": float(s.mean()), "mean_absolute": float(abs(s).mean())}
+        for n, s in sums.items()
+    ]
 
 
-def group_name(labels: list[str], group: list[int], words: list[str] | None = None) -> str:
+def group_name(
+    labels: list[str], group: list[int], words: list[str] | None = None
+) -> str:
     """Name a segment, in other words if given, or the covariate that several are of."""
     first = labels[group[0]]
     return (
-        (words or labels)[group[0]] if len(group) == 1 else re.sub(r", past$| -?\d+ to -?\d+$", "", first) + " in total"
+        (words or labels)[group[0]]
+        if len(group) == 1
+        else re.sub(r", past$| -?\d+ to -?\d+$", "", first) + " in total"
     )
 
 
@@ -136,13 +193,24 @@ def _moves(ds: xr.Dataset, steps: np.ndarray, group: list[int], unit: str) -> st
     """Write how far a group moves the steps and which way; of a covariate in parts also how far each does."""
     labels, words = names(ds, "segment"), segment_words(ds)
     size, way = moved(steps[group].sum(0))
-    parts = [f"{words[i]} by {num(float(np.abs(steps[i]).mean()))}" for i in group] if len(group) > 1 else []
-    return f"{group_name(labels, group, words)} by {num(size)} {unit}".rstrip() + f" ({'; '.join([way, *parts])})"
+    parts = (
+        [f"{words[i]} by {num(float(np.abs(steps[i]).mean()))}" for i in group]
+        if len(group) > 1
+        else []
+    )
+    return (
+        f"{group_name(labels, group, words)} by {num(size)} {unit}".rstrip()
+        + f" ({'; '.join([way, *parts])})"
+    )
 
 
 def moved(effect: np.ndarray) -> tuple[float, str]:
     """Return the mean size of an effect (step,), and which way it goes in words."""
-    size, mean, up = float(np.abs(effect).mean()), float(effect.mean()), int((effect > 0).sum())
+    size, mean, up = (
+        float(np.abs(effect).mean()),
+        float(effect.mean()),
+        int((effect > 0).sum()),
+    )
     mixed_signs = abs(mean) < _MIXED * size
     way = "up" if mean > 0 else "down"
     if mixed_signs and mean:
@@ -165,7 +233,9 @@ def _table(ds: xr.Dataset) -> pd.DataFrame:
 
 
 @INPUT_ATTRIBUTION.figure(variables=("context",), table=_table, sentences=read_inputs)
-def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: Quantile = None) -> go.Figure:
+def input_timeline(
+    ds: xr.Dataset, *, step: int | None = None, quantile: Quantile = None
+) -> go.Figure:
     """Draw the series with its forecast, and under it every segment, coloured by what it does to the forecast.
 
     Args:
@@ -176,35 +246,70 @@ def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: Quantil
     strips: dict[str, list[int]] = {}
     for place, row in enumerate(ds["row"].values):
         # additive parts lie over one another
-        name = view.names[place] if is_additive(ds, place) else view.series_name(int(row))
+        name = (
+            view.names[place] if is_additive(ds, place) else view.series_name(int(row))
+        )
         strips.setdefault(name, []).append(place)
-    canvas = sheet([210, _STRIP * len(strips)], row_gap=14, min_width=420, shared_xaxes=True)
+    canvas = sheet(
+        [210, _STRIP * len(strips)], row_gap=14, min_width=420, shared_xaxes=True
+    )
     above, below = canvas
     window.draw(above)
-    forecast, reference = (array(ds, name, "step", quantile=view.line) for name in ("forecast", "reference_forecast"))
+    forecast, reference = (
+        array(ds, name, "step", quantile=view.line)
+        for name in ("forecast", "reference_forecast")
+    )
     words = {} if view.line == view.middle else {"words": view.word}
     window.forecast(above, forecast, "forecast", BLUE, 2, **words)
-    window.forecast(above, reference, "reference forecast", GREY, 1.4, _DASHES, words="forecast of the reference")
+    window.forecast(
+        above,
+        reference,
+        "reference forecast",
+        GREY,
+        1.4,
+        _DASHES,
+        words="forecast of the reference",
+    )
     if len(forecast) == 1:
         # a line of one step is none
         dot: Look = {"size": 6, "legend": False}
         at = window.time.at(window.future)
-        above.dots(at, forecast, "forecast", window.hover("forecast"), colour=BLUE, **dot)
-        above.dots(at, reference, "reference forecast", window.hover("reference"), colour=GREY, **dot)
+        above.dots(
+            at, forecast, "forecast", window.hover("forecast"), colour=BLUE, **dot
+        )
+        above.dots(
+            at,
+            reference,
+            "reference forecast",
+            window.hover("reference"),
+            colour=GREY,
+            **dot,
+        )
     if view.step is not None:
         x = window.time.scalar(float(view.step))
-        above.shape("line", (x, x), (0, 1), yref="y domain", line={"color": BLUE, "width": 1})
+        above.shape(
+            "line", (x, x), (0, 1), yref="y domain", line={"color": BLUE, "width": 1}
+        )
     cut = fit(canvas, np.append(window.observations, forecast), reference, row=1)
     for line, places in enumerate(strips.values()):
         _draw_strip(below, ds, view, window, places, line)
-    ticks: Look = {"tickvals": list(range(len(strips))), "ticktext": [plain(name) for name in strips]}
+    ticks: Look = {
+        "tickvals": list(range(len(strips))),
+        "ticktext": [plain(name) for name in strips],
+    }
     below.y(range=[len(strips) - 0.5, -0.5], ticks="", showline=False, **ticks)
     first, last = window.past[0] - 0.5, window.future[-1] + 0.5
     canvas.x(range=[window.time.scalar(first), window.time.scalar(last)])
     below.x(window.time.title)
     above.y(window.title, nticks=5)
     look: Look = {"diverging": True} if view.step is not None else {"low": 0.0}
-    canvas.colours(colour_scale(f"{'mean size of effects' if look else 'effect'} ({view.unit})", view.strength, **look))
+    canvas.colours(
+        colour_scale(
+            f"{'mean size of effects' if look else 'effect'} ({view.unit})",
+            view.strength,
+            **look,
+        )
+    )
     arrows = "" if view.step is not None else "↑ up, ↓ down, ↕ up at some steps"
     title = f"Input effects on the forecast of {view.target} by {model_of(ds)}"
     return canvas.dress(title, view.when, view.how, arrows, cut)
@@ -212,10 +317,14 @@ def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: Quantil
 
 def is_additive(ds: xr.Dataset, place: int) -> bool:
     """Test if a segment is an additive part of a series, and no stretch."""
-    return "part_values" in ds.coords and bool(ds["part_values"].isel(segment=place).notnull().any())
+    return "part_values" in ds.coords and bool(
+        ds["part_values"].isel(segment=place).notnull().any()
+    )
 
 
-def _draw_strip(panel: Panel, ds: xr.Dataset, view: _Part, window: Scene, places: list[int], at: int) -> None:
+def _draw_strip(
+    panel: Panel, ds: xr.Dataset, view: _Part, window: Scene, places: list[int], at: int
+) -> None:
     """Draw stretches of one series, with nothing where it has none, or an additive part."""
     here = np.array(places)[np.argsort(ds["start"].values[places])]
     edges, values, texts, arrows = [float(ds["start"].values[here[0]])], [], [], []
@@ -230,17 +339,29 @@ def _draw_strip(panel: Panel, ds: xr.Dataset, view: _Part, window: Scene, places
             edges.append(edge)
             values.append(value)
             texts.append(text)
-            arrows.append({"up": "↑", "down": "↓"}.get(way, "↕") if text and view.step is None else "")
+            arrows.append(
+                {"up": "↑", "down": "↓"}.get(way, "↕")
+                if text and view.step is None
+                else ""
+            )
     x = window.time.at(np.array(edges) - 0.5)
     hover = f"%{{customdata}}<br>%{{z:+.4g}} {plain(view.unit)}"
     # edges: plotly draws no two maps of one row each on an axis of names
     panel.cells(
-        np.array([values]), x, [at - 0.46, at + 0.46], hover, customdata=[texts], text=[arrows], texttemplate="%{text}"
+        np.array([values]),
+        x,
+        [at - 0.46, at + 0.46],
+        hover,
+        customdata=[texts],
+        text=[arrows],
+        texttemplate="%{text}",
     )
 
 
 @INPUT_ATTRIBUTION.figure(table=_table)
-def input_waterfall(ds: xr.Dataset, *, step: int | None = None, quantile: Quantile = None, top: int = 14) -> go.Figure:
+def input_waterfall(
+    ds: xr.Dataset, *, step: int | None = None, quantile: Quantile = None, top: int = 14
+) -> go.Figure:
     """Draw the way from the reference forecast to the forecast, segment by segment, in data units.
 
     Args:
@@ -257,52 +378,127 @@ def input_waterfall(ds: xr.Dataset, *, step: int | None = None, quantile: Quanti
     labels = [group_name(names(ds, "segment"), group, view.names) for group in most]
     labels += [f"{len(others)} others, summed"] * bool(others)
     rounding = float(ds.attrs.get("rounding", 0.0))
-    joint = any(abs(each.at_step(each.of("remainder", "step"))) > rounding for each in views)
+    joint = any(
+        abs(each.at_step(each.of("remainder", "step"))) > rounding for each in views
+    )
     labels += ["joint effects"] * joint
     count = len(views)
     height = max(120, _BAR * (len(labels) + 2))
     canvas = sheet(
-        [height], [1] * count, column_gap=0.04, min_width=420 + 230 * (count - 1), below=68, shared_yaxes=True
+        [height],
+        [1] * count,
+        column_gap=0.04,
+        min_width=420 + 230 * (count - 1),
+        below=68,
+        shared_yaxes=True,
     )
     for panel, each in zip(canvas, views, strict=True):
         _draw_way(panel, each, most, others, labels)
     labels = ["reference forecast", *labels, "forecast"]
-    canvas.y(tickvals=list(range(len(labels))), ticktext=[plain(each) for each in labels], ticks="", showline=False)
+    canvas.y(
+        tickvals=list(range(len(labels))),
+        ticktext=[plain(each) for each in labels],
+        ticks="",
+        showline=False,
+    )
     canvas.y(range=[len(labels) - 0.4, -0.6])
-    remarks = [view.when, view.how, "bars: what each segment adds; diamonds: both forecasts", view.sampled]
-    return canvas.dress(f"Effects from the reference to the forecast of {view.target} by {model_of(ds)}", *remarks)
+    remarks = [
+        view.when,
+        view.how,
+        "bars: what each segment adds; diamonds: both forecasts",
+        view.sampled,
+    ]
+    return canvas.dress(
+        f"Effects from the reference to the forecast of {view.target} by {model_of(ds)}",
+        *remarks,
+    )
 
 
-def _draw_way(panel: Panel, view: _Part, most: list[list[int]], others: list[int], labels: list[str]) -> None:
+def _draw_way(
+    panel: Panel,
+    view: _Part,
+    most: list[list[int]],
+    others: list[int],
+    labels: list[str],
+) -> None:
     """Draw the bars of groups of segments, of the others and of joint effects, under these labels."""
     # intervals of a sum are no wider than the sum of theirs
-    bars = [(float(view.effect[group].sum()), float(view.reach[group].sum())) for group in most]
+    bars = [
+        (float(view.effect[group].sum()), float(view.reach[group].sum()))
+        for group in most
+    ]
     bars += [(float(view.effect[others].sum()), 0.0)] * bool(others)
-    bars += [(view.at_step(view.of("remainder", "step")), 0.0)] * (len(labels) > len(bars))
+    bars += [(view.at_step(view.of("remainder", "step")), 0.0)] * (
+        len(labels) > len(bars)
+    )
     start = view.at_step(view.of("reference_forecast", "step"))
     ends = start + np.cumsum([length for length, _ in bars])
     begins, places = np.concatenate([[start], ends[:-1]]), np.arange(1, len(bars) + 1)
     panel.line([start, start], [0, 1.4], colour=GREY, width=1, dash=_DASHES)
-    for place, name, (length, reach), base in zip(places, labels, bars, begins, strict=True):
-        colour = mixed(GREY, 0.5) if place > len(most) else VERMILION if length >= 0 else BLUE
-        whisker: Look = {"type": "data", "array": [reach], "color": INK, "thickness": 1, "width": 3}
+    for place, name, (length, reach), base in zip(
+        places, labels, bars, begins, strict=True
+    ):
+        colour = (
+            mixed(GREY, 0.5)
+            if place > len(most)
+            else VERMILION
+            if length >= 0
+            else BLUE
+        )
+        whisker: Look = {
+            "type": "data",
+            "array": [reach],
+            "color": INK,
+            "thickness": 1,
+            "width": 3,
+        }
         bar: Look = {"error_x": whisker} if reach else {}
         hover = f"{plain(name)}<br>moves it by {signed(length)} {plain(view.unit)}"
-        panel.bars([place], [length], "", hover, colour=colour, across=True, width=0.72, base=[base], **bar)
+        panel.bars(
+            [place],
+            [length],
+            "",
+            hover,
+            colour=colour,
+            across=True,
+            width=0.72,
+            base=[base],
+            **bar,
+        )
         end = {"x": max(base, base + length + reach), "xanchor": "left", "xshift": 4}
         panel.note(signed(length), y=place, size=10, **end)
-    for row, value, word in ((0, start, "reference forecast"), (len(bars) + 1, ends[-1], "forecast")):
-        panel.dots([value], [row], "", f"{word}<br>%{{x:.4g}} {plain(view.unit)}", size=9, symbol="diamond")
+    for row, value, word in (
+        (0, start, "reference forecast"),
+        (len(bars) + 1, ends[-1], "forecast"),
+    ):
+        panel.dots(
+            [value],
+            [row],
+            "",
+            f"{word}<br>%{{x:.4g}} {plain(view.unit)}",
+            size=9,
+            symbol="diamond",
+        )
         panel.note(number(value), value, row, size=11, xanchor="left", xshift=8)
     for place, value in zip(places, ends, strict=True):
         panel.line([value, value], [place - 0.36, place + 1.36], colour=GREY, width=0.7)
-    low, high = float(min(begins.min(), ends.min(), start)), float(max(begins.max(), ends.max(), start))
+    low, high = (
+        float(min(begins.min(), ends.min(), start)),
+        float(max(begins.max(), ends.max(), start)),
+    )
     span = (high - low) or max(abs(high), 1.0)
-    panel.x(f"{view.word}\n({view.unit})", range=[low - 0.06 * span, high + 0.32 * span], nticks=6)
+    panel.x(
+        f"{view.word}\n({view.unit})",
+        range=[low - 0.06 * span, high + 0.32 * span],
+        nticks=6,
+    )
 
 
 @INPUT_ATTRIBUTION.figure(
-    table=lambda ds: frame(ds.isel(quantile=median_position(ds["quantile"].values), drop=True), "attribution")
+    table=lambda ds: frame(
+        ds.isel(quantile=median_position(ds["quantile"].values), drop=True),
+        "attribution",
+    )
 )
 def input_map(ds: xr.Dataset, *, quantile: Quantile = None, top: int = 30) -> go.Figure:
     """Draw the segment × forecast step map of what each segment does."""
@@ -314,15 +510,31 @@ def input_map(ds: xr.Dataset, *, quantile: Quantile = None, top: int = 30) -> go
     panel = canvas.panel()
     hover = f"%{{y}}, {window.time.hover}<br>moves it by %{{z:+.4g}} {plain(view.unit)}"
     where = window.time.at(window.future)
-    panel.cells(values[keep], where, [plain(view.names[i]) for i in keep], hover, xgap=0, ygap=1)
-    panel.y(type="category", autorange="reversed", ticks="", showline=False, dtick=1, tickfont_size=11)
+    panel.cells(
+        values[keep], where, [plain(view.names[i]) for i in keep], hover, xgap=0, ygap=1
+    )
+    panel.y(
+        type="category",
+        autorange="reversed",
+        ticks="",
+        showline=False,
+        dtick=1,
+        tickfont_size=11,
+    )
     panel.x("" if window.time.stamps is not None else "forecast step")
     if len(where) == 1:
         panel.x(tickvals=where, ticktext=[window.time.label(int(window.future[0]))])
     canvas.colours(colour_scale(f"effect ({view.unit})", values[keep], diverging=True))
-    fewer = f"the {len(keep)} largest of {len(values)} segments" if len(keep) < len(values) else ""
+    fewer = (
+        f"the {len(keep)} largest of {len(values)} segments"
+        if len(keep) < len(values)
+        else ""
+    )
     return canvas.dress(
-        f"Input effects on the forecast of {view.target} by {model_of(ds)}, by step", view.word, view.how, fewer
+        f"Input effects on the forecast of {view.target} by {model_of(ds)}, by step",
+        view.word,
+        view.how,
+        fewer,
     )
 
 
@@ -333,7 +545,10 @@ class _Part:
     """
 
     def __init__(self, ds: xr.Dataset, step: int | None, quantile: Quantile) -> None:
-        count, left = int(ds["row"].max()) + 1 if "row" in ds and ds["row"].size else 0, ds.sizes.get("series", 0)
+        count, left = (
+            int(ds["row"].max()) + 1 if "row" in ds and ds["row"].size else 0,
+            ds.sizes.get("series", 0),
+        )
         if count > left:
             raise InputError(
                 f"this explanation covers {count} series, of which {left} are left; draw the item with every series"
@@ -341,9 +556,15 @@ class _Part:
         self._ds = ds
         levels = np.asarray(ds["quantile"].values, dtype=float)
         self.middle = median_position(levels)
-        ends = [float(levels[self.middle])] if quantile is None else np.atleast_1d(quantile).tolist()
+        ends = (
+            [float(levels[self.middle])]
+            if quantile is None
+            else np.atleast_1d(quantile).tolist()
+        )
         if len(ends) > 2 or ends != sorted(set(ends)):
-            raise InputError(f"quantile={quantile!r}, expected one, or the lower and the upper end of an interval")
+            raise InputError(
+                f"quantile={quantile!r}, expected one, or the lower and the upper end of an interval"
+            )
         self._levels = [position(ds, "quantile", str(each)) for each in ends]
         self.line = self._levels[0] if len(ends) == 1 else self.middle
         self.step = None if step is None else position(ds, "step", step)
@@ -352,26 +573,52 @@ class _Part:
         values = self.of("attribution", "segment", "step")
         self.values = values if self.step is None else values[:, [self.step]]
         self.effect = self.values.mean(1)
-        self.strength = np.abs(self.values).mean(1) if self.step is None else self.effect
+        self.strength = (
+            np.abs(self.values).mean(1) if self.step is None else self.effect
+        )
         self.unit = unit_of(ds, series_position(ds, self.target)) or "data units"
         marks = [f"{levels[each]:g}" for each in self._levels]
-        self.word = f"{statistic_of(ds)} forecast" if self._levels == [self.middle] else f"quantile {marks[0]}"
+        self.word = (
+            f"{statistic_of(ds)} forecast"
+            if self._levels == [self.middle]
+            else f"quantile {marks[0]}"
+        )
         if len(marks) == 2:
             self.word = f"width of the {marks[0]} to {marks[1]} interval"
-        every = f"mean over {ds.sizes['step']} steps" if ds.sizes["step"] > 1 else "one step"
+        every = (
+            f"mean over {ds.sizes['step']} steps"
+            if ds.sizes["step"] > 1
+            else "one step"
+        )
         self.when = f"{self.word}, {every if self.step is None else 'step ' + names(ds, 'step')[self.step]}"
         self.how = method_words(ds)
         self.sampled, self.reach = "", np.zeros(len(self.effect))
-        name, at = ("mean_half_width", {}) if self.step is None else ("half_width", {"step": self.step})
+        name, at = (
+            ("mean_half_width", {})
+            if self.step is None
+            else ("half_width", {"step": self.step})
+        )
         if name in ds:
             # of a difference no wider than the sum of both
-            self.reach = np.sum([array(ds, name, "segment", quantile=each, **at) for each in self._levels], axis=0)
-            samples = f"{ds.attrs['repeats']} seeds" if "repeats" in ds.attrs else f"{ds.attrs['forecasts']} forecasts"
+            self.reach = np.sum(
+                [
+                    array(ds, name, "segment", quantile=each, **at)
+                    for each in self._levels
+                ],
+                axis=0,
+            )
+            samples = (
+                f"{ds.attrs['repeats']} seeds"
+                if "repeats" in ds.attrs
+                else f"{ds.attrs['forecasts']} forecasts"
+            )
             self.sampled = f"whiskers: 95 % intervals over {samples}"
 
     def of(self, name: str, *dims: str) -> np.ndarray:
         """Return values of the quantile, or of the upper minus the lower one."""
-        first, *second = (array(self._ds, name, *dims, quantile=each) for each in self._levels)
+        first, *second = (
+            array(self._ds, name, *dims, quantile=each) for each in self._levels
+        )
         return second[0] - first if second else first
 
     def at_step(self, values: np.ndarray) -> float:
@@ -380,8 +627,16 @@ class _Part:
 
     def series_name(self, row: int) -> str:
         """Name a series of the item: its variate, or its id where it is alone."""
-        variates = names(self._ds.swap_dims(series="variate"), "variate") if "variate" in self._ds.coords else []
-        return variates[row] if variates and variates[row] else names(self._ds, "series")[row]
+        variates = (
+            names(self._ds.swap_dims(series="variate"), "variate")
+            if "variate" in self._ds.coords
+            else []
+        )
+        return (
+            variates[row]
+            if variates and variates[row]
+            else names(self._ds, "series")[row]
+        )
 
 
 def method_words(ds: xr.Dataset) -> str:
@@ -392,7 +647,11 @@ def method_words(ds: xr.Dataset) -> str:
 
 def reference_of(ds: xr.Dataset) -> str:
     """Name what stands for the inputs: values of the reference, or nothing in place of additive parts."""
-    return "the past without its parts" if "part_values" in ds.coords else f"{ds.attrs.get('reference', '')} values"
+    return (
+        "the past without its parts"
+        if "part_values" in ds.coords
+        else f"{ds.attrs.get('reference', '')} values"
+    )
 
 
 _BAND = "95 % of random orders"
@@ -404,8 +663,15 @@ DELETION_CURVES = measurement("deletion_curves", needs=SERIES)
 def read_tests(ds: xr.Dataset) -> list[str]:
     """State the verdict by the rules of :mod:`tsfm_lens.verdict`: on all tests of the page, where there are others."""
     word, sentences = verdict(ds)
-    whole, by = (ds.attrs.get("verdict", word), "all tests of this page" if "verdict" in ds.attrs else "this test")
-    return [f"Verdict by {by}: the explanation {whole} (criteria below). {sentences[0]}", *sentences[1:], *rules_of(ds)]
+    whole, by = (
+        ds.attrs.get("verdict", word),
+        "all tests of this page" if "verdict" in ds.attrs else "this test",
+    )
+    return [
+        f"Verdict by {by}: the explanation {whole} (criteria below). {sentences[0]}",
+        *sentences[1:],
+        *rules_of(ds),
+    ]
 
 
 @DELETION_CURVES.figure(
@@ -419,21 +685,49 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
     explanations, unit = names(ds, "explanation"), unit_of(ds) or "data units"
     area, p = array(ds, "area", "explanation"), array(ds, "p", "explanation")
     canvas = sheet(
-        [280], [1, 1], titles=[words for _, words in _CURVES], column_gap=0.05, min_width=640, shared_yaxes=True
+        [280],
+        [1, 1],
+        titles=[words for _, words in _CURVES],
+        column_gap=0.05,
+        min_width=640,
+        shared_yaxes=True,
     )
     count = np.arange(ds.sizes["masked"])
     for place, (panel, (name, _)) in enumerate(zip(canvas, _CURVES, strict=True)):
-        low, high = (array(ds, f"random_{end}", "masked", curve=place) for end in ("low", "high"))
+        low, high = (
+            array(ds, f"random_{end}", "masked", curve=place) for end in ("low", "high")
+        )
         panel.band(count, low, high, mixed(PALE, 0.7), _BAND, legend=True)
         middle = array(ds, f"random_{name}", "draw", "masked").mean(0)
         panel.line(count, middle, "random orders, mean", colour=GREY, dash="dot")
         for row, explanation in enumerate(explanations):
             y = array(ds, name, "masked", explanation=row)
-            hover = f"{plain(explanation)}<br>%{{x}} segments<br>%{{y:.4g}} {plain(unit)}"
+            hover = (
+                f"{plain(explanation)}<br>%{{x}} segments<br>%{{y:.4g}} {plain(unit)}"
+            )
             colour = CATEGORICAL[row % len(CATEGORICAL)]
-            panel.line(count, y, explanation, hover, colour=colour, width=2.5 if row == 0 else 1.5, dots=5)
-        panel.x("segments masked" if name == "deletion" else "segments shown", dtick=max(1, len(count) // 12))
-    canvas.panel(1, 1).y(f"distance from the\nwhole forecast ({unit})", rangemode="tozero")
-    areas = [f"{name} {a:.2f} (p {q:.2g})" for name, a, q in zip(explanations, area, p, strict=True)]
-    remarks = [f"forecast of {ds.attrs.get('target', '')}", f"area between the curves, random 0: {', '.join(areas)}"]
+            panel.line(
+                count,
+                y,
+                explanation,
+                hover,
+                colour=colour,
+                width=2.5 if row == 0 else 1.5,
+                dots=5,
+            )
+        panel.x(
+            "segments masked" if name == "deletion" else "segments shown",
+            dtick=max(1, len(count) // 12),
+        )
+    canvas.panel(1, 1).y(
+        f"distance from the\nwhole forecast ({unit})", rangemode="tozero"
+    )
+    areas = [
+        f"{name} {a:.2f} (p {q:.2g})"
+        for name, a, q in zip(explanations, area, p, strict=True)
+    ]
+    remarks = [
+        f"forecast of {ds.attrs.get('target', '')}",
+        f"area between the curves, random 0: {', '.join(areas)}",
+    ]
     return canvas.dress(f"Deletion and insertion on {model_of(ds)}", *remarks)

@@ -20,7 +20,11 @@ from tsfm_lens.viz.words import capital, listed, num
 __all__ = ["input_beeswarm", "input_dependence"]
 
 _MAX_NAMES = 3  # segments that a reading names
-_ROW, _DOT, _BINS = 46, 7, 60  # pixels of a row and a dot; places along the axis within which dots stand in line
+_ROW, _DOT, _BINS = (
+    46,
+    7,
+    60,
+)  # pixels of a row and a dot; places along the axis within which dots stand in line
 
 INPUT_EFFECTS = measurement("input_effects")
 
@@ -28,14 +32,22 @@ INPUT_EFFECTS = measurement("input_effects")
 def read_effects(ds: xr.Dataset) -> list[str]:
     """Describe which segments move forecasts over many series."""
     standing = judged(ds, "size", "segment")
-    labels, kinds = names(ds, "segment"), np.array(names(ds.swap_dims(segment="kind"), "kind"))
+    labels, kinds = (
+        names(ds, "segment"),
+        np.array(names(ds.swap_dims(segment="kind"), "kind")),
+    )
     out = []
     for kind in dict.fromkeys(kinds):
         leading = standing.named(_MAX_NAMES, kinds == kind)
         if not leading:
-            out.append(f"{capital(kind)}: no segment moves the forecasts by 0.01 MASE or more.")
+            out.append(
+                f"{capital(kind)}: no segment moves the forecasts by 0.01 MASE or more."
+            )
             continue
-        moves = [f"{labels[i]} ({standing.told(i, lambda value: f'{num(value)} MASE')})" for i in leading]
+        moves = [
+            f"{labels[i]} ({standing.told(i, lambda value: f'{num(value)} MASE')})"
+            for i in leading
+        ]
         out.append(f"{capital(kind)}: largest effects from {listed(moves)}.")
     return [*out, *standing.standing(labels, "segments")]
 
@@ -44,7 +56,9 @@ def read_effects(ds: xr.Dataset) -> list[str]:
 def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
     """Draw a dot per series for each segment: how far it moves the forecast, and how high its values are."""
     labels = segment_words(ds)
-    effect, value = (array(ds, name, "segment", "series") for name in ("effect", "value"))
+    effect, value = (
+        array(ds, name, "segment", "series") for name in ("effect", "value")
+    )
     noise = finding(ds, "size", "segment", unit="MASE")
     mean = array(ds, "size_size", "segment")
     order = np.argsort(-np.nan_to_num(mean, nan=-1.0), kind="stable")[:top]
@@ -52,7 +66,9 @@ def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
     panel, ids = canvas.panel(), names(ds, "series")
     finite = effect[order][np.isfinite(effect[order])]
     span = float(np.ptp(finite)) if len(finite) else 1.0
-    reach = float(np.nanquantile(np.abs(value), 0.95)) if np.isfinite(value).any() else 1.0
+    reach = (
+        float(np.nanquantile(np.abs(value), 0.95)) if np.isfinite(value).any() else 1.0
+    )
     panel.upright(0.0, colour=GREY)
     for place, row in enumerate(order):
         pale = noise is not None and bool(noise.pale[row])
@@ -61,24 +77,52 @@ def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
             here = np.flatnonzero(np.isfinite(value[row]) == has_value)
             words = [
                 f"{plain(labels[row])}, {plain(ids[i])}<br>moves the forecast by {effect[row, i]:+.3g} MASE"
-                + f"<br>values {value[row, i]:+.3g} standard deviations from their mean" * has_value
+                + f"<br>values {value[row, i]:+.3g} standard deviations from their mean"
+                * has_value
                 for i in here
             ]
-            colour: Look = {"color": value[row, here], "coloraxis": "coloraxis"} if has_value else {"color": GREY}
-            look: Look = {"marker": {**colour, "line": {"color": GREY, "width": 0.6}}, "customdata": words}
+            colour: Look = (
+                {"color": value[row, here], "coloraxis": "coloraxis"}
+                if has_value
+                else {"color": GREY}
+            )
+            look: Look = {
+                "marker": {**colour, "line": {"color": GREY, "width": 0.6}},
+                "customdata": words,
+            }
             symbol = "circle-open" if pale else "circle"
             if len(here):
-                panel.dots(effect[row, here], y[here], "", "%{customdata}", size=_DOT, symbol=symbol, **look)
+                panel.dots(
+                    effect[row, here],
+                    y[here],
+                    "",
+                    "%{customdata}",
+                    size=_DOT,
+                    symbol=symbol,
+                    **look,
+                )
     if noise is not None:
         canvas.noisy(noise, "hollow" * bool(noise.pale[order].any()))
-    panel.y(tickvals=list(range(len(order))), ticktext=[plain(labels[row]) for row in order])
+    panel.y(
+        tickvals=list(range(len(order))), ticktext=[plain(labels[row]) for row in order]
+    )
     panel.y(range=[len(order) - 0.4, -0.6], ticks="", showline=False)
     panel.x("moves the forecast by (MASE)", nticks=7)
-    scale = colour_scale("value, standard deviations\nfrom the mean of its context", high=reach or 1.0, diverging=True)
+    scale = colour_scale(
+        "value, standard deviations\nfrom the mean of its context",
+        high=reach or 1.0,
+        diverging=True,
+    )
     # a white dot would look hollow
-    shades = [(share, PALE if shade == "#FFFFFF" else shade) for share, shade in DIVERGING]
+    shades = [
+        (share, PALE if shade == "#FFFFFF" else shade) for share, shade in DIVERGING
+    ]
     canvas.colours({**scale, "colorscale": shades})
-    fewer = f"the {len(order)} largest of {len(labels)} segments" if len(order) < len(labels) else ""
+    fewer = (
+        f"the {len(order)} largest of {len(labels)} segments"
+        if len(order) < len(labels)
+        else ""
+    )
     return canvas.dress(
         f"Input effects on the forecasts of {model_of(ds)}",
         f"{method_words(ds)}, mean over steps",
@@ -106,14 +150,34 @@ def input_dependence(ds: xr.Dataset, *, top: int = 6) -> go.Figure:
         Lundberg et al. 2020, Nature Machine Intelligence 2, the dependence plot.
     """
     labels, ids = segment_words(ds), names(ds, "series")
-    effect, value = (array(ds, name, "segment", "series") for name in ("effect", "value"))
-    order = np.argsort(-np.nan_to_num(array(ds, "size_size", "segment"), nan=-1.0), kind="stable")
+    effect, value = (
+        array(ds, name, "segment", "series") for name in ("effect", "value")
+    )
+    order = np.argsort(
+        -np.nan_to_num(array(ds, "size_size", "segment"), nan=-1.0), kind="stable"
+    )
     # a whole context has the mean of a context, and so no height
-    order = np.array([place for place in order if np.isfinite(value[place]).any()] or order[:1])[:top]
-    canvas = panel_grid([(labels[place],) for place in order], row_height=170, most=3, least=200, own_x=True)
+    order = np.array(
+        [place for place in order if np.isfinite(value[place]).any()] or order[:1]
+    )[:top]
+    canvas = panel_grid(
+        [(labels[place],) for place in order],
+        row_height=170,
+        most=3,
+        least=200,
+        own_x=True,
+    )
     for panel, place in zip(canvas, order, strict=True):
         hover = "%{text}<br>values %{x:+.3g} standard deviations from their mean<br>%{y:+.3g} MASE"
-        panel.dots(value[place], effect[place], "", hover, size=_DOT, colour=BLUE, text=[plain(name) for name in ids])
+        panel.dots(
+            value[place],
+            effect[place],
+            "",
+            hover,
+            size=_DOT,
+            colour=BLUE,
+            text=[plain(name) for name in ids],
+        )
         panel.level(0.0)
         panel.x("values (standard deviations)", nticks=5)
     canvas.panel().y("moves the forecast\nby (MASE)", nticks=6)

@@ -48,55 +48,99 @@ def read_tilt(ds: xr.Dataset) -> list[str]:
 
 def read_bound(ds: xr.Dataset) -> list[str]:
     """State where the bound holds, where it says something, and how close it comes."""
-    missing, bound = (array(ds, name, "layer", "head", "query") for name in ("missing", "bound"))
+    missing, bound = (
+        array(ds, name, "layer", "head", "query") for name in ("missing", "bound")
+    )
     usable = array(ds, "applicable", "layer", "head", "query") > 0
     if not usable.any():
-        return ["The conditions of the proposition hold for no head, so it gives no bound here."]
+        return [
+            "The conditions of the proposition hold for no head, so it gives no bound here."
+        ]
     informative = usable & (bound < 1)
     out = [
         f"The conditions hold for {int(usable.sum())} of {usable.size} heads and queries, and the bound is below 1 for "
         f"{int(informative.sum())} of them. Elsewhere it is vacuous: no attention could exceed it."
     ]
     if informative.any():
-        ratio = float(np.median(bound[informative] / np.maximum(missing[informative], 1e-16)))
-        out.append(f"Where it is below 1, it is {num(ratio)} times the measured value (median).")
+        ratio = float(
+            np.median(bound[informative] / np.maximum(missing[informative], 1e-16))
+        )
+        out.append(
+            f"Where it is below 1, it is {num(ratio)} times the measured value (median)."
+        )
     violations = int((missing[usable] > bound[usable] * (1 + 1e-6) + 1e-9).sum())
     return [
         *out,
-        f"It is exceeded {violations} times, which must not happen." if violations else "It is never exceeded.",
+        f"It is exceeded {violations} times, which must not happen."
+        if violations
+        else "It is never exceeded.",
     ]
 
 
 @KERNEL_REGRESSION.figure(table=("bandwidth",), sentences=read_bandwidths)
-def kernel_bandwidths(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) -> go.Figure:
+def kernel_bandwidths(
+    ds: xr.Dataset, *, layers: Sequence[str | int] | None = None
+) -> go.Figure:
     """Draw how wide each head's Gaussian kernel is along each of its singular directions, a panel per layer."""
     rows = positions(ds, "layer", layers)
-    grid = _head_lines(ds, rows, array(ds, "bandwidth", "layer", "head", "mode")[rows], "bandwidth %{y:.3g}")
+    grid = _head_lines(
+        ds,
+        rows,
+        array(ds, "bandwidth", "layer", "head", "mode")[rows],
+        "bandwidth %{y:.3g}",
+    )
     title_axes(grid, "mode", "bandwidth (residual stream units)")
     title = f"Kernel bandwidths of the cross-attention of {model_of(ds)}"
     width = "standard deviation 1/√σ of the Gaussian kernel along each singular direction of W_Q W_Kᵀ"
     return grid.dress(title, width, "narrow: queries and keys must agree")
 
 
-def _head_lines(ds: xr.Dataset, layers: list[int], values: np.ndarray, measure: str) -> Sheet:
+def _head_lines(
+    ds: xr.Dataset, layers: list[int], values: np.ndarray, measure: str
+) -> Sheet:
     """Draw ``values`` (layer, head, mode), a panel per layer: a thin line per head, and the median over heads."""
     grid = panel_grid([(label,) for label in layer_names(ds, layers)], row_height=150)
-    modes, several, tail = np.arange(1, values.shape[-1] + 1), "median over heads", f", mode %{{x}}<br>{measure}"
+    modes, several, tail = (
+        np.arange(1, values.shape[-1] + 1),
+        "median over heads",
+        f", mode %{{x}}<br>{measure}",
+    )
     for panel, lines in zip(grid, values, strict=True):
         for head, line in zip(names(ds, "head"), lines, strict=True):
-            panel.line(modes, line, "one head", f"head {plain(head)}{tail}", colour=mixed(GREY, 0.55), width=1)
-        panel.line(modes, medians(lines.T), several, several + tail, colour=BLUE, width=2)
+            panel.line(
+                modes,
+                line,
+                "one head",
+                f"head {plain(head)}{tail}",
+                colour=mixed(GREY, 0.55),
+                width=1,
+            )
+        panel.line(
+            modes, medians(lines.T), several, several + tail, colour=BLUE, width=2
+        )
     grid.y(**log_axis(values))
     return grid
 
 
-@KERNEL_REGRESSION.figure(table=("tilt_share", "identity_error"), sentences=lambda ds: read_tilt(ds) + read_bound(ds))
+@KERNEL_REGRESSION.figure(
+    table=("tilt_share", "identity_error"),
+    sentences=lambda ds: read_tilt(ds) + read_bound(ds),
+)
 def tilt_map(ds: xr.Dataset) -> go.Figure:
     """Draw the layer × head map of the tilt: what keys get by their length alone, against all that tells them apart."""
     values = array(ds, "tilt_share", "layer", "head")
     return head_maps(
         ds,
-        [HeadMap(values, "", "tilt factor", low=0.0, high=float(np.nanmax(values)), write=two_digits)],
+        [
+            HeadMap(
+                values,
+                "",
+                "tilt factor",
+                low=0.0,
+                high=float(np.nanmax(values)),
+                write=two_digits,
+            )
+        ],
         f"Tilt of the cross-attention kernels of {model_of(ds)}",
         single_series(ds),
         "variance over keys of the tilt, relative to tilt and kernel together: near 0 the query decides, from 1 on "

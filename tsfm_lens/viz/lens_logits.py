@@ -21,7 +21,12 @@ from tsfm_lens.viz.words import layer_names
 __all__ = ["lens_logit_map"]
 
 
-@LOGIT_LENS.figure(variables=("logit",), probe_options={"logits": True}, needs=TOKENS, instead="lens_forecast")
+@LOGIT_LENS.figure(
+    variables=("logit",),
+    probe_options={"logits": True},
+    needs=TOKENS,
+    instead="lens_forecast",
+)
 def lens_logit_map(
     ds: xr.Dataset,
     *,
@@ -47,7 +52,9 @@ def lens_logit_map(
     means -= means.mean(axis=-1, keepdims=True)
     limits = [float(np.nanmax(np.abs(means[i]))) or 1.0 for i in places]
     labels = layer_names(ds, places)
-    titles = [(label, f"± {number(top)}") for label, top in zip(labels, limits, strict=True)]
+    titles = [
+        (label, f"± {number(top)}") for label, top in zip(labels, limits, strict=True)
+    ]
     grid, x = panel_grid(titles, row_height=150), view.time.at(view.future)
     for panel, i, top, label in zip(grid, places, limits, labels, strict=True):
         panel.cells(
@@ -61,11 +68,21 @@ def lens_logit_map(
             ygap=0,
         )
         if view.has_truth:
-            panel.line(x, view.truth, "truth", view.hover("truth"), colour=BLACK, width=1.4, dash="2px,2px")
+            panel.line(
+                x,
+                view.truth,
+                "truth",
+                view.hover("truth"),
+                colour=BLACK,
+                width=1.4,
+                dash="2px,2px",
+            )
     grid.y(range=[edges[0], edges[-1]], nticks=5)
     title_axes(grid, view.time.short_title, view.title)
     ticks: Look = {"tickvals": [-1, 0, 1], "ticktext": ["−1", "0", "1"]}
-    grid.colours(colour_scale("logit / panel's limit", high=1.0, diverging=True, **ticks))
+    grid.colours(
+        colour_scale("logit / panel's limit", high=1.0, diverging=True, **ticks)
+    )
     return grid.dress(
         f"Lens logits on {view.id}, layer by layer, in {model_of(ds)}",
         "the output head applied to the residual stream after each layer, less the mean over the values drawn",

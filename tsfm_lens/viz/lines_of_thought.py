@@ -14,7 +14,17 @@ from tsfm_lens.viz.needs import TOKENS
 from tsfm_lens.viz.panels import Scene, fitted_range, scene
 from tsfm_lens.viz.select import array, layer_name, model_of, names, positions, shown
 from tsfm_lens.viz.sheet import Look, Panel, sheet
-from tsfm_lens.viz.theme import BLUE, GREY, PURPLE, SKY, VERMILION, mixed, number, percent, plain
+from tsfm_lens.viz.theme import (
+    BLUE,
+    GREY,
+    PURPLE,
+    SKY,
+    VERMILION,
+    mixed,
+    number,
+    percent,
+    plain,
+)
 from tsfm_lens.viz.words import layer_names, layers, listed
 
 __all__ = ["thought_counts", "thought_lines"]
@@ -29,7 +39,10 @@ LINES_OF_THOUGHT = measurement("lines_of_thought", needs=TOKENS)
 
 def read_thought(ds: xr.Dataset) -> list[str]:
     """State how many lines there are at each depth, and how many die out."""
-    count, spurious = (array(ds, name, "layer", "series").sum(-1) for name in ("count", "spurious_count"))
+    count, spurious = (
+        array(ds, name, "layer", "series").sum(-1)
+        for name in ("count", "spurious_count")
+    )
     words = layers(ds)
     out = [
         f"Lines of thought by depth: {listed([f'{int(n)} at {word}' for word, n in zip(words, count, strict=True)])}."
@@ -46,10 +59,22 @@ def read_thought(ds: xr.Dataset) -> list[str]:
 
 
 @LINES_OF_THOUGHT.figure(
-    table=("start", "stop", "mean_value", "mass", "continuous", "survives", "spurious", "birth", "death"),
+    table=(
+        "start",
+        "stop",
+        "mean_value",
+        "mass",
+        "continuous",
+        "survives",
+        "spurious",
+        "birth",
+        "death",
+    ),
     sentences=read_thought,
 )
-def thought_lines(ds: xr.Dataset, *, series: str | int = 0, layers: Sequence[str | int] | None = None) -> go.Figure:
+def thought_lines(
+    ds: xr.Dataset, *, series: str | int = 0, layers: Sequence[str | int] | None = None
+) -> go.Figure:
     """Draw the logit map of every layer with its lines of thought, spurious ones apart."""
     places = positions(ds, "layer", layers)
     view = scene(ds, series, max(ds.sizes["step"], 12))
@@ -61,7 +86,9 @@ def thought_lines(ds: xr.Dataset, *, series: str | int = 0, layers: Sequence[str
     grid, _ = logit_sheet(ds, view, places, bounds, _ROWS)
     panels = dict(zip(labels, grid, strict=True))
     for line in lines:
-        _line(panels[str(ds["line_layer"].values[line])], ds, view, int(line), paths[line])
+        _line(
+            panels[str(ds["line_layer"].values[line])], ds, view, int(line), paths[line]
+        )
     # labels of neighbouring panels would run into each other
     grid.x(nticks=2 if len(panels) > 2 else 4)
     grid.min_width *= 1.15
@@ -85,27 +112,58 @@ def thought_counts(ds: xr.Dataset) -> go.Figure:
     titles = ["lines of thought", "probability on spurious lines"]
     canvas = sheet([260], [1, 1], titles=titles, column_gap=0.13, min_width=640)
     left, right = canvas
-    for word, counts, colour in (("spurious", spurious, VERMILION), ("other", other, mixed(BLUE, 0.45))):
+    for word, counts, colour in (
+        ("spurious", spurious, VERMILION),
+        ("other", other, mixed(BLUE, 0.45)),
+    ):
         hover = f"%{{x}}<br>%{{y:.3g}} {word} lines per series"
         left.bars(labels, counts.mean(axis=1), f"{word} lines", hover, colour=colour)
     several, tail = len(ids) > 1, "%{y:.3g} % on spurious lines"
     for name, line in zip(ids if several else [], mass.T, strict=False):
-        look: Look = {"colour": mixed(GREY, 0.5), "width": 1, "text": [plain(name)] * len(labels)}
+        look: Look = {
+            "colour": mixed(GREY, 0.5),
+            "width": 1,
+            "text": [plain(name)] * len(labels),
+        }
         right.line(labels, line, "one series", f"%{{text}}, %{{x}}<br>{tail}", **look)
     colour, name = (PURPLE, "mean over series") if several else (BLUE, ids[0])
-    right.line(labels, mass.mean(axis=1), name, f"%{{x}}<br>{tail}", colour=colour, width=2, mode="lines+markers")
+    right.line(
+        labels,
+        mass.mean(axis=1),
+        name,
+        f"%{{x}}<br>{tail}",
+        colour=colour,
+        width=2,
+        mode="lines+markers",
+    )
     canvas.x("residual stream after", type="category")
-    left.y("lines per series" if several else "lines", **({} if several else {"tickformat": "d", "nticks": 5}))
+    left.y(
+        "lines per series" if several else "lines",
+        **({} if several else {"tickformat": "d", "nticks": 5}),
+    )
     right.y("probability (%)", rangemode="tozero")
     canvas.fig.update_layout(barmode="stack")
-    title, which = f"Lines of thought of {model_of(ds)}, layer by layer", f"{shown(ids)}, {ds.sizes['step']} steps"
-    return canvas.dress(title, which, "spurious: not continuous with the context, gone in the last layer")
+    title, which = (
+        f"Lines of thought of {model_of(ds)}, layer by layer",
+        f"{shown(ids)}, {ds.sizes['step']} steps",
+    )
+    return canvas.dress(
+        title,
+        which,
+        "spurious: not continuous with the context, gone in the last layer",
+    )
 
 
-def _line(panel: Panel, ds: xr.Dataset, view: Scene, line: int, path: np.ndarray) -> None:
+def _line(
+    panel: Panel, ds: xr.Dataset, view: Scene, line: int, path: np.ndarray
+) -> None:
     word, colour, symbol = _LOOKS[bool(ds["spurious"].values[line])]
     born, died = (layer_name(str(ds[end].values[line])) for end in ("birth", "death"))
-    mass = percent(float(ds["mass"].values[line])) if np.isfinite(ds["mass"].values[line]) else number(np.nan)
+    mass = (
+        percent(float(ds["mass"].values[line]))
+        if np.isfinite(ds["mass"].values[line])
+        else number(np.nan)
+    )
     panel.line(
         view.time.at(view.future),
         path,

@@ -11,7 +11,14 @@ import xarray as xr
 from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.head_states import EVEN, MOSTLY, UNREAD, component_name, reading_of
 from tsfm_lens.viz.panels import scene
-from tsfm_lens.viz.select import array, kind_word, layer_name, names, statistic_of, unit_of
+from tsfm_lens.viz.select import (
+    array,
+    kind_word,
+    layer_name,
+    names,
+    statistic_of,
+    unit_of,
+)
 
 _BYTES = 1_200_000  # of attention at single steps, all series together
 _FORECASTS = 128  # components of a series without which the forecast is in the page
@@ -28,9 +35,13 @@ def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
         n_lines = min(n_lines, _FORECASTS)
     notes = []
     if n_rows < heads:
-        notes.append(f"Attention at single steps is in this file for {n_rows} of {heads} heads, the strongest.")
+        notes.append(
+            f"Attention at single steps is in this file for {n_rows} of {heads} heads, the strongest."
+        )
     if n_lines < len(components):
-        notes.append(f"Forecasts are in this file for {n_lines} of {len(components)} components, the strongest.")
+        notes.append(
+            f"Forecasts are in this file for {n_lines} of {len(components)} components, the strongest."
+        )
     first = int(ds.attrs.get("first_step", 0))
     if first:
         notes.append(
@@ -38,7 +49,9 @@ def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
             "step, whose decoder reads no value."
         )
     return {
-        "series": [_series(ds, place, n_rows, n_lines) for place in range(ds.sizes["series"])],
+        "series": [
+            _series(ds, place, n_rows, n_lines) for place in range(ds.sizes["series"])
+        ],
         "rows": _map_rows(ds),
         "labels": [component_name(ds, place) for place in range(len(components))],
         "names": components,
@@ -55,7 +68,10 @@ def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
 
 def _map_rows(ds: xr.Dataset) -> list[dict[str, Any]]:
     """Arrange the components as the stack computes them: of every layer a row of heads for each kind, and its MLP."""
-    layers, kinds = ds["component_layer"].values, ds["component_kind"].values.astype(str)
+    layers, kinds = (
+        ds["component_layer"].values,
+        ds["component_kind"].values.astype(str),
+    )
     rows: dict[tuple[int, str], list[int]] = {}
     for place, key in enumerate(zip(layers.tolist(), kinds.tolist(), strict=True)):
         rows.setdefault(key, []).append(place)
@@ -72,15 +88,26 @@ def _series(ds: xr.Dataset, place: int, n_rows: int, n_lines: int) -> dict[str, 
     ranks = np.argsort(np.argsort(-effect, kind="stable"), kind="stable")
     states: list[dict[str, Any]] = [{"effect": _short(size)} for size in effect]
     for state, rank, forecast in zip(
-        states, ranks, array(ds, "forecast", "component", "step", series=place), strict=True
+        states,
+        ranks,
+        array(ds, "forecast", "component", "step", series=place),
+        strict=True,
     ):
         if rank < n_lines:
             state |= line(ds, forecast, place)
     # stretches of the context, the padding of shorter series left away
-    edges = np.stack([array(ds, name, "key", series=place) for name in ("key_start", "key_stop")], axis=-1).astype(int)
+    edges = np.stack(
+        [array(ds, name, "key", series=place) for name in ("key_start", "key_stop")],
+        axis=-1,
+    ).astype(int)
     there = edges[:, 1] > edges[:, 0]
-    attention = array(ds, "attention", "layer", "head", "query", "key", series=place)[..., there]
-    counts = np.bincount(ds["step_query"].values, minlength=ds.sizes["query"]) / ds.sizes["step"]
+    attention = array(ds, "attention", "layer", "head", "query", "key", series=place)[
+        ..., there
+    ]
+    counts = (
+        np.bincount(ds["step_query"].values, minlength=ds.sizes["query"])
+        / ds.sizes["step"]
+    )
     heads = [components.index(str(name)) for name in ds["name"].values.ravel()]
     strongest = sorted(heads, key=lambda at: ranks[at])
     for at, (layer, head) in zip(heads, np.ndindex(*ds["name"].shape), strict=True):
@@ -90,16 +117,28 @@ def _series(ds: xr.Dataset, place: int, n_rows: int, n_lines: int) -> dict[str, 
         if len(rows) > 1 and strongest.index(at) < n_rows:
             state["rows"] = [_packed(row) for row in rows]
     floor = float(ds["mean_shift_floor"].values[place])
-    telling = [at for at in strongest if states[at]["reading"]["form"] in ("lag", "place") and effect[at] > floor]
-    bands = np.sort(array(ds, "quantile_forecast", "quantile", "step", series=place), axis=0)
+    telling = [
+        at
+        for at in strongest
+        if states[at]["reading"]["form"] in ("lag", "place") and effect[at] > floor
+    ]
+    bands = np.sort(
+        array(ds, "quantile_forecast", "quantile", "step", series=place), axis=0
+    )
     steps = len(view.past)
     return {
         "name": names(ds, "series")[place],
         "unit": unit_of(ds, place) or "data units",
         "context": _short(view.context),
         "truth": _short(view.truth) if view.has_truth else None,
-        "times": [str(each)[:16].replace("T", " ").removesuffix(" 00:00") for each in view.time.at(view.past)],
-        "ahead": [str(each)[:16].replace("T", " ").removesuffix(" 00:00") for each in view.time.at(view.future)],
+        "times": [
+            str(each)[:16].replace("T", " ").removesuffix(" 00:00")
+            for each in view.time.at(view.past)
+        ],
+        "ahead": [
+            str(each)[:16].replace("T", " ").removesuffix(" 00:00")
+            for each in view.time.at(view.future)
+        ],
         "keys": edges[there].tolist(),
         "spans": (np.clip(edges[there], -steps, 0) + steps).tolist(),
         "floor": _short(floor),
@@ -115,18 +154,29 @@ def _series(ds: xr.Dataset, place: int, n_rows: int, n_lines: int) -> dict[str, 
 def line(ds: xr.Dataset, forecast: np.ndarray, series: int = 0) -> dict[str, Any]:
     """Describe a forecast (step,): ``effect``, its mean distance from the plain one, and its mean ``error``."""
     later = slice(int(ds.attrs.get("first_step", 0)), None)
-    gaps = np.abs(forecast - array(ds, "truth", "step", series=series))[later] if "truth" in ds else np.empty(0)
+    gaps = (
+        np.abs(forecast - array(ds, "truth", "step", series=series))[later]
+        if "truth" in ds
+        else np.empty(0)
+    )
     gaps = gaps[np.isfinite(gaps)]
-    moved = np.abs(forecast - array(ds, "baseline_forecast", "step", series=series))[later]
+    moved = np.abs(forecast - array(ds, "baseline_forecast", "step", series=series))[
+        later
+    ]
     sizes = {"effect": moved.mean(), "error": gaps.mean() if len(gaps) else np.nan}
-    return {"line": _short(forecast)} | {key: _short(size, 9) for key, size in sizes.items()}
+    return {"line": _short(forecast)} | {
+        key: _short(size, 9) for key, size in sizes.items()
+    }
 
 
 def _packed(weights: np.ndarray) -> list[Any]:
     """Write weights as one byte each, the root of its share of the largest: [largest, base64]."""
     top = float(weights.max(initial=0.0))
     shares = np.sqrt(np.clip(weights, 0, None) / (top or 1.0))
-    return [_short(top), base64.b64encode(np.rint(255 * shares).astype(np.uint8).tobytes()).decode()]
+    return [
+        _short(top),
+        base64.b64encode(np.rint(255 * shares).astype(np.uint8).tobytes()).decode(),
+    ]
 
 
 def _short(values: Any, digits: int = 5) -> Any:

@@ -31,8 +31,25 @@ from tsfm_lens.viz.select import (
 )
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
 from tsfm_lens.viz.tables import quantile_table
-from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, PALE, VERMILION, mixed, percent, plain
-from tsfm_lens.viz.words import capital, layer_names, layers, listed, measured, num, signed
+from tsfm_lens.viz.theme import (
+    CATEGORICAL,
+    GREY,
+    INK,
+    PALE,
+    VERMILION,
+    mixed,
+    percent,
+    plain,
+)
+from tsfm_lens.viz.words import (
+    capital,
+    layer_names,
+    layers,
+    listed,
+    measured,
+    num,
+    signed,
+)
 
 __all__ = ["layer_entropy", "layer_gain", "lens_forecast", "logit_map"]
 
@@ -47,7 +64,9 @@ LOGIT_LENS = measurement("logit_lens", needs=SUMS)
 
 def read_entropy(ds: xr.Dataset) -> list[str]:
     """Describe at which layers the model becomes certain."""
-    entropy = array(ds, "entropy", "layer", "series", "step").mean(axis=-1)[:, varying(ds)]
+    entropy = array(ds, "entropy", "layer", "series", "step").mean(axis=-1)[
+        :, varying(ds)
+    ]
     middle, words = medians(entropy), layers(ds)
     n = entropy.shape[1]
     over = f", median over {n} series" if n > 1 else ""
@@ -63,11 +82,15 @@ def read_entropy(ds: xr.Dataset) -> list[str]:
     if (drop := -float(np.median(change[best]))) > 0:
         led = int((change.argmin(0) == best).sum())
         where = f" (median; most on {led} of {n} series)" if n > 1 else ""
-        out.append(f"{capital(words[best + 1])} lowers it most, by {num(drop)} nats{where}.")
+        out.append(
+            f"{capital(words[best + 1])} lowers it most, by {num(drop)} nats{where}."
+        )
     rising = [words[i + 1] for i in range(len(change)) if (change[i] > 0).all()]
     if rising:
         every = " on every series" if n > 1 else ""
-        out.append(f"It rises in {listed(rising)}{every}, where the lens forecast becomes less certain.")
+        out.append(
+            f"It rises in {listed(rising)}{every}, where the lens forecast becomes less certain."
+        )
     return out
 
 
@@ -120,28 +143,51 @@ def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
     if finite.any():
         error = np.abs(median - truth)[:, finite].mean(axis=-1)
         best = int(error.argmin())
-        last = "" if best == len(error) - 1 else f"; the last layer misses by {amount(error[-1])}"
-        out.append(f"{capital(words[best])} is closest to the truth ({amount(error[best])}){last}.")
+        last = (
+            ""
+            if best == len(error) - 1
+            else f"; the last layer misses by {amount(error[-1])}"
+        )
+        out.append(
+            f"{capital(words[best])} is closest to the truth ({amount(error[best])}){last}."
+        )
     return out
 
 
 def _truth(ds: xr.Dataset, series: int) -> np.ndarray:
-    return array(ds, "truth", "step", series=series) if "truth" in ds else np.full(ds.sizes["step"], np.nan)
+    return (
+        array(ds, "truth", "step", series=series)
+        if "truth" in ds
+        else np.full(ds.sizes["step"], np.nan)
+    )
 
 
-def map_table(fig: go.Figure, ds: xr.Dataset, series: int, least: float = 1e-3) -> pd.DataFrame:
+def map_table(
+    fig: go.Figure, ds: xr.Dataset, series: int, least: float = 1e-3
+) -> pd.DataFrame:
     """Tabulate the drawn cells of the logit map that hold at least ``least`` probability."""
     parts = []
     for trace in fig.data:
         if trace.type != "heatmap":
             continue
-        mass, edges = np.asarray(trace.customdata, dtype=float), np.asarray(trace.y, dtype=float)
+        mass, edges = (
+            np.asarray(trace.customdata, dtype=float),
+            np.asarray(trace.y, dtype=float),
+        )
         row, column = np.nonzero(mass >= least)
         group = int(trace.meta["steps"])
-        part = pd.DataFrame({"layer": trace.name, "step": np.array(names(ds, "step"))[column * group]})
+        part = pd.DataFrame(
+            {"layer": trace.name, "step": np.array(names(ds, "step"))[column * group]}
+        )
         if group > 1:
             part["steps"] = group
-        parts.append(part.assign(value_from=edges[row], value_to=edges[row + 1], probability=mass[row, column]))
+        parts.append(
+            part.assign(
+                value_from=edges[row],
+                value_to=edges[row + 1],
+                probability=mass[row, column],
+            )
+        )
     table = pd.concat(parts, ignore_index=True)
     table["unit"] = unit_of(ds, series)
     return table
@@ -159,26 +205,51 @@ def logit_map(
     places = positions(ds, "layer", layers)
     view = scene(ds, series, max(ds.sizes["step"], 12))
     grid, words = logit_sheet(ds, view, places, value_range, _ROWS)
-    return grid.dress(f"Logit lens on {view.id}: next-value probabilities by layer of {model_of(ds)}", *words)
+    return grid.dress(
+        f"Logit lens on {view.id}: next-value probabilities by layer of {model_of(ds)}",
+        *words,
+    )
 
 
 def logit_sheet(
-    ds: xr.Dataset, view: Scene, places: list[int], value_range: tuple[float, float] | None, rows: int
+    ds: xr.Dataset,
+    view: Scene,
+    places: list[int],
+    value_range: tuple[float, float] | None,
+    rows: int,
 ) -> tuple[Sheet, list[str]]:
     """Draw the panels of :func:`logit_map`, and write what stands under its title; ``places``: of the layers."""
-    probability = array(ds.isel(layer=places), "probability", "layer", "step", "bin", series=view.place)
+    probability = array(
+        ds.isel(layer=places), "probability", "layer", "step", "bin", series=view.place
+    )
     centres = array(ds, "value", "bin", series=view.place)
     order = np.argsort(centres)
-    bounds = value_range or central_range(centres[order], probability[-1][:, order], view.observations)
-    edges, mass, outside = visible_rows(centres[order], probability[..., order], bounds, rows)
-    notes = [f"{percent(round(share, 2))} outside" if share >= 0.01 else "" for share in outside]
+    bounds = value_range or central_range(
+        centres[order], probability[-1][:, order], view.observations
+    )
+    edges, mass, outside = visible_rows(
+        centres[order], probability[..., order], bounds, rows
+    )
+    notes = [
+        f"{percent(round(share, 2))} outside" if share >= 0.01 else ""
+        for share in outside
+    ]
     long, labels = len(view.future) > _LONG, layer_names(ds, places)
     group = -(-mass.size // _CELLS)
     starts = np.arange(0, mass.shape[1], group)
-    mass = np.add.reduceat(mass, starts, axis=1) / np.diff(np.append(starts, mass.shape[1]))[:, None]
-    columns = view.future if group == 1 else np.append(view.future[::group], view.future[-1] + 1) - 0.5
+    mass = (
+        np.add.reduceat(mass, starts, axis=1)
+        / np.diff(np.append(starts, mass.shape[1]))[:, None]
+    )
+    columns = (
+        view.future
+        if group == 1
+        else np.append(view.future[::group], view.future[-1] + 1) - 0.5
+    )
     hover = f"{view.time.hover}<br>probability %{{customdata:.2%}} of a value near %{{y:.4g}} {plain(view.unit)}"
-    grid = panel_grid(list(zip(labels, notes, strict=True)), row_height=150, most=2 if long else 5)
+    grid = panel_grid(
+        list(zip(labels, notes, strict=True)), row_height=150, most=2 if long else 5
+    )
     for panel, one, label in zip(grid, mass, labels, strict=True):
         panel.cells(
             np.log10(np.maximum(one.T, FLOOR)).astype(np.float32),
@@ -195,8 +266,21 @@ def logit_sheet(
         future = view.time.at(view.future)
         if view.has_truth:
             # a white edge keeps the dashes visible on the map's dark cells
-            panel.line(future, view.truth, "edge", colour="rgba(255,255,255,0.7)", width=2.6 * weight, legend=False)
-        panel.line(view.time.at(view.past), view.context, "context", view.hover("context"), width=1.2 * weight)
+            panel.line(
+                future,
+                view.truth,
+                "edge",
+                colour="rgba(255,255,255,0.7)",
+                width=2.6 * weight,
+                legend=False,
+            )
+        panel.line(
+            view.time.at(view.past),
+            view.context,
+            "context",
+            view.hover("context"),
+            width=1.2 * weight,
+        )
         if view.has_truth:
             look: Look = {"colour": VERMILION, "width": 1.3 * weight, "dash": "4px,2px"}
             panel.line(future, view.truth, "truth", view.hover("truth"), **look)
@@ -204,8 +288,13 @@ def logit_sheet(
     grid.y(range=[edges[0], edges[-1]], nticks=5)
     title_axes(grid, view.time.short_title, view.title)
     ticks = np.arange(round(np.log10(FLOOR)), 1)
-    bar: Look = {"tickvals": ticks.tolist(), "ticktext": [f"{'≤ ' if t == ticks[0] else ''}{10.0**t:g}" for t in ticks]}
-    grid.colours(colour_scale("probability of the row", low=float(ticks[0]), high=0, **bar))
+    bar: Look = {
+        "tickvals": ticks.tolist(),
+        "ticktext": [f"{'≤ ' if t == ticks[0] else ''}{10.0**t:g}" for t in ticks],
+    }
+    grid.colours(
+        colour_scale("probability of the row", low=float(ticks[0]), high=0, **bar)
+    )
     width = (edges[-1] - edges[0]) / (len(edges) - 1)
     words = [
         f"probability of each row of {width:.3g} {view.unit or 'data units'}, truth dashed",
@@ -222,7 +311,10 @@ def visible_rows(
     """Cut bins to ``bounds`` and add up adjacent ones, in equal numbers, until at most ``rows`` are left."""
     middles = (centres[1:] + centres[:-1]) / 2
     if len(centres) > 1:
-        ends = (1.5 * centres[0] - 0.5 * centres[1], 1.5 * centres[-1] - 0.5 * centres[-2])
+        ends = (
+            1.5 * centres[0] - 0.5 * centres[1],
+            1.5 * centres[-1] - 0.5 * centres[-2],
+        )
     else:
         ends = (centres[0] - 0.5, centres[0] + 0.5)
     edges = np.concatenate([ends[:1], middles, ends[1:]])
@@ -236,7 +328,9 @@ def visible_rows(
     return np.append(edges[starts], edges[stop]), mass, outside
 
 
-def central_range(centres: np.ndarray, probability: np.ndarray, core: np.ndarray) -> tuple[float, float]:
+def central_range(
+    centres: np.ndarray, probability: np.ndarray, core: np.ndarray
+) -> tuple[float, float]:
     """Return the range of a series and of the central 98 % of a probability (step, bin) at every step."""
     share = np.cumsum(probability, axis=-1)
     share /= share[:, -1:]
@@ -253,21 +347,35 @@ def lens_forecast(
     context_steps: int | None = None,
 ) -> go.Figure:
     """Draw what each layer would forecast: the output head applied to its residual stream, one fan per layer."""
-    view, rows = scene(ds, series, context_steps, least=24), positions(ds, "layer", layers)
+    view, rows = (
+        scene(ds, series, context_steps, least=24),
+        positions(ds, "layer", layers),
+    )
     grid = panel_grid([(label,) for label in layer_names(ds, rows)], row_height=140)
-    values = array(ds, "quantile_forecast", "layer", "quantile", "step", series=view.place)[rows]
+    values = array(
+        ds, "quantile_forecast", "layer", "quantile", "step", series=view.place
+    )[rows]
     for panel, each in zip(grid, values, strict=True):
         draw_bands(panel, view, ds["quantile"].values, each)
         view.draw(panel)
     cut = fit(grid, np.append(view.observations, values[-1]), values.ravel())
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
-    remarks = ["the output head applied to the residual stream after each layer", view.remark, view.time.remark, cut]
-    return grid.dress(f"Forecast of {view.id} read from each layer of {model_of(ds)}", *remarks)
+    remarks = [
+        "the output head applied to the residual stream after each layer",
+        view.remark,
+        view.time.remark,
+        cut,
+    ]
+    return grid.dress(
+        f"Forecast of {view.id} read from each layer of {model_of(ds)}", *remarks
+    )
 
 
 @LOGIT_LENS.figure(variables=("entropy",), needs=TOKENS, instead="lens_forecast")
-def layer_entropy(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) -> go.Figure:
+def layer_entropy(
+    ds: xr.Dataset, *, layers: Sequence[str | int] | None = None
+) -> go.Figure:
     """Draw how uncertain each layer is: the entropy of a thin line per series (mean over steps) and their median."""
     rows = positions(ds, "layer", layers)
     values = array(ds, "entropy", "layer", "series", "step")[rows].mean(axis=-1)
@@ -279,23 +387,45 @@ def layer_entropy(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) 
     if 0 < uniform <= 2 * np.nanmax(values):
         note = f"uniform over {ds.sizes['bin']} bins: {uniform:.3g} nats"
         panel.level(uniform, dash="dot")
-        panel.note(note, 1, uniform, xref="domain", colour=GREY, xanchor="right", yanchor="bottom")
+        panel.note(
+            note,
+            1,
+            uniform,
+            xref="domain",
+            colour=GREY,
+            xanchor="right",
+            yanchor="bottom",
+        )
     layer_axis(canvas, labels, "residual stream after")
     panel.y("entropy (nats)", rangemode="tozero")
     over = f"mean over {ds.sizes['step']} forecast steps"
     remarks = [f"logit lens on {shown(names(ds, 'series'))}", over, "low: certain"]
-    return canvas.dress(f"Entropy of the next value, layer by layer, in {model_of(ds)}", *remarks)
+    return canvas.dress(
+        f"Entropy of the next value, layer by layer, in {model_of(ds)}", *remarks
+    )
 
 
 def series_lines(
-    panel: Panel, labels: list[str], values: np.ndarray, ids: list[str], measure: str, noise: Finding | None = None
+    panel: Panel,
+    labels: list[str],
+    values: np.ndarray,
+    ids: list[str],
+    measure: str,
+    noise: Finding | None = None,
 ) -> None:
     """Draw a thin line per series over ``values`` (layer, series) and the bold median of two and more."""
     several, coloured = len(ids) > 1, len(ids) <= _MAX_COLOURS
     hover = f"%{{text}}<br>{measure}"
     if noise is not None and noise.spread:
         # under the lines, which it would hide
-        panel.band(labels, noise.low, noise.high, mixed(INK, 0.15), "range over series", legend=True)
+        panel.band(
+            labels,
+            noise.low,
+            noise.high,
+            mixed(INK, 0.15),
+            "range over series",
+            legend=True,
+        )
     for i, name in enumerate(ids):
         panel.line(
             labels,
@@ -310,17 +440,36 @@ def series_lines(
     if noise is not None:
         hover, word = f"median of {len(ids)} series, {hover}", "median over series"
         panel.line(labels, noise.size, word, width=3, text=labels, legend=False)
-        panel.dots(labels, noise.size, word, hover, size=8, text=labels, noise=noise.without_range)
+        panel.dots(
+            labels,
+            noise.size,
+            word,
+            hover,
+            size=8,
+            text=labels,
+            noise=noise.without_range,
+        )
         panel.floor(noise)
     elif several:
         look: Look = {"width": 3, "dots": 6, "text": labels}
-        panel.line(labels, medians(values), "median over series", f"median of {len(ids)} series, {hover}", **look)
+        panel.line(
+            labels,
+            medians(values),
+            "median over series",
+            f"median of {len(ids)} series, {hover}",
+            **look,
+        )
 
 
-def layer_axis(canvas: Sheet, labels: list[str], title: str = "layer", *, most: int = 16) -> None:
+def layer_axis(
+    canvas: Sheet, labels: list[str], title: str = "layer", *, most: int = 16
+) -> None:
     """Label the horizontal axes with numbers of layers, at most ``most`` of them; hover keeps the words."""
     keep = list(range(0, len(labels), max(1, -(-len(labels) // most))))
-    words = ["embed." if labels[i] == "embedding" else labels[i].removeprefix("layer ") for i in keep]
+    words = [
+        "embed." if labels[i] == "embedding" else labels[i].removeprefix("layer ")
+        for i in keep
+    ]
     canvas.x(title, type="category", tickvals=keep, ticktext=words, linecolor=PALE)
 
 
@@ -328,17 +477,26 @@ def layer_axis(canvas: Sheet, labels: list[str], title: str = "layer", *, most: 
 def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     if "probability" not in ds:
         for i in forecast_series(ds, MAX_DRAWN):
-            tables = [quantile_table(ds, i, layer=layer) for layer in range(ds.sizes["layer"])]
+            tables = [
+                quantile_table(ds, i, layer=layer) for layer in range(ds.sizes["layer"])
+            ]
             table = pd.concat(tables, ignore_index=True)
             words, of = read_lens_forecast(ds, i), names(ds, "series")[i]
             yield ReportPanel(lens_forecast(ds, series=i), table, words, series=of)
         return
     if "entropy" in ds:
-        table = frame(ds[["entropy"]].astype(float).mean("step", skipna=False), "entropy")
+        table = frame(
+            ds[["entropy"]].astype(float).mean("step", skipna=False), "entropy"
+        )
         yield ReportPanel(layer_entropy(ds), table, read_entropy(ds))
     for i in forecast_series(ds, MAX_DRAWN):
         fig = logit_map(ds, series=i)
-        yield ReportPanel(fig, map_table(fig, ds, i), read_logit_map(ds, i), series=names(ds, "series")[i])
+        yield ReportPanel(
+            fig,
+            map_table(fig, ds, i),
+            read_logit_map(ds, i),
+            series=names(ds, "series")[i],
+        )
 
 
 LAYER_GAIN = measurement("layer_gain", needs=SUMS)
@@ -350,16 +508,23 @@ def read_gain(ds: xr.Dataset) -> list[str]:
     words = layers(ds)
     out: list[str] = []
     if ds.attrs.get("reference", "truth") == "model":
-        out.append("Errors are distances from the model's own forecast; the last layer ends in it, so it has no gain.")
+        out.append(
+            "Errors are distances from the model's own forecast; the last layer ends in it, so it has no gain."
+        )
     for place, metric in enumerate(names(ds, "metric")):
         gain = judged(ds, "gain", "layer", metric=place)
         if not np.isfinite(gain.size).any():
             out += [] if place else gain.flat_words
             continue
-        lowering, raising = (gain.named(_MAX_NAMES, side) for side in (gain.size < 0, gain.size > 0))
+        lowering, raising = (
+            gain.named(_MAX_NAMES, side) for side in (gain.size < 0, gain.size > 0)
+        )
         parts = []
         for places, word in ((lowering, "lowered"), (raising, "raised")):
-            most = [f"{words[i]} ({gain.told(i, lambda value: f'{signed(value)} %')})" for i in places]
+            most = [
+                f"{words[i]} ({gain.told(i, lambda value: f'{signed(value)} %')})"
+                for i in places
+            ]
             parts += [f"{word} most by {listed(most)}"] if most else []
         out.append(
             f"{metric}{'' if place else gain.basis} is {'; '.join(parts) or 'changed by less than 1 % by every layer'}."
@@ -375,12 +540,23 @@ def layer_gain(ds: xr.Dataset) -> go.Figure:
     gain = array(ds, "gain", "metric", "layer", "series")
     columns = np.flatnonzero(np.isfinite(gain).any(axis=(0, 2))).tolist()
     gain = gain[:, columns]
-    labels, titles, ids = layer_names(ds, columns), names(ds, "metric"), names(ds, "series")
+    labels, titles, ids = (
+        layer_names(ds, columns),
+        names(ds, "metric"),
+        names(ds, "series"),
+    )
     ends: list[np.ndarray] = []
     canvas = sheet(
-        [270], [1] * len(gain), titles=titles, column_gap=0.03, min_width=240 + 100 * len(gain), shared_yaxes=True
+        [270],
+        [1] * len(gain),
+        titles=titles,
+        column_gap=0.03,
+        min_width=240 + 100 * len(gain),
+        shared_yaxes=True,
     )
-    for row, (panel, title, values) in enumerate(zip(canvas, titles, gain, strict=True)):
+    for row, (panel, title, values) in enumerate(
+        zip(canvas, titles, gain, strict=True)
+    ):
         noise = finding(ds, "gain", "layer", metric=row, unit="%")
         noise = noise and noise.at(columns)
         ends += [] if noise is None else [noise.low, noise.high]
@@ -390,13 +566,23 @@ def layer_gain(ds: xr.Dataset) -> go.Figure:
     flat = gain[np.isfinite(gain)]
     middle = medians(gain).ravel() if gain.shape[2] > 2 else np.empty(0)
     # single outliers do not flatten the rest
-    core = np.concatenate([np.quantile(flat, [0.05, 0.95]) if len(flat) else flat, [0.0], middle, *ends])
+    core = np.concatenate(
+        [np.quantile(flat, [0.05, 0.95]) if len(flat) else flat, [0.0], middle, *ends]
+    )
     cut = fit(canvas, core, flat, reach=0.5)
     canvas.panel().y("change of the error (%)\nnegative = better")
     layer_axis(canvas, labels, most=8)
-    against = "the truth" if ds.attrs.get("reference", "truth") == "truth" else "the model's own forecast"
-    change = f"change of the error against {against} from layer to layer; negative = better"
-    return canvas.dress(f"Gain of each layer of {model_of(ds)}", change, shown(ids), cut)
+    against = (
+        "the truth"
+        if ds.attrs.get("reference", "truth") == "truth"
+        else "the model's own forecast"
+    )
+    change = (
+        f"change of the error against {against} from layer to layer; negative = better"
+    )
+    return canvas.dress(
+        f"Gain of each layer of {model_of(ds)}", change, shown(ids), cut
+    )
 
 
 @LAYER_GAIN.panels

@@ -49,14 +49,21 @@ def colour_scale(
     stops = DIVERGING if diverging else SEQUENTIAL
     if root:
         white = 0.5 * diverging
-        stops = tuple((white + (at - white) * abs(at - white) / (1 - white), colour) for at, colour in stops)
+        stops = tuple(
+            (white + (at - white) * abs(at - white) / (1 - white), colour)
+            for at, colour in stops
+        )
     return {
         "colorscale": stops,
         "reversescale": dark_low,
         "cmin": low,
         "cmax": top if top > low else low + 1,
         **({"cmid": 0.0} if diverging else {}),
-        "colorbar": {"title": {"text": plain(title).replace("\n", "<br>"), "side": side}, "nticks": 6, **bar},
+        "colorbar": {
+            "title": {"text": plain(title).replace("\n", "<br>"), "side": side},
+            "nticks": 6,
+            **bar,
+        },
     }
 
 
@@ -80,7 +87,9 @@ class HeadMap:
     def hover(self) -> str:
         """Hover box of a cell."""
         unit = f" {plain(self.unit)}" if self.unit else ""
-        return f"%{{y}}, head %{{x}}<br>{plain(self.word)} %{{z:.4g}}{unit}%{{customdata}}"
+        return (
+            f"%{{y}}, head %{{x}}<br>{plain(self.word)} %{{z:.4g}}{unit}%{{customdata}}"
+        )
 
     @property
     def words(self) -> list[list[str]]:
@@ -101,19 +110,29 @@ class HeadMap:
     def colours(self, title: str = "", **bar: Any) -> dict[str, Any]:
         """Return the colour axis; ``title`` of its bar in lines of one's own, ``bar`` places it."""
         finite = self.values[np.isfinite(self.values)]
-        low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+        low, high = (
+            (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+        )
         # white is for nothing, so a scale that does not start at nothing begins below its lowest value
         pad = 0.1 * ((high - low) or 1.0)
         ends: Look = {
             "low": low - pad * (not self.reverse) if self.low is None else self.low,
             "high": high + pad * self.reverse if self.high is None else self.high,
         }
-        options = {"diverging": True} if self.diverging else {"dark_low": self.reverse, **ends}
+        options = (
+            {"diverging": True}
+            if self.diverging
+            else {"dark_low": self.reverse, **ends}
+        )
         return colour_scale(title or self.label, self.values, **options, **bar)
 
 
 def head_maps(
-    ds: xr.Dataset, maps: Sequence[HeadMap], title: str, *remarks: str, outlined: np.ndarray | None = None
+    ds: xr.Dataset,
+    maps: Sequence[HeadMap],
+    title: str,
+    *remarks: str,
+    outlined: np.ndarray | None = None,
 ) -> go.Figure:
     """Draw maps on the same layer and head axes, each with its own colours: at its side if alone, else under it."""
     layers, heads, several = layer_names(ds), names(ds, "head"), len(maps) > 1
@@ -134,17 +153,39 @@ def head_maps(
     for index, (one, panel) in enumerate(zip(maps, canvas, strict=False)):
         axis = f"coloraxis{index + 1 if index else ''}"
         printed = _MAX_NUMBERED if several else PRINTED
-        look: Look = {"coloraxis": axis, "name": one.title, "customdata": one.words, "noise": one.noise}
-        panel.cells(one.values, heads, layers, one.hover, write=one.write or two_digits, printed=printed, **look)
+        look: Look = {
+            "coloraxis": axis,
+            "name": one.title,
+            "customdata": one.words,
+            "noise": one.noise,
+        }
+        panel.cells(
+            one.values,
+            heads,
+            layers,
+            one.hover,
+            write=one.write or two_digits,
+            printed=printed,
+            **look,
+        )
         if several:
             place = canvas.fig.get_subplot(*canvas.places[index])
-            canvas.fig.update_layout({axis: one.colours(titles[index], **under(place, canvas.plot_height))})
+            canvas.fig.update_layout(
+                {axis: one.colours(titles[index], **under(place, canvas.plot_height))}
+            )
         else:
             canvas.colours(one.colours())
         if outlined is not None:
             panel.frames(outlined, VERMILION)
-    canvas.x("head", type="category", ticks="", dtick=max(len(heads) // 12, 1), tickangle=0)
-    canvas.y(type="category", autorange="reversed", ticks="", dtick=1 if len(layers) <= 24 else 2)
+    canvas.x(
+        "head", type="category", ticks="", dtick=max(len(heads) // 12, 1), tickangle=0
+    )
+    canvas.y(
+        type="category",
+        autorange="reversed",
+        ticks="",
+        dtick=1 if len(layers) <= 24 else 2,
+    )
     for row, col in canvas.places[len(maps) :]:
         canvas.panel(row, col).x(visible=False)
         canvas.panel(row, col).y(visible=False)
@@ -160,7 +201,11 @@ def head_map(values: xr.DataArray, *, title: str = "") -> go.Figure:
         )
     word, array = str(values.name or "value"), values.transpose("layer", "head")
     one = HeadMap(
-        array.values.astype(float), "", word, str(values.attrs.get("units", "")), diverging=bool((array < 0).any())
+        array.values.astype(float),
+        "",
+        word,
+        str(values.attrs.get("units", "")),
+        diverging=bool((array < 0).any()),
     )
     return head_maps(array.to_dataset(name=word), [one], title or word)
 
@@ -168,8 +213,19 @@ def head_map(values: xr.DataArray, *, title: str = "") -> go.Figure:
 def under(place: Any, height: int) -> dict[str, Any]:
     """Place a colour bar under its map, in a sheet whose panels have so many pixels of height together."""
     first, last = place.xaxis.domain
-    where: Look = {"orientation": "h", "x": (first + last) / 2, "len": 0.9 * (last - first), "yanchor": "top"}
-    return {**where, "y": place.yaxis.domain[0] - _FOOT / height, "thickness": 10, "nticks": 4, "tickangle": 0}
+    where: Look = {
+        "orientation": "h",
+        "x": (first + last) / 2,
+        "len": 0.9 * (last - first),
+        "yanchor": "top",
+    }
+    return {
+        **where,
+        "y": place.yaxis.domain[0] - _FOOT / height,
+        "thickness": 10,
+        "nticks": 4,
+        "tickangle": 0,
+    }
 
 
 def two_digits(value: float) -> str:

@@ -55,7 +55,10 @@ VOCABULARY = Needs(
     lambda arch: arch.name in ("chronos", "t5"),
 )
 SERIES = Needs(
-    "numeric series, not text", "all but T5", lambda lens: not lens.takes_ids, lambda arch: arch.name != "t5"
+    "numeric series, not text",
+    "all but T5",
+    lambda lens: not lens.takes_ids,
+    lambda arch: arch.name != "t5",
 )
 COVARIATES = Needs(
     "covariates",
@@ -64,5 +67,7 @@ COVARIATES = Needs(
     lambda arch: bool(arch.covariates),
 )
 TRAINING_RECORD = Needs(
-    "a record of its training", "reference checkpoints", lambda lens: has_training_record(lens.model_id)
+    "a record of its training",
+    "reference checkpoints",
+    lambda lens: has_training_record(lens.model_id),
 )

@@ -10,7 +10,14 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from tsfm_lens.viz.select import array, names, series_position, statistic_of, unit_of, value_title
+from tsfm_lens.viz.select import (
+    array,
+    names,
+    series_position,
+    statistic_of,
+    unit_of,
+    value_title,
+)
 from tsfm_lens.viz.sheet import Panel, Sheet
 from tsfm_lens.viz.theme import BLUE, GREY, mixed, number, plain, true_minus
 from tsfm_lens.viz.words import after_number
@@ -36,7 +43,11 @@ class Scene:
     def remark(self) -> str:
         """Words of a subtitle on the context."""
         n = len(self.past)
-        return f"last {n} of {n + self.hidden} context steps" if self.hidden else f"{n} context steps"
+        return (
+            f"last {n} of {n + self.hidden} context steps"
+            if self.hidden
+            else f"{n} context steps"
+        )
 
     @property
     def observations(self) -> np.ndarray:
@@ -55,10 +66,19 @@ class Scene:
     def draw(self, panel: Panel) -> None:
         """Draw context, truth (where known) and a line at the start of the forecast."""
         past_hover = self.hover("observed, given to the model")
-        panel.line(self.time.at(self.past), self.context, "context", past_hover, width=1.3)
+        panel.line(
+            self.time.at(self.past), self.context, "context", past_hover, width=1.3
+        )
         if self.has_truth:
             future_hover = self.hover("observed later, unknown to the model")
-            panel.line(self.time.at(self.future), self.truth, "truth", future_hover, width=1.3, dash="2px,2px")
+            panel.line(
+                self.time.at(self.future),
+                self.truth,
+                "truth",
+                future_hover,
+                width=1.3,
+                dash="2px,2px",
+            )
         mark_start(panel, self.time)
 
     def forecast(
@@ -73,7 +93,15 @@ class Scene:
     ) -> None:
         """Draw a curve over the forecast steps; ``words`` for its hover box where these are not its name."""
         hover = self.hover(words or f"{name} ({self.statistic})")
-        panel.line(self.time.at(self.future), values, name, hover, colour=colour, width=width, dash=dash)
+        panel.line(
+            self.time.at(self.future),
+            values,
+            name,
+            hover,
+            colour=colour,
+            width=width,
+            dash=dash,
+        )
 
     def title_axes(self, panel: Panel) -> None:
         """Title time and value of the one panel of a figure."""
@@ -81,17 +109,30 @@ class Scene:
         panel.y(self.title)
 
 
-def scene(ds: xr.Dataset, series: str | int, context_steps: int | None, least: int | None = None) -> Scene:
+def scene(
+    ds: xr.Dataset,
+    series: str | int,
+    context_steps: int | None,
+    least: int | None = None,
+) -> Scene:
     """Cut one series of a result to the end of its context."""
     at = series_position(ds, series)
     future = np.array([int(v) for v in names(ds, "step")], dtype=int)
     past = np.array([int(v) for v in names(ds, "time")], dtype=int)
-    context = array(ds, "context", "time", series=at) if "context" in ds else np.full(len(past), np.nan)
+    context = (
+        array(ds, "context", "time", series=at)
+        if "context" in ds
+        else np.full(len(past), np.nan)
+    )
     finite = np.flatnonzero(np.isfinite(context))
     first = int(finite[0]) if len(finite) else len(past)
     usual = max(5 * len(future), 60) if least is None else max(2 * len(future), least)
     start = max(first, len(past) - (usual if context_steps is None else context_steps))
-    truth = array(ds, "truth", "step", series=at) if "truth" in ds else np.full(len(future), np.nan)
+    truth = (
+        array(ds, "truth", "step", series=at)
+        if "truth" in ds
+        else np.full(len(future), np.nan)
+    )
     return Scene(
         place=at,
         id=names(ds, "series")[at],
@@ -115,24 +156,53 @@ def value_hover(words: str, time: Timeline, unit: str) -> str:
 def mark_start(panel: Panel, time: Timeline) -> None:
     """Draw a thin vertical line between the last context step and the first forecast step."""
     x = time.scalar(-0.5)
-    panel.shape("line", (x, x), (0, 1), yref="y domain", line={"color": GREY, "width": 1, "dash": "dot"})
+    panel.shape(
+        "line",
+        (x, x),
+        (0, 1),
+        yref="y domain",
+        line={"color": GREY, "width": 1, "dash": "dot"},
+    )
 
 
 def draw_bands(
-    panel: Panel, view: Scene, quantiles: np.ndarray, values: np.ndarray, *, bands: bool = True, statistic: str = ""
+    panel: Panel,
+    view: Scene,
+    quantiles: np.ndarray,
+    values: np.ndarray,
+    *,
+    bands: bool = True,
+    statistic: str = "",
 ) -> None:
     """Add the central intervals, widest first, and the median of a quantile forecast to one panel."""
     order = np.argsort(quantiles)
     quantiles, values = np.asarray(quantiles, dtype=float)[order], values[order]
     # places of levels that sum to 1, the widest pair first
-    partners = [(i, int(np.argmin(np.abs(quantiles - (1 - q))))) for i, q in enumerate(quantiles) if q < 0.499]
-    pairs = [(low, high) for low, high in partners if abs(quantiles[low] + quantiles[high] - 1) < 1e-6]
-    shares = [f"{100 * (quantiles[high] - quantiles[low]):.3g} %" for low, high in pairs]
+    partners = [
+        (i, int(np.argmin(np.abs(quantiles - (1 - q)))))
+        for i, q in enumerate(quantiles)
+        if q < 0.499
+    ]
+    pairs = [
+        (low, high)
+        for low, high in partners
+        if abs(quantiles[low] + quantiles[high] - 1) < 1e-6
+    ]
+    shares = [
+        f"{100 * (quantiles[high] - quantiles[low]):.3g} %" for low, high in pairs
+    ]
     x, middle = view.time.at(view.future), statistic or view.statistic
     for rank, (low, high) in enumerate(pairs if bands else []):
         colour = mixed(BLUE, 0.16 + 0.3 * rank / max(len(pairs) - 1, 1))
         # the first of a row of shares names them
-        panel.band(x, values[low], values[high], colour, shares[rank] + " interval" * (rank == 0), legend=True)
+        panel.band(
+            x,
+            values[low],
+            values[high],
+            colour,
+            shares[rank] + " interval" * (rank == 0),
+            legend=True,
+        )
     intervals = [
         "".join(
             f"<br>with {share} probability {number(now[low])} to {number(now[high])} {plain(after_number(view.unit))}"
@@ -154,7 +224,9 @@ def draw_bands(
         )
 
 
-def fitted_range(core: np.ndarray, others: np.ndarray, reach: float = 0.6) -> tuple[tuple[float, float], bool]:
+def fitted_range(
+    core: np.ndarray, others: np.ndarray, reach: float = 0.6
+) -> tuple[tuple[float, float], bool]:
     """Return an axis range that holds ``core`` and follows ``others`` at most ``reach`` spans beyond it."""
     core, others = core[np.isfinite(core)], others[np.isfinite(others)]
     if not len(core):
@@ -164,10 +236,14 @@ def fitted_range(core: np.ndarray, others: np.ndarray, reach: float = 0.6) -> tu
     low = min(low, max(float(others.min(initial=np.inf)), low - reach * span))
     high = max(high, min(float(others.max(initial=-np.inf)), high + reach * span))
     pad = 0.04 * (high - low or span)
-    return (low - pad, high + pad), bool(((others < low - pad) | (others > high + pad)).any())
+    return (low - pad, high + pad), bool(
+        ((others < low - pad) | (others > high + pad)).any()
+    )
 
 
-def fit(sheet: Sheet, core: np.ndarray, others: np.ndarray, reach: float = 0.6, **axis: Any) -> str:
+def fit(
+    sheet: Sheet, core: np.ndarray, others: np.ndarray, reach: float = 0.6, **axis: Any
+) -> str:
     """Set the value axes to :func:`fitted_range`; return what a subtitle says of values beyond, "" if none."""
     bounds, cut = fitted_range(core, others, reach)
     sheet.y(range=bounds, **axis)
@@ -184,7 +260,11 @@ class Timeline:
     @property
     def title(self) -> str:
         """Title of an axis over this timeline; none over dates, which say so themselves."""
-        return "" if self.stamps is not None else "time (steps from the start of the forecast)"
+        return (
+            ""
+            if self.stamps is not None
+            else "time (steps from the start of the forecast)"
+        )
 
     @property
     def short_title(self) -> str:
@@ -211,7 +291,9 @@ class Timeline:
         inside = np.interp(where, self.steps, ticks - first)
         before = (ticks[1] - first) * np.minimum(where - self.steps[0], 0)
         after = (last - ticks[-2]) * np.maximum(where - self.steps[-1], 0)
-        return (first + np.rint(inside + before + after).astype(np.int64)).astype("datetime64[ns]")
+        return (first + np.rint(inside + before + after).astype(np.int64)).astype(
+            "datetime64[ns]"
+        )
 
     def scalar(self, step: float) -> str | float:
         """Return one step as shapes and ranges take it."""
@@ -231,22 +313,44 @@ class Timeline:
 
 def segment_words(ds: xr.Dataset) -> list[str]:
     """Name segments as figures do: a stretch by its first and last date where known, else by steps."""
-    labels, target = [true_minus(name) for name in names(ds, "segment")], str(ds.attrs.get("target", ""))
-    whole = timeline(ds, names(ds, "series").index(target) if target in names(ds, "series") else None)
+    labels, target = (
+        [true_minus(name) for name in names(ds, "segment")],
+        str(ds.attrs.get("target", "")),
+    )
+    whole = timeline(
+        ds, names(ds, "series").index(target) if target in names(ds, "series") else None
+    )
     if whole.stamps is None:
         return labels
     dates = pd.DatetimeIndex(whole.stamps)
     day = "%d %b %Y" if dates[-1] - dates[0] > pd.Timedelta(days=300) else "%d %b"
-    form = f"{day} %H:%M" if (dates != dates.normalize()).any() else "%b %Y" if (dates.day == 1).all() else day
+    form = (
+        f"{day} %H:%M"
+        if (dates != dates.normalize()).any()
+        else "%b %Y"
+        if (dates.day == 1).all()
+        else day
+    )
     ends = zip(ds["start"].values, ds["stop"].values - 1, strict=True)
-    spans = [" to ".join(f"{pd.Timestamp(whole.at(float(end)).item()):{form}}" for end in each) for each in ends]
-    return [re.sub(r"[-−]?\d+ to [-−]?\d+$", span, label) for label, span in zip(labels, spans, strict=True)]
+    spans = [
+        " to ".join(
+            f"{pd.Timestamp(whole.at(float(end)).item()):{form}}" for end in each
+        )
+        for each in ends
+    ]
+    return [
+        re.sub(r"[-−]?\d+ to [-−]?\d+$", span, label)
+        for label, span in zip(labels, spans, strict=True)
+    ]
 
 
 def as_text(dates: np.ndarray) -> list[str | None]:
     """Write dates as plotly reads them in every place, to the millisecond; None for none."""
     texts = np.datetime_as_string(dates, unit="ms")
-    return [None if missing else str(text) for text, missing in zip(texts, np.isnat(dates), strict=True)]
+    return [
+        None if missing else str(text)
+        for text, missing in zip(texts, np.isnat(dates), strict=True)
+    ]
 
 
 def timeline(ds: xr.Dataset, series: int | None = None) -> Timeline:
@@ -262,7 +366,15 @@ def timeline(ds: xr.Dataset, series: int | None = None) -> Timeline:
             dated = False
             continue
         labels = ds[coord]
-        stamps.append(np.asarray((labels.isel(series=series or 0) if "series" in labels.dims else labels).values))
+        stamps.append(
+            np.asarray(
+                (
+                    labels.isel(series=series or 0)
+                    if "series" in labels.dims
+                    else labels
+                ).values
+            )
+        )
     steps = np.concatenate(pieces) if pieces else np.arange(0)
     if not dated or len(steps) < 2:
         return Timeline(steps=steps, stamps=None)

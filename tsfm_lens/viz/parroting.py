@@ -17,12 +17,36 @@ from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.needs import HEADS
 from tsfm_lens.viz.panels import fit, scene
-from tsfm_lens.viz.select import MAX_DRAWN, array, forecast_series, model_of, names, series_position, series_rows, shown
+from tsfm_lens.viz.select import (
+    MAX_DRAWN,
+    array,
+    forecast_series,
+    model_of,
+    names,
+    series_position,
+    series_rows,
+    shown,
+)
 from tsfm_lens.viz.sheet import Panel, sheet
-from tsfm_lens.viz.theme import BLUE, GREEN, GREY, INK, ORANGE, VERMILION, number, percent, plain
+from tsfm_lens.viz.theme import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    VERMILION,
+    number,
+    percent,
+    plain,
+)
 from tsfm_lens.viz.words import head_at, listed, num, over_series, signed
 
-__all__ = ["head_parroting_map", "lag_attention_map", "parroting_forecast", "season_amplitudes"]
+__all__ = [
+    "head_parroting_map",
+    "lag_attention_map",
+    "parroting_forecast",
+    "season_amplitudes",
+]
 
 _DASHES = "5px,2px"
 _MAX_NAMES = 3  # heads in a sentence
@@ -35,10 +59,14 @@ LAG_ATTENTION = measurement("lag_attention", needs=HEADS)
 def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
     """Compare how near the forecast is to its copies and to the truth."""
     name = names(ds, "series")[series]
-    best, copy, parrot = (float(ds[v].values[series]) for v in ("best_lag", "copy_error", "parrot_error"))
+    best, copy, parrot = (
+        float(ds[v].values[series]) for v in ("best_lag", "copy_error", "parrot_error")
+    )
     errors = array(ds, "lag_error", "lag", series=series)
     if not np.isfinite(errors).any():
-        return [f"The context of {name} is too short or constant, so there is nothing to copy."]
+        return [
+            f"The context of {name} is too short or constant, so there is nothing to copy."
+        ]
     if not np.isfinite(best):
         return [
             f"The forecast of {name} copies its context at no lag: the context's values in random order come as near."
@@ -57,8 +85,15 @@ def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
             f"The naive parrot, which repeats what followed the best match of the last {motif} steps ({back} steps "
             f"back), is {num(parrot)} away."
         )
-    truth = array(ds, "truth", "step", series=series) if "truth" in ds else np.full(ds.sizes["step"], np.nan)
-    finite, spread = np.isfinite(truth), float(np.nanstd(array(ds, "context", "time", series=series)))
+    truth = (
+        array(ds, "truth", "step", series=series)
+        if "truth" in ds
+        else np.full(ds.sizes["step"], np.nan)
+    )
+    finite, spread = (
+        np.isfinite(truth),
+        float(np.nanstd(array(ds, "context", "time", series=series))),
+    )
     if finite.any() and spread > 0:
         gap = array(ds, "forecast", "step", series=series) - truth
         error = float(np.abs(gap[finite]).mean()) / spread
@@ -78,27 +113,48 @@ def read_lag(ds: xr.Dataset) -> list[str]:
             f"Forecast tokens cover so many steps that {percent(chance)} of the context lies at this lag from one of "
             "them, so the share says nothing about the lag."
         ]
-    above = [flat for flat in np.argsort(-mass.ravel(), kind="stable") if mass.flat[flat] > 2 * chance]
+    above = [
+        flat
+        for flat in np.argsort(-mass.ravel(), kind="stable")
+        if mass.flat[flat] > 2 * chance
+    ]
     even = f"Uniform attention would put {percent(chance)} at lag {ds.attrs.get('lag', '?')}"
     if not above:
         return [f"{even}; no head puts more than twice that there."]
-    top = [f"{head_at(ds, flat)} ({percent(float(mass.flat[flat]))})" for flat in above[:3]]
-    return [f"{even}; {len(above)} of {mass.size} heads put more than twice that there, most of all {listed(top)}."]
+    top = [
+        f"{head_at(ds, flat)} ({percent(float(mass.flat[flat]))})" for flat in above[:3]
+    ]
+    return [
+        f"{even}; {len(above)} of {mass.size} heads put more than twice that there, most of all {listed(top)}."
+    ]
 
 
 @PARROTING.figure()
-def parroting_forecast(ds: xr.Dataset, *, series: str | int = 0, context_steps: int | None = None) -> go.Figure:
+def parroting_forecast(
+    ds: xr.Dataset, *, series: str | int = 0, context_steps: int | None = None
+) -> go.Figure:
     """Draw a forecast, the context repeated at its best lag and the naive parrot; below, the error of every lag."""
     at, horizon = scene(ds, series, None).place, ds.sizes["step"]
-    best, parrot = float(ds["best_lag"].values[at]), float(ds["parrot_error"].values[at])
+    best, parrot = (
+        float(ds["best_lag"].values[at]),
+        float(ds["parrot_error"].values[at]),
+    )
     has_lag = bool(np.isfinite(best))
     reach = max(horizon, 60, int(best) if has_lag else 0)
     view = scene(ds, series, reach if context_steps is None else context_steps)
-    canvas = sheet([250, 130], titles=["", "context repeated at every lag"], row_gap=78, above=10, min_width=420)
+    canvas = sheet(
+        [250, 130],
+        titles=["", "context repeated at every lag"],
+        row_gap=78,
+        above=10,
+        min_width=420,
+    )
     canvas.fig.update_annotations(x=0, xanchor="left")
     above, below = canvas
     view.draw(above)
-    forecast, copy = (array(ds, name, "step", series=at) for name in ("forecast", "parrot"))
+    forecast, copy = (
+        array(ds, name, "step", series=at) for name in ("forecast", "parrot")
+    )
     view.forecast(above, forecast, "forecast", BLUE, 2, words="forecast")
     copies = []
     if has_lag:
@@ -117,8 +173,12 @@ def parroting_forecast(ds: xr.Dataset, *, series: str | int = 0, context_steps: 
         f"distance from its copy at lag {int(best)}: {number(float(ds['copy_error'].values[at]))}"
         if has_lag
         else "copies its context at no lag",
-        f"from the naive parrot: {number(parrot)} standard deviations of the context" if np.isfinite(parrot) else "",
-        "below: distance at every lag (line), at the best (dot), of the naive parrot (dashed)" if has_lag else "",
+        f"from the naive parrot: {number(parrot)} standard deviations of the context"
+        if np.isfinite(parrot)
+        else "",
+        "below: distance at every lag (line), at the best (dot), of the naive parrot (dashed)"
+        if has_lag
+        else "",
         view.remark,
     )
 
@@ -134,20 +194,30 @@ def lag_attention_map(ds: xr.Dataset) -> go.Figure:
         [HeadMap(mass, "", "attention", "%", low=0.0, high=top, write="{:.1f}".format)],
         f"Attention of {model_of(ds)} at lag {lag} of {single_series(ds)}",
         attention_kind(ds),
-        f"share on tokens {lag} steps and multiples back" + (f" (± {width})" if width else ""),
+        f"share on tokens {lag} steps and multiples back"
+        + (f" (± {width})" if width else ""),
         f"uniform attention: {percent(float(ds['chance']))}",
-        "every token lies there, so this says nothing" if bool(ds.get("vacuous", False)) else "",
+        "every token lies there, so this says nothing"
+        if bool(ds.get("vacuous", False))
+        else "",
     )
 
 
-def _draw_errors(panel: Panel, ds: xr.Dataset, series: int, best: float, parrot: float) -> None:
+def _draw_errors(
+    panel: Panel, ds: xr.Dataset, series: int, best: float, parrot: float
+) -> None:
     """Draw the lower panel: the error of every lag, the best one and the parrot's level."""
-    lags, error = np.asarray(ds["lag"].values, dtype=int), array(ds, "lag_error", "lag", series=series)
+    lags, error = (
+        np.asarray(ds["lag"].values, dtype=int),
+        array(ds, "lag_error", "lag", series=series),
+    )
     off = "<br>distance %{y:.3g} standard deviations"
     panel.line(lags, error, "", f"lag %{{x}}{off}", colour=GREY, width=1.2)
     if np.isfinite(best):
         lowest = [float(ds["copy_error"].values[series])]
-        panel.dots([best], lowest, "", f"best lag %{{x}}{off}", colour=VERMILION, size=9)
+        panel.dots(
+            [best], lowest, "", f"best lag %{{x}}{off}", colour=VERMILION, size=9
+        )
     if np.isfinite(parrot):
         panel.level(parrot, colour=ORANGE, width=1.4, dash=_DASHES)
     finite = np.flatnonzero(np.isfinite(error))
@@ -161,7 +231,9 @@ def _draw_errors(panel: Panel, ds: xr.Dataset, series: int, best: float, parrot:
 def _parroting(ds: xr.Dataset) -> Iterator[ReportPanel]:
     for i in forecast_series(ds, MAX_DRAWN):
         one = ds.isel(series=[i])
-        steps = frame(one, *(name for name in ("forecast", "parrot", "truth") if name in ds))
+        steps = frame(
+            one, *(name for name in ("forecast", "parrot", "truth") if name in ds)
+        )
         table = pd.concat([steps, frame(one, "lag_error")], ignore_index=True)
         words, of = read_parroting(ds, i), names(ds, "series")[i]
         yield ReportPanel(parroting_forecast(ds, series=i), table, words, series=of)
@@ -178,44 +250,78 @@ HEAD_PARROTING = measurement("head_parroting", needs=HEADS)
 
 def read_heads(ds: xr.Dataset) -> list[str]:
     """Count the heads that look at the copied lag, and those that the copy needs."""
-    mass, change = (judged(ds, name, "layer", "head") for name in ("mass", "copy_error_change"))
+    mass, change = (
+        judged(ds, name, "layer", "head") for name in ("mass", "copy_error_change")
+    )
     labels = [head_at(ds, flat) for flat in range(mass.size.size)]
     out = []
     for effect, words, write in (
         (mass, "Most attention to the copied lag", percent),
-        (change, "Heads whose ablation moves the forecast furthest from the copy, in standard deviations", num),
+        (
+            change,
+            "Heads whose ablation moves the forecast furthest from the copy, in standard deviations",
+            num,
+        ),
     ):
-        most = [f"{labels[flat]} ({effect.told(flat, write)})" for flat in effect.named(_MAX_NAMES, effect.size > 0)]
+        most = [
+            f"{labels[flat]} ({effect.told(flat, write)})"
+            for flat in effect.named(_MAX_NAMES, effect.size > 0)
+        ]
         out.append(f"{words}: {listed(most) if most else 'none of 0.01 or more'}.")
     out += change.standing(labels, "heads", change.size > 0)
     if "vacuous" in ds and ds["vacuous"].values.any():
-        out.append("For some series forecast tokens cover so many steps that the share says nothing.")
+        out.append(
+            "For some series forecast tokens cover so many steps that the share says nothing."
+        )
     return out
 
 
-@HEAD_PARROTING.figure(table=("mass", "copy_error_change", "parrot_error_change"), sentences=read_heads)
+@HEAD_PARROTING.figure(
+    table=("mass", "copy_error_change", "parrot_error_change"), sentences=read_heads
+)
 def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
     """Draw where each head looks, and how the forecast without it departs from copying."""
     at = series_rows(ds, series)
     # what is significant is so over all series
-    noise = {name: finding(ds, name, "layer", "head") if series is None else None for name in ("mass", *_CHANGES)}
+    noise = {
+        name: finding(ds, name, "layer", "head") if series is None else None
+        for name in ("mass", *_CHANGES)
+    }
     values = {
         name: middle_of(each, array(ds, name, "layer", "head", "series")[..., at])
         for name, each in noise.items()
         if name in ds
     }
-    maps = [HeadMap(values["mass"], "attention at the lag", "share of attention", low=0.0, noise=noise["mass"])]
+    maps = [
+        HeadMap(
+            values["mass"],
+            "attention at the lag",
+            "share of attention",
+            low=0.0,
+            noise=noise["mass"],
+        )
+    ]
     for name, (title, word) in _CHANGES.items():
         # nothing is known of a parrot where no context is long enough for one
         if name in values and np.isfinite(values[name]).any():
-            maps.append(HeadMap(values[name], title, word, "std", diverging=True, noise=noise[name]))
+            maps.append(
+                HeadMap(
+                    values[name], title, word, "std", diverging=True, noise=noise[name]
+                )
+            )
     lags = ds["lag"].values[at]
     distinct = list(dict.fromkeys(lags[np.isfinite(lags)]))
     chance = ds["chance"].values[at]
-    words = ", ".join(f"{lag:.0f}" for lag in distinct[:6]) + (" …" if len(distinct) > 6 else "")
+    words = ", ".join(f"{lag:.0f}" for lag in distinct[:6]) + (
+        " …" if len(distinct) > 6 else ""
+    )
     even = number(float(np.nanmean(chance))) if np.isfinite(chance).any() else "unknown"
     blind = int(ds["vacuous"].values[at].sum()) if "vacuous" in ds else 0
-    even += f" (every token lies at the lag in {blind} of {len(at)} series, which says nothing)" if blind else ""
+    even += (
+        f" (every token lies at the lag in {blind} of {len(at)} series, which says nothing)"
+        if blind
+        else ""
+    )
     return head_maps(
         ds,
         maps,
@@ -237,21 +343,39 @@ SEASONALITY = measurement("seasonality")
 def read_seasons(ds: xr.Dataset) -> list[str]:
     """Describe which series keep their season, which lose it, and what the patch length adds."""
     ids = names(ds, "series")
-    ratio, spread = (array(ds, v, "series") for v in ("amplitude_ratio", "spread_ratio"))
+    ratio, spread = (
+        array(ds, v, "series") for v in ("amplitude_ratio", "spread_ratio")
+    )
     rows = np.flatnonzero(np.isfinite(ratio))
     out = []
     if not len(rows):
-        out.append("Every horizon is shorter than its context's strongest period, so no season can be compared.")
+        out.append(
+            "Every horizon is shorter than its context's strongest period, so no season can be compared."
+        )
     else:
-        parts = [f"{ids[i]} {percent(float(ratio[i]))} (period {num(float(ds['period'].values[i]))})" for i in rows[:6]]
-        out.append(f"Amplitude of the forecast as a share of the context's, at its strongest period: {listed(parts)}.")
-        truth = array(ds, "truth_amplitude", "series")[rows] if "truth_amplitude" in ds else np.array([np.nan])
+        parts = [
+            f"{ids[i]} {percent(float(ratio[i]))} (period {num(float(ds['period'].values[i]))})"
+            for i in rows[:6]
+        ]
+        out.append(
+            f"Amplitude of the forecast as a share of the context's, at its strongest period: {listed(parts)}."
+        )
+        truth = (
+            array(ds, "truth_amplitude", "series")[rows]
+            if "truth_amplitude" in ds
+            else np.array([np.nan])
+        )
         if np.isfinite(truth).any():
-            weaker, both = (array(ds, "forecast_amplitude", "series")[rows] < truth).sum(), np.isfinite(truth).sum()
+            weaker, both = (
+                (array(ds, "forecast_amplitude", "series")[rows] < truth).sum(),
+                np.isfinite(truth).sum(),
+            )
             out.append(f"It is weaker than the truth's in {weaker} of {both} series.")
     flat = [ids[i] for i in np.flatnonzero(spread < 0.25)]
     if flat:
-        out.append(f"The forecast varies less than a quarter as much as the context for {listed(flat[:6])}.")
+        out.append(
+            f"The forecast varies less than a quarter as much as the context for {listed(flat[:6])}."
+        )
     if "patch_pull" in ds and np.isfinite(ds["patch_pull"].values).any():
         pull = array(ds, "patch_pull", "series")
         at = int(np.nanargmax(np.abs(pull)))
@@ -263,21 +387,36 @@ def read_seasons(ds: xr.Dataset) -> list[str]:
 
 
 @SEASONALITY.figure(table=("amplitude",), sentences=read_seasons)
-def season_amplitudes(ds: xr.Dataset, *, series: Sequence[str | int] | None = None) -> go.Figure:
+def season_amplitudes(
+    ds: xr.Dataset, *, series: Sequence[str | int] | None = None
+) -> go.Figure:
     """Draw how strong each period is in the end of the context, the forecast and the truth, a panel per series."""
-    rows = [series_position(ds, one) for one in (range(min(ds.sizes["series"], 9)) if series is None else series)]
+    rows = [
+        series_position(ds, one)
+        for one in (range(min(ds.sizes["series"], 9)) if series is None else series)
+    ]
     trial, parts = np.asarray(ds["trial_period"].values, dtype=float), names(ds, "part")
     amplitude = array(ds, "amplitude", "part", "series", "trial_period")
-    period, ratio = (array(ds, name, "series") for name in ("period", "amplitude_ratio"))
+    period, ratio = (
+        array(ds, name, "series") for name in ("period", "amplitude_ratio")
+    )
     patch, ids = int(ds.attrs.get("patch", 0)), names(ds, "series")
     ratios = ["–" if np.isnan(value) else f"{value:.2f}" for value in ratio]
-    grid = panel_grid([(ids[i], f"period {period[i]:.3g}: {ratios[i]} × context") for i in rows], row_height=160)
+    grid = panel_grid(
+        [(ids[i], f"period {period[i]:.3g}: {ratios[i]} × context") for i in rows],
+        row_height=160,
+    )
     for panel, i in zip(grid, rows, strict=True):
         for part in filter(parts.__contains__, _PARTS):
             hover = f"{plain(ids[i])}, {part}<br>period %{{x:.3g}} steps<br>amplitude %{{y:.3g}} standard deviations"
             name = "end of the context" if part == "context" else part
-            panel.line(trial, amplitude[parts.index(part), i], name, hover, **_PARTS[part])
-        for where, colour, dash in ((period[i], GREEN, "dash"), (float(patch), GREY, "dot")):
+            panel.line(
+                trial, amplitude[parts.index(part), i], name, hover, **_PARTS[part]
+            )
+        for where, colour, dash in (
+            (period[i], GREEN, "dash"),
+            (float(patch), GREY, "dot"),
+        ):
             if trial[0] <= where <= trial[-1]:
                 panel.upright(where, colour=colour, width=1.2, dash=dash)
     grid.y(rangemode="tozero", nticks=5)

@@ -32,20 +32,37 @@ from tsfm_lens.viz.select import (
     unit_of,
 )
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
-from tsfm_lens.viz.theme import BLUE, GREY, INK, PALE, SEQUENTIAL, VERMILION, mixed, number, percent, plain
+from tsfm_lens.viz.theme import (
+    BLUE,
+    GREY,
+    INK,
+    PALE,
+    SEQUENTIAL,
+    VERMILION,
+    mixed,
+    number,
+    percent,
+    plain,
+)
 from tsfm_lens.viz.tokens import token_axis
 from tsfm_lens.viz.words import listed, measured, num, signed
 
 __all__ = ["attribution_patching_scatter", "patched_forecasts", "patching_map"]
 
-KINDS = {"patching": "Activation patching", "attribution_patching": "Attribution patching"}
+KINDS = {
+    "patching": "Activation patching",
+    "attribution_patching": "Attribution patching",
+}
 WORDS = {
     "recovered": "share recovered",
     "effect": "mean change",
     "first_order": "estimated share recovered",
     "error": "error of the estimate",
 }
-_UPPER, _GAP = 170, 34  # pixels: the panel of the series, and what parts it from the next
+_UPPER, _GAP = (
+    170,
+    34,
+)  # pixels: the panel of the series, and what parts it from the next
 _BAR = 210  # pixels: the shortest colour bar that its title fits beside
 _BEYOND = 1.5  # shares above run off the colours
 _HALF = 0.5
@@ -58,22 +75,40 @@ PATCHING = measurement("patching")
 def read_patching(ds: xr.Dataset, series: int) -> list[str]:
     """Describe which patches recover most, and how many recover half or more alone."""
     (base, source), shared = way(ds), path_word(ds)
-    clean, corrupted = (array(ds, f"{name}_forecast", "step", series=series) for name in ("clean", "corrupted"))
-    gap, recovered = np.abs(clean - corrupted).mean(), judged(ds, "recovered", "component", "position")
+    clean, corrupted = (
+        array(ds, f"{name}_forecast", "step", series=series)
+        for name in ("clean", "corrupted")
+    )
+    gap, recovered = (
+        np.abs(clean - corrupted).mean(),
+        judged(ds, "recovered", "component", "position"),
+    )
     apart = (
         f"The clean and the corrupted forecast of {names(ds, 'series')[series]} are "
         f"{measured(unit_of(ds, series))(gap)} apart on average{shared and f', both{shared}'}."
     )
-    most = [f"{patch_cell(ds, flat)} ({recovered.told(flat, percent)})" for flat in recovered.named(_MAX_NAMES)]
+    most = [
+        f"{patch_cell(ds, flat)} ({recovered.told(flat, percent)})"
+        for flat in recovered.named(_MAX_NAMES)
+    ]
     if not most:
-        return [apart, f"No single patch moves the forecast by {percent(WORTH_A_WORD)} of the way or more."]
+        return [
+            apart,
+            f"No single patch moves the forecast by {percent(WORTH_A_WORD)} of the way or more.",
+        ]
     share = array(ds, "recovered", "component", "position", series=series)
     half, away = int((share >= _HALF).sum()), int((share < -0.1).sum())
-    back = f" {away} {'moves' if away == 1 else 'move'} away by more than a tenth." if away else ""
+    back = (
+        f" {away} {'moves' if away == 1 else 'move'} away by more than a tenth."
+        if away
+        else ""
+    )
     return [
         f"{apart} Patches that recover most of the way from the {base} to the {source} one: {listed(most)}.",
         f"{half} of {share.size} patches {'recovers' if half == 1 else 'recover'} half of it or more alone.{back}",
-        *recovered.standing([patch_cell(ds, flat) for flat in range(recovered.size.size)], "patches"),
+        *recovered.standing(
+            [patch_cell(ds, flat) for flat in range(recovered.size.size)], "patches"
+        ),
     ]
 
 
@@ -83,12 +118,21 @@ def read_patched_forecasts(ds: xr.Dataset, series: int) -> list[str]:
     recovered = judged(ds, "recovered", "component", "position")
     best = next(iter(recovered.named(1, recovered.size > 0)), None)
     if best is None:
-        return [f"No patch brings the forecast nearer to the {source} one by {percent(WORTH_A_WORD)} or more."]
+        return [
+            f"No patch brings the forecast nearer to the {source} one by {percent(WORTH_A_WORD)} or more."
+        ]
     component, position = divmod(best, ds.sizes["position"])
-    patched = array(ds, "forecast", "step", component=component, position=position, series=series)
-    target, start = (array(ds, f"{name}_forecast", "step", series=series) for name in (source, base))
+    patched = array(
+        ds, "forecast", "step", component=component, position=position, series=series
+    )
+    target, start = (
+        array(ds, f"{name}_forecast", "step", series=series) for name in (source, base)
+    )
     amount = measured(unit_of(ds, series))
-    after, before = float(np.abs(patched - target).mean()), float(np.abs(start - target).mean())
+    after, before = (
+        float(np.abs(patched - target).mean()),
+        float(np.abs(start - target).mean()),
+    )
     farther = "It is no nearer than before: the share counts only movement towards that forecast."
     return [
         f"Patched at {patch_cell(ds, best)}, the forecast is {amount(after)} from the {source} one on average; "
@@ -102,7 +146,9 @@ def patch_cell(ds: xr.Dataset, flat: int) -> str:
     component, position = divmod(flat, ds.sizes["position"])
     places = places_in(ds)
     place = int(np.flatnonzero(places.order == component)[0])
-    label = ("the stream " if places.kind[place] == "stream" else "") + places.labels[place]
+    label = ("the stream " if places.kind[place] == "stream" else "") + places.labels[
+        place
+    ]
     moment = when(ds, position)
     return f"{label}, {'the ' * moment.endswith(' token')}{moment}" if moment else label
 
@@ -114,21 +160,29 @@ def patch_cells(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
 
 
 @PATCHING.figure()
-def patching_map(ds: xr.Dataset, *, value: str | None = None, series: str | int = 0) -> go.Figure:
+def patching_map(
+    ds: xr.Dataset, *, value: str | None = None, series: str | int = 0
+) -> go.Figure:
     """Draw the place × time map of what patching does, under the two series on the same time axis.
 
     Args:
         value: "recovered" or "effect", of attribution patching "first_order" or "error" too; the first if None.
     """
     kind = str(ds.attrs["kind"])
-    available = [name for name in WORDS if name in ds and not (kind == "patching" and name in ("first_order", "error"))]
+    available = [
+        name
+        for name in WORDS
+        if name in ds and not (kind == "patching" and name in ("first_order", "error"))
+    ]
     if kind == "attribution_patching":
         available.sort(key=lambda name: name == "recovered")
     variable = available[0] if value is None else value
     if variable not in available:
         raise unknown_name("value", variable, available)
     pair, places = Contrast.of(ds, series), places_in(ds)
-    values = array(ds, variable, "component", "position", series=pair.view.place)[places.order]
+    values = array(ds, variable, "component", "position", series=pair.view.place)[
+        places.order
+    ]
     noise = _noise(ds, variable, places, pair.view.unit if variable == "effect" else "")
     draw = _bars if ds.attrs.get("positions") == "all" else _map
     canvas, remark = draw(ds, places, values, variable, pair, noise)
@@ -138,7 +192,9 @@ def patching_map(ds: xr.Dataset, *, value: str | None = None, series: str | int 
         f"{KINDS[kind]} of {model_of(ds)} on {pair.view.id}: {WORDS[variable]}"
         f"{' of the forecast' if variable == 'effect' else ''}",
         f"{places.what()}: activations of the {source} run patched into the {base} run",
-        f"0: the {base} forecast, 1: the {source}" if variable in ("recovered", "first_order") else "",
+        f"0: the {base} forecast, 1: the {source}"
+        if variable in ("recovered", "first_order")
+        else "",
         f"the contexts differ at all {len(differ)} steps"
         if differ.all()
         else f"shaded: where the contexts differ ({int(differ.sum())} of {len(differ)} steps)",
@@ -149,26 +205,47 @@ def patching_map(ds: xr.Dataset, *, value: str | None = None, series: str | int 
 def _noise(ds: xr.Dataset, value: str, places: Places, unit: str) -> Finding | None:
     """Read the noise of a value from the result, (place, position)."""
     noise = finding(ds, value, "component", "position", unit=unit)
-    if noise is None and (alone := finding(ds, value, "component", unit=unit)) is not None:
+    if (
+        noise is None
+        and (alone := finding(ds, value, "component", unit=unit)) is not None
+    ):
         # a place is judged as a whole
-        noise = alone.at(np.repeat(np.arange(ds.sizes["component"])[:, None], ds.sizes["position"], axis=1))
+        noise = alone.at(
+            np.repeat(
+                np.arange(ds.sizes["component"])[:, None], ds.sizes["position"], axis=1
+            )
+        )
     # the range is that of several series, and one is drawn
     return None if noise is None else noise.at(places.order).without_range
 
 
 @PATCHING.figure()
-def patched_forecasts(ds: xr.Dataset, *, top: int = 3, series: str | int = 0) -> go.Figure:
+def patched_forecasts(
+    ds: xr.Dataset, *, top: int = 3, series: str | int = 0
+) -> go.Figure:
     """Draw the forecasts of the places that recover most, between the clean and the corrupted forecast."""
     if top < 1:
         raise InputError(f"top is {top}, expected 1 or more")
     pair, places = Contrast.of(ds, series), places_in(ds)
     view = pair.view
-    recovered = array(ds, "recovered", "component", "position", series=view.place)[places.order]
-    forecasts = array(ds, "forecast", "component", "position", "step", series=view.place)[places.order]
+    recovered = array(ds, "recovered", "component", "position", series=view.place)[
+        places.order
+    ]
+    forecasts = array(
+        ds, "forecast", "component", "position", "step", series=view.place
+    )[places.order]
     order = np.argsort(-recovered.ravel(), kind="stable")[:top]
     cells = [divmod(int(flat), recovered.shape[1]) for flat in order]
     titles = [
-        tuple(part for part in (places.labels[row], when(ds, col), f"recovers {recovered[row, col]:.3g}") if part)
+        tuple(
+            part
+            for part in (
+                places.labels[row],
+                when(ds, col),
+                f"recovers {recovered[row, col]:.3g}",
+            )
+            if part
+        )
         for row, col in cells
     ]
     grid = panel_grid(titles, row_height=190)
@@ -176,9 +253,15 @@ def patched_forecasts(ds: xr.Dataset, *, top: int = 3, series: str | int = 0) ->
     for panel, title, place in zip(grid, titles, cells, strict=True):
         pair.draw(panel, tail=tail)
         words = f"patched at {title[0]} ({view.statistic})"
-        view.forecast(panel, forecasts[place], "patched forecast", INK, 1.6, "4px,2px", words)
-    core = np.concatenate([view.context[-tail:], pair.corrupted[-tail:], *pair.forecasts])
-    cut = fit(grid, core, np.concatenate([forecasts[place] for place in cells]), reach=1.0)
+        view.forecast(
+            panel, forecasts[place], "patched forecast", INK, 1.6, "4px,2px", words
+        )
+    core = np.concatenate(
+        [view.context[-tail:], pair.corrupted[-tail:], *pair.forecasts]
+    )
+    cut = fit(
+        grid, core, np.concatenate([forecasts[place] for place in cells]), reach=1.0
+    )
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
     base, source = way(ds)
@@ -192,10 +275,17 @@ def patched_forecasts(ds: xr.Dataset, *, top: int = 3, series: str | int = 0) ->
 
 
 def _map(
-    ds: xr.Dataset, places: Places, values: np.ndarray, value: str, pair: Contrast, noise: Finding | None
+    ds: xr.Dataset,
+    places: Places,
+    values: np.ndarray,
+    value: str,
+    pair: Contrast,
+    noise: Finding | None,
 ) -> tuple[Sheet, str]:
     """Draw the series over a heat map per variate; return a remark too."""
-    axes = [(lane, token_axis(ds.isel(position=lane), "position")) for lane in _lanes(ds)]
+    axes = [
+        (lane, token_axis(ds.isel(position=lane), "position")) for lane in _lanes(ds)
+    ]
     height = max(len(places.names) * int(np.clip(480 / len(places.names), 8, 32)), 130)
     aside = any(len(axis.aside) for _, axis in axes)
     first: list[Any] = [{}, None] if aside else [{}]
@@ -206,12 +296,17 @@ def _map(
     view, top = pair.view, canvas.panel(1, 1)
     pair.draw(top)
     top.y(view.title)
-    edges, labels = [float(view.past[0]) - 0.5, float(view.future[-1]) + 0.5], [plain(each) for each in places.labels]
+    edges, labels = (
+        [float(view.past[0]) - 0.5, float(view.future[-1]) + 0.5],
+        [plain(each) for each in places.labels],
+    )
     word = "residual stream" if set(places.kind) == {"stream"} else "component"
     for row, (lane, axis) in enumerate(axes, start=2):
         cells, owner = axis.cells()
         edges += cells.tolist()
-        maps: list[tuple[int, Any, np.ndarray]] = [(1, view.time.at(cells), owner)] if len(owner) else []
+        maps: list[tuple[int, Any, np.ndarray]] = (
+            [(1, view.time.at(cells), owner)] if len(owner) else []
+        )
         maps += [(2, axis.aside_labels(), axis.aside)] if len(axis.aside) else []
         for column, x, tokens in maps:
             panel, place = canvas.panel(row, column), np.array(lane)[tokens]
@@ -231,17 +326,28 @@ def _map(
         canvas.panel(row, 1).y(f"{word} (variate {row - 1})" if len(axes) > 1 else word)
         if aside:
             canvas.panel(row, 2).y(showticklabels=False, ticks="")
-    canvas.fig.update_xaxes(range=[view.time.scalar(edge) for edge in (min(edges), max(edges))], matches="x", col=1)
+    canvas.fig.update_xaxes(
+        range=[view.time.scalar(edge) for edge in (min(edges), max(edges))],
+        matches="x",
+        col=1,
+    )
     top.x(matches=None, showticklabels=False)
     canvas.panel(1 + len(axes), 1).x(view.time.title)
     length = max(canvas.plot_height - _UPPER - _GAP, _BAR) / canvas.plot_height
     canvas.colours(_colours(values, value, view.unit, length))
-    clipped = value != "effect" and float(np.nanmax(np.abs(values), initial=0.0)) > _BEYOND
+    clipped = (
+        value != "effect" and float(np.nanmax(np.abs(values), initial=0.0)) > _BEYOND
+    )
     return canvas, f"colours end at ±{_BEYOND:g}" * clipped
 
 
 def _bars(
-    ds: xr.Dataset, places: Places, values: np.ndarray, value: str, pair: Contrast, noise: Finding | None
+    ds: xr.Dataset,
+    places: Places,
+    values: np.ndarray,
+    value: str,
+    pair: Contrast,
+    noise: Finding | None,
 ) -> tuple[Sheet, str]:
     """Draw the series over a bar per place; return a remark too."""
     canvas = sheet([_UPPER, 220], row_gap=70, above=14, below=76, min_width=420)
@@ -265,33 +371,53 @@ def _bars(
     if value in ("recovered", "first_order") and np.nanmax(values) > 0.5:
         below.level(1.0, dash="dash")
     below.partings(places.breaks, across=False)
-    below.x("component", tickangle=-90, range=[-0.6, len(places.names) - 0.4], **places.ticks(60))
+    below.x(
+        "component",
+        tickangle=-90,
+        range=[-0.6, len(places.names) - 0.4],
+        **places.ticks(60),
+    )
     below.y(_bar_title(value, pair.view.unit))
     canvas.fig.update_layout(bargap=0.25)
     return canvas, "all positions patched at once"
 
 
-def _colours(values: np.ndarray, value: str, unit: str, length: float) -> dict[str, Any]:
+def _colours(
+    values: np.ndarray, value: str, unit: str, length: float
+) -> dict[str, Any]:
     """Return colours around 0 with 1 written beside them, or of sizes from 0 up; the bar beside the maps."""
     bar: Look = {"len": length, "y": 0, "yanchor": "bottom"}
     if value == "effect":
         return colour_scale(_bar_title(value, unit), values, low=0.0, **bar)
-    limit = min(float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0, _BEYOND)
+    limit = min(
+        float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0, _BEYOND
+    )
     if value == "error" or limit < 0.75:
         return colour_scale(WORDS[value], high=limit, diverging=True, **bar)
-    ticks: Look = {"tickvals": [-1, -0.5, 0, 0.5, 1], "ticktext": ["−1", "−0.5", "0 (none)", "0.5", "1 (all)"]}
-    return colour_scale(WORDS[value], high=max(limit, 1.0), diverging=True, **bar, **ticks)
+    ticks: Look = {
+        "tickvals": [-1, -0.5, 0, 0.5, 1],
+        "ticktext": ["−1", "−0.5", "0 (none)", "0.5", "1 (all)"],
+    }
+    return colour_scale(
+        WORDS[value], high=max(limit, 1.0), diverging=True, **bar, **ticks
+    )
 
 
 def _bar_title(value: str, unit: str) -> str:
-    return f"{WORDS[value]} ({unit or 'data units'})" if value == "effect" else WORDS[value]
+    return (
+        f"{WORDS[value]} ({unit or 'data units'})"
+        if value == "effect"
+        else WORDS[value]
+    )
 
 
 def _lanes(ds: xr.Dataset) -> list[list[int]]:
     """Split positions into lists that cover no step twice: one, or one a variate where variates share a sequence."""
     lanes: list[list[int]] = [[]]
     end = -np.inf
-    for i, (start, stop, special) in enumerate(zip(*(ds[name].values for name in _POSITION), strict=True)):
+    for i, (start, stop, special) in enumerate(
+        zip(*(ds[name].values for name in _POSITION), strict=True)
+    ):
         if not special:
             if start < end:
                 lanes.append([])
@@ -305,22 +431,36 @@ def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     for i in forecast_series(ds, MAX_DRAWN):
         table = patch_cells(ds.isel(series=[i]), "recovered", "effect")
         of = names(ds, "series")[i]
-        yield ReportPanel(patching_map(ds, series=i), table, read_patching(ds, i), series=of)
-        yield ReportPanel(patched_forecasts(ds, series=i), table, read_patched_forecasts(ds, i), series=of)
+        yield ReportPanel(
+            patching_map(ds, series=i), table, read_patching(ds, i), series=of
+        )
+        yield ReportPanel(
+            patched_forecasts(ds, series=i),
+            table,
+            read_patched_forecasts(ds, i),
+            series=of,
+        )
 
 
 # the first layer is dark enough to be seen
-_SHADES = ((0.0, "#B5DFDA"), *((0.3 + 0.7 * (at - 0.4) / 0.6, colour) for at, colour in SEQUENTIAL if at >= 0.4))
+_SHADES = (
+    (0.0, "#B5DFDA"),
+    *((0.3 + 0.7 * (at - 0.4) / 0.6, colour) for at, colour in SEQUENTIAL if at >= 0.4),
+)
 
 ATTRIBUTION_PATCHING = measurement("attribution_patching", needs=GRADIENTS)
 
 
 def read_attribution_patching(ds: xr.Dataset) -> list[str]:
     """State whether the estimate can stand in for patching."""
-    estimate, exact = (array(ds, name, "component", "position", "series") for name in ("first_order", "recovered"))
+    estimate, exact = (
+        array(ds, name, "component", "position", "series")
+        for name in ("first_order", "recovered")
+    )
     error = np.abs(estimate - exact)
     both = [
-        next(iter(judged(ds, name, "component", "position").named(1)), None) for name in ("first_order", "recovered")
+        next(iter(judged(ds, name, "component", "position").named(1)), None)
+        for name in ("first_order", "recovered")
     ]
     first, other = (patch_cell(ds, place or 0) for place in both)
     if None in both:
@@ -343,12 +483,18 @@ def read_estimate(ds: xr.Dataset, series: int) -> list[str]:
     name = names(ds, "series")[series]
     if not places:
         return [f"No estimate for {name} reaches {percent(WORTH_A_WORD)}."]
-    most = [f"{patch_cell(ds, flat)} ({signed(estimate.flat[flat])})" for flat in places]
-    return [f"The largest estimates for {name}, as shares of the way, are at {listed(most)}."]
+    most = [
+        f"{patch_cell(ds, flat)} ({signed(estimate.flat[flat])})" for flat in places
+    ]
+    return [
+        f"The largest estimates for {name}, as shares of the way, are at {listed(most)}."
+    ]
 
 
 @ATTRIBUTION_PATCHING.figure()
-def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
+def attribution_patching_scatter(
+    ds: xr.Dataset, *, series: str | int | None = None
+) -> go.Figure:
     """Draw the estimate against what patching recovers, a dot per place, position and series."""
     ids, rows, places = names(ds, "series"), series_rows(ds, series), places_in(ds)
     estimate, exact = (
@@ -357,7 +503,13 @@ def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = N
     )
     moments = [when(ds, col) for col in range(ds.sizes["position"])]
     words = [
-        plain(", ".join(part for part in (label, time, ids[row] if len(rows) > 1 else "") if part))
+        plain(
+            ", ".join(
+                part
+                for part in (label, time, ids[row] if len(rows) > 1 else "")
+                if part
+            )
+        )
         for label in places.labels
         for time in moments
         for row in rows
@@ -367,19 +519,39 @@ def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = N
     x, y = exact.ravel(), estimate.ravel()
     ends = [float(np.nanmin([x, y])), float(np.nanmax([x, y]))]
     panel.line(ends, ends, "estimate = exact", colour=GREY, width=1, dash="dash")
-    layer, hover = np.repeat(places.layer, estimate[0].size), "%{text}<br>estimate %{y:.3g}, exact %{x:.3g}"
+    layer, hover = (
+        np.repeat(places.layer, estimate[0].size),
+        "%{text}<br>estimate %{y:.3g}, exact %{x:.3g}",
+    )
     layers = np.unique(places.layer)
-    shades = sample_colorscale([list(stop) for stop in _SHADES], np.linspace(0, 1, len(layers)).tolist())
+    shades = sample_colorscale(
+        [list(stop) for stop in _SHADES], np.linspace(0, 1, len(layers)).tolist()
+    )
     for one, shade in zip(layers, shades, strict=True):
         mine = np.flatnonzero(layer == one)
         texts = [words[i] for i in mine]
-        panel.dots(x[mine], y[mine], f"layer {one}", hover, colour=shade, edge="#FFFFFF", text=texts)
-    look: Look = {"range": fitted_range(np.append(x, y), np.empty(0))[0], "zeroline": True, "zerolinecolor": PALE}
+        panel.dots(
+            x[mine],
+            y[mine],
+            f"layer {one}",
+            hover,
+            colour=shade,
+            edge="#FFFFFF",
+            text=texts,
+        )
+    look: Look = {
+        "range": fitted_range(np.append(x, y), np.empty(0))[0],
+        "zeroline": True,
+        "zerolinecolor": PALE,
+    }
     panel.x("share recovered by patching", constrain="domain", **look)
     panel.y("estimated share", scaleanchor="x", constrain="domain", **look)
     quality = [
         f"{word} {number(float(ds.attrs[name]))}"
-        for name, word in (("mean_absolute_error", "mean absolute error"), ("rank_correlation", "rank correlation"))
+        for name, word in (
+            ("mean_absolute_error", "mean absolute error"),
+            ("rank_correlation", "rank correlation"),
+        )
         if name in ds.attrs
     ]
     base, source = way(ds)
@@ -396,11 +568,15 @@ def _attribution(ds: xr.Dataset) -> Iterator[ReportPanel]:
     variables = [name for name in ("first_order", "recovered", "error") if name in ds]
     if "recovered" in variables:
         words = read_attribution_patching(ds)
-        yield ReportPanel(attribution_patching_scatter(ds), patch_cells(ds, *variables), words)
+        yield ReportPanel(
+            attribution_patching_scatter(ds), patch_cells(ds, *variables), words
+        )
     for i in forecast_series(ds, MAX_DRAWN):
         table = patch_cells(ds.isel(series=[i]), *variables)
         words, of = read_estimate(ds, i), names(ds, "series")[i]
-        yield ReportPanel(patching_map(ds, value="first_order", series=i), table, words, series=of)
+        yield ReportPanel(
+            patching_map(ds, value="first_order", series=i), table, words, series=of
+        )
 
 
 ATTRIBUTION_PATCHING.figure(options={"value": "first_order"})(patching_map)
@@ -408,7 +584,11 @@ ATTRIBUTION_PATCHING.figure(options={"value": "first_order"})(patching_map)
 
 def way(ds: xr.Dataset) -> tuple[str, str]:
     """Return which forecast is at 0 and which at 1 of the share recovered, such as "corrupted" and "clean"."""
-    return ("clean", "corrupted") if ds.attrs.get("direction") == "noise" else ("corrupted", "clean")
+    return (
+        ("clean", "corrupted")
+        if ds.attrs.get("direction") == "noise"
+        else ("corrupted", "clean")
+    )
 
 
 @dataclass(frozen=True)
@@ -423,11 +603,26 @@ class Contrast:
     @classmethod
     def of(cls, ds: xr.Dataset, series: str | int) -> Contrast:
         """Read it from a result, from the first step known on."""
-        check(ds, str(ds.attrs.get("kind")), "context", "corrupted_context", "clean_forecast", "corrupted_forecast")
+        check(
+            ds,
+            str(ds.attrs.get("kind")),
+            "context",
+            "corrupted_context",
+            "clean_forecast",
+            "corrupted_forecast",
+        )
         view = scene(ds, series, ds.sizes["time"])
-        ends = tuple(array(ds, f"{name}_forecast", "step", series=view.place) for name in ("clean", "corrupted"))
+        ends = tuple(
+            array(ds, f"{name}_forecast", "step", series=view.place)
+            for name in ("clean", "corrupted")
+        )
         return cls(
-            view, array(ds, "corrupted_context", "time", series=view.place)[-len(view.past) :], ends, path_word(ds)
+            view,
+            array(ds, "corrupted_context", "time", series=view.place)[
+                -len(view.past) :
+            ],
+            ends,
+            path_word(ds),
         )
 
     @property
@@ -435,16 +630,26 @@ class Contrast:
         """Context steps where the two differ, (time,)."""
         clean = self.view.context
         size = np.nanmax(np.abs(clean), initial=0.0)
-        return ~np.isclose(clean, self.corrupted, rtol=0, atol=1e-9 * size, equal_nan=True)
+        return ~np.isclose(
+            clean, self.corrupted, rtol=0, atol=1e-9 * size, equal_nan=True
+        )
 
     def draw(self, panel: Panel, *, tail: int | None = None) -> None:
         """Add both series with their forecasts, and shade where the contexts differ if only there."""
         view, differ = self.view, self.differ
         start = 0 if tail is None else max(len(view.past) - tail, 0)
-        shade: Look = {"yref": "y domain", "layer": "below", "line_width": 0, "fillcolor": mixed(VERMILION, 0.1)}
+        shade: Look = {
+            "yref": "y domain",
+            "layer": "below",
+            "line_width": 0,
+            "fillcolor": mixed(VERMILION, 0.1),
+        }
         # shading all of it would mark nothing
         for first, last in [] if differ.all() else _runs(differ[start:]):
-            ends = [view.time.scalar(view.past[start + step] + off) for step, off in ((first, -0.5), (last, 0.5))]
+            ends = [
+                view.time.scalar(view.past[start + step] + off)
+                for step, off in ((first, -0.5), (last, 0.5))
+            ]
             panel.shape("rect", ends, (0, 1), **shade)
         steps = view.time.at(np.concatenate([view.past[start:], view.future]))
         for name, colour, context, forecast in (
@@ -469,9 +674,14 @@ def when(ds: xr.Dataset, position: int) -> str:
     word = str(ds["position_special"].values[position])
     if word:
         return f"{word} token"
-    first, last = int(ds["position_start"].values[position]), int(ds["position_stop"].values[position]) - 1
+    first, last = (
+        int(ds["position_start"].values[position]),
+        int(ds["position_stop"].values[position]) - 1,
+    )
     # a true minus, as all numbers of figures and sentences have
-    return (f"step {first}" if first >= last else f"steps {first} to {last}").replace("-", "−")
+    return (f"step {first}" if first >= last else f"steps {first} to {last}").replace(
+        "-", "−"
+    )
 
 
 def _runs(flags: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:

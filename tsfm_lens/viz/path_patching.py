@@ -13,7 +13,14 @@ from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import GRADIENTS
 from tsfm_lens.viz.patching import path_word, way
 from tsfm_lens.viz.places import OUTPUT, places_in, places_named
-from tsfm_lens.viz.select import array, model_of, names, series_position, series_rows, unit_of
+from tsfm_lens.viz.select import (
+    array,
+    model_of,
+    names,
+    series_position,
+    series_rows,
+    unit_of,
+)
 from tsfm_lens.viz.sheet import Look, blank
 from tsfm_lens.viz.theme import PALE, percent, plain
 from tsfm_lens.viz.words import listed, over_series, signed
@@ -23,7 +30,11 @@ __all__ = ["path_map"]
 
 _MAX_NAMES = 3  # edges in a sentence
 KINDS = {"paths": "Path patching", "edges": "Edge attribution"}
-WORDS = {"recovered": "share recovered", "effect": "mean change", "score": "estimated share recovered"}
+WORDS = {
+    "recovered": "share recovered",
+    "effect": "mean change",
+    "score": "estimated share recovered",
+}
 _CROWD = 0.99  # where the colours end if the largest values are far above the rest
 
 PATHS = measurement("paths")
@@ -31,33 +42,52 @@ PATHS = measurement("paths")
 
 def read_paths(ds: xr.Dataset) -> list[str]:
     """Describe the strongest direct paths to the output, and the strongest between components."""
-    paths = judged(ds, "score" if ds.attrs["kind"] == "edges" else "recovered", "sender", "receiver")
+    paths = judged(
+        ds,
+        "score" if ds.attrs["kind"] == "edges" else "recovered",
+        "sender",
+        "receiver",
+    )
     senders, receivers = names(ds, "sender"), names(ds, "receiver")
     direct = np.array([name == OUTPUT for name in receivers])
     out = []
-    for columns, words in ((direct, "straight to the output"), (~direct, "through another component")):
+    for columns, words in (
+        (direct, "straight to the output"),
+        (~direct, "through another component"),
+    ):
         parts = []
         for flat in paths.named(_MAX_NAMES, np.broadcast_to(columns, paths.size.shape)):
             sender, receiver = divmod(flat, len(receivers))
             end = "" if direct[receiver] else f" to {receivers[receiver]}"
             parts.append(f"{senders[sender]}{end} ({signed(paths.size.flat[flat])})")
         if parts:
-            out.append(f"Strongest paths {words}, as shares of the way: {listed(parts)}.")
+            out.append(
+                f"Strongest paths {words}, as shares of the way: {listed(parts)}."
+            )
     if not out:
-        return [f"No path changes the forecast by {percent(WORTH_A_WORD)} of the way or more."]
+        return [
+            f"No path changes the forecast by {percent(WORTH_A_WORD)} of the way or more."
+        ]
     labels = [f"{sender} to {receiver}" for sender in senders for receiver in receivers]
     return [*out, *paths.standing(labels, "paths")]
 
 
-@PATHS.figure(table=lambda ds: frame(ds, "recovered", "effect").dropna(ignore_index=True), sentences=read_paths)
-def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | None = None) -> go.Figure:
+@PATHS.figure(
+    table=lambda ds: frame(ds, "recovered", "effect").dropna(ignore_index=True),
+    sentences=read_paths,
+)
+def path_map(
+    ds: xr.Dataset, *, value: str | None = None, series: str | int | None = None
+) -> go.Figure:
     """Draw the sender × receiver matrix of direct effects of one component through another on the forecast.
 
     Args:
         value: "recovered" or "effect" of paths, "score" of edges; the first if None.
     """
     kind = str(ds.attrs["kind"])
-    available = [name for name in WORDS if name in ds and (name == "score") == (kind == "edges")]
+    available = [
+        name for name in WORDS if name in ds and (name == "score") == (kind == "edges")
+    ]
     variable = available[0] if value is None and available else value
     if variable is None or variable not in available:
         raise unknown_name("value", str(variable), available)
@@ -66,21 +96,43 @@ def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | No
     z = path_values(ds, variable, series)[cells]
     rows = series_rows(ds, series)
     unit = unit_of(ds, rows[0] if len(rows) == 1 else None)
-    noise = finding(ds, variable, "sender", "receiver", unit=unit if variable == "effect" else "")
+    noise = finding(
+        ds, variable, "sender", "receiver", unit=unit if variable == "effect" else ""
+    )
     limit, beyond = _limit(z)
     height = int(np.clip(17 * len(senders.names), 220, 620))
-    options: Look = {"below": 50 + 6 * max(len(label) for label in receivers.ticks()["ticktext"])}
-    sheet = blank(height, min_width=140 + max(height, 10 * len(receivers.names)), **options)
+    options: Look = {
+        "below": 50 + 6 * max(len(label) for label in receivers.ticks()["ticktext"])
+    }
+    sheet = blank(
+        height, min_width=140 + max(height, 10 * len(receivers.names)), **options
+    )
     panel, gap = sheet.panel(), 1 if max(z.shape) <= 60 else 0
-    words = [[f"{plain(a)} → {plain(b)}" for b in receivers.names] for a in senders.names]
-    x, y, hover = np.arange(z.shape[1]), np.arange(z.shape[0]), f"%{{text}}<br>{WORDS[variable]} %{{z:.3g}}"
-    panel.cells(z, x, y, hover, noise=noise and noise.at(cells), text=words, xgap=gap, ygap=gap)
+    words = [
+        [f"{plain(a)} → {plain(b)}" for b in receivers.names] for a in senders.names
+    ]
+    x, y, hover = (
+        np.arange(z.shape[1]),
+        np.arange(z.shape[0]),
+        f"%{{text}}<br>{WORDS[variable]} %{{z:.3g}}",
+    )
+    panel.cells(
+        z, x, y, hover, noise=noise and noise.at(cells), text=words, xgap=gap, ygap=gap
+    )
     panel.partings(senders.breaks)
     panel.partings(receivers.breaks, across=False)
     panel.x("receiver", tickangle=-90, showline=False, **receivers.ticks())
     panel.y("sender", autorange="reversed", showline=False, **senders.ticks())
-    title = f"{WORDS[variable]} ({unit or 'data units'})" if variable == "effect" else WORDS[variable]
-    sheet.colours(colour_scale(title, low=0.0, high=limit, diverging=variable != "effect", nticks=7))
+    title = (
+        f"{WORDS[variable]} ({unit or 'data units'})"
+        if variable == "effect"
+        else WORDS[variable]
+    )
+    sheet.colours(
+        colour_scale(
+            title, low=0.0, high=limit, diverging=variable != "effect", nticks=7
+        )
+    )
     # lines between cells alone: where there is no path there is nothing
     sheet.fig.update_layout(plot_bgcolor=PALE)
     panel.cover(np.isnan(z), "#FFFFFF", name="no path", x=x, y=y)
@@ -94,7 +146,9 @@ def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | No
     )
 
 
-def path_values(ds: xr.Dataset, value: str, series: str | int | None = None) -> np.ndarray:
+def path_values(
+    ds: xr.Dataset, value: str, series: str | int | None = None
+) -> np.ndarray:
     """Return (sender, receiver) of one series, or the mean over all; NaN where there is no path."""
     values = array(ds, value, "sender", "receiver", "series")
     if ds.attrs.get("kind") == "edges":
@@ -114,9 +168,14 @@ def _limit(z: np.ndarray) -> tuple[float, str]:
     if largest <= 2 * most or not most:
         return largest, ""
     count = int((sizes > most).sum())
-    return most, f"{count} {'value reaches' if count == 1 else 'values reach'} beyond the colours, to {largest:.2g}"
+    return (
+        most,
+        f"{count} {'value reaches' if count == 1 else 'values reach'} beyond the colours, to {largest:.2g}",
+    )
 
 
 EDGES = measurement("edges", needs=GRADIENTS)
 
-EDGES.figure(table=lambda ds: frame(ds, "score").query("score != 0"), sentences=read_paths)(path_map)
+EDGES.figure(
+    table=lambda ds: frame(ds, "score").query("score != 0"), sentences=read_paths
+)(path_map)

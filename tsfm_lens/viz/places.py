@@ -15,10 +15,21 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.viz.select import names
 from tsfm_lens.viz.theme import CATEGORICAL, plain
 
-_STREAM_ENDS = {"hook_embed": -2, "hook_resid_pre": -1, "hook_resid_mid": 100, "hook_resid_mid2": 101}
-_LATER = {"cross_attn": 1, "mlp": 2, "layer": 3}  # order of computation within a layer; self-attention is first
+_STREAM_ENDS = {
+    "hook_embed": -2,
+    "hook_resid_pre": -1,
+    "hook_resid_mid": 100,
+    "hook_resid_mid2": 101,
+}
+_LATER = {
+    "cross_attn": 1,
+    "mlp": 2,
+    "layer": 3,
+}  # order of computation within a layer; self-attention is first
 OUTPUT = "output"  # the last receiver of paths
-_NAME = re.compile(r"(?:(?P<stack>[^.]+)\.)?(?P<layer>\d+)\.(?P<kind>[^.\d][^.]*)(?:\.(?P<head>\d+))?")
+_NAME = re.compile(
+    r"(?:(?P<stack>[^.]+)\.)?(?P<layer>\d+)\.(?P<kind>[^.\d][^.]*)(?:\.(?P<head>\d+))?"
+)
 _LAST = np.iinfo(int).max
 _MAX_NAMES = 40  # rows or columns that still have room for a name each
 
@@ -38,28 +49,45 @@ class Places:
     def labels(self) -> list[str]:
         """Names in words: streams by where they stand, components without the stack where there is only one."""
         one = len(set(self.stack)) == 1
-        return [_words(*each, one) for each in zip(self.names, self.stack, self.layer, strict=True)]
+        return [
+            _words(*each, one)
+            for each in zip(self.names, self.stack, self.layer, strict=True)
+        ]
 
     @property
     def breaks(self) -> list[float]:
         """Borders where a new layer or stack begins, between two places; none where each place is one of its own."""
         keys = list(zip(self.stack, self.layer.tolist(), strict=True))
         starts = [i for i in range(1, len(keys)) if keys[i] != keys[i - 1]]
-        return [i - 0.5 for i in starts] if len(set(keys)) < len(keys) and "stream" not in self.kind else []
+        return (
+            [i - 0.5 for i in starts]
+            if len(set(keys)) < len(keys) and "stream" not in self.kind
+            else []
+        )
 
     def ticks(self, most: int = _MAX_NAMES) -> dict[str, Any]:
         """Return ticks of an axis over the places: a name each, or one a branch or layer where there are many."""
         if len(self.names) <= most:
-            return {"tickvals": list(range(len(self.names))), "ticktext": [plain(label) for label in self.labels]}
+            return {
+                "tickvals": list(range(len(self.names))),
+                "ticktext": [plain(label) for label in self.labels],
+            }
         several = len(set(self.stack)) > 1
-        rows: list[tuple[Any, ...]] = list(zip(self.stack, self.layer.tolist(), self.kind, strict=True))
+        rows: list[tuple[Any, ...]] = list(
+            zip(self.stack, self.layer.tolist(), self.kind, strict=True)
+        )
         blocks = _blocks(rows)
         blocks = blocks[:: -(-len(blocks) // most)]
         texts = [
-            OUTPUT if key[1] == _LAST else " ".join([*(key[:1] * several), f"layer {key[1]}", *map(str, key[2:])])
+            OUTPUT
+            if key[1] == _LAST
+            else " ".join([*(key[:1] * several), f"layer {key[1]}", *map(str, key[2:])])
             for key, _ in blocks
         ]
-        return {"tickvals": [middle for _, middle in blocks], "ticktext": [plain(text) for text in texts]}
+        return {
+            "tickvals": [middle for _, middle in blocks],
+            "ticktext": [plain(text) for text in texts],
+        }
 
     def colours(self) -> dict[str, str]:
         """Return a colour for each kind of component."""
@@ -67,29 +95,47 @@ class Places:
 
     def what(self) -> str:
         """Name the places for a subtitle."""
-        of_stack = f" of the {' and '.join(dict.fromkeys(filter(None, self.stack)))}" if any(self.stack) else ""
+        of_stack = (
+            f" of the {' and '.join(dict.fromkeys(filter(None, self.stack)))}"
+            if any(self.stack)
+            else ""
+        )
         if set(self.kind) == {"stream"}:
             return f"residual stream{of_stack}"
-        word = "heads" if (self.head >= 0).all() else "attention and MLP" if (self.head < 0).all() else "heads and MLPs"
+        word = (
+            "heads"
+            if (self.head >= 0).all()
+            else "attention and MLP"
+            if (self.head < 0).all()
+            else "heads and MLPs"
+        )
         return f"{word}{of_stack}"
 
 
 def coordinate(ds: xr.Dataset, name: str) -> np.ndarray:
     """Return a coordinate of the components."""
     if name not in ds.coords:
-        raise InputError(f"the components need the coordinate {name!r} (stack, kind, layer_index and head).")
+        raise InputError(
+            f"the components need the coordinate {name!r} (stack, kind, layer_index and head)."
+        )
     return np.asarray(ds[name].values)
 
 
 def places_in(ds: xr.Dataset, dim: str = "component") -> Places:
     """Return the places along ``dim``, by depth; those of one branch as the result has them."""
-    along = {name: coordinate(ds, name) for name in ("stack", "kind", "layer_index", "head")}
+    along = {
+        name: coordinate(ds, name) for name in ("stack", "kind", "layer_index", "head")
+    }
     for name, values in along.items():
         if len(values) != ds.sizes[dim]:
             raise InputError(f"the coordinate {name!r} does not lie along {dim!r}.")
     stack, kind, layer, head = along.values()
     return _sort(
-        names(ds, dim), stack.astype(str).tolist(), kind.astype(str).tolist(), layer.astype(int), head.astype(int)
+        names(ds, dim),
+        stack.astype(str).tolist(),
+        kind.astype(str).tolist(),
+        layer.astype(int),
+        head.astype(int),
     )
 
 
@@ -98,7 +144,9 @@ def places_named(labels: Sequence[str]) -> Places:
     matches = [_NAME.fullmatch(label) for label in labels]
     for label, match in zip(labels, matches, strict=True):
         if match is None and label != OUTPUT:
-            raise InputError(f"{label!r} is neither a component, such as decoder.3.self_attn.5, nor {OUTPUT!r}")
+            raise InputError(
+                f"{label!r} is neither a component, such as decoder.3.self_attn.5, nor {OUTPUT!r}"
+            )
     stacks = [match["stack"] or "" for match in matches if match]
     return _sort(
         list(labels),
@@ -109,12 +157,25 @@ def places_named(labels: Sequence[str]) -> Places:
     )
 
 
-def _sort(labels: list[str], stack: list[str], kind: list[str], layer: np.ndarray, head: np.ndarray) -> Places:
-    stacks, kinds = list(dict.fromkeys(stack)), sorted(dict.fromkeys(kind), key=lambda each: _LATER.get(each, 0))
+def _sort(
+    labels: list[str],
+    stack: list[str],
+    kind: list[str],
+    layer: np.ndarray,
+    head: np.ndarray,
+) -> Places:
+    stacks, kinds = (
+        list(dict.fromkeys(stack)),
+        sorted(dict.fromkeys(kind), key=lambda each: _LATER.get(each, 0)),
+    )
 
     def depth(i: int) -> tuple[int, int, int]:
         stream = _STREAM_ENDS.get(labels[i].rsplit(".", 1)[-1], 102)
-        return stacks.index(stack[i]), int(layer[i]), stream if kind[i] == "stream" else kinds.index(kind[i])
+        return (
+            stacks.index(stack[i]),
+            int(layer[i]),
+            stream if kind[i] == "stream" else kinds.index(kind[i]),
+        )
 
     order = np.array(sorted(range(len(labels)), key=depth), dtype=int)
     labels, stack, kind = ([words[i] for i in order] for words in (labels, stack, kind))
@@ -127,12 +188,17 @@ def _words(name: str, stack: str, layer: int, one_stack: bool) -> str:
     if end == "hook_embed":
         return f"{of_stack}embedding"
     if end.startswith("hook_resid"):
-        where = {"hook_resid_pre": "before", "hook_resid_post": "after"}.get(end, "within")
+        where = {"hook_resid_pre": "before", "hook_resid_post": "after"}.get(
+            end, "within"
+        )
         return f"{of_stack}{where} layer {layer}{' (2)' if end.endswith('2') else ''}"
     return name.removeprefix(f"{stack}.") if one_stack and stack else name
 
 
 def _blocks(keys: list[Any]) -> list[tuple[Any, float]]:
     """Return runs of equal keys, with the middle of each."""
-    runs = [(key, list(group)) for key, group in groupby(range(len(keys)), key=keys.__getitem__)]
+    runs = [
+        (key, list(group))
+        for key, group in groupby(range(len(keys)), key=keys.__getitem__)
+    ]
     return [(key, (members[0] + members[-1]) / 2) for key, members in runs]

@@ -44,7 +44,9 @@ def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
     words = [each for each in others if isinstance(each, str)]
     things = [_sections(each) for each in (thing, *others) if not isinstance(each, str)]
     if len(words) > 1 or len(things) > 2:
-        raise InputError(f"{len(things)} things and {len(words)} names of figures; plot takes two things and one name")
+        raise InputError(
+            f"{len(things)} things and {len(words)} names of figures; plot takes two things and one name"
+        )
     word = words[0] if words else ""
     if len(things) == 1:
         return _draw(things[0], word, options)
@@ -53,7 +55,13 @@ def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
     if len(labels) != 2:
         raise InputError(f"names={labels!r}, expected one for each of two things")
     are_forecasts = {str(each.attrs["kind"]) for each in pair} <= {"forecast", "run"}
-    if not word and are_forecasts and all(names(pair[0], dim) == names(pair[1], dim) for dim in ("series", "step")):
+    if (
+        not word
+        and are_forecasts
+        and all(
+            names(pair[0], dim) == names(pair[1], dim) for dim in ("series", "step")
+        )
+    ):
         return overlay(dict(zip(labels, pair, strict=True)), **options)
     return compare([_draw(each, word, options) for each in things], labels)
 
@@ -62,10 +70,14 @@ def _sections(thing: Any) -> dict[str, Any]:
     """Return the results in a thing by kind, the one that speaks for it first."""
     if isinstance(thing, Mapping) and not hasattr(thing, "data_vars"):
         # what moved a forecast, before the forecast itself
-        results = sorted(thing.values(), key=lambda result: result.attrs.get("kind") == "forecast")
+        results = sorted(
+            thing.values(), key=lambda result: result.attrs.get("kind") == "forecast"
+        )
     else:
         results = [as_dataset(thing)]
-    if not results or not all(getattr(result, "attrs", {}).get("kind") for result in results):
+    if not results or not all(
+        getattr(result, "attrs", {}).get("kind") for result in results
+    ):
         raise InputError(
             f"{type(thing).__name__} cannot be drawn; expected a run, a forecast, a result of a probe or an array "
             "(layer, head). docs/howto/own-probe.md gives a dataset of your own a kind and a figure"
@@ -73,22 +85,38 @@ def _sections(thing: Any) -> dict[str, Any]:
     return {str(result.attrs["kind"]): result for result in results}
 
 
-def _draw(results: Mapping[str, Any], word: str, options: Mapping[str, Any]) -> go.Figure:
+def _draw(
+    results: Mapping[str, Any], word: str, options: Mapping[str, Any]
+) -> go.Figure:
     """Draw the figure of this name, else the first that the result has what it takes for."""
-    figures = [(figure, result) for kind, result in results.items() for figure in _figures(kind)]
+    figures = [
+        (figure, result)
+        for kind, result in results.items()
+        for figure in _figures(kind)
+    ]
     if word:
         named = {figure.name: (figure, result) for figure, result in figures}
-        matches = [name for name in named if name == word] or [name for name in named if name.endswith(f"_{word}")]
+        matches = [name for name in named if name == word] or [
+            name for name in named if name.endswith(f"_{word}")
+        ]
         if not matches:
             raise unknown_name("figure", word, named)
         if len(matches) > 1:
-            raise InputError(f"{word!r} means {' or '.join(matches)}; give the whole name")
+            raise InputError(
+                f"{word!r} means {' or '.join(matches)}; give the whole name"
+            )
         figures = [named[matches[0]]]
     # an option decides which figure is meant; without one, the first that the result has everything for
-    fitting = [each for each in figures if options.keys() <= signature(each[0].function).parameters.keys()]
+    fitting = [
+        each
+        for each in figures
+        if options.keys() <= signature(each[0].function).parameters.keys()
+    ]
     if not fitting:
         drawings = ", ".join(figure.name for figure, _ in figures)
-        raise InputError(f"no figure of {' and '.join(results)} takes {', '.join(options)}; there are {drawings}")
+        raise InputError(
+            f"no figure of {' and '.join(results)} takes {', '.join(options)}; there are {drawings}"
+        )
     refusals: list[LensError] = []
     for figure, result in fitting[: 1 if options else None]:
         others = [results[kind] for kind in figure.beside if kind in results]

@@ -31,7 +31,10 @@ def read_motif(ds: xr.Dataset) -> list[str]:
     """Count the heads that look at the motif's last instance more than at the same steps of a series without one."""
     advantage = judged(ds, "advantage", "layer", "head", target=0)
     labels = [head_at(ds, flat) for flat in range(advantage.size.size)]
-    most = [f"{labels[flat]} ({advantage.told(flat, percent)})" for flat in advantage.named(3, advantage.size > 0)]
+    most = [
+        f"{labels[flat]} ({advantage.told(flat, percent)})"
+        for flat in advantage.named(3, advantage.size > 0)
+    ]
     words = f"largest for {listed(most)}" if most else "below 1 % for every head"
     return [
         f"Attention to the motif's last instance, beyond that in a control without repeats: {words}.",
@@ -39,7 +42,9 @@ def read_motif(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@REPEATED_MOTIF.figure(table=("prefix_matching", "control", "advantage"), sentences=read_motif)
+@REPEATED_MOTIF.figure(
+    table=("prefix_matching", "control", "advantage"), sentences=read_motif
+)
 def repeated_motif_map(ds: xr.Dataset, *, target: str = "after_last") -> go.Figure:
     """Draw which heads look at what followed a match, beyond a control without repeats.
 
@@ -48,19 +53,30 @@ def repeated_motif_map(ds: xr.Dataset, *, target: str = "after_last") -> go.Figu
     """
     at = position(ds, "target", target)
     plain, control, advantage = (
-        array(ds, name, "layer", "head", target=at) for name in ("prefix_matching", "control", "advantage")
+        array(ds, name, "layer", "head", target=at)
+        for name in ("prefix_matching", "control", "advantage")
     )
     noise = finding(ds, "advantage", "layer", "head", target=at)
     top = float(max(plain.max(), control.max()))
     low, high = ds.attrs.get("motif", ("?", "?"))
     kind = kind_word(str(ds.attrs.get("attention", "attention")))
-    error = float(np.median(ds["relative_copy_error"].values)) if "relative_copy_error" in ds else None
+    error = (
+        float(np.median(ds["relative_copy_error"].values))
+        if "relative_copy_error" in ds
+        else None
+    )
     return head_maps(
         ds,
         [
             HeadMap(plain, "repeated motifs", "attention", low=0.0, high=top),
             HeadMap(control, "nothing repeated", "attention", low=0.0, high=top),
-            HeadMap(advantage, "difference", "difference of attention", diverging=True, noise=noise),
+            HeadMap(
+                advantage,
+                "difference",
+                "difference of attention",
+                diverging=True,
+                noise=noise,
+            ),
         ],
         f"Attention of {model_of(ds)} to {_TARGETS.get(target, target)}",
         f"{kind}; {ds.sizes['series']} random motifs of {low} to {high} tokens, shown {ds.attrs.get('repeats', '?')} "
@@ -71,10 +87,26 @@ def repeated_motif_map(ds: xr.Dataset, *, target: str = "after_last") -> go.Figu
 
 _ROW, _GAP = 130, 26  # pixels
 _OF_HEADS = (
-    ("prefix_matching", "prefix matching\n(share of attention)", "of its attention on what followed the last match"),
-    ("advantage", "attention to the\nnext patch (beyond control)", "of its attention beyond the control"),
-    ("copy_score", "copy score\n(standard deviations)", "standard deviations: logit of the right token"),
-    ("entropy_share", "entropy of attention\n(1 = uniform)", "of the entropy of uniform attention"),
+    (
+        "prefix_matching",
+        "prefix matching\n(share of attention)",
+        "of its attention on what followed the last match",
+    ),
+    (
+        "advantage",
+        "attention to the\nnext patch (beyond control)",
+        "of its attention beyond the control",
+    ),
+    (
+        "copy_score",
+        "copy score\n(standard deviations)",
+        "standard deviations: logit of the right token",
+    ),
+    (
+        "entropy_share",
+        "entropy of attention\n(1 = uniform)",
+        "of the entropy of uniform attention",
+    ),
 )
 TRAINING_HISTORY = measurement("training_history", needs=TRAINING_RECORD)
 
@@ -86,17 +118,33 @@ def read_history(ds: xr.Dataset) -> list[str]:
     if "copying" in ds:
         copying = array(ds, "copying", "training_step")
         half = int(np.argmax(copying >= copying[-1] / 2)) if copying[-1] > 0 else 0
-        share = "of the motif's tokens" if "copy_score" in ds else "of the distance from the mean to a perfect copy"
-        out.append(f"At step {int(steps[-1]):,} the model copies {percent(float(copying[-1]))} {share}.")
+        share = (
+            "of the motif's tokens"
+            if "copy_score" in ds
+            else "of the distance from the mean to a perfect copy"
+        )
+        out.append(
+            f"At step {int(steps[-1]):,} the model copies {percent(float(copying[-1]))} {share}."
+        )
         if half:
-            out.append(f"Half of that is reached between steps {int(steps[half - 1]):,} and {int(steps[half]):,}.")
+            out.append(
+                f"Half of that is reached between steps {int(steps[half - 1]):,} and {int(steps[half]):,}."
+            )
     name = "prefix_matching" if "prefix_matching" in ds else "advantage"
     heads = array(ds, f"{name}_significant", "training_step", "layer", "head") > 0
     heads &= array(ds, name, "training_step", "layer", "head") > 0
     counts = heads.reshape(len(steps), -1).sum(axis=1)
-    against = "than uniform attention would" if name == "prefix_matching" else "than in the control"
+    against = (
+        "than uniform attention would"
+        if name == "prefix_matching"
+        else "than in the control"
+    )
     since = len(counts) - int(np.argmin(np.append(counts[::-1] > 0, False)))
-    some = f"; at least one has since step {int(steps[since]):,}" if 0 < since < len(counts) - 1 else ""
+    some = (
+        f"; at least one has since step {int(steps[since]):,}"
+        if 0 < since < len(counts) - 1
+        else ""
+    )
     out.append(
         f"{count_of(int(counts[-1]), heads[0].size, 'heads')} {verb(int(counts[-1]), 'give')} more attention to what "
         f"followed the last match {against}, significantly over motifs{some}."
@@ -104,7 +152,10 @@ def read_history(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@TRAINING_HISTORY.figure(table=("prefix_matching", "copy_score", "advantage", "entropy_share"), sentences=read_history)
+@TRAINING_HISTORY.figure(
+    table=("prefix_matching", "copy_score", "advantage", "entropy_share"),
+    sentences=read_history,
+)
 def training_history(ds: xr.Dataset) -> go.Figure:
     """Draw the training of a model: its loss, how well it copies, and a line per head for what the head does.
 
@@ -121,37 +172,92 @@ def training_history(ds: xr.Dataset) -> go.Figure:
     start = float(steps[steps > 0].min(initial=2.0)) / 2
     x = np.maximum(steps, start)
     if "loss" in ds:
-        panel, at = next(panels), np.maximum(ds["loss_step"].values.astype(float), start)
-        panel.line(at, array(ds, "loss", "loss_step"), "", "step %{x:.0f}<br>training loss %{y:.3g}", colour=GREY)
+        panel, at = (
+            next(panels),
+            np.maximum(ds["loss_step"].values.astype(float), start),
+        )
+        panel.line(
+            at,
+            array(ds, "loss", "loss_step"),
+            "",
+            "step %{x:.0f}<br>training loss %{y:.3g}",
+            colour=GREY,
+        )
         panel.y("training loss")
     if "copying" in ds:
         panel = next(panels)
-        panel.line(x, array(ds, "copying", "training_step"), "", "step %{x:.0f}<br>copied %{y:.2f}", dots=5)
+        panel.line(
+            x,
+            array(ds, "copying", "training_step"),
+            "",
+            "step %{x:.0f}<br>copied %{y:.2f}",
+            dots=5,
+        )
         panel.y("share copied" if "copy_score" in ds else "1 − relative\ncopy error")
     for (name, title, words), panel in zip(heads, panels, strict=True):
         _head_lines(panel, ds, name, x, words)
         panel.y(title)
         if name == "prefix_matching":
-            panel.line(x, array(ds, "prefix_floor", "training_step"), "uniform attention", colour=GREY, dash="dot")
-    powers = range(int(np.ceil(np.log10(start))), int(np.floor(np.log10(max(steps.max(), start)))) + 1)
-    ticks = {10.0**power: f"{10.0**power:,.0f}" for power in powers if 10.0**power > 1.2 * start}
+            panel.line(
+                x,
+                array(ds, "prefix_floor", "training_step"),
+                "uniform attention",
+                colour=GREY,
+                dash="dot",
+            )
+    powers = range(
+        int(np.ceil(np.log10(start))),
+        int(np.floor(np.log10(max(steps.max(), start)))) + 1,
+    )
+    ticks = {
+        10.0**power: f"{10.0**power:,.0f}"
+        for power in powers
+        if 10.0**power > 1.2 * start
+    }
     if (steps == 0).any():
         ticks = {start: "0", **ticks}
-    canvas.x(type="log", tickvals=list(ticks), ticktext=list(ticks.values()), showticklabels=False)
-    canvas.panel(*canvas.places[-1]).x("optimiser step (logarithmic)", showticklabels=True)
-    spread = ", bands: range over motifs" if any(f"{name}_low" in ds for name, _, _ in heads) else ""
-    remarks = [f"{len(steps)} checkpoints on the same repeated motifs", f"a line per head{spread}"]
+    canvas.x(
+        type="log",
+        tickvals=list(ticks),
+        ticktext=list(ticks.values()),
+        showticklabels=False,
+    )
+    canvas.panel(*canvas.places[-1]).x(
+        "optimiser step (logarithmic)", showticklabels=True
+    )
+    spread = (
+        ", bands: range over motifs"
+        if any(f"{name}_low" in ds for name, _, _ in heads)
+        else ""
+    )
+    remarks = [
+        f"{len(steps)} checkpoints on the same repeated motifs",
+        f"a line per head{spread}",
+    ]
     return canvas.dress(f"Heads of {model_of(ds)} over its training", *remarks)
 
 
-def _head_lines(panel: Panel, ds: xr.Dataset, name: str, x: np.ndarray, words: str) -> None:
+def _head_lines(
+    panel: Panel, ds: xr.Dataset, name: str, x: np.ndarray, words: str
+) -> None:
     """Draw a line per head in its layer's colour, and its range over motifs behind it."""
     for layer, label in enumerate(names(ds, "layer")):
         colour, layer_words = CATEGORICAL[layer % len(CATEGORICAL)], layer_name(label)
         for head, head_label in enumerate(names(ds, "head")):
             at = {"layer": layer, "head": head}
             if f"{name}_low" in ds:
-                low, high = (array(ds, f"{name}_{end}", "training_step", **at) for end in ("low", "high"))
+                low, high = (
+                    array(ds, f"{name}_{end}", "training_step", **at)
+                    for end in ("low", "high")
+                )
                 panel.band(x, low, high, mixed(colour, 0.2), layer_words)
             hover = f"step %{{x:.0f}}<br>{layer_words}, head {head_label}: %{{y:.2f}} {words}"
-            panel.line(x, array(ds, name, "training_step", **at), layer_words, hover, colour=colour, width=1.2, dots=3)
+            panel.line(
+                x,
+                array(ds, name, "training_step", **at),
+                layer_words,
+                hover,
+                colour=colour,
+                width=1.2,
+                dots=3,
+            )

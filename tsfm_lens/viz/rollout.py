@@ -10,7 +10,13 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.registry import ReportPanel, frame, measurement
-from tsfm_lens.viz.attention import attention_kind, pattern_heads, sentence_start, single_series, weight_colours
+from tsfm_lens.viz.attention import (
+    attention_kind,
+    pattern_heads,
+    sentence_start,
+    single_series,
+    weight_colours,
+)
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.needs import HEADS
 from tsfm_lens.viz.panels import draw_bands, fitted_range, scene
@@ -18,7 +24,15 @@ from tsfm_lens.viz.select import array, model_of, names, position, positions
 from tsfm_lens.viz.sheet import Look, Sheet, blank
 from tsfm_lens.viz.tables import tokens_table
 from tsfm_lens.viz.theme import VERMILION, number, percent, plain
-from tsfm_lens.viz.tokens import Ruler, TokenAxis, group_for, grouped, pooled, ruler, token_axis
+from tsfm_lens.viz.tokens import (
+    Ruler,
+    TokenAxis,
+    group_for,
+    grouped,
+    pooled,
+    ruler,
+    token_axis,
+)
 from tsfm_lens.viz.words import (
     capital,
     count_of,
@@ -64,11 +78,21 @@ def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
     one = array(ds, "attention", "query", "key", layer=layer, head=head)
     rest = float(one[:, keys.aside].sum(axis=1).mean())
     if rest >= 0.01:
-        out.append(f"{capital(head_at(ds, place))} gives {percent(rest)} of its attention to special tokens.")
+        out.append(
+            f"{capital(head_at(ds, place))} gives {percent(rest)} of its attention to special tokens."
+        )
     if heads == "sharp" and len(keys.timed) > 1 and len(queries.timed) > 1:
-        maps = array(ds, "attention", "layer", "head", "query", "key").reshape(-1, *one.shape)
-        steady = [flat for flat, each in enumerate(maps) if _steadiest(each, keys, queries) >= 0.5]
-        which = f": {listed([head_at(ds, flat) for flat in steady[:4]])}" if steady else ""
+        maps = array(ds, "attention", "layer", "head", "query", "key").reshape(
+            -1, *one.shape
+        )
+        steady = [
+            flat
+            for flat, each in enumerate(maps)
+            if _steadiest(each, keys, queries) >= 0.5
+        ]
+        which = (
+            f": {listed([head_at(ds, flat) for flat in steady[:4]])}" if steady else ""
+        )
         out.append(
             f"{count_of(len(steady), ranks.size, 'heads')} {verb(len(steady), 'have', 'has')} "
             f"{verb(len(steady), 'their', 'its')} largest weight at the same lag for at least half of the queries"
@@ -104,7 +128,10 @@ def read_flow(ds: xr.Dataset) -> list[str]:
 
 def read_norm_weighted(ds: xr.Dataset) -> list[str]:
     """Name the heads that write most, and how much of it comes from special tokens."""
-    norms, keys = array(ds, "norm", "layer", "head", "query", "key"), token_axis(ds, "key")
+    norms, keys = (
+        array(ds, "norm", "layer", "head", "query", "key"),
+        token_axis(ds, "key"),
+    )
     total = norms.sum(axis=-1).mean(axis=-1)
     low, high = extremes(total)
     out = [
@@ -112,7 +139,9 @@ def read_norm_weighted(ds: xr.Dataset) -> list[str]:
         f"average) and shortest in {head_at(ds, low)} ({num(total.flat[low])}), in residual stream units."
     ]
     if len(keys.aside):
-        share = norms[..., keys.aside].sum(axis=-1).mean(axis=-1) / np.where(total > 0, total, np.nan)
+        share = norms[..., keys.aside].sum(axis=-1).mean(axis=-1) / np.where(
+            total > 0, total, np.nan
+        )
         heavy = np.flatnonzero(share.ravel() > 0.5)
         most = int(np.nanargmax(share))
         out.append(
@@ -131,7 +160,9 @@ def _token(axis: TokenAxis, token: int) -> str:
 
 
 @AUTOREGRESSIVE_ATTENTION.figure()
-def autoregressive_attention_map(ds: xr.Dataset, *, heads: str = "sharp", count: int | None = None) -> go.Figure:
+def autoregressive_attention_map(
+    ds: xr.Dataset, *, heads: str = "sharp", count: int | None = None
+) -> go.Figure:
     """Draw the autoregressive attention of the sharpest or the most diffuse heads, each head a panel.
 
     Args:
@@ -146,19 +177,33 @@ def autoregressive_attention_map(ds: xr.Dataset, *, heads: str = "sharp", count:
     count = heads_shown(ranks.size) if count is None else count
     order = np.argsort(ranks.ravel() if heads == "sharp" else -ranks.ravel())[:count]
     places = [divmod(int(flat), ranks.shape[1]) for flat in order]
-    keys, queries = (ruler(token_axis(ds, side, overlaps=True)) for side in ("key", "query"))
-    maps = [array(ds, "attention", "query", "key", layer=row, head=col) for row, col in places]
+    keys, queries = (
+        ruler(token_axis(ds, side, overlaps=True)) for side in ("key", "query")
+    )
+    maps = [
+        array(ds, "attention", "query", "key", layer=row, head=col)
+        for row, col in places
+    ]
     ordinary = keys.axis.timed if len(keys.axis.timed) else keys.axis.aside
     limit = max(0.1, *(float(np.nanquantile(one[:, ordinary], 0.999)) for one in maps))
     entropy = array(ds, "entropy", "layer", "head")
-    labels = [f"{layer_names(ds)[row]}, head {names(ds, 'head')[col]}" for row, col in places]
-    notes = [f"{nats_of(entropy[place])}{_aside(one, keys)}" for place, one in zip(places, maps, strict=True)]
+    labels = [
+        f"{layer_names(ds)[row]}, head {names(ds, 'head')[col]}" for row, col in places
+    ]
+    notes = [
+        f"{nats_of(entropy[place])}{_aside(one, keys)}"
+        for place, one in zip(places, maps, strict=True)
+    ]
     grid = panel_grid(list(zip(labels, notes, strict=True)), row_height=150)
     hover = "query step %{x} reads context step %{y}"
     group = _draw(grid, maps, labels, keys, queries, hover, upwards=True)
     grid.colours(weight_colours(limit))
     forecasts = bool(len(queries.axis.timed)) and queries.edges[0] >= -1
-    title_axes(grid, "forecast step" if forecasts else "query step", "context step" if forecasts else "key step")
+    title_axes(
+        grid,
+        "forecast step" if forecasts else "query step",
+        "context step" if forecasts else "key step",
+    )
     word = "Sharpest" if heads == "sharp" else "Most diffuse"
     marks = ", ".join(keys.axis.aside_labels())
     return grid.dress(
@@ -176,8 +221,12 @@ def heads_shown(heads: int) -> int:
     return min(_HEADS, max(heads // 2, 1))
 
 
-@ATTENTION_ROLLOUT.figure(table=lambda ds: tokens_table(ds, "flow", _LEAST), sentences=read_flow)
-def attention_rollout_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) -> go.Figure:
+@ATTENTION_ROLLOUT.figure(
+    table=lambda ds: tokens_table(ds, "flow", _LEAST), sentences=read_flow
+)
+def attention_rollout_map(
+    ds: xr.Dataset, *, layers: Sequence[str | int] | None = None
+) -> go.Figure:
     """Draw how much of each input token may have reached each token after every layer (Abnar and Zuidema)."""
     rows = positions(ds, "layer", layers)
     flow = list(array(ds, "flow", "layer", "query", "key")[rows])
@@ -186,7 +235,15 @@ def attention_rollout_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None 
     limit = float(np.quantile(others, 0.99)) or 1.0
     labels = [f"after {label}" for label in layer_names(ds, rows)]
     grid = panel_grid([(label,) for label in labels], row_height=190)
-    group = _draw(grid, flow, labels, keys, queries, "of step %{x} in the token of step %{y}", upwards=False)
+    group = _draw(
+        grid,
+        flow,
+        labels,
+        keys,
+        queries,
+        "of step %{x} in the token of step %{y}",
+        upwards=False,
+    )
     grid.colours(weight_colours(limit, "share"))
     title_axes(grid, "input token (step)", "token (step)")
     marks = ", ".join(keys.axis.aside_labels())
@@ -202,7 +259,14 @@ def attention_rollout_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None 
 
 
 def _draw(
-    grid: Sheet, maps: list[np.ndarray], labels: list[str], keys: Ruler, queries: Ruler, hover: str, *, upwards: bool
+    grid: Sheet,
+    maps: list[np.ndarray],
+    labels: list[str],
+    keys: Ruler,
+    queries: Ruler,
+    hover: str,
+    *,
+    upwards: bool,
 ) -> tuple[int, int]:
     """Draw maps (query, key), with keys upwards or to the right; return how many keys and queries share a cell."""
     group = group_for(keys, queries, min(_CELLS // len(maps), _PANEL))
@@ -210,12 +274,23 @@ def _draw(
         z, x, y = pooled(one, keys, queries, group)
         if upwards:
             z, x, y = z.T, y, x
-        panel.cells(z, x, y, f"{plain(label)}<br>{hover}<br>%{{z:.3g}}", name=label, xgap=0, ygap=0)
+        panel.cells(
+            z,
+            x,
+            y,
+            f"{plain(label)}<br>{hover}<br>%{{z:.3g}}",
+            name=label,
+            xgap=0,
+            ygap=0,
+        )
         if keys.timed and len(keys.axis.aside):
             (panel.level if upwards else panel.upright)(keys.end, dash="dot")
     across, up = (queries, keys) if upwards else (keys, queries)
     columns = max(col for _, col in grid.places)
-    grid.x(tickvals=across.ticks({1: 8, 2: 6}.get(columns, 4)), range=[across.edges[0], across.edges[-1]])
+    grid.x(
+        tickvals=across.ticks({1: 8, 2: 6}.get(columns, 4)),
+        range=[across.edges[0], across.edges[-1]],
+    )
     ends = [up.edges[0], up.edges[-1]]
     grid.y(tickvals=up.ticks(), range=ends if upwards else ends[::-1])
     return group
@@ -224,17 +299,23 @@ def _draw(
 def _aside(weights: np.ndarray, keys: Ruler) -> str:
     """Write how much of a head's attention goes to special tokens, where that is 1 % and more."""
     rest = float(weights[:, keys.axis.aside].sum(axis=1).mean())
-    return f", {percent(round(rest, 2))} on {' and '.join(sorted(set(keys.axis.special[keys.axis.aside])))}" * (
-        rest >= 0.01
+    return (
+        f", {percent(round(rest, 2))} on {' and '.join(sorted(set(keys.axis.special[keys.axis.aside])))}"
+        * (rest >= 0.01)
     )
 
 
 @NORM_WEIGHTED.figure(
-    table=lambda ds: tokens_table(ds, "norm", _LEAST * float(np.nanmax(ds["norm"].values))),
+    table=lambda ds: tokens_table(
+        ds, "norm", _LEAST * float(np.nanmax(ds["norm"].values))
+    ),
     sentences=read_norm_weighted,
 )
 def norm_weighted_map(
-    ds: xr.Dataset, *, layers: Sequence[str | int] | None = None, heads: Sequence[str | int] | None = None
+    ds: xr.Dataset,
+    *,
+    layers: Sequence[str | int] | None = None,
+    heads: Sequence[str | int] | None = None,
 ) -> go.Figure:
     """Draw layer × head small multiples of how much each key contributes to each query's write.
 
@@ -243,15 +324,26 @@ def norm_weighted_map(
     """
     title = f"Norm-weighted {attention_kind(ds)} of every head of {model_of(ds)}"
     remark = "length of what each key adds to the residual stream"
-    return pattern_heads(ds, "norm", layers, heads, "length (residual stream units)", title, remark)
+    return pattern_heads(
+        ds, "norm", layers, heads, "length (residual stream units)", title, remark
+    )
 
 
 @AUTOREGRESSIVE_ATTENTION.panels
 def _rollout(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    attention = ds[["attention"]].where(ds["sharpness_rank"] < heads_shown(ds["sharpness_rank"].size))
-    weights, entropies = tokens_table(attention, "attention", _LEAST), frame(ds, "entropy", "sharpness_rank")
+    attention = ds[["attention"]].where(
+        ds["sharpness_rank"] < heads_shown(ds["sharpness_rank"].size)
+    )
+    weights, entropies = (
+        tokens_table(attention, "attention", _LEAST),
+        frame(ds, "entropy", "sharpness_rank"),
+    )
     for heads, table in (("sharp", weights), ("diffuse", entropies)):
-        yield ReportPanel(autoregressive_attention_map(ds, heads=heads), table, read_rollout(ds, heads))
+        yield ReportPanel(
+            autoregressive_attention_map(ds, heads=heads),
+            table,
+            read_rollout(ds, heads),
+        )
 
 
 _FEW = 5  # rows that are all numbered
@@ -261,7 +353,9 @@ PATCH_ATTENTION = measurement("patch_attention", needs=HEADS)
 
 def read_patches(ds: xr.Dataset) -> list[str]:
     """Describe how many heads have a favourite patch, and where it is."""
-    weight, start = (array(ds, name, "layer", "head") for name in ("argmax_weight", "argmax_start"))
+    weight, start = (
+        array(ds, name, "layer", "head") for name in ("argmax_weight", "argmax_start")
+    )
     strong = weight > 0.5
     heads = int(strong.sum())
     out = [
@@ -271,7 +365,9 @@ def read_patches(ds: xr.Dataset) -> list[str]:
     if strong.any():
         first, counts = np.unique(start[strong], return_counts=True)
         most = int(counts.argmax())
-        out.append(f"For {int(counts[most])} of them it is the token from step {num(int(first[most]))} on.")
+        out.append(
+            f"For {int(counts[most])} of them it is the token from step {num(int(first[most]))} on."
+        )
     return out
 
 
@@ -282,8 +378,16 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
     everything = array(ds, "attention", "layer", "head", "query", "key")
     limit = float(np.nanquantile(everything, 0.999)) or 1.0
     ranks, heads = array(ds, "stable_rank", "layer", "head")[at], names(ds, "head")
-    titles = [(f"head {h}", f"stable rank {number(r)}") for h, r in zip(heads, ranks, strict=True)]
-    spans = zip(ds["key_start"].values, ds["key_stop"].values, ds["key_special"].values, strict=True)
+    titles = [
+        (f"head {h}", f"stable rank {number(r)}")
+        for h, r in zip(heads, ranks, strict=True)
+    ]
+    spans = zip(
+        ds["key_start"].values,
+        ds["key_stop"].values,
+        ds["key_special"].values,
+        strict=True,
+    )
     words = [str(word) or f"steps {start} to {stop - 1}" for start, stop, word in spans]
     grid = panel_grid(titles, row_height=130)
     for panel, head, weights in zip(grid, heads, everything[at], strict=True):
@@ -310,13 +414,16 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
     return grid.dress(
         f"{sentence_start(ds)} of {layer_names(ds)[at]} of {model_of(ds)}",
         f"{names(ds, 'series')[0]}, {ds.sizes['step']} steps ahead",
-        f"context tokens of {width} step{'s' * (width > 1)}" + (f", then {', '.join(special)}" if special else ""),
+        f"context tokens of {width} step{'s' * (width > 1)}"
+        + (f", then {', '.join(special)}" if special else ""),
         f"darkest: {number(limit)} or more",
     )
 
 
 @PATCH_ATTENTION.figure(variables=("context",))
-def selected_patch(ds: xr.Dataset, *, layer: str | int = -1, head: int | None = None) -> go.Figure:
+def selected_patch(
+    ds: xr.Dataset, *, layer: str | int = -1, head: int | None = None
+) -> go.Figure:
     """Draw the forecast over its context, and a dashed line at the patch that a head reads most.
 
     Args:
@@ -327,13 +434,18 @@ def selected_patch(ds: xr.Dataset, *, layer: str | int = -1, head: int | None = 
     which = int(np.argmax(weights)) if head is None else position(ds, "head", head)
     view = scene(ds, 0, ds.sizes["time"])
     values = array(ds, "quantile_forecast", "quantile", "step", series=0)
-    sheet = blank(260, min_width=420 if len(view.past) + len(view.future) <= _NARROW else 640)
+    sheet = blank(
+        260, min_width=420 if len(view.past) + len(view.future) <= _NARROW else 640
+    )
     panel = sheet.panel()
     draw_bands(panel, view, ds["quantile"].values, values)
     view.draw(panel)
     start = int(ds["argmax_start"].values[at, which])
     bounds, _ = fitted_range(np.append(view.observations, values), np.empty(0))
-    place, where = f"{layer_names(ds)[at]}, head {names(ds, 'head')[which]}", view.time.at(float(start))
+    place, where = (
+        f"{layer_names(ds)[at]}, head {names(ds, 'head')[which]}",
+        view.time.at(float(start)),
+    )
     words = f"{plain(place)} reads most from {plain(view.time.label(start))} on"
     look: Look = {"colour": VERMILION, "width": 1.6, "dash": "6px,3px"}
     panel.line([where, where], list(bounds), f"most read by {place}", words, **look)
@@ -342,9 +454,13 @@ def selected_patch(ds: xr.Dataset, *, layer: str | int = -1, head: int | None = 
     ends = (view.past[0] - 0.02 * len(view.past), view.future[-1] + 0.5)
     panel.x(range=[view.time.scalar(float(end)) for end in ends])
     panel.y(range=bounds)
-    title = f"Forecast of {view.id} by {model_of(ds)}, and the patch that {place} selects"
+    title = (
+        f"Forecast of {view.id} by {model_of(ds)}, and the patch that {place} selects"
+    )
     share = f"the patch holds {percent(float(weights[which]))} of the weight, mean over forecast tokens"
-    return sheet.dress(title, f"{ds.sizes['step']} steps ahead from {view.remark}", share)
+    return sheet.dress(
+        title, f"{ds.sizes['step']} steps ahead from {view.remark}", share
+    )
 
 
 @PATCH_ATTENTION.panels

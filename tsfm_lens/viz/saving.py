@@ -22,8 +22,16 @@ from tsfm_lens.places import refuse_unwritable, replacing, writing_to
 __all__ = ["save"]
 FORMATS = ("html", "json", "png", "svg", "pdf")
 # without plotly's own "Share chart" button, which would upload the figure
-BROWSER_CONFIG = {"displaylogo": False, "showSendToCloud": False, "plotlyServerURL": "", "responsive": True}
-_PATIENCE, _LONGEST = 60_000, 600  # milliseconds of a page's own clock for its scripts, and seconds for all
+BROWSER_CONFIG = {
+    "displaylogo": False,
+    "showSendToCloud": False,
+    "plotlyServerURL": "",
+    "responsive": True,
+}
+_PATIENCE, _LONGEST = (
+    60_000,
+    600,
+)  # milliseconds of a page's own clock for its scripts, and seconds for all
 _WIDTH = 800  # pixels of a static image whose figure sets no width: two journal columns at 12 px type
 
 
@@ -56,9 +64,18 @@ def save(
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
         suffixes = ", ".join(f".{name}" for name in FORMATS)
-        raise InputError(f"{path.name!r} has no known suffix: a figure can be saved as {suffixes}.")
+        raise InputError(
+            f"{path.name!r} has no known suffix: a figure can be saved as {suffixes}."
+        )
     refuse_unwritable(path.parent)
-    content = rendered(fig, kind, width=width, height=height, scale=scale, self_contained=self_contained)
+    content = rendered(
+        fig,
+        kind,
+        width=width,
+        height=height,
+        scale=scale,
+        self_contained=self_contained,
+    )
     return write_together({path: content})[0]
 
 
@@ -73,12 +90,21 @@ def rendered(
 ) -> bytes:
     """Return the content of a file of format ``kind``, one of ``FORMATS``; arguments and errors as in :func:`save`."""
     if kind == "html":
-        return fig.to_html(include_plotlyjs=self_contained or "cdn", config=BROWSER_CONFIG, div_id="figure").encode()
+        return fig.to_html(
+            include_plotlyjs=self_contained or "cdn",
+            config=BROWSER_CONFIG,
+            div_id="figure",
+        ).encode()
     if kind == "json":
         return fig.to_json().encode()
-    size = {"width": width or fig.layout.width or _WIDTH, "height": height or fig.layout.height or 500}
+    size = {
+        "width": width or fig.layout.width or _WIDTH,
+        "height": height or fig.layout.height or 500,
+    }
     # vector files keep the size in which the figure was laid out
-    return _static(fig, {"format": kind, **size, "scale": scale if kind == "png" else 1})
+    return _static(
+        fig, {"format": kind, **size, "scale": scale if kind == "png" else 1}
+    )
 
 
 def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
@@ -96,7 +122,13 @@ def _with_dots(png: bytes, dots: float) -> bytes:
     metre = round(dots / 0.0254)
     chunk = b"pHYs" + struct.pack(">IIB", metre, metre, 1)
     # after the signature and the header, which have 33 bytes
-    return png[:33] + struct.pack(">I", 9) + chunk + struct.pack(">I", zlib.crc32(chunk)) + png[33:]
+    return (
+        png[:33]
+        + struct.pack(">I", 9)
+        + chunk
+        + struct.pack(">I", zlib.crc32(chunk))
+        + png[33:]
+    )
 
 
 @contextmanager
@@ -107,10 +139,21 @@ def _browser(kind: str) -> Iterator[None]:
             f"a .{kind} file needs kaleido, which is not installed: "
             f"{install_command('static')}. Saving as .html or .json needs nothing more."
         )
-    from choreographer.errors import BrowserClosedError, BrowserDepsError, ChromeNotFoundError
+    from choreographer.errors import (
+        BrowserClosedError,
+        BrowserDepsError,
+        ChromeNotFoundError,
+    )
     from kaleido.errors import BrowserFailedError, JavascriptError, KaleidoError
 
-    failures = (BrowserClosedError, BrowserDepsError, BrowserFailedError, JavascriptError, KaleidoError, TimeoutError)
+    failures = (
+        BrowserClosedError,
+        BrowserDepsError,
+        BrowserFailedError,
+        JavascriptError,
+        KaleidoError,
+        TimeoutError,
+    )
     try:
         yield
     except ChromeNotFoundError as error:
@@ -133,11 +176,19 @@ def _static(fig: go.Figure, options: dict[str, Any]) -> bytes:
 
         page = kaleido.PageGenerator(mathjax=False)
         # kaleido prints a .pdf with margins of its own, which push the figure aside and cut its ends off
-        page.footer = page.footer.replace("</head>", "<style>@page { margin: 0 }</style></head>", 1)
+        page.footer = page.footer.replace(
+            "</head>", "<style>@page { margin: 0 }</style></head>", 1
+        )
         # a kaleido server that the caller runs has options of its own
         warnings.filterwarnings("ignore", message="The kopts argument is ignored")
-        drawing: bytes = kaleido.calc_fig_sync(fig.to_dict(), opts=options, kopts={"page_generator": page})
-    return _with_dots(drawing, 96 * options["scale"]) if options["format"] == "png" else drawing
+        drawing: bytes = kaleido.calc_fig_sync(
+            fig.to_dict(), opts=options, kopts={"page_generator": page}
+        )
+    return (
+        _with_dots(drawing, 96 * options["scale"])
+        if options["format"] == "png"
+        else drawing
+    )
 
 
 def browser_at(kind: str = "pdf") -> str:
@@ -159,13 +210,27 @@ def printed(page: bytes) -> bytes:
         RenderError: kaleido, which finds the browser, or a browser is missing, or it fails.
     """
     browser = browser_at()
-    with _browser("pdf"), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    with (
+        _browser("pdf"),
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+    ):
         source, target = Path(folder, "page.html"), Path(folder, "page.pdf")
         source.write_bytes(page)
-        how = ["--headless", "--disable-gpu", "--no-pdf-header-footer", f"--virtual-time-budget={_PATIENCE}"]
+        how = [
+            "--headless",
+            "--disable-gpu",
+            "--no-pdf-header-footer",
+            f"--virtual-time-budget={_PATIENCE}",
+        ]
         # as root Chromium starts in no other way
         how += ["--no-sandbox"] * (getattr(os, "geteuid", lambda: 1)() == 0)
-        command = [browser, *how, f"--user-data-dir={folder}/profile", f"--print-to-pdf={target}", source.as_uri()]
+        command = [
+            browser,
+            *how,
+            f"--user-data-dir={folder}/profile",
+            f"--print-to-pdf={target}",
+            source.as_uri(),
+        ]
         subprocess.run(command, check=True, capture_output=True, timeout=_LONGEST)
         if not target.exists():
             raise TimeoutError("it wrote nothing")

@@ -8,7 +8,15 @@ import xarray as xr
 
 from tsfm_lens.registry import frame, measurement
 from tsfm_lens.viz.panels import Scene, scene, value_hover
-from tsfm_lens.viz.select import array, median_position, model_of, names, series_position, statistic_of, unit_of
+from tsfm_lens.viz.select import (
+    array,
+    median_position,
+    model_of,
+    names,
+    series_position,
+    statistic_of,
+    unit_of,
+)
 from tsfm_lens.viz.sheet import Look, Panel, sheet
 from tsfm_lens.viz.theme import BLUE, GREY, VERMILION, mixed, percent, plain
 from tsfm_lens.viz.words import listed, measured, num, signed
@@ -23,12 +31,17 @@ FORECAST_CHANGE = measurement("forecast_change")
 
 
 def _middle(ds: xr.Dataset, name: str, *dims: str) -> np.ndarray:
-    return array(ds, name, *dims, "step", quantile=median_position(ds["quantile"].values))
+    return array(
+        ds, name, *dims, "step", quantile=median_position(ds["quantile"].values)
+    )
 
 
 def _ends(ds: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the lowest and the highest quantile."""
-    order, values = np.argsort(ds["quantile"].values), array(ds, name, "quantile", "step")
+    order, values = (
+        np.argsort(ds["quantile"].values),
+        array(ds, name, "quantile", "step"),
+    )
     return values[order[0]], values[order[-1]]
 
 
@@ -44,19 +57,29 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
     ]
     if len(labels) > 1:
         effects = _middle(ds, "effect", "change").mean(1)
-        parts = [f"{signed(effect)} is by {label}" for label, effect in zip(labels, effects, strict=True)]
+        parts = [
+            f"{signed(effect)} is by {label}"
+            for label, effect in zip(labels, effects, strict=True)
+        ]
         out.append(f"Of the {signed(move)}, {listed(parts)}.")
     steps = np.arange(ds.sizes["step"])
     edges = list(zip(ds["start"].values, ds["stop"].values, strict=True))
-    inside = np.any([(steps >= first) & (steps < stop) for first, stop in edges], axis=0)
+    inside = np.any(
+        [(steps >= first) & (steps < stop) for first, stop in edges], axis=0
+    )
     if inside.any() and not inside.all():
-        there, elsewhere = (signed(float((after - before)[at].mean())) for at in (inside, ~inside))
+        there, elsewhere = (
+            signed(float((after - before)[at].mean())) for at in (inside, ~inside)
+        )
         count = int(inside.sum())
         out.append(
             f"At the {count} steps that were changed it moves by {there} on average, at the others by {elsewhere}."
         )
     out += _drawn(ds) + _routes(ds)
-    widths = [float((high - low).mean()) for low, high in (_ends(ds, "forecast"), _ends(ds, "changed_forecast"))]
+    widths = [
+        float((high - low).mean())
+        for low, high in (_ends(ds, "forecast"), _ends(ds, "changed_forecast"))
+    ]
     if min(widths) > 0:
         out.append(
             f"The interval between the outer quantiles is {amount(widths[1])} wide instead of {amount(widths[0])}."
@@ -66,7 +89,11 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
 
 def _statistic(ds: xr.Dataset) -> str:
     """Name the statistic that both forecasts are."""
-    paths = ds.attrs.get("num_samples") if str(ds.attrs.get("statistic")).endswith("sample paths") else None
+    paths = (
+        ds.attrs.get("num_samples")
+        if str(ds.attrs.get("statistic")).endswith("sample paths")
+        else None
+    )
     return f"{statistic_of(ds)} of {paths} sample paths" if paths else statistic_of(ds)
 
 
@@ -75,28 +102,45 @@ def _drawn(ds: xr.Dataset) -> list[str]:
     if "redraw" not in ds.attrs:
         return []
     apart = measured(unit_of(ds).strip())(float(ds.attrs["redraw"]))
-    return [f"Other sample paths move the forecast by {apart} at a step, without any change."]
+    return [
+        f"Other sample paths move the forecast by {apart} at a step, without any change."
+    ]
 
 
 def _routes(ds: xr.Dataset) -> list[str]:
     """State the components through which the largest parts of a change go, as shares of its size at a step."""
     if "through" not in ds:
         return []
-    size = np.abs(np.nan_to_num(array(ds, "through", "change", "component", "step"))).mean(-1).sum(0)
+    size = (
+        np.abs(np.nan_to_num(array(ds, "through", "change", "component", "step")))
+        .mean(-1)
+        .sum(0)
+    )
     whole = float(np.abs(array(ds, "through_total", "change", "step")).mean(-1).sum())
-    first = [int(at) for at in np.argsort(-size, kind="stable")[:_MAX_NAMES] if size[at] > 0]
+    first = [
+        int(at) for at in np.argsort(-size, kind="stable")[:_MAX_NAMES] if size[at] > 0
+    ]
     if not first or not whole > 0:
         return []
-    parts = [f"{percent(float(size[at]) / whole)} goes through {names(ds, 'component')[at]}" for at in first]
+    parts = [
+        f"{percent(float(size[at]) / whole)} goes through {names(ds, 'component')[at]}"
+        for at in first
+    ]
     word, amount = str(ds["through"].attrs["statistic"]), measured(unit_of(ds).strip())
     start = f"Of the {amount(whole)} at a step"
     if word != statistic_of(ds):
         start = f"In one pass, the {word} moves by {amount(whole)} at a step; of that"
-    overlap = " Components in series carry the same effect, so these do not add up." if len(parts) > 1 else ""
+    overlap = (
+        " Components in series carry the same effect, so these do not add up."
+        if len(parts) > 1
+        else ""
+    )
     return [f"{start}, {listed(parts)}.{overlap}"]
 
 
-@WHAT_IF.figure(table=lambda ds: frame(ds, "forecast", "changed_forecast"), sentences=read_what_if)
+@WHAT_IF.figure(
+    table=lambda ds: frame(ds, "forecast", "changed_forecast"), sentences=read_what_if
+)
 def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Figure:
     """Draw both forecasts with their intervals, and under them each changed series as it was and as it is.
 
@@ -108,12 +152,23 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
     target = str(ds.attrs["target"])
     view = scene(ds, target, context_steps)
     rows = list(dict.fromkeys(int(row) for row in ds["row"].values))
-    canvas = sheet([210, *[90] * len(rows)], row_gap=18, min_width=420, shared_xaxes=True)
+    canvas = sheet(
+        [210, *[90] * len(rows)], row_gap=18, min_width=420, shared_xaxes=True
+    )
     above, *below = canvas
-    lines = (("forecast", "forecast", BLUE), ("changed_forecast", "with the change", VERMILION))
+    lines = (
+        ("forecast", "forecast", BLUE),
+        ("changed_forecast", "with the change", VERMILION),
+    )
     for name, words, colour in lines:
         low, high = _ends(ds, name)
-        above.band(view.time.at(view.future), low, high, mixed(colour, 0.22), f"{words} (interval)")
+        above.band(
+            view.time.at(view.future),
+            low,
+            high,
+            mixed(colour, 0.22),
+            f"{words} (interval)",
+        )
     # over both bands, so that none hides a line
     for name, words, colour in lines:
         view.forecast(above, _middle(ds, name), words, colour, 2)
@@ -121,7 +176,12 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
     above.y(view.title, nticks=5)
     for panel, row in zip(below, rows, strict=True):
         _draw_edit(panel, ds, view, row)
-    canvas.x(range=[view.time.scalar(view.past[0] - 0.5), view.time.scalar(view.future[-1] + 0.5)])
+    canvas.x(
+        range=[
+            view.time.scalar(view.past[0] - 0.5),
+            view.time.scalar(view.future[-1] + 0.5),
+        ]
+    )
     below[-1].x(view.time.title)
     changes = str(ds.attrs.get("changes", ""))
     return canvas.dress(
@@ -141,10 +201,25 @@ def _draw_edit(panel: Panel, ds: xr.Dataset, view: Scene, row: int) -> None:
         ("context", "known_future", "as it was", GREY),
     ):
         values = array(ds, past, "time", series=row)[-length:]
-        ahead = array(ds, future, "step", series=row) if future in ds else np.full(len(view.future), np.nan)
+        ahead = (
+            array(ds, future, "step", series=row)
+            if future in ds
+            else np.full(len(view.future), np.nan)
+        )
         hover = value_hover(f"{name}: {names(ds, 'series')[row]}", view.time, unit)
-        panel.line(view.time.at(steps), np.append(values, ahead), name, hover, colour=colour, width=1.3)
-    label = (names(ds.swap_dims(series="variate"), "variate") if "variate" in ds.coords else names(ds, "series"))[row]
+        panel.line(
+            view.time.at(steps),
+            np.append(values, ahead),
+            name,
+            hover,
+            colour=colour,
+            width=1.3,
+        )
+    label = (
+        names(ds.swap_dims(series="variate"), "variate")
+        if "variate" in ds.coords
+        else names(ds, "series")
+    )[row]
     panel.y(f"{label} ({unit})" if unit else label, nticks=4)
 
 
@@ -155,8 +230,15 @@ def read_change(ds: xr.Dataset) -> list[str]:
     labels = _parts(ds)
     size, least = np.abs(effect).mean(1), 2 * float(ds.attrs.get("rounding", 0.0))
     order = [int(at) for at in np.argsort(-size, kind="stable") if size[at] > least]
-    parts = [f"{labels[at]} by {num(float(size[at]))} ({signed(float(effect[at].mean()))})" for at in order]
-    largest = f" Largest parts, at a step and on average: {listed(parts[:_MAX_NAMES])}." if parts else ""
+    parts = [
+        f"{labels[at]} by {num(float(size[at]))} ({signed(float(effect[at].mean()))})"
+        for at in order
+    ]
+    largest = (
+        f" Largest parts, at a step and on average: {listed(parts[:_MAX_NAMES])}."
+        if parts
+        else ""
+    )
     out = [
         f"For the same {ds.sizes['step']} steps the forecast of {ds.attrs['target']} averages {amount(after.mean())}; "
         f"made {ds.attrs['shift']} steps earlier it averaged {amount(before.mean())} ({_statistic(ds)}).{largest}"
@@ -174,7 +256,11 @@ def _origin(ds: xr.Dataset) -> str:
         f"the past goes on with {shift} steps of the earlier forecast",
     ] * (shift > 0)
     if lost:
-        facts.append(f"its {lost} oldest steps are gone" if lost > 0 else f"{-lost} older steps are there")
+        facts.append(
+            f"its {lost} oldest steps are gone"
+            if lost > 0
+            else f"{-lost} older steps are there"
+        )
     return listed(facts) if facts else ""
 
 
@@ -197,19 +283,38 @@ def change_bars(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Figur
         'Change of the forecast of series-0/target by chronos2-nano'
     """
     target = str(ds.attrs["target"])
-    view, effect = scene(ds, target, context_steps), _middle(ds, "effect", "part").mean(1)
+    view, effect = (
+        scene(ds, target, context_steps),
+        _middle(ds, "effect", "part").mean(1),
+    )
     canvas = sheet([190, _BAR * max(len(effect), 3)], row_gap=64, min_width=420)
     above, below = canvas
     view.forecast(above, _middle(ds, "before"), "earlier forecast", GREY, 1.6)
     view.forecast(above, _middle(ds, "after"), "later forecast", BLUE, 2)
     view.draw(above)
     above.y(view.title, nticks=5)
-    places, unit = np.arange(len(effect)), unit_of(ds, series_position(ds, target)) or "data units"
+    places, unit = (
+        np.arange(len(effect)),
+        unit_of(ds, series_position(ds, target)) or "data units",
+    )
     colours = [VERMILION if value >= 0 else BLUE for value in effect]
     look: Look = {"text": [plain(part) for part in _parts(ds)], "textposition": "none"}
-    below.bars(places, effect, "", f"%{{text}}<br>%{{x:+.4g}} {plain(unit)}", colour=colours, across=True, **look)
+    below.bars(
+        places,
+        effect,
+        "",
+        f"%{{text}}<br>%{{x:+.4g}} {plain(unit)}",
+        colour=colours,
+        across=True,
+        **look,
+    )
     below.upright(0.0)
-    below.y(tickvals=places, ticktext=[plain(part) for part in _parts(ds)], range=[len(effect) - 0.4, -0.6], ticks="")
+    below.y(
+        tickvals=places,
+        ticktext=[plain(part) for part in _parts(ds)],
+        range=[len(effect) - 0.4, -0.6],
+        ticks="",
+    )
     below.x(f"part of the change ({unit})")
     move = signed(float((_middle(ds, "after") - _middle(ds, "before")).mean()))
     return canvas.dress(

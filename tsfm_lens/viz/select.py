@@ -37,12 +37,18 @@ def series_position(ds: xr.Dataset, series: str | int) -> int:
         return position(ds, "series", series)
     if -len(labels) <= as_index(series) < len(labels):
         return as_index(series) % len(labels)
-    raise unknown_name("series", series, labels, hint=f"There are {len(labels)}, counted from 0.")
+    raise unknown_name(
+        "series", series, labels, hint=f"There are {len(labels)}, counted from 0."
+    )
 
 
 def series_rows(ds: xr.Dataset, series: str | int | None) -> list[int]:
     """Return the place of one series, of all for None; errors as in :func:`series_position`."""
-    return list(range(ds.sizes["series"])) if series is None else [series_position(ds, series)]
+    return (
+        list(range(ds.sizes["series"]))
+        if series is None
+        else [series_position(ds, series)]
+    )
 
 
 MAX_DRAWN = 8
@@ -51,13 +57,23 @@ MAX_DRAWN = 8
 
 def forecast_series(ds: xr.Dataset, most: int | None = None) -> list[int]:
     """Return places of the series that are forecast, the first ``most`` of them; covariates are not."""
-    roles = ds["role"].values if "role" in ds.coords else ["target"] * ds.sizes.get("series", 1)
+    roles = (
+        ds["role"].values
+        if "role" in ds.coords
+        else ["target"] * ds.sizes.get("series", 1)
+    )
     return [place for place, role in enumerate(roles) if role == "target"][:most]
 
 
-def positions(ds: xr.Dataset, dim: str, values: Sequence[str | int] | None) -> list[int]:
+def positions(
+    ds: xr.Dataset, dim: str, values: Sequence[str | int] | None
+) -> list[int]:
     """Return several positions along ``dim``, all of them for None; errors as in :func:`position`."""
-    return list(range(ds.sizes[dim])) if values is None else [position(ds, dim, v) for v in values]
+    return (
+        list(range(ds.sizes[dim]))
+        if values is None
+        else [position(ds, dim, v) for v in values]
+    )
 
 
 def median_position(quantiles: np.ndarray) -> int:

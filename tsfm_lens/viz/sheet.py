@@ -15,21 +15,37 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from tsfm_lens.viz.findings import NOT_SIGNIFICANT, Finding
-from tsfm_lens.viz.theme import GREY, INK, LABEL_TYPE, PALE, TITLE_TYPE, dress, mixed, number, plain, true_minus
+from tsfm_lens.viz.theme import (
+    GREY,
+    INK,
+    LABEL_TYPE,
+    PALE,
+    TITLE_TYPE,
+    dress,
+    mixed,
+    number,
+    plain,
+    true_minus,
+)
 
 Look = dict[str, Any]
 """Settings of a mark or an axis."""
 
 PRINTED = 500  # cells of a map that still have room for their number
 _MAX_DOTS = 60  # rows or columns of a map that still have room for a dot each
-_ALWAYS: Look = {"exclude_empty_subplots": False}  # or plotly leaves out what is drawn before the first trace
+_ALWAYS: Look = {
+    "exclude_empty_subplots": False
+}  # or plotly leaves out what is drawn before the first trace
 _LEFT, _RIGHT = 64, 20  # pixels beside the panels
 _APART, _CELL = 8, 7  # pixels between two texts, and beside a number in its cell
 _COLUMN = 420  # pixels of a figure that a single column of print has room for
 _LINE = 1.3  # of its type, a line of a title
 _HALF = 2.1  # of the figure to what is beside its panels, at least
 _USUAL = 640  # pixels: width for which rows of the legend are counted
-_BAR_MARGIN, _BAR_LENGTH = 96, 320  # pixels: beside the panels for a colour bar, and its longest
+_BAR_MARGIN, _BAR_LENGTH = (
+    96,
+    320,
+)  # pixels: beside the panels for a colour bar, and its longest
 
 
 @dataclass
@@ -54,7 +70,11 @@ class Sheet:
         return Panel(self, {"row": row, "col": col} if self.places else {})
 
     def __iter__(self) -> Iterator[Panel]:
-        return (self.panel(*place) for place in self.places) if self.places else iter([self.panel()])
+        return (
+            (self.panel(*place) for place in self.places)
+            if self.places
+            else iter([self.panel()])
+        )
 
     def x(self, title: str | None = None, **settings: Any) -> None:
         """Set every horizontal axis."""
@@ -82,17 +102,27 @@ class Sheet:
 
     def write_abreast(self, texts: Sequence[tuple[float, str]], size: float) -> None:
         """Give room to texts beside each other, each with the share of the panels at which its middle stands."""
-        widths = sorted((middle, text_width(text, size) + _APART) for middle, text in texts)
+        widths = sorted(
+            (middle, text_width(text, size) + _APART) for middle, text in texts
+        )
         gaps = [
-            ((one + next_one) / 2) / (after - at) for (at, one), (after, next_one) in pairwise(widths) if after > at
+            ((one + next_one) / 2) / (after - at)
+            for (at, one), (after, next_one) in pairwise(widths)
+            if after > at
         ]
         # one text may reach over the margins
-        self.words = max([self.words, *gaps, *(width - 2 * _RIGHT for _, width in widths)])
+        self.words = max(
+            [self.words, *gaps, *(width - 2 * _RIGHT for _, width in widths)]
+        )
 
     def dress(self, title: str, *remarks: str) -> go.Figure:
         """Finish the figure."""
         left = self._letter_axes()
-        names = [text_width(trace.name, LABEL_TYPE) + 70 for trace in self.fig.data if trace.showlegend]
+        names = [
+            text_width(trace.name, LABEL_TYPE) + 70
+            for trace in self.fig.data
+            if trace.showlegend
+        ]
         sides = left + (self.fig.layout.margin.r or _RIGHT)
         bare = max(self.min_width, sides + self.words, _HALF * left, *names)
         least = max(bare, sides + self.numbers)
@@ -118,7 +148,9 @@ class Sheet:
         for axis in self.fig.select_yaxes():
             low, high = axis.domain or (0, 1)
             if axis.title.text:
-                axis.title.text = wrapped(axis.title.text, (high - low) * self.plot_height, TITLE_TYPE)
+                axis.title.text = wrapped(
+                    axis.title.text, (high - low) * self.plot_height, TITLE_TYPE
+                )
                 breaks = max(breaks, axis.title.text.count("<br>"))
             labels += map(str, axis.ticktext or ())
         for trace in self.fig.data:
@@ -127,15 +159,30 @@ class Sheet:
                 labels.extend(y)
             if isinstance(trace.x, np.ndarray) and trace.x.dtype.kind == "M":
                 self._thin_dates(trace.xaxis)
-        names = 36 + max((text_width(label, LABEL_TYPE) for label in labels), default=0.0)
+        names = 36 + max(
+            (text_width(label, LABEL_TYPE) for label in labels), default=0.0
+        )
         left = max(_LEFT, names) + _LINE * TITLE_TYPE * breaks
-        titled = [axis for axis in self.fig.select_xaxes() if axis.title.text and axis.visible is not False]
+        titled = [
+            axis
+            for axis in self.fig.select_xaxes()
+            if axis.title.text and axis.visible is not False
+        ]
         # one text may reach over the margins
-        room = max(self.min_width, _COLUMN) - left - (self.fig.layout.margin.r or _RIGHT) + 2 * _RIGHT - _APART
+        room = (
+            max(self.min_width, _COLUMN)
+            - left
+            - (self.fig.layout.margin.r or _RIGHT)
+            + 2 * _RIGHT
+            - _APART
+        )
         if len(titled) == 1 and "<br>" not in (text := titled[0].title.text):
             titled[0].title.text = wrapped(text, room, TITLE_TYPE)
             self.below += round(_LINE * TITLE_TYPE * titled[0].title.text.count("<br>"))
-        self.write_abreast([(sum(axis.domain or (0, 1)) / 2, axis.title.text) for axis in titled], TITLE_TYPE)
+        self.write_abreast(
+            [(sum(axis.domain or (0, 1)) / 2, axis.title.text) for axis in titled],
+            TITLE_TYPE,
+        )
         return left
 
     def _thin_dates(self, name: str | None) -> None:
@@ -149,7 +196,11 @@ class Sheet:
     def _noise_words(self) -> str:
         """Return words of a subtitle on the noise that is drawn, "" if none is known."""
         signs = f"{' or '.join(self.signs)}: {NOT_SIGNIFICANT}" if self.signs else ""
-        floor = f"noise floor {next(iter(self.floors))}{', grey' * self.has_band}" if len(self.floors) == 1 else ""
+        floor = (
+            f"noise floor {next(iter(self.floors))}{', grey' * self.has_band}"
+            if len(self.floors) == 1
+            else ""
+        )
         return f"{signs} ({floor})" if signs and floor else signs or floor
 
 
@@ -180,13 +231,21 @@ def sheet(
         column_widths=list(widths),
         vertical_spacing=row_gap / total if len(heights) > 1 else 0,
         horizontal_spacing=column_gap if len(widths) > 1 else 0,
-        subplot_titles=[plain(title).replace("\n", "<br>") for title in titles] if titles is not None else None,
+        subplot_titles=[plain(title).replace("\n", "<br>") for title in titles]
+        if titles is not None
+        else None,
         **options,
     )
     # all at once: plotly looks at every note of a figure whenever one is changed
     notes = fig.layout.to_plotly_json().get("annotations", ())
-    fig.layout.annotations = [{**note, "font": {"size": title_type}, "yshift": 1} for note in notes]
-    places = [(row, col) for row in range(1, len(heights) + 1) for col in range(1, len(widths) + 1)]
+    fig.layout.annotations = [
+        {**note, "font": {"size": title_type}, "yshift": 1} for note in notes
+    ]
+    places = [
+        (row, col)
+        for row in range(1, len(heights) + 1)
+        for col in range(1, len(widths) + 1)
+    ]
     room = (30 if titles is not None else 10) if above is None else above
     subplots = Sheet(fig, places, total, above=room, min_width=min_width, below=below)
     subplots.write_abreast([(note["x"], note["text"]) for note in notes], title_type)
@@ -215,9 +274,15 @@ class Panel:
         in_legend = legend and bool(name) and entry not in self.sheet.legend
         if in_legend:
             self.sheet.legend.add(entry)
-        box = {"hovertemplate": f"{hover}<extra></extra>"} if hover else {"hoverinfo": "skip"}
+        box = (
+            {"hovertemplate": f"{hover}<extra></extra>"}
+            if hover
+            else {"hoverinfo": "skip"}
+        )
         membership = {"legendgroup": plain(entry)} if entry else {}
-        trace = kind(name=plain(name) or None, showlegend=in_legend, **membership, **box, **props)
+        trace = kind(
+            name=plain(name) or None, showlegend=in_legend, **membership, **box, **props
+        )
         self.sheet.fig.add_trace(trace, **self.at)
 
     def line(
@@ -234,16 +299,45 @@ class Panel:
         **more: Any,
     ) -> None:
         """Draw a curve, with dots of a size on it."""
-        look: Look = {"color": colour, "width": width} | ({"dash": dash} if dash else {})
+        look: Look = {"color": colour, "width": width} | (
+            {"dash": dash} if dash else {}
+        )
         marks: Look = {"marker": {"size": dots}} if dots else {}
-        options: Look = {"mode": "lines+markers" if dots else "lines", "line": look, **marks}
+        options: Look = {
+            "mode": "lines+markers" if dots else "lines",
+            "line": look,
+            **marks,
+        }
         self.add(go.Scatter, name, hover, x=x, y=y, **{**options, **more})
 
-    def band(self, x: Any, low: Any, high: Any, colour: str, name: str, *, legend: bool = False) -> None:
+    def band(
+        self,
+        x: Any,
+        low: Any,
+        high: Any,
+        colour: str,
+        name: str,
+        *,
+        legend: bool = False,
+    ) -> None:
         """Draw the area between two curves."""
-        look: Look = {"x": x, "mode": "lines", "line": {"width": 0, "color": colour}, "group": name}
+        look: Look = {
+            "x": x,
+            "mode": "lines",
+            "line": {"width": 0, "color": colour},
+            "group": name,
+        }
         self.add(go.Scatter, f"{name} from", "", y=low, legend=False, **look)
-        self.add(go.Scatter, name, "", y=high, fill="tonexty", fillcolor=colour, legend=legend, **look)
+        self.add(
+            go.Scatter,
+            name,
+            "",
+            y=high,
+            fill="tonexty",
+            fillcolor=colour,
+            legend=legend,
+            **look,
+        )
 
     def dots(
         self,
@@ -263,12 +357,27 @@ class Panel:
         """Draw points, with whiskers (``across``: along the horizontal axis) and hollow where not significant."""
         form: Look = {} if symbol is None else {"symbol": symbol}
         outline: Look = {"line": {"color": edge, "width": 0.5}} if edge else {}
-        marker: Look = {"color": colour, "size": size, **form, **outline, **more.pop("marker", {})}
+        marker: Look = {
+            "color": colour,
+            "size": size,
+            **form,
+            **outline,
+            **more.pop("marker", {}),
+        }
         if noise is not None:
-            marker["symbol"] = [f"{symbol or 'circle'}{'-open' * bool(pale)}" for pale in noise.pale]
+            marker["symbol"] = [
+                f"{symbol or 'circle'}{'-open' * bool(pale)}" for pale in noise.pale
+            ]
             self.sheet.noisy(noise, "hollow" * bool(noise.pale.any()))
         bars = _whiskers(noise, x if across else y, across=across)
-        self.add(go.Scatter, name, hover, x=x, y=y, **{"mode": "markers", "marker": marker, **bars, **more})
+        self.add(
+            go.Scatter,
+            name,
+            hover,
+            x=x,
+            y=y,
+            **{"mode": "markers", "marker": marker, **bars, **more},
+        )
 
     def bars(
         self,
@@ -283,13 +392,30 @@ class Panel:
         **more: Any,
     ) -> None:
         """Draw bars upwards, or to the right (``across``), with whiskers and hatched where not significant."""
-        where = {"x": lengths, "y": places, "orientation": "h"} if across else {"x": places, "y": lengths}
+        where = (
+            {"x": lengths, "y": places, "orientation": "h"}
+            if across
+            else {"x": places, "y": lengths}
+        )
         marker: Look = {"color": colour}
         if noise is not None:
             shapes = ["/" * bool(pale) for pale in noise.pale]
-            marker["pattern"] = {"shape": shapes, "fillmode": "replace", "size": 6, "solidity": 0.3}
+            marker["pattern"] = {
+                "shape": shapes,
+                "fillmode": "replace",
+                "size": 6,
+                "solidity": 0.3,
+            }
             self.sheet.noisy(noise, "hatched" * bool(noise.pale.any()))
-        self.add(go.Bar, name, hover, marker=marker, **where, **_whiskers(noise, lengths, across=across), **more)
+        self.add(
+            go.Bar,
+            name,
+            hover,
+            marker=marker,
+            **where,
+            **_whiskers(noise, lengths, across=across),
+            **more,
+        )
 
     def cells(
         self,
@@ -304,46 +430,113 @@ class Panel:
         **more: Any,
     ) -> None:
         """Draw a heat map on the sheet's colours."""
-        where = {name: value for name, value in (("x", x), ("y", y)) if value is not None}
-        pale = np.zeros(z.shape, dtype=bool) if noise is None else noise.pale & np.isfinite(z)
+        where = {
+            name: value for name, value in (("x", x), ("y", y)) if value is not None
+        }
+        pale = (
+            np.zeros(z.shape, dtype=bool)
+            if noise is None
+            else noise.pale & np.isfinite(z)
+        )
         numbered = write is not None and z.size <= printed
         dotted = max(z.shape) <= _MAX_DOTS
         if numbered and write is not None:
-            texts = np.array([[write(float(v)) if np.isfinite(v) else "" for v in row] for row in z], dtype=object)
+            texts = np.array(
+                [[write(float(v)) if np.isfinite(v) else "" for v in row] for row in z],
+                dtype=object,
+            )
             texts = np.where(pale, "(" + texts + ")", texts)
             size = 10 if z.shape[1] > 12 else 11
-            more = {**more, "text": texts.tolist(), "texttemplate": "%{text}", "textfont": {"size": size}}
+            more = {
+                **more,
+                "text": texts.tolist(),
+                "texttemplate": "%{text}",
+                "textfont": {"size": size},
+            }
             widest = max(texts.ravel(), key=len, default="")
             low, high = self._place().xaxis.domain or (0, 1)
-            self.sheet.numbers = max(self.sheet.numbers, (text_width(widest, size) + _CELL) * z.shape[1] / (high - low))
-        options: Look = {"coloraxis": "coloraxis", "xgap": 1, "ygap": 1, "hoverongaps": False, **more}
-        trace = go.Heatmap(z=z, hovertemplate=f"{hover}<extra></extra>", **where, **options)
+            self.sheet.numbers = max(
+                self.sheet.numbers,
+                (text_width(widest, size) + _CELL) * z.shape[1] / (high - low),
+            )
+        options: Look = {
+            "coloraxis": "coloraxis",
+            "xgap": 1,
+            "ygap": 1,
+            "hoverongaps": False,
+            **more,
+        }
+        trace = go.Heatmap(
+            z=z, hovertemplate=f"{hover}<extra></extra>", **where, **options
+        )
         self.sheet.fig.add_trace(trace, **self.at)
         if noise is not None:
             sign = "in parentheses" if numbered else "dotted" if dotted else "pale"
             self.sheet.noisy(noise, sign * bool(pale.any()))
         if pale.any() and not numbered:
-            dots: Look = {"text": np.where(pale, "·", "").tolist(), "texttemplate": "%{text}"}
-            look: Look = {**dots, "textfont": {"size": 14, "color": GREY}} if dotted else {"xgap": 1, "ygap": 1}
-            self.cover(pale, f"rgba(255,255,255,{0 if dotted else 0.6})", name=NOT_SIGNIFICANT, **look, **where)
+            dots: Look = {
+                "text": np.where(pale, "·", "").tolist(),
+                "texttemplate": "%{text}",
+            }
+            look: Look = (
+                {**dots, "textfont": {"size": 14, "color": GREY}}
+                if dotted
+                else {"xgap": 1, "ygap": 1}
+            )
+            self.cover(
+                pale,
+                f"rgba(255,255,255,{0 if dotted else 0.6})",
+                name=NOT_SIGNIFICANT,
+                **look,
+                **where,
+            )
 
     def cover(self, cells: np.ndarray, colour: str, **more: Any) -> None:
         """Draw one colour over some cells of a map."""
-        look: Look = {"colorscale": [[0, colour], [1, colour]], "zmin": 0, "zmax": 1, "showscale": False}
+        look: Look = {
+            "colorscale": [[0, colour], [1, colour]],
+            "zmin": 0,
+            "zmax": 1,
+            "showscale": False,
+        }
         options: Look = {"hoverinfo": "skip", **look, **more}
-        self.sheet.fig.add_trace(go.Heatmap(z=np.where(cells, 0.0, np.nan), **options), **self.at)
+        self.sheet.fig.add_trace(
+            go.Heatmap(z=np.where(cells, 0.0, np.nan), **options), **self.at
+        )
 
-    def level(self, y: float, *, colour: str = GREY, width: float = 1, dash: str | None = None, **more: Any) -> None:
+    def level(
+        self,
+        y: float,
+        *,
+        colour: str = GREY,
+        width: float = 1,
+        dash: str | None = None,
+        **more: Any,
+    ) -> None:
         """Draw a line across the panel."""
-        self.sheet.fig.add_hline(y=y, line=_stroke(colour, width, dash), **_ALWAYS, **more, **self.at)
+        self.sheet.fig.add_hline(
+            y=y, line=_stroke(colour, width, dash), **_ALWAYS, **more, **self.at
+        )
 
-    def upright(self, x: float, *, colour: str = GREY, width: float = 1, dash: str | None = None, **more: Any) -> None:
+    def upright(
+        self,
+        x: float,
+        *,
+        colour: str = GREY,
+        width: float = 1,
+        dash: str | None = None,
+        **more: Any,
+    ) -> None:
         """Draw a line from the foot of the panel to its top."""
-        self.sheet.fig.add_vline(x=x, line=_stroke(colour, width, dash), **_ALWAYS, **more, **self.at)
+        self.sheet.fig.add_vline(
+            x=x, line=_stroke(colour, width, dash), **_ALWAYS, **more, **self.at
+        )
 
     def shape(self, kind: str, x: Sequence[Any], y: Sequence[Any], **look: Any) -> None:
         """Draw a plotly shape between two corners."""
-        self.sheet.fig.add_shape(type=kind, x0=x[0], x1=x[1], y0=y[0], y1=y[1], **look, **self.at)
+        self.sheet.fig.add_shape(
+            type=kind, x0=x[0], x1=x[1], y0=y[0], y1=y[1], **look, **self.at
+        )
 
     def partings(self, places: Sequence[float], *, across: bool = True) -> None:
         """Draw thin lines across the panel, or from its foot to its top."""
@@ -351,14 +544,29 @@ class Panel:
         refs = self._axes()
         refs[f"{fixed}ref"] += " domain"
         look: Look = {"type": "line", **refs, "line": {"color": GREY, "width": 1}}
-        self._add_shapes([{f"{free}0": at, f"{free}1": at, f"{fixed}0": 0, f"{fixed}1": 1, **look} for at in places])
+        self._add_shapes(
+            [
+                {f"{free}0": at, f"{free}1": at, f"{fixed}0": 0, f"{fixed}1": 1, **look}
+                for at in places
+            ]
+        )
 
     def frames(self, cells: np.ndarray, colour: str) -> None:
         """Draw a frame around each cell (row, column) of a map whose rows and columns are counted from 0."""
-        look: Look = {"type": "rect", **self._axes(), "line": {"color": colour, "width": 2}}
+        look: Look = {
+            "type": "rect",
+            **self._axes(),
+            "line": {"color": colour, "width": 2},
+        }
         self._add_shapes(
             [
-                {"x0": col - 0.46, "x1": col + 0.46, "y0": row - 0.44, "y1": row + 0.44, **look}
+                {
+                    "x0": col - 0.46,
+                    "x1": col + 0.46,
+                    "y0": row - 0.44,
+                    "y1": row + 0.44,
+                    **look,
+                }
                 for row, col in np.argwhere(cells)
             ]
         )
@@ -370,15 +578,22 @@ class Panel:
 
     def _place(self) -> Any:
         """Return the panel's axes in the layout."""
-        return self.sheet.fig.get_subplot(**self.at) if self.at else self.sheet.fig.layout
+        return (
+            self.sheet.fig.get_subplot(**self.at) if self.at else self.sheet.fig.layout
+        )
 
     def _axes(self) -> dict[str, str]:
         """Name the panel's axes, as shapes and notes refer to them."""
         place = self._place()
-        names = {f"{letter}ref": getattr(place, f"{letter}axis").plotly_name for letter in "xy"}
+        names = {
+            f"{letter}ref": getattr(place, f"{letter}axis").plotly_name
+            for letter in "xy"
+        }
         return {ref: name.replace("axis", "") for ref, name in names.items()}
 
-    def floor(self, noise: Finding | None, *, signed: bool = True, across: bool = False) -> None:
+    def floor(
+        self, noise: Finding | None, *, signed: bool = True, across: bool = False
+    ) -> None:
         """Draw a grey band over what the noise alone reaches (``across``: along the horizontal axis), where known."""
         if noise is None or not noise.floor > 0:
             return
@@ -389,7 +604,9 @@ class Panel:
         self.stripe(-noise.floor * signed, noise.floor, mixed(PALE, 0.7), across=across)
         self.sheet.has_band = True
 
-    def stripe(self, low: float, high: float, colour: str, *, across: bool = False) -> None:
+    def stripe(
+        self, low: float, high: float, colour: str, *, across: bool = False
+    ) -> None:
         """Draw a stripe behind the marks, from side to side (``across``: from foot to top)."""
         look: Look = {"line_width": 0, "fillcolor": colour, "layer": "below", **_ALWAYS}
         if across:
@@ -398,13 +615,31 @@ class Panel:
             self.sheet.fig.add_hrect(y0=low, y1=high, **look, **self.at)
 
     def arrow(
-        self, tail: tuple[float, float], tip: tuple[float, float], colour: str, width: float, head: float = 1
+        self,
+        tail: tuple[float, float],
+        tip: tuple[float, float],
+        colour: str,
+        width: float,
+        head: float = 1,
     ) -> None:
         """Draw an arrow between two places on the axes."""
         refs = self._axes()
         tail_refs = {"axref": refs["xref"], "ayref": refs["yref"]}
-        where = {"x": tip[0], "y": tip[1], "ax": tail[0], "ay": tail[1], **refs, **tail_refs}
-        look = {"showarrow": True, "arrowhead": 2, "arrowsize": head, "arrowwidth": width, "arrowcolor": colour}
+        where = {
+            "x": tip[0],
+            "y": tip[1],
+            "ax": tail[0],
+            "ay": tail[1],
+            **refs,
+            **tail_refs,
+        }
+        look = {
+            "showarrow": True,
+            "arrowhead": 2,
+            "arrowsize": head,
+            "arrowwidth": width,
+            "arrowcolor": colour,
+        }
         self.sheet.fig.add_annotation(text="", **where, **look)
 
     def note(self, text: str, x: Any, y: Any, *, size: float = 11, **more: Any) -> None:
@@ -412,11 +647,19 @@ class Panel:
         for axis in ("x", "y"):
             if more.get(f"{axis}ref") == "domain":
                 more[f"{axis}ref"] = f"{axis} domain"
-        if more.get("yref") == "y domain" and more.get("yanchor") == "bottom" and y == 1:
+        if (
+            more.get("yref") == "y domain"
+            and more.get("yanchor") == "bottom"
+            and y == 1
+        ):
             # over the panels there is room for it
             self.sheet.above = max(self.sheet.above, round(1.8 * size))
-        font = {"size": size} | ({"color": more.pop("colour")} if "colour" in more else {})
-        self.sheet.fig.add_annotation(text=text, x=x, y=y, showarrow=False, font=font, **more, **self.at)
+        font = {"size": size} | (
+            {"color": more.pop("colour")} if "colour" in more else {}
+        )
+        self.sheet.fig.add_annotation(
+            text=text, x=x, y=y, showarrow=False, font=font, **more, **self.at
+        )
 
     def x(self, title: str | None = None, **settings: Any) -> None:
         """Set title and settings of the horizontal axis."""
@@ -432,8 +675,19 @@ def _whiskers(noise: Finding | None, values: Any, *, across: bool) -> dict[str, 
     if noise is None or not noise.spread:
         return {}
     middle = np.asarray(values, dtype=float)
-    ends = {"array": np.maximum(noise.high - middle, 0), "arrayminus": np.maximum(middle - noise.low, 0)}
-    return {f"error_{'x' if across else 'y'}": {"type": "data", "color": INK, "thickness": 1, "width": 3, **ends}}
+    ends = {
+        "array": np.maximum(noise.high - middle, 0),
+        "arrayminus": np.maximum(middle - noise.low, 0),
+    }
+    return {
+        f"error_{'x' if across else 'y'}": {
+            "type": "data",
+            "color": INK,
+            "thickness": 1,
+            "width": 3,
+            **ends,
+        }
+    }
 
 
 def _titled(title: str | None) -> dict[str, str]:
@@ -452,7 +706,11 @@ _SIGN = 45  # pixels of an entry of the legend beside its name
 
 def text_width(text: str, size: float) -> float:
     """Estimate the width in pixels of the longest line of a text, markup apart."""
-    return _LETTER * size * max(len(line) for line in re.split(r"<br>|\n", _TAG.sub("", text)))
+    return (
+        _LETTER
+        * size
+        * max(len(line) for line in re.split(r"<br>|\n", _TAG.sub("", text)))
+    )
 
 
 def shortened(text: str, width: float, size: float, lines: int = 4) -> str:
@@ -467,13 +725,25 @@ def shortened(text: str, width: float, size: float, lines: int = 4) -> str:
 def wrapped(title: str, length: float, size: float) -> str:
     """Break a title, safe for plotly, before its unit and at spaces into lines of a length in pixels."""
     letters = max(int(length / (_LETTER * size)), 8)
-    words = title if len(title) <= letters or "<br>" in title else title.replace(" (", "<br>(", 1)
-    return "<br>".join(part for line in words.split("<br>") for part in wrap(line, letters, break_long_words=False))
+    words = (
+        title
+        if len(title) <= letters or "<br>" in title
+        else title.replace(" (", "<br>(", 1)
+    )
+    return "<br>".join(
+        part
+        for line in words.split("<br>")
+        for part in wrap(line, letters, break_long_words=False)
+    )
 
 
 def legend_rows(fig: go.Figure, width: float) -> int:
     """Estimate the rows of the legend under a figure of a width in pixels; none without a legend."""
     if fig.layout.showlegend is False:
         return 0
-    entries = [trace.name for trace in fig.data if trace.showlegend and trace.legend in (None, "legend")]
+    entries = [
+        trace.name
+        for trace in fig.data
+        if trace.showlegend and trace.legend in (None, "legend")
+    ]
     return ceil(sum(text_width(name, 12) + _SIGN for name in entries) / (width - 84))

@@ -34,11 +34,23 @@ def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
     if measure == "cka":
         steps = np.diag(values, 1)
         if not np.isfinite(steps).any():
-            return ["The stream is the same for all tokens after every layer, so the CKA is undefined."]
+            return [
+                "The stream is the same for all tokens after every layer, so the CKA is undefined."
+            ]
         at = int(np.nanargmin(steps))
-        same = [word for word, value in zip(words, np.diag(values), strict=True) if not np.isfinite(value)]
+        same = [
+            word
+            for word, value in zip(words, np.diag(values), strict=True)
+            if not np.isfinite(value)
+        ]
         out = f"The stream changes most between {words[at]} and {words[at + 1]} "
-        alike = [f"At {listed(same)} the stream is the same for all tokens, so the CKA is undefined."] if same else []
+        alike = (
+            [
+                f"At {listed(same)} the stream is the same for all tokens, so the CKA is undefined."
+            ]
+            if same
+            else []
+        )
         return [f"{out}(CKA {num(steps[at])}).", *alike]
     rows, columns = np.triu_indices(len(words), 1)
     pairs = values[rows, columns]
@@ -58,7 +70,9 @@ def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
         measure: "cka" of the residual streams, or "update_cosine" of what the layers add.
     """
     if measure not in ("cka", "update_cosine"):
-        raise InputError(f"measure {measure!r} is not known, choose 'cka' or 'update_cosine'")
+        raise InputError(
+            f"measure {measure!r} is not known, choose 'cka' or 'update_cosine'"
+        )
     check(ds, "layer_similarity", measure)
     cka = measure == "cka"
     axis, word = ("stream", "linear CKA") if cka else ("layer", "cosine")
@@ -67,11 +81,19 @@ def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
     panel, hover = canvas.panel(), f"%{{y}} and %{{x}}<br>{word} %{{z:.3f}}"
     values = array(ds, measure, axis, f"other_{axis}")
     panel.cells(values, labels, labels, hover, write=two_digits)
-    alike = [label for label, row in zip(labels, values, strict=True) if not np.isfinite(row).any()]
+    alike = [
+        label
+        for label, row in zip(labels, values, strict=True)
+        if not np.isfinite(row).any()
+    ]
     canvas.colours(colour_scale(word, low=0.0, high=1.0, diverging=not cka))
     panel.x(type="category", ticks="", nticks=12)
     panel.y(type="category", autorange="reversed", ticks="", nticks=24)
-    what = "residual streams after each layer" if cka else "what each layer adds to the residual stream"
+    what = (
+        "residual streams after each layer"
+        if cka
+        else "what each layer adds to the residual stream"
+    )
     return canvas.dress(
         f"Similarity of the layers' {'streams' if cka else 'updates'} in {model_of(ds)}",
         f"{word} of {what}, over all tokens",
@@ -83,7 +105,11 @@ def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
 @LAYER_SIMILARITY.panels
 def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     for each in ("cka", "update_cosine"):
-        yield ReportPanel(similarity_map(ds, measure=each), frame(ds, each), read_layer_similarity(ds, each))
+        yield ReportPanel(
+            similarity_map(ds, measure=each),
+            frame(ds, each),
+            read_layer_similarity(ds, each),
+        )
 
 
 ENTROPIC_RANK = measurement("entropic_rank")
@@ -91,7 +117,11 @@ ENTROPIC_RANK = measurement("entropic_rank")
 
 def read_entropic_rank(ds: xr.Dataset) -> list[str]:
     """Describe where the heads write most apart."""
-    rank, words, heads = array(ds, "rank", "layer"), layers(ds), int(ds.attrs.get("heads", 0))
+    rank, words, heads = (
+        array(ds, "rank", "layer"),
+        layers(ds),
+        int(ds.attrs.get("heads", 0)),
+    )
     low, high = extremes(rank)
     most = f" of at most {heads}" if heads else ""
     out = [
@@ -102,12 +132,15 @@ def read_entropic_rank(ds: xr.Dataset) -> list[str]:
     if each.shape[1] > 1:
         reach = np.ptp(each, axis=1)
         at = int(reach.argmax())
-        out.append(f"The series differ most in {words[at]}: from {num(each[at].min())} to {num(each[at].max())}.")
+        out.append(
+            f"The series differ most in {words[at]}: from {num(each[at].min())} to {num(each[at].max())}."
+        )
     return out
 
 
 @ENTROPIC_RANK.figure(
-    table=lambda ds: frame(ds, "entropy").merge(frame(ds, "rank"), on="layer"), sentences=read_entropic_rank
+    table=lambda ds: frame(ds, "entropy").merge(frame(ds, "rank"), on="layer"),
+    sentences=read_entropic_rank,
 )
 def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
     """Draw the entropic rank layer by layer: how many directions the heads of a layer write in."""
@@ -119,14 +152,26 @@ def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
     for name, line in zip(ids, each.T, strict=True):
         panel.line(labels, line, "one series each", f"{plain(name)}, {hover}", **thin)
     bold: Look = {"colour": BLUE, "width": 2.5, "mode": "lines+markers", "text": labels}
-    panel.line(labels, array(ds, "rank", "layer"), "all series", f"all series, {hover}", **bold)
+    panel.line(
+        labels, array(ds, "rank", "layer"), "all series", f"all series, {hover}", **bold
+    )
     panel.y(range=fitted_range(np.append(each, heads or np.nan), np.empty(0))[0])
     if heads:
         panel.level(heads, dash="dot")
         words = f"{heads} heads: no two share a direction"
-        panel.note(words, 1, heads, colour=GREY, xref="domain", xanchor="right", yanchor="bottom")
+        panel.note(
+            words,
+            1,
+            heads,
+            colour=GREY,
+            xref="domain",
+            xanchor="right",
+            yanchor="bottom",
+        )
     layer_axis(canvas, labels)
     panel.y("entropic rank (directions)")
     over = f"entropy averaged over tokens and {len(ids)} series"
     title = f"Entropic rank of the heads of {model_of(ds)}"
-    return canvas.dress(title, attention_kind(ds), over, "1: all heads write along one line")
+    return canvas.dress(
+        title, attention_kind(ds), over, "1: all heads write along one line"
+    )

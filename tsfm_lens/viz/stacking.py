@@ -25,16 +25,27 @@ def stacks(fig: go.Figure) -> Iterator[go.Figure]:
 def _stacked(fig: go.Figure, panels: list[tuple[Any, Any]], columns: int) -> go.Figure:
     """Copy a figure with so many panels abreast; the first of a row gets names and title of an axis that all share."""
     meta, margin = fig.layout.meta, fig.layout.margin
-    above, below = margin.t - meta["title_height"], margin.b - LEGEND_ROW * meta["legend_rows"]
+    above, below = (
+        margin.t - meta["title_height"],
+        margin.b - LEGEND_ROW * meta["legend_rows"],
+    )
     high = fig.layout.height - margin.t - margin.b
     rows = ceil(len(panels) / columns)
     total = rows * high + (rows - 1) * (above + below)
     groups = [panels[at : at + columns] for at in range(0, len(panels), columns)]
     span = max(group[-1][0].domain[1] - group[0][0].domain[0] for group in groups)
     layout = fig.layout.to_plotly_json()
-    bars = [axis["colorbar"] for name, axis in layout.items() if name.startswith("coloraxis")]
+    bars = [
+        axis["colorbar"]
+        for name, axis in layout.items()
+        if name.startswith("coloraxis")
+    ]
     under = [bar for bar in bars if bar.get("orientation") == "h"]
-    notes = [note for note in layout.get("annotations", ()) if note.get("xref") == note.get("yref") == "paper"]
+    notes = [
+        note
+        for note in layout.get("annotations", ())
+        if note.get("xref") == note.get("yref") == "paper"
+    ]
     places = [(part, part["x"], part["y"]) for part in (*notes, *under)]
     for row, group in enumerate(groups):
         first, last = group[0][0].domain[0], group[-1][0].domain[1]
@@ -49,9 +60,17 @@ def _stacked(fig: go.Figure, panels: list[tuple[Any, Any]], columns: int) -> go.
     for bar in under:
         bar["len"] /= span
     sides = meta["left"] + margin.r
-    least = {name: round(sides + span * (meta[name] - sides)) for name in ("min_width", "bare_width")}
-    layout |= {"height": fig.layout.height + round(total - high), "meta": {**meta, **least}}
-    return go.Figure({"data": [trace.to_plotly_json() for trace in fig.data], "layout": layout})
+    least = {
+        name: round(sides + span * (meta[name] - sides))
+        for name in ("min_width", "bare_width")
+    }
+    layout |= {
+        "height": fig.layout.height + round(total - high),
+        "meta": {**meta, **least},
+    }
+    return go.Figure(
+        {"data": [trace.to_plotly_json() for trace in fig.data], "layout": layout}
+    )
 
 
 def _panels(fig: go.Figure) -> list[tuple[Any, Any]]:
@@ -60,11 +79,18 @@ def _panels(fig: go.Figure) -> list[tuple[Any, Any]]:
     pairs = [(x, ys.get(x.anchor or "y")) for x in fig.select_xaxes()]
     shapes = any(shape.xref == "paper" for shape in fig.layout.shapes)
     if shapes or any(
-        y is None or y.visible is False or tuple(y.domain or (0, 1)) != (0, 1) or not x.domain for x, y in pairs
+        y is None
+        or y.visible is False
+        or tuple(y.domain or (0, 1)) != (0, 1)
+        or not x.domain
+        for x, y in pairs
     ):
         return []
     pairs.sort(key=lambda pair: pair[0].domain[0])
-    apart = all(one.domain[1] <= other.domain[0] + _NEAR for (one, _), (other, _) in pairwise(pairs))
+    apart = all(
+        one.domain[1] <= other.domain[0] + _NEAR
+        for (one, _), (other, _) in pairwise(pairs)
+    )
     return pairs if apart and len(ys) == len(pairs) else []
 
 

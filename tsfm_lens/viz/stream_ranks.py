@@ -46,8 +46,13 @@ def read_flow_map(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
 
 def read_bound(ds: xr.Dataset) -> list[str]:
     """State whether theorem 4 applies to the model, and whether its bound is exceeded."""
-    bound, values = array(ds, "bound", "layer", "mode"), array(ds, "singular_value", "stream", "mode")
-    keys, outputs = (array(ds, name, "layer") for name in ("query_key_norm", "value_norm"))
+    bound, values = (
+        array(ds, "bound", "layer", "mode"),
+        array(ds, "singular_value", "stream", "mode"),
+    )
+    keys, outputs = (
+        array(ds, name, "layer") for name in ("query_key_norm", "value_norm")
+    )
     finite = np.isfinite(bound)
     if not finite.any():
         return [
@@ -57,7 +62,11 @@ def read_bound(ds: xr.Dataset) -> list[str]:
             f"{num(float(keys.max()))}, value–output products {num(float(outputs.max()))}).",
         ]
     above = int((values[1:] / values[1:, :1] > bound)[finite].sum())
-    outcome = "is never exceeded" if not above else f"is exceeded {above} times (it ignores norms and MLPs)"
+    outcome = (
+        "is never exceeded"
+        if not above
+        else f"is exceeded {above} times (it ignores norms and MLPs)"
+    )
     return [
         *_read_measured_bound(ds),
         f"The bound of theorem 4 applies to {int(finite.any(1).sum())} of {len(bound)} layers and {outcome}.",
@@ -68,10 +77,14 @@ def _read_measured_bound(ds: xr.Dataset) -> list[str]:
     """State how near the attentions come to the largest possible rise of the rank."""
     if "attention_bound" not in ds:
         return []
-    bound, values = (array(ds, f"attention_{name}", "layer", "mode") for name in ("bound", "value"))
+    bound, values = (
+        array(ds, f"attention_{name}", "layer", "mode") for name in ("bound", "value")
+    )
     says = np.isfinite(bound) & (bound < 1)
     if not says.any():
-        return ["With measured constants, the inequality behind theorem 4 puts no limit on the rank."]
+        return [
+            "With measured constants, the inequality behind theorem 4 puts no limit on the rank."
+        ]
     with np.errstate(divide="ignore"):
         near = float((bound[says] / values[says]).min())
     above = int((values > bound * (1 + 1e-6) + 1e-12)[says].sum())
@@ -88,12 +101,24 @@ def read_rank_rise(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
     level, words = f"{float(ds['epsilon'].values[place]):g}", layers(ds, "stream")
     rise = judged(ds, "rank_rise", "stream", epsilon=place)
     most = [f"{words[i]} ({rise.told(i, signed)} directions)" for i in rise.named(1)]
-    what = f"differs most from that of their embedding after {most[0]}" if most else "stays that of their embedding"
-    return [f"At ε = {level} the rank of single series {what}.", *rise.standing(words, "streams")]
+    what = (
+        f"differs most from that of their embedding after {most[0]}"
+        if most
+        else "stays that of their embedding"
+    )
+    return [
+        f"At ε = {level} the rank of single series {what}.",
+        *rise.standing(words, "streams"),
+    ]
 
 
 @FLOW_OF_RANKS.figure(
-    table=("epsilon_rank", "rank_share", "told", *(f"rank_rise_{part}" for part in ("size", "low", "high"))),
+    table=(
+        "epsilon_rank",
+        "rank_share",
+        "told",
+        *(f"rank_rise_{part}" for part in ("size", "low", "high")),
+    ),
     sentences=lambda ds: read_flow_map(ds) + read_rank_rise(ds),
 )
 def rank_flow_map(ds: xr.Dataset) -> go.Figure:
@@ -105,13 +130,34 @@ def rank_flow_map(ds: xr.Dataset) -> go.Figure:
     weights = array(ds, "weight_rank", "layer", "epsilon")
     height = max(24 * len(streams), 130)
     titles = ["stream after", "W_Q of"]
-    canvas = sheet([height], [1, 1], titles=titles, column_gap=0.16, min_width=240 + 2 * 46 * len(levels))
-    for panel, values, rows, word in zip(canvas, (ranks, weights), (streams, layer_names(ds)), titles, strict=True):
+    canvas = sheet(
+        [height],
+        [1, 1],
+        titles=titles,
+        column_gap=0.16,
+        min_width=240 + 2 * 46 * len(levels),
+    )
+    for panel, values, rows, word in zip(
+        canvas, (ranks, weights), (streams, layer_names(ds)), titles, strict=True
+    ):
         hover = f"{word}, %{{y}}<br>ε %{{x}}: rank %{{z}}"
-        panel.cells(values, levels, rows, hover, write="{:.0f}".format, printed=_MAX_NUMBERED)
+        panel.cells(
+            values, levels, rows, hover, write="{:.0f}".format, printed=_MAX_NUMBERED
+        )
         panel.x("ε", type="category", ticks="")
-        panel.y(type="category", autorange="reversed", ticks="", dtick=1 if len(rows) <= 24 else 2)
-    canvas.colours(colour_scale("ε-rank", low=0.0, high=float(max(ds.sizes["mode"], ds.sizes["weight_mode"]))))
+        panel.y(
+            type="category",
+            autorange="reversed",
+            ticks="",
+            dtick=1 if len(rows) <= 24 else 2,
+        )
+    canvas.colours(
+        colour_scale(
+            "ε-rank",
+            low=0.0,
+            high=float(max(ds.sizes["mode"], ds.sizes["weight_mode"])),
+        )
+    )
     return canvas.dress(
         f"Flow of ranks through {model_of(ds)}",
         f"singular values above ε of the largest; {_stack_words(ds)}, {int(ds.attrs.get('tokens', 0))} tokens of "
@@ -121,36 +167,67 @@ def rank_flow_map(ds: xr.Dataset) -> go.Figure:
 
 
 @FLOW_OF_RANKS.figure(
-    table=lambda ds: frame(ds, "weight_rank").merge(frame(ds, "query_key_norm", "value_norm"), on="layer"),
+    table=lambda ds: frame(ds, "weight_rank").merge(
+        frame(ds, "query_key_norm", "value_norm"), on="layer"
+    ),
     sentences=read_bound,
 )
 def rank_flow_spectra(ds: xr.Dataset) -> go.Figure:
     """Draw relative singular values of the stream before each layer and after the last, and of each layer's W_Q."""
-    values = relative(array(ds, "singular_value", "stream", "mode"), array(ds, "rounding_floor", "stream"))
+    values = relative(
+        array(ds, "singular_value", "stream", "mode"),
+        array(ds, "rounding_floor", "stream"),
+    )
     weights = relative(array(ds, "weight_singular_value", "layer", "weight_mode"))
     bound = array(ds, "bound", "layer", "mode")
-    growth = "attention_bound" in ds and bool(np.isfinite(array(ds, "attention_bound", "layer", "mode")).any())
+    growth = "attention_bound" in ds and bool(
+        np.isfinite(array(ds, "attention_bound", "layer", "mode")).any()
+    )
     titles = ["stream", "W_Q", *["after attention"] * growth]
     canvas = sheet(
-        [280], [1] * len(titles), titles=titles, column_gap=0.06, min_width=280 * len(titles), shared_yaxes=True
+        [280],
+        [1] * len(titles),
+        titles=titles,
+        column_gap=0.06,
+        min_width=280 * len(titles),
+        shared_yaxes=True,
     )
     left, right, *rest = canvas
     labels = layer_names(ds)
     for panel in rest:
-        allowed, attention = (array(ds, f"attention_{name}", "layer", "mode") for name in ("bound", "value"))
+        allowed, attention = (
+            array(ds, f"attention_{name}", "layer", "mode")
+            for name in ("bound", "value")
+        )
         depth_lines(panel, labels, np.where(attention > 0, attention, np.nan), "mode")
         for place, (label, line) in enumerate(zip(labels, allowed, strict=True)):
             hover = f"allowed after the attention of {label}, mode %{{x}}<br>%{{y:.3g}} of the largest"
             colour = mixed(VERMILION, 0.35 + 0.65 * (place + 1) / len(labels))
             upto, modes = np.where(line < 1, line, np.nan), np.arange(1, len(line) + 1)
-            panel.line(modes, upto, "allowed, measured constants", hover, colour=colour, width=1, dash="dash")
+            panel.line(
+                modes,
+                upto,
+                "allowed, measured constants",
+                hover,
+                colour=colour,
+                width=1,
+                dash="dash",
+            )
     depth_lines(left, _stream_names(ds), values, "mode")
     depth_lines(right, labels, weights, "mode")
     modes = np.arange(1, bound.shape[1] + 1)
     for label, line in zip(labels, bound, strict=True):
         if np.isfinite(line).any():
             hover = f"allowed after {label}, mode %{{x}}<br>%{{y:.3g}} of the largest"
-            left.line(modes, line, "bound of theorem 4", hover, colour=VERMILION, width=1, dash="dot")
+            left.line(
+                modes,
+                line,
+                "bound of theorem 4",
+                hover,
+                colour=VERMILION,
+                width=1,
+                dash="dot",
+            )
     canvas.y(**log_axis(np.concatenate([values.ravel(), weights.ravel()])))
     left.y("singular value / largest")
     canvas.x("mode")
@@ -178,13 +255,23 @@ def read_embedding_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[s
     """State how many directions the families use, and which single signals differ beyond their intervals."""
     place = level_position(ds, epsilon)
     level, families = f"{float(ds['epsilon'].values[place]):g}", names(ds, "family")
-    rank, full = array(ds, "epsilon_rank", "family", epsilon=place), np.asarray(ds["full"].values)
+    rank, full = (
+        array(ds, "epsilon_rank", "family", epsilon=place),
+        np.asarray(ds["full"].values),
+    )
     valid = array(ds, "told", "family", epsilon=place) > 0
-    counts = [f"{name} {int(rank[i])} of {int(full[i])}" for i, name in enumerate(families) if valid[i]]
+    counts = [
+        f"{name} {int(rank[i])} of {int(full[i])}"
+        for i, name in enumerate(families)
+        if valid[i]
+    ]
     if not counts:
         return [f"At ε = {level} rounding may hide every rank."]
     out = [f"Directions used by embedded tokens at ε = {level}: {listed(counts)}."]
-    low, high = (array(ds, f"signal_rank_{end}", "family", epsilon=place) for end in ("low", "high"))
+    low, high = (
+        array(ds, f"signal_rank_{end}", "family", epsilon=place)
+        for end in ("low", "high")
+    )
     several = [i for i in np.flatnonzero(high > low) if valid[i]]
     if len(several) > 1:
         most = max(several, key=lambda i: low[i])
@@ -202,40 +289,72 @@ def read_embedding_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[s
 def read_token_angles(ds: xr.Dataset) -> list[str]:
     """State how far apart tokens lie, against random lines."""
     means = array(ds, "mean_angle", "family")
-    angles = [f"{name} {num(means[i])}°" for i, name in enumerate(names(ds, "family")) if np.isfinite(means[i])]
+    angles = [
+        f"{name} {num(means[i])}°"
+        for i, name in enumerate(names(ds, "family"))
+        if np.isfinite(means[i])
+    ]
     if not angles:
         return ["All tokens are zero, so they have no angles."]
     random = num(float(ds.attrs["random_angle"]))
-    return [f"Mean angles between two tokens: {listed(angles)}; between random lines {random}°."]
+    return [
+        f"Mean angles between two tokens: {listed(angles)}; between random lines {random}°."
+    ]
 
 
 @EMBEDDING_RANKS.figure(
-    table=("epsilon_rank", "told", "signal_rank_estimate", "signal_rank_low", "signal_rank_high"),
+    table=(
+        "epsilon_rank",
+        "told",
+        "signal_rank_estimate",
+        "signal_rank_low",
+        "signal_rank_high",
+    ),
     sentences=read_embedding_ranks,
 )
 def embedding_spectra(ds: xr.Dataset) -> go.Figure:
     """Draw relative singular values of embedded families of signals, and of the vocabulary."""
-    values = relative(array(ds, "singular_value", "family", "mode"), array(ds, "rounding_floor", "family"))
+    values = relative(
+        array(ds, "singular_value", "family", "mode"),
+        array(ds, "rounding_floor", "family"),
+    )
     tokens = array(ds, "tokens", "family").astype(int)
     modes, canvas = np.arange(1, values.shape[1] + 1), blank(300)
     panel = canvas.panel()
-    for place, (family, line) in enumerate(zip(names(ds, "family"), values, strict=True)):
+    for place, (family, line) in enumerate(
+        zip(names(ds, "family"), values, strict=True)
+    ):
         # a single direction is no line
         alone = int(np.isfinite(line).sum() == 1)
         hover = f"{plain(family)}, {tokens[place]} tokens, mode %{{x}}<br>%{{y:.3g}} of the largest"
         colour = CATEGORICAL[place % len(CATEGORICAL)]
-        panel.line(modes, line, family, hover, colour=colour, width=1.8, dots=7.0 * alone)
+        panel.line(
+            modes, line, family, hover, colour=colour, width=1.8, dots=7.0 * alone
+        )
     panel.y("singular value / largest", **log_axis(values))
     panel.x("mode")
-    remarks = ["tokens before the first layer", "each spectrum relative to its largest value"]
+    remarks = [
+        "tokens before the first layer",
+        "each spectrum relative to its largest value",
+    ]
     return canvas.dress(f"Spectra of series as {model_of(ds)} embeds them", *remarks)
 
 
 @EMBEDDING_RANKS.figure(
-    table=("tokens", "full", "mean_angle", "stable_rank", "effective_rank", "participation_ratio", "rounding_floor"),
+    table=(
+        "tokens",
+        "full",
+        "mean_angle",
+        "stable_rank",
+        "effective_rank",
+        "participation_ratio",
+        "rounding_floor",
+    ),
     sentences=read_token_angles,
 )
-def token_angle_map(ds: xr.Dataset, *, families: Sequence[str] | None = None) -> go.Figure:
+def token_angle_map(
+    ds: xr.Dataset, *, families: Sequence[str] | None = None
+) -> go.Figure:
     """Draw angles between embedded tokens, a panel per family: dark where two tokens lie on one line.
 
     Args:
@@ -246,7 +365,9 @@ def token_angle_map(ds: xr.Dataset, *, families: Sequence[str] | None = None) ->
     grid = panel_grid([(label,) for label in labels], row_height=190)
     angles = array(ds, "angle", "family", "token", "other_token")[rows]
     for panel, values, label in zip(grid, angles, labels, strict=True):
-        angle_map(panel, values, f"{plain(label)}<br>tokens %{{y}} and %{{x}}: %{{z:.1f}}°")
+        angle_map(
+            panel, values, f"{plain(label)}<br>tokens %{{y}} and %{{x}}: %{{z:.1f}}°"
+        )
     title_axes(grid, "token", "token")
     grid.y(autorange="reversed")
     grid.colours(colour_scale("angle (degrees)", low=0.0, high=90.0, dark_low=True))

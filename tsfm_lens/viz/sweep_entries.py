@@ -29,9 +29,16 @@ def finished(table: pd.DataFrame, what: str, *columns: str) -> tuple[pd.DataFram
     """Return the rows whose numbers are all there, and a remark on the others for a subtitle ("" if there are none)."""
     finite = np.isfinite(table[list(columns)].to_numpy(dtype=float)).all(axis=1)
     if not finite.any():
-        raise InputError(f"this sweep has no finished entry for {what}; it has not run, or was not requested")
+        raise InputError(
+            f"this sweep has no finished entry for {what}; it has not run, or was not requested"
+        )
     missing = int((~finite).sum())
-    return table[finite], f"{missing} without a result {'is' if missing == 1 else 'are'} left out" if missing else ""
+    return (
+        table[finite],
+        f"{missing} without a result {'is' if missing == 1 else 'are'} left out"
+        if missing
+        else "",
+    )
 
 
 def models_in(table: pd.DataFrame) -> list[str]:
@@ -51,7 +58,10 @@ def chosen_model(table: pd.DataFrame, model: str | int) -> str:
 
 def told(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows one by one, for what is said of each."""
-    return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
+    return [
+        {str(key): value for key, value in row.items()}
+        for row in table.to_dict("records")
+    ]
 
 
 def baseline_of(table: pd.DataFrame, model: str) -> float:
@@ -75,8 +85,12 @@ def methods_of(tables: Sequence[pd.DataFrame]) -> list[str]:
     tested = [table for table in tables if "units" in table and len(table)]
     if not tested:
         return []
-    tests = pd.concat([table[["units", "unit", "tests"]] for table in tested]).drop_duplicates()
-    over = " or ".join(dict.fromkeys(f"{row['units']} {row['unit']}" for row in told(tests)))
+    tests = pd.concat(
+        [table[["units", "unit", "tests"]] for table in tested]
+    ).drop_duplicates()
+    over = " or ".join(
+        dict.fromkeys(f"{row['units']} {row['unit']}" for row in told(tests))
+    )
     few = [few_units(row, tested[0]) for row in told(tests)]
     level = percent(1 - float(tested[0].attrs.get("confidence", 0.95)))
     return [
@@ -91,17 +105,26 @@ def methods_of(tables: Sequence[pd.DataFrame]) -> list[str]:
 
 def few_units(row: Mapping[str, Any], table: pd.DataFrame) -> str:
     """Say that there are too few units for the tests of a page, and how many are needed; "" where they suffice."""
-    needed = units_needed(row["tests"], level=1 - float(table.attrs.get("confidence", 0.95)))
+    needed = units_needed(
+        row["tests"], level=1 - float(table.attrs.get("confidence", 0.95))
+    )
     words = f"{row['units']} {row['unit']} are too few for {counted(row['tests'], 'test')}; {needed} are needed"
     return words if row["units"] < needed else ""
 
 
 def sizes_words(rows: pd.DataFrame) -> str:
     """Write the sizes of some changes, how many are significant, or why none can be."""
-    low, middle, high = (change_text(each) for each in rows["change"].quantile([0, 0.5, 1]))
-    count, few = int(rows["significant"].sum()), few_units(told(rows.nlargest(1, "units"))[0], rows)
+    low, middle, high = (
+        change_text(each) for each in rows["change"].quantile([0, 0.5, 1])
+    )
+    count, few = (
+        int(rows["significant"].sum()),
+        few_units(told(rows.nlargest(1, "units"))[0], rows),
+    )
     said = f"{count or 'none'} of {counted(len(rows), 'change')} {'is' if count <= 1 else 'are'} significant"
-    between = f"by {low} to {high} (median {middle})" if len(rows) > 1 else f"by {middle}"
+    between = (
+        f"by {low} to {high} (median {middle})" if len(rows) > 1 else f"by {middle}"
+    )
     return f"MASE changes {between}; {few if few and not count else said}"
 
 
@@ -112,8 +135,16 @@ def verdict(significant: Any) -> str:
 
 def often_first(rows: pd.DataFrame, what: str, name: str = "lead_share") -> str:
     """Name the entries most often first in bootstrap samples of units: "layer 3 (62 %) and layer 0 (20 %)"."""
-    first = rows[rows[name] > 0].sort_values(name, ascending=False, kind="stable").head(_MAX_FIRST)
-    return listed([f"{row[what]} ({percent(round(row[name], 2))})" for row in told(first)]) if len(first) else ""
+    first = (
+        rows[rows[name] > 0]
+        .sort_values(name, ascending=False, kind="stable")
+        .head(_MAX_FIRST)
+    )
+    return (
+        listed([f"{row[what]} ({percent(round(row[name], 2))})" for row in told(first)])
+        if len(first)
+        else ""
+    )
 
 
 def counted(count: int, word: str) -> str:
@@ -138,7 +169,9 @@ def change_words(row: Mapping[str, Any]) -> str:
     """Write a change with its interval, where there is one: "+1.0 % [−0.4, +2.0 %]"; "unknown" without a result."""
     if not np.isfinite(row["change"]):
         return "unknown"
-    return f"{change_text(row['change'])} {span_text(row['lower'], row['upper'])}".rstrip()
+    return (
+        f"{change_text(row['change'])} {span_text(row['lower'], row['upper'])}".rstrip()
+    )
 
 
 def order_words(order: str) -> str:
@@ -153,16 +186,22 @@ def order_words(order: str) -> str:
 
 def recipe_words(row: Mapping[str, Any]) -> str:
     """Write what a recipe takes out: "28 % of heads + 2 MLPs"."""
-    share = 100 * max(float(row["heads_ablated"]), 0) / max(float(row["heads_total"]), 1)
+    share = (
+        100 * max(float(row["heads_ablated"]), 0) / max(float(row["heads_total"]), 1)
+    )
     mlps = max(int(row["n_mlps"]), 0)
-    return f"{share:.0f} % of heads" + (f" + {mlps} MLP{'s' if mlps > 1 else ''}" if mlps else "")
+    return f"{share:.0f} % of heads" + (
+        f" + {mlps} MLP{'s' if mlps > 1 else ''}" if mlps else ""
+    )
 
 
 def selection_words(selection: str, seed: int = -1) -> str:
     """Write how a recipe's heads were chosen, in words."""
     if selection == "random":
         return f"at random, seed {seed}" if seed >= 0 else "at random"
-    return {"listed": "as listed", "stable_rank": "by stable rank"}.get(selection, selection.replace("_", " "))
+    return {"listed": "as listed", "stable_rank": "by stable rank"}.get(
+        selection, selection.replace("_", " ")
+    )
 
 
 def symbols(significant: Iterable[Any], symbol: str = "circle") -> list[str]:
@@ -170,27 +209,50 @@ def symbols(significant: Iterable[Any], symbol: str = "circle") -> list[str]:
     return [symbol if bool(each) else f"{symbol}-open" for each in significant]
 
 
-def whiskers(rows: pd.DataFrame, name: str = "", *, colour: str = INK, scale: float = 1.0) -> dict[str, Any]:
+def whiskers(
+    rows: pd.DataFrame, name: str = "", *, colour: str = INK, scale: float = 1.0
+) -> dict[str, Any]:
     """Return error bars over the intervals of some rows: of changes, or of the column ``name`` before its ends."""
     ends = [f"{name}_{end}" if name else end for end in ("lower", "upper")]
-    middle, low, high = (rows[each].to_numpy(float) for each in (name or "change", *ends))
-    bars = {"array": scale * (high - middle), "arrayminus": scale * (middle - low), "symmetric": False}
+    middle, low, high = (
+        rows[each].to_numpy(float) for each in (name or "change", *ends)
+    )
+    bars = {
+        "array": scale * (high - middle),
+        "arrayminus": scale * (middle - low),
+        "symmetric": False,
+    }
     return {"type": "data", **bars, "color": colour, "thickness": 1.2, "width": 2}
 
 
 def label_rows(canvas: Sheet, words: Sequence[str], **look: Any) -> None:
     """Put words, safe for plotly, beside the rows of a figure, the first on top."""
-    ticks = {"tickvals": list(range(len(words))), "ticktext": list(words), "ticklabelstandoff": 6, **NO_AXIS}
+    ticks = {
+        "tickvals": list(range(len(words))),
+        "ticktext": list(words),
+        "ticklabelstandoff": 6,
+        **NO_AXIS,
+    }
     canvas.fig.update_yaxes(range=[len(words) - 0.5, -0.5], **ticks | look)
 
 
-def band(panel: Panel, x: np.ndarray, rows: pd.DataFrame, base: float, colour: str) -> None:
+def band(
+    panel: Panel, x: np.ndarray, rows: pd.DataFrame, base: float, colour: str
+) -> None:
     """Draw the intervals of the changes of some rows as a band of MASE, where there are any."""
-    lower, upper = (base * (1 + rows[name].to_numpy(float)) for name in ("lower", "upper"))
+    lower, upper = (
+        base * (1 + rows[name].to_numpy(float)) for name in ("lower", "upper")
+    )
     finite = np.isfinite(lower) & np.isfinite(upper)
     if finite.sum() > 1:
         red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-        panel.band(x[finite], lower[finite], upper[finite], f"rgba({red},{green},{blue},0.16)", "interval")
+        panel.band(
+            x[finite],
+            lower[finite],
+            upper[finite],
+            f"rgba({red},{green},{blue},0.16)",
+            "interval",
+        )
 
 
 def level(panel: Panel, value: float, dash: str) -> None:
@@ -201,7 +263,13 @@ def level(panel: Panel, value: float, dash: str) -> None:
 
 def whole_ticks(canvas: Sheet, most: float) -> None:
     """Set ticks of the x axes at whole numbers, about six up to ``most``."""
-    canvas.x(dtick=next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if most / step <= 6 or step == 1000))
+    canvas.x(
+        dtick=next(
+            step
+            for step in (1, 2, 5, 10, 20, 50, 100, 1000)
+            if most / step <= 6 or step == 1000
+        )
+    )
 
 
 def runs(numbers: Sequence[int]) -> str:
@@ -213,12 +281,21 @@ def runs(numbers: Sequence[int]) -> str:
         else:
             ranges.append([each, each])
     return listed(
-        [word for a, b in ranges for word in ([f"{a} to {b}"] if b > a + 1 else sorted({str(a), str(b)}, key=int))]
+        [
+            word
+            for a, b in ranges
+            for word in (
+                [f"{a} to {b}"] if b > a + 1 else sorted({str(a), str(b)}, key=int)
+            )
+        ]
     )
 
 
 def sweep_panel(
-    name: str, table: pd.DataFrame, draw: Callable[..., go.Figure], words: Callable[..., list[str]]
+    name: str,
+    table: pd.DataFrame,
+    draw: Callable[..., go.Figure],
+    words: Callable[..., list[str]],
 ) -> Iterator[ReportPanel]:
     """Yield a figure of a table with its reading, where the sweep has something for it."""
     try:
@@ -232,8 +309,16 @@ def sweep_panel(
 
 def sweep_subject(table: pd.DataFrame) -> str:
     """Name the models, with the numbers of datasets and windows."""
-    count = int(table.attrs.get("n_datasets", table["dataset"].nunique() if "dataset" in table else 0))
-    windows = f", {counted(int(table.attrs['n_windows']), 'window')}" if "n_windows" in table.attrs else ""
+    count = int(
+        table.attrs.get(
+            "n_datasets", table["dataset"].nunique() if "dataset" in table else 0
+        )
+    )
+    windows = (
+        f", {counted(int(table.attrs['n_windows']), 'window')}"
+        if "n_windows" in table.attrs
+        else ""
+    )
     datasets = f" on {counted(count, 'dataset')}" if count else ""
     return f"{listed(models_in(table))}{datasets}{windows}"
 
@@ -246,7 +331,11 @@ def least_words(rows: pd.DataFrame) -> str:
         return f"{words} ({share} of bootstrap samples): it keeps {row['kept']} of {row['of']}"
     low, high = rows["kept"].min(), rows["kept"].max()
     often = often_first(rows.assign(name="layer " + rows["layer"].astype(str)), "name")
-    which = f"; no layer significantly needs its heads most, in bootstrap samples most often {often}" if often else ""
+    which = (
+        f"; no layer significantly needs its heads most, in bootstrap samples most often {often}"
+        if often
+        else ""
+    )
     return f"layers keep {low}{f' to {high}' if high > low else ''} of {counted(int(rows['of'].max()), 'head')}{which}"
 
 

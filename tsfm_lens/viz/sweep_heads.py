@@ -17,7 +17,16 @@ from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import fit
 from tsfm_lens.viz.select import kind_word
 from tsfm_lens.viz.sheet import Look, Panel
-from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, INK, PALE, mixed, percent, plain
+from tsfm_lens.viz.theme import (
+    BLUE,
+    CATEGORICAL,
+    GREY,
+    INK,
+    PALE,
+    mixed,
+    percent,
+    plain,
+)
 from tsfm_lens.viz.words import listed
 
 __all__ = ["head_changes", "head_curves", "heads_at_layers"]
@@ -25,7 +34,10 @@ __all__ = ["head_changes", "head_curves", "heads_at_layers"]
 _HEADS = ("layer", "attention", "head", "change", "lower", "upper", "significant")
 _COUNTS = ("model", "layer", "order", "ablated", "of", "share", "better", "within")
 _CURVE = ("mase", "change", "lower", "upper", "baseline_mase")
-_MAX_LABELS, _SPREAD = 12, 0.84  # heads with their number, of a model; share of a layer's room that its heads take
+_MAX_LABELS, _SPREAD = (
+    12,
+    0.84,
+)  # heads with their number, of a model; share of a layer's room that its heads take
 _REACH = 8  # tolerances above the baseline up to which a curve is followed
 _MAX_NAMES = 8  # things that are named one by one
 
@@ -40,9 +52,18 @@ def read_heads(table: pd.DataFrame) -> list[str]:
         mine = rows[rows["model"] == model]
         named = mine[mine["significant"]]
         summary = f"{model}: without one head, {sweep.sizes_words(mine)}"
-        by_size = named.loc[named["change"].abs().sort_values(ascending=False, kind="stable").index]
-        which = [f"{row['label']} ({sweep.change_words(row)})" for row in sweep.told(by_size.head(_MAX_NAMES))]
-        more = f", and {len(named) - _MAX_NAMES} more in the table" if len(named) > _MAX_NAMES else ""
+        by_size = named.loc[
+            named["change"].abs().sort_values(ascending=False, kind="stable").index
+        ]
+        which = [
+            f"{row['label']} ({sweep.change_words(row)})"
+            for row in sweep.told(by_size.head(_MAX_NAMES))
+        ]
+        more = (
+            f", and {len(named) - _MAX_NAMES} more in the table"
+            if len(named) > _MAX_NAMES
+            else ""
+        )
         out.append(f"{summary}: {listed(which)}{more}." if which else f"{summary}.")
         first = sweep.told(mine[(mine["leads"] == "highest") & (mine["change"] > 0)])
         often = sweep.often_first(mine, "label")
@@ -77,12 +98,19 @@ def read_curves(table: pd.DataFrame) -> list[str]:
     open_layers = valid[valid["within"] < valid["of"]]
     orders = [order for order in dict.fromkeys(rows["order"]) if not is_random(order)]
     if len(orders) > 1 and len(open_layers):
-        better = rows[rows["better"] & (rows["within"] > 0) & (rows["within"] < rows["of"])].drop_duplicates("layer")
-        parts = [f"{sweep.order_words(order)} in {(better['order'] == order).sum()}" for order in orders]
+        better = rows[
+            rows["better"] & (rows["within"] > 0) & (rows["within"] < rows["of"])
+        ].drop_duplicates("layer")
+        parts = [
+            f"{sweep.order_words(order)} in {(better['order'] == order).sum()}"
+            for order in orders
+        ]
         none = int((open_layers["within"] == 0).sum())
         remark = f"; in {none} no head can go" if none else ""
         named = better.loc[better["order_significant"], "layer"].tolist()
-        where = f"layer{sweep.plural_s(named)} {sweep.runs(named)}" if named else "no layer"
+        where = (
+            f"layer{sweep.plural_s(named)} {sweep.runs(named)}" if named else "no layer"
+        )
         out.append(
             f"Of the {sweep.counted(len(open_layers), 'other layer')}, the better order is {listed(parts)}{remark}. "
             f"The other order costs significantly more in {where}."
@@ -95,21 +123,46 @@ def head_changes(table: pd.DataFrame) -> go.Figure:
     """Draw what every head by itself costs, with intervals, layer by layer."""
     rows, remark = sweep.finished(table, "single heads", "change")
     models = sweep.models_in(rows)
-    crowd = {model: int(rows.loc[rows["model"] == model, "layer"].value_counts().max()) for model in models}
-    wide = max(crowd[model] * (1 + int(rows.loc[rows["model"] == model, "layer"].max())) for model in models)
-    grid = panel_grid([(model,) for model in models], row_height=230, most=1 if wide > 48 else 2)
+    crowd = {
+        model: int(rows.loc[rows["model"] == model, "layer"].value_counts().max())
+        for model in models
+    }
+    wide = max(
+        crowd[model] * (1 + int(rows.loc[rows["model"] == model, "layer"].max()))
+        for model in models
+    )
+    grid = panel_grid(
+        [(model,) for model in models], row_height=230, most=1 if wide > 48 else 2
+    )
     grid.min_width = max(grid.min_width, min(110 + 7 * wide, 900))
     kinds = list(dict.fromkeys(rows["attention"]))
     for model, panel in zip(models, grid, strict=True):
-        mine = rows[rows["model"] == model].sort_values(["layer", "attention", "head"], kind="stable")
-        place = mine.groupby("layer").cumcount() - (mine.groupby("layer")["head"].transform("size") - 1) / 2
+        mine = rows[rows["model"] == model].sort_values(
+            ["layer", "attention", "head"], kind="stable"
+        )
+        place = (
+            mine.groupby("layer").cumcount()
+            - (mine.groupby("layer")["head"].transform("size") - 1) / 2
+        )
         mine = mine.assign(place=mine["layer"] + _SPREAD * place / crowd[model])
         named = mine[mine["significant"]]
-        labels = set(named.index[np.argsort(-named["change"].abs().to_numpy(), kind="stable")[:_MAX_LABELS]])
+        labels = set(
+            named.index[
+                np.argsort(-named["change"].abs().to_numpy(), kind="stable")[
+                    :_MAX_LABELS
+                ]
+            ]
+        )
         # the legend has no entry of a trace without dots
         for i, kind in enumerate(kinds):
             if (of_kind := mine["attention"] == kind).any():
-                _single(panel, mine[of_kind], kind, CATEGORICAL[i % len(CATEGORICAL)], labels)
+                _single(
+                    panel,
+                    mine[of_kind],
+                    kind,
+                    CATEGORICAL[i % len(CATEGORICAL)],
+                    labels,
+                )
         sweep.level(panel, 0.0, "dash")
     # at least half of the intervals end within the axis
     core = np.append(rows["change"], rows[["lower", "upper"]].median())
@@ -126,7 +179,9 @@ def head_changes(table: pd.DataFrame) -> go.Figure:
     )
 
 
-def _single(panel: Panel, rows: pd.DataFrame, kind: str, colour: str, labels: set[Any]) -> None:
+def _single(
+    panel: Panel, rows: pd.DataFrame, kind: str, colour: str, labels: set[Any]
+) -> None:
     """Draw the heads of one kind of attention, those in ``labels`` with their number."""
     panel.dots(
         rows["place"].to_numpy(float),
@@ -143,7 +198,8 @@ def _single(panel: Panel, rows: pd.DataFrame, kind: str, colour: str, labels: se
         error_y=sweep.whiskers(rows, colour=colour, scale=100),
         mode="markers+text",
         text=[
-            str(row["head"]) if index in labels else "" for index, row in zip(rows.index, sweep.told(rows), strict=True)
+            str(row["head"]) if index in labels else ""
+            for index, row in zip(rows.index, sweep.told(rows), strict=True)
         ],
         textposition="middle right",
         textfont={"size": 10, "color": INK},
@@ -161,7 +217,9 @@ def with_start(rows: pd.DataFrame) -> pd.DataFrame:
     base = rows["baseline_mase"].iloc[0]
     if int(rows["ablated"].iloc[0]) == 0 or not np.isfinite(base):
         return rows
-    start = rows.iloc[:1].assign(ablated=0, share=0.0, mase=base, change=0.0, lower=0.0, upper=0.0)
+    start = rows.iloc[:1].assign(
+        ablated=0, share=0.0, mase=base, change=0.0, lower=0.0, upper=0.0
+    )
     return pd.concat([start, rows], ignore_index=True)
 
 
@@ -169,25 +227,52 @@ def with_start(rows: pd.DataFrame) -> pd.DataFrame:
 def head_curves(table: pd.DataFrame, *, model: str | int = 0) -> go.Figure:
     """Draw the error of one model as more and more heads of a layer go, in each order, a panel per layer."""
     name = sweep.chosen_model(table, model)
-    table, remark = sweep.finished(table[table["model"] == name], f"heads by count of {name}", "mase", "change")
-    metrics = [each for each in dict.fromkeys(table.get("judged_by", ())) if each not in ("", "MASE")]
+    table, remark = sweep.finished(
+        table[table["model"] == name], f"heads by count of {name}", "mase", "change"
+    )
+    metrics = [
+        each
+        for each in dict.fromkeys(table.get("judged_by", ()))
+        if each not in ("", "MASE")
+    ]
     remark = f"{f', judged by {metrics[0]}' if metrics else ''}{f'; {remark}' if remark else ''}"
     base, tolerance = sweep.baseline_of(table, name), sweep.tolerance_of(table)
     panels = list(table.groupby("layer"))
-    grid = panel_grid([(f"layer {layer}", _verdict(rows)) for layer, rows in panels], row_height=130, most=4)
+    grid = panel_grid(
+        [(f"layer {layer}", _verdict(rows)) for layer, rows in panels],
+        row_height=130,
+        most=4,
+    )
     orders = sorted(dict.fromkeys(table["order"]), key=is_random)
-    colours = {one: mixed(GREY, 0.75) if is_random(one) else colour for one, colour in zip(orders, cycle(CATEGORICAL))}
+    colours = {
+        one: mixed(GREY, 0.75) if is_random(one) else colour
+        for one, colour in zip(orders, cycle(CATEGORICAL))
+    }
     for (_, rows), panel in zip(panels, grid, strict=True):
         bold = set(rows.loc[rows["better"] & (rows["within"] > 0), "order"])
-        for order in sorted(dict.fromkeys(rows["order"]), key=lambda each: not is_random(each)):
+        for order in sorted(
+            dict.fromkeys(rows["order"]), key=lambda each: not is_random(each)
+        ):
             curve = with_start(rows[rows["order"] == order])
             if order in bold:
-                sweep.band(panel, 100 * curve["share"].to_numpy(float), curve, base, colours[order])
+                sweep.band(
+                    panel,
+                    100 * curve["share"].to_numpy(float),
+                    curve,
+                    base,
+                    colours[order],
+                )
             _curve(panel, curve, colours[order], bold=order in bold)
         sweep.level(panel, base, "dash")
         sweep.level(panel, base * (1 + tolerance), "dot")
     step = base * tolerance
-    cut = fit(grid, np.array([base - step, base + 2 * step]), table["mase"].to_numpy(float), _REACH / 3, nticks=6)
+    cut = fit(
+        grid,
+        np.array([base - step, base + 2 * step]),
+        table["mase"].to_numpy(float),
+        _REACH / 3,
+        nticks=6,
+    )
     title_axes(grid, "heads ablated (%)", "MASE")
     return grid.dress(
         f"Error of {name} as more heads of a layer are ablated",
@@ -204,7 +289,9 @@ def _verdict(rows: pd.DataFrame) -> str:
     if within <= 0 or best.empty:
         return "not decided yet" if within < 0 else sweep.order_words("")
     words, order = sweep.order_words(best["order"].iloc[0]), str(best["order"].iloc[0])
-    if rows.loc[~rows["order"].map(is_random), "order"].str.partition(":")[0].nunique() == 1 and not is_random(order):
+    if rows.loc[~rows["order"].map(is_random), "order"].str.partition(":")[
+        0
+    ].nunique() == 1 and not is_random(order):
         # the legend says of what
         words = f"{words.split()[0]} first"
     return f"{within} of {int(rows['of'].max())}, {words}"
@@ -217,8 +304,16 @@ def _curve(panel: Panel, rows: pd.DataFrame, colour: str, *, bold: bool) -> None
         f"MASE {row['mase']:.4g}, {sweep.change_text(row['change'], 2)}"
         for row in sweep.told(rows)
     ]
-    name, x = "at random" if is_random(order) else sweep.order_words(order), 100 * rows["share"].to_numpy(float)
-    look: Look = {"colour": colour, "width": 2.4 if bold else 1.1, "dots": 4 if bold else 3, "customdata": texts}
+    name, x = (
+        "at random" if is_random(order) else sweep.order_words(order),
+        100 * rows["share"].to_numpy(float),
+    )
+    look: Look = {
+        "colour": colour,
+        "width": 2.4 if bold else 1.1,
+        "dots": 4 if bold else 3,
+        "customdata": texts,
+    }
     panel.line(x, rows["mase"].to_numpy(float), name, "%{customdata}", **look)
 
 
@@ -226,10 +321,14 @@ def _curve(panel: Panel, rows: pd.DataFrame, colour: str, *, bold: bool) -> None
 def _curves(table: pd.DataFrame) -> Iterator[ReportPanel]:
     for model in sweep.models_in(table):
         curves = table[table["model"] == model]
-        yield from sweep.sweep_panel(f"head_curves-{model}", curves, head_curves, read_curves)
+        yield from sweep.sweep_panel(
+            f"head_curves-{model}", curves, head_curves, read_curves
+        )
 
 
-SWEEP_HEADS.panels(partial(sweep.sweep_panel, "head_changes", draw=head_changes, words=read_heads))
+SWEEP_HEADS.panels(
+    partial(sweep.sweep_panel, "head_changes", draw=head_changes, words=read_heads)
+)
 
 SWEEP_HEADS_AT = measurement("sweep_heads_at", subject=sweep.sweep_subject)
 
@@ -242,7 +341,11 @@ def read_heads_at(table: pd.DataFrame) -> list[str]:
         total, remaining = int(rows["of"].sum()), int(rows["kept"].sum())
         none = rows.loc[rows["kept"] == 0, "layer"].tolist()
         plural = sweep.plural_s(none)
-        free = f"; layer{plural} {sweep.runs(none)} need{'' if plural else 's'} none" if none else ""
+        free = (
+            f"; layer{plural} {sweep.runs(none)} need{'' if plural else 's'} none"
+            if none
+            else ""
+        )
         out.append(
             f"{model}: layer by layer, {total - remaining} of {sweep.counted(total, 'head')} can go "
             f"({percent((total - remaining) / total)}); {sweep.least_words(rows)}{free}."
@@ -254,22 +357,42 @@ def read_heads_at(table: pd.DataFrame) -> list[str]:
     return out
 
 
-@SWEEP_HEADS_AT.figure(variables=("model", "layer", "of", "kept", "ablated", "order", "better", "change"))
+@SWEEP_HEADS_AT.figure(
+    variables=("model", "layer", "of", "kept", "ablated", "order", "better", "change")
+)
 def heads_at_layers(table: pd.DataFrame) -> go.Figure:
     """Draw heads@k: how many heads every layer must keep for the error to stay within the tolerance."""
-    rows, remark = sweep.finished(table[table["better"]], "heads that must stay", "kept", "of")
+    rows, remark = sweep.finished(
+        table[table["better"]], "heads that must stay", "kept", "of"
+    )
     models = sweep.models_in(rows)
-    tolerance, metric = sweep.tolerance_of(table), str(table.attrs.get("metric", "MASE"))
-    grid = panel_grid([_removable_title(rows[rows["model"] == each], each) for each in models], row_height=170, most=2)
+    tolerance, metric = (
+        sweep.tolerance_of(table),
+        str(table.attrs.get("metric", "MASE")),
+    )
+    grid = panel_grid(
+        [_removable_title(rows[rows["model"] == each], each) for each in models],
+        row_height=170,
+        most=2,
+    )
     for model, panel in zip(models, grid, strict=True):
         mine = rows[rows["model"] == model].sort_values("layer")
-        x, remaining, of = (mine[name].to_numpy(float) for name in ("layer", "kept", "of"))
+        x, remaining, of = (
+            mine[name].to_numpy(float) for name in ("layer", "kept", "of")
+        )
         texts = [
             f"layer {each['layer']}: {each['kept']} of {each['of']} heads stay<br>{_order_and_cost(each, metric)}"
             for each in sweep.told(mine)
         ]
         panel.bars(x, of, "all heads of the layer", colour=PALE)
-        panel.bars(x, remaining, "heads that must stay", "%{customdata}", colour=BLUE, customdata=texts)
+        panel.bars(
+            x,
+            remaining,
+            "heads that must stay",
+            "%{customdata}",
+            colour=BLUE,
+            customdata=texts,
+        )
     grid.fig.update_layout(barmode="overlay")
     title_axes(grid, "layer", "heads kept")
     sweep.whole_ticks(grid, float(rows["layer"].max()))
@@ -284,13 +407,24 @@ def _order_and_cost(row: dict[str, Any], metric: str) -> str:
     """Write in which order the others go, and what that costs."""
     if row["kept"] >= row["of"]:
         return sweep.order_words("")
-    change = f", {plain(metric)} {sweep.change_text(row['change'], 2)}" if np.isfinite(row["change"]) else ""
+    change = (
+        f", {plain(metric)} {sweep.change_text(row['change'], 2)}"
+        if np.isfinite(row["change"])
+        else ""
+    )
     return f"{plain(sweep.order_words(row['order']))}{change}"
 
 
 def _removable_title(rows: pd.DataFrame, model: str) -> tuple[str, ...]:
     removable, total = int(rows["of"].sum() - rows["kept"].sum()), int(rows["of"].sum())
-    return model, f"{removable} of {sweep.counted(total, 'head')} can go, layer by layer"
+    return (
+        model,
+        f"{removable} of {sweep.counted(total, 'head')} can go, layer by layer",
+    )
 
 
-SWEEP_HEADS_AT.panels(partial(sweep.sweep_panel, "heads_at_layers", draw=heads_at_layers, words=read_heads_at))
+SWEEP_HEADS_AT.panels(
+    partial(
+        sweep.sweep_panel, "heads_at_layers", draw=heads_at_layers, words=read_heads_at
+    )
+)

@@ -19,7 +19,18 @@ from tsfm_lens.viz.theme import CATEGORICAL, mixed, percent, plain
 from tsfm_lens.viz.words import listed, num
 
 __all__ = ["layer_distances", "range_curves"]
-_CHANGE = ("model", "family", "label", "part", "first", "last", "change", "lower", "upper", "significant")
+_CHANGE = (
+    "model",
+    "family",
+    "label",
+    "part",
+    "first",
+    "last",
+    "change",
+    "lower",
+    "upper",
+    "significant",
+)
 _DISTANCE = ("spearman_distance", "spearman_distance_lower", "spearman_distance_upper")
 _MASE = ("mase", "baseline_mase")
 _SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "x")
@@ -45,7 +56,9 @@ def read_distances(table: pd.DataFrame, part: str) -> list[str]:
         if len(single):
             out += _single_layers(single, model, part)
         if len(groups):
-            out.append(f"{model}: without a group of layers, {sweep.sizes_words(groups)}.")
+            out.append(
+                f"{model}: without a group of layers, {sweep.sizes_words(groups)}."
+            )
     return out
 
 
@@ -53,20 +66,25 @@ def _single_layers(rows: pd.DataFrame, model: str, part: str) -> list[str]:
     small = int((rows["change"] < _SMALL).sum())
     named = rows.loc[rows["significant"], "first"].tolist()
     which = f" (layer{sweep.plural_s(named)} {sweep.runs(named)})" if named else ""
-    layers = (
-        f"{small} of {sweep.counted(len(rows), 'layer')} cost{'s' if small == 1 else ''} less than {percent(_SMALL)}"
-    )
+    layers = f"{small} of {sweep.counted(len(rows), 'layer')} cost{'s' if small == 1 else ''} less than {percent(_SMALL)}"
     summary = f"{model}: without the {sweep.PARTS[part]} of one layer, {sweep.sizes_words(rows)}{which}; {layers}."
     if len(rows) < 2:
         return [summary]
-    leaders = {row["distance_leads"]: row for row in sweep.told(rows[rows["distance_leads"] != ""])}
+    leaders = {
+        row["distance_leads"]: row
+        for row in sweep.told(rows[rows["distance_leads"] != ""])
+    }
     verbs = {"lowest": "keeps its shape best", "highest": "loses its shape most"}
     parts = [
         f"{verb} without layer {leaders[side]['first']} (Spearman distance {num(leaders[side]['spearman_distance'])})"
         for side, verb in verbs.items()
         if side in leaders
     ]
-    often = sweep.often_first(rows.assign(name="layer " + rows["first"].astype(str)), "name", "distance_lead_share")
+    often = sweep.often_first(
+        rows.assign(name="layer " + rows["first"].astype(str)),
+        "name",
+        "distance_lead_share",
+    )
     span = f"moves by a Spearman distance of {' to '.join(map(num, rows['spearman_distance'].agg(['min', 'max'])))}"
     redraws = f"; in bootstrap samples it moves most without {often}" if often else ""
     return [summary, f"The forecast {listed(parts) if parts else span}{redraws}."]
@@ -102,26 +120,44 @@ def layer_distances(table: pd.DataFrame, *, part: str = "both") -> go.Figure:
     if part not in sweep.PARTS:
         raise unknown_name("part", part, sweep.PARTS)
     rows = rows[rows["family"].isin(("layers", "groups")) & (rows["part"] == part)]
-    rows, remark = sweep.finished(rows, f"layers or groups of layers ({sweep.PARTS[part]})", "spearman_distance")
+    rows, remark = sweep.finished(
+        rows, f"layers or groups of layers ({sweep.PARTS[part]})", "spearman_distance"
+    )
     models = sweep.models_in(rows)
     grid = panel_grid([(model,) for model in models], row_height=210, most=3)
     for model, panel in zip(models, grid, strict=True):
         for i, size in enumerate(sorted(set(rows["size"]))):
-            mine = rows[(rows["model"] == model) & (rows["size"] == size)].sort_values("first")
-            _distances(panel, mine, int(size), CATEGORICAL[i % len(CATEGORICAL)], _SHAPES[i % len(_SHAPES)])
+            mine = rows[(rows["model"] == model) & (rows["size"] == size)].sort_values(
+                "first"
+            )
+            _distances(
+                panel,
+                mine,
+                int(size),
+                CATEGORICAL[i % len(CATEGORICAL)],
+                _SHAPES[i % len(_SHAPES)],
+            )
     grid.y(rangemode="tozero")
     title_axes(grid, "layer", "Spearman distance")
     sweep.whole_ticks(grid, float(rows["last"].max()))
     return grid.dress(
         f"How far the forecast moves without the {sweep.PARTS[part]} of layers",
-        "Spearman distance to the unablated forecast (0: same shape, 1: unrelated) with " + sweep.intervals_of(table),
+        "Spearman distance to the unablated forecast (0: same shape, 1: unrelated) with "
+        + sweep.intervals_of(table),
         sweep.SIGNIFICANT,
         remark,
     )
 
 
-def _distances(panel: Panel, rows: pd.DataFrame, size: int, colour: str, shape: str) -> None:
-    across = {"type": "data", "array": np.full(len(rows), (size - 1) / 2), "thickness": 1.2, "width": 0}
+def _distances(
+    panel: Panel, rows: pd.DataFrame, size: int, colour: str, shape: str
+) -> None:
+    across = {
+        "type": "data",
+        "array": np.full(len(rows), (size - 1) / 2),
+        "thickness": 1.2,
+        "width": 0,
+    }
     panel.dots(
         (rows["first"].to_numpy(float) + rows["last"].to_numpy(float)) / 2,
         rows["spearman_distance"].to_numpy(float),
@@ -150,29 +186,46 @@ def _hover(rows: pd.DataFrame) -> list[str]:
 def range_curves(table: pd.DataFrame) -> go.Figure:
     """Draw the error as a contiguous range of layers loses its heads, its MLPs, or both."""
     rows = _sized(table)
-    rows, remark = sweep.finished(rows[rows["family"] == "ranges"], "growing ranges", "mase", "change")
+    rows, remark = sweep.finished(
+        rows[rows["family"] == "ranges"], "growing ranges", "mase", "change"
+    )
     models, titles = sweep.models_in(rows), []
     for model in models:
         longest = rows[rows["model"] == model].sort_values("size").iloc[-1]
-        titles.append((model, f"at the most layers {int(longest['first'])} to {int(longest['last'])}"))
+        titles.append(
+            (
+                model,
+                f"at the most layers {int(longest['first'])} to {int(longest['last'])}",
+            )
+        )
     grid = panel_grid(titles, row_height=210, most=3)
     for model, panel in zip(models, grid, strict=True):
         base = sweep.baseline_of(rows, model)
         for part in [part for part in sweep.PARTS if part in set(rows["part"])]:
             mine = rows[(rows["model"] == model) & (rows["part"] == part)]
             # one growing range, or one for each first layer
-            which = mine["first"] if mine["size"].duplicated().any() else mine["size"] * 0
+            which = (
+                mine["first"] if mine["size"].duplicated().any() else mine["size"] * 0
+            )
             for _, chain in mine.groupby(which, sort=False):
                 _range_line(panel, chain.sort_values("size"), base, part)
         sweep.level(panel, base, "dash")
     bases = rows["baseline_mase"].to_numpy(float)
     lines = np.concatenate([rows["mase"].to_numpy(float), bases])
-    ends = np.concatenate([bases * (1 + rows[name].to_numpy(float)) for name in ("lower", "upper")])
+    ends = np.concatenate(
+        [bases * (1 + rows[name].to_numpy(float)) for name in ("lower", "upper")]
+    )
     cut = fit(grid, lines, ends, reach=0.25)
     title_axes(grid, "layers in the range", "MASE")
     sweep.whole_ticks(grid, float(rows["size"].max()))
     words = f"{sweep.MASE_WORDS}; dashed: unablated; bands: {sweep.intervals_of(table)} of the change"
-    return grid.dress("Error as a growing range of layers is ablated", words, cut, sweep.SIGNIFICANT, remark)
+    return grid.dress(
+        "Error as a growing range of layers is ablated",
+        words,
+        cut,
+        sweep.SIGNIFICANT,
+        remark,
+    )
 
 
 def _range_line(panel: Panel, rows: pd.DataFrame, base: float, part: str) -> None:
@@ -187,14 +240,25 @@ def _range_line(panel: Panel, rows: pd.DataFrame, base: float, part: str) -> Non
         colour=colour,
         width=1.6,
         mode="lines+markers",
-        marker={"symbol": sweep.symbols(rows["significant"]), "color": colour, "size": 7},
+        marker={
+            "symbol": sweep.symbols(rows["significant"]),
+            "color": colour,
+            "size": 7,
+        },
     )
 
 
 @SWEEP_EFFECTS.panels
 def _effects(table: pd.DataFrame) -> Iterator[ReportPanel]:
     for part in sweep.PARTS:
-        layers = table[table["family"].isin(("layers", "groups")) & (table["part"] == part)]
-        draw, words = partial(layer_distances, part=part), partial(read_distances, part=part)
+        layers = table[
+            table["family"].isin(("layers", "groups")) & (table["part"] == part)
+        ]
+        draw, words = (
+            partial(layer_distances, part=part),
+            partial(read_distances, part=part),
+        )
         yield from sweep.sweep_panel(f"layer_distances-{part}", layers, draw, words)
-    yield from sweep.sweep_panel("range_curves", table[table["family"] == "ranges"], range_curves, read_ranges)
+    yield from sweep.sweep_panel(
+        "range_curves", table[table["family"] == "ranges"], range_curves, read_ranges
+    )

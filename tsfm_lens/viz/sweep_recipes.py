@@ -19,10 +19,22 @@ from tsfm_lens.viz.words import num
 __all__ = ["dataset_heatmap", "recipe_table", "selection_comparison"]
 
 _MAX_NAMES = 8  # things that are named one by one
-_KEYS = ("model", "recipe", "selection", "seed", "change", "lower", "upper", "significant")
+_KEYS = (
+    "model",
+    "recipe",
+    "selection",
+    "seed",
+    "change",
+    "lower",
+    "upper",
+    "significant",
+)
 _SIZES = ("metric", "heads_ablated", "heads_total", "n_mlps")
 _DIFF = ("diff", "diff_lower", "diff_upper", "diff_significant", "n_worse")
-_COUNTS = {"n_resilient": "datasets with a rise of MASE below 5 %", "n_improved": "datasets with a lower MASE"}
+_COUNTS = {
+    "n_resilient": "datasets with a rise of MASE below 5 %",
+    "n_improved": "datasets with a lower MASE",
+}
 _COLOUR_CAP = 25  # percent at which the table's colours end
 
 SWEEP_RECIPES = measurement("sweep_recipes", subject=sweep.sweep_subject)
@@ -32,11 +44,16 @@ SWEEP_SELECTION = measurement("sweep_selection", subject=sweep.sweep_subject)
 def read_recipes(table: pd.DataFrame) -> list[str]:
     """State what each recipe costs in MASE, whether that is significant, and how many datasets tolerate it."""
     rows = recipe_rows(table)
-    rows = rows[rows["metric"] == ("MASE" if (rows["metric"] == "MASE").any() else rows["metric"].iloc[0])]
+    rows = rows[
+        rows["metric"]
+        == ("MASE" if (rows["metric"] == "MASE").any() else rows["metric"].iloc[0])
+    ]
     out = []
     for row in sweep.told(rows.head(_MAX_NAMES).dropna(subset="change")):
         resilient, improved = row["n_resilient"], row["n_improved"]
-        middle, low, high = (sweep.change_text(row[name]) for name in ("median", "least", "most"))
+        middle, low, high = (
+            sweep.change_text(row[name]) for name in ("median", "least", "most")
+        )
         out.append(
             f"{row['label']}: {row['metric']} {sweep.change_words(row)}, {sweep.verdict(row['significant'])}. The "
             f"median over {row['units']} {row['unit']} is {middle} ({low} to {high}). {resilient} of "
@@ -55,7 +72,11 @@ def read_selection(table: pd.DataFrame) -> list[str]:
         same = (table["model"] == row["model"]) & (table["recipe"] == row["recipe"])
         seeds = int((same & (table["selection"] == "random")).sum())
         span = sweep.span_text(row["diff_lower"], row["diff_upper"])
-        mean = f"the geometric mean of {seeds} random ones" if seeds > 1 else "a random one"
+        mean = (
+            f"the geometric mean of {seeds} random ones"
+            if seeds > 1
+            else "a random one"
+        )
         said = f"{sweep.change_text(row['diff'])} {span} ({sweep.verdict(row['diff_significant'])})"
         out.append(
             f"{row['model']}, {row['recipe']}: MASE of the informed choice against {mean}: {said}; "
@@ -71,11 +92,19 @@ def recipe_rows(table: pd.DataFrame) -> pd.DataFrame:
     sweep.finished(table.assign(there=1.0), "heavy recipes", "there")
     informed = table[table["selection"] != "random"]
     table = table if informed.empty else informed
-    labels = pd.Series([f"{row['model']} ({sweep.recipe_words(row)})" for row in sweep.told(table)], index=table.index)
+    labels = pd.Series(
+        [f"{row['model']} ({sweep.recipe_words(row)})" for row in sweep.told(table)],
+        index=table.index,
+    )
     # two recipes of the same size need their names
     several = table["recipe"].groupby(labels).transform("nunique") > 1
-    choices = [sweep.selection_words(row["selection"], row["seed"]) for row in sweep.told(table)]
-    return table.assign(label=labels.where(~several, labels + ", " + table["recipe"]), chosen=choices)
+    choices = [
+        sweep.selection_words(row["selection"], row["seed"])
+        for row in sweep.told(table)
+    ]
+    return table.assign(
+        label=labels.where(~several, labels + ", " + table["recipe"]), chosen=choices
+    )
 
 
 @SWEEP_RECIPES.figure(variables=(*_COUNTS, "n_datasets"))
@@ -83,24 +112,61 @@ def recipe_table(table: pd.DataFrame) -> go.Figure:
     """Draw heavy recipes as a table: change of every metric with its interval, datasets resilient and improved."""
     entries = recipe_rows(table)
     several = entries["chosen"].nunique() > 1
-    columns = [f"%Δ{plain(metric)}" for metric in dict.fromkeys(entries["metric"])] + ["resilient", "improved"]
+    columns = [f"%Δ{plain(metric)}" for metric in dict.fromkeys(entries["metric"])] + [
+        "resilient",
+        "improved",
+    ]
     labels, text, hover, colours = [], [], [], []
     for _, entry in entries.groupby(_entry(entries), sort=False):
         cells = sweep.told(entry)
-        labels.append(plain(f"{cells[0]['label']}, {cells[0]['chosen']}" if several else cells[0]["label"]))
+        labels.append(
+            plain(
+                f"{cells[0]['label']}, {cells[0]['chosen']}"
+                if several
+                else cells[0]["label"]
+            )
+        )
         counts = [f"{cells[0][name]} of {cells[0]['n_datasets']}" for name in _COUNTS]
         text.append([_table_cell(row) for row in cells] + counts)
-        texts = [f"{count} {what}" for count, what in zip(counts, _COUNTS.values(), strict=True)]
-        hover.append([f"{plain(row['metric'])} {sweep.change_words(row)}" for row in cells] + texts)
-        colours.append([*np.nan_to_num(100 * entry["change"]).clip(-_COLOUR_CAP, _COLOUR_CAP), 0, 0])
+        texts = [
+            f"{count} {what}"
+            for count, what in zip(counts, _COUNTS.values(), strict=True)
+        ]
+        hover.append(
+            [f"{plain(row['metric'])} {sweep.change_words(row)}" for row in cells]
+            + texts
+        )
+        colours.append(
+            [
+                *np.nan_to_num(100 * entry["change"]).clip(-_COLOUR_CAP, _COLOUR_CAP),
+                0,
+                0,
+            ]
+        )
     canvas = blank(40 * len(labels), 200 + 80 * len(columns), below=12)
     canvas.above = 34
     # twice the range: pale colours, so that the numbers stand out
-    colour_axis = {"cmin": -2 * _COLOUR_CAP, "cmax": 2 * _COLOUR_CAP, "colorscale": DIVERGING, "showscale": False}
+    colour_axis = {
+        "cmin": -2 * _COLOUR_CAP,
+        "cmax": 2 * _COLOUR_CAP,
+        "colorscale": DIVERGING,
+        "showscale": False,
+    }
     canvas.fig.update_layout(coloraxis=colour_axis)
     panel = next(iter(canvas))
-    look: Look = {"text": text, "texttemplate": "%{text}", "textfont": {"size": 12, "color": INK}}
-    panel.cells(np.array(colours), columns, np.arange(len(labels)), "%{customdata}", customdata=hover, **look)
+    look: Look = {
+        "text": text,
+        "texttemplate": "%{text}",
+        "textfont": {"size": 12, "color": INK},
+    }
+    panel.cells(
+        np.array(colours),
+        columns,
+        np.arange(len(labels)),
+        "%{customdata}",
+        customdata=hover,
+        **look,
+    )
     panel.x("", side="top", **sweep.NO_AXIS)
     sweep.label_rows(canvas, labels)
     return canvas.dress(
@@ -129,7 +195,9 @@ def selection_comparison(table: pd.DataFrame) -> go.Figure:
     """Draw the change of MASE for informed choices of heads and for random ones at the same counts."""
     entries, remark = sweep.finished(table, "recipes against random heads", "change")
     entries = entries.assign(label=entries["model"] + ", " + entries["recipe"])
-    rows, kinds = (list(dict.fromkeys(entries[name])) for name in ("label", "selection"))
+    rows, kinds = (
+        list(dict.fromkeys(entries[name])) for name in ("label", "selection")
+    )
     canvas = blank(max(140, 44 * len(rows)), 420)
     panel = canvas.panel()
     for i, kind in enumerate(kinds):
@@ -137,8 +205,13 @@ def selection_comparison(table: pd.DataFrame) -> go.Figure:
         panel.dots(
             100 * mine["change"].to_numpy(float),
             # side by side in the row of their label
-            [rows.index(label) - 0.22 + 0.44 * i / max(len(kinds) - 1, 1) for label in mine["label"]],
-            "heads at random, a seed each" if random else f"heads {sweep.selection_words(kind)}",
+            [
+                rows.index(label) - 0.22 + 0.44 * i / max(len(kinds) - 1, 1)
+                for label in mine["label"]
+            ],
+            "heads at random, a seed each"
+            if random
+            else f"heads {sweep.selection_words(kind)}",
             "%{customdata}",
             customdata=[
                 f"{plain(row['label'])}, {plain(sweep.selection_words(row['selection'], row['seed']))}<br>"
@@ -161,13 +234,24 @@ def selection_comparison(table: pd.DataFrame) -> go.Figure:
     )
 
 
-SWEEP_RECIPES.panels(partial(sweep.sweep_panel, "recipe_table", draw=recipe_table, words=read_recipes))
+SWEEP_RECIPES.panels(
+    partial(sweep.sweep_panel, "recipe_table", draw=recipe_table, words=read_recipes)
+)
 SWEEP_SELECTION.panels(
-    partial(sweep.sweep_panel, "selection_comparison", draw=selection_comparison, words=read_selection)
+    partial(
+        sweep.sweep_panel,
+        "selection_comparison",
+        draw=selection_comparison,
+        words=read_selection,
+    )
 )
 
 
-_MAP_ROW, _CELL, _LETTER = 17, 27, 5.4  # pixels: height of a row, width of a cell, of a letter of a name
+_MAP_ROW, _CELL, _LETTER = (
+    17,
+    27,
+    5.4,
+)  # pixels: height of a row, width of a cell, of a letter of a name
 _LEAST = 150  # pixels: height of a map of few datasets
 SWEEP_DATASETS = measurement("sweep_datasets", subject=sweep.sweep_subject)
 
@@ -193,11 +277,24 @@ def read_datasets(table: pd.DataFrame) -> list[str]:
     return out
 
 
-@SWEEP_DATASETS.figure(variables=("mase", "change", "largest_within", "model", "layer", "order", "kept", "of"))
+@SWEEP_DATASETS.figure(
+    variables=(
+        "mase",
+        "change",
+        "largest_within",
+        "model",
+        "layer",
+        "order",
+        "kept",
+        "of",
+    )
+)
 def dataset_heatmap(table: pd.DataFrame, *, model: str | int = 0) -> go.Figure:
     """Draw the error on each dataset as more heads of a layer are ablated, layers side by side."""
     name, selection = sweep.chosen_model(table, model), sorted(set(table["dataset"]))
-    panels = [rows for _, rows in table[table["model"] == name].groupby("layer", sort=False)]
+    panels = [
+        rows for _, rows in table[table["model"] == name].groupby("layer", sort=False)
+    ]
     firsts = [rows.iloc[0] for rows in panels]
     widths = [int(first["of"]) + 1 for first in firsts]
     # a column for none ablated where that has a result
@@ -209,22 +306,48 @@ def dataset_heatmap(table: pd.DataFrame, *, model: str | int = 0) -> go.Figure:
     canvas = sheet(
         [max(_MAP_ROW * len(selection), _LEAST) + 20],
         widths,
-        titles=[f"layer {one['layer']}, keeps {one['kept']}\n{sweep.order_words(one['order'])}" for one in firsts],
+        titles=[
+            f"layer {one['layer']}, keeps {one['kept']}\n{sweep.order_words(one['order'])}"
+            for one in firsts
+        ],
         column_gap=0.02,
         above=40,
-        min_width=round(130 + _LETTER * max(len(label) for label in labels) + _CELL * sum(widths)),
+        min_width=round(
+            130 + _LETTER * max(len(label) for label in labels) + _CELL * sum(widths)
+        ),
         shared_yaxes=True,
     )
     cap = float(table.attrs.get("cap", 0.25))
     for panel, rows, across in zip(canvas, panels, counts, strict=True):
         _draw(panel, rows, selection, across, 100 * cap)
-        panel.x("heads ablated", tickvals=list(range(len(across))), ticktext=across, **sweep.NO_AXIS)
+        panel.x(
+            "heads ablated",
+            tickvals=list(range(len(across))),
+            ticktext=across,
+            **sweep.NO_AXIS,
+        )
     sweep.label_rows(canvas, labels, ticklabelstandoff=4, tickfont={"size": 10})
     # beside a tall map a bar of the same height says nothing more
-    bar = {"title": {"text": "change of MASE (%)", "side": "right"}, "nticks": 6, "y": 1, "yanchor": "top"}
-    canvas.colours({"colorscale": DIVERGING, "cmin": -100 * cap, "cmax": 100 * cap, "cmid": 0, "colorbar": bar})
+    bar = {
+        "title": {"text": "change of MASE (%)", "side": "right"},
+        "nticks": 6,
+        "y": 1,
+        "yanchor": "top",
+    }
+    canvas.colours(
+        {
+            "colorscale": DIVERGING,
+            "cmin": -100 * cap,
+            "cmax": 100 * cap,
+            "cmid": 0,
+            "colorbar": bar,
+        }
+    )
     # no head ablated is no number that could have been searched
-    empty = any(set(across) - {0} - set(rows["ablated"]) for rows, across in zip(panels, counts, strict=True))
+    empty = any(
+        set(across) - {0} - set(rows["ablated"])
+        for rows, across in zip(panels, counts, strict=True)
+    )
     return canvas.dress(
         f"MASE of {name} on every dataset as heads of a layer are ablated",
         f"blue is better; colours capped at ±{percent(cap)} of the unablated MASE; bold and framed: "
@@ -233,20 +356,29 @@ def dataset_heatmap(table: pd.DataFrame, *, model: str | int = 0) -> go.Figure:
     )
 
 
-def _draw(panel: Panel, rows: pd.DataFrame, datasets: list[str], counts: list[int], cap: float) -> None:
+def _draw(
+    panel: Panel, rows: pd.DataFrame, datasets: list[str], counts: list[int], cap: float
+) -> None:
     """Draw the cells of a layer, and frames around the marked ones."""
     mase, change = (
-        rows.pivot(index="dataset", columns="ablated", values=name).reindex(index=datasets, columns=counts).to_numpy()
+        rows.pivot(index="dataset", columns="ablated", values=name)
+        .reindex(index=datasets, columns=counts)
+        .to_numpy()
         for name in ("mase", "change")
     )
-    largest = rows.groupby("dataset")["largest_within"].first().reindex(datasets).to_numpy()
+    largest = (
+        rows.groupby("dataset")["largest_within"].first().reindex(datasets).to_numpy()
+    )
     marked = np.array(counts)[None, :] == largest[:, None]
     panel.cells(
         np.clip(100 * change, -cap, cap),
         np.arange(len(counts)),
         np.arange(len(datasets)),
         "%{customdata}",
-        text=[[_cell(m, bold) for m, bold in zip(*line, strict=True)] for line in zip(mase, marked, strict=True)],
+        text=[
+            [_cell(m, bold) for m, bold in zip(*line, strict=True)]
+            for line in zip(mase, marked, strict=True)
+        ],
         texttemplate="%{text}",
         textfont={"size": 9},
         customdata=[
@@ -272,4 +404,6 @@ def _cell(mase: float, bold: bool) -> str:
 def _datasets(table: pd.DataFrame) -> Iterator[ReportPanel]:
     for model in sweep.models_in(table):
         of_model = table[table["model"] == model]
-        yield from sweep.sweep_panel(f"dataset_heatmap-{model}", of_model, dataset_heatmap, read_datasets)
+        yield from sweep.sweep_panel(
+            f"dataset_heatmap-{model}", of_model, dataset_heatmap, read_datasets
+        )

@@ -14,18 +14,31 @@ def tokens_table(ds: xr.Dataset, variable: str, least: float) -> pd.DataFrame:
     others = [str(dim) for dim in ds[variable].dims if dim not in ("query", "key")]
     values = ds[variable].transpose(*others, "query", "key").values
     *outer, query, key = np.nonzero(values >= least)
-    columns = {dim: np.array(names(ds, dim))[place] for dim, place in zip(others, outer, strict=True)}
+    columns = {
+        dim: np.array(names(ds, dim))[place]
+        for dim, place in zip(others, outer, strict=True)
+    }
     for side, place in (("query", query), ("key", key)):
-        columns |= {f"{side}_{part}": ds[f"{side}_{part}"].values[place] for part in ("start", "stop", "special")}
+        columns |= {
+            f"{side}_{part}": ds[f"{side}_{part}"].values[place]
+            for part in ("start", "stop", "special")
+        }
     return pd.DataFrame(columns | {variable: values[(*outer, query, key)]})
 
 
 def steps_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
     """Tabulate the steps of one series: its name, the date where known, the unit."""
-    table = pd.DataFrame({"series": [names(ds, "series")[series]] * ds.sizes["step"], "step": names(ds, "step")})
+    table = pd.DataFrame(
+        {
+            "series": [names(ds, "series")[series]] * ds.sizes["step"],
+            "step": names(ds, "step"),
+        }
+    )
     if "forecast_timestamp" in ds.coords:
         stamps = ds["forecast_timestamp"]
-        table["timestamp"] = (stamps.isel(series=series) if "series" in stamps.dims else stamps).values
+        table["timestamp"] = (
+            stamps.isel(series=series) if "series" in stamps.dims else stamps
+        ).values
     table["unit"] = unit_of(ds, series)
     return table
 
@@ -35,5 +48,15 @@ def quantile_table(ds: xr.Dataset, series: int, **at: int) -> pd.DataFrame:
     table = steps_table(ds, series)
     for place, (dim, index) in enumerate(at.items()):
         table.insert(place, dim, names(ds, dim)[index])
-    values = ds["quantile_forecast"].isel(at | {"series": series}).transpose("quantile", "step").values.astype(float)
-    return table.assign(**{f"q{float(level):g}": row for level, row in zip(ds["quantile"].values, values, strict=True)})
+    values = (
+        ds["quantile_forecast"]
+        .isel(at | {"series": series})
+        .transpose("quantile", "step")
+        .values.astype(float)
+    )
+    return table.assign(
+        **{
+            f"q{float(level):g}": row
+            for level, row in zip(ds["quantile"].values, values, strict=True)
+        }
+    )

@@ -14,7 +14,20 @@ TEMPLATE = "tsfm_lens"
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, YELLOW, BLACK = "#E69F00", "#56B4E9", "#F0E442", "#000000"
 WINE, INDIGO, OLIVE, BROWN = "#882255", "#5B4FC4", "#8A8A00", "#7A4B1E"
-CATEGORICAL = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, WINE, INDIGO, OLIVE, BROWN, YELLOW)
+CATEGORICAL = (
+    BLUE,
+    VERMILION,
+    GREEN,
+    PURPLE,
+    ORANGE,
+    SKY,
+    BLACK,
+    WINE,
+    INDIGO,
+    OLIVE,
+    BROWN,
+    YELLOW,
+)
 INK, GREY, PALE = "#1A1A1A", "#5F5F5F", "#D4D4D4"
 FONT = "Arial, Liberation Sans, Helvetica, sans-serif"
 
@@ -63,12 +76,20 @@ def template(scale: float = 1.0) -> go.layout.Template:
             "paper_bgcolor": "#FFFFFF",
             "plot_bgcolor": "#FFFFFF",
             "colorway": list(CATEGORICAL),
-            "colorscale": {"sequential": SEQUENTIAL, "sequentialminus": SEQUENTIAL, "diverging": DIVERGING},
+            "colorscale": {
+                "sequential": SEQUENTIAL,
+                "sequentialminus": SEQUENTIAL,
+                "diverging": DIVERGING,
+            },
             "coloraxis": {"colorbar": bar},
             "xaxis": axis,
             "yaxis": axis,
             "hovermode": "closest",
-            "hoverlabel": {"align": "left", "bgcolor": "#FFFFFF", "font": {"family": FONT, **label}},
+            "hoverlabel": {
+                "align": "left",
+                "bgcolor": "#FFFFFF",
+                "font": {"family": FONT, **label},
+            },
             "legend": {
                 "orientation": "h",
                 "x": 0.5,
@@ -153,7 +174,11 @@ def dress(
     subs = _lines(subtitle, _SUBTITLE_CHARACTERS)
     text = "<b>" + "<br>".join(heads) + "</b>"
     if subs:
-        text += f'<br><span style="font-size:12px;color:{GREY}">' + "<br>".join(subs) + "</span>"
+        text += (
+            f'<br><span style="font-size:12px;color:{GREY}">'
+            + "<br>".join(subs)
+            + "</span>"
+        )
     block = _TOP_PAD + _TITLE_LINE * len(heads) + _SUBTITLE_LINE * len(subs)
     below += LEGEND_ROW * legend
     # plotly gives a legend at most half of the figure
@@ -161,7 +186,12 @@ def dress(
     fig.update_layout(
         template=TEMPLATE,
         height=height,
-        margin={"t": block + above, "b": below, "l": 64, "r": fig.layout.margin.r or 20},
+        margin={
+            "t": block + above,
+            "b": below,
+            "l": 64,
+            "r": fig.layout.margin.r or 20,
+        },
         legend={"yref": "container"},
         title={
             "text": text,
@@ -192,11 +222,16 @@ def untitled(fig: go.Figure) -> go.Figure:
     """Copy a dressed figure without its title, for a page that writes the title itself."""
     bare = go.Figure(fig)
     top = max(fig.layout.margin.t - fig.layout.meta["title_height"], _TOOLS)
-    bare.update_layout(title=None, height=fig.layout.height - fig.layout.margin.t + top, margin_t=top)
+    bare.update_layout(
+        title=None, height=fig.layout.height - fig.layout.margin.t + top, margin_t=top
+    )
     return bare
 
 
 pio.templates[TEMPLATE] = template()  # plotly's default stays what it is
 # a kernel without a session, as of "nbconvert --execute", makes a page, which cannot draw plotly's own form of figures
-if pio.renderers.default == "plotly_mimetype" and not {"JPY_SESSION_NAME", "PLOTLY_RENDERER"} & set(os.environ):
+if pio.renderers.default == "plotly_mimetype" and not {
+    "JPY_SESSION_NAME",
+    "PLOTLY_RENDERER",
+} & set(os.environ):
     pio.renderers.default = "plotly_mimetype+notebook"

@@ -47,7 +47,10 @@ class TokenAxis:
     def aside_labels(self) -> list[str]:
         """Return short names of the special tokens, numbered where one name comes twice."""
         words = [str(self.special[i]) for i in self.aside]
-        return [plain(w if words.count(w) == 1 else f"{w} {words[:n].count(w) + 1}") for n, w in enumerate(words)]
+        return [
+            plain(w if words.count(w) == 1 else f"{w} {words[:n].count(w) + 1}")
+            for n, w in enumerate(words)
+        ]
 
 
 def token_axis(ds: xr.Dataset, side: str, *, overlaps: bool = False) -> TokenAxis:
@@ -55,7 +58,9 @@ def token_axis(ds: xr.Dataset, side: str, *, overlaps: bool = False) -> TokenAxi
     coordinates = [f"{side}_start", f"{side}_stop", f"{side}_special"]
     missing = [name for name in coordinates if name not in ds.coords]
     if missing:
-        raise InputError(f"an attention Dataset needs the coordinate {missing[0]!r} along {side!r}.")
+        raise InputError(
+            f"an attention Dataset needs the coordinate {missing[0]!r} along {side!r}."
+        )
     start, stop = (np.asarray(ds[name].values, dtype=int) for name in coordinates[:2])
     special = np.asarray([str(v) for v in ds[coordinates[2]].values])
     timed = np.flatnonzero(special == "")
@@ -63,7 +68,9 @@ def token_axis(ds: xr.Dataset, side: str, *, overlaps: bool = False) -> TokenAxi
     empty = timed[stop[timed] <= start[timed]]
     if len(empty):
         i = int(empty[0])
-        raise InputError(f"{side} token {i} covers no step: [{start[i]}, {stop[i]}) must not be empty.")
+        raise InputError(
+            f"{side} token {i} covers no step: [{start[i]}, {stop[i]}) must not be empty."
+        )
     if overlaps and len(timed):
         stop = stop.copy()
         stop[timed[:-1]] = np.minimum(stop[timed[:-1]], start[timed[1:]])
@@ -74,7 +81,13 @@ def token_axis(ds: xr.Dataset, side: str, *, overlaps: bool = False) -> TokenAxi
             f"{side} tokens {a} [{start[a]}, {stop[a]}) and {b} [{start[b]}, {stop[b]}) cover the same "
             "steps; select the tokens of one series first."
         )
-    return TokenAxis(start=start, stop=stop, special=special, timed=timed, aside=np.flatnonzero(special != ""))
+    return TokenAxis(
+        start=start,
+        stop=stop,
+        special=special,
+        timed=timed,
+        aside=np.flatnonzero(special != ""),
+    )
 
 
 @dataclass(frozen=True)
@@ -113,7 +126,9 @@ def ruler(axis: TokenAxis) -> Ruler:
         edges, owner = np.append(edges, end + 0.04 * span), np.append(owner, -1)
     aside = edges[-1] + 0.06 * span * np.arange(1, count + 1)
     look: Look = {"owner": np.concatenate([owner, axis.aside]).astype(int)}
-    return Ruler(axis=axis, edges=np.concatenate([edges, aside]), timed=timed, end=end, **look)
+    return Ruler(
+        axis=axis, edges=np.concatenate([edges, aside]), timed=timed, end=end, **look
+    )
 
 
 def group_for(x: Ruler, y: Ruler, cells: int) -> tuple[int, int]:
@@ -132,7 +147,11 @@ def grouped(group: tuple[int, int]) -> str:
     keys, queries = group
     if keys == queries == 1:
         return ""
-    parts = [f"{count} {word}" for count, word in ((keys, "keys"), (queries, "queries")) if count > 1]
+    parts = [
+        f"{count} {word}"
+        for count, word in ((keys, "keys"), (queries, "queries"))
+        if count > 1
+    ]
     return f"a cell: the largest value of {' × '.join(parts)}"
 
 
@@ -145,9 +164,15 @@ def pooled(
     z[y.owner < 0, :] = np.nan
     z[:, x.owner < 0] = np.nan
     z = np.fmax.reduceat(np.fmax.reduceat(z, x_starts, axis=1), y_starts, axis=0)
-    return z, np.append(x.edges[x_starts], x.edges[-1]), np.append(y.edges[y_starts], y.edges[-1])
+    return (
+        z,
+        np.append(x.edges[x_starts], x.edges[-1]),
+        np.append(y.edges[y_starts], y.edges[-1]),
+    )
 
 
 def _starts(side: Ruler, group: int) -> np.ndarray:
     """Return where pooled cells begin: every ``group``-th token over time, every special token alone."""
-    return np.concatenate([np.arange(0, side.timed, group), np.arange(side.timed, len(side.owner))]).astype(int)
+    return np.concatenate(
+        [np.arange(0, side.timed, group), np.arange(side.timed, len(side.owner))]
+    ).astype(int)

@@ -26,12 +26,27 @@ _ROW, _GAP = 130, 26  # pixels
 STEEP = 30  # times the smallest value from which on an axis is logarithmic
 _ROWS = (
     ("loss", "training loss", "training loss", "the training loss"),
-    ("watched_loss", "loss of the\nwatched data", "loss", "the loss of the watched data"),
+    (
+        "watched_loss",
+        "loss of the\nwatched data",
+        "loss",
+        "the loss of the watched data",
+    ),
     ("sharpness", "sharpness\nλ max", "largest eigenvalue", "the sharpness"),
-    ("noise_scale", "gradient noise\nscale (batches)", "noise scale", "the gradient noise scale"),
+    (
+        "noise_scale",
+        "gradient noise\nscale (batches)",
+        "noise scale",
+        "the gradient noise scale",
+    ),
     ("entropy", "entropy of\nattention (nats)", "entropy", "the entropy of attention"),
     ("nuclear_norm", "nuclear norm\nof attention", "nuclear norm", "its nuclear norm"),
-    ("diagonal_mass", "diagonal mass\nof attention", "diagonal mass", "its diagonal mass"),
+    (
+        "diagonal_mass",
+        "diagonal mass\nof attention",
+        "diagonal mass",
+        "its diagonal mass",
+    ),
     ("numerical_rank", "numerical rank\nof attention", "rank", "its numerical rank"),
 )
 """Measure, title of its axis, word in hover boxes, words in sentences."""
@@ -40,7 +55,9 @@ _COLUMNS = 6  # snapshots or inputs side by side
 _TICKS = 12  # tokens that still have room for a number each
 _HOVER = "query %{y}, key %{x}<br>attention %{z:.3f}"
 
-TRAINING_WATCH = measurement("training_watch", subject=lambda ds: str(ds.attrs.get("model", "")))
+TRAINING_WATCH = measurement(
+    "training_watch", subject=lambda ds: str(ds.attrs.get("model", ""))
+)
 
 
 def run_words(ds: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
@@ -60,23 +77,35 @@ def read_watch(ds: xr.Dataset) -> list[str]:
         for name, *_, words in _ROWS:
             if name not in one or (name == "watched_loss" and "loss" in one):
                 continue
-            mean = one[name].mean([dim for dim in one[name].dims if dim != "step"]).dropna("step")
+            mean = (
+                one[name]
+                .mean([dim for dim in one[name].dims if dim != "step"])
+                .dropna("step")
+            )
             if len(mean) > 1:
-                changes.append(f"{words} from {num(float(mean[0]))} to {num(float(mean[-1]))}")
+                changes.append(
+                    f"{words} from {num(float(mean[0]))} to {num(float(mean[-1]))}"
+                )
             elif len(mean):
                 changes.append(f"{words} is {num(float(mean[0]))}")
         if changes:
             steps = one["step"].values
-            out.append(f"{run + ': ' if run else ''}{capital(listed(changes))}, step {steps[0]:,} to {steps[-1]:,}.")
+            out.append(
+                f"{run + ': ' if run else ''}{capital(listed(changes))}, step {steps[0]:,} to {steps[-1]:,}."
+            )
         if "sharpness_residual" in one:
             share = abs(one["sharpness_residual"] / one["sharpness"]).max()
-            out.append(f"{run + ': ' if run else ''}Each sharpness is within {float(share):.1%} of an eigenvalue.")
+            out.append(
+                f"{run + ': ' if run else ''}Each sharpness is within {float(share):.1%} of an eigenvalue."
+            )
     return out or ["Nothing was measured."]
 
 
 def watch_table(ds: xr.Dataset, *dims: str) -> pd.DataFrame:
     """Tabulate variables that have no further axes, a row for each combination of labels."""
-    variables = [name for name in ds.data_vars if set(ds[name].dims) <= {"run", "seed", *dims}]
+    variables = [
+        name for name in ds.data_vars if set(ds[name].dims) <= {"run", "seed", *dims}
+    ]
     return ds[variables].reset_coords(drop=True).to_dataframe().reset_index()
 
 
@@ -91,33 +120,69 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
         >>> viz.training_measures(watch.dataset()).layout.meta["title"]
         'Training measures of Linear'
     """
-    rows = [row for row in _ROWS if row[0] in ds and bool(np.isfinite(ds[row[0]].values).any())]
+    rows = [
+        row
+        for row in _ROWS
+        if row[0] in ds and bool(np.isfinite(ds[row[0]].values).any())
+    ]
     if "loss" in [row[0] for row in rows]:
         rows = [row for row in rows if row[0] != "watched_loss"]
-    canvas = sheet([_ROW] * max(len(rows), 1), row_gap=_GAP, min_width=420, shared_xaxes="all")
+    canvas = sheet(
+        [_ROW] * max(len(rows), 1), row_gap=_GAP, min_width=420, shared_xaxes="all"
+    )
     steps = np.asarray(ds["step"].values, dtype=float)
     for panel, (name, title, word, _) in zip(canvas, rows, strict=False):
         for entry, colour, middle, low, high in _lines(ds, name):
             finite = np.isfinite(middle)
             if (high > low).any():
-                panel.band(steps[finite], low[finite], high[finite], mixed(colour, 0.25), entry)
-            hover = f"step %{{x:,}}<br>{plain(entry)}{', ' * bool(entry)}{word} %{{y:.4g}}"
-            panel.line(steps[finite], middle[finite], entry, hover, colour=colour, width=1.4, dots=3)
+                panel.band(
+                    steps[finite], low[finite], high[finite], mixed(colour, 0.25), entry
+                )
+            hover = (
+                f"step %{{x:,}}<br>{plain(entry)}{', ' * bool(entry)}{word} %{{y:.4g}}"
+            )
+            panel.line(
+                steps[finite],
+                middle[finite],
+                entry,
+                hover,
+                colour=colour,
+                width=1.4,
+                dots=3,
+            )
         numbers = np.asarray(ds[name].values, dtype=float)
         values = numbers[np.isfinite(numbers)]
         steep = values.min() > 0 and values.max() > STEEP * values.min()
-        panel.y(title, **(log_axis(values) if steep and name in ("loss", "watched_loss", "sharpness") else {}))
+        panel.y(
+            title,
+            **(
+                log_axis(values)
+                if steep and name in ("loss", "watched_loss", "sharpness")
+                else {}
+            ),
+        )
         _references(panel, ds, name)
     canvas.x(showticklabels=False)
     canvas.panel(*canvas.places[-1]).x("optimiser step", showticklabels=True)
     several = "run" in ds.dims
-    mean = "attention: mean over layers and heads" if several and "layer" in ds.dims else ""
+    mean = (
+        "attention: mean over layers and heads"
+        if several and "layer" in ds.dims
+        else ""
+    )
     residual = "band: residual of the eigenvalue" if "sharpness" in ds else ""
     bands = "bands: all seeds" if "seed" in ds.dims else residual
-    return canvas.dress(f"Training measures of {model_of(ds)}", f"{len(steps)} measurements", mean, bands)
+    return canvas.dress(
+        f"Training measures of {model_of(ds)}",
+        f"{len(steps)} measurements",
+        mean,
+        bands,
+    )
 
 
-def _lines(ds: xr.Dataset, name: str) -> Iterator[tuple[str, str, np.ndarray, np.ndarray, np.ndarray]]:
+def _lines(
+    ds: xr.Dataset, name: str
+) -> Iterator[tuple[str, str, np.ndarray, np.ndarray, np.ndarray]]:
     """Yield the lines of a measure, of runs, heads, or one: name, colour, middle and ends, (step,) each."""
     value = ds[name]
     if "run" in ds.dims:
@@ -127,7 +192,8 @@ def _lines(ds: xr.Dataset, name: str) -> Iterator[tuple[str, str, np.ndarray, np
             if "seed" not in one.dims:
                 one = one.expand_dims("seed")
             middle, low, high = (
-                np.asarray(each, float) for each in (one.mean("seed"), one.min("seed"), one.max("seed"))
+                np.asarray(each, float)
+                for each in (one.mean("seed"), one.min("seed"), one.max("seed"))
             )
             yield run, colour, middle, low, high
     elif "layer" in value.dims:
@@ -135,16 +201,28 @@ def _lines(ds: xr.Dataset, name: str) -> Iterator[tuple[str, str, np.ndarray, np
         for layer, label in enumerate(names(ds, "layer")):
             for one in values[layer]:
                 if np.isfinite(one).any():
-                    yield layer_name(label), CATEGORICAL[layer % len(CATEGORICAL)], one, one, one
+                    yield (
+                        layer_name(label),
+                        CATEGORICAL[layer % len(CATEGORICAL)],
+                        one,
+                        one,
+                        one,
+                    )
     else:
         values = array(ds, name, "step")
-        residual = array(ds, f"{name}_residual", "step") if f"{name}_residual" in ds else 0.0
+        residual = (
+            array(ds, f"{name}_residual", "step") if f"{name}_residual" in ds else 0.0
+        )
         yield "", INK, values, values - residual, values + residual
 
 
 def _references(panel: Panel, ds: xr.Dataset, name: str) -> None:
     """Draw uniform attention and the identity, where all layers have as many keys."""
-    keys = {int(value) for value in ds["n_keys"].values} if "n_keys" in ds.coords else set()
+    keys = (
+        {int(value) for value in ds["n_keys"].values}
+        if "n_keys" in ds.coords
+        else set()
+    )
     if len(keys) != 1 or name not in ("entropy", "nuclear_norm", "diagonal_mass"):
         return
     d = keys.pop()
@@ -155,7 +233,16 @@ def _references(panel: Panel, ds: xr.Dataset, name: str) -> None:
     }
     for level, words in levels[name]:
         panel.level(level, dash="dot")
-        panel.note(words, 1, level, xref="domain", xanchor="right", yanchor="bottom", size=10, colour=GREY)
+        panel.note(
+            words,
+            1,
+            level,
+            xref="domain",
+            xanchor="right",
+            yanchor="bottom",
+            size=10,
+            colour=GREY,
+        )
 
 
 @TRAINING_WATCH.figure(variables=("pattern",))
@@ -186,11 +273,17 @@ def attention_snapshots(
         3
     """
     if across not in ("snapshot", "input"):
-        raise InputError(f"across={across!r} is not known, choose 'snapshot' or 'input'")
-    at = positions(ds, "snapshot", None if snapshots is None else [str(step) for step in snapshots])
+        raise InputError(
+            f"across={across!r} is not known, choose 'snapshot' or 'input'"
+        )
+    at = positions(
+        ds, "snapshot", None if snapshots is None else [str(step) for step in snapshots]
+    )
     if across == "input":
         count = min(ds.sizes["input"], _COLUMNS)
-        maps = [_maps(ds.isel(snapshot=[at[-1]]), layer, head, one) for one in range(count)]
+        maps = [
+            _maps(ds.isel(snapshot=[at[-1]]), layer, head, one) for one in range(count)
+        ]
         words, titles = maps[0][0], [f"input {one}" for one in range(count)]
         values = np.stack([value[:, 0] for _, value in maps], axis=1)
     else:
@@ -200,38 +293,67 @@ def attention_snapshots(
         titles = [f"step {int(step):,}" for step in ds["snapshot"].values[places]]
     columns = len(titles)
     look: Look = {"row_gap": 14, "column_gap": 0.02, "min_width": 120 + 95 * columns}
-    canvas = sheet([110] * len(words), [1] * columns, titles=titles + [""] * (columns * (len(words) - 1)), **look)
-    for panel, (line, column) in zip(canvas, np.ndindex(len(words), columns), strict=True):
+    canvas = sheet(
+        [110] * len(words),
+        [1] * columns,
+        titles=titles + [""] * (columns * (len(words) - 1)),
+        **look,
+    )
+    for panel, (line, column) in zip(
+        canvas, np.ndindex(len(words), columns), strict=True
+    ):
         panel.cells(values[line, column], hover=_HOVER, name=words[line])
         panel.y(words[line] if column == 0 else None)
     _dress_maps(canvas, values, len(words) * columns)
     canvas.x(showticklabels=False)
     canvas.y(showticklabels=False)
-    where = f"at step {int(ds['snapshot'].values[at[-1]]):,}" if across == "input" else "over training"
-    count, which = ds.sizes["snapshot"], f"input {row}; " if across == "snapshot" else ""
-    about = f"{which}{count} snapshot{'s' * (count != 1)}; rows are queries, columns keys"
+    where = (
+        f"at step {int(ds['snapshot'].values[at[-1]]):,}"
+        if across == "input"
+        else "over training"
+    )
+    count, which = (
+        ds.sizes["snapshot"],
+        f"input {row}; " if across == "snapshot" else "",
+    )
+    about = (
+        f"{which}{count} snapshot{'s' * (count != 1)}; rows are queries, columns keys"
+    )
     return canvas.dress(f"Attention of {model_of(ds)} {where}", about)
 
 
-def _maps(ds: xr.Dataset, layer: str | int | None, head: int | None, row: int) -> tuple[list[str], np.ndarray]:
+def _maps(
+    ds: xr.Dataset, layer: str | int | None, head: int | None, row: int
+) -> tuple[list[str], np.ndarray]:
     """Return titles and (map, snapshot, query, key): heads of a run, or one head of several runs."""
     if not 0 <= row < ds.sizes["input"]:
-        raise InputError(f"row is {row}, expected an input from 0 to {ds.sizes['input'] - 1}")
+        raise InputError(
+            f"row is {row}, expected an input from 0 to {ds.sizes['input'] - 1}"
+        )
     pattern = ds["pattern"].isel(input=row)
     if "seed" in pattern.dims:
         pattern = pattern.isel(seed=0)
-    layers = range(ds.sizes["layer"]) if layer is None else [position(ds, "layer", layer)]
+    layers = (
+        range(ds.sizes["layer"]) if layer is None else [position(ds, "layer", layer)]
+    )
     heads = range(ds.sizes["head"]) if head is None else [position(ds, "head", head)]
     words, values = names(ds, "run"), []
     if words:
-        values = [pattern.isel(run=place, layer=layers[0], head=heads[0]) for place in range(len(words))]
+        values = [
+            pattern.isel(run=place, layer=layers[0], head=heads[0])
+            for place in range(len(words))
+        ]
     else:
         for at, index in product(layers, heads):
             one = pattern.isel(layer=at, head=index)
             if bool(np.isfinite(one.values).any()):
-                words.append(f"{layer_name(names(ds, 'layer')[at])}, head {names(ds, 'head')[index]}")
+                words.append(
+                    f"{layer_name(names(ds, 'layer')[at])}, head {names(ds, 'head')[index]}"
+                )
                 values.append(one)
-    maps = np.stack([one.transpose("snapshot", "query", "key").values for one in values[:_MOST]]).astype(float)
+    maps = np.stack(
+        [one.transpose("snapshot", "query", "key").values for one in values[:_MOST]]
+    ).astype(float)
     # layers with fewer tokens than others were filled up
     finite = np.isfinite(maps)
     return words[:_MOST], maps[:, :, finite.any((0, 1, 3))][..., finite.any((0, 1, 2))]
@@ -249,31 +371,48 @@ def _dress_maps(canvas: Sheet, values: np.ndarray, n_maps: int) -> None:
 
 @TRAINING_WATCH.panels
 def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    table = watch_table(ds, "step") if "step" in ds.dims and ds.sizes["step"] else pd.DataFrame()
+    table = (
+        watch_table(ds, "step")
+        if "step" in ds.dims and ds.sizes["step"]
+        else pd.DataFrame()
+    )
     if table.columns.size:
         yield ReportPanel(training_measures(ds), table, read_watch(ds), "measures")
     if "pattern" in ds:
         steps = pd.DataFrame({"snapshot": ds["snapshot"].values})
-        count, first, last = len(steps), steps["snapshot"].min(), steps["snapshot"].max()
+        count, first, last = (
+            len(steps),
+            steps["snapshot"].min(),
+            steps["snapshot"].max(),
+        )
         words = f"Attention was kept at {count} step{'s' * (count != 1)}, {first:,} to {last:,}."
         yield ReportPanel(attention_snapshots(ds), steps, [words], "attention")
 
 
 _BINS = 24
-ATTENTION_NORMS = measurement("attention_norms", subject=lambda ds: str(ds.attrs.get("model", "")))
+ATTENTION_NORMS = measurement(
+    "attention_norms", subject=lambda ds: str(ds.attrs.get("model", ""))
+)
 
 
 def read_norms(ds: xr.Dataset) -> list[str]:
     """State the median of each run beside what one row for all and the identity would have."""
     out = []
     for run, one in run_words(ds):
-        norm, keys = float(one["nuclear_norm"].median()), [int(value) for value in np.unique(ds["n_keys"].values)]
+        norm, keys = (
+            float(one["nuclear_norm"].median()),
+            [int(value) for value in np.unique(ds["n_keys"].values)],
+        )
         whole = f", {num(norm / keys[0])} of the identity's" if len(keys) == 1 else ""
-        out.append(f"{run + ': ' if run else ''}The median nuclear norm is {num(norm)}{whole} (minimum 1).")
+        out.append(
+            f"{run + ': ' if run else ''}The median nuclear norm is {num(norm)}{whole} (minimum 1)."
+        )
     return out
 
 
-@ATTENTION_NORMS.figure(table=lambda ds: watch_table(ds, "layer", "head", "input"), sentences=read_norms)
+@ATTENTION_NORMS.figure(
+    table=lambda ds: watch_table(ds, "layer", "head", "input"), sentences=read_norms
+)
 def nuclear_norms(ds: xr.Dataset) -> go.Figure:
     """Draw how nuclear norms of attention spread over inputs, runs or layers over each other.
 
@@ -284,10 +423,20 @@ def nuclear_norms(ds: xr.Dataset) -> go.Figure:
         'Nuclear norms of the attention of even, sharp'
     """
     over = "run" if "run" in ds.dims else "layer"
-    words = names(ds, over) if over == "run" else [layer_name(label) for label in names(ds, over)]
-    groups = [ds["nuclear_norm"].isel({over: place}).values.ravel() for place in range(ds.sizes[over])]
+    words = (
+        names(ds, over)
+        if over == "run"
+        else [layer_name(label) for label in names(ds, over)]
+    )
+    groups = [
+        ds["nuclear_norm"].isel({over: place}).values.ravel()
+        for place in range(ds.sizes[over])
+    ]
     groups = [group[np.isfinite(group)] for group in groups]
-    low, high = (float(np.concatenate(groups).min()), float(np.concatenate(groups).max()))
+    low, high = (
+        float(np.concatenate(groups).min()),
+        float(np.concatenate(groups).max()),
+    )
     edges = np.linspace(low, high if high > low else low + 1e-3, _BINS + 1)
     canvas = sheet([260], min_width=360)
     panel = next(iter(canvas))
@@ -295,15 +444,30 @@ def nuclear_norms(ds: xr.Dataset) -> go.Figure:
         share = 100 * np.histogram(group, edges)[0] / max(len(group), 1)
         colour = CATEGORICAL[place % len(CATEGORICAL)]
         outline = {"color": colour, "width": 1.8, "shape": "hv"}
-        hover = f"{plain(word)}<br>from %{{x:.3g}}: %{{y:.3g}} % of {len(group)} patterns"
-        panel.line(edges, [*share, 0.0], f"{word}: median {np.median(group):.3g}", hover, line=outline, colour=colour)
+        hover = (
+            f"{plain(word)}<br>from %{{x:.3g}}: %{{y:.3g}} % of {len(group)} patterns"
+        )
+        panel.line(
+            edges,
+            [*share, 0.0],
+            f"{word}: median {np.median(group):.3g}",
+            hover,
+            line=outline,
+            colour=colour,
+        )
     keys = {int(value) for value in ds["n_keys"].values}
-    for level, text in ((1.0, "one row for all"), *(((float(max(keys)), "identity"),) if len(keys) == 1 else ())):
+    for level, text in (
+        (1.0, "one row for all"),
+        *(((float(max(keys)), "identity"),) if len(keys) == 1 else ()),
+    ):
         panel.upright(level, dash="dot")
-        panel.note(text, level, 1, yref="domain", yanchor="bottom", size=10, colour=GREY)
+        panel.note(
+            text, level, 1, yref="domain", yanchor="bottom", size=10, colour=GREY
+        )
     panel.x("nuclear norm of attention")
     panel.y("share of patterns (%)", rangemode="tozero")
     inputs = ds.sizes["input"]
     return canvas.dress(
-        f"Nuclear norms of the attention of {model_of(ds)}", f"every head on {inputs} input{'s' * (inputs != 1)}"
+        f"Nuclear norms of the attention of {model_of(ds)}",
+        f"every head on {inputs} input{'s' * (inputs != 1)}",
     )

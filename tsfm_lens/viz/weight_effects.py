@@ -11,7 +11,15 @@ import xarray as xr
 from tsfm_lens.errors import InputError
 from tsfm_lens.registry import measurement
 from tsfm_lens.viz.findings import finding, judged
-from tsfm_lens.viz.select import array, forecast_series, model_of, names, shown, statistic_of, unit_of
+from tsfm_lens.viz.select import (
+    array,
+    forecast_series,
+    model_of,
+    names,
+    shown,
+    statistic_of,
+    unit_of,
+)
 from tsfm_lens.viz.sheet import sheet
 from tsfm_lens.viz.theme import BLUE, GREY, mixed, percent, plain
 from tsfm_lens.viz.words import capital, listed, measured
@@ -28,20 +36,38 @@ def read_weight_effects(ds: xr.Dataset) -> list[str]:
     """State whether anything was tuned, where the weights moved most, which of it matters, and what the error gains."""
     model, base = model_of(ds), str(ds.attrs["base"])
     if ds.attrs["identical"]:
-        return [f"Nothing differs: {model} is the base model {base}, weight for weight."]
+        return [
+            f"Nothing differs: {model} is the base model {base}, weight for weight."
+        ]
     labels, moved = names(ds, "component"), array(ds, "relative_norm", "component")
-    share, order = judged(ds, "share", "component"), np.argsort(-moved, kind="stable")[:_MAX_NAMES]
-    furthest = [f"{labels[i]} ({percent(float(moved[i]))} of its norm{_rank(ds, i)})" for i in order]
+    share, order = (
+        judged(ds, "share", "component"),
+        np.argsort(-moved, kind="stable")[:_MAX_NAMES],
+    )
+    furthest = [
+        f"{labels[i]} ({percent(float(moved[i]))} of its norm{_rank(ds, i)})"
+        for i in order
+    ]
     adapters = int(ds.attrs["adapters"])
-    read = f" {adapters} adapters beside their matrices are read as what they add." if adapters else ""
+    read = (
+        f" {adapters} adapters beside their matrices are read as what they add."
+        if adapters
+        else ""
+    )
     count = len(labels)
     many = f"{count} components differ" if count > 1 else "one component differ"
-    out = [f"The weights of {many} from those of {base}, most in {listed(furthest)}.{read}"]
+    out = [
+        f"The weights of {many} from those of {base}, most in {listed(furthest)}.{read}"
+    ]
     named = [f"{labels[i]} ({share.told(i, percent)})" for i in share.named(_MAX_NAMES)]
     out += (
-        [f"Set back alone, {listed(named)} move the forecast most, as shares of the series' range{share.basis}."]
+        [
+            f"Set back alone, {listed(named)} move the forecast most, as shares of the series' range{share.basis}."
+        ]
         if named
-        else ["No component by itself moves the forecast by 1 % of the series' range when it is set back."]
+        else [
+            "No component by itself moves the forecast by 1 % of the series' range when it is set back."
+        ]
     )
     # untrained models are no rivals of a tuned one
     out += share.standing(labels, "components")[:-1]
@@ -63,11 +89,18 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
     start = f"Tuning made the error of the {word} forecast {better}"
     if int(change.facts["entries"]) == 1:
         (row,) = forecast_series(ds)
-        of_tuned, of_base = array(ds, "cumulative_error", "series", back=0)[row], array(ds, "base_error", "series")[row]
+        of_tuned, of_base = (
+            array(ds, "cumulative_error", "series", back=0)[row],
+            array(ds, "base_error", "series")[row],
+        )
         amount = measured(unit_of(ds, row))
-        out = [f"{start}: a mean absolute error of {amount(of_tuned)}, and {amount(of_base)} of the base model."]
+        out = [
+            f"{start}: a mean absolute error of {amount(of_tuned)}, and {amount(of_base)} of the base model."
+        ]
     else:
-        middle, *ends = (_of_base(float(each)) for each in (change.size, change.high, change.low))
+        middle, *ends = (
+            _of_base(float(each)) for each in (change.size, change.high, change.low)
+        )
         out = [
             f"{start}, by the median over {change.over}: {middle} of the base model's error, {' to '.join(ends)}. "
             f"{capital(change.for_others())}."
@@ -75,7 +108,9 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
     count = len(together) - 1
     if count > 1 and together[-1]:
         first = int(np.argmax(together / together[-1] >= _HALF))
-        out.append(f"Setting back the first {first} of {count} components undoes half of that.")
+        out.append(
+            f"Setting back the first {first} of {count} components undoes half of that."
+        )
     return out
 
 
@@ -86,11 +121,15 @@ def _of_base(change: float) -> str:
 
 
 def _rank(ds: xr.Dataset, at: int) -> str:
-    rank, full = (int(array(ds, name, "component")[at]) for name in ("rank", "full_rank"))
+    rank, full = (
+        int(array(ds, name, "component")[at]) for name in ("rank", "full_rank")
+    )
     return f", rank {rank} of {full}" if full else ""
 
 
-@WEIGHT_EFFECTS.figure(table=("norm", "relative_norm", "rank", "share"), sentences=read_weight_effects)
+@WEIGHT_EFFECTS.figure(
+    table=("norm", "relative_norm", "rank", "share"), sentences=read_weight_effects
+)
 def weight_effects_bars(ds: xr.Dataset, *, top: int = 15) -> go.Figure:
     """Draw how far each component's weights moved, what setting it back does, and the error as more are set back.
 
@@ -115,12 +154,34 @@ def weight_effects_bars(ds: xr.Dataset, *, top: int = 15) -> go.Figure:
     mine = None if noise is None else noise.at(list(range(len(labels))))
     with_error = "cumulative_error_change_size" in ds
     widths = [0.3, 0.4, 0.3] if with_error else [0.45, 0.55]
-    canvas = sheet([max(150, 22 * len(labels))], widths, column_gap=0.07, min_width=700, below=68, shared_yaxes=True)
+    canvas = sheet(
+        [max(150, 22 * len(labels))],
+        widths,
+        column_gap=0.07,
+        min_width=700,
+        below=68,
+        shared_yaxes=True,
+    )
     left, middle, *rest = canvas
-    left.bars(labels, moved, "", "%{y}<br>moved by %{x:.3g} of its norm", colour=mixed(GREY, 0.6), across=True)
+    left.bars(
+        labels,
+        moved,
+        "",
+        "%{y}<br>moved by %{x:.3g} of its norm",
+        colour=mixed(GREY, 0.6),
+        across=True,
+    )
     middle.floor(mine, across=True)
     size = array(ds, "share_size", "component")[first]
-    middle.bars(labels, size, "", "%{y}<br>%{x:.3g} of the range", colour=BLUE, across=True, noise=mine)
+    middle.bars(
+        labels,
+        size,
+        "",
+        "%{y}<br>%{x:.3g} of the range",
+        colour=BLUE,
+        across=True,
+        noise=mine,
+    )
     word = statistic_of(ds)
     if rest:
         change = 100 * np.expm1(array(ds, "cumulative_error_change_size", "back"))

@@ -16,17 +16,34 @@ from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
 from tsfm_lens.viz.needs import HEADS
-from tsfm_lens.viz.select import array, kind_word, layer_name, model_of, names, position, positions
+from tsfm_lens.viz.select import (
+    array,
+    kind_word,
+    layer_name,
+    model_of,
+    names,
+    position,
+    positions,
+)
 from tsfm_lens.viz.sheet import Panel, blank, text_width
 from tsfm_lens.viz.theme import BLUE, VERMILION, mixed, percent, plain
 from tsfm_lens.viz.words import extremes, head_at, layer_names, layers, listed, num
 
-__all__ = ["rank_histograms", "row_angle_map", "stable_rank_map", "weight_rank_map", "weight_spectra"]
+__all__ = [
+    "rank_histograms",
+    "row_angle_map",
+    "stable_rank_map",
+    "weight_rank_map",
+    "weight_spectra",
+]
 
 
 _PALEST = 0.25  # colour of the first layer's line, the last one has 1
 _LOWEST = 1e-9  # of the largest: smaller singular values are not drawn
-_TYPE, _APART = 12, 8  # pixels: type of the labels of columns, and what is free between two
+_TYPE, _APART = (
+    12,
+    8,
+)  # pixels: type of the labels of columns, and what is free between two
 _BESIDE = 260  # pixels beside a map: names of layers and the colours
 _ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 _MAX_NUMBERED = 200  # cells that still have room for their number
@@ -47,26 +64,41 @@ def read_weight_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]
     for part in dict.fromkeys(parts[row] for row in whole):
         own = share[[row for row in whole if parts[row] == part]]
         words.append(f"{percent(float(np.median(own)))} in {part}")
-    out = [f"At ε = {level} the median matrix uses this share of its directions: {listed(words)}."]
+    out = [
+        f"At ε = {level} the median matrix uses this share of its directions: {listed(words)}."
+    ]
     # what is the same in several matrices singles none out
     least = [row for row in whole if share[row] == share[whole].min()]
     if len(least) == 1:
-        rank, full = int(ds["epsilon_rank"].values[place, least[0]]), int(ds["full"].values[least[0]])
-        out.append(f"{labels[least[0]]} uses the smallest share, {rank} of {full} directions.")
+        rank, full = (
+            int(ds["epsilon_rank"].values[place, least[0]]),
+            int(ds["full"].values[least[0]]),
+        )
+        out.append(
+            f"{labels[least[0]]} uses the smallest share, {rank} of {full} directions."
+        )
     hidden = len(whole_matrices(ds)) - len(whole)
     if hidden:
-        out.append(f"Rounding of {ds.attrs['precision']} weights hides the ranks of {hidden} matrices.")
+        out.append(
+            f"Rounding of {ds.attrs['precision']} weights hides the ranks of {hidden} matrices."
+        )
     return out
 
 
 def read_weight_spectra(ds: xr.Dataset) -> list[str]:
     """State how fast the spectra fall, by measures without a threshold."""
     whole = whole_matrices(ds)
-    effective, full = array(ds, "effective_rank", "matrix")[whole], np.asarray(ds["full"].values, dtype=float)[whole]
+    effective, full = (
+        array(ds, "effective_rank", "matrix")[whole],
+        np.asarray(ds["full"].values, dtype=float)[whole],
+    )
     finite = np.isfinite(effective)
     if not finite.any():
         return ["All matrices are zero."]
-    shares, floor = effective[finite] / full[finite], array(ds, "rounding_floor", "matrix")[whole]
+    shares, floor = (
+        effective[finite] / full[finite],
+        array(ds, "rounding_floor", "matrix")[whole],
+    )
     return [
         f"The effective rank is {percent(float(np.median(shares)))} of the largest possible in the median matrix, "
         f"from {percent(float(shares.min()))} to {percent(float(shares.max()))}.",
@@ -78,9 +110,14 @@ def read_weight_spectra(ds: xr.Dataset) -> list[str]:
 def read_histograms(ds: xr.Dataset) -> list[str]:
     """State how many singular values are within a power of ten of the largest, attention against MLP."""
     whole = whole_matrices(ds)
-    first = array(ds, "decade_count", "matrix", "decade")[:, 0] / np.asarray(ds["full"].values, dtype=float)
+    first = array(ds, "decade_count", "matrix", "decade")[:, 0] / np.asarray(
+        ds["full"].values, dtype=float
+    )
     parts, out = names_of(ds, "part"), []
-    for words, members in (("attention", _ATTENTION), ("MLP", ("W_in", "W_gate", "W_out"))):
+    for words, members in (
+        ("attention", _ATTENTION),
+        ("MLP", ("W_in", "W_gate", "W_out")),
+    ):
         own = first[[row for row in whole if parts[row] in members]]
         if len(own):
             out.append(
@@ -91,58 +128,96 @@ def read_histograms(ds: xr.Dataset) -> list[str]:
 
 
 @WEIGHT_RANKS.figure()
-def weight_rank_map(ds: xr.Dataset, *, epsilon: float | None = None, stack: str | None = None) -> go.Figure:
+def weight_rank_map(
+    ds: xr.Dataset, *, epsilon: float | None = None, stack: str | None = None
+) -> go.Figure:
     """Draw the layer × matrix map of the share of its directions that each matrix uses: its ε-rank."""
     place = level_position(ds, epsilon)
     valid = array(ds, "told", "matrix", epsilon=place) > 0
-    values = np.where(valid, 100 * array(ds, "rank_share", "matrix", epsilon=place), np.nan)
-    whole, parts, words = whole_matrices(ds, stack=stack), names_of(ds, "part"), _column_words(ds)
+    values = np.where(
+        valid, 100 * array(ds, "rank_share", "matrix", epsilon=place), np.nan
+    )
+    whole, parts, words = (
+        whole_matrices(ds, stack=stack),
+        names_of(ds, "part"),
+        _column_words(ds),
+    )
     layers, word = _layer_words(ds, whole), "share of the full rank (%)"
     rows = list(dict.fromkeys(layers))
     # attention first, whatever the order of writing
-    columns = list(dict.fromkeys(words[i] for i in sorted(whole, key=lambda i: parts[i] not in _ATTENTION)))
+    columns = list(
+        dict.fromkeys(
+            words[i] for i in sorted(whole, key=lambda i: parts[i] not in _ATTENTION)
+        )
+    )
     table = np.full((len(rows), len(columns)), np.nan)
     for i, layer in zip(whole, layers, strict=True):
         table[rows.index(layer), columns.index(words[i])] = values[i]
     wide = max(text_width(column, _TYPE) for column in columns) + _APART
-    canvas = blank(max(24 * len(rows), 130), min_width=round(_BESIDE + wide * len(columns)))
+    canvas = blank(
+        max(24 * len(rows), 130), min_width=round(_BESIDE + wide * len(columns))
+    )
     panel = canvas.panel()
     hover = f"%{{y}}, %{{x}}<br>{word} %{{z:.3g}}"
-    panel.cells(table, columns, rows, hover, write="{:.3g}".format, printed=_MAX_NUMBERED)
+    panel.cells(
+        table, columns, rows, hover, write="{:.3g}".format, printed=_MAX_NUMBERED
+    )
     canvas.colours(colour_scale(word, low=0.0, high=100.0))
     panel.x("matrix", type="category", ticks="", tickangle=0)
-    panel.y(type="category", autorange="reversed", ticks="", dtick=1 if len(rows) <= 24 else 2)
+    panel.y(
+        type="category",
+        autorange="reversed",
+        ticks="",
+        dtick=1 if len(rows) <= 24 else 2,
+    )
     return canvas.dress(
         f"Ranks of the weights of {model_of(ds)}",
         f"singular values above {float(ds['epsilon'].values[place]):g} of the largest",
-        "" if valid.all() else f"empty: hidden by rounding of {ds.attrs.get('precision', 'these')} weights",
+        ""
+        if valid.all()
+        else f"empty: hidden by rounding of {ds.attrs.get('precision', 'these')} weights",
     )
 
 
 @WEIGHT_RANKS.figure()
-def weight_spectra(ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[str] | None = None) -> go.Figure:
+def weight_spectra(
+    ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[str] | None = None
+) -> go.Figure:
     """Draw relative singular values of the weights, a panel per kind of matrix and a line per layer.
 
     Args:
         parts: "W_Q", …; all unless given.
     """
     whole = whole_matrices(ds, stack=stack, parts=parts)
-    values = relative(array(ds, "singular_value", "matrix", "mode"), array(ds, "rounding_floor", "matrix"))
+    values = relative(
+        array(ds, "singular_value", "matrix", "mode"),
+        array(ds, "rounding_floor", "matrix"),
+    )
     stacks, columns = names_of(ds, "stack"), _column_words(ds)
     several, panels = len({stacks[row] for row in whole}) > 1, dict[str, list[int]]()
     for row in whole:
         panels.setdefault(f"{stacks[row]} " * several + columns[row], []).append(row)
     grid = panel_grid([[title] for title in panels], row_height=150)
     for panel, rows in zip(grid, panels.values(), strict=True):
-        depth_lines(panel, [layer_name(str(ds["layer"].values[row])) for row in rows], values[rows], "mode")
+        depth_lines(
+            panel,
+            [layer_name(str(ds["layer"].values[row])) for row in rows],
+            values[rows],
+            "mode",
+        )
     grid.y(**log_axis(values[whole]))
     title_axes(grid, "mode", "singular value / largest")
-    remarks = ["a line per layer, the deeper the darker", "each spectrum relative to its largest value"]
+    remarks = [
+        "a line per layer, the deeper the darker",
+        "each spectrum relative to its largest value",
+    ]
     return grid.dress(f"Spectra of the weights of {model_of(ds)}", *remarks)
 
 
 @WEIGHT_RANKS.figure(variables=("decade",))
-def rank_histograms(ds: xr.Dataset, *, part: str = "W_Q", stack: str | None = None) -> go.Figure:
+def rank_histograms(
+    ds: xr.Dataset, *, part: str = "W_Q", stack: str | None = None
+) -> go.Figure:
     """Draw how many relative singular values of a matrix lie in each power of ten, a panel per layer.
 
     Args:
@@ -151,16 +226,26 @@ def rank_histograms(ds: xr.Dataset, *, part: str = "W_Q", stack: str | None = No
     whole = whole_matrices(ds, stack=stack, parts=[part])
     kinds = [kind_word(names_of(ds, "layer_kind")[row]) for row in whole]
     several = len(set(kinds)) > 1
-    titles = [[words] + [kind] * several for words, kind in zip(_layer_words(ds, whole), kinds, strict=True)]
+    titles = [
+        [words] + [kind] * several
+        for words, kind in zip(_layer_words(ds, whole), kinds, strict=True)
+    ]
     counts = array(ds, "decade_count", "matrix", "decade")[:, ::-1]
     edges = np.asarray(ds["decade"].values, dtype=float)[::-1]
     labels = [f"{edge / 10:g} to {edge:g}" for edge in edges]
-    shades = [mixed(BLUE, 0.25 + 0.75 * (place + 1) / len(edges)) for place in range(len(edges))]
+    shades = [
+        mixed(BLUE, 0.25 + 0.75 * (place + 1) / len(edges))
+        for place in range(len(edges))
+    ]
     grid = panel_grid(titles, row_height=120)
     for panel, row, title in zip(grid, whole, titles, strict=True):
         hover = f"{plain(', '.join(title))}<br>%{{y}} singular values, %{{x}} of the largest"
         panel.bars(labels, counts[row], "", hover, colour=shades)
-    grid.x(type="category", tickvals=labels, ticktext=[f"10<sup>{round(np.log10(edge))}</sup>" for edge in edges])
+    grid.x(
+        type="category",
+        tickvals=labels,
+        ticktext=[f"10<sup>{round(np.log10(edge))}</sup>" for edge in edges],
+    )
     title_axes(grid, "up to, of the largest", "singular values")
     return grid.dress(
         f"Singular values of {part} by decade, layer by layer, in {model_of(ds)}",
@@ -168,7 +253,9 @@ def rank_histograms(ds: xr.Dataset, *, part: str = "W_Q", stack: str | None = No
     )
 
 
-def depth_lines(panel: Panel, labels: Sequence[str], values: np.ndarray, axis: str) -> None:
+def depth_lines(
+    panel: Panel, labels: Sequence[str], values: np.ndarray, axis: str
+) -> None:
     """Draw relative spectra (line, mode) from the first to the last layer, the deeper the darker."""
     modes = np.arange(1, values.shape[1] + 1)
     for place, (label, line) in enumerate(zip(labels, values, strict=True)):
@@ -181,20 +268,33 @@ def relative(values: np.ndarray, floor: np.ndarray | None = None) -> np.ndarray:
     """Divide singular values (…, mode), descending, by the largest; NaN where not drawn, or under ``floor`` (…,)."""
     top = values[..., :1]
     shares = np.divide(values, top, out=np.full_like(values, np.nan), where=top > 0)
-    least = np.full(values.shape[:-1], _LOWEST) if floor is None else np.fmax(floor, _LOWEST)
+    least = (
+        np.full(values.shape[:-1], _LOWEST)
+        if floor is None
+        else np.fmax(floor, _LOWEST)
+    )
     # a comparison with NaN is false
     return np.where(shares >= least[..., None], shares, np.nan)
 
 
 def level_position(ds: xr.Dataset, epsilon: float | None) -> int:
     """Return the position of an ε, of the middle one for None."""
-    return (ds.sizes["epsilon"] - 1) // 2 if epsilon is None else position(ds, "epsilon", str(float(epsilon)))
+    return (
+        (ds.sizes["epsilon"] - 1) // 2
+        if epsilon is None
+        else position(ds, "epsilon", str(float(epsilon)))
+    )
 
 
-def whole_matrices(ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[str] | None = None) -> list[int]:
+def whole_matrices(
+    ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[str] | None = None
+) -> list[int]:
     """Return places of the matrices over all heads, of one stack or all, of some parts or all."""
     mask = np.array([head == "" for head in names_of(ds, "head")])
-    for name, labels in (("stack", None if stack is None else [stack]), ("part", parts)):
+    for name, labels in (
+        ("stack", None if stack is None else [stack]),
+        ("part", parts),
+    ):
         available = names_of(ds, name)
         for each in labels or ():
             if each not in available:
@@ -210,9 +310,14 @@ def names_of(ds: xr.Dataset, coordinate: str) -> list[str]:
 
 def _layer_words(ds: xr.Dataset, matrices: list[int]) -> list[str]:
     """Name the layer of each matrix, with its stack where there are several."""
-    stacks, layers = ([names_of(ds, name)[i] for i in matrices] for name in ("stack", "layer"))
+    stacks, layers = (
+        [names_of(ds, name)[i] for i in matrices] for name in ("stack", "layer")
+    )
     several = len(set(stacks)) > 1
-    return [f"{a} {layer_name(b)}" if several and a else layer_name(b) for a, b in zip(stacks, layers, strict=True)]
+    return [
+        f"{a} {layer_name(b)}" if several and a else layer_name(b)
+        for a, b in zip(stacks, layers, strict=True)
+    ]
 
 
 def _column_words(ds: xr.Dataset) -> list[str]:
@@ -220,21 +325,31 @@ def _column_words(ds: xr.Dataset) -> list[str]:
     parts, kinds = names_of(ds, "part"), names_of(ds, "layer_kind")
     attention = {kinds[i] for i in whole_matrices(ds) if parts[i] in _ATTENTION}
     return [
-        f"{kind_word(kind).removesuffix('-attention')} {part}" if {kind} < attention else part
+        f"{kind_word(kind).removesuffix('-attention')} {part}"
+        if {kind} < attention
+        else part
         for part, kind in zip(parts, kinds, strict=True)
     ]
 
 
 @WEIGHT_RANKS.panels
 def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(weight_rank_map(ds), frame(ds, "epsilon_rank", "rank_share", "told"), read_weight_ranks(ds))
+    yield ReportPanel(
+        weight_rank_map(ds),
+        frame(ds, "epsilon_rank", "rank_share", "told"),
+        read_weight_ranks(ds),
+    )
     measures, parts = (
-        frame(ds, "stable_rank", "effective_rank", "participation_ratio", "rounding_floor"),
+        frame(
+            ds, "stable_rank", "effective_rank", "participation_ratio", "rounding_floor"
+        ),
         names_of(ds, "part"),
     )
     yield ReportPanel(weight_spectra(ds), measures, read_weight_spectra(ds))
     part = "W_Q" if "W_Q" in parts else parts[0]
-    yield ReportPanel(rank_histograms(ds, part=part), frame(ds, "decade_count"), read_histograms(ds))
+    yield ReportPanel(
+        rank_histograms(ds, part=part), frame(ds, "decade_count"), read_histograms(ds)
+    )
 
 
 ROW_ANGLES = measurement("row_angles", needs=HEADS)
@@ -242,13 +357,19 @@ ROW_ANGLES = measurement("row_angles", needs=HEADS)
 
 def read_row_angles(ds: xr.Dataset) -> list[str]:
     """Count the layers in which rows of a head are closer than chance."""
-    within, between, closer = (array(ds, name, "layer") for name in ("within", "between", "closer"))
+    within, between, closer = (
+        array(ds, name, "layer") for name in ("within", "between", "closer")
+    )
     if not np.isfinite(closer).any():
-        return ["There is only one head, or all rows are zero, so there is nothing to compare."]
+        return [
+            "There is only one head, or all rows are zero, so there is nothing to compare."
+        ]
     words, part = layers(ds), str(ds.attrs["part"])
     stands = np.flatnonzero(array(ds, "closer_significant", "layer") > 0)
     if not len(stands):
-        return [f"In no layer are rows of {part} of one head significantly closer together than shuffled rows."]
+        return [
+            f"In no layer are rows of {part} of one head significantly closer together than shuffled rows."
+        ]
     most = int(stands[np.argmax(closer[stands])])
     return [
         f"Rows of {part} of one head are significantly closer together than shuffled rows in {len(stands)} of "
@@ -257,26 +378,45 @@ def read_row_angles(ds: xr.Dataset) -> list[str]:
 
 
 @ROW_ANGLES.figure(
-    table=("within", "between", "closer", "closer_floor", "closer_significant"), sentences=read_row_angles
+    table=("within", "between", "closer", "closer_floor", "closer_significant"),
+    sentences=read_row_angles,
 )
-def row_angle_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) -> go.Figure:
+def row_angle_map(
+    ds: xr.Dataset, *, layers: Sequence[str | int] | None = None
+) -> go.Figure:
     """Draw angles between the rows of an attention matrix, a panel per layer: heads that read alike are dark blocks.
 
     Args:
         layers: labels to draw, the first one unless given.
     """
-    places = positions(ds, "layer", [names(ds, "layer")[0]] if layers is None else layers)
+    places = positions(
+        ds, "layer", [names(ds, "layer")[0]] if layers is None else layers
+    )
     heads, dimensions = ds["row_head"].values, ds["row_dimension"].values
-    words = [f"head {head}, dimension {place}" for head, place in zip(heads, dimensions, strict=True)]
-    edges = np.flatnonzero(np.diff(heads, prepend=heads[0] - 1, append=heads[-1] + 1)) - 0.5
+    words = [
+        f"head {head}, dimension {place}"
+        for head, place in zip(heads, dimensions, strict=True)
+    ]
+    edges = (
+        np.flatnonzero(np.diff(heads, prepend=heads[0] - 1, append=heads[-1] + 1)) - 0.5
+    )
     grid = panel_grid(
-        [(label,) for label in layer_names(ds, places)], row_height=340 if len(places) == 1 else 220, most=3
+        [(label,) for label in layer_names(ds, places)],
+        row_height=340 if len(places) == 1 else 220,
+        most=3,
     )
     texts = [[f"{row}<br>{column}" for column in words] for row in words]
-    for panel, values in zip(grid, array(ds, "angle", "layer", "row", "other_row")[places], strict=True):
+    for panel, values in zip(
+        grid, array(ds, "angle", "layer", "row", "other_row")[places], strict=True
+    ):
         angle_map(panel, values, "%{customdata}<br>%{z:.1f}°", customdata=texts)
         for low, high in pairwise(edges):
-            panel.shape("rect", (low, high), (low, high), line={"color": VERMILION, "width": 1.5})
+            panel.shape(
+                "rect",
+                (low, high),
+                (low, high),
+                line={"color": VERMILION, "width": 1.5},
+            )
     title_axes(grid, "row, head by head", "row, head by head")
     middles = ((edges[:-1] + edges[1:]) / 2).tolist()
     labels = [str(head) for head in dict.fromkeys(heads.tolist())]
@@ -285,10 +425,19 @@ def row_angle_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) 
     grid.x(**ticks)
     grid.y(autorange="reversed", **ticks)
     grid.colours(colour_scale("angle (degrees)", low=0.0, high=90.0, dark_low=True))
-    kind, stack = kind_word(str(ds.attrs.get("attention", "attn"))), str(ds.attrs.get("stack", ""))
+    kind, stack = (
+        kind_word(str(ds.attrs.get("attention", "attn"))),
+        str(ds.attrs.get("stack", "")),
+    )
     where = f"{kind} of the {stack}" if stack else kind
-    remarks = [where, f"dark: on one line; random lines lie {float(ds.attrs['random_angle']):.0f}° apart"]
-    return grid.dress(f"Angles between the rows of {ds.attrs.get('part', 'W_Q')} of {model_of(ds)}", *remarks)
+    remarks = [
+        where,
+        f"dark: on one line; random lines lie {float(ds.attrs['random_angle']):.0f}° apart",
+    ]
+    return grid.dress(
+        f"Angles between the rows of {ds.attrs.get('part', 'W_Q')} of {model_of(ds)}",
+        *remarks,
+    )
 
 
 def angle_map(panel: Panel, values: np.ndarray, hover: str, **more: Any) -> None:
@@ -303,7 +452,9 @@ SPECTRA = measurement("spectra", needs=HEADS)
 
 def read_stable_rank(ds: xr.Dataset, product: str) -> list[str]:
     """Describe which heads act along few directions, and how the layers differ."""
-    ranks = array(ds, "stable_rank", "layer", "head", product=position(ds, "product", product))
+    ranks = array(
+        ds, "stable_rank", "layer", "head", product=position(ds, "product", product)
+    )
     if not np.isfinite(ranks).any():
         return ["All these products are zero."]
     low, high = extremes(ranks)
@@ -323,7 +474,14 @@ def read_stable_rank(ds: xr.Dataset, product: str) -> list[str]:
 
 def read_spectra(ds: xr.Dataset, product: str) -> list[str]:
     """State in how many directions most of a head's strength lies."""
-    values = array(ds, "singular_value", "layer", "head", "mode", product=position(ds, "product", product))
+    values = array(
+        ds,
+        "singular_value",
+        "layer",
+        "head",
+        "mode",
+        product=position(ds, "product", product),
+    )
     energy = np.square(values).reshape(-1, values.shape[-1])
     energy = energy[energy.sum(axis=1) > 0]
     if not len(energy):
@@ -339,7 +497,9 @@ def read_spectra(ds: xr.Dataset, product: str) -> list[str]:
 @SPECTRA.figure()
 def stable_rank_map(ds: xr.Dataset, *, product: str = "QK") -> go.Figure:
     """Draw the layer × head map of the stable rank: dark heads spread their spectrum, light ones use few directions."""
-    values = array(ds, "stable_rank", "layer", "head", product=position(ds, "product", product))
+    values = array(
+        ds, "stable_rank", "layer", "head", product=position(ds, "product", product)
+    )
     attention = f" of {attention_kind(ds)}" if "attention" in ds.attrs else ""
     return head_maps(
         ds,
@@ -354,4 +514,8 @@ def stable_rank_map(ds: xr.Dataset, *, product: str = "QK") -> go.Figure:
 def _spectra(ds: xr.Dataset) -> Iterator[ReportPanel]:
     for each in names(ds, "product"):
         table = frame(ds.sel(product=each), "stable_rank", "order")
-        yield ReportPanel(stable_rank_map(ds, product=each), table, read_stable_rank(ds, each) + read_spectra(ds, each))
+        yield ReportPanel(
+            stable_rank_map(ds, product=each),
+            table,
+            read_stable_rank(ds, each) + read_spectra(ds, each),
+        )

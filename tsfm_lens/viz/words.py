@@ -82,9 +82,15 @@ def verb(count: int, plural: str, single: str = "") -> str:
     return plural if count > 1 else single or f"{plural}s"
 
 
-def is_head(ds: xr.Dataset, values: np.ndarray, flat: int, write: Callable[[float], str]) -> str:
+def is_head(
+    ds: xr.Dataset, values: np.ndarray, flat: int, write: Callable[[float], str]
+) -> str:
     """Name the head at a flat place, and all that cannot be told from it, as "is …" or "are …"."""
-    alike = [i for i, value in enumerate(np.ravel(values)) if write(value) == write(np.ravel(values)[flat])]
+    alike = [
+        i
+        for i, value in enumerate(np.ravel(values))
+        if write(value) == write(np.ravel(values)[flat])
+    ]
     if len(alike) > _MAX_NAMES:
         return f"are {len(alike)} equal heads"
     return f"{'is' if len(alike) == 1 else 'are'} {listed([head_at(ds, i) for i in alike])}"

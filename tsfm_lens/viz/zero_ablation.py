@@ -12,7 +12,14 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.registry import ReportPanel, check, measurement
-from tsfm_lens.viz.findings import WORTH_A_WORD, Finding, finding, judged, middle_of, over_words
+from tsfm_lens.viz.findings import (
+    WORTH_A_WORD,
+    Finding,
+    finding,
+    judged,
+    middle_of,
+    over_words,
+)
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import fit, scene
@@ -45,7 +52,11 @@ ABLATION = measurement("ablation")
 
 def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
     """Describe the heads and MLPs with the largest effects, and which are significant."""
-    effect, labels, measure = judged(ds, metric, "component"), names(ds, "component"), MEASURES[metric]
+    effect, labels, measure = (
+        judged(ds, metric, "component"),
+        names(ds, "component"),
+        MEASURES[metric],
+    )
     heads, mlps = ds["head"].values >= 0, ds["kind"].values.astype(str) == "mlp"
     write = percent if measure.relative else num
     out = []
@@ -67,7 +78,10 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
         out += effect.standing(labels, "heads", heads)
     else:
         out += effect.flat_words
-    return [*out, "Components are ablated one at a time, so redundant ones look unimportant."]
+    return [
+        *out,
+        "Components are ablated one at a time, so redundant ones look unimportant.",
+    ]
 
 
 def read_shift(ds: xr.Dataset, shape: Finding) -> list[str]:
@@ -78,7 +92,9 @@ def read_shift(ds: xr.Dataset, shape: Finding) -> list[str]:
     if not most:
         return []
     name = labels[most[0]]
-    out = [f"Without {name} the forecast moves farthest, by {shift.told(most[0], percent)} of the series' range."]
+    out = [
+        f"Without {name} the forecast moves farthest, by {shift.told(most[0], percent)} of the series' range."
+    ]
     if first and first != most:
         out.append(
             f"That is size, in which {name} leads; Spearman distance is shape, in which {labels[first[0]]} leads. "
@@ -97,12 +113,19 @@ def better_without(ds: xr.Dataset, components: Sequence[int]) -> list[str]:
     if not falls:
         return []
     over = " in the median" if change.spread else ""
-    return [f"Without it the error falls{over}: {listed(falls)}. A large effect is not always a useful one."]
+    return [
+        f"Without it the error falls{over}: {listed(falls)}. A large effect is not always a useful one."
+    ]
 
 
-def read_ablation_forecasts(ds: xr.Dataset, series: int, components: list[str]) -> list[str]:
+def read_ablation_forecasts(
+    ds: xr.Dataset, series: int, components: list[str]
+) -> list[str]:
     """Describe how far the strongest ablation moves the forecast."""
-    base, row = array(ds, "baseline_forecast", "step", series=series), names(ds, "component").index(components[0])
+    base, row = (
+        array(ds, "baseline_forecast", "step", series=series),
+        names(ds, "component").index(components[0]),
+    )
     after = array(ds, "forecast", "step", component=row, series=series)
     amount, span = measured(unit_of(ds, series)), float(np.ptp(base))
     distance = float(array(ds, "mean_shift", component=row, series=series))
@@ -126,14 +149,20 @@ def ablation_table(ds: xr.Dataset, metric: str) -> pd.DataFrame:
     return table
 
 
-def ablated_forecast_table(ds: xr.Dataset, series: int, components: list[str]) -> pd.DataFrame:
+def ablated_forecast_table(
+    ds: xr.Dataset, series: int, components: list[str]
+) -> pd.DataFrame:
     """Tabulate truth, unablated forecast and the forecast without each component, a row per step."""
     table = steps_table(ds, series)
     if "truth" in ds:
         table["truth"] = array(ds, "truth", "step", series=series)
     table["unablated"] = array(ds, "baseline_forecast", "step", series=series)
-    for row, component in zip(positions(ds, "component", components), components, strict=True):
-        table[f"without {component}"] = array(ds, "forecast", "step", component=row, series=series)
+    for row, component in zip(
+        positions(ds, "component", components), components, strict=True
+    ):
+        table[f"without {component}"] = array(
+            ds, "forecast", "step", component=row, series=series
+        )
     return table
 
 
@@ -141,8 +170,15 @@ def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
     """Return the heads and MLPs of the largest Spearman distance on a series, strongest first; none of a flat one."""
     effect = array(ds, "spearman_distance", "component", series=series)
     kinds = coordinate(ds, "kind")
-    fine = [i for i in range(len(kinds)) if kinds[i] not in ("layer", "embed") and np.isfinite(effect[i])]
-    return [names(ds, "component")[i] for i in sorted(fine, key=lambda i: -effect[i])[:count]]
+    fine = [
+        i
+        for i in range(len(kinds))
+        if kinds[i] not in ("layer", "embed") and np.isfinite(effect[i])
+    ]
+    return [
+        names(ds, "component")[i]
+        for i in sorted(fine, key=lambda i: -effect[i])[:count]
+    ]
 
 
 @ABLATION.figure()
@@ -161,7 +197,9 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     middle = middle_of(noise, effect)
     canvas = _draw(ds, middle, effect, measure, noise)
     # by the root, since layers reach far beyond heads
-    scale: Look = {"diverging": True, "tickformat": ".2~%"} if measure.relative else {"low": 0.0}
+    scale: Look = (
+        {"diverging": True, "tickformat": ".2~%"} if measure.relative else {"low": 0.0}
+    )
     canvas.colours(colour_scale(measure.word, middle, root=True, **scale))
     stacks = " and ".join(dict.fromkeys(coordinate(ds, "stack").astype(str)))
     title = f"Ablation of single components of {stacks and f'the {stacks} of '}{model_of(ds)}: {measure.word}"
@@ -171,7 +209,11 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
 
 @ABLATION.figure()
 def ablation_forecasts(
-    ds: xr.Dataset, *, components: Sequence[str] | None = None, series: str | int = 0, context_steps: int | None = None
+    ds: xr.Dataset,
+    *,
+    components: Sequence[str] | None = None,
+    series: str | int = 0,
+    context_steps: int | None = None,
 ) -> go.Figure:
     """Draw the forecast with and without a component, one panel each.
 
@@ -231,39 +273,67 @@ class Measure:
 def _blocks(places: Places) -> list[tuple[str, int]]:
     """List kinds with their number of heads, 0 for a single column: heads, single columns, whole layers last."""
     kind = np.array(places.kind)
-    kinds = [k for k in dict.fromkeys(places.kind) if k not in ("mlp", "layer", "embed")]
+    kinds = [
+        k for k in dict.fromkeys(places.kind) if k not in ("mlp", "layer", "embed")
+    ]
     head_blocks = [(k, int(places.head[kind == k].max()) + 1) for k in kinds]
     single = [k for k in kinds if (places.head[kind == k] < 0).any()]
     single += [k for k in ("mlp", "layer") if (kind == k).any()]
     return [block for block in head_blocks if block[1]] + [(k, 0) for k in single]
 
 
-def _grid(places: Places, layers: list[int], stack: str, kind: str, heads: int) -> np.ndarray:
+def _grid(
+    places: Places, layers: list[int], stack: str, kind: str, heads: int
+) -> np.ndarray:
     """Locate the component at (layer, column) of a block in the result; -1 where there is none."""
     grid = np.full((len(layers), max(heads, 1)), -1)
-    for at, *where, layer, head in zip(places.order, places.stack, places.kind, places.layer, places.head, strict=True):
+    for at, *where, layer, head in zip(
+        places.order, places.stack, places.kind, places.layer, places.head, strict=True
+    ):
         if where == [stack, kind] and layer >= 0 and (head >= 0) == bool(heads):
             grid[layers.index(layer), max(head, 0)] = at
     return grid
 
 
-def _draw(ds: xr.Dataset, middle: np.ndarray, effect: np.ndarray, measure: Measure, noise: Finding | None) -> Sheet:
+def _draw(
+    ds: xr.Dataset,
+    middle: np.ndarray,
+    effect: np.ndarray,
+    measure: Measure,
+    noise: Finding | None,
+) -> Sheet:
     """Draw all blocks, a row per stack and a column per kind of component."""
 
     def title(kind: str, heads: int) -> str:
         if not heads:
-            return {"mlp": "MLP", "layer": "layer"}.get(kind, "all\nheads" if kind in with_heads else kind_word(kind))
+            return {"mlp": "MLP", "layer": "layer"}.get(
+                kind, "all\nheads" if kind in with_heads else kind_word(kind)
+            )
         return kind_word(kind).replace("-", "-\n")
 
     places, rows = places_in(ds), dict[str, list[int]]()
-    with_heads = {kind for kind, head in zip(places.kind, places.head, strict=True) if head >= 0}
-    for stack, layer in sorted({(s, int(at)) for s, at in zip(places.stack, places.layer, strict=True) if at >= 0}):
+    with_heads = {
+        kind for kind, head in zip(places.kind, places.head, strict=True) if head >= 0
+    }
+    for stack, layer in sorted(
+        {
+            (s, int(at))
+            for s, at in zip(places.stack, places.layer, strict=True)
+            if at >= 0
+        }
+    ):
         rows.setdefault(stack, []).append(layer)
-    rows = {stack: rows[stack] for stack in dict.fromkeys(places.stack) if stack in rows}
+    rows = {
+        stack: rows[stack] for stack in dict.fromkeys(places.stack) if stack in rows
+    }
     blocks, deep = _blocks(places), sum(map(len, rows.values()))
     heads = sum(count for _, count in blocks)
     height = max(int(np.clip(330 / deep, 20, 46)), -(-120 // deep))
-    grids = [(stack, block, _grid(places, rows[stack], stack, *block)) for stack in rows for block in blocks]
+    grids = [
+        (stack, block, _grid(places, rows[stack], stack, *block))
+        for stack in rows
+        for block in blocks
+    ]
     wide = sum(max(21 * count, 90) if count else 40 for _, count in blocks)
     canvas = sheet(
         [len(layers) * height for layers in rows.values()],
@@ -275,7 +345,9 @@ def _draw(ds: xr.Dataset, middle: np.ndarray, effect: np.ndarray, measure: Measu
         above=46,
         below=46,
     )
-    words = [_describe(ds, i, effect, middle, measure, noise) for i in range(len(middle))]
+    words = [
+        _describe(ds, i, effect, middle, measure, noise) for i in range(len(middle))
+    ]
     stacks: set[str] = set()
     for (stack, (_, count), grid), panel in zip(grids, canvas, strict=True):
         there = grid >= 0
@@ -294,15 +366,33 @@ def _draw(ds: xr.Dataset, middle: np.ndarray, effect: np.ndarray, measure: Measu
             noise=noise and noise.at(grid),
             customdata=[[words[i] if i >= 0 else "" for i in row] for row in grid],
         )
-        ticks: Look = {"tickvals": layers[:: -(-len(layers) // 12)], "ticks": "outside" if first else ""}
+        ticks: Look = {
+            "tickvals": layers[:: -(-len(layers) // 12)],
+            "ticks": "outside" if first else "",
+        }
         title_of = (f"{stack} layer" if len(rows) > 1 else "layer") if first else ""
-        panel.y(title_of, autorange="reversed", showline=False, showticklabels=first, **ticks)
-        panel.x("head" if count else "", tickvals=np.arange(0, count, -(-max(count, 1) // 12)), showline=False)
+        panel.y(
+            title_of,
+            autorange="reversed",
+            showline=False,
+            showticklabels=first,
+            **ticks,
+        )
+        panel.x(
+            "head" if count else "",
+            tickvals=np.arange(0, count, -(-max(count, 1) // 12)),
+            showline=False,
+        )
     return canvas
 
 
 def _describe(
-    ds: xr.Dataset, i: int, effect: np.ndarray, middle: np.ndarray, measure: Measure, noise: Finding | None
+    ds: xr.Dataset,
+    i: int,
+    effect: np.ndarray,
+    middle: np.ndarray,
+    measure: Measure,
+    noise: Finding | None,
 ) -> str:
     """Describe a component, with the value of every series, strongest first."""
     ids = names(ds, "series")
@@ -311,27 +401,48 @@ def _describe(
     if len(ids) == 1:
         return "<br>".join([head, plain(ids[0]), *tail])
     order = np.argsort(-np.abs(np.nan_to_num(effect[i])))
-    lines = [f"{plain(ids[s])}: {measure.tell(effect[i, s])}" for s in order[:_MAP_SERIES]]
+    lines = [
+        f"{plain(ids[s])}: {measure.tell(effect[i, s])}" for s in order[:_MAP_SERIES]
+    ]
     more = [f"and {len(ids) - _MAP_SERIES} more"] if len(ids) > _MAP_SERIES else []
     return "<br>".join([f"{head} (median)", *tail, *lines, *more])
 
 
 MEASURES = {
-    "spearman_distance": Measure("Spearman distance", "1 − rank correlation with the unablated forecast"),
-    "mase_change": Measure("change of MASE", "relative change of the forecast's MASE", True),
-    "mae_change": Measure("change of MAE", "relative change of the forecast's MAE", True),
+    "spearman_distance": Measure(
+        "Spearman distance", "1 − rank correlation with the unablated forecast"
+    ),
+    "mase_change": Measure(
+        "change of MASE", "relative change of the forecast's MASE", True
+    ),
+    "mae_change": Measure(
+        "change of MAE", "relative change of the forecast's MAE", True
+    ),
 }
 
 
 @ABLATION.panels
 def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    changes = [m for m in ("mase_change", "mae_change") if m in ds and np.isfinite(ds[m].values).any()]
+    changes = [
+        m
+        for m in ("mase_change", "mae_change")
+        if m in ds and np.isfinite(ds[m].values).any()
+    ]
     for metric in ["spearman_distance"] * ("spearman_distance" in ds) + changes[:1]:
-        yield ReportPanel(ablation_heatmap(ds, metric=metric), ablation_table(ds, metric), read_ablation(ds, metric))
+        yield ReportPanel(
+            ablation_heatmap(ds, metric=metric),
+            ablation_table(ds, metric),
+            read_ablation(ds, metric),
+        )
     if not {"forecast", "baseline_forecast", "spearman_distance"} <= set(ds.data_vars):
         return
     for i in forecast_series(ds, MAX_DRAWN):
         if top := strongest(ds, i):
             fig = ablation_forecasts(ds, components=top, series=i)
             words = read_ablation_forecasts(ds, i, top)
-            yield ReportPanel(fig, ablated_forecast_table(ds, i, top), words, series=names(ds, "series")[i])
+            yield ReportPanel(
+                fig,
+                ablated_forecast_table(ds, i, top),
+                words,
+                series=names(ds, "series")[i],
+            )

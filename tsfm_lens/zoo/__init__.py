@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tsfm_lens.embedded import RECORD, checkpoint_names, checkpoint_path, has_training_record
+from tsfm_lens.embedded import (
+    RECORD,
+    checkpoint_names,
+    checkpoint_path,
+    has_training_record,
+)
 from tsfm_lens.errors import InputError
 from tsfm_lens.registry import probe
 
@@ -14,7 +19,12 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parent
 
-__all__ = ["checkpoint_names", "checkpoint_path", "has_training_record", "training_record"]
+__all__ = [
+    "checkpoint_names",
+    "checkpoint_path",
+    "has_training_record",
+    "training_record",
+]
 
 
 @probe(
@@ -36,7 +46,11 @@ def training_record(name: str) -> xr.Dataset:
         names = [each for each in checkpoint_names() if has_training_record(each)]
         raise InputError(
             f"no record of the training of {name} is at hand; "
-            + (f"there is one of {', '.join(names)}" if names else "tsfm_lens.studies.recipes.history measures a run")
+            + (
+                f"there is one of {', '.join(names)}"
+                if names
+                else "tsfm_lens.studies.recipes.history measures a run"
+            )
         )
     import xarray as xr
 

@@ -28,18 +28,39 @@ from tsfm_lens.testing import assert_close
 from tsfm_lens.training import SAM, read_watch, sharpness
 from tsfm_lens.viz.printing import COLUMNS
 
-SMALL = {"kind": "toy", "length": 12, "horizon": 4, "channels": 3, "training": 96, "validation": 32}
+SMALL = {
+    "kind": "toy",
+    "length": 12,
+    "horizon": 4,
+    "channels": 3,
+    "training": 96,
+    "validation": 32,
+}
 
 
 def config(model: str = "transformer", **fields: Any) -> experiments.TrainConfig:
     plan = {"epochs": 3, "batch": 32, "patience": None, **fields.pop("plan", {})}
-    content = {"model": {"name": model, "options": {"width": 4}}, "data": SMALL, "plan": plan, **fields}
+    content = {
+        "model": {"name": model, "options": {"width": 4}},
+        "data": SMALL,
+        "plan": plan,
+        **fields,
+    }
     return experiments.TrainConfig.model_validate(content)
 
 
 def test_a_run_goes_on_where_it_was_stopped_and_only_then(tmp_path: Path) -> None:
-    watched = {"watch": {"every": 1, "measures": ["sharpness", "attention"], "windows": 8, "products": 4}}
-    whole = experiments.train(config(optimizer={"rho": 0.1}, **watched), tmp_path / "whole", quiet=True)
+    watched = {
+        "watch": {
+            "every": 1,
+            "measures": ["sharpness", "attention"],
+            "windows": 8,
+            "products": 4,
+        }
+    }
+    whole = experiments.train(
+        config(optimizer={"rho": 0.1}, **watched), tmp_path / "whole", quiet=True
+    )
     chosen = config(optimizer={"rho": 0.1}, **watched)
     run, _, _ = experiments.prepare(chosen, tmp_path / "parts")
     (tmp_path / "parts" / "config.json").write_text(chosen.model_dump_json())
@@ -48,27 +69,55 @@ def test_a_run_goes_on_where_it_was_stopped_and_only_then(tmp_path: Path) -> Non
     again = experiments.train(chosen, tmp_path / "parts", resume=True, quiet=True)
     assert {**again, "seconds": 0} == {**whole, "seconds": 0}
     seen = [read_watch(tmp_path / name) for name in ("whole", "parts")]
-    assert seen[0]["step"].values.tolist() == seen[1]["step"].values.tolist() == [0, 3, 6, 9]
+    assert (
+        seen[0]["step"].values.tolist()
+        == seen[1]["step"].values.tolist()
+        == [0, 3, 6, 9]
+    )
     np.testing.assert_array_equal(seen[0]["sharpness"], seen[1]["sharpness"])
-    expect_error("no run to go on with", experiments.train, chosen, tmp_path / "none", resume=True)
-    expect_error("other settings", experiments.train, config(optimizer={"rho": 0.2}), tmp_path / "whole", resume=True)
+    expect_error(
+        "no run to go on with",
+        experiments.train,
+        chosen,
+        tmp_path / "none",
+        resume=True,
+    )
+    expect_error(
+        "other settings",
+        experiments.train,
+        config(optimizer={"rho": 0.2}),
+        tmp_path / "whole",
+        resume=True,
+    )
 
 
 def test_a_grid_trains_what_is_missing_and_gathers_it(tmp_path: Path) -> None:
-    arms = list(experiments.of_seeds({"plain": config(), "with SAM": config(optimizer={"rho": 0.1})}, (0, 1)))
+    arms = list(
+        experiments.of_seeds(
+            {"plain": config(), "with SAM": config(optimizer={"rho": 0.1})}, (0, 1)
+        )
+    )
     assert [(arm.name, arm.config.seed) for arm in arms] == [
         (name, seed) for seed in (0, 1) for name in ("plain", "with SAM")
     ]
     expect_error("no run", experiments.gathered, arms, tmp_path)
     asked: list[str] = []
     assert experiments.run_arms(arms[:3], tmp_path, quiet=True)
-    assert experiments.run_arms(arms, tmp_path, quiet=True, progress=lambda name, *_: asked.append(name))
+    assert experiments.run_arms(
+        arms, tmp_path, quiet=True, progress=lambda name, *_: asked.append(name)
+    )
     assert asked == ["with-SAM-1"]
     data = experiments.gathered(arms, tmp_path)
     assert data["curve"].shape == (2, 2, 4)
     alone = json.loads((tmp_path / "with-SAM-1" / "result.json").read_text())
-    assert float(data["validation_mse"].sel(arm="with SAM", seed=1)) == alone["validation"]["mse"]
-    assert float(data["curve"].sel(arm="with SAM", seed=1)[-1]) == alone["validation"]["mse"]
+    assert (
+        float(data["validation_mse"].sel(arm="with SAM", seed=1))
+        == alone["validation"]["mse"]
+    )
+    assert (
+        float(data["curve"].sel(arm="with SAM", seed=1)[-1])
+        == alone["validation"]["mse"]
+    )
     part = experiments.gathered(arms[:1], tmp_path)
     assert part.sizes["seed"] == 1
     assert "sharpness" not in part
@@ -77,8 +126,17 @@ def test_a_grid_trains_what_is_missing_and_gathers_it(tmp_path: Path) -> None:
 
 
 def test_what_was_watched_is_gathered_too(tmp_path: Path) -> None:
-    watch = {"every": 1, "measures": ["sharpness", "attention"], "windows": 8, "products": 4, "snapshots": True}
-    kinds = {"plain": config(watch=watch), "random": config("random-transformer", watch=watch)}
+    watch = {
+        "every": 1,
+        "measures": ["sharpness", "attention"],
+        "windows": 8,
+        "products": 4,
+        "snapshots": True,
+    }
+    kinds = {
+        "plain": config(watch=watch),
+        "random": config("random-transformer", watch=watch),
+    }
     arms = list(experiments.of_seeds(kinds, (0, 1)))
     experiments.run_arms(arms, tmp_path, quiet=True)
     data = experiments.gathered(arms, tmp_path)
@@ -94,7 +152,10 @@ def test_what_was_watched_is_gathered_too(tmp_path: Path) -> None:
 
 
 def waves(path: Path) -> Path:
-    table = np.sin(np.arange(300)[:, None] / np.array([3.0, 7.0])) + np.arange(300)[:, None] / 200
+    table = (
+        np.sin(np.arange(300)[:, None] / np.array([3.0, 7.0]))
+        + np.arange(300)[:, None] / 200
+    )
     file = path / "waves.csv.gz"
     with gzip.open(file, "wt") as out:
         out.write("a,b\n" + "\n".join(f"{row[0]},{row[1]}" for row in table))
@@ -127,18 +188,38 @@ def test_the_command_trains_on_a_file_and_says_the_errors(tmp_path: Path) -> Non
     [
         ("model: {name: samformr}\ndata: {kind: toy}", "there is no model 'samformr'"),
         ("model: {name: samformer}", "data"),
-        ("model: {name: samformer}\ndata: {kind: toy}\noptimiser: {rho: 1}", "nearest is 'optimizer'"),
-        ("model: {name: samformer}\ndata: {kind: toy, lenght: 3}", "nearest is 'length'"),
-        ("model: {name: samformer}\ndata: {kind: toy}\noptimizer: {lr: 1}", "nearest is 'learning_rate'"),
-        ("model: {name: samformer}\ndata: {kind: toy}\noptimizer: {foo: 1}", "is not a field of a training run (there"),
-        ("model: {name: samformer}\ndata: {kind: toy}\noptimizer: {momentum: 0.9}", "argument of sgd"),
-        ("model: {name: samformer}\ndata: {kind: toy}\nplan: {epochs: 0}", "plan.epochs"),
+        (
+            "model: {name: samformer}\ndata: {kind: toy}\noptimiser: {rho: 1}",
+            "nearest is 'optimizer'",
+        ),
+        (
+            "model: {name: samformer}\ndata: {kind: toy, lenght: 3}",
+            "nearest is 'length'",
+        ),
+        (
+            "model: {name: samformer}\ndata: {kind: toy}\noptimizer: {lr: 1}",
+            "nearest is 'learning_rate'",
+        ),
+        (
+            "model: {name: samformer}\ndata: {kind: toy}\noptimizer: {foo: 1}",
+            "is not a field of a training run (there",
+        ),
+        (
+            "model: {name: samformer}\ndata: {kind: toy}\noptimizer: {momentum: 0.9}",
+            "argument of sgd",
+        ),
+        (
+            "model: {name: samformer}\ndata: {kind: toy}\nplan: {epochs: 0}",
+            "plan.epochs",
+        ),
         ("model: {name: samformer}\ndata: {file: none.csv}", "none.csv"),
         ("model: {name: samformer, options: {wdth: 4}}\ndata: {kind: toy}", "wdth"),
         ("- 1", "expected the fields"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_before_anything_is_written(text: str, words: str, tmp_path: Path) -> None:
+def test_what_cannot_be_trained_is_refused_before_anything_is_written(
+    text: str, words: str, tmp_path: Path
+) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(text)
     told = CliRunner().invoke(app, ["train", str(file)])
@@ -147,7 +228,9 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(text: str,
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
 
 
-def test_what_trained_weights_are_like_is_measured_at_the_weights_that_were_kept(tmp_path: Path) -> None:
+def test_what_trained_weights_are_like_is_measured_at_the_weights_that_were_kept(
+    tmp_path: Path,
+) -> None:
     data = {"kind": "file", "file": waves(tmp_path), "length": 24, "horizon": 6}
     arms = {}
     for name, model, optimizer in (
@@ -155,17 +238,27 @@ def test_what_trained_weights_are_like_is_measured_at_the_weights_that_were_kept
         ("waves 6 TSMixer", "tsmixer", {}),
     ):
         options = {"width": 4} if model == "samformer" else {"hidden": 3, "blocks": 1}
-        fields = {"model": {"name": model, "options": options}, "data": data, "optimizer": optimizer}
-        arms[name] = experiments.TrainConfig.model_validate({**fields, "plan": {"epochs": 2}})
+        fields = {
+            "model": {"name": model, "options": options},
+            "data": data,
+            "optimizer": optimizer,
+        }
+        arms[name] = experiments.TrainConfig.model_validate(
+            {**fields, "plan": {"epochs": 2}}
+        )
     runs = list(experiments.of_seeds(arms, range(2)))
     expect_error("no run", experiments.ends, runs, tmp_path)
     assert experiments.run_arms(runs[:3], tmp_path, quiet=True)
     found = experiments.ends(runs, tmp_path, windows=3, products=200)
     made = samformer.benchmark(data["file"], length=24, horizon=6)
     model = make_model("samformer", 24, 6, 2, width=4, seed=1)
-    model.load_state_dict(load_file(tmp_path / "waves-6-SAMformer-1" / "best.safetensors"))
+    model.load_state_dict(
+        load_file(tmp_path / "waves-6-SAMformer-1" / "best.safetensors")
+    )
     one = found.sel(arm="waves 6 SAMformer", seed=1)
-    x, _ = made.test.take(torch.tensor([0, (len(made.test) - 1) // 2, len(made.test) - 1]))
+    x, _ = made.test.take(
+        torch.tensor([0, (len(made.test) - 1) // 2, len(made.test) - 1])
+    )
     with torch.no_grad():
         stream = model.embed(x, *model.statistics(x))
         attn = model.blocks[0].attn
@@ -173,10 +266,17 @@ def test_what_trained_weights_are_like_is_measured_at_the_weights_that_were_kept
     assert_close(one["end_pattern"], patterns.mean(0), depth=400, dtype="float32")
     norms = [torch.linalg.matrix_norm(pattern, "nuc") for pattern in patterns]
     assert_close(one["end_nuclear_norm"], norms, depth=2000, dtype="float32")
-    assert_close(one["end_diagonal_mass"], patterns.diagonal(dim1=1, dim2=2).mean(-1), depth=400, dtype="float32")
+    assert_close(
+        one["end_diagonal_mass"],
+        patterns.diagonal(dim1=1, dim2=2).mean(-1),
+        depth=400,
+        dtype="float32",
+    )
     which = torch.linspace(0, len(made.training) - 1, 6, dtype=torch.float64).long()
     x, y = made.training.take(which)
-    expected = sharpness(lambda: (model(x) - y).square().mean(), model, steps=200).largest
+    expected = sharpness(
+        lambda: (model(x) - y).square().mean(), model, steps=200
+    ).largest
     assert_close(float(one["end_sharpness"]), expected, depth=2**14, dtype="float32")
     # a model without attention between channels has a sharpness alone, and a run that has not ended has nothing
     mixer = found.sel(arm="waves 6 TSMixer")
@@ -185,38 +285,69 @@ def test_what_trained_weights_are_like_is_measured_at_the_weights_that_were_kept
     norms_of = experiments.end_norms(found, ["waves 6 SAMformer"])
     assert norms_of["nuclear_norm"].shape == (1, 1, 1, 6)
     assert norms_of["n_keys"].values.tolist() == [2]
-    expect_error("waves 6 SAMformer", experiments.end_norms, found, ["waves 6 SAMforme"])
+    expect_error(
+        "waves 6 SAMformer", experiments.end_norms, found, ["waves 6 SAMforme"]
+    )
     toy = list(experiments.of_seeds({"toy": config()}, (0,)))
     experiments.run_arms(toy, tmp_path, quiet=True)
     expect_error("of no benchmark", experiments.ends, toy, tmp_path)
     gathered = experiments.gathered(runs, tmp_path)
-    assert (gathered["rho"].values.tolist(), gathered["horizon"].values.tolist()) == ([0.2, 0.0], [6, 6])
+    assert (gathered["rho"].values.tolist(), gathered["horizon"].values.tolist()) == (
+        [0.2, 0.0],
+        [6, 6],
+    )
 
 
 def test_the_optimiser_is_that_of_the_configuration() -> None:
-    given = {"name": "adamw", "learning_rate": 0.02, "weight_decay": 0.3, "betas": [0.8, 0.9], "rho": 0.1}
+    given = {
+        "name": "adamw",
+        "learning_rate": 0.02,
+        "weight_decay": 0.3,
+        "betas": [0.8, 0.9],
+        "rho": 0.1,
+    }
     run, _, _ = experiments.prepare(config(optimizer=given))
     (group,) = run.optimizer.param_groups
-    assert (group["lr"], group["weight_decay"], group["betas"]) == (0.02, 0.3, (0.8, 0.9))
+    assert (group["lr"], group["weight_decay"], group["betas"]) == (
+        0.02,
+        0.3,
+        (0.8, 0.9),
+    )
     assert isinstance(run.optimizer, SAM)
     assert (run.optimizer.rho, type(run.optimizer.base)) == (0.1, torch.optim.AdamW)
-    plain, _, _ = experiments.prepare(config(optimizer={"name": "sgd", "momentum": 0.5}))
-    assert (type(plain.optimizer), plain.optimizer.param_groups[0]["momentum"]) == (torch.optim.SGD, 0.5)
+    plain, _, _ = experiments.prepare(
+        config(optimizer={"name": "sgd", "momentum": 0.5})
+    )
+    assert (type(plain.optimizer), plain.optimizer.param_groups[0]["momentum"]) == (
+        torch.optim.SGD,
+        0.5,
+    )
 
 
 @pytest.mark.parametrize(
     ("home", "name"),
     [
         *((experiments.record, name) for name in experiments.record_names()),
-        *((recipes.low_rank_record, name) for name in ("attention", "spectra", "vocabulary")),
+        *(
+            (recipes.low_rank_record, name)
+            for name in ("attention", "spectra", "vocabulary")
+        ),
     ],
 )
-def test_every_record_is_drawn_tabulated_read_and_fits_a_column(home: Callable[[str], xr.Dataset], name: str) -> None:
+def test_every_record_is_drawn_tabulated_read_and_fits_a_column(
+    home: Callable[[str], xr.Dataset], name: str
+) -> None:
     record = home(name)
     plates = panels_of({record.attrs["kind"]: record})[record.attrs["kind"]]
-    assert record.attrs["kind"] != "lab_runs" or len(plates[0].sentences) >= record.sizes["arm"]
+    assert (
+        record.attrs["kind"] != "lab_runs"
+        or len(plates[0].sentences) >= record.sizes["arm"]
+    )
     for plate in plates:
         assert len(plate.table)
         assert plate.sentences
-        assert all(sentence.endswith(".") and "nan" not in sentence for sentence in plate.sentences)
+        assert all(
+            sentence.endswith(".") and "nan" not in sentence
+            for sentence in plate.sentences
+        )
         assert viz.for_print(plate.figure).layout.meta["width_mm"] in COLUMNS.values()

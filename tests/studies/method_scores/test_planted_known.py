@@ -23,7 +23,11 @@ from tsfm_lens.studies.method_scores.scores import (
     keeps_its_roles,
     score,
 )
-from tsfm_lens.studies.method_scores.series import EvaluationCase, evaluation_case, untrained
+from tsfm_lens.studies.method_scores.series import (
+    EvaluationCase,
+    evaluation_case,
+    untrained,
+)
 from tsfm_lens.zoo.planted import CovariateTimes, Planted, PlantedPart, plant
 from tsfm_lens.zoo.planted.chronos2 import HORIZON, NAME, draw_cases, forecast_with
 from tsfm_lens.zoo.planted.patches import DECILES, PATCH
@@ -46,11 +50,16 @@ def circuit() -> Planted:
 
 def test_a_planted_circuit_is_found_and_nothing_else(circuit: Planted) -> None:
     found = score(circuit.lens(), circuit.card, methods=CAUSAL).methods
-    assert (found[["auroc", "precision", "claim_precision", "claim_recall"]] == 1).all(axis=None)
+    assert (found[["auroc", "precision", "claim_precision", "claim_recall"]] == 1).all(
+        axis=None
+    )
 
 
 def test_its_untrained_twins_hold_no_such_circuit(circuit: Planted) -> None:
-    twins = [score(untrained(circuit, seed), circuit.card, series=6, methods=CAUSAL).methods for seed in range(2)]
+    twins = [
+        score(untrained(circuit, seed), circuit.card, series=6, methods=CAUSAL).methods
+        for seed in range(2)
+    ]
     found = pd.concat(twins).groupby("method")
     # edges into the output are large under any weights
     assert (found["precision"].mean() <= 0.5).all()
@@ -58,8 +67,13 @@ def test_its_untrained_twins_hold_no_such_circuit(circuit: Planted) -> None:
 
 
 def test_a_planted_induction_head_is_named_and_no_other() -> None:
-    induction, methods = plant("seasonal-copy", "chronos"), ["induction: repeated tokens, copy"]
-    (row,) = score(induction.lens(), induction.card, methods=methods).methods.to_dict("records")
+    induction, methods = (
+        plant("seasonal-copy", "chronos"),
+        ["induction: repeated tokens, copy"],
+    )
+    (row,) = score(induction.lens(), induction.card, methods=methods).methods.to_dict(
+        "records"
+    )
     # of two cross-attention heads at work, one copies
     assert row["claim_precision"] == 1
     assert row["claim_recall"] == 0.5
@@ -70,12 +84,18 @@ def test_a_planted_induction_head_is_named_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("architecture", ["chronos", "chronos-bolt"])
-def test_self_repair_names_the_head_that_has_a_backup_and_ablation_does_not(architecture: str) -> None:
+def test_self_repair_names_the_head_that_has_a_backup_and_ablation_does_not(
+    architecture: str,
+) -> None:
     planted = plant("backup", architecture)
-    primary = next(str(part.stands_in_for) for part in planted.card.parts if part.role == "backup")
+    primary = next(
+        str(part.stands_in_for) for part in planted.card.parts if part.role == "backup"
+    )
     on = evaluation_case(planted.lens(), planted.card, series=6)
     found = probes.causal_effects(on.clean, components=on.components)
-    named = found["component"].values[worth_naming(found, "self_repair").values].tolist()
+    named = (
+        found["component"].values[worth_naming(found, "self_repair").values].tolist()
+    )
     assert named == [primary]
     one = found.sel(component=primary)
     # the backup of the one makes up for all, that of the other for two thirds
@@ -91,16 +111,23 @@ def _at(mechanism: str, seed: int, level: float) -> Planted:
 
 
 def test_a_copy_bears_noise_and_a_gate_hardly_any() -> None:
-    borne = as_noisy_as_it_bears(partial(_at, "seasonal-copy", 0), LEVELS, series=4, seed=0)
+    borne = as_noisy_as_it_bears(
+        partial(_at, "seasonal-copy", 0), LEVELS, series=4, seed=0
+    )
     assert borne is not None
     assert borne.card.weight_noise == 0.01
     assert forecast_error(evaluation_case(borne.lens(), borne.card, series=4)) < 0.1
-    assert as_noisy_as_it_bears(partial(_at, "gate", 0), LEVELS, series=4, seed=0) is None
+    assert (
+        as_noisy_as_it_bears(partial(_at, "gate", 0), LEVELS, series=4, seed=0) is None
+    )
 
 
 def test_a_backup_that_acts_alone_is_none() -> None:
     clean, noisy = (_at("backup", 1, level) for level in (0.0, 0.01))
-    series = [evaluation_case(one.lens(), one.card, series=4, seed=1) for one in (clean, noisy)]
+    series = [
+        evaluation_case(one.lens(), one.card, series=4, seed=1)
+        for one in (clean, noisy)
+    ]
     assert forecast_error(series[1]) < 0.1
     assert [keeps_its_roles(on, TOLD) for on in series] == [True, False]
     borne = as_noisy_as_it_bears(partial(_at, "backup", 1), LEVELS, series=4, seed=1)
@@ -109,13 +136,32 @@ def test_a_backup_that_acts_alone_is_none() -> None:
 
 
 def test_a_campaign_gives_each_model_what_it_bears() -> None:
-    def planter(mechanism: str, architecture: str, *, seed: int, rotate: bool, weight_noise: float) -> Planted:
+    def planter(
+        mechanism: str,
+        architecture: str,
+        *,
+        seed: int,
+        rotate: bool,
+        weight_noise: float,
+    ) -> Planted:
         # the second seed bears less, and the third nothing
         too_much = weight_noise > (0.2, 0.05, 0.0)[seed]
-        made = plant(mechanism, architecture, seed=seed, rotate=rotate, weight_noise=1.0 if too_much else 0.0)
-        return Planted(made.model, made.card.model_copy(update={"weight_noise": weight_noise}))
+        made = plant(
+            mechanism,
+            architecture,
+            seed=seed,
+            rotate=rotate,
+            weight_noise=1.0 if too_much else 0.0,
+        )
+        return Planted(
+            made.model, made.card.model_copy(update={"weight_noise": weight_noise})
+        )
 
-    how: dict[str, Any] = {"series": 4, "methods": ["zero ablation"], "planter": planter}
+    how: dict[str, Any] = {
+        "series": 4,
+        "methods": ["zero ablation"],
+        "planter": planter,
+    }
     condition = Condition("noisy-weights", weight_noises=(0.1, 0.01))
     pairs = [("seasonal-copy", "chronos-bolt")]
     rows = campaign(pairs, [condition], seeds=3, **how).methods
@@ -166,7 +212,9 @@ def test_forecasts_by_its_rule(seed: int) -> None:
 
 def reach(planted: Planted, case: Array) -> float:
     """Rounding of what the covariate moves."""
-    return max(1.0, abs(rule_of(planted).coefficient)) * oracles.tolerance(case[0, :-HORIZON])
+    return max(1.0, abs(rule_of(planted).coefficient)) * oracles.tolerance(
+        case[0, :-HORIZON]
+    )
 
 
 def test_parts_matter_as_stated(planted: Planted) -> None:
@@ -177,13 +225,23 @@ def test_parts_matter_as_stated(planted: Planted) -> None:
         with lens.ablate(part):
             off = np.abs(median_of(planted, cases) - plain).max(1)
         bounds = np.array([reach(planted, case) for case in cases])
-        assert (off > oracles.EFFECT * bounds).all() if part in heads else (off <= bounds).all(), part
+        assert (
+            (off > oracles.EFFECT * bounds).all()
+            if part in heads
+            else (off <= bounds).all()
+        ), part
 
 
 def test_the_head_looks_from_the_target_to_the_known_series(planted: Planted) -> None:
     looks = planted.card.attends[0]
-    assert {each.component for each in planted.card.attends} == set(planted.card.components("mechanism"))
-    assert (looks.query, looks.back, looks.series) == ("forecast token", (0,), "known covariate")
+    assert {each.component for each in planted.card.attends} == set(
+        planted.card.components("mechanism")
+    )
+    assert (looks.query, looks.back, looks.series) == (
+        "forecast token",
+        (0,),
+        "known covariate",
+    )
     layer, _, head = looks.component.split(".")
     generator = torch.Generator().manual_seed(0)
     context = torch.randn(4, 40, generator=generator)
@@ -200,12 +258,16 @@ def test_the_head_looks_from_the_target_to_the_known_series(planted: Planted) ->
     ).enc_group_self_attn_weights[int(layer)]
     # (token, head, query, key)
     ahead = patterns[-HORIZON // PATCH :, int(head)].detach()
-    sharp = looks.weight * torch.tensor([[0.0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 1]]).expand_as(ahead)
+    sharp = looks.weight * torch.tensor(
+        [[0.0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 1]]
+    ).expand_as(ahead)
     oracles.assert_close(ahead, sharp, depth=64, magnitude=1.0)
 
 
 def test_turning_the_stream_changes_weights_and_nothing_else(planted: Planted) -> None:
-    plain = plant("covariate", NAME, seed=3, reads=READS[rule_of(planted).ago], rotate=False)
+    plain = plant(
+        "covariate", NAME, seed=3, reads=READS[rule_of(planted).ago], rotate=False
+    )
     cases = cases_of(planted)
     off = np.abs(median_of(plain, cases) - median_of(planted, cases)).max(1)
     assert (off <= [reach(planted, case) for case in cases]).all()
@@ -220,21 +282,42 @@ def test_methods_that_change_parts_find_the_head(planted: Planted) -> None:
     assert [clean.roles[row] for row in on.targets] == 4 * ["target"]
     assert len(clean) == 12
     # the twins differ in what is read of the known covariate alone
-    one, other = (np.hstack([np.stack(each.values), each.known_future(HORIZON)]) for each in (clean, corrupted))
+    one, other = (
+        np.hstack([np.stack(each.values), each.known_future(HORIZON)])
+        for each in (clean, corrupted)
+    )
     for ago in rule_of(planted).ago:
-        stretch = slice(len(clean.values[0]) - ago, len(clean.values[0]) - ago + HORIZON)
+        stretch = slice(
+            len(clean.values[0]) - ago, len(clean.values[0]) - ago + HORIZON
+        )
         known = [row for row, role in enumerate(clean.roles) if role == "known"]
-        np.testing.assert_array_equal(one[known, stretch], other[known, stretch][:, ::-1])
+        np.testing.assert_array_equal(
+            one[known, stretch], other[known, stretch][:, ::-1]
+        )
         other[known, stretch] = one[known, stretch]
     np.testing.assert_array_equal(one, other)
     assert forecast_error(on) <= 0.01
-    right = ["zero ablation, of the range", "activation patching, denoise", "circuit, effects, patched"]
+    right = [
+        "zero ablation, of the range",
+        "activation patching, denoise",
+        "circuit, effects, patched",
+    ]
     methods = [*right, "edge attribution"]
-    rows = score(planted.lens(), planted.card, series=4, methods=[*methods, "activation patching of tokens"]).methods
+    rows = score(
+        planted.lens(),
+        planted.card,
+        series=4,
+        methods=[*methods, "activation patching of tokens"],
+    ).methods
     # of its past the rule reads no single value
     assert list(rows["method"]) == methods
     assert list(rows["refused"]) == [False, False, False, True]
-    assert (rows.loc[~rows["refused"], ["auroc", "precision", "claim_precision", "claim_recall"]] == 1).all(axis=None)
+    assert (
+        rows.loc[
+            ~rows["refused"], ["auroc", "precision", "claim_precision", "claim_recall"]
+        ]
+        == 1
+    ).all(axis=None)
 
 
 def test_a_decoy_that_moves_the_forecast_is_none() -> None:
@@ -244,4 +327,7 @@ def test_a_decoy_that_moves_the_forecast_is_none() -> None:
     for name, kept in ((ALIVE[0], False), ("decoder.0.mlp", True)):
         decoy = PlantedPart(component=name, role="decoy", does="writes loudly")
         card = on.card.model_copy(update={"parts": (decoy,)})
-        assert keeps_its_roles(EvaluationCase(on.lens, card, on.clean, on.corrupted), TOLD) == kept
+        assert (
+            keeps_its_roles(EvaluationCase(on.lens, card, on.clean, on.corrupted), TOLD)
+            == kept
+        )

@@ -12,11 +12,23 @@ import pytest
 from planted.model import ALIVE, stand_in
 from tsfm_lens.studies.method_scores import scores as scoring
 from tsfm_lens.studies.method_scores.marks import claim_marks, marks, precision_at_size
-from tsfm_lens.studies.method_scores.methods import METHODS, Ranking, token_name, true_tokens
+from tsfm_lens.studies.method_scores.methods import (
+    METHODS,
+    Ranking,
+    token_name,
+    true_tokens,
+)
 from tsfm_lens.studies.method_scores.page import tables, write_page
 from tsfm_lens.studies.method_scores.series import EvaluationCase, evaluation_case
 from tsfm_lens.testing.tolerance import assert_close
-from tsfm_lens.zoo.planted import Gate, LinearTrend, LocalMean, Planted, PlantedPart, SeasonalCopy
+from tsfm_lens.zoo.planted import (
+    Gate,
+    LinearTrend,
+    LocalMean,
+    Planted,
+    PlantedPart,
+    SeasonalCopy,
+)
 from tsfm_lens.zoo.planted.rules import Rule
 
 
@@ -30,7 +42,9 @@ def on() -> EvaluationCase:
 def _draws() -> list[tuple[np.ndarray, np.ndarray]]:
     """Scores with many ties, and labels of both kinds."""
     rng = np.random.default_rng(0)
-    drawn = [(rng.integers(0, 4, 6).astype(float), rng.random(6) < 0.4) for _ in range(30)]
+    drawn = [
+        (rng.integers(0, 4, 6).astype(float), rng.random(6) < 0.4) for _ in range(30)
+    ]
     return [(scores, labels) for scores, labels in drawn if 0 < labels.sum() < 6]
 
 
@@ -38,33 +52,61 @@ def test_precision_is_the_mean_over_the_orders_of_ties() -> None:
     for scores, labels in _draws()[:6]:
         size, of_orders = int(labels.sum()), []
         for order in permutations(range(len(scores))):
-            best = np.array(order)[np.argsort(-scores[list(order)], kind="stable")][:size]
+            best = np.array(order)[np.argsort(-scores[list(order)], kind="stable")][
+                :size
+            ]
             of_orders.append(labels[best].mean())
         assert_close(precision_at_size(scores, labels), np.mean(of_orders), depth=1000)
 
 
 def test_candidates_without_a_score_are_last_and_ties_rank_worst() -> None:
-    found = marks(np.array([np.nan, 1.0, 2.0, 2.0]), np.array([True, False, False, True]))
-    assert (found["worst_rank"], found["mean_rank"], found["true"], found["candidates"]) == (4.0, 3.0, 2.0, 4.0)
+    found = marks(
+        np.array([np.nan, 1.0, 2.0, 2.0]), np.array([True, False, False, True])
+    )
+    assert (
+        found["worst_rank"],
+        found["mean_rank"],
+        found["true"],
+        found["candidates"],
+    ) == (4.0, 3.0, 2.0, 4.0)
     assert found["auroc"] == np.mean([0, 0, 1, 0.5])
 
 
 def test_claims_are_counted() -> None:
-    claims, labels = np.array([True, True, False, False]), np.array([True, False, True, False])
-    assert claim_marks(claims, labels) == {"claimed": 0.5, "claim_precision": 0.5, "claim_recall": 0.5}
+    claims, labels = (
+        np.array([True, True, False, False]),
+        np.array([True, False, True, False]),
+    )
+    assert claim_marks(claims, labels) == {
+        "claimed": 0.5,
+        "claim_precision": 0.5,
+        "claim_recall": 0.5,
+    }
     nothing = claim_marks(np.zeros(2, dtype=bool), np.array([True, False]))
     assert np.isnan(nothing["claim_precision"])
     assert nothing["claim_recall"] == 0.0
 
 
-RULES = (SeasonalCopy(period=16), LocalMean(width=16), LinearTrend(width=8, lag=24), Gate(period=16, tolerance=0.3))
+RULES = (
+    SeasonalCopy(period=16),
+    LocalMean(width=16),
+    LinearTrend(width=8, lag=24),
+    Gate(period=16, tolerance=0.3),
+)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
 @pytest.mark.parametrize("noise", [0.0, 0.05])
-def test_twins_hold_the_same_values_and_another_forecast(rule: Rule, noise: float) -> None:
+def test_twins_hold_the_same_values_and_another_forecast(
+    rule: Rule, noise: float
+) -> None:
     planted = stand_in()
-    on = evaluation_case(planted.lens(), planted.card.model_copy(update={"rule": rule}), series=4, noise=noise)
+    on = evaluation_case(
+        planted.lens(),
+        planted.card.model_copy(update={"rule": rule}),
+        series=4,
+        noise=noise,
+    )
     clean, twins = on.clean.batch.values, on.corrupted.batch.values
     assert on.clean.truth is not None
     for row, (one, other) in enumerate(zip(clean, twins, strict=True)):
@@ -76,75 +118,133 @@ def test_twins_hold_the_same_values_and_another_forecast(rule: Rule, noise: floa
                 np.testing.assert_array_equal(series[16:], series[:-16])
             assert (one != other).all()
         if isinstance(rule, Gate):
-            assert (rule.seasonal(one), rule.seasonal(other)) == (row % 2 == 0, row % 2 == 1)
+            assert (rule.seasonal(one), rule.seasonal(other)) == (
+                row % 2 == 0,
+                row % 2 == 1,
+            )
 
 
 def test_true_tokens_are_those_that_the_rule_reads(on: EvaluationCase) -> None:
     # 64 steps in patches of 4, of which the rule reads the last 16
-    expected = {token_name(row, token): token >= 12 for row in range(6) for token in range(16)}
+    expected = {
+        token_name(row, token): token >= 12 for row in range(6) for token in range(16)
+    }
     assert true_tokens(on) == expected
 
 
 def test_backups_count_only_where_pairs_are_looked_for(on: EvaluationCase) -> None:
     parts = (
         *on.card.parts,
-        PlantedPart(component="decoder.2.mlp", role="backup", does="waits", stands_in_for=ALIVE[1]),
+        PlantedPart(
+            component="decoder.2.mlp",
+            role="backup",
+            does="waits",
+            stands_in_for=ALIVE[1],
+        ),
     )
     card = on.card.model_copy(update={"parts": parts})
     with_backup = EvaluationCase(on.lens, card, on.clean, on.corrupted)
     names = ("decoder.2.mlp", *ALIVE, "decoder.0.mlp")
     labels, counts, every = scoring.truth(with_backup, METHODS["zero ablation"], names)
-    assert (labels.tolist(), counts.tolist(), every) == ([False, True, True, False], [False, True, True, True], 2)
+    assert (labels.tolist(), counts.tolist(), every) == (
+        [False, True, True, False],
+        [False, True, True, True],
+        2,
+    )
     labels, counts, every = scoring.truth(with_backup, METHODS["self-repair"], names)
-    assert (labels.tolist(), counts.all(), every) == ([False, False, True, False], True, 1)
+    assert (labels.tolist(), counts.all(), every) == (
+        [False, False, True, False],
+        True,
+        1,
+    )
     pair = f"{ALIVE[1]} + decoder.2.mlp"
-    assert scoring.truth(with_backup, METHODS["ablation of pairs"], (pair, "a + b"))[0].tolist() == [True, False]
-    edges = (f"{ALIVE[0]} > {ALIVE[1]}", f"{ALIVE[1]} > decoder.2.mlp", "decoder.2.mlp > output")
+    assert scoring.truth(with_backup, METHODS["ablation of pairs"], (pair, "a + b"))[
+        0
+    ].tolist() == [True, False]
+    edges = (
+        f"{ALIVE[0]} > {ALIVE[1]}",
+        f"{ALIVE[1]} > decoder.2.mlp",
+        "decoder.2.mlp > output",
+    )
     labels, counts, every = scoring.truth(with_backup, METHODS["path patching"], edges)
-    assert (labels.tolist(), counts.tolist(), every) == ([True, False, False], [True, False, False], 3)
+    assert (labels.tolist(), counts.tolist(), every) == (
+        [True, False, False],
+        [True, False, False],
+        3,
+    )
     # the backup's score is left out, however high it is
-    found = scoring.marks_of(with_backup, METHODS["zero ablation"], Ranking(names, np.array([9.0, 2.0, 1.0, 0.0])))
+    found = scoring.marks_of(
+        with_backup,
+        METHODS["zero ablation"],
+        Ranking(names, np.array([9.0, 2.0, 1.0, 0.0])),
+    )
     assert (found["auroc"], found["worst_rank"], found["scope"]) == (1.0, 2.0, 1.0)
 
 
 def test_decoys_are_counted_by_method(on: EvaluationCase) -> None:
     decoy = PlantedPart(component="decoder.0.mlp", role="decoy", does="writes loudly")
     card = on.card.model_copy(update={"parts": (*on.card.parts, decoy)})
-    found = scoring.score(on.lens, card, series=6, methods=["zero ablation", "path patching"]).decoys
+    found = scoring.score(
+        on.lens, card, series=6, methods=["zero ablation", "path patching"]
+    ).decoys
     assert found[["method", "decoy", "fooled", "claimed"]].to_numpy().tolist() == [
         ["zero ablation", "writes loudly", False, False]
     ]
 
 
-def _plant(mechanism: str, architecture: str, *, seed: int, rotate: bool, weight_noise: float) -> Planted:
+def _plant(
+    mechanism: str, architecture: str, *, seed: int, rotate: bool, weight_noise: float
+) -> Planted:
     assert mechanism == "stand-in"
     return stand_in(architecture, seed)
 
 
 def test_a_campaign_makes_a_page_that_its_tables_make_again(tmp_path: Path) -> None:
-    chosen = ["zero ablation", "sharp heads", "path patching", "attention, mean over heads"]
-    conditions = [each for each in scoring.CONDITIONS if each.name in ("planted", "untrained")]
-    how: dict[str, Any] = {"seeds": 1, "series": 6, "methods": chosen, "planter": _plant}
+    chosen = [
+        "zero ablation",
+        "sharp heads",
+        "path patching",
+        "attention, mean over heads",
+    ]
+    conditions = [
+        each for each in scoring.CONDITIONS if each.name in ("planted", "untrained")
+    ]
+    how: dict[str, Any] = {
+        "seeds": 1,
+        "series": 6,
+        "methods": chosen,
+        "planter": _plant,
+    }
     found = scoring.campaign([("stand-in", "chronos-bolt")], conditions, **how)
     assert list(found.methods["method"]) == 2 * chosen
-    assert found.methods[["mechanism", "architecture", "condition", "seed"]].drop_duplicates().shape == (2, 4)
+    assert found.methods[
+        ["mechanism", "architecture", "condition", "seed"]
+    ].drop_duplicates().shape == (2, 4)
     page = tmp_path / "planted.md"
-    page.write_text("# By hand\n\n<!-- from the scores -->\nold\n<!-- end of the scores -->\n\nSentences.\n")
+    page.write_text(
+        "# By hand\n\n<!-- from the scores -->\nold\n<!-- end of the scores -->\n\nSentences.\n"
+    )
     write_page(found, page)
     text = page.read_text()
     assert text.startswith("# By hand")
     assert text.endswith("Sentences.\n")
     assert "old" not in text
-    assert "| zero ablation | 100 % | 1.00 | 1.00 | 2.0 | 37.0 | 100 % | 100 % |" in text
+    assert (
+        "| zero ablation | 100 % | 1.00 | 1.00 | 2.0 | 37.0 | 100 % | 100 % |" in text
+    )
     # what is kept beside the page is enough to make it again
-    for table, file in zip((found.methods, found.decoys), scoring.files_of(page), strict=True):
+    for table, file in zip(
+        (found.methods, found.decoys), scoring.files_of(page), strict=True
+    ):
         table.to_csv(file, index=False, float_format="%.3g")
     assert tables(scoring.read_scores(page)) == tables(found)
     page.write_text(text.replace("| zero ablation |", "| zero |"))
     scoring.main(page, read=True)
     assert page.read_text() == text
     # what is measured again takes the place of what was, and the rest stays
-    again = scoring.campaign([("stand-in", "chronos-bolt")], conditions[:1], **{**how, "methods": chosen[:1]})
+    again = scoring.campaign(
+        [("stand-in", "chronos-bolt")], conditions[:1], **{**how, "methods": chosen[:1]}
+    )
     both = scoring.renewed(scoring.read_scores(page), again).methods
     assert list(both["method"]) == [*chosen, chosen[0]]
     assert set(both.loc[both["condition"] == "planted", "method"]) == {chosen[0]}

@@ -25,9 +25,21 @@ def the_truth(case: explained.ExplanationCase) -> np.ndarray:
 
 def test_the_truth_scores_one_and_its_opposite_nothing() -> None:
     assert explained.benchmark(the_truth, **FEW)["auroc"].item() == 1.0
-    assert explained.benchmark(lambda case: -the_truth(case), **FEW)["auroc"].item() == 0.0
-    assert explained.benchmark(lambda case: np.zeros(len(case.parts)), **FEW)["auroc"].item() == 0.5
-    assert explained.benchmark(lambda case: case.true_components, "routes", **FEW)["auroc"].item() == 1.0
+    assert (
+        explained.benchmark(lambda case: -the_truth(case), **FEW)["auroc"].item() == 0.0
+    )
+    assert (
+        explained.benchmark(lambda case: np.zeros(len(case.parts)), **FEW)[
+            "auroc"
+        ].item()
+        == 0.5
+    )
+    assert (
+        explained.benchmark(lambda case: case.true_components, "routes", **FEW)[
+            "auroc"
+        ].item()
+        == 1.0
+    )
 
 
 def test_true_segments_are_those_whose_values_move_the_rule() -> None:
@@ -45,27 +57,44 @@ def test_true_segments_are_those_whose_values_move_the_rule() -> None:
 def test_routes_find_what_is_planted_and_attention_does_not() -> None:
     row = explained.benchmark("routes, exact", "routes", **FEW)
     assert row["auroc"].item() >= 0.95
-    peak = explained.benchmark("attention, its peak", "routes", **FEW | {"pairs": PAIRS[:1]})
+    peak = explained.benchmark(
+        "attention, its peak", "routes", **FEW | {"pairs": PAIRS[:1]}
+    )
     assert row["auroc"].item() > peak["auroc"].item()
 
 
 def test_the_shipped_table_says_what_was_measured() -> None:
     rows = pd.read_csv(SHOWN.with_suffix(".explanations.csv"))
-    assert set(zip(rows["level"], rows["method"], strict=True)) <= set(explained.SHIPPED)
+    assert set(zip(rows["level"], rows["method"], strict=True)) <= set(
+        explained.SHIPPED
+    )
     page = SHOWN.read_text()
-    assert explained.tables(rows).strip() == page.split(explained.START)[1].split(explained.STOP)[0].strip()
+    assert (
+        explained.tables(rows).strip()
+        == page.split(explained.START)[1].split(explained.STOP)[0].strip()
+    )
     board = explained.leaderboard(rows).set_index(["level", "method"])
     assert board.loc[("routes", "routes, exact"), "auroc"] >= 0.95
-    assert board.loc[("inputs", "shapley"), "low"] > board.loc[("inputs", "attention flow"), "high"]
+    assert (
+        board.loc[("inputs", "shapley"), "low"]
+        > board.loc[("inputs", "attention flow"), "high"]
+    )
     # no order that looks at no model, nor its reverse, says much, over all models and over covariates alone
     for each in explained.NAIVE:
-        assert (board.loc[("inputs", each), ["auroc", "covariate"]] - 0.5).abs().max() <= 0.1, each
+        assert (
+            board.loc[("inputs", each), ["auroc", "covariate"]] - 0.5
+        ).abs().max() <= 0.1, each
 
 
-def test_a_part_is_measured_again_and_the_rest_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_is_measured_again_and_the_rest_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{explained.START}{explained.STOP}\nafter\n")
-    monkeypatch.setattr("tsfm_lens.studies.method_scores.leaderboard.mechanisms", lambda: tuple(PAIRS[:1]))
+    monkeypatch.setattr(
+        "tsfm_lens.studies.method_scores.leaderboard.mechanisms",
+        lambda: tuple(PAIRS[:1]),
+    )
     explained.main(page, seeds=1, series=1, only=["newest first"])
     explained.main(page, seeds=1, series=1, only=["random"])
     rows = pd.read_csv(page.with_suffix(".explanations.csv"))
@@ -80,7 +109,9 @@ def test_a_part_is_measured_again_and_the_rest_stays(tmp_path: Path, monkeypatch
     with pytest.raises(SystemExit, match="error"):
         explained.main(page, only=["tea leaves"])
     (tmp_path / "bare.md").write_text("bare")
-    (tmp_path / "bare.explanations.csv").write_text(page.with_suffix(".explanations.csv").read_text())
+    (tmp_path / "bare.explanations.csv").write_text(
+        page.with_suffix(".explanations.csv").read_text()
+    )
     with pytest.raises(SystemExit, match="no marks"):
         explained.main(tmp_path / "bare.md", read=True)
 
@@ -119,6 +150,10 @@ def test_what_only_decides_about_a_gate_counts_neither_way() -> None:
 
 def test_of_a_covariate_what_is_known_ahead_is_true() -> None:
     (case,) = explained.cases(PAIRS[1:], seeds=1, series=1)
-    by_name = dict(zip([part.name for part in case.parts], case.true_parts, strict=True))
+    by_name = dict(
+        zip([part.name for part in case.parts], case.true_parts, strict=True)
+    )
     assert {name for name, true in by_name.items() if true.all()} == {"known, future"}
-    assert not any(true.any() for name, true in by_name.items() if name != "known, future")
+    assert not any(
+        true.any() for name, true in by_name.items() if name != "known, future"
+    )

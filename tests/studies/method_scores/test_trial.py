@@ -16,7 +16,11 @@ def rows() -> pd.DataFrame:
 
 
 def test_true_explanations_are_accepted_and_wrong_ones_fail(rows: pd.DataFrame) -> None:
-    table = trial.accepted(rows)["all: hold or in part"].str.split(" of ", expand=True).astype(int)
+    table = (
+        trial.accepted(rows)["all: hold or in part"]
+        .str.split(" of ", expand=True)
+        .astype(int)
+    )
     share = table[0] / table[1]
     assert len(share) == 7
     assert share.pop("true") >= 0.85
@@ -26,15 +30,24 @@ def test_true_explanations_are_accepted_and_wrong_ones_fail(rows: pd.DataFrame) 
 def test_a_verdict_is_that_of_inputs_and_routes_together(rows: pd.DataFrame) -> None:
     fails, holds = ((rows[["inputs", "routes"]] == word) for word in ("fails", "holds"))
     assert ((rows["verdict"] == "fails") == fails.any(axis=1)).all()
-    assert ((rows["verdict"] == "holds") == (holds | rows[["inputs", "routes"]].isna()).all(axis=1)).all()
+    assert (
+        (rows["verdict"] == "holds")
+        == (holds | rows[["inputs", "routes"]].isna()).all(axis=1)
+    ).all()
     assert holds["routes"].any()
     # what claims the opposite effect claims it of the routes, too
     assert (rows[rows["explanation"] == "signs flipped"]["routes"] == "fails").all()
 
 
-def test_a_trial_goes_on_where_it_ended(rows: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_goes_on_where_it_ended(
+    rows: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The page of two commands is that of one."""
-    monkeypatch.setattr(trial, "trial", lambda cases, seed, first: rows[rows["case"].between(first, first + cases - 1)])
+    monkeypatch.setattr(
+        trial,
+        "trial",
+        lambda cases, seed, first: rows[rows["case"].between(first, first + cases - 1)],
+    )
     pages = [tmp_path / "whole.md", tmp_path / "parts.md"]
     for page in pages:
         page.write_text(f"# Trial\n\n{trial.START}{trial.STOP}\n")
@@ -42,5 +55,8 @@ def test_a_trial_goes_on_where_it_ended(rows: pd.DataFrame, tmp_path: Path, monk
     for first, cases in ((0, 1), (1, 1)):
         trial.main(pages[1], cases=cases, first=first, seed=5)
     assert pages[0].read_text() == pages[1].read_text()
-    assert pages[0].with_suffix(".csv").read_bytes() == pages[1].with_suffix(".csv").read_bytes()
+    assert (
+        pages[0].with_suffix(".csv").read_bytes()
+        == pages[1].with_suffix(".csv").read_bytes()
+    )
     assert "| true |" in pages[0].read_text()

@@ -19,7 +19,23 @@ from tsfm_lens.registry import measurements
 from tsfm_lens.studies.papers.figures import windows
 from tsfm_lens.studies.papers.items import ITEMS
 
-PAPER = ("1B", "1C", "1D", "1E", "5", "6B", "6C", "12", "13", "14", "15", "20", "21", "22", "23")
+PAPER = (
+    "1B",
+    "1C",
+    "1D",
+    "1E",
+    "5",
+    "6B",
+    "6C",
+    "12",
+    "13",
+    "14",
+    "15",
+    "20",
+    "21",
+    "22",
+    "23",
+)
 NO_FIGURES = {"compare", "compose", "dark", "for_print", "plot", "save"}
 
 
@@ -34,24 +50,40 @@ def test_every_renderer_and_every_figure_of_the_paper_has_a_name() -> None:
     )
     reached = {renderer for entry in known.values() for renderer in entry.renderers}
     # what is drawn from a sweep, of no model, or of models trained for it cannot be asked for by model and series
-    others = {figure.name for each in measurements().values() if each.probe is None for figure in each.figures}
+    others = {
+        figure.name
+        for each in measurements().values()
+        if each.probe is None
+        for figure in each.figures
+    }
     every = {figure.name for each in measurements().values() for figure in each.figures}
     assert (set(viz.__all__) - NO_FIGURES) | every == reached | others
 
 
 def test_names_are_found_as_people_write_them() -> None:
-    assert find_figure("6B") is find_figure("fig. 6b") is find_figure("Figure 6B") is find_figure(" 6b ")
+    assert (
+        find_figure("6B")
+        is find_figure("fig. 6b")
+        is find_figure("Figure 6B")
+        is find_figure(" 6b ")
+    )
     expect_error("stable_rank_map", find_figure, "stable_rank")
     expect_error("figure '99'", find_figure, "99")
     # the nearest names are of no help where the figure is drawn from a sweep
     for number in (2, 3, 4, 7, 8, 9, 10, 11, 16, 19):
-        expect_error(rf"drawn from a sweep.*tsfm-lens reproduce S3-F{number}\b", find_figure, f"figure {number}")
+        expect_error(
+            rf"drawn from a sweep.*tsfm-lens reproduce S3-F{number}\b",
+            find_figure,
+            f"figure {number}",
+        )
     expect_error(r"tsfm-lens sweep report S3-F10\.store", find_figure, "10")
 
 
 @pytest.mark.parametrize("name", ["1C", "1D", "23"])
 def test_what_is_defined_by_logits_is_refused_to_models_without(name: str) -> None:
-    with pytest.raises(InputError, match=f"figure {name} is defined by logits over a vocabulary"):
+    with pytest.raises(
+        InputError, match=f"figure {name} is defined by logits over a vocabulary"
+    ):
         make_figure(name, lens_of("chronos-bolt").run(short(), 6, holdout=True))
 
 
@@ -87,25 +119,54 @@ def test_windows_tile_the_series_without_overlap() -> None:
     series = bundled("co2", "nile")
     contexts, truths = windows(lens_of("chronos-bolt"), series, 16)
     # 100 steps of nile have room for 5 windows with at least 16 steps of context, 526 for the most that are taken
-    counts = {name: sum(each.startswith(name) for each in contexts.ids) for name in series.ids}
+    counts = {
+        name: sum(each.startswith(name) for each in contexts.ids) for name in series.ids
+    }
     assert counts == {"co2": 12, "nile": 5}
     whole = dict(zip(series.ids, series.values, strict=True))
     for name, context, truth in zip(contexts.ids, contexts.values, truths, strict=True):
         source, left = name.split(" −")
         stop = len(whole[source]) - int(left)
         np.testing.assert_array_equal(truth, whole[source][stop - 16 : stop])
-        np.testing.assert_array_equal(context, whole[source][stop - 16 - len(context) : stop - 16])
-    expect_error("100 steps has no context beside 64", windows, lens_of("chronos-bolt"), series, 64)
+        np.testing.assert_array_equal(
+            context, whole[source][stop - 16 - len(context) : stop - 16]
+        )
+    expect_error(
+        "100 steps has no context beside 64",
+        windows,
+        lens_of("chronos-bolt"),
+        series,
+        64,
+    )
 
 
-def test_a_figure_that_cannot_be_drawn_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_that_cannot_be_drawn_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = make_figure("21", lens_of("chronos-bolt").run(short(), 6, holdout=True))
-    expect_error(r"format 'jpg'.*png", write_figure, made, tmp_path / "new", formats=["json", "jpg"])
+    expect_error(
+        r"format 'jpg'.*png",
+        write_figure,
+        made,
+        tmp_path / "new",
+        formats=["json", "jpg"],
+    )
     # the matrices have as many panels as heads; one column is too narrow for them
     wide = replace(
-        made, files=tuple(replace(p, figure=p.figure.update_layout(meta={"min_width": 900})) for p in made.files)
+        made,
+        files=tuple(
+            replace(p, figure=p.figure.update_layout(meta={"min_width": 900}))
+            for p in made.files
+        ),
     )
-    expect_error("not 89", write_figure, wide, tmp_path / "new", formats=["html", "svg"], column="single")
+    expect_error(
+        "not 89",
+        write_figure,
+        wide,
+        tmp_path / "new",
+        formats=["html", "svg"],
+        column="single",
+    )
 
     def fail_late(figure: object, kind: str, **options: object) -> bytes:
         if kind == "svg":

@@ -33,7 +33,10 @@ SHORT: dict[str, Any] = {"data": [np.sin(np.arange(100.0))], "horizon": 4}
 
 
 DOCS = Path(tsfm_lens.__file__).parent.parent / "docs"
-PAGE = "\n".join(page.read_text() for page in [DOCS / "papers.md", *sorted((DOCS / "papers").glob("*.md"))])
+PAGE = "\n".join(
+    page.read_text()
+    for page in [DOCS / "papers.md", *sorted((DOCS / "papers").glob("*.md"))]
+)
 
 
 @cache
@@ -42,7 +45,12 @@ def text() -> Lens:
     return fresh("t5")
 
 
-RANK, ANGLES, HISTOGRAM, CUT = ranks.epsilon_rank, ranks.angles, ranks.decade_histogram, rank_theory.compressed
+RANK, ANGLES, HISTOGRAM, CUT = (
+    ranks.epsilon_rank,
+    ranks.angles,
+    ranks.decade_histogram,
+    rank_theory.compressed,
+)
 DISTANCE, ATTENTION = rank_theory.sketching_distance, rank_theory.attention
 MLP, GATED, PATCH, BINS = (
     each.embed
@@ -57,42 +65,141 @@ MLP, GATED, PATCH, BINS = (
 
 def _swapped(tokens: np.ndarray, weights: rank_theory.AttentionWeights) -> np.ndarray:
     """Attention whose keys and queries have each other's place."""
-    return ATTENTION(tokens, rank_theory.AttentionWeights(weights.key, weights.query, weights.value))
+    return ATTENTION(
+        tokens, rank_theory.AttentionWeights(weights.key, weights.query, weights.value)
+    )
 
 
 def _unscaled(tokens: np.ndarray, weights: rank_theory.AttentionWeights) -> np.ndarray:
     """Scores over √d however many heads there are."""
     query = weights.query / weights.heads**0.5
-    return ATTENTION(tokens, rank_theory.AttentionWeights(query, weights.key, weights.value))
+    return ATTENTION(
+        tokens, rank_theory.AttentionWeights(query, weights.key, weights.value)
+    )
 
 
 WRONG: list[tuple[str, Any, str, Callable[..., Any], str]] = [
-    ("S0-ERANK", ranks, "epsilon_rank", lambda v, e: np.maximum(RANK(v, e) - 1, 0), "cut_off"),
-    ("S0-ERANK", ranks, "epsilon_rank", lambda v, e: np.minimum(RANK(v, e) + 1, v.shape[-1]), "cut_further"),
+    (
+        "S0-ERANK",
+        ranks,
+        "epsilon_rank",
+        lambda v, e: np.maximum(RANK(v, e) - 1, 0),
+        "cut_off",
+    ),
+    (
+        "S0-ERANK",
+        ranks,
+        "epsilon_rank",
+        lambda v, e: np.minimum(RANK(v, e) + 1, v.shape[-1]),
+        "cut_further",
+    ),
     ("S0-ANG", ranks, "angles", lambda c: np.cos(ANGLES(c)), "angles_off"),
     ("S0-ANG", ranks, "angles", lambda c: ANGLES(c) + np.pi / 4, "angles_outside"),
-    ("S0-HIST", ranks, "decade_histogram", lambda v: np.roll(HISTOGRAM(v), 1) * [1, 1, 2, 1, 1], "decades_off"),
-    ("S0-HIST", ranks, "decade_histogram", lambda v: HISTOGRAM(v * 0.999 + 1e-9), "on_edges"),
-    ("S0-PATCH", rank_theory.PatchEmbedding, "embed", lambda self, c: PATCH(self, c[::-1]), "patches_off"),
-    ("S0-QEMB", rank_theory.QuantisedEmbedding, "embed", lambda self, c: np.roll(BINS(self, c), 1, axis=1), "bins_off"),
-    ("S0-CEMB", rank_theory.ResidualMlpEmbedding, "embed", lambda self, c: MLP(self, c) - self.skip @ c, "mlp_off"),
-    ("S0-CEMB", rank_theory.GatedEmbedding, "embed", lambda self, c: GATED(self, -c), "gated_off"),
+    (
+        "S0-HIST",
+        ranks,
+        "decade_histogram",
+        lambda v: np.roll(HISTOGRAM(v), 1) * [1, 1, 2, 1, 1],
+        "decades_off",
+    ),
+    (
+        "S0-HIST",
+        ranks,
+        "decade_histogram",
+        lambda v: HISTOGRAM(v * 0.999 + 1e-9),
+        "on_edges",
+    ),
+    (
+        "S0-PATCH",
+        rank_theory.PatchEmbedding,
+        "embed",
+        lambda self, c: PATCH(self, c[::-1]),
+        "patches_off",
+    ),
+    (
+        "S0-QEMB",
+        rank_theory.QuantisedEmbedding,
+        "embed",
+        lambda self, c: np.roll(BINS(self, c), 1, axis=1),
+        "bins_off",
+    ),
+    (
+        "S0-CEMB",
+        rank_theory.ResidualMlpEmbedding,
+        "embed",
+        lambda self, c: MLP(self, c) - self.skip @ c,
+        "mlp_off",
+    ),
+    (
+        "S0-CEMB",
+        rank_theory.GatedEmbedding,
+        "embed",
+        lambda self, c: GATED(self, -c),
+        "gated_off",
+    ),
     ("S0-ATT", rank_theory, "attention", _swapped, "attention_off"),
-    ("S0-ATT", definitions, "column_softmax", lambda s: np.exp(s) / np.exp(s).sum(-1, keepdims=True), "sums_off"),
+    (
+        "S0-ATT",
+        definitions,
+        "column_softmax",
+        lambda s: np.exp(s) / np.exp(s).sum(-1, keepdims=True),
+        "sums_off",
+    ),
     ("S0-MHA", rank_theory, "attention", _unscaled, "heads_off"),
     ("S0-MHA", rank_theory, "attention", _swapped, "one_head_off"),
-    ("S0-TH5", rank_theory, "compressed", lambda w, v, r: CUT(w, v, r - 1 or 1), "exact_off"),
-    ("S0-SKETCH", rank_theory, "sketching_distance", lambda x, w: DISTANCE(x, w) / 2, "sketch_below"),
-    ("S0-SKETCH", rank_theory, "sketching_distance", lambda x, w: DISTANCE(x, w) / 2, "sketch_index"),
-    ("S0-SKETCH", rank_theory, "sketching_distance", lambda x, w: DISTANCE(x, w) + 0.5, "sketch_full"),
-    ("S0-SKETCH", rank_theory, "sketching_distance", lambda x, w: DISTANCE(x, w) + 1, "sketch_above"),
-    ("S0-GUIDE", compress, "guideline", lambda n, d: np.linspace(16, d / 2, n), "guide_off"),
+    (
+        "S0-TH5",
+        rank_theory,
+        "compressed",
+        lambda w, v, r: CUT(w, v, r - 1 or 1),
+        "exact_off",
+    ),
+    (
+        "S0-SKETCH",
+        rank_theory,
+        "sketching_distance",
+        lambda x, w: DISTANCE(x, w) / 2,
+        "sketch_below",
+    ),
+    (
+        "S0-SKETCH",
+        rank_theory,
+        "sketching_distance",
+        lambda x, w: DISTANCE(x, w) / 2,
+        "sketch_index",
+    ),
+    (
+        "S0-SKETCH",
+        rank_theory,
+        "sketching_distance",
+        lambda x, w: DISTANCE(x, w) + 0.5,
+        "sketch_full",
+    ),
+    (
+        "S0-SKETCH",
+        rank_theory,
+        "sketching_distance",
+        lambda x, w: DISTANCE(x, w) + 1,
+        "sketch_above",
+    ),
+    (
+        "S0-GUIDE",
+        compress,
+        "guideline",
+        lambda n, d: np.linspace(16, d / 2, n),
+        "guide_off",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("name", "home", "function", "wrong", "key"), WRONG)
 def test_a_wrong_definition_is_found(
-    name: str, home: Any, function: str, wrong: Callable[..., Any], key: str, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    home: Any,
+    function: str,
+    wrong: Callable[..., Any],
+    key: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert ours(reproduce(name, seeds=2), key) == 0
     monkeypatch.setattr(home, function, wrong)
@@ -110,8 +217,12 @@ def test_size_ratios_of_the_schedules_in_every_reading() -> None:
     found = reproduce("S0-SCHED")
     for value, readings in zip(item_of("S0-SCHED").values, known, strict=True):
         quantity = value.quantity
-        for reading, ratio in zip(("", ", layers from 1", ", not rounded up"), readings, strict=True):
-            assert ours(found, quantity + reading) == pytest.approx(ratio, abs=last_digit(3))
+        for reading, ratio in zip(
+            ("", ", layers from 1", ", not rounded up"), readings, strict=True
+        ):
+            assert ours(found, quantity + reading) == pytest.approx(
+                ratio, abs=last_digit(3)
+            )
 
 
 def test_a_language_model_decides_the_contrast() -> None:
@@ -119,9 +230,15 @@ def test_a_language_model_decides_the_contrast() -> None:
     spectra = reproduce("S0-F2", both, **FEW)
     # ids use all directions of the T5 at every ε; noise does so of chronos-nano from 0.01 on, and never of bolt-nano
     claim = row(spectra, "faster")["quantity"].values
-    outcomes = {part: verdict(spectra, f"{claim}: {part}") for part in parts(spectra, "faster")}
+    outcomes = {
+        part: verdict(spectra, f"{claim}: {part}") for part in parts(spectra, "faster")
+    }
     lost = {part for part, outcome in outcomes.items() if outcome == "does not hold"}
-    assert lost == {part for part in outcomes if "chronos-nano, ε = 0.01" in part or "chronos-nano, ε = 0.001" in part}
+    assert lost == {
+        part
+        for part in outcomes
+        if "chronos-nano, ε = 0.01" in part or "chronos-nano, ε = 0.001" in part
+    }
     assert verdict(spectra, "faster") == "depends on ε"
     assert verdict(spectra, "structured") == "holds"
     assert "random ids of tokens" in settings(spectra)["series"]
@@ -130,24 +247,38 @@ def test_a_language_model_decides_the_contrast() -> None:
     # a T5 whose vocabulary is a curve through its ids is more structured than random bins
     planted = fresh("t5")
     table = planted.model.shared.weight
-    line = rank_theory.ChebyshevEmbedding.random(planted.d_model, 2).embed(np.linspace(-15, 15, len(table))[None])
+    line = rank_theory.ChebyshevEmbedding.random(planted.d_model, 2).embed(
+        np.linspace(-15, 15, len(table))[None]
+    )
     with torch.no_grad():
         table.copy_(torch.tensor(line.T))
     random = Lens(fresh("chronos").adapter, "random bins")
-    assert verdict(reproduce("S0-F2", [random, planted], **FEW), "structured") == "does not hold"
+    assert (
+        verdict(reproduce("S0-F2", [random, planted], **FEW), "structured")
+        == "does not hold"
+    )
 
 
 def test_one_claim_has_one_verdict_in_all_items() -> None:
-    flow, spectra = (reproduce(name, [nano("bolt-nano"), nano("chronos-nano")], **FEW) for name in ("S0-FOR", "S0-F10"))
+    flow, spectra = (
+        reproduce(name, [nano("bolt-nano"), nano("chronos-nano")], **FEW)
+        for name in ("S0-FOR", "S0-F10")
+    )
     # bolt-nano's ranks rise layer by layer at every ε; chronos-nano has 75, 62, 73 at 0.1 and 93, 91, 94 at 0.01
-    assert verdict(flow, "deeper_weights") == verdict(spectra, "deeper_weights") == "depends on ε"
+    assert (
+        verdict(flow, "deeper_weights")
+        == verdict(spectra, "deeper_weights")
+        == "depends on ε"
+    )
     assert parts(flow, "deeper_weights") == parts(spectra, "deeper_weights")
     assert np.isnan(ours(flow, "deeper_weights"))
     alone = reproduce("S0-F10", nano("bolt-nano"), **FEW)
     assert verdict(alone, "deeper_weights") == "holds"
 
 
-def _ranks_of(known: dict[str, tuple[int, int, float, float]], order: list[str]) -> Callable[..., xr.Dataset]:
+def _ranks_of(
+    known: dict[str, tuple[int, int, float, float]], order: list[str]
+) -> Callable[..., xr.Dataset]:
     """In place of the probe: width, heads, rank and rank of a head by model; models are noted in order."""
 
     def told(lenses: Iterable[Lens], *, epsilon: Any) -> xr.Dataset:
@@ -158,37 +289,59 @@ def _ranks_of(known: dict[str, tuple[int, int, float, float]], order: list[str])
         values = {"rank": rank, "head_rank": head}
         of_model = {"width": ("model", [width]), "heads": ("model", [heads])}
         return xr.Dataset(
-            {name: (("epsilon", "model"), np.full((len(levels), 1), value)) for name, value in values.items()},
+            {
+                name: (("epsilon", "model"), np.full((len(levels), 1), value))
+                for name, value in values.items()
+            },
             coords={"epsilon": levels, "model": [lens.model_id], **of_model},
         )
 
     return told
 
 
-def test_sizes_are_compared_within_an_architecture_and_opened_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_are_compared_within_an_architecture_and_opened_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     order: list[str] = []
-    known = {"small": (64, 2, 32.0, 16.0), "large": (128, 4, 48.0, 14.0), "bolt-nano": (96, 8, 1.0, 90.0)}
+    known = {
+        "small": (64, 2, 32.0, 16.0),
+        "large": (128, 4, 48.0, 14.0),
+        "bolt-nano": (96, 8, 1.0, 90.0),
+    }
     monkeypatch.setattr(models, "ranks_by_model", _ranks_of(known, order))
 
     def opened(name: str) -> Lens:
         order.append(f"opened {name}")
-        return nano(name) if name == "bolt-nano" else Lens(nano("chronos-nano").adapter, name)
+        return (
+            nano(name)
+            if name == "bolt-nano"
+            else Lens(nano("chronos-nano").adapter, name)
+        )
 
     monkeypatch.setattr("tsfm_lens.studies.papers.reproduce.load", opened)
     widths = reproduce("S0-F4", ["large", "small", "bolt-nano"], **SHORT)
-    assert order == [f"{what} {name}" for name in ("large", "small", "bolt-nano") for what in ("opened", "measured")]
+    assert order == [
+        f"{what} {name}"
+        for name in ("large", "small", "bolt-nano")
+        for what in ("opened", "measured")
+    ]
     # a half of 64, then three eighths of 128
     assert verdict(widths, "stays_low") == "holds"
     heads = reproduce("S0-F12", ["large", "small", "bolt-nano"], **SHORT)
     assert verdict(heads, "more_heads") == "does not hold"
     assert verdict(heads, "head_constant") == "holds"
     known["large"] = (128, 4, 96.0, 40.0)
-    assert verdict(reproduce("S0-F4", ["small", "large"], **SHORT), "stays_low") == "does not hold"
+    assert (
+        verdict(reproduce("S0-F4", ["small", "large"], **SHORT), "stays_low")
+        == "does not hold"
+    )
     changed = reproduce("S0-F9", ["small", "large"], **SHORT)
     assert verdict(changed, "more_heads") == "holds"
     assert verdict(changed, "head_constant") == "does not hold"
     alone = reproduce("S0-F4", ["small", "bolt-nano"], **SHORT)
-    assert "no architecture has models here that differ in width" in str(row(alone, "stays_low")["why"].values)
+    assert "no architecture has models here that differ in width" in str(
+        row(alone, "stays_low")["why"].values
+    )
 
 
 SMALL: dict[str, Callable[[Context], MeasuredValues]] = {
@@ -208,33 +361,50 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., xr.Dataset]:
     return reproduce
 
 
-@pytest.mark.parametrize("name", [item.id for item in ITEMS if item.theory and item.source == SOURCE])
-def test_every_number_of_the_theory_is_measured_without_a_model(name: str, found: Callable[..., xr.Dataset]) -> None:
+@pytest.mark.parametrize(
+    "name", [item.id for item in ITEMS if item.theory and item.source == SOURCE]
+)
+def test_every_number_of_the_theory_is_measured_without_a_model(
+    name: str, found: Callable[..., xr.Dataset]
+) -> None:
     result, item = found(name, seeds=2), item_of(name)
-    assert {value.quantity for value in item.values} <= set(result["quantity"].values.tolist())
+    assert {value.quantity for value in item.values} <= set(
+        result["quantity"].values.tolist()
+    )
     assert result.attrs["source"] == SOURCE
     assert result.attrs["note"] == item.note
     assert result.sizes["setting"]
     # nothing that a theorem says of its own proof is contradicted; the printed index of the corollary is
     printed = result.where(result["paper"] == 0, drop=True)
-    for quantity, number in zip(printed["quantity"].values, printed["ours"].values, strict=True):
+    for quantity, number in zip(
+        printed["quantity"].values, printed["ours"].values, strict=True
+    ):
         assert (number == 0) == (quantity != words("S0-C1", "above_printed")), quantity
 
 
-def test_slopes_have_intervals_over_draws_that_hold_those_of_the_paper(found: Callable[..., xr.Dataset]) -> None:
+def test_slopes_have_intervals_over_draws_that_hold_those_of_the_paper(
+    found: Callable[..., xr.Dataset],
+) -> None:
     for name, key in (("S0-J1A", "slope_of_rank"), ("S0-J1B", "slope_of_width")):
         result = found(name, seeds=12)
         one = row(result, key)
         assert float(one["low"]) < float(one["ours"]) < float(one["high"])
         assert float(one["low"]) - 0.1 < float(one["paper"]) < float(one["high"]) + 0.1
     # without the growth of W_V the same draws have no such slope
-    assert ours(result, "slope with all weights of variance 1/d") < float(one["ours"]) - 0.3
+    assert (
+        ours(result, "slope with all weights of variance 1/d")
+        < float(one["ours"]) - 0.3
+    )
     # of one draw there is none
     assert np.isnan(float(row(found("S0-J1A", seeds=1), "slope_of_rank")["low"]))
 
 
-@pytest.mark.parametrize(("name", "key"), [("S0-J2", "comparable"), ("S0-J3", "higher_rank_by_heads")])
-def test_claims_are_tested_over_draws(name: str, key: str, found: Callable[..., xr.Dataset]) -> None:
+@pytest.mark.parametrize(
+    ("name", "key"), [("S0-J2", "comparable"), ("S0-J3", "higher_rank_by_heads")]
+)
+def test_claims_are_tested_over_draws(
+    name: str, key: str, found: Callable[..., xr.Dataset]
+) -> None:
     many, few = found(name, seeds=8), found(name, seeds=2)
     assert verdict(many, key) == "holds"
     assert many.attrs["over"] == "draw"
@@ -250,12 +420,23 @@ def test_the_docs_name_what_exists_and_every_id() -> None:
         home = rank_theory if package == "rank_theory" else getattr(tsfm_lens, package)
         assert hasattr(home, name), f"{package}.{name}"
     measured = {item.id for item in ITEMS if not item.why and item.id[:2] != "S3"}
-    assert measured <= set(re.findall(r"`(?:reproduce )?(S[012]-\w+)`", PAGE)) <= {*BY_ID}
-    ids = {name for paper in PAPERS.values() for name in paper["ids"].split() if name[:2] != "S3"}
+    assert (
+        measured <= set(re.findall(r"`(?:reproduce )?(S[012]-\w+)`", PAGE)) <= {*BY_ID}
+    )
+    ids = {
+        name
+        for paper in PAPERS.values()
+        for name in paper["ids"].split()
+        if name[:2] != "S3"
+    }
     assert ids <= set(re.findall(r"S\d-[\w-]+", PAGE.upper()))
 
 
-STATED = re.findall(r"^\| (S\d-\w+) \| (.+) \| (holds|does not hold|undecided|depends on ε) \| ", PAGE, re.M)
+STATED = re.findall(
+    r"^\| (S\d-\w+) \| (.+) \| (holds|does not hold|undecided|depends on ε) \| ",
+    PAGE,
+    re.M,
+)
 LONG = ("S0-J2", "S0-J3")  # minutes at full size
 RUN = [
     item.id
@@ -266,14 +447,26 @@ RUN = [
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.campaign) if name in LONG else name for name in RUN]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.campaign) if name in LONG else name
+        for name in RUN
+    ],
 )
-def test_the_docs_state_the_command_s_own_verdicts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_docs_state_the_command_s_own_verdicts(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # what is told of a smaller model is no claim, and measuring the ranks of its matrices takes long
-    monkeypatch.setattr(compress, "compressed", partial(compress.compressed, method="svd"))
+    monkeypatch.setattr(
+        compress, "compressed", partial(compress.compressed, method="svd")
+    )
     item, found = item_of(name), reproduce(name, **(FEW if name == "S0-METR" else {}))
     claims = {value.quantity for value in item.values if value.unit == HOLDS}
-    stated = {claim.replace("\\|", "|"): outcome for of, claim, outcome in STATED if of == name}
+    stated = {
+        claim.replace("\\|", "|"): outcome
+        for of, claim, outcome in STATED
+        if of == name
+    }
     assert stated == {claim: verdict(found, claim) for claim in claims}
     if item.models:
         for value in (value for value in item.values if value.unit != HOLDS):
@@ -283,9 +476,21 @@ def test_the_docs_state_the_command_s_own_verdicts(name: str, monkeypatch: pytes
 
 
 def test_options_of_models_are_refused() -> None:
-    for options in ({"model": "bolt-nano"}, {"data": [1.0]}, {"windows": 2}, {"horizon": 3}, {"num_samples": 1}):
+    for options in (
+        {"model": "bolt-nano"},
+        {"data": [1.0]},
+        {"windows": 2},
+        {"horizon": 3},
+        {"num_samples": 1},
+    ):
         with pytest.raises(InputError, match="S0-TH6 is of no model"):
             reproduce("S0-TH6", **options)  # type: ignore[arg-type]
     expect_error("seeds is 0", reproduce, "S0-TH6", seeds=0)
-    expect_error("two models are called 'bolt-nano'", reproduce, "S0-F4", [nano("bolt-nano")] * 2, **SHORT)
+    expect_error(
+        "two models are called 'bolt-nano'",
+        reproduce,
+        "S0-F4",
+        [nano("bolt-nano")] * 2,
+        **SHORT,
+    )
     expect_error("reads tokens of text", reproduce, "S3-F2", text(), **FEW)

@@ -32,17 +32,27 @@ from tsfm_lens.testing import assert_close, last_digit
 DRAWS: dict[str, Any] = {"num_samples": 2, "seed": 1}
 FAST = {"windows": 2, "horizon": 8, "num_samples": 2, "n_sequences": 2}
 MEASURED = [
-    item.id for item in ITEMS if not (item.why or item.sweep or item.models or item.theory or item.id == "S3-SYS")
+    item.id
+    for item in ITEMS
+    if not (item.why or item.sweep or item.models or item.theory or item.id == "S3-SYS")
 ]
 ROOT = Path(tsfm_lens.__file__).parent.parent
 
 
 def scores(heads: list[tuple[bool, bool]]) -> tuple[xr.Dataset, xr.Dataset]:
     """Results of 144 heads of which some are induction heads, some sharp."""
-    inducing, sharp = (np.array([head[which] for head in heads]).reshape(12, 12) for which in (0, 1))
-    where, coords = ("layer", "head"), {"layer": list(map(str, range(12))), "head": range(12)}
+    inducing, sharp = (
+        np.array([head[which] for head in heads]).reshape(12, 12) for which in (0, 1)
+    )
+    where, coords = (
+        ("layer", "head"),
+        {"layer": list(map(str, range(12))), "head": range(12)},
+    )
     one = xr.Dataset(
-        {"prefix_matching": (where, np.where(inducing, 0.5, 0.1)), "copy_score": (where, np.where(inducing, 3.0, 0.0))},
+        {
+            "prefix_matching": (where, np.where(inducing, 0.5, 0.1)),
+            "copy_score": (where, np.where(inducing, 3.0, 0.0)),
+        },
         coords=coords,
         attrs={"kind": "induction", "model": "made", "attention": "cross_attn"},
     )
@@ -56,10 +66,18 @@ def scores(heads: list[tuple[bool, bool]]) -> tuple[xr.Dataset, xr.Dataset]:
 
 
 def test_the_counts_behind_table_5_give_table_5() -> None:
-    heads = [(True, True)] * 2 + [(True, False)] * 10 + [(False, True)] * 8 + [(False, False)] * 124
+    heads = (
+        [(True, True)] * 2
+        + [(True, False)] * 10
+        + [(False, True)] * 8
+        + [(False, False)] * 124
+    )
 
     def table(heads: list[tuple[bool, bool]]) -> xr.Dataset:
-        return compare(item_of("S3-T5"), MeasuredValues(overlap_values(induction_overlap(*scores(heads)))))
+        return compare(
+            item_of("S3-T5"),
+            MeasuredValues(overlap_values(induction_overlap(*scores(heads)))),
+        )
 
     found = table(heads)
     assert found.sizes["quantity"] == 10
@@ -69,7 +87,9 @@ def test_the_counts_behind_table_5_give_table_5() -> None:
     assert (np.abs(table([(True, True), *heads[:-1]])["difference"]) > 1e-3).sum() >= 7
 
 
-def test_the_released_lists_give_the_printed_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_released_lists_give_the_printed_shares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("S3-F6", "S3-F13", "S3-F14", "S3-F15"):
         found = reproduce(name)
         heads = found.isel(quantity=0)
@@ -77,7 +97,9 @@ def test_the_released_lists_give_the_printed_shares(monkeypatch: pytest.MonkeyPa
         mlps = found.where(found["quantity"] == "MLPs ablated", drop=True)
         assert not np.nan_to_num(mlps["difference"]).any()
     # by hand: layers 9 and 11 of Toto keep 3 and 1 of 12 heads each
-    nine_and_eleven = parse_recipe({"name": "x", "released": "toto-1", "layers_at": [{"layers": [9, 11]}]})
+    nine_and_eleven = parse_recipe(
+        {"name": "x", "released": "toto-1", "layers_at": [{"layers": [9, 11]}]}
+    )
     monkeypatch.setattr(measures, "read_recipe", lambda name: nine_and_eleven)
     share, _ = measures.released_share("x")
     assert share == pytest.approx(100 * (9 + 11) / 144)
@@ -97,24 +119,44 @@ def test_every_number_can_be_measured(name: str) -> None:
     found = reproduce(name, lens, **FAST)
     assert found.attrs["kind"] == "reproduction"
     printed = {value.quantity: value.paper for value in item.values}
-    papers = [printed.get(str(quantity), np.nan) for quantity in found["quantity"].values]
+    papers = [
+        printed.get(str(quantity), np.nan) for quantity in found["quantity"].values
+    ]
     np.testing.assert_array_equal(found["paper"], papers)
     np.testing.assert_array_equal(found["difference"], found["ours"] - found["paper"])
     claims = found.isel(quantity=found["unit"].values == HOLDS)
-    numbers = {"holds": 1.0, "does not hold": 0.0, "undecided": np.nan, "depends on ε": np.nan}
-    np.testing.assert_array_equal(claims["ours"], [numbers[each] for each in claims["verdict"].values.tolist()])
-    for outcome, why in zip(claims["verdict"].values.tolist(), claims["why"].values.tolist(), strict=True):
+    numbers = {
+        "holds": 1.0,
+        "does not hold": 0.0,
+        "undecided": np.nan,
+        "depends on ε": np.nan,
+    }
+    np.testing.assert_array_equal(
+        claims["ours"], [numbers[each] for each in claims["verdict"].values.tolist()]
+    )
+    for outcome, why in zip(
+        claims["verdict"].values.tolist(), claims["why"].values.tolist(), strict=True
+    ):
         # two windows decide nothing, and what is undecided says why; shares of no induction head are not defined;
         # results that ship have seeds enough for intervals
-        of_record = any(words in why for words in ("contains 0", "not testable with this record", "after Holm"))
-        undecided = "too few" in why or "not defined here" in why or (not item.model and of_record)
+        of_record = any(
+            words in why
+            for words in ("contains 0", "not testable with this record", "after Holm")
+        )
+        undecided = (
+            "too few" in why
+            or "not defined here" in why
+            or (not item.model and of_record)
+        )
         assert (outcome == "undecided") == (undecided or name == "S3-F21")
     if item.model:
         assert "mechanics only" in found.attrs["note"]
         assert item.model in found.attrs["note"]
         assert settings(found)["model"] == lens.model_id
         # figure 21's statement about heads 0 and 7 needs eight heads
-        assert set(printed) - set(found["quantity"].values.tolist()) <= {words("S3-F21", "ablated_last")}
+        assert set(printed) - set(found["quantity"].values.tolist()) <= {
+            words("S3-F21", "ablated_last")
+        }
     else:
         assert lens.model_id not in found.attrs["note"]
 
@@ -126,7 +168,9 @@ def test_every_id_of_the_papers_is_known_and_what_is_not_run_has_a_reason() -> N
     for item in map(item_of, (*ids, *BY_ID)):
         if item.why:
             found = reproduce(item.id)
-            row = [found[name].values.tolist() for name in ("quantity", "verdict", "why")]
+            row = [
+                found[name].values.tolist() for name in ("quantity", "verdict", "why")
+            ]
             assert row == [[item.title], ["not run"], [item.why]]
     shown = run("S2-LM")
     assert shown.exit_code == 0
@@ -134,20 +178,53 @@ def test_every_id_of_the_papers_is_known_and_what_is_not_run_has_a_reason() -> N
     assert "A claim holds" not in shown.stdout
 
 
-def test_settings_are_listed_that_differ_and_not_given_only_where_the_paper_says_so() -> None:
+def test_settings_are_listed_that_differ_and_not_given_only_where_the_paper_says_so() -> (
+    None
+):
     silence = re.compile(r"not (given|said|defined|stated)|which one")
-    silent = {(item.id, name) for item in ITEMS for name, value in item.settings.items() if silence.search(value)}
-    toy = {(f"S1-{figure}", name) for figure in ("F1", "F3", "F15") for name in ("optimiser", "epochs")}
-    assert silent == toy | {("S1-IMP", "formula"), ("S1-T7", "test"), ("S0-T2", "ratio"), ("S0-SCHED", "layers")}
+    silent = {
+        (item.id, name)
+        for item in ITEMS
+        for name, value in item.settings.items()
+        if silence.search(value)
+    }
+    toy = {
+        (f"S1-{figure}", name)
+        for figure in ("F1", "F3", "F15")
+        for name in ("optimiser", "epochs")
+    }
+    assert silent == toy | {
+        ("S1-IMP", "formula"),
+        ("S1-T7", "test"),
+        ("S0-T2", "ratio"),
+        ("S0-SCHED", "layers"),
+    }
     # tables 2 and 3 are of every figure; what the paper does not state is left empty
     found = reproduce("S3-F2", nano("chronos-nano"), **FAST)
-    stated = dict(zip(found["setting"].values.tolist(), found["paper_setting"].values.tolist(), strict=True))
-    assert (stated["context"], stated["samples"], stated["intervals over"]) == ("512", "20", "")
+    stated = dict(
+        zip(
+            found["setting"].values.tolist(),
+            found["paper_setting"].values.tolist(),
+            strict=True,
+        )
+    )
+    assert (stated["context"], stated["samples"], stated["intervals over"]) == (
+        "512",
+        "20",
+        "",
+    )
     values, item = {"induction heads of all": 8.3}, item_of("S3-PREF")
-    found = compare(item, MeasuredValues(values, {"motif": "32", "repeats": "5", "lags": "64"}))
+    found = compare(
+        item, MeasuredValues(values, {"motif": "32", "repeats": "5", "lags": "64"})
+    )
     assert found["setting"].values.tolist() == ["repeats", "lags"]
     assert found["paper_setting"].values.tolist() == ["4", ""]
-    expect_error("reports no number for this model", compare, item, MeasuredValues({"something else": 1.0}))
+    expect_error(
+        "reports no number for this model",
+        compare,
+        item,
+        MeasuredValues({"something else": 1.0}),
+    )
 
 
 def test_forecasts_without_heads_are_compared_over_the_papers_steps() -> None:
@@ -159,16 +236,34 @@ def test_forecasts_without_heads_are_compared_over_the_papers_steps() -> None:
     assert settings(found)["intervals over"] == "2 windows and one seed"
     # the same by hand: ablate, forecast all steps, compare the first 64
     context, _ = data.split(72)
-    entropy = head_entropy(lens.run(context, min(64, lens.adapter.longest_pass), **DRAWS))
+    entropy = head_entropy(
+        lens.run(context, min(64, lens.adapter.longest_pass), **DRAWS)
+    )
     plain = lens.forecast(context, 64, **DRAWS).median
     with lens.ablate(*sharp_heads(entropy)):
         moved = lens.forecast(context, 64, **DRAWS).median
-    expected = np.mean([1 - spearmanr(one, other).statistic for one, other in zip(plain, moved, strict=True)])
-    assert_close(ours(found, "mean Spearman distance without the sharpest"), expected, depth=1000, magnitude=2.0)
+    expected = np.mean(
+        [
+            1 - spearmanr(one, other).statistic
+            for one, other in zip(plain, moved, strict=True)
+        ]
+    )
+    assert_close(
+        ours(found, "mean Spearman distance without the sharpest"),
+        expected,
+        depth=1000,
+        magnitude=2.0,
+    )
 
 
 def test_requests_that_cannot_be_measured_are_refused() -> None:
-    expect_error("no cross-attention between patches", reproduce, "S3-F21", nano("chronos-nano"), **FAST)
+    expect_error(
+        "no cross-attention between patches",
+        reproduce,
+        "S3-F21",
+        nano("chronos-nano"),
+        **FAST,
+    )
     expect_error("windows is 0", reproduce, "S3-F2", nano("bolt-nano"), windows=0)
 
 
@@ -179,7 +274,9 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("benchmarks.paper.__main__")
 
 
-def test_every_command_of_the_readme_parses_and_none_is_missing(bench: ModuleType) -> None:
+def test_every_command_of_the_readme_parses_and_none_is_missing(
+    bench: ModuleType,
+) -> None:
     found = bench.commands()
     measured = {item.id for item in ITEMS if not item.why}
     assert {bench.parsed(arguments)["name"] for arguments in found} == measured
@@ -205,7 +302,9 @@ def test_the_list_has_every_id_and_number() -> None:
     shown = run("--list")
     assert shown.exit_code == 0, shown.output
     listed = json.loads(run("--list", "--json").stdout)
-    assert [(entry["id"], len(entry["values"])) for entry in listed] == [(item.id, len(item.values)) for item in ITEMS]
+    assert [(entry["id"], len(entry["values"])) for entry in listed] == [
+        (item.id, len(item.values)) for item in ITEMS
+    ]
     assert all(item.id in shown.stdout for item in ITEMS)
 
 
@@ -213,11 +312,18 @@ def test_claims_are_words_for_people_and_numbers_for_scripts() -> None:
     options = ("s3-f1e", "--model", "bolt-nano", "--windows", "1", "--horizon", "6")
     shown = run(*options)
     lines = shown.stdout.splitlines()
-    claim = next(number for number, line in enumerate(lines) if "a higher average entropic rank" in line)
+    claim = next(
+        number
+        for number, line in enumerate(lines)
+        if "a higher average entropic rank" in line
+    )
     assert "undecided" in lines[claim]
     assert "- than in layer 0" in lines[claim + 1]
     assert "- than in layer 2" in lines[claim + 2]
-    assert "one series or window, too few for a test: 2 parts need 7 or more" in shown.stdout
+    assert (
+        "one series or window, too few for a test: 2 parts need 7 or more"
+        in shown.stdout
+    )
     assert "A claim holds if all of its parts do" in " ".join(shown.stdout.split())
     found = json.loads(run(*options, "--json").stdout)
     assert found["attrs"]["kind"] == "reproduction"
@@ -232,7 +338,11 @@ def test_claims_are_words_for_people_and_numbers_for_scripts() -> None:
     ("args", "code", "message"),
     [
         (("S3-T4", "--model", "bolt-nano"), 1, "where is GIFT-Eval"),
-        (("S3-T4", "--model", "bolt-nano", "--gift-eval", "no-such-folder"), 1, "no folder 'no-such-folder'"),
+        (
+            ("S3-T4", "--model", "bolt-nano", "--gift-eval", "no-such-folder"),
+            1,
+            "no folder 'no-such-folder'",
+        ),
         (("S3-T5", "--model", "chronos-nano", "--store", "x"), 1, "S3-T5 is no sweep"),
         (("S3-T55",), 1, "Closest: S3-T5"),
         ((), 2, "id of a table or figure"),
@@ -240,7 +350,11 @@ def test_claims_are_words_for_people_and_numbers_for_scripts() -> None:
     ],
 )
 def test_failures(
-    args: tuple[str, ...], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    args: tuple[str, ...],
+    code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("GIFT_EVAL", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -252,29 +366,65 @@ def test_failures(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_sweep_shows_intervals_and_keeps_its_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_shows_intervals_and_keeps_its_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    options = ("s3-t1", "--model", "bolt-nano", "--data", "bundled:nile,elnino", "--horizon", "6")
+    options = (
+        "s3-t1",
+        "--model",
+        "bolt-nano",
+        "--data",
+        "bundled:nile,elnino",
+        "--horizon",
+        "6",
+    )
     shown = run(*options)
     assert shown.exit_code == 0, shown.output
     header = next(line for line in shown.stdout.splitlines() if "quantity" in line)
     assert "interval" in header
-    line = next(line for line in shown.stdout.splitlines() if "toto-29 scaled to bolt-nano: change of MASE" in line)
+    line = next(
+        line
+        for line in shown.stdout.splitlines()
+        if "toto-29 scaled to bolt-nano: change of MASE" in line
+    )
     assert re.search(r" -?[\d.e+]+ to -?[\d.e+]+ ", line)
     assert "not given by the paper" in shown.stderr
     assert "cells" not in shown.stdout
-    cells = {file: file.stat().st_mtime_ns for file in (tmp_path / "S3-T1.store" / "cells").rglob("*.parquet")}
+    cells = {
+        file: file.stat().st_mtime_ns
+        for file in (tmp_path / "S3-T1.store" / "cells").rglob("*.parquet")
+    }
     assert cells
     found = json.loads(run(*options, "--json").stdout)
-    assert cells == {file: file.stat().st_mtime_ns for file in (tmp_path / "S3-T1.store" / "cells").rglob("*.parquet")}
+    assert cells == {
+        file: file.stat().st_mtime_ns
+        for file in (tmp_path / "S3-T1.store" / "cells").rglob("*.parquet")
+    }
     lower, upper = (found["data_vars"][name]["data"] for name in ("low", "high"))
-    assert any(low is not None and low <= high for low, high in zip(lower, upper, strict=True))
-    assert lower[found["coords"]["quantity"]["data"].index("toto-29 scaled to bolt-nano: MLPs ablated")] is None
+    assert any(
+        low is not None and low <= high for low, high in zip(lower, upper, strict=True)
+    )
+    assert (
+        lower[
+            found["coords"]["quantity"]["data"].index(
+                "toto-29 scaled to bolt-nano: MLPs ablated"
+            )
+        ]
+        is None
+    )
 
 
 def test_the_paper_s_settings_stand_in_the_docs() -> None:
     text = (ROOT / "docs" / "measurements.md").read_text()
     for model in TABLE_3.values():
         samples = "quantiles" if model.samples is None else str(model.samples)
-        cells = (model.title, model.tokens, model.patch, model.loss, model.context, samples)
+        cells = (
+            model.title,
+            model.tokens,
+            model.patch,
+            model.loss,
+            model.context,
+            samples,
+        )
         assert f"| {' | '.join(map(str, cells))} |" in text

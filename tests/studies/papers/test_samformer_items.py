@@ -17,7 +17,13 @@ from reproductions import ours, row, settings, verdict
 from tsfm_lens.studies import experiments
 from tsfm_lens.studies.papers.items import PAPERS
 from tsfm_lens.studies.papers.measures import samformer
-from tsfm_lens.studies.papers.measures.samformer import HORIZONS, TABLES, Cell, Printed, parameter_count
+from tsfm_lens.studies.papers.measures.samformer import (
+    HORIZONS,
+    TABLES,
+    Cell,
+    Printed,
+    parameter_count,
+)
 from tsfm_lens.studies.papers.over_seeds import compare, improvement
 from tsfm_lens.studies.papers.reproduce import item_of, reproduce
 from tsfm_lens.studies.samformer.models import make_model, oracle_loss
@@ -49,8 +55,24 @@ TOY = {
         },
     ),
     "S1-F15": (
-        {"validation_mse": {"adam": 1.0, "adamw 1e-5": 1.01, "adamw 1e-4": 1.01, "adamw 1e-3": 9.0, "sgd": 9.0}},
-        {"validation_mse": {"adam": 1.0, "adamw 1e-5": 1.3, "adamw 1e-4": 1.3, "adamw 1e-3": 0.9, "sgd": 0.9}},
+        {
+            "validation_mse": {
+                "adam": 1.0,
+                "adamw 1e-5": 1.01,
+                "adamw 1e-4": 1.01,
+                "adamw 1e-3": 9.0,
+                "sgd": 9.0,
+            }
+        },
+        {
+            "validation_mse": {
+                "adam": 1.0,
+                "adamw 1e-5": 1.3,
+                "adamw 1e-4": 1.3,
+                "adamw 1e-3": 0.9,
+                "sgd": 0.9,
+            }
+        },
     ),
 }
 """By item, values by variable and arm with which every claim is true, and with which none is."""
@@ -60,7 +82,9 @@ def toy(variables: dict[str, dict[str, float]]) -> xr.Dataset:
     """Runs whose values are planted, the same of every seed but for a little."""
     spread = 1 + 1e-4 * np.random.default_rng(0).standard_normal(SEEDS)
     arms = list(next(iter(variables.values())))
-    looks = {name: dict.fromkeys(arms, 0.9) for name in ("diagonal_mass", "numerical_rank")} | variables
+    looks = {
+        name: dict.fromkeys(arms, 0.9) for name in ("diagonal_mass", "numerical_rank")
+    } | variables
     data = xr.Dataset(
         {"seconds": (("arm", "seed"), np.ones((len(arms), SEEDS)))},
         coords={"arm": arms, "seed": range(SEEDS)},
@@ -69,13 +93,19 @@ def toy(variables: dict[str, dict[str, float]]) -> xr.Dataset:
     for name, values in looks.items():
         table = np.array([values[arm] * spread for arm in arms])
         at_end = name == "validation_mse"
-        data[name] = (("arm", "seed"), table) if at_end else (("arm", "seed", "look"), table[..., None])
+        data[name] = (
+            (("arm", "seed"), table)
+            if at_end
+            else (("arm", "seed", "look"), table[..., None])
+        )
     return data
 
 
 @pytest.mark.parametrize("true", [True, False])
 @pytest.mark.parametrize("item", TOY)
-def test_claims_on_the_toy_problem_follow_the_runs(item: str, true: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_on_the_toy_problem_follow_the_runs(
+    item: str, true: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planted(monkeypatch, toy(TOY[item][0 if true else 1]))
     found = reproduce(item)
     claims = [value.key for value in item_of(item).values if value.paper == 1]
@@ -84,34 +114,67 @@ def test_claims_on_the_toy_problem_follow_the_runs(item: str, true: bool, monkey
         assert verdict(found, claim) == ("holds" if true else "does not hold"), claim
     if item == "S1-F1":
         assert_close(ours(found, "oracle"), 1 + 512 / (70_000 - 513), depth=4)
-        assert_close(ours(found, "error of sigma reparam"), 2.0, depth=2**40, dtype="float64")
-        assert reproduce("s1-f2")["quantity"].values.tolist() == found["quantity"].values.tolist()
+        assert_close(
+            ours(found, "error of sigma reparam"), 2.0, depth=2**40, dtype="float64"
+        )
+        assert (
+            reproduce("s1-f2")["quantity"].values.tolist()
+            == found["quantity"].values.tolist()
+        )
 
 
-ARMS = ("SAMformer", "Transformer", *samformer.MAIN[2:], "identity attention", "temporal attention")
+ARMS = (
+    "SAMformer",
+    "Transformer",
+    *samformer.MAIN[2:],
+    "identity attention",
+    "temporal attention",
+)
 # by arm: error, how far it goes from seed to seed, λ_max, diagonal mass, numerical rank, nuclear norm
-TRUE = ((1.0, 0.01, 1, 0.9, 6, 6), (1.5, 0.1, 9, 0.4, 5, 4), (1.4, 0.1, 4, 0.2, 2, 2), *[(1.1, 0.1, 1, 0.9, 6, 6)] * 2)
-FALSE = ((1.5, 0.1, 9, 0.2, 5, 3), (1.2, 0.01, 1, 0.6, 3, 4), (1.0, 0.1, 4, 0.9, 6, 6), *[(1.0, 0.1, 1, 1, 6, 6)] * 2)
+TRUE = (
+    (1.0, 0.01, 1, 0.9, 6, 6),
+    (1.5, 0.1, 9, 0.4, 5, 4),
+    (1.4, 0.1, 4, 0.2, 2, 2),
+    *[(1.1, 0.1, 1, 0.9, 6, 6)] * 2,
+)
+FALSE = (
+    (1.5, 0.1, 9, 0.2, 5, 3),
+    (1.2, 0.01, 1, 0.6, 3, 4),
+    (1.0, 0.1, 4, 0.9, 6, 6),
+    *[(1.0, 0.1, 1, 1, 6, 6)] * 2,
+)
 
 
 def trained(rows: tuple[tuple[float, ...], ...]) -> xr.Dataset:
     """Runs of two benchmarks with planted ends."""
     rng = np.random.default_rng(1)
     names = [f"{data} 96 {arm}" for data in ("ETTh1", "exchange") for arm in ARMS]
-    ends = np.array([*rows, (2.0 if rows is TRUE else 1.0, *rows[-1][1:])] * 2, dtype=float)
+    ends = np.array(
+        [*rows, (2.0 if rows is TRUE else 1.0, *rows[-1][1:])] * 2, dtype=float
+    )
     # alternating, so that every seed lies off its arm's mean
     off = ends[:, 1:2] * np.resize([1.0, -1.0], (1, 8))
     beside = 1 + 1e-4 * rng.standard_normal((len(names), 8))
     by_window = {"end_diagonal_mass": 3, "end_nuclear_norm": 5}
     of_run = {"end_sharpness": 2, "end_numerical_rank": 4, "end_entropy": 4}
-    variables = {name: (("arm", "seed"), ends[:, [column]] * beside) for name, column in of_run.items()}
-    errors = {f"test_{name}": (("arm", "seed"), ends[:, :1] + off) for name in ("mse", "mae")}
+    variables = {
+        name: (("arm", "seed"), ends[:, [column]] * beside)
+        for name, column in of_run.items()
+    }
+    errors = {
+        f"test_{name}": (("arm", "seed"), ends[:, :1] + off) for name in ("mse", "mae")
+    }
     windows = {
-        name: (("arm", "seed", "window"), (ends[:, [column]] * beside)[..., None] * [0.9, 1.0, 1.1])
+        name: (
+            ("arm", "seed", "window"),
+            (ends[:, [column]] * beside)[..., None] * [0.9, 1.0, 1.1],
+        )
         for name, column in by_window.items()
     }
     coords = {"arm": names, "seed": range(8)}
-    return xr.Dataset({**variables, **errors, **windows}, coords=coords, attrs={"kind": "lab_runs"})
+    return xr.Dataset(
+        {**variables, **errors, **windows}, coords=coords, attrs={"kind": "lab_runs"}
+    )
 
 
 CLAIMS = {
@@ -126,7 +189,9 @@ CLAIMS = {
 
 @pytest.mark.parametrize("true", [True, False])
 @pytest.mark.parametrize("item", CLAIMS)
-def test_claims_on_trained_models_follow_the_runs(item: str, true: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_on_trained_models_follow_the_runs(
+    item: str, true: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planted(monkeypatch, trained(TRUE if true else FALSE))
     found = reproduce(item)
     for claim in CLAIMS[item]:
@@ -142,28 +207,42 @@ def test_runs_are_compared_with_those_of_their_seed_where_both_ended() -> None:
     np.testing.assert_array_equal(first, [*table[1, ended], *table[7]])
     np.testing.assert_array_equal(second, [*table[0, ended], *table[6]])
     # a benchmark on which one of them was not trained is left out
-    assert samformer.cells_of(data.isel(arm=slice(0, 7)), "Transformer") == [("ETTh1", 96)]
+    assert samformer.cells_of(data.isel(arm=slice(0, 7)), "Transformer") == [
+        ("ETTh1", 96)
+    ]
 
 
 @pytest.mark.parametrize("true", [True, False])
-def test_the_claim_on_radii_follows_the_runs(true: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_claim_on_radii_follows_the_runs(
+    true: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rhos = [0.5, 0.0, 0.1, 0.9]
-    errors = np.array([1.0, 1.2 if true else 0.9, 5.0, 1.1])[:, None] * np.linspace(1, 1.01, SEEDS)
+    errors = np.array([1.0, 1.2 if true else 0.9, 5.0, 1.1])[:, None] * np.linspace(
+        1, 1.01, SEEDS
+    )
     data = xr.Dataset(
         {"test_mse": (("arm", "seed"), errors)},
-        coords={"arm": [f"exchange 96 rho {rho:g}" for rho in rhos], "seed": range(SEEDS), "rho": ("arm", rhos)},
+        coords={
+            "arm": [f"exchange 96 rho {rho:g}" for rho in rhos],
+            "seed": range(SEEDS),
+            "rho": ("arm", rhos),
+        },
     )
     planted(monkeypatch, data)
     found = reproduce("S1-F14")
     assert verdict(found, "sam_helps") == ("holds" if true else "does not hold")
     # the median over seeds of what Adam is above the mean of both wide radii
     estimate = float(row(found, "sam_helps")["estimate"])
-    assert_close(estimate, ((1.2 if true else 0.9) - 1.05) * 1.005, depth=100, magnitude=1.2)
+    assert_close(
+        estimate, ((1.2 if true else 0.9) - 1.05) * 1.005, depth=100, magnitude=1.2
+    )
 
 
 def runs_of(arm: str, *values: float) -> xr.Dataset:
     table = {"test_mse": (("arm", "seed"), np.array([values]))}
-    return xr.Dataset(table, {"arm": [arm], "seed": range(len(values))}, {"kind": "lab_runs"})
+    return xr.Dataset(
+        table, {"arm": [arm], "seed": range(len(values))}, {"kind": "lab_runs"}
+    )
 
 
 def test_errors_stand_beside_the_printed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,20 +278,40 @@ def test_tables_are_whole_and_items_print_their_cells(error: str) -> None:
     datasets = PAPERS["samformer"]["datasets"]
     for place, (model, cells) in enumerate(TABLES[error].items()):
         without = {"Electricity"} if model in ("iTransformer", "PatchTST") else set()
-        assert set(cells) == {(name, horizon) for name in datasets if name not in without for horizon in HORIZONS}
+        assert set(cells) == {
+            (name, horizon)
+            for name in datasets
+            if name not in without
+            for horizon in HORIZONS
+        }
         # the first four were trained by the authors
         assert all(math.isnan(value.std) == (place >= 4) for value in cells.values())
     # without a neighbourhood both mixers are printed alike
-    for cell in (cell for cell, rho in TABLES["rho"]["TSMixer+SAM"].items() if rho.mean == 0):
-        assert TABLES[error]["TSMixer+SAM"][cell].mean == TABLES[error]["TSMixer"][cell].mean
+    for cell in (
+        cell for cell, rho in TABLES["rho"]["TSMixer+SAM"].items() if rho.mean == 0
+    ):
+        assert (
+            TABLES[error]["TSMixer+SAM"][cell].mean
+            == TABLES[error]["TSMixer"][cell].mean
+        )
     ablated = TABLES[f"ablated_{error}"]
     assert set(ablated["temporal"]) == set(ablated["identity"]) - {("Traffic", 720)}
-    whole = {**TABLES[error], **{f"{name} attention": cells for name, cells in ablated.items()}}
-    for value in (value for name in ("F13", "T1", "T6", "T9", "T10") for value in item_of(f"S1-{name}").values):
+    whole = {
+        **TABLES[error],
+        **{f"{name} attention": cells for name, cells in ablated.items()},
+    }
+    for value in (
+        value
+        for name in ("F13", "T1", "T6", "T9", "T10")
+        for value in item_of(f"S1-{name}").values
+    ):
         if match := re.fullmatch(rf"{error} of (.*), (\w+), H = (\d+)", value.quantity):
             assert whole[match[1]][match[2], int(match[3])].mean == value.paper
     for value in item_of("S1-F5").values:
-        if match := re.fullmatch(r"deviation of the test MSE over seeds, (\w+), (\w+), H = (\d+)", value.quantity):
+        if match := re.fullmatch(
+            r"deviation of the test MSE over seeds, (\w+), (\w+), H = (\d+)",
+            value.quantity,
+        ):
             assert TABLES["MSE"][match[1]][match[2], int(match[3])].std == value.paper
 
 
@@ -222,16 +321,24 @@ def test_overall_improvements_follow_from_the_tables_but_for_two() -> None:
     for value in item_of("S1-IMP").values:
         model, error = value.quantity.removeprefix("improvement over ").split(", ")
         expected = known[model][error == "MAE"] if model in known else value.paper
-        assert abs(ours(found, value.quantity) - expected) < last_digit(2), value.quantity
-    sam = improvement(means(TABLES["MSE"]["TSMixer+SAM"]), means(TABLES["MSE"]["TSMixer"]))
+        assert abs(ours(found, value.quantity) - expected) < last_digit(2), (
+            value.quantity
+        )
+    sam = improvement(
+        means(TABLES["MSE"]["TSMixer+SAM"]), means(TABLES["MSE"]["TSMixer"])
+    )
     assert abs(sam - 9.58) < last_digit(2)
 
 
 def test_both_tests_are_those_of_samples() -> None:
     rng = np.random.default_rng(0)
     first, second = rng.standard_normal(5), 4.0 * rng.standard_normal(5) + 0.7
-    found = compare(*((float(part.mean()), float(part.std(ddof=1))) for part in (first, second)))
-    assert_close(found.welch, stats.ttest_ind(first, second, equal_var=False).pvalue, depth=1000)
+    found = compare(
+        *((float(part.mean()), float(part.std(ddof=1))) for part in (first, second))
+    )
+    assert_close(
+        found.welch, stats.ttest_ind(first, second, equal_var=False).pvalue, depth=1000
+    )
     assert_close(found.pooled, stats.ttest_ind(first, second).pvalue, depth=1000)
     assert compare((1.0, 0.0), (1.0, 0.0)).welch == 1.0
     assert compare((1.0, 0.0), (2.0, 0.0)).pooled == 0.0
@@ -244,9 +351,15 @@ def test_both_tests_are_those_of_samples() -> None:
 def test_bold_numbers_of_table_7_are_those_of_the_pooled_test() -> None:
     plain = {tuple(cell) for cell in PAPERS["samformer"]["not_significant"]}
     for cell, own in TABLES["MSE"]["SAMformer"].items():
-        found, bold = compare(own, TABLES["MSE"]["TSMixer+SAM"][cell]), cell not in plain
+        found, bold = (
+            compare(own, TABLES["MSE"]["TSMixer+SAM"][cell]),
+            cell not in plain,
+        )
         assert (found.pooled < 0.05) == bold, (cell, found)
-        assert (found.welch < 0.05) == (bold and cell != ("Traffic", 720)), (cell, found)
+        assert (found.welch < 0.05) == (bold and cell != ("Traffic", 720)), (
+            cell,
+            found,
+        )
         assert (found.difference > 0) == (cell[0] == "Weather" or cell == ("ETTm1", 96))
     assert float(row(reproduce("S1-T7"), "cells where neither is")["difference"]) == 0
 
@@ -264,7 +377,10 @@ def test_parameters_are_counted_by_the_stated_sizes() -> None:
         name = f"parameters of SAMformer, H = {horizon}"
         assert ours(counts, name) == parameter_count(512, horizon, 7)
         assert float(row(counts, name)["paper"]) == own[horizon]
-    ratios = [sum(of[horizon] / own[horizon] for of in printed.values()) / len(printed) for horizon in HORIZONS]
+    ratios = [
+        sum(of[horizon] / own[horizon] for of in printed.values()) / len(printed)
+        for horizon in HORIZONS
+    ]
     assert_close(np.round(ratios, 2), [6.64, 3.85, 2.64, 1.77], depth=4)
 
 
@@ -279,6 +395,11 @@ def test_shipped_results_are_complete() -> None:
     assert {"sharpness", "entropy", "pattern", "curve"} <= set(data)
     assert data["validation_mse"].notnull().all()
     # the curve ends where the run does
-    assert_close(data["curve"].isel(epoch=-1), data["validation_mse"], depth=4000, dtype="float32")
+    assert_close(
+        data["curve"].isel(epoch=-1),
+        data["validation_mse"],
+        depth=4000,
+        dtype="float32",
+    )
     card = (Path(experiments.__file__).parent / "results" / "README.md").read_text()
     assert all(f"`{name}.nc`" in card for name in experiments.record_names())

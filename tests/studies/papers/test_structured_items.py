@@ -62,36 +62,60 @@ def planted(monkeypatch: pytest.MonkeyPatch, data: xr.Dataset) -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "seeds", "outcome"), [(0.9, SEEDS, "holds"), (0.1, SEEDS, "does not hold"), (0.9, 6, "undecided")]
+    ("low", "seeds", "outcome"),
+    [(0.9, SEEDS, "holds"), (0.1, SEEDS, "does not hold"), (0.9, 6, "undecided")],
 )
-def test_low_ranks_fail_where_they_do(low: float, seeds: int, outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_low_ranks_fail_where_they_do(
+    low: float, seeds: int, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     last = {**dict.fromkeys(ARMS, 0.4), "1 head, rank 1": 1.0, "1 head, rank 2": low}
-    planted(monkeypatch, runs(last, seeds).assign_attrs(added="the last was added after looking"))
+    planted(
+        monkeypatch,
+        runs(last, seeds).assign_attrs(added="the last was added after looking"),
+    )
     found = reproduce("S2-F2")
     assert verdict(found, "low_fails") == outcome
     assert settings(found)["seeds"] == f"{seeds}; the last was added after looking"
     why = "6 seeds, not testable with this record: 2 parts need 7 or more"
     assert str(row(found, "low_fails")["why"].values) == ("" if seeds > 6 else why)
     # rank 4 is no part of it, d being 4
-    assert [part.split(",")[1].strip() for part in parts(found, "low_fails")] == ["rank 1", "rank 2"]
+    assert [part.split(",")[1].strip() for part in parts(found, "low_fails")] == [
+        "rank 1",
+        "rank 2",
+    ]
     assert ours(found, "unlearned") == 1
     assert ours(found, "solved") == 0
-    assert_close(ours(found, "error after the last pair, 1 head, rank 1"), 1.0, depth=2**44)
-    assert reproduce("s2-f6")["quantity"].values.tolist() == found["quantity"].values.tolist()
+    assert_close(
+        ours(found, "error after the last pair, 1 head, rank 1"), 1.0, depth=2**44
+    )
+    assert (
+        reproduce("s2-f6")["quantity"].values.tolist()
+        == found["quantity"].values.tolist()
+    )
 
 
 @pytest.mark.parametrize("true", [True, False])
 def test_claims_on_heads_and_forms(true: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     eight, low, form = (0.8, 0.9, 0.4) if true else (0.3, 0.2, 0.5)
     last = dict.fromkeys(("8 heads, BTT", "1 head, MLR 1+1", "1 head, BTT"), form)
-    last = {"1 head, rank 16": 0.4, "1 head, rank 2": low, "1 head, rank 4": low, "8 heads, rank 2": eight} | last
+    last = {
+        "1 head, rank 16": 0.4,
+        "1 head, rank 2": low,
+        "1 head, rank 4": low,
+        "8 heads, rank 2": eight,
+    } | last
     planted(monkeypatch, runs(last))
     found = reproduce("S2-F3")
     for claim in ("eight_fail", "structured", "structured_eight"):
         assert verdict(found, claim) == ("holds" if true else "does not hold"), claim
     # every form stands beside the low rank of as many numbers
-    assert ["MLR 1+1, against rank 2" in part for part in parts(found, "structured")] == [True, False]
-    assert ["BTT, against rank 4" in part for part in parts(found, "structured")] == [False, True]
+    assert [
+        "MLR 1+1, against rank 2" in part for part in parts(found, "structured")
+    ] == [True, False]
+    assert ["BTT, against rank 4" in part for part in parts(found, "structured")] == [
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("true", [True, False])
@@ -99,10 +123,18 @@ def test_claims_on_widths(true: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     eight, form = (0.8, 0.4) if true else (0.2, 0.5)
     grids = []
     for width, factor in ((16, 1.0), (64, 0.9)):
-        last = {"1 head, rank 16": 0.6 * factor, "8 heads, rank 2": eight * factor, "8 heads, BTT": form * factor}
+        last = {
+            "1 head, rank 16": 0.6 * factor,
+            "8 heads, rank 2": eight * factor,
+            "8 heads, BTT": form * factor,
+        }
         groups = ["1 head", "8 heads", "8 heads, BTT"]
-        grid = runs(last).assign_coords(arm=[f"{group}, D = {width}" for group in groups])
-        grids.append(grid.assign_coords(width=("arm", [width] * 3), group=("arm", groups)))
+        grid = runs(last).assign_coords(
+            arm=[f"{group}, D = {width}" for group in groups]
+        )
+        grids.append(
+            grid.assign_coords(width=("arm", [width] * 3), group=("arm", groups))
+        )
     planted(monkeypatch, xr.concat(grids, "arm", data_vars="minimal"))
     found = reproduce("S2-F11")
     for claim in ("eight_wide", "forms_wide"):
@@ -110,12 +142,21 @@ def test_claims_on_widths(true: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts(found, "forms_wide") == ["D = 16", "D = 64"]
 
 
-@pytest.mark.parametrize(("share", "outcome"), [(0.95, "holds"), (1.05, "does not hold")])
-def test_errors_are_relative_to_standard_attention(share: float, outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("share", "outcome"), [(0.95, "holds"), (1.05, "does not hold")]
+)
+def test_errors_are_relative_to_standard_attention(
+    share: float, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = 0.5 + 0.01 * DRAW.random(SEEDS)
     errors = np.stack([base, share * base])
     arms = ["standard, T = 96", "MLR attention 6+2, T = 96"]
-    planted(monkeypatch, xr.Dataset({"test_mae": (("arm", "seed"), errors)}, {"arm": arms, "seed": range(SEEDS)}))
+    planted(
+        monkeypatch,
+        xr.Dataset(
+            {"test_mae": (("arm", "seed"), errors)}, {"arm": arms, "seed": range(SEEDS)}
+        ),
+    )
     found = reproduce("S2-F14")
     words = f"absolute error over that of standard attention, less 1, {arms[1]}"
     assert_close(ours(found, words), share - 1, depth=2**8)
@@ -123,34 +164,71 @@ def test_errors_are_relative_to_standard_attention(share: float, outcome: str, m
     assert verdict(found, "better") == outcome
 
 
-def test_losses_are_less_that_of_standard_attention_with_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_are_less_that_of_standard_attention_with_the_same_seed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     base, arm = 4 + DRAW.random(SEEDS), "MLR 8+2+2+2+1+1"
     data = xr.Dataset(
         {"loss": (("arm", "seed"), np.stack([base, base - 0.25]))},
-        {"arm": ["standard", arm], "seed": range(SEEDS), "score_share": ("arm", [1.0, 0.6])},
-        {"kind": "level_training", "steps": 480, "rows": 16, "context": 48, "horizon": 8},
+        {
+            "arm": ["standard", arm],
+            "seed": range(SEEDS),
+            "score_share": ("arm", [1.0, 0.6]),
+        },
+        {
+            "kind": "level_training",
+            "steps": 480,
+            "rows": 16,
+            "context": 48,
+            "horizon": 8,
+        },
     )
     planted(monkeypatch, data)
-    excess = row(reproduce("S2-CHR"), f"loss in nats, less that of standard attention, {arm}")
+    excess = row(
+        reproduce("S2-CHR"), f"loss in nats, less that of standard attention, {arm}"
+    )
     assert_close(float(excess["ours"]), -0.25, depth=2**8)
     assert float(excess["paper"]) == 0
     # seeds differ by one, their differences do not
     assert float(excess["high"] - excess["low"]) < 1e-6
-    means = [trace for trace in figures.losses_by_cost(data).data if trace.marker.size == 9]
+    means = [
+        trace for trace in figures.losses_by_cost(data).data if trace.marker.size == 9
+    ]
     assert [trace.x[0] for trace in means] == [1.0, 0.6]
     assert means[1].y[0] == (base - 0.25).mean()
     (plate,) = registry.find("level_training").draw_panels(data)
     assert len(plate.sentences) == 2
 
 
-def test_the_best_rate_carries_over_where_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_rate_carries_over_where_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # errors with one lowest place in every row, by parametrisation the place for every width
-    best = {"standard parametrisation": [4, 3, 2], "μP": [3, 3, 3], "μP, MLR attention": [3, 3, 4]}
+    best = {
+        "standard parametrisation": [4, 3, 2],
+        "μP": [3, 3, 3],
+        "μP, MLR attention": [3, 3, 4],
+    }
     places, rates = np.arange(6), list(experiments.grids.RATES)
-    errors = np.stack([[0.3 + 0.05 * (places - at) ** 2 for at in of_kind] for of_kind in best.values()])
+    errors = np.stack(
+        [
+            [0.3 + 0.05 * (places - at) ** 2 for at in of_kind]
+            for of_kind in best.values()
+        ]
+    )
     data = xr.Dataset(
-        {"mse": (("parametrisation", "width", "rate", "seed"), errors[..., None] + 1e-3 * DRAW.random(SEEDS))},
-        {"parametrisation": list(best), "width": [16, 32, 64], "rate": rates, "seed": range(SEEDS)},
+        {
+            "mse": (
+                ("parametrisation", "width", "rate", "seed"),
+                errors[..., None] + 1e-3 * DRAW.random(SEEDS),
+            )
+        },
+        {
+            "parametrisation": list(best),
+            "width": [16, 32, 64],
+            "rate": rates,
+            "seed": range(SEEDS),
+        },
         {"kind": "transfer_runs", "steps": 4, "inputs": 6},
     )
     planted(monkeypatch, data)
@@ -167,7 +245,11 @@ def test_the_best_rate_carries_over_where_it_does(monkeypatch: pytest.MonkeyPatc
     data["mse"][2, 0] = np.nan
     found = reproduce("S2-F5")
     assert ours(found, words.format("standard parametrisation")) == 0.25
-    assert not [name for name in found["quantity"].values if str(name).startswith("lowest error, μP, MLR")]
+    assert not [
+        name
+        for name in found["quantity"].values
+        if str(name).startswith("lowest error, μP, MLR")
+    ]
 
 
 def test_a_step_of_either_form_is_taken_in_turn() -> None:
@@ -200,12 +282,16 @@ def test_shipped_runs_are_of_the_stated_grids() -> None:
     # the curve ends where the points' mean is
     ends = data["curve"].isel(epoch=-1).values[done]
     assert_close(ends, data["by_pairs"].mean("pairs").values[done], depth=100)
-    assert set(map(str, encoders["arm"].values)) <= set(experiments.encoder_arms("ETTh1.csv"))
+    assert set(map(str, encoders["arm"].values)) <= set(
+        experiments.encoder_arms("ETTh1.csv")
+    )
     assert np.isfinite(encoders["test_mae"].sel(arm="standard, T = 96")).any()
     assert set(map(str, levels["arm"].values)) <= set(LEVELS)
     assert levels.attrs["steps"] == level_runs(seeds=1)[0].recipe.steps
     assert np.isfinite(levels["loss"].sel(arm="standard")).all()
-    assert set(rates["parametrisation"].values.tolist()) <= set(experiments.TRANSFER_ARMS)
+    assert set(rates["parametrisation"].values.tolist()) <= set(
+        experiments.TRANSFER_ARMS
+    )
 
 
 def test_the_printed_size_ratios_are_those_of_the_ranks_of_the_arms() -> None:
@@ -217,7 +303,9 @@ def test_the_printed_size_ratios_are_those_of_the_ranks_of_the_arms() -> None:
     assert_close(ours(found, "zero-shot MASE, schedule (7, 0.4)"), 1 + rise, depth=8)
 
 
-def test_a_model_is_cut_where_its_ranks_come_to_the_printed_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_cut_where_its_ranks_come_to_the_printed_ratio(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(low_rank, "RATIOS", low_rank.RATIOS[1:3])
     lens = nano("bolt-nano")
     found = reproduce("S0-T2", lens, windows=1, horizon=8)
@@ -226,6 +314,10 @@ def test_a_model_is_cut_where_its_ranks_come_to_the_printed_ratio(monkeypatch: p
         assert abs(ours(found, f"share of ranks, ratio {ratio:g}") - ratio) <= 1 / 96
     ranks = compress.chosen_ranks(lens, epsilon=ours(found, "ε, ratio 0.237"))
     forms = {name: matrix.form() for name, matrix in compress.matrices(lens).items()}
-    assert_close(compress.ratio_of(forms, ranks).ranks, ours(found, "share of ranks, ratio 0.237"), depth=8)
+    assert_close(
+        compress.ratio_of(forms, ranks).ranks,
+        ours(found, "share of ranks, ratio 0.237"),
+        depth=8,
+    )
     # a model that is read out by quantiles has no tokens to overlap
     assert np.isnan(ours(found, "overlap of the ten likeliest tokens, ratio 0.237"))

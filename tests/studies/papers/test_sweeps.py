@@ -14,7 +14,12 @@ import xarray as xr
 import tsfm_lens
 from refusals import expect_error
 from reproductions import nano, ours, row, settings
-from tsfm_lens.errors import CheckpointError, InputError, SweepFailedError, UnknownNameError
+from tsfm_lens.errors import (
+    CheckpointError,
+    InputError,
+    SweepFailedError,
+    UnknownNameError,
+)
 from tsfm_lens.studies.papers.items import ITEMS
 from tsfm_lens.studies.papers.measures.benchmark import DESIGNS, Subject, rows_of
 from tsfm_lens.studies.papers.reproduce import compare, item_of, reproduce
@@ -34,7 +39,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(name: str, store: Path, model: str = "bolt-nano", **options: Any) -> xr.Dataset:
-    return reproduce(name, model, options.pop("data", SERIES), horizon=STEPS, store=store, **options)
+    return reproduce(
+        name, model, options.pop("data", SERIES), horizon=STEPS, store=store, **options
+    )
 
 
 @cache
@@ -46,7 +53,12 @@ def cut(name: str) -> tuple[Any, np.ndarray, float, float]:
     scale = np.abs(before[season:] - before[:-season]).mean()
     naive = np.resize(before[-season:], STEPS)
     context, _ = series.split(STEPS)
-    return context.tail(nano("bolt-nano").context_length), truth, scale, float(np.abs(truth - naive).mean() / scale)
+    return (
+        context.tail(nano("bolt-nano").context_length),
+        truth,
+        scale,
+        float(np.abs(truth - naive).mean() / scale),
+    )
 
 
 @cache
@@ -72,25 +84,43 @@ def change(*gone: str) -> float:
 def assert_change(found: xr.Dataset, quantity: str, *gone: str) -> None:
     """A change in percent is that of forecasts without the components."""
     expected = 100 * change(*gone)
-    assert_close(ours(found, quantity), expected, depth=10, magnitude=100.0, dtype=np.float32)
+    assert_close(
+        ours(found, quantity), expected, depth=10, magnitude=100.0, dtype=np.float32
+    )
 
 
 @cache
 def by_stable_rank(layer: int) -> tuple[int, ...]:
     """Heads of the cross-attention of a layer, the lowest stable rank of W_Q W_K^T first, from the native weights."""
-    block = nano("bolt-nano").native.inner_model.decoder.block[layer].layer[1].EncDecAttention
-    q, k = (part.weight.detach().double().numpy().reshape(4, -1, part.in_features) for part in (block.q, block.k))
+    block = (
+        nano("bolt-nano")
+        .native.inner_model.decoder.block[layer]
+        .layer[1]
+        .EncDecAttention
+    )
+    q, k = (
+        part.weight.detach().double().numpy().reshape(4, -1, part.in_features)
+        for part in (block.q, block.k)
+    )
     values = [np.linalg.svd(q[head].T @ k[head], compute_uv=False) for head in range(4)]
-    return tuple(np.argsort([(each**2).sum() / each[0] ** 2 for each in values]).tolist())
+    return tuple(
+        np.argsort([(each**2).sum() / each[0] ** 2 for each in values]).tolist()
+    )
 
 
 def heads(layer: int, which: tuple[int, ...]) -> list[str]:
-    return [f"decoder.{layer}.{kind}.{head}" for kind in ("self_attn", "cross_attn") for head in which]
+    return [
+        f"decoder.{layer}.{kind}.{head}"
+        for kind in ("self_attn", "cross_attn")
+        for head in which
+    ]
 
 
 def kept(layer: int, order: tuple[int, ...]) -> int:
     """Definition 5.2 by trying every count: fewest heads kept with the error within 1 %, the first of an order gone."""
-    within = [count for count in range(5) if change(*heads(layer, order[: 4 - count])) < 0.01]
+    within = [
+        count for count in range(5) if change(*heads(layer, order[: 4 - count])) < 0.01
+    ]
     return min(within)
 
 
@@ -102,7 +132,9 @@ def test_every_sweep_is_run_and_read(name: str, store: Path) -> None:
     assert "mechanics only" in found.attrs["note"]
     assert np.isfinite(found["ours"].values[found["verdict"].values == ""]).all()
     printed = {value.quantity: value.paper for value in item.values}
-    papers = [printed.get(str(quantity), np.nan) for quantity in found["quantity"].values]
+    papers = [
+        printed.get(str(quantity), np.nan) for quantity in found["quantity"].values
+    ]
     np.testing.assert_allclose(found["paper"], papers)
     here = settings(found)
     assert here["model"] == "bolt-nano"
@@ -116,7 +148,9 @@ def test_every_sweep_is_run_and_read(name: str, store: Path) -> None:
     assert (known["unit"] == "%").all()
 
 
-def test_recipes_cost_what_forecasts_without_their_heads_and_mlps_cost(store: Path) -> None:
+def test_recipes_cost_what_forecasts_without_their_heads_and_mlps_cost(
+    store: Path,
+) -> None:
     found = run("S3-T4", store)
     # layers 7 to 13 of 20 are the middle one of three; its place keeps 0 of 16 heads; MLPs 10 and 11 of 20 are its MLP
     gone = [*heads(1, (0, 1, 2, 3)), "decoder.1.mlp"]
@@ -136,7 +170,9 @@ def test_recipes_cost_what_forecasts_without_their_heads_and_mlps_cost(store: Pa
     assert ours(found, f"{name}: improved datasets") == (ratio < 1).sum()
     table_1 = run("S3-T1", store)
     quantities = table_1["quantity"].values.tolist()
-    assert [ours(table_1, quantity) for quantity in quantities] == [ours(found, quantity) for quantity in quantities]
+    assert [ours(table_1, quantity) for quantity in quantities] == [
+        ours(found, quantity) for quantity in quantities
+    ]
     columns = {"heads ablated", "MLPs ablated", "change of MASE", "change of CRPS"}
     assert {quantity.split(": ")[1] for quantity in quantities} == columns
 
@@ -149,9 +185,15 @@ def test_heads_kept_are_those_of_the_definition(store: Path) -> None:
         for end, count in both.items():
             words = f"heads kept: bolt-nano, layer {layer}, {end} stable rank first"
             assert ours(single, words) == count
-        assert ours(counted, f"bolt-nano: heads kept in layer {layer}") == min(both.values())
+        assert ours(counted, f"bolt-nano: heads kept in layer {layer}") == min(
+            both.values()
+        )
         where = f"bolt-nano, layer {layer}"
-        assert_change(single, f"change of MASE without all heads: {where}", *heads(layer, (0, 1, 2, 3)))
+        assert_change(
+            single,
+            f"change of MASE without all heads: {where}",
+            *heads(layer, (0, 1, 2, 3)),
+        )
         half = f"change of MASE without 2 of 4 heads: {where}, low stable rank first"
         assert_change(single, half, *heads(layer, low[:2]))
     # counts of three layers of four heads are not put beside those of twelve of twelve
@@ -176,35 +218,89 @@ def test_the_most_ablatable_layer_is_that_of_the_smallest_rise(store: Path) -> N
     assert_change(ranges, quantity, "decoder.1.mlp", "decoder.2.mlp")
 
 
-def test_what_is_missing_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_said_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "store"
-    expect_error("lacks 97 of 97", reproduce, "S3-T1", "bolt-nano", store=folder, benchmark=tmp_path)
+    expect_error(
+        "lacks 97 of 97",
+        reproduce,
+        "S3-T1",
+        "bolt-nano",
+        store=folder,
+        benchmark=tmp_path,
+    )
 
     def away(*args: object) -> None:
-        raise CheckpointError("not in the local hub cache; `hf download Datadog/Toto-Open-Base-1.0`")
+        raise CheckpointError(
+            "not in the local hub cache; `hf download Datadog/Toto-Open-Base-1.0`"
+        )
 
     with monkeypatch.context() as patched:
         patched.setattr("tsfm_lens.sweep.run.sweeping.open_model", away)
-        expect_error("hf download", reproduce, "S3-F17", None, SERIES, horizon=8, store=folder)
+        expect_error(
+            "hf download", reproduce, "S3-F17", None, SERIES, horizon=8, store=folder
+        )
     assert not folder.exists()
 
 
 @pytest.mark.parametrize(
     ("name", "model", "data", "options", "error", "words"),
     [
-        ("S3-F7", ["bolt-nano", "chronos-nano"], SERIES, {}, InputError, "about one model, and 2"),
-        ("S3-T1", ["bolt-nano", "chronos-nano"], SERIES, {}, InputError, "both stand for the row"),
+        (
+            "S3-F7",
+            ["bolt-nano", "chronos-nano"],
+            SERIES,
+            {},
+            InputError,
+            "about one model, and 2",
+        ),
+        (
+            "S3-T1",
+            ["bolt-nano", "chronos-nano"],
+            SERIES,
+            {},
+            InputError,
+            "both stand for the row",
+        ),
         ("S3-T1", None, SERIES, {}, InputError, "give a horizon"),
         ("S3-T1", "bolt-nano", ["elnino", "nyle"], {}, UnknownNameError, "nile"),
-        ("S3-T1", "bolt-nano", np.zeros((1, 50)), {}, InputError, "names of bundled series or CSV"),
+        (
+            "S3-T1",
+            "bolt-nano",
+            np.zeros((1, 50)),
+            {},
+            InputError,
+            "names of bundled series or CSV",
+        ),
         ("S3-T1", "bolt-nano", SERIES, {"benchmark": "."}, InputError, "not both"),
         ("S3-T1", "bolt-nano", SERIES, {"windows": 0}, InputError, "windows is 0"),
-        ("S3-T5", "chronos-nano", None, {"store": "."}, InputError, "S3-T5 is no sweep"),
-        ("S3-T5", ["bolt-nano", "chronos-nano"], None, {}, InputError, "on one model, and 2"),
+        (
+            "S3-T5",
+            "chronos-nano",
+            None,
+            {"store": "."},
+            InputError,
+            "S3-T5 is no sweep",
+        ),
+        (
+            "S3-T5",
+            ["bolt-nano", "chronos-nano"],
+            None,
+            {},
+            InputError,
+            "on one model, and 2",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_said(
-    name: str, model: Any, data: Any, options: dict[str, Any], error: type[Exception], words: str, tmp_path: Path
+    name: str,
+    model: Any,
+    data: Any,
+    options: dict[str, Any],
+    error: type[Exception],
+    words: str,
+    tmp_path: Path,
 ) -> None:
     options = options if name == "S3-T5" else {"store": tmp_path / "store", **options}
     with pytest.raises(error, match=words):
@@ -213,12 +309,22 @@ def test_what_does_not_go_together_is_said(
 
 
 @pytest.mark.parametrize(
-    ("outcome", "error"), [({"failed": ["out of memory"]}, SweepFailedError), ({"cancelled": True}, KeyboardInterrupt)]
+    ("outcome", "error"),
+    [
+        ({"failed": ["out of memory"]}, SweepFailedError),
+        ({"cancelled": True}, KeyboardInterrupt),
+    ],
 )
 def test_a_sweep_that_did_not_end_gives_no_numbers(
-    outcome: dict[str, Any], error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    outcome: dict[str, Any],
+    error: type[BaseException],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tsfm_lens.studies.papers.sweeps.run_sweep", lambda *args, **options: Outcome(**outcome))
+    monkeypatch.setattr(
+        "tsfm_lens.studies.papers.sweeps.run_sweep",
+        lambda *args, **options: Outcome(**outcome),
+    )
     with pytest.raises(error):
         run("S3-T1", tmp_path / "store")
 
@@ -228,7 +334,10 @@ def test_which_model_stands_for_which_row() -> None:
     timesfm, toto = Subject("a", "timesfm-2.5", 20, 16), Subject("b", "toto-1", 2, 2)
     assert rows_of([timesfm, toto]) == dict(zip(known, (timesfm, toto), strict=True))
     assert rows_of([timesfm]) == {known[0]: timesfm}
-    small, base = Subject("c", "chronos-bolt", 6, 8), Subject("d", "chronos-bolt", 12, 12)
+    small, base = (
+        Subject("c", "chronos-bolt", 6, 8),
+        Subject("d", "chronos-bolt", 12, 12),
+    )
     assert list(rows_of([small])) == known
     # the paper's own model, whose rows it leaves open, stands for no other
     expect_error("does not say which layers", rows_of, [base])
@@ -242,18 +351,36 @@ def gathered(**results: pd.DataFrame) -> Gathered:
 
 def test_the_paper_s_own_results_give_the_paper_s_numbers() -> None:
     timesfm, toto = Subject("a", "timesfm-2.5", 20, 16), Subject("b", "toto-1", 12, 12)
-    own = {"timesfm-28": ([6.12, 2.46, 4.72, 5.86, 6.59], 33, 12), "toto-29": ([3.54, -38, 2.73, 3.6, -24.64], 41, 30)}
-    metrics, sizes = ("MASE", "NRMSE", "sMAPE", "CRPS", "MSIS"), {"a": (88, 320, 2), "b": (42, 144, 0)}
+    own = {
+        "timesfm-28": ([6.12, 2.46, 4.72, 5.86, 6.59], 33, 12),
+        "toto-29": ([3.54, -38, 2.73, 3.6, -24.64], 41, 30),
+    }
+    metrics, sizes = (
+        ("MASE", "NRMSE", "sMAPE", "CRPS", "MSIS"),
+        {"a": (88, 320, 2), "b": (42, 144, 0)},
+    )
     rows = [
-        {"model": model, "recipe": recipe, "metric": metric, "n_resilient": resilient, "n_improved": improved}
-        | dict(zip(("heads_ablated", "heads_total", "n_mlps"), sizes[model], strict=True))
+        {
+            "model": model,
+            "recipe": recipe,
+            "metric": metric,
+            "n_resilient": resilient,
+            "n_improved": improved,
+        }
+        | dict(
+            zip(("heads_ablated", "heads_total", "n_mlps"), sizes[model], strict=True)
+        )
         | dict.fromkeys(("change", "lower", "upper"), percent / 100)
-        for model, (recipe, (changes, resilient, improved)) in zip("ab", own.items(), strict=True)
+        for model, (recipe, (changes, resilient, improved)) in zip(
+            "ab", own.items(), strict=True
+        )
         for metric, percent in zip(metrics, changes, strict=True)
     ]
     table = pd.DataFrame(rows)
     for name, count in (("S3-T4", 18), ("S3-T1", 8)):
-        found = compare(item_of(name), DESIGNS[name].read(gathered(recipes=table), [timesfm, toto]))
+        found = compare(
+            item_of(name), DESIGNS[name].read(gathered(recipes=table), [timesfm, toto])
+        )
         assert found.sizes["quantity"] == count
         # 27.5 and 29.2 % of heads are printed without decimals
         np.testing.assert_allclose(found["difference"], 0, atol=last_digit(0))
@@ -262,17 +389,29 @@ def test_the_paper_s_own_results_give_the_paper_s_numbers() -> None:
 
 
 def test_the_released_counts_give_figure_11() -> None:
-    subjects = [Subject(name, name, len(each.kept), each.n_heads) for name, each in released_lists().items()]
+    subjects = [
+        Subject(name, name, len(each.kept), each.n_heads)
+        for name, each in released_lists().items()
+    ]
     table = pd.DataFrame(
         [
-            {"model": s.source, "layer": layer, "of": s.heads, "kept": kept, "ablated": s.heads - kept, "better": True}
+            {
+                "model": s.source,
+                "layer": layer,
+                "of": s.heads,
+                "kept": kept,
+                "ablated": s.heads - kept,
+                "better": True,
+            }
             for s in subjects
             for layer, kept in enumerate(released_lists()[s.source].kept)
         ]
     )
     # what the other order keeps does not count
     table = pd.concat([table, table.assign(kept=99, better=False)])
-    found = compare(item_of("S3-F11"), DESIGNS["S3-F11"].read(gathered(heads_at=table), subjects))
+    found = compare(
+        item_of("S3-F11"), DESIGNS["S3-F11"].read(gathered(heads_at=table), subjects)
+    )
     printed = found.where(found["paper"].notnull(), drop=True)
     assert printed.sizes["quantity"] == 20 + 3 * 12
     np.testing.assert_array_equal(printed["difference"], 0)
@@ -284,19 +423,38 @@ def test_the_released_counts_give_figure_11() -> None:
 @pytest.mark.parametrize(("bolt_rise", "holds"), [(0.02, 1.0), (0.5, 0.0)])
 def test_half_of_the_mlps_of_bolt_and_toto(bolt_rise: float, holds: float) -> None:
     subjects = [Subject("a", "chronos-bolt", 12, 12), Subject("b", "toto-1", 12, 12)]
-    rows = [(model, part, 6 - width, 5 + width) for model in "ab" for part in ("mlp", "heads") for width in (2, 3)]
+    rows = [
+        (model, part, 6 - width, 5 + width)
+        for model in "ab"
+        for part in ("mlp", "heads")
+        for width in (2, 3)
+    ]
     half = {"a": bolt_rise, "b": 0.1}
     # only ranges of six MLPs count
-    rise = [half[m] if part == "mlp" and last - first == 5 else 1 - half[m] for m, part, first, last in rows]
+    rise = [
+        half[m] if part == "mlp" and last - first == 5 else 1 - half[m]
+        for m, part, first, last in rows
+    ]
     table = pd.DataFrame(rows, columns=["model", "part", "first", "last"])
     table = table.assign(family="ranges", change=rise, lower=rise, upper=rise)
     table["baseline_mase"] = table["model"].map({"a": 0.8, "b": 0.7})
-    table["label"] = [f"{part} of layers {first} to {last}" for _, part, first, last in rows]
-    found = compare(item_of("S3-F4"), DESIGNS["S3-F4"].read(gathered(effects=table), subjects))
+    table["label"] = [
+        f"{part} of layers {first} to {last}" for _, part, first, last in rows
+    ]
+    found = compare(
+        item_of("S3-F4"), DESIGNS["S3-F4"].read(gathered(effects=table), subjects)
+    )
     assert float(row(found, "half_mlps")["paper"]) == 1
     assert ours(found, "half_mlps") == holds
     assert ours(found, "Toto: MASE over the seasonal naive's, whole model") == 0.7
 
 
 def test_a_lens_has_no_name_that_a_worker_could_open(tmp_path: Path) -> None:
-    expect_error("opens its models by name", reproduce, "S3-T1", nano("bolt-nano"), SERIES, store=tmp_path / "store")
+    expect_error(
+        "opens its models by name",
+        reproduce,
+        "S3-T1",
+        nano("bolt-nano"),
+        SERIES,
+        store=tmp_path / "store",
+    )

@@ -64,7 +64,9 @@ def outcomes(draw: Draw, parts: int = 1, studies: int = STUDIES) -> Counter[str]
 def of_means(*layers: float) -> np.ndarray:
     """(layer, window) distances of 16 windows about some means, each window with a level of its own."""
     rng = np.random.default_rng(3)
-    return np.array(layers)[:, None] * rng.uniform(0.5, 1.5, 16) + 0.02 * rng.normal(size=(len(layers), 16))
+    return np.array(layers)[:, None] * rng.uniform(0.5, 1.5, 16) + 0.02 * rng.normal(
+        size=(len(layers), 16)
+    )
 
 
 @pytest.mark.parametrize("windows", [8, 16, 40])
@@ -102,9 +104,15 @@ def test_what_seeds_share_is_not_taken_for_an_effect(seeds: int, shared: float) 
 
 
 def test_planted_effects_are_found_on_either_side() -> None:
-    assert outcomes(lambda rng: 1.5 + rng.normal(size=16), parts=2)[HOLDS] > 0.9 * STUDIES
-    assert outcomes(lambda rng: -1.5 + rng.normal(size=16), parts=2)[FAILS] > 0.9 * STUDIES
-    seeded = outcomes(lambda rng: 2 + rng.normal(size=16) + 0.5 * rng.normal(size=(3, 16)), parts=2)
+    assert (
+        outcomes(lambda rng: 1.5 + rng.normal(size=16), parts=2)[HOLDS] > 0.9 * STUDIES
+    )
+    assert (
+        outcomes(lambda rng: -1.5 + rng.normal(size=16), parts=2)[FAILS] > 0.9 * STUDIES
+    )
+    seeded = outcomes(
+        lambda rng: 2 + rng.normal(size=16) + 0.5 * rng.normal(size=(3, 16)), parts=2
+    )
     assert seeded[HOLDS] > 0.8 * STUDIES
 
 
@@ -115,9 +123,13 @@ def test_series_with_many_windows_count_once() -> None:
         return np.repeat(rng.normal(size=8), 20) + 0.1 * rng.normal(size=160)
 
     rng = np.random.default_rng(2)
-    found = Counter(judged([ClaimPart("", draw(rng), "x")], labels).outcome for _ in range(STUDIES))
+    found = Counter(
+        judged([ClaimPart("", draw(rng), "x")], labels).outcome for _ in range(STUDIES)
+    )
     assert found[HOLDS] <= MOST
-    apart = Counter(judged([ClaimPart("", draw(rng), "x")], range(160)).outcome for _ in range(50))
+    apart = Counter(
+        judged([ClaimPart("", draw(rng), "x")], range(160)).outcome for _ in range(50)
+    )
     assert apart[UNDECIDED] < 25
 
 
@@ -125,24 +137,39 @@ def test_the_middle_is_compared_with_each_end_and_not_with_their_mean() -> None:
     first, middle, last = of_means(0.98, 0.41, 0.18)
     # the mean of both ends lies above the middle, and the claim is false
     assert ((first + last) / 2 > middle).mean() > 0.9
-    verdict = judged([ClaimPart("first", first - middle, "x"), ClaimPart("last", last - middle, "x")], range(16))
+    verdict = judged(
+        [
+            ClaimPart("first", first - middle, "x"),
+            ClaimPart("last", last - middle, "x"),
+        ],
+        range(16),
+    )
     assert [part.outcome for part in verdict.parts] == [HOLDS, FAILS]
     assert verdict.outcome == FAILS
     for layers in ((0.98, 0.41, 0.18), (0.18, 0.41, 0.98), (0.41, 0.98, 0.18)):
         distance = of_means(*layers)[:, None]
         parts = ablatable_parts(distance)
         assert judged(parts, range(16)).outcome == FAILS
-    assert judged(ablatable_parts(of_means(0.98, 0.18, 0.41)[:, None]), range(16)).outcome == HOLDS
+    assert (
+        judged(ablatable_parts(of_means(0.98, 0.18, 0.41)[:, None]), range(16)).outcome
+        == HOLDS
+    )
 
 
 def test_too_few_windows_are_undecided_and_say_so() -> None:
     # windows that all agree do so by chance in 2 of 2^n
     for parts in (1, 2, 6, 12):
-        assert 2 * 0.5 ** fewest(parts) * parts <= 0.05 < 2 * 0.5 ** (fewest(parts) - 1) * parts
+        assert (
+            2 * 0.5 ** fewest(parts) * parts
+            <= 0.05
+            < 2 * 0.5 ** (fewest(parts) - 1) * parts
+        )
     for count, outcome in ((5, UNDECIDED), (6, HOLDS)):
         verdict = judged([ClaimPart("", np.linspace(1, 2, count), "x")], range(count))
         assert verdict.outcome == outcome
-    few = judged([ClaimPart("", np.ones(5), "x"), ClaimPart("b", np.ones(5), "x")], range(5))
+    few = judged(
+        [ClaimPart("", np.ones(5), "x"), ClaimPart("b", np.ones(5), "x")], range(5)
+    )
     assert few.why == "5 series or windows, too few for a test: 2 parts need 7 or more"
     unknown = judged([ClaimPart("", np.full(9, np.nan), "x")], range(9))
     assert (unknown.outcome, unknown.why) == (UNDECIDED, "it is not defined here")
@@ -171,13 +198,28 @@ def test_what_follows_from_counts_is_exact_and_two_intervals_can_be_compared() -
     high, low = Interval(3.0, 2.0, 4.0), Interval(1.0, 0.5, 1.5)
     assert larger(high, low, "x").outcome == HOLDS
     assert larger(low, high, "x").outcome == FAILS
-    assert larger(Interval(3.0, 0.0, 6.0), Interval(1.0, -2.0, 4.0), "x").why == "interval contains 0"
-    assert larger(Interval(3.0, np.nan, np.nan), low, "x").why == "too few series for an interval"
+    assert (
+        larger(Interval(3.0, 0.0, 6.0), Interval(1.0, -2.0, 4.0), "x").why
+        == "interval contains 0"
+    )
+    assert (
+        larger(Interval(3.0, np.nan, np.nan), low, "x").why
+        == "too few series for an interval"
+    )
 
 
 def test_a_claim_has_one_verdict_over_every_epsilon() -> None:
-    for coarse, fine, outcome in (("11", "1", HOLDS), ("10", "0", FAILS), ("10", "1", DEPENDS), ("11", "0", DEPENDS)):
-        parts = [exactly("", each == "1", "x", level) for level, of in ((0.1, coarse), (0.01, fine)) for each in of]
+    for coarse, fine, outcome in (
+        ("11", "1", HOLDS),
+        ("10", "0", FAILS),
+        ("10", "1", DEPENDS),
+        ("11", "0", DEPENDS),
+    ):
+        parts = [
+            exactly("", each == "1", "x", level)
+            for level, of in ((0.1, coarse), (0.01, fine))
+            for each in of
+        ]
         assert Verdict(tuple(parts)).outcome == outcome
         assert parts[0].name == "ε = 0.1"
 
@@ -188,22 +230,33 @@ def test_trends_are_tested_over_every_order() -> None:
     rho = stats.spearmanr(values, places).statistic
     orders = [stats.spearmanr(each, places).statistic for each in permutations(values)]
     assert_close(part.p, 2 * np.mean(np.array(orders) >= rho - 1e-12), depth=8)
-    assert judged_trends([ClaimPart("", values, "x")], [-place for place in places], "run").outcome == FAILS
+    assert (
+        judged_trends(
+            [ClaimPart("", values, "x")], [-place for place in places], "run"
+        ).outcome
+        == FAILS
+    )
     few = judged_trends([ClaimPart("", values[:4], "x")], places[:4], "run")
     assert few.why == "4 runs, not testable with this record: one part needs 5 or more"
     flat = judged_trends([ClaimPart("", np.ones(6), "x")], places, "run")
     assert (flat.outcome, flat.why) == (UNDECIDED, "interval contains 0")
 
 
-def scores(rng: np.random.Generator, *, units: int, slope: float, noise: float, seed: int = 0) -> HeadScores:
+def scores(
+    rng: np.random.Generator, *, units: int, slope: float, noise: float, seed: int = 0
+) -> HeadScores:
     """Scores of 24 heads whose entropy falls with their prefix score by a slope, measured with noise."""
     truth = rng.normal(size=24)
     entropy = -slope * truth + np.sqrt(1 - slope**2) * rng.permutation(truth)
     prefix = truth + noise * rng.normal(size=(units, 24))
-    return HeadScores(prefix, prefix, entropy + noise * rng.normal(size=(units, 24)), seed)
+    return HeadScores(
+        prefix, prefix, entropy + noise * rng.normal(size=(units, 24)), seed
+    )
 
 
-def test_the_bootstrap_over_sequences_and_series_covers_and_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bootstrap_over_sequences_and_series_covers_and_finds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(measures, "DRAWS", 200)
     rng = np.random.default_rng(8)
     shown: Counter[str] = Counter()
@@ -211,20 +264,34 @@ def test_the_bootstrap_over_sequences_and_series_covers_and_finds(monkeypatch: p
         # a mean of 0, as a quantity of all units together
         values = rng.normal(size=12)
         often = rng.multinomial(12, np.full(12, 1 / 12), size=1000) / 12
-        shown[judged_together([Resampled("", "x", values.mean(), often @ values, 12)]).outcome] += 1
+        shown[
+            judged_together(
+                [Resampled("", "x", values.mean(), often @ values, 12)]
+            ).outcome
+        ] += 1
     most = stats.binom.ppf(0.9999, 200, 0.025)
     assert shown[HOLDS] <= most
     assert shown[FAILS] <= most
     falls = [
         judged_together(
-            [scores(rng, units=16, slope=slope, noise=0.5).part("", "x", lambda p, _, e: -correlations(p, e))]
+            [
+                scores(rng, units=16, slope=slope, noise=0.5).part(
+                    "", "x", lambda p, _, e: -correlations(p, e)
+                )
+            ]
         ).outcome
         for slope in [0.95] * 10 + [-0.95] * 10
     ]
     assert falls == [HOLDS] * 10 + [FAILS] * 10
     draws = np.where(np.arange(1000) % 10 == 0, np.nan, 1.0)
-    assert judged_together([Resampled("", "x", 1.0, draws, 16)]).why == "undefined in too many draws"
-    assert judged_together([Resampled("", "x", np.nan, draws, 16)]).why == "it is not defined here"
+    assert (
+        judged_together([Resampled("", "x", 1.0, draws, 16)]).why
+        == "undefined in too many draws"
+    )
+    assert (
+        judged_together([Resampled("", "x", np.nan, draws, 16)]).why
+        == "it is not defined here"
+    )
     few = judged_together([Resampled("", "x", 1.0, np.ones(1000), 4)])
     assert "too few for a test" in few.why
 
@@ -232,7 +299,9 @@ def test_the_bootstrap_over_sequences_and_series_covers_and_finds(monkeypatch: p
 def test_scores_of_all_draws_are_those_of_the_overlap() -> None:
     lens = nano("chronos-nano")
     induction = induction_scores(lens, motif=16, n_sequences=4)
-    entropy = head_entropy(lens.run(tsfm_lens.bundled("co2").tail(100), 12, holdout=True))
+    entropy = head_entropy(
+        lens.run(tsfm_lens.bundled("co2").tail(100), 12, holdout=True)
+    )
     overlap = induction_overlap(induction, entropy)
     one = HeadScores.of([induction], [entropy], seed=0)
     prefix, copy, normalised = (each[:1] for each in one.bootstrap_means)
@@ -240,12 +309,20 @@ def test_scores_of_all_draws_are_those_of_the_overlap() -> None:
         assert_close(proportions(prefix, copy, normalised)[name][0], value, depth=10)
     given, share = sharp_of_induction(prefix, copy, normalised)
     table = overlap_values(overlap)
-    assert_close([given[0], share[0]], [table["P(sharp | induction)"], table["proportion sharp"]], depth=10)
-    correlation = overlap["correlation"].sel(score="prefix_matching", other_score="normalised")
+    assert_close(
+        [given[0], share[0]],
+        [table["P(sharp | induction)"], table["proportion sharp"]],
+        depth=10,
+    )
+    correlation = overlap["correlation"].sel(
+        score="prefix_matching", other_score="normalised"
+    )
     assert_close(correlations(prefix, normalised)[0], float(correlation), depth=100)
 
 
-def test_windows_of_given_series_follow_one_another_and_belong_to_their_series() -> None:
+def test_windows_of_given_series_follow_one_another_and_belong_to_their_series() -> (
+    None
+):
     batch = SeriesBatch((np.arange(20.0), np.arange(30.0)), ("a", "b"))
     windows, clusters = last_windows(batch, 3, 4)
     assert clusters == ("a", "b") * 3
@@ -269,4 +346,6 @@ def test_seeds_are_for_what_is_drawn() -> None:
     assert "nothing that is measured is drawn" in settings(along)["seeds"]
     expect_error("seeds is 0", reproduce, "S3-F2", lens, **options, seeds=0)
     expect_error("takes one seed", reproduce, "S3-T1", "bolt-nano", seeds=2)
-    expect_error("horizon of 2 or more", reproduce, "S3-F2", lens, **{**options, "horizon": 1})
+    expect_error(
+        "horizon of 2 or more", reproduce, "S3-F2", lens, **{**options, "horizon": 1}
+    )

@@ -15,7 +15,15 @@ import pytest
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.studies.queue.driver import RECORDS, Queue, QueueCell, Workplace, added, read_record, unfinished
+from tsfm_lens.studies.queue.driver import (
+    RECORDS,
+    Queue,
+    QueueCell,
+    Workplace,
+    added,
+    read_record,
+    unfinished,
+)
 from tsfm_lens.studies.queue.orders import all_cells
 
 SIZES = {"a": 2, "b": 4, "c": 3}
@@ -27,7 +35,10 @@ def part_of(arm: str, seed: int) -> xr.Dataset:
     return xr.Dataset(
         {
             "error": (("arm", "seed"), [[seed + size / 10]]),
-            "curve": (("arm", "seed", "epoch"), np.full((1, 1, size), float(seed), np.float32)),
+            "curve": (
+                ("arm", "seed", "epoch"),
+                np.full((1, 1, size), float(seed), np.float32),
+            ),
             "row": (("arm", "seed", "query"), np.arange(size, dtype=float)[None, None]),
         },
         coords={"arm": [arm], "seed": [seed], "horizon": ("arm", [96 + size])},
@@ -35,8 +46,21 @@ def part_of(arm: str, seed: int) -> xr.Dataset:
     )
 
 
-def cell(arm: str, seed: int, run: Callable[[Workplace], xr.Dataset | None] | None = None, **more: object) -> QueueCell:
-    return QueueCell(1, "toy", f"{arm}, seed {seed}", run or (lambda place: part_of(arm, seed)), arm, 7200.0, **more)
+def cell(
+    arm: str,
+    seed: int,
+    run: Callable[[Workplace], xr.Dataset | None] | None = None,
+    **more: object,
+) -> QueueCell:
+    return QueueCell(
+        1,
+        "toy",
+        f"{arm}, seed {seed}",
+        run or (lambda place: part_of(arm, seed)),
+        arm,
+        7200.0,
+        **more,
+    )
 
 
 def queue(tmp_path: Path, *cells: QueueCell) -> Queue:
@@ -55,23 +79,32 @@ def quiet(line: str) -> None:
     return None
 
 
-def test_a_record_holds_what_each_cell_computed_wherever_it_came_in(tmp_path: Path) -> None:
+def test_a_record_holds_what_each_cell_computed_wherever_it_came_in(
+    tmp_path: Path,
+) -> None:
     runs = [("c", 1), ("a", 0), ("b", 0), ("a", 1)]
     assert queue(tmp_path, *(cell(*run) for run in runs)).work(quiet) == 4
     found = record(tmp_path)
     for arm, seed in runs:
-        own, part = found.sel(arm=arm, seed=seed), part_of(arm, seed).isel(arm=0, seed=0)
+        own, part = (
+            found.sel(arm=arm, seed=seed),
+            part_of(arm, seed).isel(arm=0, seed=0),
+        )
         assert float(own["error"]) == float(part["error"])
         assert int(own["horizon"]) == int(part["horizon"])
         for name in ("curve", "row"):
             values = own[name].values
-            np.testing.assert_array_equal(values[np.isfinite(values)], part[name].values)
+            np.testing.assert_array_equal(
+                values[np.isfinite(values)], part[name].values
+            )
     assert np.isnan(found["error"].sel(arm="c", seed=0))
     assert found["curve"].dtype == np.float32
     # in the order in which they came, and the attributes stay
     assert found["arm"].values.tolist() == ["c", "a", "b"]
     assert found.attrs["kind"] == "toy"
-    assert found["cell"].values.tolist() == [f"{arm}, seed {seed}" for arm, seed in runs]
+    assert found["cell"].values.tolist() == [
+        f"{arm}, seed {seed}" for arm, seed in runs
+    ]
     assert (found["processor_seconds"] >= 0).all()
 
 
@@ -89,7 +122,9 @@ def test_a_cell_is_not_added_twice(tmp_path: Path) -> None:
         queue(tmp_path, cells[0], cells[0])
 
 
-def test_a_write_that_breaks_off_leaves_the_record_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_breaks_off_leaves_the_record_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue(tmp_path, cell("a", 0)).work(quiet)
     before = (tmp_path / "records" / "toy.nc").read_bytes()
 
@@ -107,7 +142,12 @@ def test_a_write_that_breaks_off_leaves_the_record_whole(tmp_path: Path, monkeyp
 
 
 def test_the_records_alone_say_what_is_done(tmp_path: Path) -> None:
-    cells = [cell("a", 0), cell("a", 1), cell("b", 0), cell("b", 1, files=(tmp_path / "ETTh1.csv",))]
+    cells = [
+        cell("a", 0),
+        cell("a", 1),
+        cell("b", 0),
+        cell("b", 1, files=(tmp_path / "ETTh1.csv",)),
+    ]
     queue(tmp_path, cells[0], cells[2]).work(quiet)
     fresh = Queue(cells, tmp_path / "records", tmp_path / "another state")
     assert [each.name for each in unfinished(fresh)] == ["a, seed 1", "b, seed 1"]
@@ -115,7 +155,12 @@ def test_the_records_alone_say_what_is_done(tmp_path: Path) -> None:
     assert (row["cells"], row["done"], row["failed"], row["no file"]) == (4, 2, 0, 1)
     # what remains is what cells of the same group took, not what was expected of them
     assert 0 <= row["hours left"] < 0.1
-    assert Queue(cells, tmp_path / "none", tmp_path / "state").status().loc[(1, "toy"), "hours left"] == 8.0
+    assert (
+        Queue(cells, tmp_path / "none", tmp_path / "state")
+        .status()
+        .loc[(1, "toy"), "hours left"]
+        == 8.0
+    )
     # a cell whose file is missing waits, and the others run
     assert fresh.work(quiet) == 1
     assert [each.name for each in unfinished(fresh)] == ["b, seed 1"]
@@ -143,7 +188,11 @@ def test_a_failing_cell_is_noted_and_the_next_one_runs(tmp_path: Path) -> None:
 
 
 def test_a_stop_file_ends_it_between_cells(tmp_path: Path) -> None:
-    work = queue(tmp_path, cell("a", 0, lambda place: (work.stop_file.touch(), part_of("a", 0))[1]), cell("b", 0))
+    work = queue(
+        tmp_path,
+        cell("a", 0, lambda place: (work.stop_file.touch(), part_of("a", 0))[1]),
+        cell("b", 0),
+    )
     assert work.work(quiet) == 1
     assert record(tmp_path)["arm"].values.tolist() == ["a"]
     work.stop_file.unlink()
@@ -188,12 +237,26 @@ KILLED = """
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_kill_loses_and_repeats_no_finished_cell(tmp_path: Path, number: int) -> None:
-    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path), "2", str(int(number))]
+    command = [
+        sys.executable,
+        "-c",
+        textwrap.dedent(KILLED),
+        str(tmp_path),
+        "2",
+        str(int(number)),
+    ]
     for _ in range(2):
-        subprocess.run(command, check=False, env={**os.environ, "PYTHONWARNINGS": "ignore"}, timeout=120)
+        subprocess.run(
+            command,
+            check=False,
+            env={**os.environ, "PYTHONWARNINGS": "ignore"},
+            timeout=120,
+        )
     runs = (tmp_path / "runs").read_text().split()
     # SIGKILL takes the cell at hand with it; SIGTERM lets it end
-    assert runs == (["0", "1", "2", "2", "3"] if number == signal.SIGKILL else ["0", "1", "2", "3"])
+    assert runs == (
+        ["0", "1", "2", "2", "3"] if number == signal.SIGKILL else ["0", "1", "2", "3"]
+    )
     found = read_record(tmp_path / "toy.nc")
     assert found is not None
     assert found["error"].values.tolist() == [0.0, 1.0, 2.0, 3.0]
@@ -211,12 +274,18 @@ def test_one_queue_works_on_a_state(tmp_path: Path) -> None:
     assert queue(tmp_path, cell("a", 0, second)).work(quiet) == 1
 
 
-def test_every_cell_of_the_plan_has_a_name_of_its_own_and_says_which_files_it_lacks(tmp_path: Path) -> None:
+def test_every_cell_of_the_plan_has_a_name_of_its_own_and_says_which_files_it_lacks(
+    tmp_path: Path,
+) -> None:
     cells = all_cells(tmp_path)
     assert len({each.key for each in cells}) == len(cells)
     assert len({each.folder for each in cells}) == len(cells)
     assert all(each.seconds > 0 for each in cells)
-    assert {name for each in cells for name in each.missing} == {"ETTh1.csv", "ETTh2.csv", "exchange_rate.txt.gz"}
+    assert {name for each in cells for name in each.missing} == {
+        "ETTh1.csv",
+        "ETTh2.csv",
+        "exchange_rate.txt.gz",
+    }
     waiting = Queue(cells, tmp_path, tmp_path / "state").status()["no file"]
     assert waiting.xs("samformer_runs", level="record").tolist() == [220, 100]
 

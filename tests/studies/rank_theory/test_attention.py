@@ -16,7 +16,9 @@ def test_norms_are_those_of_the_products_and_can_be_set() -> None:
     for head in range(3):
         product = weights.query[head].T @ weights.key[head]
         assert_close(weights.score_norms[head], np.linalg.norm(product, 2), depth=200)
-        assert_close(weights.value_norms[head], np.linalg.norm(weights.value[head], 2), depth=200)
+        assert_close(
+            weights.value_norms[head], np.linalg.norm(weights.value[head], 2), depth=200
+        )
     within = weights.within(2.0, 0.5)
     assert_close(within.score_norms, np.full(3, 2.0), depth=200)
     assert_close(within.value_norms, np.full(3, 0.5), depth=200)
@@ -30,30 +32,50 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-def test_attention_is_row_stochastic_and_even_where_scores_of_a_row_are_equal(rng: np.random.Generator) -> None:
-    x, queries, keys = rng.standard_normal((D, L)), rng.standard_normal((L, WIDTH)), rng.standard_normal((L, WIDTH))
+def test_attention_is_row_stochastic_and_even_where_scores_of_a_row_are_equal(
+    rng: np.random.Generator,
+) -> None:
+    x, queries, keys = (
+        rng.standard_normal((D, L)),
+        rng.standard_normal((L, WIDTH)),
+        rng.standard_normal((L, WIDTH)),
+    )
     pattern = rank_theory.channel_attention(x, queries, keys)
     assert_close(pattern.sum(axis=1), np.ones(D), depth=10)
     by_hand = np.exp(x @ queries @ keys.T @ x.T / 2)
     assert_close(pattern, by_hand / by_hand.sum(axis=1, keepdims=True), depth=2000)
-    assert_close(rank_theory.channel_attention(x, queries, 0 * keys), np.full((D, D), 1 / D), depth=10)
+    assert_close(
+        rank_theory.channel_attention(x, queries, 0 * keys),
+        np.full((D, D), 1 / D),
+        depth=10,
+    )
     # identical rows of scores stay identical, so the pattern has rank one
     same = rank_theory.channel_attention(np.repeat(x[:1], D, axis=0), queries, keys)
     assert np.linalg.matrix_rank(same) == 1
 
 
 @pytest.mark.parametrize("horizon", [1, D - 1, D, 3 * D])
-def test_what_matters_is_the_length_and_not_the_horizon(horizon: int, rng: np.random.Generator) -> None:
+def test_what_matters_is_the_length_and_not_the_horizon(
+    horizon: int, rng: np.random.Generator
+) -> None:
     tokens = rng.standard_normal((D, L))
     assert rank_theory.readout_exists(tokens, rng.standard_normal((D, horizon)))
     # more channels than steps in the window: no full row rank, and in general no readout
-    assert not rank_theory.readout_exists(rng.standard_normal((L + 1, L)), rng.standard_normal((L + 1, horizon)))
+    assert not rank_theory.readout_exists(
+        rng.standard_normal((L + 1, L)), rng.standard_normal((L + 1, horizon))
+    )
 
 
-def test_a_multiple_of_the_identity_reaches_the_bound_and_other_forms_have_none(rng: np.random.Generator) -> None:
+def test_a_multiple_of_the_identity_reaches_the_bound_and_other_forms_have_none(
+    rng: np.random.Generator,
+) -> None:
     x, other = rng.standard_normal((D, L)), rng.standard_normal((L, L))
     bound = rank_theory.nuclear_norm_bound(x, 3 * np.eye(L), np.eye(L))
     assert_close(rank_theory.nuclear_norm(3 * x @ x.T), bound, depth=1000)
-    for queries, keys in ((other, np.eye(L)), (-np.eye(L), np.eye(L)), (other[:, :WIDTH], other[:, WIDTH : 2 * WIDTH])):
+    for queries, keys in (
+        (other, np.eye(L)),
+        (-np.eye(L), np.eye(L)),
+        (other[:, :WIDTH], other[:, WIDTH : 2 * WIDTH]),
+    ):
         with pytest.raises(InputError, match="not symmetric with eigenvalues"):
             rank_theory.nuclear_norm_bound(x, queries, keys)

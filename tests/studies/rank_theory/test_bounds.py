@@ -26,7 +26,9 @@ def spectrum(matrix: np.ndarray) -> np.ndarray:
 
 
 def holds(singular: np.ndarray, bound: np.ndarray) -> bool:
-    return bool((singular <= bound + rounding("float64", float(singular[0]), depth=1000)).all())
+    return bool(
+        (singular <= bound + rounding("float64", float(singular[0]), depth=1000)).all()
+    )
 
 
 def runge(x: np.ndarray) -> np.ndarray:
@@ -42,15 +44,24 @@ def test_embeddings_with_a_kink_keep_the_bound_of_their_derivatives(order: int) 
     def kinked(x: np.ndarray) -> np.ndarray:
         return np.abs(x - KNOTS) ** order
 
-    bound = rank_theory.differentiable_bound(D, L, order=order, variation=2.0 * factorial(order))
+    bound = rank_theory.differentiable_bound(
+        D, L, order=order, variation=2.0 * factorial(order)
+    )
     singular = spectrum(kinked(POINTS))
     assert np.isinf(bound[: order + 2]).all()
     assert np.isfinite(bound[order + 2 :]).all()
     assert holds(singular, bound)
     # they do not fall as fast as those of a function of more derivatives must
-    assert not holds(singular, 1e-3 * rank_theory.differentiable_bound(D, L, order=6, variation=2.0))
+    assert not holds(
+        singular, 1e-3 * rank_theory.differentiable_bound(D, L, order=6, variation=2.0)
+    )
     whole = rank_theory.quasimatrix_spectrum(kinked, nodes=400)
-    assert holds(whole, rank_theory.differentiable_bound(D, 4, order=order, variation=2.0 * factorial(order)))
+    assert holds(
+        whole,
+        rank_theory.differentiable_bound(
+            D, 4, order=order, variation=2.0 * factorial(order)
+        ),
+    )
 
 
 @pytest.mark.parametrize("function", [runge, exponentials, lambda x: np.abs(x - KNOTS)])
@@ -58,7 +69,10 @@ def test_the_proof_s_own_bound_holds_for_any_function(function: Function) -> Non
     bound = rank_theory.chebyshev_bound(function, POINTS)
     assert holds(spectrum(function(POINTS)), bound)
     # coarse projections are worse and still true
-    assert holds(spectrum(function(POINTS)), rank_theory.chebyshev_bound(function, POINTS, nodes=D + 1))
+    assert holds(
+        spectrum(function(POINTS)),
+        rank_theory.chebyshev_bound(function, POINTS, nodes=D + 1),
+    )
 
 
 def test_steep_gates_need_not_keep_it() -> None:
@@ -88,7 +102,10 @@ def test_a_chebyshev_embedding_has_its_rank_exactly(rank: int) -> None:
     tokens = made(points)
     assert_close(made.directions.T @ made.directions, np.eye(rank), depth=200)
     assert ranks(tokens) == rank
-    by_hand = sum(np.outer(made.directions[:, j - 1], eval_chebyt(j, points / 15)) for j in range(1, rank + 1))
+    by_hand = sum(
+        np.outer(made.directions[:, j - 1], eval_chebyt(j, points / 15))
+        for j in range(1, rank + 1)
+    )
     assert_close(tokens, by_hand, depth=500)
     # polynomials would explode outside
     np.testing.assert_array_equal(made(np.array([400.0])), made(np.array([15.0])))

@@ -8,48 +8,85 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsfm_lens.studies import rank_theory
-from tsfm_lens.studies.rank_theory.compression import AttentionWeights, column_softmax, orthonormal, residual_layer
+from tsfm_lens.studies.rank_theory.compression import (
+    AttentionWeights,
+    column_softmax,
+    orthonormal,
+    residual_layer,
+)
 from tsfm_lens.studies.rank_theory.constructions import effective_index
 from tsfm_lens.testing import assert_close, rounding
 
-SIZES = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 20), st.integers(0, 2**32 - 1))
+SIZES = st.tuples(
+    st.integers(1, 4), st.integers(1, 4), st.integers(1, 20), st.integers(0, 2**32 - 1)
+)
 
 
-def drawn(heads: int, size: int, tokens: int, seed: int) -> tuple[np.ndarray, AttentionWeights, np.random.Generator]:
+def drawn(
+    heads: int, size: int, tokens: int, seed: int
+) -> tuple[np.ndarray, AttentionWeights, np.random.Generator]:
     rng = np.random.default_rng(seed)
     width = heads * size
-    vocabulary = rng.normal(size=(width, tokens)) * np.exp(-rng.uniform(0, 2) * np.arange(width))[:, None]
-    weights = AttentionWeights.random(width, heads, scaling=str(rng.choice(rank_theory.SCALINGS)), seed=seed)
+    vocabulary = (
+        rng.normal(size=(width, tokens))
+        * np.exp(-rng.uniform(0, 2) * np.arange(width))[:, None]
+    )
+    weights = AttentionWeights.random(
+        width, heads, scaling=str(rng.choice(rank_theory.SCALINGS)), seed=seed
+    )
     return vocabulary, weights, rng
 
 
 @settings(max_examples=40, deadline=None)
 @given(SIZES)
-def test_the_compressed_layer_is_the_layer_on_the_projected_input(sizes: tuple[int, int, int, int]) -> None:
+def test_the_compressed_layer_is_the_layer_on_the_projected_input(
+    sizes: tuple[int, int, int, int],
+) -> None:
     vocabulary, weights, rng = drawn(*sizes)
     rank = int(rng.integers(1, weights.width + 1))
     tokens = rng.normal(size=(weights.width, 6))
-    less, onto = rank_theory.compressed(weights, vocabulary, rank), rank_theory.projector(vocabulary, rank)
+    less, onto = (
+        rank_theory.compressed(weights, vocabulary, rank),
+        rank_theory.projector(vocabulary, rank),
+    )
     large = float(weights.value_norms.max() * np.linalg.norm(tokens, 2))
     # scores pass through the exponential, so that their rounding counts relative to the output
     depth = 100 * (10 + int(np.abs(rank_theory.logits(tokens, weights)).max()))
     assert_close(
-        rank_theory.attention(tokens, less), rank_theory.attention(onto @ tokens, weights), depth=depth, magnitude=large
+        rank_theory.attention(tokens, less),
+        rank_theory.attention(onto @ tokens, weights),
+        depth=depth,
+        magnitude=large,
     )
     stacked = np.concatenate(less.query)
     assert np.linalg.matrix_rank(stacked) <= rank
-    assert (less.score_norms <= weights.score_norms * (1 + rounding("float64", 1.0, depth=200))).all()
-    assert (less.value_norms <= weights.value_norms * (1 + rounding("float64", 1.0, depth=200))).all()
+    assert (
+        less.score_norms
+        <= weights.score_norms * (1 + rounding("float64", 1.0, depth=200))
+    ).all()
+    assert (
+        less.value_norms
+        <= weights.value_norms * (1 + rounding("float64", 1.0, depth=200))
+    ).all()
 
 
 def test_where_scores_play_no_part_a_repeated_token_needs_all_of_the_bound() -> None:
     vocabulary, nothing = np.diag([1.0, 0.1, 0.1, 0.1]), np.zeros((1, 4, 4))
     even = AttentionWeights(nothing, nothing, 2 * np.eye(4)[None])
-    less, rate = rank_theory.compressed(even, vocabulary, 1), rank_theory.compression_rate(vocabulary, [1])
+    less, rate = (
+        rank_theory.compressed(even, vocabulary, 1),
+        rank_theory.compression_rate(vocabulary, [1]),
+    )
     for length in (1, 16, 256):
         tokens = np.repeat(vocabulary[:, 1:2], length, axis=1)
-        error = np.linalg.norm(rank_theory.attention(tokens, even) - rank_theory.attention(tokens, less))
-        assert_close(rank_theory.compression_bound(vocabulary, even, [1], length), [error], depth=1000)
+        error = np.linalg.norm(
+            rank_theory.attention(tokens, even) - rank_theory.attention(tokens, less)
+        )
+        assert_close(
+            rank_theory.compression_bound(vocabulary, even, [1], length),
+            [error],
+            depth=1000,
+        )
         assert_close(np.sqrt(length) * rate, [error], depth=1000)
 
 
@@ -65,23 +102,38 @@ def test_scores_that_keep_tokens_apart_make_a_layer_incompressible() -> None:
             assert least >= singular[rank] / 4
             # no value matrix of this rank does better, and the best approximation of the output reaches it
             mixed = u @ column_softmax(rank_theory.logits(u, weights)[0])
-            left, values, right = np.linalg.svd(weights.value[0] @ mixed, full_matrices=False)
-            best = (left[:, :rank] * values[:rank]) @ right[:rank] @ np.linalg.pinv(mixed)
-            reached = np.linalg.norm(rank_theory.attention(u, weights.with_value(best)) - whole)
+            left, values, right = np.linalg.svd(
+                weights.value[0] @ mixed, full_matrices=False
+            )
+            best = (
+                (left[:, :rank] * values[:rank]) @ right[:rank] @ np.linalg.pinv(mixed)
+            )
+            reached = np.linalg.norm(
+                rank_theory.attention(u, weights.with_value(best)) - whole
+            )
             assert_close(reached, least, depth=5000, magnitude=1.0)
             rng = np.random.default_rng(rank)
             for _ in range(5):
                 other = rng.normal(size=(width, rank)) @ rng.normal(size=(rank, width))
-                assert np.linalg.norm(rank_theory.attention(u, weights.with_value(other)) - whole) > least
+                assert (
+                    np.linalg.norm(
+                        rank_theory.attention(u, weights.with_value(other)) - whole
+                    )
+                    > least
+                )
 
 
 def test_the_printed_logarithm_holds_up_to_four_d_plus_one_tokens() -> None:
     smallest = {}
     for tokens in (65, 128, 1024):
         for as_printed in (True, False):
-            u, weights = rank_theory.incompressible(np.ones(16), tokens, as_printed=as_printed)
+            u, weights = rank_theory.incompressible(
+                np.ones(16), tokens, as_printed=as_printed
+            )
             sharp = column_softmax(rank_theory.logits(u, weights)[0])[:16, :16]
-            smallest[tokens, as_printed] = float(np.linalg.svd(sharp, compute_uv=False)[-1])
+            smallest[tokens, as_printed] = float(
+                np.linalg.svd(sharp, compute_uv=False)[-1]
+            )
             if tokens == 1024:
                 least = rank_theory.least_value_error(u, weights, 15)
                 assert (least < 1 / 4) == as_printed
@@ -89,7 +141,10 @@ def test_the_printed_logarithm_holds_up_to_four_d_plus_one_tokens() -> None:
     assert smallest[65, True] > 0.25
     assert round(smallest[128, True], 2) == 0.33
     assert round(smallest[1024, True], 2) == 0.06
-    assert min(value for (_, as_printed), value in smallest.items() if not as_printed) > 0.75
+    assert (
+        min(value for (_, as_printed), value in smallest.items() if not as_printed)
+        > 0.75
+    )
 
 
 SLACK = rounding("float64", 1.0, depth=1000)
@@ -99,28 +154,53 @@ def spectrum(matrix: np.ndarray) -> np.ndarray:
     return np.linalg.svd(matrix, compute_uv=False)
 
 
-def test_the_best_sketch_reaches_the_next_singular_value_and_a_full_one_misses_nothing() -> None:
+def test_the_best_sketch_reaches_the_next_singular_value_and_a_full_one_misses_nothing() -> (
+    None
+):
     rng = np.random.default_rng(0)
     left, right = orthonormal(6, 6, rng), orthonormal(9, 6, rng)
     singular = np.exp(-np.arange(6.0))
     matrix = left * singular @ right.T
     for rows in range(1, 6):
-        assert_close(rank_theory.sketching_distance(matrix, left[:, :rows].T), singular[rows], depth=500, magnitude=1.0)
-    assert_close(rank_theory.sketching_distance(matrix, rng.normal(size=(6, 6))), 0.0, depth=500, magnitude=1.0)
+        assert_close(
+            rank_theory.sketching_distance(matrix, left[:, :rows].T),
+            singular[rows],
+            depth=500,
+            magnitude=1.0,
+        )
+    assert_close(
+        rank_theory.sketching_distance(matrix, rng.normal(size=(6, 6))),
+        0.0,
+        depth=500,
+        magnitude=1.0,
+    )
     assert effective_index(singular, float(singular[2])) == 3
     assert effective_index(singular, 2.0) == 0
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(2, 4), st.integers(2, 5), st.floats(0.2, 5.0), st.integers(0, 6), st.integers(0, 2**32 - 1))
-def test_a_sketch_for_each_head_keeps_its_promises(heads: int, size: int, decay: float, more: int, seed: int) -> None:
+@given(
+    st.integers(2, 4),
+    st.integers(2, 5),
+    st.floats(0.2, 5.0),
+    st.integers(0, 6),
+    st.integers(0, 2**32 - 1),
+)
+def test_a_sketch_for_each_head_keeps_its_promises(
+    heads: int, size: int, decay: float, more: int, seed: int
+) -> None:
     width = heads * size
     singular = np.exp(-np.arange(width) / decay)
     for rank in range(1, size):
-        made = rank_theory.head_sketch(singular, heads, rank, width + more, seed=seed % 1000)
+        made = rank_theory.head_sketch(
+            singular, heads, rank, width + more, seed=seed % 1000
+        )
         assert_close(np.linalg.svd(made.tokens, compute_uv=False), singular, depth=50)
         for name in ("query", "key", "value"):
-            less, whole = (np.linalg.norm(getattr(side, name)) for side in (made.reduced, made.weights))
+            less, whole = (
+                np.linalg.norm(getattr(side, name))
+                for side in (made.reduced, made.weights)
+            )
             assert less <= whole * (1 + SLACK), name
             for head in getattr(made.reduced, name):
                 assert np.linalg.matrix_rank(head) <= rank + (name != "value")
@@ -132,7 +212,9 @@ def test_a_sketch_for_each_head_keeps_its_promises(heads: int, size: int, decay:
 @pytest.mark.parametrize("heads", [1, 2, 3, 6])
 @pytest.mark.parametrize("depth", [1, 30])
 @pytest.mark.parametrize("rate", [2.0, 8.0])
-def test_the_construction_grows_as_fast_as_the_theorem_says(heads: int, depth: int, rate: float) -> None:
+def test_the_construction_grows_as_fast_as_the_theorem_says(
+    heads: int, depth: int, rate: float
+) -> None:
     singular = np.exp(-np.arange(24) / rate)
     for n_tokens in (24, 60):
         u, weights = rank_theory.growing(singular, heads, n_tokens, depth=depth)
@@ -146,7 +228,8 @@ def test_the_construction_grows_as_fast_as_the_theorem_says(heads: int, depth: i
             size = 24 // heads
             lead = np.sort(
                 [
-                    singular[i * size + j] + singular[j] * (j < size - 1) / np.sqrt(depth)
+                    singular[i * size + j]
+                    + singular[j] * (j < size - 1) / np.sqrt(depth)
                     for i in range(heads)
                     for j in range(size)
                 ]

@@ -17,7 +17,11 @@ from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.rank_theory.compression import AttentionWeights
 from tsfm_lens.studies.rank_theory.embeddings import ResidualMlpEmbedding
 from tsfm_lens.studies.rank_theory.experiments import children, of_spectrum
-from tsfm_lens.studies.rank_theory.of_models import ranks_by_model, spectra_by_patch, vocabulary_plane
+from tsfm_lens.studies.rank_theory.of_models import (
+    ranks_by_model,
+    spectra_by_patch,
+    vocabulary_plane,
+)
 from tsfm_lens.testing import assert_close, rounding
 
 SLACK = rounding("float64", 1.0, depth=1000)
@@ -25,7 +29,9 @@ SLACK = rounding("float64", 1.0, depth=1000)
 
 @pytest.fixture(scope="module")
 def by_rank() -> xr.Dataset:
-    return rank_theory.compression_by_rank(width=64, n_tokens=256, n_ranks=16, scalings=rank_theory.SCALINGS, draws=4)
+    return rank_theory.compression_by_rank(
+        width=64, n_tokens=256, n_ranks=16, scalings=rank_theory.SCALINGS, draws=4
+    )
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +39,9 @@ def spectra() -> xr.Dataset:
     return rank_theory.spectra_by_heads(draws=3)
 
 
-def test_the_error_of_compression_grows_with_the_singular_value_cut_off(by_rank: xr.Dataset) -> None:
+def test_the_error_of_compression_grows_with_the_singular_value_cut_off(
+    by_rank: xr.Dataset,
+) -> None:
     assert by_rank.attrs["kind"] == "theory_compression_rank"
     assert abs(float(by_rank["slope"].mean()) - 1) < 0.1
     assert float(by_rank["slope_of_all"].mean()) > float(by_rank["slope"].mean())
@@ -42,15 +50,23 @@ def test_the_error_of_compression_grows_with_the_singular_value_cut_off(by_rank:
     assert float((by_rank["error"] / by_rank["rate"]).max()) < 1
     # by hand: the compressed layer itself, not the layer on fewer coordinates
     child = children(0, 1)[0]
-    vocabulary = of_spectrum(np.exp(np.linspace(0, -5, 64)), 256, np.random.default_rng(child))
+    vocabulary = of_spectrum(
+        np.exp(np.linspace(0, -5, 64)), 256, np.random.default_rng(child)
+    )
     weights, rank = AttentionWeights.random(64, seed=child + 1), int(by_rank["rank"][5])
     whole, less = (
-        rank_theory.attention(vocabulary, each) for each in (weights, rank_theory.compressed(weights, vocabulary, rank))
+        rank_theory.attention(vocabulary, each)
+        for each in (weights, rank_theory.compressed(weights, vocabulary, rank))
     )
     expected = np.linalg.norm(whole - less)
     found = float(by_rank["error"].sel(scaling="theorem", draw=0, rank=rank))
     assert_close(found, expected, depth=3000, magnitude=float(np.linalg.norm(whole)))
-    assert_close(by_rank["next_singular_value"].values[5], np.linalg.svd(vocabulary)[1][rank], depth=500, magnitude=1.0)
+    assert_close(
+        by_rank["next_singular_value"].values[5],
+        np.linalg.svd(vocabulary)[1][rank],
+        depth=500,
+        magnitude=1.0,
+    )
 
 
 # of an independent run with the same sizes and one draw
@@ -59,7 +75,10 @@ KNOWN_RANKS = {4: 75, 8: 105, 16: 123, 32: 128}
 
 def test_heads_raise_rank_where_scores_differ(spectra: xr.Dataset) -> None:
     assert int(spectra["input_rank"]) == 28
-    spread, even = spectra["rank"].sel(input="times √L"), spectra["rank"].sel(input="of norm 1")
+    spread, even = (
+        spectra["rank"].sel(input="times √L"),
+        spectra["rank"].sel(input="of norm 1"),
+    )
     assert (spread.diff("heads") > 0).all()
     assert (spread.sel(heads=1) > 28).all()
     for heads, known in KNOWN_RANKS.items():
@@ -87,8 +106,12 @@ def test_a_planted_curve_is_found_in_the_plane() -> None:
     circle = planted_vocabulary(lens, (3.0, 1.0))
     found = vocabulary_plane(lens)
     # up to the sign of each direction
-    assert_close(np.abs(found["coordinate"].values), np.abs(circle), depth=300, dtype=np.float32)
-    assert_close(found["share"].values, np.array([0.9, 0.1]), depth=300, dtype=np.float32)
+    assert_close(
+        np.abs(found["coordinate"].values), np.abs(circle), depth=300, dtype=np.float32
+    )
+    assert_close(
+        found["share"].values, np.array([0.9, 0.1]), depth=300, dtype=np.float32
+    )
     assert (np.abs(found["coordinate"]).max("token") > 0).all()
     assert found["value"].isnull().all()
     tokens = len(circle)
@@ -99,7 +122,11 @@ def test_a_planted_curve_is_found_in_the_plane() -> None:
     # the same tokens in another order lie no nearer than any
     table = lens.model.shared.weight
     with torch.no_grad():
-        table.copy_(table[torch.randperm(tokens, generator=torch.Generator().manual_seed(0))].clone())
+        table.copy_(
+            table[
+                torch.randperm(tokens, generator=torch.Generator().manual_seed(0))
+            ].clone()
+        )
     assert 0.5 < float(vocabulary_plane(lens)["neighbour_ratio"]) < 2
 
 
@@ -122,25 +149,44 @@ def test_random_embeddings_have_the_directions_of_their_patches() -> None:
     other = load("chronos-nano")
     runs = [lens.run(bundled("co2"), 8), other.run(bundled("co2"), 8)]
     found = spectra_by_patch(runs, patches=(1, 8), epsilon=[0.1, 0.01], seed=3)
-    assert found["embedding"].values.tolist() == ["bolt-nano", "chronos-nano", "random, patch 1", "random, patch 8"]
+    assert found["embedding"].values.tolist() == [
+        "bolt-nano",
+        "chronos-nano",
+        "random, patch 1",
+        "random, patch 8",
+    ]
     assert found["patch"].values.tolist() == [4, 1, 1, 8]
     width = lens.cfg.d_model
     # random ones are as wide as the first model
     assert found["width"].values.tolist() == [width, other.cfg.d_model, width, width]
     # a network of single steps that is linear on either side of zero
-    assert found["epsilon_rank"].sel(embedding="random, patch 1").values.tolist() == [2, 2]
-    tokens = ResidualMlpEmbedding.random(width, 8, seed=3).embed(np.random.default_rng(3).normal(size=(8, 2 * width)))
+    assert found["epsilon_rank"].sel(embedding="random, patch 1").values.tolist() == [
+        2,
+        2,
+    ]
+    tokens = ResidualMlpEmbedding.random(width, 8, seed=3).embed(
+        np.random.default_rng(3).normal(size=(8, 2 * width))
+    )
     assert_close(
         found["singular_value"].sel(embedding="random, patch 8").dropna("mode").values,
         np.linalg.svd(tokens, compute_uv=False),
         depth=300,
     )
-    noise = embedding_ranks(runs[0], epsilon=[0.1, 0.01], seed=3).sel(family="white noise")
+    noise = embedding_ranks(runs[0], epsilon=[0.1, 0.01], seed=3).sel(
+        family="white noise"
+    )
     own = found.sel(embedding="bolt-nano")
     np.testing.assert_array_equal(own["epsilon_rank"], noise["epsilon_rank"])
-    assert_close(own["singular_value"].values, noise["singular_value"].values, depth=1000, dtype=np.float32)
+    assert_close(
+        own["singular_value"].values,
+        noise["singular_value"].values,
+        depth=1000,
+        dtype=np.float32,
+    )
     for patches, given in (((0,), runs), ((1,), [])):
-        expect_error("expected one run or more", spectra_by_patch, given, patches=patches)
+        expect_error(
+            "expected one run or more", spectra_by_patch, given, patches=patches
+        )
     text = fresh("t5")
     expect_error("reads text", spectra_by_patch, text.run([np.full(20, 7.0)], 2))
 
@@ -161,5 +207,7 @@ def test_ranks_of_several_models_are_the_means_of_each() -> None:
             assert_close(own[name].values, ranks.mean("matrix").values, depth=100)
             np.testing.assert_array_equal(own[f"{name}_low"], ranks.min("matrix"))
             np.testing.assert_array_equal(own[f"{name}_high"], ranks.max("matrix"))
-    expect_error("two models are called 'bolt-nano'", ranks_by_model, [lenses[0], lenses[0]])
+    expect_error(
+        "two models are called 'bolt-nano'", ranks_by_model, [lenses[0], lenses[0]]
+    )
     expect_error("there is no model", ranks_by_model, [])

@@ -26,10 +26,18 @@ SMALL: dict[str, Callable[[], xr.Dataset]] = {
     "compression_rank": lambda: rank_theory.compression_by_rank(
         width=16, n_tokens=32, n_ranks=8, draws=2, scalings=("theorem", "unit")
     ),
-    "compression_width": lambda: rank_theory.compression_by_width(widths=(8, 16), rank=3, n_tokens=32, draws=3),
-    "sketching": lambda: rank_theory.sketching_by_heads(width=32, rank=2, heads=(1, 2, 4), decay=6.0, draws=2),
-    "head_spectra": lambda: rank_theory.spectra_by_heads(width=16, n_tokens=32, heads=(1, 4), decay=1.0, draws=3),
-    "chebyshev": lambda: rank_theory.chebyshev_curves(dimension=8, ranks=(1, 2, 3, 5), n_points=30),
+    "compression_width": lambda: rank_theory.compression_by_width(
+        widths=(8, 16), rank=3, n_tokens=32, draws=3
+    ),
+    "sketching": lambda: rank_theory.sketching_by_heads(
+        width=32, rank=2, heads=(1, 2, 4), decay=6.0, draws=2
+    ),
+    "head_spectra": lambda: rank_theory.spectra_by_heads(
+        width=16, n_tokens=32, heads=(1, 4), decay=1.0, draws=3
+    ),
+    "chebyshev": lambda: rank_theory.chebyshev_curves(
+        dimension=8, ranks=(1, 2, 3, 5), n_points=30
+    ),
 }
 
 
@@ -37,13 +45,22 @@ def named(fig: Any, start: str) -> list[Any]:
     return [trace for trace in fig.data if (trace.name or "").startswith(start)]
 
 
-def test_errors_by_rank_are_root_mean_squares_under_their_bounds(results: dict[str, xr.Dataset]) -> None:
+def test_errors_by_rank_are_root_mean_squares_under_their_bounds(
+    results: dict[str, xr.Dataset],
+) -> None:
     ds = results["compression_rank"]
     fig = figures.compression_rank_lines(ds)
     for scaling in ("theorem", "unit"):
-        (dots,) = named(fig, f"{scaling}: slope {float(ds['slope'].sel(scaling=scaling).mean()):.2f}")
+        (dots,) = named(
+            fig,
+            f"{scaling}: slope {float(ds['slope'].sel(scaling=scaling).mean()):.2f}",
+        )
         np.testing.assert_array_equal(dots.x, ds["next_singular_value"])
-        assert_close(dots.y, np.sqrt((ds["error"].sel(scaling=scaling) ** 2).mean("draw")).values, depth=20)
+        assert_close(
+            dots.y,
+            np.sqrt((ds["error"].sel(scaling=scaling) ** 2).mean("draw")).values,
+            depth=20,
+        )
     (line,) = named(fig, "slope 1")
     assert_close(line.y[1] / line.y[0], line.x[1] / line.x[0], depth=50)
     assert len(named(fig, "bound")) == 2
@@ -87,11 +104,19 @@ def results() -> dict[str, xr.Dataset]:
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_every_chapter_is_drawn_tabulated_read_and_fits_a_column(kind: str, results: dict[str, xr.Dataset]) -> None:
+def test_every_chapter_is_drawn_tabulated_read_and_fits_a_column(
+    kind: str, results: dict[str, xr.Dataset]
+) -> None:
     ds = results[kind]
     for plate in panels_of({ds.attrs["kind"]: ds})[ds.attrs["kind"]]:
         assert len(plate.table)
         assert plate.sentences
         assert viz.for_print(plate.figure).layout.meta["width_mm"] in COLUMNS.values()
-        assert all(sentence.endswith(".") and "nan" not in sentence for sentence in plate.sentences)
-        assert all(np.isfinite(column).any() for column in plate.table.select_dtypes("number").values.T)
+        assert all(
+            sentence.endswith(".") and "nan" not in sentence
+            for sentence in plate.sentences
+        )
+        assert all(
+            np.isfinite(column).any()
+            for column in plate.table.select_dtypes("number").values.T
+        )

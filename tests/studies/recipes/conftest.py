@@ -12,7 +12,13 @@ from tsfm_lens.studies.recipes.recipe import recipe as find_recipe
 from tsfm_lens.training.losses import Stage
 from tsfm_lens.training.series_source import Corpus
 
-ROWS = {"motif_smooth": 6, "motif_rough": 6, "harmonics": 6, "kernelsynth": 6, "chaotic": 6}
+ROWS = {
+    "motif_smooth": 6,
+    "motif_rough": 6,
+    "harmonics": 6,
+    "kernelsynth": 6,
+    "chaotic": 6,
+}
 MIX = {"motif_rough": 1.0, "kernelsynth": 1.0, "chaotic": 1.0, "tsmixup": 1.0}
 TINY = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
 
@@ -24,12 +30,29 @@ def shrink(recipe: TrainingRecipe, **chronos: object) -> TrainingRecipe:
         config["num_decoder_layers"] = 1
     config["chronos_config"] |= chronos
     stages = (
-        Stage(start=0, context=16, horizon=4, rows=3, mix={"motif_smooth": 1.0}, smoothing=2.0, first_weight=3.0),
+        Stage(
+            start=0,
+            context=16,
+            horizon=4,
+            rows=3,
+            mix={"motif_smooth": 1.0},
+            smoothing=2.0,
+            first_weight=3.0,
+        ),
         Stage(start=3, context=24, horizon=8, rows=3, mix=MIX),
     )
     bias = ((1, 0, 4.0),) if recipe.encoder_bias else ()
-    changes = {"config": config, "stages": stages, "steps": 8, "warmup": 1, "decay": 3, "corpus": ROWS}
-    return recipe.model_copy(update=changes | {"encoder_bias": bias, "decoder_bias": (), "restarts": ()})
+    changes = {
+        "config": config,
+        "stages": stages,
+        "steps": 8,
+        "warmup": 1,
+        "decay": 3,
+        "corpus": ROWS,
+    }
+    return recipe.model_copy(
+        update=changes | {"encoder_bias": bias, "decoder_bias": (), "restarts": ()}
+    )
 
 
 @pytest.fixture(scope="session")
@@ -40,26 +63,45 @@ def corpus() -> Corpus:
 
 def tiny_token() -> TrainingRecipe:
     """A token model of 64 ids."""
-    small = shrink(find_recipe("chronos-nano"), n_tokens=64, context_length=24, prediction_length=8, top_k=64)
+    small = shrink(
+        find_recipe("chronos-nano"),
+        n_tokens=64,
+        context_length=24,
+        prediction_length=8,
+        top_k=64,
+    )
     return small.model_copy(update={"config": small.config | {"vocab_size": 64}})
 
 
 def tiny_patch() -> TrainingRecipe:
     """A patch model of four steps a patch."""
     return shrink(
-        find_recipe("bolt-nano"), context_length=24, prediction_length=8, input_patch_size=4, input_patch_stride=4
+        find_recipe("bolt-nano"),
+        context_length=24,
+        prediction_length=8,
+        input_patch_size=4,
+        input_patch_stride=4,
     )
 
 
 def tiny_group() -> TrainingRecipe:
     """A model with covariates, of four steps a patch."""
-    return shrink(find_recipe("chronos2-nano"), context_length=24, time_encoding_scale=24, max_output_patches=2)
+    return shrink(
+        find_recipe("chronos2-nano"),
+        context_length=24,
+        time_encoding_scale=24,
+        max_output_patches=2,
+    )
 
 
-@pytest.fixture(params=[tiny_token, tiny_patch, tiny_group], ids=["token", "patch", "group"])
+@pytest.fixture(
+    params=[tiny_token, tiny_patch, tiny_group], ids=["token", "patch", "group"]
+)
 def tiny(request: pytest.FixtureRequest) -> TrainingRecipe:
     """A recipe of each kind."""
     return request.param()
 
 
-token_recipe, patch_recipe, group_recipe = map(pytest.fixture, (tiny_token, tiny_patch, tiny_group))
+token_recipe, patch_recipe, group_recipe = map(
+    pytest.fixture, (tiny_token, tiny_patch, tiny_group)
+)

@@ -23,7 +23,9 @@ from tsfm_lens.training.state import STATE
 STUDY, PLACES = "studies.recipes", {"planted": "zoo"}
 
 
-def told(argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+def told(
+    argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, str]:
     """Exit code and stderr of ``python -m argv[0] argv[1:]``."""
     monkeypatch.setattr(sys, "argv", argv)
     with warnings.catch_warnings():
@@ -37,15 +39,35 @@ def told(argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["train", "chronos-nan", "--out", "OUT", "--real", "TEXT"], 1, "Closest: chronos-nano"),
-        (["train", "chronos-nano", "--out", "OUT", "--real", "TEXT"], 1, "holds no series"),
+        (
+            ["train", "chronos-nan", "--out", "OUT", "--real", "TEXT"],
+            1,
+            "Closest: chronos-nano",
+        ),
+        (
+            ["train", "chronos-nano", "--out", "OUT", "--real", "TEXT"],
+            1,
+            "holds no series",
+        ),
         (["lowrank", "--out", "OUT", "--seeds", "0"], 2, "greater than or equal to 1"),
         (["history", "NONE", "--out", "OUT.nc"], 1, "NONE"),
         (["evaluate", "."], 1, "(found: TEXT)"),
-        (["train", "chronos-nano", "--out", "TEXT/run", "--real", "TEXT"], 1, "TEXT is a file"),
+        (
+            ["train", "chronos-nano", "--out", "TEXT/run", "--real", "TEXT"],
+            1,
+            "TEXT is a file",
+        ),
         (["levels", "--out", "TEXT/run"], 1, "TEXT is a file"),
-        (["planted", "local-mean", "chronos", "--out", "TEXT/run"], 1, "TEXT is a file"),
-        (["planted", "local-men", "chronos", "--out", "OUT"], 1, "local-mean in chronos"),
+        (
+            ["planted", "local-mean", "chronos", "--out", "TEXT/run"],
+            1,
+            "TEXT is a file",
+        ),
+        (
+            ["planted", "local-men", "chronos", "--out", "OUT"],
+            1,
+            "local-mean in chronos",
+        ),
     ],
 )
 def test_the_zoos_commands_say_what_is_wrong(
@@ -60,7 +82,9 @@ def test_the_zoos_commands_say_what_is_wrong(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     found, said = told(
-        [f"tsfm_lens.{PLACES.get(arguments[0], STUDY)}.{arguments[0]}", *arguments[1:]], capsys, monkeypatch
+        [f"tsfm_lens.{PLACES.get(arguments[0], STUDY)}.{arguments[0]}", *arguments[1:]],
+        capsys,
+        monkeypatch,
     )
     assert found == code, said
     assert words in said
@@ -81,12 +105,19 @@ def undrawn(*_args: object, **_options: object) -> Corpus:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(file): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+    return {
+        str(file): file.read_bytes()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
 
 
 @pytest.fixture
 def command(
-    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    token_recipe: TrainingRecipe,
+    corpus: Corpus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> partial[None]:
     """The command on a tiny recipe; --out is the folder "run"."""
     monkeypatch.setattr(train, "find_recipe", lambda name: token_recipe)
@@ -94,38 +125,65 @@ def command(
     return partial(main, "chronos-nano", tmp_path / "run", real=tmp_path / "real.npz")
 
 
-def test_a_run_is_not_written_over(command: partial[None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_not_written_over(
+    command: partial[None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command()
     run = contents(tmp_path / "run")
     for asked in ({}, {"start": tmp_path / "run" / "chronos-nano"}):
         with monkeypatch.context() as patch:
             patch.setattr(train, "load_corpus", undrawn)
-            expect_error(r"holds a run .*state\.pt, log\.jsonl, history.* by --resume", command, **asked)
+            expect_error(
+                r"holds a run .*state\.pt, log\.jsonl, history.* by --resume",
+                command,
+                **asked,
+            )
     assert contents(tmp_path / "run") == run
     command(resume=True)
     command(end_within=2)
     (tmp_path / "run" / STATE).unlink()
-    expect_error(r"\(log\.jsonl, history\); give another --out, or remove that folder", command)
+    expect_error(
+        r"\(log\.jsonl, history\); give another --out, or remove that folder", command
+    )
 
 
-def test_ends_are_kept(command: partial[None], token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
-    Trainer(token_recipe, tmp_path / "run", corpus, device="cpu").run(until=4, quiet=True)
-    run = {name: data for name, data in contents(tmp_path / "run").items() if "ended" not in name}
+def test_ends_are_kept(
+    command: partial[None], token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    Trainer(token_recipe, tmp_path / "run", corpus, device="cpu").run(
+        until=4, quiet=True
+    )
+    run = {
+        name: data
+        for name, data in contents(tmp_path / "run").items()
+        if "ended" not in name
+    }
     command(end_within=2)
     ended = contents(tmp_path / "run" / "ended")
-    expect_error(r"ended holds a run already .*; remove that folder", command, end_within=2)
+    expect_error(
+        r"ended holds a run already .*; remove that folder", command, end_within=2
+    )
     assert contents(tmp_path / "run") == run | ended
 
 
 @pytest.mark.parametrize(
-    "values", [np.zeros((30, 2)), np.array([{}], dtype=object), np.full(20, np.nan), np.array([1.0, 1e39])], ids=str
+    "values",
+    [
+        np.zeros((30, 2)),
+        np.array([{}], dtype=object),
+        np.full(20, np.nan),
+        np.array([1.0, 1e39]),
+    ],
+    ids=str,
 )
 def test_arrays_that_are_no_series_are_named(
     values: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "real.npz"
     np.savez(path, **{"training/good": np.arange(700.0), "training/wrong": values})
-    with pytest.raises(CheckpointError, match=r"real\.npz: array training/wrong .* expected"):
+    with pytest.raises(
+        CheckpointError, match=r"real\.npz: array training/wrong .* expected"
+    ):
         load_corpus({"harmonics": 2}, seed=0, cache=tmp_path / "corpora", real=path)
     assert "drawing" not in capsys.readouterr().err
     assert not (tmp_path / "corpora").exists()

@@ -9,14 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosBoltPipeline, ChronosPipeline
+from chronos import (
+    BaseChronosPipeline,
+    Chronos2Pipeline,
+    ChronosBoltPipeline,
+    ChronosPipeline,
+)
 
 from refusals import expect_error
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Component
 from tsfm_lens.models import load
 from tsfm_lens.studies.recipes import evaluate, mechanisms
-from tsfm_lens.studies.recipes.evaluate import covariate_gain, geometric_mean, measure, real_cases
+from tsfm_lens.studies.recipes.evaluate import (
+    covariate_gain,
+    geometric_mean,
+    measure,
+    real_cases,
+)
 from tsfm_lens.studies.recipes.models import build_model
 from tsfm_lens.studies.recipes.recipe import RECIPES
 from tsfm_lens.testing import assert_close
@@ -26,8 +36,13 @@ from tsfm_lens.zoo import checkpoint_names, checkpoint_path
 class LastSeason:
     """A pipeline that gives the seasonal naive quantiles for a season of four."""
 
-    def predict_quantiles(self, inputs: list[Any], *, prediction_length: int, quantile_levels: list[float]) -> Any:
-        rows = [evaluate.naive_quantiles(context.double().numpy(), 4, prediction_length) for context in inputs]
+    def predict_quantiles(
+        self, inputs: list[Any], *, prediction_length: int, quantile_levels: list[float]
+    ) -> Any:
+        rows = [
+            evaluate.naive_quantiles(context.double().numpy(), 4, prediction_length)
+            for context in inputs
+        ]
         return torch.from_numpy(np.stack(rows)), None
 
 
@@ -44,18 +59,30 @@ def test_windows_do_not_overlap_and_see_no_future() -> None:
     case = evaluate.SkillCase("ramp", np.arange(100.0), 4, np.arange(100.0)[None] * 2)
     tasks = list(evaluate.windows(case, 10))
     assert len(tasks) == 5
-    np.testing.assert_array_equal(np.concatenate([task.truth for task in tasks[::-1]]), np.arange(50.0, 100.0))
+    np.testing.assert_array_equal(
+        np.concatenate([task.truth for task in tasks[::-1]]), np.arange(50.0, 100.0)
+    )
     assert all(task.context[-1] == task.truth[0] - 1 for task in tasks)
     assert all(task.covariates[0, -1] == 2 * task.truth[-1] for task in tasks)
 
 
 def test_a_seasonal_naive_model_has_ratio_one() -> None:
     values = np.random.default_rng(0).normal(size=120)
-    cases = [evaluate.SkillCase("noise", values, 4), evaluate.SkillCase("walk", values.cumsum(), 4)]
+    cases = [
+        evaluate.SkillCase("noise", values, 4),
+        evaluate.SkillCase("walk", values.cumsum(), 4),
+    ]
     results = evaluate.measure(LastSeason(), cases, horizon=12)
     assert [result.name for result in results] == ["noise", "walk"]
-    assert_close([result.ratio for result in results], [1.0, 1.0], depth=100, dtype=np.float32)
-    assert_close([result.crps_ratio for result in results], [1.0, 1.0], depth=100, dtype=np.float32)
+    assert_close(
+        [result.ratio for result in results], [1.0, 1.0], depth=100, dtype=np.float32
+    )
+    assert_close(
+        [result.crps_ratio for result in results],
+        [1.0, 1.0],
+        depth=100,
+        dtype=np.float32,
+    )
     assert_close(evaluate.summary(results)["mase"], 1.0, depth=100, dtype=np.float32)
 
 
@@ -69,15 +96,29 @@ def test_tuning_sees_no_test(
         return {"ratio": 0.5, "interval": (0.44449, 0.6)}
 
     monkeypatch.setattr(evaluate, "covariate_gain", gain)
-    monkeypatch.setattr(evaluate, "covariate_signs", lambda model, *, seed: seeds.append(seed) or {"negative": 0.5})
-    monkeypatch.setattr(evaluate, "measure", lambda pipeline, cases, **options: measure(LastSeason(), cases[:1]))
+    monkeypatch.setattr(
+        evaluate,
+        "covariate_signs",
+        lambda model, *, seed: seeds.append(seed) or {"negative": 0.5},
+    )
+    monkeypatch.setattr(
+        evaluate,
+        "measure",
+        lambda pipeline, cases, **options: measure(LastSeason(), cases[:1]),
+    )
     values = np.random.default_rng(0).normal(size=200)
     real = tmp_path / "real.npz"
-    np.savez(real, **{f"{split}/a": values for split in ("validation", "records")}, **{"season/a": np.array(4)})
+    np.savez(
+        real,
+        **{f"{split}/a": values for split in ("validation", "records")},
+        **{"season/a": np.array(4)},
+    )
     for given in (None, real):
         evaluate.main(checkpoint_path("chronos2-nano"), real=given)
     assert seeds == [evaluate.TEST_SEED] * 2 + [evaluate.VALIDATION_SEED] * 2
-    first, second = capsys.readouterr().out.split("test: MASE with known covariates / without: 0.500 (0.444 to 0.600)")
+    first, second = capsys.readouterr().out.split(
+        "test: MASE with known covariates / without: 0.500 (0.444 to 0.600)"
+    )
     assert "validation" not in first
     second = second.replace("test: effects of the right sign: negative 50.0%", "", 1)
     assert "test" not in second
@@ -87,7 +128,14 @@ def test_tuning_sees_no_test(
 
 def test_real_series_to_tune_on_are_of_a_known_split(tmp_path: Path) -> None:
     path = tmp_path / "real.npz"
-    np.savez(path, **{"validation/a": np.arange(5.0), "season/a": np.array(3), "training/b": np.arange(9.0)})
+    np.savez(
+        path,
+        **{
+            "validation/a": np.arange(5.0),
+            "season/a": np.array(3),
+            "training/b": np.arange(9.0),
+        },
+    )
     (case,) = evaluate.validation_cases(path)
     assert (case.name, case.season, case.values.tolist()) == ("a", 3, [0, 1, 2, 3, 4])
     expect_error("has no array records", evaluate.validation_cases, path, "records")
@@ -98,21 +146,34 @@ def test_seasons_that_are_none_are_named(tmp_path: Path) -> None:
     path = tmp_path / "real.npz"
     for season in ({"season/a": np.array(0)}, {"season/a": np.array([3])}, {}):
         np.savez(path, **{"validation/a": np.arange(9.0)}, **season)
-        expect_error(r"array season/a is .*, expected a number of steps from 1 on", evaluate.validation_cases, path)
+        expect_error(
+            r"array season/a is .*, expected a number of steps from 1 on",
+            evaluate.validation_cases,
+            path,
+        )
 
 
 def test_a_forecast_that_is_not_finite_is_an_error_and_no_series_that_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def damaged(pipeline: object, tasks: list[Any], *, horizon: int, **options: object) -> list[np.ndarray]:
-        return [np.where(np.arange(9) == 2, np.nan, np.zeros((horizon, 9))) for _ in tasks]
+    def damaged(
+        pipeline: object, tasks: list[Any], *, horizon: int, **options: object
+    ) -> list[np.ndarray]:
+        return [
+            np.where(np.arange(9) == 2, np.nan, np.zeros((horizon, 9))) for _ in tasks
+        ]
 
     monkeypatch.setattr(evaluate, "forecasts", damaged)
     cases = [evaluate.SkillCase("one", np.random.default_rng(0).normal(size=60), 4)]
-    with pytest.raises(InputError, match="forecast of 'one' has 12 of 108 quantiles that are not finite"):
+    with pytest.raises(
+        InputError,
+        match="forecast of 'one' has 12 of 108 quantiles that are not finite",
+    ):
         evaluate.measure(LastSeason(), cases, horizon=12)
     # a context without a value has no forecast, and no error to measure it by
-    unseen = evaluate.SkillCase("unseen", np.concatenate([np.full(33, np.nan), np.ones(12)]), 4)
+    unseen = evaluate.SkillCase(
+        "unseen", np.concatenate([np.full(33, np.nan), np.ones(12)]), 4
+    )
     assert evaluate.measure(LastSeason(), [unseen], horizon=12) == []
 
 
@@ -120,13 +181,27 @@ def test_a_horizon_that_no_series_has_is_answered_with_the_longest() -> None:
     # two seasons and a step stay as context
     longest = 100 - 49
     assert [
-        len(list(evaluate.windows(evaluate.SkillCase("a", np.zeros(100), 24), longest + more))) for more in (0, 1)
+        len(
+            list(
+                evaluate.windows(
+                    evaluate.SkillCase("a", np.zeros(100), 24), longest + more
+                )
+            )
+        )
+        for more in (0, 1)
     ] == [1, 0]
-    with pytest.raises(InputError, match=r"--horizon 100000: no series of 'test: synthetic .* expected at most \d+$"):
+    with pytest.raises(
+        InputError,
+        match=r"--horizon 100000: no series of 'test: synthetic .* expected at most \d+$",
+    ):
         evaluate.main(checkpoint_path("bolt-nano"), horizon=100_000)
 
 
-KINDS = {"bolt-nano": ChronosBoltPipeline, "chronos-nano": ChronosPipeline, "chronos2-nano": Chronos2Pipeline}
+KINDS = {
+    "bolt-nano": ChronosBoltPipeline,
+    "chronos-nano": ChronosPipeline,
+    "chronos2-nano": Chronos2Pipeline,
+}
 
 
 @pytest.mark.parametrize("name", checkpoint_names())
@@ -137,7 +212,12 @@ def test_a_checkpoint_is_small_and_is_what_its_recipe_describes(name: str) -> No
     assert stored["chronos_config"] == RECIPES[name].config["chronos_config"]
     pipeline = BaseChronosPipeline.from_pretrained(str(folder))
     assert isinstance(pipeline, KINDS[name])
-    shapes = {key: value.shape for key, value in build_model(RECIPES[name], RECIPES[name].steps).state_dict().items()}
+    shapes = {
+        key: value.shape
+        for key, value in build_model(RECIPES[name], RECIPES[name].steps)
+        .state_dict()
+        .items()
+    }
     stored = getattr(pipeline, "inner_model", pipeline.model).state_dict()
     assert {key: value.shape for key, value in stored.items()} == shapes
 
@@ -149,29 +229,46 @@ def test_bolt_nano_beats_the_seasonal_naive_forecast_on_real_series() -> None:
 
 
 def test_chronos2_nano_uses_the_known_future_of_a_covariate() -> None:
-    pipeline = BaseChronosPipeline.from_pretrained(str(checkpoint_path("chronos2-nano")))
+    pipeline = BaseChronosPipeline.from_pretrained(
+        str(checkpoint_path("chronos2-nano"))
+    )
     gain = covariate_gain(pipeline.model, count=12)
     assert gain["ratio"] < 0.7
 
 
-def test_signs_of_effects_are_those_of_what_a_model_does_with_a_covariate(monkeypatch: pytest.MonkeyPatch) -> None:
-    def always_up(pipeline: object, tasks: list[Any], *, horizon: int, **options: object) -> list[np.ndarray]:
-        return [np.repeat(task.covariates[0, -horizon:, None], 9, axis=1) for task in tasks]
+def test_signs_of_effects_are_those_of_what_a_model_does_with_a_covariate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def always_up(
+        pipeline: object, tasks: list[Any], *, horizon: int, **options: object
+    ) -> list[np.ndarray]:
+        return [
+            np.repeat(task.covariates[0, -horizon:, None], 9, axis=1) for task in tasks
+        ]
 
     monkeypatch.setattr(evaluate, "as_pipeline", lambda model: model)
     monkeypatch.setattr(evaluate, "forecasts", always_up)
-    assert evaluate.covariate_signs(None, count=12) == {"negative": 0.0, "positive": 1.0}
+    assert evaluate.covariate_signs(None, count=12) == {
+        "negative": 0.0,
+        "positive": 1.0,
+    }
 
 
 def test_hours_repeat_by_day_and_half_of_them_is_a_temperature() -> None:
-    plain, heated = (evaluate.hourly_cases(count=24, heated=heated) for heated in (False, True))
+    plain, heated = (
+        evaluate.hourly_cases(count=24, heated=heated) for heated in (False, True)
+    )
     shares = []
     for cold, warm in zip(plain, heated, strict=True):
         assert cold.season == 24
         assert cold.covariates is None
         assert warm.covariates is not None
-        shares.append(np.corrcoef(warm.values - cold.values, warm.covariates[0])[0, 1] * warm.sign)
-        assert_close((warm.values - cold.values).std() / cold.values.std(), 1.0, depth=100)
+        shares.append(
+            np.corrcoef(warm.values - cold.values, warm.covariates[0])[0, 1] * warm.sign
+        )
+        assert_close(
+            (warm.values - cold.values).std() / cold.values.std(), 1.0, depth=100
+        )
     assert_close(shares, np.ones(24), depth=100)
     assert {case.sign for case in heated} == {-1, 1}
 
@@ -180,7 +277,9 @@ def test_chronos_nano_copies_with_induction_heads() -> None:
     found = mechanisms.measure(load("chronos-nano"), count=4)
     both = [head for head in found.induction if head in found.sharp]
     assert both
-    assert all(isinstance(head, Component) and head.kind == "cross_attn" for head in both)
+    assert all(
+        isinstance(head, Component) and head.kind == "cross_attn" for head in both
+    )
     assert float(found.test.copy_accuracy) > 0.5
     assert found.copy_error["plain"] < 0.05
     assert found.copy_error["both"] > 0.3

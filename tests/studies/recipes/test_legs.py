@@ -35,15 +35,32 @@ BOLT_NANO = find_recipe("bolt-nano")
 def test_the_rate_rises_again_at_a_restart() -> None:
     again = Phase(at=1000, learning_rate=1.0, decay=500)
     plan = find_recipe("chronos-nano").model_copy(
-        update={"warmup": 100, "decay": 400, "steps": 2000, "learning_rate": 2.0, "restarts": (again,)}
+        update={
+            "warmup": 100,
+            "decay": 400,
+            "steps": 2000,
+            "learning_rate": 2.0,
+            "restarts": (again,),
+        }
     )
     rates = [plan.rate(step) for step in (0, 599, 999, 1000, 1099, 1499, 1999)]
     np.testing.assert_allclose(rates, [0.02, 2.0, 0.02, 0.01, 1.0, 1.0, 0.01])
-    third = plan.model_copy(update={"steps": 3000, "restarts": (again, Phase(at=2000, learning_rate=0.5, decay=1000))})
-    np.testing.assert_allclose([third.rate(step) for step in (0, 599, 999, 1000, 1099, 1499, 1999)], rates)
-    np.testing.assert_allclose([third.rate(step) for step in (2099, 2499, 2999)], [0.4505, 0.2525, 0.005])
+    third = plan.model_copy(
+        update={
+            "steps": 3000,
+            "restarts": (again, Phase(at=2000, learning_rate=0.5, decay=1000)),
+        }
+    )
+    np.testing.assert_allclose(
+        [third.rate(step) for step in (0, 599, 999, 1000, 1099, 1499, 1999)], rates
+    )
+    np.testing.assert_allclose(
+        [third.rate(step) for step in (2099, 2499, 2999)], [0.4505, 0.2525, 0.005]
+    )
     short = plan.model_copy(update={"steps": 800})
-    np.testing.assert_allclose([short.rate(step) for step in (399, 599, 799)], [2.0, 1.01, 0.02])
+    np.testing.assert_allclose(
+        [short.rate(step) for step in (399, 599, 799)], [2.0, 1.01, 0.02]
+    )
 
 
 def muon_leg(recipe: TrainingRecipe) -> TrainingRecipe:
@@ -52,23 +69,33 @@ def muon_leg(recipe: TrainingRecipe) -> TrainingRecipe:
     return recipe.model_copy(update={"restarts": (again,), "warmup": 1, "steps": 8})
 
 
-def test_muon_takes_the_matrices_of_the_layers(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
+def test_muon_takes_the_matrices_of_the_layers(
+    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
     trainer = Trainer(muon_leg(token_recipe), tmp_path / "run", corpus, device="cpu")
     trainer.run(until=4, quiet=True)
     assert not isinstance(trainer.optimizer, MuonAdamW)
     trainer.train_step()
     assert isinstance(trainer.optimizer, MuonAdamW)
-    rest, matrices = ({id(part) for part in group["params"]} for group in trainer.optimizer.param_groups)
+    rest, matrices = (
+        {id(part) for part in group["params"]}
+        for group in trainer.optimizer.param_groups
+    )
     assert matrices == {id(weight) for weight in layer_matrices(trainer.model)}
     assert rest == {id(weight) for weight in trainer.model.parameters()} - matrices
 
 
 def test_muon_is_that_of_torch_in_the_precision_of_the_weights() -> None:
     torch.manual_seed(0)
-    own = [torch.nn.Parameter(torch.randn(size)) for size in ((8, 20), (20, 8), (8, 20))]
+    own = [
+        torch.nn.Parameter(torch.randn(size)) for size in ((8, 20), (20, 8), (8, 20))
+    ]
     theirs = [torch.nn.Parameter(weight.detach().clone()) for weight in own]
     settings = {"lr": 0.01, "weight_decay": 0.1}
-    optimizers = [Muon(own, **settings), torch.optim.Muon(theirs, **settings, adjust_lr_fn="match_rms_adamw")]
+    optimizers = [
+        Muon(own, **settings),
+        torch.optim.Muon(theirs, **settings, adjust_lr_fn="match_rms_adamw"),
+    ]
     for _ in range(4):
         for one, other in zip(own, theirs, strict=True):
             one.grad = other.grad = torch.randn_like(one)
@@ -79,20 +106,35 @@ def test_muon_is_that_of_torch_in_the_precision_of_the_weights() -> None:
         assert_close(one, other, depth=4 * 5, dtype=torch.bfloat16, magnitude=0.01)
 
 
-def three_legs(recipe: TrainingRecipe, *, from_mean: bool, config: dict[str, int] | None = None) -> TrainingRecipe:
+def three_legs(
+    recipe: TrainingRecipe, *, from_mean: bool, config: dict[str, int] | None = None
+) -> TrainingRecipe:
     """The recipe with restarts at its third and sixth step of nine."""
     second = Phase(at=3, learning_rate=1e-2, decay=3)
-    third = Phase(at=6, learning_rate=1e-2, decay=3, from_mean=from_mean, config=config or {})
-    return recipe.model_copy(update={"restarts": (second, third), "warmup": 1, "steps": 9})
+    third = Phase(
+        at=6, learning_rate=1e-2, decay=3, from_mean=from_mean, config=config or {}
+    )
+    return recipe.model_copy(
+        update={"restarts": (second, third), "warmup": 1, "steps": 9}
+    )
 
 
-def test_a_leg_begins_from_the_mean_of_two_if_it_says_so(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
+def test_a_leg_begins_from_the_mean_of_two_if_it_says_so(
+    tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
     plan = three_legs(tiny, from_mean=True)
     whole = run(plan, tmp_path / "whole", corpus)
-    before, after = (load_file(tmp_path / "whole" / HISTORY / f"step-00000{step}.safetensors") for step in (3, 6))
+    before, after = (
+        load_file(tmp_path / "whole" / HISTORY / f"step-00000{step}.safetensors")
+        for step in (3, 6)
+    )
     assert any(not torch.equal(before[name], after[name]) for name in before)
-    plain = Trainer(three_legs(tiny, from_mean=False), tmp_path / "plain", corpus, device="cpu")
-    plain.model.load_state_dict({name: (before[name] + after[name]) / 2 for name in before}, strict=False)
+    plain = Trainer(
+        three_legs(tiny, from_mean=False), tmp_path / "plain", corpus, device="cpu"
+    )
+    plain.model.load_state_dict(
+        {name: (before[name] + after[name]) / 2 for name in before}, strict=False
+    )
     plain.step = 6
     plain.run(quiet=True)
     for name, weight in whole.model.state_dict().items():
@@ -102,7 +144,10 @@ def test_a_leg_begins_from_the_mean_of_two_if_it_says_so(tiny: TrainingRecipe, c
 
 def test_stages_and_restarts_come_in_order() -> None:
     made = BOLT_NANO.model_dump()
-    for part, words in (("stages", "stages start at .*expected 0 first"), ("restarts", "restarts at .*expected each")):
+    for part, words in (
+        ("stages", "stages start at .*expected 0 first"),
+        ("restarts", "restarts at .*expected each"),
+    ):
         with pytest.raises(ValidationError, match=words):
             TrainingRecipe(**made | {part: made[part][::-1]})
     wider = [{"at": 5, "learning_rate": 1.0, "decay": 0, "config": {"d_ff": 512}}]
@@ -117,12 +162,25 @@ def test_a_command_that_cannot_go_on_draws_no_series(
     export(build_model(token_recipe), tmp_path / "token")
     np.savez(tmp_path / "real.npz", **{"training/a": np.arange(700.0)})
     where = {"out": tmp_path / "runs" / "run", "real": tmp_path / "real.npz"}
-    expect_error("has other weights than bolt-nano", main, "bolt-nano", **where, start=tmp_path / "token")
+    expect_error(
+        "has other weights than bolt-nano",
+        main,
+        "bolt-nano",
+        **where,
+        start=tmp_path / "token",
+    )
     monkeypatch.setitem(RECIPES, "one", token_recipe)
     expect_error("trained in one phase", main, "one", **where, start=tmp_path / "token")
     for going_on in ({"resume": True}, {"end_within": 5}):
         expect_error(r"no state\.pt in", main, "bolt-nano", **where, **going_on)
-        expect_error("--start begins the last phase", main, "bolt-nano", **where, start=tmp_path / "token", **going_on)
+        expect_error(
+            "--start begins the last phase",
+            main,
+            "bolt-nano",
+            **where,
+            start=tmp_path / "token",
+            **going_on,
+        )
     assert not (tmp_path / "runs").exists()
 
 
@@ -141,15 +199,24 @@ def outputs(model: PreTrainedModel, length: int = 30) -> torch.Tensor:
     if not isinstance(model, T5ForConditionalGeneration):
         series = torch.randn((3, length), generator=generator, dtype=model.dtype)
         series[0, : length // 3] = torch.nan
-        together = {} if isinstance(model, ChronosBoltModelForForecasting) else {"group_ids": torch.tensor([0, 0, 1])}
+        together = (
+            {}
+            if isinstance(model, ChronosBoltModelForForecasting)
+            else {"group_ids": torch.tensor([0, 0, 1])}
+        )
         return model(context=series, **together).quantile_preds
-    past, future = (torch.randint(3, model.config.vocab_size, (3, steps), generator=generator) for steps in (length, 7))
+    past, future = (
+        torch.randint(3, model.config.vocab_size, (3, steps), generator=generator)
+        for steps in (length, 7)
+    )
     return model(input_ids=past, decoder_input_ids=future).logits
 
 
 def trained(plan: TrainingRecipe) -> PreTrainedModel:
     """A model in double precision whose every weight differs from what it begins with; its norms have no epsilon."""
-    model = build_model(plan.model_copy(update={"config": plan.config | {"layer_norm_epsilon": 0.0}})).double()
+    model = build_model(
+        plan.model_copy(update={"config": plan.config | {"layer_norm_epsilon": 0.0}})
+    ).double()
     torch.manual_seed(7)
     with torch.no_grad():
         for weight in model.parameters():
@@ -184,17 +251,33 @@ def test_a_wider_model_gives_the_same_outputs(tiny: TrainingRecipe, part: str) -
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     wider = widened(model, changes, seed=0)
     assert all(getattr(wider.config, name) == value for name, value in changes.items())
-    assert sum(weight.numel() for weight in wider.parameters()) > sum(weight.numel() for weight in model.parameters())
+    assert sum(weight.numel() for weight in wider.parameters()) > sum(
+        weight.numel() for weight in model.parameters()
+    )
     assert_close(outputs(wider), outputs(model), depth=1000)
-    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert all(
+        torch.equal(weight, before[name]) for name, weight in model.state_dict().items()
+    )
 
 
 @pytest.mark.usefixtures("double_norms")
-@pytest.mark.parametrize(("name", "length"), [("chronos-nano", 300), ("bolt-nano", 512), ("chronos2-nano", 512)])
-def test_recipes_widen_their_models_at_all_distances_that_they_meet(name: str, length: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [("chronos-nano", 300), ("bolt-nano", 512), ("chronos2-nano", 512)],
+)
+def test_recipes_widen_their_models_at_all_distances_that_they_meet(
+    name: str, length: int
+) -> None:
     plan = recipe(name)
-    model, (changes,) = trained(plan), [phase.config for phase in plan.restarts if phase.config]
-    assert_close(outputs(widened(model, changes, seed=0), length), outputs(model, length), depth=10_000)
+    model, (changes,) = (
+        trained(plan),
+        [phase.config for phase in plan.restarts if phase.config],
+    )
+    assert_close(
+        outputs(widened(model, changes, seed=0), length),
+        outputs(model, length),
+        depth=10_000,
+    )
 
 
 def test_every_new_weight_learns(tiny: TrainingRecipe) -> None:
@@ -211,25 +294,43 @@ def test_every_new_weight_learns(tiny: TrainingRecipe) -> None:
     # the decoder of a patch model has one position, so that its self-attention has nothing to choose
     idle = ["relative", "shared"]
     if tiny.kind == "patch":
-        idle += ["decoder.block.0.layer.0.SelfAttention.q", "decoder.block.0.layer.0.SelfAttention.k"]
+        idle += [
+            "decoder.block.0.layer.0.SelfAttention.q",
+            "decoder.block.0.layer.0.SelfAttention.k",
+        ]
     for name, weight in wider.named_parameters():
         assert weight.grad is not None
         if weight.ndim == 2 and not any(part in name for part in idle):
             # some of the last rows and columns, which are new, reach the loss by the second step
-            rows, columns = (min(before, new - 1) for before, new in zip(old[name].shape, weight.shape, strict=True))
+            rows, columns = (
+                min(before, new - 1)
+                for before, new in zip(old[name].shape, weight.shape, strict=True)
+            )
             assert weight.grad[rows:].abs().max() > 0, name
             assert weight.grad[:, columns:].abs().max() > 0, name
 
 
-def test_what_cannot_grow_is_refused(token_recipe: TrainingRecipe, group_recipe: TrainingRecipe) -> None:
+def test_what_cannot_grow_is_refused(
+    token_recipe: TrainingRecipe, group_recipe: TrainingRecipe
+) -> None:
     model = build_model(token_recipe)
     with_groups = build_model(group_recipe)
     expect_error("relative_attention_num_buckets", widened, with_groups, WIDER, seed=0)
-    expect_error("d_kv=6; expected a multiple of the model's 4", widened, with_groups, {"d_kv": 6}, seed=0)
+    expect_error(
+        "d_kv=6; expected a multiple of the model's 4",
+        widened,
+        with_groups,
+        {"d_kv": 6},
+        seed=0,
+    )
     expect_error(r"d_models.*d_model", widened, model, {"d_models": 32}, seed=0)
     expect_error("d_ff=8 is below the model's 16", widened, model, {"d_ff": 8}, seed=0)
     with pytest.raises(InputError, match="two of the model's buckets"):
-        widened(trained(token_recipe), WIDER | {"relative_attention_num_buckets": 64}, seed=0)
+        widened(
+            trained(token_recipe),
+            WIDER | {"relative_attention_num_buckets": 64},
+            seed=0,
+        )
 
 
 def growing(plan: TrainingRecipe) -> TrainingRecipe:
@@ -238,7 +339,9 @@ def growing(plan: TrainingRecipe) -> TrainingRecipe:
     return plan.model_copy(update={"restarts": (again,), "warmup": 1, "steps": 8})
 
 
-def test_a_wider_leg_starts_from_a_narrow_one(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
+def test_a_wider_leg_starts_from_a_narrow_one(
+    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
     plan = growing(token_recipe)
     whole = run(plan, tmp_path / "whole", corpus, until=4)
     export(whole.model, tmp_path / "narrow")
@@ -249,11 +352,21 @@ def test_a_wider_leg_starts_from_a_narrow_one(token_recipe: TrainingRecipe, corp
     assert_same_weights(whole, second)
 
 
-@pytest.mark.parametrize(("leg", "stops"), [("muon", (6,)), ("mean", (6, 7)), ("wider", (3, 4, 6))])
+@pytest.mark.parametrize(
+    ("leg", "stops"), [("muon", (6,)), ("mean", (6, 7)), ("wider", (3, 4, 6))]
+)
 def test_legs_are_resumed(
-    leg: str, stops: tuple[int, ...], token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
+    leg: str,
+    stops: tuple[int, ...],
+    token_recipe: TrainingRecipe,
+    corpus: Corpus,
+    tmp_path: Path,
 ) -> None:
-    plans = {"muon": muon_leg, "mean": partial(three_legs, from_mean=True), "wider": growing}
+    plans = {
+        "muon": muon_leg,
+        "mean": partial(three_legs, from_mean=True),
+        "wider": growing,
+    }
     plan = plans[leg](token_recipe)
     whole = run(plan, tmp_path / "whole", corpus)
     for until in stops:
@@ -262,21 +375,34 @@ def test_legs_are_resumed(
         assert_same_weights(whole, again)
 
 
-def test_the_native_pipeline_computes_exactly_what_was_trained(tiny: TrainingRecipe, tmp_path: Path) -> None:
+def test_the_native_pipeline_computes_exactly_what_was_trained(
+    tiny: TrainingRecipe, tmp_path: Path
+) -> None:
     model = build_model(tiny).eval()
     export(model, tmp_path / "out")
     pipeline = BaseChronosPipeline.from_pretrained(str(tmp_path / "out"))
     past = torch.randn(2, 24)
     if tiny.kind == "token":
         ids, mask, _ = pipeline.tokenizer.context_input_transform(past)
-        inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": torch.tensor([[0, 5], [0, 9]])}
+        inputs = {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "decoder_input_ids": torch.tensor([[0, 5], [0, 9]]),
+        }
         expected, got = model(**inputs).logits, native_model(pipeline)(**inputs).logits
     else:
-        expected, got = (each(context=past).quantile_preds for each in (model, native_model(pipeline)))
+        expected, got = (
+            each(context=past).quantile_preds
+            for each in (model, native_model(pipeline))
+        )
     assert torch.equal(got, expected)
     levels = [0.1, 0.5, 0.9]
     torch.manual_seed(0)
-    here, _ = as_pipeline(model).predict_quantiles(list(past), prediction_length=8, quantile_levels=levels)
+    here, _ = as_pipeline(model).predict_quantiles(
+        list(past), prediction_length=8, quantile_levels=levels
+    )
     torch.manual_seed(0)
-    there, _ = pipeline.predict_quantiles(list(past), prediction_length=8, quantile_levels=levels)
+    there, _ = pipeline.predict_quantiles(
+        list(past), prediction_length=8, quantile_levels=levels
+    )
     assert all(torch.equal(one, two) for one, two in zip(here, there, strict=True))

@@ -21,7 +21,14 @@ from tsfm_lens.studies.rank_theory.embeddings import ChebyshevEmbedding
 from tsfm_lens.studies.recipes import levels
 from tsfm_lens.studies.recipes.export import as_pipeline, export
 from tsfm_lens.studies.recipes.history import TrainingHistory, initial_model
-from tsfm_lens.studies.recipes.lowrank import DENSE, RecipeRun, attention_record, held_out, records, trained
+from tsfm_lens.studies.recipes.lowrank import (
+    DENSE,
+    RecipeRun,
+    attention_record,
+    held_out,
+    records,
+    trained,
+)
 from tsfm_lens.studies.recipes.models import attention_ranks, build_model, spread
 from tsfm_lens.studies.recipes.recipe import AttentionRank, TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer
@@ -48,17 +55,23 @@ def logits(model: Any) -> torch.Tensor:
     mask = torch.ones_like(ids)
     mask[1, :3] = 0
     with torch.no_grad():
-        found: torch.Tensor = model.eval()(input_ids=ids, attention_mask=mask, decoder_input_ids=ids[:, :5]).logits
+        found: torch.Tensor = model.eval()(
+            input_ids=ids, attention_mask=mask, decoder_input_ids=ids[:, :5]
+        ).logits
     return found
 
 
 def rank_of(weight: torch.Tensor) -> int:
     """Directions beyond rounding to float32."""
-    return int(epsilon_rank(torch.linalg.svdvals(weight.detach().double()).numpy(), 1e-6))
+    return int(
+        epsilon_rank(torch.linalg.svdvals(weight.detach().double()).numpy(), 1e-6)
+    )
 
 
 @pytest.mark.parametrize("sketch", ["by head", "shared"])
-def test_only_attentions_differ_from_the_dense_model_and_keep_their_norm(tiny: TrainingRecipe, sketch: str) -> None:
+def test_only_attentions_differ_from_the_dense_model_and_keep_their_norm(
+    tiny: TrainingRecipe, sketch: str
+) -> None:
     dense, low = build_model(tiny), build_model(with_rank(tiny, rank=2, sketch=sketch))
     state, known = low.state_dict(), matrices(opened(dense))
     paths = {matrix.path for matrix in known.values()}
@@ -68,27 +81,54 @@ def test_only_attentions_differ_from_the_dense_model_and_keep_their_norm(tiny: T
     for path in paths:
         layer, whole = low.get_submodule(path), dense.get_submodule(path).weight
         assert isinstance(layer, LowRankLinear)
-        assert_close(layer.weight.norm().item(), whole.norm().item(), depth=D, dtype=torch.float32)
+        assert_close(
+            layer.weight.norm().item(),
+            whole.norm().item(),
+            depth=D,
+            dtype=torch.float32,
+        )
         # no factor is the larger one
-        assert_close(layer.up.norm().item(), layer.down.norm().item(), depth=D, dtype=torch.float32)
+        assert_close(
+            layer.up.norm().item(),
+            layer.down.norm().item(),
+            depth=D,
+            dtype=torch.float32,
+        )
 
 
 def test_full_rank_leaves_the_dense_model(token_recipe: TrainingRecipe) -> None:
-    dense, full = build_model(token_recipe), build_model(with_rank(token_recipe, rank=D_HEAD))
+    dense, full = (
+        build_model(token_recipe),
+        build_model(with_rank(token_recipe, rank=D_HEAD)),
+    )
     assert not any(isinstance(module, Compressed) for module in full.modules())
-    assert all(torch.equal(weight, full.state_dict()[name]) for name, weight in dense.state_dict().items())
+    assert all(
+        torch.equal(weight, full.state_dict()[name])
+        for name, weight in dense.state_dict().items()
+    )
 
 
-def test_ranks_rise_by_the_schedule_and_end_at_the_size_of_a_head(token_recipe: TrainingRecipe) -> None:
-    deep = token_recipe.model_copy(update={"config": token_recipe.config | {"num_layers": 4}})
+def test_ranks_rise_by_the_schedule_and_end_at_the_size_of_a_head(
+    token_recipe: TrainingRecipe,
+) -> None:
+    deep = token_recipe.model_copy(
+        update={"config": token_recipe.config | {"num_layers": 4}}
+    )
     lens = opened(build_model(deep))
     ranks = attention_ranks(lens, AttentionRank(rank=2, growth=0.6))
     # ceil(2 * (1 + i) ** 0.6) is 2, 4, 4, 5, of heads of four
-    assert [ranks[f"encoder_blocks.{layer}.self_attn.v"] for layer in range(4)] == [2, 4, 4, 4]
+    assert [ranks[f"encoder_blocks.{layer}.self_attn.v"] for layer in range(4)] == [
+        2,
+        4,
+        4,
+        4,
+    ]
     assert ranks["decoder_blocks.0.cross_attn.o"] == 2
 
 
-def test_a_fixed_vocabulary_has_its_rank_and_its_polynomials(token_recipe: TrainingRecipe) -> None:
+def test_a_fixed_vocabulary_has_its_rank_and_its_polynomials(
+    token_recipe: TrainingRecipe,
+) -> None:
     dense = build_model(token_recipe)
     model = build_model(token_recipe.model_copy(update={"vocabulary_rank": 3}))
     table = model.shared.weight.double()
@@ -96,21 +136,33 @@ def test_a_fixed_vocabulary_has_its_rank_and_its_polynomials(token_recipe: Train
     values = torch.linspace(-5, 5, 61, dtype=torch.float64).numpy()
     expected = ChebyshevEmbedding.random(D, 3, largest=5.0, seed=0)(values).T
     scale = table[3:].norm() / torch.from_numpy(expected).norm()
-    assert_close(table[3:], scale * torch.from_numpy(expected), depth=16, dtype=torch.float32)
+    assert_close(
+        table[3:], scale * torch.from_numpy(expected), depth=16, dtype=torch.float32
+    )
     assert_close(table[3:].square().mean().item(), 1.0, depth=64, dtype=torch.float32)
     # the head begins as the dense model's, which scales what enters it
     model.shared.weight.data.copy_(dense.shared.weight)
     assert_close(logits(model), logits(dense), depth=100)
 
 
-def test_training_leaves_only_a_fixed_vocabulary(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
-    recipe = with_rank(token_recipe, rank=1, growth=0.5).model_copy(update={"vocabulary_rank": 2, "weight_decay": 0.5})
+def test_training_leaves_only_a_fixed_vocabulary(
+    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    recipe = with_rank(token_recipe, rank=1, growth=0.5).model_copy(
+        update={"vocabulary_rank": 2, "weight_decay": 0.5}
+    )
     trainer = Trainer(recipe, tmp_path / "run", corpus, device="cpu")
-    before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+    before = {
+        name: weight.clone() for name, weight in trainer.model.state_dict().items()
+    }
     assert trainer.run(quiet=True)
     after = trainer.model.state_dict()
     same = {name for name, weight in before.items() if torch.equal(weight, after[name])}
-    assert same == {"shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
+    assert same == {
+        "shared.weight",
+        "encoder.embed_tokens.weight",
+        "decoder.embed_tokens.weight",
+    }
     assert rank_of(after["shared.weight"]) == 2
 
 
@@ -123,15 +175,22 @@ def test_trained_low_ranks_open_with_every_hook_point(
     run(recipe, tmp_path / "stopped", corpus, until=4)
     again = resumed(recipe, tmp_path / "stopped", corpus)
     export(again.model, tmp_path / "kept")
-    lens, last = load(tmp_path / "kept"), TrainingHistory(tmp_path / "whole")[recipe.steps]
+    lens, last = (
+        load(tmp_path / "kept"),
+        TrainingHistory(tmp_path / "whole")[recipe.steps],
+    )
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, lens.adapter.model.state_dict()[name]), name
         assert torch.equal(weight, last.adapter.model.state_dict()[name]), name
     assert list(lens.registry.points) == list(opened(build_model(tiny)).registry.points)
-    assert sum(isinstance(module, LowRankLinear) for module in lens.adapter.model.modules()) == len(matrices(lens))
+    assert sum(
+        isinstance(module, LowRankLinear) for module in lens.adapter.model.modules()
+    ) == len(matrices(lens))
 
 
-def test_a_new_option_leaves_old_identities_alone(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
+def test_a_new_option_leaves_old_identities_alone(
+    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
     identity = Trainer(token_recipe, tmp_path, corpus, device="cpu").task.identity
     assert not {"attention_rank", "vocabulary_rank"} & set(json.loads(identity))
     assert TrainingRecipe.model_validate_json(identity) == token_recipe
@@ -142,9 +201,18 @@ def test_a_new_option_leaves_old_identities_alone(token_recipe: TrainingRecipe, 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"attention_rank": AttentionRank(rank=0)}, "rank 0 of each head of .* expected 1 to 4"),
-        ({"attention_rank": AttentionRank(rank=5)}, "rank 5 of each head of .* expected 1 to 4"),
-        ({"attention_rank": AttentionRank(rank=9, sketch="shared")}, "rank 9 of .* expected 1 to 8"),
+        (
+            {"attention_rank": AttentionRank(rank=0)},
+            "rank 0 of each head of .* expected 1 to 4",
+        ),
+        (
+            {"attention_rank": AttentionRank(rank=5)},
+            "rank 5 of each head of .* expected 1 to 4",
+        ),
+        (
+            {"attention_rank": AttentionRank(rank=9, sketch="shared")},
+            "rank 9 of .* expected 1 to 8",
+        ),
         ({"attention_rank": AttentionRank(rank=2, growth=-0.5)}, "exponent -0.5"),
         ({"attention_rank": AttentionRank(rank=2, sketch="by heads")}, "by head"),
         ({"attention_levels": (3, 2)}, "from 1 that sum to 4"),
@@ -154,9 +222,20 @@ def test_a_new_option_leaves_old_identities_alone(token_recipe: TrainingRecipe, 
     ],
 )
 def test_what_a_model_cannot_have_is_refused_before_anything_is_written(
-    changes: dict[str, Any], words: str, token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
+    changes: dict[str, Any],
+    words: str,
+    token_recipe: TrainingRecipe,
+    corpus: Corpus,
+    tmp_path: Path,
 ) -> None:
-    expect_error(words, Trainer, token_recipe.model_copy(update=changes), tmp_path / "run", corpus, device="cpu")
+    expect_error(
+        words,
+        Trainer,
+        token_recipe.model_copy(update=changes),
+        tmp_path / "run",
+        corpus,
+        device="cpu",
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -169,9 +248,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def few(token_recipe: TrainingRecipe) -> list[RecipeRun]:
     """A dense arm, one by head and one vocabulary."""
     base = token_recipe.model_copy(update={"corpus": {"motif_smooth": 6}, "steps": 4})
-    low = base.model_copy(update={"name": "constant", "attention_rank": AttentionRank(rank=2)})
+    low = base.model_copy(
+        update={"name": "constant", "attention_rank": AttentionRank(rank=2)}
+    )
     fixed = base.model_copy(update={"name": "vocabulary 2", "vocabulary_rank": 2})
-    return [RecipeRun(recipe.name, 0, recipe) for recipe in (base.model_copy(update={"name": DENSE}), low, fixed)]
+    return [
+        RecipeRun(recipe.name, 0, recipe)
+        for recipe in (base.model_copy(update={"name": DENSE}), low, fixed)
+    ]
 
 
 @pytest.fixture
@@ -181,8 +265,12 @@ def found(few: list[RecipeRun], corpus: Corpus, folder: Path) -> dict[str, xr.Da
     return records(few, folder, corpus)
 
 
-def test_records_are_of_svds(found: dict[str, xr.Dataset], few: list[RecipeRun], folder: Path, corpus: Corpus) -> None:
-    attention, vocabulary, spectra = (found[name] for name in ("attention", "vocabulary", "spectra"))
+def test_records_are_of_svds(
+    found: dict[str, xr.Dataset], few: list[RecipeRun], folder: Path, corpus: Corpus
+) -> None:
+    attention, vocabulary, spectra = (
+        found[name] for name in ("attention", "vocabulary", "spectra")
+    )
     assert attention["arm"].values.tolist() == [DENSE, "constant"]
     held = [sizes(initial_model(arm.recipe)) for arm in few[:2]]
     assert attention["parameters"].values.tolist() == [each["all"] for each in held]
@@ -194,53 +282,89 @@ def test_records_are_of_svds(found: dict[str, xr.Dataset], few: list[RecipeRun],
     assert_close(float(attention["mase_rise"][1, 0]), rise, depth=100, dtype=np.float32)
     assert not attention["mase_rise"][0].any()
     assert attention.sizes["series"] == len(held_out(few[0]))
-    begun = initial_model(few[0].recipe).adapter.model.encoder.block[0].layer[0].SelfAttention.q.weight
+    begun = (
+        initial_model(few[0].recipe)
+        .adapter.model.encoder.block[0]
+        .layer[0]
+        .SelfAttention.q.weight
+    )
     expected = torch.linalg.svdvals(begun.detach().double())
-    assert_close(spectra["singular_value"].values[0, 0, 0], expected, depth=16, dtype=np.float32)
+    assert_close(
+        spectra["singular_value"].values[0, 0, 0], expected, depth=16, dtype=np.float32
+    )
     # nothing has been added before the first step, and the first layer sees two directions
     assert not vocabulary["moved_rank"].isel(training_step=0).any()
     assert vocabulary["rank"].isel(training_step=0).max() > 2
     assert vocabulary["vocabulary"].values.tolist() == [2]
 
 
-def test_an_ended_arm_stays(few: list[RecipeRun], corpus: Corpus, tmp_path: Path) -> None:
+def test_an_ended_arm_stays(
+    few: list[RecipeRun], corpus: Corpus, tmp_path: Path
+) -> None:
     assert trained(few[1], tmp_path, corpus, quiet=True)
     before = (tmp_path / few[1].folder / STATE).read_bytes()
     assert trained(few[1], tmp_path, corpus, quiet=True)
     assert (tmp_path / few[1].folder / STATE).read_bytes() == before
 
 
-def test_arms_without_a_dense_one_are_not_compared(few: list[RecipeRun], corpus: Corpus, folder: Path) -> None:
-    expect_error("'dense'", attention_record, {few[1].name: {0: (few[1], folder)}}, corpus)
+def test_arms_without_a_dense_one_are_not_compared(
+    few: list[RecipeRun], corpus: Corpus, folder: Path
+) -> None:
+    expect_error(
+        "'dense'", attention_record, {few[1].name: {0: (few[1], folder)}}, corpus
+    )
 
 
-@pytest.mark.parametrize(("tokens", "ranks"), [(16, (3, 2, 2)), (13, (2, 0, 1)), (9, (4,))])
-def test_products_of_spread_features_are_the_scores_by_levels(tokens: int, ranks: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "ranks"), [(16, (3, 2, 2)), (13, (2, 0, 1)), (9, (4,))]
+)
+def test_products_of_spread_features_are_the_scores_by_levels(
+    tokens: int, ranks: tuple[int, ...]
+) -> None:
     query, key = torch.randn(2, 2, tokens, sum(ranks), dtype=torch.float64)
     reach = Reach(ranks, token_blocks(tokens, len(ranks)), causal=False)
     wide = [spread(part, ranks) for part in (query, key)]
     assert_close(wide[0] @ wide[1].mT, reaching_scores(query, key, reach), depth=20)
     counts = level_blocks(len(ranks))
-    assert wide[0].shape[-1] == sum(rank * count for rank, count in zip(ranks, counts, strict=True))
+    assert wide[0].shape[-1] == sum(
+        rank * count for rank, count in zip(ranks, counts, strict=True)
+    )
 
 
-def test_one_level_is_the_native_model_and_several_are_not(token_recipe: TrainingRecipe) -> None:
+def test_one_level_is_the_native_model_and_several_are_not(
+    token_recipe: TrainingRecipe,
+) -> None:
     size = token_recipe.config["d_kv"]
     native = logits(build_model(token_recipe))
-    one = logits(build_model(token_recipe.model_copy(update={"attention_levels": (size,)})))
+    one = logits(
+        build_model(token_recipe.model_copy(update={"attention_levels": (size,)}))
+    )
     assert_close(one, native, depth=300)
-    several = logits(build_model(token_recipe.model_copy(update={"attention_levels": (size - 2, 1, 1)})))
+    several = logits(
+        build_model(
+            token_recipe.model_copy(update={"attention_levels": (size - 2, 1, 1)})
+        )
+    )
     assert (several - native).abs().max() > 1e3 * (one - native).abs().max()
 
 
 def test_arms_are_trained_alike_and_measured(
-    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    token_recipe: TrainingRecipe,
+    corpus: Corpus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     update = {"steps": 2, "decay": 1, "config": {**token_recipe.config, "d_kv": 4}}
-    monkeypatch.setattr("tsfm_lens.studies.recipes.lowrank.BASE", token_recipe.model_copy(update=update))
+    monkeypatch.setattr(
+        "tsfm_lens.studies.recipes.lowrank.BASE", token_recipe.model_copy(update=update)
+    )
     monkeypatch.setattr(levels, "LEVELS", {"standard": (), "MLR 2+2": (2, 2)})
     arms = levels.level_runs(seeds=2)
-    assert [(arm.name, arm.seed) for arm in arms[:3]] == [("standard", 0), ("MLR 2+2", 0), ("standard", 1)]
+    assert [(arm.name, arm.seed) for arm in arms[:3]] == [
+        ("standard", 0),
+        ("MLR 2+2", 0),
+        ("standard", 1),
+    ]
     for arm in arms:
         assert trained(arm, tmp_path, corpus, quiet=True)
     found = levels.level_record(arms, tmp_path, corpus, per_family=2)
@@ -252,5 +376,11 @@ def test_arms_are_trained_alike_and_measured(
     assert float(again["loss"][0, 0]) == float(found["loss"][0, 0])
 
 
-def test_a_model_without_tokens_has_no_vocabulary_to_fix(patch_recipe: TrainingRecipe) -> None:
-    expect_error("reads no tokens", build_model, patch_recipe.model_copy(update={"vocabulary_rank": 2}))
+def test_a_model_without_tokens_has_no_vocabulary_to_fix(
+    patch_recipe: TrainingRecipe,
+) -> None:
+    expect_error(
+        "reads no tokens",
+        build_model,
+        patch_recipe.model_copy(update={"vocabulary_rank": 2}),
+    )

@@ -23,7 +23,10 @@ NEXT_ORDER = 0.15
 
 
 def test_periodic_kernels_return_to_one_after_their_period() -> None:
-    whole, halved = families.kernel_bank(800), families.kernel_bank(40, period_scale=0.5)
+    whole, halved = (
+        families.kernel_bank(800),
+        families.kernel_bank(40, period_scale=0.5),
+    )
     for index, period in enumerate(families.PERIODS):
         row = whole[index][0]
         assert row[period].item() == pytest.approx(1.0), period
@@ -45,15 +48,23 @@ def test_other_kernels_have_their_closed_form() -> None:
     np.testing.assert_allclose(bank[9:11, 3, 3], [0.1, 1.0])
 
 
-def test_draws_have_the_covariance_of_their_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_have_the_covariance_of_their_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rng = np.random.default_rng(3)
-    covariance = families.compose(families.kernel_bank(6), rng.integers(33, size=3), rng.random(3) < 0.5)
-    monkeypatch.setattr("tsfm_lens.studies.recipes.families.compose", lambda *_: covariance.clone())
+    covariance = families.compose(
+        families.kernel_bank(6), rng.integers(33, size=3), rng.random(3) < 0.5
+    )
+    monkeypatch.setattr(
+        "tsfm_lens.studies.recipes.families.compose", lambda *_: covariance.clone()
+    )
     draws = families.kernelsynth(np.random.default_rng(0), 5_000, 6)
     scale = covariance.abs().max().item()
     # the standard error of a covariance is at most sqrt(2 / n) of the variances; five of them
     atol = 5 * (2 / len(draws)) ** 0.5
-    np.testing.assert_allclose(draws.T @ draws / len(draws) / scale, covariance / scale, atol=atol)
+    np.testing.assert_allclose(
+        draws.T @ draws / len(draws) / scale, covariance / scale, atol=atol
+    )
 
 
 def test_runge_kutta_is_of_fourth_order_on_a_linear_flow() -> None:
@@ -61,7 +72,10 @@ def test_runge_kutta_is_of_fourth_order_on_a_linear_flow() -> None:
     start = np.array([[1.0, 0.5, 2.0]])
     exact = start @ expm(matrix).T
     errors = [
-        np.abs(families.rk4(lambda state: state @ matrix.T, start, 1.0 / steps, steps)[-1] - exact).max()
+        np.abs(
+            families.rk4(lambda state: state @ matrix.T, start, 1.0 / steps, steps)[-1]
+            - exact
+        ).max()
         for steps in (10, 20)
     ]
     assert errors[0] / errors[1] == pytest.approx(16, rel=NEXT_ORDER)
@@ -69,9 +83,19 @@ def test_runge_kutta_is_of_fourth_order_on_a_linear_flow() -> None:
 
 def test_flows_vanish_at_their_known_fixed_points() -> None:
     root = np.sqrt(8.0 / 3.0 * 27.0)
-    assert_close(families.lorenz(np.array([root, root, 27.0])), 0.0, depth=1000, magnitude=27.0 * 30)
+    assert_close(
+        families.lorenz(np.array([root, root, 27.0])),
+        0.0,
+        depth=1000,
+        magnitude=27.0 * 30,
+    )
     x = (5.7 - np.sqrt(5.7**2 - 4 * 0.04)) / 2
-    assert_close(families.roessler(np.array([x, -x / 0.2, x / 0.2])), 0.0, depth=1000, magnitude=27.0 * 30)
+    assert_close(
+        families.roessler(np.array([x, -x / 0.2, x / 0.2])),
+        0.0,
+        depth=1000,
+        magnitude=27.0 * 30,
+    )
 
 
 def test_logistic_rows_obey_one_rate_each() -> None:
@@ -82,7 +106,9 @@ def test_logistic_rows_obey_one_rate_each() -> None:
 
 
 def test_seasonal_walk_differences_are_white(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "lengths_for_motifs", lambda rng, count, length: np.full(count, 7))
+    monkeypatch.setattr(
+        families, "lengths_for_motifs", lambda rng, count, length: np.full(count, 7)
+    )
     series = families.seasonal_walk(np.random.default_rng(0), 50, 400)
     steps = series[:, 7:] - series[:, :-7]
     spread = steps.std(axis=1)
@@ -94,7 +120,9 @@ def test_seasonal_walk_differences_are_white(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("name", list(families.FAMILIES))
 def test_families_are_finite_and_depend_on_their_seed_only(name: str) -> None:
     family = families.FAMILIES[name]
-    first, again, other = (family(np.random.default_rng(seed), 9, 50) for seed in (0, 0, 1))
+    first, again, other = (
+        family(np.random.default_rng(seed), 9, 50) for seed in (0, 0, 1)
+    )
     assert first.shape == (9, 50)
     assert np.isfinite(first).all()
     np.testing.assert_array_equal(first, again)
@@ -107,21 +135,32 @@ def source(corpus: corpora.Corpus) -> SeriesSource:
 
 
 def test_series_shorter_than_a_row_end_at_its_end(tmp_path: Path) -> None:
-    short, long = np.arange(100.0, dtype=np.float32), np.arange(2_000.0, dtype=np.float32)
-    np.savez(tmp_path / "real.npz", **{"training/a": short, "training/b": long, "validation/c": long})
+    short, long = (
+        np.arange(100.0, dtype=np.float32),
+        np.arange(2_000.0, dtype=np.float32),
+    )
+    np.savez(
+        tmp_path / "real.npz",
+        **{"training/a": short, "training/b": long, "validation/c": long},
+    )
     rows = corpora.real_rows(tmp_path / "real.npz")
     assert rows.shape[1] == corpora.LENGTH
     firsts = np.isnan(rows).sum(1)
     assert set(firsts) == {corpora.LENGTH - 100, 0}
     assert rows[firsts == 0][:, 0].max() == 2_000 - corpora.LENGTH
-    np.savez(tmp_path / "longest.npz", **{"training/d": np.arange(100_000.0, dtype=np.float32)})
+    np.savez(
+        tmp_path / "longest.npz",
+        **{"training/d": np.arange(100_000.0, dtype=np.float32)},
+    )
     starts = corpora.real_rows(tmp_path / "longest.npz")[:, 0]
     # 625 pieces would fit: four times the root of that, evenly spread from the first value to the last
     assert len(starts) == 100
     assert (starts[0], starts[-1]) == (0, 100_000 - corpora.LENGTH)
     assert np.ptp(np.diff(starts)) <= 1
     corpus = corpora.build_corpus({"harmonics": 2}, seed=0, real=tmp_path / "real.npz")
-    crops = SeriesSource(corpus, seed=0).choose({corpora.REAL: 1.0}, np.random.default_rng(0), 200, 96)
+    crops = SeriesSource(corpus, seed=0).choose(
+        {corpora.REAL: 1.0}, np.random.default_rng(0), 200, 96
+    )
     first = np.isnan(corpus.values[crops.rows]).sum(-1)
     # a crop never asks for what lies before the series, but where the series is too short for it
     assert (crops.starts >= np.minimum(first, corpora.LENGTH - 96)).all()
@@ -134,19 +173,36 @@ def test_no_training_series_are_told_where_to_come_from(tmp_path: Path) -> None:
         corpora.real_rows(tmp_path / "empty.npz")
 
 
-def test_covariates_carry_their_share_of_the_target(source: SeriesSource, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_covariates_carry_their_share_of_the_target(
+    source: SeriesSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in (("SHARES", (1.0,)), ("LAGS", (0,))):
         monkeypatch.setattr(f"tsfm_lens.studies.recipes.covariates.{name}", value)
     stage = Stage(start=0, context=40, horizon=8, rows=30, mix={"harmonics": 1.0})
     batch = covariates.covariate_batch(source, 0, stage)
-    rows = covariates.standardised(torch.cat([batch.context, batch.future], 1)).view(30, 3, -1)
+    rows = covariates.standardised(torch.cat([batch.context, batch.future], 1)).view(
+        30, 3, -1
+    )
     ids = batch.group_ids.view(30, 3)
     straight = 0
-    for target, one, two, row_ids in zip(rows[:, 0], rows[:, 1], rows[:, 2], ids, strict=True):
-        joined = [part for part, same in zip((one, two), (row_ids[1:] == row_ids[0]).tolist(), strict=True) if same]
+    for target, one, two, row_ids in zip(
+        rows[:, 0], rows[:, 1], rows[:, 2], ids, strict=True
+    ):
+        joined = [
+            part
+            for part, same in zip(
+                (one, two), (row_ids[1:] == row_ids[0]).tolist(), strict=True
+            )
+            if same
+        ]
         if joined and not target.isnan().any():
-            basis = torch.stack([*joined, *(part.abs() for part in joined), torch.ones_like(target)], 1)
-            rest = target - basis @ torch.linalg.lstsq(basis, target[:, None]).solution[:, 0]
+            basis = torch.stack(
+                [*joined, *(part.abs() for part in joined), torch.ones_like(target)], 1
+            )
+            rest = (
+                target
+                - basis @ torch.linalg.lstsq(basis, target[:, None]).solution[:, 0]
+            )
             straight += int(rest.square().mean() < 0.2)
     # with all of the variance carried, most targets are a sum of their covariates or of their absolute values
     assert straight >= 10
@@ -155,8 +211,12 @@ def test_covariates_carry_their_share_of_the_target(source: SeriesSource, monkey
     assert (known[:, 1:] <= (ids[:, 1:] == ids[:, :1])).all()
 
 
-def test_drivers_take_the_place_of_the_series_that_move_a_target(source: SeriesSource) -> None:
-    stage = Stage(start=0, context=40, horizon=8, rows=20, mix={"harmonics": 1.0}, members=0.5)
+def test_drivers_take_the_place_of_the_series_that_move_a_target(
+    source: SeriesSource,
+) -> None:
+    stage = Stage(
+        start=0, context=40, horizon=8, rows=20, mix={"harmonics": 1.0}, members=0.5
+    )
     driven = stage.model_copy(update={"drivers": {"motif_rough": 1.0}, "short": 0.0})
     chance = np.random.default_rng([source.seed, 3, 3]).random((20, 2)) < 0.5
     batch = covariates.covariate_batch(source, 3, driven)
@@ -164,7 +224,10 @@ def test_drivers_take_the_place_of_the_series_that_move_a_target(source: SeriesS
     np.testing.assert_array_equal((ids[:, 1:] == ids[:, :1]).numpy(), chance)
     assert batch.context.shape == (60, 40)
     shorter = driven.model_copy(update={"short": 1.0, "context": 400})
-    sizes = {covariates.covariate_batch(source, step, shorter).context.shape for step in range(8)}
+    sizes = {
+        covariates.covariate_batch(source, step, shorter).context.shape
+        for step in range(8)
+    }
     # about as many steps in each batch, but no more than four times the groups
     assert all(16 <= context < 400 and 60 <= rows <= 240 for rows, context in sizes)
     assert len(sizes) > 4
@@ -172,7 +235,9 @@ def test_drivers_take_the_place_of_the_series_that_move_a_target(source: SeriesS
 
 def test_effects_bend_where_they_say() -> None:
     line = torch.linspace(-2, 2, 41).expand(1, 5, -1)
-    shapes = covariates.bent(line, torch.full((1, 5, 1), 0.5), torch.arange(5).view(1, 5, 1))[0]
+    shapes = covariates.bent(
+        line, torch.full((1, 5, 1), 0.5), torch.arange(5).view(1, 5, 1)
+    )[0]
     # where they turn: nowhere, a V and a U at the bend, and a line above or below it alone
     assert (shapes[0].diff() > 0).all()
     assert shapes[1].argmin() == shapes[2].argmin() == 25
@@ -182,9 +247,16 @@ def test_effects_bend_where_they_say() -> None:
     assert_close(shapes.square().mean(-1), 1.0, depth=100)
 
 
-def test_rows_count_by_the_logarithm_of_what_is_not_given(source: SeriesSource, group_recipe: TrainingRecipe) -> None:
-    stage = Stage(start=0, context=24, horizon=8, rows=6, mix={"harmonics": 1.0}, log_floor=0.03)
-    batch, model = covariates.covariate_batch(source, 0, stage), build_model(group_recipe).eval()
+def test_rows_count_by_the_logarithm_of_what_is_not_given(
+    source: SeriesSource, group_recipe: TrainingRecipe
+) -> None:
+    stage = Stage(
+        start=0, context=24, horizon=8, rows=6, mix={"harmonics": 1.0}, log_floor=0.03
+    )
+    batch, model = (
+        covariates.covariate_batch(source, 0, stage),
+        build_model(group_recipe).eval(),
+    )
     quantiles = model(
         context=batch.context,
         group_ids=batch.group_ids,
@@ -198,7 +270,13 @@ def test_rows_count_by_the_logarithm_of_what_is_not_given(source: SeriesSource, 
         if batch.future_covariates[row].isnan().all() and spread > 0:
             near = (batch.future[row] - past.mean()).abs() <= 25 * spread
             error = (batch.future[row] - levels)[:, near]
-            pinball = 2 * torch.maximum(model.quantiles[:, None] * error, (model.quantiles[:, None] - 1) * error)
+            pinball = 2 * torch.maximum(
+                model.quantiles[:, None] * error, (model.quantiles[:, None] - 1) * error
+            )
             losses.append(torch.log(pinball.mean() / spread + 0.03))
     assert 0 < len(losses) < 18
-    assert_close(covariates.group_loss(model, batch, stage), torch.stack(losses).mean(), depth=1000)
+    assert_close(
+        covariates.group_loss(model, batch, stage),
+        torch.stack(losses).mean(),
+        depth=1000,
+    )

@@ -45,7 +45,11 @@ def drawn(channels: int | None = D, **options: Any) -> ChannelTransformer:
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 def test_every_oracle_holds(options: dict[str, Any]) -> None:
-    failed = [result for result in check_wiring(ChannelAdapter, drawn(**options), quiet=True) if not result.passed]
+    failed = [
+        result
+        for result in check_wiring(ChannelAdapter, drawn(**options), quiet=True)
+        if not result.passed
+    ]
     assert not failed, failed
 
 
@@ -70,7 +74,12 @@ def test_an_ablated_attention_leaves_the_linear_model() -> None:
         encoded = lens.encode(batch)
         with lens.edit(Zero("blocks.0.attn.hook_out")):
             without = lens.forward(encoded)
-        assert_close(without.reshape(2, D, H), linear(encoded.inputs["x"]), depth=100, magnitude=30.0)
+        assert_close(
+            without.reshape(2, D, H),
+            linear(encoded.inputs["x"]),
+            depth=100,
+            magnitude=30.0,
+        )
 
 
 @pytest.mark.parametrize(
@@ -79,18 +88,28 @@ def test_an_ablated_attention_leaves_the_linear_model() -> None:
         (np.ones((D + 1, L)), "4 variates each, but this model was made for 3"),
         (np.ones(L), "1 variates each"),
         (np.ones((D, L - 1)), "has 23 steps, the model reads exactly 24"),
-        (np.where(np.arange(L) == 5, np.nan, np.ones((D, L))), "gaps in its last 24 steps"),
+        (
+            np.where(np.arange(L) == 5, np.nan, np.ones((D, L))),
+            "gaps in its last 24 steps",
+        ),
     ],
     ids=["channels", "one channel", "short", "gaps"],
 )
-def test_series_that_the_model_cannot_take_are_refused(series: np.ndarray, says: str) -> None:
+def test_series_that_the_model_cannot_take_are_refused(
+    series: np.ndarray, says: str
+) -> None:
     lens = load(drawn(normalise=True))
     expect_error(says, lens.forecast, as_series([series]), H)
-    expect_error("longer than the 7 steps", lens.forecast, lens.adapter.example(0, L), H + 1)
+    expect_error(
+        "longer than the 7 steps", lens.forecast, lens.adapter.example(0, L), H + 1
+    )
     expect_error(r"lens_adapter\(\)", load, torch.nn.Linear(2, 2))
 
 
-TABLES: dict[str, dict[str, Any]] = {"channels": {"channels": 3}, "time": {"channels": 5, "attention": "time"}}
+TABLES: dict[str, dict[str, Any]] = {
+    "channels": {"channels": 3},
+    "time": {"channels": 5, "attention": "time"},
+}
 EACH = pytest.mark.parametrize("options", TABLES.values(), ids=TABLES)
 
 
@@ -106,21 +125,30 @@ def verdicts(options: dict[str, Any], every: int) -> dict[str, str]:
 
     wrong = list(mutants(model, model.lens_adapter().wiring))
     assert len(wrong) >= 30, len(wrong)
-    return {what: verdict(partial(case_of, wiring), right, (*ORACLES, None)) for what, wiring in wrong[::every]}
+    return {
+        what: verdict(partial(case_of, wiring), right, (*ORACLES, None))
+        for what, wiring in wrong[::every]
+    }
 
 
 @EACH
 def test_some_mutants_are_rejected_or_equivalent(options: dict[str, Any]) -> None:
     found = verdicts(options, every=24)
-    assert not {what: said for what, said in found.items() if said.startswith("survives")}
+    assert not {
+        what: said for what, said in found.items() if said.startswith("survives")
+    }
 
 
 @pytest.mark.campaign
 @EACH
-def test_every_mutant_is_rejected_or_equivalent(options: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_mutant_is_rejected_or_equivalent(
+    options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     limit = os.environ.get("TSFM_LENS_CASES")
     found = verdicts(options, every=max(1, 60 // int(limit)) if limit else 1)
     counts = Counter(said.split(":")[0] for said in found.values())
     with capsys.disabled():
         print(f"\n{len(found)} mutants, {dict(counts)}")  # noqa: T201
-    assert not {what: said for what, said in found.items() if said.startswith("survives")}
+    assert not {
+        what: said for what, said in found.items() if said.startswith("survives")
+    }

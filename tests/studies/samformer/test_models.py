@@ -29,7 +29,9 @@ L, H, D, WIDTH = 24, 7, 5, 4
 
 def windows(seed: int = 0, channels: int = D) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return 3.0 + 2.0 * torch.randn(6, channels, L, dtype=torch.float64, generator=generator)
+    return 3.0 + 2.0 * torch.randn(
+        6, channels, L, dtype=torch.float64, generator=generator
+    )
 
 
 def moved(model: nn.Module) -> nn.Module:
@@ -38,7 +40,9 @@ def moved(model: nn.Module) -> nn.Module:
     with torch.no_grad():
         for weight in model.double().parameters():
             if weight.ndim < 2:
-                weight += 0.2 * torch.randn(weight.shape, dtype=weight.dtype, generator=generator)
+                weight += 0.2 * torch.randn(
+                    weight.shape, dtype=weight.dtype, generator=generator
+                )
     return model.eval()
 
 
@@ -56,14 +60,25 @@ def reference(model: Any, x: np.ndarray) -> np.ndarray:
     settings, gamma, beta = model.settings, np.ones((len(x), 1)), np.zeros((len(x), 1))
     mean, scale = np.zeros((len(x), 1)), np.ones((len(x), 1))
     if settings["normalise"]:
-        gamma, beta = array(model.embed.weight)[:, None], array(model.embed.bias)[:, None]
+        gamma, beta = (
+            array(model.embed.weight)[:, None],
+            array(model.embed.bias)[:, None],
+        )
         mean = x.mean(axis=1, keepdims=True)
-        scale = np.sqrt(((x - mean) ** 2).sum(axis=1, keepdims=True) / x.shape[1] + 1e-5)
+        scale = np.sqrt(
+            ((x - mean) ** 2).sum(axis=1, keepdims=True) / x.shape[1] + 1e-5
+        )
     inside = gamma * (x - mean) / scale + beta
     attn = model.blocks[0].attn
     maps = {
         name: (array(layer.weight).T, 0 if layer.bias is None else array(layer.bias))
-        for name, layer in {"q": attn.q, "k": attn.k, "v": attn.v, "o": attn.o, "w": model.readout}.items()
+        for name, layer in {
+            "q": attn.q,
+            "k": attn.k,
+            "v": attn.v,
+            "o": attn.o,
+            "w": model.readout,
+        }.items()
     }
     stream = inside.T if settings["attention"] == "time" else inside
     q, k, v = (stream @ maps[name][0] + maps[name][1] for name in "qkv")
@@ -71,7 +86,9 @@ def reference(model: Any, x: np.ndarray) -> np.ndarray:
     if settings["attention"] == "identity":
         pattern = np.eye(len(stream))
     stream = stream + pattern @ v @ maps["o"][0] + maps["o"][1]
-    out = (stream.T if settings["attention"] == "time" else stream) @ maps["w"][0] + maps["w"][1]
+    out = (stream.T if settings["attention"] == "time" else stream) @ maps["w"][
+        0
+    ] + maps["w"][1]
     return scale * (out - beta) / gamma + mean
 
 
@@ -93,7 +110,13 @@ def test_the_transformer_is_its_formula(options: dict[str, Any]) -> None:
 
 
 def test_inputs_and_draws_can_be_those_of_the_released_code() -> None:
-    x, (scaled, plain) = windows(), (ChannelTransformer(L, H, D, scaled_inputs=flag).double() for flag in (True, False))
+    x, (scaled, plain) = (
+        windows(),
+        (
+            ChannelTransformer(L, H, D, scaled_inputs=flag).double()
+            for flag in (True, False)
+        ),
+    )
     attn: Any = plain.blocks[0].attn
     # one window's largest singular value is that of the batch; scaled inputs are scaled maps
     with torch.no_grad():
@@ -106,24 +129,44 @@ def test_inputs_and_draws_can_be_those_of_the_released_code() -> None:
     assert 0.9 * limit < float(drawn.v.weight.detach().abs().max()) <= limit  # type: ignore[union-attr]
 
 
-def test_what_is_frozen_gets_no_gradient_and_a_number_of_weights_is_that_of_the_formula() -> None:
+def test_what_is_frozen_gets_no_gradient_and_a_number_of_weights_is_that_of_the_formula() -> (
+    None
+):
     wide = {"width": 16}
-    for options, frozen in (({}, ()), ({"frozen": True}, "qkvo"), ({"attention": "identity"}, "qk")):
+    for options, frozen in (
+        ({}, ()),
+        ({"frozen": True}, "qkvo"),
+        ({"attention": "identity"}, "qk"),
+    ):
         model = ChannelTransformer(L, H, D, normalise=True, **wide, **options)
         model(windows().float()).square().mean().backward()
-        without = {name for name, weight in model.named_parameters() if weight.grad is None}
+        without = {
+            name for name, weight in model.named_parameters() if weight.grad is None
+        }
         assert without == {f"blocks.0.attn.{letter}.weight" for letter in frozen}
         # 4 L d_m + L H + 2 D (E1-12: table 8 counts otherwise)
-        assert sum(weight.numel() for weight in model.parameters()) == 4 * L * 16 + L * H + 2 * D
+        assert (
+            sum(weight.numel() for weight in model.parameters())
+            == 4 * L * 16 + L * H + 2 * D
+        )
 
 
 def test_revin_can_be_held_fixed() -> None:
-    free, held = (ChannelTransformer(L, H, D, normalise=True, affine=affine) for affine in (True, False))
+    free, held = (
+        ChannelTransformer(L, H, D, normalise=True, affine=affine)
+        for affine in (True, False)
+    )
     x = windows().float()
     assert torch.equal(free(x), held(x))
     held(x).square().mean().backward()
-    fixed = {name for name, weight in held.named_parameters() if not weight.requires_grad}
-    assert fixed == {"embed.weight", "embed.bias"} == {name for name, w in held.named_parameters() if w.grad is None}
+    fixed = {
+        name for name, weight in held.named_parameters() if not weight.requires_grad
+    }
+    assert (
+        fixed
+        == {"embed.weight", "embed.bias"}
+        == {name for name, w in held.named_parameters() if w.grad is None}
+    )
     assert held.settings == {**free.settings, "affine": False}
 
 
@@ -131,7 +174,11 @@ def test_revin_can_be_held_fixed() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_constant_channel_is_safe(level: float, dtype: torch.dtype) -> None:
     model = ChannelTransformer(L, H, 2, normalise=True).to(dtype)
-    x = torch.stack([torch.full((1, L), level), torch.linspace(0, 1, L)[None]], dim=1).to(dtype).requires_grad_()
+    x = (
+        torch.stack([torch.full((1, L), level), torch.linspace(0, 1, L)[None]], dim=1)
+        .to(dtype)
+        .requires_grad_()
+    )
     out = model(x)
     out.sum().backward()
     assert bool(out.isfinite().all())
@@ -140,7 +187,12 @@ def test_a_constant_channel_is_safe(level: float, dtype: torch.dtype) -> None:
     revin = model.embed
     assert isinstance(revin, RevIN)
     statistics = revin.statistics(x)
-    assert_close(revin.inverse(revin(x, *statistics), *statistics), x.detach(), depth=20, dtype=dtype)
+    assert_close(
+        revin.inverse(revin(x, *statistics), *statistics),
+        x.detach(),
+        depth=20,
+        dtype=dtype,
+    )
 
 
 def test_the_spectral_norm_of_every_reparametrised_matrix_is_gamma() -> None:
@@ -160,16 +212,25 @@ def test_the_spectral_norm_of_every_reparametrised_matrix_is_gamma() -> None:
 def test_the_gradient_through_the_spectral_norm_is_that_of_small_steps() -> None:
     layer = sigma_reparametrised(nn.Linear(6, 4, bias=False).double())
     original = layer.parametrizations.weight.original
-    fixed = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    assert torch.autograd.gradcheck(lambda w: (fixed * w / spectral_norm(w)).sum(), original)
-    assert torch.autograd.gradgradcheck(lambda w: (fixed * w / spectral_norm(w)).sum(), original)
+    fixed = torch.randn(
+        4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+    assert torch.autograd.gradcheck(
+        lambda w: (fixed * w / spectral_norm(w)).sum(), original
+    )
+    assert torch.autograd.gradgradcheck(
+        lambda w: (fixed * w / spectral_norm(w)).sum(), original
+    )
 
 
 def test_least_squares_are_those_of_numpy_and_of_the_linear_model() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((40, 3, 9)), rng.standard_normal((40, 3, 4))
     expected = np.linalg.lstsq(x.reshape(-1, 9), y.reshape(-1, 4), rcond=None)[0]
-    batches = [(torch.tensor(x[start : start + 7]), torch.tensor(y[start : start + 7])) for start in range(0, 40, 7)]
+    batches = [
+        (torch.tensor(x[start : start + 7]), torch.tensor(y[start : start + 7]))
+        for start in range(0, 40, 7)
+    ]
     assert_close(least_squares(batches), expected, depth=2000)
     model = LinearForecaster(9, 4).double().fit(batches)
     assert_close(model.readout.weight.mT, expected, depth=2000)
@@ -177,7 +238,10 @@ def test_least_squares_are_those_of_numpy_and_of_the_linear_model() -> None:
 
 def test_the_closed_form_with_revin_is_where_the_gradient_vanishes() -> None:
     generator = torch.Generator().manual_seed(0)
-    x, y = (torch.randn(50, 3, size, dtype=torch.float64, generator=generator) for size in (9, 4))
+    x, y = (
+        torch.randn(50, 3, size, dtype=torch.float64, generator=generator)
+        for size in (9, 4)
+    )
     model = LinearForecaster(9, 4, 3, normalise=True).double()
     with torch.no_grad():
         # so that the weights of the rows are those of the data, not of ε
@@ -185,16 +249,26 @@ def test_the_closed_form_with_revin_is_where_the_gradient_vanishes() -> None:
         model.revin.eps = 0.0
     model.fit([(x, y)])
     (model(x) - y).square().sum().backward()
-    assert_close(model.readout.weight.grad, np.zeros((4, 9)), depth=100, magnitude=200.0)
+    assert_close(
+        model.readout.weight.grad, np.zeros((4, 9)), depth=100, magnitude=200.0
+    )
 
 
 def test_the_oracle_reaches_the_loss_that_is_expected_of_it() -> None:
     toy = LinearToy(length=30, horizon=12, channels=3, training=300, validation=3000)
     model = LinearForecaster(30, 12).fit(toy.batches())
     with torch.no_grad():
-        errors = torch.cat([(model(x) - y).square().double().flatten() for x, y in toy.batches(validation=True)])
+        errors = torch.cat(
+            [
+                (model(x) - y).square().double().flatten()
+                for x, y in toy.batches(validation=True)
+            ]
+        )
     expected = oracle_loss(30, 900)
-    of_noise, of_fit = expected * (2 / len(errors)) ** 0.5, (expected - 1) * (2 / (30 * 12)) ** 0.5
+    of_noise, of_fit = (
+        expected * (2 / len(errors)) ** 0.5,
+        (expected - 1) * (2 / (30 * 12)) ** 0.5,
+    )
     assert abs(float(errors.mean()) - expected) < 4 * (of_noise + of_fit)
     assert round(oracle_loss(512, 70_000), 4) == 1.0074
 
@@ -216,7 +290,9 @@ def test_tsmixer_is_its_description() -> None:
 
     stream = array(x)
     stream = stream + np.maximum(linear(block.time, normed(block.norms[0], stream)), 0)
-    hidden = np.maximum(linear(block.up, normed(block.norms[1], stream).transpose(0, 2, 1)), 0)
+    hidden = np.maximum(
+        linear(block.up, normed(block.norms[1], stream).transpose(0, 2, 1)), 0
+    )
     stream = stream + linear(block.down, hidden).transpose(0, 2, 1)
     assert_close(model(x), linear(model.readout, stream), depth=500, magnitude=30.0)
     # a batch of one has no variance of its own, in training either
@@ -233,28 +309,60 @@ def zero_layer() -> nn.Linear:
     ("make", "error", "says"),
     [
         (lambda: ChannelTransformer(0, 3), InputError, "length=0"),
-        (lambda: ChannelTransformer(4, 3, normalise=True), InputError, "channels is None"),
-        (lambda: ChannelTransformer(4, 3, attention="time"), InputError, "channels is None"),
-        (lambda: ChannelTransformer(4, 3, attention="chanels"), UnknownNameError, "Closest: channels"),  # type: ignore[arg-type]
-        (lambda: LinearForecaster(4, 3, normalise=True), InputError, "channels is None"),
+        (
+            lambda: ChannelTransformer(4, 3, normalise=True),
+            InputError,
+            "channels is None",
+        ),
+        (
+            lambda: ChannelTransformer(4, 3, attention="time"),
+            InputError,
+            "channels is None",
+        ),
+        (
+            lambda: ChannelTransformer(4, 3, attention="chanels"),
+            UnknownNameError,
+            "Closest: channels",
+        ),  # type: ignore[arg-type]
+        (
+            lambda: LinearForecaster(4, 3, normalise=True),
+            InputError,
+            "channels is None",
+        ),
         (lambda: LinearForecaster(4, 3, bias=True).fit([]), InputError, "bias=False"),
-        (lambda: least_squares([(torch.ones(2, 4), torch.ones(2, 1))]), InputError, "2 rows for 4"),
+        (
+            lambda: least_squares([(torch.ones(2, 4), torch.ones(2, 1))]),
+            InputError,
+            "2 rows for 4",
+        ),
         (lambda: oracle_loss(4, 5), InputError, "6 rows on"),
         (lambda: TSMixer(4, 3, 2, dropout=1.0), InputError, "dropout=1.0"),
-        (lambda: sigma_reparametrised(sigma_reparametrised(nn.Linear(3, 3))), InputError, "reparametrised already"),
+        (
+            lambda: sigma_reparametrised(sigma_reparametrised(nn.Linear(3, 3))),
+            InputError,
+            "reparametrised already",
+        ),
         (lambda: sigma_reparametrised(zero_layer()), InputError, "all zeros"),
         (lambda: RevIN(0), InputError, "channels=0"),
-        (lambda: make_model("samforer", 4, 3, 2), UnknownNameError, "Closest: samformer"),
+        (
+            lambda: make_model("samforer", 4, 3, 2),
+            UnknownNameError,
+            "Closest: samformer",
+        ),
     ],
 )
-def test_what_cannot_be_made_is_refused(make: Any, error: type[Exception], says: str) -> None:
+def test_what_cannot_be_made_is_refused(
+    make: Any, error: type[Exception], says: str
+) -> None:
     with pytest.raises(error, match=says):
         make()
 
 
 def test_a_seed_draws_the_same_weights_and_leaves_torchs_random_numbers_alone() -> None:
     before = torch.get_rng_state()
-    first, second, other = (ChannelTransformer(L, H, D, seed=seed) for seed in (3, 3, 4))
+    first, second, other = (
+        ChannelTransformer(L, H, D, seed=seed) for seed in (3, 3, 4)
+    )
     assert torch.equal(before, torch.get_rng_state())
     assert torch.equal(first.readout.weight, second.readout.weight)
     assert not torch.equal(first.readout.weight, other.readout.weight)

@@ -15,7 +15,12 @@ import torch
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.studies.samformer import benchmark
 from tsfm_lens.studies.samformer.models import make_model
-from tsfm_lens.studies.samformer.tasks import BenchmarkTask, LinearToy, ToyTask, errors_of
+from tsfm_lens.studies.samformer.tasks import (
+    BenchmarkTask,
+    LinearToy,
+    ToyTask,
+    errors_of,
+)
 from tsfm_lens.testing import assert_close
 
 SMALL = LinearToy(length=16, horizon=5, channels=3, training=70, validation=20)
@@ -24,15 +29,23 @@ SMALL = LinearToy(length=16, horizon=5, channels=3, training=70, validation=20)
 def waves(steps: int = 300, channels: int = 3) -> np.ndarray:
     rng = np.random.default_rng(0)
     places = np.arange(channels)[:, None]
-    return 4.0 * places + np.sin(np.arange(steps) / (3 + places)) + 0.3 * rng.standard_normal((channels, steps))
+    return (
+        4.0 * places
+        + np.sin(np.arange(steps) / (3 + places))
+        + 0.3 * rng.standard_normal((channels, steps))
+    )
 
 
 def toy_task(**options: Any) -> ToyTask:
     return ToyTask(make_model("transformer", 16, 5, 3), SMALL, batch=16, **options)
 
 
-def test_the_toy_is_linear_with_noise_of_its_own_and_any_part_of_it_can_be_made_alone() -> None:
-    toy = LinearToy(length=40, horizon=6, channels=2, training=900, validation=300, noise=0.5)
+def test_the_toy_is_linear_with_noise_of_its_own_and_any_part_of_it_can_be_made_alone() -> (
+    None
+):
+    toy = LinearToy(
+        length=40, horizon=6, channels=2, training=900, validation=300, noise=0.5
+    )
     x, y = toy.pairs(0, 1200)
     noise = y - x @ toy.weight()
     # four standard errors of a mean and of a variance
@@ -42,9 +55,14 @@ def test_the_toy_is_linear_with_noise_of_its_own_and_any_part_of_it_can_be_made_
         part = toy.pairs(start, stop)
         assert torch.equal(part[0], x[start:stop])
         assert torch.equal(part[1], y[start:stop])
-    joined = [torch.cat(parts) for parts in zip(*toy.batches(validation=True, size=70), strict=True)]
+    joined = [
+        torch.cat(parts)
+        for parts in zip(*toy.batches(validation=True, size=70), strict=True)
+    ]
     assert torch.equal(joined[1], y[900:])
-    assert not torch.equal(LinearToy(length=40, horizon=6, channels=2, seed=1).pairs(0, 1)[0], x[:1])
+    assert not torch.equal(
+        LinearToy(length=40, horizon=6, channels=2, seed=1).pairs(0, 1)[0], x[:1]
+    )
 
 
 def test_a_benchmark_is_parted_and_standardised_as_written() -> None:
@@ -53,7 +71,10 @@ def test_a_benchmark_is_parted_and_standardised_as_written() -> None:
     # 70 %, the rest, 20 %, each rounded down as the released code does (E1-8)
     training, test = int(503 * 0.7), int(503 * 0.2)
     ends = (0, training, 503 - test, 503)
-    mean, deviation = values[:, :training].mean(axis=1), values[:, :training].std(axis=1)
+    mean, deviation = (
+        values[:, :training].mean(axis=1),
+        values[:, :training].std(axis=1),
+    )
     standard = ((values - mean[:, None]) / deviation[:, None]).astype(np.float32)
     assert_close(made.mean, mean, depth=400)
     for place, part in enumerate((made.training, made.validation, made.test)):
@@ -72,15 +93,25 @@ def test_files_are_read_plain_and_zipped(zipped: bool, tmp_path: Path) -> None:
     text = "\n".join(",".join(f"{number:.6f}" for number in row) for row in values.T)
     file = tmp_path / ("rates.txt.gz" if zipped else "rates.txt")
     file.write_bytes(gzip.compress(text.encode()) if zipped else text.encode())
-    made, expected = (benchmark(source, length=10, horizon=3) for source in (file, np.round(values, 6)))
+    made, expected = (
+        benchmark(source, length=10, horizon=3)
+        for source in (file, np.round(values, 6))
+    )
     assert made.name == file.name
     assert torch.equal(made.test.values, expected.test.values)
-    assert made.digest == expected.digest != benchmark(values[:, ::-1].copy(), length=10, horizon=3).digest
+    assert (
+        made.digest
+        == expected.digest
+        != benchmark(values[:, ::-1].copy(), length=10, horizon=3).digest
+    )
 
 
 def test_channels_are_chosen_by_name(tmp_path: Path) -> None:
     file = tmp_path / "load.csv"
-    rows = [f"2024-01-01 {hour // 60:02d}:{hour % 60:02d},{hour % 7},{hour % 5},3" for hour in range(200)]
+    rows = [
+        f"2024-01-01 {hour // 60:02d}:{hour % 60:02d},{hour % 7},{hour % 5},3"
+        for hour in range(200)
+    ]
     file.write_text("\n".join(["date,a,b,still", *rows]))
     made = benchmark(file, length=10, horizon=3, channels=["b", "a"])
     assert made.channels == ("b", "a")
@@ -97,21 +128,45 @@ def spoiled(change: Callable[[np.ndarray], object]) -> np.ndarray:
 @pytest.mark.parametrize(
     ("make", "error", "says"),
     [
-        (lambda: benchmark(spoiled(lambda v: v.__setitem__((1, 250), np.nan))), InputError, "no value in row 250"),
-        (lambda: benchmark(waves()), InputError, "the training part has 210 of 300 rows"),
+        (
+            lambda: benchmark(spoiled(lambda v: v.__setitem__((1, 250), np.nan))),
+            InputError,
+            "no value in row 250",
+        ),
+        (
+            lambda: benchmark(waves()),
+            InputError,
+            "the training part has 210 of 300 rows",
+        ),
         (
             lambda: benchmark(waves(), length=100, horizon=40),
             InputError,
             "validation .* and the window before it, 10 f",
         ),
-        (lambda: benchmark(waves(), split="ett-hourly"), InputError, "takes 14400 rows, the series has 300"),
-        (lambda: benchmark(waves(), split="70/20/10"), UnknownNameError, "Closest: 70/10/20"),
+        (
+            lambda: benchmark(waves(), split="ett-hourly"),
+            InputError,
+            "takes 14400 rows, the series has 300",
+        ),
+        (
+            lambda: benchmark(waves(), split="70/20/10"),
+            UnknownNameError,
+            "Closest: 70/10/20",
+        ),
         (lambda: benchmark(waves(), horizon=0), InputError, "horizon=0"),
         (lambda: LinearToy(channels=0), InputError, "channels=0"),
         (lambda: LinearToy(noise=-1.0), InputError, "noise=-1.0"),
         (lambda: SMALL.pairs(80, 91), InputError, "80 to 91 of 90"),
-        (lambda: ToyTask(make_model("linear", 16, 6, 3), SMALL), InputError, "horizon=6, the data horizon=5"),
-        (lambda: ToyTask(make_model("linear", 16, 5, 3), SMALL, batch=0), InputError, "batches of 0"),
+        (
+            lambda: ToyTask(make_model("linear", 16, 6, 3), SMALL),
+            InputError,
+            "horizon=6, the data horizon=5",
+        ),
+        (
+            lambda: ToyTask(make_model("linear", 16, 5, 3), SMALL, batch=0),
+            InputError,
+            "batches of 0",
+        ),
     ],
 )
 def test_what_cannot_be_trained_on_is_refused(make: Any, error: Any, says: str) -> None:
@@ -122,7 +177,10 @@ def test_what_cannot_be_trained_on_is_refused(make: Any, error: Any, says: str) 
 def test_every_pair_comes_once_an_epoch_in_an_order_of_seed_and_epoch() -> None:
     task, twin, other = toy_task(), toy_task(), toy_task(seed=1)
     assert task.batches_per_epoch == 5
-    epochs = [torch.cat([task.pairs_of(step) for step in range(5 * epoch, 5 * epoch + 5)]) for epoch in range(2)]
+    epochs = [
+        torch.cat([task.pairs_of(step) for step in range(5 * epoch, 5 * epoch + 5)])
+        for epoch in range(2)
+    ]
     for order in epochs:
         assert torch.equal(order.sort().values, torch.arange(70))
     assert not torch.equal(*epochs)
@@ -163,6 +221,9 @@ def test_the_identity_tells_every_setting() -> None:
         BenchmarkTask(make_model("samformer", 16, 5, 3), data, seed=1),
         BenchmarkTask(make_model("samformer", 16, 5, 3), data, batch=16),
         BenchmarkTask(make_model("samformer", 16, 5, 3), data, settings={"rho": 0.5}),
-        BenchmarkTask(make_model("samformer", 16, 5, 3), benchmark(2 + waves() ** 3, length=16, horizon=5)),
+        BenchmarkTask(
+            make_model("samformer", 16, 5, 3),
+            benchmark(2 + waves() ** 3, length=16, horizon=5),
+        ),
     ]
     assert len({first, *(other.identity for other in others)}) == 7

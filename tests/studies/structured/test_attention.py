@@ -27,8 +27,17 @@ from tsfm_lens.studies.structured.forms import (
     token_blocks,
 )
 from tsfm_lens.studies.structured.matrices import level_blocks
-from tsfm_lens.studies.structured.models import Encoder, InContextRegressor, ScoredAttention, TokenEmbedding
-from tsfm_lens.studies.structured.tiles import Reach, reaching_attention, reaching_scores
+from tsfm_lens.studies.structured.models import (
+    Encoder,
+    InContextRegressor,
+    ScoredAttention,
+    TokenEmbedding,
+)
+from tsfm_lens.studies.structured.tiles import (
+    Reach,
+    reaching_attention,
+    reaching_scores,
+)
 from tsfm_lens.testing import assert_close
 
 WIDTH, HEADS, SIZE = 16, 2, 8
@@ -41,15 +50,25 @@ FORMS: dict[str, ScoringForm] = {
     "window of one": Standard(window=0),
     "token levels": TokenLevels(ranks=(4, 2, 2)),
     "token levels of one rank 0": TokenLevels(ranks=(0, 6, 2), norm=True),
-    "token levels, scaled": TokenLevels(ranks=(4, 2, 2), level_scale=True, by_depth=True, norm=True),
-    "token levels of a length": TokenLevels(ranks=(3, 3, 1, 1), length=40, by_depth=True),
+    "token levels, scaled": TokenLevels(
+        ranks=(4, 2, 2), level_scale=True, by_depth=True, norm=True
+    ),
+    "token levels of a length": TokenLevels(
+        ranks=(3, 3, 1, 1), length=40, by_depth=True
+    ),
     "bilinear levels": BilinearLevels(ranks=(3, 2, 1)),
     "bilinear levels, keys": BilinearLevels(ranks=(3, 2, 1), order="keys"),
-    "bilinear levels, mup and norm": BilinearLevels(ranks=(3, 2, 1), scale="mup", norm=True),
-    "bilinear levels, mup, keys": BilinearLevels(ranks=(3, 2, 1), scale="mup", order="keys"),
+    "bilinear levels, mup and norm": BilinearLevels(
+        ranks=(3, 2, 1), scale="mup", norm=True
+    ),
+    "bilinear levels, mup, keys": BilinearLevels(
+        ranks=(3, 2, 1), scale="mup", order="keys"
+    ),
     "bilinear train": BilinearTrain(),
     "bilinear train, keys": BilinearTrain(rank=2, order="keys"),
-    "bilinear train, both": BilinearTrain(rank=2, out_factors=(2, 8), in_factors=(4, 4), order="both"),
+    "bilinear train, both": BilinearTrain(
+        rank=2, out_factors=(2, 8), in_factors=(4, 4), order="both"
+    ),
     "bilinear train, norm": BilinearTrain(scale="mup", norm=True),
 }
 
@@ -68,10 +87,14 @@ def normed(x: np.ndarray) -> np.ndarray:
 
 
 def factor(form: ScoringForm, features: int) -> float:
-    return {"none": 1.0, "sqrt": features**-0.5, "mup": form.constant / features}[form.scale]
+    return {"none": 1.0, "sqrt": features**-0.5, "mup": form.constant / features}[
+        form.scale
+    ]
 
 
-def block_sum(x: np.ndarray, y: np.ndarray, left: np.ndarray, right: np.ndarray, head: int) -> tuple[np.ndarray, ...]:
+def block_sum(
+    x: np.ndarray, y: np.ndarray, left: np.ndarray, right: np.ndarray, head: int
+) -> tuple[np.ndarray, ...]:
     """Queries and keys of one level of one head: chunk k of the features through block k."""
     own = x.shape[1] // len(left)
     q = [x[:, k * own : (k + 1) * own] @ left[k, :, head] for k in range(len(left))]
@@ -83,7 +106,11 @@ def scores_of(made: ScoredAttention, x: np.ndarray, head: int) -> np.ndarray:
     """The scores of one head by the definition, entry by entry where blocks matter."""
     form, tokens = made.form, len(x)
     if isinstance(form, BilinearLevels):
-        sides = (made.q, made.k) if hasattr(made.q, "factors") else (made.k.left, made.k.right)
+        sides = (
+            (made.q, made.k)
+            if hasattr(made.q, "factors")
+            else (made.k.left, made.k.right)
+        )
         total = np.zeros((tokens, tokens))
         for left, right in zip(sides[0].factors, sides[1].factors, strict=True):
             q, k = block_sum(x, x, left.detach().numpy(), right.detach().numpy(), head)
@@ -107,12 +134,20 @@ def scores_of(made: ScoredAttention, x: np.ndarray, head: int) -> np.ndarray:
 
 def train_of(made: ScoredAttention, head: int) -> np.ndarray:
     """M[αb + β, γd + δ] = Σ_t L_β[α, γs + t] R_γ[δ, βs + t] of a head."""
-    left, right = (made.q, made.k) if hasattr(made.q, "factor") else (made.k.left, made.k.right)
-    outer, inner = left.factor.detach().numpy()[:, :, head], right.factor.detach().numpy()[:, :, head]
+    left, right = (
+        (made.q, made.k) if hasattr(made.q, "factor") else (made.k.left, made.k.right)
+    )
+    outer, inner = (
+        left.factor.detach().numpy()[:, :, head],
+        right.factor.detach().numpy()[:, :, head],
+    )
     b, a, c, d, s = left.b, left.a, left.c, left.d, left.rank
     out = np.zeros((a * b, c * d))
     for alpha, beta, gamma, delta in np.ndindex(a, b, c, d):
-        rows, columns = outer[beta, alpha, gamma * s : (gamma + 1) * s], inner[gamma, delta, beta * s : (beta + 1) * s]
+        rows, columns = (
+            outer[beta, alpha, gamma * s : (gamma + 1) * s],
+            inner[gamma, delta, beta * s : (beta + 1) * s],
+        )
         out[alpha * b + beta, gamma * d + delta] = rows @ columns
     return out
 
@@ -125,11 +160,22 @@ def level_scores(form: TokenLevels, q: np.ndarray, k: np.ndarray) -> np.ndarray:
     out = np.zeros((tokens, tokens))
     ends = np.cumsum((0, *form.ranks))
     for j, i in np.ndindex(tokens, tokens):
-        depth = max(level for level in range(levels) if j * 2**level // length == i * 2**level // length) + 1
+        depth = (
+            max(
+                level
+                for level in range(levels)
+                if j * 2**level // length == i * 2**level // length
+            )
+            + 1
+        )
         for level in range(depth):
             own = slice(ends[level], ends[level + 1])
             if form.ranks[level]:
-                share = 1 / form.ranks[level] if form.level_scale else factor(form, q.shape[1])
+                share = (
+                    1 / form.ranks[level]
+                    if form.level_scale
+                    else factor(form, q.shape[1])
+                )
                 out[j, i] += q[j, own] @ k[i, own] * share
         out[j, i] /= depth if form.by_depth else 1
     return out
@@ -144,7 +190,11 @@ def reference(made: ScoredAttention, x: np.ndarray) -> np.ndarray:
             scores = np.where(np.triu(np.ones_like(scores), 1) > 0, -np.inf, scores)
         pattern = np.exp(scores - scores.max(-1, keepdims=True))
         rows = slice(head * SIZE, (head + 1) * SIZE)
-        z = pattern / pattern.sum(-1, keepdims=True) @ (x @ made.v.weight.detach().numpy()[rows].T)
+        z = (
+            pattern
+            / pattern.sum(-1, keepdims=True)
+            @ (x @ made.v.weight.detach().numpy()[rows].T)
+        )
         out += z @ made.o.weight.detach().numpy()[:, rows].T
     return out
 
@@ -183,18 +233,36 @@ RANKS = {"one": (6,), "few": (3, 2, 1), "many": (2, 0, 1, 1, 2, 1)}
 
 @pytest.mark.parametrize("tokens", [7, 130, 256])
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("ranks", "window"), [("one", None), ("one", 5), ("one", 100), ("few", None), ("many", None)])
-def test_tiles_are_the_whole_with_their_gradients(tokens: int, causal: bool, ranks: str, window: int | None) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "window"),
+    [("one", None), ("one", 5), ("one", 100), ("few", None), ("many", None)],
+)
+def test_tiles_are_the_whole_with_their_gradients(
+    tokens: int, causal: bool, ranks: str, window: int | None
+) -> None:
     torch.manual_seed(0)
     rows = RANKS[ranks]
-    reach = Reach(rows, token_blocks(max(tokens, 32), len(rows)), causal, window, 0.7, by_depth=ranks != "one")
-    q, k = (torch.randn(1, 2, tokens, sum(rows), dtype=torch.float64, requires_grad=True) for _ in range(2))
+    reach = Reach(
+        rows,
+        token_blocks(max(tokens, 32), len(rows)),
+        causal,
+        window,
+        0.7,
+        by_depth=ranks != "one",
+    )
+    q, k = (
+        torch.randn(1, 2, tokens, sum(rows), dtype=torch.float64, requires_grad=True)
+        for _ in range(2)
+    )
     v = torch.randn(1, 2, tokens, 3, dtype=torch.float64, requires_grad=True)
     whole = torch.softmax(reaching_scores(q, k, reach), -1) @ v
     tiled = reaching_attention(q, k, v, reach)
     assert_close(tiled, whole, depth=1000)
     ahead = torch.randn_like(whole)
-    pairs = zip(*(torch.autograd.grad(out, (q, k, v), ahead) for out in (tiled, whole)), strict=True)
+    pairs = zip(
+        *(torch.autograd.grad(out, (q, k, v), ahead) for out in (tiled, whole)),
+        strict=True,
+    )
     for ours, expected in pairs:
         assert_close(ours, expected, depth=4000)
 
@@ -202,52 +270,102 @@ def test_tiles_are_the_whole_with_their_gradients(tokens: int, causal: bool, ran
 def test_second_derivatives_are_those_of_the_whole_scores() -> None:
     torch.manual_seed(0)
     reach = Reach((2, 1), (8, 4))
-    q, k = (torch.randn(1, 8, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    q, k = (
+        torch.randn(1, 8, 3, dtype=torch.float64, requires_grad=True) for _ in range(2)
+    )
     v = torch.randn(1, 8, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradgradcheck(lambda *x: reaching_attention(*x, reach), (q, k, v))
+    assert torch.autograd.gradgradcheck(
+        lambda *x: reaching_attention(*x, reach), (q, k, v)
+    )
 
 
 def operations(query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> int:
     """Multiply-adds as torch counts them, those of products written in place too."""
 
-    def product(_into: list[int], left: list[int], right: list[int], **_: object) -> int:
+    def product(
+        _into: list[int], left: list[int], right: list[int], **_: object
+    ) -> int:
         return 2 * left[0] * left[1] * left[2] * right[2]
 
-    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.baddbmm_: product}) as counter:
+    with FlopCounterMode(
+        display=False, custom_mapping={torch.ops.aten.baddbmm_: product}
+    ) as counter:
         reaching_attention(query, key, value, reach)
     return counter.get_total_flops() // 2
 
 
-@pytest.mark.parametrize(("tokens", "ranks"), [(256, (4, 2, 1, 1)), (256, (1,) * 8), (128, (6,))])
-def test_the_operations_of_token_levels_are_those_of_the_formula(tokens: int, ranks: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "ranks"), [(256, (4, 2, 1, 1)), (256, (1,) * 8), (128, (6,))]
+)
+def test_the_operations_of_token_levels_are_those_of_the_formula(
+    tokens: int, ranks: tuple[int, ...]
+) -> None:
     reach = Reach(ranks, token_blocks(tokens, len(ranks)), causal=False)
     q, v = torch.randn(1, tokens, sum(ranks)), torch.randn(1, tokens, 5)
-    assert operations(q, q, v, reach) == level_attention_operations(tokens, ranks) + tokens**2 * 5
+    assert (
+        operations(q, q, v, reach)
+        == level_attention_operations(tokens, ranks) + tokens**2 * 5
+    )
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: bilinear_train_operations(0, 4), "0 tokens of width 4"),
-        (lambda: key_cache_entries(100, (1, 1, 1, 1)), "tokens of 100 is not divided by 8 blocks.*10 blocks, or 96"),
-        (lambda: bilinear_level_operations(8, 12, (1, 1, 1, 1)), "a width of 12 is not divided by 8 blocks"),
+        (
+            lambda: key_cache_entries(100, (1, 1, 1, 1)),
+            "tokens of 100 is not divided by 8 blocks.*10 blocks, or 96",
+        ),
+        (
+            lambda: bilinear_level_operations(8, 12, (1, 1, 1, 1)),
+            "a width of 12 is not divided by 8 blocks",
+        ),
         (lambda: Standard(scale="sqr"), "sqrt"),  # type: ignore[arg-type]
         (lambda: BilinearTrain(order="boht"), "both"),  # type: ignore[arg-type]
-        (lambda: ScoredAttention(16, 3, Standard()), "16 is not divided by 3 blocks; .* 2 blocks, or 15"),
-        (lambda: ScoredAttention(16, 2, BilinearLevels((17,))), "17, more than the width of 16"),
-        (lambda: ScoredAttention(12, 2, BilinearLevels((1, 1, 1, 1))), "12 is not divided by 8 blocks"),
+        (
+            lambda: ScoredAttention(16, 3, Standard()),
+            "16 is not divided by 3 blocks; .* 2 blocks, or 15",
+        ),
+        (
+            lambda: ScoredAttention(16, 2, BilinearLevels((17,))),
+            "17, more than the width of 16",
+        ),
+        (
+            lambda: ScoredAttention(12, 2, BilinearLevels((1, 1, 1, 1))),
+            "12 is not divided by 8 blocks",
+        ),
         (lambda: ScoredAttention(13, 1, BilinearTrain()), "13 is a prime"),
-        (lambda: ScoredAttention(16, 2, TokenLevels((1,) * 5))(torch.zeros(1, 8, 16)), "8 tokens are fewer.* 16 .*4 l"),
-        (lambda: ScoredAttention(16, 2, TokenLevels((4, 4), length=8))(torch.zeros(1, 9, 16)), "9 tokens are more"),
-        (lambda: module(Standard(), causal=False).cache(1, 4), "not causal cannot be decoded"),
+        (
+            lambda: ScoredAttention(16, 2, TokenLevels((1,) * 5))(
+                torch.zeros(1, 8, 16)
+            ),
+            "8 tokens are fewer.* 16 .*4 l",
+        ),
+        (
+            lambda: ScoredAttention(16, 2, TokenLevels((4, 4), length=8))(
+                torch.zeros(1, 9, 16)
+            ),
+            "9 tokens are more",
+        ),
+        (
+            lambda: module(Standard(), causal=False).cache(1, 4),
+            "not causal cannot be decoded",
+        ),
         (lambda: BilinearTrain(norm=True, order="both"), 'choose order="keys"'),
         (lambda: BilinearLevels(norm=True, order="keys"), 'choose order="both"'),
         (lambda: Standard(window=-1), "a window of -1"),
-        (lambda: InContextRegressor(2, 4, Encoder(12, 1, 2, Standard(), causal=False), 12), "not causal"),
+        (
+            lambda: InContextRegressor(
+                2, 4, Encoder(12, 1, 2, Standard(), causal=False), 12
+            ),
+            "not causal",
+        ),
         (lambda: TokenEmbedding(2, 4, 3, "learnt"), "learned"),  # type: ignore[arg-type]
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(make: Callable[[], object], message: str) -> None:
+def test_what_does_not_fit_is_refused_by_name(
+    make: Callable[[], object], message: str
+) -> None:
     expect_error(message, make)
 
 
@@ -283,10 +401,14 @@ def by_order(x: Tensor, ranks: Sequence[int], order: str) -> Tensor:
     width = x.shape[1]
     levels = []
     for rank, count in zip(ranks, level_blocks(len(ranks)), strict=True):
-        left, right = (torch.randn(count, width // count, rank, dtype=x.dtype) for _ in range(2))
+        left, right = (
+            torch.randn(count, width // count, rank, dtype=x.dtype) for _ in range(2)
+        )
         levels.append((count, left, right))
     if order == "a":
-        matrix = sum(torch.block_diag(*torch.bmm(left, right.mT)) for _, left, right in levels)
+        matrix = sum(
+            torch.block_diag(*torch.bmm(left, right.mT)) for _, left, right in levels
+        )
         assert isinstance(matrix, Tensor)
         return x @ matrix @ x.T
     total = x.new_zeros(len(x), len(x))
@@ -307,8 +429,13 @@ def by_order(x: Tensor, ranks: Sequence[int], order: str) -> Tensor:
     return x @ keys.T if order == "e" else total
 
 
-@pytest.mark.parametrize(("tokens", "width", "ranks"), [(12, 16, (3, 2, 1)), (40, 16, (4, 4)), (8, 32, (1, 2, 3, 4))])
-def test_bilinear_levels_cost_what_the_formula_says(tokens: int, width: int, ranks: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "width", "ranks"),
+    [(12, 16, (3, 2, 1)), (40, 16, (4, 4)), (8, 32, (1, 2, 3, 4))],
+)
+def test_bilinear_levels_cost_what_the_formula_says(
+    tokens: int, width: int, ranks: tuple[int, ...]
+) -> None:
     x = torch.randn(tokens, width, dtype=torch.float64)
     costs = bilinear_level_operations(tokens, width, ranks)
     plain = by_order(x, ranks, "a")
@@ -318,4 +445,6 @@ def test_bilinear_levels_cost_what_the_formula_says(tokens: int, width: int, ran
     for order, cost in costs.items():
         assert_close(by_order(x, ranks, order), plain, depth=2000)
         extra = additions if order == "a" else 0
-        assert counted(lambda order=order: by_order(x, ranks, order)) + extra == cost, order
+        assert counted(lambda order=order: by_order(x, ranks, order)) + extra == cost, (
+            order
+        )

@@ -13,7 +13,13 @@ from pydantic import ValidationError
 import tsfm_lens
 from tsfm_lens.errors import InputError, UnknownNameError, WiringError
 from tsfm_lens.studies import experiments, structured
-from tsfm_lens.studies.structured.forms import BilinearLevels, BilinearTrain, ScoringForm, Standard, TokenLevels
+from tsfm_lens.studies.structured.forms import (
+    BilinearLevels,
+    BilinearTrain,
+    ScoringForm,
+    Standard,
+    TokenLevels,
+)
 from tsfm_lens.studies.structured.models import Encoder, StepForecaster, make_forecaster
 from tsfm_lens.studies.structured.training import redraw
 from tsfm_lens.studies.structured.wiring import StepAdapter
@@ -29,7 +35,10 @@ FORMS: dict[str, tuple[ScoringForm, ...]] = {
     "bilinear levels": (BilinearLevels((4, 3, 1), norm=True),),
     "bilinear levels, keys": (BilinearLevels((2, 1), order="keys"),),
     "bilinear train": (BilinearTrain(),),
-    "bilinear train, keys, and standard": (BilinearTrain(rank=2, norm=True), Standard()),
+    "bilinear train, keys, and standard": (
+        BilinearTrain(rank=2, norm=True),
+        Standard(),
+    ),
 }
 
 
@@ -40,9 +49,15 @@ def drawn(model: torch.nn.Module) -> torch.nn.Module:
         for name, weight in model.named_parameters():
             draw = torch.randn(weight.shape, generator=generator)
             if weight.ndim > 1:
-                weight.copy_(draw * (1.0 if "factor" in name else 1.5 * weight.shape[-1] ** -0.5))
+                weight.copy_(
+                    draw * (1.0 if "factor" in name else 1.5 * weight.shape[-1] ** -0.5)
+                )
             else:
-                weight.copy_(1 + 0.2 * draw if "norm" in name and "weight" in name else 0.1 * draw)
+                weight.copy_(
+                    1 + 0.2 * draw
+                    if "norm" in name and "weight" in name
+                    else 0.1 * draw
+                )
     return model.eval()
 
 
@@ -55,8 +70,12 @@ def forecaster(name: str, *, causal: bool = True) -> StepForecaster:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_every_oracle_holds(name: str) -> None:
-    results = check_wiring(StepAdapter, forecaster(name, causal=name != "token levels"), quiet=True)
-    assert all(result.passed for result in results), [result for result in results if not result.passed]
+    results = check_wiring(
+        StepAdapter, forecaster(name, causal=name != "token levels"), quiet=True
+    )
+    assert all(result.passed for result in results), [
+        result for result in results if not result.passed
+    ]
 
 
 def test_a_table_with_another_number_of_score_features_is_refused() -> None:
@@ -79,7 +98,9 @@ def step_model(name: str) -> StepForecaster:
 
 def test_the_probe_of_scoring_functions_finds_full_rank_where_the_form_has_it() -> None:
     ranks = {
-        name: structured.scoring_structure(tsfm_lens.load(step_model(name)), draws=3, sweeps=1)["epsilon_rank"].values
+        name: structured.scoring_structure(
+            tsfm_lens.load(step_model(name)), draws=3, sweeps=1
+        )["epsilon_rank"].values
         for name in ("attention", "bilinear-btt")
     }
     assert ranks["attention"].max() == 4 < ranks["bilinear-btt"].min()
@@ -87,13 +108,25 @@ def test_the_probe_of_scoring_functions_finds_full_rank_where_the_form_has_it() 
 
 def test_a_run_on_a_file_is_of_the_named_scoring_function(tmp_path: Path) -> None:
     rows = np.sin(np.arange(120)[:, None] / np.array([3.0, 7.0]))
-    (tmp_path / "waves.csv").write_text("a,b\n" + "\n".join(",".join(map(str, row)) for row in rows))
+    (tmp_path / "waves.csv").write_text(
+        "a,b\n" + "\n".join(",".join(map(str, row)) for row in rows)
+    )
     content = {
-        "model": {"name": "mlr-attention", "options": {"width": 8, "heads": 2, "ranks": [3, 1]}},
-        "data": {"kind": "file", "file": str(tmp_path / "waves.csv"), "length": 8, "horizon": 8},
+        "model": {
+            "name": "mlr-attention",
+            "options": {"width": 8, "heads": 2, "ranks": [3, 1]},
+        },
+        "data": {
+            "kind": "file",
+            "file": str(tmp_path / "waves.csv"),
+            "length": 8,
+            "horizon": 8,
+        },
         "plan": {"epochs": 1, "patience": None},
     }
-    found = experiments.train(experiments.TrainConfig.model_validate(content), tmp_path / "run", quiet=True)
+    found = experiments.train(
+        experiments.TrainConfig.model_validate(content), tmp_path / "run", quiet=True
+    )
     assert np.isfinite(found["test"]["mae"])
     _, task, _ = experiments.prepare(experiments.TrainConfig.model_validate(content))
     assert "TokenLevels" in task.identity
@@ -112,11 +145,27 @@ def test_rates_by_width_reach_the_optimiser() -> None:
     found = {group["share"] for group in model.optimizer.param_groups}
     assert found == {1.0, 16 / 64, 16 / 128}
     again = structured.make_regressor(
-        "attention", structured.Prompts(6), width=64, layers=2, heads=16, d_mlp=128, tokens="pairs", scale="mup"
+        "attention",
+        structured.Prompts(6),
+        width=64,
+        layers=2,
+        heads=16,
+        d_mlp=128,
+        tokens="pairs",
+        scale="mup",
     )
     redraw(again, 0)
-    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.model.parameters(), strict=True))
-    with pytest.raises(ValidationError, match="base_width is for models of structured scores"):
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(again.parameters(), model.model.parameters(), strict=True)
+    )
+    with pytest.raises(
+        ValidationError, match="base_width is for models of structured scores"
+    ):
         experiments.TrainConfig.model_validate(
-            {"model": {"name": "linear"}, "data": {"kind": "toy"}, "optimizer": {"base_width": 8}}
+            {
+                "model": {"name": "linear"},
+                "data": {"kind": "toy"},
+                "optimizer": {"base_width": 8},
+            }
         )

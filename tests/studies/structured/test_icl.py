@@ -29,10 +29,18 @@ from tsfm_lens.testing import assert_close
 from tsfm_lens.training import Task
 
 DATA = {"kind": "in-context", "inputs": 3, "epoch": 4, "held_out": 32}
-OPTIMIZER = {"name": "adamw", "learning_rate": 0.01, "betas": [0.9, 0.95], "warm_up": 3, "schedule": "constant"}
+OPTIMIZER = {
+    "name": "adamw",
+    "learning_rate": 0.01,
+    "betas": [0.9, 0.95],
+    "warm_up": 3,
+    "schedule": "constant",
+}
 
 
-def config(model: str = "attention", *, data: dict[str, Any] | None = None, **fields: Any) -> experiments.TrainConfig:
+def config(
+    model: str = "attention", *, data: dict[str, Any] | None = None, **fields: Any
+) -> experiments.TrainConfig:
     options = {"width": 8, "layers": 1, "heads": 2, **fields.pop("options", {})}
     content = {
         "model": {"name": model, "options": options},
@@ -61,8 +69,15 @@ def test_least_squares_is_numpys_of_the_pairs_before() -> None:
     for prompt in range(3):
         for pairs in range(10):
             known, answers = (part[prompt, :pairs].double().numpy() for part in (x, y))
-            weight = np.linalg.lstsq(known, answers, rcond=None)[0] if pairs else np.zeros(5)
-            assert_close(found[prompt, pairs], x[prompt, pairs].double().numpy() @ weight, depth=10**5, magnitude=10.0)
+            weight = (
+                np.linalg.lstsq(known, answers, rcond=None)[0] if pairs else np.zeros(5)
+            )
+            assert_close(
+                found[prompt, pairs],
+                x[prompt, pairs].double().numpy() @ weight,
+                depth=10**5,
+                magnitude=10.0,
+            )
 
 
 def test_the_oracle_errs_as_its_expectation_says() -> None:
@@ -82,14 +97,23 @@ def test_prompts_are_functions_of_seed_and_parts_and_have_the_stated_moments() -
     prompts = Prompts(inputs=6)
     x, y = prompts.draw(2000, 3, 1)
     assert x.shape == (2000, 12, 6)
-    assert all(torch.equal(*pair) for pair in zip((x, y), prompts.draw(2000, 3, 1), strict=True))
+    assert all(
+        torch.equal(*pair)
+        for pair in zip((x, y), prompts.draw(2000, 3, 1), strict=True)
+    )
     assert not torch.equal(x, prompts.draw(2000, 3, 2)[0])
     assert not torch.equal(x, prompts.draw(2000, 4, 1)[0])
     # x ~ N(0, I/d): 144,000 squares of mean 1/6 and deviation √2/6
     assert abs(float(x.square().mean()) * 6 - 1) < 5 * (2 / x.numel()) ** 0.5
     # answers are linear: the last six follow from the first six
     weight = torch.linalg.solve(x[:5, :6].double(), y[:5, :6, None].double())
-    assert_close((x[:5].double() @ weight)[..., 0], y[:5], depth=10**5, magnitude=10.0, dtype="float32")
+    assert_close(
+        (x[:5].double() @ weight)[..., 0],
+        y[:5],
+        depth=10**5,
+        magnitude=10.0,
+        dtype="float32",
+    )
 
 
 def test_the_curriculum_rises_from_four_dimensions_to_all() -> None:
@@ -125,7 +149,9 @@ def test_a_run_is_the_plain_loop_of_its_parts(tmp_path: Path) -> None:
     found = experiments.train(config(), tmp_path / "run", quiet=True)
     prompts = Prompts(inputs=3)
     model = make_regressor("attention", prompts, width=8, layers=1, heads=2, seed=0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=0.01, betas=(0.9, 0.95), weight_decay=0.0
+    )
     for step in range(8):
         optimizer.param_groups[0]["lr"] = 0.01 * min(1.0, (step + 1) / 3)
         x, y = prompts.draw(4, 0, 0, step)
@@ -133,7 +159,9 @@ def test_a_run_is_the_plain_loop_of_its_parts(tmp_path: Path) -> None:
         (model(x, y) - y).square().mean().backward()
         optimizer.step()
     kept = load_file(tmp_path / "run" / "best.safetensors")
-    assert all(torch.equal(kept[name], value) for name, value in model.state_dict().items())
+    assert all(
+        torch.equal(kept[name], value) for name, value in model.state_dict().items()
+    )
     assert found["by_pairs"] == errors_by_pairs(model, *prompts.draw(32, 0, 1)).tolist()
     assert found["validation"]["last"] == found["by_pairs"][-1]
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == found
@@ -141,11 +169,15 @@ def test_a_run_is_the_plain_loop_of_its_parts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tokens", ["single", "pairs"])
 @pytest.mark.parametrize("name", ["attention", "bilinear-btt"])
-def test_a_prediction_sees_its_own_x_and_earlier_pairs_alone(name: str, tokens: str) -> None:
+def test_a_prediction_sees_its_own_x_and_earlier_pairs_alone(
+    name: str, tokens: str
+) -> None:
     model = make_regressor(name, Prompts(3), width=8, layers=1, heads=2, tokens=tokens)
     with torch.no_grad():
         for weight in model.parameters():
-            weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
+            weight.copy_(
+                torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+            )
     x, y = Prompts(3).draw(2, 0)
     by_x, by_y = torch.autograd.functional.jacobian(lambda a, b: model(a, b)[0], (x, y))
     earlier = torch.ones(6, 6, dtype=torch.bool)
@@ -154,8 +186,13 @@ def test_a_prediction_sees_its_own_x_and_earlier_pairs_alone(name: str, tokens: 
     assert torch.equal((by_x[:, 0] != 0).any(-1), earlier.tril(0))
 
 
-def test_a_grid_is_gathered_with_the_oracle_and_the_ranks_of_its_scores(tmp_path: Path) -> None:
-    arms = {name: experiments.IN_CONTEXT_ARMS[name] for name in ("1 head, rank 2", "8 heads, rank 2", "1 head, BTT")}
+def test_a_grid_is_gathered_with_the_oracle_and_the_ranks_of_its_scores(
+    tmp_path: Path,
+) -> None:
+    arms = {
+        name: experiments.IN_CONTEXT_ARMS[name]
+        for name in ("1 head, rank 2", "8 heads, rank 2", "1 head, BTT")
+    }
     made = experiments.in_context_arms(arms, epochs=1, epoch=2, held_out=16)
     runs = list(experiments.of_seeds(made, range(2)))
     experiments.run_arms(runs, tmp_path, quiet=True)
@@ -174,15 +211,27 @@ def test_a_grid_is_gathered_with_the_oracle_and_the_ranks_of_its_scores(tmp_path
 
 def test_wrong_settings_are_refused_by_name() -> None:
     for fields, words in (
-        ({"model": "samformer"}, "'samformer' is not for prompts in context; there are attention"),
+        (
+            {"model": "samformer"},
+            "'samformer' is not for prompts in context; there are attention",
+        ),
         ({"watch": {"every": 1}}, "watch looks at models of series alone"),
-        ({"optimizer": {"name": "sgd", "betas": [0.9, 0.95]}}, "betas are arguments of adam and adamw"),
+        (
+            {"optimizer": {"name": "sgd", "betas": [0.9, 0.95]}},
+            "betas are arguments of adam and adamw",
+        ),
     ):
         with pytest.raises(ValidationError, match=words):
             config(**fields)
-    for options, words in (({"wdith": 3}, r"model\.options"), ({"heads": 3}, "divided")):
+    for options, words in (
+        ({"wdith": 3}, r"model\.options"),
+        ({"heads": 3}, "divided"),
+    ):
         expect_error(words, experiments.prepare, config(options=options))
     expect_error("attention", make_regressor, "atention", Prompts(3))
     expect_error("curriculum of -1", Prompts, 3, curriculum=-1)
     with pytest.raises(InputError, match="takes 6 points of 3 inputs"):
-        InContextTask(make_regressor("attention", Prompts(3), width=8, layers=1, heads=1), Prompts(4))
+        InContextTask(
+            make_regressor("attention", Prompts(3), width=8, layers=1, heads=1),
+            Prompts(4),
+        )

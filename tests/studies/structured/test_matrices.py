@@ -23,30 +23,54 @@ def of_levels(matrix: structured.MultiLevelLowRank) -> np.ndarray:
         for i in range(matrix.out_features):
             for j in range(matrix.in_features):
                 if i // rows == j // columns:
-                    outer, inner = left[i // rows, i % rows], right[j // columns, j % columns]
+                    outer, inner = (
+                        left[i // rows, i % rows],
+                        right[j // columns, j % columns],
+                    )
                     out[i, j] += outer.detach().numpy() @ inner.detach().numpy()
     return out
 
 
 def of_train(matrix: structured.BlockTensorTrain) -> np.ndarray:
     """Σ_t L_β[α, γs + t] R_γ[δ, βs + t] at (αb + β, γd + δ)."""
-    left, right, s = matrix.left.detach().numpy(), matrix.right.detach().numpy(), matrix.rank
+    left, right, s = (
+        matrix.left.detach().numpy(),
+        matrix.right.detach().numpy(),
+        matrix.rank,
+    )
     out = np.zeros((matrix.out_features, matrix.in_features))
     for alpha, beta, gamma, delta in np.ndindex(matrix.a, matrix.b, matrix.c, matrix.d):
-        outer, inner = left[beta, alpha, gamma * s :][:s], right[gamma, delta, beta * s :][:s]
+        outer, inner = (
+            left[beta, alpha, gamma * s :][:s],
+            right[gamma, delta, beta * s :][:s],
+        )
         out[alpha * matrix.b + beta, gamma * matrix.d + delta] = outer @ inner
     return out
 
 
-CASES: dict[str, tuple[Callable[[], structured.StructuredMatrix], Callable[..., np.ndarray]]] = {
+CASES: dict[
+    str, tuple[Callable[[], structured.StructuredMatrix], Callable[..., np.ndarray]]
+] = {
     "low rank": (lambda: structured.LowRank(10, 6, 3), of_levels),
-    "low-rank blocks": (lambda: structured.LowRankBlockDiagonal(12, 8, 2, 4), of_levels),
+    "low-rank blocks": (
+        lambda: structured.LowRankBlockDiagonal(12, 8, 2, 4),
+        of_levels,
+    ),
     "diagonal": (lambda: structured.LowRankBlockDiagonal(7, 7, 1, 7), of_levels),
     "levels": (lambda: structured.MultiLevelLowRank(16, 8, (3, 2, 1)), of_levels),
-    "levels, one empty": (lambda: structured.MultiLevelLowRank(16, 8, (3, 0, 1)), of_levels),
-    "levels of three": (lambda: structured.MultiLevelLowRank(18, 9, (2, 1), (1, 3)), of_levels),
+    "levels, one empty": (
+        lambda: structured.MultiLevelLowRank(16, 8, (3, 0, 1)),
+        of_levels,
+    ),
+    "levels of three": (
+        lambda: structured.MultiLevelLowRank(18, 9, (2, 1), (1, 3)),
+        of_levels,
+    ),
     "train": (lambda: structured.BlockTensorTrain(16, 16), of_train),
-    "train, all sizes apart": (lambda: structured.BlockTensorTrain(15, 24, 2, (3, 5), (4, 6)), of_train),
+    "train, all sizes apart": (
+        lambda: structured.BlockTensorTrain(15, 24, 2, (3, 5), (4, 6)),
+        of_train,
+    ),
 }
 
 
@@ -56,7 +80,9 @@ def drawn(name: str) -> structured.StructuredMatrix:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_product_numbers_operations_and_rank_are_those_of_the_definition(name: str) -> None:
+def test_product_numbers_operations_and_rank_are_those_of_the_definition(
+    name: str,
+) -> None:
     matrix = drawn(name)
     expected = CASES[name][1](matrix)
     assert_close(matrix.dense(), expected, depth=40)
@@ -67,15 +93,32 @@ def test_product_numbers_operations_and_rank_are_those_of_the_definition(name: s
     # torch counts a multiplication and an addition
     assert counter.get_total_flops() == 2 * matrix.operations(6)
     y = torch.randn(2, 3, matrix.out_features, dtype=torch.float64)
-    assert_close(matrix.bilinear(y, x), np.einsum("abo,oi,abi->ab", y.numpy(), expected, x.numpy()), depth=400)
+    assert_close(
+        matrix.bilinear(y, x),
+        np.einsum("abo,oi,abi->ab", y.numpy(), expected, x.numpy()),
+        depth=400,
+    )
     assert matrix.n_parameters == sum(part.numel() for part in matrix.parameters())
     assert np.linalg.matrix_rank(expected) == matrix.generic_rank
 
 
 @pytest.mark.parametrize(
-    "ranks", [(12,), (5, 5), (3, 2, 1), (8, 4, 4), (2, 2, 2, 2), (1, 1, 1, 1, 1), (0, 0, 4), (0, 3), (4, 4, 4, 4, 1)]
+    "ranks",
+    [
+        (12,),
+        (5, 5),
+        (3, 2, 1),
+        (8, 4, 4),
+        (2, 2, 2, 2),
+        (1, 1, 1, 1, 1),
+        (0, 0, 4),
+        (0, 3),
+        (4, 4, 4, 4, 1),
+    ],
 )
-def test_the_rank_of_levels_saturates_from_the_finest_up(ranks: tuple[int, ...]) -> None:
+def test_the_rank_of_levels_saturates_from_the_finest_up(
+    ranks: tuple[int, ...],
+) -> None:
     torch.manual_seed(1)
     matrix = structured.MultiLevelLowRank(32, 32, ranks).double()
     assert np.linalg.matrix_rank(matrix.dense().detach().numpy()) == matrix.generic_rank
@@ -87,83 +130,151 @@ def test_the_contraction_holds_every_family(name: str) -> None:
     whole = structured.as_contraction(matrix)
     expected = CASES[name][1](matrix)
     assert_close(whole.dense(), expected, depth=60)
-    assert_close(whole(torch.eye(matrix.in_features, dtype=torch.float64)).T, expected, depth=60)
+    assert_close(
+        whole(torch.eye(matrix.in_features, dtype=torch.float64)).T, expected, depth=60
+    )
     assert whole.n_parameters == matrix.n_parameters
 
 
-def test_a_train_of_the_highest_rank_is_any_matrix_and_a_lower_one_the_nearest() -> None:
+def test_a_train_of_the_highest_rank_is_any_matrix_and_a_lower_one_the_nearest() -> (
+    None
+):
     torch.manual_seed(2)
     matrix = torch.randn(12, 20, dtype=torch.float64)
     for s in (1, 2, 3):
         train = structured.nearest_tensor_train(matrix, s, (3, 4), (5, 4))
-        kept = sum(float(torch.linalg.svdvals(piece)[s:].square().sum()) for piece in slices_of(matrix, 3, 4, 5, 4))
-        assert_close((train.dense() - matrix).square().sum(), kept, depth=400, magnitude=float(matrix.square().sum()))
+        kept = sum(
+            float(torch.linalg.svdvals(piece)[s:].square().sum())
+            for piece in slices_of(matrix, 3, 4, 5, 4)
+        )
+        assert_close(
+            (train.dense() - matrix).square().sum(),
+            kept,
+            depth=400,
+            magnitude=float(matrix.square().sum()),
+        )
     assert_close(train.dense(), matrix, depth=100)
 
 
-def slices_of(matrix: torch.Tensor, a: int, b: int, c: int, d: int) -> list[torch.Tensor]:
-    return [matrix[beta::b, gamma * d : (gamma + 1) * d] for beta in range(b) for gamma in range(c)]
+def slices_of(
+    matrix: torch.Tensor, a: int, b: int, c: int, d: int
+) -> list[torch.Tensor]:
+    return [
+        matrix[beta::b, gamma * d : (gamma + 1) * d]
+        for beta in range(b)
+        for gamma in range(c)
+    ]
 
 
 def test_a_train_holds_low_rank_and_kronecker_products() -> None:
     torch.manual_seed(3)
     low = structured.LowRank(16, 16, 2).double().dense()
     assert_close(structured.nearest_tensor_train(low, 2).dense(), low, depth=100)
-    first, second = torch.randn(3, 2, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
-    assert_close(structured.kronecker(first, second).dense(), np.kron(first, second), depth=4)
+    first, second = (
+        torch.randn(3, 2, dtype=torch.float64),
+        torch.randn(4, 5, dtype=torch.float64),
+    )
+    assert_close(
+        structured.kronecker(first, second).dense(), np.kron(first, second), depth=4
+    )
     assert structured.kronecker(first, second).rank == 1
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: structured.MultiLevelLowRank(12, 12, (1, 1, 1, 1)), "12 is not divided by 8 blocks.* 6 blocks, or 16"),
-        (lambda: structured.LowRank(8, 6, 7), "7, more than the width of 6; the nearest valid rank is 6"),
+        (
+            lambda: structured.MultiLevelLowRank(12, 12, (1, 1, 1, 1)),
+            "12 is not divided by 8 blocks.* 6 blocks, or 16",
+        ),
+        (
+            lambda: structured.LowRank(8, 6, 7),
+            "7, more than the width of 6; the nearest valid rank is 6",
+        ),
         (lambda: structured.LowRank(8, 6, 0), "leave nothing"),
         (lambda: structured.LowRank(8, 6, -1), "-1, expected a whole number from 0 on"),
         (lambda: structured.LowRank(0, 6, 1), "out_features is 0"),
-        (lambda: structured.MultiLevelLowRank(8, 8, (1, 1), (1,)), "2 ranks for 1 levels"),
-        (lambda: structured.MultiLevelLowRank(12, 12, (1, 1), (2, 3)).generic_rank, "not nested: 2 does not divide 3"),
-        (lambda: structured.BlockTensorTrain(12, 12, 1, (5, 2)), r"5 · 2 is 10, expected 12; .*\(3, 4\)"),
+        (
+            lambda: structured.MultiLevelLowRank(8, 8, (1, 1), (1,)),
+            "2 ranks for 1 levels",
+        ),
+        (
+            lambda: structured.MultiLevelLowRank(12, 12, (1, 1), (2, 3)).generic_rank,
+            "not nested: 2 does not divide 3",
+        ),
+        (
+            lambda: structured.BlockTensorTrain(12, 12, 1, (5, 2)),
+            r"5 · 2 is 10, expected 12; .*\(3, 4\)",
+        ),
         (lambda: structured.BlockTensorTrain(16, 16, 5), "5, more than the width of 4"),
         (lambda: structured.BlockTensorTrain(13, 16), "13 is a prime.*14"),
         (lambda: structured.nearest_tensor_train(torch.ones(4), 1), r"shape \(4,\)"),
         (lambda: structured.MultiLevelLowRank(8, 8, ()), "leave nothing|0 levels"),
         (lambda: structured.parameter_groups(nn.Linear(2, 2), 0.0, 4), "rate of 0"),
-        (lambda: structured.parameter_groups(nn.Linear(2, 2), 1.0, 0), "base_width is 0"),
+        (
+            lambda: structured.parameter_groups(nn.Linear(2, 2), 1.0, 0),
+            "base_width is 0",
+        ),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused_by_name(make: Callable[[], object], message: str) -> None:
+def test_sizes_that_do_not_fit_are_refused_by_name(
+    make: Callable[[], object], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         make()
 
 
 def model_of(form: structured.ScoringForm, width: int) -> structured.InContextRegressor:
-    made = structured.InContextRegressor(4, 6, structured.Encoder(width, 2, 4, form), width)
+    made = structured.InContextRegressor(
+        4, 6, structured.Encoder(width, 2, 4, form), width
+    )
     structured.redraw(made, seed=1)
     return made
 
 
 def rates(model: nn.Module, rate: float, base: int) -> dict[str, float]:
-    return {name: group["lr"] for group in structured.parameter_groups(model, rate, base) for name in group["names"]}
+    return {
+        name: group["lr"]
+        for group in structured.parameter_groups(model, rate, base)
+        for name in group["names"]
+    }
 
 
 @pytest.mark.parametrize("width", [16, 64])
 def test_rates_are_those_of_the_table(width: int) -> None:
-    found = rates(model_of(structured.BilinearLevels((4, 2, 2), order="both"), width), 1e-3, 32)
+    found = rates(
+        model_of(structured.BilinearLevels((4, 2, 2), order="both"), width), 1e-3, 32
+    )
     for level in range(3):
-        assert_close(found[f"encoder.blocks.0.attn.q.factors.{level}"], 1e-3 * 32 / (width / 2**level), depth=4)
-    form = structured.BilinearTrain(rank=2, out_factors=(2, width // 2), in_factors=(width // 4, 4), order="both")
+        assert_close(
+            found[f"encoder.blocks.0.attn.q.factors.{level}"],
+            1e-3 * 32 / (width / 2**level),
+            depth=4,
+        )
+    form = structured.BilinearTrain(
+        rank=2, out_factors=(2, width // 2), in_factors=(width // 4, 4), order="both"
+    )
     found = rates(model_of(form, width), 1e-3, 32)
-    assert_close(found["encoder.blocks.1.attn.q.factor"], 1e-3 * 32 / (width // 4 * 2), depth=4)
+    assert_close(
+        found["encoder.blocks.1.attn.q.factor"], 1e-3 * 32 / (width // 4 * 2), depth=4
+    )
     assert_close(found["encoder.blocks.1.attn.k.factor"], 1e-3 * 32 / 4, depth=4)
     assert_close(found["encoder.blocks.1.attn.v.weight"], 1e-3 * 32 / width, depth=4)
-    assert_close(found["encoder.blocks.1.down.weight"], 1e-3 * 32 / (4 * width), depth=4)
-    assert found["embed.read_in.weight"] == found["embed.positions"] == found["encoder.norm.weight"] == 1e-3
+    assert_close(
+        found["encoder.blocks.1.down.weight"], 1e-3 * 32 / (4 * width), depth=4
+    )
+    assert (
+        found["embed.read_in.weight"]
+        == found["embed.positions"]
+        == found["encoder.norm.weight"]
+        == 1e-3
+    )
 
 
 @pytest.mark.parametrize(("d_out", "d_in"), [(64, 64), (256, 64), (64, 256), (16, 512)])
-def test_first_weights_have_the_spectral_norm_of_the_theory(d_out: int, d_in: int) -> None:
+def test_first_weights_have_the_spectral_norm_of_the_theory(
+    d_out: int, d_in: int
+) -> None:
     draw = torch.randn(d_out, d_in, generator=torch.Generator().manual_seed(0))
     draw *= structured.first_deviation(d_out, d_in)
     assert 1 <= float(torch.linalg.matrix_norm(draw, 2)) / (d_out / d_in) ** 0.5 <= 3
@@ -187,7 +298,9 @@ def test_a_step_moves_features_as_much_at_every_width(name: str) -> None:
             before = layer(x)
             before.sum().backward()
             groups = (
-                structured.parameter_groups(layer, 1e-3, 64) if scaled else [{"params": layer.parameters(), "lr": 1e-3}]
+                structured.parameter_groups(layer, 1e-3, 64)
+                if scaled
+                else [{"params": layer.parameters(), "lr": 1e-3}]
             )
             with torch.no_grad():
                 for group in groups:
@@ -203,5 +316,8 @@ def test_a_contraction_weighs_its_levels() -> None:
     assert isinstance(matrix, structured.MultiLevelLowRank)
     whole = structured.as_contraction(matrix)
     whole.alphas.copy_(torch.tensor([2.0, -1.0, 0.0]))
-    parts = [torch.block_diag(*(x @ y.mT)) for x, y in zip(matrix.left, matrix.right, strict=True)]
+    parts = [
+        torch.block_diag(*(x @ y.mT))
+        for x, y in zip(matrix.left, matrix.right, strict=True)
+    ]
     assert_close(whole.dense(), 2 * parts[0] - parts[1], depth=60)

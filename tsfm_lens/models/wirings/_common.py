@@ -26,7 +26,9 @@ def contexts(values: Iterable[Any]) -> list[Tensor]:
 def items(batch: SeriesBatch) -> list[Tensor]:
     """Return one tensor per item: (time,), or (variate, time) where an item has several variates."""
     rows = contexts(batch.values)
-    groups = [[rows[row] for row in members] for members in batch.rows_by_group().values()]
+    groups = [
+        [rows[row] for row in members] for members in batch.rows_by_group().values()
+    ]
     return [item[0] if len(item) == 1 else torch.stack(item) for item in groups]
 
 
@@ -46,7 +48,10 @@ def by_item(batch: SeriesBatch, length: int) -> Tensor:
 
 def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
     """Return (item, variate, time), float32, of each role that occurs; known covariates go on over the horizon."""
-    shapes = {group: tuple(batch.roles[row] for row in rows) for group, rows in batch.rows_by_group().items()}
+    shapes = {
+        group: tuple(batch.roles[row] for row in rows)
+        for group, rows in batch.rows_by_group().items()
+    }
     first, n_variates = batch.groups[0], batch.n_variates
     for group, roles in shapes.items():
         if roles != shapes[first]:
@@ -54,11 +59,17 @@ def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
                 f"{group!r} has {_counts(roles)} and {first!r} {_counts(shapes[first])}; this model takes items alike"
             )
     whole = by_item(batch, length)
-    ahead = torch.tensor(batch.known_future(horizon)).float().unflatten(0, (-1, n_variates))
+    ahead = (
+        torch.tensor(batch.known_future(horizon)).float().unflatten(0, (-1, n_variates))
+    )
     parts = {}
     for role in dict.fromkeys(shapes[first]):
         own = torch.tensor([each == role for each in shapes[first]])
-        parts[role] = torch.cat([whole[:, own], ahead[:, own]], -1) if role == "known" else whole[:, own]
+        parts[role] = (
+            torch.cat([whole[:, own], ahead[:, own]], -1)
+            if role == "known"
+            else whole[:, own]
+        )
     return parts
 
 
@@ -67,7 +78,9 @@ def with_covariates(targets: Tensor, roles: tuple[str, ...], axis: int) -> Tenso
     if set(roles) == {"target"}:
         return targets
     by_item = targets.movedim(axis, 0).unflatten(0, (-1, roles.count("target")))
-    whole = by_item.new_full((len(by_item), len(roles), *by_item.shape[2:]), float("nan"))
+    whole = by_item.new_full(
+        (len(by_item), len(roles), *by_item.shape[2:]), float("nan")
+    )
     whole[:, [row for row, role in enumerate(roles) if role == "target"]] = by_item
     return whole.flatten(0, 1).movedim(0, axis)
 
@@ -77,7 +90,12 @@ def _counts(roles: tuple[str, ...]) -> str:
 
 
 def spread_weights(
-    model: Any, gains: Mapping[str, float], *, seed: int = 0, std: float = 1.0, unit_scaled: bool = False
+    model: Any,
+    gains: Mapping[str, float],
+    *,
+    seed: int = 0,
+    std: float = 1.0,
+    unit_scaled: bool = False,
 ) -> Any:
     """Redraw a model's weights so large that every head and MLP moves the forecast."""
     generator = torch.Generator().manual_seed(seed)
@@ -86,8 +104,20 @@ def spread_weights(
             draw = torch.randn(weight.shape, generator=generator)
             gain = next((factor for part, factor in gains.items() if part in name), std)
             if weight.ndim > 1:
-                table = any(part in name for part in ("embed_tokens", "shared", "emb.weight", "attention_bias"))
-                weight.copy_(draw * gain * (1.0 if table or unit_scaled else weight.shape[-1] ** -0.5))
+                table = any(
+                    part in name
+                    for part in (
+                        "embed_tokens",
+                        "shared",
+                        "emb.weight",
+                        "attention_bias",
+                    )
+                )
+                weight.copy_(
+                    draw
+                    * gain
+                    * (1.0 if table or unit_scaled else weight.shape[-1] ** -0.5)
+                )
             elif "norm" in name or "_ln" in name:
                 weight.copy_(1.0 + 0.2 * draw)
             elif "scale" in name or "bias" in name:
@@ -118,7 +148,9 @@ GENERATION = keys(
 """Keys of a generation_config.json under which the library still samples as the wirings say."""
 
 
-def refuse_unknown(config: Mapping[str, Any], where: str, known: Keys, *, inside: str = "") -> None:
+def refuse_unknown(
+    config: Mapping[str, Any], where: str, known: Keys, *, inside: str = ""
+) -> None:
     """Refuse a configuration with keys that a wiring does not understand."""
     unknown = [f"{inside}{key}" for key in sorted(set(config) - set(known))]
     if unknown:
@@ -135,7 +167,13 @@ def refuse_unknown(config: Mapping[str, Any], where: str, known: Keys, *, inside
             refuse_unknown(value, where, known[key], inside=f"{inside}{key}.")
 
 
-def refuse_values(config: Mapping[str, Any], where: str, expected: Mapping[str, Any], *, inside: str = "") -> None:
+def refuse_values(
+    config: Mapping[str, Any],
+    where: str,
+    expected: Mapping[str, Any],
+    *,
+    inside: str = "",
+) -> None:
     """Refuse a configuration whose keys have values other than the ones that the wiring describes."""
     for key, value in expected.items():
         if isinstance(value, Mapping):
@@ -152,10 +190,15 @@ def write_checkpoint(model: Any, config: Mapping[str, Any], folder: Path) -> Non
     write_tensors(model.state_dict(), config, folder)
 
 
-def write_tensors(state: Mapping[str, Tensor], config: Mapping[str, Any], folder: Path) -> None:
+def write_tensors(
+    state: Mapping[str, Tensor], config: Mapping[str, Any], folder: Path
+) -> None:
     """Write tensors by name as :func:`write_checkpoint` does."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.detach().contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+    save_file(
+        {name: tensor.detach().contiguous() for name, tensor in state.items()},
+        folder / "model.safetensors",
+    )
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
@@ -198,7 +241,9 @@ def attention_row(
 ) -> Attention:
     """Describe an attention that writes what its module returns, or another, into a stream that the block reads."""
     reads = Site("", "in", 0, stream) if reads is None else reads
-    return Attention(kind, module, Site(write or module, layout=stream), reads, *matrices, **others)
+    return Attention(
+        kind, module, Site(write or module, layout=stream), reads, *matrices, **others
+    )
 
 
 def mlp_row(
@@ -214,5 +259,16 @@ def mlp_row(
     """Describe an MLP: modules that return its write and take the stream, its layers, and its first matrix if fused."""
     hidden = stream.replace("d_model", "d_mlp")
     into, out = layers
-    sites = (Site(write, layout=stream), Site(reads, "in", 0, stream), Site(into, layout=hidden))
-    return Mlp(*sites, Site(out, "in", 0, hidden), out, first or Projection(into, "d_mlp"), act=act, **others)
+    sites = (
+        Site(write, layout=stream),
+        Site(reads, "in", 0, stream),
+        Site(into, layout=hidden),
+    )
+    return Mlp(
+        *sites,
+        Site(out, "in", 0, hidden),
+        out,
+        first or Projection(into, "d_mlp"),
+        act=act,
+        **others,
+    )

@@ -10,7 +10,13 @@ from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import WiringError
-from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
+from tsfm_lens.models.architecture import (
+    Architecture,
+    Encoded,
+    Levels,
+    Prediction,
+    rows_apart,
+)
 from tsfm_lens.models.wirings import _common, t5
 from tsfm_lens.models.wirings._common import keys
 
@@ -45,23 +51,37 @@ class ChronosAdapter(t5.TokenAdapter):
         self.wire()
 
     def encode(
-        self, batch: SeriesBatch, horizon: int | None = None, future: Tensor | None = None, tokens: Tensor | None = None
+        self,
+        batch: SeriesBatch,
+        horizon: int | None = None,
+        future: Tensor | None = None,
+        tokens: Tensor | None = None,
     ) -> Encoded:
         """Tokenise the context and the teacher-forced future (start token alone if there is none)."""
-        context = self.native._prepare_and_validate_context(self.lengthened(_common.contexts(batch.values)))
+        context = self.native._prepare_and_validate_context(
+            self.lengthened(_common.contexts(batch.values))
+        )
         ids, mask, scale = self.native.tokenizer.context_input_transform(context)
         if future is not None:
-            tokens, _, _ = self.native.tokenizer._input_transform(future.to(torch.float32), scale)
+            tokens, _, _ = self.native.tokenizer._input_transform(
+                future.to(torch.float32), scale
+            )
         elif tokens is not None:
             self.refuse_other_ids(tokens, "decoder tokens are ids")
         decoder = self.shifted(tokens, len(batch))
-        return self.of_tokens(ids, mask, decoder, scale, batch, n_eos=int(self.settings.use_eos_token))
+        return self.of_tokens(
+            ids, mask, decoder, scale, batch, n_eos=int(self.settings.use_eos_token)
+        )
 
     def encode_tokens(self, ids: Tensor, decoder: Tensor) -> Encoded:
         """Encode token ids as they are, (batch, pos) each; the decoder's begin with its start token."""
         values = tuple(row.numpy().astype(float) for row in ids)
-        batch = SeriesBatch(values, tuple(f"sequence-{place}" for place in range(len(ids))))
-        return self.of_tokens(ids, torch.ones_like(ids), decoder, torch.ones(len(ids)), batch)
+        batch = SeriesBatch(
+            values, tuple(f"sequence-{place}" for place in range(len(ids)))
+        )
+        return self.of_tokens(
+            ids, torch.ones_like(ids), decoder, torch.ones(len(ids)), batch
+        )
 
     @property
     def first_value_token(self) -> int:
@@ -70,7 +90,9 @@ class ChronosAdapter(t5.TokenAdapter):
 
     def tokens_of(self, values: Tensor, encoded: Encoded) -> Tensor:
         """Return the token ids of values (batch, step) under the scale of a batch."""
-        return self.native.tokenizer._input_transform(values.float(), encoded.scale.cpu())[0]
+        return self.native.tokenizer._input_transform(
+            values.float(), encoded.scale.cpu()
+        )[0]
 
     def number_step(self, values: np.ndarray) -> float:
         """Return the width of a bin, which grows with the mean absolute value of the context."""
@@ -78,10 +100,14 @@ class ChronosAdapter(t5.TokenAdapter):
         return float((high - low) * np.nanmean(np.abs(values)))
 
     @rows_apart
-    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
+    ) -> Prediction:
         """Draw sample paths, and take their empirical quantiles as ``ChronosPipeline.predict_quantiles`` does."""
         contexts = self.lengthened(_common.contexts(batch.values))
-        paths = self.native.predict(contexts, prediction_length=horizon, num_samples=num_samples)
+        paths = self.native.predict(
+            contexts, prediction_length=horizon, num_samples=num_samples
+        )
         return self.of_paths(paths, levels)
 
     def values(self, encoded: Encoded) -> Tensor:
@@ -120,7 +146,9 @@ def _native(size: str, n_tokens: int, context: int, horizon: int, std: float) ->
         "top_k": 50,
         "top_p": 1.0,
     }
-    config = T5Config(**t5.t5_kwargs(size), vocab_size=n_tokens, chronos_config=settings)
+    config = T5Config(
+        **t5.t5_kwargs(size), vocab_size=n_tokens, chronos_config=settings
+    )
     return t5.spread_weights(T5ForConditionalGeneration(config), std=std)
 
 
@@ -128,10 +156,13 @@ ARCHITECTURE = Architecture(
     title="Chronos (T5)",
     published={size: f"amazon/chronos-t5-{size}" for size in t5.SIZES},
     claims=lambda config: (
-        "chronos_config" in config and config.get("chronos_pipeline_class", "ChronosPipeline") == "ChronosPipeline"
+        "chronos_config" in config
+        and config.get("chronos_pipeline_class", "ChronosPipeline") == "ChronosPipeline"
     ),
     classes=("ChronosPipeline", "T5ForConditionalGeneration"),
-    among=lambda native: hasattr(native, "tokenizer") or hasattr(native.config, "chronos_config"),
+    among=lambda native: (
+        hasattr(native, "tokenizer") or hasattr(native.config, "chronos_config")
+    ),
     keys=KEYS,
     values=t5.VALUES | {"chronos_config": INNER},
     open=t5.pipeline("ChronosPipeline")["open"],

@@ -17,9 +17,21 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Site, Stack, Wiring
 from tsfm_lens.models.adapter import DECILES, Adapter
-from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
+from tsfm_lens.models.architecture import (
+    Architecture,
+    Encoded,
+    Levels,
+    Prediction,
+    rows_apart,
+)
 from tsfm_lens.models.wirings import _common, t5
-from tsfm_lens.models.wirings._common import attention_row, copied, keys, mlp_row, projections
+from tsfm_lens.models.wirings._common import (
+    attention_row,
+    copied,
+    keys,
+    mlp_row,
+    projections,
+)
 
 KEYS = t5.KEYS | keys(
     "attn_implementation rope_theta",
@@ -40,16 +52,39 @@ def _attention(kind: str, sublayer: int, *, by_group: bool) -> Attention:
         "pattern_layout": "pos head query key",
         "over": "variate",
     }
-    others: dict[str, Any] = {"reads": Site(f"layer.{sublayer}", "in", 0), "norm": f"layer.{sublayer}.layer_norm"}
-    return attention_row(kind, at, projections(f"{at}.{{}}", "q k v o"), **others, **(layouts if by_group else {}))
+    others: dict[str, Any] = {
+        "reads": Site(f"layer.{sublayer}", "in", 0),
+        "norm": f"layer.{sublayer}.layer_norm",
+    }
+    return attention_row(
+        kind,
+        at,
+        projections(f"{at}.{{}}", "q k v o"),
+        **others,
+        **(layouts if by_group else {}),
+    )
 
 
 def _wiring(config: Any, patch: int) -> Wiring:
     layers = ("layer.2.mlp.wi", "layer.2.mlp.wo")
-    mlp = mlp_row("layer.2.mlp", "layer.2", layers, config.dense_act_fn, norm="layer.2.layer_norm")
-    writers = (_attention("time_attn", 0, by_group=False), _attention("group_attn", 1, by_group=True), mlp)
-    sizes = (config.num_layers, config.num_heads, config.d_model, config.d_kv, config.d_ff)
-    stack = Stack("", "encoder.block", *sizes, writers, ln_final="encoder.final_layer_norm")
+    mlp = mlp_row(
+        "layer.2.mlp", "layer.2", layers, config.dense_act_fn, norm="layer.2.layer_norm"
+    )
+    writers = (
+        _attention("time_attn", 0, by_group=False),
+        _attention("group_attn", 1, by_group=True),
+        mlp,
+    )
+    sizes = (
+        config.num_layers,
+        config.num_heads,
+        config.d_model,
+        config.d_kv,
+        config.d_ff,
+    )
+    stack = Stack(
+        "", "encoder.block", *sizes, writers, ln_final="encoder.final_layer_norm"
+    )
     unembed = Site("output_patch_embedding", layout="batch pos d_out")
     return Wiring("chronos-2", (stack,), unembed, "input_patch_embedding", patch)
 
@@ -81,10 +116,15 @@ class Chronos2Adapter(Adapter):
         context = _common.padded(with_codes, self.longest(batch)).to(self.device)
         steps = self.prediction_length if horizon is None else horizon
         n_future = -(-steps // self.patch)
-        width, stride = int(self.settings.input_patch_size), int(self.settings.input_patch_stride)
+        width, stride = (
+            int(self.settings.input_patch_size),
+            int(self.settings.input_patch_stride),
+        )
         length = width * -(-context.shape[1] // width)
         special = ("REG",) if self.settings.use_reg_token else ()
-        spans = TokenSpans.patches(-length, (length - width) // stride + 1, width, special, stride=stride)
+        spans = TokenSpans.patches(
+            -length, (length - width) // stride + 1, width, special, stride=stride
+        )
         spans += TokenSpans.patches(0, n_future, self.patch)
         _, (loc, scale) = self.model.instance_norm(context)
         inputs = {
@@ -93,9 +133,19 @@ class Chronos2Adapter(Adapter):
             "num_output_patches": n_future,
         }
         if batch.has_covariates:
-            inputs["future_covariates"] = torch.tensor(with_codes.known_future(steps)).float().to(self.device)
+            inputs["future_covariates"] = (
+                torch.tensor(with_codes.known_future(steps)).float().to(self.device)
+            )
         ids = ("group_ids",)
-        return Encoded(inputs, {"": spans}, loc[:, 0], scale[:, 0], batch, horizon=n_future * self.patch, ids=ids)
+        return Encoded(
+            inputs,
+            {"": spans},
+            loc[:, 0],
+            scale[:, 0],
+            batch,
+            horizon=n_future * self.patch,
+            ids=ids,
+        )
 
     def numbered(self, batch: SeriesBatch) -> SeriesBatch:
         """Replace categories by the library's numbers: means of the one target, or the categories' own numbers."""
@@ -105,9 +155,16 @@ class Chronos2Adapter(Adapter):
         for group in np.unique(batch.group_index):
             rows = np.flatnonzero(batch.group_index == group)
             for row in rows[[batch.categories[row] is not None for row in rows]]:
-                target = np.stack([batch.values[one] for one in rows if batch.roles[one] == "target"])
+                target = np.stack(
+                    [batch.values[one] for one in rows if batch.roles[one] == "target"]
+                )
                 values[row], futures[row] = _numbers_of(batch, int(row), target)
-        return replace(batch, values=tuple(values), futures=tuple(futures), categories=(None,) * len(batch))
+        return replace(
+            batch,
+            values=tuple(values),
+            futures=tuple(futures),
+            categories=(None,) * len(batch),
+        )
 
     def with_level_numbers(self, batch: SeriesBatch) -> SeriesBatch:
         """Keep the numbers of the library's preparation, which reads the whole history."""
@@ -131,11 +188,17 @@ class Chronos2Adapter(Adapter):
         return self.model(**inputs).quantile_preds
 
     @rows_apart
-    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
+    ) -> Prediction:
         """Run the pipeline for its own quantiles, all items in one native batch."""
         rows = max(256, len(batch))
         contexts = self.lengthened(_common.items(self.numbered(batch)))
-        inputs: Any = contexts if not batch.has_covariates else prepared(self.numbered(batch), contexts, horizon)
+        inputs: Any = (
+            contexts
+            if not batch.has_covariates
+            else prepared(self.numbered(batch), contexts, horizon)
+        )
         items = self.native.predict(inputs, prediction_length=horizon, batch_size=rows)
         quantiles = torch.cat(items).transpose(1, 2)
         return self.at(quantiles, levels)
@@ -147,10 +210,14 @@ class Chronos2Adapter(Adapter):
         # as the library, which goes back to data units in single precision
         wide = flat.to(torch.promote_types(flat.dtype, torch.float32))
         raw = rearrange(wide, "... n (q p) -> ... q (n p)", q=len(self.levels))
-        return encoded.in_data_units(torch.sinh(raw) if self.settings.use_arcsinh else raw)
+        return encoded.in_data_units(
+            torch.sinh(raw) if self.settings.use_arcsinh else raw
+        )
 
 
-def prepared(batch: SeriesBatch, contexts: list[Tensor], horizon: int) -> list[dict[str, Any]]:
+def prepared(
+    batch: SeriesBatch, contexts: list[Tensor], horizon: int
+) -> list[dict[str, Any]]:
     """Prepare items as the library does, (row, time) and (row, step), but that all rows are forecast."""
     sizes = np.bincount(batch.group_index).tolist()
     futures = torch.tensor(batch.known_future(horizon)).float().split(sizes)
@@ -162,26 +229,41 @@ def prepared(batch: SeriesBatch, contexts: list[Tensor], horizon: int) -> list[d
     ]
 
 
-def _numbers_of(batch: SeriesBatch, row: int, target: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+def _numbers_of(
+    batch: SeriesBatch, row: int, target: np.ndarray
+) -> tuple[np.ndarray, np.ndarray | None]:
     """Return past and future of one covariate of categories, as the library's own preparation gives them."""
     from chronos.chronos2.preprocess import from_list_of_dicts
 
-    levels, past, future = batch.categories[row] or (), batch.values[row], batch.futures[row]
+    levels, past, future = (
+        batch.categories[row] or (),
+        batch.values[row],
+        batch.futures[row],
+    )
     table = batch.level_numbers[row]
     if table is not None:
-        return table[_places(past, levels)], None if future is None else table[_places(future, levels)]
+        return table[_places(past, levels)], None if future is None else table[
+            _places(future, levels)
+        ]
     if len(target) > 1:
         _refuse_unseen(batch, row)
         # codes themselves, and a missing value has one of its own
         return np.nan_to_num(past, nan=len(levels)), future
     names = np.array([*levels, None], dtype=object)
-    item: dict[str, Any] = {"target": target, "past_covariates": {"it": names[np.nan_to_num(past, nan=-1).astype(int)]}}
+    item: dict[str, Any] = {
+        "target": target,
+        "past_covariates": {"it": names[np.nan_to_num(past, nan=-1).astype(int)]},
+    }
     if future is None or not len(future):
         result = from_list_of_dicts([item], prediction_length=1)[0]
         return result["context"][-1].double().numpy(), future
     ahead = {"it": names[future.astype(int)]}
-    result = from_list_of_dicts([item | {"future_covariates": ahead}], prediction_length=len(future))[0]
-    return result["context"][-1].double().numpy(), result["future_covariates"][-1].double().numpy()
+    result = from_list_of_dicts(
+        [item | {"future_covariates": ahead}], prediction_length=len(future)
+    )[0]
+    return result["context"][-1].double().numpy(), result["future_covariates"][
+        -1
+    ].double().numpy()
 
 
 def _places(codes: np.ndarray, levels: Sequence[str]) -> np.ndarray:
@@ -191,10 +273,16 @@ def _places(codes: np.ndarray, levels: Sequence[str]) -> np.ndarray:
 
 def _refuse_unseen(batch: SeriesBatch, row: int) -> None:
     """Refuse a category of the future that no past has: beside several targets there is no mean to stand for it."""
-    alike = [one for one, name in enumerate(batch.variates) if name == batch.variates[row]]
+    alike = [
+        one for one, name in enumerate(batch.variates) if name == batch.variates[row]
+    ]
     seen = np.unique(np.concatenate([batch.values[one] for one in alike]))
     future, levels = batch.futures[row], batch.categories[row] or ()
-    novel = [] if future is None else [levels[int(code)] for code in future if code not in seen]
+    novel = (
+        []
+        if future is None
+        else [levels[int(code)] for code in future if code not in seen]
+    )
     if novel:
         past = ", ".join(levels[int(code)] for code in seen[np.isfinite(seen)])
         raise InputError(
@@ -209,7 +297,12 @@ def _library() -> Any:
 
 
 def _native(
-    sizes: Sequence[int], context: int, patch: int, patches: int, levels: tuple[float, ...], std: float = 1.0
+    sizes: Sequence[int],
+    context: int,
+    patch: int,
+    patches: int,
+    levels: tuple[float, ...],
+    std: float = 1.0,
 ) -> Any:
     names = ("d_model", "d_kv", "d_ff", "num_layers", "num_heads")
     settings = {
@@ -245,7 +338,9 @@ ARCHITECTURE = Architecture(
     classes=("Chronos2Pipeline", "Chronos2Model"),
     keys=KEYS,
     values=t5.VALUES | {"architectures": ["Chronos2Model"]},
-    blank=lambda config: _library().Chronos2Model(_library().config.Chronos2CoreConfig.from_dict(copied(config))),
+    blank=lambda config: _library().Chronos2Model(
+        _library().config.Chronos2CoreConfig.from_dict(copied(config))
+    ),
     adapter=Chronos2Adapter,
     tiny=lambda: _native((36, 8, 48, 2, 4), 64, 4, 4, DECILES),
     build=lambda size: _native((768, 64, 3072, 12, 12), 8192, 16, 64, LEVELS, 0.5),

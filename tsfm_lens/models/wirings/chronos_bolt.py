@@ -12,7 +12,13 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Wiring
 from tsfm_lens.models.adapter import DECILES, Adapter, refuse_tails
-from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
+from tsfm_lens.models.architecture import (
+    Architecture,
+    Encoded,
+    Levels,
+    Prediction,
+    rows_apart,
+)
 from tsfm_lens.models.wirings import _common, t5
 from tsfm_lens.models.wirings._common import keys
 
@@ -47,13 +53,19 @@ class BoltAdapter(Adapter):
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Prepare the context as the pipeline does; the decoder takes no future."""
-        context = self.native._prepare_and_validate_context(self.lengthened(_common.contexts(batch.values)))
-        context = context[..., -self.context_length :].to(device=self.device, dtype=torch.float32)
+        context = self.native._prepare_and_validate_context(
+            self.lengthened(_common.contexts(batch.values))
+        )
+        context = context[..., -self.context_length :].to(
+            device=self.device, dtype=torch.float32
+        )
         width, stride = self.settings.input_patch_size, self.settings.input_patch_stride
         length = width * -(-context.shape[-1] // width)
         special = ("REG",) if self.settings.use_reg_token else ()
         spans = {
-            "encoder": TokenSpans.patches(-length, (length - width) // stride + 1, width, special, stride=stride),
+            "encoder": TokenSpans.patches(
+                -length, (length - width) // stride + 1, width, special, stride=stride
+            ),
             "decoder": TokenSpans.patches(0, 1, self.prediction_length),
         }
         _, (loc, scale) = self.model.instance_norm(context)
@@ -64,11 +76,15 @@ class BoltAdapter(Adapter):
         return self.model(**inputs).quantile_preds
 
     @rows_apart
-    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
+    ) -> Prediction:
         """Run the pipeline for its own quantiles; it draws no samples."""
         refuse_tails(self.levels, levels)
         quantiles, mean = self.native.predict_quantiles(
-            self.lengthened(_common.contexts(batch.values)), prediction_length=horizon, quantile_levels=list(levels)
+            self.lengthened(_common.contexts(batch.values)),
+            prediction_length=horizon,
+            quantile_levels=list(levels),
         )
         return Prediction(quantiles, None, mean)
 
@@ -77,10 +93,14 @@ class BoltAdapter(Adapter):
         output = self.model.output_patch_embedding(normalized[..., -1, :])
         # as the library, which goes back to data units in single precision
         flat = output.to(torch.promote_types(output.dtype, torch.float32))
-        return encoded.in_data_units(flat.unflatten(-1, (len(self.levels), self.prediction_length)))
+        return encoded.in_data_units(
+            flat.unflatten(-1, (len(self.levels), self.prediction_length))
+        )
 
 
-def _native(kwargs: dict[str, Any], context: int, horizon: int, patch: int, std: float) -> Any:
+def _native(
+    kwargs: dict[str, Any], context: int, horizon: int, patch: int, std: float
+) -> Any:
     from chronos.chronos_bolt import ChronosBoltModelForForecasting
     from transformers import T5Config
 
@@ -93,13 +113,18 @@ def _native(kwargs: dict[str, Any], context: int, horizon: int, patch: int, std:
         "use_reg_token": True,
     }
     names = {"architectures": [MODEL], "chronos_pipeline_class": "ChronosBoltPipeline"}
-    config = T5Config(**kwargs, **names, vocab_size=2, reg_token_id=1, chronos_config=settings)
+    config = T5Config(
+        **kwargs, **names, vocab_size=2, reg_token_id=1, chronos_config=settings
+    )
     return t5.spread_weights(ChronosBoltModelForForecasting(config), std=std)
 
 
 ARCHITECTURE = Architecture(
     title="Chronos-Bolt",
-    published={size: f"amazon/chronos-bolt-{size}" for size in ("tiny", "mini", "small", "base")},
+    published={
+        size: f"amazon/chronos-bolt-{size}"
+        for size in ("tiny", "mini", "small", "base")
+    },
     claims=lambda config: config.get("chronos_pipeline_class") == "ChronosBoltPipeline",
     classes=("ChronosBoltPipeline", MODEL),
     keys=KEYS,

@@ -17,23 +17,44 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Branch, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import DECILES, Adapter
-from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
+from tsfm_lens.models.architecture import (
+    Architecture,
+    Encoded,
+    Levels,
+    Prediction,
+    rows_apart,
+)
 from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _common
-from tsfm_lens.models.wirings._common import keys, mlp_row, spread_weights, write_tensors
+from tsfm_lens.models.wirings._common import (
+    keys,
+    mlp_row,
+    spread_weights,
+    write_tensors,
+)
 
 NAME = "fracast"
 LEAST = 8
 """Observations that the library asks of a series."""
 KEYS = keys("model pyramid")
 SIZES = {"0": (2048, 64, 10, 48)}
-VALUES = {"model": {"family": NAME, "share_stages": True, "separable_conv": True, "scale_cond": "film", "dropout": 0.0}}
+VALUES = {
+    "model": {
+        "family": NAME,
+        "share_stages": True,
+        "separable_conv": True,
+        "scale_cond": "film",
+        "dropout": 0.0,
+    }
+}
 
 
 def _wiring(core: Any, steps: int) -> Wiring:
     gate, first = (Projection("ffn.up", "(part d_mlp)", part, 2) for part in (1, 0))
     conv = Branch("conv", Site("pw"), Site("", "in"))
-    mlp = mlp_row("ffn", "ffn", ("ffn.up", "ffn.down"), "silu", first=first, gate=gate, aside=True)
+    mlp = mlp_row(
+        "ffn", "ffn", ("ffn.up", "ffn.down"), "silu", first=first, gate=gate, aside=True
+    )
     stack = Stack(
         "",
         "core.blocks",
@@ -47,7 +68,14 @@ def _wiring(core: Any, steps: int) -> Wiring:
         upstream=("core.in_proj", "core.periodic"),
         sums=False,
     )
-    return Wiring(NAME, (stack,), Site("head", layout="batch step d_out"), "core.scale", steps, bypass=True)
+    return Wiring(
+        NAME,
+        (stack,),
+        Site("head", layout="batch step d_out"),
+        "core.scale",
+        steps,
+        bypass=True,
+    )
 
 
 class _Head(nn.Module):
@@ -69,7 +97,9 @@ def _unrolled(native: Any) -> nn.Module:
     core, head = native.core, native.head
     if core.blocks is None:
         shared = {id(parameter): parameter for parameter in core.block.parameters()}
-        core.blocks = nn.ModuleList(copy.deepcopy(core.block, dict(shared)) for _ in range(core.n_stages))
+        core.blocks = nn.ModuleList(
+            copy.deepcopy(core.block, dict(shared)) for _ in range(core.n_stages)
+        )
         core.share_stages = False
         native.head = _Head(head)
     return _modules(native)
@@ -99,7 +129,10 @@ class FracastAdapter(Adapter):
 
     def __init__(self, native: Any) -> None:
         self.native, self.model = native, _unrolled(native)
-        self.context_length, self.prediction_length = native.context_length, native.horizon
+        self.context_length, self.prediction_length = (
+            native.context_length,
+            native.horizon,
+        )
         self.levels = tuple(native.quantiles)
         self.wiring = _wiring(native.core, native.horizon)
 
@@ -108,10 +141,20 @@ class FracastAdapter(Adapter):
         values = self._values(batch)
         mask = np.isfinite(values)
         loc = np.nanmin(values, axis=1, keepdims=True).astype(np.float64)
-        span = np.maximum(np.nanmax(values, axis=1, keepdims=True) - loc, 1e-5).astype(np.float64)
-        scaled = torch.from_numpy(np.where(mask, (values - loc) / span, np.float32(0)).astype(np.float32))
-        inputs = {"values": scaled.to(self.device), "valid": torch.from_numpy(mask).to(self.device)}
-        loc, span = (torch.from_numpy(part[:, 0]).to(self.device, torch.float32) for part in (loc, span))
+        span = np.maximum(np.nanmax(values, axis=1, keepdims=True) - loc, 1e-5).astype(
+            np.float64
+        )
+        scaled = torch.from_numpy(
+            np.where(mask, (values - loc) / span, np.float32(0)).astype(np.float32)
+        )
+        inputs = {
+            "values": scaled.to(self.device),
+            "valid": torch.from_numpy(mask).to(self.device),
+        }
+        loc, span = (
+            torch.from_numpy(part[:, 0]).to(self.device, torch.float32)
+            for part in (loc, span)
+        )
         spans = {"": TokenSpans.patches(-self.context_length, self.context_length, 1)}
         return Encoded(inputs | {"loc": loc, "span": span}, spans, loc, span, batch)
 
@@ -128,11 +171,17 @@ class FracastAdapter(Adapter):
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute quantiles in data units, (batch, quantile, step)."""
         values, valid = inputs["values"], inputs["valid"]
-        hidden = self.model["core"](values[:, None], valid[:, None], valid[:, None].to(values.dtype))
-        return self._in_data_units(self._read(hidden, values, valid), inputs["loc"], inputs["span"])
+        hidden = self.model["core"](
+            values[:, None], valid[:, None], valid[:, None].to(values.dtype)
+        )
+        return self._in_data_units(
+            self._read(hidden, values, valid), inputs["loc"], inputs["span"]
+        )
 
     def _read(self, hidden: Tensor, values: Tensor, valid: Tensor) -> Tensor:
-        return self.model["head"](hidden, last_obs=values[:, -1:], ctx=values, ctx_mask=valid)
+        return self.model["head"](
+            hidden, last_obs=values[:, -1:], ctx=values, ctx_mask=valid
+        )
 
     def _in_data_units(self, raw: Tensor, loc: Tensor, span: Tensor) -> Tensor:
         return raw.transpose(-1, -2) * span[:, None, None] + loc[:, None, None]
@@ -141,26 +190,62 @@ class FracastAdapter(Adapter):
         """Compute quantiles in data units, (…, batch, quantile, step)."""
         values, valid = encoded.inputs["values"], encoded.inputs["valid"]
         rows = normalized.flatten(0, -4) if normalized.ndim > 3 else normalized[None]
-        read = torch.stack([self._read(row, values, valid) for row in rows]).unflatten(0, normalized.shape[:-3] or (1,))
+        read = torch.stack([self._read(row, values, valid) for row in rows]).unflatten(
+            0, normalized.shape[:-3] or (1,)
+        )
         read = read if normalized.ndim > 3 else read[0]
         return self._in_data_units(read, encoded.loc, encoded.scale)
 
     @rows_apart
-    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
+    ) -> Prediction:
         """Run ``FracastModel.forecast_batch``."""
-        return self.at(torch.from_numpy(self.native.forecast_batch(self._values(batch), horizon=horizon)), levels)
+        return self.at(
+            torch.from_numpy(
+                self.native.forecast_batch(self._values(batch), horizon=horizon)
+            ),
+            levels,
+        )
 
 
 def _config(context: int, width: int, stages: int, steps: int) -> dict[str, Any]:
-    shape = {"d_model": width, "W": context, "horizon": steps, "level_widths": [context], "n_stages": stages}
-    head = {"head_kind": "gather", "future_queries": 3, "future_patch": steps // 3, "head_d_ff": 96, "head_layers": 1}
-    head |= {"head_fc_layers": 2, "head_fc_kernel": 3, "head_output_mode": "direct", "head_future_conv": True}
-    model = VALUES["model"] | shape | head | {"quantiles": list(DECILES), "dilation_base": 2, "kernel_size": 3}
-    return {"model": model | {"ffn_mult": 1.5, "periodic_phase": True}, "pyramid": {"ratios": []}}
+    shape = {
+        "d_model": width,
+        "W": context,
+        "horizon": steps,
+        "level_widths": [context],
+        "n_stages": stages,
+    }
+    head = {
+        "head_kind": "gather",
+        "future_queries": 3,
+        "future_patch": steps // 3,
+        "head_d_ff": 96,
+        "head_layers": 1,
+    }
+    head |= {
+        "head_fc_layers": 2,
+        "head_fc_kernel": 3,
+        "head_output_mode": "direct",
+        "head_future_conv": True,
+    }
+    model = (
+        VALUES["model"]
+        | shape
+        | head
+        | {"quantiles": list(DECILES), "dilation_base": 2, "kernel_size": 3}
+    )
+    return {
+        "model": model | {"ffn_mult": 1.5, "periodic_phase": True},
+        "pyramid": {"ratios": []},
+    }
 
 
 def _built(config: Mapping[str, Any]) -> Any:
-    core, head = require(NAME, "fracast._core.model").build_from_cfg(_common.copied(config))
+    core, head = require(NAME, "fracast._core.model").build_from_cfg(
+        _common.copied(config)
+    )
     return core, head
 
 
@@ -174,33 +259,53 @@ def _native(*sizes: int) -> Any:
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
-    native = require(NAME).FracastModel.from_pretrained(folder, weights="fp32", device=device)
+    native = require(NAME).FracastModel.from_pretrained(
+        folder, weights="fp32", device=device
+    )
     native.config, native.model = _common.settings(folder), _modules(native)
     return native
 
 
 def _inside(name: str) -> Path | None:
     """Find the weights that the library's wheel has."""
-    spec = find_spec("fracast") if name == f"ztxtech/fracast-{next(iter(SIZES))}" else None
-    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "weights"
+    spec = (
+        find_spec("fracast") if name == f"ztxtech/fracast-{next(iter(SIZES))}" else None
+    )
+    return (
+        None
+        if spec is None or spec.origin is None
+        else Path(spec.origin).parent / "weights"
+    )
 
 
 def _save(native: Any, folder: Path) -> None:
     # copies of the shared block, and the head's place in its wrapper, are ours
-    own = {name.replace("head.native.", "head."): each for name, each in _modules(native).state_dict().items()}
-    write_tensors({name: each for name, each in own.items() if ".blocks." not in name}, native.config, folder)
+    own = {
+        name.replace("head.native.", "head."): each
+        for name, each in _modules(native).state_dict().items()
+    }
+    write_tensors(
+        {name: each for name, each in own.items() if ".blocks." not in name},
+        native.config,
+        folder,
+    )
 
 
 ARCHITECTURE = Architecture(
     title="Fracast",
     published={size: f"ztxtech/fracast-{size}" for size in SIZES},
-    claims=lambda config: isinstance(config.get("model"), Mapping) and config["model"].get("family") == NAME,
+    claims=lambda config: (
+        isinstance(config.get("model"), Mapping)
+        and config["model"].get("family") == NAME
+    ),
     classes=("FracastModel", "FracastParts"),
     wrap=lambda native: getattr(native, "native", native),
     keys=KEYS,
     values=VALUES,
     open=_open,
-    blank=lambda config: nn.ModuleDict(dict(zip(("core", "head"), _built(config), strict=True))),
+    blank=lambda config: nn.ModuleDict(
+        dict(zip(("core", "head"), _built(config), strict=True))
+    ),
     adapter=FracastAdapter,
     inside=_inside,
     tiny=lambda: _native(64, 16, 4, 12),

@@ -13,13 +13,21 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import CheckpointError, InputError, WiringError
 from tsfm_lens.hooks.wiring import Site, Wiring
-from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
+from tsfm_lens.models.architecture import (
+    Architecture,
+    Encoded,
+    Levels,
+    Prediction,
+    rows_apart,
+)
 from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _common, moirai_2
 from tsfm_lens.models.wirings._common import copied, keys, spread_weights
 
 NAME = "moirai-1.1"
-KEYS = keys("attn_dropout_p d_model distr_output dropout_p max_seq_len num_layers patch_sizes scaling")
+KEYS = keys(
+    "attn_dropout_p d_model distr_output dropout_p max_seq_len num_layers patch_sizes scaling"
+)
 TARGET = re.compile(r"uni2ts\.distribution(\.[a-z_]+)?\.[A-Z][A-Za-z]*Output")
 SIZES = {"small": (384, 6), "base": (768, 12), "large": (1024, 24)}
 PATCH = 32
@@ -40,28 +48,51 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
         self.model = getattr(native, "module", native)
         hparams = getattr(native, "hparams", {})
         patch = hparams.get("patch_size")
-        self.prediction_length = int(hparams.get("prediction_length", self.prediction_length))
+        self.prediction_length = int(
+            hparams.get("prediction_length", self.prediction_length)
+        )
         self.context_length = int(hparams.get("context_length", self.context_length))
         self.samples = int(hparams.get("num_samples", 100))
         nearest = min(self.model.patch_sizes, key=lambda size: abs(size - PATCH))
         self.patch = patch if isinstance(patch, int) else nearest
-        mixture = Site("param_proj", "out", "weights_logits", "batch pos patch_step component")
-        self.wiring = Wiring(NAME, (moirai_2.stack_of(self.model),), mixture, "in_proj", self.prediction_length)
+        mixture = Site(
+            "param_proj", "out", "weights_logits", "batch pos patch_step component"
+        )
+        self.wiring = Wiring(
+            NAME,
+            (moirai_2.stack_of(self.model),),
+            mixture,
+            "in_proj",
+            self.prediction_length,
+        )
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Pack one sequence per item, tokens of one patch size."""
         encoded = super().encode(batch, horizon)
-        encoded.inputs["patch_size"] = torch.full_like(encoded.inputs["time_id"], self.patch)
+        encoded.inputs["patch_size"] = torch.full_like(
+            encoded.inputs["time_id"], self.patch
+        )
         return encoded
 
-    def library_input(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
+    def library_input(
+        self, batch: SeriesBatch, horizon: int
+    ) -> tuple[Any, dict[str, Tensor]]:
         """Return a ``MoiraiForecast`` and its arguments."""
         if self.patch not in self.model.patch_sizes:
-            raise InputError(f"patch {self.patch} is none of the model's sizes {tuple(self.model.patch_sizes)}")
+            raise InputError(
+                f"patch {self.patch} is none of the model's sizes {tuple(self.model.patch_sizes)}"
+            )
         length, roles = self.longest(batch), batch.roles[: batch.n_variates]
         kind = _library().MoiraiForecast
-        sizes = {"prediction_length": horizon, "context_length": length, "patch_size": self.patch, "num_samples": 100}
-        return self.forecaster(kind, roles, **sizes), moirai_2.native_input(batch, length, horizon, self.device)
+        sizes = {
+            "prediction_length": horizon,
+            "context_length": length,
+            "patch_size": self.patch,
+            "num_samples": 100,
+        }
+        return self.forecaster(kind, roles, **sizes), moirai_2.native_input(
+            batch, length, horizon, self.device
+        )
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute the mean of the mixture in data units, (batch, 1, step), in whole patches; NaN for covariates."""
@@ -71,8 +102,15 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
     def _future(self, per_token: Tensor, layout: moirai_2.Layout) -> Tensor:
         """Turn (…, item, pos, patch) into (…, item · variate, 1, step)."""
         start = len(layout.targets) * layout.n_context
-        future = per_token[..., start : start + len(layout.targets) * layout.n_future, : self.patch]
-        rows = future.unflatten(-2, (len(layout.targets), -1)).flatten(-2).flatten(-3, -2).unsqueeze(-2)
+        future = per_token[
+            ..., start : start + len(layout.targets) * layout.n_future, : self.patch
+        ]
+        rows = (
+            future.unflatten(-2, (len(layout.targets), -1))
+            .flatten(-2)
+            .flatten(-3, -2)
+            .unsqueeze(-2)
+        )
         return _common.with_covariates(rows, layout.roles, -3)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
@@ -80,18 +118,31 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
         sizes = encoded.inputs["patch_size"].expand(normalized.shape[:-1])
         parameters = self.model.param_proj(normalized, sizes)
         loc, scale = encoded.stats["loc"], encoded.stats["scale"]
-        mean = self.model.distr_output.distribution(parameters, loc=loc, scale=scale).mean
+        mean = self.model.distr_output.distribution(
+            parameters, loc=loc, scale=scale
+        ).mean
         return self._future(mean, encoded.inputs["layout"])
 
     @rows_apart
-    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
+    ) -> Prediction:
         """Draw sample paths from one masked pass of ``MoiraiForecast.forward``, and take their empirical quantiles."""
         forecast, inputs = self.library_input(batch, horizon)
         with torch.no_grad():
-            paths = forecast(**inputs, num_samples=self.samples if num_samples is None else num_samples).cpu()
+            paths = forecast(
+                **inputs,
+                num_samples=self.samples if num_samples is None else num_samples,
+            ).cpu()
         # the library drops the axis of a single variate
-        samples = (paths if paths.ndim == 4 else paths.unsqueeze(-1)).permute(0, 3, 1, 2).flatten(0, 1)
-        return self.of_paths(_common.with_covariates(samples, batch.roles[: batch.n_variates], 0), levels)
+        samples = (
+            (paths if paths.ndim == 4 else paths.unsqueeze(-1))
+            .permute(0, 3, 1, 2)
+            .flatten(0, 1)
+        )
+        return self.of_paths(
+            _common.with_covariates(samples, batch.roles[: batch.n_variates], 0), levels
+        )
 
 
 def _check(config: Mapping[str, Any], where: str) -> None:
@@ -107,7 +158,9 @@ def _check(config: Mapping[str, Any], where: str) -> None:
         nodes += list(parts) if isinstance(parts, list) else [parts] if parts else []
         for key, value in node.items():
             number = type(value) in (int, float) and value > 0
-            if key not in ("_target_", "components") and not (key.isidentifier() and key[0] != "_" and number):
+            if key not in ("_target_", "components") and not (
+                key.isidentifier() and key[0] != "_" and number
+            ):
                 raise CheckpointError(
                     f"{where} has distr_output.{key}={reprlib.repr(value)}, expected a number above 0"
                 )
@@ -123,13 +176,27 @@ def _library() -> Any:
     return require("moirai", "uni2ts.model.moirai")
 
 
-def _native(d_model: int, num_layers: int, patch_sizes: tuple[int, ...], max_seq_len: int) -> Any:
+def _native(
+    d_model: int, num_layers: int, patch_sizes: tuple[int, ...], max_seq_len: int
+) -> Any:
     module = _library().MoiraiModule
     parts = require("moirai", "uni2ts.distribution")
-    kinds = (parts.StudentTOutput, parts.NormalFixedScaleOutput, parts.NegativeBinomialOutput, parts.LogNormalOutput)
-    mixture, rates = parts.MixtureOutput([kind() for kind in kinds]), {"attn_dropout_p": 0.0, "dropout_p": 0.0}
-    native = module(mixture, d_model, num_layers, patch_sizes, max_seq_len, **rates, scaling=True)
-    return spread_weights(native, {"param_proj": 0.3, "var_attn_bias": 1.0, "mask_encoding": 3.0})
+    kinds = (
+        parts.StudentTOutput,
+        parts.NormalFixedScaleOutput,
+        parts.NegativeBinomialOutput,
+        parts.LogNormalOutput,
+    )
+    mixture, rates = (
+        parts.MixtureOutput([kind() for kind in kinds]),
+        {"attn_dropout_p": 0.0, "dropout_p": 0.0},
+    )
+    native = module(
+        mixture, d_model, num_layers, patch_sizes, max_seq_len, **rates, scaling=True
+    )
+    return spread_weights(
+        native, {"param_proj": 0.3, "var_attn_bias": 1.0, "mask_encoding": 3.0}
+    )
 
 
 ARCHITECTURE = Architecture(
@@ -139,7 +206,9 @@ ARCHITECTURE = Architecture(
     classes=("MoiraiModule", "MoiraiForecast"),
     keys=KEYS,
     check=_check,
-    open=lambda folder, dtype, device: _library().MoiraiModule.from_pretrained(folder, strict=True).to(device, dtype),
+    open=lambda folder, dtype, device: (
+        _library().MoiraiModule.from_pretrained(folder, strict=True).to(device, dtype)
+    ),
     blank=_blank,
     adapter=MoiraiAdapter,
     # the library has d_model // 64 heads

@@ -18,10 +18,23 @@ from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import DECILES, Adapter
-from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
+from tsfm_lens.models.architecture import (
+    Architecture,
+    Encoded,
+    Levels,
+    Prediction,
+    rows_apart,
+)
 from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _common
-from tsfm_lens.models.wirings._common import attention_row, copied, keys, mlp_row, projections, spread_weights
+from tsfm_lens.models.wirings._common import (
+    attention_row,
+    copied,
+    keys,
+    mlp_row,
+    projections,
+    spread_weights,
+)
 
 
 class PackedAdapter(Adapter):
@@ -37,18 +50,31 @@ class PackedAdapter(Adapter):
     _forecaster: tuple[dict[str, int], Any] | None = None
 
     @abstractmethod
-    def library_input(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
+    def library_input(
+        self, batch: SeriesBatch, horizon: int
+    ) -> tuple[Any, dict[str, Tensor]]:
         """Return the library's forecast object for a batch and a horizon, and its arguments."""
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Pack one sequence per item: the context of every variate, then places for its future."""
         steps = self.prediction_length if horizon is None else horizon
         forecast, native = self.library_input(batch, steps)
-        inputs: dict[str, Any] = dict(zip(PACKED, forecast._convert(self.patch, **native), strict=True))
-        context_mask = inputs["observed_mask"] * ~inputs["prediction_mask"].unsqueeze(-1)
-        loc, scale = self.model.scaler(inputs["target"], context_mask, inputs["sample_id"], inputs["variate_id"])
-        n_context, n_future = forecast.context_token_length(self.patch), forecast.prediction_token_length(self.patch)
-        layout = Layout(batch.roles[: batch.n_variates], n_context, n_future, self.patch)
+        inputs: dict[str, Any] = dict(
+            zip(PACKED, forecast._convert(self.patch, **native), strict=True)
+        )
+        context_mask = inputs["observed_mask"] * ~inputs["prediction_mask"].unsqueeze(
+            -1
+        )
+        loc, scale = self.model.scaler(
+            inputs["target"], context_mask, inputs["sample_id"], inputs["variate_id"]
+        )
+        n_context, n_future = (
+            forecast.context_token_length(self.patch),
+            forecast.prediction_token_length(self.patch),
+        )
+        layout = Layout(
+            batch.roles[: batch.n_variates], n_context, n_future, self.patch
+        )
         return Encoded(
             {**inputs, "layout": layout},
             {"": layout.spans},
@@ -72,14 +98,25 @@ class PackedAdapter(Adapter):
             self._forecaster = sizes, kind(**sizes, module=self.model).eval()
         forecaster = self._forecaster[1]
         # it makes tensors on the device that it was itself sent to, whatever its module's is
-        return forecaster if forecaster.device == self.device else forecaster.to(self.device)
+        return (
+            forecaster
+            if forecaster.device == self.device
+            else forecaster.to(self.device)
+        )
 
 
 _FEATURES = (
     ("known", "feat_dynamic_real", "observed_feat_dynamic_real"),
     ("past", "past_feat_dynamic_real", "past_observed_feat_dynamic_real"),
 )
-PACKED = ("target", "observed_mask", "sample_id", "time_id", "variate_id", "prediction_mask")
+PACKED = (
+    "target",
+    "observed_mask",
+    "sample_id",
+    "time_id",
+    "variate_id",
+    "prediction_mask",
+)
 
 
 def stack_of(model: Any) -> Stack:
@@ -92,16 +129,44 @@ def stack_of(model: Any) -> Stack:
             "that no two forwards agree; set attn_dropout_p = 0.0 on every layer's self_attn"
         )
     if inside.num_groups != inside.num_heads:
-        raise WiringError(f"this Moirai groups {inside.num_heads} heads in {inside.num_groups}, expected no grouping")
+        raise WiringError(
+            f"this Moirai groups {inside.num_heads} heads in {inside.num_groups}, expected no grouping"
+        )
     # groups of one head each: the axis of length 1
-    layouts: dict[str, Any] = {"qkv_layout": "batch head 1 pos d_head", "pattern_layout": "batch head 1 query key"}
+    layouts: dict[str, Any] = {
+        "qkv_layout": "batch head 1 pos d_head",
+        "pattern_layout": "batch head 1 query key",
+    }
     matrices = projections("self_attn.{}_proj", "q k v out")
     attention = attention_row("attn", "self_attn", matrices, **layouts, norm="norm1")
-    others: dict[str, Any] = {"gate": Projection("ffn.fc1", "d_mlp"), "norm": "norm2", "aside": True}
-    mlp = mlp_row("ffn", "norm2", ("ffn.fc_gate", "ffn.fc2"), layer.ffn.activation.__name__, **others)
-    sizes = (model.num_layers, inside.num_heads, model.d_model, inside.head_dim, layer.ffn.hidden_dim)
+    others: dict[str, Any] = {
+        "gate": Projection("ffn.fc1", "d_mlp"),
+        "norm": "norm2",
+        "aside": True,
+    }
+    mlp = mlp_row(
+        "ffn",
+        "norm2",
+        ("ffn.fc_gate", "ffn.fc2"),
+        layer.ffn.activation.__name__,
+        **others,
+    )
+    sizes = (
+        model.num_layers,
+        inside.num_heads,
+        model.d_model,
+        inside.head_dim,
+        layer.ffn.hidden_dim,
+    )
     writers = (attention, mlp)
-    return Stack("", "encoder.layers", *sizes, writers, ln_final="encoder.norm", upstream=("in_proj",))
+    return Stack(
+        "",
+        "encoder.layers",
+        *sizes,
+        writers,
+        ln_final="encoder.norm",
+        upstream=("in_proj",),
+    )
 
 
 @dataclass(frozen=True)
@@ -126,14 +191,22 @@ class Layout:
     @property
     def last_context(self) -> list[int]:
         """Last token of each series' context."""
-        stops = accumulate(self.n_future if ahead else self.n_context for _, ahead in self.blocks)
-        ends = {row: stop - 1 for (row, ahead), stop in zip(self.blocks, stops, strict=True) if not ahead}
+        stops = accumulate(
+            self.n_future if ahead else self.n_context for _, ahead in self.blocks
+        )
+        ends = {
+            row: stop - 1
+            for (row, ahead), stop in zip(self.blocks, stops, strict=True)
+            if not ahead
+        }
         return [ends[row] for row in range(len(self.roles))]
 
     @property
     def spans(self) -> TokenSpans:
         """Time steps of every token."""
-        context = TokenSpans.patches(-self.n_context * self.patch, self.n_context, self.patch)
+        context = TokenSpans.patches(
+            -self.n_context * self.patch, self.n_context, self.patch
+        )
         future = TokenSpans.patches(0, self.n_future, self.patch)
         total = TokenSpans((), (), ())
         for row, ahead in self.blocks:
@@ -148,16 +221,30 @@ class Layout:
 
 
 def native_input(
-    batch: SeriesBatch, length: int, horizon: int, device: torch.device, *, causal_fill: bool = False
+    batch: SeriesBatch,
+    length: int,
+    horizon: int,
+    device: torch.device,
+    *,
+    causal_fill: bool = False,
 ) -> dict[str, Tensor]:
     """Make the arguments of a uni2ts forecast: (item, time, variate), filled with 0, or causal means (Moirai 2)."""
-    parts = {role: values.transpose(1, 2) for role, values in _common.by_role(batch, length, horizon).items()}
+    parts = {
+        role: values.transpose(1, 2)
+        for role, values in _common.by_role(batch, length, horizon).items()
+    }
     values = parts["target"]
     is_value = ~torch.isnan(values)
-    lengths = torch.tensor([len(series) for series in batch.values][:: batch.n_variates])
+    lengths = torch.tensor(
+        [len(series) for series in batch.values][:: batch.n_variates]
+    )
     padding = torch.arange(length)[None] < (length - lengths.clamp(max=length))[:, None]
     complete = torch.where(is_value, values, 0.0)
-    targets = [series for series, role in zip(batch.values, batch.roles, strict=True) if role == "target"]
+    targets = [
+        series
+        for series, role in zip(batch.values, batch.roles, strict=True)
+        if role == "target"
+    ]
     if causal_fill and any(np.isnan(series).any() for series in targets):
         # gluonts takes seconds to import
         from gluonts.transform import CausalMeanValueImputation
@@ -165,10 +252,16 @@ def native_input(
         impute = CausalMeanValueImputation()
         for index, series in enumerate(targets):
             # of all known values, before the cut to the context
-            tail = np.asarray(impute(np.array(series, dtype=np.float32)), dtype=np.float32)[-length:]
+            tail = np.asarray(
+                impute(np.array(series, dtype=np.float32)), dtype=np.float32
+            )[-length:]
             item, variate = divmod(index, values.shape[2])
             complete[item, length - len(tail) :, variate] = torch.from_numpy(tail)
-    inputs = {"past_target": complete, "past_observed_target": is_value, "past_is_pad": padding}
+    inputs = {
+        "past_target": complete,
+        "past_observed_target": is_value,
+        "past_is_pad": padding,
+    }
     for role, name, mask in _FEATURES:
         if role in parts:
             there = ~torch.isnan(parts[role])
@@ -198,21 +291,31 @@ class Moirai2Adapter(PackedAdapter):
         self.prediction_length = self.patch * int(self.model.num_predict_token)
         self.levels = tuple(float(level) for level in self.model.quantile_levels)
         unembed = Site("out_proj", layout="batch pos d_out")
-        self.wiring = Wiring(NAME, (stack_of(self.model),), unembed, "in_proj", self.prediction_length)
+        self.wiring = Wiring(
+            NAME, (stack_of(self.model),), unembed, "in_proj", self.prediction_length
+        )
 
-    def library_input(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
+    def library_input(
+        self, batch: SeriesBatch, horizon: int
+    ) -> tuple[Any, dict[str, Tensor]]:
         """Return a ``Moirai2Forecast`` and its arguments."""
         length, roles = self.longest(batch), batch.roles[: batch.n_variates]
         kind = _library().Moirai2Forecast
-        forecast = self.forecaster(kind, roles, prediction_length=horizon, context_length=length)
+        forecast = self.forecaster(
+            kind, roles, prediction_length=horizon, context_length=length
+        )
         # the library's own transform fills gaps with 0 where there are several targets
         causal = roles.count("target") == 1
-        return forecast, native_input(batch, length, horizon, self.device, causal_fill=causal)
+        return forecast, native_input(
+            batch, length, horizon, self.device, causal_fill=causal
+        )
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute quantiles in data units, (batch, quantile, step), from the last context token of each variate."""
         native = {name: inputs[name] for name in PACKED}
-        return self._quantiles(self.model(**native, training_mode=False), inputs["layout"])
+        return self._quantiles(
+            self.model(**native, training_mode=False), inputs["layout"]
+        )
 
     def _quantiles(self, output: Tensor, layout: Layout) -> Tensor:
         """Turn (…, item, pos, raw output) into (…, item · variate, quantile, step); NaN for covariates."""
@@ -227,10 +330,14 @@ class Moirai2Adapter(PackedAdapter):
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute quantiles in data units, (…, batch, quantile, step)."""
-        return encoded.in_data_units(self._quantiles(self.model.out_proj(normalized), encoded.inputs["layout"]))
+        return encoded.in_data_units(
+            self._quantiles(self.model.out_proj(normalized), encoded.inputs["layout"])
+        )
 
     @rows_apart
-    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
+    ) -> Prediction:
         """Run ``Moirai2Forecast.forward``; beyond one pass, the library rolls out univariate items only."""
         roles = batch.roles[: batch.n_variates]
         if horizon > self.prediction_length and len(roles) > 1:
@@ -243,7 +350,9 @@ class Moirai2Adapter(PackedAdapter):
             output = forecast(**inputs).cpu()
         # (item, quantile, step[, variate]): the library drops the axis of a single variate
         full = output if output.ndim == 4 else output.unsqueeze(-1)
-        quantiles = rearrange(full, "item quantile step variate -> (item variate) step quantile")
+        quantiles = rearrange(
+            full, "item quantile step variate -> (item variate) step quantile"
+        )
         quantiles = _common.with_covariates(quantiles, roles, 0)
         return self.at(quantiles, levels)
 
@@ -254,11 +363,24 @@ def _library() -> Any:
 
 def _native(*sizes: int) -> Any:
     module = _library().Moirai2Module
-    names = ("d_model", "d_ff", "num_layers", "patch_size", "max_seq_len", "num_predict_token")
-    native = module(
-        **dict(zip(names, sizes, strict=True)), attn_dropout_p=0.0, dropout_p=0.0, scaling=True, quantile_levels=DECILES
+    names = (
+        "d_model",
+        "d_ff",
+        "num_layers",
+        "patch_size",
+        "max_seq_len",
+        "num_predict_token",
     )
-    return spread_weights(native, {"out_proj.output_layer": 0.3, "out_proj.residual_layer": 0.3})
+    native = module(
+        **dict(zip(names, sizes, strict=True)),
+        attn_dropout_p=0.0,
+        dropout_p=0.0,
+        scaling=True,
+        quantile_levels=DECILES,
+    )
+    return spread_weights(
+        native, {"out_proj.output_layer": 0.3, "out_proj.residual_layer": 0.3}
+    )
 
 
 ARCHITECTURE = Architecture(
@@ -267,7 +389,9 @@ ARCHITECTURE = Architecture(
     claims=lambda config: "num_predict_token" in config and "quantile_levels" in config,
     classes=("Moirai2Module", "Moirai2Forecast"),
     keys=KEYS,
-    open=lambda folder, dtype, device: _library().Moirai2Module.from_pretrained(folder, strict=True).to(device, dtype),
+    open=lambda folder, dtype, device: (
+        _library().Moirai2Module.from_pretrained(folder, strict=True).to(device, dtype)
+    ),
     blank=lambda config: _library().Moirai2Module(**copied(config)),
     adapter=Moirai2Adapter,
     # the library has d_model // 64 heads

@@ -14,11 +14,31 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import TokenSpans
-from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring, Writer
+from tsfm_lens.hooks.wiring import (
+    Attention,
+    Mlp,
+    Projection,
+    Site,
+    Stack,
+    Wiring,
+    Writer,
+)
 from tsfm_lens.models.adapter import Adapter
-from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
+from tsfm_lens.models.architecture import (
+    Architecture,
+    Encoded,
+    Levels,
+    Prediction,
+    rows_apart,
+)
 from tsfm_lens.models.wirings import _common
-from tsfm_lens.models.wirings._common import attention_row, copied, keys, mlp_row, projections
+from tsfm_lens.models.wirings._common import (
+    attention_row,
+    copied,
+    keys,
+    mlp_row,
+    projections,
+)
 
 KEYS = keys(
     "bos_token_id chronos_pipeline_class classifier_dropout d_ff d_kv d_model decoder_start_token_id dense_act_fn "
@@ -52,11 +72,24 @@ class TokenAdapter(Adapter):
         config = self.model.config
         unembed = Site("lm_head", layout="batch pos d_vocab")
         upstream = ("encoder.embed_tokens",)
-        self.wiring = Wiring(self.architecture, stacks(config, upstream), unembed, "shared", steps_per_readout=1)
+        self.wiring = Wiring(
+            self.architecture,
+            stacks(config, upstream),
+            unembed,
+            "shared",
+            steps_per_readout=1,
+        )
         self._rescale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
 
     def of_tokens(
-        self, ids: Tensor, mask: Tensor, decoder: Tensor, scale: Tensor, batch: SeriesBatch, *, n_eos: int = 0
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        decoder: Tensor,
+        scale: Tensor,
+        batch: SeriesBatch,
+        *,
+        n_eos: int = 0,
     ) -> Encoded:
         """Make the native input of token ids, (batch, pos) each; the decoder's begin with its start token."""
         n_context = ids.shape[1] - n_eos
@@ -64,7 +97,11 @@ class TokenAdapter(Adapter):
             "encoder": TokenSpans.patches(-n_context, n_context, 1, ("EOS",) * n_eos),
             "decoder": TokenSpans.patches(0, decoder.shape[1], 1),
         }
-        inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": decoder}
+        inputs = {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "decoder_input_ids": decoder,
+        }
         inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
         scale = scale.to(self.device)
         return Encoded(inputs, spans, torch.zeros_like(scale), scale, batch)
@@ -72,14 +109,20 @@ class TokenAdapter(Adapter):
     def shifted(self, target: Tensor | None, count: int) -> Tensor:
         """Return a decoder's input: the start token, and what follows of the target, if there is one."""
         start = torch.full((count, 1), self.model.config.decoder_start_token_id)
-        return start if target is None else torch.cat([start, target[:, :-1].long()], dim=1)
+        return (
+            start
+            if target is None
+            else torch.cat([start, target[:, :-1].long()], dim=1)
+        )
 
     def refuse_other_ids(self, values: Tensor, words: str, hint: str = "") -> None:
         """Refuse values that are no token ids."""
         size = self.model.config.vocab_size
         wrong = (values != values.round()) | (values < 0) | (values >= size)
         if bool(wrong.any()):
-            raise InputError(f"{words} from 0 to {size - 1}; got {float(values[wrong][0]):g}{hint}")
+            raise InputError(
+                f"{words} from 0 to {size - 1}; got {float(values[wrong][0]):g}{hint}"
+            )
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute logits (batch, step, vocabulary)."""
@@ -99,7 +142,12 @@ def pipeline(name: str) -> dict[str, Any]:
     def opened(folder: Path, dtype: torch.dtype, device: str) -> Any:
         return kind().from_pretrained(folder, dtype=dtype, device_map=device)
 
-    return {"open": opened, "wrap": lambda native: native if type(native).__name__ == name else kind()(native)}
+    return {
+        "open": opened,
+        "wrap": lambda native: (
+            native if type(native).__name__ == name else kind()(native)
+        ),
+    }
 
 
 def blank(model: str, config: Mapping[str, Any]) -> Any:
@@ -107,24 +155,53 @@ def blank(model: str, config: Mapping[str, Any]) -> Any:
     from transformers import T5Config
 
     module, _, name = model.rpartition(":")
-    return getattr(import_module(module or "transformers"), name)(T5Config.from_dict(copied(config)))
+    return getattr(import_module(module or "transformers"), name)(
+        T5Config.from_dict(copied(config))
+    )
 
 
 def stacks(config: Any, encoder_upstream: tuple[str, ...]) -> tuple[Stack, ...]:
     """Describe the encoder's and the decoder's rows; ``encoder_upstream`` are the modules that make the first input."""
-    names = {"n_heads": "num_heads", "d_model": "d_model", "d_head": "d_kv", "d_mlp": "d_ff"}
+    names = {
+        "n_heads": "num_heads",
+        "d_model": "d_model",
+        "d_head": "d_kv",
+        "d_mlp": "d_ff",
+    }
     sizes = {name: getattr(config, of_library) for name, of_library in names.items()}
     attention = _attention("self_attn", 0, "SelfAttention")
     cross = _attention("cross_attn", 1, "EncDecAttention", keys_from="encoder")
 
-    def stack(name: str, n_layers: int, writers: tuple[Writer, ...], upstream: tuple[str, ...], **others: Any) -> Stack:
-        others |= {"ln_final": f"{name}.final_layer_norm", "upstream": upstream, "entry": name, **sizes}
+    def stack(
+        name: str,
+        n_layers: int,
+        writers: tuple[Writer, ...],
+        upstream: tuple[str, ...],
+        **others: Any,
+    ) -> Stack:
+        others |= {
+            "ln_final": f"{name}.final_layer_norm",
+            "upstream": upstream,
+            "entry": name,
+            **sizes,
+        }
         return Stack(name, f"{name}.block", n_layers, writers=writers, **others)
 
-    decoder, upstream = (attention, cross, _mlp(2, config)), (*encoder_upstream, "encoder")
+    decoder, upstream = (
+        (attention, cross, _mlp(2, config)),
+        (*encoder_upstream, "encoder"),
+    )
     return (
-        stack("encoder", config.num_layers, (attention, _mlp(1, config)), encoder_upstream),
-        stack("decoder", config.num_decoder_layers, decoder, upstream, cached=_cache_length),
+        stack(
+            "encoder", config.num_layers, (attention, _mlp(1, config)), encoder_upstream
+        ),
+        stack(
+            "decoder",
+            config.num_decoder_layers,
+            decoder,
+            upstream,
+            cached=_cache_length,
+        ),
     )
 
 
@@ -136,21 +213,34 @@ def _cache_length(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 def _attention(kind: str, sublayer: int, name: str, keys_from: str = "") -> Attention:
     at, norm = f"layer.{sublayer}.{name}", f"layer.{sublayer}.layer_norm"
     reads = Site(f"layer.{sublayer}", "in", 0)
-    return attention_row(kind, at, projections(f"{at}.{{}}", "q k v o"), reads=reads, keys_from=keys_from, norm=norm)
+    return attention_row(
+        kind,
+        at,
+        projections(f"{at}.{{}}", "q k v o"),
+        reads=reads,
+        keys_from=keys_from,
+        norm=norm,
+    )
 
 
 def _mlp(sublayer: int, config: Any) -> Mlp:
     at, norm = f"layer.{sublayer}.DenseReluDense", f"layer.{sublayer}.layer_norm"
     layers = (f"{at}.wi_0" if config.is_gated_act else f"{at}.wi", f"{at}.wo")
     gate = Projection(f"{at}.wi_1", "d_mlp") if config.is_gated_act else None
-    return mlp_row(at, f"layer.{sublayer}", layers, config.dense_act_fn, gate=gate, norm=norm)
+    return mlp_row(
+        at, f"layer.{sublayer}", layers, config.dense_act_fn, gate=gate, norm=norm
+    )
 
 
 def spread_weights(model: Any, std: float = 1.0, head: float = 1.0) -> Any:
     """Draw random weights under which every head and MLP matters; ``head`` is a factor on the output layer."""
     # T5 does not scale q·k: this gain gives attention scores a standard deviation of 3 at any head size
     dot_product = (3.0 / model.config.d_kv**0.5) ** 0.5
-    gains = {".q.weight": dot_product, ".k.weight": dot_product, "output_patch_embedding": std * head}
+    gains = {
+        ".q.weight": dot_product,
+        ".k.weight": dot_product,
+        "output_patch_embedding": std * head,
+    }
     return _common.spread_weights(model, gains, std=std)
 
 
@@ -158,8 +248,18 @@ def t5_kwargs(size: str) -> dict[str, Any]:
     """Return the T5Config arguments of a published size, or of the small model "" of the conformance suite."""
     # no two sizes of the small one are equal by accident, so that mixed-up axes show
     d_model, d_ff, layers, heads = SIZES[size] if size else (36, 48, 2, 4)
-    sizes = {"d_model": d_model, "d_ff": d_ff, "d_kv": 64 if size else 8, "num_heads": heads}
-    return {**sizes, "num_layers": layers, "num_decoder_layers": layers, "decoder_start_token_id": 0}
+    sizes = {
+        "d_model": d_model,
+        "d_ff": d_ff,
+        "d_kv": 64 if size else 8,
+        "num_heads": heads,
+    }
+    return {
+        **sizes,
+        "num_layers": layers,
+        "num_decoder_layers": layers,
+        "decoder_start_token_id": 0,
+    }
 
 
 class T5Adapter(TokenAdapter):
@@ -178,14 +278,20 @@ class T5Adapter(TokenAdapter):
         self.wire()
 
     def encode(
-        self, batch: SeriesBatch, horizon: int | None = None, future: Tensor | None = None, tokens: Tensor | None = None
+        self,
+        batch: SeriesBatch,
+        horizon: int | None = None,
+        future: Tensor | None = None,
+        tokens: Tensor | None = None,
     ) -> Encoded:
         """Pad token ids on the left under the mask, and add the teacher-forced decoder input."""
         ids = _common.padded(batch, self.longest(batch))
         mask = ~torch.isnan(ids)
         ids = self._ids(torch.where(mask, ids, float(self.model.config.pad_token_id)))
         target = tokens if future is None else future
-        decoder = self.shifted(None if target is None else self._ids(target), len(batch))
+        decoder = self.shifted(
+            None if target is None else self._ids(target), len(batch)
+        )
         return self.of_tokens(ids, mask.long(), decoder, torch.ones(len(batch)), batch)
 
     def _ids(self, values: Tensor) -> Tensor:
@@ -193,7 +299,9 @@ class T5Adapter(TokenAdapter):
             ". Tokenise text with its own tokenizer first; if this is a Chronos checkpoint, its config.json lacks "
             "chronos_config."
         )
-        self.refuse_other_ids(values, "T5 is a language model: a series is its token ids, integers", hint)
+        self.refuse_other_ids(
+            values, "T5 is a language model: a series is its token ids, integers", hint
+        )
         return values.long()
 
     def tokens_of(self, values: Tensor, encoded: Encoded) -> Tensor:
@@ -206,7 +314,9 @@ class T5Adapter(TokenAdapter):
         return ids.expand(len(encoded.batch), -1)
 
     @rows_apart
-    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
+    ) -> Prediction:
         """Generate continuations in token ids by ``generate`` with sampling."""
         inputs = self.encode(batch).inputs
         draws = self.samples if num_samples is None else num_samples
@@ -225,7 +335,9 @@ class T5Adapter(TokenAdapter):
         """Draw random token ids for the conformance suite."""
         rng = np.random.default_rng(0)
         lengths = [longest - 7 * index for index in range(n_series)] + [longest]
-        return as_series([rng.integers(2, self.model.config.vocab_size, size) for size in lengths])
+        return as_series(
+            [rng.integers(2, self.model.config.vocab_size, size) for size in lengths]
+        )
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
@@ -237,14 +349,18 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
 def _native(size: str, **others: Any) -> Any:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    return spread_weights(T5ForConditionalGeneration(T5Config(**t5_kwargs(size), **others)), std=0.5)
+    return spread_weights(
+        T5ForConditionalGeneration(T5Config(**t5_kwargs(size), **others)), std=0.5
+    )
 
 
 ARCHITECTURE = Architecture(
     title="T5 (language model)",
     published={size: f"google-t5/t5-{size}" for size in ("small", "base", "large")},
     claims=lambda config: (
-        config.get("model_type") == "t5" and "chronos_config" not in config and "chronos_pipeline_class" not in config
+        config.get("model_type") == "t5"
+        and "chronos_config" not in config
+        and "chronos_pipeline_class" not in config
     ),
     classes=("T5ForConditionalGeneration",),
     among=lambda native: not hasattr(native.config, "chronos_config"),

@@ -20,9 +20,21 @@ from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.replay import shadowed
 from tsfm_lens.hooks.wiring import Mlp, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import DECILES, Adapter
-from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, in_data_units, rows_apart
+from tsfm_lens.models.architecture import (
+    Architecture,
+    Encoded,
+    Levels,
+    Prediction,
+    in_data_units,
+    rows_apart,
+)
 from tsfm_lens.models.extras import require
-from tsfm_lens.models.wirings._common import attention_row, fused, mlp_row, spread_weights
+from tsfm_lens.models.wirings._common import (
+    attention_row,
+    fused,
+    mlp_row,
+    spread_weights,
+)
 
 GAINS = {"output_projection": 0.5, "output_head": 0.5}
 """Factors on the random weights of the head; see ``_common.spread_weights``."""
@@ -33,7 +45,12 @@ def branches(norms: tuple[str, str]) -> dict[str, Any]:
     return {"write": norms[1], "norm": norms[0], "post_norm": norms[1]}
 
 
-def mlp_between(norms: tuple[str, str], layers: tuple[str, str], act: str, stream: str = "batch pos d_model") -> Mlp:
+def mlp_between(
+    norms: tuple[str, str],
+    layers: tuple[str, str],
+    act: str,
+    stream: str = "batch pos d_model",
+) -> Mlp:
     """Describe an MLP between two norms, its activation function as the library names it."""
     name = {"swish": "silu", "none": "linear"}.get(act, act)
     others: dict[str, Any] = {"norm": norms[0], "post_norm": norms[1], "aside": True}
@@ -79,7 +96,11 @@ def running_statistics(
 def deciles(flat: Tensor, horizon: int, mu: Tensor, sigma: Tensor) -> Tensor:
     """Turn a head's raw output (…, batch, horizon · 10) into quantiles in data units, (…, batch, quantile, step)."""
     # entry 0 of the ten is the mean
-    return in_data_units(flat.reshape(*flat.shape[:-1], horizon, -1)[..., 1:].transpose(-1, -2), mu, sigma)
+    return in_data_units(
+        flat.reshape(*flat.shape[:-1], horizon, -1)[..., 1:].transpose(-1, -2),
+        mu,
+        sigma,
+    )
 
 
 def shared_prefixes(model: Any, prefixes: np.ndarray) -> AbstractContextManager[None]:
@@ -88,25 +109,40 @@ def shared_prefixes(model: Any, prefixes: np.ndarray) -> AbstractContextManager[
     def forward(inputs: Tensor, masks: Tensor, decode_caches: Any = None) -> Any:
         plain = type(model).forward
         first = decode_caches is not None and int(decode_caches[0].next_index[0]) == 0
-        if not first or len(inputs) != len(prefixes) or inputs.shape[1] < prefixes.shape[1]:
+        if (
+            not first
+            or len(inputs) != len(prefixes)
+            or inputs.shape[1] < prefixes.shape[1]
+        ):
             return plain(model, inputs, masks, decode_caches)
         padding = inputs.shape[1] - prefixes.shape[1]
-        numbers = np.concatenate([np.repeat(prefixes[:, :1], padding, axis=1), prefixes], axis=1)
+        numbers = np.concatenate(
+            [np.repeat(prefixes[:, :1], padding, axis=1), prefixes], axis=1
+        )
         return _in_pieces(model, inputs, masks, decode_caches, numbers)
 
     return shadowed([(model, lambda _plain: forward)])
 
 
-def _in_pieces(model: Any, inputs: Tensor, masks: Tensor, caches: Any, prefixes: np.ndarray) -> Any:
+def _in_pieces(
+    model: Any, inputs: Tensor, masks: Tensor, caches: Any, prefixes: np.ndarray
+) -> Any:
     """Compute the outputs and caches of all rows, piece by piece of patches over which no two rows part."""
     outputs: list[tuple[Tensor, ...]] = []
     # by row, which row of the last piece is its beginning; at first all begin with nothing
     previous, state = np.zeros(len(inputs), dtype=int), caches
     for start, stop in pieces(prefixes):
-        _, firsts, group = np.unique(prefixes[:, stop - 1], return_index=True, return_inverse=True)
-        rows, back = (torch.as_tensor(each.reshape(-1), device=inputs.device) for each in (firsts, group))
+        _, firsts, group = np.unique(
+            prefixes[:, stop - 1], return_index=True, return_inverse=True
+        )
+        rows, back = (
+            torch.as_tensor(each.reshape(-1), device=inputs.device)
+            for each in (firsts, group)
+        )
         state = [_rows(cache, previous[firsts]) for cache in state]
-        results, state = type(model).forward(model, inputs[rows, start:stop], masks[rows, start:stop], state)
+        results, state = type(model).forward(
+            model, inputs[rows, start:stop], masks[rows, start:stop], state
+        )
         outputs.append(tuple(each[back] for each in results))
         previous = group.reshape(-1)
     whole = tuple(torch.cat(parts, dim=1) for parts in zip(*outputs, strict=True))
@@ -115,14 +151,25 @@ def _in_pieces(model: Any, inputs: Tensor, masks: Tensor, caches: Any, prefixes:
 
 def _rows(cache: Any, rows: np.ndarray) -> Any:
     """Return rows of a cache, as copies that can be written to."""
-    parts = {name: part[torch.as_tensor(rows, device=part.device)] for name, part in vars(cache).items()}
+    parts = {
+        name: part[torch.as_tensor(rows, device=part.device)]
+        for name, part in vars(cache).items()
+    }
     return type(cache)(**parts)
 
 
 def pieces(prefixes: np.ndarray) -> list[tuple[int, int]]:
     """Return ranges of patches within which rows that are alike at the first are so at the last, (start, stop) each."""
     counts = [len(np.unique(column)) for column in prefixes.T]
-    cuts = [0, *(place for place in range(1, len(counts)) if counts[place] > counts[place - 1]), len(counts)]
+    cuts = [
+        0,
+        *(
+            place
+            for place in range(1, len(counts))
+            if counts[place] > counts[place - 1]
+        ),
+        len(counts),
+    ]
     return list(pairwise(cuts))
 
 
@@ -136,15 +183,28 @@ def _cache_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 def _wiring(model: Any) -> Wiring:
     matrices = fused("attn.qkv_proj", "(part head d_head)", Projection("attn.out"))
-    attention = attention_row("attn", "attn", matrices, **branches(("pre_attn_ln", "post_attn_ln")))
-    act = {"ReLU": "relu", "SiLU": "swish", "Identity": "none"}[type(model.stacked_xf[0].activation).__name__]
+    attention = attention_row(
+        "attn", "attn", matrices, **branches(("pre_attn_ln", "post_attn_ln"))
+    )
+    act = {"ReLU": "relu", "SiLU": "swish", "Identity": "none"}[
+        type(model.stacked_xf[0].activation).__name__
+    ]
     mlp = mlp_between(("pre_ff_ln", "post_ff_ln"), ("ff0", "ff1"), act)
     d_mlp = model.stacked_xf[0].ff0.out_features
     sizes = (model.x, model.h, model.md, model.hd, d_mlp)
-    stack = Stack("", "stacked_xf", *sizes, writers=(attention, mlp), upstream=("tokenizer",), cached=_cache_length)
+    stack = Stack(
+        "",
+        "stacked_xf",
+        *sizes,
+        writers=(attention, mlp),
+        upstream=("tokenizer",),
+        cached=_cache_length,
+    )
     unembed = Site("output_projection_point", layout="batch pos d_out")
     unread = ("output_projection_quantiles",)
-    return Wiring(NAME, (stack,), unembed, "tokenizer", steps_per_readout=model.o, unread=unread)
+    return Wiring(
+        NAME, (stack,), unembed, "tokenizer", steps_per_readout=model.o, unread=unread
+    )
 
 
 class TimesFmAdapter(Adapter):
@@ -178,11 +238,18 @@ class TimesFmAdapter(Adapter):
         patches = values.unflatten(1, (-1, patch)).to(self.device)
         masks = masks.unflatten(1, (-1, patch)).to(self.device)
         n_patches = patches.shape[1]
-        mu, sigma = running_statistics(patches, masks, lambda *state: util.update_running_stats(*state)[0])
+        mu, sigma = running_statistics(
+            patches, masks, lambda *state: util.update_running_stats(*state)[0]
+        )
         patches_of_model = torch.where(masks, 0.0, util.revin(patches, mu, sigma))
         spans = {"": TokenSpans.patches(-n_patches * patch, n_patches, patch)}
         return Encoded(
-            {"inputs": patches_of_model, "masks": masks, "mu": mu[:, -1], "sigma": sigma[:, -1]},
+            {
+                "inputs": patches_of_model,
+                "masks": masks,
+                "mu": mu[:, -1],
+                "sigma": sigma[:, -1],
+            },
             spans,
             mu[:, -1],
             sigma[:, -1],
@@ -200,7 +267,9 @@ class TimesFmAdapter(Adapter):
         return deciles(flat, self.model.o, encoded.loc, encoded.scale)
 
     @rows_apart
-    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
+    ) -> Prediction:
         """Run ``forecast`` under the object's own configuration, or under a default one if it has none that fits."""
         native = copy.copy(self.native)
         # the library notes a device at construction and sends inputs there, and fills batches up for every device
@@ -221,10 +290,14 @@ class TimesFmAdapter(Adapter):
                     f"horizon {horizon} is longer than the max_horizon {config.max_horizon} that this model was "
                     "compiled for; compile it with a larger ForecastConfig.max_horizon"
                 )
-            return dataclasses.replace(config, per_core_batch_size=len(batch), return_backcast=False)
+            return dataclasses.replace(
+                config, per_core_batch_size=len(batch), return_backcast=False
+            )
         limit = int(self.model.config.context_limit)
         if horizon > limit - self.model.p:
-            raise InputError(f"horizon {horizon} is longer than the model's context limit of {limit} steps allows")
+            raise InputError(
+                f"horizon {horizon} is longer than the model's context limit of {limit} steps allows"
+            )
         steps = -(-horizon // self.model.o) * self.model.o
         longest = -(-self.padded_length(batch) // self.model.p) * self.model.p
         return timesfm.ForecastConfig(
@@ -242,9 +315,13 @@ class TimesFmAdapter(Adapter):
         """Let rows that begin alike compute their common patches once; see ``shared_prefixes``."""
         return shared_prefixes(self.model, prefixes)
 
-    def joined(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def joined(
+        self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Join the arguments of all passes of a rollout to those of one pass without a cache."""
-        return tuple(torch.cat([args[index] for args, _ in calls], dim=1) for index in (0, 1)), {}
+        return tuple(
+            torch.cat([args[index] for args, _ in calls], dim=1) for index in (0, 1)
+        ), {}
 
 
 def _wrap(module: Any) -> Any:
@@ -256,25 +333,40 @@ def _wrap(module: Any) -> Any:
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
-    native = require("timesfm").TimesFM_2p5_200M_torch.from_pretrained(folder, torch_compile=False)
+    native = require("timesfm").TimesFM_2p5_200M_torch.from_pretrained(
+        folder, torch_compile=False
+    )
     native.model.to(device=device, dtype=dtype).device = torch.device(device)
     return native
 
 
 def _tiny() -> Any:
-    full = require("timesfm", "timesfm.timesfm_2p5.timesfm_2p5_base").TimesFM_2p5_200M_Definition()
+    full = require(
+        "timesfm", "timesfm.timesfm_2p5.timesfm_2p5_base"
+    ).TimesFM_2p5_200M_Definition()
     d, patch, out, out_quantiles, change = 40, 8, 16, 32, dataclasses.replace
-    layer = change(full.stacked_transformers.transformer, model_dims=d, hidden_dims=24, num_heads=4)
+    layer = change(
+        full.stacked_transformers.transformer, model_dims=d, hidden_dims=24, num_heads=4
+    )
     n_out, heads = len(full.quantiles) + 1, {}
-    for name, steps in (("output_projection_point", out), ("output_projection_quantiles", out_quantiles)):
-        heads[name] = change(getattr(full, name), input_dims=d, hidden_dims=d, output_dims=steps * n_out)
+    for name, steps in (
+        ("output_projection_point", out),
+        ("output_projection_quantiles", out_quantiles),
+    ):
+        heads[name] = change(
+            getattr(full, name), input_dims=d, hidden_dims=d, output_dims=steps * n_out
+        )
     definition = change(
         full,
         input_patch_len=patch,
         output_patch_len=out,
         output_quantile_len=out_quantiles,
-        tokenizer=change(full.tokenizer, input_dims=2 * patch, hidden_dims=d, output_dims=d),
-        stacked_transformers=change(full.stacked_transformers, num_layers=3, transformer=layer),
+        tokenizer=change(
+            full.tokenizer, input_dims=2 * patch, hidden_dims=d, output_dims=d
+        ),
+        stacked_transformers=change(
+            full.stacked_transformers, num_layers=3, transformer=layer
+        ),
         **heads,
     )
     object.__setattr__(definition, "context_limit", 2048)
@@ -283,7 +375,9 @@ def _tiny() -> Any:
 
 
 def _module_class() -> Any:
-    return require("timesfm", "timesfm.timesfm_2p5.timesfm_2p5_torch").TimesFM_2p5_200M_torch_module
+    return require(
+        "timesfm", "timesfm.timesfm_2p5.timesfm_2p5_torch"
+    ).TimesFM_2p5_200M_torch_module
 
 
 ARCHITECTURE = Architecture(
@@ -297,7 +391,9 @@ ARCHITECTURE = Architecture(
     open=_open,
     blank=lambda config: _module_class()(),
     adapter=TimesFmAdapter,
-    wrap=lambda native: _wrap(native) if isinstance(native, torch.nn.Module) else native,
+    wrap=lambda native: (
+        _wrap(native) if isinstance(native, torch.nn.Module) else native
+    ),
     tiny=_tiny,
     build=lambda size: _wrap(spread_weights(_module_class()(), GAINS)),
     notes="forecasts run without flip invariance unless the object was compiled with it; the library's covariates are "

@@ -13,9 +13,22 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Stack, Wiring
 from tsfm_lens.models.adapter import Adapter
-from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
+from tsfm_lens.models.architecture import (
+    Architecture,
+    Encoded,
+    Levels,
+    Prediction,
+    rows_apart,
+)
 from tsfm_lens.models.wirings import timesfm_2p5
-from tsfm_lens.models.wirings._common import attention_row, copied, keys, projections, refuse_values, spread_weights
+from tsfm_lens.models.wirings._common import (
+    attention_row,
+    copied,
+    keys,
+    projections,
+    refuse_values,
+    spread_weights,
+)
 
 NAME = "timesfm-2.5-transformers"
 KEYS = keys(
@@ -30,14 +43,29 @@ KEYS = keys(
 def _wiring(config: Any) -> Wiring:
     matrices = projections("self_attn.{}_proj", "q k v o")
     norms = ("input_layernorm", "post_attention_layernorm")
-    attention = attention_row("attn", "self_attn", matrices, **timesfm_2p5.branches(norms))
+    attention = attention_row(
+        "attn", "self_attn", matrices, **timesfm_2p5.branches(norms)
+    )
     norms = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
     mlp = timesfm_2p5.mlp_between(norms, ("mlp.fc1", "mlp.fc2"), config.activation)
     counts = (config.num_hidden_layers, config.num_attention_heads)
     sizes = (config.hidden_size, config.head_dim, config.intermediate_size)
-    stack = Stack("", "model.layers", *counts, *sizes, (attention, mlp), upstream=("model.input_ff_layer",))
+    stack = Stack(
+        "",
+        "model.layers",
+        *counts,
+        *sizes,
+        (attention, mlp),
+        upstream=("model.input_ff_layer",),
+    )
     unembed = Site("output_projection_point", layout="batch pos d_out")
-    return Wiring(NAME, (stack,), unembed, "model.input_ff_layer", steps_per_readout=config.horizon_length)
+    return Wiring(
+        NAME,
+        (stack,),
+        unembed,
+        "model.input_ff_layer",
+        steps_per_readout=config.horizon_length,
+    )
 
 
 class TimesFmPortAdapter(Adapter):
@@ -57,50 +85,78 @@ class TimesFmPortAdapter(Adapter):
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Pad the context, and normalise it as the library does."""
         core, patch = self.model.model, self.model.config.patch_length
-        values, masks = (part.to(self.device) for part in timesfm_2p5.patched(batch, self.longest(batch), patch))
+        values, masks = (
+            part.to(self.device)
+            for part in timesfm_2p5.patched(batch, self.longest(batch), patch)
+        )
         loc, scale = values.mean(dim=1), values.std(dim=1)
         context = core._revin(values, loc[:, None], scale[:, None])
         mu, sigma = timesfm_2p5.running_statistics(
-            context.unflatten(1, (-1, patch)), masks.unflatten(1, (-1, patch)), core._update_running_stats
+            context.unflatten(1, (-1, patch)),
+            masks.unflatten(1, (-1, patch)),
+            core._update_running_stats,
         )
         loc, scale = loc + scale * mu[:, -1], scale * sigma[:, -1]
-        spans = {"": TokenSpans.patches(-values.shape[1], values.shape[1] // patch, patch)}
-        inputs = {"values": context, "padding_masks": masks.float(), "loc": loc, "scale": scale}
+        spans = {
+            "": TokenSpans.patches(-values.shape[1], values.shape[1] // patch, patch)
+        }
+        inputs = {
+            "values": context,
+            "padding_masks": masks.float(),
+            "loc": loc,
+            "scale": scale,
+        }
         return Encoded(inputs, spans, loc, scale, batch)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute deciles of the patch after the last one, in data units, (batch, quantile, step)."""
-        states = self.model.model(past_values=inputs["values"], past_values_padding=inputs["padding_masks"])
+        states = self.model.model(
+            past_values=inputs["values"], past_values_padding=inputs["padding_masks"]
+        )
         flat = self.model.output_projection_point(states.last_hidden_state)[:, -1]
-        return timesfm_2p5.deciles(flat, self.prediction_length, inputs["loc"], inputs["scale"])
+        return timesfm_2p5.deciles(
+            flat, self.prediction_length, inputs["loc"], inputs["scale"]
+        )
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute deciles in data units, (…, batch, quantile, step)."""
         flat = self.model.output_projection_point(normalized[..., -1, :])
-        return timesfm_2p5.deciles(flat, self.prediction_length, encoded.loc, encoded.scale)
+        return timesfm_2p5.deciles(
+            flat, self.prediction_length, encoded.loc, encoded.scale
+        )
 
     @rows_apart
-    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
+    ) -> Prediction:
         """Run the library's own forward; one pass, at most its horizon."""
         past = [
-            torch.as_tensor(series, dtype=torch.float32, device=self.device) for series in timesfm_2p5.cleaned(batch)
+            torch.as_tensor(series, dtype=torch.float32, device=self.device)
+            for series in timesfm_2p5.cleaned(batch)
         ]
         patch = self.model.config.patch_length
         length = -(-self.longest(batch) // patch) * patch
         with torch.no_grad():
             output = self.model(
-                past_values=past, forecast_context_len=length, force_flip_invariance=False, truncate_negative=False
+                past_values=past,
+                forecast_context_len=length,
+                force_flip_invariance=False,
+                truncate_negative=False,
             )
         values = output.full_predictions[:, :horizon].cpu()
         if self.model.config.infer_is_positive:
-            positive = torch.tensor([bool((series[-length:] >= 0).all()) for series in past])
+            positive = torch.tensor(
+                [bool((series[-length:] >= 0).all()) for series in past]
+            )
             values = torch.where(positive[:, None, None], values.clamp(min=0.0), values)
         return self.at(values[..., 1:], levels, mean=values[..., 0])
 
 
 def _check(config: Mapping[str, Any], where: str) -> None:
     if "num_attention_heads" in config:
-        refuse_values(config, where, {"num_key_value_heads": config["num_attention_heads"]})
+        refuse_values(
+            config, where, {"num_key_value_heads": config["num_attention_heads"]}
+        )
 
 
 def _blank(config: Mapping[str, Any]) -> Any:
@@ -112,21 +168,32 @@ def _blank(config: Mapping[str, Any]) -> Any:
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     from transformers import TimesFm2_5ModelForPrediction
 
-    return TimesFm2_5ModelForPrediction.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").to(device)
+    return TimesFm2_5ModelForPrediction.from_pretrained(
+        folder, dtype=dtype, attn_implementation="sdpa"
+    ).to(device)
 
 
 def _native(**sizes: Any) -> Any:
     from transformers import TimesFm2_5Config, TimesFm2_5ModelForPrediction
 
     config = TimesFm2_5Config(**sizes)
-    model = TimesFm2_5ModelForPrediction._from_config(config, attn_implementation="sdpa")
+    model = TimesFm2_5ModelForPrediction._from_config(
+        config, attn_implementation="sdpa"
+    )
     return spread_weights(model, {**timesfm_2p5.GAINS, "self_attn.scaling": 0.1})
 
 
 def _tiny() -> Any:
-    lengths = {"patch_length": 8, "context_length": 512, "horizon_length": 16, "output_quantile_len": 32}
+    lengths = {
+        "patch_length": 8,
+        "context_length": 512,
+        "horizon_length": 16,
+        "output_quantile_len": 32,
+    }
     heads = {"head_dim": 8, "num_attention_heads": 4, "num_key_value_heads": 4}
-    return _native(**lengths, **heads, num_hidden_layers=3, hidden_size=36, intermediate_size=24)
+    return _native(
+        **lengths, **heads, num_hidden_layers=3, hidden_size=36, intermediate_size=24
+    )
 
 
 ARCHITECTURE = Architecture(

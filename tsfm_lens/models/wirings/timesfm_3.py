@@ -15,10 +15,22 @@ from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.replay import shadowed
 from tsfm_lens.hooks.wiring import Attention, Site, Stack, Wiring
 from tsfm_lens.models.adapter import Adapter
-from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
+from tsfm_lens.models.architecture import (
+    Architecture,
+    Encoded,
+    Levels,
+    Prediction,
+    rows_apart,
+)
 from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _common, timesfm_2p5
-from tsfm_lens.models.wirings._common import attention_row, copied, keys, projections, spread_weights
+from tsfm_lens.models.wirings._common import (
+    attention_row,
+    copied,
+    keys,
+    projections,
+    spread_weights,
+)
 
 NAME = "timesfm-3"
 NAMES = {
@@ -35,7 +47,9 @@ LAYER = keys(
 KEYS = keys(
     "input_patch_len input_transform linear_detrending_threshold output_patch_len quantiles use_frozen_running_stats "
     "use_iterative_cpm_revin use_linear_detrending use_stitching use_variate_attention value_clip",
-    residual_block_config=keys("activation dropout hidden_dims identity_skip output_dims prenorm use_bias"),
+    residual_block_config=keys(
+        "activation dropout hidden_dims identity_skip output_dims prenorm use_bias"
+    ),
     transformer_config=keys("num_layers use_remat", transformer=LAYER),
 )
 
@@ -45,23 +59,52 @@ def _attention(kind: str, module: str, short: str, *, across: bool) -> Attention
     layouts: dict[str, Any] = {"z_layout": "(series variate) pos (head d_head)"}
     layouts["qkv_layout"] = "(series variate) head pos d_head"
     if across:
-        layouts = {"z_layout": "(series pos) variate (head d_head)", "qkv_layout": "(series pos) head variate d_head"}
-        layouts |= {"reads": Site(norms[0], "in", 0, STREAM), "aside": True, "over": "variate"}
+        layouts = {
+            "z_layout": "(series pos) variate (head d_head)",
+            "qkv_layout": "(series pos) head variate d_head",
+        }
+        layouts |= {
+            "reads": Site(norms[0], "in", 0, STREAM),
+            "aside": True,
+            "over": "variate",
+        }
     matrices = projections(f"{module}.{{}}_proj", "query key value out")
-    return attention_row(kind, module, matrices, stream=STREAM, **timesfm_2p5.branches(norms), **layouts)
+    return attention_row(
+        kind, module, matrices, stream=STREAM, **timesfm_2p5.branches(norms), **layouts
+    )
 
 
 def _wiring(model: Any) -> Wiring:
     config = model.transformer_config
     sizes = config.transformer
     if getattr(sizes, "v_norm", "none") not in ("none", None):
-        raise WiringError(f"this TimesFM 3 normalises values (v_norm={sizes.v_norm!r}), which the wiring does not know")
+        raise WiringError(
+            f"this TimesFM 3 normalises values (v_norm={sizes.v_norm!r}), which the wiring does not know"
+        )
     time = _attention("time_attn", "seq_attn", "seq", across=False)
-    across = (_attention("variate_attn", "var_attn", "var", across=True),) if model.use_variate_attention else ()
-    mlp = timesfm_2p5.mlp_between(("pre_ff_ln", "post_ff_ln"), ("ff0", "ff1"), sizes.ff_activation, STREAM)
+    across = (
+        (_attention("variate_attn", "var_attn", "var", across=True),)
+        if model.use_variate_attention
+        else ()
+    )
+    mlp = timesfm_2p5.mlp_between(
+        ("pre_ff_ln", "post_ff_ln"), ("ff0", "ff1"), sizes.ff_activation, STREAM
+    )
     d_head, writers = sizes.model_dims // sizes.num_heads, (time, *across, mlp)
-    numbers = (config.num_layers, sizes.num_heads, sizes.model_dims, d_head, sizes.hidden_dims)
-    stack = Stack("", "transformer_stack.layers", *numbers, writers, upstream=("pre_transformer_resblock",))
+    numbers = (
+        config.num_layers,
+        sizes.num_heads,
+        sizes.model_dims,
+        d_head,
+        sizes.hidden_dims,
+    )
+    stack = Stack(
+        "",
+        "transformer_stack.layers",
+        *numbers,
+        writers,
+        upstream=("pre_transformer_resblock",),
+    )
     return Wiring(
         NAME,
         (stack,),
@@ -96,10 +139,20 @@ class TimesFm3Adapter(Adapter):
         steps = self.prediction_length if horizon is None else horizon
         inputs = self._native_input(batch, steps)
         length = inputs["target"].shape[-1]
-        spans = TokenSpans.patches(-length, length // self.patch + self._future_patches(steps), self.patch)
+        spans = TokenSpans.patches(
+            -length, length // self.patch + self._future_patches(steps), self.patch
+        )
         # running statistics of every patch, inside decode: no single scale
         loc, scale = torch.zeros(len(batch)), torch.ones(len(batch))
-        return Encoded(inputs, {"": spans}, loc, scale, batch, horizon=steps, items=len(inputs["target"]))
+        return Encoded(
+            inputs,
+            {"": spans},
+            loc,
+            scale,
+            batch,
+            horizon=steps,
+            items=len(inputs["target"]),
+        )
 
     def _native_input(self, batch: SeriesBatch, horizon: int) -> dict[str, Any]:
         length = -(-self.longest(batch) // self.patch) * self.patch
@@ -115,7 +168,9 @@ class TimesFm3Adapter(Adapter):
         if not self.model.use_stitching:
             return -(-horizon // self.prediction_length) * self.model.rolls
         overlap = self.model._stitching_extract_len - self.patch
-        return max(math.ceil((horizon - overlap) / self.patch), 1) + self.model.rolls - 1
+        return (
+            max(math.ceil((horizon - overlap) / self.patch), 1) + self.model.rolls - 1
+        )
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute quantiles in data units, (batch, quantile, step)."""
@@ -130,12 +185,21 @@ class TimesFm3Adapter(Adapter):
         items = len(encoded.inputs["target"])
         stream = normalized.reshape(copies * items, -1, *normalized.shape[-2:])
         # the transformer hands back the stream
-        with shadowed([(self.model.transformer_stack, lambda _forward: lambda *_, **_others: (stream, None, None))]):
+        with shadowed(
+            [
+                (
+                    self.model.transformer_stack,
+                    lambda _forward: lambda *_, **_others: (stream, None, None),
+                )
+            ]
+        ):
             quantiles = self.run(encoded.repeated(copies))
         return quantiles.reshape(*leading, len(encoded.batch), *quantiles.shape[1:])
 
     @rows_apart
-    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
+    ) -> Prediction:
         """Run ``TimesFM3Torch.decode``."""
         output = self.model.decode(**self._native_input(batch, horizon)).cpu()
         return self.at(output.flatten(0, 1), levels)
@@ -152,20 +216,39 @@ def _native(**sizes: Any) -> Any:
 def _tiny() -> Any:
     configs = require("timesfm", "timesfm3.torch.configs")
     norms = dict.fromkeys(("attention_norm", "feedforward_norm", "qk_norm"), "rms")
-    sizes = {"model_dims": 40, "hidden_dims": 24, "num_heads": 4, "use_rope_seq": True, "use_rope_var": False}
-    layer = configs.TransformerConfig(**norms, **sizes, use_bias=False, ff_activation="relu", deterministic=True)
-    block = configs.ResidualBlockConfig(hidden_dims=40, output_dims=40, use_bias=False, activation="relu")
+    sizes = {
+        "model_dims": 40,
+        "hidden_dims": 24,
+        "num_heads": 4,
+        "use_rope_seq": True,
+        "use_rope_var": False,
+    }
+    layer = configs.TransformerConfig(
+        **norms, **sizes, use_bias=False, ff_activation="relu", deterministic=True
+    )
+    block = configs.ResidualBlockConfig(
+        hidden_dims=40, output_dims=40, use_bias=False, activation="relu"
+    )
     stack = configs.StackedTransformersConfig(num_layers=2, transformer=layer)
-    return _native(input_patch_len=8, output_patch_len=16, residual_block_config=block, transformer_config=stack)
+    return _native(
+        input_patch_len=8,
+        output_patch_len=16,
+        residual_block_config=block,
+        transformer_config=stack,
+    )
 
 
 ARCHITECTURE = Architecture(
     title="TimesFM 3",
     published={"330m": "google/timesfm-3.0-pytorch"},
-    claims=lambda config: "residual_block_config" in config and "transformer_config" in config,
+    claims=lambda config: (
+        "residual_block_config" in config and "transformer_config" in config
+    ),
     classes=("TimesFM3Torch", "TimesFM3Forecaster"),
     keys=KEYS,
-    open=lambda folder, dtype, device: _library().TimesFM3Torch.from_pretrained(folder, strict=True).to(device, dtype),
+    open=lambda folder, dtype, device: (
+        _library().TimesFM3Torch.from_pretrained(folder, strict=True).to(device, dtype)
+    ),
     blank=lambda config: _library().TimesFM3Torch(**copied(config)),
     adapter=TimesFm3Adapter,
     tiny=_tiny,

@@ -14,9 +14,23 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.attention_capture import in_two
-from tsfm_lens.hooks.wiring import Attention, Inputs, Projection, Site, Stack, Wiring, Writer
+from tsfm_lens.hooks.wiring import (
+    Attention,
+    Inputs,
+    Projection,
+    Site,
+    Stack,
+    Wiring,
+    Writer,
+)
 from tsfm_lens.models.adapter import DECILES, Adapter
-from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
+from tsfm_lens.models.architecture import (
+    Architecture,
+    Encoded,
+    Levels,
+    Prediction,
+    rows_apart,
+)
 from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _common
 from tsfm_lens.models.wirings._common import (
@@ -39,14 +53,23 @@ KEYS = keys(
 )
 # no configuration can be read without network: of this shape (heads of 64, MLPs of 8/3 d_model, each fourth layer over
 # variates too) are those with the stated sizes of the files, 21, 111, 490 and 837 MB in single precision
-SIZES = {"5M": (4, 1, 256, 688), "28M": (6, 3, 384, 1024), "123M": (10, 5, 640, 1712), "209M": (12, 6, 768, 2048)}
+SIZES = {
+    "5M": (4, 1, 256, 688),
+    "28M": (6, 3, 384, 1024),
+    "123M": (10, 5, 640, 1712),
+    "209M": (12, 6, 768, 2048),
+}
 LEVELS = (0.01, *(round(0.05 * step, 2) for step in range(1, 20)), 0.99)
 
 
 def _joined(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
     """Let an attention over time make one call: the library makes one for context queries, one for the horizon's."""
     x, mask, *rest = args
-    return (x, in_two(mask.mask, mask.enc_len) if hasattr(mask, "enc_len") else mask, *rest), kwargs
+    return (
+        x,
+        in_two(mask.mask, mask.enc_len) if hasattr(mask, "enc_len") else mask,
+        *rest,
+    ), kwargs
 
 
 def _attention(place: int, over_time: bool, gate: str) -> Attention:
@@ -54,7 +77,11 @@ def _attention(place: int, over_time: bool, gate: str) -> Attention:
     others: dict[str, Any] = {"joined": _joined}
     if not over_time:
         # rows and positions are swapped up to the output projection, which has them back
-        others = {"over": "variate", "x_layout": "pos batch d_model", "qkv_layout": "pos head batch d_head"}
+        others = {
+            "over": "variate",
+            "x_layout": "pos batch d_model",
+            "qkv_layout": "pos head batch d_head",
+        }
         others["pattern_layout"] = "pos head query key"
     if place:
         others |= {"reads": Site(norm, "in", 0), "aside": True}
@@ -70,11 +97,22 @@ def _attention(place: int, over_time: bool, gate: str) -> Attention:
 
 def _rows(config: Any, axes: tuple[bool, ...]) -> tuple[Writer, ...]:
     gates = (config.variate_attn_gate, config.time_attn_gate)
-    attentions = [_attention(place, over_time, gates[over_time]) for place, over_time in enumerate(axes)]
+    attentions = [
+        _attention(place, over_time, gates[over_time])
+        for place, over_time in enumerate(axes)
+    ]
     # both halves of the gated layer; the second goes through the activation
     gate, first = (Projection("mlp.w12", "(part d_mlp)", part, 2) for part in range(2))
-    others: dict[str, Any] = {"first": first, "gate": gate, "norm": "mlp_norm", "aside": True}
-    return (*attentions, mlp_row("mlp", "mlp_norm", ("mlp.w12", "mlp.w3"), "silu", **others))
+    others: dict[str, Any] = {
+        "first": first,
+        "gate": gate,
+        "norm": "mlp_norm",
+        "aside": True,
+    }
+    return (
+        *attentions,
+        mlp_row("mlp", "mlp_norm", ("mlp.w12", "mlp.w3"), "silu", **others),
+    )
 
 
 def _wiring(config: Any, steps: int) -> Wiring:
@@ -92,9 +130,17 @@ def _wiring(config: Any, steps: int) -> Wiring:
         writers,
         ln_final="transformer.out_norm",
         upstream=("representation",),
-        exceptions={layer: rows for layer, rows in enumerate(others, 1) if rows is not writers},
+        exceptions={
+            layer: rows for layer, rows in enumerate(others, 1) if rows is not writers
+        },
     )
-    return Wiring(NAME, (stack,), Site("head.projection", layout="batch pos d_out"), "representation", steps)
+    return Wiring(
+        NAME,
+        (stack,),
+        Site("head.projection", layout="batch pos d_out"),
+        "representation",
+        steps,
+    )
 
 
 class TimestralAdapter(Adapter):
@@ -124,7 +170,9 @@ class TimestralAdapter(Adapter):
         self.levels = tuple(float(level) for level in native.quantile_levels)
         self.wiring = _wiring(native.config, self.prediction_length)
         ahead = ("known",) if native.supports_known_covariates else ()
-        self.covariates = ("past", *ahead, "categories") if native.supports_covariates else ()
+        self.covariates = (
+            ("past", *ahead, "categories") if native.supports_covariates else ()
+        )
 
     @property
     def passes(self) -> int:
@@ -134,18 +182,40 @@ class TimestralAdapter(Adapter):
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Stack items with their variates; known covariates have values in the patches to forecast."""
         steps = self.prediction_length if horizon is None else horizon
-        native, library, n_future = self._native_input(batch, steps), self.native, -(-steps // self.patch)
+        native, library, n_future = (
+            self._native_input(batch, steps),
+            self.native,
+            -(-steps // self.patch),
+        )
         values, mask = library._as_context(native.pop("context"), None)
-        sizes = {name: (len(values), values.shape[-1] + steps * name.startswith("known")) for name in native}
-        covariates = [library._as_covariates(each, *sizes[name], name) for name, each in native.items()]
-        values, mask, *others, _ = library._assemble_rows(values, mask, steps, *covariates)
-        inputs = {"inputs": values.flatten(0, 1), "observed": mask.flatten(0, 1), "horizon_patches": n_future}
-        inputs |= dict(zip(("role_ids", "known_future", "known_future_mask"), others, strict=True))
+        sizes = {
+            name: (len(values), values.shape[-1] + steps * name.startswith("known"))
+            for name in native
+        }
+        covariates = [
+            library._as_covariates(each, *sizes[name], name)
+            for name, each in native.items()
+        ]
+        values, mask, *others, _ = library._assemble_rows(
+            values, mask, steps, *covariates
+        )
+        inputs = {
+            "inputs": values.flatten(0, 1),
+            "observed": mask.flatten(0, 1),
+            "horizon_patches": n_future,
+        }
+        inputs |= dict(
+            zip(("role_ids", "known_future", "known_future_mask"), others, strict=True)
+        )
         inputs["group_ids"] = torch.as_tensor(batch.group_index, device=self.device)
         loc, scale = self._anchor(inputs)
-        spans = self._spans(values.shape[-1] // self.patch, n_future, batch.has_covariates)
+        spans = self._spans(
+            values.shape[-1] // self.patch, n_future, batch.has_covariates
+        )
         horizon = n_future * self.patch
-        return Encoded(inputs, {"": spans}, loc, scale, batch, horizon=horizon, ids=("group_ids",))
+        return Encoded(
+            inputs, {"": spans}, loc, scale, batch, horizon=horizon, ids=("group_ids",)
+        )
 
     def _spans(self, n_context: int, n_future: int, has_covariates: bool) -> TokenSpans:
         """Return the tokens of the context, then the queries; with covariates, both cover context and horizon."""
@@ -154,12 +224,18 @@ class TimestralAdapter(Adapter):
         if not has_covariates:
             return context + queries
         idle = TokenSpans.patches(0, 0, self.patch, ("IDLE",) * n_context)
-        return context + replace(queries, special=("KNOWN",) * n_future) + idle + queries
+        return (
+            context + replace(queries, special=("KNOWN",) * n_future) + idle + queries
+        )
 
     def _native_input(self, batch: SeriesBatch, horizon: int) -> dict[str, Any]:
         """Make the arguments of ``forecast``, (item, variate, time), of the whole series: it fills before it cuts."""
-        parts = _common.by_role(self.numbered(batch), self.padded_length(batch), horizon)
-        return {"context": parts["target"]} | {f"{role}_covariates": parts.get(role) for role in ("past", "known")}
+        parts = _common.by_role(
+            self.numbered(batch), self.padded_length(batch), horizon
+        )
+        return {"context": parts["target"]} | {
+            f"{role}_covariates": parts.get(role) for role in ("past", "known")
+        }
 
     def numbered(self, batch: SeriesBatch) -> SeriesBatch:
         """Replace categories by the library's numbers: smoothed means of the one target, or their own numbers."""
@@ -167,25 +243,47 @@ class TimestralAdapter(Adapter):
             return batch
         values, futures = list(batch.values), list(batch.futures)
         for rows in batch.rows_by_group().values():
-            targets = np.stack([values[row] for row in rows if batch.roles[row] == "target"])
-            target = self.native._encoding_target(*self.native._as_context(targets[None], None))
+            targets = np.stack(
+                [values[row] for row in rows if batch.roles[row] == "target"]
+            )
+            target = self.native._encoding_target(
+                *self.native._as_context(targets[None], None)
+            )
             for row in (row for row in rows if batch.categories[row]):
                 future = batch.futures[row]
-                codes = torch.tensor(np.concatenate([values[row], () if future is None else future]))
-                numbers = self.native._encode_categorical(codes[None, None], target)[0, 0].double().cpu().numpy()
+                codes = torch.tensor(
+                    np.concatenate([values[row], () if future is None else future])
+                )
+                numbers = (
+                    self.native._encode_categorical(codes[None, None], target)[0, 0]
+                    .double()
+                    .cpu()
+                    .numpy()
+                )
                 values[row], ahead = np.split(numbers, [len(values[row])])
                 futures[row] = None if future is None else ahead
-        return replace(batch, values=tuple(values), futures=tuple(futures), categories=(None,) * len(batch))
+        return replace(
+            batch,
+            values=tuple(values),
+            futures=tuple(futures),
+            categories=(None,) * len(batch),
+        )
 
     def _anchor(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """Compute mean and scale of the last context patch, in whose units the head speaks, (batch,) each."""
-        rows, mask, last = inputs["inputs"], inputs["observed"], inputs["inputs"].shape[1] - 1
+        rows, mask, last = (
+            inputs["inputs"],
+            inputs["observed"],
+            inputs["inputs"].shape[1] - 1,
+        )
         if inputs["known_future"] is not None:
             rows = torch.cat([rows, inputs["known_future"]], -1)
             mask = torch.cat([mask, inputs["known_future_mask"]], -1)
         statistics = self.model.scale(rows, mask)
         if inputs["role_ids"] is not None:
-            statistics = self.model._known_cov_scaling(rows, mask, *statistics, inputs["role_ids"] == KNOWN)
+            statistics = self.model._known_cov_scaling(
+                rows, mask, *statistics, inputs["role_ids"] == KNOWN
+            )
         _, loc, scale = statistics
         return loc[:, last], scale[:, last]
 
@@ -200,33 +298,55 @@ class TimestralAdapter(Adapter):
         denormalize = require(NAME, "timestral.scaler").denormalize_quantiles
         quantiles = denormalize(raw, *units, self.model.config.use_asinh)
         leading = quantiles.shape[:-3]
-        flat = self._refined(quantiles.reshape(-1, *quantiles.shape[-2:]), encoded.repeated(math.prod(leading)))
+        flat = self._refined(
+            quantiles.reshape(-1, *quantiles.shape[-2:]),
+            encoded.repeated(math.prod(leading)),
+        )
         return flat.reshape(*leading, len(encoded.batch), *flat.shape[1:])
 
     def _refined(self, quantiles: Tensor, inputs: Mapping[str, Any]) -> Tensor:
         """Move quantiles (batch, step, quantile) to the library's advancing frame, (batch, quantile, step)."""
         targets = None if inputs["role_ids"] is None else inputs["role_ids"] == TARGET
-        return self.native._refine_block(quantiles, inputs["inputs"], inputs["observed"], targets).transpose(1, 2)
+        return self.native._refine_block(
+            quantiles, inputs["inputs"], inputs["observed"], targets
+        ).transpose(1, 2)
 
     @rows_apart
-    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
+    ) -> Prediction:
         """Run ``TimestralForecaster.forecast``; it gives no forecast of covariates, which are NaN."""
-        options = {"symmetric_averaging": self.clampsym, "clip_nonnegative": self.clampsym}
-        forecast = self.native.forecast(prediction_length=horizon, **self._native_input(batch, horizon), **options)
-        quantiles = _common.with_covariates(forecast.quantiles.cpu().flatten(0, 1), batch.roles[: batch.n_variates], 0)
+        options = {
+            "symmetric_averaging": self.clampsym,
+            "clip_nonnegative": self.clampsym,
+        }
+        forecast = self.native.forecast(
+            prediction_length=horizon, **self._native_input(batch, horizon), **options
+        )
+        quantiles = _common.with_covariates(
+            forecast.quantiles.cpu().flatten(0, 1), batch.roles[: batch.n_variates], 0
+        )
         return self.at(quantiles, levels)
 
 
 def _wrap(native: Any) -> Any:
     """Build the library's forecaster around a model."""
-    return require(NAME).TimestralForecaster(native) if isinstance(native, torch.nn.Module) else native
+    return (
+        require(NAME).TimestralForecaster(native)
+        if isinstance(native, torch.nn.Module)
+        else native
+    )
 
 
 def _model(config: Mapping[str, Any]) -> Any:
-    return require(NAME).TimestralModel(require(NAME).TimestralConfig.from_dict(dict(config)))
+    return require(NAME).TimestralModel(
+        require(NAME).TimestralConfig.from_dict(dict(config))
+    )
 
 
-def _native(*sizes: Any, schedule: tuple[str, ...] = ("time", "time", "time", "time_variate")) -> Any:
+def _native(
+    *sizes: Any, schedule: tuple[str, ...] = ("time", "time", "time", "time_variate")
+) -> Any:
     names = "patch_size context_length block_size num_heads block_schedule d_model mlp_hidden_dim quantile_knots"
     config = dict(zip(names.split(), sizes, strict=True))
     config["block_schedule"] = schedule * config["block_schedule"]
@@ -243,14 +363,28 @@ ARCHITECTURE = Architecture(
     claims=lambda config: "block_schedule" in config and "quantile_knots" in config,
     classes=("TimestralForecaster", "TimestralModel"),
     keys=KEYS,
-    open=lambda folder, dtype, device: _wrap(require(NAME).load_model(folder, device=device, dtype=dtype)),
+    open=lambda folder, dtype, device: _wrap(
+        require(NAME).load_model(folder, device=device, dtype=dtype)
+    ),
     blank=_model,
     adapter=TimestralAdapter,
     wrap=_wrap,
-    tiny=lambda: _native(4, 56, 3, 4, 1, 32, 48, DECILES, schedule=("variate_time", "time", "time_variate")),
+    tiny=lambda: _native(
+        4,
+        56,
+        3,
+        4,
+        1,
+        32,
+        48,
+        DECILES,
+        schedule=("variate_time", "time", "time_variate"),
+    ),
     build=lambda size: _native(32, 32768, 32, *SIZES[size], LEVELS),
     notes="forecasts run without the library's averaging over x and -x and its clipping at 0 unless "
     "lens.adapter.clampsym = True",
-    save=lambda native, folder: write_checkpoint(native.model, native.config.to_dict(), folder),
+    save=lambda native, folder: write_checkpoint(
+        native.model, native.config.to_dict(), folder
+    ),
     extra=NAME,
 )

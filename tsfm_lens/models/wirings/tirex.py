@@ -14,14 +14,28 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Branch, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import DECILES, Adapter
-from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
+from tsfm_lens.models.architecture import (
+    Architecture,
+    Encoded,
+    Levels,
+    Prediction,
+    rows_apart,
+)
 from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _common
-from tsfm_lens.models.wirings._common import keys, mlp_row, spread_weights, write_checkpoint
+from tsfm_lens.models.wirings._common import (
+    keys,
+    mlp_row,
+    spread_weights,
+    write_checkpoint,
+)
 
 NAME = "tirex"
 BLOCKS = "embedding_dim num_heads ffn_proj_factor num_states num_gates num_blocks"
-MODEL = keys("input_patch_size output_patch_size quantiles input_ff_dim", block_kwargs=keys(BLOCKS))
+MODEL = keys(
+    "input_patch_size output_patch_size quantiles input_ff_dim",
+    block_kwargs=keys(BLOCKS),
+)
 KEYS = keys("train_ctx_len", model_config=MODEL)
 SIZES = {"35m": (32, 512, 4, 12, 2048, 2048)}
 
@@ -30,9 +44,18 @@ def _wiring(model: Any) -> Wiring:
     slstm = Branch("slstm", Site("slstm_layer"), Site("", "in"), norm="norm_slstm")
     gate = Projection("ffn.proj_up", "d_mlp")
     mlp = mlp_row(
-        "ffn", "norm_ffn", ("ffn.proj_up_gate", "ffn.proj_down"), "silu", gate=gate, norm="norm_ffn", aside=True
+        "ffn",
+        "norm_ffn",
+        ("ffn.proj_up_gate", "ffn.proj_down"),
+        "silu",
+        gate=gate,
+        norm="norm_ffn",
+        aside=True,
     )
-    width, hidden = model.out_norm.weight.shape[0], model.blocks[0].ffn.proj_down.in_features
+    width, hidden = (
+        model.out_norm.weight.shape[0],
+        model.blocks[0].ffn.proj_down.in_features,
+    )
     stack = Stack(
         "",
         "blocks",
@@ -66,7 +89,10 @@ class TirexAdapter(Adapter):
         self.native = self.model = native
         config = native.config
         self.levels = tuple(config.quantiles)
-        self.context_length, self.prediction_length = int(config.train_ctx_len), int(config.output_patch_size)
+        self.context_length, self.prediction_length = (
+            int(config.train_ctx_len),
+            int(config.output_patch_size),
+        )
         self.wiring = _wiring(native)
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
@@ -75,34 +101,54 @@ class TirexAdapter(Adapter):
         tokens, state = self.model.tokenizer.input_transform(context)
         observed = torch.isnan(tokens).logical_not().to(tokens.dtype)
         values = torch.nan_to_num(tokens, nan=self.model.config.nan_mask_value)
-        inputs = {"tokens": torch.cat((values, observed), dim=2), "loc": state.loc[:, 0], "scale": state.scale[:, 0]}
+        inputs = {
+            "tokens": torch.cat((values, observed), dim=2),
+            "loc": state.loc[:, 0],
+            "scale": state.scale[:, 0],
+        }
         width = self.prediction_length
-        spans = {"": TokenSpans.patches(-self.context_length, self.context_length // width, width)}
+        spans = {
+            "": TokenSpans.patches(
+                -self.context_length, self.context_length // width, width
+            )
+        }
         return Encoded(inputs, spans, inputs["loc"], inputs["scale"], batch)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute quantiles in data units, (batch, quantile, step)."""
-        return self._in_data_units(self.model._forward_model(inputs["tokens"]), inputs["loc"], inputs["scale"])
+        return self._in_data_units(
+            self.model._forward_model(inputs["tokens"]), inputs["loc"], inputs["scale"]
+        )
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute quantiles in data units, (…, batch, quantile, step)."""
-        return self._in_data_units(self.model.output_patch_embedding(normalized), encoded.loc, encoded.scale)
+        return self._in_data_units(
+            self.model.output_patch_embedding(normalized), encoded.loc, encoded.scale
+        )
 
     def _in_data_units(self, raw: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         """Turn (…, batch, pos, quantile and step) into the last token's (…, batch, quantile, step)."""
-        ahead = raw[..., -1, :].unflatten(-1, (len(self.levels), self.prediction_length))
+        ahead = raw[..., -1, :].unflatten(
+            -1, (len(self.levels), self.prediction_length)
+        )
         return ahead * scale[:, None, None] + loc[:, None, None]
 
     @rows_apart
-    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
+    ) -> Prediction:
         """Run ``TiRexZero.forecast``."""
         context = _common.padded(batch, max(batch.lengths))
-        quantiles, _ = self.native.forecast(context, prediction_length=horizon, batch_size=max(1, len(batch)))
+        quantiles, _ = self.native.forecast(
+            context, prediction_length=horizon, batch_size=max(1, len(batch))
+        )
         return self.at(quantiles, levels)
 
 
 def _built(config: Mapping[str, Any]) -> Any:
-    return require(NAME, "tirex.models.tirex").TiRexZero("torch", **_common.copied(config))
+    return require(NAME, "tirex.models.tirex").TiRexZero(
+        "torch", **_common.copied(config)
+    )
 
 
 def _config(native: Any) -> dict[str, Any]:
@@ -111,11 +157,27 @@ def _config(native: Any) -> dict[str, Any]:
     return {"train_ctx_len": own.pop("train_ctx_len"), "model_config": own}
 
 
-def _native(patch: int, width: int, n_heads: int, n_blocks: int, hidden: int, context: int) -> Any:
-    blocks = {"embedding_dim": width, "num_heads": n_heads, "ffn_proj_factor": 2.6667, "num_blocks": n_blocks}
-    model = {"input_patch_size": patch, "output_patch_size": patch, "quantiles": list(DECILES)}
-    config = {"model_config": model | {"block_kwargs": blocks, "input_ff_dim": hidden}, "train_ctx_len": context}
-    return spread_weights(_built(config), {"group_norm": 0.2, "_recurrent_kernel_": 0.5, "_bias_": 0.1})
+def _native(
+    patch: int, width: int, n_heads: int, n_blocks: int, hidden: int, context: int
+) -> Any:
+    blocks = {
+        "embedding_dim": width,
+        "num_heads": n_heads,
+        "ffn_proj_factor": 2.6667,
+        "num_blocks": n_blocks,
+    }
+    model = {
+        "input_patch_size": patch,
+        "output_patch_size": patch,
+        "quantiles": list(DECILES),
+    }
+    config = {
+        "model_config": model | {"block_kwargs": blocks, "input_ff_dim": hidden},
+        "train_ctx_len": context,
+    }
+    return spread_weights(
+        _built(config), {"group_norm": 0.2, "_recurrent_kernel_": 0.5, "_bias_": 0.1}
+    )
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
@@ -127,7 +189,9 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
 ARCHITECTURE = Architecture(
     title="TiRex",
     published=dict.fromkeys(SIZES, "NX-AI/TiRex"),
-    claims=lambda config: "train_ctx_len" in config and "block_kwargs" in config.get("model_config", {}),
+    claims=lambda config: (
+        "train_ctx_len" in config and "block_kwargs" in config.get("model_config", {})
+    ),
     classes=("TiRexZero",),
     keys=KEYS,
     open=_open,

@@ -13,7 +13,13 @@ from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import Adapter
-from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
+from tsfm_lens.models.architecture import (
+    Architecture,
+    Encoded,
+    Levels,
+    Prediction,
+    rows_apart,
+)
 from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _common
 from tsfm_lens.models.wirings._common import (
@@ -47,8 +53,12 @@ def _attention(*, across: bool) -> Attention:
         stream=STREAM,
         z_layout="series variate pos (head d_head)",
         over="variate" if across else "time",
-        qkv_layout="(series pos) head variate d_head" if across else "(series variate) head pos d_head",
-        x_layout="(series pos) variate d_model" if across else "(series variate) pos d_model",
+        qkv_layout="(series pos) head variate d_head"
+        if across
+        else "(series variate) head pos d_head",
+        x_layout="(series pos) variate d_model"
+        if across
+        else "(series variate) pos d_model",
         norm="norm1",
     )
 
@@ -57,11 +67,26 @@ def _wiring(model: Any) -> Wiring:
     layers = model.transformer.layers
     # both halves of the gated layer, the one that goes through the activation first
     first, gate = (Projection("mlp.0", "(part d_mlp)", part, 2) for part in range(2))
-    others: dict[str, Any] = {"first": first, "gate": gate, "norm": "norm2", "aside": True}
+    others: dict[str, Any] = {
+        "first": first,
+        "gate": gate,
+        "norm": "norm2",
+        "aside": True,
+    }
     mlp = mlp_row("mlp", "norm2", ("mlp.0", "mlp.2"), "silu", stream=STREAM, **others)
-    across = {index for index, layer in enumerate(layers) if layer.attention_axis.name == "SPACE"}
+    across = {
+        index
+        for index, layer in enumerate(layers)
+        if layer.attention_axis.name == "SPACE"
+    }
     n_heads = layers[0].num_heads
-    sizes = (len(layers), n_heads, model.embed_dim, model.embed_dim // n_heads, layers[0].mlp[2].in_features)
+    sizes = (
+        len(layers),
+        n_heads,
+        model.embed_dim,
+        model.embed_dim // n_heads,
+        layers[0].mlp[2].in_features,
+    )
     stack = Stack(
         "",
         "transformer.layers",
@@ -106,7 +131,11 @@ class TotoAdapter(Adapter):
 
     def __init__(self, native: Any) -> None:
         self.native = native
-        self.model = getattr(native, "model", native) if not hasattr(native, "patch_embed") else native
+        self.model = (
+            getattr(native, "model", native)
+            if not hasattr(native, "patch_embed")
+            else native
+        )
         if self.model.fusion is not None:
             raise WiringError(
                 "this Toto was fine-tuned with labels of exogenous variates, which the wiring does not know"
@@ -127,7 +156,9 @@ class TotoAdapter(Adapter):
         )
         loc, scale = (part[..., -patch:].flatten(0, 1) for part in (loc, scale))
         spans = {"": TokenSpans.patches(-length, length // patch, patch)}
-        return Encoded(inputs, spans, loc[:, -1], scale[:, -1], batch, items=len(inputs["inputs"]))
+        return Encoded(
+            inputs, spans, loc[:, -1], scale[:, -1], batch, items=len(inputs["inputs"])
+        )
 
     def _native_input(self, batch: SeriesBatch) -> dict[str, Any]:
         patch = self.prediction_length
@@ -135,7 +166,11 @@ class TotoAdapter(Adapter):
         values = _common.by_item(batch, length).to(self.device)
         is_value = ~torch.isnan(values)
         values = torch.where(is_value, values, 0.0)
-        inputs = {"inputs": values, "input_padding_mask": is_value, "id_mask": torch.zeros_like(values)}
+        inputs = {
+            "inputs": values,
+            "input_padding_mask": is_value,
+            "id_mask": torch.zeros_like(values),
+        }
         return {**inputs, "scaling_prefix_length": length}
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
@@ -149,15 +184,23 @@ class TotoAdapter(Adapter):
         """Compute the mean in data units, (…, batch, 1, step)."""
         flat = self.model.unembed(normalized[..., -1, :])
         per_step = flat.unflatten(-1, (self.prediction_length, self.model.embed_dim))
-        return encoded.in_data_units(self.model.output_distribution(per_step).mean[..., None, :])
+        return encoded.in_data_units(
+            self.model.output_distribution(per_step).mean[..., None, :]
+        )
 
     @rows_apart
-    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
+    ) -> Prediction:
         """Draw all sample paths in one batch of ``TotoForecaster.forecast``, and take their empirical quantiles."""
         inputs = self._native_input(batch)
         series = inputs["inputs"]
-        future = _common.by_role(batch, 1, horizon).get("known", series.new_empty(len(series), 0, 1))[..., 1:]
-        inputs_of_forecaster = require("toto", "toto.data.util.dataset").MaskedTimeseries(
+        future = _common.by_role(batch, 1, horizon).get(
+            "known", series.new_empty(len(series), 0, 1)
+        )[..., 1:]
+        inputs_of_forecaster = require(
+            "toto", "toto.data.util.dataset"
+        ).MaskedTimeseries(
             series,
             inputs["input_padding_mask"],
             inputs["id_mask"],
@@ -166,7 +209,9 @@ class TotoAdapter(Adapter):
             future.shape[1],
         )
         draws = self.samples if num_samples is None else num_samples
-        forecaster = require("toto", "toto.inference.forecaster").TotoForecaster(self.model)
+        forecaster = require("toto", "toto.inference.forecaster").TotoForecaster(
+            self.model
+        )
         forecast = forecaster.forecast(
             inputs_of_forecaster,
             prediction_length=horizon,
@@ -174,9 +219,13 @@ class TotoAdapter(Adapter):
             samples_per_batch=draws,
             future_exogenous_variables=future.to(series) if future.shape[1] else None,
         )
-        return self.of_paths(forecast.samples.flatten(0, 1).permute(0, 2, 1).cpu(), levels)
+        return self.of_paths(
+            forecast.samples.flatten(0, 1).permute(0, 2, 1).cpu(), levels
+        )
 
-    def joined(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def joined(
+        self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Join the arguments of all passes of a rollout to those of one pass without a cache."""
         # the library hands the whole series to every pass and skips what the cache holds
         return (), {**calls[-1][1], "kv_cache": None}
@@ -186,7 +235,15 @@ def _toto() -> Any:
     return require("toto", "toto.model.toto").Toto
 
 
-def _native(patch: int, width: int, layers: int, heads: int, hidden: int, every: int, components: int) -> Any:
+def _native(
+    patch: int,
+    width: int,
+    layers: int,
+    heads: int,
+    hidden: int,
+    every: int,
+    components: int,
+) -> Any:
     config = {
         "patch_size": patch,
         "stride": patch,
@@ -199,7 +256,9 @@ def _native(patch: int, width: int, layers: int, heads: int, hidden: int, every:
         "dropout": 0.1,
         "spacewise_first": False,
         "scaler_cls": "<class 'model.scaler.CausalPatchStdMeanScaler'>",
-        "output_distribution_classes": ["<class 'model.distribution.MixtureOfStudentTsOutput'>"],
+        "output_distribution_classes": [
+            "<class 'model.distribution.MixtureOfStudentTsOutput'>"
+        ],
         "use_memory_efficient_attention": False,
         "stabilize_with_global": True,
         "scale_factor_exponent": 10.0,
@@ -212,13 +271,21 @@ def _native(patch: int, width: int, layers: int, heads: int, hidden: int, every:
 ARCHITECTURE = Architecture(
     title="Toto 1.0",
     published={"Open-Base-1.0": "Datadog/Toto-Open-Base-1.0"},
-    claims=lambda config: "spacewise_every_n_layers" in config and "embed_dim" in config,
+    claims=lambda config: (
+        "spacewise_every_n_layers" in config and "embed_dim" in config
+    ),
     classes=("Toto", "TotoBackbone", "TotoForecaster"),
     keys=KEYS,
     open=lambda folder, dtype, device: (
-        _toto().from_pretrained(folder, map_location=device, use_memory_efficient_attention=False).to(device, dtype)
+        _toto()
+        .from_pretrained(
+            folder, map_location=device, use_memory_efficient_attention=False
+        )
+        .to(device, dtype)
     ),
-    blank=lambda config: _toto()(**{**copied(config), "use_memory_efficient_attention": False}),
+    blank=lambda config: _toto()(
+        **{**copied(config), "use_memory_efficient_attention": False}
+    ),
     # the names under xformers, and frequencies that the library computes whatever the file says
     renamed={".mlp.0.w12.": ".mlp.0.", ".mlp.0.w3.": ".mlp.2."},
     computed=("rotary_emb.freqs", "rotary_emb.scale"),

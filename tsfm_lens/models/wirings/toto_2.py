@@ -14,10 +14,23 @@ from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mix, Mlp, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import DECILES, Adapter
-from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
+from tsfm_lens.models.architecture import (
+    Architecture,
+    Encoded,
+    Levels,
+    Prediction,
+    rows_apart,
+)
 from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _common
-from tsfm_lens.models.wirings._common import attention_row, fused, keys, mlp_row, spread_weights, write_checkpoint
+from tsfm_lens.models.wirings._common import (
+    attention_row,
+    fused,
+    keys,
+    mlp_row,
+    spread_weights,
+    write_checkpoint,
+)
 
 NAME = "toto-2"
 KEYS = keys(
@@ -48,7 +61,10 @@ def _mix(tau: str) -> Mix:
 
 def _rows(config: Any, *, across: bool) -> tuple[Attention, Mlp]:
     # a unit-scaled layer divides by the root of its fan-in
-    inner, out = config.d_model**-0.5, Projection("attn.out_proj", gain=(config.v_dim * config.num_heads) ** -0.5)
+    inner, out = (
+        config.d_model**-0.5,
+        Projection("attn.out_proj", gain=(config.v_dim * config.num_heads) ** -0.5),
+    )
     stream = "(series pos) variate d_model" if across else "batch pos d_model"
     attention = attention_row(
         "attn",
@@ -57,12 +73,16 @@ def _rows(config: Any, *, across: bool) -> tuple[Attention, Mlp]:
         stream=stream,
         z_layout=stream.replace("d_model", "(head d_head)"),
         over="variate" if across else "time",
-        qkv_layout="(series pos) head variate d_head" if across else "batch head pos d_head",
+        qkv_layout="(series pos) head variate d_head"
+        if across
+        else "batch head pos d_head",
         norm="norm1",
         mix=_mix("attn_tau"),
     )
     # both halves of the gated layer; the second goes through the activation
-    gate, first = (Projection("ffn.fc1", "(part d_mlp)", part, 2, inner) for part in range(2))
+    gate, first = (
+        Projection("ffn.fc1", "(part d_mlp)", part, 2, inner) for part in range(2)
+    )
     others: dict[str, Any] = {
         "first": first,
         "gate": gate,
@@ -70,14 +90,32 @@ def _rows(config: Any, *, across: bool) -> tuple[Attention, Mlp]:
         "norm": "norm2",
         "mix": _mix("mlp_tau"),
     }
-    mlp = mlp_row("ffn", "norm2", ("ffn.fc1", "ffn.fc2"), "silu", stream=stream, aside=True, **others)
+    mlp = mlp_row(
+        "ffn",
+        "norm2",
+        ("ffn.fc1", "ffn.fc2"),
+        "silu",
+        stream=stream,
+        aside=True,
+        **others,
+    )
     return attention, mlp
 
 
 def _wiring(model: Any) -> Wiring:
     config = model.config
-    across = [layer for layer in range(config.num_layers) if model.transformer._if_variate_layer(layer)]
-    sizes = (config.num_layers, config.num_heads, config.d_model, config.v_dim, config.d_ff)
+    across = [
+        layer
+        for layer in range(config.num_layers)
+        if model.transformer._if_variate_layer(layer)
+    ]
+    sizes = (
+        config.num_layers,
+        config.num_heads,
+        config.d_model,
+        config.v_dim,
+        config.d_ff,
+    )
     stack = Stack(
         "",
         "transformer.layers",
@@ -122,7 +160,11 @@ class Toto2Adapter(Adapter):
     def __init__(self, native: Any) -> None:
         self.native = self.model = native
         config = native.config
-        if config.num_groups != config.num_heads or config.qk_dim != config.v_dim or config.qk_norm_include_weight:
+        if (
+            config.num_groups != config.num_heads
+            or config.qk_dim != config.v_dim
+            or config.qk_norm_include_weight
+        ):
             raise WiringError(
                 f"this Toto 2 has {config.num_heads} heads in {config.num_groups} groups, qk_dim {config.qk_dim} and "
                 f"v_dim {config.v_dim}; the wiring describes models without grouping and with equal sizes"
@@ -135,17 +177,26 @@ class Toto2Adapter(Adapter):
         """Stack items with their variates, followed by empty patches to predict."""
         steps = self.prediction_length if horizon is None else horizon
         native = self._native_input(batch)
-        values, mask, ids, _ = self.model._prepare_forecast_inputs(native, -(-steps // self.patch))
+        values, mask, ids, _ = self.model._prepare_forecast_inputs(
+            native, -(-steps // self.patch)
+        )
         n_future = (values.shape[-1] - native["target"].shape[-1]) // self.patch
         empty = torch.ones_like(mask)
         empty[..., -n_future * self.patch :] = False
-        inputs = {"target": values, "target_mask": mask | ~empty, "cpm_mask": empty, "series_ids": ids}
+        inputs = {
+            "target": values,
+            "target_mask": mask | ~empty,
+            "cpm_mask": empty,
+            "series_ids": ids,
+        }
         _, loc, scale = self.model.scaler(values, mask)
         loc, scale = (part[..., -1].flatten(0, 1) for part in (loc, scale))
         length = native["target"].shape[-1]
         spans = TokenSpans.patches(-length, length // self.patch + n_future, self.patch)
         inputs |= {"loc": loc, "scale": scale, "n_future": n_future}
-        return Encoded(inputs, {"": spans}, loc, scale, batch, horizon=steps, items=len(values))
+        return Encoded(
+            inputs, {"": spans}, loc, scale, batch, horizon=steps, items=len(values)
+        )
 
     def _native_input(self, batch: SeriesBatch) -> dict[str, Tensor]:
         """Make the arguments of ``forecast``; gaps are carried forward, as it counts the last patch as observed."""
@@ -155,31 +206,54 @@ class Toto2Adapter(Adapter):
         is_value = ~torch.isnan(values)
         if not bool(is_value.all()):
             impute = require("toto2", "toto2.model").ffill_imputation
-            values = torch.stack([torch.as_tensor(impute(item.numpy())) for item in values])
+            values = torch.stack(
+                [torch.as_tensor(impute(item.numpy())) for item in values]
+            )
         ids = torch.zeros(values.shape[:2], dtype=torch.long)
-        parts = {"target": values[..., -length:], "target_mask": is_value[..., -length:], "series_ids": ids}
+        parts = {
+            "target": values[..., -length:],
+            "target_mask": is_value[..., -length:],
+            "series_ids": ids,
+        }
         return {name: part.to(self.device) for name, part in parts.items()}
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute quantiles in data units, (batch, quantile, step), in whole patches."""
-        native = {name: inputs[name] for name in ("target", "target_mask", "cpm_mask", "series_ids")}
+        native = {
+            name: inputs[name]
+            for name in ("target", "target_mask", "cpm_mask", "series_ids")
+        }
         quantiles = self.model(**native).quantiles.flatten(1, 2)
-        return self._in_data_units(quantiles, inputs["n_future"], inputs["loc"], inputs["scale"])
+        return self._in_data_units(
+            quantiles, inputs["n_future"], inputs["loc"], inputs["scale"]
+        )
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute quantiles in data units, (…, batch, quantile, step)."""
         quantiles = self.model.output_head(normalized, q=None)
-        return self._in_data_units(quantiles, encoded.inputs["n_future"], encoded.loc, encoded.scale)
+        return self._in_data_units(
+            quantiles, encoded.inputs["n_future"], encoded.loc, encoded.scale
+        )
 
-    def _in_data_units(self, raw: Tensor, n_future: int, loc: Tensor, scale: Tensor) -> Tensor:
+    def _in_data_units(
+        self, raw: Tensor, n_future: int, loc: Tensor, scale: Tensor
+    ) -> Tensor:
         """Turn (quantile, …, batch, pos, patch) into sorted (…, batch, quantile, step), each token's next patch."""
         ahead = raw[..., -(n_future + 1) : -1, :].flatten(-2).movedim(0, -2)
-        return (ahead.sinh() * scale[:, None, None] + loc[:, None, None]).sort(dim=-2).values
+        return (
+            (ahead.sinh() * scale[:, None, None] + loc[:, None, None])
+            .sort(dim=-2)
+            .values
+        )
 
     @rows_apart
-    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
+    ) -> Prediction:
         """Run ``Toto2Model.forecast``."""
-        levels_by_variate = self.model.forecast(self._native_input(batch), horizon=horizon)
+        levels_by_variate = self.model.forecast(
+            self._native_input(batch), horizon=horizon
+        )
         quantiles = levels_by_variate.cpu().flatten(1, 2).permute(1, 2, 0)
         return self.at(quantiles, levels)
 
@@ -189,8 +263,15 @@ def _library() -> Any:
     return require("toto2")
 
 
-def _native(patch: int, d_model: int, d_ff: int, n_heads: int, n_layers: int, d_head: int) -> Any:
-    flags = {"attn_bias": True, "qk_norm": False, "qk_norm_include_weight": False, "per_dim_scale": True}
+def _native(
+    patch: int, d_model: int, d_ff: int, n_heads: int, n_layers: int, d_head: int
+) -> Any:
+    flags = {
+        "attn_bias": True,
+        "qk_norm": False,
+        "qk_norm_include_weight": False,
+        "per_dim_scale": True,
+    }
     config = _library().configuration.Toto2ModelConfig(
         patch_size=patch,
         d_model=d_model,
@@ -210,7 +291,11 @@ def _native(patch: int, d_model: int, d_ff: int, n_heads: int, n_layers: int, d_
         residual_attn_ratio=5.136215466577748,
     )
     # readouts divide by their whole fan-in, so their weights are larger
-    gains = {"attn.in_proj": 2.0, "proj.linear2.weight": 3.0, "proj.skip_proj.weight": 3.0}
+    gains = {
+        "attn.in_proj": 2.0,
+        "proj.linear2.weight": 3.0,
+        "proj.skip_proj.weight": 3.0,
+    }
     return spread_weights(_library().Toto2Model(config), gains, unit_scaled=True)
 
 
@@ -221,12 +306,18 @@ ARCHITECTURE = Architecture(
     classes=("Toto2Model",),
     keys=KEYS,
     open=lambda folder, dtype, device: (
-        _library().Toto2Model.from_pretrained(folder, map_location=device).to(device, dtype)
+        _library()
+        .Toto2Model.from_pretrained(folder, map_location=device)
+        .to(device, dtype)
     ),
-    blank=lambda config: _library().Toto2Model(_library().configuration.Toto2ModelConfig(**config)),
+    blank=lambda config: _library().Toto2Model(
+        _library().configuration.Toto2ModelConfig(**config)
+    ),
     adapter=Toto2Adapter,
     tiny=lambda: _native(8, 40, 48, 4, 4, 8),
     build=lambda size: _native(32, *SIZES[size], 64),
-    save=lambda native, folder: write_checkpoint(native, dataclasses.asdict(native.config), folder),
+    save=lambda native, folder: write_checkpoint(
+        native, dataclasses.asdict(native.config), folder
+    ),
     extra="toto2",
 )

@@ -12,7 +12,13 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Branch, Site, Stack, Wiring
 from tsfm_lens.models.adapter import Adapter
-from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
+from tsfm_lens.models.architecture import (
+    Architecture,
+    Encoded,
+    Levels,
+    Prediction,
+    rows_apart,
+)
 from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _common
 from tsfm_lens.models.wirings._common import keys, spread_weights
@@ -54,7 +60,11 @@ VALUES = {
     "use_decoder": True,
     "norm_mlp": "LayerNorm",
 }
-SIZES = {"512-96": (512, 64, 192, 2, 128), "1024-96": (1024, 128, 384, 2, 256), "1536-96": (1536, 128, 384, 3, 256)}
+SIZES = {
+    "512-96": (512, 64, 192, 2, 128),
+    "1024-96": (1024, 128, 384, 2, 256),
+    "1536-96": (1536, 128, 384, 3, 256),
+}
 
 
 def _rows(layer: Any) -> tuple[Branch, ...]:
@@ -63,35 +73,63 @@ def _rows(layer: Any) -> tuple[Branch, ...]:
     if layer.num_patches > 1:
         rows.insert(0, ("time_mix", "patch_mixer", "series variate d_model pos"))
     if layer.mode == "mix_channel":
-        rows.insert(0, ("channel_mix", "channel_feature_mixer", "series d_model pos variate"))
+        rows.insert(
+            0, ("channel_mix", "channel_feature_mixer", "series d_model pos variate")
+        )
     branches = []
     for kind, path, layout in rows:
-        gated = kind != "channel_mix" and hasattr(layer.get_submodule(path), "gating_block")
+        gated = kind != "channel_mix" and hasattr(
+            layer.get_submodule(path), "gating_block"
+        )
         write = Site(f"{path}.gating_block" if gated else f"{path}.mlp", layout=layout)
-        branches.append(Branch(kind, write, Site(path, "in", 0, STREAM), norm=f"{path}.norm.norm"))
+        branches.append(
+            Branch(kind, write, Site(path, "in", 0, STREAM), norm=f"{path}.norm.norm")
+        )
     return tuple(branches)
 
 
 def _stacks(model: Any) -> tuple[Stack, ...]:
     """Describe each level, whose stream holds the same numbers in more and narrower tokens, and the decoder."""
     stacks: list[Stack] = []
-    encoder, decoder = "backbone.encoder.mlp_mixer_encoder.mixers", "decoder.decoder_block.mixers"
+    encoder, decoder = (
+        "backbone.encoder.mlp_mixer_encoder.mixers",
+        "decoder.decoder_block.mixers",
+    )
     for home in (encoder, decoder):
         mixers = model.get_submodule(home)
         name = "decoder" if home == decoder else "encoder"
         levels = [(name, home, mixers)]
         if hasattr(mixers[0], "mixer_layers"):
             levels = [
-                (f"{name}_level{each.adapt_patch_level}", f"{home}.{index}.mixer_layers", each.mixer_layers)
+                (
+                    f"{name}_level{each.adapt_patch_level}",
+                    f"{home}.{index}.mixer_layers",
+                    each.mixer_layers,
+                )
                 for index, each in enumerate(mixers)
             ]
         for level, path, layers in levels:
             width = layers[0].feature_mixer.mlp.fc1.in_features
-            upstream = ("decoder.adapter",) if name == "decoder" and model.decoder.adapter is not None else ()
+            upstream = (
+                ("decoder.adapter",)
+                if name == "decoder" and model.decoder.adapter is not None
+                else ()
+            )
             upstream = upstream if stacks else ("backbone.encoder.patcher",)
             rows = _rows(layers[0])
             stacks.append(
-                Stack(level, path, len(layers), 0, width, 0, 0, rows, upstream=upstream, follows=bool(stacks))
+                Stack(
+                    level,
+                    path,
+                    len(layers),
+                    0,
+                    width,
+                    0,
+                    0,
+                    rows,
+                    upstream=upstream,
+                    follows=bool(stacks),
+                )
             )
     return tuple(stacks)
 
@@ -112,7 +150,9 @@ class TtmAdapter(Adapter):
         self.native = self.model = native
         config = native.config
         self.context_length = int(config.context_length)
-        self.prediction_length = int(config.prediction_filter_length or config.prediction_length)
+        self.prediction_length = int(
+            config.prediction_filter_length or config.prediction_length
+        )
         self.patch = int(config.patch_length)
         if "mix_channel" in (config.mode, config.decoder_mode):
             self.multivariate, self.n_variates = True, int(config.num_input_channels)
@@ -145,26 +185,46 @@ class TtmAdapter(Adapter):
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute the forecast in data units, (batch, 1, step)."""
-        return self.model(**inputs, return_loss=False).prediction_outputs.transpose(1, 2).flatten(0, 1)[:, None]
+        return (
+            self.model(**inputs, return_loss=False)
+            .prediction_outputs.transpose(1, 2)
+            .flatten(0, 1)[:, None]
+        )
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute the forecast in data units, (…, batch, 1, step)."""
-        raw = self.model.head.base_forecast_block(normalized.flatten(-2))[..., None, : self.prediction_length]
+        raw = self.model.head.base_forecast_block(normalized.flatten(-2))[
+            ..., None, : self.prediction_length
+        ]
         return encoded.in_data_units(raw)
 
     @rows_apart
-    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
+    ) -> Prediction:
         """Run the model's own forward."""
         with torch.no_grad():
-            output = self.native(**self.encode(batch).inputs, return_loss=False).prediction_outputs
-        return self.at(output.transpose(1, 2).flatten(0, 1)[:, :horizon, None].cpu(), levels)
+            output = self.native(
+                **self.encode(batch).inputs, return_loss=False
+            ).prediction_outputs
+        return self.at(
+            output.transpose(1, 2).flatten(0, 1)[:, :horizon, None].cpu(), levels
+        )
 
 
 def _library() -> Any:
     return require(NAME, "tsfm_public.models.tinytimemixer")
 
 
-def _native(context: int, patch: int, width: int, layers: int, decoder: int, steps: int = 96, **others: Any) -> Any:
+def _native(
+    context: int,
+    patch: int,
+    width: int,
+    layers: int,
+    decoder: int,
+    steps: int = 96,
+    **others: Any,
+) -> Any:
     config = _library().TinyTimeMixerConfig(
         context_length=context,
         prediction_length=steps,
@@ -178,7 +238,9 @@ def _native(context: int, patch: int, width: int, layers: int, decoder: int, ste
         architectures=[MODEL],
         **others,
     )
-    return spread_weights(getattr(_library(), MODEL)(config), {"gating_block": 0.5, "mlp.fc": 1.5})
+    return spread_weights(
+        getattr(_library(), MODEL)(config), {"gating_block": 0.5, "mlp.fc": 1.5}
+    )
 
 
 ARCHITECTURE = Architecture(
@@ -189,9 +251,14 @@ ARCHITECTURE = Architecture(
     keys=KEYS,
     values=VALUES,
     open=lambda folder, dtype, device: (
-        getattr(_library(), MODEL).from_pretrained(folder, dtype=dtype).to(device).eval()
+        getattr(_library(), MODEL)
+        .from_pretrained(folder, dtype=dtype)
+        .to(device)
+        .eval()
     ),
-    blank=lambda config: getattr(_library(), MODEL)(_library().TinyTimeMixerConfig(**config)),
+    blank=lambda config: getattr(_library(), MODEL)(
+        _library().TinyTimeMixerConfig(**config)
+    ),
     adapter=TtmAdapter,
     tiny=lambda: _native(48, 8, 32, 2, 16, 12),
     build=lambda size: _native(*SIZES[size]),

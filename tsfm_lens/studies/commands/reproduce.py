@@ -10,8 +10,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tsfm_lens.cli import completing
-from tsfm_lens.cli.common import Engine, SweepDisplay, Workers, app, emit, show, show_rows
-from tsfm_lens.cli.reading import AsJson, DataIfAny, Horizon, Reading, Samples, Seed, read_data, reads_files
+from tsfm_lens.cli.common import (
+    Engine,
+    SweepDisplay,
+    Workers,
+    app,
+    emit,
+    show,
+    show_rows,
+)
+from tsfm_lens.cli.reading import (
+    AsJson,
+    DataIfAny,
+    Horizon,
+    Reading,
+    Samples,
+    Seed,
+    read_data,
+    reads_files,
+)
 from tsfm_lens.console import echo
 
 if TYPE_CHECKING:
@@ -29,7 +46,11 @@ def _ids() -> list[str]:
 def reproduce(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[ID]", help="Table or figure, such as S3-T5.", autocompletion=completing.among(_ids)),
+        typer.Argument(
+            metavar="[ID]",
+            help="Table or figure, such as S3-T5.",
+            autocompletion=completing.among(_ids),
+        ),
     ] = None,
     model: Annotated[
         list[str] | None,
@@ -51,27 +72,44 @@ def reproduce(
     ] = None,
     horizon: Horizon = None,
     samples: Samples = None,
-    sequences: Annotated[int, typer.Option(min=1, help="Sequences of the repeated-random-tokens test.")] = 64,
+    sequences: Annotated[
+        int, typer.Option(min=1, help="Sequences of the repeated-random-tokens test.")
+    ] = 64,
     seed: Seed = 0,
     seeds: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Seeds of forecasts that a model draws, from --seed on (3); draws of an experiment of no model."
+            min=1,
+            help="Seeds of forecasts that a model draws, from --seed on (3); draws of an experiment of no model.",
         ),
     ] = None,
     store: Annotated[
-        Path | None, typer.Option("--store", "-s", help="Folder of a sweep's results; the id with .store if none.")
+        Path | None,
+        typer.Option(
+            "--store",
+            "-s",
+            help="Folder of a sweep's results; the id with .store if none.",
+        ),
     ] = None,
     gift_eval: Annotated[
-        Path | None, typer.Option(help="Folder of GIFT-Eval; the variable GIFT_EVAL if none, and no --data.")
+        Path | None,
+        typer.Option(
+            help="Folder of GIFT-Eval; the variable GIFT_EVAL if none, and no --data."
+        ),
     ] = None,
     configs: Annotated[
         list[str] | None,
-        typer.Option("--config", metavar="NAME|GLOB", help="Configurations of GIFT-Eval; all of them if none."),
+        typer.Option(
+            "--config",
+            metavar="NAME|GLOB",
+            help="Configurations of GIFT-Eval; all of them if none.",
+        ),
     ] = None,
     engine: Engine = "single",
     workers: Workers = None,
-    list_ids: Annotated[bool, typer.Option("--list", help="Show every id, and what it needs.")] = False,
+    list_ids: Annotated[
+        bool, typer.Option("--list", help="Show every id, and what it needs.")
+    ] = False,
     as_json: AsJson = False,
     *,
     reading: Reading,
@@ -128,9 +166,14 @@ def _list(as_json: bool) -> None:
             "model": item.model or ", ".join(item.models),
             "needs_sweep": item.sweep,
             "measurements": [
-                measurement.kind for measurement in measurements().values() if item.id in measurement.paper
+                measurement.kind
+                for measurement in measurements().values()
+                if item.id in measurement.paper
             ],
-            "values": {value.quantity: {"paper": value.paper, "unit": value.unit} for value in item.values},
+            "values": {
+                value.quantity: {"paper": value.paper, "unit": value.unit}
+                for value in item.values
+            },
             "settings": dict(item.settings),
             "note": item.note,
             "why": item.why,
@@ -140,9 +183,20 @@ def _list(as_json: bool) -> None:
     if as_json:
         echo(json.dumps(facts))
         return
-    needs = [item.why or ("benchmark sweep" if item.sweep else "no model" if item.theory else "") for item in ITEMS]
+    needs = [
+        item.why
+        or ("benchmark sweep" if item.sweep else "no model" if item.theory else "")
+        for item in ITEMS
+    ]
     rows = [
-        [" ".join(item.ids), item.title, str(len(item.values)), row["model"], " ".join(row["measurements"]), need]
+        [
+            " ".join(item.ids),
+            item.title,
+            str(len(item.values)),
+            row["model"],
+            " ".join(row["measurements"]),
+            need,
+        ]
         for item, row, need in zip(ITEMS, facts, needs, strict=True)
     ]
     show_rows(["id", "what", "numbers", "model", "measurement", "needs"], rows)
@@ -151,12 +205,25 @@ def _list(as_json: bool) -> None:
 def _render(result: xr.Dataset) -> None:
     from rich.table import Table
 
-    table = Table(title=result.attrs["title"], title_justify="left", header_style="bold")
-    columns = ["quantity", "paper", "ours", "estimate", "95 % interval", "difference", "unit", "where"]
+    table = Table(
+        title=result.attrs["title"], title_justify="left", header_style="bold"
+    )
+    columns = [
+        "quantity",
+        "paper",
+        "ours",
+        "estimate",
+        "95 % interval",
+        "difference",
+        "unit",
+        "where",
+    ]
     for column in columns:
         table.add_column(column, justify="right" if column in columns[1:-2] else "left")
     reasons: dict[str, None] = {}
-    for row in result.drop_dims("setting").to_dataframe().reset_index().to_dict("records"):
+    for row in (
+        result.drop_dims("setting").to_dataframe().reset_index().to_dict("records")
+    ):
         table.add_row(*_cells(row))
         if row["why"]:
             reasons[f"{row['verdict']}: {row['why']}"] = None
@@ -172,7 +239,9 @@ def _render(result: xr.Dataset) -> None:
         echo(reason)
     if result.sizes["setting"]:
         title = "Settings here, and the paper's where it states them"
-        differences = Table("setting", "paper", "here", title=title, title_justify="left")
+        differences = Table(
+            "setting", "paper", "here", title=title, title_justify="left"
+        )
         names = ("setting", "paper_setting", "our_setting")
         for words in zip(*(result[name].values for name in names), strict=True):
             differences.add_row(*map(str, words))
@@ -193,4 +262,13 @@ def _cells(row: Mapping[Any, Any]) -> list[str]:
     paper = "holds" if unit else ""
     if part_of := row["part_of"]:
         paper, words = "", f"  - {words.removeprefix(part_of + ': ')}"
-    return [words, paper, row["verdict"], estimate, interval, "", row["margin"] or (unit and "claim"), row["where"]]
+    return [
+        words,
+        paper,
+        row["verdict"],
+        estimate,
+        interval,
+        "",
+        row["margin"] or (unit and "claim"),
+        row["where"],
+    ]

@@ -15,13 +15,30 @@ from tsfm_lens.console import echo
 
 @app.command()
 def train(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of a run, see docs/training.md.")],
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CONFIG", help="YAML file of a run, see docs/training.md."
+        ),
+    ],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of the run; the name of the file without .yaml if none.")
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Folder of the run; the name of the file without .yaml if none.",
+        ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's own number if none.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of weights and batches; the file's if none.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in the folder.")
+    ] = False,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads; torch's own number if none.")
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Seed of weights and batches; the file's if none."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a model of the lab: SAMformer, its ablations and baselines, on a file of your own or the toy problem.
@@ -46,7 +63,10 @@ def train(
         echo(f"stopped after step {result['step']}; --resume goes on")
     else:
         parts = [part for part in ("validation", "test") if part in result]
-        rows = [[part, *(f"{result[part][error]:.4f}" for error in ("mse", "mae"))] for part in parts]
+        rows = [
+            [part, *(f"{result[part][error]:.4f}" for error in ("mse", "mae"))]
+            for part in parts
+        ]
         show_rows(["", "MSE", "MAE"], rows)
         echo(
             f"{result['parameters']:,} parameters, {result['epochs']} epochs, the best after {result['best_epoch']}, "

@@ -29,7 +29,10 @@ Threads = Annotated[int, typer.Option(min=1, help="CPU threads")]
 
 RADII = [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0]
 
-_TOY = {"oracle": oracle_loss(512, 70_000), "about": "forecasts that are linear in the window"}
+_TOY = {
+    "oracle": oracle_loss(512, 70_000),
+    "about": "forecasts that are linear in the window",
+}
 
 
 @app.command()
@@ -40,7 +43,9 @@ def toy(out: Out, *, seeds: Seeds = 7, epochs: int = 20, threads: Threads = 1) -
 
 
 @app.command()
-def optimizers(out: Out, *, seeds: Seeds = 7, epochs: int = 20, threads: Threads = 1) -> None:
+def optimizers(
+    out: Out, *, seeds: Seeds = 7, epochs: int = 20, threads: Threads = 1
+) -> None:
     """Train the toy problem by other optimisers (figure 15)."""
     configs = grids.toy_arms(grids.TOY_OPTIMIZERS, epochs=epochs)
     _train(configs, seeds, out, "optimizers", threads, {"epochs": epochs, **_TOY})
@@ -50,9 +55,14 @@ def optimizers(out: Out, *, seeds: Seeds = 7, epochs: int = 20, threads: Threads
 def benchmarks(
     out: Out,
     *,
-    data: Annotated[list[str], typer.Option(metavar="NAME=FILE", help="ETTh1, ETTh2 or exchange; repeatable")],
+    data: Annotated[
+        list[str],
+        typer.Option(metavar="NAME=FILE", help="ETTh1, ETTh2 or exchange; repeatable"),
+    ],
     horizon: Annotated[list[int], typer.Option(help="96, 192, 336 or 720; repeatable")],
-    arm: Annotated[list[str], typer.Option(help="SAMformer, Transformer, …; repeatable")],
+    arm: Annotated[
+        list[str], typer.Option(help="SAMformer, Transformer, …; repeatable")
+    ],
     seeds: Seeds = 5,
     threads: Threads = 1,
 ) -> None:
@@ -61,37 +71,64 @@ def benchmarks(
     for name, file in map(_name_and_file, data):
         for steps in horizon:
             arms = grids.benchmark_arms(file, name, steps)
-            subset = {title: config for title, config in arms.items() if title.split(" ", 2)[2] in arm}
+            subset = {
+                title: config
+                for title, config in arms.items()
+                if title.split(" ", 2)[2] in arm
+            }
             if len(subset) < len(set(arm)):
                 names = ", ".join(title.split(" ", 2)[2] for title in arms)
                 raise InputError(f"arms {', '.join(arm)}; there are {names}")
             configs |= subset
 
     def measured(runs: list[Arm], out: Path) -> xr.Dataset:
-        return xr.merge([gathered(runs, out), ends(runs, out)], combine_attrs="override")
+        return xr.merge(
+            [gathered(runs, out), ends(runs, out)], combine_attrs="override"
+        )
 
-    _train(configs, seeds, out, "benchmarks", threads, {"names": ", ".join(grids.RHO)}, measured)
+    _train(
+        configs,
+        seeds,
+        out,
+        "benchmarks",
+        threads,
+        {"names": ", ".join(grids.RHO)},
+        measured,
+    )
 
 
 @app.command()
 def radii(
     out: Out,
     *,
-    data: Annotated[str, typer.Option(metavar="NAME=FILE", help="ETTh1, ETTh2 or exchange")],
+    data: Annotated[
+        str, typer.Option(metavar="NAME=FILE", help="ETTh1, ETTh2 or exchange")
+    ],
     horizon: Annotated[int, typer.Option(help="96, 192, 336 or 720")] = 96,
-    rho: Annotated[list[float], typer.Option(min=0.0, help="0 is Adam alone; repeatable")] = RADII,
+    rho: Annotated[
+        list[float], typer.Option(min=0.0, help="0 is Adam alone; repeatable")
+    ] = RADII,
     seeds: Seeds = 5,
     threads: Threads = 1,
 ) -> None:
     """SAMformer by the radius ρ of sharpness-aware minimisation (figure 14), from a file of your own."""
     name, file = _name_and_file(data)
-    _train(grids.rho_arms(file, name, horizon, rho), seeds, out, "radii", threads, {"names": name})
+    _train(
+        grids.rho_arms(file, name, horizon, rho),
+        seeds,
+        out,
+        "radii",
+        threads,
+        {"names": name},
+    )
 
 
 def _name_and_file(entry: str) -> tuple[str, str]:
     name, _, file = entry.partition("=")
     if not file:
-        raise InputError(f"{entry!r}; expected the name of a benchmark and its file, as in ETTh1=ETTh1.csv")
+        raise InputError(
+            f"{entry!r}; expected the name of a benchmark and its file, as in ETTh1=ETTh1.csv"
+        )
     return name, file
 
 
@@ -101,7 +138,9 @@ def in_context(
     *,
     seeds: Seeds = 14,
     epochs: int = 4,
-    tokens: Annotated[str, typer.Option(help="pairs, or single as in the paper")] = "pairs",
+    tokens: Annotated[
+        str, typer.Option(help="pairs, or single as in the paper")
+    ] = "pairs",
     threads: Threads = 1,
 ) -> None:
     """Regression in context by the rank of the scores: one head of several ranks, MLR, BTT, 8 heads (S2-F2, S2-F3)."""
@@ -113,7 +152,9 @@ def in_context(
 def widths(out: Out, *, seeds: Seeds = 8, threads: Threads = 1) -> None:
     """Regression in context by width: one head, 8 heads, and 8 heads of BTT (S2-F3a, S2-F11)."""
     configs = grids.in_context_arms(grids.WIDTH_ARMS, widths=grids.WIDTHS)
-    _train(configs, seeds, out, "in_context_widths", threads, {}, grids.in_context_results)
+    _train(
+        configs, seeds, out, "in_context_widths", threads, {}, grids.in_context_results
+    )
 
 
 @app.command()
@@ -126,13 +167,23 @@ def encoders(
     threads: Threads = 1,
 ) -> None:
     """Forecasts of ETTh1 by one encoder with several scoring functions (S2-ETT)."""
-    _train(grids.encoder_arms(data, horizons=horizon), seeds, out, "encoders", threads, {})
+    _train(
+        grids.encoder_arms(data, horizons=horizon), seeds, out, "encoders", threads, {}
+    )
 
 
 @app.command()
 def transfer(out: Out, *, seeds: Seeds = 3, threads: Threads = 1) -> None:
     """Learning rates across three widths, by μP and by the standard parametrisation (S2-F5)."""
-    _train(grids.transfer_arms(), seeds, out, "transfer", threads, {}, grids.transfer_results)
+    _train(
+        grids.transfer_arms(),
+        seeds,
+        out,
+        "transfer",
+        threads,
+        {},
+        grids.transfer_results,
+    )
 
 
 def _train(
@@ -153,7 +204,9 @@ def _train(
     if not run_arms(runs, out, progress=show_progress):
         console().print("stopped; the same command goes on")
         raise typer.Exit(130)
-    record = gather(runs, out).assign_attrs({key: value for key, value in facts.items() if value})
+    record = gather(runs, out).assign_attrs(
+        {key: value for key, value in facts.items() if value}
+    )
     file = out / f"{name}.nc"
     with replacing(file) as part:
         record.to_netcdf(part, engine="scipy")

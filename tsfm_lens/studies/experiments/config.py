@@ -28,7 +28,9 @@ class ModelFields(Strict):
     @classmethod
     def _check_name(cls, name: str) -> str:
         if name not in (*MODELS, *REGRESSORS):
-            raise ValueError(f"there is no model {name!r}; there are {', '.join((*MODELS, *REGRESSORS))}")
+            raise ValueError(
+                f"there is no model {name!r}; there are {', '.join((*MODELS, *REGRESSORS))}"
+            )
         return name
 
 
@@ -59,7 +61,9 @@ class FileData(Strict):
     @classmethod
     def _check_split(cls, split: str) -> str:
         if split not in SPLITS:
-            raise ValueError(f"there is no split {split!r}; there are {', '.join(SPLITS)}")
+            raise ValueError(
+                f"there is no split {split!r}; there are {', '.join(SPLITS)}"
+            )
         return split
 
 
@@ -109,7 +113,9 @@ class WatchFields(Strict):
     """Measures to record during training."""
 
     every: int = Field(default=1, ge=1)
-    measures: tuple[Literal["sharpness", "gradient_noise", "attention"], ...] = ("attention",)
+    measures: tuple[Literal["sharpness", "gradient_noise", "attention"], ...] = (
+        "attention",
+    )
     windows: int = Field(default=64, ge=2)
     snapshots: bool = False
     products: int = Field(default=20, ge=1)
@@ -131,14 +137,26 @@ class TrainConfig(Strict):
         prompts = isinstance(self.data, InContextData)
         # scoring functions make a model of either; the toy's windows and forecasts differ in length
         both = isinstance(self.data, FileData)
-        candidates = (*MODELS, *REGRESSORS) if both else tuple(REGRESSORS) if prompts else tuple(MODELS)
+        candidates = (
+            (*MODELS, *REGRESSORS)
+            if both
+            else tuple(REGRESSORS)
+            if prompts
+            else tuple(MODELS)
+        )
         if self.model.name not in candidates:
             kind = "prompts in context" if prompts else "series"
-            raise ValueError(f"model {self.model.name!r} is not for {kind}; there are {', '.join(candidates)}")
+            raise ValueError(
+                f"model {self.model.name!r} is not for {kind}; there are {', '.join(candidates)}"
+            )
         if self.optimizer.base_width and self.model.name not in REGRESSORS:
-            raise ValueError(f"base_width is for models of structured scores, {', '.join(REGRESSORS)}")
+            raise ValueError(
+                f"base_width is for models of structured scores, {', '.join(REGRESSORS)}"
+            )
         if prompts and self.watch is not None:
-            raise ValueError("watch looks at models of series alone; leave it out for prompts in context")
+            raise ValueError(
+                "watch looks at models of series alone; leave it out for prompts in context"
+            )
         return self
 
 
@@ -154,16 +172,23 @@ def read_train_config(path: str | Path) -> TrainConfig:
         300
     """
     file = Path(path)
-    content = read_fields(file, "the configuration", "the fields of a training run: model, data, …")
+    content = read_fields(
+        file, "the configuration", "the fields of a training run: model, data, …"
+    )
     data = content.get("data")
     if isinstance(data, dict) and "kind" not in data:
         data = content["data"] = {"kind": "file", **data}
     if isinstance(data, dict) and isinstance(data.get("file"), str):
-        content["data"] = {**data, "file": str(file.parent / Path(data["file"]).expanduser())}
+        content["data"] = {
+            **data,
+            "file": str(file.parent / Path(data["file"]).expanduser()),
+        }
     try:
         return TrainConfig.model_validate(content)
     except ValidationError as error:
-        raise InputError(f"{file}: {complaints(error, 'a training run', _fields_at)}") from error
+        raise InputError(
+            f"{file}: {complaints(error, 'a training run', _fields_at)}"
+        ) from error
 
 
 _PARTS: dict[str, type[Strict]] = {

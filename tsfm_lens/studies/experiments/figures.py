@@ -20,29 +20,52 @@ from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, INK, mixed
 from tsfm_lens.viz.words import num
 
-__all__ = ["in_context_errors", "learning_rates", "losses_by_cost", "run_curves", "run_errors", "run_errors_over"]
+__all__ = [
+    "in_context_errors",
+    "learning_rates",
+    "losses_by_cost",
+    "run_curves",
+    "run_errors",
+    "run_errors_over",
+]
 
 _ROW = 24  # pixels of an arm
-_SYMBOLS, _MARKS = ("square", "diamond", "cross", "triangle-up"), 8  # of arms beyond the colours; marks on a line
+_SYMBOLS, _MARKS = (
+    ("square", "diamond", "cross", "triangle-up"),
+    8,
+)  # of arms beyond the colours; marks on a line
 
 
 DECLARED = Declarations(
-    Path(__file__).with_name("measurements.yaml"), theme="Training", source="after structured attention"
+    Path(__file__).with_name("measurements.yaml"),
+    theme="Training",
+    source="after structured attention",
 )
 
 
-LAB_RUNS = DECLARED.measurement("lab_runs", subject=lambda ds: str(ds.attrs.get("about", ds.attrs["title"])))
+LAB_RUNS = DECLARED.measurement(
+    "lab_runs", subject=lambda ds: str(ds.attrs.get("about", ds.attrs["title"]))
+)
 
 
 def read_runs(ds: xr.Dataset) -> list[str]:
     """Describe where every arm ends, and which arms stay above the oracle."""
-    last, oracle = array(ds, "validation_mse", "arm", "seed"), float(ds.attrs.get("oracle", np.nan))
+    last, oracle = (
+        array(ds, "validation_mse", "arm", "seed"),
+        float(ds.attrs.get("oracle", np.nan)),
+    )
     out = []
     for arm, values in zip(names(ds, "arm"), last, strict=True):
         finite = values[np.isfinite(values)]
         over = f", {num(100 * (float(finite.min()) / oracle - 1))} % or more above the oracle"
         near = ", within 1 % of the oracle with every seed"
-        beside = "" if not np.isfinite(oracle) else near if finite.max() <= 1.01 * oracle else over
+        beside = (
+            ""
+            if not np.isfinite(oracle)
+            else near
+            if finite.max() <= 1.01 * oracle
+            else over
+        )
         out.append(
             f"{arm} ends at {num(float(finite.min()))} to {num(float(finite.max()))} ({len(finite)} seeds){beside}."
         )
@@ -61,7 +84,9 @@ def read_errors(ds: xr.Dataset) -> list[str]:
         best, *others = sorted(means, key=means.__getitem__)
         beside = f", before {others[0]} ({num(means[others[0]])})" if others else ""
         where = f"{cell}: the" if cell else "The"
-        out.append(f"{where} lowest mean test error is that of {best} ({num(means[best])}){beside}.")
+        out.append(
+            f"{where} lowest mean test error is that of {best} ({num(means[best])}){beside}."
+        )
     return out
 
 
@@ -69,7 +94,9 @@ def read_in_context(ds: xr.Dataset) -> list[str]:
     """Describe the error of every arm after the last pair, lowest first."""
     last = array(ds, "by_pairs", "arm", "seed", "pairs")[..., -1]
     sentences = []
-    for arm, ratio, values in zip(names(ds, "arm"), ds["rank_ratio"].values, last, strict=True):
+    for arm, ratio, values in zip(
+        names(ds, "arm"), ds["rank_ratio"].values, last, strict=True
+    ):
         finite = values[np.isfinite(values)]
         if len(finite):
             ends = f"{num(float(finite.min()))} to {num(float(finite.max()))}, {len(finite)} seeds"
@@ -88,9 +115,14 @@ def read_rates(ds: xr.Dataset) -> list[str]:
             finite = np.isfinite(of_width).any(axis=1)
             if finite.any():
                 mean = np.array(
-                    [np.nanmean(row) if some else np.inf for row, some in zip(of_width, finite, strict=True)]
+                    [
+                        np.nanmean(row) if some else np.inf
+                        for row, some in zip(of_width, finite, strict=True)
+                    ]
                 )
-                best.append(f"{num(float(rates[mean.argmin()]))} at width {width} ({num(float(mean.min()))})")
+                best.append(
+                    f"{num(float(rates[mean.argmin()]))} at width {width} ({num(float(mean.min()))})"
+                )
         sentences.append(f"{kind}: the best rate is {', '.join(best)}.")
     return sentences
 
@@ -99,7 +131,10 @@ def read_losses(ds: xr.Dataset) -> list[str]:
     """Describe the loss of every arm with the cost of its scores."""
     sentences = []
     for arm, share, values in zip(
-        names(ds, "arm"), ds["score_share"].values, array(ds, "loss", "arm", "seed"), strict=True
+        names(ds, "arm"),
+        ds["score_share"].values,
+        array(ds, "loss", "arm", "seed"),
+        strict=True,
     ):
         finite = values[np.isfinite(values)]
         ends = f"{num(float(finite.min()))} to {num(float(finite.max()))}, {len(finite)} seeds"
@@ -109,7 +144,9 @@ def read_losses(ds: xr.Dataset) -> list[str]:
     return sentences
 
 
-@LAB_RUNS.figure("Validation error of every arm and seed by epoch.", variables=("curve",))
+@LAB_RUNS.figure(
+    "Validation error of every arm and seed by epoch.", variables=("curve",)
+)
 def run_curves(ds: xr.Dataset) -> go.Figure:
     """Draw the validation error by epoch, seeds as thin lines, their geometric mean as a thick one, the oracle dotted.
 
@@ -120,7 +157,10 @@ def run_curves(ds: xr.Dataset) -> go.Figure:
     """
     figure = blank(320, min_width=440)
     panel = next(iter(figure))
-    curves, epochs = array(ds, "curve", "arm", "seed", "epoch"), np.arange(ds.sizes["epoch"])
+    curves, epochs = (
+        array(ds, "curve", "arm", "seed", "epoch"),
+        np.arange(ds.sizes["epoch"]),
+    )
     oracle = float(ds.attrs.get("oracle", np.nan))
     for place, (arm, of_seeds) in enumerate(zip(names(ds, "arm"), curves, strict=True)):
         colour = CATEGORICAL[place % len(CATEGORICAL)]
@@ -131,15 +171,32 @@ def run_curves(ds: xr.Dataset) -> go.Figure:
         mean = np.exp(np.log(finite).mean(axis=0))
         look: Look = {"colour": colour, "width": 2.2}
         if symbol := _symbol(place):
-            marker = {"symbol": symbol, "size": 7, "color": colour, "maxdisplayed": _MARKS}
+            marker = {
+                "symbol": symbol,
+                "size": 7,
+                "color": colour,
+                "maxdisplayed": _MARKS,
+            }
             look |= {"mode": "lines+markers", "marker": marker}
-        panel.line(epochs, mean, arm, f"{arm}, mean<br>epoch %{{x}}: %{{y:.4g}}", **look)
+        panel.line(
+            epochs, mean, arm, f"{arm}, mean<br>epoch %{{x}}: %{{y:.4g}}", **look
+        )
     if np.isfinite(oracle):
         ends = epochs[[0, -1]]
         hover = "least-squares oracle, expected<br>%{y:.4g}"
-        panel.line(ends, np.full(2, oracle), "least-squares oracle", hover, colour=INK, width=1.2, dash="dot")
+        panel.line(
+            ends,
+            np.full(2, oracle),
+            "least-squares oracle",
+            hover,
+            colour=INK,
+            width=1.2,
+            dash="dot",
+        )
     panel.x("epoch")
-    panel.y("validation error (mean square)", **log_axis(np.append(curves.ravel(), oracle)))
+    panel.y(
+        "validation error (mean square)", **log_axis(np.append(curves.ravel(), oracle))
+    )
     count = int(np.isfinite(curves[..., 0]).sum(axis=1).max())
     return figure.dress(
         "Validation error over training",
@@ -160,13 +217,29 @@ def run_errors(ds: xr.Dataset) -> go.Figure:
     figure = blank(max(_ROW * len(arms), 120), min_width=420)
     panel = next(iter(figure))
     for place, (arm, of_seeds) in enumerate(zip(arms, errors, strict=True)):
-        _dots(panel, float(place), of_seeds[np.isfinite(of_seeds)], arm, INK, across=True, legend=False)
+        _dots(
+            panel,
+            float(place),
+            of_seeds[np.isfinite(of_seeds)],
+            arm,
+            INK,
+            across=True,
+            legend=False,
+        )
     panel.x("test error (mean square)", **log_axis(errors.ravel()))
-    panel.y(tickvals=list(range(len(arms))), ticktext=arms, range=[len(arms) - 0.5, -0.5], showgrid=False)
+    panel.y(
+        tickvals=list(range(len(arms))),
+        ticktext=arms,
+        range=[len(arms) - 0.5, -0.5],
+        showgrid=False,
+    )
     return figure.dress("Test error by arm", _seeds(errors))
 
 
-@LAB_RUNS.figure("Test error over the radius ρ of SAM, or over the horizon.", variables=("test_mse", "rho"))
+@LAB_RUNS.figure(
+    "Test error over the radius ρ of SAM, or over the horizon.",
+    variables=("test_mse", "rho"),
+)
 def run_errors_over(ds: xr.Dataset, over: str = "rho") -> go.Figure:
     """Draw the test error over the radius of sharpness-aware minimisation, or over the horizon.
 
@@ -179,20 +252,41 @@ def run_errors_over(ds: xr.Dataset, over: str = "rho") -> go.Figure:
     """
     if over not in ("rho", "horizon"):
         raise InputError(f"over={over!r}; expected 'rho' or 'horizon'")
-    errors, at = array(ds, "test_mse", "arm", "seed"), np.asarray(ds[over].values, dtype=float)
-    titles = [_without(name, over, float(value)) for name, value in zip(names(ds, "arm"), at, strict=True)]
+    errors, at = (
+        array(ds, "test_mse", "arm", "seed"),
+        np.asarray(ds[over].values, dtype=float),
+    )
+    titles = [
+        _without(name, over, float(value))
+        for name, value in zip(names(ds, "arm"), at, strict=True)
+    ]
     figure = blank(300, min_width=420)
     panel = next(iter(figure))
-    for place, title in enumerate(name for name in dict.fromkeys(titles) if titles.count(name) > 1):
+    for place, title in enumerate(
+        name for name in dict.fromkeys(titles) if titles.count(name) > 1
+    ):
         colour = CATEGORICAL[place % len(CATEGORICAL)]
-        rows = sorted((row for row, name in enumerate(titles) if name == title), key=lambda row: float(at[row]))
+        rows = sorted(
+            (row for row, name in enumerate(titles) if name == title),
+            key=lambda row: float(at[row]),
+        )
         finite = [errors[row][np.isfinite(errors[row])] for row in rows]
-        panel.line(at[rows], [one.mean() for one in finite], "", "", colour=mixed(colour, 0.6), width=1.2, group=title)
+        panel.line(
+            at[rows],
+            [one.mean() for one in finite],
+            "",
+            "",
+            colour=mixed(colour, 0.6),
+            width=1.2,
+            group=title,
+        )
         for row, one in zip(rows, finite, strict=True):
             _dots(panel, float(at[row]), one, title, colour)
     panel.x("radius ρ of sharpness-aware minimisation" if over == "rho" else "horizon")
     panel.y("test error (mean square)")
-    return figure.dress(f"Test error by {'ρ' if over == 'rho' else 'horizon'}", _seeds(errors))
+    return figure.dress(
+        f"Test error by {'ρ' if over == 'rho' else 'horizon'}", _seeds(errors)
+    )
 
 
 def _without(name: str, over: str, value: float) -> str:
@@ -217,13 +311,28 @@ def _dots(
 ) -> None:
     """Draw every seed, and their mean with its interval, one above the other or along the axis."""
     noise, number = mean_of_seeds(errors), f"%{{{'x' if across else 'y'}:.{digits}g}}"
-    pale: Look = {"colour": mixed(colour, 0.45), "size": 4, "symbol": look.get("symbol"), "group": arm}
+    pale: Look = {
+        "colour": mixed(colour, 0.45),
+        "size": 4,
+        "symbol": look.get("symbol"),
+        "group": arm,
+    }
     seeds, middle = (errors, np.full(len(errors), place)), (noise.size, [place])
     x, y = seeds if across else seeds[::-1]
     panel.dots(x, y, "", f"{arm}<br>one seed: {number}", **pale)
     at, height = middle if across else middle[::-1]
     words = f"{arm}<br>mean of {len(errors)} seeds: {number}"
-    panel.dots(at, height, arm, words, colour=colour, size=size, noise=noise, across=across, **look)
+    panel.dots(
+        at,
+        height,
+        arm,
+        words,
+        colour=colour,
+        size=size,
+        noise=noise,
+        across=across,
+        **look,
+    )
 
 
 def _symbol(place: int) -> str | None:
@@ -246,37 +355,107 @@ def in_context_errors(ds: xr.Dataset) -> go.Figure:
         >>> fig.layout.meta["title"]
         'Regression in context'
     """
-    widths = np.asarray(ds["width"].values) if "width" in ds.coords else np.zeros(ds.sizes["arm"])
+    widths = (
+        np.asarray(ds["width"].values)
+        if "width" in ds.coords
+        else np.zeros(ds.sizes["arm"])
+    )
     by = "width" if len(np.unique(widths)) > 1 else "rank"
-    figure = sheet([320], (1, 1), titles=("after the last pair", "by pairs seen"), column_gap=0.12, min_width=760)
+    figure = sheet(
+        [320],
+        (1, 1),
+        titles=("after the last pair", "by pairs seen"),
+        column_gap=0.12,
+        min_width=760,
+    )
     last, by_pairs = figure
     errors = array(ds, "by_pairs", "arm", "seed", "pairs")
-    at = np.asarray(ds["rank_ratio"].values, float) if by == "rank" else widths.astype(float)
-    titles = [str(value) for value in ds["group"].values] if "group" in ds.coords else names(ds, "arm")
+    at = (
+        np.asarray(ds["rank_ratio"].values, float)
+        if by == "rank"
+        else widths.astype(float)
+    )
+    titles = (
+        [str(value) for value in ds["group"].values]
+        if "group" in ds.coords
+        else names(ds, "arm")
+    )
     pairs, shift = np.arange(errors.shape[2]), _beside(at)
     for place, title in enumerate(dict.fromkeys(titles)):
         colour = CATEGORICAL[place % len(CATEGORICAL)]
-        rows = [row for row, name in enumerate(titles) if name == title and np.isfinite(errors[row, :, -1]).any()]
+        rows = [
+            row
+            for row, name in enumerate(titles)
+            if name == title and np.isfinite(errors[row, :, -1]).any()
+        ]
         rows.sort(key=lambda row: float(at[row]))
         finite = {row: errors[row][np.isfinite(errors[row, :, -1])] for row in rows}
         if len(rows) > 1:
             means = [finite[row][:, -1].mean() for row in rows]
-            last.line([at[row] * shift[row] for row in rows], means, "", "", colour=mixed(colour, 0.6), width=1.2)
+            last.line(
+                [at[row] * shift[row] for row in rows],
+                means,
+                "",
+                "",
+                colour=mixed(colour, 0.6),
+                width=1.2,
+            )
         for row in rows:
             where = float(at[row] * shift[row])
-            _dots(last, where, finite[row][:, -1], title, colour, size=9, digits=3, symbol=_symbol(place))
+            _dots(
+                last,
+                where,
+                finite[row][:, -1],
+                title,
+                colour,
+                size=9,
+                digits=3,
+                symbol=_symbol(place),
+            )
         if rows:
             hover = f"{title}<br>after %{{x}} pairs: %{{y:.3g}}"
-            by_pairs.line(pairs, finite[rows[-1]].mean(0), title, hover, colour=colour, width=1.8, dots=4)
+            by_pairs.line(
+                pairs,
+                finite[rows[-1]].mean(0),
+                title,
+                hover,
+                colour=colour,
+                width=1.8,
+                dots=4,
+            )
     oracle = array(ds, "oracle", "pairs")
     words = "least squares, expected"
-    by_pairs.line(pairs, oracle, words, f"{words}<br>%{{x}} pairs: %{{y:.3g}}", colour=INK, width=1.4, dash="dot")
-    last.line(at[[at.argmin(), at.argmax()]], np.repeat(oracle[-1], 2), words, "", colour=INK, dash="dot")
-    last.x("rank of a head's scores / inputs" if by == "rank" else "width D", **log_axis(at))
-    by_pairs.x("pairs seen before" if by == "rank" else f"pairs seen before, D = {widths.max():g}")
+    by_pairs.line(
+        pairs,
+        oracle,
+        words,
+        f"{words}<br>%{{x}} pairs: %{{y:.3g}}",
+        colour=INK,
+        width=1.4,
+        dash="dot",
+    )
+    last.line(
+        at[[at.argmin(), at.argmax()]],
+        np.repeat(oracle[-1], 2),
+        words,
+        "",
+        colour=INK,
+        dash="dot",
+    )
+    last.x(
+        "rank of a head's scores / inputs" if by == "rank" else "width D",
+        **log_axis(at),
+    )
+    by_pairs.x(
+        "pairs seen before"
+        if by == "rank"
+        else f"pairs seen before, D = {widths.max():g}"
+    )
     figure.y("squared error, of 1 without learning", rangemode="tozero")
     words = f"{_seeds(errors[..., -1])}, 95 % intervals of means"
-    return figure.dress("Regression in context", f"d = {ds.attrs.get('inputs', '?')}", words)
+    return figure.dress(
+        "Regression in context", f"d = {ds.attrs.get('inputs', '?')}", words
+    )
 
 
 def _beside(ratio: np.ndarray) -> np.ndarray:
@@ -299,28 +478,51 @@ def learning_rates(ds: xr.Dataset) -> go.Figure:
     """
     titles = names(ds, "parametrisation")
     width = 230 * len(titles) + 80
-    figure = sheet([300], [1] * len(titles), titles=titles, column_gap=0.05, min_width=width, shared_yaxes=True)
+    figure = sheet(
+        [300],
+        [1] * len(titles),
+        titles=titles,
+        column_gap=0.05,
+        min_width=width,
+        shared_yaxes=True,
+    )
     errors = array(ds, "mse", "parametrisation", "width", "rate", "seed")
     rates = np.asarray(ds["rate"].values, float)
     for panel, of_kind in zip(figure, errors, strict=True):
-        for place, (width, of_width) in enumerate(zip(ds["width"].values.tolist(), of_kind, strict=True)):
+        for place, (width, of_width) in enumerate(
+            zip(ds["width"].values.tolist(), of_kind, strict=True)
+        ):
             colour, title = CATEGORICAL[place % len(CATEGORICAL)], f"width {width}"
             for seed in of_width.T:
                 hover = f"{title}<br>rate %{{x:.3g}}: %{{y:.3g}}"
                 panel.line(rates, seed, "", hover, colour=mixed(colour, 0.4), width=0.8)
             finite = np.isfinite(of_width).any(axis=1)
             if finite.any():
-                mean = np.where(finite, np.nanmean(np.where(finite[:, None], of_width, 0.0), axis=1), np.nan)
+                mean = np.where(
+                    finite,
+                    np.nanmean(np.where(finite[:, None], of_width, 0.0), axis=1),
+                    np.nan,
+                )
                 hover = f"{title}, mean<br>rate %{{x:.3g}}: %{{y:.3g}}"
                 panel.line(rates, mean, title, hover, colour=colour, width=2.2)
                 best = int(np.nanargmin(mean))
                 words = f"best of {title}"
-                panel.dots(rates[[best]], mean[[best]], "", words, colour=colour, size=11, symbol="diamond")
+                panel.dots(
+                    rates[[best]],
+                    mean[[best]],
+                    "",
+                    words,
+                    colour=colour,
+                    size=11,
+                    symbol="diamond",
+                )
         panel.x("learning rate", **log_axis(rates))
     figure.panel().y("squared error, of 1 without learning")
     count = int(np.isfinite(errors).any(axis=(1, 2)).sum(-1).max())
     remark = f"thin: {count} seeds, thick: their mean" if count > 1 else "one seed"
-    return figure.dress("Learning rates across widths", remark, "diamonds: the best rate of a width")
+    return figure.dress(
+        "Learning rates across widths", remark, "diamonds: the best rate of a width"
+    )
 
 
 @DECLARED.figure("level_training", read_losses)
@@ -334,14 +536,30 @@ def losses_by_cost(ds: xr.Dataset) -> go.Figure:
     """
     figure = blank(300, min_width=420)
     panel = next(iter(figure))
-    losses, share = array(ds, "loss", "arm", "seed"), np.asarray(ds["score_share"].values, float)
+    losses, share = (
+        array(ds, "loss", "arm", "seed"),
+        np.asarray(ds["score_share"].values, float),
+    )
     for place, (arm, of_seeds) in enumerate(zip(names(ds, "arm"), losses, strict=True)):
         finite = of_seeds[np.isfinite(of_seeds)]
-        _dots(panel, float(share[place]), finite, arm, CATEGORICAL[place % len(CATEGORICAL)], size=9)
-    panel.x("multiply-adds of the encoder's scores / those of standard attention", rangemode="tozero")
+        _dots(
+            panel,
+            float(share[place]),
+            finite,
+            arm,
+            CATEGORICAL[place % len(CATEGORICAL)],
+            size=9,
+        )
+    panel.x(
+        "multiply-adds of the encoder's scores / those of standard attention",
+        rangemode="tozero",
+    )
     panel.y("cross-entropy in nats a step")
     count = int(np.isfinite(losses).sum(axis=1).max())
-    return figure.dress("Loss by what the scores cost", f"{ds.attrs.get('steps', '?')} steps, up to {count} seeds")
+    return figure.dress(
+        "Loss by what the scores cost",
+        f"{ds.attrs.get('steps', '?')} steps, up to {count} seeds",
+    )
 
 
 def _cell(arm: str) -> tuple[str, str]:
@@ -357,7 +575,11 @@ def _varies(ds: xr.Dataset, over: str) -> bool:
     other = "horizon" if over == "rho" else "rho"
     if over == "horizon":
         return len(np.unique(ds[over].values)) > 1
-    groups = zip([name.split(" ")[0] for name in names(ds, "arm")], ds[other].values.tolist(), strict=True)
+    groups = zip(
+        [name.split(" ")[0] for name in names(ds, "arm")],
+        ds[other].values.tolist(),
+        strict=True,
+    )
     by_group: dict[tuple[str, int], set[float]] = {}
     for group, rho in zip(groups, ds[over].values.tolist(), strict=True):
         by_group.setdefault(group, set()).add(rho)
@@ -367,11 +589,23 @@ def _varies(ds: xr.Dataset, over: str) -> bool:
 
 @LAB_RUNS.panels
 def _plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    columns = [name for name in ("validation_mse", "test_mse", "test_mae", "best_epoch", "parameters") if name in ds]
+    columns = [
+        name
+        for name in (
+            "validation_mse",
+            "test_mse",
+            "test_mae",
+            "best_epoch",
+            "parameters",
+        )
+        if name in ds
+    ]
     table = frame(ds, *columns)
     yield ReportPanel(run_curves(ds), table, read_runs(ds), "curves")
     if "test_mse" in ds:
         yield ReportPanel(run_errors(ds), table, read_errors(ds), "errors")
         for over in ("rho", "horizon") if {"rho", "horizon"} <= set(ds.coords) else ():
             if _varies(ds, over):
-                yield ReportPanel(run_errors_over(ds, over), table, read_errors(ds), f"over-{over}")
+                yield ReportPanel(
+                    run_errors_over(ds, over), table, read_errors(ds), f"over-{over}"
+                )

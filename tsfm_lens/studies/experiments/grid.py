@@ -16,12 +16,28 @@ from safetensors.torch import load_file
 
 from tsfm_lens.errors import CheckpointError, InputError, unknown_name
 from tsfm_lens.studies.experiments.config import FileData, TrainConfig
-from tsfm_lens.studies.experiments.running import RESULT, WEIGHTS, attention_of, losses_of, task_of, train
+from tsfm_lens.studies.experiments.running import (
+    RESULT,
+    WEIGHTS,
+    attention_of,
+    losses_of,
+    task_of,
+    train,
+)
 from tsfm_lens.studies.samformer.tasks import BenchmarkTask
 from tsfm_lens.training import attention_measures, read_log, read_watch, sharpness
 from tsfm_lens.training.state import LOG, STATE
 
-__all__ = ["Arm", "end_norms", "ends", "gathered", "of_seeds", "record", "record_names", "run_arms"]
+__all__ = [
+    "Arm",
+    "end_norms",
+    "ends",
+    "gathered",
+    "of_seeds",
+    "record",
+    "record_names",
+    "run_arms",
+]
 
 WATCH = "watch.jsonl"
 MEANS, BY_WINDOW = ("entropy", "numerical_rank"), ("nuclear_norm", "diagonal_mass")
@@ -93,7 +109,9 @@ def run_arms(
             continue
         if progress is not None:
             progress(arm.folder, place, len(arms))
-        ended = train(arm.config, folder, resume=(folder / STATE).exists(), quiet=quiet)["ended"]
+        ended = train(
+            arm.config, folder, resume=(folder / STATE).exists(), quiet=quiet
+        )["ended"]
         # a run holds its data through circles of references
         gc.collect()
         if not ended:
@@ -102,10 +120,18 @@ def run_arms(
 
 
 def _refuse_other(folder: Path, config: TrainConfig) -> None:
-    previous = TrainConfig.model_validate_json((folder / "config.json").read_text(encoding="utf-8"))
+    previous = TrainConfig.model_validate_json(
+        (folder / "config.json").read_text(encoding="utf-8")
+    )
     if previous != config:
-        names = [name for name in TrainConfig.model_fields if getattr(previous, name) != getattr(config, name)]
-        raise CheckpointError(f"{folder} holds a run of other settings ({', '.join(names)}); give another folder")
+        names = [
+            name
+            for name in TrainConfig.model_fields
+            if getattr(previous, name) != getattr(config, name)
+        ]
+        raise CheckpointError(
+            f"{folder} holds a run of other settings ({', '.join(names)}); give another folder"
+        )
 
 
 def _ended(
@@ -117,16 +143,28 @@ def _ended(
         raise InputError(f"no run in {out} has ended; train them first")
     names = list(dict.fromkeys(arm.name for arm in runs))
     seeds = list(dict.fromkeys(arm.config.seed for arm in runs))
-    places = {(names.index(arm.name), seeds.index(arm.config.seed)): (arm, Path(out) / arm.folder) for arm in runs}
+    places = {
+        (names.index(arm.name), seeds.index(arm.config.seed)): (
+            arm,
+            Path(out) / arm.folder,
+        )
+        for arm in runs
+    }
     return names, seeds, places
 
 
 def _stack(cells: Cells, shape: tuple[int, int], dtype: Any = float) -> np.ndarray:
     """Stack values of runs in one array, NaN where there are none, smaller ones in its corner."""
-    sizes = [max(sizes) for sizes in zip(*(np.shape(values) for values in cells.values()), strict=True)]
+    sizes = [
+        max(sizes)
+        for sizes in zip(*(np.shape(values) for values in cells.values()), strict=True)
+    ]
     out = np.full((*shape, *sizes), np.nan, dtype=dtype)
     for place, values in cells.items():
-        corner: tuple[int | slice, ...] = (*place, *(slice(size) for size in np.shape(values)))
+        corner: tuple[int | slice, ...] = (
+            *place,
+            *(slice(size) for size in np.shape(values)),
+        )
         out[corner] = values
     return out
 
@@ -150,16 +188,36 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
     """
     names, seeds, runs = _ended(arms, out)
     shape = (len(names), len(seeds))
-    results = {at: json.loads((folder / RESULT).read_text(encoding="utf-8")) for at, (_, folder) in runs.items()}
+    results = {
+        at: json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        for at, (_, folder) in runs.items()
+    }
     rows = {}
     for at, result in results.items():
-        errors = ((part, name) for part in ("validation", "test") for name in result.get(part, {}))
+        errors = (
+            (part, name)
+            for part in ("validation", "test")
+            for name in result.get(part, {})
+        )
         rows[at] = {f"{part}_{name}": result[part][name] for part, name in errors}
-        facts = {name: result[name] for name in ("epochs", "best_epoch", "seconds", "parameters")}
-        rows[at] |= {name: np.nan if value is None else value for name, value in facts.items()}
-    curves = {at: [line["mse"] for line in read_log(folder / LOG) if "mse" in line] for at, (_, folder) in runs.items()}
+        facts = {
+            name: result[name]
+            for name in ("epochs", "best_epoch", "seconds", "parameters")
+        }
+        rows[at] |= {
+            name: np.nan if value is None else value for name, value in facts.items()
+        }
+    curves = {
+        at: [line["mse"] for line in read_log(folder / LOG) if "mse" in line]
+        for at, (_, folder) in runs.items()
+    }
     columns = {
-        column: (("arm", "seed"), _stack({at: row[column] for at, row in rows.items() if column in row}, shape))
+        column: (
+            ("arm", "seed"),
+            _stack(
+                {at: row[column] for at, row in rows.items() if column in row}, shape
+            ),
+        )
         for column in sorted({column for row in rows.values() for column in row})
     }
     curve = _stack(curves, shape)
@@ -170,23 +228,40 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
     )
     configs = list({arm.name: arm.config for arm, _ in runs.values()}.values())
     if all(isinstance(config.data, FileData) for config in configs):
-        horizons = [config.data.horizon for config in configs if isinstance(config.data, FileData)]
-        data = data.assign_coords(horizon=("arm", horizons), rho=("arm", [each.optimizer.rho for each in configs]))
+        horizons = [
+            config.data.horizon
+            for config in configs
+            if isinstance(config.data, FileData)
+        ]
+        data = data.assign_coords(
+            horizon=("arm", horizons),
+            rho=("arm", [each.optimizer.rho for each in configs]),
+        )
     data = data.assign(curve=(("arm", "seed", "epoch"), curve))
-    pairs = _stack({at: result.get("by_pairs", []) for at, result in results.items()}, shape)
+    pairs = _stack(
+        {at: result.get("by_pairs", []) for at, result in results.items()}, shape
+    )
     if pairs.shape[-1]:
         data = data.assign(by_pairs=(("arm", "seed", "pairs"), pairs))
-    watches = {at: read_watch(folder) for at, (_, folder) in runs.items() if (folder / WATCH).exists()}
+    watches = {
+        at: read_watch(folder)
+        for at, (_, folder) in runs.items()
+        if (folder / WATCH).exists()
+    }
     return data.assign(_watch_columns(watches, shape)) if watches else data
 
 
-def _watch_columns(watches: Mapping[tuple[int, int], xr.Dataset], shape: tuple[int, int]) -> dict[str, Any]:
+def _watch_columns(
+    watches: Mapping[tuple[int, int], xr.Dataset], shape: tuple[int, int]
+) -> dict[str, Any]:
     """Collect the measures of watches, over looks."""
     longest = max(watches.values(), key=lambda watch: watch.sizes["step"])
     out: dict[str, Any] = {}
     for name in WATCHED:
         cells = {
-            at: watch[name].mean([dim for dim in ("layer", "head") if dim in watch[name].dims]).values
+            at: watch[name]
+            .mean([dim for dim in ("layer", "head") if dim in watch[name].dims])
+            .values
             if name in watch
             else np.full(watch.sizes["step"], np.nan)
             for at, watch in watches.items()
@@ -203,12 +278,19 @@ def _watch_columns(watches: Mapping[tuple[int, int], xr.Dataset], shape: tuple[i
     if patterns:
         # those of the size of the first one
         sizes = next(iter(patterns.values())).shape
-        alike = {at: pattern for at, pattern in patterns.items() if pattern.shape == sizes}
-        out["pattern"] = (("arm", "snapshot", "query", "key"), _stack(alike, (shape[0], 1), np.float32)[:, 0])
+        alike = {
+            at: pattern for at, pattern in patterns.items() if pattern.shape == sizes
+        }
+        out["pattern"] = (
+            ("arm", "snapshot", "query", "key"),
+            _stack(alike, (shape[0], 1), np.float32)[:, 0],
+        )
     return out
 
 
-def ends(arms: Sequence[Arm], out: str | Path, *, windows: int = 32, products: int = 20) -> xr.Dataset:
+def ends(
+    arms: Sequence[Arm], out: str | Path, *, windows: int = 32, products: int = 20
+) -> xr.Dataset:
     """Measure sharpness and attention at the weights that runs on benchmarks below a folder ended with.
 
     Args:
@@ -238,7 +320,9 @@ def ends(arms: Sequence[Arm], out: str | Path, *, windows: int = 32, products: i
     return xr.Dataset(columns, coords={"arm": names, "seed": seeds})
 
 
-def _of_run(arm: Arm, folder: Path, windows: int, products: int) -> dict[str, np.ndarray]:
+def _of_run(
+    arm: Arm, folder: Path, windows: int, products: int
+) -> dict[str, np.ndarray]:
     task = task_of(arm.config)
     if not isinstance(task, BenchmarkTask):
         raise InputError(f"run {arm.name!r} is of no benchmark; expected one on a file")
@@ -247,14 +331,23 @@ def _of_run(arm: Arm, folder: Path, windows: int, products: int) -> dict[str, np
     x, y = task.training.take(_even_indices(len(task.training), 2 * windows))
     weights = [weight for weight in task.model.parameters() if weight.requires_grad]
     curvature = sharpness(losses_of(task, x, y), weights, steps=products)
-    out = {"sharpness": np.array(curvature.largest), "sharpness_residual": np.array(curvature.largest_residual)}
+    out = {
+        "sharpness": np.array(curvature.largest),
+        "sharpness_residual": np.array(curvature.largest_residual),
+    }
     if getattr(task.model, "over", "time") == "time":
         return out
-    patterns = attention_of(task, task.data.test.take(_even_indices(len(task.data.test), windows))[0])
+    patterns = attention_of(
+        task, task.data.test.take(_even_indices(len(task.data.test), windows))[0]
+    )
     pattern = patterns()["0"][:, 0].double()
     measures = attention_measures(pattern)
     out |= {name: measures[name].mean() for name in MEANS}
-    return out | {name: measures[name] for name in BY_WINDOW} | {"pattern": pattern.mean(0).cpu().numpy()}
+    return (
+        out
+        | {name: measures[name] for name in BY_WINDOW}
+        | {"pattern": pattern.mean(0).cpu().numpy()}
+    )
 
 
 def _even_indices(count: int, some: int) -> torch.Tensor:
@@ -280,11 +373,22 @@ def end_norms(data: xr.Dataset, arms: Sequence[str]) -> xr.Dataset:
             raise unknown_name("arm", arm, names)
     of_arms = data.sel(arm=list(arms))
     values = of_arms["end_nuclear_norm"].values.reshape(len(arms), 1, 1, -1)
-    channels = int(of_arms["end_pattern"].isel(query=0).notnull().any(("arm", "seed")).sum())
+    channels = int(
+        of_arms["end_pattern"].isel(query=0).notnull().any(("arm", "seed")).sum()
+    )
     return xr.Dataset(
         {"nuclear_norm": (("run", "layer", "head", "input"), values)},
-        coords={"run": list(arms), "layer": ["0"], "head": [0], "n_keys": ("layer", [channels])},
-        attrs={"kind": "attention_norms", "title": "Attention input by input", "model": ", ".join(arms)},
+        coords={
+            "run": list(arms),
+            "layer": ["0"],
+            "head": [0],
+            "n_keys": ("layer", [channels]),
+        },
+        attrs={
+            "kind": "attention_norms",
+            "title": "Attention input by input",
+            "model": ", ".join(arms),
+        },
     )
 
 

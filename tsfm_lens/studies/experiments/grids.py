@@ -13,18 +13,38 @@ from tsfm_lens.errors import unknown_name
 from tsfm_lens.registry import declarations
 from tsfm_lens.studies.experiments.config import InContextData, ModelFields, TrainConfig
 from tsfm_lens.studies.experiments.grid import Arm, gathered
-from tsfm_lens.studies.structured.matrices import BlockTensorTrain, LowRank, MultiLevelLowRank, StructuredMatrix
+from tsfm_lens.studies.structured.matrices import (
+    BlockTensorTrain,
+    LowRank,
+    MultiLevelLowRank,
+    StructuredMatrix,
+)
 from tsfm_lens.studies.structured.training import oracle_errors
 
 __all__ = ["ENCODER_ARMS", "IN_CONTEXT_ARMS", "TRANSFER_ARMS", "WIDTH_ARMS"]
-__all__ += ["benchmark_arms", "encoder_arms", "in_context_arms", "rho_arms", "toy_arms", "transfer_arms"]
+__all__ += [
+    "benchmark_arms",
+    "encoder_arms",
+    "in_context_arms",
+    "rho_arms",
+    "toy_arms",
+    "transfer_arms",
+]
 
 Fields = Mapping[str, Mapping[str, Any]]
 """By name of a configuration: ``model``, its ``options``, and what differs of the ``optimizer``."""
 
 _FILE: dict[str, Any] = declarations(Path(__file__).with_name("grids.yaml"))
 TOY_ARMS, TOY_OPTIMIZERS, ENCODER_ARMS, IN_CONTEXT_ARMS, WIDTH_ARMS, TRANSFER_ARMS = (
-    _FILE[name] for name in ("toy", "toy optimizers", "encoders", "in context", "widths", "transfer")
+    _FILE[name]
+    for name in (
+        "toy",
+        "toy optimizers",
+        "encoders",
+        "in context",
+        "widths",
+        "transfer",
+    )
 )
 RHO: dict[str, dict[int, float]] = _FILE["radii"]["samformer"]
 WIDTHS = (16, 32, 64)
@@ -41,7 +61,10 @@ def _config(
 ) -> TrainConfig:
     """Return a configuration: of options and optimiser what is common, then what the grid's entry has of its own."""
     content = {
-        "model": {"name": fields["model"], "options": {**(options or {}), **fields.get("options", {})}},
+        "model": {
+            "name": fields["model"],
+            "options": {**(options or {}), **fields.get("options", {})},
+        },
         "data": data,
         "optimizer": {**optimizer, **fields.get("optimizer", {})},
         "plan": plan,
@@ -50,7 +73,9 @@ def _config(
     return TrainConfig.model_validate(content)
 
 
-def toy_arms(arms: Fields = TOY_ARMS, *, epochs: int = 30, watch: bool = False, **sizes: Any) -> dict[str, TrainConfig]:
+def toy_arms(
+    arms: Fields = TOY_ARMS, *, epochs: int = 30, watch: bool = False, **sizes: Any
+) -> dict[str, TrainConfig]:
     """Return the configurations of the toy problem by arm, with Adam's rate falling by a half cosine.
 
     ``watch`` measures sharpness and attention at every third epoch; ``sizes`` of the problem are the paper's.
@@ -59,9 +84,22 @@ def toy_arms(arms: Fields = TOY_ARMS, *, epochs: int = 30, watch: bool = False, 
         >>> {name: config.optimizer.rho for name, config in experiments.toy_arms().items()}["transformer + SAM"]
         0.5
     """
-    more = {"watch": {"every": 3, "measures": ["sharpness", "attention"], "snapshots": True}} if watch else {}
+    more = (
+        {
+            "watch": {
+                "every": 3,
+                "measures": ["sharpness", "attention"],
+                "snapshots": True,
+            }
+        }
+        if watch
+        else {}
+    )
     data, plan = {"kind": "toy", **sizes}, {"epochs": epochs, "patience": None}
-    return {name: _config(fields, data, {"learning_rate": 1e-2}, plan, **more) for name, fields in arms.items()}
+    return {
+        name: _config(fields, data, {"learning_rate": 1e-2}, plan, **more)
+        for name, fields in arms.items()
+    }
 
 
 def benchmark_arms(
@@ -82,27 +120,41 @@ def benchmark_arms(
         raise unknown_name("benchmark", data, RHO)
     if horizon not in RHO[data]:
         raise unknown_name("horizon", str(horizon), map(str, RHO[data]))
-    source = {"kind": "file", "file": str(file), "split": _FILE["splits"][data], "horizon": horizon}
+    source = {
+        "kind": "file",
+        "file": str(file),
+        "split": _FILE["splits"][data],
+        "horizon": horizon,
+    }
     configs = {}
     for name, fields in arms.items():
         rho = _FILE["radii"][fields["rho"]][data][horizon] if "rho" in fields else 0.0
         sizes = _FILE["mixers"][data] if fields["model"] == "tsmixer" else {}
-        configs[f"{data} {horizon} {name}"] = _config(fields, source, {"learning_rate": 1e-3, "rho": rho}, {}, sizes)
+        configs[f"{data} {horizon} {name}"] = _config(
+            fields, source, {"learning_rate": 1e-3, "rho": rho}, {}, sizes
+        )
     return configs
 
 
-def rho_arms(file: str | Path, data: str, horizon: int, rhos: Sequence[float]) -> dict[str, TrainConfig]:
+def rho_arms(
+    file: str | Path, data: str, horizon: int, rhos: Sequence[float]
+) -> dict[str, TrainConfig]:
     """Return the configurations of SAMformer on a benchmark by ρ, from 0, which is Adam alone (figure 14).
 
     Example:
         >>> list(experiments.rho_arms("ETTh1.csv", "ETTh1", 96, [0.0, 0.5]))
         ['ETTh1 96 rho 0', 'ETTh1 96 rho 0.5']
     """
-    arms = {f"rho {rho:g}": {"model": "samformer", "optimizer": {"rho": rho}} for rho in rhos}
+    arms = {
+        f"rho {rho:g}": {"model": "samformer", "optimizer": {"rho": rho}}
+        for rho in rhos
+    }
     return benchmark_arms(file, data, horizon, arms)
 
 
-def encoder_arms(file: str | Path, *, horizons: Sequence[int] = (96, 192)) -> dict[str, TrainConfig]:
+def encoder_arms(
+    file: str | Path, *, horizons: Sequence[int] = (96, 192)
+) -> dict[str, TrainConfig]:
     """Return the configurations of forecasting ETTh1 by arm and horizon, windows being as long as forecasts (S2-ETT).
 
     Example:
@@ -110,11 +162,18 @@ def encoder_arms(file: str | Path, *, horizons: Sequence[int] = (96, 192)) -> di
         ['standard, T = 96', 'MLR attention 6+2, T = 96']
     """
     options = {"width": 32, "layers": 2, "heads": 4, "d_mlp": 64}
-    optimizer, plan = {"learning_rate": 2e-3, "warm_up": 20}, {"epochs": 1, "batch": 32, "patience": None}
+    optimizer, plan = (
+        {"learning_rate": 2e-3, "warm_up": 20},
+        {"epochs": 1, "batch": 32, "patience": None},
+    )
     source = {"kind": "file", "file": str(file), "split": "ett-hourly"}
     return {
         f"{title}, T = {steps}": _config(
-            fields, {**source, "length": steps, "horizon": steps}, optimizer, plan, options
+            fields,
+            {**source, "length": steps, "horizon": steps},
+            optimizer,
+            plan,
+            options,
         )
         for steps in horizons
         for title, fields in ENCODER_ARMS.items()
@@ -139,17 +198,29 @@ def in_context_arms(
         ['1 head, rank 16, D = 16', '8 heads, rank 2, D = 16']
     """
     prompts = {"kind": "in-context", "inputs": 6, "epoch": 250, **data}
-    optimizer = {"name": "adamw", "learning_rate": 5e-3, "betas": [0.9, 0.95], "warm_up": 100}
-    common, plan = {**optimizer, "base_width": widths[0]}, {"epochs": epochs, "batch": 32, "patience": None}
+    optimizer = {
+        "name": "adamw",
+        "learning_rate": 5e-3,
+        "betas": [0.9, 0.95],
+        "warm_up": 100,
+    }
+    common, plan = (
+        {**optimizer, "base_width": widths[0]},
+        {"epochs": epochs, "batch": 32, "patience": None},
+    )
     configs = {}
     for width in widths:
         options = {"width": width, "layers": 2, "d_mlp": 2 * width, "tokens": tokens}
         for title, fields in arms.items():
-            configs[f"{title}, D = {width}"] = _config(fields, prompts, common, plan, options)
+            configs[f"{title}, D = {width}"] = _config(
+                fields, prompts, common, plan, options
+            )
     return configs
 
 
-def transfer_arms(*, widths: Sequence[int] = WIDTHS, rates: Sequence[float] = RATES) -> dict[str, TrainConfig]:
+def transfer_arms(
+    *, widths: Sequence[int] = WIDTHS, rates: Sequence[float] = RATES
+) -> dict[str, TrainConfig]:
     """Return configurations of regression in context by arm, width and learning rate (S2-F5).
 
     Arms named "μP" are drawn and given rates by it, the first width being the base; heads have 4 features.
@@ -159,16 +230,29 @@ def transfer_arms(*, widths: Sequence[int] = WIDTHS, rates: Sequence[float] = RA
         54
     """
     prompts = {"kind": "in-context", "inputs": 6, "epoch": 40, "held_out": 512}
-    optimizer = {"name": "adamw", "betas": [0.9, 0.95], "warm_up": 50, "schedule": "constant"}
+    optimizer = {
+        "name": "adamw",
+        "betas": [0.9, 0.95],
+        "warm_up": 50,
+        "schedule": "constant",
+    }
     plan = {"epochs": 4, "batch": 32, "patience": None}
     configs = {}
     for title, fields in TRANSFER_ARMS.items():
         base = widths[0] if title.startswith("μP") else 0
         for width in widths:
-            options = {"width": width, "layers": 2, "heads": width // 4, "d_mlp": 2 * width, "tokens": "pairs"}
+            options = {
+                "width": width,
+                "layers": 2,
+                "heads": width // 4,
+                "d_mlp": 2 * width,
+                "tokens": "pairs",
+            }
             for rate in rates:
                 common = {**optimizer, "learning_rate": rate, "base_width": base}
-                configs[f"{title}, D = {width}, {rate:g}"] = _config(fields, prompts, common, plan, options)
+                configs[f"{title}, D = {width}, {rate:g}"] = _config(
+                    fields, prompts, common, plan, options
+                )
     return configs
 
 
@@ -187,7 +271,11 @@ def _facts(config: TrainConfig) -> dict[str, Any]:
     prompts = config.data
     assert isinstance(prompts, InContextData)
     steps = prompts.epoch * config.plan.epochs
-    return {"inputs": prompts.inputs, "layers": config.model.options["layers"], "steps": steps}
+    return {
+        "inputs": prompts.inputs,
+        "layers": config.model.options["layers"],
+        "steps": steps,
+    }
 
 
 def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
@@ -199,13 +287,25 @@ def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
     inputs = facts["inputs"]
     forms = [form_of(config.model) for config in configs]
     rank = np.array([form.generic_rank for form in forms])
-    facts |= {"tokens": first.model.options.get("tokens", "single"), "batch": first.plan.batch}
+    facts |= {
+        "tokens": first.model.options.get("tokens", "single"),
+        "batch": first.plan.batch,
+    }
     facts |= {"learning_rate": first.optimizer.learning_rate}
     return (
         data.assign_coords(
-            group=("arm", [str(name).rpartition(", D = ")[0] for name in data["arm"].values]),
-            width=("arm", np.array([config.model.options["width"] for config in configs])),
-            heads=("arm", np.array([config.model.options["heads"] for config in configs])),
+            group=(
+                "arm",
+                [str(name).rpartition(", D = ")[0] for name in data["arm"].values],
+            ),
+            width=(
+                "arm",
+                np.array([config.model.options["width"] for config in configs]),
+            ),
+            heads=(
+                "arm",
+                np.array([config.model.options["heads"] for config in configs]),
+            ),
             score_rank=("arm", rank),
             rank_ratio=("arm", rank / inputs),
             score_parameters=("arm", [form.n_parameters for form in forms]),
@@ -227,8 +327,19 @@ def transfer_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         "width": [config.model.options["width"] for config in configs],
         "rate": [config.optimizer.learning_rate for config in configs],
     }
-    cells = data["validation_mse"].assign_coords({name: ("arm", values) for name, values in places.items()})
-    table = cells.drop_vars("arm").set_index(arm=list(places)).unstack("arm").transpose(*places, "seed")
+    cells = data["validation_mse"].assign_coords(
+        {name: ("arm", values) for name, values in places.items()}
+    )
+    table = (
+        cells.drop_vars("arm")
+        .set_index(arm=list(places))
+        .unstack("arm")
+        .transpose(*places, "seed")
+    )
     # in the given order, which unstacking sorts
-    results = table.sel(parametrisation=list(dict.fromkeys(titles))).to_dataset(name="mse")
-    return results.assign_attrs(_facts(configs[0]), kind="transfer_runs", title="Learning rates across widths")
+    results = table.sel(parametrisation=list(dict.fromkeys(titles))).to_dataset(
+        name="mse"
+    )
+    return results.assign_attrs(
+        _facts(configs[0]), kind="transfer_runs", title="Learning rates across widths"
+    )

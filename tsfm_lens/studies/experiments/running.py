@@ -15,13 +15,30 @@ from tsfm_lens.data import as_series
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.models import load
 from tsfm_lens.places import replacing, write_whole
-from tsfm_lens.studies.experiments.config import FileData, InContextData, OptimizerFields, TrainConfig
+from tsfm_lens.studies.experiments.config import (
+    FileData,
+    InContextData,
+    OptimizerFields,
+    TrainConfig,
+)
 from tsfm_lens.studies.samformer import benchmark
 from tsfm_lens.studies.samformer.models import make_model
-from tsfm_lens.studies.samformer.tasks import BenchmarkTask, ForecastTask, LinearToy, ToyTask, cosine_by_epoch
+from tsfm_lens.studies.samformer.tasks import (
+    BenchmarkTask,
+    ForecastTask,
+    LinearToy,
+    ToyTask,
+    cosine_by_epoch,
+)
 from tsfm_lens.studies.structured.forms import REGRESSORS
 from tsfm_lens.studies.structured.models import make_forecaster
-from tsfm_lens.studies.structured.training import InContextTask, Prompts, make_regressor, parameter_groups, redraw
+from tsfm_lens.studies.structured.training import (
+    InContextTask,
+    Prompts,
+    make_regressor,
+    parameter_groups,
+    redraw,
+)
 from tsfm_lens.training import SAM, Plan, Training, Watch
 from tsfm_lens.training.state import STATE
 
@@ -38,44 +55,89 @@ def task_of(config: TrainConfig) -> ForecastTask | InContextTask:
     data = config.data
     options = {"batch": config.plan.batch, "seed": config.seed}
     # later fields only where set, so that older runs go on
-    of_optimizer = {key: value for key, value in config.optimizer.model_dump().items() if value or key not in LATER}
-    settings = {"optimizer": of_optimizer, "plan": config.plan.model_dump(), "seed": config.seed}
+    of_optimizer = {
+        key: value
+        for key, value in config.optimizer.model_dump().items()
+        if value or key not in LATER
+    }
+    settings = {
+        "optimizer": of_optimizer,
+        "plan": config.plan.model_dump(),
+        "seed": config.seed,
+    }
     if isinstance(data, InContextData):
         prompts = Prompts(data.inputs, data.points, data.curriculum)
         regressor = _model(config, make_regressor, prompts)
-        return InContextTask(regressor, prompts, epoch=data.epoch, held_out=data.held_out, **options, settings=settings)
+        return InContextTask(
+            regressor,
+            prompts,
+            epoch=data.epoch,
+            held_out=data.held_out,
+            **options,
+            settings=settings,
+        )
     if isinstance(data, FileData):
         windows = benchmark(
-            data.file, length=data.length, horizon=data.horizon, split=data.split, channels=data.channels or None
+            data.file,
+            length=data.length,
+            horizon=data.horizon,
+            split=data.split,
+            channels=data.channels or None,
         )
         make = make_forecaster if config.model.name in REGRESSORS else make_model
         model = _model(config, make, data.length, data.horizon, len(windows.channels))
         return BenchmarkTask(model, windows, **options, settings=settings)
     fields = data.model_dump(exclude={"kind", "problem_seed"})
     model = _model(config, make_model, data.length, data.horizon, data.channels)
-    return ToyTask(model, LinearToy(**fields, seed=data.problem_seed), **options, settings=settings)
+    return ToyTask(
+        model, LinearToy(**fields, seed=data.problem_seed), **options, settings=settings
+    )
 
 
 def _model(config: TrainConfig, make: Callable[..., Any], *sizes: Any) -> Any:
     try:
-        model = make(config.model.name, *sizes, seed=config.seed, **config.model.options)
+        model = make(
+            config.model.name, *sizes, seed=config.seed, **config.model.options
+        )
     except TypeError as error:
         raise InputError(f"model.options {config.model.options}: {error}") from error
     if config.optimizer.base_width:
         redraw(model, config.seed)
-    device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    device = (
+        config.device
+        if config.device != "auto"
+        else "cuda"
+        if torch.cuda.is_available()
+        else "cpu"
+    )
     return model.to(device)
 
 
-def optimizer_of(model: torch.nn.Module, fields: OptimizerFields) -> torch.optim.Optimizer:
+def optimizer_of(
+    model: torch.nn.Module, fields: OptimizerFields
+) -> torch.optim.Optimizer:
     """Make the optimiser of a model's weights, by μP where there is a base width."""
-    parameters: list[Any] = [weight for weight in model.parameters() if weight.requires_grad]
+    parameters: list[Any] = [
+        weight for weight in model.parameters() if weight.requires_grad
+    ]
     if fields.base_width:
         groups = parameter_groups(model, fields.learning_rate, fields.base_width)
-        parameters = [{**group, "share": group["lr"] / fields.learning_rate} for group in groups]
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[fields.name]
-    extra: dict[str, Any] = {name: value for name in ("momentum", "betas") if (value := getattr(fields, name))}
-    base = kind(parameters, lr=fields.learning_rate, weight_decay=fields.weight_decay, **extra)
+        parameters = [
+            {**group, "share": group["lr"] / fields.learning_rate} for group in groups
+        ]
+    kind = {
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "sgd": torch.optim.SGD,
+    }[fields.name]
+    extra: dict[str, Any] = {
+        name: value
+        for name in ("momentum", "betas")
+        if (value := getattr(fields, name))
+    }
+    base = kind(
+        parameters, lr=fields.learning_rate, weight_decay=fields.weight_decay, **extra
+    )
     return SAM(base, fields.rho) if fields.rho else base
 
 
@@ -116,7 +178,9 @@ def prepare(
         patience=config.plan.patience,
         clip=fields.clip,
     )
-    run = Training(task, optimizer_of(task.model, fields), plan, out, rate=rate_of(config, epoch))
+    run = Training(
+        task, optimizer_of(task.model, fields), plan, out, rate=rate_of(config, epoch)
+    )
     watch = _watch(config, task, run.out) if isinstance(task, ForecastTask) else None
     if watch is not None:
         run.callbacks.append(watch)
@@ -128,7 +192,9 @@ def _watch(config: TrainConfig, task: ForecastTask, out: Path | None) -> Watch |
     if fields is None:
         return None
     x, y = task.training.take(torch.arange(min(fields.windows, len(task.training))))
-    looks: dict[str, Any] = {"patterns": attention_of(task, x)} if "attention" in fields.measures else {}
+    looks: dict[str, Any] = (
+        {"patterns": attention_of(task, x)} if "attention" in fields.measures else {}
+    )
     return Watch(
         task.model,
         fields.measures,
@@ -145,7 +211,10 @@ def _watch(config: TrainConfig, task: ForecastTask, out: Path | None) -> Watch |
 
 def losses_of(task: ForecastTask, x: Tensor, y: Tensor) -> list[Callable[[], Tensor]]:
     """Return the losses of both halves of some windows; sharpness is that of their mean."""
-    halves = [(part.to(task.device) for part in pair) for pair in zip(x.chunk(2), y.chunk(2), strict=True)]
+    halves = [
+        (part.to(task.device) for part in pair)
+        for pair in zip(x.chunk(2), y.chunk(2), strict=True)
+    ]
 
     def loss_of(inputs: Tensor, targets: Tensor) -> Callable[[], Tensor]:
         return lambda: (task.model(inputs) - targets).square().mean()
@@ -166,7 +235,9 @@ def attention_of(task: ForecastTask, x: Tensor) -> Callable[[], dict[str, Tensor
     return patterns
 
 
-def train(config: TrainConfig, out: str | Path, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
+def train(
+    config: TrainConfig, out: str | Path, *, resume: bool = False, quiet: bool = False
+) -> dict[str, Any]:
     """Train to the end and measure, or go on with a run that was stopped.
 
     Args:
@@ -192,9 +263,13 @@ def train(config: TrainConfig, out: str | Path, *, resume: bool = False, quiet: 
     folder = Path(out)
     config_file, state = folder / CONFIG, folder / STATE
     if state.exists() and not resume:
-        raise CheckpointError(f"{folder} holds a run; go on with it by --resume (resume=True), or give another folder")
+        raise CheckpointError(
+            f"{folder} holds a run; go on with it by --resume (resume=True), or give another folder"
+        )
     if resume and not state.exists():
-        raise CheckpointError(f"{folder} holds no run to go on with; start without --resume, or give its folder")
+        raise CheckpointError(
+            f"{folder} holds no run to go on with; start without --resume, or give its folder"
+        )
     run, task, _ = prepare(config, folder)
     if resume:
         run.resume()
@@ -213,7 +288,10 @@ def train(config: TrainConfig, out: str | Path, *, resume: bool = False, quiet: 
         "seconds": round(run.seconds, 2),
         "parameters": sum(weight.numel() for weight in task.model.parameters()),
     }
-    weights = {name: value.contiguous().cpu() for name, value in task.model.state_dict().items()}
+    weights = {
+        name: value.contiguous().cpu()
+        for name, value in task.model.state_dict().items()
+    }
     write_whole(folder / WEIGHTS, save(weights))
     _write(folder / RESULT, json.dumps(result, indent=1))
     return result

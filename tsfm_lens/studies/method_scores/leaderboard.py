@@ -20,7 +20,12 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes import attention_patterns
 from tsfm_lens.stats import mean_interval
 from tsfm_lens.studies.method_scores.marks import marks
-from tsfm_lens.studies.method_scores.page import PLANTED, UNTRAINED, markdown, put_between
+from tsfm_lens.studies.method_scores.page import (
+    PLANTED,
+    UNTRAINED,
+    markdown,
+    put_between,
+)
 from tsfm_lens.studies.method_scores.series import evaluation_case, untrained
 from tsfm_lens.training.command import run_command
 from tsfm_lens.zoo.planted import mechanisms, plant
@@ -60,7 +65,11 @@ class ExplanationCase:
 
 
 def cases(
-    pairs: Sequence[tuple[str, str]] | None = None, *, seeds: int = 4, series: int = 1, twins: bool = False
+    pairs: Sequence[tuple[str, str]] | None = None,
+    *,
+    seeds: int = 4,
+    series: int = 1,
+    twins: bool = False,
 ) -> Iterator[ExplanationCase]:
     """Yield every case of the benchmark, model by model; see :func:`benchmark`."""
     for mechanism, architecture in mechanisms() if pairs is None else pairs:
@@ -73,7 +82,9 @@ _plant = lru_cache(maxsize=2)(partial(plant, reads=None))
 
 
 @lru_cache(maxsize=256)
-def _of_model(mechanism: str, architecture: str, seed: int, twin: bool, series: int) -> tuple[ExplanationCase, ...]:
+def _of_model(
+    mechanism: str, architecture: str, seed: int, twin: bool, series: int
+) -> tuple[ExplanationCase, ...]:
     planted = _plant(mechanism, architecture, seed=seed)
     card = planted.card
     lens = untrained(planted, seed) if twin else planted.lens()
@@ -82,20 +93,42 @@ def _of_model(mechanism: str, architecture: str, seed: int, twin: bool, series: 
     backups = set(card.components("backup"))
     names = tuple(name for name in map(str, all_writers(lens)) if name not in backups)
     carriers = {
-        part.component for part in card.parts if part.role == "mechanism" and not part.does.startswith(_CONSTANT)
+        part.component
+        for part in card.parts
+        if part.role == "mechanism" and not part.does.startswith(_CONSTANT)
     }
     true = np.array([name in carriers for name in names])
     forecasts = []
     for number in range(series):
-        item, parts = item_of(run, number), segments(run, number, parts=PARTS, season=1, others="stretches")
+        item, parts = (
+            item_of(run, number),
+            segments(run, number, parts=PARTS, season=1, others="stretches"),
+        )
         labels = _labels(card, item, parts)
-        forecasts.append(ExplanationCase(mechanism, architecture, seed, number, twin, item, parts, names, labels, true))
+        forecasts.append(
+            ExplanationCase(
+                mechanism,
+                architecture,
+                seed,
+                number,
+                twin,
+                item,
+                parts,
+                names,
+                labels,
+                true,
+            )
+        )
     return tuple(forecasts)
 
 
 def _labels(card: Card, run: Run, parts: Sequence[Segment]) -> np.ndarray:
     """Label (segment, step) whether the rule reads the segment for the step; NaN where only a gate does."""
-    rule, values, horizon = card.rule, [np.asarray(each) for each in run.batch.values], card.horizon
+    rule, values, horizon = (
+        card.rule,
+        [np.asarray(each) for each in run.batch.values],
+        card.horizon,
+    )
     if isinstance(rule, CovariateTimes):
         source = run.batch.roles.index("known")
         weights = rule.inputs(values[0], values[source], horizon)
@@ -104,12 +137,18 @@ def _labels(card: Card, run: Run, parts: Sequence[Segment]) -> np.ndarray:
 
     def within(weights: np.ndarray) -> np.ndarray:
         """Test whether any weight of a step (step, time) lies in a segment: (segment, step)."""
-        ends = [(part.start + len(values[0]), part.stop + len(values[0])) for part in parts]
+        ends = [
+            (part.start + len(values[0]), part.stop + len(values[0])) for part in parts
+        ]
         return np.stack([np.abs(weights[:, start:stop]).any(1) for start, stop in ends])
 
-    labels = (within(weights) & np.array([part.row == source for part in parts])[:, None]).astype(float)
+    labels = (
+        within(weights) & np.array([part.row == source for part in parts])[:, None]
+    ).astype(float)
     if isinstance(rule, Gate):
-        both_periods = LocalMean(width=2 * rule.period, ago=rule.ago).inputs(values[0], horizon)
+        both_periods = LocalMean(width=2 * rule.period, ago=rule.ago).inputs(
+            values[0], horizon
+        )
         labels[within(both_periods) & (labels == 0)] = np.nan
     return labels
 
@@ -128,7 +167,11 @@ _TITLES = {
 
 
 def benchmark(
-    method: Scorer | str, level: Level = "inputs", *, name: str | None = None, **cases_of: Any
+    method: Scorer | str,
+    level: Level = "inputs",
+    *,
+    name: str | None = None,
+    **cases_of: Any,
 ) -> pd.DataFrame:
     """Score one method of explaining forecasts on every planted model.
 
@@ -160,7 +203,11 @@ def benchmark(
 
 
 def measured(
-    method: Scorer | str, level: Level = "inputs", *, name: str | None = None, **cases_of: Any
+    method: Scorer | str,
+    level: Level = "inputs",
+    *,
+    name: str | None = None,
+    **cases_of: Any,
 ) -> pd.DataFrame:
     """Score one method, a row for each case; arguments and errors are those of :func:`benchmark`.
 
@@ -172,13 +219,30 @@ def measured(
     if level not in get_args(Level):
         raise InputError(f"level={level!r} is not known, choose 'inputs' or 'routes'")
     if isinstance(method, str) and (level, method) not in SHIPPED:
-        raise unknown_name("method", method, [each for of, each in SHIPPED if of == level])
+        raise unknown_name(
+            "method", method, [each for of, each in SHIPPED if of == level]
+        )
     score = SHIPPED[level, method] if isinstance(method, str) else method
-    label = str(name or (method if isinstance(method, str) else getattr(method, "__name__", "a method")))
+    label = str(
+        name
+        or (
+            method
+            if isinstance(method, str)
+            else getattr(method, "__name__", "a method")
+        )
+    )
     rows: list[dict[str, Any]] = []
     for case in cases(**cases_of):
-        about: dict[str, Any] = {"method": label, "level": level, "mechanism": case.mechanism}
-        about |= {"architecture": case.architecture, "seed": case.seed, "series": case.number}
+        about: dict[str, Any] = {
+            "method": label,
+            "level": level,
+            "mechanism": case.mechanism,
+        }
+        about |= {
+            "architecture": case.architecture,
+            "seed": case.seed,
+            "series": case.number,
+        }
         about["condition"] = UNTRAINED if case.twin else PLANTED
         try:
             scores = np.asarray(score(case), dtype=float)
@@ -192,10 +256,18 @@ def measured(
     return table
 
 
-def _marks(case: ExplanationCase, level: Level, scores: np.ndarray, label: str) -> dict[str, float]:
+def _marks(
+    case: ExplanationCase, level: Level, scores: np.ndarray, label: str
+) -> dict[str, float]:
     """Measure how well scores agree with the truth; of inputs the mean over the forecast's steps."""
-    labels = case.true_parts if level == "inputs" else case.true_components.astype(float)[:, None]
-    expected = (labels.shape[:1],) if level == "routes" else (labels.shape, labels.shape[:1])
+    labels = (
+        case.true_parts
+        if level == "inputs"
+        else case.true_components.astype(float)[:, None]
+    )
+    expected = (
+        (labels.shape[:1],) if level == "routes" else (labels.shape, labels.shape[:1])
+    )
     if scores.shape not in expected:
         raise InputError(
             f"{label} gave scores of shape {scores.shape}, expected {' or '.join(map(str, expected))}: "
@@ -204,7 +276,9 @@ def _marks(case: ExplanationCase, level: Level, scores: np.ndarray, label: str) 
     by_step = scores.reshape(len(scores), -1) * np.ones((1, labels.shape[1]))
     counts = np.isfinite(labels)
     steps = zip(by_step.T, labels.T, counts.T, strict=True)
-    table = pd.DataFrame([marks(of_step[here], true[here] > 0) for of_step, true, here in steps])
+    table = pd.DataFrame(
+        [marks(of_step[here], true[here] > 0) for of_step, true, here in steps]
+    )
     return {str(name): float(table[name].mean()) for name in table}
 
 
@@ -212,22 +286,45 @@ def leaderboard(rows: pd.DataFrame) -> pd.DataFrame:
     """Summarise one line a method, best first within a level; see :func:`benchmark`."""
     lines = []
     for (level, method), group in rows.groupby(["level", "method"], sort=False):
-        own, twin = group[group["condition"] == PLANTED], group[group["condition"] == UNTRAINED]
+        own, twin = (
+            group[group["condition"] == PLANTED],
+            group[group["condition"] == UNTRAINED],
+        )
         mean, low, high = _over_models(own, "auroc")
-        line: dict[str, Any] = {"method": method, "level": level, "auroc": mean, "low": low, "high": high}
+        line: dict[str, Any] = {
+            "method": method,
+            "level": level,
+            "auroc": mean,
+            "low": low,
+            "high": high,
+        }
         line |= {each: own[each].mean() for each in ("worst_rank", "mean_rank")}
-        line |= {"of": own["candidates"].mean(), "cases": len(own), "refused": int(own["refused"].sum())}
+        line |= {
+            "of": own["candidates"].mean(),
+            "cases": len(own),
+            "refused": int(own["refused"].sum()),
+        }
         line["untrained"] = _over_models(twin, "auroc")[0] if len(twin) else np.nan
-        line |= {str(mechanism): _over_models(of, "auroc")[0] for mechanism, of in own.groupby("mechanism")}
+        line |= {
+            str(mechanism): _over_models(of, "auroc")[0]
+            for mechanism, of in own.groupby("mechanism")
+        }
         lines.append(line)
     # levels in the order of their names
-    table = pd.DataFrame(lines).sort_values(["level", "auroc"], ascending=[True, False], kind="stable")
+    table = pd.DataFrame(lines).sort_values(
+        ["level", "auroc"], ascending=[True, False], kind="stable"
+    )
     return table.reset_index(drop=True)
 
 
 def _over_models(rows: pd.DataFrame, column: str) -> tuple[float, float, float]:
     """Average over models, each the mean over its cases, with the ends of the 95 % interval within 0 and 1."""
-    by_model = rows.groupby(["mechanism", "architecture", "seed"])[column].mean().dropna().to_numpy(dtype=float)
+    by_model = (
+        rows.groupby(["mechanism", "architecture", "seed"])[column]
+        .mean()
+        .dropna()
+        .to_numpy(dtype=float)
+    )
     if not len(by_model):
         return np.nan, np.nan, np.nan
     mean, low, high = (float(each) for each in mean_interval(by_model))
@@ -238,19 +335,33 @@ def _over_models(rows: pd.DataFrame, column: str) -> tuple[float, float, float]:
 
 
 def _attribution(case: ExplanationCase, method: str) -> np.ndarray:
-    how: dict[str, Any] = {"method": method, "reference": REFERENCE, "parts": case.parts}
-    values = attribute_inputs(case.run, **how)["attribution"].transpose("segment", "step", "quantile")
-    return np.abs(values.values[..., int(np.argmin(np.abs(values["quantile"].values - 0.5)))])
+    how: dict[str, Any] = {
+        "method": method,
+        "reference": REFERENCE,
+        "parts": case.parts,
+    }
+    values = attribute_inputs(case.run, **how)["attribution"].transpose(
+        "segment", "step", "quantile"
+    )
+    return np.abs(
+        values.values[..., int(np.argmin(np.abs(values["quantile"].values - 0.5)))]
+    )
 
 
 def _routes(case: ExplanationCase, exact: bool) -> np.ndarray:
     """Measure the mean absolute effect through a component, all segments together, or estimate it to first order."""
-    routes = input_routes(case.run, parts=case.parts, reference=REFERENCE, components=case.components)
+    routes = input_routes(
+        case.run, parts=case.parts, reference=REFERENCE, components=case.components
+    )
     if exact:
         return np.asarray(routes["size"].sum("segment").values)
     if "estimate" not in routes:
         raise InputError("no gradients")
-    return np.abs(routes["estimate"].transpose("component", "segment", "step").values).mean(-1).sum(-1)
+    return (
+        np.abs(routes["estimate"].transpose("component", "segment", "step").values)
+        .mean(-1)
+        .sum(-1)
+    )
 
 
 def _peak_attention(case: ExplanationCase) -> np.ndarray:
@@ -260,18 +371,24 @@ def _peak_attention(case: ExplanationCase) -> np.ndarray:
     for stack in lens.wiring.stacks:
         for kind in stack.attention_kinds():
             pattern = attention_patterns(run, stack=stack.name, kind=kind)["pattern"]
-            others = [dim for dim in pattern.dims if dim not in ("layer", "head", "key")]
+            others = [
+                dim for dim in pattern.dims if dim not in ("layer", "head", "key")
+            ]
             most = pattern.mean(others).max("key")
             dot = f"{stack.name}." if stack.name else ""
             for layer in most["layer"].values:
                 for head in most["head"].values:
-                    largest[f"{dot}{layer}.{kind}.{head}"] = float(most.sel(layer=layer, head=head))
+                    largest[f"{dot}{layer}.{kind}.{head}"] = float(
+                        most.sel(layer=layer, head=head)
+                    )
     return np.array([largest.get(name, 0.0) for name in case.components])
 
 
 def _random(case: ExplanationCase, level: Level) -> np.ndarray:
     size = len(case.parts if level == "inputs" else case.components)
-    return np.random.default_rng([case.seed, case.number, len(case.mechanism)]).random(size)
+    return np.random.default_rng([case.seed, case.number, len(case.mechanism)]).random(
+        size
+    )
 
 
 def _by_values(measure: Callable[[np.ndarray], Any]) -> Scorer:
@@ -283,16 +400,24 @@ def _by_values(measure: Callable[[np.ndarray], Any]) -> Scorer:
         for part in case.parts:
             past = np.asarray(batch.values[part.row])
             whole = (np.concatenate([past, ahead[part.row]]) - past.mean()) / past.std()
-            scores.append(measure(whole[part.start + len(past) : part.stop + len(past)]))
+            scores.append(
+                measure(whole[part.start + len(past) : part.stop + len(past)])
+            )
         return np.array(scores)
 
     return score
 
 
 NAIVE: Mapping[str, Scorer] = {
-    "newest first": lambda case: np.array([part.stop for part in case.parts], dtype=float),
-    "oldest first": lambda case: np.array([-part.start for part in case.parts], dtype=float),
-    "middle first": lambda case: np.array([-abs(part.start + part.stop + SPAN) for part in case.parts], dtype=float),
+    "newest first": lambda case: np.array(
+        [part.stop for part in case.parts], dtype=float
+    ),
+    "oldest first": lambda case: np.array(
+        [-part.start for part in case.parts], dtype=float
+    ),
+    "middle first": lambda case: np.array(
+        [-abs(part.start + part.stop + SPAN) for part in case.parts], dtype=float
+    ),
     "farthest from the mean first": _by_values(lambda values: np.abs(values).mean()),
     "largest values first": _by_values(np.mean),
     "most varied first": _by_values(np.std),
@@ -323,25 +448,50 @@ def tables(rows: pd.DataFrame) -> str:
         of_level = board[board["level"] == level]
         if not len(of_level):
             continue
-        heads = ["method", "AUROC", "worst rank of a true one", "of", "cannot explain", "untrained: AUROC", *mechanisms]
+        heads = [
+            "method",
+            "AUROC",
+            "worst rank of a true one",
+            "of",
+            "cannot explain",
+            "untrained: AUROC",
+            *mechanisms,
+        ]
         lines = [heads]
         for _, line in of_level.iterrows():
-            numbers = [line["untrained"], *(line.get(each, np.nan) for each in mechanisms)]
+            numbers = [
+                line["untrained"],
+                *(line.get(each, np.nan) for each in mechanisms),
+            ]
             auroc = f"{line['auroc']:.2f} ({line['low']:.2f}–{line['high']:.2f})"
-            of = [f"{line['worst_rank']:.1f}", f"{line['of']:.1f}", f"{100 * line['refused'] / line['cases']:.0f} %"]
-            marks = [f"{number:.2f}" if np.isfinite(number) else "" for number in numbers]
+            of = [
+                f"{line['worst_rank']:.1f}",
+                f"{line['of']:.1f}",
+                f"{100 * line['refused'] / line['cases']:.0f} %",
+            ]
+            marks = [
+                f"{number:.2f}" if np.isfinite(number) else "" for number in numbers
+            ]
             lines.append([str(line["method"]), auroc, *of, *marks])
         parts += [f"## {title}", markdown(lines)]
     return "\n\n".join(parts) + "\n"
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="the page; everything measured goes beside it as CSV")],
+    out: Annotated[
+        Path, typer.Option(help="the page; everything measured goes beside it as CSV")
+    ],
     *,
-    seeds: Annotated[int, typer.Option(min=1, help="parametrisations of each mechanism")] = 4,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="parametrisations of each mechanism")
+    ] = 4,
     series: Annotated[int, typer.Option(min=1, help="forecasts of each model")] = 1,
-    only: Annotated[list[str] | None, typer.Option(help="methods; all that ship if none")] = None,
-    read: Annotated[bool, typer.Option("--read", help="make the page of the CSV that is there")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="methods; all that ship if none")
+    ] = None,
+    read: Annotated[
+        bool, typer.Option("--read", help="make the page of the CSV that is there")
+    ] = False,
 ) -> None:
     """Score every method of explaining forecasts on planted models, and write their table into the page."""
     file = out.with_suffix(".explanations.csv")
@@ -356,8 +506,16 @@ def main(
             # orders that look at no model cost nothing, and are the same on twins
             many, twins = (MANY * series, False) if name in NAIVE else (series, True)
             now = measured(name, level, seeds=seeds, series=many, twins=twins)  # type: ignore[arg-type]
-            others = None if before is None else before[(before["method"] != name) | (before["level"] != level)]
-            before = now if others is None or not len(others) else pd.concat([others, now], ignore_index=True)
+            others = (
+                None
+                if before is None
+                else before[(before["method"] != name) | (before["level"] != level)]
+            )
+            before = (
+                now
+                if others is None or not len(others)
+                else pd.concat([others, now], ignore_index=True)
+            )
             # each method is written as soon as it is measured
             before.to_csv(file, index=False, float_format="%.3g")
         assert before is not None

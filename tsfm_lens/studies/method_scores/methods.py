@@ -50,11 +50,18 @@ METHODS: dict[str, Method] = {}
 
 
 def method(
-    name: str, level: str = PARTS, *, applies: Callable[[EvaluationCase], bool] = lambda case: True
-) -> Callable[[Callable[[EvaluationCase], Ranking]], Callable[[EvaluationCase], Ranking]]:
+    name: str,
+    level: str = PARTS,
+    *,
+    applies: Callable[[EvaluationCase], bool] = lambda case: True,
+) -> Callable[
+    [Callable[[EvaluationCase], Ranking]], Callable[[EvaluationCase], Ranking]
+]:
     """Declare a method that is scored on every planted model."""
 
-    def declare(rank: Callable[[EvaluationCase], Ranking]) -> Callable[[EvaluationCase], Ranking]:
+    def declare(
+        rank: Callable[[EvaluationCase], Ranking],
+    ) -> Callable[[EvaluationCase], Ranking]:
         METHODS[name] = Method(name, level, rank, applies)
         return rank
 
@@ -79,7 +86,10 @@ def differentiable(case: EvaluationCase) -> bool:
 def by_size(data: xr.Dataset, name: str) -> Ranking:
     """Score components by the size of an effect over series; claim those that a sentence would name."""
     at = {"position": 0} if "position" in data[f"{name}_size"].dims else {}
-    scores, claims = (each.isel(at).values for each in (data[f"{name}_size"], worth_naming(data, name)))
+    scores, claims = (
+        each.isel(at).values
+        for each in (data[f"{name}_size"], worth_naming(data, name))
+    )
     return Ranking(tuple(map(str, data["component"].values)), np.abs(scores), claims)
 
 
@@ -89,25 +99,48 @@ def worth_naming(data: xr.Dataset, name: str) -> xr.DataArray:
     return (data[f"{name}_acts"] > 0) & (np.abs(data[f"{name}_size"]) >= least)
 
 
-def of_heads(data: xr.Dataset, scores: xr.DataArray, claims: xr.DataArray | None = None, **at: str) -> Ranking:
+def of_heads(
+    data: xr.Dataset,
+    scores: xr.DataArray,
+    claims: xr.DataArray | None = None,
+    **at: str,
+) -> Ranking:
     """Score heads by values (layer, head) of the attention that ``at`` or the dataset names by stack and attention."""
     where = {**data.attrs, **at}
     stack, kind = str(where.get("stack", "")), str(where["attention"])
-    grid = [(int(layer), int(head)) for layer in data["layer"].values for head in data["head"].values]
+    grid = [
+        (int(layer), int(head))
+        for layer in data["layer"].values
+        for head in data["head"].values
+    ]
     names = tuple(str(Component(stack, layer, kind, head)) for layer, head in grid)
     flat = scores.transpose("layer", "head").values.astype(float).reshape(-1)
-    return Ranking(names, flat, None if claims is None else claims.transpose("layer", "head").values.reshape(-1))
+    return Ranking(
+        names,
+        flat,
+        None
+        if claims is None
+        else claims.transpose("layer", "head").values.reshape(-1),
+    )
 
 
 def by(
-    probe: Callable[[EvaluationCase], xr.Dataset], scores: str, claims: str = "", **at: str
+    probe: Callable[[EvaluationCase], xr.Dataset],
+    scores: str,
+    claims: str = "",
+    **at: str,
 ) -> Callable[[EvaluationCase], Ranking]:
     """Score heads by a variable of a result, of which less is more after a minus, and claim them by another."""
 
     def rank(case: EvaluationCase) -> Ranking:
         data = probe(case)
         values = data[scores.removeprefix("-")]
-        return of_heads(data, -values if scores.startswith("-") else values, data[claims] if claims else None, **at)
+        return of_heads(
+            data,
+            -values if scores.startswith("-") else values,
+            data[claims] if claims else None,
+            **at,
+        )
 
     return rank
 
@@ -131,31 +164,57 @@ method("zero ablation")(lambda case: by_size(_ablation(case), "mean_shift"))
 @method("zero ablation, of the range")
 def _zero_of_range(case: EvaluationCase) -> Ranking:
     """Score by the share of the series' range; claim above the share below which we form no ratio elsewhere."""
-    data, scale = _ablation(case), ranges(case.clean, case.clean.point)[case.clean.batch.is_target]
+    data, scale = (
+        _ablation(case),
+        ranges(case.clean, case.clean.point)[case.clean.batch.is_target],
+    )
     share = data["mean_shift"].transpose("component", "series").values / scale
-    return Ranking(tuple(map(str, data["component"].values)), share.mean(-1), share.mean(-1) > SMALLEST_SHARE)
+    return Ranking(
+        tuple(map(str, data["component"].values)),
+        share.mean(-1),
+        share.mean(-1) > SMALLEST_SHARE,
+    )
 
 
 @method("mean ablation")
 def _mean(case: EvaluationCase) -> Ranking:
     options: dict[str, Any] = {"how": "mean", "reference": case.clean.batch}
-    return by_size(probes.ablation_effects(case.clean, components=case.components, **options), "mean_shift")
+    return by_size(
+        probes.ablation_effects(case.clean, components=case.components, **options),
+        "mean_shift",
+    )
 
 
-method("total effect, read-out stack")(lambda case: by_size(_effects(case), "total_share"))
-method("direct effect, read-out stack")(lambda case: by_size(_effects(case), "direct_share"))
+method("total effect, read-out stack")(
+    lambda case: by_size(_effects(case), "total_share")
+)
+method("direct effect, read-out stack")(
+    lambda case: by_size(_effects(case), "direct_share")
+)
 
 
-def _patch_components(case: EvaluationCase, direction: str, *, gradients: bool) -> Ranking:
-    options: dict[str, Any] = {"at": case.components, "positions": "all", "direction": direction}
+def _patch_components(
+    case: EvaluationCase, direction: str, *, gradients: bool
+) -> Ranking:
+    options: dict[str, Any] = {
+        "at": case.components,
+        "positions": "all",
+        "direction": direction,
+    }
     if gradients:
-        data = probes.attribution_patching(case.clean, case.corrupted, **options, exact=False)
+        data = probes.attribution_patching(
+            case.clean, case.corrupted, **options, exact=False
+        )
         return by_size(data, "first_order")
-    return by_size(probes.activation_patching(case.clean, case.corrupted, **options), "recovered")
+    return by_size(
+        probes.activation_patching(case.clean, case.corrupted, **options), "recovered"
+    )
 
 
 for _way in ("denoise", "noise"):
-    method(f"activation patching, {_way}")(partial(_patch_components, direction=_way, gradients=False))
+    method(f"activation patching, {_way}")(
+        partial(_patch_components, direction=_way, gradients=False)
+    )
 for _way in ("denoise", "noise"):
     method(f"attribution patching, {_way}", applies=differentiable)(
         partial(_patch_components, direction=_way, gradients=True)
@@ -174,7 +233,9 @@ def _direct_attribution(case: EvaluationCase, decomposition: str) -> Ranking:
     result = by_size(_attribution(case).sel(decomposition=decomposition), "size_share")
     real = [i for i, name in enumerate(result.names) if name not in ("embed", "bias")]
     assert result.claims is not None
-    return Ranking(tuple(result.names[i] for i in real), result.scores[real], result.claims[real])
+    return Ranking(
+        tuple(result.names[i] for i in real), result.scores[real], result.claims[real]
+    )
 
 
 def _decomposes(decomposition: str) -> Callable[[EvaluationCase], bool]:
@@ -182,16 +243,20 @@ def _decomposes(decomposition: str) -> Callable[[EvaluationCase], bool]:
 
 
 for _name in ("logit", "expected_value", "linearised", "integrated", "lens_difference"):
-    method(f"direct attribution, {_name.replace('_', ' ')}", applies=_decomposes(_name))(
-        partial(_direct_attribution, decomposition=_name)
-    )
+    method(
+        f"direct attribution, {_name.replace('_', ' ')}", applies=_decomposes(_name)
+    )(partial(_direct_attribution, decomposition=_name))
 
 
 @method("stream shares")
 def _shares(case: EvaluationCase) -> Ranking:
     """Score heads, and branches without heads, by the mean size of their direct attribution."""
     data = probes.stream_shares(case.clean)
-    heads = (data["head_size"] / data["size"].sum("writer")).mean("series").transpose("writer", "head")
+    heads = (
+        (data["head_size"] / data["size"].sum("writer"))
+        .mean("series")
+        .transpose("writer", "head")
+    )
     wholes = (data["size"] / data["size"].sum("writer")).mean("series")
     shares = {}
     for row, writer in enumerate(data["writer"].values):
@@ -204,8 +269,13 @@ def _shares(case: EvaluationCase) -> Ranking:
 
 @method("norm of what heads write")
 def _norms(case: EvaluationCase) -> Ranking:
-    data = [probes.norm_weighted_attention(case.clean.select(i)) for i in range(len(case.clean.batch))]
-    norms = xr.concat([each["norm"].sum("key").mean("query") for each in data], dim="series")
+    data = [
+        probes.norm_weighted_attention(case.clean.select(i))
+        for i in range(len(case.clean.batch))
+    ]
+    norms = xr.concat(
+        [each["norm"].sum("key").mean("query") for each in data], dim="series"
+    )
     return of_heads(data[0], norms.mean("series"))
 
 
@@ -214,7 +284,11 @@ def _norms(case: EvaluationCase) -> Ranking:
 
 def _circuit(case: EvaluationCase, ranking: str, contrast: bool) -> Ranking:
     other = case.corrupted if contrast else None
-    options: dict[str, Any] = {"nodes": case.components, "ranking": ranking, "per_round": 8}
+    options: dict[str, Any] = {
+        "nodes": case.components,
+        "ranking": ranking,
+        "per_round": 8,
+    }
     data = probes.minimal_circuit(case.clean, other, **options)
     order, in_circuit = data["taken"].values, data["in_circuit"].values
     # a component that is removed late matters more
@@ -224,14 +298,20 @@ def _circuit(case: EvaluationCase, ranking: str, contrast: bool) -> Ranking:
 
 for _ranking in ("greedy", "effects"):
     for _contrast, _words in ((False, "zeroed"), (True, "patched")):
-        method(f"circuit, {_ranking}, {_words}")(partial(_circuit, ranking=_ranking, contrast=_contrast))
-method("circuit, edges, patched", applies=differentiable)(partial(_circuit, ranking="edges", contrast=True))
+        method(f"circuit, {_ranking}, {_words}")(
+            partial(_circuit, ranking=_ranking, contrast=_contrast)
+        )
+method("circuit, edges, patched", applies=differentiable)(
+    partial(_circuit, ranking="edges", contrast=True)
+)
 
 
 # --- what heads look at, and what their weights are like --------------------------------------------------------
 
 
-method("sharp heads")(by(lambda case: probes.head_entropy(case.clean), "-entropy", "sharp"))
+method("sharp heads")(
+    by(lambda case: probes.head_entropy(case.clean), "-entropy", "sharp")
+)
 
 
 def _motif(case: EvaluationCase) -> int | None:
@@ -244,24 +324,40 @@ def _motif(case: EvaluationCase) -> int | None:
 @lru_cache(maxsize=1)
 def _repeated_tokens(case: EvaluationCase) -> xr.Dataset:
     """Run the test along the given motif, so that scores do not depend on how well the model copies."""
-    options: dict[str, Any] = {"motif": _motif(case) or 12, "repeats": 4, "n_sequences": 16, "offset": 1}
-    data = probes.induction_scores(case.lens, **options, decoding="forced", positions="all")
+    options: dict[str, Any] = {
+        "motif": _motif(case) or 12,
+        "repeats": 4,
+        "n_sequences": 16,
+        "offset": 1,
+    }
+    data = probes.induction_scores(
+        case.lens, **options, decoding="forced", positions="all"
+    )
     return data.assign_attrs(stack=case.lens.wiring.output_stack.name)
 
 
 def _repeated_motifs(case: EvaluationCase) -> xr.Dataset:
     motif = _motif(case)
     # a motif of one token has no next token to find
-    options: dict[str, Any] = {"n_series": 8, "motif": motif if motif and motif > 1 else None}
-    data = probes.repeated_motif(case.lens, **options, num_samples=1 if case.lens.emits == "token" else None)
+    options: dict[str, Any] = {
+        "n_series": 8,
+        "motif": motif if motif and motif > 1 else None,
+    }
+    data = probes.repeated_motif(
+        case.lens, **options, num_samples=1 if case.lens.emits == "token" else None
+    )
     return data.sel(target="after_last")
 
 
 @lru_cache(maxsize=1)
 def _parroting(case: EvaluationCase) -> xr.Dataset:
     row, kind, _ = pick_attention(case.lens, None, None)
-    data = probes.head_parroting(case.clean).assign_attrs(stack=row.name, attention=kind)
-    lost = worth_naming(data, "copy_error_change") & (data["copy_error_change_size"] > 0)
+    data = probes.head_parroting(case.clean).assign_attrs(
+        stack=row.name, attention=kind
+    )
+    lost = worth_naming(data, "copy_error_change") & (
+        data["copy_error_change_size"] > 0
+    )
     return data.assign(copy_lost=lost)
 
 
@@ -270,12 +366,24 @@ def _concentration(case: EvaluationCase) -> xr.Dataset:
     return data.assign_attrs(stack=case.lens.wiring.output_stack.name)
 
 
-method("induction: repeated tokens, prefix", applies=reads_tokens)(by(_repeated_tokens, "prefix_matching"))
-method("induction: repeated tokens, copy", applies=reads_tokens)(by(_repeated_tokens, "copy_score", "induction"))
-method("induction: repeated motifs")(by(_repeated_motifs, "advantage", "advantage_significant"))
-method("parroting: attention at the lag")(by(_parroting, "mass_size", "mass_significant"))
-method("parroting: copy lost without the head")(by(_parroting, "copy_error_change_size", "copy_lost"))
-method("kernel regression: concentration", applies=has_cross)(by(_concentration, "-missing", attention="cross_attn"))
+method("induction: repeated tokens, prefix", applies=reads_tokens)(
+    by(_repeated_tokens, "prefix_matching")
+)
+method("induction: repeated tokens, copy", applies=reads_tokens)(
+    by(_repeated_tokens, "copy_score", "induction")
+)
+method("induction: repeated motifs")(
+    by(_repeated_motifs, "advantage", "advantage_significant")
+)
+method("parroting: attention at the lag")(
+    by(_parroting, "mass_size", "mass_significant")
+)
+method("parroting: copy lost without the head")(
+    by(_parroting, "copy_error_change_size", "copy_lost")
+)
+method("kernel regression: concentration", applies=has_cross)(
+    by(_concentration, "-missing", attention="cross_attn")
+)
 
 
 def _stable_rank(case: EvaluationCase, product: str) -> Ranking:
@@ -283,7 +391,9 @@ def _stable_rank(case: EvaluationCase, product: str) -> Ranking:
     every: list[Ranking] = []
     for stack in case.lens.wiring.stacks:
         for kind in stack.attention_kinds():
-            data = probes.head_spectra(case.lens, stack=stack.name, kind=kind, products=[product])
+            data = probes.head_spectra(
+                case.lens, stack=stack.name, kind=kind, products=[product]
+            )
             every.append(of_heads(data, -data["stable_rank"].sel(product=product)))
     names = tuple(name for each in every for name in each.names)
     return Ranking(names, np.concatenate([each.scores for each in every]))
@@ -309,24 +419,35 @@ def pair_name(one: str, other: str) -> str:
 def _edges(data: xr.Dataset, name: str) -> Ranking:
     """Score the existing edges by the size of their estimate over series."""
     size, claims = (
-        each.transpose("sender", "receiver").values for each in (data[f"{name}_size"], worth_naming(data, name))
+        each.transpose("sender", "receiver").values
+        for each in (data[f"{name}_size"], worth_naming(data, name))
     )
     rows, columns = np.nonzero(np.isfinite(size))
-    senders, receivers = (list(map(str, data[dim].values)) for dim in ("sender", "receiver"))
-    names = tuple(edge_name(senders[row], receivers[column]) for row, column in zip(rows, columns, strict=True))
+    senders, receivers = (
+        list(map(str, data[dim].values)) for dim in ("sender", "receiver")
+    )
+    names = tuple(
+        edge_name(senders[row], receivers[column])
+        for row, column in zip(rows, columns, strict=True)
+    )
     return Ranking(names, np.abs(size[rows, columns]), claims[rows, columns])
 
 
 @method("path patching", EDGES)
 def _paths(case: EvaluationCase) -> Ranking:
     names = [*map(str, case.components)]
-    data = probes.path_patching(case.clean, case.corrupted, senders=names, receivers=[*names, "output"])
+    data = probes.path_patching(
+        case.clean, case.corrupted, senders=names, receivers=[*names, "output"]
+    )
     return _edges(data, "recovered")
 
 
 @method("edge attribution", EDGES, applies=differentiable)
 def _edge_attribution(case: EvaluationCase) -> Ranking:
-    return _edges(probes.edge_attribution(case.clean, case.corrupted, nodes=case.components), "score")
+    return _edges(
+        probes.edge_attribution(case.clean, case.corrupted, nodes=case.components),
+        "score",
+    )
 
 
 @method("self-repair", REPAIRED)
@@ -342,13 +463,22 @@ def _pairs(case: EvaluationCase) -> Ranking:
     """Score pairs by how much more both together move the forecast than each alone."""
     components = case.components
     pairs = list(combinations(range(len(components)), 2))
-    sets = [(each,) for each in components] + [(components[a], components[b]) for a, b in pairs]
+    sets = [(each,) for each in components] + [
+        (components[a], components[b]) for a, b in pairs
+    ]
     later = slice(case.clean.first_step, None)
-    shift = point_forecasts(case.clean, [Variant.zero(*each) for each in sets]) - case.clean.point
+    shift = (
+        point_forecasts(case.clean, [Variant.zero(*each) for each in sets])
+        - case.clean.point
+    )
     shift = np.abs(shift)[..., later].mean(-1)
     alone, together = shift[: len(components)], shift[len(components) :]
-    more = np.array([two - alone[a] - alone[b] for two, (a, b) in zip(together, pairs, strict=True)]).mean(-1)
-    return Ranking(tuple(pair_name(str(components[a]), str(components[b])) for a, b in pairs), more)
+    more = np.array(
+        [two - alone[a] - alone[b] for two, (a, b) in zip(together, pairs, strict=True)]
+    ).mean(-1)
+    return Ranking(
+        tuple(pair_name(str(components[a]), str(components[b])) for a, b in pairs), more
+    )
 
 
 # --- tokens of the context as the source of a forecast ------------------------------------------------------
@@ -362,7 +492,9 @@ def token_name(series: int, token: int) -> str:
 def tokens_of(case: EvaluationCase) -> tuple[TokenSpans, list[int]]:
     """Return the spans of the stack that reads the context, and its tokens that show some of it."""
     spans = case.clean.spans[case.lens.wiring.stacks[0].name]
-    return spans, [i for i in range(len(spans)) if not spans.special[i] and spans.stop[i] <= 0]
+    return spans, [
+        i for i in range(len(spans)) if not spans.special[i] and spans.stop[i] <= 0
+    ]
 
 
 def true_tokens(case: EvaluationCase) -> dict[str, bool]:
@@ -374,7 +506,10 @@ def true_tokens(case: EvaluationCase) -> dict[str, bool]:
     for row, values in enumerate(case.clean.batch.values):
         mask = np.abs(rule.inputs(np.asarray(values), case.card.horizon)).sum(0) > 0
         for token in tokens:
-            start, stop = (max(edge + len(values), 0) for edge in (spans.start[token], spans.stop[token]))
+            start, stop = (
+                max(edge + len(values), 0)
+                for edge in (spans.start[token], spans.stop[token])
+            )
             labels[token_name(row, token)] = bool(mask[start:stop].any())
     return labels
 
@@ -382,12 +517,16 @@ def true_tokens(case: EvaluationCase) -> dict[str, bool]:
 def _token_scores(case: EvaluationCase, scores: Scores) -> Ranking:
     """Select, of scores (series, token), those of the tokens that show the context."""
     _, tokens = tokens_of(case)
-    names = tuple(token_name(row, token) for row in range(len(scores)) for token in tokens)
+    names = tuple(
+        token_name(row, token) for row in range(len(scores)) for token in tokens
+    )
     return Ranking(names, scores[:, tokens].reshape(-1))
 
 
 def _each(case: EvaluationCase, of: Callable[[Run], Scores]) -> Ranking:
-    return _token_scores(case, np.stack([of(case.clean.select(i)) for i in range(len(case.clean.batch))]))
+    return _token_scores(
+        case, np.stack([of(case.clean.select(i)) for i in range(len(case.clean.batch))])
+    )
 
 
 def _query_tokens(spans: TokenSpans) -> list[int]:
@@ -398,7 +537,9 @@ def _query_tokens(spans: TokenSpans) -> list[int]:
 def _cross(run: Run, of: xr.DataArray) -> Scores:
     """Average (key,) over layers, heads and the tokens that a forecast is read from."""
     queries = _query_tokens(run.encoded.spans[run.lens.wiring.output_stack.name])
-    return np.asarray(of.mean(("layer", "head")).isel(query=queries).mean("query").values, dtype=float)
+    return np.asarray(
+        of.mean(("layer", "head")).isel(query=queries).mean("query").values, dtype=float
+    )
 
 
 def _rollout(run: Run) -> Scores:
@@ -411,25 +552,39 @@ def _rollout(run: Run) -> Scores:
 
 
 method("attention, mean over heads", INPUTS)(
-    lambda case: _each(case, lambda run: _cross(run, probes.attention_patterns(run)["pattern"]))
+    lambda case: _each(
+        case, lambda run: _cross(run, probes.attention_patterns(run)["pattern"])
+    )
 )
 method("norm-weighted attention", INPUTS)(
-    lambda case: _each(case, lambda run: _cross(run, probes.norm_weighted_attention(run)["norm"]))
+    lambda case: _each(
+        case, lambda run: _cross(run, probes.norm_weighted_attention(run)["norm"])
+    )
 )
 method("attention rollout", INPUTS)(lambda case: _each(case, _rollout))
 
 
-def _shift(case: EvaluationCase, probe: Callable[..., xr.Dataset], name: str, **options: Any) -> Ranking:
+def _shift(
+    case: EvaluationCase, probe: Callable[..., xr.Dataset], name: str, **options: Any
+) -> Ranking:
     """Score tokens by how far their embedding, put into the other run, moves the forecast."""
     stack = case.lens.wiring.stacks[0]
-    where: dict[str, Any] = {"at": [f"{stack.prefix}.0.hook_resid_pre"], "positions": "each", "direction": "noise"}
+    where: dict[str, Any] = {
+        "at": [f"{stack.prefix}.0.hook_resid_pre"],
+        "positions": "each",
+        "direction": "noise",
+    }
     data = probe(case.clean, case.corrupted, **where, **options)
     scores = np.full((len(case.clean.batch), len(case.clean.spans[stack.name])), np.nan)
-    scores[:, data["position"].values] = np.abs(data[name].isel(component=0).transpose("series", "position").values)
+    scores[:, data["position"].values] = np.abs(
+        data[name].isel(component=0).transpose("series", "position").values
+    )
     return _token_scores(case, scores)
 
 
-method("activation patching of tokens", INPUTS)(lambda case: _shift(case, probes.activation_patching, "recovered"))
+method("activation patching of tokens", INPUTS)(
+    lambda case: _shift(case, probes.activation_patching, "recovered")
+)
 method("attribution patching of tokens", INPUTS, applies=differentiable)(
     lambda case: _shift(case, probes.attribution_patching, "first_order", exact=False)
 )

@@ -51,7 +51,9 @@ def put_between(page: Path, start: str, stop: str, text: str) -> None:
     """Replace what stands between two marks of a page."""
     whole = page.read_text() if page.exists() else ""
     if whole.count(start) != 1 or whole.count(stop) != 1:
-        raise InputError(f"{page} has no marks {start.strip()} and {stop}, between which tables are put")
+        raise InputError(
+            f"{page} has no marks {start.strip()} and {stop}, between which tables are put"
+        )
     before, rest = whole.split(start)
     _, after = rest.split(stop)
     with replacing(page) as part:
@@ -68,7 +70,10 @@ def tables(scores: ScoreTables) -> str:
             own = _planted_rows(of_level)
             parts += [f"## {title}", _summary(of_level)]
             if level in ("parts", "edges", "inputs"):
-                parts += ["AUROC by mechanism:", _auroc_by(own, "mechanism", sorted(own["mechanism"].unique()))]
+                parts += [
+                    "AUROC by mechanism:",
+                    _auroc_by(own, "mechanism", sorted(own["mechanism"].unique())),
+                ]
     parts += [
         "## Noise",
         "AUROC of every method, over the models that were measured under all conditions:",
@@ -82,15 +87,28 @@ def tables(scores: ScoreTables) -> str:
 def _about(rows: pd.DataFrame) -> str:
     """Format parametrisations by condition, and the errors of the planted models."""
     conditions = _conditions(rows)
-    heads = ["mechanism", "architecture", *map(str, conditions), "largest error of the planted forecasts"]
+    heads = [
+        "mechanism",
+        "architecture",
+        *map(str, conditions),
+        "largest error of the planted forecasts",
+    ]
     table = [[*heads, "noise on the weights", "largest error then"]]
     for (mechanism, architecture), group in rows.groupby(["mechanism", "architecture"]):
-        counts = [str(group.loc[group["condition"] == each, "seed"].nunique()) for each in conditions]
+        counts = [
+            str(group.loc[group["condition"] == each, "seed"].nunique())
+            for each in conditions
+        ]
         noisy = group[group["weight_noise"] > 0]
-        errors = [f"{each['error'].max():.1e}" if len(each) else "" for each in (_planted_rows(group), noisy)]
+        errors = [
+            f"{each['error'].max():.1e}" if len(each) else ""
+            for each in (_planted_rows(group), noisy)
+        ]
         ends = noisy["weight_noise"].agg(["min", "max"]).dropna()
         levels = "–".join(dict.fromkeys(f"{100 * level:g} %" for level in ends))
-        table.append([str(mechanism), str(architecture), *counts, errors[0], levels, errors[1]])
+        table.append(
+            [str(mechanism), str(architecture), *counts, errors[0], levels, errors[1]]
+        )
     words = "Parametrisations by condition; errors are in mean absolute values of the context."
     return f"## Models\n\n{words}\n\n{markdown(table)}"
 
@@ -101,23 +119,50 @@ def _planted_rows(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _summary(rows: pd.DataFrame) -> str:
     """Format a line a method: means over all models, and on untrained twins."""
-    heads = ["method", "in scope", "AUROC", "precision at the true size", "worst rank of a true one", "of"]
-    heads += ["claims right", "claims complete", "untrained: AUROC", "untrained: claimed"]
+    heads = [
+        "method",
+        "in scope",
+        "AUROC",
+        "precision at the true size",
+        "worst rank of a true one",
+        "of",
+    ]
+    heads += [
+        "claims right",
+        "claims complete",
+        "untrained: AUROC",
+        "untrained: claimed",
+    ]
     table = [heads]
     for name, group in _methods(rows):
         own, twin = _planted_rows(group), group[group["condition"] == UNTRAINED]
-        line = [name, _share(own["scope"]), _interval(own["auroc"]), _interval(own["precision"])]
+        line = [
+            name,
+            _share(own["scope"]),
+            _interval(own["auroc"]),
+            _interval(own["precision"]),
+        ]
         line += [_mean(own["worst_rank"]), _mean(own["candidates"])]
         line += [_share(own["claim_precision"]), _share(own["claim_recall"])]
         table.append([*line, _interval(twin["auroc"]), _share(twin["claimed"])])
     return markdown(table)
 
 
-def _auroc_by(rows: pd.DataFrame, column: str, values: list[str], *first: list[str]) -> str:
+def _auroc_by(
+    rows: pd.DataFrame, column: str, values: list[str], *first: list[str]
+) -> str:
     """Format AUROC by method and by the values of a column, below some first rows."""
     table = [["method", *map(str, values)], *first]
     for name, group in _methods(rows):
-        table.append([name, *(_interval(group.loc[group[column] == value, "auroc"]) for value in values)])
+        table.append(
+            [
+                name,
+                *(
+                    _interval(group.loc[group[column] == value, "auroc"])
+                    for value in values
+                ),
+            ]
+        )
     return markdown(table)
 
 
@@ -133,7 +178,10 @@ def _by_condition(rows: pd.DataFrame) -> str:
     model = rows.groupby(["mechanism", "architecture", "seed"])["condition"]
     rows = rows[model.transform("nunique") == len(values)]
     errors = rows.groupby("condition")["error"].max()
-    first = ["*largest error of the forecast*", *(f"{errors[value]:.1e}" for value in values)]
+    first = [
+        "*largest error of the forecast*",
+        *(f"{errors[value]:.1e}" for value in values),
+    ]
     return _auroc_by(rows, "condition", values, first)
 
 
@@ -156,13 +204,18 @@ def _kind(does: str) -> str:
     for words, kind in DECOYS.items():
         if re.search(words, does):
             return kind
-    raise InputError(f"a decoy {does!r} is of no known kind; its words belong in DECOYS")
+    raise InputError(
+        f"a decoy {does!r} is of no known kind; its words belong in DECOYS"
+    )
 
 
 def _methods(rows: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
     """Group rows by method, in the order in which methods are declared, others behind them."""
     methods = dict.fromkeys(rows["method"])
-    names = [*(name for name in METHODS if name in methods), *(name for name in methods if name not in METHODS)]
+    names = [
+        *(name for name in METHODS if name in methods),
+        *(name for name in methods if name not in METHODS),
+    ]
     return ((name, rows[rows["method"] == name]) for name in names)
 
 

@@ -20,7 +20,13 @@ import typer
 from tsfm_lens.console import console
 from tsfm_lens.errors import InputError, LensError, unknown_name
 from tsfm_lens.models import Lens
-from tsfm_lens.studies.method_scores.marks import Labels, Scores, claim_marks, marks, ranks
+from tsfm_lens.studies.method_scores.marks import (
+    Labels,
+    Scores,
+    claim_marks,
+    marks,
+    ranks,
+)
 from tsfm_lens.studies.method_scores.methods import (
     EDGES,
     INPUTS,
@@ -34,8 +40,17 @@ from tsfm_lens.studies.method_scores.methods import (
     pair_name,
     true_tokens,
 )
-from tsfm_lens.studies.method_scores.page import PLANTED, UNTRAINED, ScoreTables, write_page
-from tsfm_lens.studies.method_scores.series import EvaluationCase, evaluation_case, untrained
+from tsfm_lens.studies.method_scores.page import (
+    PLANTED,
+    UNTRAINED,
+    ScoreTables,
+    write_page,
+)
+from tsfm_lens.studies.method_scores.series import (
+    EvaluationCase,
+    evaluation_case,
+    untrained,
+)
 from tsfm_lens.training.command import run_command
 from tsfm_lens.zoo.planted.card import Card
 from tsfm_lens.zoo.planted.planting import Planted, mechanisms, plant
@@ -52,15 +67,26 @@ def forecast_error(on: EvaluationCase) -> float:
 
 
 def as_noisy_as_it_bears(
-    plant: Callable[[float], Planted], levels: Sequence[float], *, series: int, seed: int
+    plant: Callable[[float], Planted],
+    levels: Sequence[float],
+    *,
+    series: int,
+    seed: int,
 ) -> Planted | None:
     """Plant with the first level of noise on the weights that leaves the card true; None if none does."""
     clean = plant(0.0)
-    valid = _errors(evaluation_case(clean.lens(), clean.card, series=series, seed=seed)) <= TOLERATED
+    valid = (
+        _errors(evaluation_case(clean.lens(), clean.card, series=series, seed=seed))
+        <= TOLERATED
+    )
     for level in levels:
         planted = plant(level)
         on = evaluation_case(planted.lens(), planted.card, series=series, seed=seed)
-        if valid.any() and _errors(on)[valid].max() <= TOLERATED and keeps_its_roles(on, valid):
+        if (
+            valid.any()
+            and _errors(on)[valid].max() <= TOLERATED
+            and keeps_its_roles(on, valid)
+        ):
             return planted
     return None
 
@@ -76,7 +102,9 @@ def keeps_its_roles(on: EvaluationCase, valid: Labels) -> bool:
     for part in on.card.parts:
         if part.role == "backup":
             own = str(part.stands_in_for)
-            if shift(part.component) > TOLERATED or shift(part.component, own) < 2 * shift(own):
+            if shift(part.component) > TOLERATED or shift(
+                part.component, own
+            ) < 2 * shift(own):
                 return False
     return True
 
@@ -91,7 +119,9 @@ def _shift(on: EvaluationCase, components: Sequence[str]) -> Scores:
     """Compute (series,) the change of the median forecast without components, in mean absolute context values."""
     run = on.clean
     with on.lens.ablate(*components) as lens:
-        without = lens.forecast(run.batch, run.horizon, num_samples=run.num_samples, seed=run.seed)
+        without = lens.forecast(
+            run.batch, run.horizon, num_samples=run.num_samples, seed=run.seed
+        )
     return _largest(on, without.median - run.forecast.median)
 
 
@@ -124,7 +154,13 @@ DECOY = ("method", "component", "decoy", "fooled", "claimed")
 
 
 def score(
-    lens: Lens, card: Card, *, series: int = 12, noise: float = 0.0, seed: int = 0, methods: Iterable[str] | None = None
+    lens: Lens,
+    card: Card,
+    *,
+    series: int = 12,
+    noise: float = 0.0,
+    seed: int = 0,
+    methods: Iterable[str] | None = None,
 ) -> ScoreTables:
     """Run methods on one model and hold them against its card."""
     names = list(METHODS) if methods is None else list(methods)
@@ -142,7 +178,14 @@ def score(
             # a method raises where it cannot discriminate, as circuits do for models that forecast nothing
             rows.append({"method": each.name, "level": each.level, "refused": True})
             continue
-        rows.append({"method": each.name, "level": each.level, "refused": False, **marks_of(on, each, result)})
+        rows.append(
+            {
+                "method": each.name,
+                "level": each.level,
+                "refused": False,
+                **marks_of(on, each, result),
+            }
+        )
         decoys += _decoys(card, each, result)
     return ScoreTables(pd.DataFrame(rows), pd.DataFrame(decoys, columns=list(DECOY)))
 
@@ -157,7 +200,9 @@ def has_answer(card: Card, method: Method) -> bool:
     return method.level != INPUTS or not isinstance(card.rule, CovariateTimes)
 
 
-def truth(on: EvaluationCase, method: Method, names: Sequence[str]) -> tuple[Labels, Labels, int]:
+def truth(
+    on: EvaluationCase, method: Method, names: Sequence[str]
+) -> tuple[Labels, Labels, int]:
     """Label candidates by the card."""
     card, counts = on.card, np.ones(len(names), dtype=bool)
     backups = [part for part in card.parts if part.role == "backup"]
@@ -165,14 +210,20 @@ def truth(on: EvaluationCase, method: Method, names: Sequence[str]) -> tuple[Lab
     match method.level:
         case "inputs":
             tokens = true_tokens(on)
-            return np.array([tokens[name] for name in names]), counts, sum(tokens.values())
+            return (
+                np.array([tokens[name] for name in names]),
+                counts,
+                sum(tokens.values()),
+            )
         case "edges":
             true = {edge_name(*edge) for edge in card.edges}
             counts = np.array([not idle & set(name.split(" > ")) for name in names])
         case "repaired":
             true = {str(part.stands_in_for) for part in backups}
         case "pairs":
-            true = {pair_name(part.component, str(part.stands_in_for)) for part in backups}
+            true = {
+                pair_name(part.component, str(part.stands_in_for)) for part in backups
+            }
         case _:
             true = set(card.components("mechanism"))
             counts = np.array([name not in idle for name in names])
@@ -186,9 +237,16 @@ def marks_of(on: EvaluationCase, method: Method, result: Ranking) -> dict[str, f
     scores, labels = result.scores[counts], labels[counts]
     if method.level == INPUTS:
         # tokens are ranked within their series
-        rows = np.array([int(name.split(":")[0]) for name in compress(result.names, counts)])
-        by_series = [marks(scores[rows == row], labels[rows == row]) for row in np.unique(rows)]
-        values = {key: float(np.nanmean([row[key] for row in by_series])) for key in by_series[0]}
+        rows = np.array(
+            [int(name.split(":")[0]) for name in compress(result.names, counts)]
+        )
+        by_series = [
+            marks(scores[rows == row], labels[rows == row]) for row in np.unique(rows)
+        ]
+        values = {
+            key: float(np.nanmean([row[key] for row in by_series]))
+            for key in by_series[0]
+        }
     else:
         values = marks(scores, labels)
     claims = {} if result.claims is None else claim_marks(result.claims[counts], labels)
@@ -201,13 +259,28 @@ def _decoys(card: Card, method: Method, result: Ranking) -> list[dict[str, objec
     if method.level != PARTS or not true:
         return []
     places = dict(zip(result.names, ranks(result.scores), strict=True))
-    claims = dict(zip(result.names, result.claims, strict=True)) if result.claims is not None else {}
+    claims = (
+        dict(zip(result.names, result.claims, strict=True))
+        if result.claims is not None
+        else {}
+    )
 
     rows: list[dict[str, object]] = []
     for part in card.parts:
         if part.role == "decoy" and (name := part.component) in places:
-            fooled, claimed = bool(places[name] <= len(true)), bool(claims[name]) if claims else None
-            rows.append(dict(zip(DECOY, (method.name, name, part.does, fooled, claimed), strict=True)))
+            fooled, claimed = (
+                bool(places[name] <= len(true)),
+                bool(claims[name]) if claims else None,
+            )
+            rows.append(
+                dict(
+                    zip(
+                        DECOY,
+                        (method.name, name, part.does, fooled, claimed),
+                        strict=True,
+                    )
+                )
+            )
     return rows
 
 
@@ -226,24 +299,46 @@ def campaign(
     parts: list[ScoreTables] = []
     for mechanism, architecture in mechanisms() if pairs is None else pairs:
         for seed, condition in product(range(seeds), conditions):
-            at = partial(_plant, planter, mechanism, architecture, seed, condition.rotate)
+            at = partial(
+                _plant, planter, mechanism, architecture, seed, condition.rotate
+            )
             planted = at(0.0)
             if condition.weight_noises:
-                noisy = as_noisy_as_it_bears(at, condition.weight_noises, series=series, seed=seed)
+                noisy = as_noisy_as_it_bears(
+                    at, condition.weight_noises, series=series, seed=seed
+                )
                 if noisy is None:
-                    log(f"{mechanism} in {architecture}, {condition.name}, seed {seed}: left out, bears no such noise")
+                    log(
+                        f"{mechanism} in {architecture}, {condition.name}, seed {seed}: left out, bears no such noise"
+                    )
                     continue
                 planted = noisy
             lens = untrained(planted, seed) if condition.twin else planted.lens()
-            draw: dict[str, Any] = {"series": series, "noise": condition.noise, "seed": seed}
+            draw: dict[str, Any] = {
+                "series": series,
+                "noise": condition.noise,
+                "seed": seed,
+            }
             scores = score(lens, planted.card, **draw, methods=names)
-            about: dict[str, Any] = {"mechanism": mechanism, "architecture": architecture, "condition": condition.name}
+            about: dict[str, Any] = {
+                "mechanism": mechanism,
+                "architecture": architecture,
+                "condition": condition.name,
+            }
             about |= {"seed": seed, "weight_noise": planted.card.weight_noise}
-            about |= {"error": forecast_error(evaluation_case(lens, planted.card, **draw))}
+            about |= {
+                "error": forecast_error(evaluation_case(lens, planted.card, **draw))
+            }
             # noise changes little in decoys, and twins have none
-            decoys = scores.decoys if condition.name == PLANTED else scores.decoys.iloc[:0]
-            parts.append(ScoreTables(scores.methods.assign(**about), decoys.assign(**about)))
-            log(f"{mechanism} in {architecture}, {condition.name}, seed {seed}: {len(scores.methods)} methods")
+            decoys = (
+                scores.decoys if condition.name == PLANTED else scores.decoys.iloc[:0]
+            )
+            parts.append(
+                ScoreTables(scores.methods.assign(**about), decoys.assign(**about))
+            )
+            log(
+                f"{mechanism} in {architecture}, {condition.name}, seed {seed}: {len(scores.methods)} methods"
+            )
     if not parts:
         raise InputError("no model to score: none bears the noise asked for")
     return _concat(parts)
@@ -251,32 +346,61 @@ def campaign(
 
 @lru_cache(maxsize=2)
 def _plant(
-    planter: Callable[..., Planted], mechanism: str, architecture: str, seed: int, rotate: bool, weight_noise: float
+    planter: Callable[..., Planted],
+    mechanism: str,
+    architecture: str,
+    seed: int,
+    rotate: bool,
+    weight_noise: float,
 ) -> Planted:
-    return planter(mechanism, architecture, seed=seed, rotate=rotate, weight_noise=weight_noise)
+    return planter(
+        mechanism, architecture, seed=seed, rotate=rotate, weight_noise=weight_noise
+    )
 
 
 def _concat(parts: Sequence[ScoreTables]) -> ScoreTables:
     tables = ([getattr(part, name) for part in parts] for name in ("methods", "decoys"))
     # an empty table has no types, and would change those of the others
-    return ScoreTables(*(pd.concat([each for each in of if len(each)] or of[:1], ignore_index=True) for of in tables))
+    return ScoreTables(
+        *(
+            pd.concat([each for each in of if len(each)] or of[:1], ignore_index=True)
+            for of in tables
+        )
+    )
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="the page; everything measured goes beside it as CSV")],
+    out: Annotated[
+        Path, typer.Option(help="the page; everything measured goes beside it as CSV")
+    ],
     *,
-    seeds: Annotated[int, typer.Option(min=1, help="parametrisations of each mechanism")] = 4,
-    only: Annotated[list[str] | None, typer.Option(help="mechanism, architecture or condition; all if none")] = None,
-    read: Annotated[bool, typer.Option("--read", help="make the page of the CSV that is there")] = False,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="parametrisations of each mechanism")
+    ] = 4,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="mechanism, architecture or condition; all if none"),
+    ] = None,
+    read: Annotated[
+        bool, typer.Option("--read", help="make the page of the CSV that is there")
+    ] = False,
 ) -> None:
     """Score every method on models whose mechanism is known, and write the page."""
     try:
-        scores = None if read else campaign(*_select(only or []), seeds=seeds, log=console(stderr=True).print)
+        scores = (
+            None
+            if read
+            else campaign(
+                *_select(only or []), seeds=seeds, log=console(stderr=True).print
+            )
+        )
         if (read or only) and files_of(out)[0].exists():
             scores = renewed(read_scores(out), scores)
         if scores is None:
             raise InputError(f"nothing was measured for {out} yet; leave out --read")
-        for table, file in zip((scores.methods, scores.decoys), files_of(out), strict=True):
+        for table, file in zip(
+            (scores.methods, scores.decoys), files_of(out), strict=True
+        ):
             table.to_csv(file, index=False, float_format="%.3g")
         write_page(scores, out)
     except (LensError, OSError) as error:
@@ -306,16 +430,26 @@ def renewed(before: ScoreTables, now: ScoreTables | None) -> ScoreTables:
         others.append(table[np.array([row not in models for row in rows], dtype=bool)])
     both = _concat([ScoreTables(*others), now])
     order: dict[str, Any] = {"by": keys[:2], "kind": "stable", "ignore_index": True}
-    return ScoreTables(both.methods.sort_values(**order), both.decoys.sort_values(**order))
+    return ScoreTables(
+        both.methods.sort_values(**order), both.decoys.sort_values(**order)
+    )
 
 
 def _select(only: Sequence[str]) -> tuple[list[tuple[str, str]], list[Condition]]:
     """Select pairs and conditions by name; of each kind all where none is named."""
     pairs, conditions = list(mechanisms()), list(CONDITIONS)
-    groups = [{one for one, _ in pairs}, {other for _, other in pairs}, {each.name for each in conditions}]
+    groups = [
+        {one for one, _ in pairs},
+        {other for _, other in pairs},
+        {each.name for each in conditions},
+    ]
     for name in only:
         if not any(name in names for names in groups):
-            raise unknown_name("mechanism, architecture or condition", name, sorted(set().union(*groups)))
+            raise unknown_name(
+                "mechanism, architecture or condition",
+                name,
+                sorted(set().union(*groups)),
+            )
     first, second, third = (names & set(only) or names for names in groups)
     return [pair for pair in pairs if pair[0] in first and pair[1] in second], [
         each for each in conditions if each.name in third

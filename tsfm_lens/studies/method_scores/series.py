@@ -18,7 +18,13 @@ from tsfm_lens.models.wirings._common import spread_weights
 from tsfm_lens.zoo.planted.card import Card
 from tsfm_lens.zoo.planted.draft import SPAN
 from tsfm_lens.zoo.planted.planting import Planted
-from tsfm_lens.zoo.planted.rules import CovariateTimes, Gate, LinearTrend, LocalMean, SeasonalCopy
+from tsfm_lens.zoo.planted.rules import (
+    CovariateTimes,
+    Gate,
+    LinearTrend,
+    LocalMean,
+    SeasonalCopy,
+)
 
 Array = NDArray[np.float64]
 
@@ -35,12 +41,18 @@ class EvaluationCase:
     @cached_property
     def targets(self) -> list[int]:
         """Rows of the runs that are forecast; the others are covariates."""
-        return [row for row, role in enumerate(self.clean.batch.roles) if role == "target"]
+        return [
+            row for row, role in enumerate(self.clean.batch.roles) if role == "target"
+        ]
 
     @cached_property
     def components(self) -> list[Component]:
         """Every head and MLP of every stack."""
-        return [each for stack in self.lens.wiring.stacks for each in writers(self.lens.wiring, stack.name)]
+        return [
+            each
+            for stack in self.lens.wiring.stacks
+            for each in writers(self.lens.wiring, stack.name)
+        ]
 
     @cached_property
     def read_out(self) -> list[Component]:
@@ -48,7 +60,9 @@ class EvaluationCase:
         return writers(self.lens.wiring)
 
 
-def evaluation_case(lens: Lens, card: Card, *, series: int = 12, noise: float = 0.0, seed: int = 0) -> EvaluationCase:
+def evaluation_case(
+    lens: Lens, card: Card, *, series: int = 12, noise: float = 0.0, seed: int = 0
+) -> EvaluationCase:
     """Draw series and run the model on them and on their twins."""
     if isinstance(card.rule, CovariateTimes):
         return _with_covariates(lens, card, card.rule, series, noise, seed)
@@ -60,7 +74,9 @@ def evaluation_case(lens: Lens, card: Card, *, series: int = 12, noise: float = 
     runs = []
     for values in (clean, twins):
         truth = np.stack([card.rule.forecast(one, card.horizon) for one in values])
-        runs.append(lens.run(SeriesBatch(tuple(values)), card.horizon, truth=truth, **options))
+        runs.append(
+            lens.run(SeriesBatch(tuple(values)), card.horizon, truth=truth, **options)
+        )
     return EvaluationCase(lens, card, *runs)
 
 
@@ -70,7 +86,11 @@ def _with_covariates(
     """Draw targets that a known covariate moves, beside an idle past one; of twins, what is read is reversed."""
     from tsfm_lens.zoo.planted.chronos2 import draw_cases
 
-    others, noises, horizon = np.random.default_rng([seed, 1]), np.random.default_rng([seed, 2]), card.horizon
+    others, noises, horizon = (
+        np.random.default_rng([seed, 1]),
+        np.random.default_rng([seed, 2]),
+        card.horizon,
+    )
     items: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
     truth: tuple[list[Array], list[Array]] = ([], [])
     for target, covariate in draw_cases((SPAN, SPAN), series, seed=seed):
@@ -103,16 +123,26 @@ def _with_covariates(
 
 
 def _pair(
-    rule: SeasonalCopy | LocalMean | LinearTrend | Gate, length: int, index: int, noise: float, rng: np.random.Generator
+    rule: SeasonalCopy | LocalMean | LinearTrend | Gate,
+    length: int,
+    index: int,
+    noise: float,
+    rng: np.random.Generator,
 ) -> tuple[Array, Array]:
     """Draw a series and its twin, (time,) each, of one random scale."""
     scale = np.exp(rng.uniform(-1, 1))
     match rule:
         case SeasonalCopy():
-            values, order = _season(rule.period, length, rng), _by_phase(rule.period, length, rng)
+            values, order = (
+                _season(rule.period, length, rng),
+                _by_phase(rule.period, length, rng),
+            )
         case LocalMean():
             # no whole number of patches, since a model may not know their order
-            values, order = _autoregression(length, rng), np.roll(np.arange(length), length // 2 - 3)
+            values, order = (
+                _autoregression(length, rng),
+                np.roll(np.arange(length), length // 2 - 3),
+            )
         case LinearTrend():
             slope = rng.choice([-1.0, 1.0]) * rng.uniform(0.5, 1.5)
             values = slope * np.linspace(-1, 1, length) + rng.uniform(-0.5, 0.5)
@@ -162,6 +192,10 @@ def untrained(planted: Planted, seed: int = 0) -> Lens:
     width = getattr(getattr(lens.adapter.model, "config", None), "d_kv", None)
     # T5 does not scale q·k: this gain gives attention scores a standard deviation of 3 at any head size
     dot_product = 1.0 if width is None else (3.0 / width**0.5) ** 0.5
-    spread_weights(lens.adapter.model, {".q.weight": dot_product, ".k.weight": dot_product}, seed=seed)
+    spread_weights(
+        lens.adapter.model,
+        {".q.weight": dot_product, ".k.weight": dot_product},
+        seed=seed,
+    )
     lens.model_id = f"{lens.model_id} (weights drawn anew, seed {seed})"
     return lens

@@ -33,7 +33,13 @@ from tsfm_lens.zoo.planted import mechanisms, plant
 STEPS, HORIZON, SEASON = 96, 16, 24
 MARKS = {
     "inputs": ("r2", "slope", "sign_agreement"),
-    "routes": ("necessity", "sufficiency", "necessity_p", "sufficiency_p", "prediction_error"),
+    "routes": (
+        "necessity",
+        "sufficiency",
+        "necessity_p",
+        "sufficiency_p",
+        "prediction_error",
+    ),
 }
 """Numbers by which they are judged."""
 PLANTED = "planted models"
@@ -44,7 +50,9 @@ def drawn_run(number: int, seed: int) -> Run:
     """Draw two series and forecast them: by the covariate model in every second case, else by a planted model."""
     if number % 2 == 0:
         rng = np.random.default_rng([seed, number])
-        return load("chronos2-nano").run(as_series([_item(rng), _item(rng)], seasonality=SEASON), HORIZON)
+        return load("chronos2-nano").run(
+            as_series([_item(rng), _item(rng)], seasonality=SEASON), HORIZON
+        )
     pairs = mechanisms()
     mechanism, architecture = pairs[number // 2 % len(pairs)]
     model = plant(mechanism, architecture, seed=1000 * seed + number)
@@ -58,9 +66,17 @@ def _item(rng: np.random.Generator) -> dict[str, Any]:
     """Draw a target of a season and a known covariate, which both move it by amounts drawn, beside an idle one."""
     driver, idle = rng.normal(size=(2, STEPS + HORIZON))
     season, slope = rng.uniform(1, 5, 2) * rng.choice([-1, 1], 2)
-    target = 20 + slope * driver[:STEPS] + season * np.sin(2 * np.pi * (np.arange(STEPS) / SEASON + rng.random()))
+    target = (
+        20
+        + slope * driver[:STEPS]
+        + season * np.sin(2 * np.pi * (np.arange(STEPS) / SEASON + rng.random()))
+    )
     past = {"idle": idle[:STEPS], "known": driver[:STEPS]}
-    return {"target": target, "past_covariates": past, "future_covariates": {"known": driver[STEPS:]}}
+    return {
+        "target": target,
+        "past_covariates": past,
+        "future_covariates": {"known": driver[STEPS:]},
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,12 +90,16 @@ class Explanation:
     @classmethod
     def of(cls, run: Run, item: int = 0) -> Explanation:
         """Explain the forecast of one item."""
-        inputs = attribute_inputs(run, item, parts=6).transpose("segment", "step", "quantile", ...)
+        inputs = attribute_inputs(run, item, parts=6).transpose(
+            "segment", "step", "quantile", ...
+        )
         return cls(inputs, input_routes(run, item, parts=6))
 
     def changed(self, effects: Any, routes: xr.Dataset) -> Explanation:
         """Return an explanation of the same segments by other effects and routes."""
-        inputs = self.inputs.assign(attribution=(self.inputs["attribution"].dims, effects))
+        inputs = self.inputs.assign(
+            attribution=(self.inputs["attribution"].dims, effects)
+        )
         return Explanation(inputs, routes.assign_coords(self.routes.coords))
 
 
@@ -89,12 +109,19 @@ def explanations(run: Run, seed: int) -> dict[str, Explanation]:
     Equal sizes are on trial with the true routes, and routes through other components with the true effects.
     """
     true, rng = Explanation.of(run), np.random.default_rng(seed)
-    effects, routes, order = true.inputs["attribution"].values, true.routes, np.arange(true.inputs.sizes["segment"])
+    effects, routes, order = (
+        true.inputs["attribution"].values,
+        true.routes,
+        np.arange(true.inputs.sizes["segment"]),
+    )
     first = int(np.abs(effects).mean((1, 2)).argmax())
     second = int(rng.choice(np.delete(order, first)))
     order[[first, second]] = second, first
     others = {
-        segment: [str(each) for each in matched_sets(run.lens, run.lens.components(*names), 1, rng)[0]]
+        segment: [
+            str(each)
+            for each in matched_sets(run.lens, run.lens.components(*names), 1, rng)[0]
+        ]
         for segment, names in named_routes(routes).items()
         if names
     }
@@ -102,15 +129,25 @@ def explanations(run: Run, seed: int) -> dict[str, Explanation]:
     result = {
         "true": true,
         "signs flipped": true.changed(-effects, routes.assign(total=-routes["total"])),
-        "given to another segment": true.changed(effects[order], routes.isel(segment=order)),
+        "given to another segment": true.changed(
+            effects[order], routes.isel(segment=order)
+        ),
         "equal sizes": true.changed(np.sign(effects) * np.abs(effects).mean(), routes),
         "through other components": replace(true, named=others),
-        "another series'": true.changed(neighbour.inputs["attribution"].values, neighbour.routes),
+        "another series'": true.changed(
+            neighbour.inputs["attribution"].values, neighbour.routes
+        ),
     }
     # some models without learned weights forecast no number
     with suppress(InputError):
-        twin = Explanation.of(replace(run, lens=untrained_twin(run.lens, seed), forced_path=None, _of=None))
-        result["untrained twin's"] = true.changed(twin.inputs["attribution"].values, twin.routes)
+        twin = Explanation.of(
+            replace(
+                run, lens=untrained_twin(run.lens, seed), forced_path=None, _of=None
+            )
+        )
+        result["untrained twin's"] = true.changed(
+            twin.inputs["attribution"].values, twin.routes
+        )
     return result
 
 
@@ -130,15 +167,32 @@ def trial(cases: int, seed: int, first: int = 0) -> pd.DataFrame:
         model = run.lens.model_id if number % 2 == 0 else PLANTED
         # the controls' twin is another than the wrong explanation's
         tried = explanations(run, 1000 * seed + number + 1)
-        curves = deletion_curves(run, {kind: each.inputs for kind, each in tried.items()}, 0, orders=1, seed=number)
+        curves = deletion_curves(
+            run,
+            {kind: each.inputs for kind, each in tried.items()},
+            0,
+            orders=1,
+            seed=number,
+        )
         for place, (kind, each) in enumerate(tried.items()):
             proofs = {"inputs": curves.isel(explanation=[place])}
             # wrong routes may do nothing at all
             with suppress(InputError), np.errstate(all="ignore"):
-                proofs["routes"] = route_faithfulness(run, each.routes, 0, named=each.named, seed=number)
-            about = {"case": number, "model": model, "explanation": kind, "verdict": verdict(*proofs.values())[0]}
+                proofs["routes"] = route_faithfulness(
+                    run, each.routes, 0, named=each.named, seed=number
+                )
+            about = {
+                "case": number,
+                "model": model,
+                "explanation": kind,
+                "verdict": verdict(*proofs.values())[0],
+            }
             alone = {level: verdict(proof)[0] for level, proof in proofs.items()}
-            marks = {name: proof[name].values[0] for level, proof in proofs.items() for name in MARKS[level]}
+            marks = {
+                name: proof[name].values[0]
+                for level, proof in proofs.items()
+                for name in MARKS[level]
+            }
             rows.append(about | alone | marks)
     return pd.DataFrame(rows)
 
@@ -148,17 +202,29 @@ def accepted(rows: pd.DataFrame) -> pd.DataFrame:
     counts = {}
     for group in ("all", *rows["model"].unique()):
         of = rows[rows["model"] == group] if group != "all" else rows
-        for words, mark in (("hold", of["verdict"] == "holds"), ("hold or in part", of["verdict"] != "fails")):
+        for words, mark in (
+            ("hold", of["verdict"] == "holds"),
+            ("hold or in part", of["verdict"] != "fails"),
+        ):
             by = mark.groupby(of["explanation"], sort=False)
-            counts[f"{group}: {words}"] = by.sum().astype(str) + " of " + by.size().astype(str)
+            counts[f"{group}: {words}"] = (
+                by.sum().astype(str) + " of " + by.size().astype(str)
+            )
     return pd.DataFrame(counts)
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="the page; everything measured goes beside it as CSV")],
+    out: Annotated[
+        Path, typer.Option(help="the page; everything measured goes beside it as CSV")
+    ],
     *,
     cases: Annotated[int, typer.Option(min=1, help="drawn forecasts")] = 200,
-    first: Annotated[int, typer.Option(min=0, help="number of the first of them; the CSV's before it stay")] = 0,
+    first: Annotated[
+        int,
+        typer.Option(
+            min=0, help="number of the first of them; the CSV's before it stay"
+        ),
+    ] = 0,
     seed: Annotated[int, typer.Option(help="of the draws")] = 1,
 ) -> None:
     """Judge true and wrong explanations of drawn forecasts, and write how many hold into the page."""
@@ -168,7 +234,9 @@ def main(
         rows = pd.concat([before[before["case"] < first], rows])
     rows.to_csv(record, index=False, float_format="%.3g")
     table = accepted(rows).reset_index()
-    put_between(out, START, STOP, markdown([list(table.columns), *table.values.tolist()]))
+    put_between(
+        out, START, STOP, markdown([list(table.columns), *table.values.tolist()])
+    )
 
 
 if __name__ == "__main__":

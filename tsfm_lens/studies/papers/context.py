@@ -12,7 +12,14 @@ import xarray as xr
 
 from tsfm_lens.models import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.studies.papers.verdicts import ClaimPart, Interval, Verdict, interval, judged, median
+from tsfm_lens.studies.papers.verdicts import (
+    ClaimPart,
+    Interval,
+    Verdict,
+    interval,
+    judged,
+    median,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 MEASURES: dict[str, Callable[..., MeasuredValues]] = {}
@@ -24,7 +31,9 @@ def measure(*ids: str, **options: Any) -> Callable[[F], F]:
     """Register a function as the measure of items, called with these options."""
 
     def register(function: F) -> F:
-        MEASURES.update(dict.fromkeys(ids, partial(function, **options) if options else function))
+        MEASURES.update(
+            dict.fromkeys(ids, partial(function, **options) if options else function)
+        )
         return function
 
     return register
@@ -73,7 +82,9 @@ class Context:
         item = self.run.batch.group_index
         of = int(item.max()) + 1
         for first in range(0, of, _GROUP):
-            yield self.run.select(np.flatnonzero((item >= first) & (item < first + _GROUP)).tolist())
+            yield self.run.select(
+                np.flatnonzero((item >= first) & (item < first + _GROUP)).tolist()
+            )
             self.report(label, min(first + _GROUP, of), of)
 
     def series_of(self, count: int) -> Sequence[Hashable]:
@@ -101,19 +112,25 @@ class Context:
         batch, adapter = self.run.batch, self.model.adapter
         ids = ", ".join(batch.ids[:4]) + (" …" if len(batch) > 4 else "")
         words = {
-            "series": "windows of Lorenz and Roessler made here" if self.stand_in else ids,
+            "series": "windows of Lorenz and Roessler made here"
+            if self.stand_in
+            else ids,
             "windows": str(len(batch)),
             "context": str(max(batch.lengths)),
             "horizon": str(self.run.horizon),
         }
         if self.stochastic and (over_seeds or adapter.readout == "token"):
-            default = getattr(adapter, "samples", 0) or getattr(getattr(adapter, "settings", None), "num_samples", 0)
+            default = getattr(adapter, "samples", 0) or getattr(
+                getattr(adapter, "settings", None), "num_samples", 0
+            )
             words["samples"] = str(self.run.num_samples or default)
         count = len(set(self.series_of(len(batch))))
         over = f"{count} windows" if count == len(batch) else f"{count} series"
         if over_seeds and self.stochastic:
             words["seeds"] = f"{self.seeds}, from {self.seed} on"
-            words["intervals over"] = f"{over} and {f'{self.seeds} seeds' if self.seeds > 1 else 'one seed'}"
+            words["intervals over"] = (
+                f"{over} and {f'{self.seeds} seeds' if self.seeds > 1 else 'one seed'}"
+            )
         else:
             words["seeds"] = "none needed, nothing that is measured is drawn"
             words["intervals over"] = over
@@ -140,7 +157,15 @@ class MeasuredValues:
     claims: dict[str, Verdict] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def add(self, quantity: str, value: Any, low: Any = np.nan, high: Any = np.nan, *, unit: str = "") -> None:
+    def add(
+        self,
+        quantity: str,
+        value: Any,
+        low: Any = np.nan,
+        high: Any = np.nan,
+        *,
+        unit: str = "",
+    ) -> None:
         """Add one number, with its interval where both ends are finite."""
         self.values[quantity] = float(value)
         if np.isfinite([low, high]).all():
@@ -148,9 +173,16 @@ class MeasuredValues:
         if unit:
             self.units[quantity] = unit
 
-    def mean(self, quantity: str, values: np.ndarray, clusters: Sequence[Hashable] | None = None) -> None:
+    def mean(
+        self,
+        quantity: str,
+        values: np.ndarray,
+        clusters: Sequence[Hashable] | None = None,
+    ) -> None:
         """Add the mean of (window,) or (seed, window) values; windows are of one series each if clusters are None."""
-        mean = interval(values, range(values.shape[-1]) if clusters is None else clusters)
+        mean = interval(
+            values, range(values.shape[-1]) if clusters is None else clusters
+        )
         self.add(quantity, mean.estimate, mean.low, mean.high)
 
     def by_key(self, words: dict[str, str]) -> MeasuredValues:

@@ -33,9 +33,14 @@ MOST_SERIES = 4
 HORIZON, TAIL = 512, 512  # steps of the paper's forecasts and of the drawn context
 PATCH_ROWS = 128  # forecast tokens of the matrices in figure 21
 SHARE_SHARP, SHARE_DIFFUSE = 6 / 144, 0.25  # of all heads, in figure 20D
-_ROLLED_OUT = ("tokens", "refeed")  # kinds of rollout along which maps go on beyond one pass
+_ROLLED_OUT = (
+    "tokens",
+    "refeed",
+)  # kinds of rollout along which maps go on beyond one pass
 INFORMED, RANDOM = "by stable rank", "at random"
-_FILE: dict[str, dict[str, Any]] = declarations(Path(__file__).with_name("figures.yaml"))
+_FILE: dict[str, dict[str, Any]] = declarations(
+    Path(__file__).with_name("figures.yaml")
+)
 _ENTRIES: list[NamedFigure] = []
 Files = list[FigureFile]
 Drawing = Callable[..., Files]
@@ -45,37 +50,62 @@ def figure(name: str) -> Callable[[Drawing], Drawing]:
     """Register a drawing as a figure of ``figures.yaml``, called with its options."""
     facts = dict(_FILE[name])
     renderers = tuple(facts.pop("renderers"))
-    options = {key: tuple(v) if isinstance(v, list) else v for key, v in facts.pop("options", {}).items()}
+    options = {
+        key: tuple(v) if isinstance(v, list) else v
+        for key, v in facts.pop("options", {}).items()
+    }
     if facts.pop("on_logits", False):
-        facts |= {"needs": (TOKENS,), "instead": "figure 'lens_forecast' shows what its layers hold"}
+        facts |= {
+            "needs": (TOKENS,),
+            "instead": "figure 'lens_forecast' shows what its layers hold",
+        }
 
     def register(draw: Drawing) -> Drawing:
-        _ENTRIES.append(NamedFigure(name, renderers=renderers, draw=partial(draw, **options), **facts))
+        _ENTRIES.append(
+            NamedFigure(
+                name, renderers=renderers, draw=partial(draw, **options), **facts
+            )
+        )
         return draw
 
     return register
 
 
-def _file(shown: go.Figure, ds: xr.Dataset, note: str = "", suffix: str = "") -> FigureFile:
+def _file(
+    shown: go.Figure, ds: xr.Dataset, note: str = "", suffix: str = ""
+) -> FigureFile:
     return FigureFile(suffix, shown, (ds,), note)
 
 
 # --- 1B to 1E and 22: along the depth of the model -----------------------------------------------------------
 
 
-def windows(lens: Lens, series: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]:
+def windows(
+    lens: Lens, series: SeriesBatch, horizon: int
+) -> tuple[SeriesBatch, np.ndarray]:
     """Cut contexts and truths from the whole length of every series, the last ones first, truths without overlap."""
     contexts, truths = [], []
     for skip in range(0, MOST_WINDOWS * horizon, horizon):
-        whole = [i for i, length in enumerate(series.lengths) if length - skip >= 2 * horizon]
+        whole = [
+            i for i, length in enumerate(series.lengths) if length - skip >= 2 * horizon
+        ]
         if skip == 0 and len(whole) < len(series):
-            raise InputError(f"a series of {min(series.lengths)} steps has no context beside {horizon} steps of truth")
+            raise InputError(
+                f"a series of {min(series.lengths)} steps has no context beside {horizon} steps of truth"
+            )
         if not whole or (series.multivariate and len(whole) < len(series)):
             break
         selection = series.select(whole)
-        context, truth = (selection.split(skip)[0] if skip else selection).split(horizon)
-        ids, groups = (tuple(f"{name} −{skip}" for name in names) for names in (context.ids, context.groups))
-        contexts.append(replace(context, ids=ids, groups=groups).tail(lens.adapter.context_length))
+        context, truth = (selection.split(skip)[0] if skip else selection).split(
+            horizon
+        )
+        ids, groups = (
+            tuple(f"{name} −{skip}" for name in names)
+            for names in (context.ids, context.groups)
+        )
+        contexts.append(
+            replace(context, ids=ids, groups=groups).tail(lens.adapter.context_length)
+        )
         truths.append(truth)
     return SeriesBatch.concat(contexts), np.concatenate(truths)
 
@@ -85,7 +115,9 @@ def _over_windows(run: Run) -> Run:
     if run.full_batch is None:
         return run
     context, truth = windows(run.lens, run.full_batch, run.horizon)
-    return run.lens.run(context, run.horizon, truth=truth, num_samples=run.num_samples, seed=run.seed)
+    return run.lens.run(
+        context, run.horizon, truth=truth, num_samples=run.num_samples, seed=run.seed
+    )
 
 
 @figure("1B")
@@ -134,22 +166,46 @@ def _counts(entropy: xr.Dataset) -> tuple[int, int]:
 def _rollouts(run: Run) -> Files:
     item, steps = first_item(run), 2 * run.lens.adapter.longest_pass
     rolls = item.lens.adapter.rollout in _ROLLED_OUT
-    attention_run = long_run(item if rolls else within_pass(item), steps, within_pass=not rolls)
+    attention_run = long_run(
+        item if rolls else within_pass(item), steps, within_pass=not rolls
+    )
     maps = probes.autoregressive_attention(attention_run)
     _, diffuse = _counts(maps)
-    wide = item if run.batch.multivariate else run.select(list(range(min(2, len(run.batch)))))
-    recipes = {f"{diffuse} most diffuse heads ablated": probes.diffuse_heads(maps, diffuse)}
-    forecasts = probes.ablation_recipes(long_run(wide, attention_run.horizon).rolled_out(), recipes)
+    wide = (
+        item
+        if run.batch.multivariate
+        else run.select(list(range(min(2, len(run.batch)))))
+    )
+    recipes = {
+        f"{diffuse} most diffuse heads ablated": probes.diffuse_heads(maps, diffuse)
+    }
+    forecasts = probes.ablation_recipes(
+        long_run(wide, attention_run.horizon).rolled_out(), recipes
+    )
     files = []
     for kind, end, part in (("sharp", "lowest", "A"), ("diffuse", "highest", "B")):
         panels = viz.autoregressive_attention_map(maps, heads=kind)
-        files.append(_file(panels, maps, f"The heads of {end} attention entropy.", part))
-    return [*files, _file(viz.recipe_forecasts(forecasts), forecasts, "Diffuse heads as in panel B.", "CD")]
+        files.append(
+            _file(panels, maps, f"The heads of {end} attention entropy.", part)
+        )
+    return [
+        *files,
+        _file(
+            viz.recipe_forecasts(forecasts),
+            forecasts,
+            "Diffuse heads as in panel B.",
+            "CD",
+        ),
+    ]
 
 
 @figure("20")
 def _sharp(run: Run) -> Files:
-    few = run if run.batch.multivariate else run.select(list(range(min(MOST_SERIES, len(run.batch)))))
+    few = (
+        run
+        if run.batch.multivariate
+        else run.select(list(range(min(MOST_SERIES, len(run.batch)))))
+    )
     entropy = probes.head_entropy(within_pass(few))
     sharp, diffuse = _counts(entropy)
     recipes = {
@@ -162,23 +218,41 @@ def _sharp(run: Run) -> Files:
     spread = ds["spread_ratio"].sel(recipe="original").values
     order = np.argsort(-spread, kind="stable")
     names = ds["series"].values[order]
-    words = ", ".join(f"{name} {ratio:.2f}" for name, ratio in zip(names, spread[order], strict=True))
+    words = ", ".join(
+        f"{name} {ratio:.2f}" for name, ratio in zip(names, spread[order], strict=True)
+    )
     note = (
         "Rows by how much the original forecast moves against the last context steps (ratio of standard deviations: "
         f"{words}); near 0 it has fallen to its mean."
     )
-    return [_file(viz.recipe_forecasts(ds, series=[str(name) for name in names[:MOST_SERIES]]), ds, note)]
+    return [
+        _file(
+            viz.recipe_forecasts(
+                ds, series=[str(name) for name in names[:MOST_SERIES]]
+            ),
+            ds,
+            note,
+        )
+    ]
 
 
 @figure("21")
 def _patches(run: Run) -> Files:
     item = first_item(run)
     # a token model has a row of the matrix for every step, the others one for every pass
-    steps_of_row = 1 if item.lens.adapter.readout == "token" else item.lens.adapter.longest_pass
-    ds = probes.patch_attention(
-        long_run(item, PATCH_ROWS * steps_of_row, within_pass=item.lens.adapter.rollout not in _ROLLED_OUT)
+    steps_of_row = (
+        1 if item.lens.adapter.readout == "token" else item.lens.adapter.longest_pass
     )
-    first, later = (str(ds["layer"].values[layer]) for layer in (0, min(3, ds.sizes["layer"] - 1)))
+    ds = probes.patch_attention(
+        long_run(
+            item,
+            PATCH_ROWS * steps_of_row,
+            within_pass=item.lens.adapter.rollout not in _ROLLED_OUT,
+        )
+    )
+    first, later = (
+        str(ds["layer"].values[layer]) for layer in (0, min(3, ds.sizes["layer"] - 1))
+    )
     return [
         _file(viz.selected_patch(ds, layer=later), ds, suffix="A"),
         _file(viz.patch_attention_grid(ds, layer=first), ds, suffix="B"),
@@ -188,7 +262,11 @@ def _patches(run: Run) -> Files:
 
 @figure("23")
 def _overlap(run: Run) -> Files:
-    TOKENS.check(run.lens, "figure 23", "figure 'head_entropy_map' shows which of its heads are sharp")
+    TOKENS.check(
+        run.lens,
+        "figure 23",
+        "figure 'head_entropy_map' shows which of its heads are sharp",
+    )
     entropy = probes.head_entropy(run)
     induction = probes.induction_scores(run.lens, seed=run.seed)
     overlap = probes.induction_overlap(induction, entropy)
@@ -205,7 +283,12 @@ def _overlap(run: Run) -> Files:
 
 def recipe_components(lens: Lens, name: str, seed: int) -> dict[str, list[str]]:
     """List what a recipe takes from a model, as a sweep of the same recipe does, and as many heads at random."""
-    entries = to_entries(read_recipe(name), VariantPlanner(lens, lens.model_id), random_seeds=(seed,), scale=True)
+    entries = to_entries(
+        read_recipe(name),
+        VariantPlanner(lens, lens.model_id),
+        random_seeds=(seed,),
+        scale=True,
+    )
     words = {"recipes": INFORMED, "random": RANDOM}
     return {words[entry.family]: list(entry.spec.components) for entry in entries}
 
@@ -217,7 +300,11 @@ def _origin(lens: Lens, name: str) -> str:
     assert lists is not None
     order = order_words(recipe.order)
     if is_for(recipe, lens):
-        which = "the heads" if lists.heads is not None else f"the numbers of heads ({order})"
+        which = (
+            "the heads"
+            if lists.heads is not None
+            else f"the numbers of heads ({order})"
+        )
         return f"recipe {name}: {which} that the paper's authors released"
     return (
         f"recipe {name} scaled from {len(lists.kept)} layers of {lists.n_heads} heads to {stack.n_layers} of "
@@ -243,7 +330,9 @@ def _originals(run: Run) -> Files:
     stack = few.lens.wiring.output_stack
     component = Component(stack.name, 0, stack.rows(0)[-1].kind)
     ds = probes.ablation_recipes(few.rolled_out(), {"-": [component]}).isel(recipe=[0])
-    return [_file(viz.recipe_forecasts(ds, context_steps=min(TAIL, 2 * few.horizon)), ds)]
+    return [
+        _file(viz.recipe_forecasts(ds, context_steps=min(TAIL, 2 * few.horizon)), ds)
+    ]
 
 
 @figure("6C")
@@ -251,23 +340,42 @@ def _originals(run: Run) -> Files:
 @figure("13")
 @figure("14")
 @figure("15")
-def _ablated(run: Run, *, recipe: str, sets: tuple[str, ...], original: bool = True) -> Files:
+def _ablated(
+    run: Run, *, recipe: str, sets: tuple[str, ...], original: bool = True
+) -> Files:
     few, lens = _first(run), run.lens
-    recipes = {key: heads for key, heads in recipe_components(lens, recipe, few.seed).items() if key in sets}
+    recipes = {
+        key: heads
+        for key, heads in recipe_components(lens, recipe, few.seed).items()
+        if key in sets
+    }
     if not recipes:
-        raise InputError(f"this figure draws heads at random, and recipe {recipe} takes none from {lens.model_id}")
+        raise InputError(
+            f"this figure draws heads at random, and recipe {recipe} takes none from {lens.model_id}"
+        )
     ds = probes.ablation_recipes(long_run(few, HORIZON).rolled_out(), recipes)
     ds.attrs["recipe"] = recipe
     panels = [str(name) for name in ds["recipe"].values][0 if original else 1 :]
     tail = min(TAIL, 2 * ds.sizes["step"])
-    return [_file(viz.recipe_forecasts(ds, recipes=panels, context_steps=tail), ds, _origin(lens, recipe))]
+    return [
+        _file(
+            viz.recipe_forecasts(ds, recipes=panels, context_steps=tail),
+            ds,
+            _origin(lens, recipe),
+        )
+    ]
 
 
-ENTRIES = sorted(_ENTRIES, key=lambda entry: (int(re.sub(r"\D", "", entry.name)), entry.name))
+ENTRIES = sorted(
+    _ENTRIES, key=lambda entry: (int(re.sub(r"\D", "", entry.name)), entry.name)
+)
 ELSEWHERE: dict[str, str] = {}
 """Commands for figures that no single run can draw, by number."""
 for _item in ITEMS:
-    _number, _command = _item.id.removeprefix("S3-F"), f"`tsfm-lens reproduce {_item.id}`"
+    _number, _command = (
+        _item.id.removeprefix("S3-F"),
+        f"`tsfm-lens reproduce {_item.id}`",
+    )
     if _item.sweep:
         _command += f", then `tsfm-lens sweep report {_item.id}.store`"
     else:

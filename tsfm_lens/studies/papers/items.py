@@ -70,9 +70,14 @@ class Item:
 
 
 def _item(name: str, source: str, entry: dict[str, Any]) -> Item:
-    lists: dict[str, Any] = {key: tuple(entry.pop(key, ())) for key in ("models", "others", "also")}
+    lists: dict[str, Any] = {
+        key: tuple(entry.pop(key, ())) for key in ("models", "others", "also")
+    }
     settings = {key: str(value) for key, value in entry.pop("settings", {}).items()}
-    values = (*_cells(**entry.pop("table", {})), *_entries(entry.pop("values", {}), entry.pop("where", "")))
+    values = (
+        *_cells(**entry.pop("table", {})),
+        *_entries(entry.pop("values", {}), entry.pop("where", "")),
+    )
     return Item(name, source=source, values=values, settings=settings, **lists, **entry)
 
 
@@ -87,7 +92,9 @@ def _cells(
     for row, numbers in rows.items():
         for place, number in enumerate(numbers):
             name = quantity.format(row=row, column=columns[place])
-            facts = [text if isinstance(text, str) else text[place] for text in (where, unit)]
+            facts = [
+                text if isinstance(text, str) else text[place] for text in (where, unit)
+            ]
             yield Value(name, name, number, *facts)
 
 
@@ -104,15 +111,28 @@ def _entries(entries: Mapping[str, Any], where: str) -> Iterator[Value]:
 
 def _read(paper: str) -> dict[str, Any]:
     text = Path(__file__).with_name(f"{paper}.yaml").read_text(encoding="utf-8")
-    content: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    content["items"] = [_item(name, content["source"], entry) for name, entry in content["items"].items()]
+    content: dict[str, Any] = yaml.load(
+        text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    )
+    content["items"] = [
+        _item(name, content["source"], entry)
+        for name, entry in content["items"].items()
+    ]
     return content
 
 
-PAPERS = {paper: _read(paper) for paper in ("redundancies", "rank_structure", "samformer", "structured_attention")}
+PAPERS = {
+    paper: _read(paper)
+    for paper in ("redundancies", "rank_structure", "samformer", "structured_attention")
+}
 """Content of each paper's file."""
-ITEMS: tuple[Item, ...] = tuple(item for content in PAPERS.values() for item in content["items"])
-TABLE_3 = {architecture: Evaluated(**facts) for architecture, facts in PAPERS["redundancies"]["models"].items()}
+ITEMS: tuple[Item, ...] = tuple(
+    item for content in PAPERS.values() for item in content["items"]
+)
+TABLE_3 = {
+    architecture: Evaluated(**facts)
+    for architecture, facts in PAPERS["redundancies"]["models"].items()
+}
 """The paper's models and their evaluation (tables 2 and 3), by architecture."""
 BY_ID = {name: item for item in ITEMS for name in item.ids}
 """Items by every id of theirs, and of their figures' panels."""

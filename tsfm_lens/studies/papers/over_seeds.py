@@ -23,7 +23,11 @@ class Comparison:
 
 
 def compare(
-    first: tuple[float, float], second: tuple[float, float], *, n: int = 5, n_second: int | None = None
+    first: tuple[float, float],
+    second: tuple[float, float],
+    *,
+    n: int = 5,
+    n_second: int | None = None,
 ) -> Comparison:
     """Compare two means with their sample deviations over seeds, by Welch's and by Student's pooled t-test."""
     other = n if n_second is None else n_second
@@ -36,15 +40,24 @@ def compare(
     if first[1] == second[1] == 0:
         return Comparison(difference, *(2 * [0.0 if difference else 1.0]))
     welch, pooled = (
-        float(stats.ttest_ind_from_stats(*first, n, *second, other, equal_var=equal).pvalue) for equal in (False, True)
+        float(
+            stats.ttest_ind_from_stats(
+                *first, n, *second, other, equal_var=equal
+            ).pvalue
+        )
+        for equal in (False, True)
     )
     return Comparison(difference, welch, pooled)
 
 
-def improvement(ours: Mapping[CellName, float], theirs: Mapping[CellName, float]) -> float:
+def improvement(
+    ours: Mapping[CellName, float], theirs: Mapping[CellName, float]
+) -> float:
     """Compute the improvement in per cent, 100 · (1 − Σ ours / Σ theirs), over the cells that both have."""
     both = [cell for cell in ours if cell in theirs]
     total = sum(theirs[cell] for cell in both)
     if not both or total == 0:
-        raise InputError(f"{len(both)} common cells of {len(ours)} and {len(theirs)}, summing to {total} in the second")
+        raise InputError(
+            f"{len(both)} common cells of {len(ours)} and {len(theirs)}, summing to {total} in the second"
+        )
     return 100 * (1 - sum(ours[cell] for cell in both) / total)

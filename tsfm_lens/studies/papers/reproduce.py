@@ -25,13 +25,21 @@ from tsfm_lens.zoo import checkpoint_names
 
 WINDOWS = 16
 # Lorenz by 1 step in 30 of its time unit, Roessler by 1 in 3: some twenty steps per oscillation
-_FLOWS: tuple[tuple[str, Flow, float], ...] = (("lorenz", lorenz, 0.03), ("roessler", roessler, 0.3))
+_FLOWS: tuple[tuple[str, Flow, float], ...] = (
+    ("lorenz", lorenz, 0.03),
+    ("roessler", roessler, 0.3),
+)
 
 
 def item_of(name: str) -> Item:
     """Return the table or figure of an id; capitals do not matter."""
     if name.upper() not in BY_ID:
-        raise unknown_name("reported value", name.upper(), BY_ID, hint="`tsfm-lens reproduce --list` shows all.")
+        raise unknown_name(
+            "reported value",
+            name.upper(),
+            BY_ID,
+            hint="`tsfm-lens reproduce --list` shows all.",
+        )
     return BY_ID[name.upper()]
 
 
@@ -98,18 +106,40 @@ def reproduce(
     item = item_of(name)
     if item.why:
         reason = Tested("", "", NOT_RUN, why=item.why)
-        return _beside(item, MeasuredValues(claims={item.title: Verdict((reason,))}), (), {})
-    where = Where(store, benchmark, configs, engine, workers, progress, dict(reading or {}))
-    several = [] if model is None else [model] if isinstance(model, str | Path | Lens) else list(model)
-    options: dict[str, Any] = {"windows": windows, "horizon": horizon, "num_samples": num_samples}
+        return _beside(
+            item, MeasuredValues(claims={item.title: Verdict((reason,))}), (), {}
+        )
+    where = Where(
+        store, benchmark, configs, engine, workers, progress, dict(reading or {})
+    )
+    several = (
+        []
+        if model is None
+        else [model]
+        if isinstance(model, str | Path | Lens)
+        else list(model)
+    )
+    options: dict[str, Any] = {
+        "windows": windows,
+        "horizon": horizon,
+        "num_samples": num_samples,
+    }
     if item.sweep:
         if seeds is not None:
-            raise InputError(f"{item.id} is a sweep, which takes one seed and no number of seeds")
-        return _beside(item, *sweep_item(item, several, data, where, seed=seed, **options))
+            raise InputError(
+                f"{item.id} is a sweep, which takes one seed and no number of seeds"
+            )
+        return _beside(
+            item, *sweep_item(item, several, data, where, seed=seed, **options)
+        )
     if where != Where(progress=progress):
-        raise InputError(f"{item.id} is no sweep: it takes no store, benchmark, configurations, engine or workers")
+        raise InputError(
+            f"{item.id} is no sweep: it takes no store, benchmark, configurations, engine or workers"
+        )
     if len(several) > 1 and not item.models:
-        raise InputError(f"{item.id} is measured on one model, and {len(several)} are given")
+        raise InputError(
+            f"{item.id} is measured on one model, and {len(several)} are given"
+        )
     if seeds is not None and seeds < 1:
         raise InputError(f"seeds is {seeds}, expected 1 or more")
     if item.theory:
@@ -118,9 +148,14 @@ def reproduce(
                 f"{item.id} is of no model: it takes a seed and a number of seeds, which are draws, and no model, "
                 "series, windows, horizon or sample paths"
             )
-        return compare(item, MEASURES[item.id](Context(seed=seed, seeds=seeds or 0, progress=progress)))
+        return compare(
+            item,
+            MEASURES[item.id](Context(seed=seed, seeds=seeds or 0, progress=progress)),
+        )
     measure = MEASURES[item.id]
-    context = Context(None, data is None, n_sequences, seed, seeds or 3, progress=progress)
+    context = Context(
+        None, data is None, n_sequences, seed, seeds or 3, progress=progress
+    )
 
     def on(model: str | Lens) -> Context:
         lens = model if isinstance(model, Lens) else load(model)
@@ -138,11 +173,15 @@ def reproduce(
     return compare(item, measure(context), context.model)
 
 
-def _with_unique_names(contexts: Iterable[Context], names: list[str]) -> Iterator[Context]:
+def _with_unique_names(
+    contexts: Iterable[Context], names: list[str]
+) -> Iterator[Context]:
     """Yield contexts, each opened when its turn comes, and collect the names of their models."""
     for each in contexts:
         if each.model.model_id in names:
-            raise InputError(f"two models are called {each.model.model_id!r}, expected names that tell them apart")
+            raise InputError(
+                f"two models are called {each.model.model_id!r}, expected names that tell them apart"
+            )
         names.append(each.model.model_id)
         yield each
 
@@ -150,20 +189,44 @@ def _with_unique_names(contexts: Iterable[Context], names: list[str]) -> Iterato
 def compare(item: Item, result: MeasuredValues, lens: Lens | None = None) -> xr.Dataset:
     """Put the paper's numbers beside measured ones; see :func:`reproduce`."""
     if not {*item.words, *item.words.values()} & {*result.values, *result.claims}:
-        raise InputError(f"{item.id} reports no number for this model; it is about {item.model or 'other models'}")
-    return _beside(item, result, () if lens is None else (lens.model_id,), {} if lens is None else lens.provenance())
+        raise InputError(
+            f"{item.id} reports no number for this model; it is about {item.model or 'other models'}"
+        )
+    return _beside(
+        item,
+        result,
+        () if lens is None else (lens.model_id,),
+        {} if lens is None else lens.provenance(),
+    )
 
 
-def _beside(item: Item, result: MeasuredValues, models: Sequence[str], attrs: Mapping[str, Any]) -> xr.Dataset:
+def _beside(
+    item: Item, result: MeasuredValues, models: Sequence[str], attrs: Mapping[str, Any]
+) -> xr.Dataset:
     """Put the paper's numbers beside measured ones, of models by name."""
-    theirs, other = tuple(dict.fromkeys(filter(None, (*item.model.split(", "), *item.others)))), ""
+    theirs, other = (
+        tuple(dict.fromkeys(filter(None, (*item.model.split(", "), *item.others)))),
+        "",
+    )
     if theirs and (others := set(models) - set(theirs)):
-        kind = "embedded model: mechanics only" if others & {*checkpoint_names()} else "not the paper's model"
+        kind = (
+            "embedded model: mechanics only"
+            if others & {*checkpoint_names()}
+            else "not the paper's model"
+        )
         other = f"{kind}; the paper's values are for {', '.join(theirs)}"
     # tables 2 and 3 of the tsfm-lens paper are of all its figures
-    evaluation = next((each for each in TABLE_3.values() if each.model in (*models, item.model)), None)
-    of_model = {"context": evaluation.context, "samples": evaluation.samples} if evaluation else {}
-    paper = {name: str(value) for name, value in of_model.items() if value is not None} | dict(item.settings)
+    evaluation = next(
+        (each for each in TABLE_3.values() if each.model in (*models, item.model)), None
+    )
+    of_model = (
+        {"context": evaluation.context, "samples": evaluation.samples}
+        if evaluation
+        else {}
+    )
+    paper = {
+        name: str(value) for name, value in of_model.items() if value is not None
+    } | dict(item.settings)
     paper |= {"model": ", ".join(theirs)} if theirs else {}
     here = {**({"model": ", ".join(models)} if other else {}), **result.settings}
     differ = {key: value for key, value in here.items() if value != paper.get(key)}
@@ -194,26 +257,51 @@ def _table(item: Item, result: MeasuredValues) -> xr.Dataset:
     printed = {value.quantity: value for value in item.values}
     names = dict.fromkeys((*result.claims, *result.values))
     rows: list[dict[str, Any]] = []
-    for name in (*(name for name in printed if name in names), *(name for name in names if name not in printed)):
+    for name in (
+        *(name for name in printed if name in names),
+        *(name for name in names if name not in printed),
+    ):
         value = printed.get(name)
-        paper = {} if value is None else {"paper": float(value.paper), "where": value.where}
+        paper = (
+            {} if value is None else {"paper": float(value.paper), "where": value.where}
+        )
         if name in result.claims:
             verdict = result.claims[name]
             if len(verdict.parts) == 1 and not verdict.parts[0].name:
                 rows.append(_part_row(name, verdict.parts[0], **paper))
                 continue
-            row = {"quantity": name, "ours": AS_NUMBER.get(verdict.outcome, np.nan), "verdict": verdict.outcome}
+            row = {
+                "quantity": name,
+                "ours": AS_NUMBER.get(verdict.outcome, np.nan),
+                "verdict": verdict.outcome,
+            }
             rows.append({**row, "why": verdict.why, "unit": HOLDS, **paper})
-            rows += [_part_row(f"{name}: {part.name}", part, part_of=name) for part in verdict.parts]
+            rows += [
+                _part_row(f"{name}: {part.name}", part, part_of=name)
+                for part in verdict.parts
+            ]
             continue
         number = float(result.values[name])
         low, high = result.intervals.get(name, (np.nan, np.nan))
         unit = result.units.get(name, "") if value is None else value.unit
-        row = {"quantity": name, "ours": number, "estimate": number, "low": low, "high": high, "unit": unit}
+        row = {
+            "quantity": name,
+            "ours": number,
+            "estimate": number,
+            "low": low,
+            "high": high,
+            "unit": unit,
+        }
         rows.append({**row, **paper})
-    columns = {key: [{**_EMPTY, **row}[key] for row in rows] for key in ("quantity", *_EMPTY)}
+    columns = {
+        key: [{**_EMPTY, **row}[key] for row in rows] for key in ("quantity", *_EMPTY)
+    }
     data = xr.Dataset(
-        {key: ("quantity", values) for key, values in columns.items() if key not in _COORDS},
+        {
+            key: ("quantity", values)
+            for key, values in columns.items()
+            if key not in _COORDS
+        },
         coords={key: ("quantity", columns[key]) for key in _COORDS},
     )
     return data.assign(difference=data["ours"] - data["paper"])
@@ -221,37 +309,69 @@ def _table(item: Item, result: MeasuredValues) -> xr.Dataset:
 
 def _part_row(quantity: str, part: Tested, **more: Any) -> dict[str, Any]:
     span = part.interval
-    numbers = {} if span is None else {"estimate": span.estimate, "low": span.low, "high": span.high}
-    row = {"quantity": quantity, "ours": AS_NUMBER.get(part.outcome, np.nan), "p": part.p, "verdict": part.outcome}
+    numbers = (
+        {}
+        if span is None
+        else {"estimate": span.estimate, "low": span.low, "high": span.high}
+    )
+    row = {
+        "quantity": quantity,
+        "ours": AS_NUMBER.get(part.outcome, np.nan),
+        "p": part.p,
+        "verdict": part.outcome,
+    }
     unit = "" if part.outcome == NOT_RUN else HOLDS
     return {**row, "why": part.why, "margin": part.of, "unit": unit, **numbers, **more}
 
 
 def _run_of(
-    item: Item, lens: Lens, data: Any, *, windows: int | None, horizon: int | None, num_samples: int | None, seed: int
+    item: Item,
+    lens: Lens,
+    data: Any,
+    *,
+    windows: int | None,
+    horizon: int | None,
+    num_samples: int | None,
+    seed: int,
 ) -> tuple[Run, tuple[str, ...]]:
     """Run the windows that an item is measured on; return the series that each window is from, too."""
     if windows is not None and windows < 1:
         raise InputError(f"windows is {windows}, expected 1 or more")
     default_horizon = lens.adapter.prediction_length
     stated = item.settings.get("horizon", "")
-    steps = horizon if horizon is not None else int(stated) if stated.isdigit() else default_horizon
+    steps = (
+        horizon
+        if horizon is not None
+        else int(stated)
+        if stated.isdigit()
+        else default_horizon
+    )
     if lens.takes_ids and not item.models:
-        raise InputError(f"{lens.model_id} reads tokens of text; the paper's numbers are of time-series models")
+        raise InputError(
+            f"{lens.model_id} reads tokens of text; the paper's numbers are of time-series models"
+        )
     count, length = windows or WINDOWS, lens.adapter.context_length + steps
     if data is not None:
         batch, clusters = last_windows(as_series(data), windows or 1, steps)
     else:
         if lens.takes_ids:
-            batch = as_series(np.random.default_rng(seed).choice(lens.example_ids, (count, length)).astype(float))
+            batch = as_series(
+                np.random.default_rng(seed)
+                .choice(lens.example_ids, (count, length))
+                .astype(float)
+            )
         else:
             batch = chaotic_windows(1 if item.id == "S3-F21" else count, length, seed)
         clusters = batch.ids
     samples = num_samples if lens.adapter.readout != "quantile" else None
-    return lens.run(batch, steps, holdout=True, num_samples=samples, seed=seed), clusters
+    return lens.run(
+        batch, steps, holdout=True, num_samples=samples, seed=seed
+    ), clusters
 
 
-def last_windows(batch: SeriesBatch, count: int, horizon: int) -> tuple[SeriesBatch, tuple[str, ...]]:
+def last_windows(
+    batch: SeriesBatch, count: int, horizon: int
+) -> tuple[SeriesBatch, tuple[str, ...]]:
     """Cut the last windows of each series, whose held-out ends follow one another."""
     if count == 1:
         return batch, batch.groups
@@ -265,7 +385,10 @@ def last_windows(batch: SeriesBatch, count: int, horizon: int) -> tuple[SeriesBa
     for back in range(count):
         window = batch if not back else batch.split(back * horizon)[0]
         if back:
-            names, groups = ([f"{name} -{back * horizon}" for name in labels] for labels in (batch.ids, batch.groups))
+            names, groups = (
+                [f"{name} -{back * horizon}" for name in labels]
+                for labels in (batch.ids, batch.groups)
+            )
             window = replace(window, ids=tuple(names), groups=tuple(groups))
         windows.append(window)
     return SeriesBatch.concat(windows), batch.groups * count
@@ -273,7 +396,9 @@ def last_windows(batch: SeriesBatch, count: int, horizon: int) -> tuple[SeriesBa
 
 def chaotic_windows(count: int, length: int, seed: int = 0) -> SeriesBatch:
     """Simulate windows of the first coordinate of Lorenz and Roessler trajectories, in turn."""
-    starts = np.random.default_rng(seed).normal(size=(count, 3)) + np.array([1.0, 1.0, 5.0])
+    starts = np.random.default_rng(seed).normal(size=(count, 3)) + np.array(
+        [1.0, 1.0, 5.0]
+    )
     values: dict[int, np.ndarray] = {}
     for turn, (_, flow, dt) in enumerate(_FLOWS):
         turns = range(turn, count, len(_FLOWS))
@@ -283,5 +408,7 @@ def chaotic_windows(count: int, length: int, seed: int = 0) -> SeriesBatch:
         on_attractor = rk4(flow, starts[turns.start :: len(_FLOWS)], 0.02, WARM_UP)[-1]
         path = rk4(flow, on_attractor, dt / 4, 4 * length)[::4, :, 0]
         values.update(zip(turns, path.T, strict=True))
-    names = tuple(f"{_FLOWS[i % len(_FLOWS)][0]}-{i // len(_FLOWS)}" for i in range(count))
+    names = tuple(
+        f"{_FLOWS[i % len(_FLOWS)][0]}-{i // len(_FLOWS)}" for i in range(count)
+    )
     return SeriesBatch(tuple(values[index] for index in range(count)), names)

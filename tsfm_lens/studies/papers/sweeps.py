@@ -37,11 +37,21 @@ def sweep_item(
     item: Item, models: Sequence[str], data: Any, where: Where, **options: Any
 ) -> tuple[MeasuredValues, list[str], dict[str, Any]]:
     """Run the sweep behind a table or figure, and read what it reports."""
-    if data is not None and (where.benchmark is not None or tuple(where.configs) != ("*",)):
-        raise InputError("give series or a folder and configurations of GIFT-Eval, not both")
+    if data is not None and (
+        where.benchmark is not None or tuple(where.configs) != ("*",)
+    ):
+        raise InputError(
+            "give series or a folder and configurations of GIFT-Eval, not both"
+        )
     config, subjects = sweep_config(item, models, data, where, **options)
     folder = Path(where.store or f"{item.id}.store")
-    outcome = run_sweep(config, folder, engine=where.engine, workers=where.workers, progress=where.progress)
+    outcome = run_sweep(
+        config,
+        folder,
+        engine=where.engine,
+        workers=where.workers,
+        progress=where.progress,
+    )
     if outcome.cancelled:
         raise KeyboardInterrupt
     if outcome.failed:
@@ -51,7 +61,11 @@ def sweep_item(
         )
     sweep = gather(folder, config.name)
     result = DESIGNS[item.id].read(sweep, subjects)
-    result = replace(result, settings=_settings(item, sweep, subjects, config), notes=(*result.notes, *sweep.notes))
+    result = replace(
+        result,
+        settings=_settings(item, sweep, subjects, config),
+        notes=(*result.notes, *sweep.notes),
+    )
     sources = [subject.source for subject in subjects]
     facts = [sweep.provenance["models"][source] for source in sources]
     attrs: dict[str, Any] = {
@@ -81,7 +95,9 @@ def sweep_config(
     design, where = DESIGNS[item.id], where or Where()
     sources = list(dict.fromkeys(models)) or item.model.split(", ")
     if design.single and len(sources) > 1:
-        raise InputError(f"{item.id} is about one model, and {len(sources)} are given: {', '.join(sources)}")
+        raise InputError(
+            f"{item.id} is about one model, and {len(sources)} are given: {', '.join(sources)}"
+        )
     subjects = design.fit([subject_of(source) for source in sources])
     if windows is not None and windows < 1:
         raise InputError(f"windows is {windows}, expected 1 or more")
@@ -90,7 +106,9 @@ def sweep_config(
     content = {
         "name": item.id,
         "models": [_model(subject, num_samples) for subject in subjects],
-        "data": benchmark if data is None else _series(data, subjects, windows or 1, horizon, where.reading),
+        "data": benchmark
+        if data is None
+        else _series(data, subjects, windows or 1, horizon, where.reading),
         "variants": design.variants(subjects),
         "windows": windows if data is None else None,
         "seed": seed,
@@ -109,25 +127,45 @@ def subject_of(source: str) -> Subject:
             return Subject(source, architecture, evaluation.layers, evaluation.heads)
     lens = open_model(ModelConfig(source=str(source)))
     if getattr(lens.adapter, "integers", False):
-        raise InputError(f"{lens.model_id} reads tokens of text; the paper's numbers are of time-series models")
+        raise InputError(
+            f"{lens.model_id} reads tokens of text; the paper's numbers are of time-series models"
+        )
     stack, architecture = lens.wiring.output_stack, lens.wiring.architecture
     canonical = SAME_WEIGHTS.get(architecture, architecture)
-    return Subject(str(source), canonical, stack.n_layers, stack.n_heads, int(lens.adapter.prediction_length))
+    return Subject(
+        str(source),
+        canonical,
+        stack.n_layers,
+        stack.n_heads,
+        int(lens.adapter.prediction_length),
+    )
 
 
 def _model(subject: Subject, num_samples: int | None) -> dict[str, Any]:
     model: dict[str, Any] = {"source": subject.source}
     if evaluation := subject.evaluation:
         model["context_length"] = evaluation.context
-        model["num_samples"] = None if evaluation.samples is None else num_samples or evaluation.samples
+        model["num_samples"] = (
+            None if evaluation.samples is None else num_samples or evaluation.samples
+        )
     return model
 
 
 def _series(
-    data: Any, subjects: Sequence[Subject], windows: int, horizon: int | None, reading: Mapping[str, Any]
+    data: Any,
+    subjects: Sequence[Subject],
+    windows: int,
+    horizon: int | None,
+    reading: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
     """Configure bundled series and files as sources of a sweep."""
-    entries = [data] if isinstance(data, str | Path) else list(data) if isinstance(data, list | tuple) else []
+    entries = (
+        [data]
+        if isinstance(data, str | Path)
+        else list(data)
+        if isinstance(data, list | tuple)
+        else []
+    )
     if not entries or not all(isinstance(entry, str | Path) for entry in entries):
         raise InputError(
             "a sweep reads its series in every worker: give names of bundled series or CSV or Parquet files, not "
@@ -136,7 +174,10 @@ def _series(
     steps = [subject.steps for subject in subjects if subject.steps is not None]
     if horizon is None and not steps:
         raise InputError("give a horizon, in forecast steps, for series of your own")
-    windowing = {"horizon": min(steps) if horizon is None else horizon, "windows": windows}
+    windowing = {
+        "horizon": min(steps) if horizon is None else horizon,
+        "windows": windows,
+    }
     names: dict[str, None] = {}
     sources: list[dict[str, Any]] = []
     for name in map(str, entries):
@@ -145,30 +186,51 @@ def _series(
         if bundled:
             continue
         if not Path(name).is_file():
-            raise unknown_name("series", name, bundled_names(), hint="Or give a CSV or Parquet file.")
-        sources.append({"source": "file", "path": str(Path(name).resolve()), **windowing, **reading})
+            raise unknown_name(
+                "series", name, bundled_names(), hint="Or give a CSV or Parquet file."
+            )
+        sources.append(
+            {
+                "source": "file",
+                "path": str(Path(name).resolve()),
+                **windowing,
+                **reading,
+            }
+        )
     if reading and not sources:
         raise InputError(f"{next(iter(reading))}=… applies to files, and none is given")
     own = [{"source": "bundled", "names": list(names), **windowing}] if names else []
     return [*own, *sources]
 
 
-def _settings(item: Item, sweep: Gathered, subjects: Sequence[Subject], config: SweepConfig) -> dict[str, str]:
+def _settings(
+    item: Item, sweep: Gathered, subjects: Sequence[Subject], config: SweepConfig
+) -> dict[str, str]:
     """Describe series, windows, contexts and samples, in the words of the items' settings."""
     sets = sweep.provenance["datasets"]
     names = [dataset["name"] for dataset in sets]
     benchmark = config.data[0].source == "gift_eval"
     whole = benchmark and str(len(names)) == item.settings["datasets"]
     words = {
-        "series": item.settings["series"] if whole else ", ".join(names[:4]) + (" …" if len(names) > 4 else ""),
+        "series": item.settings["series"]
+        if whole
+        else ", ".join(names[:4]) + (" …" if len(names) > 4 else ""),
         "datasets": str(len(names)),
-        "windows": "all" if benchmark and config.windows is None else str(sum(dataset["windows"] for dataset in sets)),
+        "windows": "all"
+        if benchmark and config.windows is None
+        else str(sum(dataset["windows"] for dataset in sets)),
     }
     if not benchmark:
-        words["horizon"] = ", ".join(sorted({str(dataset["horizon"]) for dataset in sets}))
+        words["horizon"] = ", ".join(
+            sorted({str(dataset["horizon"]) for dataset in sets})
+        )
     for subject, model in zip(subjects, config.models, strict=True):
-        title = subject.source if subject.evaluation is None else subject.evaluation.title
-        words[f"context of {title}"] = str(sweep.provenance["models"][subject.source]["context_length"])
+        title = (
+            subject.source if subject.evaluation is None else subject.evaluation.title
+        )
+        words[f"context of {title}"] = str(
+            sweep.provenance["models"][subject.source]["context_length"]
+        )
         if model.num_samples is not None:
             words[f"samples of {title}"] = str(model.num_samples)
     return words

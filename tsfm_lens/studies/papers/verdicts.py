@@ -24,7 +24,13 @@ from tsfm_lens.stats import (
 )
 
 LEVEL = 1 - CONFIDENCE
-HOLDS, FAILS, UNDECIDED, DEPENDS, NOT_RUN = "holds", "does not hold", "undecided", "depends on ε", "not run"
+HOLDS, FAILS, UNDECIDED, DEPENDS, NOT_RUN = (
+    "holds",
+    "does not hold",
+    "undecided",
+    "depends on ε",
+    "not run",
+)
 AS_NUMBER = {HOLDS: 1.0, FAILS: 0.0}
 NO_LEVEL = math.nan
 WINDOW = "series or window"
@@ -79,7 +85,12 @@ class Tested:
     @property
     def name(self) -> str:
         """Words of the part, with its ε."""
-        return ", ".join(filter(None, (self.words, "" if math.isnan(self.level) else f"ε = {self.level:g}")))
+        return ", ".join(
+            filter(
+                None,
+                (self.words, "" if math.isnan(self.level) else f"ε = {self.level:g}"),
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -95,7 +106,10 @@ class Verdict:
         by_level: dict[str, set[str]] = {}
         for part in self.parts:
             by_level.setdefault(f"{part.level:g}", set()).add(part.outcome)
-        found = {FAILS if FAILS in each else HOLDS if each == {HOLDS} else UNDECIDED for each in by_level.values()}
+        found = {
+            FAILS if FAILS in each else HOLDS if each == {HOLDS} else UNDECIDED
+            for each in by_level.values()
+        }
         return (
             DEPENDS
             if {HOLDS, FAILS} <= found
@@ -109,35 +123,71 @@ class Verdict:
     @property
     def why(self) -> str:
         """Reason why the claim is undecided."""
-        reasons = dict.fromkeys(part.why for part in self.parts if part.outcome == UNDECIDED)
+        reasons = dict.fromkeys(
+            part.why for part in self.parts if part.outcome == UNDECIDED
+        )
         return "; ".join(reasons) if self.outcome == UNDECIDED else ""
 
 
-def judged(parts: Sequence[ClaimPart], clusters: Sequence[Hashable], over: str = WINDOW) -> Verdict:
+def judged(
+    parts: Sequence[ClaimPart], clusters: Sequence[Hashable], over: str = WINDOW
+) -> Verdict:
     """Test every part of a claim on the median window by the sign test."""
     tables = [_by_cluster(part.margins, clusters, "median") for part in parts]
     p_values = [float(sign_test(table.mean(0))) for table in tables]
-    return _decide(parts, [median(part.margins, clusters) for part in parts], p_values, fewest(len(parts)), over)
+    return _decide(
+        parts,
+        [median(part.margins, clusters) for part in parts],
+        p_values,
+        fewest(len(parts)),
+        over,
+    )
 
 
-def judged_trends(parts: Sequence[ClaimPart], places: Sequence[float], over: str) -> Verdict:
+def judged_trends(
+    parts: Sequence[ClaimPart], places: Sequence[float], over: str
+) -> Verdict:
     """Test that margins rise with the places of their few units, by Spearman's correlation in every order of them."""
     intervals, p_values, across = [], [], rankdata(places) - (len(places) + 1) / 2
     for part in parts:
         # the first order is the one at hand; ranks are halves of whole numbers, so that ties are exact
-        orders = np.array(list(permutations(rankdata(part.margins) - (len(places) + 1) / 2)))
+        orders = np.array(
+            list(permutations(rankdata(part.margins) - (len(places) + 1) / 2))
+        )
         products = orders @ across
         size = float(np.sqrt(np.square(orders[0]).sum() * np.square(across).sum()))
-        intervals.append(Interval(float(products[0]) / size if size else 0.0, math.nan, math.nan, len(places)))
-        p_values.append(min(1.0, 2 * min((products >= products[0]).mean(), (products <= products[0]).mean())))
-    minimum = next(n for n in range(2, 12) if 2 * len(parts) / math.factorial(n) <= LEVEL)
+        intervals.append(
+            Interval(
+                float(products[0]) / size if size else 0.0,
+                math.nan,
+                math.nan,
+                len(places),
+            )
+        )
+        p_values.append(
+            min(
+                1.0,
+                2
+                * min(
+                    (products >= products[0]).mean(), (products <= products[0]).mean()
+                ),
+            )
+        )
+    minimum = next(
+        n for n in range(2, 12) if 2 * len(parts) / math.factorial(n) <= LEVEL
+    )
     return _decide(parts, intervals, p_values, minimum, over)
 
 
 def judged_together(parts: Sequence[Resampled]) -> Verdict:
     """Test every part of a claim by a bootstrap."""
     tests = [percentiles(part) for part in parts]
-    return _decide(parts, [interval for interval, _ in tests], [p for _, p in tests], fewest(len(parts)))
+    return _decide(
+        parts,
+        [interval for interval, _ in tests],
+        [p for _, p in tests],
+        fewest(len(parts)),
+    )
 
 
 def percentiles(part: Resampled) -> tuple[Interval, float]:
@@ -147,7 +197,9 @@ def percentiles(part: Resampled) -> tuple[Interval, float]:
     if units < FEWEST or not known or len(finite) < CONFIDENCE * len(part.draws):
         return Interval(part.margin, np.nan, np.nan, units * known), 1.0
     low, high = expanded_interval(finite, CONFIDENCE, units)
-    return Interval(part.margin, float(low), float(high), units), float(expanded_p(finite[:, None], units)[0])
+    return Interval(part.margin, float(low), float(high), units), float(
+        expanded_p(finite[:, None], units)[0]
+    )
 
 
 def _decide(
@@ -162,18 +214,38 @@ def _decide(
         raise InputError("a claim has no part to test: expected at least one")
     tests = []
     for part, each, p in zip(parts, intervals, holm(np.array(p_values)), strict=True):
-        outcome, why = _side(each) if p <= LEVEL and each.count >= minimum else UNDECIDED, ""
+        outcome, why = (
+            _side(each) if p <= LEVEL and each.count >= minimum else UNDECIDED,
+            "",
+        )
         if outcome == UNDECIDED:
             few = _few(each.count, minimum, len(parts), over)
-            unknown = "undefined in too many draws" if isinstance(part, Resampled) and math.isnan(each.low) else ""
-            why = few or unknown or ("interval contains 0" if _side(each) == UNDECIDED else "p is above 5 % after Holm")
-        tests.append(Tested(part.words, part.of, outcome, each, float(p), why, part.level))
+            unknown = (
+                "undefined in too many draws"
+                if isinstance(part, Resampled) and math.isnan(each.low)
+                else ""
+            )
+            why = (
+                few
+                or unknown
+                or (
+                    "interval contains 0"
+                    if _side(each) == UNDECIDED
+                    else "p is above 5 % after Holm"
+                )
+            )
+        tests.append(
+            Tested(part.words, part.of, outcome, each, float(p), why, part.level)
+        )
     return Verdict(tuple(tests), over)
 
 
 def _side(interval: Interval) -> str:
     """Return the outcome by the side of 0 that the ends lie on, or the estimate where there are none."""
-    low, high = (interval.estimate if math.isnan(end) else end for end in (interval.low, interval.high))
+    low, high = (
+        interval.estimate if math.isnan(end) else end
+        for end in (interval.low, interval.high)
+    )
     return HOLDS if low > 0 else FAILS if high < 0 else UNDECIDED
 
 
@@ -183,7 +255,11 @@ def _few(count: int, minimum: int, parts: int, over: str) -> str:
     if not count and not recorded:
         return "it is not defined here"
     units = f"one {over}" if count == 1 else f"{count or 'no'} {over}s"
-    need = f"{parts} parts need {minimum} or more" if parts > 1 else f"one part needs {minimum} or more"
+    need = (
+        f"{parts} parts need {minimum} or more"
+        if parts > 1
+        else f"one part needs {minimum} or more"
+    )
     words = "not testable with this record" if recorded else "too few for a test"
     return f"{units}, {words}: {need}" if count < minimum else ""
 
@@ -193,9 +269,13 @@ def undecided(why: str, of: str) -> Verdict:
     return Verdict((Tested("", of, UNDECIDED, why=why),))
 
 
-def exactly(words: str, true: bool | np.bool_, of: str, level: float = NO_LEVEL) -> Tested:
+def exactly(
+    words: str, true: bool | np.bool_, of: str, level: float = NO_LEVEL
+) -> Tested:
     """Build a part of a claim that follows from weights or counts, without anything to draw."""
-    return Tested(words, of, HOLDS if true else FAILS, why="exact, nothing is drawn", level=level)
+    return Tested(
+        words, of, HOLDS if true else FAILS, why="exact, nothing is drawn", level=level
+    )
 
 
 def larger(more: Interval, less: Interval, of: str, words: str = "") -> Verdict:
@@ -206,7 +286,13 @@ def larger(more: Interval, less: Interval, of: str, words: str = "") -> Verdict:
     found = Interval(difference, low, high)
     finite = math.isfinite(low) and math.isfinite(high)
     outcome = _side(found) if finite else UNDECIDED
-    why = "" if outcome != UNDECIDED else "interval contains 0" if finite else "too few series for an interval"
+    why = (
+        ""
+        if outcome != UNDECIDED
+        else "interval contains 0"
+        if finite
+        else "too few series for an interval"
+    )
     return Verdict((Tested(words, of, outcome, found, why=why),))
 
 
@@ -220,7 +306,11 @@ def interval(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
     table = _by_cluster(values, clusters, "mean")
     count = table.shape[1]
     mean = float(table.mean()) if count else np.nan
-    reach = math.hypot(half_width(table.mean(0)), half_width(table.mean(1))) if count >= FEWEST else np.nan
+    reach = (
+        math.hypot(half_width(table.mean(0)), half_width(table.mean(1)))
+        if count >= FEWEST
+        else np.nan
+    )
     return Interval(mean, mean - reach, mean + reach, count)
 
 
@@ -229,14 +319,23 @@ def median(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
     table = _by_cluster(values, clusters, "median")
     middle, low, high = median_interval(table.mean(0))
     seeds = half_width(np.median(table, axis=1)) if table.size else 0.0
-    ends = middle - math.hypot(middle - low, seeds), middle + math.hypot(high - middle, seeds)
+    ends = (
+        middle - math.hypot(middle - low, seeds),
+        middle + math.hypot(high - middle, seeds),
+    )
     return Interval(middle, *ends, table.shape[1])
 
 
-def _by_cluster(values: np.ndarray, clusters: Sequence[Hashable], middle: str) -> np.ndarray:
+def _by_cluster(
+    values: np.ndarray, clusters: Sequence[Hashable], middle: str
+) -> np.ndarray:
     """Return (seed, cluster) the mean or median of each cluster that has any value."""
     table = np.atleast_2d(np.asarray(values, dtype=float))
     if table.ndim != 2 or table.shape[1] != len(clusters):
-        raise InputError(f"values have shape {table.shape}, expected (seed, window) with {len(clusters)} windows")
-    whole = pd.DataFrame(table.T, index=pd.factorize(pd.Series(list(clusters), dtype=object))[0]).dropna()
+        raise InputError(
+            f"values have shape {table.shape}, expected (seed, window) with {len(clusters)} windows"
+        )
+    whole = pd.DataFrame(
+        table.T, index=pd.factorize(pd.Series(list(clusters), dtype=object))[0]
+    ).dropna()
     return whole.groupby(level=0, sort=False).agg(middle).to_numpy().T

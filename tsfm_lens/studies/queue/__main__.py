@@ -21,13 +21,28 @@ VARIABLE = "TSFM_LENS_BENCHMARKS"
 def run(
     *,
     data: Annotated[
-        Path, typer.Option(envvar=VARIABLE, help="folder of ETTh1.csv, ETTh2.csv and exchange_rate.txt.gz")
+        Path,
+        typer.Option(
+            envvar=VARIABLE,
+            help="folder of ETTh1.csv, ETTh2.csv and exchange_rate.txt.gz",
+        ),
     ] = Path("."),
-    state: Annotated[Path, typer.Option(help="folder of the state; what is lost with it is computed again")] = STATE,
+    state: Annotated[
+        Path,
+        typer.Option(
+            help="folder of the state; what is lost with it is computed again"
+        ),
+    ] = STATE,
     records: Annotated[Path, typer.Option(help="folder of the records")] = RECORDS,
-    order: Annotated[list[int] | None, typer.Option(help="of these orders alone; repeatable")] = None,
-    status: Annotated[bool, typer.Option("--status", help="say what is done and open; run nothing")] = False,
-    retry: Annotated[bool, typer.Option("--retry", help="try cells that failed once more")] = False,
+    order: Annotated[
+        list[int] | None, typer.Option(help="of these orders alone; repeatable")
+    ] = None,
+    status: Annotated[
+        bool, typer.Option("--status", help="say what is done and open; run nothing")
+    ] = False,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="try cells that failed once more")
+    ] = False,
 ) -> None:
     """Run the open cells of the queue in order, one thread; a file "stop" in the state, or SIGTERM, ends it.
 
@@ -37,7 +52,9 @@ def run(
     queue = Queue(cells, records, state)
     missing = sorted({name for cell in unfinished(queue) for name in cell.missing})
     if missing:
-        console(stderr=True).print(f"not in {data}, so their cells wait: {', '.join(missing)}")
+        console(stderr=True).print(
+            f"not in {data}, so their cells wait: {', '.join(missing)}"
+        )
     if status:
         _show_status(queue)
         return
@@ -51,7 +68,11 @@ def run(
 def _show_status(queue: Queue) -> None:
     table = queue.status()
     typer.echo(table.round(2).to_string())
-    totals = table[["cells", "done", "failed", "hours used", "hours left"]].groupby("order").sum()
+    totals = (
+        table[["cells", "done", "failed", "hours used", "hours left"]]
+        .groupby("order")
+        .sum()
+    )
     typer.echo(totals.round(2).to_string())
     for (record, cell), error in queue.failures().items():
         typer.echo(f"failed: {record}: {cell}: {error}")

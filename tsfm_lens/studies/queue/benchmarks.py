@@ -25,7 +25,10 @@ def trained(record: str, arm: Arm, place: Workplace) -> xr.Dataset | None:
     """Train one run and measure it at its end; None if it was stopped."""
     if not run_arms([arm], place.folder, quiet=True):
         return None
-    data = xr.merge([gathered([arm], place.folder), ends([arm], place.folder)], combine_attrs="override")
+    data = xr.merge(
+        [gathered([arm], place.folder), ends([arm], place.folder)],
+        combine_attrs="override",
+    )
     return data.assign_attrs(ids=IDS[record])
 
 
@@ -40,25 +43,49 @@ def benchmark_cells(plan: Mapping[str, Any], data: Path) -> Iterator[QueueCell]:
                     for arm in part["arms"]:
                         seconds = expected_seconds(plan, arm, name, horizon)
                         title = f"{name} {horizon} {arm}"
-                        yield _cell(part["order"], RUNS, title, arms[title], seed, seconds, file)
+                        yield _cell(
+                            part["order"], RUNS, title, arms[title], seed, seconds, file
+                        )
     yield from _radii(plan, plan["radii"], data)
 
 
-def expected_seconds(plan: Mapping[str, Any], arm: str, data: str, horizon: int) -> float:
+def expected_seconds(
+    plan: Mapping[str, Any], arm: str, data: str, horizon: int
+) -> float:
     """Return the processor seconds that a run is expected to take."""
     epochs = plan["epochs"].get(arm, plan["epochs_of_others"])
     return float(plan["epoch_seconds"][arm][data][horizon] * epochs)
 
 
-def _radii(plan: Mapping[str, Any], part: Mapping[str, Any], data: Path) -> Iterator[QueueCell]:
+def _radii(
+    plan: Mapping[str, Any], part: Mapping[str, Any], data: Path
+) -> Iterator[QueueCell]:
     for seed in part["seeds"]:
         for name in part["data"]:
             file, horizon = data / plan["files"][name], part["horizon"]
             seconds = expected_seconds(plan, "SAMformer", name, horizon)
-            for title, config in grids.rho_arms(file, name, horizon, part["rho"]).items():
+            for title, config in grids.rho_arms(
+                file, name, horizon, part["rho"]
+            ).items():
                 yield _cell(part["order"], RADII, title, config, seed, seconds, file)
 
 
-def _cell(order: int, record: str, title: str, config: TrainConfig, seed: int, seconds: float, file: Path) -> QueueCell:
+def _cell(
+    order: int,
+    record: str,
+    title: str,
+    config: TrainConfig,
+    seed: int,
+    seconds: float,
+    file: Path,
+) -> QueueCell:
     arm = Arm(title, config.model_copy(update={"seed": seed}))
-    return QueueCell(order, record, f"{title}, seed {seed}", partial(trained, record, arm), title, seconds, (file,))
+    return QueueCell(
+        order,
+        record,
+        f"{title}, seed {seed}",
+        partial(trained, record, arm),
+        title,
+        seconds,
+        (file,),
+    )

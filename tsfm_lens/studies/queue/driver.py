@@ -22,7 +22,15 @@ import xarray as xr
 from tsfm_lens.errors import InputError
 from tsfm_lens.places import replacing
 
-__all__ = ["RECORDS", "QueueCell", "Workplace", "Queue", "added", "read_record", "unfinished"]
+__all__ = [
+    "RECORDS",
+    "QueueCell",
+    "Workplace",
+    "Queue",
+    "added",
+    "read_record",
+    "unfinished",
+]
 
 RECORDS = Path(__file__).parents[1] / "experiments" / "results" / "queue"
 """Folder of the records that ship; its README describes them."""
@@ -85,30 +93,52 @@ def read_record(file: Path) -> xr.Dataset | None:
         return data.load()
 
 
-def added(record: xr.Dataset | None, part: xr.Dataset, name: str, seconds: float) -> xr.Dataset:
+def added(
+    record: xr.Dataset | None, part: xr.Dataset, name: str, seconds: float
+) -> xr.Dataset:
     """Add the part of a cell to a record, beside what the record holds, NaN where neither has a value.
 
     Raises:
         InputError: the record has a cell of that name.
     """
-    numbered = {dim: np.arange(size) for dim, size in part.sizes.items() if dim not in part.coords}
+    numbered = {
+        dim: np.arange(size)
+        for dim, size in part.sizes.items()
+        if dim not in part.coords
+    }
     part = part.assign_coords({**numbered, "cell": [name]})
     part = part.assign({SECONDS: ("cell", [float(seconds)])})
     if record is None:
         return part
     if name in record["cell"].values:
-        raise InputError(f"the record has the cell {name!r} already; it is not added again")
+        raise InputError(
+            f"the record has the cell {name!r} already; it is not added again"
+        )
     labels = [str(label) for label in dict.fromkeys((*record.coords, *part.coords))]
     labels = [label for label in labels if label not in (*record.dims, *part.dims)]
-    old, new = (each.reset_coords([label for label in labels if label in each.coords]) for each in (record, part))
+    old, new = (
+        each.reset_coords([label for label in labels if label in each.coords])
+        for each in (record, part)
+    )
     both = new.combine_first(old)
     # combine_first sorts labels; they stay in the order in which they came
     order = {dim: _union(old.get(dim), new.get(dim)) for dim in both.dims}
-    return both.reindex(order).set_coords(labels).assign_attrs({**record.attrs, **part.attrs})
+    return (
+        both.reindex(order)
+        .set_coords(labels)
+        .assign_attrs({**record.attrs, **part.attrs})
+    )
 
 
 def _union(*labels: xr.DataArray | None) -> list[object]:
-    return list(dict.fromkeys(value for each in labels if each is not None for value in each.values.tolist()))
+    return list(
+        dict.fromkeys(
+            value
+            for each in labels
+            if each is not None
+            for value in each.values.tolist()
+        )
+    )
 
 
 class Queue:
@@ -127,9 +157,15 @@ class Queue:
         self.cells = sorted(cells, key=lambda cell: cell.order)
         self.records, self.state = records, state
         keys = [cell.key for cell in cells]
-        twice = [key for key in dict.fromkeys(keys) if keys.count(key) > 1] if len(set(keys)) < len(keys) else []
+        twice = (
+            [key for key in dict.fromkeys(keys) if keys.count(key) > 1]
+            if len(set(keys)) < len(keys)
+            else []
+        )
         if twice:
-            raise InputError(f"the cell {twice[0][1]!r} stands {keys.count(twice[0])} times in {twice[0][0]!r}")
+            raise InputError(
+                f"the cell {twice[0][1]!r} stands {keys.count(twice[0])} times in {twice[0][0]!r}"
+            )
         self.stopped = False
 
     @property
@@ -144,7 +180,9 @@ class Queue:
             record = read_record(self.records / f"{name}.nc")
             if record is not None and SECONDS in record:
                 took = record[SECONDS].to_series()
-                seconds.update({(name, str(cell)): float(each) for cell, each in took.items()})
+                seconds.update(
+                    {(name, str(cell)): float(each) for cell, each in took.items()}
+                )
         return seconds
 
     def failures(self) -> dict[tuple[str, str], str]:
@@ -152,7 +190,9 @@ class Queue:
         file = self.state / "failed.jsonl"
         if not file.exists():
             return {}
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        lines = [
+            json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()
+        ]
         return {(line["record"], line["cell"]): line["error"] for line in lines}
 
     def forget_failures(self) -> None:
@@ -210,7 +250,11 @@ class Queue:
             record.to_netcdf(new, engine="scipy")
 
     def _note_failure(self, cell: QueueCell, error: Exception) -> None:
-        line = {"record": cell.record, "cell": cell.name, "error": f"{type(error).__name__}: {error}"}
+        line = {
+            "record": cell.record,
+            "cell": cell.name,
+            "error": f"{type(error).__name__}: {error}",
+        }
         line |= {"when": _now(), "trace": traceback.format_exc()}
         with (self.state / "failed.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
@@ -221,7 +265,9 @@ class Queue:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise InputError(f"another queue works in {self.state}; stop it first, by {self.stop_file}") from None
+                raise InputError(
+                    f"another queue works in {self.state}; stop it first, by {self.stop_file}"
+                ) from None
             yield
 
     @contextmanager
@@ -229,7 +275,10 @@ class Queue:
         def stop(number: int, frame: FrameType | None) -> None:
             self.stopped = True
 
-        former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        former = {
+            number: signal.signal(number, stop)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             yield
         finally:
@@ -266,7 +315,9 @@ def _group(cell: QueueCell) -> tuple[str, str]:
     return cell.record, cell.group
 
 
-def _means(cells: Sequence[QueueCell], finished: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
+def _means(
+    cells: Sequence[QueueCell], finished: Mapping[tuple[str, str], float]
+) -> dict[tuple[str, str], float]:
     """Return the mean seconds of the finished cells of each group."""
     by_group: dict[tuple[str, str], list[float]] = {}
     for cell in cells:

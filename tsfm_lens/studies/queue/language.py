@@ -25,7 +25,13 @@ from tsfm_lens.studies.recipes.levels import level_record, level_runs
 from tsfm_lens.studies.recipes.lowrank import CORPUS_SEED, RecipeRun, trained
 from tsfm_lens.studies.samformer.tasks import cosine_by_epoch, stream
 from tsfm_lens.studies.structured.counts import level_attention_operations
-from tsfm_lens.studies.structured.forms import ScoringForm, Standard, TokenLevels, form_of_name, mixed
+from tsfm_lens.studies.structured.forms import (
+    ScoringForm,
+    Standard,
+    TokenLevels,
+    form_of_name,
+    mixed,
+)
 from tsfm_lens.studies.structured.models import Encoder, TokenEmbedding
 from tsfm_lens.studies.structured.training import redraw
 from tsfm_lens.training import Plan, Training, read_log
@@ -46,7 +52,14 @@ IDS = {
 class LanguageModel(nn.Module):
     """Causal model of characters: (batch, token) numbers of symbols to (batch, token, symbol) logits of the next."""
 
-    def __init__(self, width: int, layers: int, heads: int, forms: Sequence[ScoringForm], tokens: int) -> None:
+    def __init__(
+        self,
+        width: int,
+        layers: int,
+        heads: int,
+        forms: Sequence[ScoringForm],
+        tokens: int,
+    ) -> None:
         super().__init__()
         self.embed = TokenEmbedding(len(SYMBOLS), width, tokens, "learned")
         self.encoder = Encoder(width, layers, heads, forms)
@@ -64,22 +77,43 @@ class LanguageTask:
 
     name = "characters"
 
-    def __init__(self, model: LanguageModel, text: Text, plan: Mapping[str, Any], seed: int, arm: str) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        text: Text,
+        plan: Mapping[str, Any],
+        seed: int,
+        arm: str,
+    ) -> None:
         self.model: nn.Module = model
         self.seed, self.batch, self.tokens = seed, plan["batch"], plan["tokens"]
         self.training = torch.from_numpy(text.training.astype(np.int64))
-        self.held_out = self._windows(torch.from_numpy(text.held_out.astype(np.int64)), plan["held_out"], 0, 1)
+        self.held_out = self._windows(
+            torch.from_numpy(text.held_out.astype(np.int64)), plan["held_out"], 0, 1
+        )
         sizes = {name: list(part.shape) for name, part in model.named_parameters()}
-        settings = {"arm": arm, "seed": seed, "text": text.digest, "sizes": sizes, **plan["training"]}
-        self.identity = json.dumps({**settings, "batch": self.batch, "tokens": self.tokens}, sort_keys=True)
+        settings = {
+            "arm": arm,
+            "seed": seed,
+            "text": text.digest,
+            "sizes": sizes,
+            **plan["training"],
+        }
+        self.identity = json.dumps(
+            {**settings, "batch": self.batch, "tokens": self.tokens}, sort_keys=True
+        )
 
     def _windows(self, text: Tensor, count: int, *parts: int) -> Tensor:
         """Draw windows (window, token), one token longer than what a model reads."""
-        starts = torch.randint(len(text) - self.tokens, (count,), generator=stream(*parts))
+        starts = torch.randint(
+            len(text) - self.tokens, (count,), generator=stream(*parts)
+        )
         return text[starts[:, None] + torch.arange(self.tokens + 1)]
 
     def _loss(self, windows: Tensor) -> Tensor:
-        return F.cross_entropy(self.model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+        return F.cross_entropy(
+            self.model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten()
+        )
 
     def loss(self, step: int) -> Tensor:
         """Compute the cross-entropy of a batch in nats a symbol."""
@@ -89,17 +123,24 @@ class LanguageTask:
         """Compute the cross-entropy on the windows that are held out."""
         self.model.eval()
         with torch.no_grad():
-            losses = [float(self._loss(part)) for part in self.held_out.split(self.batch)]
+            losses = [
+                float(self._loss(part)) for part in self.held_out.split(self.batch)
+            ]
         self.model.train()
         return {"validation": float(np.mean(losses))}
 
 
 def forms_of(arm: Mapping[str, Any], layers: int) -> tuple[ScoringForm, ...]:
     """Return the scoring function of every layer."""
-    return mixed(layers, [form_of_name(each["name"], each.get("options", {})) for each in arm["forms"]])
+    return mixed(
+        layers,
+        [form_of_name(each["name"], each.get("options", {})) for each in arm["forms"]],
+    )
 
 
-def operations(forms: Sequence[ScoringForm], width: int, heads: int, tokens: int) -> dict[str, float]:
+def operations(
+    forms: Sequence[ScoringForm], width: int, heads: int, tokens: int
+) -> dict[str, float]:
     """Count the multiply-adds of a forward of one sequence: of scores, of sums of values, and of all else (S2-F4)."""
     d_head = width // heads
     scores = values = rest = 0.0
@@ -114,10 +155,16 @@ def operations(forms: Sequence[ScoringForm], width: int, heads: int, tokens: int
             scores += heads * tokens * seen * d_head
         values += heads * tokens * seen * d_head
         rest += tokens * (projections + 8 * width**2)
-    return {"scores": scores, "values": values, "rest": rest + 2 * tokens * width * len(SYMBOLS)}
+    return {
+        "scores": scores,
+        "values": values,
+        "rest": rest + 2 * tokens * width * len(SYMBOLS),
+    }
 
 
-def language_run(arm: str, width: int, seed: int, plan: Mapping[str, Any], place: Workplace) -> xr.Dataset | None:
+def language_run(
+    arm: str, width: int, seed: int, plan: Mapping[str, Any], place: Workplace
+) -> xr.Dataset | None:
     """Train one model of characters; None if it was stopped.
 
     Raises:
@@ -137,7 +184,9 @@ def language_run(arm: str, width: int, seed: int, plan: Mapping[str, Any], place
     def rate(step: int) -> float:
         return falling(step) * min(1.0, (step + 1) / fields.warm_up)
 
-    run_plan = Plan(steps=steps, save_every=every, evaluate_every=every, clip=fields.clip)
+    run_plan = Plan(
+        steps=steps, save_every=every, evaluate_every=every, clip=fields.clip
+    )
     run = Training(task, optimizer_of(model, fields), run_plan, place.folder, rate=rate)
     if (place.folder / STATE).exists():
         run.resume()
@@ -151,10 +200,21 @@ def language_run(arm: str, width: int, seed: int, plan: Mapping[str, Any], place
         {
             "validation": (("arm", "seed"), [[curve[-1]]]),
             "curve": (("arm", "seed", "step"), np.array(curve, np.float32)[None, None]),
-            **{f"operations_{name}": ("arm", [count]) for name, count in counted.items()},
-            "parameters": ("arm", [float(sum(part.numel() for part in model.parameters()))]),
+            **{
+                f"operations_{name}": ("arm", [count])
+                for name, count in counted.items()
+            },
+            "parameters": (
+                "arm",
+                [float(sum(part.numel() for part in model.parameters()))],
+            ),
         },
-        coords={"arm": [title], "seed": [seed], "step": [line["step"] for line in lines], "width": ("arm", [width])},
+        coords={
+            "arm": [title],
+            "seed": [seed],
+            "step": [line["step"] for line in lines],
+            "width": ("arm", [width]),
+        },
     )
     facts = {name: plan[name] for name in ("layers", "d_head", "tokens", "batch")}
     return data.assign_attrs(**text.facts, **facts, steps=steps, ids=IDS[LANGUAGE])
@@ -174,7 +234,14 @@ def language_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
             for arm in plan["arms"]:
                 title = f"{arm}, D = {width}"
                 function = partial(language_run, arm, width, seed, plan)
-                yield QueueCell(ORDER, LANGUAGE, f"{title}, seed {seed}", function, title, plan["seconds"][width])
+                yield QueueCell(
+                    ORDER,
+                    LANGUAGE,
+                    f"{title}, seed {seed}",
+                    function,
+                    title,
+                    plan["seconds"][width],
+                )
 
 
 def rate_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
@@ -185,12 +252,23 @@ def rate_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
             arm = Arm(title, config.model_copy(update={"plan": longer, "seed": seed}))
             seconds = plan["seconds"][config.model.options["width"]]
             group = title.rpartition(", ")[0]
-            yield QueueCell(ORDER, RATES, f"{title}, seed {seed}", partial(grid_run, RATES, arm), group, seconds)
+            yield QueueCell(
+                ORDER,
+                RATES,
+                f"{title}, seed {seed}",
+                partial(grid_run, RATES, arm),
+                group,
+                seconds,
+            )
 
 
 def level_run(run: RecipeRun, place: Workplace) -> xr.Dataset | None:
     """Train one cut-down Chronos whose encoder scores by levels of tokens; None if it was stopped."""
-    corpus = load_corpus(run.recipe.corpus, seed=CORPUS_SEED, cache=place.folder.parent.parent / "corpora")
+    corpus = load_corpus(
+        run.recipe.corpus,
+        seed=CORPUS_SEED,
+        cache=place.folder.parent.parent / "corpora",
+    )
     if not trained(run, place.folder, corpus, quiet=True):
         return None
     return level_record([run], place.folder, corpus).assign_attrs(ids=IDS[LEVELLED])
@@ -205,17 +283,37 @@ def last_cells(plan: Mapping[str, Any], data: Path) -> Iterator[QueueCell]:
         for title, config in configs.items():
             arm = Arm(title, config.model_copy(update={"seed": seed}))
             yield QueueCell(
-                LAST_ORDER, SINGLE, f"{title}, seed {seed}", partial(grid_run, SINGLE, arm), title, single["seconds"]
+                LAST_ORDER,
+                SINGLE,
+                f"{title}, seed {seed}",
+                partial(grid_run, SINGLE, arm),
+                title,
+                single["seconds"],
             )
     file = data / encoders["file"]
     for seed in encoders["seeds"]:
-        for title, config in grids.encoder_arms(file, horizons=encoders["horizons"]).items():
+        for title, config in grids.encoder_arms(
+            file, horizons=encoders["horizons"]
+        ).items():
             longer = config.plan.model_copy(update={"epochs": encoders["epochs"]})
             arm = Arm(title, config.model_copy(update={"plan": longer, "seed": seed}))
             seconds, horizon = encoders["seconds"], title.rpartition(" ")[2]
             function = partial(grid_run, ENCODERS, arm)
-            yield QueueCell(LAST_ORDER, ENCODERS, f"{title}, seed {seed}", function, horizon, seconds, (file,))
+            yield QueueCell(
+                LAST_ORDER,
+                ENCODERS,
+                f"{title}, seed {seed}",
+                function,
+                horizon,
+                seconds,
+                (file,),
+            )
     for run in level_runs(steps=levels["steps"], seeds=levels["seeds"]):
         yield QueueCell(
-            LAST_ORDER, LEVELLED, f"{run.name}, seed {run.seed}", partial(level_run, run), run.name, levels["seconds"]
+            LAST_ORDER,
+            LEVELLED,
+            f"{run.name}, seed {run.seed}",
+            partial(level_run, run),
+            run.name,
+            levels["seconds"],
         )

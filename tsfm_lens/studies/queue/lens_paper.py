@@ -40,7 +40,12 @@ from tsfm_lens.studies.queue.driver import QueueCell, Workplace, read_record
 from tsfm_lens.sweep.plan.orders import rankings
 from tsfm_lens.sweep.plan.recipes import Recipe, heads_of, parse_recipe, read_recipe
 from tsfm_lens.sweep.plan.variants import heads_in, kinds_of
-from tsfm_lens.sweep.statistics.scores import SUMS, forecast_distances, pooled, window_scores
+from tsfm_lens.sweep.statistics.scores import (
+    SUMS,
+    forecast_distances,
+    pooled,
+    window_scores,
+)
 
 ORDER = 1
 LEVELS = tuple(level / 10 for level in range(1, 10))
@@ -51,7 +56,8 @@ DISTANCE = "spearman_distance"
 PLAIN, NAIVE, MODEL = "plain", "seasonal naive", "model"
 TOLERANCE = 0.01
 ABLATIONS, TWINS, LAYERS, HEADS, PATCHES = (
-    f"lens_{name}" for name in ("ablations", "twin_ablations", "layers", "heads", "patches")
+    f"lens_{name}"
+    for name in ("ablations", "twin_ablations", "layers", "heads", "patches")
 )
 IDS = {
     ABLATIONS: "S3-F2 S3-F3 S3-F4 S3-F5 S3-F6 S3-F7 S3-F8 S3-F9 S3-F10 S3-F11 S3-F12 S3-F13 S3-F14 S3-F15 S3-F16 "
@@ -85,14 +91,25 @@ class SeriesWindows:
         """Average or add up values (…, window) over the windows of each series."""
         labels = np.array(self.series)
         parts = [values[..., labels == name] for name in self.names]
-        return np.stack([part.sum(-1) if total else part.mean(-1) for part in parts], axis=-1)
+        return np.stack(
+            [part.sum(-1) if total else part.mean(-1) for part in parts], axis=-1
+        )
 
     def run(self, lens: Lens, plan: Mapping[str, Any]) -> Run:
         """Run a model on the windows, with their truth."""
-        whole = [np.concatenate(pair) for pair in zip(self.contexts.values, self.truth, strict=True)]
+        whole = [
+            np.concatenate(pair)
+            for pair in zip(self.contexts.values, self.truth, strict=True)
+        ]
         batch = SeriesBatch(tuple(whole), self.contexts.ids)
         samples = plan["samples"] if _draws(lens) else None
-        return lens.run(batch, self.truth.shape[1], holdout=True, num_samples=samples, seed=plan["seeds"][0])
+        return lens.run(
+            batch,
+            self.truth.shape[1],
+            holdout=True,
+            num_samples=samples,
+            seed=plan["seeds"][0],
+        )
 
 
 def _draws(lens: Lens) -> bool:
@@ -103,7 +120,9 @@ def windows_of(plan: Mapping[str, Any], context: int) -> SeriesWindows:
     """Cut the windows of the plan's series to a model's context."""
     chaos = plan["chaos"]
     sizes = chaos["windows"], chaos["stride"], chaos["points"], chaos["periods"]
-    sets = _sets(plan["horizon"], plan["bundled_windows"], tuple(chaos["systems"]), *sizes)
+    sets = _sets(
+        plan["horizon"], plan["bundled_windows"], tuple(chaos["systems"]), *sizes
+    )
     batches, truths, scales, naive, series = [], [], [], [], []
     for each in sets:
         contexts, truth = each.batch(range(len(each)), context)
@@ -114,16 +133,26 @@ def windows_of(plan: Mapping[str, Any], context: int) -> SeriesWindows:
         naive.append(each.seasonal_naive(range(len(each)), LEVELS))
         series += [each.name.partition("/")[2]] * len(each)
     truth, scale, forecast = (np.concatenate(part) for part in (truths, scales, naive))
-    return SeriesWindows(SeriesBatch.concat(batches), truth, scale, forecast, tuple(series))
+    return SeriesWindows(
+        SeriesBatch.concat(batches), truth, scale, forecast, tuple(series)
+    )
 
 
 @cache
 def _sets(
-    horizon: int, bundled: int, systems: tuple[str, ...], windows: int, stride: int, points: int, periods: float
+    horizon: int,
+    bundled: int,
+    systems: tuple[str, ...],
+    windows: int,
+    stride: int,
+    points: int,
+    periods: float,
 ) -> list[EvaluationSet]:
     """Make the sets of all series; of chaotic systems the first coordinate."""
     sets = holdout_sets(list(bundled_names()), horizon, bundled)
-    for each in dysts_sets(systems, horizon, windows, stride, points=points, periods=periods):
+    for each in dysts_sets(
+        systems, horizon, windows, stride, points=points, periods=periods
+    ):
         first = tuple(window for window in each.windows if window.item == "ic0.0")
         sets.append(replace(each, windows=first))
     return sets
@@ -152,7 +181,9 @@ def components_of(lens: Lens, code: str) -> list[Component]:
         layer, _, letters = word.partition(":")
         for letter, digits in re.findall(r"([hxmc])(\d*)", letters):
             if letter in "mc":
-                found.append(Component(stack.name, int(layer), {"m": "mlp", "c": "conv"}[letter]))
+                found.append(
+                    Component(stack.name, int(layer), {"m": "mlp", "c": "conv"}[letter])
+                )
             else:
                 kinds = kinds_of(stack, int(layer), paired=letter == "h")
                 found += heads_in(stack, int(layer), map(int, digits), kinds)
@@ -170,10 +201,22 @@ def families_of(models: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]
         return ["layers", "ranges"]
     own = [f"own {name}" for name in plan["own_recipes"]]
     heads = [f"heads {layer}" for layer in range(models["layers"])]
-    return ["layers", "all heads", "mlps", *heads, "cross heads", "random", "sharp", *plan["recipes"], *own]
+    return [
+        "layers",
+        "all heads",
+        "mlps",
+        *heads,
+        "cross heads",
+        "random",
+        "sharp",
+        *plan["recipes"],
+        *own,
+    ]
 
 
-def codes_of(lens: Lens, family: str, plan: Mapping[str, Any], model: str, place: Workplace) -> dict[str, str]:
+def codes_of(
+    lens: Lens, family: str, plan: Mapping[str, Any], model: str, place: Workplace
+) -> dict[str, str]:
     """Return the codes of a family's variants by their names, which say how each was chosen."""
     stack = lens.wiring.output_stack
     layers, heads = range(stack.n_layers), range(stack.n_heads)
@@ -182,20 +225,34 @@ def codes_of(lens: Lens, family: str, plan: Mapping[str, Any], model: str, place
     if family in ("layers", "ranges") and not heads:
         return dict(_plain_names(_branch_codes(len(layers), family)))
     if family == "layers":
-        return _plain_names(code_of(dict.fromkeys(some, (heads, True))) for some in _subsets(layers))
+        return _plain_names(
+            code_of(dict.fromkeys(some, (heads, True))) for some in _subsets(layers)
+        )
     if family == "all heads":
-        return _plain_names(code_of(dict.fromkeys(some, (heads, False))) for some in _subsets(layers))
+        return _plain_names(
+            code_of(dict.fromkeys(some, (heads, False))) for some in _subsets(layers)
+        )
     if family == "mlps":
-        return _plain_names(code_of(dict.fromkeys(some, ((), True))) for some in _subsets(layers))
+        return _plain_names(
+            code_of(dict.fromkeys(some, ((), True))) for some in _subsets(layers)
+        )
     if family.startswith("heads "):
         layer = int(family.split()[1])
         return _plain_names(code_of({layer: (some, False)}) for some in _subsets(heads))
     if family == "cross heads":
-        return _plain_names(code_of({layer: ((head,), False)}, "x") for layer in layers for head in heads)
+        return _plain_names(
+            code_of({layer: ((head,), False)}, "x")
+            for layer in layers
+            for head in heads
+        )
     if family == "random":
         # as many as one layer has, from anywhere
-        whole = _drawn(rng, draws, lambda: _anywhere(rng, len(layers), len(heads), len(heads), 1))
-        only = _drawn(rng, draws, lambda: _anywhere(rng, len(layers), len(heads), len(heads), 0))
+        whole = _drawn(
+            rng, draws, lambda: _anywhere(rng, len(layers), len(heads), len(heads), 1)
+        )
+        only = _drawn(
+            rng, draws, lambda: _anywhere(rng, len(layers), len(heads), len(heads), 0)
+        )
         return {**_named("random layer", whole), **_named("random heads", only)}
     if family == "sharp":
         return _sharp_codes(lens, plan, rng)
@@ -207,15 +264,24 @@ def codes_of(lens: Lens, family: str, plan: Mapping[str, Any], model: str, place
 
     def in_place() -> str:
         """Draw as many heads of each layer, with the same MLPs (figure 12)."""
-        picked = {layer: rng.permutation(len(heads))[:count].tolist() for layer, count in counts.items()}
-        return code_of({layer: (picked.get(layer, ()), layer in mlps) for layer in layers})
+        picked = {
+            layer: rng.permutation(len(heads))[:count].tolist()
+            for layer, count in counts.items()
+        }
+        return code_of(
+            {layer: (picked.get(layer, ()), layer in mlps) for layer in layers}
+        )
 
     return {
         "chosen": code_of(parts),
         **_named("random in place", _drawn(rng, draws, in_place)),
         **_named(
             "random anywhere",
-            _drawn(rng, draws, lambda: _anywhere(rng, len(layers), len(heads), total, len(mlps))),
+            _drawn(
+                rng,
+                draws,
+                lambda: _anywhere(rng, len(layers), len(heads), total, len(mlps)),
+            ),
         ),
     }
 
@@ -238,11 +304,15 @@ def _drawn(rng: np.random.Generator, count: int, draw: Any) -> list[str]:
     return [code for code in codes if code]
 
 
-def _anywhere(rng: np.random.Generator, layers: int, heads: int, some: int, mlps: int) -> str:
+def _anywhere(
+    rng: np.random.Generator, layers: int, heads: int, some: int, mlps: int
+) -> str:
     """Draw heads and MLPs from all layers."""
     picked = rng.permutation(layers * heads)[:some]
     without = set(rng.permutation(layers)[:mlps].tolist())
-    by_layer: dict[int, tuple[list[int], bool]] = {layer: ([], layer in without) for layer in range(layers)}
+    by_layer: dict[int, tuple[list[int], bool]] = {
+        layer: ([], layer in without) for layer in range(layers)
+    }
     for place in picked.tolist():
         by_layer[place // heads][0].append(place % heads)
     return code_of(by_layer)
@@ -252,14 +322,23 @@ def _branch_codes(layers: int, family: str) -> Iterator[str]:
     """Write layers without heads, one by one, or in ranges: pairs, and ranges that grow from the middle."""
     middle = layers // 2
     pairs = [range(first, first + 2) for first in range(layers - 1)]
-    growing = [range(max(middle - reach, 0), min(middle + reach, layers - 1) + 1) for reach in range(1, middle + 1)]
-    spans = [range(layer, layer + 1) for layer in range(layers)] if family == "layers" else [*pairs, *growing]
+    growing = [
+        range(max(middle - reach, 0), min(middle + reach, layers - 1) + 1)
+        for reach in range(1, middle + 1)
+    ]
+    spans = (
+        [range(layer, layer + 1) for layer in range(layers)]
+        if family == "layers"
+        else [*pairs, *growing]
+    )
     for letters in ("cm", "c", "m"):
         for span in spans:
             yield " ".join(f"{layer}:{letters}" for layer in span)
 
 
-def _sharp_codes(lens: Lens, plan: Mapping[str, Any], rng: np.random.Generator) -> dict[str, str]:
+def _sharp_codes(
+    lens: Lens, plan: Mapping[str, Any], rng: np.random.Generator
+) -> dict[str, str]:
     """Write the sharpest and most diffuse heads, and as many at random (figures 5 and 20)."""
     windows = windows_of(plan, lens.adapter.context_length)
     entropy = head_entropy(windows.run(lens, plan))
@@ -271,11 +350,15 @@ def _sharp_codes(lens: Lens, plan: Mapping[str, Any], rng: np.random.Generator) 
         ):
             by_layer: dict[int, tuple[list[int], bool]] = {}
             for head in chosen:
-                by_layer.setdefault(head.layer, ([], False))[0].append(int(head.head or 0))
+                by_layer.setdefault(head.layer, ([], False))[0].append(
+                    int(head.head or 0)
+                )
             codes[f"{words} {count}"] = code_of(by_layer, "x")
 
         def draw(count: int = count) -> str:
-            return _anywhere(rng, stack.n_layers, stack.n_heads, count, 0).replace("h", "x")
+            return _anywhere(rng, stack.n_layers, stack.n_heads, count, 0).replace(
+                "h", "x"
+            )
 
         codes |= _named(f"random {count}", _drawn(rng, plan["draws"], draw))
     return codes
@@ -288,7 +371,9 @@ def _recipe(
     if not family.startswith("own "):
         return read_recipe(family), None
     name = family.removeprefix("own ")
-    return parse_recipe({"name": name, **plan["own_recipes"][name]}), own_heads(lens, model, place)
+    return parse_recipe({"name": name, **plan["own_recipes"][name]}), own_heads(
+        lens, model, place
+    )
 
 
 def own_heads(lens: Lens, model: str, place: Workplace) -> dict[int, list[int]]:
@@ -299,10 +384,14 @@ def own_heads(lens: Lens, model: str, place: Workplace) -> dict[int, list[int]]:
     """
     record = read_record(place.records / f"{ABLATIONS}_{model}.nc")
     if record is None:
-        raise InputError(f"heads of {model} are ablated by heads@1pp once the record has the heads of every layer")
+        raise InputError(
+            f"heads of {model} are ablated by heads@1pp once the record has the heads of every layer"
+        )
     error: xr.DataArray = xr.apply_ufunc(np.log, record["MASE"].mean("seed"))
     # relative change of the geometric mean over series
-    change: xr.DataArray = xr.apply_ufunc(np.expm1, (error - error.sel(variant=PLAIN)).mean("series"))
+    change: xr.DataArray = xr.apply_ufunc(
+        np.expm1, (error - error.sel(variant=PLAIN)).mean("series")
+    )
     best: dict[int, list[int]] = {}
     for by_layer in rankings(lens, ["stable_rank"]).values():
         for layer, order in by_layer.items():
@@ -312,77 +401,140 @@ def own_heads(lens: Lens, model: str, place: Workplace) -> dict[int, list[int]]:
                     if count > len(best.get(layer, [])):
                         best[layer] = list(order[:count])
                     break
-    return {layer: best.get(layer, []) for layer in range(lens.wiring.output_stack.n_layers)}
+    return {
+        layer: best.get(layer, []) for layer in range(lens.wiring.output_stack.n_layers)
+    }
 
 
 # --- forecasts without parts -------------------------------------------------------------------------------------
 
 
-def ablated(model: str, family: str, seed: int, plan: Mapping[str, Any], place: Workplace) -> xr.Dataset:
+def ablated(
+    model: str, family: str, seed: int, plan: Mapping[str, Any], place: Workplace
+) -> xr.Dataset:
     """Forecast without the parts of each variant of a family: errors, and the distance of the forecast, by series."""
     lens = load(plan["models"][model]["source"])
     codes = codes_of(lens, family, plan, model, place)
     scores = scores_of(lens, list(dict.fromkeys(codes.values())), seed, plan)
     names = {
-        f"{family} | {name}" if name == code else f"{family} | {name}: {code}": code for name, code in codes.items()
+        f"{family} | {name}" if name == code else f"{family} | {name}: {code}": code
+        for name, code in codes.items()
     }
     if family == "layers":
         names |= {PLAIN: PLAIN, NAIVE: NAIVE}
-    data = scores[[*EVERY, DISTANCE]].sel(code=list(names.values())).drop_vars("code").rename(code="variant")
+    data = (
+        scores[[*EVERY, DISTANCE]]
+        .sel(code=list(names.values()))
+        .drop_vars("code")
+        .rename(code="variant")
+    )
     data = data.assign_coords(variant=list(names))
     # the further metrics of table 4 only of what it has: recipes, and the forecasts that they are compared with
     rows = (
-        {family: codes["chosen"]} if "chosen" in codes else {PLAIN: PLAIN, NAIVE: NAIVE} if family == "layers" else {}
+        {family: codes["chosen"]}
+        if "chosen" in codes
+        else {PLAIN: PLAIN, NAIVE: NAIVE}
+        if family == "layers"
+        else {}
     )
     if rows:
-        more = scores[[name for name in METRICS if name not in EVERY]].sel(code=list(rows.values())).drop_vars("code")
+        more = (
+            scores[[name for name in METRICS if name not in EVERY]]
+            .sel(code=list(rows.values()))
+            .drop_vars("code")
+        )
         data = data.merge(more.rename(code="recipe").assign_coords(recipe=list(rows)))
-    return data.expand_dims(seed=[seed]).assign_attrs(_attrs(ABLATIONS, plan, model=model))
+    return data.expand_dims(seed=[seed]).assign_attrs(
+        _attrs(ABLATIONS, plan, model=model)
+    )
 
 
-def scores_of(lens: Lens, codes: Sequence[str], seed: int, plan: Mapping[str, Any]) -> xr.Dataset:
+def scores_of(
+    lens: Lens, codes: Sequence[str], seed: int, plan: Mapping[str, Any]
+) -> xr.Dataset:
     """Compute errors and distances (code, series), with those of the plain model and the seasonal naive forecast."""
     context = min(lens.adapter.context_length, plan["longest_context"])
     windows = windows_of(plan, context)
     variants = [Variant(PLAIN, ())]
-    variants += [replace(Variant.zero(*components_of(lens, code)), name=code) for code in codes]
+    variants += [
+        replace(Variant.zero(*components_of(lens, code)), name=code) for code in codes
+    ]
     samples = plan["samples"] if _draws(lens) else None
-    options: dict[str, Any] = {"quantiles": LEVELS, "num_samples": samples, "seed": seed, "non_finite": "keep"}
-    result = forecast_variants(lens, windows.contexts, windows.truth.shape[1], variants, **options)
+    options: dict[str, Any] = {
+        "quantiles": LEVELS,
+        "num_samples": samples,
+        "seed": seed,
+        "non_finite": "keep",
+    }
+    result = forecast_variants(
+        lens, windows.contexts, windows.truth.shape[1], variants, **options
+    )
     rows = []
     for place in range(len(variants)):
         drawn = None if result.samples is None else result.samples[place]
         sums = window_scores(
-            windows.truth, result.quantiles[place], LEVELS, windows.scale, samples=drawn, mean=result.mean[place]
+            windows.truth,
+            result.quantiles[place],
+            LEVELS,
+            windows.scale,
+            samples=drawn,
+            mean=result.mean[place],
         )
         middle = result.quantiles[:, :, LEVELS.index(0.5)]
-        away = forecast_distances(middle[place], middle[0], steps=plan["compared_steps"])[DISTANCE]
+        away = forecast_distances(
+            middle[place], middle[0], steps=plan["compared_steps"]
+        )[DISTANCE]
         rows.append({**_metrics(windows, sums), DISTANCE: windows.by_series(away)})
     naive = window_scores(windows.truth, windows.naive, LEVELS, windows.scale)
-    rows.append({**_metrics(windows, naive), DISTANCE: np.full(len(windows.names), np.nan)})
-    columns = {name: (("code", "series"), np.stack([row[name] for row in rows]).astype(np.float32)) for name in rows[0]}
-    return xr.Dataset(columns, coords={"code": [PLAIN, *codes, NAIVE], "series": windows.names})
+    rows.append(
+        {**_metrics(windows, naive), DISTANCE: np.full(len(windows.names), np.nan)}
+    )
+    columns = {
+        name: (
+            ("code", "series"),
+            np.stack([row[name] for row in rows]).astype(np.float32),
+        )
+        for name in rows[0]
+    }
+    return xr.Dataset(
+        columns, coords={"code": [PLAIN, *codes, NAIVE], "series": windows.names}
+    )
 
 
-def _metrics(windows: SeriesWindows, sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _metrics(
+    windows: SeriesWindows, sums: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """Compute the metrics of each series from the sums of its windows."""
-    return pooled({name: windows.by_series(sums[name], total=True) for name in SUMS}, METRICS)
+    return pooled(
+        {name: windows.by_series(sums[name], total=True) for name in SUMS}, METRICS
+    )
 
 
-def twins_ablated(model: str, number: int, plan: Mapping[str, Any], place: Workplace) -> xr.Dataset:
+def twins_ablated(
+    model: str, number: int, plan: Mapping[str, Any], place: Workplace
+) -> xr.Dataset:
     """Forecast without whole layers, their heads or their MLPs, by an untrained twin: distances by series."""
     lens = twin_of(load(plan["models"][model]["source"]), number)
     stack = lens.wiring.output_stack
     heads = range(stack.n_heads)
     parts = [(heads, True), (heads, False), ((), True)]
-    codes = [code_of({layer: each}) for each in parts for layer in range(stack.n_layers)]
+    codes = [
+        code_of({layer: each}) for each in parts for layer in range(stack.n_layers)
+    ]
     scores = scores_of(lens, codes, plan["seeds"][0], plan)[[DISTANCE]].sel(code=codes)
     scores = scores.rename(code="variant").expand_dims(model=[model], twin=[number])
     return scores.assign_attrs(_attrs(TWINS, plan))
 
 
 def _attrs(record: str, plan: Mapping[str, Any], **more: str) -> dict[str, Any]:
-    names = ("horizon", "samples", "compared_steps", "draws", "draw_seed", "longest_context")
+    names = (
+        "horizon",
+        "samples",
+        "compared_steps",
+        "draws",
+        "draw_seed",
+        "longest_context",
+    )
     return {"ids": IDS[record], **{name: plan[name] for name in names}, **more}
 
 
@@ -395,7 +547,9 @@ def _subject(model: str, number: int, plan: Mapping[str, Any]) -> tuple[Lens, st
     return (lens, MODEL) if number < 0 else (twin_of(lens, number), f"twin {number}")
 
 
-def layers_measured(model: str, number: int, plan: Mapping[str, Any], place: Workplace) -> xr.Dataset:
+def layers_measured(
+    model: str, number: int, plan: Mapping[str, Any], place: Workplace
+) -> xr.Dataset:
     """Measure the lens forecast's error, the entropy of logits and of head writes after every layer, by series."""
     lens, subject = _subject(model, number, plan)
     windows = windows_of(plan, lens.adapter.context_length)
@@ -408,42 +562,65 @@ def layers_measured(model: str, number: int, plan: Mapping[str, Any], place: Wor
         if "entropy" in read:
             part["logit_entropy"] = read["entropy"].mean("step")
         part["write_entropy"] = ranks["entropy"]
-        parts.append(part.drop_vars([name for name in part.coords if name not in part.dims]))
+        parts.append(
+            part.drop_vars([name for name in part.coords if name not in part.dims])
+        )
     joined = xr.concat(parts, dim="series", join="outer", combine_attrs="override")
-    arrays = {name: (values.transpose(..., "series").dims, _mean(windows, values)) for name, values in joined.items()}
+    arrays = {
+        name: (values.transpose(..., "series").dims, _mean(windows, values))
+        for name, values in joined.items()
+    }
     coords = {name: joined[name].values for name in ("layer", "metric")}
     data = xr.Dataset(arrays, coords={**coords, "series": windows.names})
-    return data.expand_dims(model=[model], subject=[subject]).assign_attrs(_attrs(LAYERS, plan))
+    return data.expand_dims(model=[model], subject=[subject]).assign_attrs(
+        _attrs(LAYERS, plan)
+    )
 
 
 def _mean(windows: SeriesWindows, values: xr.DataArray) -> np.ndarray:
     return windows.by_series(values.transpose(..., "series").values).astype(np.float32)
 
 
-def heads_measured(model: str, number: int, plan: Mapping[str, Any], place: Workplace) -> xr.Dataset:
+def heads_measured(
+    model: str, number: int, plan: Mapping[str, Any], place: Workplace
+) -> xr.Dataset:
     """Measure the attention entropy of every head by series, stable ranks, and scores of induction by sequences."""
     lens, subject = _subject(model, number, plan)
     windows = windows_of(plan, lens.adapter.context_length)
     run, labels = windows.run(lens, plan), np.array(windows.series)
     rows = [np.flatnonzero(labels == name).tolist() for name in windows.names]
-    entropy = np.stack([head_entropy(run.select(each))["entropy"].values for each in rows])
-    spectra = head_spectra(lens, kind="cross_attn", products=["QK"])["stable_rank"].sel(product="QK")
+    entropy = np.stack(
+        [head_entropy(run.select(each))["entropy"].values for each in rows]
+    )
+    spectra = head_spectra(lens, kind="cross_attn", products=["QK"])["stable_rank"].sel(
+        product="QK"
+    )
     data = xr.Dataset(
         {
             "entropy": (("series", "layer", "head"), entropy.astype(np.float32)),
             "stable_rank": (("layer", "head"), spectra.values.astype(np.float32)),
         },
-        coords={"series": windows.names, "layer": spectra["layer"].values, "head": spectra["head"].values},
+        coords={
+            "series": windows.names,
+            "layer": spectra["layer"].values,
+            "head": spectra["head"].values,
+        },
     )
     if _draws(lens):
         data = data.assign(_induction(lens, plan["induction"]))
-    return data.expand_dims(model=[model], subject=[subject]).assign_attrs(_attrs(HEADS, plan))
+    return data.expand_dims(model=[model], subject=[subject]).assign_attrs(
+        _attrs(HEADS, plan)
+    )
 
 
 def _induction(lens: Lens, plan: Mapping[str, Any]) -> dict[str, Any]:
     """Score induction by blocks of sequences, NaN where no token that was rolled out is in the context."""
     stack, found = lens.wiring.output_stack, []
-    sizes = {"motif": plan["motif"], "repeats": plan["repeats"], "n_sequences": plan["sequences"] // plan["blocks"]}
+    sizes = {
+        "motif": plan["motif"],
+        "repeats": plan["repeats"],
+        "n_sequences": plan["sequences"] // plan["blocks"],
+    }
     for block in range(plan["blocks"]):
         seed = int(np.random.SeedSequence((plan["seed"], block)).generate_state(1)[0])
         try:
@@ -453,23 +630,39 @@ def _induction(lens: Lens, plan: Mapping[str, Any]) -> dict[str, Any]:
         except InputError:
             empty = np.full((stack.n_layers, stack.n_heads), np.nan)
             found.append((empty, empty, np.nan))
-    prefix, copy, accuracy = (np.stack(part).astype(np.float32) for part in zip(*found, strict=True))
+    prefix, copy, accuracy = (
+        np.stack(part).astype(np.float32) for part in zip(*found, strict=True)
+    )
     where = ("block", "layer", "head")
-    return {"prefix_matching": (where, prefix), "copy_score": (where, copy), "copy_accuracy": ("block", accuracy)}
+    return {
+        "prefix_matching": (where, prefix),
+        "copy_score": (where, copy),
+        "copy_accuracy": ("block", accuracy),
+    }
 
 
-def patches_measured(model: str, plan: Mapping[str, Any], place: Workplace) -> xr.Dataset:
+def patches_measured(
+    model: str, plan: Mapping[str, Any], place: Workplace
+) -> xr.Dataset:
     """Measure cross-attention between patches along a long forecast of Lorenz-63 (figure 21)."""
     lens, part = load(plan["models"][model]["source"]), plan["patches"]
-    (lorenz,) = dysts_sets(["Lorenz"], part["horizon"], points=part["points"], periods=part["periods"])
+    (lorenz,) = dysts_sets(
+        ["Lorenz"], part["horizon"], points=part["points"], periods=part["periods"]
+    )
     contexts, truth = lorenz.batch([0], lens.adapter.context_length)
     batch = SeriesBatch((np.concatenate([contexts.values[0], truth[0]]),), ("Lorenz",))
-    maps = autoregressive_attention(lens.run(batch, part["horizon"], holdout=True), keys="window")
+    maps = autoregressive_attention(
+        lens.run(batch, part["horizon"], holdout=True), keys="window"
+    )
     columns = {name: maps[name] for name in ("attention", "key_start", "key_stop")}
-    data = xr.Dataset({name: (values.dims, values.values) for name, values in columns.items()})
+    data = xr.Dataset(
+        {name: (values.dims, values.values) for name, values in columns.items()}
+    )
     data["attention"] = data["attention"].astype(np.float32)
     data["key_special"] = ("key", (maps["key_special"].values != "").astype(np.int8))
-    return data.expand_dims(model=[model]).assign_attrs(_attrs(PATCHES, plan), series="Lorenz")
+    return data.expand_dims(model=[model]).assign_attrs(
+        _attrs(PATCHES, plan), series="Lorenz"
+    )
 
 
 # --- the list ----------------------------------------------------------------------------------------------------
@@ -479,27 +672,56 @@ def lens_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
     """List the cells: the models themselves first, then their twins."""
     costs = plan["seconds"]
 
-    def cell(record: str, name: str, function: Any, group: str, seconds: float) -> QueueCell:
+    def cell(
+        record: str, name: str, function: Any, group: str, seconds: float
+    ) -> QueueCell:
         return QueueCell(ORDER, record, name, function, group, seconds)
 
     for model, facts in plan["models"].items():
         if facts["heads"]:
-            for record, measured in ((LAYERS, layers_measured), (HEADS, heads_measured)):
+            for record, measured in (
+                (LAYERS, layers_measured),
+                (HEADS, heads_measured),
+            ):
                 function = partial(measured, model, -1, plan)
-                yield cell(record, f"{model}, {MODEL}", function, model, costs[record][model])
+                yield cell(
+                    record, f"{model}, {MODEL}", function, model, costs[record][model]
+                )
         if facts["patches"]:
-            yield cell(PATCHES, model, partial(patches_measured, model, plan), model, costs[PATCHES][model])
+            yield cell(
+                PATCHES,
+                model,
+                partial(patches_measured, model, plan),
+                model,
+                costs[PATCHES][model],
+            )
     for model, facts in plan["models"].items():
         for family in families_of(facts, plan):
             both = facts["drawn"] and family in plan["two_seeds"]
             for seed in plan["seeds"] if both else plan["seeds"][:1]:
                 function = partial(ablated, model, family, seed, plan)
                 seconds = costs[ABLATIONS][model]
-                yield cell(f"{ABLATIONS}_{model}", f"{family}, seed {seed}", function, family, seconds)
+                yield cell(
+                    f"{ABLATIONS}_{model}",
+                    f"{family}, seed {seed}",
+                    function,
+                    family,
+                    seconds,
+                )
     for number in range(plan["twins"]):
         for model, facts in plan["models"].items():
             if not facts["heads"]:
                 continue
-            for record, measured in ((LAYERS, layers_measured), (HEADS, heads_measured), (TWINS, twins_ablated)):
+            for record, measured in (
+                (LAYERS, layers_measured),
+                (HEADS, heads_measured),
+                (TWINS, twins_ablated),
+            ):
                 function = partial(measured, model, number, plan)
-                yield cell(record, f"{model}, twin {number}", function, model, costs[record][model])
+                yield cell(
+                    record,
+                    f"{model}, twin {number}",
+                    function,
+                    model,
+                    costs[record][model],
+                )

@@ -27,7 +27,12 @@ from tsfm_lens.studies.rank_theory.of_models import vocabulary_plane
 from tsfm_lens.studies.recipes.corpus import load_corpus
 from tsfm_lens.studies.recipes.export import as_pipeline
 from tsfm_lens.studies.recipes.lowrank import CORPUS_SEED, RecipeRun, held_out, run_of
-from tsfm_lens.studies.recipes.recipe import MIXES, AttentionRank, TrainingRecipe, recipe
+from tsfm_lens.studies.recipes.recipe import (
+    MIXES,
+    AttentionRank,
+    TrainingRecipe,
+    recipe,
+)
 from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.studies.samformer.tasks import stream
 from tsfm_lens.training import Plan, Training
@@ -35,7 +40,12 @@ from tsfm_lens.training.losses import Stage, trapezoid_rate
 from tsfm_lens.training.state import STATE
 
 ORDER = 3
-PAIRS, BOLT, SCHEDULES, VOCABULARIES = "text_and_series", "bolt_sizes", "bolt_schedules", "vocabulary_sizes"
+PAIRS, BOLT, SCHEDULES, VOCABULARIES = (
+    "text_and_series",
+    "bolt_sizes",
+    "bolt_schedules",
+    "vocabulary_sizes",
+)
 IDS = {
     PAIRS: "S0-F2 S0-F4 S0-F10 S0-T2",
     BOLT: "S0-F3 S0-F4 S0-F9 S0-F12",
@@ -57,7 +67,9 @@ def spectra_of(run: Run) -> xr.Dataset:
     """Measure relative singular values of W_Q, of its heads, of the first MLP matrix and of embeddings, and angles."""
     lens, stack = run.lens, run.lens.wiring.stacks[0]
     values: dict[tuple[str, bool], list[np.ndarray]] = {}
-    for matrix in weight_matrices(lens, stack=stack.name, parts=["W_Q", "W_in"], per_head=True):
+    for matrix in weight_matrices(
+        lens, stack=stack.name, parts=["W_Q", "W_in"], per_head=True
+    ):
         own = torch.linalg.svdvals(matrix.weight.double().cpu()).numpy()
         values.setdefault((matrix.part, bool(matrix.head)), []).append(own / own[0])
     heads = np.stack(values["W_Q", True]).reshape(stack.n_layers, stack.n_heads, -1)
@@ -68,17 +80,35 @@ def spectra_of(run: Run) -> xr.Dataset:
         "query_spectrum": (("layer", "mode"), np.stack(values["W_Q", False])),
         "head_spectrum": (("layer", "head", "head_mode"), heads),
         "mlp_spectrum": (("layer", "mode"), np.stack(values["W_in", False])),
-        "embedding_spectrum": (("family", "mode"), _relative(embedded["singular_value"])),
+        "embedding_spectrum": (
+            ("family", "mode"),
+            _relative(embedded["singular_value"]),
+        ),
         "mean_angle": ("family", _of_families(embedded, "mean_angle")),
-        "signal_rank": (("epsilon", "family"), embedded["signal_rank_estimate"].transpose("epsilon", "family").values),
+        "signal_rank": (
+            ("epsilon", "family"),
+            embedded["signal_rank_estimate"].transpose("epsilon", "family").values,
+        ),
         "random_angle": ((), float(embedded.attrs["random_angle"])),
         "angle_within": ((), float(angles["within"])),
         "angle_between": ((), float(angles["between"])),
-        "input_rank": (("epsilon", "stream"), flow["epsilon_rank"].transpose("epsilon", "stream").values),
+        "input_rank": (
+            ("epsilon", "stream"),
+            flow["epsilon_rank"].transpose("epsilon", "stream").values,
+        ),
     }
     if "vocabulary" in embedded["family"]:
-        columns["neighbour_ratio"] = ((), float(vocabulary_plane(lens)["neighbour_ratio"]))
-    data = xr.Dataset(columns, coords={"family": embedded["family"].values.astype(str), "epsilon": list(EPSILON)})
+        columns["neighbour_ratio"] = (
+            (),
+            float(vocabulary_plane(lens)["neighbour_ratio"]),
+        )
+    data = xr.Dataset(
+        columns,
+        coords={
+            "family": embedded["family"].values.astype(str),
+            "epsilon": list(EPSILON),
+        },
+    )
     return data.astype(np.float32)
 
 
@@ -93,20 +123,30 @@ def _of_families(data: xr.Dataset, name: str) -> np.ndarray:
     return np.asarray(data[name].reindex(family=data["family"]).values)
 
 
-def _named(data: xr.Dataset, arm: str, seed: int, record: str, **facts: Any) -> xr.Dataset:
+def _named(
+    data: xr.Dataset, arm: str, seed: int, record: str, **facts: Any
+) -> xr.Dataset:
     """Give a part its arm and seed, and a record its settings."""
-    return data.expand_dims(arm=[arm], seed=[seed]).assign_attrs(ids=IDS[record], **facts)
+    return data.expand_dims(arm=[arm], seed=[seed]).assign_attrs(
+        ids=IDS[record], **facts
+    )
 
 
 # --- models of series --------------------------------------------------------------------------------------------
 
 
-def trained_lens(run: RecipeRun, place: Workplace, *, plain_embedding: bool = False) -> Lens | None:
+def trained_lens(
+    run: RecipeRun, place: Workplace, *, plain_embedding: bool = False
+) -> Lens | None:
     """Train a recipe to its end and open it; None if it was stopped.
 
     ``plain_embedding`` draws a token model's embedding as that of T5, in place of features of the bins' ranks.
     """
-    corpus = load_corpus(run.recipe.corpus, seed=CORPUS_SEED, cache=place.folder.parent.parent / "corpora")
+    corpus = load_corpus(
+        run.recipe.corpus,
+        seed=CORPUS_SEED,
+        cache=place.folder.parent.parent / "corpora",
+    )
     folder = place.folder / run.folder
     trainer = Trainer(run.recipe, folder, corpus, device="cpu")
     if plain_embedding:
@@ -124,27 +164,60 @@ def trained_lens(run: RecipeRun, place: Workplace, *, plain_embedding: bool = Fa
 def _run_of(lens: Lens, run: RecipeRun, *, some: int | None = None) -> Run:
     series = held_out(run)
     if some is not None:
-        series = series.select(np.linspace(0, len(series) - 1, some).astype(int).tolist())
+        series = series.select(
+            np.linspace(0, len(series) - 1, some).astype(int).tolist()
+        )
     samples = 20 if lens.adapter.readout == "token" else None
-    return lens.run(series, run.recipe.stages[-1].horizon, holdout=True, num_samples=samples, seed=0)
+    return lens.run(
+        series, run.recipe.stages[-1].horizon, holdout=True, num_samples=samples, seed=0
+    )
 
 
 def _errors(run: Run) -> dict[str, Any]:
     """Compute MASE and WQL of every held-out series."""
     scores = compress.quality(run, run.lens)
-    return {name: ("item", scores[name].values[0].astype(np.float32)) for name in ("mase", "wql")}
+    return {
+        name: ("item", scores[name].values[0].astype(np.float32))
+        for name in ("mase", "wql")
+    }
 
 
-def bolt_recipe(plan: Mapping[str, Any], name: str, seed: int, **options: Any) -> RecipeRun:
+def bolt_recipe(
+    plan: Mapping[str, Any], name: str, seed: int, **options: Any
+) -> RecipeRun:
     """Return a run of Chronos-Bolt cut down, of a width, a patch and a number of heads, or with a schedule of ranks."""
-    sizes = {**plan["base"], **{key: options[key] for key in ("width", "patch", "heads") if key in options}}
+    sizes = {
+        **plan["base"],
+        **{key: options[key] for key in ("width", "patch", "heads") if key in options},
+    }
     width, full = sizes["width"], recipe("bolt-nano")
-    config = full.config | {"d_model": width, "d_kv": width // sizes["heads"], "d_ff": 4 * width}
+    config = full.config | {
+        "d_model": width,
+        "d_kv": width // sizes["heads"],
+        "d_ff": 4 * width,
+    }
     patches = {"input_patch_size": sizes["patch"], "input_patch_stride": sizes["patch"]}
-    config |= {"num_heads": sizes["heads"], "chronos_config": full.config["chronos_config"] | patches}
-    rank = AttentionRank(**options["attention_rank"]) if options.get("attention_rank") else None
-    changes = {**_stages(plan), "name": name, "seed": seed, "config": config, "attention_rank": rank}
-    return RecipeRun(name, seed, full.model_copy(update={**changes, "encoder_bias": (), "restarts": ()}))
+    config |= {
+        "num_heads": sizes["heads"],
+        "chronos_config": full.config["chronos_config"] | patches,
+    }
+    rank = (
+        AttentionRank(**options["attention_rank"])
+        if options.get("attention_rank")
+        else None
+    )
+    changes = {
+        **_stages(plan),
+        "name": name,
+        "seed": seed,
+        "config": config,
+        "attention_rank": rank,
+    }
+    return RecipeRun(
+        name,
+        seed,
+        full.model_copy(update={**changes, "encoder_bias": (), "restarts": ()}),
+    )
 
 
 def _stages(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,7 +233,12 @@ def _stages(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bolt_run(
-    record: str, name: str, options: Mapping[str, Any], seed: int, plan: Mapping[str, Any], place: Workplace
+    record: str,
+    name: str,
+    options: Mapping[str, Any],
+    seed: int,
+    plan: Mapping[str, Any],
+    place: Workplace,
 ) -> Any:
     """Train one Chronos-Bolt and measure its spectra and errors; None if it was stopped."""
     run = bolt_recipe(plan, name, seed, **options)
@@ -169,11 +247,24 @@ def bolt_run(
         return None
     data = _errors(_run_of(lens, run))
     if record == BOLT:
-        return _named(spectra_of(_run_of(lens, run, some=MEASURED)).assign(data), name, seed, record, **_facts(plan))
+        return _named(
+            spectra_of(_run_of(lens, run, some=MEASURED)).assign(data),
+            name,
+            seed,
+            record,
+            **_facts(plan),
+        )
     flow = flow_of_ranks(_run_of(lens, run, some=MEASURED), epsilon=EPSILON)
     numbers = compress.sizes(lens)
-    sizes = {f"{part}_numbers": ((), float(numbers[part])) for part in ("all", "attention")}
-    ranks = {"input_rank": (("epsilon", "stream"), flow["epsilon_rank"].transpose("epsilon", "stream").values)}
+    sizes = {
+        f"{part}_numbers": ((), float(numbers[part])) for part in ("all", "attention")
+    }
+    ranks = {
+        "input_rank": (
+            ("epsilon", "stream"),
+            flow["epsilon_rank"].transpose("epsilon", "stream").values,
+        )
+    }
     table = xr.Dataset({**data, **sizes, **ranks}, coords={"epsilon": list(EPSILON)})
     return _named(table, name, seed, record, **_facts(plan))
 
@@ -182,7 +273,9 @@ def _facts(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {"steps": plan["steps"], **plan["stage"]}
 
 
-def vocabulary_run(rank: int, seed: int, steps: int, place: Workplace) -> xr.Dataset | None:
+def vocabulary_run(
+    rank: int, seed: int, steps: int, place: Workplace
+) -> xr.Dataset | None:
     """Train the cut-down Chronos with a fixed vocabulary of a rank, and measure W_Q and what training added to it."""
     run = run_of(f"vocabulary {rank}", seed, steps, vocabulary_rank=rank)
     before = _queries(load(as_pipeline(_untrained(run.recipe)), check=False))
@@ -191,11 +284,16 @@ def vocabulary_run(rank: int, seed: int, steps: int, place: Workplace) -> xr.Dat
         return None
     after = _queries(lens)
     columns = {}
-    for name, weights in (("query_spectrum", after), ("moved_spectrum", after - before)):
+    for name, weights in (
+        ("query_spectrum", after),
+        ("moved_spectrum", after - before),
+    ):
         values = np.linalg.svd(weights, compute_uv=False)
         columns[name] = (("layer", "mode"), (values / values[:, :1]).astype(np.float32))
     data = xr.Dataset(columns).expand_dims(vocabulary=[rank], seed=[seed])
-    return data.assign_attrs(ids=IDS[VOCABULARIES], steps=steps, width=run.recipe.config["d_model"])
+    return data.assign_attrs(
+        ids=IDS[VOCABULARIES], steps=steps, width=run.recipe.config["d_model"]
+    )
 
 
 def _untrained(of: TrainingRecipe) -> PreTrainedModel:
@@ -207,7 +305,12 @@ def _untrained(of: TrainingRecipe) -> PreTrainedModel:
 def _queries(lens: Lens) -> np.ndarray:
     """Return W_Q of every layer of the encoder, (layer, row, column)."""
     stack = lens.wiring.stacks[0].name
-    return np.stack([each.weight.double().cpu().numpy() for each in weight_matrices(lens, stack=stack, parts=["W_Q"])])
+    return np.stack(
+        [
+            each.weight.double().cpu().numpy()
+            for each in weight_matrices(lens, stack=stack, parts=["W_Q"])
+        ]
+    )
 
 
 # --- models of text ----------------------------------------------------------------------------------------------
@@ -220,7 +323,9 @@ def encoded_text(tokens: int) -> tuple[np.ndarray, np.ndarray]:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=tokens, special_tokens=list(SPECIAL), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=tokens, special_tokens=list(SPECIAL), show_progress=False
+    )
     parts = [decoded(part) for part in (text.training, text.held_out)]
     tokenizer.train_from_iterator(parts[0].split("\n\n"), trainer)
     both = [np.array(tokenizer.encode(part).ids, dtype=np.int64) for part in parts]
@@ -232,25 +337,40 @@ class TextTask:
 
     name = "continuations of text"
 
-    def __init__(self, model: PreTrainedModel, plan: Mapping[str, Any], seed: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, plan: Mapping[str, Any], seed: int
+    ) -> None:
         self.model: torch.nn.Module = model
         self.stage, self.seed = plan["stage"], seed
-        self.training, self.held_out = map(torch.from_numpy, encoded_text(plan["tokens"]))
+        self.training, self.held_out = map(
+            torch.from_numpy, encoded_text(plan["tokens"])
+        )
         sizes = [list(part.shape) for part in model.parameters()]
-        facts = {"text": python_text().digest, "seed": seed, "sizes": sizes, "steps": plan["steps"]}
+        facts = {
+            "text": python_text().digest,
+            "seed": seed,
+            "sizes": sizes,
+            "steps": plan["steps"],
+        }
         self.identity = json.dumps({**facts, **self.stage}, sort_keys=True)
 
     def pairs(self, ids: Tensor, count: int, *parts: int) -> tuple[Tensor, Tensor]:
         """Draw contexts (row, token), with the end of a sequence, and what follows them."""
         context, horizon = self.stage["context"], self.stage["horizon"]
-        starts = torch.randint(len(ids) - context - horizon, (count,), generator=stream(*parts))
+        starts = torch.randint(
+            len(ids) - context - horizon, (count,), generator=stream(*parts)
+        )
         rows = ids[starts[:, None] + torch.arange(context + horizon)]
         ends = torch.full((count, 1), SPECIAL.index("</s>"))
-        return torch.cat([rows[:, :context], ends], dim=1), rows[:, context:].contiguous()
+        return torch.cat([rows[:, :context], ends], dim=1), rows[
+            :, context:
+        ].contiguous()
 
     def loss(self, step: int) -> Tensor:
         """Compute the cross-entropy of a batch, teacher-forced."""
-        context, after = self.pairs(self.training, self.stage["rows"], self.seed, 0, step)
+        context, after = self.pairs(
+            self.training, self.stage["rows"], self.seed, 0, step
+        )
         loss: Tensor = self.model(input_ids=context, labels=after).loss
         return loss
 
@@ -261,31 +381,53 @@ class TextTask:
 
 def _sizes(plan: Mapping[str, Any], width: int) -> dict[str, Any]:
     """Return the configuration that models of text and of series share."""
-    sizes = {"d_model": width, "d_kv": width // plan["heads"], "d_ff": 4 * width, "num_heads": plan["heads"]}
+    sizes = {
+        "d_model": width,
+        "d_kv": width // plan["heads"],
+        "d_ff": 4 * width,
+        "num_heads": plan["heads"],
+    }
     layers = {"num_layers": plan["layers"], "num_decoder_layers": plan["layers"]}
     return {**sizes, **layers, "vocab_size": plan["tokens"]}
 
 
-def text_lens(width: int, seed: int, plan: Mapping[str, Any], place: Workplace) -> tuple[Lens, TextTask] | None:
+def text_lens(
+    width: int, seed: int, plan: Mapping[str, Any], place: Workplace
+) -> tuple[Lens, TextTask] | None:
     """Train a T5 on text and open it, with its task; None if it was stopped."""
     full = recipe("chronos-nano").config
-    config = {key: value for key, value in full.items() if key not in ("chronos_config", "architectures")}
+    config = {
+        key: value
+        for key, value in full.items()
+        if key not in ("chronos_config", "architectures")
+    }
     torch.manual_seed(seed)
     model = T5ForConditionalGeneration(T5Config(**(config | _sizes(plan, width))))
     task, steps = TextTask(model, plan, seed), plan["steps"]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=plan["learning_rate"], weight_decay=0.01, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=plan["learning_rate"],
+        weight_decay=0.01,
+        betas=(0.9, 0.95),
+    )
 
     def rate(step: int) -> float:
         warm, decay = steps // 12, steps // 4
-        return trapezoid_rate(step, plan["learning_rate"], first=0, last=steps, warmup=warm, decay=decay)
+        return trapezoid_rate(
+            step, plan["learning_rate"], first=0, last=steps, warmup=warm, decay=decay
+        )
 
-    run = Training(task, optimizer, Plan(steps=steps, clip=1.0), place.folder / "text", rate=rate)
+    run = Training(
+        task, optimizer, Plan(steps=steps, clip=1.0), place.folder / "text", rate=rate
+    )
     if (place.folder / "text" / STATE).exists():
         run.resume()
     return (load(model.eval(), check=False), task) if run.run(quiet=True) else None
 
 
-def pair_run(kind: str, width: int, seed: int, plan: Mapping[str, Any], place: Workplace) -> xr.Dataset | None:
+def pair_run(
+    kind: str, width: int, seed: int, plan: Mapping[str, Any], place: Workplace
+) -> xr.Dataset | None:
     """Train a model of text, or of series; measure its spectra, and its loss when it is cut off (S0-T2).
 
     Raises:
@@ -298,7 +440,10 @@ def pair_run(kind: str, width: int, seed: int, plan: Mapping[str, Any], place: W
             return None
         lens, task = found
         context, after = task.pairs(task.held_out, plan["held_out"], 0, 1)
-        few = SeriesBatch(tuple(row.double().numpy() for row in context[:MEASURED, :-1]), _ids(MEASURED))
+        few = SeriesBatch(
+            tuple(row.double().numpy() for row in context[:MEASURED, :-1]),
+            _ids(MEASURED),
+        )
         run = lens.run(few, plan["stage"]["horizon"], num_samples=1, seed=0)
         batch = {"input_ids": context, "labels": after}
     else:
@@ -310,7 +455,12 @@ def pair_run(kind: str, width: int, seed: int, plan: Mapping[str, Any], place: W
         batch = _series_batch(lens, recipe_run)
     cut = cut_off(lens, batch)
     title = f"{kind}, d = {width}"
-    facts = {**_facts(plan), **python_text().facts, "tokens": plan["tokens"], "layers": plan["layers"]}
+    facts = {
+        **_facts(plan),
+        **python_text().facts,
+        "tokens": plan["tokens"],
+        "layers": plan["layers"],
+    }
     return _named(spectra_of(run).merge(cut), title, seed, PAIRS, **facts)
 
 
@@ -322,10 +472,28 @@ def _series_recipe(plan: Mapping[str, Any], width: int, seed: int) -> RecipeRun:
     """Return the run of Chronos at the sizes of the model of text."""
     full, tokens = recipe("chronos-nano"), plan["tokens"]
     stage = plan["stage"]
-    chronos = {"n_tokens": tokens, "context_length": stage["context"], "prediction_length": stage["horizon"]}
-    config = full.config | _sizes(plan, width) | {"chronos_config": full.config["chronos_config"] | chronos}
-    changes = {**_stages(plan), "name": f"series {width}", "seed": seed, "config": config}
-    changes |= {"learning_rate": plan["learning_rate"], "encoder_bias": (), "decoder_bias": (), "restarts": ()}
+    chronos = {
+        "n_tokens": tokens,
+        "context_length": stage["context"],
+        "prediction_length": stage["horizon"],
+    }
+    config = (
+        full.config
+        | _sizes(plan, width)
+        | {"chronos_config": full.config["chronos_config"] | chronos}
+    )
+    changes = {
+        **_stages(plan),
+        "name": f"series {width}",
+        "seed": seed,
+        "config": config,
+    }
+    changes |= {
+        "learning_rate": plan["learning_rate"],
+        "encoder_bias": (),
+        "decoder_bias": (),
+        "restarts": (),
+    }
     return RecipeRun(f"series {width}", seed, full.model_copy(update=changes))
 
 
@@ -338,7 +506,11 @@ def _series_batch(lens: Lens, run: RecipeRun) -> dict[str, Tensor]:
     ids, mask, scale = tokenizer.context_input_transform(rows[whole, : stage.context])
     labels, _ = tokenizer.label_input_transform(rows[whole, stage.context :], scale)
     # the end that closes a label is no value
-    return {"input_ids": ids, "attention_mask": mask, "labels": labels[:, : stage.horizon].contiguous()}
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "labels": labels[:, : stage.horizon].contiguous(),
+    }
 
 
 def cut_off(lens: Lens, batch: Mapping[str, Tensor]) -> xr.Dataset:
@@ -346,7 +518,9 @@ def cut_off(lens: Lens, batch: Mapping[str, Tensor]) -> xr.Dataset:
     matrices = compress.matrices(lens)
     forms = {name: matrix.form() for name, matrix in matrices.items()}
     spectra = {
-        name: torch.linalg.svdvals(parameters(lens.adapter.model, matrix.path)[0].detach().double()).numpy()
+        name: torch.linalg.svdvals(
+            parameters(lens.adapter.model, matrix.path)[0].detach().double()
+        ).numpy()
         for name, matrix in matrices.items()
     }
     whole, likeliest = _token_scores(lens, batch)
@@ -359,7 +533,10 @@ def cut_off(lens: Lens, batch: Mapping[str, Tensor]) -> xr.Dataset:
         overlaps.append(float((both / (2 * TOP - both)).float().mean()))
         epsilons.append(epsilon)
     columns = {"loss": losses, "overlap": overlaps, "cut_at": epsilons}
-    return xr.Dataset({name: ("ratio", values) for name, values in columns.items()}, coords={"ratio": [1.0, *RATIOS]})
+    return xr.Dataset(
+        {name: ("ratio", values) for name, values in columns.items()},
+        coords={"ratio": [1.0, *RATIOS]},
+    )
 
 
 def _token_scores(lens: Lens, batch: Mapping[str, Tensor]) -> tuple[float, Tensor]:
@@ -374,19 +551,42 @@ def _token_scores(lens: Lens, batch: Mapping[str, Tensor]) -> tuple[float, Tenso
 
 def rank_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
     """List the cells, seed by seed, kind by kind."""
-    pairs, sizes, schedules, vocabularies = (plan[name] for name in (PAIRS, BOLT, SCHEDULES, VOCABULARIES))
+    pairs, sizes, schedules, vocabularies = (
+        plan[name] for name in (PAIRS, BOLT, SCHEDULES, VOCABULARIES)
+    )
     for seed in pairs["seeds"]:
         for width in pairs["widths"]:
             for kind in ("text", "series"):
                 title = f"{kind}, d = {width}"
                 function = partial(pair_run, kind, width, seed, pairs)
-                yield QueueCell(ORDER, PAIRS, f"{title}, seed {seed}", function, title, pairs["seconds"])
+                yield QueueCell(
+                    ORDER,
+                    PAIRS,
+                    f"{title}, seed {seed}",
+                    function,
+                    title,
+                    pairs["seconds"],
+                )
     for record, part in ((BOLT, sizes), (SCHEDULES, schedules)):
         for seed in part["seeds"]:
             for name, options in part["arms"].items():
                 function = partial(bolt_run, record, name, options or {}, seed, part)
-                yield QueueCell(ORDER, record, f"{name}, seed {seed}", function, name, part["seconds"])
+                yield QueueCell(
+                    ORDER,
+                    record,
+                    f"{name}, seed {seed}",
+                    function,
+                    name,
+                    part["seconds"],
+                )
     for seed in vocabularies["seeds"]:
         for rank in vocabularies["ranks"]:
             function = partial(vocabulary_run, rank, seed, vocabularies["steps"])
-            yield QueueCell(ORDER, VOCABULARIES, f"rank {rank}, seed {seed}", function, "", vocabularies["seconds"])
+            yield QueueCell(
+                ORDER,
+                VOCABULARIES,
+                f"rank {rank}, seed {seed}",
+                function,
+                "",
+                vocabularies["seconds"],
+            )

@@ -33,7 +33,9 @@ class Text:
     @property
     def digest(self) -> str:
         """Short hash of both."""
-        return hashlib.sha256(self.training.tobytes() + b"|" + self.held_out.tobytes()).hexdigest()[:16]
+        return hashlib.sha256(
+            self.training.tobytes() + b"|" + self.held_out.tobytes()
+        ).hexdigest()[:16]
 
     @property
     def facts(self) -> dict[str, str]:
@@ -49,7 +51,9 @@ def refuse_other_text(record: xr.Dataset | None, text: Text) -> None:
         InputError: the record's text is another one.
     """
     if record is not None and record.attrs["text_digest"] != text.digest:
-        raise InputError(f"the record is of {record.attrs['text']}, and here is {text.facts['text']}: run it with that")
+        raise InputError(
+            f"the record is of {record.attrs['text']}, and here is {text.facts['text']}: run it with that"
+        )
 
 
 @cache
@@ -70,7 +74,11 @@ def _documents() -> Iterator[str]:
         except (SyntaxError, UnicodeDecodeError, ValueError):
             continue
         kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        found = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)]
+        found = [
+            ast.get_docstring(node)
+            for node in ast.walk(tree)
+            if isinstance(node, kinds)
+        ]
         if any(found):
             yield "\n\n".join(each for each in found if each) + "\n\n"
     # a module without a stable place in typeshed
@@ -82,7 +90,9 @@ def _documents() -> Iterator[str]:
 
 def _encoded(document: str) -> np.ndarray:
     places = {symbol: number for number, symbol in enumerate(SYMBOLS)}
-    return np.array([places[symbol] for symbol in document if symbol in places], dtype=np.uint8)
+    return np.array(
+        [places[symbol] for symbol in document if symbol in places], dtype=np.uint8
+    )
 
 
 def decoded(symbols: np.ndarray) -> str:

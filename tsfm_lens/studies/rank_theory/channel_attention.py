@@ -6,11 +6,19 @@ import numpy as np
 
 from tsfm_lens.errors import InputError
 
-__all__ = ["channel_attention", "nuclear_norm", "nuclear_norm_bound", "optimal_readout", "readout_exists"]
+__all__ = [
+    "channel_attention",
+    "nuclear_norm",
+    "nuclear_norm_bound",
+    "optimal_readout",
+    "readout_exists",
+]
 __all__ += ["revin_linear", "revin_offset"]
 
 
-def channel_attention(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+def channel_attention(
+    x: np.ndarray, queries: np.ndarray, keys: np.ndarray
+) -> np.ndarray:
     """Compute A(X) = softmax of the rows of X W_Q W_Kᵀ Xᵀ / √d_m, (channel, channel), of X (channel, time) (S1-TRF).
 
     Example:
@@ -74,7 +82,10 @@ def nuclear_norm_bound(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> 
     form = queries @ keys.T
     largest = float(np.linalg.norm(form, 2))
     rounding = len(form) * np.finfo(form.dtype).eps * largest
-    if np.abs(form - form.T).max() > rounding or np.linalg.eigvalsh((form + form.T) / 2)[0] < -rounding:
+    if (
+        np.abs(form - form.T).max() > rounding
+        or np.linalg.eigvalsh((form + form.T) / 2)[0] < -rounding
+    ):
         raise InputError(
             "W_Q W_Kᵀ is not symmetric with eigenvalues of at least 0, and the bound says nothing of others; it is "
             "so where W_Q = W_K"
@@ -117,7 +128,9 @@ def revin_offset(
         [[-1.0]]
     """
     if not np.all(gamma):
-        raise InputError("a gamma is 0, for which RevIN has no inverse; expected numbers other than 0")
+        raise InputError(
+            "a gamma is 0, for which RevIN has no inverse; expected numbers other than 0"
+        )
     shift = np.broadcast_to(np.asarray(beta) / np.asarray(gamma), len(x))
     level = x.mean(axis=1) - shift * np.sqrt(x.var(axis=1) + eps)
     return np.outer(level, 1 - weight.sum(axis=0))

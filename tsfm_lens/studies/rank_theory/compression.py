@@ -15,7 +15,14 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.ranks import positive_and_falling
 
 __all__ = ["AttentionWeights", "SCALINGS"]
-__all__ += ["attention", "compressed", "compression_bound", "compression_rate", "incompressible", "least_value_error"]
+__all__ += [
+    "attention",
+    "compressed",
+    "compression_bound",
+    "compression_rate",
+    "incompressible",
+    "least_value_error",
+]
 __all__ += ["logits", "projector"]
 
 SCALINGS = ("theorem", "unit", "normalised")
@@ -43,23 +50,37 @@ class AttentionWeights:
         for name in ("query", "key", "value"):
             matrix = np.asarray(getattr(self, name), dtype=np.float64)
             if matrix.ndim != 3 or not matrix.size or not np.isfinite(matrix).all():
-                raise InputError(f"{name} has shape {matrix.shape}, expected a finite array (head, d_head, d)")
+                raise InputError(
+                    f"{name} has shape {matrix.shape}, expected a finite array (head, d_head, d)"
+                )
             object.__setattr__(self, name, matrix)
             shapes[name] = matrix.shape
         if len(set(shapes.values())) > 1:
-            raise InputError(f"the matrices have shapes {shapes}, expected one and the same")
+            raise InputError(
+                f"the matrices have shapes {shapes}, expected one and the same"
+            )
 
     @classmethod
-    def stacked(cls, query: np.ndarray, key: np.ndarray, value: np.ndarray, heads: int = 1) -> AttentionWeights:
+    def stacked(
+        cls, query: np.ndarray, key: np.ndarray, value: np.ndarray, heads: int = 1
+    ) -> AttentionWeights:
         """Make weights of three matrices (d, d) whose rows belong to one head after another."""
-        return cls(*(_by_head(np.asarray(matrix), heads) for matrix in (query, key, value)))
+        return cls(
+            *(_by_head(np.asarray(matrix), heads) for matrix in (query, key, value))
+        )
 
     @classmethod
-    def random(cls, width: int, heads: int = 1, *, scaling: str = "theorem", seed: int = 0) -> AttentionWeights:
+    def random(
+        cls, width: int, heads: int = 1, *, scaling: str = "theorem", seed: int = 0
+    ) -> AttentionWeights:
         """Draw weights of Gaussian entries of a width d, which the heads divide, by one of :data:`SCALINGS`."""
         if scaling not in SCALINGS:
             raise unknown_name("scaling", scaling, SCALINGS)
-        inner, outer = {"theorem": (-0.25, 0.0), "unit": (0.0, 0.0), "normalised": (-0.5, -0.5)}[scaling]
+        inner, outer = {
+            "theorem": (-0.25, 0.0),
+            "unit": (0.0, 0.0),
+            "normalised": (-0.5, -0.5),
+        }[scaling]
         query, key, value = np.random.default_rng(seed).normal(size=(3, width, width))
         small, large = float(width) ** inner, float(width) ** outer
         return cls.stacked(small * query, small * key, large * value, heads)
@@ -83,8 +104,13 @@ class AttentionWeights:
     def score_norms(self) -> np.ndarray:
         """Spectral norm of W_QᵀW_K of each head, (head,)."""
         # through triangular factors no larger than a head
-        one, other = (np.linalg.qr(np.swapaxes(part, 1, 2), mode="r") for part in (self.query, self.key))
-        return np.asarray(np.linalg.norm(one @ np.swapaxes(other, 1, 2), 2, axis=(1, 2)))
+        one, other = (
+            np.linalg.qr(np.swapaxes(part, 1, 2), mode="r")
+            for part in (self.query, self.key)
+        )
+        return np.asarray(
+            np.linalg.norm(one @ np.swapaxes(other, 1, 2), 2, axis=(1, 2))
+        )
 
     @property
     def value_norms(self) -> np.ndarray:
@@ -93,18 +119,24 @@ class AttentionWeights:
 
     def times(self, matrix: np.ndarray) -> AttentionWeights:
         """Multiply each matrix of the layer by one of shape (d, d), as if that matrix acted on the input first."""
-        return AttentionWeights(self.query @ matrix, self.key @ matrix, self.value @ matrix)
+        return AttentionWeights(
+            self.query @ matrix, self.key @ matrix, self.value @ matrix
+        )
 
     def within(self, score: float, value: float) -> AttentionWeights:
         """Scale the weights so that every head has these norms of W_QᵀW_K and of W_V; directions stay."""
         by_score = np.sqrt(score / self.score_norms)[:, None, None]
         by_value = (value / self.value_norms)[:, None, None]
-        return AttentionWeights(self.query * by_score, self.key * by_score, self.value * by_value)
+        return AttentionWeights(
+            self.query * by_score, self.key * by_score, self.value * by_value
+        )
 
     def with_value(self, value: np.ndarray) -> AttentionWeights:
         """Replace W_V by another, (head, d_head, d) or (d, d)."""
         matrix = np.asarray(value, dtype=np.float64)
-        return replace(self, value=matrix if matrix.ndim == 3 else _by_head(matrix, self.heads))
+        return replace(
+            self, value=matrix if matrix.ndim == 3 else _by_head(matrix, self.heads)
+        )
 
 
 def column_softmax(scores: np.ndarray) -> np.ndarray:
@@ -128,7 +160,9 @@ def logits(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
         (2, 4, 4)
     """
     matrix = _tokens(tokens, weights)
-    return np.stack([_head_logits(matrix, weights, head) for head in range(weights.heads)])
+    return np.stack(
+        [_head_logits(matrix, weights, head) for head in range(weights.heads)]
+    )
 
 
 def attention(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
@@ -147,11 +181,15 @@ def attention(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
         pattern = column_softmax(_head_logits(matrix, weights, head))
         # tokens of few coordinates are mixed before they become values, which is less work
         early = weights.width >= weights.head_width
-        outputs.append(value @ matrix @ pattern if early else value @ (matrix @ pattern))
+        outputs.append(
+            value @ matrix @ pattern if early else value @ (matrix @ pattern)
+        )
     return np.concatenate(outputs)
 
 
-def residual_layer(tokens: np.ndarray, weights: AttentionWeights, depth: int = 1) -> np.ndarray:
+def residual_layer(
+    tokens: np.ndarray, weights: AttentionWeights, depth: int = 1
+) -> np.ndarray:
     """Compute U + attention(U) / √D of tokens U (d, L), the output of a layer of D layers, (d, L) (S0-TH4)."""
     if depth < 1:
         raise InputError(f"depth is {depth}, expected 1 layer or more")
@@ -166,7 +204,9 @@ def residual_layer(tokens: np.ndarray, weights: AttentionWeights, depth: int = 1
 def orthonormal(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
     """Draw random orthonormal columns (rows, columns), uniformly over all directions (Mezzadri 2007)."""
     if not 0 < columns <= rows:
-        raise InputError(f"{columns} orthonormal columns of {rows} entries were asked for, expected 1 to {rows}")
+        raise InputError(
+            f"{columns} orthonormal columns of {rows} entries were asked for, expected 1 to {rows}"
+        )
     q, r = np.linalg.qr(rng.normal(size=(rows, columns)))
     return np.asarray(q * np.sign(np.diagonal(r)))
 
@@ -183,11 +223,15 @@ def projector(vocabulary: np.ndarray, rank: int) -> np.ndarray:
     """
     matrix = _vocabulary(vocabulary)
     _check_ranks([rank], len(matrix))
-    directions = np.linalg.svd(matrix, full_matrices=matrix.shape[1] < rank)[0][:, :rank]
+    directions = np.linalg.svd(matrix, full_matrices=matrix.shape[1] < rank)[0][
+        :, :rank
+    ]
     return np.asarray(directions @ directions.T)
 
 
-def compressed(weights: AttentionWeights, vocabulary: np.ndarray, rank: int) -> AttentionWeights:
+def compressed(
+    weights: AttentionWeights, vocabulary: np.ndarray, rank: int
+) -> AttentionWeights:
     """Return the layer W P for a vocabulary Ξ (d, N), whose matrices, all heads together, have rank d̃ (S0-TH3, S0-TH5).
 
     Example:
@@ -199,7 +243,9 @@ def compressed(weights: AttentionWeights, vocabulary: np.ndarray, rank: int) -> 
     return weights.times(projector(vocabulary, rank))
 
 
-def compression_errors(vocabulary: np.ndarray, weights: AttentionWeights, ranks: Sequence[int]) -> np.ndarray:
+def compression_errors(
+    vocabulary: np.ndarray, weights: AttentionWeights, ranks: Sequence[int]
+) -> np.ndarray:
     """Compute ‖Att(Ξ; W) − Att(Ξ; W̃)‖_F of the whole vocabulary Ξ (d, N) at several ranks, (rank,) (S0-J1a)."""
     matrix = _vocabulary(vocabulary)
     _check_ranks(ranks, len(matrix))
@@ -208,13 +254,18 @@ def compression_errors(vocabulary: np.ndarray, weights: AttentionWeights, ranks:
     whole = attention(coordinates, inner)
     errors = []
     for rank in ranks:
-        truncated = AttentionWeights(*(part[..., :rank] for part in (inner.query, inner.key, inner.value)))
+        truncated = AttentionWeights(
+            *(part[..., :rank] for part in (inner.query, inner.key, inner.value))
+        )
         errors.append(np.linalg.norm(whole - attention(coordinates[:rank], truncated)))
     return np.array(errors)
 
 
 def compression_bound(
-    vocabulary: np.ndarray, weights: AttentionWeights, ranks: Sequence[int], n_tokens: int
+    vocabulary: np.ndarray,
+    weights: AttentionWeights,
+    ranks: Sequence[int],
+    n_tokens: int,
 ) -> np.ndarray:
     """Bound the error of compression on any L tokens, which may repeat, of a vocabulary Ξ (d, N), (rank,) (S0-TH5).
 
@@ -230,7 +281,9 @@ def compression_bound(
     longest = float(np.linalg.norm(matrix, axis=0).max())
     scores = weights.score_norms / np.sqrt(weights.head_width)
     constant = np.linalg.norm(weights.value_norms * (1 + 2 * longest**2 * scores))
-    return np.asarray(np.sqrt(n_tokens) * constant * _next_singular_value(matrix, ranks))
+    return np.asarray(
+        np.sqrt(n_tokens) * constant * _next_singular_value(matrix, ranks)
+    )
 
 
 def compression_rate(vocabulary: np.ndarray, ranks: Sequence[int]) -> np.ndarray:
@@ -245,7 +298,11 @@ def compression_rate(vocabulary: np.ndarray, ranks: Sequence[int]) -> np.ndarray
 
 
 def incompressible(
-    singular_values: np.ndarray, n_tokens: int, *, seed: int = 0, as_printed: bool = False
+    singular_values: np.ndarray,
+    n_tokens: int,
+    *,
+    seed: int = 0,
+    as_printed: bool = False,
 ) -> tuple[np.ndarray, AttentionWeights]:
     """Make tokens U (d, L) and a layer that loses σ_{d̃+1}/4 or more with any value matrix of rank d̃ (S0-TH3).
 
@@ -270,7 +327,9 @@ def incompressible(
     return tokens, AttentionWeights.stacked(root, root, value)
 
 
-def least_value_error(tokens: np.ndarray, weights: AttentionWeights, rank: int) -> float:
+def least_value_error(
+    tokens: np.ndarray, weights: AttentionWeights, rank: int
+) -> float:
     """Compute the smallest error (Frobenius norm) of a value matrix of a rank beside one head's scores (Eckart-Young).
 
     Raises:
@@ -290,18 +349,28 @@ def least_value_error(tokens: np.ndarray, weights: AttentionWeights, rank: int) 
 
 def _by_head(matrix: np.ndarray, heads: int) -> np.ndarray:
     if matrix.ndim != 2 or heads < 1 or len(matrix) % heads:
-        raise InputError(f"a matrix of shape {matrix.shape} cannot be shared out over {heads} heads by rows")
+        raise InputError(
+            f"a matrix of shape {matrix.shape} cannot be shared out over {heads} heads by rows"
+        )
     return matrix.reshape(heads, len(matrix) // heads, matrix.shape[1])
 
 
 def _tokens(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
     matrix = np.asarray(tokens, dtype=np.float64)
-    if matrix.ndim != 2 or matrix.shape[0] != weights.width or not np.isfinite(matrix).all():
-        raise InputError(f"tokens have shape {matrix.shape}, expected a finite matrix ({weights.width}, tokens)")
+    if (
+        matrix.ndim != 2
+        or matrix.shape[0] != weights.width
+        or not np.isfinite(matrix).all()
+    ):
+        raise InputError(
+            f"tokens have shape {matrix.shape}, expected a finite matrix ({weights.width}, tokens)"
+        )
     return matrix
 
 
-def _head_logits(tokens: np.ndarray, weights: AttentionWeights, head: int) -> np.ndarray:
+def _head_logits(
+    tokens: np.ndarray, weights: AttentionWeights, head: int
+) -> np.ndarray:
     """Compute the scores (t, j) of one head."""
     query, key = weights.query[head], weights.key[head] / np.sqrt(weights.head_width)
     if weights.width < weights.head_width:
@@ -312,7 +381,9 @@ def _head_logits(tokens: np.ndarray, weights: AttentionWeights, head: int) -> np
 def _vocabulary(vocabulary: np.ndarray) -> np.ndarray:
     matrix = np.asarray(vocabulary, dtype=np.float64)
     if matrix.ndim != 2 or not matrix.size or not np.isfinite(matrix).all():
-        raise InputError(f"the vocabulary has shape {matrix.shape}, expected a finite matrix (d, tokens)")
+        raise InputError(
+            f"the vocabulary has shape {matrix.shape}, expected a finite matrix (d, tokens)"
+        )
     return matrix
 
 

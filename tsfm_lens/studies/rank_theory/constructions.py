@@ -11,7 +11,14 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.ranks import positive_and_falling
 from tsfm_lens.studies.rank_theory.compression import AttentionWeights
 
-__all__ = ["corollary_index", "flow_floor", "growing", "head_sketch", "one_layer_bound", "sketching_distance"]
+__all__ = [
+    "corollary_index",
+    "flow_floor",
+    "growing",
+    "head_sketch",
+    "one_layer_bound",
+    "sketching_distance",
+]
 __all__ += ["sparse_sketch"]
 
 _E2 = float(np.exp(2.0))
@@ -30,12 +37,16 @@ def one_layer_bound(singular_values: np.ndarray, heads: int) -> np.ndarray:
     """
     values = positive_and_falling(singular_values, len(singular_values))
     if values[0] > 1:
-        raise InputError(f"the largest singular value is {values[0]:g}, expected at most 1")
+        raise InputError(
+            f"the largest singular value is {values[0]:g}, expected at most 1"
+        )
     k = np.arange(1, len(values) + 1)
     return np.asarray((1 + _E2 * heads) * values[corollary_index(k, heads) - 1])
 
 
-def corollary_index(k: np.ndarray, heads: int, *, as_printed: bool = False) -> np.ndarray:
+def corollary_index(
+    k: np.ndarray, heads: int, *, as_printed: bool = False
+) -> np.ndarray:
     """Return the input's singular value that bounds the output's k-th, counted from 1: ⌊(k−1)/(h+1)⌋ + 1 (S0-C1).
 
     ``as_printed`` gives ⌊(k+1)/(h+1)⌋ + 1, by which one head would make σ_1 smaller than σ_2 of the input.
@@ -67,7 +78,9 @@ def growing(
     values = positive_and_falling(singular_values, n_tokens)
     width = len(values)
     if heads < 1 or width % heads:
-        raise InputError(f"{width} singular values cannot be shared out over {heads} heads")
+        raise InputError(
+            f"{width} singular values cannot be shared out over {heads} heads"
+        )
     size = width // heads
     epsilon = np.sqrt(depth) * values[-1] / (5 * heads)
     # each wrong entry of the softmax is below exp(−sharpness), and there are fewer than L²
@@ -97,7 +110,9 @@ def flow_floor(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarra
     for head in range(heads):
         place = -(-np.arange(1, len(values) + 1) // (head + 1)) - 1
         k = np.flatnonzero(place < size - 1)
-        bounds = (values[head * size + place[k]] + values[place[k]] / np.sqrt(depth)) / 4
+        bounds = (
+            values[head * size + place[k]] + values[place[k]] / np.sqrt(depth)
+        ) / 4
         floor[k] = np.maximum(floor[k], bounds)
     return floor
 
@@ -116,13 +131,19 @@ def sketching_distance(matrix: np.ndarray, sketch: np.ndarray) -> float:
     """
     x, w = np.asarray(matrix, dtype=np.float64), np.asarray(sketch, dtype=np.float64)
     if x.ndim != 2 or w.ndim != 2 or w.shape[1] != x.shape[0]:
-        raise InputError(f"a sketch of shape {w.shape} does not fit a matrix of shape {x.shape}, expected (rows, d)")
+        raise InputError(
+            f"a sketch of shape {w.shape} does not fit a matrix of shape {x.shape}, expected (rows, d)"
+        )
     if not (np.isfinite(x).all() and np.isfinite(w).all()):
         raise InputError("the matrix or its sketch holds an entry that is not a number")
     basis = orth((w @ x).T)
     residual = x - (x @ basis) @ basis.T
     # the Gram matrix of the residual is small and as exact as this number needs
-    gram = residual @ residual.T if len(residual) <= residual.shape[1] else residual.T @ residual
+    gram = (
+        residual @ residual.T
+        if len(residual) <= residual.shape[1]
+        else residual.T @ residual
+    )
     return float(np.sqrt(max(np.linalg.eigvalsh(gram)[-1], 0.0)))
 
 
@@ -142,7 +163,9 @@ def sparse_sketch(width: int, rank: int, heads: int, *, seed: int = 0) -> np.nda
         [2, 2, 2, 2]
     """
     if rank < 1 or heads < 1 or width % heads:
-        raise InputError(f"{heads} heads of rank {rank} do not divide a width of {width}")
+        raise InputError(
+            f"{heads} heads of rank {rank} do not divide a width of {width}"
+        )
     rng = np.random.default_rng(seed)
     rows, entries = rank * heads, width // heads
     places = rng.permuted(np.tile(np.arange(width), (rows, 1)), axis=1)[:, :entries]
@@ -161,7 +184,13 @@ class HeadSketch(NamedTuple):
 
 
 def head_sketch(
-    singular_values: np.ndarray, heads: int, rank: int, n_tokens: int, *, stability: float = 1.0, seed: int = 0
+    singular_values: np.ndarray,
+    heads: int,
+    rank: int,
+    n_tokens: int,
+    *,
+    stability: float = 1.0,
+    seed: int = 0,
 ) -> HeadSketch:
     """Make the construction by which a sketch for each head does better than one for all (S0-TH6).
 
@@ -194,7 +223,9 @@ def head_sketch(
     cosines = directions.T @ directions - 2 * np.eye(width)
     gap = 1 - max(float(cosines.max()), 0.0)
     own = diagonal.reshape(heads, size)[:, rank]
-    epsilon = min(values[rank] / 2 / (1 + stability), float((own / 4).min()) / values[0], 1.0)
+    epsilon = min(
+        values[rank] / 2 / (1 + stability), float((own / 4).min()) / values[0], 1.0
+    )
     alpha = np.sqrt(size) * np.log(np.sqrt(2) * n_tokens**2 / epsilon) / gap
     both = np.tile(np.sqrt(alpha) * directions / diagonal, (heads, 1, 1))
     weights = AttentionWeights(both, both, np.eye(width).reshape(heads, size, width))
@@ -202,10 +233,18 @@ def head_sketch(
     leading, outside = size * head + row, np.where(head[:, 0] == 0, rank, 0)
     value, query = np.zeros((heads, rank, width)), np.zeros((heads, 1, width))
     key = np.tile(1 / diagonal, (heads, 1, 1))
-    value[head, row, leading], query[head[:, 0], 0, outside], key[head, 0, leading] = 1, 1 / diagonal[outside], 0
+    value[head, row, leading], query[head[:, 0], 0, outside], key[head, 0, leading] = (
+        1,
+        1 / diagonal[outside],
+        0,
+    )
     right = np.hstack([value, query]), np.hstack([value, key]), value
     # of query and key: the head's leading directions and the first of the next head
     following = directions[:, (head[:, 0] + 1) % heads * size].T[..., None]
-    left = np.sqrt(alpha) * np.dstack([np.moveaxis(directions[:, leading] / diagonal[leading], 1, 0), following])
-    reduced = AttentionWeights(left @ right[0], left @ right[1], np.eye(size, rank) @ value)
+    left = np.sqrt(alpha) * np.dstack(
+        [np.moveaxis(directions[:, leading] / diagonal[leading], 1, 0), following]
+    )
+    reduced = AttentionWeights(
+        left @ right[0], left @ right[1], np.eye(size, rank) @ value
+    )
     return HeadSketch(tokens, weights, reduced, right)

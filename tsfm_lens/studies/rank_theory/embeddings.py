@@ -13,9 +13,23 @@ from scipy.special import erf, expit
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.studies.rank_theory.compression import orthonormal
 
-__all__ = ["ACTIVATIONS", "ChebyshevEmbedding", "Embedding", "GatedEmbedding", "PatchEmbedding", "QuantisedEmbedding"]
+__all__ = [
+    "ACTIVATIONS",
+    "ChebyshevEmbedding",
+    "Embedding",
+    "GatedEmbedding",
+    "PatchEmbedding",
+    "QuantisedEmbedding",
+]
 __all__ += ["ResidualMlpEmbedding"]
-__all__ += ["analytic_bound", "chebyshev_bound", "differentiable_bound", "gated_bound", "mlp_count", "patches"]
+__all__ += [
+    "analytic_bound",
+    "chebyshev_bound",
+    "differentiable_bound",
+    "gated_bound",
+    "mlp_count",
+    "patches",
+]
 __all__ += ["quasimatrix_spectrum"]
 
 ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -41,11 +55,20 @@ def patches(series: np.ndarray, width: int) -> np.ndarray:
     """
     values = np.asarray(series, dtype=np.float64)
     flat = values.reshape(-1)
-    if values.ndim > 2 or (values.ndim == 2 and len(values) != 1) or not len(flat) or not np.isfinite(flat).all():
-        raise InputError(f"the series has shape {values.shape}, expected (steps,) or (1, steps) of finite numbers")
+    if (
+        values.ndim > 2
+        or (values.ndim == 2 and len(values) != 1)
+        or not len(flat)
+        or not np.isfinite(flat).all()
+    ):
+        raise InputError(
+            f"the series has shape {values.shape}, expected (steps,) or (1, steps) of finite numbers"
+        )
     if width < 1 or len(flat) % width:
         whole = max(len(flat) // max(width, 1), 1) * max(width, 1)
-        raise InputError(f"{len(flat)} steps are no whole number of patches of {width}; take {whole} steps")
+        raise InputError(
+            f"{len(flat)} steps are no whole number of patches of {width}; take {whole} steps"
+        )
     return flat.reshape(-1, width).T.copy()
 
 
@@ -79,7 +102,13 @@ class PatchEmbedding(Embedding):
         return self.steps
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        return np.stack([np.asarray(self.function(column), dtype=np.float64) for column in columns.T], axis=1)
+        return np.stack(
+            [
+                np.asarray(self.function(column), dtype=np.float64)
+                for column in columns.T
+            ],
+            axis=1,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,21 +127,30 @@ class QuantisedEmbedding(Embedding):
     vectors: np.ndarray
 
     def __post_init__(self) -> None:
-        if np.shape(self.edges) != (np.shape(self.vectors)[-1] - 1,) or (np.diff(self.edges) <= 0).any():
+        if (
+            np.shape(self.edges) != (np.shape(self.vectors)[-1] - 1,)
+            or (np.diff(self.edges) <= 0).any()
+        ):
             raise InputError(
                 f"{np.shape(self.edges)} edges for vectors of shape {np.shape(self.vectors)}, expected rising edges, "
                 "one fewer than vectors"
             )
 
     @classmethod
-    def random(cls, dimension: int, bins: int = 4094, *, largest: float = 15.0, seed: int = 0) -> QuantisedEmbedding:
+    def random(
+        cls, dimension: int, bins: int = 4094, *, largest: float = 15.0, seed: int = 0
+    ) -> QuantisedEmbedding:
         """Make even bins from −largest to largest, as in Chronos, and Gaussian vectors of unit length on average."""
         centres = np.linspace(-largest, largest, bins)
-        vectors = np.random.default_rng(seed).normal(size=(dimension, bins)) / np.sqrt(dimension)
+        vectors = np.random.default_rng(seed).normal(size=(dimension, bins)) / np.sqrt(
+            dimension
+        )
         return cls((centres[1:] + centres[:-1]) / 2, vectors)
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        return np.asarray(self.vectors)[:, np.searchsorted(self.edges, columns[0], side="right")]
+        return np.asarray(self.vectors)[
+            :, np.searchsorted(self.edges, columns[0], side="right")
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,25 +174,46 @@ class ResidualMlpEmbedding(Embedding):
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
             raise unknown_name("activation", self.activation, ACTIVATIONS)
-        inner, outer, skip = (np.shape(part) for part in (self.inner, self.outer, self.skip))
+        inner, outer, skip = (
+            np.shape(part) for part in (self.inner, self.outer, self.skip)
+        )
         if inner[0] != outer[1] or skip != (outer[0], inner[1]):
-            raise InputError(f"W₁ {inner}, W₂ {outer} and W₃ {skip} do not fit, expected (d_f, k), (d, d_f) and (d, k)")
+            raise InputError(
+                f"W₁ {inner}, W₂ {outer} and W₃ {skip} do not fit, expected (d_f, k), (d, d_f) and (d, k)"
+            )
 
     @classmethod
     def random(
-        cls, dimension: int, patch: int = 16, hidden: int | None = None, *, activation: str = "relu", seed: int = 0
+        cls,
+        dimension: int,
+        patch: int = 16,
+        hidden: int | None = None,
+        *,
+        activation: str = "relu",
+        seed: int = 0,
     ) -> ResidualMlpEmbedding:
         """Draw Gaussian weights whose variance is one over the inputs of each, with 4d hidden units unless given."""
         units, rng = hidden or 4 * dimension, np.random.default_rng(seed)
-        inner, skip = (rng.normal(size=(rows, patch)) / np.sqrt(patch) for rows in (units, dimension))
-        return cls(inner, rng.normal(size=(dimension, units)) / np.sqrt(units), skip, activation)
+        inner, skip = (
+            rng.normal(size=(rows, patch)) / np.sqrt(patch)
+            for rows in (units, dimension)
+        )
+        return cls(
+            inner,
+            rng.normal(size=(dimension, units)) / np.sqrt(units),
+            skip,
+            activation,
+        )
 
     @property
     def patch(self) -> int:
         return int(np.shape(self.inner)[1])
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        return np.asarray(self.skip @ columns + self.outer @ ACTIVATIONS[self.activation](self.inner @ columns))
+        return np.asarray(
+            self.skip @ columns
+            + self.outer @ ACTIVATIONS[self.activation](self.inner @ columns)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,21 +232,31 @@ class GatedEmbedding(Embedding):
     beta: float = 1.0
 
     def __post_init__(self) -> None:
-        if np.ndim(self.gate) != 1 or np.shape(self.gate) != np.shape(self.value) or not self.beta > 0:
+        if (
+            np.ndim(self.gate) != 1
+            or np.shape(self.gate) != np.shape(self.value)
+            or not self.beta > 0
+        ):
             raise InputError(
                 f"w of shape {np.shape(self.gate)}, v of shape {np.shape(self.value)} and β={self.beta}: expected "
                 "two vectors of one length and β above 0"
             )
 
     @classmethod
-    def random(cls, dimension: int, *, beta: float = 1.0, seed: int = 0) -> GatedEmbedding:
+    def random(
+        cls, dimension: int, *, beta: float = 1.0, seed: int = 0
+    ) -> GatedEmbedding:
         """Draw both vectors uniformly between −1 and 1, so that |w_i| ≤ 1 and |w_i v_i| ≤ 1, as the bound requires."""
         gate, value = np.random.default_rng(seed).uniform(-1, 1, size=(2, dimension))
         return cls(gate, value, beta)
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
         gated = np.asarray(self.gate)[:, None] * columns
-        return np.asarray(gated * expit(self.beta * gated) * (np.asarray(self.value)[:, None] * columns))
+        return np.asarray(
+            gated
+            * expit(self.beta * gated)
+            * (np.asarray(self.value)[:, None] * columns)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,17 +281,23 @@ class ChebyshevEmbedding(Embedding):
             )
 
     @classmethod
-    def random(cls, dimension: int, rank: int, *, largest: float = 15.0, seed: int = 0) -> ChebyshevEmbedding:
+    def random(
+        cls, dimension: int, rank: int, *, largest: float = 15.0, seed: int = 0
+    ) -> ChebyshevEmbedding:
         """Draw uniform directions; those of a lower rank and the same seed are not the first of these."""
         return cls(orthonormal(dimension, rank, np.random.default_rng(seed)), largest)
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
         inside = np.clip(columns[0] / self.largest, -1, 1)
-        polynomials = chebyshev.chebvander(inside, np.shape(self.directions)[1])[:, 1:].T
+        polynomials = chebyshev.chebvander(inside, np.shape(self.directions)[1])[
+            :, 1:
+        ].T
         return np.asarray(self.directions @ polynomials)
 
 
-def differentiable_bound(dimension: int, n_tokens: int, *, order: int, variation: float) -> np.ndarray:
+def differentiable_bound(
+    dimension: int, n_tokens: int, *, order: int, variation: float
+) -> np.ndarray:
     """Bound the k-th singular value of an embedding of ν derivatives of L points of [−1, 1], from k = 1, (d,) (S0-TH1).
 
     2V√(dL) / (πν(k − 2 − ν)^ν), infinite for k ≤ ν + 2; the ``order``-th derivative, ν, has bounded ``variation`` V.
@@ -239,11 +314,18 @@ def differentiable_bound(dimension: int, n_tokens: int, *, order: int, variation
     steps = np.arange(1, dimension + 1) - 2.0 - order
     bound = np.full(dimension, np.inf)
     finite = steps > 0
-    bound[finite] = 2 * variation * np.sqrt(dimension * n_tokens) / (np.pi * order * steps[finite] ** order)
+    bound[finite] = (
+        2
+        * variation
+        * np.sqrt(dimension * n_tokens)
+        / (np.pi * order * steps[finite] ** order)
+    )
     return bound
 
 
-def analytic_bound(dimension: int, n_tokens: int, *, radius: float, largest: float) -> np.ndarray:
+def analytic_bound(
+    dimension: int, n_tokens: int, *, radius: float, largest: float
+) -> np.ndarray:
     """Bound the k-th singular value of an analytic embedding of L points of [−1, 1], from k = 1, (d,) (S0-TH1).
 
     2M√(dL) ρ^(2−k) / (ρ − 1) with ρ, the ``radius`` of a Bernstein ellipse, and M the ``largest`` coordinate within it.
@@ -258,7 +340,13 @@ def analytic_bound(dimension: int, n_tokens: int, *, radius: float, largest: flo
     if not radius > 1:
         raise InputError(f"radius is {radius}, expected above 1")
     k = np.arange(1, dimension + 1)
-    return np.asarray(2 * largest * np.sqrt(dimension * n_tokens) * float(radius) ** (2.0 - k) / (radius - 1))
+    return np.asarray(
+        2
+        * largest
+        * np.sqrt(dimension * n_tokens)
+        * float(radius) ** (2.0 - k)
+        / (radius - 1)
+    )
 
 
 def gated_bound(dimension: int, n_tokens: int, *, beta: float) -> np.ndarray:
@@ -275,11 +363,16 @@ def gated_bound(dimension: int, n_tokens: int, *, beta: float) -> np.ndarray:
     if not beta > 0:
         raise InputError(f"beta is {beta}, expected above 0")
     radius = 1 + np.pi / (2 * beta)
-    return analytic_bound(dimension, n_tokens, radius=radius, largest=((radius + 1 / radius) / 2) ** 2)
+    return analytic_bound(
+        dimension, n_tokens, radius=radius, largest=((radius + 1 / radius) / 2) ** 2
+    )
 
 
 def chebyshev_bound(
-    function: Callable[[np.ndarray], np.ndarray], points: np.ndarray, *, nodes: int = 400
+    function: Callable[[np.ndarray], np.ndarray],
+    points: np.ndarray,
+    *,
+    nodes: int = 400,
 ) -> np.ndarray:
     """Bound the k-th singular value of any embedding of points x (L,) of [−1, 1], (d,): √(dL) δ (S0-TH1, equation 8).
 
@@ -294,10 +387,15 @@ def chebyshev_bound(
         [6.928203, 3.464102, 1.732051]
     """
     grid = np.cos(np.pi * (np.arange(nodes) + 0.5) / nodes)
-    values, remainder = function(grid), function(np.asarray(points, dtype=np.float64)).astype(np.float64)
+    values, remainder = (
+        function(grid),
+        function(np.asarray(points, dtype=np.float64)).astype(np.float64),
+    )
     dimension, n_tokens = remainder.shape
     if nodes <= dimension:
-        raise InputError(f"{nodes} nodes for {dimension} singular values, expected more")
+        raise InputError(
+            f"{nodes} nodes for {dimension} singular values, expected more"
+        )
     coefficients = 2 / nodes * values @ chebvander(grid, dimension)
     coefficients[:, 0] /= 2
     basis, deviations = chebvander(points, dimension), []
@@ -307,7 +405,9 @@ def chebyshev_bound(
     return np.asarray(np.sqrt(dimension * n_tokens) * np.array(deviations))
 
 
-def quasimatrix_spectrum(function: Callable[[np.ndarray], np.ndarray], *, nodes: int = 200) -> np.ndarray:
+def quasimatrix_spectrum(
+    function: Callable[[np.ndarray], np.ndarray], *, nodes: int = 200
+) -> np.ndarray:
     """Compute singular values of an embedding, points (n,) to tokens (d, n), of all of [−1, 1], (d,).
 
     They are bounded as those of L = 4 points are (Townsend and Trefethen 2015, by Gauss-Legendre quadrature).
@@ -317,11 +417,15 @@ def quasimatrix_spectrum(function: Callable[[np.ndarray], np.ndarray], *, nodes:
         [2.0, 0.666667]
     """
     points, weights = np.polynomial.legendre.leggauss(nodes)
-    return np.asarray(np.linalg.svd(function(points) * np.sqrt(weights), compute_uv=False))
+    return np.asarray(
+        np.linalg.svd(function(points) * np.sqrt(weights), compute_uv=False)
+    )
 
 
 def mlp_count(
-    embedding: ResidualMlpEmbedding, columns: np.ndarray, epsilon: float | Sequence[float]
+    embedding: ResidualMlpEmbedding,
+    columns: np.ndarray,
+    epsilon: float | Sequence[float],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Count singular values of a residual MLP's tokens of patches (k, L) above ε‖W₂‖‖W₁X‖, and bound them (S0-TH2).
 
@@ -342,8 +446,16 @@ def mlp_count(
     if not (levels > 0).all():
         raise InputError(f"epsilon is {epsilon}, expected above 0")
     if dimension <= steps:
-        raise InputError(f"tokens of {dimension} coordinates of patches of {steps} steps, expected more coordinates")
-    threshold = levels * np.linalg.norm(embedding.outer, 2) * np.linalg.norm(embedding.inner @ columns, 2)
+        raise InputError(
+            f"tokens of {dimension} coordinates of patches of {steps} steps, expected more coordinates"
+        )
+    threshold = (
+        levels
+        * np.linalg.norm(embedding.outer, 2)
+        * np.linalg.norm(embedding.inner @ columns, 2)
+    )
     singular = np.linalg.svd(embedding.embed(columns), compute_uv=False)
     count = (singular > threshold[..., None]).sum(-1)
-    return np.asarray(count), np.asarray(np.minimum(dimension, (1 + levels**-2) * steps))
+    return np.asarray(count), np.asarray(
+        np.minimum(dimension, (1 + levels**-2) * steps)
+    )

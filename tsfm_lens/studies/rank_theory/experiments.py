@@ -24,28 +24,47 @@ from tsfm_lens.studies.rank_theory.compression import (
     projector,
     residual_layer,
 )
-from tsfm_lens.studies.rank_theory.constructions import effective_index, sketching_distance, sparse_sketch
+from tsfm_lens.studies.rank_theory.constructions import (
+    effective_index,
+    sketching_distance,
+    sparse_sketch,
+)
 from tsfm_lens.studies.rank_theory.embeddings import ChebyshevEmbedding
 
-__all__ = ["chebyshev_curves", "compression_by_rank", "compression_by_width", "sketching_by_heads", "spectra_by_heads"]
+__all__ = [
+    "chebyshev_curves",
+    "compression_by_rank",
+    "compression_by_width",
+    "sketching_by_heads",
+    "spectra_by_heads",
+]
 
 PAPER = "Understanding Transformers for Time Series: Rank Structure, Flow-of-ranks, and Compressibility"
 RESAMPLED = 2000
 
 
 def labelled(
-    data: Mapping[str, tuple[Any, ...]], coords: Mapping[str, Any], kind: str, title: str, where: str, **attrs: Any
+    data: Mapping[str, tuple[Any, ...]],
+    coords: Mapping[str, Any],
+    kind: str,
+    title: str,
+    where: str,
+    **attrs: Any,
 ) -> xr.Dataset:
     """Make a dataset with its kind, title, source, seed and sizes."""
     head = {"kind": f"theory_{kind}", "title": title, "source": f"{PAPER}, {where}"}
     return xr.Dataset(dict(data), coords=dict(coords), attrs={**head, **attrs})
 
 
-def of_spectrum(singular_values: np.ndarray, n_tokens: int, rng: np.random.Generator) -> np.ndarray:
+def of_spectrum(
+    singular_values: np.ndarray, n_tokens: int, rng: np.random.Generator
+) -> np.ndarray:
     """Draw random directions with given singular values, (d, L); InputError for fewer tokens than values."""
     width = len(singular_values)
     if n_tokens < width:
-        raise InputError(f"{n_tokens} tokens cannot have {width} singular values; give {width} or more")
+        raise InputError(
+            f"{n_tokens} tokens cannot have {width} singular values; give {width} or more"
+        )
     left = orthonormal(width, width, rng)
     return np.asarray((left * singular_values) @ orthonormal(n_tokens, width, rng).T)
 
@@ -54,14 +73,19 @@ def children(seed: int, count: int) -> list[int]:
     """Return seeds of so many draws, of which the first are the same whatever the count."""
     if count < 1:
         raise InputError(f"draws is {count}, expected 1 or more")
-    return [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(count)]
+    return [
+        int(child.generate_state(1)[0])
+        for child in np.random.SeedSequence(seed).spawn(count)
+    ]
 
 
 def slope_of(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Compute the slope of the least-squares line of log y over log x, along the last axis, (…)."""
     across, up = np.log(x), np.log(y)
     centred = across - across.mean()
-    return np.asarray((centred * (up - up.mean(-1, keepdims=True))).sum(-1) / (centred**2).sum())
+    return np.asarray(
+        (centred * (up - up.mean(-1, keepdims=True))).sum(-1) / (centred**2).sum()
+    )
 
 
 def slope_of_rms(x: np.ndarray, y: np.ndarray, seed: int) -> tuple[float, float, float]:
@@ -76,7 +100,9 @@ def divisors(width: int, heads: Sequence[int]) -> list[int]:
     """Return numbers of heads; InputError for none, or for those that do not divide the width."""
     wrong = [count for count in heads if count < 1 or width % count]
     if wrong or not len(heads):
-        raise InputError(f"heads are {list(heads)}, expected divisors of the width {width}")
+        raise InputError(
+            f"heads are {list(heads)}, expected divisors of the width {width}"
+        )
     return list(heads)
 
 
@@ -107,7 +133,9 @@ def compression_by_rank(
         True
     """
     if width < 4 or n_ranks < 4:
-        raise InputError(f"width {width} with {n_ranks} ranks, expected 4 of both or more: a slope needs two ranks")
+        raise InputError(
+            f"width {width} with {n_ranks} ranks, expected 4 of both or more: a slope needs two ranks"
+        )
     singular = np.exp(np.linspace(0, -5, width))
     # singular values fall evenly on a logarithmic scale, so that even ranks are even there
     ranks = sorted({round(float(rank)) for rank in np.linspace(1, width - 1, n_ranks)})
@@ -117,7 +145,9 @@ def compression_by_rank(
         for place, scaling in enumerate(scalings):
             weights = AttentionWeights.random(width, scaling=scaling, seed=child + 1)
             errors[place, draw] = compression_errors(vocabulary, weights, ranks)
-            bounds[place, draw] = compression_bound(vocabulary, weights, ranks, n_tokens)
+            bounds[place, draw] = compression_bound(
+                vocabulary, weights, ranks, n_tokens
+            )
     following, inner = singular[ranks], np.array(ranks) <= 0.75 * width
     data = {
         "error": (("scaling", "draw", "rank"), errors),
@@ -128,7 +158,11 @@ def compression_by_rank(
         "rate": ("rank", np.sqrt(width) * following),
     }
     coords = {"scaling": list(scalings), "draw": range(draws), "rank": ranks}
-    what = "compression_rank", "Error of a layer cut to a rank", "appendix J.1, figure 15 left (S0-J1a)"
+    what = (
+        "compression_rank",
+        "Error of a layer cut to a rank",
+        "appendix J.1, figure 15 left (S0-J1a)",
+    )
     return labelled(data, coords, *what, width=width, n_tokens=n_tokens, seed=seed)
 
 
@@ -156,7 +190,9 @@ def compression_by_width(
         3
     """
     if len(widths) < 2 or min(widths) <= rank:
-        raise InputError(f"widths are {list(widths)}, expected two or more, each above the rank {rank}")
+        raise InputError(
+            f"widths are {list(widths)}, expected two or more, each above the rank {rank}"
+        )
     kinds = ("theorem", "orthogonal", "normalised")
     errors = np.empty((len(kinds), draws, len(widths)))
     values, residuals = np.empty((2, draws, len(widths)))
@@ -166,24 +202,45 @@ def compression_by_width(
             tokens = of_spectrum(np.exp(-np.arange(width) / decay), n_tokens, rng)
             weight_seed = int(rng.integers(2**31))
             plain = AttentionWeights.random(width, seed=weight_seed)
-            orthogonal = plain.with_value(np.sqrt(width) * orthonormal(width, width, rng))
-            small = AttentionWeights.random(width, scaling="normalised", seed=weight_seed)
+            orthogonal = plain.with_value(
+                np.sqrt(width) * orthonormal(width, width, rng)
+            )
+            small = AttentionWeights.random(
+                width, scaling="normalised", seed=weight_seed
+            )
             for which, weights in enumerate((plain, orthogonal, small)):
-                errors[which, draw, place] = compression_errors(tokens, weights, [rank])[0]
+                errors[which, draw, place] = compression_errors(
+                    tokens, weights, [rank]
+                )[0]
             residual = tokens - projector(tokens, rank) @ tokens
             mixed = column_softmax(logits(tokens, orthogonal)[0])
             values[draw, place] = np.linalg.norm(orthogonal.value[0] @ residual @ mixed)
             residuals[draw, place] = np.linalg.norm(residual @ mixed)
-    fits = np.array([slope_of_rms(np.array(widths, dtype=float), of, seed) for of in errors]).T
+    fits = np.array(
+        [slope_of_rms(np.array(widths, dtype=float), of, seed) for of in errors]
+    ).T
     data = {
         "error": (("weights", "draw", "width"), errors),
         "value_error": (("draw", "width"), values),
         "residual": (("draw", "width"), residuals),
-        **{name: ("weights", fit) for name, fit in zip(("slope", "slope_low", "slope_high"), fits, strict=True)},
+        **{
+            name: ("weights", fit)
+            for name, fit in zip(
+                ("slope", "slope_low", "slope_high"), fits, strict=True
+            )
+        },
     }
     coords = {"weights": list(kinds), "draw": range(draws), "width": list(widths)}
-    title, where = "Error of a layer cut to a fixed rank, by width", "appendix J.1, figure 15 right (S0-J1b)"
-    sizes: dict[str, Any] = {"rank": rank, "n_tokens": n_tokens, "decay": decay, "seed": seed}
+    title, where = (
+        "Error of a layer cut to a fixed rank, by width",
+        "appendix J.1, figure 15 right (S0-J1b)",
+    )
+    sizes: dict[str, Any] = {
+        "rank": rank,
+        "n_tokens": n_tokens,
+        "decay": decay,
+        "seed": seed,
+    }
     return labelled(data, coords, "compression_width", title, where, **sizes)
 
 
@@ -213,28 +270,52 @@ def sketching_by_heads(
     """
     counts = divisors(width, heads)
     if rank < 1 or max(counts) * rank > width:
-        raise InputError(f"{max(counts)} heads of rank {rank} have more rows than the width {width}, or none")
+        raise InputError(
+            f"{max(counts)} heads of rank {rank} have more rows than the width {width}, or none"
+        )
     singular = np.exp(-np.arange(width) / decay)
-    distances, entries = np.empty((2, draws, len(counts))), np.zeros(len(counts), dtype=int)
+    distances, entries = (
+        np.empty((2, draws, len(counts))),
+        np.zeros(len(counts), dtype=int),
+    )
     for draw, child in enumerate(children(seed, draws)):
         rng = np.random.default_rng(child)
         matrix = orthonormal(width, width, rng) * singular
         for place, count in enumerate(counts):
             sparse = sparse_sketch(width, rank, count, seed=int(rng.integers(2**31)))
             distances[0, draw, place] = sketching_distance(matrix, sparse)
-            distances[1, draw, place] = sketching_distance(matrix, rng.normal(size=sparse.shape))
+            distances[1, draw, place] = sketching_distance(
+                matrix, rng.normal(size=sparse.shape)
+            )
             entries[place] = np.count_nonzero(sparse)
-    indices = np.vectorize(lambda distance: effective_index(singular, distance))(distances)
+    indices = np.vectorize(lambda distance: effective_index(singular, distance))(
+        distances
+    )
     data = {
         "distance": (("sketch", "draw", "heads"), distances),
         "effective_index": (("sketch", "draw", "heads"), indices),
-        "slope": (("sketch", "draw"), slope_of(np.array(counts, dtype=float), np.maximum(indices, 1))),
-        "floor": ("heads", np.append(singular, 0.0)[[rank * count for count in counts]]),
+        "slope": (
+            ("sketch", "draw"),
+            slope_of(np.array(counts, dtype=float), np.maximum(indices, 1)),
+        ),
+        "floor": (
+            "heads",
+            np.append(singular, 0.0)[[rank * count for count in counts]],
+        ),
         "entries": ("heads", entries),
         "singular_value": ("index", singular),
     }
-    coords = {"sketch": ["sparse", "dense"], "draw": range(draws), "heads": counts, "index": range(1, width + 1)}
-    what = "sketching", "What sketches of several heads miss", "appendix J.2, figure 16 (S0-J2)"
+    coords = {
+        "sketch": ["sparse", "dense"],
+        "draw": range(draws),
+        "heads": counts,
+        "index": range(1, width + 1),
+    }
+    what = (
+        "sketching",
+        "What sketches of several heads miss",
+        "appendix J.2, figure 16 (S0-J2)",
+    )
     return labelled(data, coords, *what, width=width, rank=rank, decay=decay, seed=seed)
 
 
@@ -269,9 +350,13 @@ def spectra_by_heads(
     for draw, child in enumerate(children(seed, draws)):
         tokens = of_spectrum(singular, n_tokens, np.random.default_rng(child))
         for column, count in enumerate(counts):
-            weights = AttentionWeights.random(width, count, scaling="unit", seed=child + 1)
+            weights = AttentionWeights.random(
+                width, count, scaling="unit", seed=child + 1
+            )
             for row, scale in enumerate(scales.values()):
-                spectra[row, draw, column] = np.linalg.svd(residual_layer(scale * tokens, weights), compute_uv=False)
+                spectra[row, draw, column] = np.linalg.svd(
+                    residual_layer(scale * tokens, weights), compute_uv=False
+                )
                 deviations[row, draw, column] = logits(scale * tokens, weights).std()
     where = ("input", "draw", "heads")
     data = {
@@ -281,9 +366,24 @@ def spectra_by_heads(
         "input_singular_value": ("index", singular),
         "input_rank": ((), int(epsilon_rank(singular, epsilon))),
     }
-    coords = {"input": list(scales), "draw": range(draws), "heads": counts, "index": range(1, width + 1)}
-    what = "head_spectra", "Spectra of a layer's output by heads", "appendix J.3, figure 17 (S0-J3)"
-    sizes: dict[str, Any] = {"width": width, "n_tokens": n_tokens, "decay": decay, "epsilon": epsilon, "seed": seed}
+    coords = {
+        "input": list(scales),
+        "draw": range(draws),
+        "heads": counts,
+        "index": range(1, width + 1),
+    }
+    what = (
+        "head_spectra",
+        "Spectra of a layer's output by heads",
+        "appendix J.3, figure 17 (S0-J3)",
+    )
+    sizes: dict[str, Any] = {
+        "width": width,
+        "n_tokens": n_tokens,
+        "decay": decay,
+        "epsilon": epsilon,
+        "seed": seed,
+    }
     return labelled(data, coords, *what, **sizes)
 
 
@@ -311,12 +411,16 @@ def chebyshev_curves(
         [1, 3]
     """
     if n_points <= max(ranks, default=0):
-        raise InputError(f"{n_points} points cannot show rank {max(ranks)}, expected more")
+        raise InputError(
+            f"{n_points} points cannot show rank {max(ranks)}, expected more"
+        )
     points = np.linspace(-largest, largest, n_points)
     count = min(max(ranks) + 1, dimension)
     coordinates, spectra = [], []
     for rank in ranks:
-        tokens = ChebyshevEmbedding.random(dimension, rank, largest=largest, seed=seed)(points)
+        tokens = ChebyshevEmbedding.random(dimension, rank, largest=largest, seed=seed)(
+            points
+        )
         coordinates.append(tokens[:2])
         spectra.append(np.linalg.svd(tokens, compute_uv=False)[:count])
     singular = np.array(spectra)
@@ -325,6 +429,17 @@ def chebyshev_curves(
         "singular_value": (("rank", "index"), singular),
         "found_rank": ("rank", (singular > 1e-10 * singular[:, :1]).sum(1)),
     }
-    coords = {"rank": list(ranks), "axis": [1, 2], "value": ("point", points), "index": range(1, count + 1)}
-    what = "chebyshev", "Embeddings of Chebyshev polynomials", "appendix I, figure 14 (S0-F14)"
-    return labelled(data, coords, *what, dimension=dimension, largest=largest, seed=seed)
+    coords = {
+        "rank": list(ranks),
+        "axis": [1, 2],
+        "value": ("point", points),
+        "index": range(1, count + 1),
+    }
+    what = (
+        "chebyshev",
+        "Embeddings of Chebyshev polynomials",
+        "appendix I, figure 14 (S0-F14)",
+    )
+    return labelled(
+        data, coords, *what, dimension=dimension, largest=largest, seed=seed
+    )

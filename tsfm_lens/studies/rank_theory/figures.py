@@ -13,10 +13,24 @@ from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import two_digits
 from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.sheet import Panel, blank, sheet
-from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, PALE, VERMILION, mixed, number, plain
+from tsfm_lens.viz.theme import (
+    BLUE,
+    CATEGORICAL,
+    GREY,
+    PALE,
+    VERMILION,
+    mixed,
+    number,
+    plain,
+)
 from tsfm_lens.viz.words import listed, num
 
-__all__ = ["chebyshev_curves", "compression_rank_lines", "compression_width_lines", "head_spectra_lines"]
+__all__ = [
+    "chebyshev_curves",
+    "compression_rank_lines",
+    "compression_width_lines",
+    "head_spectra_lines",
+]
 __all__ += ["sketching_lines"]
 
 LEAST = 1e-17  # of a spectrum relative to its largest: double precision ends
@@ -29,7 +43,9 @@ DECLARED = Declarations(
     maker="made of no model: `tsfm_lens.studies.rank_theory` makes it",
     source="Flow of ranks",
     subject=lambda ds: ", ".join(
-        f"{key} {value}" for key, value in ds.attrs.items() if key not in ("kind", "title", "source")
+        f"{key} {value}"
+        for key, value in ds.attrs.items()
+        if key not in ("kind", "title", "source")
     ),
 )
 
@@ -37,9 +53,16 @@ DECLARED = Declarations(
 def read_compression_rank(ds: xr.Dataset) -> list[str]:
     """Describe the slope beside that of the theorem, and the distance to the bounds."""
     slope = array(ds, "slope", "scaling", "draw").mean(axis=1)
-    error, bound = (array(ds, name, "scaling", "draw", "rank") for name in ("error", "bound"))
+    error, bound = (
+        array(ds, name, "scaling", "draw", "rank") for name in ("error", "bound")
+    )
     rate = array(ds, "rate", "rank")
-    powers = listed([f"{num(value)} ({name} weights)" for name, value in zip(names(ds, "scaling"), slope, strict=True)])
+    powers = listed(
+        [
+            f"{num(value)} ({name} weights)"
+            for name, value in zip(names(ds, "scaling"), slope, strict=True)
+        ]
+    )
     return [
         f"The error grows as the power {powers} of the first singular value that is cut off; the theorem says 1.",
         f"It is at most {num((error / rate).max())} of √d σ, the printed rate, and {num((error / bound).max())} of "
@@ -84,9 +107,13 @@ def read_head_spectra(ds: xr.Dataset) -> list[str]:
 def read_chebyshev(ds: xr.Dataset) -> list[str]:
     """Describe whether every embedding has the rank that it was made for."""
     wrong = [
-        str(rank) for rank, actual in zip(ds["rank"].values, ds["found_rank"].values, strict=True) if rank != actual
+        str(rank)
+        for rank, actual in zip(ds["rank"].values, ds["found_rank"].values, strict=True)
+        if rank != actual
     ]
-    return [f"Of ranks {listed(names(ds, 'rank'))} {listed(wrong) + ' are not' if wrong else 'every one is'} found."]
+    return [
+        f"Of ranks {listed(names(ds, 'rank'))} {listed(wrong) + ' are not' if wrong else 'every one is'} found."
+    ]
 
 
 @DECLARED.figure("theory_compression_rank", read_compression_rank)
@@ -99,18 +126,39 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
         'Error of attention cut to a rank grows with the singular value that is cut off'
     """
     x, ranks = array(ds, "next_singular_value", "rank"), names(ds, "rank")
-    error, bound = (_rms(array(ds, name, "scaling", "draw", "rank")) for name in ("error", "bound"))
+    error, bound = (
+        _rms(array(ds, name, "scaling", "draw", "rank")) for name in ("error", "bound")
+    )
     slope = array(ds, "slope", "scaling", "draw").mean(axis=1)
     figure = blank(320)
     panel = figure.panel()
     for row, scaling in enumerate(names(ds, "scaling")):
         colour = CATEGORICAL[row % len(CATEGORICAL)]
         hover = f"{plain(scaling)} weights, rank %{{customdata}}<br>σ %{{x:.3g}}, error %{{y:.3g}}"
-        panel.dots(x, error[row], f"{scaling}: slope {slope[row]:.2f}", hover, colour=colour, size=6, customdata=ranks)
-        panel.line(x, bound[row], "bound, with √L", "bound %{y:.3g}", colour=mixed(colour, 0.5), width=1)
+        panel.dots(
+            x,
+            error[row],
+            f"{scaling}: slope {slope[row]:.2f}",
+            hover,
+            colour=colour,
+            size=6,
+            customdata=ranks,
+        )
+        panel.line(
+            x,
+            bound[row],
+            "bound, with √L",
+            "bound %{y:.3g}",
+            colour=mixed(colour, 0.5),
+            width=1,
+        )
     _reference(panel, x, error[0], 1.0, "slope 1")
     panel.x("first singular value that is cut off", **log_axis(x))
-    panel.y("error (Frobenius norm)", gridcolor=PALE, **log_axis(np.concatenate([error.ravel(), bound.ravel()])))
+    panel.y(
+        "error (Frobenius norm)",
+        gridcolor=PALE,
+        **log_axis(np.concatenate([error.ravel(), bound.ravel()])),
+    )
     return figure.dress(
         "Error of attention cut to a rank grows with the singular value that is cut off",
         f"d = {ds.attrs['width']}, {ds.attrs['n_tokens']} tokens, {_draws(ds)}",
@@ -127,18 +175,44 @@ def compression_width_lines(ds: xr.Dataset) -> go.Figure:
         >>> figures.compression_width_lines(found).layout.meta["title"]
         'Error of attention cut to rank 4, by width'
     """
-    error, widths = array(ds, "error", "weights", "draw", "width"), array(ds, "width", "width")
-    fits = np.stack([array(ds, name, "weights") for name in ("slope", "slope_low", "slope_high")], axis=-1)
+    error, widths = (
+        array(ds, "error", "weights", "draw", "width"),
+        array(ds, "width", "width"),
+    )
+    fits = np.stack(
+        [array(ds, name, "weights") for name in ("slope", "slope_low", "slope_high")],
+        axis=-1,
+    )
     middle, figure = _rms(error), blank(320)
     panel = figure.panel()
     for row, weights in enumerate(names(ds, "weights")):
         colour, (slope, low, high) = CATEGORICAL[row], fits[row]
         every = np.broadcast_to(widths, error[row].shape).ravel()
-        panel.dots(every, error[row].ravel(), "", "one draw: %{y:.3g}", colour=mixed(colour, 0.3), size=3, legend=False)
+        panel.dots(
+            every,
+            error[row].ravel(),
+            "",
+            "one draw: %{y:.3g}",
+            colour=mixed(colour, 0.3),
+            size=3,
+            legend=False,
+        )
         words = f"{weights}: slope {slope:.2f} ({low:.2f} to {high:.2f})"
-        panel.line(widths, middle[row], words, "d = %{x}<br>error %{y:.3g}", colour=colour, dots=6)
+        panel.line(
+            widths,
+            middle[row],
+            words,
+            "d = %{x}<br>error %{y:.3g}",
+            colour=colour,
+            dots=6,
+        )
     _reference(panel, widths, middle[0], 0.5, "slope 1/2")
-    panel.x("width d", type="log", tickvals=widths, ticktext=[str(int(width)) for width in widths])
+    panel.x(
+        "width d",
+        type="log",
+        tickvals=widths,
+        ticktext=[str(int(width)) for width in widths],
+    )
     panel.y("error (Frobenius norm)", gridcolor=PALE, **log_axis(error.ravel()))
     return figure.dress(
         f"Error of attention cut to rank {ds.attrs['rank']}, by width",
@@ -159,7 +233,12 @@ def sketching_lines(ds: xr.Dataset) -> go.Figure:
     heads, spectrum = array(ds, "heads", "heads"), array(ds, "singular_value", "index")
     distance = array(ds, "distance", "sketch", "draw", "heads").mean(axis=1)
     index = array(ds, "effective_index", "sketch", "draw", "heads").mean(axis=1)
-    figure = sheet([280], [0.5, 0.5], titles=["singular values of the input", "sketching error"], column_gap=0.14)
+    figure = sheet(
+        [280],
+        [0.5, 0.5],
+        titles=["singular values of the input", "sketching error"],
+        column_gap=0.14,
+    )
     left, right = figure
     positive = spectrum > LEAST
     places = np.arange(1, len(spectrum) + 1)[positive]
@@ -169,14 +248,36 @@ def sketching_lines(ds: xr.Dataset) -> go.Figure:
         upright.setdefault(max(float(place), 1.0), []).append(f"{count:.0f}")
     for place, counts in upright.items():
         left.upright(place, colour=mixed(VERMILION, 0.6))
-        left.note(", ".join(counts), np.log10(place), 1, yref="domain", yanchor="top", xanchor="left", size=10)
-    for row, (name, colour) in enumerate(zip(names(ds, "sketch"), (VERMILION, BLUE), strict=True)):
+        left.note(
+            ", ".join(counts),
+            np.log10(place),
+            1,
+            yref="domain",
+            yanchor="top",
+            xanchor="left",
+            size=10,
+        )
+    for row, (name, colour) in enumerate(
+        zip(names(ds, "sketch"), (VERMILION, BLUE), strict=True)
+    ):
         hover = f"{name}, %{{x}} heads<br>error %{{y:.3g}}"
         right.line(heads, distance[row], f"{name} sketch", hover, colour=colour, dots=6)
-    right.line(heads, array(ds, "floor", "heads"), "best of as many rows", "%{y:.3g}", colour=GREY, dash="dot")
+    right.line(
+        heads,
+        array(ds, "floor", "heads"),
+        "best of as many rows",
+        "%{y:.3g}",
+        colour=GREY,
+        dash="dot",
+    )
     left.x("index", **log_axis(places.astype(float)))
     left.y("singular value", **log_axis(spectrum[positive]))
-    right.x("heads h", type="log", tickvals=heads, ticktext=[f"{count:.0f}" for count in heads])
+    right.x(
+        "heads h",
+        type="log",
+        tickvals=heads,
+        ticktext=[f"{count:.0f}" for count in heads],
+    )
     right.y(gridcolor=PALE, **log_axis(distance.ravel()))
     slope = array(ds, "slope", "sketch", "draw").mean(axis=1)[0]
     return figure.dress(
@@ -195,7 +296,9 @@ def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
         >>> figures.head_spectra_lines(found).layout.meta["title"]
         'Spectra of U + attention(U) by heads'
     """
-    spectra = np.median(array(ds, "singular_value", "input", "draw", "heads", "index"), axis=1)
+    spectra = np.median(
+        array(ds, "singular_value", "input", "draw", "heads", "index"), axis=1
+    )
     ranks = np.median(array(ds, "rank", "input", "draw", "heads"), axis=1)
     deviation = array(ds, "logit_deviation", "input", "draw", "heads").mean(axis=(1, 2))
     x, first = array(ds, "index", "index"), array(ds, "input_singular_value", "index")
@@ -203,17 +306,33 @@ def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
         (f"input {name}", f"scores deviate by {two_digits(float(scores))}")
         for name, scores in zip(names(ds, "input"), deviation, strict=True)
     ]
-    grid, epsilon = panel_grid(titles, row_height=280, most=2), float(ds.attrs["epsilon"])
+    grid, epsilon = (
+        panel_grid(titles, row_height=280, most=2),
+        float(ds.attrs["epsilon"]),
+    )
     counts = names(ds, "heads")
     for place, panel in enumerate(grid):
-        panel.line(x, _seen(first), "input", "input, σ<sub>%{x}</sub>: %{y:.3g}", colour=VERMILION, dash="dash")
+        panel.line(
+            x,
+            _seen(first),
+            "input",
+            "input, σ<sub>%{x}</sub>: %{y:.3g}",
+            colour=VERMILION,
+            dash="dash",
+        )
         for row, count in enumerate(counts):
             colour = mixed(BLUE, 0.25 + 0.75 * (row + 1) / len(counts))
             words = f"{count} head{'s' * (count != '1')}"
-            hover = f"{words}, σ<sub>%{{x}}</sub>: %{{y:.3g}}<br>rank {ranks[place, row]:g}"
+            hover = (
+                f"{words}, σ<sub>%{{x}}</sub>: %{{y:.3g}}<br>rank {ranks[place, row]:g}"
+            )
             panel.line(x, _seen(spectra[place, row]), words, hover, colour=colour)
         panel.level(epsilon, dash="dot")
-    grid.y(gridcolor=PALE, **log_axis(np.array([max(float(np.nanmin(first)), 1e-8), 1.0])), range=[-8, 0.2])
+    grid.y(
+        gridcolor=PALE,
+        **log_axis(np.array([max(float(np.nanmin(first)), 1e-8), 1.0])),
+        range=[-8, 0.2],
+    )
     title_axes(grid, "index", "relative singular value")
     rank_list = ", ".join(f"{rank:g}" for rank in ranks[0])
     return grid.dress(
@@ -232,18 +351,38 @@ def chebyshev_curves(ds: xr.Dataset) -> go.Figure:
         >>> figures.chebyshev_curves(curves).layout.meta["title"]
         'Embeddings of Chebyshev polynomials: the first two of 8 coordinates'
     """
-    curves, values = array(ds, "coordinate", "rank", "axis", "point"), np.asarray(ds["value"].values, dtype=float)
+    curves, values = (
+        array(ds, "coordinate", "rank", "axis", "point"),
+        np.asarray(ds["value"].values, dtype=float),
+    )
     titles = [f"rank {rank}" for rank in names(ds, "rank")]
     columns = min(len(titles), 3)
     rows = -(-len(titles) // columns)
-    grid = sheet([ROW] * rows, [1] * columns, titles=titles, row_gap=60, column_gap=0.12)
+    grid = sheet(
+        [ROW] * rows, [1] * columns, titles=titles, row_gap=60, column_gap=0.12
+    )
     for place in grid.places[len(titles) :]:
         grid.panel(*place).x(visible=False)
         grid.panel(*place).y(visible=False)
     grid.places = grid.places[: len(titles)]
     for (across, up), panel in zip(curves, grid, strict=True):
-        panel.line(across, up, "", "value %{customdata:.3g}", colour=BLUE, width=1, customdata=values)
-        panel.dots(across[[0, -1]], up[[0, -1]], "ends", "value %{customdata:.3g}", size=5, customdata=values[[0, -1]])
+        panel.line(
+            across,
+            up,
+            "",
+            "value %{customdata:.3g}",
+            colour=BLUE,
+            width=1,
+            customdata=values,
+        )
+        panel.dots(
+            across[[0, -1]],
+            up[[0, -1]],
+            "ends",
+            "value %{customdata:.3g}",
+            size=5,
+            customdata=values[[0, -1]],
+        )
     title_axes(grid, "coordinate 1", "coordinate 2")
     rank_list = ", ".join(str(int(rank)) for rank in ds["found_rank"].values)
     return grid.dress(
@@ -253,7 +392,9 @@ def chebyshev_curves(ds: xr.Dataset) -> go.Figure:
     )
 
 
-def _reference(panel: Panel, x: np.ndarray, y: np.ndarray, slope: float, words: str) -> None:
+def _reference(
+    panel: Panel, x: np.ndarray, y: np.ndarray, slope: float, words: str
+) -> None:
     """Draw a line of a slope through the middle of a curve."""
     ends = np.array([x.min(), x.max()])
     middle = np.exp(np.log(y).mean() + slope * (np.log(ends) - np.log(x).mean()))

@@ -13,7 +13,11 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.given import describe
-from tsfm_lens.probes.stream_ranks import embedding_ranks, signal_families, vocabulary_of
+from tsfm_lens.probes.stream_ranks import (
+    embedding_ranks,
+    signal_families,
+    vocabulary_of,
+)
 from tsfm_lens.probes.weights import EPSILON, checked_levels, weight_ranks
 from tsfm_lens.ranks import epsilon_rank
 from tsfm_lens.registry import probe
@@ -23,7 +27,9 @@ __all__ = ["ranks_by_model", "spectra_by_patch", "vocabulary_plane"]
 
 
 @probe("ranks_by_model", "lenses")
-def ranks_by_model(lenses: Iterable[Lens], *, epsilon: float | Iterable[float] = (0.1, 0.01)) -> xr.Dataset:
+def ranks_by_model(
+    lenses: Iterable[Lens], *, epsilon: float | Iterable[float] = (0.1, 0.01)
+) -> xr.Dataset:
     """Compute the average ε-rank of all W_Q of each model, and of the parts of single heads (S0-F4, S0-F9).
 
     Returns:
@@ -45,28 +51,62 @@ def ranks_by_model(lenses: Iterable[Lens], *, epsilon: float | Iterable[float] =
     attrs = {}
     for lens in lenses:
         if lens.model_id in rows:
-            raise InputError(f"two models are called {lens.model_id!r}, expected names that tell them apart")
+            raise InputError(
+                f"two models are called {lens.model_id!r}, expected names that tell them apart"
+            )
         result = weight_ranks(lens, epsilon=levels, parts=["W_Q"], per_head=True)
-        ranks = np.where(result["told"].values, result["epsilon_rank"].values.astype(float), np.nan)
+        ranks = np.where(
+            result["told"].values, result["epsilon_rank"].values.astype(float), np.nan
+        )
         of_head = result["head"].values.astype(str) != ""
-        rows[lens.model_id] = {**_summary("rank", ranks[:, ~of_head]), **_summary("head_rank", ranks[:, of_head])}
+        rows[lens.model_id] = {
+            **_summary("rank", ranks[:, ~of_head]),
+            **_summary("head_rank", ranks[:, of_head]),
+        }
         stack = lens.wiring.stacks[0]
-        facts.append((stack.d_model, stack.n_heads, lens.wiring.architecture, "text" if lens.takes_ids else "series"))
-        attrs = describe(lens, "ranks_by_model", "Ranks of queries, model by model", _FIGURES)
+        facts.append(
+            (
+                stack.d_model,
+                stack.n_heads,
+                lens.wiring.architecture,
+                "text" if lens.takes_ids else "series",
+            )
+        )
+        attrs = describe(
+            lens, "ranks_by_model", "Ranks of queries, model by model", _FIGURES
+        )
     if not rows:
         raise InputError("there is no model, expected one or more")
     names = next(iter(rows.values()))
-    of_model = zip(("width", "heads", "architecture", "reads"), zip(*facts, strict=True), strict=True)
+    of_model = zip(
+        ("width", "heads", "architecture", "reads"),
+        zip(*facts, strict=True),
+        strict=True,
+    )
     return xr.Dataset(
-        {name: (("epsilon", "model"), np.stack([row[name] for row in rows.values()], axis=1)) for name in names},
-        {"epsilon": levels, "model": list(rows), **{name: ("model", list(each)) for name, each in of_model}},
+        {
+            name: (
+                ("epsilon", "model"),
+                np.stack([row[name] for row in rows.values()], axis=1),
+            )
+            for name in names
+        },
+        {
+            "epsilon": levels,
+            "model": list(rows),
+            **{name: ("model", list(each)) for name, each in of_model},
+        },
         {**attrs, "model": ", ".join(rows)},
     )
 
 
 def _summary(name: str, ranks: np.ndarray) -> dict[str, np.ndarray]:
     """Summarise (epsilon, matrix) by mean and ends, (epsilon,) each; NaN where one is not finite."""
-    return {name: ranks.mean(1), f"{name}_low": ranks.min(1), f"{name}_high": ranks.max(1)}
+    return {
+        name: ranks.mean(1),
+        f"{name}_low": ranks.min(1),
+        f"{name}_high": ranks.max(1),
+    }
 
 
 _FIGURES = "Flow of ranks, figures 4 and 9 (S0-F4, S0-F9)"
@@ -105,20 +145,30 @@ def spectra_by_patch(
     levels = checked_levels(epsilon)
     runs = [run] if isinstance(run, Run) else list(run)
     if not runs or min(patches, default=1) < 1:
-        raise InputError(f"{len(runs)} runs and patches {list(patches)}, expected one run or more and 1 step or more")
+        raise InputError(
+            f"{len(runs)} runs and patches {list(patches)}, expected one run or more and 1 step or more"
+        )
     entries: list[tuple[str, int, int, str, np.ndarray, float]] = []
     for each in runs:
         lens = each.lens
         if lens.takes_ids:
-            raise InputError(f"{lens.model_id} reads text, which has no patches; give a model of series")
+            raise InputError(
+                f"{lens.model_id} reads text, which has no patches; give a model of series"
+            )
         noise = {NOISE: signal_families(each, seed=seed)[NOISE]}
-        one = embedding_ranks(each, signals=noise, epsilon=levels, seed=seed).sel(family=NOISE)
+        one = embedding_ranks(each, signals=noise, epsilon=levels, seed=seed).sel(
+            family=NOISE
+        )
         values = one["singular_value"].values
         floor = float(one["rounding_floor"])
         width = int(one.attrs.get("d_model", lens.wiring.stacks[0].d_model))
         spans = each.encoded.spans[lens.wiring.stacks[0].name]
-        longest = max(stop - start for start, stop in zip(spans.start, spans.stop, strict=True))
-        entries.append((lens.model_id, longest, width, "model", values[np.isfinite(values)], floor))
+        longest = max(
+            stop - start for start, stop in zip(spans.start, spans.stop, strict=True)
+        )
+        entries.append(
+            (lens.model_id, longest, width, "model", values[np.isfinite(values)], floor)
+        )
     width = entries[0][2]
     for patch in patches:
         columns = np.random.default_rng(seed).normal(size=(patch, 2 * width))
@@ -132,7 +182,12 @@ def spectra_by_patch(
         {
             "singular_value": (
                 ("embedding", "mode"),
-                np.stack([np.pad(own, (0, modes - len(own)), constant_values=np.nan) for own in spectra]),
+                np.stack(
+                    [
+                        np.pad(own, (0, modes - len(own)), constant_values=np.nan)
+                        for own in spectra
+                    ]
+                ),
             ),
             "epsilon_rank": (
                 ("epsilon", "embedding"),
@@ -173,11 +228,15 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
     """
     table = vocabulary_of(lens)
     if table is None:
-        raise InputError(f"{lens.model_id} embeds patches, not tokens of a vocabulary; Chronos and T5 have one")
+        raise InputError(
+            f"{lens.model_id} embeds patches, not tokens of a vocabulary; Chronos and T5 have one"
+        )
     first = 0 if lens.takes_ids else lens.first_value_token
     rows = table.detach().cpu().double()[first:]
     if not torch.isfinite(rows).all():
-        raise InputError(f"the embedding of {lens.model_id} holds values that are not finite; mend the weights")
+        raise InputError(
+            f"the embedding of {lens.model_id} holds values that are not finite; mend the weights"
+        )
     values, vectors = torch.linalg.eigh(rows.T @ rows)
     leading, sizes = vectors.flip(1)[:, :2].numpy(), values.flip(0).clamp_min(0).numpy()
     leading = leading * np.sign(leading[np.abs(leading).argmax(0), [0, 1]])
@@ -185,9 +244,16 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
     of_bins = np.full(len(plane), np.nan)
     if not lens.takes_ids:
         # series whose mean absolute value is 1, which is the scale
-        of_bins = lens.bin_values(lens.encode(as_series(np.tile([1.0, -1.0], 8))))[0].double().numpy()
+        of_bins = (
+            lens.bin_values(lens.encode(as_series(np.tile([1.0, -1.0], 8))))[0]
+            .double()
+            .numpy()
+        )
     shuffled = plane[np.random.default_rng(0).permutation(len(plane))]
-    near, far = (np.median(np.linalg.norm(np.diff(each, axis=0), axis=1)) for each in (plane, shuffled))
+    near, far = (
+        np.median(np.linalg.norm(np.diff(each, axis=0), axis=1))
+        for each in (plane, shuffled)
+    )
     data = xr.Dataset(
         {
             "coordinate": (("token", "direction"), plane),
@@ -197,6 +263,11 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
         },
         coords={"token": np.arange(first, first + len(plane)), "direction": [1, 2]},
     )
-    title, source = "Vocabulary on two directions", "Flow of ranks, figure 2 b and c (S0-F2)"
-    data.attrs = describe(lens, "vocabulary_plane", title, source, d_model=rows.shape[1])
+    title, source = (
+        "Vocabulary on two directions",
+        "Flow of ranks, figure 2 b and c (S0-F2)",
+    )
+    data.attrs = describe(
+        lens, "vocabulary_plane", title, source, d_model=rows.shape[1]
+    )
     return data

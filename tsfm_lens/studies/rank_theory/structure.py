@@ -34,7 +34,12 @@ class StructureSizes:
     @property
     def ranks(self) -> tuple[int, int, int, int]:
         """Numbers over (m + n): low rank, block diagonal, multi-level, block tensor train."""
-        return self.rank, self.block_rank, sum(self.level_ranks), self.cuts * self.slice_rank
+        return (
+            self.rank,
+            self.block_rank,
+            sum(self.level_ranks),
+            self.cuts * self.slice_rank,
+        )
 
     @property
     def words(self) -> tuple[str, str, str, str]:
@@ -47,7 +52,9 @@ class StructureSizes:
         )
 
 
-def structure_sizes(rows: int, columns: int, rank: int, levels: int = 4) -> StructureSizes:
+def structure_sizes(
+    rows: int, columns: int, rank: int, levels: int = 4
+) -> StructureSizes:
     """Choose sizes of equal cost for a matrix (m, n) and a rank ρ, the nearest below where something does not divide.
 
     Of a multi-level matrix each level has half of the remaining rank and the last one the rest; levels whose blocks do
@@ -61,7 +68,9 @@ def structure_sizes(rows: int, columns: int, rank: int, levels: int = 4) -> Stru
         (16, 8, 4, 4)
     """
     if not 1 <= rank <= min(rows, columns):
-        raise InputError(f"rank {rank} of a matrix {rows} × {columns}, expected 1 to {min(rows, columns)}")
+        raise InputError(
+            f"rank {rank} of a matrix {rows} × {columns}, expected 1 to {min(rows, columns)}"
+        )
     if levels < 1:
         raise InputError(f"levels is {levels}, expected 1 or more")
     common = gcd(rows, columns)
@@ -71,13 +80,27 @@ def structure_sizes(rows: int, columns: int, rank: int, levels: int = 4) -> Stru
         rest = rank - sum(shares)
         shares.append(rest if place == len(counts) - 1 else -(-rest // 2))
     smallest = min(rows, columns)
-    ranks = [min(share, smallest // count) for share, count in zip(shares, counts, strict=True)]
+    ranks = [
+        min(share, smallest // count)
+        for share, count in zip(shares, counts, strict=True)
+    ]
     # the rank that exceeds a level's blocks goes to the whole matrix
     ranks[0] += rank - sum(ranks)
-    cuts = [cut for cut in range(2, int(common**0.5) + 1) if common % cut == 0 and cut <= rank] or [1]
+    cuts = [
+        cut
+        for cut in range(2, int(common**0.5) + 1)
+        if common % cut == 0 and cut <= rank
+    ] or [1]
     slice_ranks = {cut: min(rank // cut, smallest // cut) for cut in cuts}
     cut = max(cuts, key=lambda each: (each * slice_ranks[each], each))
-    return StructureSizes(rank, tuple(ranks), counts[-1], min(rank, smallest // counts[-1]), cut, slice_ranks[cut])
+    return StructureSizes(
+        rank,
+        tuple(ranks),
+        counts[-1],
+        min(rank, smallest // counts[-1]),
+        cut,
+        slice_ranks[cut],
+    )
 
 
 def low_rank_error(left: np.ndarray, right: np.ndarray, rank: int) -> np.ndarray:
@@ -86,18 +109,26 @@ def low_rank_error(left: np.ndarray, right: np.ndarray, rank: int) -> np.ndarray
     return _relative(_tail(values, rank), values)
 
 
-def block_diagonal_error(left: np.ndarray, right: np.ndarray, blocks: int, rank: int) -> np.ndarray:
+def block_diagonal_error(
+    left: np.ndarray, right: np.ndarray, blocks: int, rank: int
+) -> np.ndarray:
     """Compute the error of the best block-diagonal matrix with blocks of a rank, (…): each truncated (S2-LRBD)."""
     rows, columns = _cut(left, blocks), _cut(right, blocks)
     outside = np.zeros(rows.shape[:-3])
     for first in range(blocks):
         others = np.delete(columns, first, axis=-3)
         # entry by entry, since a difference of norms could not tell a small remainder from rounding
-        outside += np.square(rows[..., first, None, :, :] @ np.swapaxes(others, -1, -2)).sum((-1, -2, -3))
-    return _relative(outside + _tail(_values(rows, columns), rank).sum(-1), _values(left, right))
+        outside += np.square(
+            rows[..., first, None, :, :] @ np.swapaxes(others, -1, -2)
+        ).sum((-1, -2, -3))
+    return _relative(
+        outside + _tail(_values(rows, columns), rank).sum(-1), _values(left, right)
+    )
 
 
-def tensor_train_error(left: np.ndarray, right: np.ndarray, cuts: int, rank: int) -> np.ndarray:
+def tensor_train_error(
+    left: np.ndarray, right: np.ndarray, cuts: int, rank: int
+) -> np.ndarray:
     """Compute the error of the best tensor train, b = c = ``cuts``, s = ``rank``, (…): slices truncated (S2-BTT)."""
     _refuse(left, right, cuts)
     rows = np.moveaxis(left.reshape(*left.shape[:-2], -1, cuts, left.shape[-1]), -2, -3)
@@ -110,7 +141,9 @@ def fit_levels(
 ) -> tuple[list[Level | None], np.ndarray]:
     """Fit a multi-level matrix as Parshakova et al. 2023: factors by level, None at rank 0, and the error (S2-MLR)."""
     if sweeps < 1 or not any(ranks) or min(ranks) < 0:
-        raise InputError(f"ranks {list(ranks)} in {sweeps} sweeps, expected a rank above 0 and at least one sweep")
+        raise InputError(
+            f"ranks {list(ranks)} in {sweeps} sweeps, expected a rank above 0 and at least one sweep"
+        )
     factors: list[Level | None] = [None] * len(ranks)
     steps = [level for level, rank in enumerate(ranks) if rank]
     # ends with the whole matrix, whose remaining singular values are then the error
@@ -137,19 +170,27 @@ def fit_levels(
 
 def block_share(left: np.ndarray, right: np.ndarray, blocks: int) -> np.ndarray:
     """Compute the share of squared entries in the blocks on the diagonal, (…): 1 / blocks for entries anywhere."""
-    inside, whole = (_norms(_cut(left, count), _cut(right, count)).sum(-1) for count in (blocks, 1))
-    return np.asarray(np.divide(inside, whole, out=np.full_like(whole, np.nan), where=whole > 0))
+    inside, whole = (
+        _norms(_cut(left, count), _cut(right, count)).sum(-1) for count in (blocks, 1)
+    )
+    return np.asarray(
+        np.divide(inside, whole, out=np.full_like(whole, np.nan), where=whole > 0)
+    )
 
 
 def _cut(factor: np.ndarray, blocks: int) -> np.ndarray:
     """Reshape (…, m, r) to (…, block, m / blocks, r)."""
     _refuse(factor, factor, blocks)
-    return factor.reshape(*factor.shape[:-2], blocks, factor.shape[-2] // blocks, factor.shape[-1])
+    return factor.reshape(
+        *factor.shape[:-2], blocks, factor.shape[-2] // blocks, factor.shape[-1]
+    )
 
 
 def _refuse(left: np.ndarray, right: np.ndarray, blocks: int) -> None:
     if blocks < 1 or left.shape[-2] % blocks or right.shape[-2] % blocks:
-        raise InputError(f"{blocks} blocks do not divide {left.shape[-2]} rows and {right.shape[-2]} columns evenly")
+        raise InputError(
+            f"{blocks} blocks do not divide {left.shape[-2]} rows and {right.shape[-2]} columns evenly"
+        )
 
 
 def _within(factor: np.ndarray, blocks: int) -> np.ndarray:
@@ -165,17 +206,23 @@ def _within(factor: np.ndarray, blocks: int) -> np.ndarray:
     return out.reshape(*lead, blocks, inner * rows, inner * rank)
 
 
-def _decompose(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _decompose(
+    left: np.ndarray, right: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute U (…, m, j), singular values (…, j) and V (…, n, j) of left · rightᵀ."""
     (q, core), (p, other) = np.linalg.qr(left), np.linalg.qr(right)
-    u, values, vt = np.linalg.svd(core @ np.swapaxes(other, -1, -2), full_matrices=False)
+    u, values, vt = np.linalg.svd(
+        core @ np.swapaxes(other, -1, -2), full_matrices=False
+    )
     return q @ u, values, p @ np.swapaxes(vt, -1, -2)
 
 
 def _values(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Compute singular values of left · rightᵀ, (…, j)."""
     core, other = np.linalg.qr(left, mode="r"), np.linalg.qr(right, mode="r")
-    return np.asarray(np.linalg.svd(core @ np.swapaxes(other, -1, -2), compute_uv=False))
+    return np.asarray(
+        np.linalg.svd(core @ np.swapaxes(other, -1, -2), compute_uv=False)
+    )
 
 
 def _norms(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -191,4 +238,6 @@ def _tail(values: np.ndarray, rank: int) -> np.ndarray:
 
 def _relative(residual: np.ndarray, values: np.ndarray) -> np.ndarray:
     whole = _tail(values, 0)
-    return np.sqrt(np.divide(residual, whole, out=np.full_like(whole, np.nan), where=whole > 0))
+    return np.sqrt(
+        np.divide(residual, whole, out=np.full_like(whole, np.nan), where=whole > 0)
+    )

@@ -35,13 +35,21 @@ def save_corpus(corpus: Corpus, path: Path) -> None:
     names = np.array(sorted(corpus.rows))
     # numpy adds .npz to a name without it, but not to an open file
     with replacing(path) as part, part.open("wb") as file:
-        np.savez(file, values=corpus.values, names=names, bounds=np.array([corpus.rows[name] for name in names]))
+        np.savez(
+            file,
+            values=corpus.values,
+            names=names,
+            bounds=np.array([corpus.rows[name] for name in names]),
+        )
 
 
 def read_corpus(path: Path) -> Corpus:
     """Read a file of :func:`save_corpus`."""
     with arrays_of(path) as arrays:
-        bounds = {str(name): (int(a), int(b)) for name, (a, b) in zip(arrays["names"], arrays["bounds"], strict=True)}
+        bounds = {
+            str(name): (int(a), int(b))
+            for name, (a, b) in zip(arrays["names"], arrays["bounds"], strict=True)
+        }
         return Corpus(arrays["values"], bounds)
 
 
@@ -72,7 +80,9 @@ def series_of(arrays: NpzFile, name: str, path: Path) -> NDArray[np.number]:
     try:
         values = arrays[name]
     except (ValueError, EOFError, OSError, BadZipFile, zlib.error) as error:
-        raise CheckpointError(f"{path}: array {name} cannot be read, expected a series of numbers; {advice}") from error
+        raise CheckpointError(
+            f"{path}: array {name} cannot be read, expected a series of numbers; {advice}"
+        ) from error
     whole = values.ndim == 1 and values.dtype.kind in "iuf"
     if whole:
         with np.errstate(over="ignore"):
@@ -93,15 +103,25 @@ def real_rows(path: Path) -> NDArray[np.float32]:
         for name in sorted(key for key in arrays if key.startswith("training/")):
             series = series_of(arrays, name, path)
             pieces = 1 if len(series) <= LENGTH else -(-len(series) // OVERLAP)
-            series = np.concatenate([np.full(max(0, LENGTH - len(series)), np.nan, np.float32), series])
-            starts = np.linspace(0, len(series) - LENGTH, int(np.ceil(4 * pieces**0.5))).astype(int)
-            rows.extend(series[start : start + LENGTH].astype(np.float32) for start in starts)
+            series = np.concatenate(
+                [np.full(max(0, LENGTH - len(series)), np.nan, np.float32), series]
+            )
+            starts = np.linspace(
+                0, len(series) - LENGTH, int(np.ceil(4 * pieces**0.5))
+            ).astype(int)
+            rows.extend(
+                series[start : start + LENGTH].astype(np.float32) for start in starts
+            )
     if not rows:
-        raise CheckpointError(f"{path} holds no array training/…: make it with tools/build_training_series.py {path}")
+        raise CheckpointError(
+            f"{path} holds no array training/…: make it with tools/build_training_series.py {path}"
+        )
     return np.stack(rows)
 
 
-def draw_family(name: str, count: int, *, seed: int, device: str = "cpu") -> NDArray[np.float32]:
+def draw_family(
+    name: str, count: int, *, seed: int, device: str = "cpu"
+) -> NDArray[np.float32]:
     """Draw `count` rows of one synthetic family: (count, LENGTH)."""
     rng = np.random.default_rng([seed, *name.encode()])
     if name == "kernelsynth":
@@ -117,38 +137,67 @@ def draw_family(name: str, count: int, *, seed: int, device: str = "cpu") -> NDA
         # a shorter draw has shorter periods, so that a context holds several of most seasons
         short = FAMILIES[name](rng, count // 2, LENGTH // 2)
         padded = np.concatenate([np.full_like(short, np.nan), short], axis=1)
-        return np.concatenate([padded, FAMILIES[name](rng, count - count // 2, LENGTH)]).astype(np.float32)
+        return np.concatenate(
+            [padded, FAMILIES[name](rng, count - count // 2, LENGTH)]
+        ).astype(np.float32)
     raise unknown_name("series family", name, known_families())
 
 
-def build_corpus(sizes: Mapping[str, int], *, seed: int, real: Path | None = None, device: str = "cpu") -> Corpus:
+def build_corpus(
+    sizes: Mapping[str, int],
+    *,
+    seed: int,
+    real: Path | None = None,
+    device: str = "cpu",
+) -> Corpus:
     """Draw every family of `sizes` (name: rows), and the real series if their file is given."""
     # read first: a wrong file is refused before anything is drawn
     return _assemble(sizes, seed, None if real is None else real_rows(real), device)
 
 
-def _assemble(sizes: Mapping[str, int], seed: int, real: NDArray[np.float32] | None, device: str) -> Corpus:
-    parts = {name: draw_family(name, count, seed=seed, device=device) for name, count in sorted(sizes.items())}
+def _assemble(
+    sizes: Mapping[str, int], seed: int, real: NDArray[np.float32] | None, device: str
+) -> Corpus:
+    parts = {
+        name: draw_family(name, count, seed=seed, device=device)
+        for name, count in sorted(sizes.items())
+    }
     if real is not None:
         parts[REAL] = real
     stops = np.cumsum([len(part) for part in parts.values()])
-    rows = {name: (int(stop) - len(part), int(stop)) for (name, part), stop in zip(parts.items(), stops, strict=True)}
+    rows = {
+        name: (int(stop) - len(part), int(stop))
+        for (name, part), stop in zip(parts.items(), stops, strict=True)
+    }
     return Corpus(np.concatenate(list(parts.values())), rows)
 
 
 def load_corpus(
-    sizes: Mapping[str, int], *, seed: int, cache: Path, real: Path | None = None, device: str | None = None
+    sizes: Mapping[str, int],
+    *,
+    seed: int,
+    cache: Path,
+    real: Path | None = None,
+    device: str | None = None,
 ) -> Corpus:
     """Read the corpus of these sizes and this seed from the folder `cache`, or draw and save it."""
     title = repr(
-        (sorted(sizes.items()), seed, LENGTH, PERIOD_SCALES, real and hashlib.sha256(real.read_bytes()).hexdigest())
+        (
+            sorted(sizes.items()),
+            seed,
+            LENGTH,
+            PERIOD_SCALES,
+            real and hashlib.sha256(real.read_bytes()).hexdigest(),
+        )
     )
     path = cache / f"corpus-{hashlib.sha256(title.encode()).hexdigest()[:12]}.npz"
     if not path.exists():
         # a wrong file is refused before the user has to wait
         real_values = None if real is None else real_rows(real)
         cache.mkdir(parents=True, exist_ok=True)
-        console(stderr=True).print(f"drawing the series to train on, once, into {path}: minutes")
+        console(stderr=True).print(
+            f"drawing the series to train on, once, into {path}: minutes"
+        )
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         save_corpus(_assemble(sizes, seed, real_values, device), path)
     return read_corpus(path)

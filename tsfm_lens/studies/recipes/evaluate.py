@@ -94,7 +94,12 @@ def windows(case: SkillCase, horizon: int) -> Iterator[ForecastWindow]:
         if end - horizon < _least_context(case):
             return
         covariates = None if case.covariates is None else case.covariates[:, :end]
-        yield ForecastWindow(case, case.values[: end - horizon], case.values[end - horizon : end], covariates)
+        yield ForecastWindow(
+            case,
+            case.values[: end - horizon],
+            case.values[end - horizon : end],
+            covariates,
+        )
 
 
 def geometric_mean(values: Sequence[float] | Array) -> float:
@@ -105,7 +110,9 @@ def geometric_mean(values: Sequence[float] | Array) -> float:
 def interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
     """Compute the 95 % bootstrap interval over series of the geometric mean (2,000 draws, percentiles)."""
     logs = np.log(values)
-    sample = np.random.default_rng(seed).integers(len(logs), size=(REPLICATES, len(logs)))
+    sample = np.random.default_rng(seed).integers(
+        len(logs), size=(REPLICATES, len(logs))
+    )
     low, high = np.percentile(np.exp(logs[sample].mean(axis=1)), [2.5, 97.5])
     return float(low), float(high)
 
@@ -151,7 +158,13 @@ def forecasts(
                     {key: values[part] for key, values in rows.items()}
                     for part in (slice(None, -horizon), slice(-horizon, None))
                 )
-                inputs.append({"target": task.context, "past_covariates": past, "future_covariates": future})
+                inputs.append(
+                    {
+                        "target": task.context,
+                        "past_covariates": past,
+                        "future_covariates": future,
+                    }
+                )
             else:
                 inputs.append(torch.tensor(task.context, dtype=torch.float32))
         quantiles, _ = pipeline.predict_quantiles(
@@ -159,7 +172,9 @@ def forecasts(
         )
         # Chronos-2 gives a list with a leading axis of variates
         quantiles_of_tasks.extend(
-            part.squeeze(0).double().cpu().numpy() if part.ndim == 3 else part.double().cpu().numpy()
+            part.squeeze(0).double().cpu().numpy()
+            if part.ndim == 3
+            else part.double().cpu().numpy()
             for part in quantiles
         )
     return quantiles_of_tasks
@@ -177,7 +192,14 @@ def measure(
     """Measure skill on each case that is long enough for one window and whose naive errors are not 0."""
     tasks = [task for case in cases for task in windows(case, horizon)]
     errors: dict[str, list[tuple[float, ...]]] = {}
-    predictions = forecasts(pipeline, tasks, horizon=horizon, seed=seed, covariates=covariates, samples=samples)
+    predictions = forecasts(
+        pipeline,
+        tasks,
+        horizon=horizon,
+        seed=seed,
+        covariates=covariates,
+        samples=samples,
+    )
     for task, quantiles in zip(tasks, predictions, strict=True):
         if np.isfinite(task.context).any() and not np.isfinite(quantiles).all():
             raise InputError(
@@ -189,16 +211,25 @@ def measure(
         naive = naive_quantiles(task.context, season, horizon)
         last = filled(task.context)[-1]
         points = (quantiles[:, 4], naive[:, 4], np.full(horizon, last))
-        mases = [float(np.nanmean(np.abs(point - task.truth))) / scale for point in points]
-        losses = [quantile_loss(levels, task.truth) / scale for levels in (quantiles, naive)]
+        mases = [
+            float(np.nanmean(np.abs(point - task.truth))) / scale for point in points
+        ]
+        losses = [
+            quantile_loss(levels, task.truth) / scale for levels in (quantiles, naive)
+        ]
         if np.isfinite([*mases, *losses]).all():
             errors.setdefault(task.case.name, []).append((*mases, *losses))
-    return [Skill(name, *map(float, np.mean(rows, axis=0))) for name, rows in errors.items()]
+    return [
+        Skill(name, *map(float, np.mean(rows, axis=0))) for name, rows in errors.items()
+    ]
 
 
 def summary(skills: Sequence[Skill]) -> dict[str, float | tuple[float, float]]:
     """Summarise series by geometric means with their intervals, and the worst ratio to the last value."""
-    ratios, crps = [skill.ratio for skill in skills], [skill.crps_ratio for skill in skills]
+    ratios, crps = (
+        [skill.ratio for skill in skills],
+        [skill.crps_ratio for skill in skills],
+    )
     return {
         "mase": geometric_mean(ratios),
         "mase_interval": interval(ratios),
@@ -220,7 +251,9 @@ FLOOR = 1e-9
 def _cycle(rng: np.random.Generator, kind: str, season: int) -> Array:
     """Draw one season of the kind "rough", "smooth" or "wave", standardised: (season,)."""
     if kind == "wave":
-        cycle = np.sin(2 * np.pi * np.arange(season) / season + rng.uniform(0, 2 * np.pi))
+        cycle = np.sin(
+            2 * np.pi * np.arange(season) / season + rng.uniform(0, 2 * np.pi)
+        )
     elif kind == "smooth":
         walk = np.cumsum(rng.standard_normal(season))
         cycle = walk - walk[-1] * np.linspace(0, 1, season)
@@ -229,64 +262,117 @@ def _cycle(rng: np.random.Generator, kind: str, season: int) -> Array:
     return (cycle - cycle.mean()) / (cycle.std() + FLOOR)
 
 
-def synthetic_cases(*, count: int = 48, length: int = 512, seed: int = TEST_SEED) -> list[SkillCase]:
+def synthetic_cases(
+    *, count: int = 48, length: int = 512, seed: int = TEST_SEED
+) -> list[SkillCase]:
     """Draw held-out seasonal series: three shapes of season, a drift, a level, and noise of 5 to 40 % of the season."""
     rng = np.random.default_rng(seed)
     cases = []
     for row in range(count):
-        kind, season = ("rough", "smooth", "wave")[row % 3], int(rng.choice(CALENDAR_PERIODS))
-        drift, noise_scale = rng.normal() * np.linspace(0, 1, length), rng.choice([0.05, 0.1, 0.2, 0.4])
-        noise, level = noise_scale * rng.standard_normal(length), rng.choice([0.0, 3.0, 10.0])
+        kind, season = (
+            ("rough", "smooth", "wave")[row % 3],
+            int(rng.choice(CALENDAR_PERIODS)),
+        )
+        drift, noise_scale = (
+            rng.normal() * np.linspace(0, 1, length),
+            rng.choice([0.05, 0.1, 0.2, 0.4]),
+        )
+        noise, level = (
+            noise_scale * rng.standard_normal(length),
+            rng.choice([0.0, 3.0, 10.0]),
+        )
         values = level + drift + np.resize(_cycle(rng, kind, season), length) + noise
-        cases.append(SkillCase(f"{row}: {kind} season of {season}, noise {noise_scale}", values, season))
+        cases.append(
+            SkillCase(
+                f"{row}: {kind} season of {season}, noise {noise_scale}", values, season
+            )
+        )
     return cases
 
 
-def covariate_cases(*, count: int = 48, length: int = 320, seed: int = TEST_SEED) -> list[SkillCase]:
+def covariate_cases(
+    *, count: int = 48, length: int = 320, seed: int = TEST_SEED
+) -> list[SkillCase]:
     """Draw held-out targets: a known covariate carries half of the variance, a season and noise the rest."""
     rng = np.random.default_rng(seed)
     cases = []
     for row in range(count):
         season = int(rng.choice([7, 12, 24]))
-        base = np.resize(_cycle(rng, ("smooth", "wave")[row % 2], season), length) + 0.3 * rng.standard_normal(length)
+        base = np.resize(
+            _cycle(rng, ("smooth", "wave")[row % 2], season), length
+        ) + 0.3 * rng.standard_normal(length)
         if row % 3 == 0:
             cause = (rng.random(length) < 0.15).astype(float)
         elif row % 3 == 1:
-            cause = np.convolve(rng.standard_normal(length + 8), np.ones(9) / 3, "valid")
+            cause = np.convolve(
+                rng.standard_normal(length + 8), np.ones(9) / 3, "valid"
+            )
         else:
             cause = rng.standard_normal(length)
         cause = (cause - cause.mean()) / cause.std()
         sign = rng.choice([-1.0, 1.0])
-        values = rng.normal(0, 3) + (base / base.std() + sign * cause) * np.exp(rng.normal())
+        values = rng.normal(0, 3) + (base / base.std() + sign * cause) * np.exp(
+            rng.normal()
+        )
         kind = ("events", "weather", "noise")[row % 3]
-        cases.append(SkillCase(f"{row}: season of {season} and {kind}", values, season, cause[None], int(sign)))
+        cases.append(
+            SkillCase(
+                f"{row}: season of {season} and {kind}",
+                values,
+                season,
+                cause[None],
+                int(sign),
+            )
+        )
     return cases
 
 
 def _drift(rng: np.random.Generator, length: int, hours: float) -> Array:
     """Draw a standardised series whose memory fades over so many hours."""
     memory = np.exp(-1 / hours)
-    values = lfilter([1.0], [1.0, -memory], rng.standard_normal(length + int(5 * hours)))[-length:]
+    values = lfilter(
+        [1.0], [1.0, -memory], rng.standard_normal(length + int(5 * hours))
+    )[-length:]
     return (values - values.mean()) / values.std()
 
 
-def hourly_cases(*, count: int = 48, length: int = 748, seed: int = TEST_SEED, heated: bool = False) -> list[SkillCase]:
+def hourly_cases(
+    *, count: int = 48, length: int = 748, seed: int = TEST_SEED, heated: bool = False
+) -> list[SkillCase]:
     """Draw held-out hours like those of M4, a day's shape in a week on a drift; `heated`: half is by a temperature."""
     rng = np.random.default_rng([seed, 24])
     hour = np.arange(length)
     cases = []
     for row in range(count):
         kind, noise_scale = ("smooth", "wave")[row % 2], rng.choice([0.01, 0.03, 0.1])
-        work, rest = (np.convolve(np.tile(_cycle(rng, kind, 24), 3), np.ones(3) / 3, "same")[24:48] for _ in range(2))
+        work, rest = (
+            np.convolve(np.tile(_cycle(rng, kind, 24), 3), np.ones(3) / 3, "same")[
+                24:48
+            ]
+            for _ in range(2)
+        )
         off = rng.choice([0.0, 0.5, 1.0]) * ((hour + rng.integers(168)) // 24 % 7 >= 5)
-        base = np.resize(work, length) * (1 - off) + off * (0.5 * np.resize(work + rest, length) - 0.8)
-        base = base + rng.choice([0.0, 0.1, 0.3]) * _drift(rng, length, 120) + noise_scale * _drift(rng, length, 3)
+        base = np.resize(work, length) * (1 - off) + off * (
+            0.5 * np.resize(work + rest, length) - 0.8
+        )
+        base = (
+            base
+            + rng.choice([0.0, 0.1, 0.3]) * _drift(rng, length, 120)
+            + noise_scale * _drift(rng, length, 3)
+        )
         base, sign = base / base.std(), int(rng.choice([-1, 1]))
-        heat = np.sin(2 * np.pi * (hour + rng.uniform(0, 24)) / 24) + rng.uniform(0.1, 1.0) * _drift(rng, length, 48)
+        heat = np.sin(2 * np.pi * (hour + rng.uniform(0, 24)) / 24) + rng.uniform(
+            0.1, 1.0
+        ) * _drift(rng, length, 48)
         heat = heat / heat.std()
         values = rng.uniform(3, 30) + base + sign * heat * heated
-        name, temperature = f"{row}: {kind} days, noise {noise_scale}", 15 + rng.uniform(3, 8) * heat
-        cases.append(SkillCase(name, values, 24, temperature[None] if heated else None, sign))
+        name, temperature = (
+            f"{row}: {kind} days, noise {noise_scale}",
+            15 + rng.uniform(3, 8) * heat,
+        )
+        cases.append(
+            SkillCase(name, values, 24, temperature[None] if heated else None, sign)
+        )
     return cases
 
 
@@ -295,10 +381,19 @@ def validation_cases(path: Path, split: str = "validation") -> list[SkillCase]:
     if split not in REAL_SPLITS:
         raise unknown_name("split", split, REAL_SPLITS)
     with arrays_of(path) as arrays:
-        names = sorted(key.removeprefix(f"{split}/") for key in arrays if key.startswith(f"{split}/"))
+        names = sorted(
+            key.removeprefix(f"{split}/")
+            for key in arrays
+            if key.startswith(f"{split}/")
+        )
         if not names:
-            raise CheckpointError(f"{path} has no array {split}/…: make it again with tools/build_training_series.py")
-        series = [series_of(arrays, f"{split}/{name}", path).astype(np.float64) for name in names]
+            raise CheckpointError(
+                f"{path} has no array {split}/…: make it again with tools/build_training_series.py"
+            )
+        series = [
+            series_of(arrays, f"{split}/{name}", path).astype(np.float64)
+            for name in names
+        ]
         seasons = {f"season/{name}": arrays.get(f"season/{name}") for name in names}
     steps = []
     for name, value in seasons.items():
@@ -325,7 +420,12 @@ def real_cases() -> list[SkillCase]:
 def validation(model: PreTrainedModel, *, real: Path) -> dict[str, object]:
     """Summarise skill on the validation sets, by name; with covariates also their gain and the signs of effects."""
     pipeline = as_pipeline(model)
-    hours = [case for split in REAL_SPLITS for case in validation_cases(real, split) if case.season in (24, 48)]
+    hours = [
+        case
+        for split in REAL_SPLITS
+        for case in validation_cases(real, split)
+        if case.season in (24, 48)
+    ]
     summaries: dict[str, object] = {
         "synthetic": summary(measure(pipeline, synthetic_cases(seed=VALIDATION_SEED))),
         "real": summary(measure(pipeline, validation_cases(real))),
@@ -348,11 +448,17 @@ def _changed(task: ForecastWindow, horizon: int, *, rise: float) -> ForecastWind
     return replace(task, covariates=changed)
 
 
-def covariate_gain(model: PreTrainedModel, *, count: int = 48, seed: int = TEST_SEED) -> dict[str, Any]:
+def covariate_gain(
+    model: PreTrainedModel, *, count: int = 48, seed: int = TEST_SEED
+) -> dict[str, Any]:
     """Compute MASE with known covariates over MASE without, geometric mean with its interval."""
     pipeline, cases = as_pipeline(model), covariate_cases(count=count, seed=seed)
-    with_them, without = (measure(pipeline, cases, covariates=use) for use in (True, False))
-    ratios = [one.model / other.model for one, other in zip(with_them, without, strict=True)]
+    with_them, without = (
+        measure(pipeline, cases, covariates=use) for use in (True, False)
+    )
+    ratios = [
+        one.model / other.model for one, other in zip(with_them, without, strict=True)
+    ]
     return {"ratio": geometric_mean(ratios), "interval": interval(ratios)}
 
 
@@ -364,48 +470,96 @@ def covariate_signs(
     The covariate carries half of the variance; in half of the cases it is the temperature of hours. Its future is
     reversed, and raised by a standard deviation; the forecast must move the right way both times.
     """
-    cases = [*covariate_cases(count=count, seed=seed), *hourly_cases(count=count, seed=seed, heated=True)]
+    cases = [
+        *covariate_cases(count=count, seed=seed),
+        *hourly_cases(count=count, seed=seed, heated=True),
+    ]
     tasks = [next(windows(case, horizon)) for case in cases]
-    forecast = partial(forecasts, as_pipeline(model), horizon=horizon, seed=0, covariates=True)
-    before, signs, right = forecast(tasks), np.array([case.sign for case in cases]), np.ones(len(cases), dtype=bool)
+    forecast = partial(
+        forecasts, as_pipeline(model), horizon=horizon, seed=0, covariates=True
+    )
+    before, signs, right = (
+        forecast(tasks),
+        np.array([case.sign for case in cases]),
+        np.ones(len(cases), dtype=bool),
+    )
     for rise in (0.0, 1.0):
         others = [_changed(task, horizon, rise=rise) for task in tasks]
-        for row, (old, new, task, other) in enumerate(zip(before, forecast(others), tasks, others, strict=True)):
+        for row, (old, new, task, other) in enumerate(
+            zip(before, forecast(others), tasks, others, strict=True)
+        ):
             assert task.covariates is not None
             assert other.covariates is not None
             change = (other.covariates - task.covariates)[0, -horizon:]
             # a future of events may be its own reverse
-            right[row] &= not change.any() or signs[row] * float((new - old)[:, 4] @ change) > 0
-    return {name: float(right[signs == sign].mean()) for name, sign in (("negative", -1), ("positive", 1))}
+            right[row] &= (
+                not change.any() or signs[row] * float((new - old)[:, 4] @ change) > 0
+            )
+    return {
+        name: float(right[signs == sign].mean())
+        for name, sign in (("negative", -1), ("positive", 1))
+    }
 
 
 def skill_table(title: str, skills: list[Skill]) -> Table:
     """Tabulate errors series by series, and their geometric means with 95 % intervals over series."""
-    table = Table("series", "MASE", "/ seasonal naive", "/ last value", "CRPS / seasonal naive", title=title)
+    table = Table(
+        "series",
+        "MASE",
+        "/ seasonal naive",
+        "/ last value",
+        "CRPS / seasonal naive",
+        title=title,
+    )
     for skill in skills:
         ratios = (skill.ratio, skill.last_ratio, skill.crps_ratio)
-        table.add_row(skill.name, f"{skill.model:.3f}", *(f"{value:.3f}" for value in ratios))
-    columns = zip(*((skill.ratio, skill.last_ratio, skill.crps_ratio) for skill in skills), strict=True)
-    cells = ["{:.3f} ({:.3f} to {:.3f})".format(geometric_mean(values), *interval(values)) for values in columns]
+        table.add_row(
+            skill.name, f"{skill.model:.3f}", *(f"{value:.3f}" for value in ratios)
+        )
+    columns = zip(
+        *((skill.ratio, skill.last_ratio, skill.crps_ratio) for skill in skills),
+        strict=True,
+    )
+    cells = [
+        "{:.3f} ({:.3f} to {:.3f})".format(geometric_mean(values), *interval(values))
+        for values in columns
+    ]
     table.add_row("geometric mean", "", *cells, style="bold")
     return table
 
 
 def main(
     folder: Annotated[
-        Path, typer.Argument(exists=True, file_okay=False, help="folder of a checkpoint in the native format")
+        Path,
+        typer.Argument(
+            exists=True,
+            file_okay=False,
+            help="folder of a checkpoint in the native format",
+        ),
     ],
     horizon: Annotated[int, typer.Option(min=1, help="forecast steps per window")] = 24,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="paths that a sampling model draws; by default those of its configuration")
+        int | None,
+        typer.Option(
+            min=1,
+            help="paths that a sampling model draws; by default those of its configuration",
+        ),
     ] = None,
     real: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="validation series of tools/build_training_series.py"),
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="validation series of tools/build_training_series.py",
+        ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="measure synthetic seasons of this seed alone, another draw of the test's")
+        int | None,
+        typer.Option(
+            min=0,
+            help="measure synthetic seasons of this seed alone, another draw of the test's",
+        ),
     ] = None,
 ) -> None:
     """Print MASE and CRPS against naive forecasts, series by series and as geometric means."""
@@ -416,30 +570,47 @@ def main(
             f"--samples {samples}: {type(pipeline).__name__} gives quantiles and draws no samples; leave it"
         )
     if seed is not None and real is not None:
-        raise InputError(f"--seed {seed} and --real {real} ask for different series; give one of them")
-    sets = {"test: synthetic seasons": synthetic_cases(), "test: bundled real series": real_cases()}
+        raise InputError(
+            f"--seed {seed} and --real {real} ask for different series; give one of them"
+        )
+    sets = {
+        "test: synthetic seasons": synthetic_cases(),
+        "test: bundled real series": real_cases(),
+    }
     sets["test: synthetic hours"] = hourly_cases()
     if real is not None:
         sets = {"validation: synthetic seasons": synthetic_cases(seed=VALIDATION_SEED)}
         sets["validation: synthetic hours"] = hourly_cases(seed=VALIDATION_SEED)
-        sets |= {f"validation: real series ({split})": validation_cases(real, split) for split in REAL_SPLITS}
+        sets |= {
+            f"validation: real series ({split})": validation_cases(real, split)
+            for split in REAL_SPLITS
+        }
     if seed is not None:
         sets = {f"synthetic seasons of seed {seed}": synthetic_cases(seed=seed)}
     for title, cases in sets.items():
         longest = max(len(case.values) - _least_context(case) for case in cases)
         if horizon > longest:
-            raise InputError(f"--horizon {horizon}: no series of {title!r} is long enough; expected at most {longest}")
+            raise InputError(
+                f"--horizon {horizon}: no series of {title!r} is long enough; expected at most {longest}"
+            )
     for title, cases in sets.items():
-        console().print(skill_table(title, measure(pipeline, cases, horizon=horizon, samples=samples)))
+        console().print(
+            skill_table(
+                title, measure(pipeline, cases, horizon=horizon, samples=samples)
+            )
+        )
     if seed is None and type(pipeline).__name__ == "Chronos2Pipeline":
         gain_seed = TEST_SEED if real is None else VALIDATION_SEED
         gain = covariate_gain(pipeline.model, seed=gain_seed)
         low, high = gain["interval"]
         which = "test" if real is None else "validation"
-        console().print(f"{which}: MASE with known covariates / without: {gain['ratio']:.3f} ({low:.3f} to {high:.3f})")
+        console().print(
+            f"{which}: MASE with known covariates / without: {gain['ratio']:.3f} ({low:.3f} to {high:.3f})"
+        )
         shares = covariate_signs(pipeline.model, seed=gain_seed)
         console().print(
-            f"{which}: effects of the right sign: " + ", ".join(f"{of} {s:.1%}" for of, s in shares.items())
+            f"{which}: effects of the right sign: "
+            + ", ".join(f"{of} {s:.1%}" for of, s in shares.items())
         )
 
 

@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from chronos import Chronos2Pipeline, ChronosBoltPipeline, ChronosConfig, ChronosPipeline
+from chronos import (
+    Chronos2Pipeline,
+    ChronosBoltPipeline,
+    ChronosConfig,
+    ChronosPipeline,
+)
 from chronos.chronos import ChronosModel
 from transformers import PreTrainedModel
 
@@ -22,7 +27,11 @@ Pipeline = Any
 
 def native_model(pipeline: Pipeline) -> PreTrainedModel:
     """Return the transformers model inside a native pipeline."""
-    return pipeline.model if isinstance(pipeline, Chronos2Pipeline) else pipeline.inner_model
+    return (
+        pipeline.model
+        if isinstance(pipeline, Chronos2Pipeline)
+        else pipeline.inner_model
+    )
 
 
 def as_pipeline(model: PreTrainedModel) -> Pipeline:
@@ -40,7 +49,9 @@ def open_pipeline(folder: Path) -> Pipeline:
     """Open a folder by the native loader, with the checks of :func:`tsfm_lens.load`."""
     # a relative one may be the name of an embedded checkpoint
     lens = load(folder.absolute(), check=False)
-    if not isinstance(lens.native, ChronosPipeline | ChronosBoltPipeline | Chronos2Pipeline):
+    if not isinstance(
+        lens.native, ChronosPipeline | ChronosBoltPipeline | Chronos2Pipeline
+    ):
         raise CheckpointError(
             f"{folder} holds a {type(lens.native).__name__}, expected Chronos, Chronos-Bolt or Chronos-2; is "
             "chronos_config missing from its config.json?"
@@ -52,11 +63,15 @@ def export(model: PreTrainedModel, folder: Path) -> None:
     """Save `model` as float32 config.json and model.safetensors, loadable by the native pipeline."""
     model = model.eval().to("cpu", torch.float32)
     if any(isinstance(module, Compressed) for module in model.modules()):
-        save_compressed(load(as_pipeline(model), check=False), folder, method="trained at low rank")
+        save_compressed(
+            load(as_pipeline(model), check=False), folder, method="trained at low rank"
+        )
         return
     model.save_pretrained(folder)
     follow_umask(folder / WEIGHTS)
     weights = load(folder.absolute(), check=False).adapter.model.state_dict()
     for name, weight in model.state_dict().items():
         if name not in weights or not torch.equal(weight, weights[name]):
-            raise CheckpointError(f"{folder}: the native loader does not give back {name!r} as it was trained")
+            raise CheckpointError(
+                f"{folder}: the native loader does not give back {name!r} as it was trained"
+            )

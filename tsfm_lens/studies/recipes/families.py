@@ -13,16 +13,35 @@ from torch import Tensor
 Array = NDArray[np.float64]
 Generator = Callable[[np.random.Generator, int, int], Array]
 
-CALENDAR_PERIODS = np.array([4, 5, 6, 7, 8, 10, 12, 12, 14, 16, 20, 24, 24, 26, 28, 30, 32, 36, 40, 48, 52, 60])
+CALENDAR_PERIODS = np.array(
+    [4, 5, 6, 7, 8, 10, 12, 12, 14, 16, 20, 24, 24, 26, 28, 30, 32, 36, 40, 48, 52, 60]
+)
 """Seasons that calendars make, in steps."""
 
-NESTED_PERIODS = np.array([(24, 7), (12, 5), (6, 7), (7, 4), (8, 3), (12, 7), (4, 13), (24, 5), (48, 7), (10, 6)])
+NESTED_PERIODS = np.array(
+    [
+        (24, 7),
+        (12, 5),
+        (6, 7),
+        (7, 4),
+        (8, 3),
+        (12, 7),
+        (4, 13),
+        (24, 5),
+        (48, 7),
+        (10, 6),
+    ]
+)
 """A short season and how many of it make the long one, e.g. 24 hours x 7 days."""
 
 
-def season_lengths(rng: np.random.Generator, count: int, longest: int) -> NDArray[np.int64]:
+def season_lengths(
+    rng: np.random.Generator, count: int, longest: int
+) -> NDArray[np.int64]:
     """Draw season lengths, half log-uniform in [3, longest], half from the calendar."""
-    smooth = np.exp(rng.uniform(np.log(3.0), np.log(longest + 1.0), count)).astype(np.int64)
+    smooth = np.exp(rng.uniform(np.log(3.0), np.log(longest + 1.0), count)).astype(
+        np.int64
+    )
     calendar = rng.choice(CALENDAR_PERIODS[longest >= CALENDAR_PERIODS], count)
     return np.where(rng.random(count) < 0.5, smooth, calendar)
 
@@ -38,12 +57,16 @@ def unit(series: Array) -> Array:
     return series / (series.std(axis=1, keepdims=True) + 1e-9)
 
 
-def lengths_for_motifs(rng: np.random.Generator, count: int, length: int) -> NDArray[np.int64]:
+def lengths_for_motifs(
+    rng: np.random.Generator, count: int, length: int
+) -> NDArray[np.int64]:
     """Draw motif periods: at least two whole repeats fit into three quarters of the series."""
     return season_lengths(rng, count, max(4, int(length * 0.36)))
 
 
-def tile(shapes: Array, periods: NDArray[np.int64], phases: NDArray[np.int64], length: int) -> Array:
+def tile(
+    shapes: Array, periods: NDArray[np.int64], phases: NDArray[np.int64], length: int
+) -> Array:
     """Repeat the first `periods[i]` values of `shapes[i]` from `phases[i]` on: (count, length)."""
     index = (np.arange(length)[None] + phases[:, None]) % periods[:, None]
     return np.take_along_axis(shapes, index, axis=1)
@@ -55,7 +78,9 @@ def motif_rough(rng: np.random.Generator, count: int, length: int) -> Array:
     size = (count, int(periods.max()))
     kind = rng.integers(3, size=count)[:, None]
     heavy = np.clip(rng.standard_t(3, size), -5, 5)
-    shapes = np.choose(kind, [rng.standard_normal(size), rng.uniform(-1.7, 1.7, size), heavy])
+    shapes = np.choose(
+        kind, [rng.standard_normal(size), rng.uniform(-1.7, 1.7, size), heavy]
+    )
     return tile(shapes, periods, rng.integers(periods), length)
 
 
@@ -65,11 +90,17 @@ def _smooth_shapes(rng: np.random.Generator, periods: NDArray[np.int64]) -> Arra
     walk = np.cumsum(rng.standard_normal((count, widest)), axis=1)
     last = np.take_along_axis(walk, periods[:, None] - 1, axis=1)
     bridge = walk - last * (np.arange(1, widest + 1)[None] / periods[:, None])
-    mellow = 0.25 * np.roll(bridge, 1, axis=1) + 0.5 * bridge + 0.25 * np.roll(bridge, -1, axis=1)
+    mellow = (
+        0.25 * np.roll(bridge, 1, axis=1)
+        + 0.5 * bridge
+        + 0.25 * np.roll(bridge, -1, axis=1)
+    )
     shapes = np.where(rng.random((count, 1)) < 0.5, mellow, bridge)
     inside = np.arange(widest)[None] < periods[:, None]
     mean = (shapes * inside).sum(1, keepdims=True) / periods[:, None]
-    deviation = np.sqrt((((shapes - mean) * inside) ** 2).sum(1, keepdims=True) / periods[:, None])
+    deviation = np.sqrt(
+        (((shapes - mean) * inside) ** 2).sum(1, keepdims=True) / periods[:, None]
+    )
     return (shapes - mean) / (deviation + 1e-6)
 
 
@@ -88,7 +119,13 @@ def harmonics(rng: np.random.Generator, count: int, length: int) -> Array:
     mask = terms[None] <= rng.integers(1, 5, count)[:, None]
     amplitude = rng.normal(size=(count, 4)) / terms * mask
     phase = rng.uniform(0, 2 * np.pi, (count, 4))
-    angle = 2 * np.pi * np.arange(length)[None, None] * terms[None, :, None] / periods[:, None, None]
+    angle = (
+        2
+        * np.pi
+        * np.arange(length)[None, None]
+        * terms[None, :, None]
+        / periods[:, None, None]
+    )
     return unit((column(amplitude) * np.sin(angle + column(phase))).sum(axis=1))
 
 
@@ -101,7 +138,10 @@ def autoregressive(rng: np.random.Generator, count: int, length: int) -> Array:
     first = np.where(cyclic, 2 * radius * np.cos(angle), radius)
     second = np.where(cyclic, -(radius**2), 0.0)
     noise = rng.standard_normal((count, length + warm))
-    rows = [lfilter([1.0], [1.0, -a, -b], e) for a, b, e in zip(first, second, noise, strict=True)]
+    rows = [
+        lfilter([1.0], [1.0, -a, -b], e)
+        for a, b, e in zip(first, second, noise, strict=True)
+    ]
     return unit(np.stack(rows)[:, warm:])
 
 
@@ -119,8 +159,12 @@ def trend(rng: np.random.Generator, count: int, length: int) -> Array:
     kind = rng.integers(4, size=count)[:, None]
     knee, slope = rng.uniform(0.2, 0.8, (count, 1)), rng.normal(size=(count, 1))
     broken = t + slope * np.maximum(t - knee, 0)
-    line = np.choose(kind, [t + 0 * knee, 1 - np.exp(-3 * t * knee), np.expm1(2 * t * knee), broken])
-    noise = rng.standard_normal((count, length)) * rng.choice([0, 0.01, 0.05, 0.15], (count, 1))
+    line = np.choose(
+        kind, [t + 0 * knee, 1 - np.exp(-3 * t * knee), np.expm1(2 * t * knee), broken]
+    )
+    noise = rng.standard_normal((count, length)) * rng.choice(
+        [0, 0.01, 0.05, 0.15], (count, 1)
+    )
     return unit(line * rng.choice([-1.0, 1.0], (count, 1)) + noise)
 
 
@@ -133,21 +177,38 @@ def white_noise(rng: np.random.Generator, count: int, length: int) -> Array:
 def _any_season(rng: np.random.Generator, count: int, length: int) -> Array:
     """Draw a season of any shape, standard deviation about 1."""
     kind = rng.integers(3, size=count)[:, None]
-    shapes = [motif_rough(rng, count, length), motif_smooth(rng, count, length), harmonics(rng, count, length)]
+    shapes = [
+        motif_rough(rng, count, length),
+        motif_smooth(rng, count, length),
+        harmonics(rng, count, length),
+    ]
     return np.choose(kind, shapes)
 
 
 def seasonal(rng: np.random.Generator, count: int, length: int) -> Array:
     """Draw season, slow trend and short-memory noise, added or multiplied: positive levels, as in business data."""
     season = _any_season(rng, count, length)
-    drift = unit(np.where(rng.random((count, 1)) < 0.5, trend(rng, count, length), random_walk(rng, count, length)))
+    drift = unit(
+        np.where(
+            rng.random((count, 1)) < 0.5,
+            trend(rng, count, length),
+            random_walk(rng, count, length),
+        )
+    )
     drift = drift * rng.choice([0.0, 0.3, 1.0, 2.0], (count, 1))
     memory = rng.uniform(0, 0.8, count)
     white = rng.standard_normal((count, length))
-    noise = np.stack([lfilter([np.sqrt(1 - a * a)], [1.0, -a], e) for a, e in zip(memory, white, strict=True)])
+    noise = np.stack(
+        [
+            lfilter([np.sqrt(1 - a * a)], [1.0, -a], e)
+            for a, e in zip(memory, white, strict=True)
+        ]
+    )
     noise = noise * rng.choice([0.0, 0.05, 0.15, 0.4], (count, 1))
     growth = 1 + 0.15 * drift * (rng.random((count, 1)) < 0.4)
-    level = np.exp(rng.uniform(np.log(0.5), np.log(60.0), (count, 1))) * (rng.random((count, 1)) < 0.8)
+    level = np.exp(rng.uniform(np.log(0.5), np.log(60.0), (count, 1))) * (
+        rng.random((count, 1)) < 0.8
+    )
     return level + drift + season * growth + noise
 
 
@@ -155,10 +216,17 @@ def seasonal_walk(rng: np.random.Generator, count: int, length: int) -> Array:
     """Draw a motif that changes at every repeat, x(t) = x(t - q) + noise: only the last repeat is up to date."""
     periods = lengths_for_motifs(rng, count, length)
     shapes = np.where(
-        rng.random((count, 1)) < 0.5, _smooth_shapes(rng, periods), rng.standard_normal((count, int(periods.max())))
+        rng.random((count, 1)) < 0.5,
+        _smooth_shapes(rng, periods),
+        rng.standard_normal((count, int(periods.max()))),
     )
-    change = rng.standard_normal((count, length)) * rng.choice([0.05, 0.15, 0.3], (count, 1))
-    walks = [lfilter([1.0], np.r_[1.0, np.zeros(q - 1), -1.0], e) for q, e in zip(periods, change, strict=True)]
+    change = rng.standard_normal((count, length)) * rng.choice(
+        [0.05, 0.15, 0.3], (count, 1)
+    )
+    walks = [
+        lfilter([1.0], np.r_[1.0, np.zeros(q - 1), -1.0], e)
+        for q, e in zip(periods, change, strict=True)
+    ]
     return tile(shapes, periods, rng.integers(periods), length) + np.stack(walks)
 
 
@@ -167,13 +235,21 @@ def double_season(rng: np.random.Generator, count: int, length: int) -> Array:
     short, times = NESTED_PERIODS[rng.integers(len(NESTED_PERIODS), size=count)].T
     start = rng.integers(short * times)
     inner = tile(_smooth_shapes(rng, short), short, start, length)
-    slot = ((np.arange(length)[None] + start[:, None]) // short[:, None]) % times[:, None]
-    days = np.where(np.arange(13)[None] < times[:, None] - 2, 1.0, rng.uniform(0.2, 1.0, (count, 1)))
+    slot = ((np.arange(length)[None] + start[:, None]) // short[:, None]) % times[
+        :, None
+    ]
+    days = np.where(
+        np.arange(13)[None] < times[:, None] - 2, 1.0, rng.uniform(0.2, 1.0, (count, 1))
+    )
     days = days + rng.normal(0, 0.1, days.shape)
     outer = np.take_along_axis(days, slot, axis=1)
     level = rng.uniform(1.5, 6.0, (count, 1))
-    together = np.where(rng.random((count, 1)) < 0.5, (level + inner) * outer, level + inner + 2 * outer)
-    return together + rng.standard_normal((count, length)) * rng.choice([0.02, 0.1, 0.3], (count, 1))
+    together = np.where(
+        rng.random((count, 1)) < 0.5, (level + inner) * outer, level + inner + 2 * outer
+    )
+    return together + rng.standard_normal((count, length)) * rng.choice(
+        [0.02, 0.1, 0.3], (count, 1)
+    )
 
 
 def day_types(rng: np.random.Generator, count: int, length: int) -> Array:
@@ -185,20 +261,37 @@ def day_types(rng: np.random.Generator, count: int, length: int) -> Array:
     start = rng.integers(7 * steps)
     day = (np.arange(length)[None] + start[:, None]) // steps[:, None]
     resting = day % 7 >= rng.choice([5, 5, 6], (count, 1))
-    shape = np.where(resting, tile(rest, steps, start, length), tile(work, steps, start, length))
-    busy = rng.standard_normal((count, int(day.max()) + 1)) * rng.choice([0.0, 0.1, 0.3], (count, 1))
-    noise = rng.standard_normal((count, length)) * rng.choice([0.02, 0.1, 0.3], (count, 1))
+    shape = np.where(
+        resting, tile(rest, steps, start, length), tile(work, steps, start, length)
+    )
+    busy = rng.standard_normal((count, int(day.max()) + 1)) * rng.choice(
+        [0.0, 0.1, 0.3], (count, 1)
+    )
+    noise = rng.standard_normal((count, length)) * rng.choice(
+        [0.02, 0.1, 0.3], (count, 1)
+    )
     together = shape + np.take_along_axis(busy, day, axis=1) + noise
-    return np.where(rng.random((count, 1)) < 0.5, together, np.exp(rng.uniform(0.3, 1.0, (count, 1)) * together))
+    return np.where(
+        rng.random((count, 1)) < 0.5,
+        together,
+        np.exp(rng.uniform(0.3, 1.0, (count, 1)) * together),
+    )
 
 
 def holidays(rng: np.random.Generator, count: int, length: int) -> Array:
     """Draw weeks with spells of one to ten days that are like days off, or quieter or busier than any other day."""
     steps = rng.choice([24, 24, 24, 12, 8, 1, 1], count)
-    work, rest, feast = (_smooth_shapes(rng, np.maximum(steps, 2)) * (steps[:, None] > 1) for _ in range(3))
+    work, rest, feast = (
+        _smooth_shapes(rng, np.maximum(steps, 2)) * (steps[:, None] > 1)
+        for _ in range(3)
+    )
     alike, apart = rng.uniform(0, 1, (2, count, 1))
     rest = alike * work + (1 - alike) * rest - rng.uniform(0, 1.5, (count, 1))
-    feast = apart * rest + (1 - apart) * feast + rng.normal(-0.5, 1.0, (count, 1)) * (rng.random((count, 1)) < 0.5)
+    feast = (
+        apart * rest
+        + (1 - apart) * feast
+        + rng.normal(-0.5, 1.0, (count, 1)) * (rng.random((count, 1)) < 0.5)
+    )
     start = rng.integers(7 * steps)
     day = (np.arange(length)[None] + start[:, None]) // steps[:, None]
     days = np.arange(int(day.max()) + 1)[None]
@@ -206,29 +299,67 @@ def holidays(rng: np.random.Generator, count: int, length: int) -> Array:
     feasting = np.zeros((count, days.size), dtype=bool)
     for _ in range(4):
         first = (rng.random((count, 1)) * (day[:, -1:] + 8)).astype(np.int64) - 4
-        feasting |= (days >= first) & (days < first + rng.integers(1, 11, (count, 1))) & (rng.random((count, 1)) < 0.6)
+        feasting |= (
+            (days >= first)
+            & (days < first + rng.integers(1, 11, (count, 1)))
+            & (rng.random((count, 1)) < 0.6)
+        )
     kind = np.take_along_axis(np.where(feasting, 2, resting), day, axis=1)
-    shape = np.choose(kind, [tile(part, np.maximum(steps, 1), start, length) for part in (work, rest, feast)])
-    busy = rng.standard_normal((count, days.size)) * rng.choice([0.0, 0.1, 0.3], (count, 1))
-    noise = rng.standard_normal((count, length)) * rng.choice([0.02, 0.1, 0.3], (count, 1))
+    shape = np.choose(
+        kind,
+        [
+            tile(part, np.maximum(steps, 1), start, length)
+            for part in (work, rest, feast)
+        ],
+    )
+    busy = rng.standard_normal((count, days.size)) * rng.choice(
+        [0.0, 0.1, 0.3], (count, 1)
+    )
+    noise = rng.standard_normal((count, length)) * rng.choice(
+        [0.02, 0.1, 0.3], (count, 1)
+    )
     together = shape + np.take_along_axis(busy, day, axis=1) + noise
-    return np.where(rng.random((count, 1)) < 0.5, together, np.exp(rng.uniform(0.3, 1.0, (count, 1)) * together))
+    return np.where(
+        rng.random((count, 1)) < 0.5,
+        together,
+        np.exp(rng.uniform(0.3, 1.0, (count, 1)) * together),
+    )
 
 
-def _slow(rng: np.random.Generator, steps: NDArray[np.int64], days: tuple[float, float], length: int) -> Array:
+def _slow(
+    rng: np.random.Generator,
+    steps: NDArray[np.int64],
+    days: tuple[float, float],
+    length: int,
+) -> Array:
     """Draw unit series (row, length) whose memory fades over a number of days in the range `days`."""
-    memory = np.exp(-1 / (steps * np.exp(rng.uniform(np.log(days[0]), np.log(days[1]), len(steps)))))
+    memory = np.exp(
+        -1 / (steps * np.exp(rng.uniform(np.log(days[0]), np.log(days[1]), len(steps))))
+    )
     noise = rng.standard_normal((len(steps), length))
     # each begins where it may be at any time
     noise[:, 0] /= np.sqrt(1 - memory**2)
-    return np.stack([np.sqrt(1 - a * a) * lfilter([1.0], [1.0, -a], e) for a, e in zip(memory, noise, strict=True)])
+    return np.stack(
+        [
+            np.sqrt(1 - a * a) * lfilter([1.0], [1.0, -a], e)
+            for a, e in zip(memory, noise, strict=True)
+        ]
+    )
 
 
-def _waves(rng: np.random.Generator, steps: NDArray[np.int64], start: NDArray[np.int64], length: int) -> Array:
+def _waves(
+    rng: np.random.Generator,
+    steps: NDArray[np.int64],
+    start: NDArray[np.int64],
+    length: int,
+) -> Array:
     """Draw days (row, length) of three harmonics, standard deviation about 1."""
     angle = 2 * np.pi * (np.arange(length)[None] + start[:, None]) / steps[:, None]
     terms = np.arange(1, 4)
-    height, phase = rng.normal(size=(3, len(steps), 1)) / terms[:, None, None], rng.uniform(0, 7, (3, len(steps), 1))
+    height, phase = (
+        rng.normal(size=(3, len(steps), 1)) / terms[:, None, None],
+        rng.uniform(0, 7, (3, len(steps), 1)),
+    )
     return unit((height * np.sin(terms[:, None, None] * angle + phase)).sum(0))
 
 
@@ -237,28 +368,70 @@ def hourly(rng: np.random.Generator, count: int, length: int) -> Array:
     steps = rng.choice([24, 24, 24, 24, 24, 24, 48, 12], count)
     start = rng.integers(7 * steps)
     rough = (tile(_smooth_shapes(rng, steps), steps, start, length) for _ in range(2))
-    work, rest = (np.where(rng.random((count, 1)) < 0.4, part, _waves(rng, steps, start, length)) for part in rough)
+    work, rest = (
+        np.where(rng.random((count, 1)) < 0.4, part, _waves(rng, steps, start, length))
+        for part in rough
+    )
     alike = rng.uniform(0, 1, (count, 1))
     weekday = (np.arange(length)[None] + start[:, None]) // steps[:, None] % 7
-    resting = (weekday >= rng.choice([5, 5, 6], (count, 1))) & (rng.random((count, 1)) < 0.7)
-    shape = np.where(resting, alike * work + (1 - alike) * rest - rng.uniform(0, 1.2, (count, 1)), work)
-    swing, level = (rng.standard_normal((count, 7)) * rng.choice([0.0, 0.05, 0.2], (count, 1)) for _ in range(2))
-    shape = shape * (1 + np.take_along_axis(swing, weekday, 1)) + np.take_along_axis(level, weekday, 1)
-    shape = shape * (1 + rng.choice([0.0, 0.1, 0.25], (count, 1)) * _slow(rng, steps, (2, 15), length).clip(-2, 2))
-    drift = _slow(rng, steps, (0.5, 20), length) * rng.choice([0.0, 0.1, 0.3, 0.8], (count, 1))
-    noise = _slow(rng, steps, (0.01, 0.4), length) * rng.choice([0.02, 0.05, 0.1, 0.2, 0.4], (count, 1))
+    resting = (weekday >= rng.choice([5, 5, 6], (count, 1))) & (
+        rng.random((count, 1)) < 0.7
+    )
+    shape = np.where(
+        resting,
+        alike * work + (1 - alike) * rest - rng.uniform(0, 1.2, (count, 1)),
+        work,
+    )
+    swing, level = (
+        rng.standard_normal((count, 7)) * rng.choice([0.0, 0.05, 0.2], (count, 1))
+        for _ in range(2)
+    )
+    shape = shape * (1 + np.take_along_axis(swing, weekday, 1)) + np.take_along_axis(
+        level, weekday, 1
+    )
+    shape = shape * (
+        1
+        + rng.choice([0.0, 0.1, 0.25], (count, 1))
+        * _slow(rng, steps, (2, 15), length).clip(-2, 2)
+    )
+    drift = _slow(rng, steps, (0.5, 20), length) * rng.choice(
+        [0.0, 0.1, 0.3, 0.8], (count, 1)
+    )
+    noise = _slow(rng, steps, (0.01, 0.4), length) * rng.choice(
+        [0.02, 0.05, 0.1, 0.2, 0.4], (count, 1)
+    )
     together = shape + drift + noise
-    return np.where(rng.random((count, 1)) < 0.5, together, np.exp(rng.uniform(0.1, 0.8, (count, 1)) * together))
+    return np.where(
+        rng.random((count, 1)) < 0.5,
+        together,
+        np.exp(rng.uniform(0.1, 0.8, (count, 1)) * together),
+    )
 
 
 def weather(rng: np.random.Generator, count: int, length: int) -> Array:
     """Draw days whose swing changes on fronts of hours to days, a quarter cut off below: temperature, sun, wind."""
     steps = rng.choice([24, 24, 24, 24, 48, 12, 7, 12], count)
     day = _waves(rng, steps, rng.integers(steps), length)
-    day = day * (1 + 0.4 * _slow(rng, steps, (0.5, 5), length)) * rng.choice([0.0, 0.5, 1.0, 2.0], (count, 1))
-    series = day + _slow(rng, steps, (0.2, 6), length) + 0.7 * _slow(rng, steps, (5, 40), length)
-    series = unit(series + rng.standard_normal((count, length)) * rng.choice([0.0, 0.05, 0.2], (count, 1)))
-    return np.where(rng.random((count, 1)) < 0.25, np.maximum(series, rng.uniform(-0.7, 0.5, (count, 1))), series)
+    day = (
+        day
+        * (1 + 0.4 * _slow(rng, steps, (0.5, 5), length))
+        * rng.choice([0.0, 0.5, 1.0, 2.0], (count, 1))
+    )
+    series = (
+        day
+        + _slow(rng, steps, (0.2, 6), length)
+        + 0.7 * _slow(rng, steps, (5, 40), length)
+    )
+    series = unit(
+        series
+        + rng.standard_normal((count, length))
+        * rng.choice([0.0, 0.05, 0.2], (count, 1))
+    )
+    return np.where(
+        rng.random((count, 1)) < 0.25,
+        np.maximum(series, rng.uniform(-0.7, 0.5, (count, 1))),
+        series,
+    )
 
 
 def day_flags(rng: np.random.Generator, count: int, length: int) -> Array:
@@ -266,11 +439,23 @@ def day_flags(rng: np.random.Generator, count: int, length: int) -> Array:
     steps = rng.choice([24, 24, 24, 12, 48, 1, 1], count)
     place = np.arange(length)[None] + rng.integers(7 * steps)[:, None]
     day = place // steps[:, None]
-    weekly = (day % 7 >= rng.choice([5, 5, 6], (count, 1))) & (rng.random((count, 1)) < 0.6)
-    spells = rng.random((count, int(day.max()) + 4)) < rng.uniform(0.03, 0.2, (count, 1))
+    weekly = (day % 7 >= rng.choice([5, 5, 6], (count, 1))) & (
+        rng.random((count, 1)) < 0.6
+    )
+    spells = rng.random((count, int(day.max()) + 4)) < rng.uniform(
+        0.03, 0.2, (count, 1)
+    )
     long = rng.integers(1, 4, (count, 1))
-    spells = np.any([spells[:, late : late + int(day.max()) + 1] & (late < long) for late in range(3)], axis=0)
-    rare = np.take_along_axis(spells, day, 1) & ((rng.random((count, 1)) < 0.7) | ~weekly.any(1, keepdims=True))
+    spells = np.any(
+        [
+            spells[:, late : late + int(day.max()) + 1] & (late < long)
+            for late in range(3)
+        ],
+        axis=0,
+    )
+    rare = np.take_along_axis(spells, day, 1) & (
+        (rng.random((count, 1)) < 0.7) | ~weekly.any(1, keepdims=True)
+    )
     hour = place % steps[:, None] / steps[:, None]
     first = rng.uniform(0, 0.6, (count, 1)) * (rng.random((count, 1)) < 0.3)
     open_hours = (hour >= first) & ((first == 0) | (hour < first + 0.4))
@@ -282,28 +467,60 @@ def shocks(rng: np.random.Generator, count: int, length: int) -> Array:
     t = np.arange(length)[None]
     slow = rng.uniform(0.2, 2.0, (count, 1)) * random_walk(rng, count, length)
     for _ in range(3):
-        at, fade = rng.integers(length, size=(count, 1)), np.exp(rng.uniform(np.log(2), np.log(120), (count, 1)))
+        at, fade = (
+            rng.integers(length, size=(count, 1)),
+            np.exp(rng.uniform(np.log(2), np.log(120), (count, 1))),
+        )
         jump = rng.normal(0, 2.5, (count, 1)) * (rng.random((count, 1)) < 0.6)
-        slow = slow + jump * np.where(t >= at, np.exp(-np.maximum(t - at, 0) / fade), 0.0)
-    season = rng.choice([0.0, 0.0, 0.1, 0.3], (count, 1)) * _any_season(rng, count, length)
-    return slow + season + rng.standard_normal((count, length)) * rng.choice([0.01, 0.05, 0.15], (count, 1))
+        slow = slow + jump * np.where(
+            t >= at, np.exp(-np.maximum(t - at, 0) / fade), 0.0
+        )
+    season = rng.choice([0.0, 0.0, 0.1, 0.3], (count, 1)) * _any_season(
+        rng, count, length
+    )
+    return (
+        slow
+        + season
+        + rng.standard_normal((count, length))
+        * rng.choice([0.01, 0.05, 0.15], (count, 1))
+    )
 
 
 def walks(rng: np.random.Generator, count: int, length: int) -> Array:
     """Draw sums of shocks, Gaussian, heavy-tailed, rare or with momentum; some revert, are rounded or vary."""
     kind = rng.integers(4, size=(count, 1))
     normal = rng.standard_normal((count, length))
-    rare = normal * (rng.random((count, length)) < np.exp(rng.uniform(np.log(0.02), np.log(0.5), (count, 1))))
-    slow = np.stack([lfilter([1.0], [1.0, -a], e) for a, e in zip(rng.uniform(0.2, 0.9, count), normal, strict=True)])
-    shocks = np.choose(kind, [normal, np.clip(rng.standard_t(3, (count, length)), -12, 12), rare, slow])
+    rare = normal * (
+        rng.random((count, length))
+        < np.exp(rng.uniform(np.log(0.02), np.log(0.5), (count, 1)))
+    )
+    slow = np.stack(
+        [
+            lfilter([1.0], [1.0, -a], e)
+            for a, e in zip(rng.uniform(0.2, 0.9, count), normal, strict=True)
+        ]
+    )
+    shocks = np.choose(
+        kind, [normal, np.clip(rng.standard_t(3, (count, length)), -12, 12), rare, slow]
+    )
     # calm and stormy times, on a third of the rows
-    storm = np.cumsum(rng.standard_normal((count, length)), axis=1) * (rng.random((count, 1)) < 0.33) * 0.08
+    storm = (
+        np.cumsum(rng.standard_normal((count, length)), axis=1)
+        * (rng.random((count, 1)) < 0.33)
+        * 0.08
+    )
     shocks = shocks * np.exp(np.clip(storm, -1.5, 1.5))
-    shocks = shocks + shocks.std(axis=1, keepdims=True) * rng.choice([0.0, 0.0, 0.1, -0.1, 0.4], (count, 1))
+    shocks = shocks + shocks.std(axis=1, keepdims=True) * rng.choice(
+        [0.0, 0.0, 0.1, -0.1, 0.4], (count, 1)
+    )
     memory = rng.choice([1.0, 1.0, 1.0, 0.98, 0.93], count)
-    walk = np.stack([lfilter([1.0], [1.0, -a], e) for a, e in zip(memory, shocks, strict=True)])
+    walk = np.stack(
+        [lfilter([1.0], [1.0, -a], e) for a, e in zip(memory, shocks, strict=True)]
+    )
     step = np.abs(np.diff(walk, axis=1)).mean(axis=1, keepdims=True) + 1e-9
-    walk = walk + step * rng.choice([0.0, 0.0, 0.5, 1.5, 4.0], (count, 1)) * _any_season(rng, count, length)
+    walk = walk + step * rng.choice(
+        [0.0, 0.0, 0.5, 1.5, 4.0], (count, 1)
+    ) * _any_season(rng, count, length)
     unit_of_record = step * rng.choice([0.5, 1.0, 3.0], (count, 1))
     rough = np.round(walk / unit_of_record) * unit_of_record
     return unit(np.where(rng.random((count, 1)) < 0.3, rough, walk))
@@ -311,41 +528,71 @@ def walks(rng: np.random.Generator, count: int, length: int) -> Array:
 
 def intermittent(rng: np.random.Generator, count: int, length: int) -> Array:
     """Draw counts: Poisson around a season, from mostly zero to dozens."""
-    rate = np.exp(rng.uniform(np.log(0.3), np.log(60.0), (count, 1)) + 0.6 * _any_season(rng, count, length))
+    rate = np.exp(
+        rng.uniform(np.log(0.3), np.log(60.0), (count, 1))
+        + 0.6 * _any_season(rng, count, length)
+    )
     return rng.poisson(np.minimum(rate, 1e4)).astype(np.float64)
 
 
 def level_shift(rng: np.random.Generator, count: int, length: int) -> Array:
     """Draw a season or noise whose level jumps once or twice."""
     base = np.where(
-        rng.random((count, 1)) < 0.6, _any_season(rng, count, length), 0.3 * white_noise(rng, count, length)
+        rng.random((count, 1)) < 0.6,
+        _any_season(rng, count, length),
+        0.3 * white_noise(rng, count, length),
     )
     t = np.arange(length)[None]
     for _ in range(2):
         at = rng.integers(1, length, size=(count, 1))
-        base = base + rng.normal(0, 2.0, (count, 1)) * (t >= at) * (rng.random((count, 1)) < 0.7)
+        base = base + rng.normal(0, 2.0, (count, 1)) * (t >= at) * (
+            rng.random((count, 1)) < 0.7
+        )
     return base
 
 
 FAMILIES: Mapping[str, Generator] = {
     family.__name__: family
     for family in (
-        *(motif_rough, motif_smooth, harmonics, seasonal, seasonal_walk, double_season, day_types, holidays),
+        *(
+            motif_rough,
+            motif_smooth,
+            harmonics,
+            seasonal,
+            seasonal_walk,
+            double_season,
+            day_types,
+            holidays,
+        ),
         *(hourly, weather, day_flags),
-        *(shocks, walks, intermittent, autoregressive, random_walk, trend, level_shift, white_noise),
+        *(
+            shocks,
+            walks,
+            intermittent,
+            autoregressive,
+            random_walk,
+            trend,
+            level_shift,
+            white_noise,
+        ),
     )
 }
 """Generators that need no cached corpus, by name."""
 
 
-PERIODS: tuple[int, ...] = (*(24, 48, 96, 168, 336, 672, 7, 14, 30, 60, 365), *(730, 4, 26, 52, 4, 6, 12, 4, 40, 10))
+PERIODS: tuple[int, ...] = (
+    *(24, 48, 96, 168, 336, 672, 7, 14, 30, 60, 365),
+    *(730, 4, 26, 52, 4, 6, 12, 4, 40, 10),
+)
 """Periods of the bank in steps; 4 stands three times because three sampling rates share it."""
 
 MAX_KERNELS = 5
 JITTER = 1e-6
 
 
-def kernel_bank(length: int, *, device: str | torch.device = "cpu", period_scale: float = 1.0) -> Tensor:
+def kernel_bank(
+    length: int, *, device: str | torch.device = "cpu", period_scale: float = 1.0
+) -> Tensor:
     """Compute the covariances (33, length, length) of the bank on [0, 1]; a scale of 1 gives the paper's periods."""
     grid = torch.linspace(0.0, 1.0, length, dtype=torch.float64, device=device)
     gap = (grid[:, None] - grid[None, :]).abs()
@@ -354,7 +601,12 @@ def kernel_bank(length: int, *, device: str | torch.device = "cpu", period_scale
     same = torch.eye(length, dtype=torch.float64, device=device)
     return torch.stack(
         [
-            *(torch.exp(-2.0 * torch.sin(torch.pi * steps / (period * period_scale)) ** 2) for period in PERIODS),
+            *(
+                torch.exp(
+                    -2.0 * torch.sin(torch.pi * steps / (period * period_scale)) ** 2
+                )
+                for period in PERIODS
+            ),
             *(sigma0**2 + product for sigma0 in (0.0, 1.0, 10.0)),
             *(torch.exp(-0.5 * (gap / scale) ** 2) for scale in (0.1, 1.0, 10.0)),
             *((1.0 + gap**2 / (2.0 * alpha)) ** (-alpha) for alpha in (0.1, 1.0, 10.0)),
@@ -368,12 +620,19 @@ def compose(bank: Tensor, indices: np.ndarray, sums: np.ndarray) -> Tensor:
     """Join kernels of the bank left to right: a covariance (length, length)."""
     covariance = bank[indices[0]].clone()
     for index, by_sum in zip(indices[1:], sums[1:], strict=True):
-        covariance = covariance.add_(bank[index]) if by_sum else covariance.mul_(bank[index])
+        covariance = (
+            covariance.add_(bank[index]) if by_sum else covariance.mul_(bank[index])
+        )
     return covariance
 
 
 def kernelsynth(
-    rng: np.random.Generator, count: int, length: int, *, device: str | torch.device = "cpu", period_scale: float = 1.0
+    rng: np.random.Generator,
+    count: int,
+    length: int,
+    *,
+    device: str | torch.device = "cpu",
+    period_scale: float = 1.0,
 ) -> np.ndarray:
     """Draw `count` series of `length` steps: array (count, length); covariances that do not factor are drawn anew."""
     bank = kernel_bank(length, device=device, period_scale=period_scale)
@@ -381,13 +640,19 @@ def kernelsynth(
     row = 0
     while row < count:
         kernels = int(rng.integers(1, MAX_KERNELS + 1))
-        covariance = compose(bank, rng.integers(len(bank), size=kernels), rng.random(kernels) < 0.5)
+        covariance = compose(
+            bank, rng.integers(len(bank), size=kernels), rng.random(kernels) < 0.5
+        )
         # jitter relative to the variance: a product of linear kernels reaches 1e8
         diagonal = covariance.diagonal()
         diagonal += JITTER * max(float(diagonal.mean()), 1e-12)
         factor, failure = torch.linalg.cholesky_ex(covariance)
         if not failure:
-            series[row] = (factor @ torch.from_numpy(rng.standard_normal(length)).to(device)).cpu().numpy()
+            series[row] = (
+                (factor @ torch.from_numpy(rng.standard_normal(length)).to(device))
+                .cpu()
+                .numpy()
+            )
             row += 1
     return series
 
@@ -401,7 +666,9 @@ WARM_UP = 500
 def lorenz(state: Array) -> Array:
     """Compute the derivative of Lorenz (1963): sigma 10, rho 28, beta 8/3. State (..., 3)."""
     x, y, z = np.moveaxis(state, -1, 0)
-    return np.stack([10.0 * (y - x), x * (28.0 - z) - y, x * y - 8.0 / 3.0 * z], axis=-1)
+    return np.stack(
+        [10.0 * (y - x), x * (28.0 - z) - y, x * y - 8.0 / 3.0 * z], axis=-1
+    )
 
 
 def roessler(state: Array) -> Array:
@@ -423,10 +690,20 @@ def rk4(flow: Flow, state: Array, dt: float | Array, steps: int) -> Array:
     return path
 
 
-def flow_series(rng: np.random.Generator, count: int, length: int, *, flow: Flow, steps: tuple[float, float]) -> Array:
+def flow_series(
+    rng: np.random.Generator,
+    count: int,
+    length: int,
+    *,
+    flow: Flow,
+    steps: tuple[float, float],
+) -> Array:
     """Draw a random coordinate of `count` trajectories, each at its own sampling step in `steps`: (count, length)."""
     substeps = 4
-    dt = np.exp(rng.uniform(np.log(steps[0]), np.log(steps[1]), size=(count, 1))) / substeps
+    dt = (
+        np.exp(rng.uniform(np.log(steps[0]), np.log(steps[1]), size=(count, 1)))
+        / substeps
+    )
     start = rng.normal(size=(count, 3)) + np.array([1.0, 1.0, 5.0])
     attractor = rk4(flow, start, 0.02, WARM_UP)[-1]
     path = rk4(flow, attractor, dt, length * substeps)[::substeps]

@@ -41,11 +41,19 @@ def read_training(ds: xr.Dataset) -> list[str]:
     assert verdict is not None
     share, time = array(ds, "stored_ratio", "arm"), array(ds, "step_time", "arm")
     for row, arm in enumerate(arms):
-        estimate, low, high = (100 * float(each[row]) for each in (verdict.size, verdict.low, verdict.high))
+        estimate, low, high = (
+            100 * float(each[row]) for each in (verdict.size, verdict.low, verdict.high)
+        )
         if estimate or low != high:
             units, needed = int(verdict.facts["units"]), int(verdict.facts["needed"])
-            unsure = f"{units} seeds cannot decide, {needed} could" if units < needed else "not significant over seeds"
-            comparison = "significant over seeds" if verdict.significant[row] else unsure
+            unsure = (
+                f"{units} seeds cannot decide, {needed} could"
+                if units < needed
+                else "not significant over seeds"
+            )
+            comparison = (
+                "significant over seeds" if verdict.significant[row] else unsure
+            )
             out.append(
                 f"{arm!r}, with {num(100 * share[row])} % of the numbers in attention, moves MASE by "
                 f"{signed(estimate)} % ({signed(low)} to {signed(high)}), {comparison}."
@@ -66,8 +74,13 @@ def read_vocabulary(ds: xr.Dataset) -> list[str]:
     numbers, out = names(ds, "vocabulary"), []
     at = len(names(ds, "epsilon")) // 2 - 1
     epsilon = float(ds["epsilon"].values[at])
-    for name, words in (("moved_rank", "what training added to W_Q"), ("rank", "W_Q itself")):
-        ranks = array(ds, name, "vocabulary", "seed", "training_step", "layer", "epsilon")[:, :, -1, :, at]
+    for name, words in (
+        ("moved_rank", "what training added to W_Q"),
+        ("rank", "W_Q itself"),
+    ):
+        ranks = array(
+            ds, name, "vocabulary", "seed", "training_step", "layer", "epsilon"
+        )[:, :, -1, :, at]
         means = ranks.mean(axis=1)
         of_first = listed([num(value) for value in means[:, 0]])
         out.append(
@@ -75,13 +88,17 @@ def read_vocabulary(ds: xr.Dataset) -> list[str]:
             f"{listed(list(numbers))}, and {num(means[0].mean())} to {num(means[-1].mean())} on average over layers."
         )
     loss = array(ds, "log_perplexity", "vocabulary", "seed").mean(axis=1)
-    out.append(f"The loss of held-out tokens goes from {num(loss[0])} to {num(loss[-1])} nats.")
+    out.append(
+        f"The loss of held-out tokens goes from {num(loss[0])} to {num(loss[-1])} nats."
+    )
     return out
 
 
 def read_spectra(ds: xr.Dataset) -> list[str]:
     """Describe the change of the largest and the middle singular value of each layer."""
-    values = array(ds, "singular_value", "training_step", "layer", "seed", "index").mean(axis=2)
+    values = array(
+        ds, "singular_value", "training_step", "layer", "seed", "index"
+    ).mean(axis=2)
     steps = names(ds, "training_step")
     largest, middle = values[..., 0], np.median(values, axis=-1)
     return [
@@ -113,17 +130,40 @@ def low_rank_skill(ds: xr.Dataset, *, score: str = "mase") -> go.Figure:
     times_of = [array(ds, f"step_time{end}", "arm") for end in ("", "_low", "_high")]
     figure = sheet([300], [0.5, 0.5], column_gap=0.06, shared_yaxes=True)
     left, right = figure
-    for panel, places in ((left, 100 * array(ds, "stored_ratio", "arm")), (right, times_of[0])):
+    for panel, places in (
+        (left, 100 * array(ds, "stored_ratio", "arm")),
+        (right, times_of[0]),
+    ):
         panel.level(0.0, colour=GREY, dash="dot")
         for row, arm in enumerate(names(ds, "arm")):
             hover = f"{plain(arm)}<br>%{{x:.3g}}, {_SCORES[score]} %{{y:+.3g}} {unit}"
             colour = CATEGORICAL[row % len(CATEGORICAL)]
-            reach = {"array": [times_of[2][row] - places[row]], "arrayminus": [places[row] - times_of[1][row]]}
-            along = {"error_x": {"type": "data", "color": GREY, "thickness": 1, "width": 3, **reach}}
+            reach = {
+                "array": [times_of[2][row] - places[row]],
+                "arrayminus": [places[row] - times_of[1][row]],
+            }
+            along = {
+                "error_x": {
+                    "type": "data",
+                    "color": GREY,
+                    "thickness": 1,
+                    "width": 3,
+                    **reach,
+                }
+            }
             # the dense one is at 0 by definition, and nothing to be judged
             noise = verdict.at([row]) if rise[row] or low[row] != high[row] else None
             more: Look = along if panel is right and noise is not None else {}
-            panel.dots([places[row]], rise[[row]], arm, hover, colour=colour, size=8, noise=noise, **more)
+            panel.dots(
+                [places[row]],
+                rise[[row]],
+                arm,
+                hover,
+                colour=colour,
+                size=8,
+                noise=noise,
+                **more,
+            )
     left.x("numbers in attention (% of the dense)")
     right.x("CPU time of a training step (of the dense)")
     left.y(f"{_SCORES[score]}: rise over the dense ({unit})")
@@ -143,22 +183,49 @@ def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
         'Ranks of W_Q by the rank of a fixed vocabulary'
     """
     whole, change = (
-        array(ds, name, "training_step", "vocabulary", "seed", "layer", "epsilon") for name in ("rank", "moved_rank")
+        array(ds, name, "training_step", "vocabulary", "seed", "layer", "epsilon")
+        for name in ("rank", "moved_rank")
     )
     numbers = array(ds, "vocabulary", "vocabulary")
     titles = ["W_Q", "what training added to it"] + [""] * (2 * whole.shape[3] - 2)
-    figure = sheet([150] * whole.shape[3], [0.5, 0.5], titles=titles, row_gap=26, column_gap=0.06, shared_yaxes=True)
+    figure = sheet(
+        [150] * whole.shape[3],
+        [0.5, 0.5],
+        titles=titles,
+        row_gap=26,
+        column_gap=0.06,
+        shared_yaxes=True,
+    )
     for place, panel in enumerate(figure):
         layer, values = place // 2, (whole, change)[place % 2]
         for row, epsilon in enumerate(names(ds, "epsilon")):
-            colour, name = CATEGORICAL[row % len(CATEGORICAL)], f"ε = {float(epsilon):g}"
+            colour, name = (
+                CATEGORICAL[row % len(CATEGORICAL)],
+                f"ε = {float(epsilon):g}",
+            )
             last = values[-1, :, :, layer, row]
             hover = f"{name}<br>vocabulary of rank %{{x}}: %{{y:.3g}} directions"
             panel.line(numbers, last.mean(axis=1), name, hover, colour=colour, dots=5)
             if values is whole:
-                panel.level(float(whole[0, :, :, layer, row].mean()), colour=mixed(colour, 0.6), dash="dot")
-        panel.line(numbers, numbers, "rank of the vocabulary", "", colour=GREY, dash="dash", width=1)
-        panel.x(type="log", tickvals=numbers, ticktext=[f"{number:.0f}" for number in numbers])
+                panel.level(
+                    float(whole[0, :, :, layer, row].mean()),
+                    colour=mixed(colour, 0.6),
+                    dash="dot",
+                )
+        panel.line(
+            numbers,
+            numbers,
+            "rank of the vocabulary",
+            "",
+            colour=GREY,
+            dash="dash",
+            width=1,
+        )
+        panel.x(
+            type="log",
+            tickvals=numbers,
+            ticktext=[f"{number:.0f}" for number in numbers],
+        )
         if not place % 2:
             panel.y(layer_name(str(layer)))
     for panel in list(figure)[-2:]:
@@ -180,15 +247,25 @@ def training_spectra(ds: xr.Dataset) -> go.Figure:
         >>> figures.training_spectra(recipes.low_rank_record("spectra")).layout.meta["title"]
         'Singular values of W_Q over training'
     """
-    values = array(ds, "singular_value", "training_step", "layer", "seed", "index").mean(axis=2)
+    values = array(
+        ds, "singular_value", "training_step", "layer", "seed", "index"
+    ).mean(axis=2)
     steps = array(ds, "training_step", "training_step")
     places = np.arange(1, values.shape[-1] + 1)
-    grid = panel_grid([[layer_name(str(layer))] for layer in range(values.shape[1])], row_height=180)
+    grid = panel_grid(
+        [[layer_name(str(layer))] for layer in range(values.shape[1])], row_height=180
+    )
     for layer, panel in enumerate(grid):
         for at, step in enumerate(steps):
             strength = _PALEST + (1 - _PALEST) * at / max(len(steps) - 1, 1)
             hover = f"step {step:.0f}<br>σ<sub>%{{x}}</sub> = %{{y:.3g}}"
-            panel.line(places, values[at, layer], f"step {step:.0f}", hover, colour=mixed(CATEGORICAL[0], strength))
+            panel.line(
+                places,
+                values[at, layer],
+                f"step {step:.0f}",
+                hover,
+                colour=mixed(CATEGORICAL[0], strength),
+            )
     grid.y(rangemode="tozero")
     title_axes(grid, "index", "singular value")
     return grid.dress(

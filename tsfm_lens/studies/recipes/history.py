@@ -40,7 +40,10 @@ def _open(model: PreTrainedModel, name: str) -> Lens:
 def initial_model(recipe: TrainingRecipe, *, seed: int | None = None) -> Lens:
     """Build the model of a recipe before its first step, with the widths of its end: the start of training."""
     variant = recipe if seed is None else recipe.model_copy(update={"seed": seed})
-    return _open(build_model(variant, recipe.steps), f"{recipe.name} (initial weights, seed {variant.seed})")
+    return _open(
+        build_model(variant, recipe.steps),
+        f"{recipe.name} (initial weights, seed {variant.seed})",
+    )
 
 
 class TrainingHistory(Mapping[int, Lens]):
@@ -62,8 +65,16 @@ class TrainingHistory(Mapping[int, Lens]):
         self._files = snapshot_files(self.folder)
         if not self._files:
             raise CheckpointError(f"no checkpoints in {self.folder / HISTORY}")
-        losses = {int(line["step"]): float(line["loss"]) for line in read_log(log) if "loss" in line}
-        self.losses = {step: loss for step, loss in losses.items() if not self.recipe.stage(step - 1).log_floor}
+        losses = {
+            int(line["step"]): float(line["loss"])
+            for line in read_log(log)
+            if "loss" in line
+        }
+        self.losses = {
+            step: loss
+            for step, loss in losses.items()
+            if not self.recipe.stage(step - 1).log_floor
+        }
 
     def __len__(self) -> int:
         return len(self._files)
@@ -74,18 +85,27 @@ class TrainingHistory(Mapping[int, Lens]):
     def __getitem__(self, step: int) -> Lens:
         if step not in self._files:
             nearest = min(self._files, key=lambda other: abs(other - step))
-            raise InputError(f"no checkpoint of step {step}; the nearest is that of step {nearest}")
+            raise InputError(
+                f"no checkpoint of step {step}; the nearest is that of step {nearest}"
+            )
         model = build_model(self.recipe, step - 1)
-        missing, unknown = model.load_state_dict(load_file(self._files[step]), strict=False)
+        missing, unknown = model.load_state_dict(
+            load_file(self._files[step]), strict=False
+        )
         if unknown or set(missing) - set(model._tied_weights_keys or ()):
-            raise CheckpointError(f"{self._files[step]} is no checkpoint of {self.recipe.name}")
+            raise CheckpointError(
+                f"{self._files[step]} is no checkpoint of {self.recipe.name}"
+            )
         return _open(model, f"{self.recipe.name} (step {step})")
 
 
 def main(
     folder: Annotated[Path, typer.Argument(help="folder of a training run")],
     out: Annotated[Path, typer.Option(help="netCDF file to write")],
-    motif: Annotated[int | None, typer.Option(help="tokens of a repeated motif; the probe's own if left out")] = None,
+    motif: Annotated[
+        int | None,
+        typer.Option(help="tokens of a repeated motif; the probe's own if left out"),
+    ] = None,
     repeats: Annotated[int, typer.Option(help="times that a motif is shown")] = 4,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
 ) -> None:
@@ -95,7 +115,9 @@ def main(
     torch.set_num_threads(threads)
     history = TrainingHistory(folder)
     sizes = {"repeats": repeats} | ({} if motif is None else {"motif": motif})
-    result: xr.Dataset = training_history(history, losses=history.losses, name=history.recipe.name, **sizes)
+    result: xr.Dataset = training_history(
+        history, losses=history.losses, name=history.recipe.name, **sizes
+    )
     with replacing(out) as part:
         result.to_netcdf(part, engine="scipy")
     console().print(

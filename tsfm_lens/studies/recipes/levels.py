@@ -16,7 +16,12 @@ import typer
 import xarray as xr
 
 from tsfm_lens.studies.recipes.corpus import build_corpus
-from tsfm_lens.studies.recipes.lowrank import HELD_OUT_SEED, RecipeRun, run_of, train_and_measure
+from tsfm_lens.studies.recipes.lowrank import (
+    HELD_OUT_SEED,
+    RecipeRun,
+    run_of,
+    train_and_measure,
+)
 from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.studies.structured.counts import level_attention_operations
 from tsfm_lens.training import read_log
@@ -25,7 +30,11 @@ from tsfm_lens.training.losses import token_step_losses
 from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import LOG
 
-LEVELS: dict[str, tuple[int, ...]] = {"standard": (), "MLR 8+2+2+2+1+1": (8, 2, 2, 2, 1, 1), "MLR 12+4": (12, 4)}
+LEVELS: dict[str, tuple[int, ...]] = {
+    "standard": (),
+    "MLR 8+2+2+2+1+1": (8, 2, 2, 2, 1, 1),
+    "MLR 12+4": (12, 4),
+}
 """Ranks of heads of 16: the paper's 32|10|8|8|4|2 for Chronos and its 48|16 for ETTh1, a quarter of each, rounded to
 whole numbers of the same sum."""
 PER_FAMILY = 64
@@ -41,11 +50,22 @@ def level_runs(*, steps: int | None = None, seeds: int = 3) -> list[RecipeRun]:
     return [run._replace(name=name) for name, run in every]
 
 
-def level_record(runs: Sequence[RecipeRun], out: Path, corpus: Corpus, *, per_family: int = PER_FAMILY) -> xr.Dataset:
+def level_record(
+    runs: Sequence[RecipeRun],
+    out: Path,
+    corpus: Corpus,
+    *,
+    per_family: int = PER_FAMILY,
+) -> xr.Dataset:
     """Compute the losses of runs below ``out`` that have ended, on so many series of each family."""
-    names, seeds = list(dict.fromkeys(run.name for run in runs)), sorted({run.seed for run in runs})
+    names, seeds = (
+        list(dict.fromkeys(run.name for run in runs)),
+        sorted({run.seed for run in runs}),
+    )
     stage = runs[0].recipe.stages[-1].model_copy(update={"smoothing": 0.0})
-    held_out = build_corpus(dict.fromkeys(runs[0].recipe.corpus, per_family), seed=HELD_OUT_SEED)
+    held_out = build_corpus(
+        dict.fromkeys(runs[0].recipe.corpus, per_family), seed=HELD_OUT_SEED
+    )
     series = torch.from_numpy(held_out.values[:, -stage.context - stage.horizon :])
     past, future = series[:, : stage.context], series[:, stage.context :]
     loss, curves = np.full((len(names), len(seeds)), np.nan), {}
@@ -54,7 +74,9 @@ def level_record(runs: Sequence[RecipeRun], out: Path, corpus: Corpus, *, per_fa
         trainer.resume()
         at = names.index(run.name), seeds.index(run.seed)
         with torch.no_grad():
-            loss[at] = float(token_step_losses(trainer.model.eval(), past, future, stage).mean())
+            loss[at] = float(
+                token_step_losses(trainer.model.eval(), past, future, stage).mean()
+            )
         curves[at] = [line["loss"] for line in read_log(out / run.folder / LOG)]
     lines = np.full((*loss.shape, max(map(len, curves.values()))), np.nan)
     for at, curve in curves.items():
@@ -88,13 +110,20 @@ def level_record(runs: Sequence[RecipeRun], out: Path, corpus: Corpus, *, per_fa
 def main(
     out: Annotated[Path, typer.Option(file_okay=False, help="folder of the runs")],
     *,
-    steps: Annotated[int | None, typer.Option(min=1, help="optimiser steps of each run")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="optimiser steps of each run")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="seeds of each run")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
 ) -> None:
     """Train every run, then write what they came to as OUT/chronos_levels.nc."""
     runs = level_runs(steps=steps, seeds=seeds)
-    train_and_measure(runs, out, threads, lambda corpus: {"chronos_levels": level_record(runs, out, corpus)})
+    train_and_measure(
+        runs,
+        out,
+        threads,
+        lambda corpus: {"chronos_levels": level_record(runs, out, corpus)},
+    )
 
 
 if __name__ == "__main__":

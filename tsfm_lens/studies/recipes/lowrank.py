@@ -26,7 +26,12 @@ from tsfm_lens.stats import mean_interval
 from tsfm_lens.studies.recipes.corpus import build_corpus, load_corpus
 from tsfm_lens.studies.recipes.history import TrainingHistory
 from tsfm_lens.studies.recipes.models import attention_ranks
-from tsfm_lens.studies.recipes.recipe import MIXES, AttentionRank, TrainingRecipe, recipe
+from tsfm_lens.studies.recipes.recipe import (
+    MIXES,
+    AttentionRank,
+    TrainingRecipe,
+    recipe,
+)
 from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.training.command import run_command
 from tsfm_lens.training.losses import Stage
@@ -44,7 +49,16 @@ BASE = _FULL.model_copy(
         "config": _FULL.config
         | {"vocab_size": 512, "num_decoder_layers": 1}
         | {"chronos_config": _FULL.config["chronos_config"] | _SHORT},
-        "stages": (Stage(start=0, context=48, horizon=8, rows=16, mix=MIXES["copy"], smoothing=1.0),),
+        "stages": (
+            Stage(
+                start=0,
+                context=48,
+                horizon=8,
+                rows=16,
+                mix=MIXES["copy"],
+                smoothing=1.0,
+            ),
+        ),
         "steps": 480,
         "warmup": 40,
         "decay": 120,
@@ -85,13 +99,21 @@ class RecipeRun(NamedTuple):
 def run_of(name: str, seed: int, steps: int | None, **changes: Any) -> RecipeRun:
     """Return a run of :data:`BASE` with some changes, in so many steps."""
     shorter = {} if steps is None else {"steps": steps, "decay": steps // 4}
-    return RecipeRun(name, seed, BASE.model_copy(update={**shorter, "name": name, "seed": seed, **changes}))
+    return RecipeRun(
+        name,
+        seed,
+        BASE.model_copy(update={**shorter, "name": name, "seed": seed, **changes}),
+    )
 
 
-def runs(*, steps: int | None = None, seeds: int = SEEDS, vocabulary_seeds: int = 1) -> list[RecipeRun]:
+def runs(
+    *, steps: int | None = None, seeds: int = SEEDS, vocabulary_seeds: int = 1
+) -> list[RecipeRun]:
     """List every run, those of seed 0 first, which every comparison needs."""
     attention = [
-        run_of(name, seed, steps, attention_rank=rank) for seed in range(seeds) for name, rank in ATTENTION.items()
+        run_of(name, seed, steps, attention_rank=rank)
+        for seed in range(seeds)
+        for name, rank in ATTENTION.items()
     ]
     vocabularies = [
         run_of(f"vocabulary {rank}", seed, steps, vocabulary_rank=rank)
@@ -113,21 +135,35 @@ _SOURCE = "after Flow of ranks, section 5 and appendices G and I"
 def held_out(run: RecipeRun) -> SeriesBatch:
     """Draw series of the families that a run is trained on, of another seed: its context and horizon long."""
     stage = run.recipe.stages[-1]
-    corpus = build_corpus(dict.fromkeys(run.recipe.corpus, PER_FAMILY), seed=HELD_OUT_SEED)
+    corpus = build_corpus(
+        dict.fromkeys(run.recipe.corpus, PER_FAMILY), seed=HELD_OUT_SEED
+    )
     steps = stage.context + stage.horizon
-    names = [f"{family} {row}" for family, (first, stop) in corpus.rows.items() for row in range(stop - first)]
-    return SeriesBatch(tuple(row[-steps:].astype(float) for row in corpus.values), tuple(names))
+    names = [
+        f"{family} {row}"
+        for family, (first, stop) in corpus.rows.items()
+        for row in range(stop - first)
+    ]
+    return SeriesBatch(
+        tuple(row[-steps:].astype(float) for row in corpus.values), tuple(names)
+    )
 
 
-def attention_record(runs: Mapping[str, Mapping[int, tuple[RecipeRun, Path]]], corpus: Corpus) -> xr.Dataset:
+def attention_record(
+    runs: Mapping[str, Mapping[int, tuple[RecipeRun, Path]]], corpus: Corpus
+) -> xr.Dataset:
     """Compare runs of attention, by name and seed with their folders, with the dense one of the same seed."""
     names = list(runs)
     seeds = sorted(runs.get(DENSE, {}))
     if not seeds or any(sorted(runs[name]) != seeds for name in names):
-        raise InputError(f"arms {', '.join(names)} were not all trained with the seeds {seeds} of {DENSE!r}")
+        raise InputError(
+            f"arms {', '.join(names)} were not all trained with the seeds {seeds} of {DENSE!r}"
+        )
     first = runs[DENSE][seeds[0]][0]
     series, steps = held_out(first), first.recipe.stages[-1].horizon
-    values: dict[str, list[list[Any]]] = {name: [[] for _ in names] for name in (*SCORES, "overlap")}
+    values: dict[str, list[list[Any]]] = {
+        name: [[] for _ in names] for name in (*SCORES, "overlap")
+    }
     for seed in seeds:
         dense = _last(runs[DENSE][seed][1]).run(series, steps, holdout=True, seed=seed)
         for row, name in enumerate(names):
@@ -137,7 +173,10 @@ def attention_record(runs: Mapping[str, Mapping[int, tuple[RecipeRun, Path]]], c
             values["overlap"][row].append(float(result["overlap"]))
     data = xr.Dataset(
         {
-            name: (("arm", "seed", "series")[: np.ndim(every)], np.asarray(every, dtype=np.float32))
+            name: (
+                ("arm", "seed", "series")[: np.ndim(every)],
+                np.asarray(every, dtype=np.float32),
+            )
             for name, every in values.items()
         },
         coords={"arm": names, "seed": seeds, "series": list(series.ids)},
@@ -161,12 +200,20 @@ def _add_rise(data: xr.Dataset, name: str, dense: int) -> xr.Dataset:
         # a series that one arm forecasts without error has no ratio
         rise = np.expm1(np.nanmean(np.where(np.isfinite(logs), logs, np.nan), axis=-1))
     result = judge(
-        data.assign({f"{name}_rise": (("arm", "seed"), rise)}), f"{name}_rise", floor=0.0, signed=True, over="seed"
+        data.assign({f"{name}_rise": (("arm", "seed"), rise)}),
+        f"{name}_rise",
+        floor=0.0,
+        signed=True,
+        over="seed",
     )
-    return result.drop_vars([f"{name}_rise_leads", f"{name}_rise_lead_share", f"{name}_rise_floor"])
+    return result.drop_vars(
+        [f"{name}_rise_leads", f"{name}_rise_lead_share", f"{name}_rise_floor"]
+    )
 
 
-def _sizes(arms: Mapping[str, RecipeRun], lenses: Mapping[str, Lens], dense: Lens) -> dict[str, Any]:
+def _sizes(
+    arms: Mapping[str, RecipeRun], lenses: Mapping[str, Lens], dense: Lens
+) -> dict[str, Any]:
     """Count the numbers in the model, ranks by layer and both ratios."""
     dense_matrices = matrices(dense)
     layers = 1 + max(matrix.layer for matrix in dense_matrices.values())
@@ -174,26 +221,48 @@ def _sizes(arms: Mapping[str, RecipeRun], lenses: Mapping[str, Lens], dense: Len
     for name, arm in arms.items():
         target = arm.recipe.attention_rank
         by_head = target is None or target.sketch == "by head"
-        forms: dict[str, BlockShape] = {key: matrix.form(by_head=by_head) for key, matrix in dense_matrices.items()}
-        ranks = {key: form.full for key, form in forms.items()} if target is None else attention_ranks(dense, target)
+        forms: dict[str, BlockShape] = {
+            key: matrix.form(by_head=by_head) for key, matrix in dense_matrices.items()
+        }
+        ranks = (
+            {key: form.full for key, form in forms.items()}
+            if target is None
+            else attention_ranks(dense, target)
+        )
         numbers = sizes(lenses[name])
         # the first of each layer
         by_layer = {
-            matrix.layer: ranks[key] for key, matrix in reversed(dense_matrices.items()) if matrix.stack == "encoder"
+            matrix.layer: ranks[key]
+            for key, matrix in reversed(dense_matrices.items())
+            if matrix.stack == "encoder"
         }
         of_encoder = [by_layer[layer] for layer in range(layers)]
-        row = {"parameters": numbers["all"], "attention_parameters": numbers["attention"], "rank": of_encoder}
+        row = {
+            "parameters": numbers["all"],
+            "attention_parameters": numbers["attention"],
+            "rank": of_encoder,
+        }
         share = numbers["attention"] / sum(form.numbers for form in forms.values())
-        for key, value in {**row, "rank_ratio": ratio_of(forms, ranks).ranks, "stored_ratio": share}.items():
+        for key, value in {
+            **row,
+            "rank_ratio": ratio_of(forms, ranks).ranks,
+            "stored_ratio": share,
+        }.items():
             rows.setdefault(key, []).append(value)
-    return {key: (("arm", "layer")[: np.ndim(values)], values) for key, values in rows.items()}
+    return {
+        key: (("arm", "layer")[: np.ndim(values)], values)
+        for key, values in rows.items()
+    }
 
 
 def _times(arms: Mapping[str, RecipeRun], corpus: Corpus) -> dict[str, Any]:
     """Measure the CPU time of a training step and of a forward over those of the dense arm, interleaved."""
     times = np.empty((2, len(arms), ROUNDS))
     with tempfile.TemporaryDirectory() as folder:
-        trainers = [Trainer(arm.recipe, Path(folder, arm.folder), corpus, device="cpu") for arm in arms.values()]
+        trainers = [
+            Trainer(arm.recipe, Path(folder, arm.folder), corpus, device="cpu")
+            for arm in arms.values()
+        ]
         for trainer in trainers:
             trainer.train_step()
         for at in range(ROUNDS):
@@ -212,24 +281,48 @@ def _times(arms: Mapping[str, RecipeRun], corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def vocabulary_record(runs: Mapping[int, Mapping[int, tuple[RecipeRun, Path]]]) -> xr.Dataset:
+def vocabulary_record(
+    runs: Mapping[int, Mapping[int, tuple[RecipeRun, Path]]],
+) -> xr.Dataset:
     """Compute ranks of W_Q of the encoder over training, by the rank of a fixed vocabulary and seed."""
     numbers, seeds = sorted(runs), sorted(next(iter(runs.values())))
     first = runs[numbers[0]][seeds[0]][0]
     series, steps = held_out(first), first.recipe.stages[-1].horizon
-    spectra = [[_spectra(runs[number][seed][1]) for seed in seeds] for number in numbers]
+    spectra = [
+        [_spectra(runs[number][seed][1]) for seed in seeds] for number in numbers
+    ]
     ranks = [
-        np.stack([[np.moveaxis(epsilon_rank(getattr(each, part), EPSILONS), 0, -1) for each in row] for row in spectra])
+        np.stack(
+            [
+                [
+                    np.moveaxis(epsilon_rank(getattr(each, part), EPSILONS), 0, -1)
+                    for each in row
+                ]
+                for row in spectra
+            ]
+        )
         for part in ("whole", "change")
     ]
     perplexity = []
     for number in numbers:
         lenses = [_last(runs[number][seed][1]) for seed in seeds]
-        each = [quality(lens.run(series, steps, holdout=True), lens)["log_perplexity"].values[0] for lens in lenses]
+        each = [
+            quality(lens.run(series, steps, holdout=True), lens)[
+                "log_perplexity"
+            ].values[0]
+            for lens in lenses
+        ]
         perplexity.append(each)
     dims = ("vocabulary", "seed", "training_step", "layer", "epsilon")
-    coords = {"vocabulary": numbers, "seed": seeds, "training_step": spectra[0][0].steps, "epsilon": list(EPSILONS)}
-    attrs = _attributes("vocabulary_ranks", "Ranks of W_Q by the rank of a fixed vocabulary", first)
+    coords = {
+        "vocabulary": numbers,
+        "seed": seeds,
+        "training_step": spectra[0][0].steps,
+        "epsilon": list(EPSILONS),
+    }
+    attrs = _attributes(
+        "vocabulary_ranks", "Ranks of W_Q by the rank of a fixed vocabulary", first
+    )
     return xr.Dataset(
         {
             "rank": (dims, ranks[0].astype(np.int16)),
@@ -250,7 +343,9 @@ def spectra_record(runs: Mapping[int, tuple[RecipeRun, Path]]) -> xr.Dataset:
     return xr.Dataset(
         {"singular_value": (("seed", "training_step", "layer", "index"), values)},
         coords={"seed": list(spectra), "training_step": steps},
-        attrs=_attributes("training_spectra", "Singular values of W_Q during training", arm),
+        attrs=_attributes(
+            "training_spectra", "Singular values of W_Q during training", arm
+        ),
     )
 
 
@@ -266,20 +361,30 @@ def _spectra(folder: Path) -> _Spectra:
     history = TrainingHistory(folder)
     checkpoints = sorted(history)
     steps = [
-        checkpoints[place] for place in np.unique(np.linspace(0, len(checkpoints) - 1, N_SPECTRA).round().astype(int))
+        checkpoints[place]
+        for place in np.unique(
+            np.linspace(0, len(checkpoints) - 1, N_SPECTRA).round().astype(int)
+        )
     ]
     weights = np.stack(
         [
             # W_Q of every layer of the encoder
             [
-                parameters(lens.adapter.model, matrix.path)[0].detach().double().cpu().numpy()
+                parameters(lens.adapter.model, matrix.path)[0]
+                .detach()
+                .double()
+                .cpu()
+                .numpy()
                 for name, matrix in matrices(lens).items()
                 if matrix.stack == "encoder" and name.endswith(".q")
             ]
             for lens in map(history.__getitem__, steps)
         ]
     )
-    whole, change = (np.linalg.svd(each, compute_uv=False) for each in (weights, weights - weights[:1]))
+    whole, change = (
+        np.linalg.svd(each, compute_uv=False)
+        for each in (weights, weights - weights[:1])
+    )
     return _Spectra(steps, whole, change)
 
 
@@ -316,7 +421,10 @@ def trained(run: RecipeRun, out: Path, corpus: Corpus, *, quiet: bool = False) -
 
 
 def train_and_measure(
-    every: list[RecipeRun], out: Path, threads: int, measure: Callable[[Corpus], Mapping[str, xr.Dataset]]
+    every: list[RecipeRun],
+    out: Path,
+    threads: int,
+    measure: Callable[[Corpus], Mapping[str, xr.Dataset]],
 ) -> None:
     """Train the runs that have not ended, then write their results, by name of the file; stops on a signal."""
     torch.set_num_threads(threads)
@@ -337,20 +445,34 @@ def records(every: list[RecipeRun], out: Path, corpus: Corpus) -> dict[str, xr.D
     by_name: dict[str, dict[int, tuple[RecipeRun, Path]]] = {}
     for run in every:
         by_name.setdefault(run.name, {})[run.seed] = run, out / run.folder
-    vocabularies = {rank: by_name[f"vocabulary {rank}"] for rank in VOCABULARIES if f"vocabulary {rank}" in by_name}
+    vocabularies = {
+        rank: by_name[f"vocabulary {rank}"]
+        for rank in VOCABULARIES
+        if f"vocabulary {rank}" in by_name
+    }
     result = {
-        "attention": attention_record({name: by_name[name] for name in ATTENTION if name in by_name}, corpus),
+        "attention": attention_record(
+            {name: by_name[name] for name in ATTENTION if name in by_name}, corpus
+        ),
         "spectra": spectra_record(by_name[DENSE]),
     }
-    return result | ({"vocabulary": vocabulary_record(vocabularies)} if vocabularies else {})
+    return result | (
+        {"vocabulary": vocabulary_record(vocabularies)} if vocabularies else {}
+    )
 
 
 def main(
     out: Annotated[Path, typer.Option(file_okay=False, help="folder of the runs")],
     *,
-    steps: Annotated[int | None, typer.Option(min=1, help="optimiser steps of each run")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="seeds of each rank of attention")] = SEEDS,
-    vocabulary_seeds: Annotated[int, typer.Option(min=1, help="seeds of each fixed vocabulary")] = 1,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="optimiser steps of each run")
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="seeds of each rank of attention")
+    ] = SEEDS,
+    vocabulary_seeds: Annotated[
+        int, typer.Option(min=1, help="seeds of each fixed vocabulary")
+    ] = 1,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
 ) -> None:
     """Train every run, then write what they came to as OUT/attention.nc, vocabulary.nc and spectra.nc."""

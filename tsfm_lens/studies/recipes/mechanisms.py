@@ -37,20 +37,33 @@ class Mechanisms:
     copy_error: dict[str, float]
 
 
-def motifs(count: int, length: int, repeats: int, horizon: int, seed: int = 0) -> tuple[SeriesBatch, np.ndarray]:
+def motifs(
+    count: int, length: int, repeats: int, horizon: int, seed: int = 0
+) -> tuple[SeriesBatch, np.ndarray]:
     """Draw random motifs repeated exactly, so that the continuation of the context is known."""
     rng = np.random.default_rng(seed)
     shapes = rng.standard_normal((count, length))
     whole = np.tile(shapes, (1, repeats + -(-horizon // length)))
     context = whole[:, : length * repeats]
-    return SeriesBatch(tuple(context)), whole[:, length * repeats : length * repeats + horizon]
+    return SeriesBatch(tuple(context)), whole[
+        :, length * repeats : length * repeats + horizon
+    ]
 
 
-def measure(lens: Lens, *, motif: int = 32, repeats: int = 2, count: int = 24, seed: int = 0) -> Mechanisms:
+def measure(
+    lens: Lens, *, motif: int = 32, repeats: int = 2, count: int = 24, seed: int = 0
+) -> Mechanisms:
     """Find the heads, then forecast repeated motifs without them."""
     # led along the motif, so that the scores do not depend on how well the model copies
-    settings: dict[str, Any] = {"motif": motif, "repeats": repeats, "n_sequences": 4 * count, "seed": seed}
-    test = induction_scores(lens, **settings, decoding="forced", offset=1, positions="all")
+    settings: dict[str, Any] = {
+        "motif": motif,
+        "repeats": repeats,
+        "n_sequences": 4 * count,
+        "seed": seed,
+    }
+    test = induction_scores(
+        lens, **settings, decoding="forced", offset=1, positions="all"
+    )
     horizon = min(lens.adapter.prediction_length, motif)
     batch, future = motifs(count, motif, repeats, horizon, seed)
     run = lens.run(batch, horizon, truth=future, rollout=True, num_samples=20)
@@ -60,7 +73,9 @@ def measure(lens: Lens, *, motif: int = 32, repeats: int = 2, count: int = 24, s
     alone = _copy_errors(run, every).reshape(is_sharp.shape)
     # widest first; heads that also induce come after those that do not
     rank = np.where(is_sharp, np.inf, -entropy["entropy"].values + 100.0 * is_induction)
-    order = [np.unravel_index(i, alone.shape) for i in np.argsort(rank, axis=None)][: int((~is_sharp).sum())]
+    order = [np.unravel_index(i, alone.shape) for i in np.argsort(rank, axis=None)][
+        : int((~is_sharp).sum())
+    ]
     diffuse = tuple(_head(lens, int(layer), int(head)) for layer, head in order)
 
     def heads(mask: np.ndarray) -> tuple[Component, ...]:
@@ -68,8 +83,16 @@ def measure(lens: Lens, *, motif: int = 32, repeats: int = 2, count: int = 24, s
 
     induction, sharp = heads(is_induction), heads(is_sharp)
     both = heads(is_induction & is_sharp)
-    sets = {"plain": (), "induction": induction, "sharp": sharp, "both": both, "diffuse": diffuse[: len(both)]}
-    error = dict(zip(sets, _copy_errors(run, list(sets.values())).tolist(), strict=True))
+    sets = {
+        "plain": (),
+        "induction": induction,
+        "sharp": sharp,
+        "both": both,
+        "diffuse": diffuse[: len(both)],
+    }
+    error = dict(
+        zip(sets, _copy_errors(run, list(sets.values())).tolist(), strict=True)
+    )
     return Mechanisms(test, entropy, induction, sharp, alone, error)
 
 
@@ -85,8 +108,12 @@ def _head(lens: Lens, layer: int, head: int) -> Component:
 
 
 def main(
-    model: Annotated[str, typer.Argument(help="name or folder of a token model")] = "chronos-nano",
-    repeats: Annotated[int, typer.Option(min=2, help="times that a motif is shown; the paper's are 4")] = 2,
+    model: Annotated[
+        str, typer.Argument(help="name or folder of a token model")
+    ] = "chronos-nano",
+    repeats: Annotated[
+        int, typer.Option(min=2, help="times that a motif is shown; the paper's are 4")
+    ] = 2,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
 ) -> None:
     """Print what each cross-attention head of a token model does, and what copying loses without it."""
@@ -94,21 +121,42 @@ def main(
     lens = load(model)
     scores = measure(lens, repeats=repeats)
     out = console(width=120)
-    table = Table("head", "prefix matching", "copy score", "entropy (nats)", "normalised", "copy error without", "kind")
+    table = Table(
+        "head",
+        "prefix matching",
+        "copy score",
+        "entropy (nats)",
+        "normalised",
+        "copy error without",
+        "kind",
+    )
     table.columns[0].no_wrap = True
     for layer, head in np.ndindex(*scores.alone.shape):
         component = _head(lens, layer, head)
-        kinds = [kind for kind in ("induction", "sharp") if component in getattr(scores, kind)]
+        kinds = [
+            kind
+            for kind in ("induction", "sharp")
+            if component in getattr(scores, kind)
+        ]
         at = {"layer": layer, "head": head}
         test, entropy = scores.test.isel(at), scores.entropy.isel(at)
-        arrays = (test.prefix_matching, test.copy_score, entropy.entropy, entropy.normalised)
+        arrays = (
+            test.prefix_matching,
+            test.copy_score,
+            entropy.entropy,
+            entropy.normalised,
+        )
         numbers = [*map(float, arrays), scores.alone[layer, head]]
-        table.add_row(str(component), *(f"{number:.2f}" for number in numbers), ", ".join(kinds))
+        table.add_row(
+            str(component), *(f"{number:.2f}" for number in numbers), ", ".join(kinds)
+        )
     out.print(table)
     out.print(f"copy accuracy on random tokens {float(scores.test.copy_accuracy):.2f}")
     for name, value in scores.copy_error.items():
         heads = "all heads" if name == "plain" else f"the heads that are {name} ablated"
-        out.print(f"copy error of a repeated motif, {heads}: {value:.3f} standard deviations")
+        out.print(
+            f"copy error of a repeated motif, {heads}: {value:.3f} standard deviations"
+        )
 
 
 if __name__ == "__main__":

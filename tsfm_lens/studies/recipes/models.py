@@ -24,7 +24,14 @@ from transformers import (
 from transformers.masking_utils import eager_mask
 from transformers.models.t5.modeling_t5 import T5Attention, eager_attention_forward
 
-from tsfm_lens.compress import Factors, LowRankLinear, matrices, product, rank_schedule, truncate
+from tsfm_lens.compress import (
+    Factors,
+    LowRankLinear,
+    matrices,
+    product,
+    rank_schedule,
+    truncate,
+)
 from tsfm_lens.compress.layers import replace_layer
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models import Lens, load
@@ -41,7 +48,10 @@ def attention_ranks(lens: Lens, target: AttentionRank) -> dict[str, int]:
     """Return the rank of every attention matrix, or of each of its heads, by the matrix's name."""
     if target.sketch not in SKETCHES:
         raise unknown_name("sketch", target.sketch, SKETCHES)
-    by_head, layers = target.sketch == "by head", {stack.name: stack.n_layers for stack in lens.wiring.stacks}
+    by_head, layers = (
+        target.sketch == "by head",
+        {stack.name: stack.n_layers for stack in lens.wiring.stacks},
+    )
     ranks = {}
     for name, matrix in matrices(lens).items():
         full = matrix.form(by_head=by_head).full
@@ -63,13 +73,25 @@ def factorise_attention(model: PreTrainedModel, target: AttentionRank) -> None:
         if rank < matrix.form(by_head=by_head).full:
             layer = model.get_submodule(matrix.path)
             weight = layer.weight.detach()
-            down, up = truncate(weight, rank, heads=matrix.form(by_head=by_head).blocks, of=matrix.of)
+            down, up = truncate(
+                weight, rank, heads=matrix.form(by_head=by_head).blocks, of=matrix.of
+            )
             # the singular values are in `down`, whose rows are orthogonal
-            lengths = down.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(down.dtype).tiny).sqrt()
+            lengths = (
+                down.norm(dim=-1, keepdim=True)
+                .clamp(min=torch.finfo(down.dtype).tiny)
+                .sqrt()
+            )
             gain = (weight.norm() / product(Factors(down, up)).norm()).sqrt()
-            over = lengths.reshape(len(up), 1, rank) if up.ndim == 3 else lengths.reshape(1, -1)
+            over = (
+                lengths.reshape(len(up), 1, rank)
+                if up.ndim == 3
+                else lengths.reshape(1, -1)
+            )
             factors = Factors(down / lengths * gain, up * over * gain)
-            replace_layer(model, matrix.path, LowRankLinear(factors, layer.bias, matrix.gain))
+            replace_layer(
+                model, matrix.path, LowRankLinear(factors, layer.bias, matrix.gain)
+            )
     model.train(mode)
 
 
@@ -78,22 +100,32 @@ def fix_vocabulary(model: PreTrainedModel, rank: int, *, seed: int) -> None:
     config = model.config
     settings = getattr(config, "chronos_config", {})
     if "n_tokens" not in settings:
-        raise InputError(f"a vocabulary of rank {rank} for a model that reads no tokens; expected a recipe of tokens")
+        raise InputError(
+            f"a vocabulary of rank {rank} for a model that reads no tokens; expected a recipe of tokens"
+        )
     if not 1 <= rank <= config.d_model:
-        raise InputError(f"a vocabulary of rank {rank}; expected 1 to the width of the model, {config.d_model}")
+        raise InputError(
+            f"a vocabulary of rank {rank}; expected 1 to the width of the model, {config.d_model}"
+        )
     chronos = ChronosConfig(**settings)
     centres = chronos.create_tokenizer().centers.double().numpy()
-    embedding = ChebyshevEmbedding.random(config.d_model, rank, largest=float(centres[-1]), seed=seed)
+    embedding = ChebyshevEmbedding.random(
+        config.d_model, rank, largest=float(centres[-1]), seed=seed
+    )
     values = torch.from_numpy(embedding(centres)).T
     table = torch.zeros(config.vocab_size, config.d_model, dtype=torch.float64)
     first = chronos.n_special_tokens + 1
     table[first : first + len(values)] = values
-    others = torch.randn(first, rank, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    others = torch.randn(
+        first, rank, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     # T_j is 1/2 in the mean square
     table[:first] = others / 2**0.5 @ torch.from_numpy(embedding.directions).T
     table /= table[first:].square().mean().sqrt()
     # outputs of a head that is the embedding are scaled in the forward; as a matrix of its own it holds the scale
-    model.lm_head.weight = nn.Parameter(model.shared.weight.detach() * config.d_model**-0.5)
+    model.lm_head.weight = nn.Parameter(
+        model.shared.weight.detach() * config.d_model**-0.5
+    )
     config.tie_word_embeddings = config.scale_decoder_outputs = False
     with torch.no_grad():
         model.shared.weight.copy_(table)
@@ -108,13 +140,22 @@ def spread(x: Tensor, ranks: Sequence[int]) -> Tensor:
     tokens, parts = x.shape[-2], []
     at = torch.arange(tokens, device=x.device)
     sizes = token_blocks(tokens, len(ranks))
-    for part, block, count in zip(x.split(list(ranks), -1), sizes, level_blocks(len(ranks)), strict=True):
+    for part, block, count in zip(
+        x.split(list(ranks), -1), sizes, level_blocks(len(ranks)), strict=True
+    ):
         own = (at[:, None] // block == torch.arange(count, device=x.device)).to(x)
         parts.append((part[..., None, :] * own[:, :, None]).flatten(-2))
     return torch.cat(parts, -1)
 
 
-def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    **options: Any,
+) -> Any:
     """Compute T5's attention, by the module's levels where it has some."""
     ranks = getattr(module, "level_ranks", ())
     if ranks:
@@ -126,10 +167,16 @@ def score_by_levels(model: PreTrainedModel, ranks: Sequence[int]) -> None:
     """Let the encoder of a T5 score by nested blocks of tokens, in the model itself; weights stay as they are."""
     size = model.config.d_kv
     if sum(ranks) != size or min(ranks) < 1:
-        raise InputError(f"ranks {list(ranks)} sum to {sum(ranks)}; expected whole numbers from 1 that sum to {size}")
+        raise InputError(
+            f"ranks {list(ranks)} sum to {sum(ranks)}; expected whole numbers from 1 that sum to {size}"
+        )
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, eager_mask)
-    for part in (model, model.get_encoder(), model.get_decoder()):  # whose configurations may be copies
+    for part in (
+        model,
+        model.get_encoder(),
+        model.get_decoder(),
+    ):  # whose configurations may be copies
         part.set_attn_implementation(NAME)
     for module in model.get_encoder().modules():
         if isinstance(module, T5Attention):
@@ -142,7 +189,9 @@ NEW_SHARE = 0.5
 """Standard deviation of new weights, of that of the old ones of their matrix."""
 
 
-def widened(model: PreTrainedModel, changes: Mapping[str, Any], *, seed: int) -> PreTrainedModel:
+def widened(
+    model: PreTrainedModel, changes: Mapping[str, Any], *, seed: int
+) -> PreTrainedModel:
     """Widen a model to one with the same logits or quantiles, up to the epsilon of its norms and their rounding."""
     with_groups = isinstance(model, Chronos2Model)
     entries = WIDTHS if with_groups else (*WIDTHS, *BUCKETS)
@@ -150,46 +199,81 @@ def widened(model: PreTrainedModel, changes: Mapping[str, Any], *, seed: int) ->
         if name not in entries:
             raise unknown_name("entry that can grow", name, entries)
         if value < getattr(model.config, name):
-            raise InputError(f"{name}={value} is below the model's {getattr(model.config, name)}; a model only grows")
+            raise InputError(
+                f"{name}={value} is below the model's {getattr(model.config, name)}; a model only grows"
+            )
     config = type(model.config)(**copy.deepcopy(model.config.to_dict()) | dict(changes))
     if with_groups and config.d_kv % model.config.d_kv:
-        raise InputError(f"d_kv={config.d_kv}; expected a multiple of the model's {model.config.d_kv}, as it rotates")
+        raise InputError(
+            f"d_kv={config.d_kv}; expected a multiple of the model's {model.config.d_kv}, as it rotates"
+        )
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         wider = type(model)(config).to(model.dtype)
     old, weights = model.state_dict(), wider.state_dict()
     for name in old:
         if "relative_attention_bias" in name:
-            weights[name] = _finer_table(old[name], model.config, config, bidirectional=name.startswith("encoder"))
+            weights[name] = _finer_table(
+                old[name],
+                model.config,
+                config,
+                bidirectional=name.startswith("encoder"),
+            )
         else:
-            same_gain = isinstance(model, T5ForConditionalGeneration) and name == "decoder.final_layer_norm.weight"
+            same_gain = (
+                isinstance(model, T5ForConditionalGeneration)
+                and name == "decoder.final_layer_norm.weight"
+            )
             shape = weights[name].shape
-            weights[name] = _wider(name, old[name].cpu(), shape, model.config, generator, same_gain=same_gain)
+            weights[name] = _wider(
+                name,
+                old[name].cpu(),
+                shape,
+                model.config,
+                generator,
+                same_gain=same_gain,
+            )
     wider.load_state_dict(weights)
     return wider.to(model.device).train(model.training)
 
 
 def _wider(
-    name: str, old: Tensor, shape: torch.Size, config: PretrainedConfig, generator: torch.Generator, *, same_gain: bool
+    name: str,
+    old: Tensor,
+    shape: torch.Size,
+    config: PretrainedConfig,
+    generator: torch.Generator,
+    *,
+    same_gain: bool,
 ) -> Tensor:
     """Return the weight `old` in the corner of one of `shape`."""
     kind, heads = name.split(".")[-2], config.num_heads
     if name.endswith("bias"):
         return torch.cat([old, old.new_zeros(shape[0] - len(old))])
-    random = NEW_SHARE * old.std() * torch.randn(shape, generator=generator, dtype=old.dtype)
+    random = (
+        NEW_SHARE * old.std() * torch.randn(shape, generator=generator, dtype=old.dtype)
+    )
     if old.ndim == 1:
         gain = 1.0 if same_gain else (len(old) / shape[0]) ** 0.5
         return torch.cat([gain * old, old.new_full((shape[0] - len(old),), gain)])
     if kind in ("q", "k", "v"):
         new = random.view(heads, -1, shape[1])
-        places = _places(config, new.shape[1]) if kind != "v" else torch.arange(config.d_kv)
+        places = (
+            _places(config, new.shape[1]) if kind != "v" else torch.arange(config.d_kv)
+        )
         if kind == "k":
             # a new feature of the scores is 0 until its key is learnt
-            free = torch.ones(new.shape[1], dtype=torch.bool).index_fill(0, places, False)
+            free = torch.ones(new.shape[1], dtype=torch.bool).index_fill(
+                0, places, False
+            )
             new[:, free] = 0.0
         new[:, places, : config.d_model] = old.view(heads, config.d_kv, -1)
         return new.reshape(shape)
-    new = random if kind in ("wi", "hidden_layer") else torch.zeros(shape, dtype=old.dtype)
+    new = (
+        random
+        if kind in ("wi", "hidden_layer")
+        else torch.zeros(shape, dtype=old.dtype)
+    )
     if kind == "o":
         new = new.view(shape[0], heads, -1)
         new[: config.d_model, :, : config.d_kv] = old.view(-1, heads, config.d_kv)
@@ -203,10 +287,14 @@ def _places(config: PretrainedConfig, size: int) -> Tensor:
     if not isinstance(config, Chronos2CoreConfig):
         return torch.arange(config.d_kv)
     half, times = config.d_kv // 2, size // config.d_kv
-    return (times * torch.arange(half)[None] + torch.tensor([[0], [size // 2]])).flatten()
+    return (
+        times * torch.arange(half)[None] + torch.tensor([[0], [size // 2]])
+    ).flatten()
 
 
-def _finer_table(table: Tensor, before: T5Config, after: T5Config, *, bidirectional: bool) -> Tensor:
+def _finer_table(
+    table: Tensor, before: T5Config, after: T5Config, *, bidirectional: bool
+) -> Tensor:
     """Return biases (bucket, head) of `after` that give every distance the bias that it had."""
     reach = 2 * after.relative_attention_max_distance
     distances = torch.arange(-reach, reach + 1)
@@ -219,21 +307,32 @@ def _finer_table(table: Tensor, before: T5Config, after: T5Config, *, bidirectio
         )
         for config in (before, after)
     )
-    finer = torch.zeros(after.relative_attention_num_buckets, table.shape[1], dtype=table.dtype)
+    finer = torch.zeros(
+        after.relative_attention_num_buckets, table.shape[1], dtype=table.dtype
+    )
     finer[new] = table.cpu()[old]
     if not torch.equal(finer[new], table.cpu()[old]):
         sizes = {name: getattr(after, name) for name in BUCKETS}
-        raise InputError(f"a bucket of {sizes} holds distances of two of the model's buckets, whose biases differ")
+        raise InputError(
+            f"a bucket of {sizes} holds distances of two of the model's buckets, whose biases differ"
+        )
     return finer
 
 
 def ordinal_embedding(
-    tokens: int, width: int, first_bin: int, generator: torch.Generator, *, finest: float = 6.0
+    tokens: int,
+    width: int,
+    first_bin: int,
+    generator: torch.Generator,
+    *,
+    finest: float = 6.0,
 ) -> torch.Tensor:
     """Draw an embedding (tokens, width) whose value bins are Fourier features of the bin's rank."""
     table = torch.randn(tokens, width, generator=generator)
     ranks = torch.arange(tokens - first_bin, dtype=torch.float32)[:, None]
-    wavelengths = torch.logspace(np.log10(2.0 * tokens), np.log10(finest), width // 2)[None]
+    wavelengths = torch.logspace(np.log10(2.0 * tokens), np.log10(finest), width // 2)[
+        None
+    ]
     angle = 2 * torch.pi * ranks / wavelengths
     features = 2**0.5 * torch.cat([torch.sin(angle), torch.cos(angle)], dim=1)
     table[first_bin:] = features + EMBEDDING_NOISE * table[first_bin:]
@@ -247,22 +346,39 @@ def _dense(recipe: TrainingRecipe) -> PreTrainedModel:
         for name, module in model.named_modules():
             if isinstance(module, nn.Linear):
                 # queries take the dot product's scale on as well (as in T5)
-                fan_in = module.in_features * (model.config.d_kv if name.endswith(".q") else 1)
-                nn.init.normal_(module.weight, std=(0.5 if "patch_embedding" in name else 1.0) * fan_in**-0.5)
+                fan_in = module.in_features * (
+                    model.config.d_kv if name.endswith(".q") else 1
+                )
+                nn.init.normal_(
+                    module.weight,
+                    std=(0.5 if "patch_embedding" in name else 1.0) * fan_in**-0.5,
+                )
         return model
     config = T5Config(**recipe.config)
     if recipe.kind == "patch":
         model = ChronosBoltModelForForecasting(config)
         for block in (model.input_patch_embedding, model.output_patch_embedding):
-            for linear in (block.hidden_layer, block.output_layer, block.residual_layer):
+            for linear in (
+                block.hidden_layer,
+                block.output_layer,
+                block.residual_layer,
+            ):
                 nn.init.normal_(linear.weight, std=0.5 * linear.in_features**-0.5)
     else:
         model = T5ForConditionalGeneration(config)
         first_bin = recipe.config["chronos_config"]["n_special_tokens"] + 1
-        generator, sizes = torch.Generator().manual_seed(recipe.seed), (config.vocab_size, config.d_model)
-        model.shared.weight.data.copy_(ordinal_embedding(*sizes, first_bin, generator, finest=recipe.finest))
+        generator, sizes = (
+            torch.Generator().manual_seed(recipe.seed),
+            (config.vocab_size, config.d_model),
+        )
+        model.shared.weight.data.copy_(
+            ordinal_embedding(*sizes, first_bin, generator, finest=recipe.finest)
+        )
     with torch.no_grad():
-        for stack, entries in ((model.encoder, recipe.encoder_bias), (model.decoder, recipe.decoder_bias)):
+        for stack, entries in (
+            (model.encoder, recipe.encoder_bias),
+            (model.decoder, recipe.decoder_bias),
+        ):
             bias = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
             for bucket, head, logit in entries:
                 bias[bucket, head] += logit

@@ -16,10 +16,16 @@ ROUNDS = 5
 
 def layer_matrices(model: nn.Module) -> list[torch.Tensor]:
     """Return weights of the linear layers that are trained, without those that an embedding shares."""
-    tables = {id(table.weight) for table in model.modules() if isinstance(table, nn.Embedding)}
+    tables = {
+        id(table.weight) for table in model.modules() if isinstance(table, nn.Embedding)
+    }
     linears = (module for module in model.modules() if isinstance(module, nn.Linear))
     weights = {id(linear.weight): linear.weight for linear in linears}
-    return [weight for key, weight in weights.items() if key not in tables and weight.requires_grad]
+    return [
+        weight
+        for key, weight in weights.items()
+        if key not in tables and weight.requires_grad
+    ]
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
@@ -39,7 +45,9 @@ class Muon(torch.optim.Optimizer):
     Its products are in the precision of the weights. Those of torch's own are in bfloat16, which many CPUs emulate.
     """
 
-    def __init__(self, matrices: Sequence[Tensor], *, lr: float, weight_decay: float) -> None:
+    def __init__(
+        self, matrices: Sequence[Tensor], *, lr: float, weight_decay: float
+    ) -> None:
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -49,15 +57,23 @@ class Muon(torch.optim.Optimizer):
             for weight in group["params"]:
                 if weight.grad is None:
                     continue
-                mean = self.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
+                mean = self.state[weight].setdefault(
+                    "momentum_buffer", torch.zeros_like(weight)
+                )
                 mean.lerp_(weight.grad, 1 - MOMENTUM)
-                updates.setdefault(weight.shape, []).append((weight, weight.grad.lerp(mean, MOMENTUM)))
+                updates.setdefault(weight.shape, []).append(
+                    (weight, weight.grad.lerp(mean, MOMENTUM))
+                )
             for shape, pairs in updates.items():
                 size = 0.2 * max(shape) ** 0.5 * group["lr"]
                 for (weight, _), step in zip(
-                    pairs, orthogonalised(torch.stack([new for _, new in pairs])), strict=True
+                    pairs,
+                    orthogonalised(torch.stack([new for _, new in pairs])),
+                    strict=True,
                 ):
-                    weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(step, alpha=size)
+                    weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(
+                        step, alpha=size
+                    )
 
 
 class MuonAdamW(torch.optim.Optimizer):
@@ -67,8 +83,14 @@ class MuonAdamW(torch.optim.Optimizer):
         # the two optimisers hold all state, so the base class, which is here for its type, is left uninitialised
         matrices = layer_matrices(model)
         matrix_ids = {id(weight) for weight in matrices}
-        rest = [weight for weight in model.parameters() if weight.requires_grad and id(weight) not in matrix_ids]
-        self.adamw = torch.optim.AdamW(rest, lr=lr, weight_decay=weight_decay, betas=BETAS)
+        rest = [
+            weight
+            for weight in model.parameters()
+            if weight.requires_grad and id(weight) not in matrix_ids
+        ]
+        self.adamw = torch.optim.AdamW(
+            rest, lr=lr, weight_decay=weight_decay, betas=BETAS
+        )
         self.muon = Muon(matrices, lr=lr, weight_decay=weight_decay)
 
     @property

@@ -65,13 +65,24 @@ class TrainingRecipe(BaseModel):
 
     @model_validator(mode="after")
     def _in_order(self) -> TrainingRecipe:
-        starts, restarts = [stage.start for stage in self.stages], [restart.at for restart in self.restarts]
+        starts, restarts = (
+            [stage.start for stage in self.stages],
+            [restart.at for restart in self.restarts],
+        )
         if not starts or starts[0] != 0 or starts != sorted(set(starts)):
-            raise ValueError(f"stages start at {starts}; expected 0 first, then each after the one before")
+            raise ValueError(
+                f"stages start at {starts}; expected 0 first, then each after the one before"
+            )
         if restarts != sorted(set(restarts)):
-            raise ValueError(f"restarts at {restarts}; expected each after the one before")
-        if self.attention_rank is not None and any(restart.config for restart in self.restarts):
-            raise ValueError("a restart widens a model whose attention is factorised; only full matrices are widened")
+            raise ValueError(
+                f"restarts at {restarts}; expected each after the one before"
+            )
+        if self.attention_rank is not None and any(
+            restart.config for restart in self.restarts
+        ):
+            raise ValueError(
+                "a restart widens a model whose attention is factorised; only full matrices are widened"
+            )
         return self
 
     @property
@@ -95,7 +106,11 @@ class TrainingRecipe(BaseModel):
     def config_at(self, step: int) -> dict[str, Any]:
         """Return the configuration of the model that takes `step`."""
         changes = [restart.config for restart in self.restarts if restart.at <= step]
-        return {key: value for part in (self.config, *changes) for key, value in part.items()}
+        return {
+            key: value
+            for part in (self.config, *changes)
+            for key, value in part.items()
+        }
 
     def rate(self, step: int) -> float:
         """Compute the learning rate at `step`."""
@@ -105,7 +120,9 @@ class TrainingRecipe(BaseModel):
                 last = restart.at
                 break
             first, peak, decay = restart.at, restart.learning_rate, restart.decay
-        return trapezoid_rate(step, peak, first=first, last=last, warmup=self.warmup, decay=decay)
+        return trapezoid_rate(
+            step, peak, first=first, last=last, warmup=self.warmup, decay=decay
+        )
 
     def ending(self, step: int, decay: int) -> TrainingRecipe:
         """Return the recipe at `step` with an end within `decay` steps: its phase's last stage, the rate falling."""
@@ -113,9 +130,15 @@ class TrainingRecipe(BaseModel):
         later = [restart.at for restart in self.restarts if restart.at > step]
         stages = [stage for stage in self.stages if not later or stage.start < later[0]]
         last = stages[-1].model_copy(update={"start": step})
-        changes = {"steps": step + decay, "stages": (*(stage for stage in stages if stage.start < step), last)}
+        changes = {
+            "steps": step + decay,
+            "stages": (*(stage for stage in stages if stage.start < step), last),
+        }
         if earlier:
-            changes["restarts"] = (*earlier[:-1], earlier[-1].model_copy(update={"decay": decay}))
+            changes["restarts"] = (
+                *earlier[:-1],
+                earlier[-1].model_copy(update={"decay": decay}),
+            )
         else:
             changes |= {"restarts": (), "decay": decay}
         return self.model_copy(update=changes)
@@ -125,7 +148,8 @@ _FILE: dict[str, Any] = declarations(Path(__file__).with_name("recipes.yaml"))
 MIXES: Mapping[str, dict[str, float]] = _FILE["mixes"]
 """Families of series in the proportions that recipes draw them in, by name; ``recipes.yaml`` says what each is for."""
 RECIPES: Mapping[str, TrainingRecipe] = {
-    name: TrainingRecipe(name=name, **fields) for name, fields in _FILE["recipes"].items()
+    name: TrainingRecipe(name=name, **fields)
+    for name, fields in _FILE["recipes"].items()
 }
 
 

@@ -26,7 +26,13 @@ from tsfm_lens.training import Plan, Training
 from tsfm_lens.training.command import run_command
 from tsfm_lens.training.losses import Stage, patch_loss, token_loss
 from tsfm_lens.training.series_source import Corpus, SeriesSource
-from tsfm_lens.training.state import STATE, put_back, read_state, run_files, snapshot_files
+from tsfm_lens.training.state import (
+    STATE,
+    put_back,
+    read_state,
+    run_files,
+    snapshot_files,
+)
 
 SAVE_EVERY = 200
 CHECKPOINTS, LATER_CHECKPOINTS = 20, 9
@@ -55,9 +61,13 @@ class RecipeTask:
     def loss(self, step: int, stage: Stage | None = None) -> Tensor:
         """Compute the loss of the batch of a step; by another stage than the step's own if one is given."""
         stage = stage or self.recipe.stage(step)
-        with torch.autocast("cuda", torch.bfloat16, enabled=self.device.startswith("cuda")):
+        with torch.autocast(
+            "cuda", torch.bfloat16, enabled=self.device.startswith("cuda")
+        ):
             if self.recipe.kind == "group":
-                return group_loss(self.model, covariate_batch(self.source, step, stage), stage)
+                return group_loss(
+                    self.model, covariate_batch(self.source, step, stage), stage
+                )
             context, future = self.source.batch(
                 step,
                 mix=stage.mix,
@@ -81,11 +91,20 @@ def _plan(recipe: TrainingRecipe) -> Plan:
     snapshots = {0, *(round(step) for step in steps)}
     starts = [restart.at for restart in recipe.phases_within()]
     for first, last in pairwise([*starts, recipe.steps]):
-        snapshots |= {round(step) for step in np.linspace(first, last, LATER_CHECKPOINTS)}
-    return Plan(steps=recipe.steps, save_every=SAVE_EVERY, snapshots=tuple(sorted(snapshots)), clip=GRADIENT_NORM)
+        snapshots |= {
+            round(step) for step in np.linspace(first, last, LATER_CHECKPOINTS)
+        }
+    return Plan(
+        steps=recipe.steps,
+        save_every=SAVE_EVERY,
+        snapshots=tuple(sorted(snapshots)),
+        clip=GRADIENT_NORM,
+    )
 
 
-def _optimizer(model: PreTrainedModel, recipe: TrainingRecipe, phase: Phase | None) -> torch.optim.Optimizer:
+def _optimizer(
+    model: PreTrainedModel, recipe: TrainingRecipe, phase: Phase | None
+) -> torch.optim.Optimizer:
     """Make a fresh optimiser of a phase; None is the first."""
     rate, decay = recipe.learning_rate, recipe.weight_decay
     if phase is not None and phase.optimizer == "Muon":
@@ -100,13 +119,32 @@ class Trainer(Training):
     task: RecipeTask
     out: Path
 
-    def __init__(self, recipe: TrainingRecipe, out: Path, corpus: Corpus, *, device: str | None = None) -> None:
+    def __init__(
+        self,
+        recipe: TrainingRecipe,
+        out: Path,
+        corpus: Corpus,
+        *,
+        device: str | None = None,
+    ) -> None:
         for restart in recipe.phases_within():
             if restart.config:
                 # refuse now, not after hours, a later phase that cannot grow
-                widened(build_model(recipe, restart.at - 1), restart.config, seed=recipe.seed)
-        task = RecipeTask(recipe, corpus, device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        super().__init__(task, _optimizer(task.model, recipe, None), _plan(recipe), out, rate=recipe.rate)
+                widened(
+                    build_model(recipe, restart.at - 1),
+                    restart.config,
+                    seed=recipe.seed,
+                )
+        task = RecipeTask(
+            recipe, corpus, device or ("cuda" if torch.cuda.is_available() else "cpu")
+        )
+        super().__init__(
+            task,
+            _optimizer(task.model, recipe, None),
+            _plan(recipe),
+            out,
+            rate=recipe.rate,
+        )
         self._phase_of: int | None = None
 
     @property
@@ -130,10 +168,19 @@ class Trainer(Training):
         if phase is None or phase.at == self._phase_of:
             return
         if phase.from_mean:
-            before = max((restart.at for restart in self.recipe.restarts if restart.at < phase.at), default=0)
+            before = max(
+                (
+                    restart.at
+                    for restart in self.recipe.restarts
+                    if restart.at < phase.at
+                ),
+                default=0,
+            )
             checkpoints = snapshot_files(self.out)
             if before not in checkpoints:
-                raise CheckpointError(f"{self.out} has lost its checkpoint of step {before}, which the mean needs")
+                raise CheckpointError(
+                    f"{self.out} has lost its checkpoint of step {before}, which the mean needs"
+                )
             weights = load_file(checkpoints[before])
             with torch.no_grad():
                 for name, weight in self.model.named_parameters():
@@ -141,11 +188,16 @@ class Trainer(Training):
         self._begin(phase)
 
     def _turn_to(self, phase: Phase | None) -> None:
-        self.optimizer, self._phase_of = _optimizer(self.model, self.recipe, phase), phase.at if phase else None
+        self.optimizer, self._phase_of = (
+            _optimizer(self.model, self.recipe, phase),
+            phase.at if phase else None,
+        )
 
     def _begin(self, phase: Phase) -> None:
         if phase.config:
-            self.task.model = widened(self.task.model, phase.config, seed=self.recipe.seed)
+            self.task.model = widened(
+                self.task.model, phase.config, seed=self.recipe.seed
+            )
         self._turn_to(phase)
 
     def go_on_from(self, checkpoint: Path) -> None:
@@ -169,7 +221,9 @@ def _before_last_phase(recipe: TrainingRecipe, checkpoint: Path) -> PreTrainedMo
     """Return the model of a native checkpoint that the recipe's last phase can start from."""
     restarts = recipe.phases_within()
     if not restarts:
-        raise InputError(f"{recipe.name} is trained in one phase of {recipe.steps} steps, from its first")
+        raise InputError(
+            f"{recipe.name} is trained in one phase of {recipe.steps} steps, from its first"
+        )
     model = build_model(recipe, restarts[-1].at - 1)
     weights = native_model(open_pipeline(checkpoint)).state_dict()
     shapes = {name: part.shape for name, part in model.state_dict().items()}
@@ -186,34 +240,65 @@ def _refuse_run(out: Path, cures: str) -> None:
     files = run_files(out)
     if files:
         going_on = "go on with it by --resume, " if STATE in files and cures else ""
-        raise CheckpointError(f"{out} holds a run already ({', '.join(files)}); {going_on}{cures}remove that folder")
+        raise CheckpointError(
+            f"{out} holds a run already ({', '.join(files)}); {going_on}{cures}remove that folder"
+        )
 
 
 def main(
-    name: Annotated[str, typer.Argument(help="chronos-nano, bolt-nano or chronos2-nano")],
-    out: Annotated[Path, typer.Option(file_okay=False, help="folder of the run and of the exported checkpoint")],
+    name: Annotated[
+        str, typer.Argument(help="chronos-nano, bolt-nano or chronos2-nano")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            file_okay=False, help="folder of the run and of the exported checkpoint"
+        ),
+    ],
     *,
     real: Annotated[
-        Path, typer.Option(exists=True, dir_okay=False, help="training series of tools/build_training_series.py")
+        Path,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="training series of tools/build_training_series.py",
+        ),
     ],
-    steps: Annotated[int | None, typer.Option(min=1, help="optimiser steps instead of the recipe's")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="seed instead of the recipe's")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="optimiser steps instead of the recipe's")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="seed instead of the recipe's")
+    ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
     resume: Annotated[bool, typer.Option(help="go on from the state in --out")] = False,
     start: Annotated[
         Path | None,
-        typer.Option(exists=True, file_okay=False, help="checkpoint from before the last phase, which goes on from it"),
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="checkpoint from before the last phase, which goes on from it",
+        ),
     ] = None,
     end_within: Annotated[
         int | None,
-        typer.Option(min=1, help=f"end the run of --out within so many steps, in OUT/{ENDED}; the run itself stays"),
+        typer.Option(
+            min=1,
+            help=f"end the run of --out within so many steps, in OUT/{ENDED}; the run itself stays",
+        ),
     ] = None,
 ) -> None:
     """Train a reference checkpoint and write it in the native format to OUT/NAME."""
     if start is not None and (resume or end_within):
-        raise InputError("--start begins the last phase and goes with neither --resume nor --end-within")
+        raise InputError(
+            "--start begins the last phase and goes with neither --resume nor --end-within"
+        )
     torch.set_num_threads(threads)
-    changes = {key: value for key, value in (("steps", steps), ("seed", seed)) if value is not None}
+    changes = {
+        key: value
+        for key, value in (("steps", steps), ("seed", seed))
+        if value is not None
+    }
     recipe = find_recipe(name).model_copy(update=changes)
     # refuse errors now: the series take minutes to draw
     refuse_unwritable(out)
@@ -221,14 +306,21 @@ def main(
         # a state from which the recipe cannot go on
         state = read_state(out, recipe.identity, torch.device("cpu"))
         model = build_model(recipe, state["step"] - 1)
-        put_back(out, state, model, _optimizer(model, recipe, recipe.phase(state["step"] - 1)))
+        put_back(
+            out,
+            state,
+            model,
+            _optimizer(model, recipe, recipe.phase(state["step"] - 1)),
+        )
     else:
         _refuse_run(out, "give another --out, or ")
     if end_within:
         _refuse_run(out / ENDED, "")
     if start is not None:
         _before_last_phase(recipe, start)
-    corpus = load_corpus(recipe.corpus, seed=recipe.seed, cache=out.parent / "corpora", real=real)
+    corpus = load_corpus(
+        recipe.corpus, seed=recipe.seed, cache=out.parent / "corpora", real=real
+    )
     trainer = Trainer(recipe, out, corpus)
     if resume or end_within:
         trainer.resume()

@@ -15,7 +15,15 @@ from torch.nn.utils import parametrize
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.extensions import extensible
 
-__all__ = ["ATTENTIONS", "ChannelTransformer", "LinearForecaster", "MODELS", "RevIN", "SigmaReparam", "TSMixer"]
+__all__ = [
+    "ATTENTIONS",
+    "ChannelTransformer",
+    "LinearForecaster",
+    "MODELS",
+    "RevIN",
+    "SigmaReparam",
+    "TSMixer",
+]
 __all__ += ["least_squares", "make_model", "oracle_loss", "sigma_reparametrised"]
 
 
@@ -32,7 +40,9 @@ class RevIN(nn.Module):
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
         super().__init__()
         if channels < 1 or not eps > 0:
-            raise InputError(f"channels={channels} and eps={eps}, expected at least 1 channel and an eps above 0")
+            raise InputError(
+                f"channels={channels} and eps={eps}, expected at least 1 channel and an eps above 0"
+            )
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
@@ -58,7 +68,11 @@ class RevIN(nn.Module):
 
 def spectral_norm(weight: Tensor) -> Tensor:
     """Compute the largest singular value of a matrix, exact, and differentiable twice where it is single."""
-    gram = weight @ weight.mT if weight.shape[-2] < weight.shape[-1] else weight.mT @ weight
+    gram = (
+        weight @ weight.mT
+        if weight.shape[-2] < weight.shape[-1]
+        else weight.mT @ weight
+    )
     return torch.linalg.eigvalsh(gram)[..., -1].clamp(min=0).sqrt()
 
 
@@ -88,13 +102,23 @@ def sigma_reparametrised(model: nn.Module) -> nn.Module:
         >>> bool(torch.isclose(torch.linalg.matrix_norm(layer.weight, 2), torch.tensor(1.0)))
         True
     """
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    }
     for name, layer in layers.items():
         if parametrize.is_parametrized(layer, "weight"):
-            raise InputError(f"the weight of {name or 'the layer'} is reparametrised already")
+            raise InputError(
+                f"the weight of {name or 'the layer'} is reparametrised already"
+            )
         if not bool(layer.weight.detach().any()):
-            raise InputError(f"the weight of {name or 'the layer'} is all zeros, so it has no largest singular value")
-        parametrize.register_parametrization(layer, "weight", SigmaReparam(layer.weight.dtype))
+            raise InputError(
+                f"the weight of {name or 'the layer'} is all zeros, so it has no largest singular value"
+            )
+        parametrize.register_parametrization(
+            layer, "weight", SigmaReparam(layer.weight.dtype)
+        )
     return model
 
 
@@ -108,7 +132,9 @@ class SingleHead(nn.Module):
     With ``scaled``, X is divided by the largest singular value of any window of the batch, and multiplied by ``gamma``.
     """
 
-    def __init__(self, size: int, width: int, *, bias: bool, identity: bool, scaled: bool = False) -> None:
+    def __init__(
+        self, size: int, width: int, *, bias: bool, identity: bool, scaled: bool = False
+    ) -> None:
         super().__init__()
         self.q, self.k, self.v = (nn.Linear(size, width, bias=bias) for _ in range(3))
         self.o = nn.Linear(width, size, bias=bias)
@@ -120,8 +146,14 @@ class SingleHead(nn.Module):
         if self.gamma is not None:
             x = self.gamma / spectral_norm(x).max() * x
         q, k, v = (part(x).unsqueeze(1) for part in (self.q, self.k, self.v))
-        mask = torch.eye(x.shape[1], dtype=torch.bool, device=x.device) if self.identity else None
-        return self.o(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).squeeze(1))
+        mask = (
+            torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
+            if self.identity
+            else None
+        )
+        return self.o(
+            F.scaled_dot_product_attention(q, k, v, attn_mask=mask).squeeze(1)
+        )
 
 
 class ChannelBlock(nn.Module):
@@ -181,30 +213,61 @@ class ChannelTransformer(nn.Module):
         super().__init__()
         if attention not in ATTENTIONS:
             raise unknown_name("attention", attention, ATTENTIONS)
-        refuse_sizes(length=length, horizon=horizon, width=width, channels=1 if channels is None else channels)
+        refuse_sizes(
+            length=length,
+            horizon=horizon,
+            width=width,
+            channels=1 if channels is None else channels,
+        )
         if channels is None and (normalise or attention == "time"):
-            raise InputError("channels is None, but RevIN and attention over time are made for a number of channels")
+            raise InputError(
+                "channels is None, but RevIN and attention over time are made for a number of channels"
+            )
         # what is as usual is left out where it came later, so that earlier runs can be resumed
         usual = {"affine": True, "scaled_inputs": False, "released_draws": False}
-        self.settings = {name: value for name, value in arguments.items() if (name, value) not in usual.items()}
-        self.length, self.horizon, self.channels, self.over = length, horizon, channels, attention
-        self.size, self.width = length if channels is None or attention != "time" else channels, width
+        self.settings = {
+            name: value
+            for name, value in arguments.items()
+            if (name, value) not in usual.items()
+        }
+        self.length, self.horizon, self.channels, self.over = (
+            length,
+            horizon,
+            channels,
+            attention,
+        )
+        self.size, self.width = (
+            length if channels is None or attention != "time" else channels,
+            width,
+        )
         with _drawn(self, seed):
-            self.embed: RevIN | nn.Identity = RevIN(channels) if normalise and channels else nn.Identity()
-            attn = SingleHead(self.size, width, bias=bias, identity=attention == "identity", scaled=scaled_inputs)
+            self.embed: RevIN | nn.Identity = (
+                RevIN(channels) if normalise and channels else nn.Identity()
+            )
+            attn = SingleHead(
+                self.size,
+                width,
+                bias=bias,
+                identity=attention == "identity",
+                scaled=scaled_inputs,
+            )
             self.blocks = nn.ModuleList([ChannelBlock(attn)])
             self.readout = nn.Linear(length, horizon, bias=bias)
         if released_draws:
             with torch.no_grad():
                 for each in (attn.q, attn.k, attn.v):
                     # 6 / (L + L d_m) under the root of the bound, in place of 6 / (L + d_m)
-                    each.weight.mul_(((self.size + width) / (self.size * (width + 1))) ** 0.5)
+                    each.weight.mul_(
+                        ((self.size + width) / (self.size * (width + 1))) ** 0.5
+                    )
         if sigma_reparam:
             sigma_reparametrised(self)
         if not affine:
             self.embed.requires_grad_(requires_grad=False)
         # the identity takes no scores, so that they are not trained
-        for part in (attn,) if frozen else (attn.q, attn.k) if attention == "identity" else ():
+        for part in (
+            (attn,) if frozen else (attn.q, attn.k) if attention == "identity" else ()
+        ):
             part.requires_grad_(requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -220,10 +283,16 @@ class ChannelTransformer(nn.Module):
         """Return RevIN's statistics of windows (…, channel, L); None without RevIN."""
         return self.embed.statistics(x) if isinstance(self.embed, RevIN) else None
 
-    def forecast(self, stream: Tensor, statistics: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forecast(
+        self, stream: Tensor, statistics: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
         """Map the last stream (…, token, size) to forecasts (…, channel, H) in the units of the windows."""
         out = self.readout(stream.mT if self.over == "time" else stream)
-        return self.embed.inverse(out, *statistics) if isinstance(self.embed, RevIN) and statistics else out
+        return (
+            self.embed.inverse(out, *statistics)
+            if isinstance(self.embed, RevIN) and statistics
+            else out
+        )
 
 
 @contextmanager
@@ -240,7 +309,11 @@ def _drawn(model: nn.Module, seed: int) -> Iterator[None]:
 
 
 def _arguments(scope: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in scope.items() if name not in ("self", "__class__")}
+    return {
+        name: value
+        for name, value in scope.items()
+        if name not in ("self", "__class__")
+    }
 
 
 def refuse_sizes(**sizes: int) -> None:
@@ -269,9 +342,13 @@ class LinearForecaster(nn.Module):
     ) -> None:
         arguments = _arguments(locals())
         super().__init__()
-        refuse_sizes(length=length, horizon=horizon, channels=1 if channels is None else channels)
+        refuse_sizes(
+            length=length, horizon=horizon, channels=1 if channels is None else channels
+        )
         if normalise and channels is None:
-            raise InputError("channels is None, but RevIN is made for a number of channels")
+            raise InputError(
+                "channels is None, but RevIN is made for a number of channels"
+            )
         self.settings = arguments
         self.length, self.horizon, self.channels = length, horizon, channels
         with _drawn(self, seed):
@@ -280,15 +357,24 @@ class LinearForecaster(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map windows (batch, channel, L) to forecasts (batch, channel, H), in the same units."""
-        return self.readout(x) if self.revin is None else self.revin.around(x, self.readout)
+        return (
+            self.readout(x)
+            if self.revin is None
+            else self.revin.around(x, self.readout)
+        )
 
     def fit(self, batches: Iterable[tuple[Tensor, Tensor]]) -> LinearForecaster:
         """Set W to the least squares over batches of windows and what followed them, exactly."""
         if self.readout.bias is not None:
-            raise InputError("the closed form is that of a map without bias; make the model with bias=False")
+            raise InputError(
+                "the closed form is that of a map without bias; make the model with bias=False"
+            )
         pairs = batches
         if self.revin is not None:
-            pairs = ((x - x.mean(-1, keepdim=True), y - x.mean(-1, keepdim=True)) for x, y in batches)
+            pairs = (
+                (x - x.mean(-1, keepdim=True), y - x.mean(-1, keepdim=True))
+                for x, y in batches
+            )
         with torch.no_grad():
             self.readout.weight.copy_(least_squares(pairs).mT)
             if self.revin is not None:
@@ -311,10 +397,16 @@ def least_squares(batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
     rows, squares, products = 0, torch.zeros(()), torch.zeros(())
     for x, y in batches:
         left, right = (part.detach().flatten(0, -2).double() for part in (x, y))
-        rows, squares, products = rows + len(left), squares + left.mT @ left, products + left.mT @ right
+        rows, squares, products = (
+            rows + len(left),
+            squares + left.mT @ left,
+            products + left.mT @ right,
+        )
     unknowns = len(squares) if squares.ndim else 0
     if not rows or rows < unknowns:
-        raise InputError(f"{rows} rows for {unknowns} unknowns a column: give at least as many rows")
+        raise InputError(
+            f"{rows} rows for {unknowns} unknowns a column: give at least as many rows"
+        )
     # through eigenvalues, so that constant or repeated columns give the solution of least norm
     return torch.linalg.pinv(squares, hermitian=True) @ products
 
@@ -330,7 +422,9 @@ def oracle_loss(length: int, rows: int, *, noise: float = 1.0) -> float:
         1.0074
     """
     if rows <= length + 1:
-        raise InputError(f"{rows} rows for {length} unknowns: the expected error is finite from {length + 2} rows on")
+        raise InputError(
+            f"{rows} rows for {length} unknowns: the expected error is finite from {length + 2} rows on"
+        )
     return noise**2 * (1 + length / (rows - length - 1))
 
 
@@ -376,14 +470,22 @@ class TSMixer(nn.Module):
     ) -> None:
         arguments = _arguments(locals())
         super().__init__()
-        refuse_sizes(length=length, horizon=horizon, channels=channels, blocks=blocks, hidden=hidden)
+        refuse_sizes(
+            length=length,
+            horizon=horizon,
+            channels=channels,
+            blocks=blocks,
+            hidden=hidden,
+        )
         if not 0 <= dropout < 1:
             raise InputError(f"dropout={dropout}, expected from 0 to below 1")
         self.settings = arguments
         self.length, self.horizon, self.channels = length, horizon, channels
         with _drawn(self, seed):
             self.revin = RevIN(channels) if normalise else None
-            self.blocks = nn.ModuleList(MixerBlock(length, channels, hidden, dropout) for _ in range(blocks))
+            self.blocks = nn.ModuleList(
+                MixerBlock(length, channels, hidden, dropout) for _ in range(blocks)
+            )
             self.readout = nn.Linear(length, horizon)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -409,7 +511,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "random-transformer": partial(ChannelTransformer, frozen=True),
     "sigma-reparam": partial(ChannelTransformer, sigma_reparam=True),
     "samformer": partial(ChannelTransformer, normalise=True),
-    "identity-attention": partial(ChannelTransformer, normalise=True, attention="identity"),
+    "identity-attention": partial(
+        ChannelTransformer, normalise=True, attention="identity"
+    ),
     "temporal-attention": partial(ChannelTransformer, normalise=True, attention="time"),
     "linear": LinearForecaster,
     "tsmixer": TSMixer,
@@ -417,7 +521,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 """SAMformer and the transformer of tables 1 and 6 are one network with RevIN; the optimiser makes the difference."""
 
 
-def make_model(name: str, length: int, horizon: int, channels: int, **options: Any) -> nn.Module:
+def make_model(
+    name: str, length: int, horizon: int, channels: int, **options: Any
+) -> nn.Module:
     """Make a model of ``MODELS`` with drawn weights, for windows of L = ``length`` and D channels and a horizon H.
 
     Raises:

@@ -18,7 +18,15 @@ from tsfm_lens.data import SeriesBatch, as_series, read_series
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.studies.samformer.models import refuse_sizes
 
-__all__ = ["Benchmark", "BenchmarkTask", "ForecastTask", "LinearToy", "SPLITS", "ToyTask", "Windows"]
+__all__ = [
+    "Benchmark",
+    "BenchmarkTask",
+    "ForecastTask",
+    "LinearToy",
+    "SPLITS",
+    "ToyTask",
+    "Windows",
+]
 __all__ += ["benchmark", "cosine_by_epoch"]
 
 
@@ -55,19 +63,29 @@ class LinearToy:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        sizes = {name: value for name, value in asdict(self).items() if name not in ("noise", "seed")}
+        sizes = {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in ("noise", "seed")
+        }
         refuse_sizes(**sizes)
         if not 0 <= self.noise < float("inf"):
-            raise InputError(f"noise={self.noise}, expected a finite standard deviation of at least 0")
+            raise InputError(
+                f"noise={self.noise}, expected a finite standard deviation of at least 0"
+            )
 
     def weight(self) -> Tensor:
         """Return W_toy, (L, H)."""
-        return torch.randn(self.length, self.horizon, generator=stream(self.seed, WEIGHT))
+        return torch.randn(
+            self.length, self.horizon, generator=stream(self.seed, WEIGHT)
+        )
 
     def pairs(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Draw windows (pair, D, L) and forecasts (pair, D, H); training pairs first, then those of validation."""
         if not 0 <= start < stop <= self.training + self.validation:
-            raise InputError(f"pairs {start} to {stop} of {self.training + self.validation}, counted from 0")
+            raise InputError(
+                f"pairs {start} to {stop} of {self.training + self.validation}, counted from 0"
+            )
         weight, pairs = self.weight(), []
         # drawn in blocks, so that one pair is the same whichever others are asked for
         for block in range(start // BLOCK, -(-stop // BLOCK)):
@@ -76,14 +94,22 @@ class LinearToy:
             noise = torch.randn(BLOCK, self.channels, self.horizon, generator=generator)
             # the whole product, because how it is rounded may depend on how many rows it has
             y = x @ weight + self.noise * noise
-            inside = slice(max(start - block * BLOCK, 0), min(stop - block * BLOCK, BLOCK))
+            inside = slice(
+                max(start - block * BLOCK, 0), min(stop - block * BLOCK, BLOCK)
+            )
             pairs.append((x[inside], y[inside]))
         windows, forecasts = zip(*pairs, strict=True)
         return torch.cat(windows), torch.cat(forecasts)
 
-    def batches(self, *, validation: bool = False, size: int = BLOCK) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(
+        self, *, validation: bool = False, size: int = BLOCK
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield all training pairs, or those of validation, in batches."""
-        first, last = (self.training, self.training + self.validation) if validation else (0, self.training)
+        first, last = (
+            (self.training, self.training + self.validation)
+            if validation
+            else (0, self.training)
+        )
         for start in range(first, last, size):
             yield self.pairs(start, min(start + size, last))
 
@@ -110,7 +136,9 @@ class Windows:
 
     def take(self, which: Tensor) -> tuple[Tensor, Tensor]:
         """Return the windows (window, channel, L) of these numbers and the steps that follow, (window, channel, H)."""
-        both = self.values.unfold(1, self.length + self.horizon, 1)[:, which].transpose(0, 1)
+        both = self.values.unfold(1, self.length + self.horizon, 1)[:, which].transpose(
+            0, 1
+        )
         return both[..., : self.length], both[..., self.length :]
 
 
@@ -180,7 +208,9 @@ def benchmark(
     if channels is not None:
         batch = batch.select(list(channels))
     if len(set(batch.lengths)) > 1:
-        longest, shortest = (batch.ids[int(find(batch.lengths))] for find in (np.argmax, np.argmin))
+        longest, shortest = (
+            batch.ids[int(find(batch.lengths))] for find in (np.argmax, np.argmin)
+        )
         raise InputError(
             f"channels have {min(batch.lengths)} ({shortest!r}) to {max(batch.lengths)} ({longest!r}) steps; expected "
             "one length"
@@ -193,27 +223,49 @@ def benchmark(
             f"channel {batch.ids[channel]!r} has no value in row {row} ({len(gaps)} values are missing in all); "
             "fill the gaps first, these models take none"
         )
-    return _split(values, batch.ids, length, horizon, split, name or (file.name if file else "series"))
+    return _split(
+        values,
+        batch.ids,
+        length,
+        horizon,
+        split,
+        name or (file.name if file else "series"),
+    )
 
 
 def _split(
-    values: np.ndarray, channels: tuple[str, ...], length: int, horizon: int, split: str, name: str
+    values: np.ndarray,
+    channels: tuple[str, ...],
+    length: int,
+    horizon: int,
+    split: str,
+    name: str,
 ) -> Benchmark:
     """Split and standardise complete values (channel, time)."""
     total, rows = values.shape[1], SPLITS[split]
     if rows is None:
-        rows = int(total * 0.7), total - int(total * 0.7) - int(total * 0.2), int(total * 0.2)
+        rows = (
+            int(total * 0.7),
+            total - int(total * 0.7) - int(total * 0.2),
+            int(total * 0.2),
+        )
     elif total < sum(rows):
-        raise InputError(f"the split {split!r} takes {sum(rows)} rows, the series has {total}; choose '70/10/20'")
+        raise InputError(
+            f"the split {split!r} takes {sum(rows)} rows, the series has {total}; choose '70/10/20'"
+        )
     training = values[:, : rows[0]]
     mean, deviation = training.mean(axis=1), training.std(axis=1)
-    constant = np.flatnonzero(training.max(axis=1, initial=-np.inf) == training.min(axis=1, initial=np.inf))
+    constant = np.flatnonzero(
+        training.max(axis=1, initial=-np.inf) == training.min(axis=1, initial=np.inf)
+    )
     if len(constant):
         raise InputError(
             f"channel {channels[constant[0]]!r} is constant over the training rows and cannot be standardised; leave "
             "it out with channels=…"
         )
-    standard = torch.from_numpy(((values - mean[:, None]) / deviation[:, None]).astype(np.float32))
+    standard = torch.from_numpy(
+        ((values - mean[:, None]) / deviation[:, None]).astype(np.float32)
+    )
     parts, start = [], 0
     for part, count in zip(("training", "validation", "test"), rows, strict=True):
         first = max(start - length, 0) if start else 0
@@ -276,13 +328,28 @@ class ForecastTask:
                 f"{len(training)} training pairs, {len(validation)} of validation and batches of {batch}; expected at "
                 "least 1 each"
             )
-        self.name, self.model, self.training, self.validation = name, model, training, validation
+        self.name, self.model, self.training, self.validation = (
+            name,
+            model,
+            training,
+            validation,
+        )
         self.batch, self.seed, self.as_printed = batch, seed, as_printed
         self.batches_per_epoch = math.ceil(len(training) / batch)
         settings_of = dict(getattr(model, "settings", {}))
-        own = {"batch": batch, "seed": seed, "as_printed": as_printed, "pairs": [len(training), len(validation)]}
-        of_model = {"model": type(model).__name__, **{f"model.{key}": value for key, value in settings_of.items()}}
-        self.identity = json.dumps({"task": name, **own, **of_model, **dict(settings or {})}, sort_keys=True)
+        own = {
+            "batch": batch,
+            "seed": seed,
+            "as_printed": as_printed,
+            "pairs": [len(training), len(validation)],
+        }
+        of_model = {
+            "model": type(model).__name__,
+            **{f"model.{key}": value for key, value in settings_of.items()},
+        }
+        self.identity = json.dumps(
+            {"task": name, **own, **of_model, **dict(settings or {})}, sort_keys=True
+        )
         self._order: tuple[int, Tensor] | None = None
 
     @property
@@ -294,12 +361,17 @@ class ForecastTask:
         """Return the numbers of the training pairs in the batch of a step."""
         epoch, place = divmod(step, self.batches_per_epoch)
         if self._order is None or self._order[0] != epoch:
-            self._order = epoch, torch.randperm(len(self.training), generator=stream(self.seed, epoch))
+            self._order = (
+                epoch,
+                torch.randperm(len(self.training), generator=stream(self.seed, epoch)),
+            )
         return self._order[1][place * self.batch : (place + 1) * self.batch]
 
     def loss(self, step: int) -> Tensor:
         """Compute the mean squared error of the batch of a step, or equation 1 as printed."""
-        x, y = (part.to(self.device) for part in self.training.take(self.pairs_of(step)))
+        x, y = (
+            part.to(self.device) for part in self.training.take(self.pairs_of(step))
+        )
         error = (self.model(x) - y).square().mean()
         return error * y.shape[-1] if self.as_printed else error
 
@@ -308,7 +380,9 @@ class ForecastTask:
         return errors_of(self.model, self.validation)
 
 
-def errors_of(model: nn.Module, pairs: WindowPairs, *, at_once: int = 256) -> dict[str, float]:
+def errors_of(
+    model: nn.Module, pairs: WindowPairs, *, at_once: int = 256
+) -> dict[str, float]:
     """Compute mean squared ("mse") and absolute ("mae") errors over windows, channels and steps, in evaluation mode."""
     training, device = model.training, next(model.parameters()).device
     model.eval()
@@ -319,7 +393,10 @@ def errors_of(model: nn.Module, pairs: WindowPairs, *, at_once: int = 256) -> di
             for start in range(0, len(pairs), at_once):
                 x, y = pairs.take(torch.arange(start, min(start + at_once, len(pairs))))
                 error = (model(x.to(device)).cpu() - y).double()
-                squared, absolute = squared + error.square().sum(), absolute + error.abs().sum()
+                squared, absolute = (
+                    squared + error.square().sum(),
+                    absolute + error.abs().sum(),
+                )
                 count += error.numel()
     finally:
         model.train(training)
@@ -333,11 +410,16 @@ class ToyTask(ForecastTask):
         InputError: the model's length, horizon or channels are not the toy's.
     """
 
-    def __init__(self, model: nn.Module, toy: LinearToy | None = None, **options: Any) -> None:
+    def __init__(
+        self, model: nn.Module, toy: LinearToy | None = None, **options: Any
+    ) -> None:
         self.toy = LinearToy() if toy is None else toy
         _refuse_other_sizes(model, self.toy.length, self.toy.horizon, self.toy.channels)
         last = self.toy.training + self.toy.validation
-        pairs = [HeldPairs(*self.toy.pairs(*ends)) for ends in ((0, self.toy.training), (self.toy.training, last))]
+        pairs = [
+            HeldPairs(*self.toy.pairs(*ends))
+            for ends in ((0, self.toy.training), (self.toy.training, last))
+        ]
         settings = {f"toy.{key}": value for key, value in vars(self.toy).items()}
         options["settings"] = {**settings, **dict(options.get("settings") or {})}
         super().__init__("the toy problem", model, *pairs, **options)
@@ -352,9 +434,21 @@ class BenchmarkTask(ForecastTask):
 
     def __init__(self, model: nn.Module, data: Benchmark, **options: Any) -> None:
         self.data = data
-        _refuse_other_sizes(model, data.training.length, data.training.horizon, len(data.channels))
-        options["settings"] = {"data": data.name, "digest": data.digest, **dict(options.get("settings") or {})}
-        super().__init__(f"{type(model).__name__} on {data.name}", model, data.training, data.validation, **options)
+        _refuse_other_sizes(
+            model, data.training.length, data.training.horizon, len(data.channels)
+        )
+        options["settings"] = {
+            "data": data.name,
+            "digest": data.digest,
+            **dict(options.get("settings") or {}),
+        }
+        super().__init__(
+            f"{type(model).__name__} on {data.name}",
+            model,
+            data.training,
+            data.validation,
+            **options,
+        )
 
     def test(self) -> dict[str, float]:
         """Compute errors on the test part, "mse" and "mae", as the paper's tables 1 and 6 have them."""
@@ -379,8 +473,16 @@ def cosine_by_epoch(
     return rate
 
 
-def _refuse_other_sizes(model: nn.Module, length: int, horizon: int, channels: int) -> None:
-    for name, size in (("length", length), ("horizon", horizon), ("channels", channels)):
+def _refuse_other_sizes(
+    model: nn.Module, length: int, horizon: int, channels: int
+) -> None:
+    for name, size in (
+        ("length", length),
+        ("horizon", horizon),
+        ("channels", channels),
+    ):
         of_model = getattr(model, name, None)
         if of_model not in (None, size):
-            raise InputError(f"the model has {name}={of_model}, the data {name}={size}; make the model of that size")
+            raise InputError(
+                f"the model has {name}={of_model}, the data {name}={size}; make the model of that size"
+            )

@@ -39,7 +39,17 @@ class ChannelAdapter(Adapter):
         self.over_time = native.over == "time"
         q, k, v, o = (Projection(f"attn.{letter}") for letter in "qkvo")
         attention = Attention("attn", "attn", Site("attn"), Site("", "in"), q, k, v, o)
-        stack = Stack("", "blocks", 1, 1, native.size, native.width, 0, (attention,), upstream=("embed",))
+        stack = Stack(
+            "",
+            "blocks",
+            1,
+            1,
+            native.size,
+            native.width,
+            0,
+            (attention,),
+            upstream=("embed",),
+        )
         unembed = Site("readout", layout="batch variate d_out")
         self.wiring = Wiring(NAME, (stack,), unembed, "embed", native.horizon)
 
@@ -52,15 +62,32 @@ class ChannelAdapter(Adapter):
             )
         for name, series in zip(batch.ids, batch.values, strict=True):
             if len(series) < length:
-                raise InputError(f"series {name!r} has {len(series)} steps, the model reads exactly {length}")
+                raise InputError(
+                    f"series {name!r} has {len(series)} steps, the model reads exactly {length}"
+                )
             if np.isnan(series[-length:]).any():
                 raise InputError(
                     f"series {name!r} has gaps in its last {length} steps; fill them, the model takes none"
                 )
-        rows = np.stack([np.asarray(series[-length:], dtype=np.float64) for series in batch.values])
-        x = torch.from_numpy(rows).to(self.device, self.dtype).unflatten(0, (-1, channels))
+        rows = np.stack(
+            [np.asarray(series[-length:], dtype=np.float64) for series in batch.values]
+        )
+        x = (
+            torch.from_numpy(rows)
+            .to(self.device, self.dtype)
+            .unflatten(0, (-1, channels))
+        )
         loc, scale = (part.flatten() for part in self._loc_and_scale(x))
-        return Encoded({"x": x}, {"": self._spans(channels)}, loc, scale, batch, self.prediction_length, len(x), True)
+        return Encoded(
+            {"x": x},
+            {"": self._spans(channels)},
+            loc,
+            scale,
+            batch,
+            self.prediction_length,
+            len(x),
+            True,
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -71,7 +98,10 @@ class ChannelAdapter(Adapter):
         if self.over_time:
             return TokenSpans.patches(-self.context_length, self.context_length, 1)
         return TokenSpans(
-            (-self.context_length,) * channels, (0,) * channels, ("",) * channels, variate=tuple(range(channels))
+            (-self.context_length,) * channels,
+            (0,) * channels,
+            ("",) * channels,
+            variate=tuple(range(channels)),
         )
 
     def _loc_and_scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,7 +117,9 @@ class ChannelAdapter(Adapter):
         return self.model(inputs["x"]).flatten(0, 1).unsqueeze(1)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        out = self.model.forecast(normalized, self.model.statistics(encoded.inputs["x"]))
+        out = self.model.forecast(
+            normalized, self.model.statistics(encoded.inputs["x"])
+        )
         return out.flatten(-3, -2).unsqueeze(-2)
 
     def example(self, n_series: int, longest: int) -> SeriesBatch:
@@ -97,8 +129,15 @@ class ChannelAdapter(Adapter):
         channels = np.arange(self.n_variates or 3)[:, None]
         items = []
         for index in range(n_series + 1):
-            season = np.sin(2 * np.pi * steps / (5 + index + channels)) * (1 + index + channels)
-            items.append(10 * index - 4 * channels + season + 0.5 * rng.standard_normal(season.shape))
+            season = np.sin(2 * np.pi * steps / (5 + index + channels)) * (
+                1 + index + channels
+            )
+            items.append(
+                10 * index
+                - 4 * channels
+                + season
+                + 0.5 * rng.standard_normal(season.shape)
+            )
         return as_series(items)
 
 

@@ -18,7 +18,12 @@ from tsfm_lens.studies.structured.matrices import (
     right_permutation,
 )
 
-__all__ = ["MultiLevelBlockTensorContraction", "as_contraction", "kronecker", "nearest_tensor_train"]
+__all__ = [
+    "MultiLevelBlockTensorContraction",
+    "as_contraction",
+    "kronecker",
+    "nearest_tensor_train",
+]
 
 
 class MultiLevelBlockTensorContraction(StructuredMatrix):
@@ -44,38 +49,77 @@ class MultiLevelBlockTensorContraction(StructuredMatrix):
         right_permutations: Sequence[Tensor] | None = None,
     ) -> None:
         if not left or len(left) != len(right):
-            raise InputError(f"{len(left)} left and {len(right)} right factors; give one of each for every level")
-        super().__init__(left[0].shape[0] * left[0].shape[1], right[0].shape[0] * right[0].shape[1])
-        self.left = nn.ParameterList(nn.Parameter(part.detach().clone()) for part in left)
-        self.right = nn.ParameterList(nn.Parameter(part.detach().clone()) for part in right)
+            raise InputError(
+                f"{len(left)} left and {len(right)} right factors; give one of each for every level"
+            )
+        super().__init__(
+            left[0].shape[0] * left[0].shape[1], right[0].shape[0] * right[0].shape[1]
+        )
+        self.left = nn.ParameterList(
+            nn.Parameter(part.detach().clone()) for part in left
+        )
+        self.right = nn.ParameterList(
+            nn.Parameter(part.detach().clone()) for part in right
+        )
         for level, (outer, inner) in enumerate(zip(left, right, strict=True)):
             sizes = (outer.shape[0] * outer.shape[1], inner.shape[0] * inner.shape[1])
             if sizes != (self.out_features, self.in_features):
-                raise InputError(f"level {level + 1} is {sizes}, expected {(self.out_features, self.in_features)}")
+                raise InputError(
+                    f"level {level + 1} is {sizes}, expected {(self.out_features, self.in_features)}"
+                )
             if outer.shape[0] * outer.shape[2] != inner.shape[0] * inner.shape[2]:
                 raise InputError(
                     f"level {level + 1} has p' r' = {outer.shape[0]} · {outer.shape[2]} and p r = {inner.shape[0]} · "
                     f"{inner.shape[2]}; both must be one number"
                 )
-        self.register_buffer("alphas", torch.as_tensor([1.0] * len(left) if alphas is None else alphas).to(left[0]))
+        self.register_buffer(
+            "alphas",
+            torch.as_tensor([1.0] * len(left) if alphas is None else alphas).to(
+                left[0]
+            ),
+        )
         inner_sizes = [part.shape[0] * part.shape[2] for part in right]
-        self.outer_order = _permutations(left_permutations, [self.out_features] * len(left))
+        self.outer_order = _permutations(
+            left_permutations, [self.out_features] * len(left)
+        )
         self.inner_order = _permutations(right_permutations, inner_sizes)
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, self.in_features)
         total = flat.new_zeros(len(flat), self.out_features)
-        levels = zip(self.alphas, self.left, self.right, self.outer_order, self.inner_order, strict=True)
+        levels = zip(
+            self.alphas,
+            self.left,
+            self.right,
+            self.outer_order,
+            self.inner_order,
+            strict=True,
+        )
         for alpha, left, right, outer, inner in levels:
             narrow = joined(cut(flat, len(right)) @ right)[:, inner]
-            total = total + alpha * joined(torch.bmm(cut(narrow, len(left)), left.transpose(1, 2)))[:, outer]
+            total = (
+                total
+                + alpha
+                * joined(torch.bmm(cut(narrow, len(left)), left.transpose(1, 2)))[
+                    :, outer
+                ]
+            )
         return total.reshape(*x.shape[:-1], self.out_features)
 
     def dense(self) -> Tensor:
         total = self.left[0].new_zeros(self.out_features, self.in_features)
-        levels = zip(self.alphas, self.left, self.right, self.outer_order, self.inner_order, strict=True)
+        levels = zip(
+            self.alphas,
+            self.left,
+            self.right,
+            self.outer_order,
+            self.inner_order,
+            strict=True,
+        )
         for alpha, left, right, outer, inner in levels:
-            p_left, p_right = (torch.eye(len(order)).to(total)[order] for order in (outer, inner))
+            p_left, p_right = (
+                torch.eye(len(order)).to(total)[order] for order in (outer, inner)
+            )
             narrow = torch.block_diag(*right.transpose(1, 2))
             total = total + alpha * p_left @ torch.block_diag(*left) @ p_right @ narrow
         return total
@@ -84,7 +128,10 @@ class MultiLevelBlockTensorContraction(StructuredMatrix):
     def n_parameters(self) -> int:
         """Σ_l (out r'_l + in r_l); the fixed α and permutations do not count."""
         levels = zip(self.left, self.right, strict=True)
-        return sum(self.out_features * x.shape[2] + self.in_features * y.shape[2] for x, y in levels)
+        return sum(
+            self.out_features * x.shape[2] + self.in_features * y.shape[2]
+            for x, y in levels
+        )
 
     @property
     def generic_rank(self) -> int:
@@ -93,11 +140,15 @@ class MultiLevelBlockTensorContraction(StructuredMatrix):
         return min(self.out_features, self.in_features, inner)
 
 
-def _permutations(orders: Sequence[Tensor] | None, sizes: Sequence[int]) -> list[Tensor]:
+def _permutations(
+    orders: Sequence[Tensor] | None, sizes: Sequence[int]
+) -> list[Tensor]:
     if orders is None:
         return [torch.arange(size) for size in sizes]
     if len(orders) != len(sizes):
-        raise InputError(f"{len(orders)} permutations for {len(sizes)} levels; give one for every level")
+        raise InputError(
+            f"{len(orders)} permutations for {len(sizes)} levels; give one for every level"
+        )
     for order, size in zip(orders, sizes, strict=True):
         if not torch.equal(torch.sort(order).values, torch.arange(size)):
             raise InputError(f"{order.tolist()} is no permutation of 0 … {size - 1}")
@@ -115,17 +166,27 @@ def as_contraction(matrix: StructuredMatrix) -> MultiLevelBlockTensorContraction
         128
     """
     if isinstance(matrix, BlockTensorTrain):
-        outer, inner = left_permutation(matrix.a, matrix.b), right_permutation(matrix.b, matrix.c, matrix.rank)
-        return MultiLevelBlockTensorContraction([matrix.left], [matrix.right], None, [outer], [inner])
+        outer, inner = (
+            left_permutation(matrix.a, matrix.b),
+            right_permutation(matrix.b, matrix.c, matrix.rank),
+        )
+        return MultiLevelBlockTensorContraction(
+            [matrix.left], [matrix.right], None, [outer], [inner]
+        )
     if isinstance(matrix, MultiLevelLowRank):
         return MultiLevelBlockTensorContraction(list(matrix.left), list(matrix.right))
     if isinstance(matrix, MultiLevelBlockTensorContraction):
         return matrix
-    raise InputError(f"{type(matrix).__name__} is of no known family; expected a multi-level matrix or a tensor train")
+    raise InputError(
+        f"{type(matrix).__name__} is of no known family; expected a multi-level matrix or a tensor train"
+    )
 
 
 def nearest_tensor_train(
-    matrix: Tensor, rank: int, out_factors: tuple[int, int] | None = None, in_factors: tuple[int, int] | None = None
+    matrix: Tensor,
+    rank: int,
+    out_factors: tuple[int, int] | None = None,
+    in_factors: tuple[int, int] | None = None,
 ) -> BlockTensorTrain:
     """Compute the block tensor train nearest to a matrix (out, in) in the Frobenius norm: slices (a, d) of rank s.
 
@@ -137,12 +198,19 @@ def nearest_tensor_train(
         16.0
     """
     if matrix.ndim != 2:
-        raise InputError(f"the matrix has shape {tuple(matrix.shape)}, expected (out, in)")
-    out = BlockTensorTrain(len(matrix), matrix.shape[1], rank, out_factors, in_factors).to(matrix)
+        raise InputError(
+            f"the matrix has shape {tuple(matrix.shape)}, expected (out, in)"
+        )
+    out = BlockTensorTrain(
+        len(matrix), matrix.shape[1], rank, out_factors, in_factors
+    ).to(matrix)
     slices = matrix.detach().reshape(out.a, out.b, out.c, out.d).permute(1, 2, 0, 3)
     u, sigma, v = torch.linalg.svd(slices, full_matrices=False)
     share = sigma[..., :rank].sqrt()
-    left, right = u[..., :rank] * share[..., None, :], v[..., :rank, :].mT * share[..., None, :]
+    left, right = (
+        u[..., :rank] * share[..., None, :],
+        v[..., :rank, :].mT * share[..., None, :],
+    )
     _copy_values(out.left, left.permute(0, 2, 1, 3).flatten(2))
     _copy_values(out.right, right.permute(1, 2, 0, 3).flatten(2))
     return out

@@ -10,13 +10,25 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.studies.structured.matrices import factors_of, level_blocks, refuse_ranks, refuse_remainder, whole
+from tsfm_lens.studies.structured.matrices import (
+    factors_of,
+    level_blocks,
+    refuse_ranks,
+    refuse_remainder,
+    whole,
+)
 
-__all__ = ["bilinear_level_operations", "bilinear_train_operations", "key_cache_entries"]
+__all__ = [
+    "bilinear_level_operations",
+    "bilinear_train_operations",
+    "key_cache_entries",
+]
 __all__ += ["level_attention_operations"]
 
 
-def bilinear_level_operations(tokens: int, width: int, ranks: Sequence[int]) -> dict[str, Fraction]:
+def bilinear_level_operations(
+    tokens: int, width: int, ranks: Sequence[int]
+) -> dict[str, Fraction]:
     """Count the multiply-adds of bilinear multi-level scores by order of contraction, a to e of table 2 (S2-T2).
 
     "a" forms the whole matrix, "b" every level's matrix, "c" queries and keys of each level, "d" keys of full width for
@@ -32,12 +44,22 @@ def bilinear_level_operations(tokens: int, width: int, ranks: Sequence[int]) -> 
     refuse_remainder(width, blocks[-1], "a width")
     squares = tokens**2 * width
     projections = 2 * tokens * width * sum(ranks)
-    products = sum((Fraction(width**2 * rank, count) for rank, count in zip(ranks, blocks, strict=True)), Fraction())
-    additions = Fraction(width**2) * (sum(Fraction(1, 2 * count) for count in blocks) - Fraction(1, 2))
+    products = sum(
+        (
+            Fraction(width**2 * rank, count)
+            for rank, count in zip(ranks, blocks, strict=True)
+        ),
+        Fraction(),
+    )
+    additions = Fraction(width**2) * (
+        sum(Fraction(1, 2 * count) for count in blocks) - Fraction(1, 2)
+    )
     nominal = sum(rank * count for rank, count in zip(ranks, blocks, strict=True))
     return {
         "a": squares + tokens * width**2 + products + additions,
-        "b": len(ranks) * squares + products + sum(Fraction(tokens * width**2, count) for count in blocks),
+        "b": len(ranks) * squares
+        + products
+        + sum(Fraction(tokens * width**2, count) for count in blocks),
         "c": Fraction(projections + tokens**2 * nominal),
         "d": Fraction(len(ranks) * squares + projections),
         "e": Fraction(squares + projections),
@@ -60,12 +82,20 @@ def bilinear_train_operations(
         {'both': 1536, 'keys': 1280}
     """
     _refuse_sizes(tokens, width)
-    (_, b), (c, _) = factors_of(width, out_factors, "out_factors"), factors_of(width, in_factors, "in_factors")
+    (_, b), (c, _) = (
+        factors_of(width, out_factors, "out_factors"),
+        factors_of(width, in_factors, "in_factors"),
+    )
     projections = tokens * width * rank * (b + c)
-    return {"both": tokens**2 * b * c * rank + projections, "keys": tokens**2 * width + projections}
+    return {
+        "both": tokens**2 * b * c * rank + projections,
+        "keys": tokens**2 * width + projections,
+    }
 
 
-def level_attention_operations(tokens: int, ranks: Sequence[int], width: int = 0) -> Fraction:
+def level_attention_operations(
+    tokens: int, ranks: Sequence[int], width: int = 0
+) -> Fraction:
     """Compute T² Σ r_l / 2^(l-1), and 2 T D Σ r_l for queries and keys where a ``width`` is given (S2-FL).
 
     Example:
@@ -75,7 +105,10 @@ def level_attention_operations(tokens: int, ranks: Sequence[int], width: int = 0
     whole(tokens, "tokens")
     blocks = level_blocks(len(ranks))
     refuse_remainder(tokens, blocks[-1], "a number of tokens")
-    shares = sum((Fraction(rank, count) for rank, count in zip(ranks, blocks, strict=True)), Fraction())
+    shares = sum(
+        (Fraction(rank, count) for rank, count in zip(ranks, blocks, strict=True)),
+        Fraction(),
+    )
     return tokens**2 * shares + 2 * tokens * width * sum(ranks)
 
 

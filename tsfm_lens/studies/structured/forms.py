@@ -24,7 +24,15 @@ from tsfm_lens.studies.structured.matrices import (
 )
 from tsfm_lens.studies.structured.tiles import Reach, reaching_attention
 
-__all__ = ["BilinearLevels", "BilinearTrain", "Copies", "LevelFactor", "LevelMap", "REGRESSORS", "ScoringForm"]
+__all__ = [
+    "BilinearLevels",
+    "BilinearTrain",
+    "Copies",
+    "LevelFactor",
+    "LevelMap",
+    "REGRESSORS",
+    "ScoringForm",
+]
 __all__ += ["Standard", "StructuredLayer", "TokenLevels", "TrainFactor", "TrainMap"]
 __all__ += ["mixed", "token_blocks"]
 
@@ -45,13 +53,17 @@ class StructuredLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (…, width) to (…, head · feature)."""
-        return self.of_tokens(x.reshape(-1, self.in_features)).reshape(*x.shape[:-1], self.out_features)
+        return self.of_tokens(x.reshape(-1, self.in_features)).reshape(
+            *x.shape[:-1], self.out_features
+        )
 
     @property
     def weight(self) -> Tensor:
         """Dense matrix, (head · feature, width)."""
         like = [*self.parameters(), *self.buffers()][0]
-        return self.forward(torch.eye(self.in_features, dtype=like.dtype, device=like.device)).T
+        return self.forward(
+            torch.eye(self.in_features, dtype=like.dtype, device=like.device)
+        ).T
 
     @contextmanager
     def as_matrix(self, matrix: Tensor) -> Iterator[None]:
@@ -68,7 +80,9 @@ class Copies(StructuredLayer):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__(width, heads, width)
-        self.register_buffer("place", torch.empty(0), persistent=False)  # tells the device
+        self.register_buffer(
+            "place", torch.empty(0), persistent=False
+        )  # tells the device
 
     def of_tokens(self, flat: Tensor) -> Tensor:
         return flat[:, None].expand(-1, self.heads, -1)
@@ -83,37 +97,60 @@ class LevelFactor(StructuredLayer):
 
     def __init__(self, width: int, heads: int, ranks: Sequence[int]) -> None:
         self.ranks, self.blocks = refuse_ranks(ranks, width), level_blocks(len(ranks))
-        inside = [rank * count for rank, count in zip(self.ranks, self.blocks, strict=True)]
+        inside = [
+            rank * count for rank, count in zip(self.ranks, self.blocks, strict=True)
+        ]
         super().__init__(width, heads, sum(inside))
         self.factors = nn.ParameterList()
         for rank, count in zip(self.ranks, self.blocks, strict=True):
             own = refuse_remainder(width, count, "a width")
-            self.factors.append(nn.Parameter(torch.randn(count, own, heads, rank) * own**-0.5))
+            self.factors.append(
+                nn.Parameter(torch.randn(count, own, heads, rank) * own**-0.5)
+            )
 
     def of_tokens(self, flat: Tensor) -> Tensor:
         levels = []
         for factor in self.factors:
             narrow = cut(flat, len(factor)) @ factor.flatten(2)
-            levels.append(narrow.unflatten(2, factor.shape[2:]).permute(1, 2, 0, 3).flatten(2))
+            levels.append(
+                narrow.unflatten(2, factor.shape[2:]).permute(1, 2, 0, 3).flatten(2)
+            )
         return torch.cat(levels, -1)
 
 
 class LevelMap(StructuredLayer):
     """Σ_l α_l ⊕_k L_{l,k} R_{l,k}ᵀ x for each head: keys of full width, for queries that are the tokens themselves."""
 
-    def __init__(self, width: int, heads: int, ranks: Sequence[int], alphas: Sequence[float] | None = None) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        ranks: Sequence[int],
+        alphas: Sequence[float] | None = None,
+    ) -> None:
         super().__init__(width, heads, width)
-        self.left, self.right = LevelFactor(width, heads, ranks), LevelFactor(width, heads, ranks)
+        self.left, self.right = (
+            LevelFactor(width, heads, ranks),
+            LevelFactor(width, heads, ranks),
+        )
         self.alphas = tuple(1.0 for _ in ranks) if alphas is None else tuple(alphas)
 
     def of_tokens(self, flat: Tensor) -> Tensor:
         total = flat.new_zeros(len(flat), self.heads, self.in_features)
-        for alpha, left, right in zip(self.alphas, self.left.factors, self.right.factors, strict=True):
+        for alpha, left, right in zip(
+            self.alphas, self.left.factors, self.right.factors, strict=True
+        ):
             blocks, heads = len(right), self.heads
-            narrow = (cut(flat, blocks) @ right.flatten(2)).unflatten(2, right.shape[2:])
+            narrow = (cut(flat, blocks) @ right.flatten(2)).unflatten(
+                2, right.shape[2:]
+            )
             # (block · head, token, rank) @ (block · head, rank, width / blocks)
-            wide = narrow.transpose(1, 2).flatten(0, 1) @ left.permute(0, 2, 3, 1).flatten(0, 1)
-            total = total + alpha * wide.unflatten(0, (blocks, heads)).permute(2, 1, 0, 3).flatten(2)
+            wide = narrow.transpose(1, 2).flatten(0, 1) @ left.permute(
+                0, 2, 3, 1
+            ).flatten(0, 1)
+            total = total + alpha * wide.unflatten(0, (blocks, heads)).permute(
+                2, 1, 0, 3
+            ).flatten(2)
         return total
 
 
@@ -136,20 +173,30 @@ class TrainFactor(StructuredLayer):
     ) -> None:
         a, b = factors_of(width, out_factors, "out_factors")
         c, d = factors_of(width, in_factors, "in_factors")
-        self.rank = refuse_rank(whole(rank, "rank"), min(a, d), "the rank of the slices")
+        self.rank = refuse_rank(
+            whole(rank, "rank"), min(a, d), "the rank of the slices"
+        )
         super().__init__(width, heads, b * c * rank)
         self.a, self.b, self.c, self.d, self.side = a, b, c, d, side
         queries = side == "queries"
-        shape, fan_in = ((b, a, heads, c * rank), c * rank) if queries else ((c, d, heads, b * rank), d)
+        shape, fan_in = (
+            ((b, a, heads, c * rank), c * rank)
+            if queries
+            else ((c, d, heads, b * rank), d)
+        )
         self.factor = nn.Parameter(torch.randn(*shape) * fan_in**-0.5)
 
     def of_tokens(self, flat: Tensor) -> Tensor:
         if self.side == "queries":
             # P_L: entry α b + β of a token belongs to block β
             parts = flat.unflatten(1, (self.a, self.b)).permute(2, 0, 1)
-            heads = (parts @ self.factor.flatten(2)).unflatten(2, (self.heads, self.c * self.rank))
+            heads = (parts @ self.factor.flatten(2)).unflatten(
+                2, (self.heads, self.c * self.rank)
+            )
             return heads.permute(1, 2, 0, 3).flatten(2)
-        heads = (cut(flat, self.c) @ self.factor.flatten(2)).unflatten(2, (self.heads, self.b, self.rank))
+        heads = (cut(flat, self.c) @ self.factor.flatten(2)).unflatten(
+            2, (self.heads, self.b, self.rank)
+        )
         return heads.permute(1, 2, 3, 0, 4).flatten(2)
 
 
@@ -165,14 +212,20 @@ class TrainMap(StructuredLayer):
         in_factors: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(width, heads, width)
-        self.left = TrainFactor(width, heads, rank, out_factors, in_factors, side="queries")
-        self.right = TrainFactor(width, heads, rank, out_factors, in_factors, side="keys")
+        self.left = TrainFactor(
+            width, heads, rank, out_factors, in_factors, side="queries"
+        )
+        self.right = TrainFactor(
+            width, heads, rank, out_factors, in_factors, side="keys"
+        )
 
     def of_tokens(self, flat: Tensor) -> Tensor:
         b, inner = self.left.b, self.left.c * self.left.rank
         narrow = self.right.of_tokens(flat).unflatten(2, (b, inner))
         # (b · head, token, c s) @ (b · head, c s, a)
-        wide = narrow.permute(2, 1, 0, 3).flatten(0, 1) @ self.left.factor.permute(0, 2, 3, 1).flatten(0, 1)
+        wide = narrow.permute(2, 1, 0, 3).flatten(0, 1) @ self.left.factor.permute(
+            0, 2, 3, 1
+        ).flatten(0, 1)
         return wide.unflatten(0, (b, self.heads)).permute(2, 1, 3, 0).flatten(2)
 
 
@@ -198,7 +251,9 @@ class ScoringForm(ABC):
             raise unknown_name("scale", self.scale, ("sqrt", "mup", "none"))
 
     @abstractmethod
-    def projections(self, width: int, heads: int, d_head: int) -> tuple[nn.Module, nn.Module, int]:
+    def projections(
+        self, width: int, heads: int, d_head: int
+    ) -> tuple[nn.Module, nn.Module, int]:
         """Return layers for queries and keys, and the features of a head in them."""
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -208,11 +263,16 @@ class ScoringForm(ABC):
 
     def normed(self, *parts: Tensor) -> tuple[Tensor, ...]:
         """Apply LayerNorm to each part, where the form has it and the part has features."""
-        return tuple(F.layer_norm(x, x.shape[-1:]) if self.norm and x.shape[-1] else x for x in parts)
+        return tuple(
+            F.layer_norm(x, x.shape[-1:]) if self.norm and x.shape[-1] else x
+            for x in parts
+        )
 
     def factor(self, features: int) -> float:
         """Return the factor on scores of so many features."""
-        return {"sqrt": features**-0.5, "mup": self.constant / features, "none": 1.0}[self.scale]
+        return {"sqrt": features**-0.5, "mup": self.constant / features, "none": 1.0}[
+            self.scale
+        ]
 
     def reach(self, features: int, tokens: int, causal: bool) -> Reach:
         """Return the keys that a query scores."""
@@ -220,7 +280,9 @@ class ScoringForm(ABC):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
         """Compute the attention of prepared queries and keys."""
-        return reaching_attention(query, key, value, self.reach(query.shape[-1], query.shape[-2], causal))
+        return reaching_attention(
+            query, key, value, self.reach(query.shape[-1], query.shape[-2], causal)
+        )
 
 
 @dataclass(frozen=True)
@@ -236,9 +298,13 @@ class Standard(ScoringForm):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.window is not None and self.window < 0:
-            raise InputError(f"a window of {self.window} tokens; 0 lets a token see itself, None all")
+            raise InputError(
+                f"a window of {self.window} tokens; 0 lets a token see itself, None all"
+            )
 
-    def projections(self, width: int, heads: int, d_head: int) -> tuple[nn.Module, nn.Module, int]:
+    def projections(
+        self, width: int, heads: int, d_head: int
+    ) -> tuple[nn.Module, nn.Module, int]:
         return _dense(width, heads * d_head), _dense(width, heads * d_head), d_head
 
     def reach(self, features: int, tokens: int, causal: bool) -> Reach:
@@ -247,7 +313,9 @@ class Standard(ScoringForm):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
         if self.window is not None:
             return super().attend(query, key, value, causal)
-        return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=1.0)
+        return F.scaled_dot_product_attention(
+            query, key, value, is_causal=causal, scale=1.0
+        )
 
 
 @dataclass(frozen=True)
@@ -266,9 +334,15 @@ class TokenLevels(ScoringForm):
     level_scale: bool = False
     by_depth: bool = False
 
-    def projections(self, width: int, heads: int, d_head: int) -> tuple[nn.Module, nn.Module, int]:
+    def projections(
+        self, width: int, heads: int, d_head: int
+    ) -> tuple[nn.Module, nn.Module, int]:
         features = sum(refuse_ranks(self.ranks, width))
-        return _dense(width, heads * features), _dense(width, heads * features), features
+        return (
+            _dense(width, heads * features),
+            _dense(width, heads * features),
+            features,
+        )
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
         if not self.level_scale:
@@ -298,14 +372,23 @@ class BilinearLevels(ScoringForm):
         super().__post_init__()
         _refuse_order(self.order)
         if self.norm and self.order == "keys":
-            raise InputError('order="keys" sums the levels before their norm could act; choose order="both"')
+            raise InputError(
+                'order="keys" sums the levels before their norm could act; choose order="both"'
+            )
 
     @property
     def features(self) -> list[int]:
         """r_l p_l."""
-        return [rank * count for rank, count in zip(self.ranks, level_blocks(len(self.ranks)), strict=True)]
+        return [
+            rank * count
+            for rank, count in zip(
+                self.ranks, level_blocks(len(self.ranks)), strict=True
+            )
+        ]
 
-    def projections(self, width: int, heads: int, d_head: int) -> tuple[nn.Module, nn.Module, int]:
+    def projections(
+        self, width: int, heads: int, d_head: int
+    ) -> tuple[nn.Module, nn.Module, int]:
         if self.forms_both(width):
             query, key = (LevelFactor(width, heads, self.ranks) for _ in range(2))
             return query, key, sum(self.features)
@@ -314,13 +397,22 @@ class BilinearLevels(ScoringForm):
 
     def forms_both(self, width: int) -> bool:
         """Return whether queries and keys are both projected."""
-        return self.order == "both" or self.norm or (self.order == "auto" and sum(self.features) <= width)
+        return (
+            self.order == "both"
+            or self.norm
+            or (self.order == "auto" and sum(self.features) <= width)
+        )
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
         if not self.forms_both(width):
             return query, key
-        queries, keys = (self.normed(*part.split(self.features, -1)) for part in (query, key))
-        parts = [part * self.factor(max(count, 1)) for part, count in zip(queries, self.features, strict=True)]
+        queries, keys = (
+            self.normed(*part.split(self.features, -1)) for part in (query, key)
+        )
+        parts = [
+            part * self.factor(max(count, 1))
+            for part, count in zip(queries, self.features, strict=True)
+        ]
         return torch.cat(parts, -1), torch.cat(keys, -1)
 
 
@@ -342,29 +434,44 @@ class BilinearTrain(ScoringForm):
         super().__post_init__()
         _refuse_order(self.order)
         if self.norm and self.order == "both":
-            raise InputError('the norm acts on tokens and on keys of full width; choose order="keys"')
+            raise InputError(
+                'the norm acts on tokens and on keys of full width; choose order="keys"'
+            )
 
-    def projections(self, width: int, heads: int, d_head: int) -> tuple[nn.Module, nn.Module, int]:
+    def projections(
+        self, width: int, heads: int, d_head: int
+    ) -> tuple[nn.Module, nn.Module, int]:
         sizes = (width, heads, self.rank, self.out_factors, self.in_factors)
         if self.forms_both(width):
-            return TrainFactor(*sizes, side="queries"), TrainFactor(*sizes, side="keys"), self.inner(width)
+            return (
+                TrainFactor(*sizes, side="queries"),
+                TrainFactor(*sizes, side="keys"),
+                self.inner(width),
+            )
         return Copies(width, heads), TrainMap(*sizes), width
 
     def inner(self, width: int) -> int:
         """Return b c s, the features of queries and keys where both are projected."""
-        (_, b), (c, _) = factors_of(width, self.out_factors, "out"), factors_of(width, self.in_factors, "in")
+        (_, b), (c, _) = (
+            factors_of(width, self.out_factors, "out"),
+            factors_of(width, self.in_factors, "in"),
+        )
         return b * c * self.rank
 
     def forms_both(self, width: int) -> bool:
         """Return whether queries and keys are both projected."""
-        return self.order == "both" or (self.order == "auto" and not self.norm and self.inner(width) <= width)
+        return self.order == "both" or (
+            self.order == "auto" and not self.norm and self.inner(width) <= width
+        )
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
         query, key = self.normed(query, key)
         return query * self.factor(width), key
 
 
-def token_blocks(tokens: int, levels: int, length: int | None = None) -> tuple[int, ...]:
+def token_blocks(
+    tokens: int, levels: int, length: int | None = None
+) -> tuple[int, ...]:
     """Return the tokens of a block of each level, halved from one to the next, as if the end of ``length`` were padded.
 
     Raises:
@@ -377,7 +484,9 @@ def token_blocks(tokens: int, levels: int, length: int | None = None) -> tuple[i
     whole(tokens, "the number of tokens")
     total = tokens if length is None else whole(length, "length")
     if tokens > total:
-        raise InputError(f"{tokens} tokens are more than the {total} that the levels divide; make length={tokens}")
+        raise InputError(
+            f"{tokens} tokens are more than the {total} that the levels divide; make length={tokens}"
+        )
     count = level_blocks(levels)[-1]
     if total < count:
         raise InputError(
@@ -397,7 +506,9 @@ def mixed(layers: int, pattern: Sequence[ScoringForm]) -> tuple[ScoringForm, ...
     """
     if not pattern:
         raise InputError("an empty pattern of forms; give at least one")
-    return tuple(pattern[layer % len(pattern)] for layer in range(whole(layers, "layers")))
+    return tuple(
+        pattern[layer % len(pattern)] for layer in range(whole(layers, "layers"))
+    )
 
 
 def _dense(width: int, features: int) -> nn.Linear:
@@ -422,4 +533,6 @@ def form_of_name(name: str, arguments: Mapping[str, Any]) -> ScoringForm:
     """Make a scoring function by name; lists among its arguments, as they come from files, become tuples."""
     if name not in REGRESSORS:
         raise unknown_name("model", name, REGRESSORS)
-    return REGRESSORS[name](**{key: tuple(v) if isinstance(v, list) else v for key, v in arguments.items()})
+    return REGRESSORS[name](
+        **{key: tuple(v) if isinstance(v, list) else v for key, v in arguments.items()}
+    )

@@ -10,7 +10,13 @@ from torch import Tensor, nn
 
 from tsfm_lens.errors import InputError
 
-__all__ = ["BlockTensorTrain", "LowRank", "LowRankBlockDiagonal", "MultiLevelLowRank", "StructuredMatrix"]
+__all__ = [
+    "BlockTensorTrain",
+    "LowRank",
+    "LowRankBlockDiagonal",
+    "MultiLevelLowRank",
+    "StructuredMatrix",
+]
 __all__ += ["left_permutation", "right_permutation"]
 
 
@@ -24,7 +30,9 @@ def level_blocks(levels: int) -> tuple[int, ...]:
 def balanced_factors(width: int) -> tuple[int, int]:
     """Return two factors of a width, the smaller first, as near to its root as can be; InputError for a prime."""
     whole(width, "width")
-    low = next(factor for factor in range(int(width**0.5), 0, -1) if width % factor == 0)
+    low = next(
+        factor for factor in range(int(width**0.5), 0, -1) if width % factor == 0
+    )
     if low == 1 and width > 3:
         raise InputError(
             f"a width of {width} is a prime and has no two factors for a block tensor train; the nearest that has is "
@@ -58,15 +66,22 @@ def refuse_rank(rank: int, width: int, what: str) -> int:
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
         raise InputError(f"{what} is {rank!r}, expected a whole number from 0 on")
     if rank > width:
-        raise InputError(f"{what} is {rank}, more than the width of {width}; the nearest valid rank is {width}")
+        raise InputError(
+            f"{what} is {rank}, more than the width of {width}; the nearest valid rank is {width}"
+        )
     return rank
 
 
 def refuse_ranks(ranks: Sequence[int], width: int) -> tuple[int, ...]:
     """Return ranks of levels: at least one level, none negative, none above the width, and not all of them 0."""
-    valid = tuple(refuse_rank(rank, width, f"the rank of level {level}") for level, rank in enumerate(ranks, 1))
+    valid = tuple(
+        refuse_rank(rank, width, f"the rank of level {level}")
+        for level, rank in enumerate(ranks, 1)
+    )
     if not any(valid):
-        raise InputError(f"ranks {list(ranks)} leave nothing; give at least one level a rank of 1 or more")
+        raise InputError(
+            f"ranks {list(ranks)} leave nothing; give at least one level a rank of 1 or more"
+        )
     return valid
 
 
@@ -75,7 +90,10 @@ class StructuredMatrix(nn.Module, ABC):
 
     def __init__(self, out_features: int, in_features: int) -> None:
         super().__init__()
-        self.out_features, self.in_features = whole(out_features, "out_features"), whole(in_features, "in_features")
+        self.out_features, self.in_features = (
+            whole(out_features, "out_features"),
+            whole(in_features, "in_features"),
+        )
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
@@ -120,13 +138,19 @@ class MultiLevelLowRank(StructuredMatrix):
     """
 
     def __init__(
-        self, out_features: int, in_features: int, ranks: Sequence[int], blocks: Sequence[int] | None = None
+        self,
+        out_features: int,
+        in_features: int,
+        ranks: Sequence[int],
+        blocks: Sequence[int] | None = None,
     ) -> None:
         super().__init__(out_features, in_features)
         self.ranks = refuse_ranks(ranks, min(out_features, in_features))
         self.blocks = level_blocks(len(self.ranks)) if blocks is None else tuple(blocks)
         if len(self.blocks) != len(self.ranks):
-            raise InputError(f"{len(self.ranks)} ranks for {len(self.blocks)} levels; give one rank for each level")
+            raise InputError(
+                f"{len(self.ranks)} ranks for {len(self.blocks)} levels; give one rank for each level"
+            )
         self.left, self.right = nn.ParameterList(), nn.ParameterList()
         for rank, count in zip(self.ranks, self.blocks, strict=True):
             rows = refuse_remainder(out_features, count, "a height")
@@ -139,12 +163,19 @@ class MultiLevelLowRank(StructuredMatrix):
         total = flat.new_zeros(len(flat), self.out_features)
         for left, right in zip(self.left, self.right, strict=True):
             if left.shape[-1]:
-                total = total + joined(torch.bmm(cut(flat, len(right)) @ right, left.transpose(1, 2)))
+                total = total + joined(
+                    torch.bmm(cut(flat, len(right)) @ right, left.transpose(1, 2))
+                )
         return total.reshape(*x.shape[:-1], self.out_features)
 
     def dense(self) -> Tensor:
         levels = zip(self.left, self.right, strict=True)
-        return torch.stack([torch.block_diag(*(left @ right.transpose(1, 2))) for left, right in levels]).sum(0)
+        return torch.stack(
+            [
+                torch.block_diag(*(left @ right.transpose(1, 2)))
+                for left, right in levels
+            ]
+        ).sum(0)
 
     @property
     def n_parameters(self) -> int:
@@ -155,9 +186,13 @@ class MultiLevelLowRank(StructuredMatrix):
     def generic_rank(self) -> int:
         """Rank from the finest level up: R_l = min(block, r_l + blocks inside · R_{l+1}); levels must be nested."""
         below, finer = 0, self.blocks[-1]
-        for rank, count in zip(reversed(self.ranks), reversed(self.blocks), strict=True):
+        for rank, count in zip(
+            reversed(self.ranks), reversed(self.blocks), strict=True
+        ):
             if finer % count:
-                raise InputError(f"blocks {list(self.blocks)} are not nested: {count} does not divide {finer}")
+                raise InputError(
+                    f"blocks {list(self.blocks)} are not nested: {count} does not divide {finer}"
+                )
             block = min(self.out_features, self.in_features) // count
             below, finer = min(block, rank + finer // count * below), count
         return finer * below
@@ -166,7 +201,9 @@ class MultiLevelLowRank(StructuredMatrix):
 class LowRankBlockDiagonal(MultiLevelLowRank):
     """⊕_k L_k R_kᵀ: one level of low-rank blocks (S2-LRBD); p = 1 is low rank, p = width with rank 1 is diagonal."""
 
-    def __init__(self, out_features: int, in_features: int, rank: int, blocks: int) -> None:
+    def __init__(
+        self, out_features: int, in_features: int, rank: int, blocks: int
+    ) -> None:
         super().__init__(out_features, in_features, (rank,), (blocks,))
 
 
@@ -201,25 +238,33 @@ class BlockTensorTrain(StructuredMatrix):
         super().__init__(out_features, in_features)
         self.a, self.b = factors_of(out_features, out_factors, "out_factors")
         self.c, self.d = factors_of(in_features, in_factors, "in_factors")
-        self.rank = refuse_rank(whole(rank, "rank"), min(self.a, self.d), "the rank of the slices")
+        self.rank = refuse_rank(
+            whole(rank, "rank"), min(self.a, self.d), "the rank of the slices"
+        )
         self.left = _draw(self.b, self.a, self.c * rank, fan_in=self.c * rank)
         self.right = _draw(self.c, self.d, self.b * rank, fan_in=self.d)
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, self.in_features)
         inner = cut(flat, self.c) @ self.right  # (c, vector, b s)
-        swapped = inner.unflatten(2, (self.b, self.rank)).permute(2, 1, 0, 3).flatten(2)  # (b, vector, c s)
+        swapped = (
+            inner.unflatten(2, (self.b, self.rank)).permute(2, 1, 0, 3).flatten(2)
+        )  # (b, vector, c s)
         out = torch.bmm(swapped, self.left.transpose(1, 2))  # (b, vector, a)
         return out.permute(1, 2, 0).reshape(*x.shape[:-1], self.out_features)
 
     def dense(self) -> Tensor:
-        narrow = torch.block_diag(*self.right.transpose(1, 2))[right_permutation(self.b, self.c, self.rank)]
+        narrow = torch.block_diag(*self.right.transpose(1, 2))[
+            right_permutation(self.b, self.c, self.rank)
+        ]
         return (torch.block_diag(*self.left) @ narrow)[left_permutation(self.a, self.b)]
 
     def slices(self) -> Tensor:
         """Compute the independent matrices of rank s, (b, c, a, d)."""
         left = self.left.unflatten(2, (self.c, self.rank))
-        return torch.einsum("bacs,cdbs->bcad", left, self.right.unflatten(2, (self.b, self.rank)))
+        return torch.einsum(
+            "bacs,cdbs->bcad", left, self.right.unflatten(2, (self.b, self.rank))
+        )
 
     @property
     def n_parameters(self) -> int:
@@ -252,7 +297,9 @@ def right_permutation(b: int, c: int, s: int) -> Tensor:
     return torch.arange(c * b * s).reshape(c, b, s).transpose(0, 1).flatten()
 
 
-def factors_of(width: int, factors: tuple[int, int] | None, what: str) -> tuple[int, int]:
+def factors_of(
+    width: int, factors: tuple[int, int] | None, what: str
+) -> tuple[int, int]:
     """Return given factors, refused if they do not multiply to the width, or balanced ones."""
     if factors is None:
         return balanced_factors(width)

@@ -14,11 +14,23 @@ from torch import Tensor, nn
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.extensions import extensible
 from tsfm_lens.studies.samformer.models import RevIN
-from tsfm_lens.studies.structured.forms import ScoringForm, TokenLevels, form_of_name, mixed
+from tsfm_lens.studies.structured.forms import (
+    ScoringForm,
+    TokenLevels,
+    form_of_name,
+    mixed,
+)
 from tsfm_lens.studies.structured.matrices import refuse_remainder, whole
 from tsfm_lens.studies.structured.tiles import Reach
 
-__all__ = ["Encoder", "InContextRegressor", "KeyCache", "ScoredAttention", "StepForecaster", "make_forecaster"]
+__all__ = [
+    "Encoder",
+    "InContextRegressor",
+    "KeyCache",
+    "ScoredAttention",
+    "StepForecaster",
+    "make_forecaster",
+]
 
 
 class ScoredAttention(nn.Module):
@@ -29,10 +41,21 @@ class ScoredAttention(nn.Module):
     """
 
     def __init__(
-        self, width: int, n_heads: int, form: ScoringForm, *, d_head: int | None = None, causal: bool = True
+        self,
+        width: int,
+        n_heads: int,
+        form: ScoringForm,
+        *,
+        d_head: int | None = None,
+        causal: bool = True,
     ) -> None:
         super().__init__()
-        self.width, self.n_heads, self.form, self.causal = whole(width, "width"), n_heads, form, causal
+        self.width, self.n_heads, self.form, self.causal = (
+            whole(width, "width"),
+            n_heads,
+            form,
+            causal,
+        )
         if d_head is None:
             d_head = refuse_remainder(width, n_heads, "a width for heads")
         self.d_head = whole(d_head, "d_head")
@@ -44,12 +67,18 @@ class ScoredAttention(nn.Module):
         """Map (batch, token, width) to the same shape."""
         query, key, value = self.projected(x)
         z = self.form.attend(query, key, value, self.causal)
-        return self.o(rearrange(z, "batch head token feature -> batch token (head feature)"))
+        return self.o(
+            rearrange(z, "batch head token feature -> batch token (head feature)")
+        )
 
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys as they enter the dot product, and values, each (batch, head, token, feature)."""
         query, key, value = (
-            rearrange(part(x), "batch token (head feature) -> batch head token feature", head=self.n_heads)
+            rearrange(
+                part(x),
+                "batch token (head feature) -> batch head token feature",
+                head=self.n_heads,
+            )
             for part in (self.q, self.k, self.v)
         )
         return *self.form.prepared(query, key, self.width), value
@@ -57,7 +86,9 @@ class ScoredAttention(nn.Module):
     def cache(self, batch: int, length: int) -> KeyCache:
         """Make an empty cache for so many tokens of so many sequences; InputError for attention that is not causal."""
         if not self.causal:
-            raise InputError("attention that is not causal cannot be decoded token by token; make it with causal=True")
+            raise InputError(
+                "attention that is not causal cannot be decoded token by token; make it with causal=True"
+            )
         form = self.form
         if isinstance(form, TokenLevels) and form.length is None:
             # blocks are those of the whole sequence from the first token on
@@ -70,13 +101,23 @@ class ScoredAttention(nn.Module):
         query, key, value = self.projected(x)
         cache.append(key, value)
         z = torch.softmax(cache.scores(query), -1) @ cache.values()
-        return self.o(rearrange(z, "batch head token feature -> batch token (head feature)"))
+        return self.o(
+            rearrange(z, "batch head token feature -> batch token (head feature)")
+        )
 
 
 class KeyCache:
     """Keys and values of at most ``length`` tokens so far: of each level the keys of the present block alone."""
 
-    def __init__(self, reach: Reach, batch: int, heads: int, length: int, d_value: int, like: Tensor) -> None:
+    def __init__(
+        self,
+        reach: Reach,
+        batch: int,
+        heads: int,
+        length: int,
+        d_value: int,
+        like: Tensor,
+    ) -> None:
         self.reach, self.length, self.tokens = reach, length, 0
         capacities = [min(block, length) for block in reach.blocks]
         self._value_capacity = length
@@ -84,13 +125,19 @@ class KeyCache:
             self._value_capacity = min(length, reach.window + 1)
             capacities = [min(count, self._value_capacity) for count in capacities]
         self._keys = [
-            like.new_empty(batch, heads, count, rank) for count, rank in zip(capacities, reach.ranks, strict=True)
+            like.new_empty(batch, heads, count, rank)
+            for count, rank in zip(capacities, reach.ranks, strict=True)
         ]
         self._values = like.new_empty(batch, heads, self._value_capacity, d_value)
 
     def _levels(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Yield the keys of each level, the level's part of a query or key, and its block."""
-        return zip(self._keys, x.split(list(self.reach.ranks), -1), self.reach.blocks, strict=True)
+        return zip(
+            self._keys,
+            x.split(list(self.reach.ranks), -1),
+            self.reach.blocks,
+            strict=True,
+        )
 
     @property
     def key_bytes(self) -> int:
@@ -100,7 +147,9 @@ class KeyCache:
     def append(self, key: Tensor, value: Tensor) -> None:
         """Store one more token's key (batch, head, 1, feature) and value; InputError if the cache is full."""
         if self.tokens >= self.length:
-            raise InputError(f"the cache has room for {self.length} tokens and is full; make one for more")
+            raise InputError(
+                f"the cache has room for {self.length} tokens and is full; make one for more"
+            )
         for keys, part, block in self._levels(key):
             keys[:, :, self.tokens % block % keys.shape[2]] = part[:, :, 0].detach()
         self._values[:, :, self.tokens % self._value_capacity] = value[:, :, 0].detach()
@@ -113,7 +162,9 @@ class KeyCache:
         depth = query.new_zeros(visible)
         for keys, part, block in self._levels(query):
             inside = min((self.tokens - 1) % block + 1, keys.shape[2])
-            scores[..., visible - inside :] += part @ keys[:, :, :inside].transpose(2, 3)
+            scores[..., visible - inside :] += part @ keys[:, :, :inside].transpose(
+                2, 3
+            )
             depth[visible - inside :] += 1
         return scores * self.reach.scale / (depth if self.reach.by_depth else 1)
 
@@ -125,9 +176,14 @@ class KeyCache:
 class EncoderBlock(nn.Module):
     """Attention, then an MLP of ``d_mlp`` hidden units with GELU, each on a LayerNorm of the stream."""
 
-    def __init__(self, width: int, n_heads: int, form: ScoringForm, d_mlp: int, *, causal: bool) -> None:
+    def __init__(
+        self, width: int, n_heads: int, form: ScoringForm, d_mlp: int, *, causal: bool
+    ) -> None:
         super().__init__()
-        self.norm1, self.attn = nn.LayerNorm(width), ScoredAttention(width, n_heads, form, causal=causal)
+        self.norm1, self.attn = (
+            nn.LayerNorm(width),
+            ScoredAttention(width, n_heads, form, causal=causal),
+        )
         self.norm2 = nn.LayerNorm(width)
         self.up, self.down = nn.Linear(width, d_mlp), nn.Linear(d_mlp, width)
 
@@ -151,9 +207,14 @@ class Encoder(nn.Module):
         causal: bool = True,
     ) -> None:
         super().__init__()
-        self.forms = mixed(n_layers, [forms] if isinstance(forms, ScoringForm) else forms)
+        self.forms = mixed(
+            n_layers, [forms] if isinstance(forms, ScoringForm) else forms
+        )
         hidden = 4 * width if d_mlp is None else whole(d_mlp, "d_mlp")
-        self.blocks = nn.ModuleList(EncoderBlock(width, n_heads, form, hidden, causal=causal) for form in self.forms)
+        self.blocks = nn.ModuleList(
+            EncoderBlock(width, n_heads, form, hidden, causal=causal)
+            for form in self.forms
+        )
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -167,17 +228,29 @@ class Encoder(nn.Module):
 class TokenEmbedding(nn.Module):
     """Linear read-in of so many inputs a token, and a vector for every position where positions are "learned"."""
 
-    def __init__(self, inputs: int, width: int, tokens: int, positions: Literal["learned", "none"]) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        tokens: int,
+        positions: Literal["learned", "none"],
+    ) -> None:
         super().__init__()
         if positions not in ("learned", "none"):
             raise unknown_name("kind of positions", positions, ("learned", "none"))
         self.read_in, self.tokens = nn.Linear(inputs, width), tokens
-        self.positions = nn.Parameter(0.02 * torch.randn(tokens, width)) if positions == "learned" else None
+        self.positions = (
+            nn.Parameter(0.02 * torch.randn(tokens, width))
+            if positions == "learned"
+            else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, token, inputs) to (batch, token, width)."""
         if x.shape[1] > self.tokens:
-            raise InputError(f"{x.shape[1]} tokens are more than the {self.tokens} that the model was made for")
+            raise InputError(
+                f"{x.shape[1]} tokens are more than the {self.tokens} that the model was made for"
+            )
         out: Tensor = self.read_in(x)
         return out if self.positions is None else out + self.positions[: x.shape[1]]
 
@@ -207,12 +280,18 @@ class InContextRegressor(nn.Module):
         super().__init__()
         if tokens not in ("single", "pairs"):
             raise unknown_name("kind of tokens", tokens, ("single", "pairs"))
-        self.d_input, self.points, self.paired = whole(d_input, "d_input"), whole(points, "points"), tokens == "pairs"
+        self.d_input, self.points, self.paired = (
+            whole(d_input, "d_input"),
+            whole(points, "points"),
+            tokens == "pairs",
+        )
         sizes = (2 * d_input + 1, points) if self.paired else (d_input, 2 * points)
         self.embed = TokenEmbedding(sizes[0], width, sizes[1], positions)
         self.encoder, self.read_out = encoder, nn.Linear(width, 1)
         if not all(block.attn.causal for block in encoder.blocks):  # type: ignore[union-attr]
-            raise InputError("the encoder is not causal, so that every y would be seen; make it with causal=True")
+            raise InputError(
+                "the encoder is not causal, so that every y would be seen; make it with causal=True"
+            )
         nn.init.zeros_(self.read_out.weight)
         nn.init.zeros_(self.read_out.bias)
 
@@ -222,7 +301,9 @@ class InContextRegressor(nn.Module):
             before = F.pad(torch.cat([x, y[..., None]], -1)[:, :-1], (0, 0, 1, 0))
             tokens = torch.cat([x, before], -1)
         else:
-            tokens = torch.stack([x, F.pad(y[..., None], (0, self.d_input - 1))], 2).flatten(1, 2)
+            tokens = torch.stack(
+                [x, F.pad(y[..., None], (0, self.d_input - 1))], 2
+            ).flatten(1, 2)
         out: Tensor = self.read_out(self.encoder(self.embed(tokens)))
         return out[..., 0] if self.paired else out[:, ::2, 0]
 
@@ -236,7 +317,13 @@ class StepForecaster(nn.Module):
     """
 
     def __init__(
-        self, encoder: Encoder, width: int, *, length: int, channels: int, settings: dict[str, Any] | None = None
+        self,
+        encoder: Encoder,
+        width: int,
+        *,
+        length: int,
+        channels: int,
+        settings: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.length = self.horizon = whole(length, "length")
@@ -249,7 +336,9 @@ class StepForecaster(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map windows (batch, channel, T) to forecasts of the same shape, in the same units."""
         mean, scale = self.revin.statistics(x)
-        return self.forecast(self.encoder(self.embed(self.revin(x, mean, scale).mT)), (mean, scale))
+        return self.forecast(
+            self.encoder(self.embed(self.revin(x, mean, scale).mT)), (mean, scale)
+        )
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return RevIN's statistics of windows (…, channel, T)."""
@@ -297,4 +386,6 @@ def make_forecaster(
         torch.manual_seed(seed)
         encoder = Encoder(width, layers, heads, scoring, d_mlp=d_mlp, causal=False)
         settings = {"name": name, **sizes, "form": repr(scoring), "seed": seed}
-        return StepForecaster(encoder, width, length=length, channels=channels, settings=settings)
+        return StepForecaster(
+            encoder, width, length=length, channels=channels, settings=settings
+        )

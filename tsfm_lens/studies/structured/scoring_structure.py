@@ -86,13 +86,19 @@ def scoring_structure(
         >>> structured.scoring_structure(lens, draws=3, sweeps=1)["error"].dims
         ('budget', 'structure', 'component')
     """
-    shares, cuts = _check_settings(budget, draws, levels, sweeps), checked_levels(epsilon)
+    shares, cuts = (
+        _check_settings(budget, draws, levels, sweeps),
+        checked_levels(epsilon),
+    )
     stacks = {each.name: each for each in lens.wiring.stacks}
     if stack is not None and stack not in stacks:
         raise unknown_name("stack", stack, list(stacks))
     fit = _Fit(tuple(shares), levels, sweeps)
     rng = np.random.default_rng(seed)
-    turns = [_Turns(rng, {each.name: each.d_model for each in stacks.values()}) for _ in range(draws)]
+    turns = [
+        _Turns(rng, {each.name: each.d_model for each in stacks.values()})
+        for _ in range(draws)
+    ]
     forms = list(_forms(lens, stack, fold_norm=fold_norm))
     if not forms:
         raise InputError(f"{lens.model_id} has no attention there, so no scoring form")
@@ -100,17 +106,33 @@ def scoring_structure(
     for place, form in enumerate(forms):
         if form.shape not in normal:
             # errors (draw, budget, structure) and shares (draw, level) of random normal factors
-            factors = [rng.standard_normal((draws, side, form.shape[2])) for side in form.shape[:2]]
+            factors = [
+                rng.standard_normal((draws, side, form.shape[2]))
+                for side in form.shape[:2]
+            ]
             normal[form.shape] = fit.errors(form, *factors), fit.shares(*factors)
         measures.append(fit.of(form, turns, normal[form.shape]))
         if progress is not None:
             progress(place + 1, len(forms))
     data = _dataset(forms, measures, fit, cuts)
-    title, source = "Structure of the heads' scoring forms", "Structured attention, section 3 (S2-MLR, S2-BTT)"
-    facts = {"fold_norm": int(fold_norm), "levels": levels, "sweeps": sweeps, "draws": draws, "seed": seed}
+    title, source = (
+        "Structure of the heads' scoring forms",
+        "Structured attention, section 3 (S2-MLR, S2-BTT)",
+    )
+    facts = {
+        "fold_norm": int(fold_norm),
+        "levels": levels,
+        "sweeps": sweeps,
+        "draws": draws,
+        "seed": seed,
+    }
     data.attrs = describe(lens, "scoring_structure", title, source, **facts)
     # rounding of the decompositions can make so much of no difference
-    floor = np.sqrt(float((data["numbers"].max() / 2).item())) * 100 * float(np.finfo(float).eps)
+    floor = (
+        np.sqrt(float((data["numbers"].max() / 2).item()))
+        * 100
+        * float(np.finfo(float).eps)
+    )
     return _with_gain(data, floor)
 
 
@@ -121,11 +143,20 @@ def _with_gain(data: xr.Dataset, floor: float) -> xr.Dataset:
     error = gains.std("draw", ddof=1) * np.sqrt(1 + 1 / draws)
     reach = float(stdtrit(draws - 1, 0.5 + CONFIDENCE / 2)) * error
     with np.errstate(divide="ignore", invalid="ignore"):
-        t = np.where(error > 0, (middle - floor) / error, np.sign(middle - floor) * np.inf)
+        t = np.where(
+            error > 0, (middle - floor) / error, np.sign(middle - floor) * np.inf
+        )
     p = holm(stdtr(draws - 1, -t).ravel()).reshape(t.shape)
-    parts = {"size": middle, "low": middle - reach, "high": middle + reach, "significant": middle.copy(data=p <= LEVEL)}
+    parts = {
+        "size": middle,
+        "low": middle - reach,
+        "high": middle + reach,
+        "significant": middle.copy(data=p <= LEVEL),
+    }
     data = data.assign({f"gain_{name}": each for name, each in parts.items()})
-    return data.assign(gain=middle, gain_acts=(gains > floor).sum("draw"), gain_floor=((), floor))
+    return data.assign(
+        gain=middle, gain_acts=(gains > floor).sum("draw"), gain_floor=((), floor)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,11 +183,18 @@ def _forms(lens: Lens, stack: str | None, *, fold_norm: bool) -> Iterator[_HeadF
             continue
         for kind in column.attention_kinds():
             for layer in column.layers_with(kind)[1]:
-                heads = lens.weights.heads(layer, kind, column.name, fold_norm=fold_norm)
-                left, right = (each.detach().cpu().double().numpy() for each in (heads.W_Q, heads.W_K))
+                heads = lens.weights.heads(
+                    layer, kind, column.name, fold_norm=fold_norm
+                )
+                left, right = (
+                    each.detach().cpu().double().numpy()
+                    for each in (heads.W_Q, heads.W_K)
+                )
                 if not (np.isfinite(left).all() and np.isfinite(right).all()):
                     where = f"{column.name}.{layer}.{kind}"
-                    raise InputError(f"W_Q or W_K of {where} holds values that are not finite; mend the weights")
+                    raise InputError(
+                        f"W_Q or W_K of {where} holds values that are not finite; mend the weights"
+                    )
                 keys_from = column.attention(kind, layer).keys_from or column.name
                 yield _HeadForms(column.name, keys_from, layer, kind, left, right)
 
@@ -165,14 +203,20 @@ class _Turns:
     """One random rotation and one random order of the features of every stream, by its name."""
 
     def __init__(self, rng: np.random.Generator, widths: dict[str, int]) -> None:
-        self.rotations = {name: orthonormal(width, width, rng) for name, width in widths.items()}
+        self.rotations = {
+            name: orthonormal(width, width, rng) for name, width in widths.items()
+        }
         self.orders = {name: rng.permutation(width) for name, width in widths.items()}
 
     def rotated(self, form: _HeadForms) -> Factors:
-        return self.rotations[form.stack] @ form.left, self.rotations[form.keys_from] @ form.right
+        return self.rotations[form.stack] @ form.left, self.rotations[
+            form.keys_from
+        ] @ form.right
 
     def shuffled(self, form: _HeadForms) -> Factors:
-        return form.left[:, self.orders[form.stack]], form.right[:, self.orders[form.keys_from]]
+        return form.left[:, self.orders[form.stack]], form.right[
+            :, self.orders[form.keys_from]
+        ]
 
 
 @dataclass(frozen=True)
@@ -186,10 +230,14 @@ class _Fit:
     def sizes(self, form: _HeadForms) -> list[StructureSizes]:
         """Return the sizes of the structures by budget."""
         rows, columns, rank = form.shape
-        ranks = [min(max(round(share * rank), 1), min(form.shape)) for share in self.budgets]
+        ranks = [
+            min(max(round(share * rank), 1), min(form.shape)) for share in self.budgets
+        ]
         return [structure_sizes(rows, columns, each, self.levels) for each in ranks]
 
-    def errors(self, form: _HeadForms, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    def errors(
+        self, form: _HeadForms, left: np.ndarray, right: np.ndarray
+    ) -> np.ndarray:
         """Compute errors (head, budget, structure)."""
         errors = [
             (
@@ -204,23 +252,46 @@ class _Fit:
 
     def shares(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """Compute shares (head, level), NaN where the blocks do not divide both sides."""
-        none, rows, columns = np.full(len(left), np.nan), left.shape[-2], right.shape[-2]
+        none, rows, columns = (
+            np.full(len(left), np.nan),
+            left.shape[-2],
+            right.shape[-2],
+        )
         counts = (2**level for level in range(self.levels))
-        shares = [block_share(left, right, count) if rows % count == columns % count == 0 else none for count in counts]
+        shares = [
+            block_share(left, right, count)
+            if rows % count == columns % count == 0
+            else none
+            for count in counts
+        ]
         return np.stack(shares, -1)
 
-    def of(self, form: _HeadForms, turns: Sequence[_Turns], normal: Factors) -> dict[str, np.ndarray]:
+    def of(
+        self, form: _HeadForms, turns: Sequence[_Turns], normal: Factors
+    ) -> dict[str, np.ndarray]:
         """Measure the heads of one attention; the head comes first in every shape."""
         heads = len(form.left)
         errors, shares = [], []
-        for pairs in ([turn.rotated(form) for turn in turns], [turn.shuffled(form) for turn in turns]):
+        for pairs in (
+            [turn.rotated(form) for turn in turns],
+            [turn.shuffled(form) for turn in turns],
+        ):
             errors.append(np.stack([self.errors(form, *pair) for pair in pairs], -1))
             shares.append(np.mean([self.shares(*pair) for pair in pairs], axis=0))
-        errors.append(np.broadcast_to(np.moveaxis(normal[0], 0, -1), (heads, *errors[0].shape[1:])))
+        errors.append(
+            np.broadcast_to(
+                np.moveaxis(normal[0], 0, -1), (heads, *errors[0].shape[1:])
+            )
+        )
         shares.append(np.broadcast_to(normal[1].mean(0), (heads, self.levels)))
-        core, other = np.linalg.qr(form.left, mode="r"), np.linalg.qr(form.right, mode="r")
+        core, other = (
+            np.linalg.qr(form.left, mode="r"),
+            np.linalg.qr(form.right, mode="r"),
+        )
         return {
-            "values": np.linalg.svd(core @ np.swapaxes(other, -1, -2), compute_uv=False),
+            "values": np.linalg.svd(
+                core @ np.swapaxes(other, -1, -2), compute_uv=False
+            ),
             "error": self.errors(form, form.left, form.right),
             "null_error": np.stack(errors, 1),
             "share": self.shares(form.left, form.right),
@@ -229,10 +300,18 @@ class _Fit:
 
 
 def _dataset(
-    forms: Sequence[_HeadForms], measures: Sequence[dict[str, np.ndarray]], fit: _Fit, epsilon: Sequence[float]
+    forms: Sequence[_HeadForms],
+    measures: Sequence[dict[str, np.ndarray]],
+    fit: _Fit,
+    epsilon: Sequence[float],
 ) -> xr.Dataset:
     """Assemble the measures as a dataset."""
-    heads = [(form, head, sizes) for form in forms for sizes in [fit.sizes(form)] for head in range(len(form.left))]
+    heads = [
+        (form, head, sizes)
+        for form in forms
+        for sizes in [fit.sizes(form)]
+        for head in range(len(form.left))
+    ]
 
     def concatenate(name: str) -> np.ndarray:
         """Concatenate a measure over forms, heads last, but for draws."""
@@ -240,28 +319,53 @@ def _dataset(
 
     values = [each["values"] for each in measures]
     sides = np.array([form.shape[0] + form.shape[1] for form, _, _ in heads])
-    numbers = np.array([[size.ranks for size in sizes] for _, _, sizes in heads]).transpose(1, 2, 0) * sides
-    words = np.array([[size.words for size in sizes] for _, _, sizes in heads]).transpose(1, 2, 0)
+    numbers = (
+        np.array([[size.ranks for size in sizes] for _, _, sizes in heads]).transpose(
+            1, 2, 0
+        )
+        * sides
+    )
+    words = np.array(
+        [[size.words for size in sizes] for _, _, sizes in heads]
+    ).transpose(1, 2, 0)
     where = ("budget", "structure", "component")
     return xr.Dataset(
         {
-            "stable_rank": ("component", np.concatenate([stable_rank(each) for each in values])),
+            "stable_rank": (
+                "component",
+                np.concatenate([stable_rank(each) for each in values]),
+            ),
             "epsilon_rank": (
                 ("epsilon", "component"),
-                np.concatenate([epsilon_rank(each, epsilon) for each in values], axis=-1),
+                np.concatenate(
+                    [epsilon_rank(each, epsilon) for each in values], axis=-1
+                ),
             ),
             "error": (where, concatenate("error")),
-            "null_error": (("null", *where, "draw"), np.swapaxes(concatenate("null_error"), -1, -2)),
+            "null_error": (
+                ("null", *where, "draw"),
+                np.swapaxes(concatenate("null_error"), -1, -2),
+            ),
             "block_share": (("level", "component"), concatenate("share")),
-            "null_block_share": (("null", "level", "component"), concatenate("null_share")),
+            "null_block_share": (
+                ("null", "level", "component"),
+                concatenate("null_share"),
+            ),
             "numbers": (where, numbers),
             "shape": (where, words),
         },
         coords={
-            "component": [str(Component(form.stack, form.layer, form.kind, head)) for form, head, _ in heads],
+            "component": [
+                str(Component(form.stack, form.layer, form.kind, head))
+                for form, head, _ in heads
+            ],
             **{
                 name: ("component", [getattr(form, attribute) for form, _, _ in heads])
-                for name, attribute in (("stack", "stack"), ("kind", "kind"), ("layer_index", "layer"))
+                for name, attribute in (
+                    ("stack", "stack"),
+                    ("kind", "kind"),
+                    ("layer_index", "layer"),
+                )
             },
             "head": ("component", [head for _, head, _ in heads]),
             "budget": list(fit.budgets),
@@ -273,15 +377,31 @@ def _dataset(
     )
 
 
-def _check_settings(budget: float | Iterable[float], draws: int, levels: int, sweeps: int) -> list[float]:
+def _check_settings(
+    budget: float | Iterable[float], draws: int, levels: int, sweeps: int
+) -> list[float]:
     """Return the budgets, the smallest first, each once; refuse invalid settings."""
     budgets = list(budget) if isinstance(budget, Iterable) else [budget]
     for share in budgets:
-        if isinstance(share, bool) or not isinstance(share, int | float | np.number) or not 0 < share <= 1:
-            raise InputError(f"budget is {share!r}, expected a share of d_head above 0 and up to 1, such as 0.5")
+        if (
+            isinstance(share, bool)
+            or not isinstance(share, int | float | np.number)
+            or not 0 < share <= 1
+        ):
+            raise InputError(
+                f"budget is {share!r}, expected a share of d_head above 0 and up to 1, such as 0.5"
+            )
     if not budgets:
-        raise InputError("budget is empty, expected at least one share of d_head, such as 0.5")
-    for name, value, least in (("draws", draws, FEWEST), ("levels", levels, 1), ("sweeps", sweeps, 1)):
+        raise InputError(
+            "budget is empty, expected at least one share of d_head, such as 0.5"
+        )
+    for name, value, least in (
+        ("draws", draws, FEWEST),
+        ("levels", levels, 1),
+        ("sweeps", sweeps, 1),
+    ):
         if not is_count(value) or value < least:
-            raise InputError(f"{name} is {value!r}, expected a whole number of at least {least}")
+            raise InputError(
+                f"{name} is {value!r}, expected a whole number of at least {least}"
+            )
     return sorted({float(share) for share in budgets})

@@ -82,7 +82,9 @@ def reaching_scores(query: Tensor, key: Tensor, reach: Reach) -> Tensor:
 
 
 @scored_by(reaching_scores)
-def reaching_attention(query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
+def reaching_attention(
+    query: Tensor, key: Tensor, value: Tensor, reach: Reach
+) -> Tensor:
     """Compute softmax(scores) · value (…, token, d_head) of :func:`reaching_scores`, without holding the scores.
 
     Example:
@@ -117,12 +119,18 @@ class _Tile:
 
     @property
     def near(self) -> slice:
-        return slice(self.rows.start - self.keys.start, self.rows.stop - self.keys.start)
+        return slice(
+            self.rows.start - self.keys.start, self.rows.stop - self.keys.start
+        )
 
 
 @lru_cache(maxsize=64)
 def _tiles(reach: Reach, tokens: int) -> tuple[_Tile, ...]:
-    deep = [level for level, block in enumerate(reach.blocks) if block >= FINEST or level == 0][-1]
+    deep = [
+        level
+        for level, block in enumerate(reach.blocks)
+        if block >= FINEST or level == 0
+    ][-1]
     # a block may have several tiles only where nothing is added within them
     unit = min(reach.blocks[deep], tokens)
     rows = unit if deep < len(reach.blocks) - 1 else ROWS
@@ -145,10 +153,19 @@ def _tile(reach: Reach, tokens: int, deep: int, start: int, stop: int) -> _Tile:
         first = start // reach.blocks[level] * reach.blocks[level]
         outer = (max(low, first), min(high, first + reach.blocks[level]))
         factor = _factor(level + 1, reach)
-        sides = (outer,) if level == deep else ((outer[0], inner[0]), (inner[1], outer[1]))
+        sides = (
+            (outer,) if level == deep else ((outer[0], inner[0]), (inner[1], outer[1]))
+        )
         for left, right in sides:
             if right > left:
-                pieces.append(_Piece(slice(start, stop), slice(left, right), slice(0, ends[level]), factor))
+                pieces.append(
+                    _Piece(
+                        slice(start, stop),
+                        slice(left, right),
+                        slice(0, ends[level]),
+                        factor,
+                    )
+                )
         inner = outer
     fine = tuple(
         (slice(ends[level - 1], ends[level]), reach.blocks[level])
@@ -158,18 +175,33 @@ def _tile(reach: Reach, tokens: int, deep: int, start: int, stop: int) -> _Tile:
     return _Tile(slice(start, stop), slice(low, high), tuple(pieces), fine, deep + 1)
 
 
-def _score(query: Tensor, key: Tensor, tile: _Tile, reach: Reach, buffer: Tensor) -> Tensor:
+def _score(
+    query: Tensor, key: Tensor, tile: _Tile, reach: Reach, buffer: Tensor
+) -> Tensor:
     """Write the scores of one tile (head, row, key) into ``buffer``."""
-    shape = (len(query), tile.rows.stop - tile.rows.start, tile.keys.stop - tile.keys.start)
+    shape = (
+        len(query),
+        tile.rows.stop - tile.rows.start,
+        tile.keys.stop - tile.keys.start,
+    )
     scores = buffer[: shape[0] * shape[1] * shape[2]].view(shape)
     for piece, part in _pieces(scores, tile):
         q, k = query[:, piece.rows, piece.features], key[:, piece.keys, piece.features]
         part.baddbmm_(q, k.transpose(1, 2), beta=0, alpha=piece.factor)
     for own, blocks in _fine(scores, tile):
-        own.add_(blocks(query) @ blocks(key).transpose(2, 3), alpha=_factor(tile.depth, reach))
+        own.add_(
+            blocks(query) @ blocks(key).transpose(2, 3),
+            alpha=_factor(tile.depth, reach),
+        )
     _weigh(scores, tile, reach)
     if reach.window is not None:
-        hidden = _hidden(shape[1], tile.rows.start - tile.keys.start, shape[2], reach.causal, reach.window)
+        hidden = _hidden(
+            shape[1],
+            tile.rows.start - tile.keys.start,
+            shape[2],
+            reach.causal,
+            reach.window,
+        )
         scores.masked_fill_(hidden.to(scores.device), float("-inf"))
     elif reach.causal:
         hidden = _hidden(shape[1], 0, shape[1], reach.causal, None)
@@ -180,24 +212,49 @@ def _score(query: Tensor, key: Tensor, tile: _Tile, reach: Reach, buffer: Tensor
 def _pieces(scores: Tensor, tile: _Tile) -> Iterator[tuple[_Piece, Tensor]]:
     """Yield the pieces of a tile, each with its part of the tile's scores."""
     for piece in tile.pieces:
-        yield piece, scores[:, :, piece.keys.start - tile.keys.start : piece.keys.stop - tile.keys.start]
+        yield (
+            piece,
+            scores[
+                :,
+                :,
+                piece.keys.start - tile.keys.start : piece.keys.stop - tile.keys.start,
+            ],
+        )
 
 
-def _fine(scores: Tensor, tile: _Tile) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
+def _fine(
+    scores: Tensor, tile: _Tile
+) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
     """Yield blocks of fine levels in a tile's scores, (head, count, block, block), and what cuts queries or keys so."""
     for features, block in tile.fine:
         # the last block may be shorter
         whole, rest = divmod(tile.rows.stop - tile.rows.start, block)
-        for first, count, length in ((0, whole, block), (whole * block, min(rest, 1), rest)):
+        for first, count, length in (
+            (0, whole, block),
+            (whole * block, min(rest, 1), rest),
+        ):
             if count:
                 inside = slice(first, first + count * length)
-                own = scores[:, :, tile.near][:, inside, inside].unflatten(2, (count, length))
-                diagonal = own.unflatten(1, (count, length)).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
-                rows = slice(tile.rows.start + inside.start, tile.rows.start + inside.stop)
-                yield diagonal, partial(_cut, rows=rows, features=features, shape=(count, length))
+                own = scores[:, :, tile.near][:, inside, inside].unflatten(
+                    2, (count, length)
+                )
+                diagonal = (
+                    own.unflatten(1, (count, length))
+                    .diagonal(dim1=1, dim2=3)
+                    .permute(0, 3, 1, 2)
+                )
+                rows = slice(
+                    tile.rows.start + inside.start, tile.rows.start + inside.stop
+                )
+                yield (
+                    diagonal,
+                    partial(_cut, rows=rows, features=features, shape=(count, length)),
+                )
 
 
-def _cut(part: Tensor, *, rows: slice, features: slice, shape: tuple[int, int]) -> Tensor:
+def _cut(
+    part: Tensor, *, rows: slice, features: slice, shape: tuple[int, int]
+) -> Tensor:
     return part[:, rows, features].unflatten(1, shape)
 
 
@@ -208,7 +265,9 @@ def _factor(depth: int, reach: Reach) -> float:
 def _weigh(scores: Tensor, tile: _Tile, reach: Reach) -> None:
     """Divide scores within a tile by their own depth, where finer levels were added."""
     if reach.by_depth and tile.fine:
-        scores[:, :, tile.near].mul_(_depths(reach.blocks, tile.depth, scores.shape[1]).to(scores))
+        scores[:, :, tile.near].mul_(
+            _depths(reach.blocks, tile.depth, scores.shape[1]).to(scores)
+        )
 
 
 @lru_cache(maxsize=64)
@@ -218,7 +277,9 @@ def _depths(blocks: tuple[int, ...], depth: int, tokens: int) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def _hidden(rows: int, first: int, keys: int, causal: bool, window: int | None) -> Tensor:
+def _hidden(
+    rows: int, first: int, keys: int, causal: bool, window: int | None
+) -> Tensor:
     """Return the mask (row, key) of keys that may not be seen; row 0 stands at key ``first``."""
     ahead = torch.arange(keys) - torch.arange(rows)[:, None] - first
     hidden = ahead > 0 if causal else torch.zeros_like(ahead, dtype=torch.bool)
@@ -229,7 +290,9 @@ class _TiledAttention(torch.autograd.Function):
     """Attention by tiles of all heads, forward and backward."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, reach: Reach
+    ) -> Tensor:
         ctx.reach = reach
         ctx.save_for_backward(query, key, value)
         out = torch.empty_like(value)
@@ -247,31 +310,52 @@ class _TiledAttention(torch.autograd.Function):
         if torch.is_grad_enabled():
             # for a second derivative the scores are formed whole
             out = torch.softmax(reaching_scores(query, key, reach), -1) @ value
-            return (*torch.autograd.grad(out, (query, key, value), grad, create_graph=True), None)
-        d_query, d_key, d_value = (torch.zeros_like(part) for part in (query, key, value))
+            return (
+                *torch.autograd.grad(out, (query, key, value), grad, create_graph=True),
+                None,
+            )
+        d_query, d_key, d_value = (
+            torch.zeros_like(part) for part in (query, key, value)
+        )
         for heads, tile, buffer, (other,) in _walk(query, reach, 1):
             q, k, v, g = query[heads], key[heads], value[heads], grad[heads, tile.rows]
             scores = _score(q, k, tile, reach, buffer)
             pattern = torch.softmax(scores, -1, out=scores)
             d_value[heads, tile.keys].baddbmm_(pattern.transpose(1, 2), g)
-            d_pattern = torch.bmm(g, v[:, tile.keys].transpose(1, 2), out=other[: scores.numel()].view(scores.shape))
-            d_scores = torch._softmax_backward_data(d_pattern, pattern, -1, scores.dtype, grad_input=d_pattern)
+            d_pattern = torch.bmm(
+                g,
+                v[:, tile.keys].transpose(1, 2),
+                out=other[: scores.numel()].view(scores.shape),
+            )
+            d_scores = torch._softmax_backward_data(
+                d_pattern, pattern, -1, scores.dtype, grad_input=d_pattern
+            )
             _weigh(d_scores, tile, reach)
             d_q, d_k = d_query[heads], d_key[heads]
             for piece, part in _pieces(d_scores, tile):
-                d_q[:, piece.rows, piece.features].baddbmm_(part, k[:, piece.keys, piece.features], alpha=piece.factor)
+                d_q[:, piece.rows, piece.features].baddbmm_(
+                    part, k[:, piece.keys, piece.features], alpha=piece.factor
+                )
                 own_q = q[:, piece.rows, piece.features]
-                d_k[:, piece.keys, piece.features].baddbmm_(part.transpose(1, 2), own_q, alpha=piece.factor)
+                d_k[:, piece.keys, piece.features].baddbmm_(
+                    part.transpose(1, 2), own_q, alpha=piece.factor
+                )
             for own, blocks in _fine(d_scores, tile):
                 blocks(d_q).add_(own @ blocks(k), alpha=_factor(tile.depth, reach))
-                blocks(d_k).add_(own.transpose(2, 3) @ blocks(q), alpha=_factor(tile.depth, reach))
+                blocks(d_k).add_(
+                    own.transpose(2, 3) @ blocks(q), alpha=_factor(tile.depth, reach)
+                )
         return d_query, d_key, d_value, None
 
 
-def _walk(query: Tensor, reach: Reach, more: int) -> Iterator[tuple[slice, _Tile, Tensor, list[Tensor]]]:
+def _walk(
+    query: Tensor, reach: Reach, more: int
+) -> Iterator[tuple[slice, _Tile, Tensor, list[Tensor]]]:
     """Yield every tile of every few heads, with buffers for its scores and for as many arrays more."""
     tiles = _tiles(reach, query.shape[1])
-    largest = max((t.rows.stop - t.rows.start) * (t.keys.stop - t.keys.start) for t in tiles)
+    largest = max(
+        (t.rows.stop - t.rows.start) * (t.keys.stop - t.keys.start) for t in tiles
+    )
     together = max(1, min(len(query), BUFFER // largest))
     buffer, *others = (query.new_empty(together * largest) for _ in range(1 + more))
     for first in range(0, len(query), together):

@@ -14,7 +14,11 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.studies.samformer.tasks import stream
 from tsfm_lens.studies.structured.forms import LevelFactor, TrainFactor, form_of_name
 from tsfm_lens.studies.structured.matrices import whole
-from tsfm_lens.studies.structured.models import Encoder, InContextRegressor, TokenEmbedding
+from tsfm_lens.studies.structured.models import (
+    Encoder,
+    InContextRegressor,
+    TokenEmbedding,
+)
 
 __all__ = ["InContextTask", "Prompts"]
 __all__ += ["first_deviation", "least_squares_in_context", "make_regressor"]
@@ -55,13 +59,22 @@ class Prompts:
             return self.inputs, self.count
         share, first = step / self.curriculum, min(FIRST_DIMENSIONS, self.inputs)
         points = min(2 * first, self.count)
-        return first + int(share * (self.inputs - first)), points + int(share * (self.count - points))
+        return first + int(share * (self.inputs - first)), points + int(
+            share * (self.count - points)
+        )
 
-    def draw(self, prompts: int, seed: int, *parts: int, step: int | None = None) -> tuple[Tensor, Tensor]:
+    def draw(
+        self, prompts: int, seed: int, *parts: int, step: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Draw x (prompt, point, d) and y (prompt, point) from a stream of seed and parts; whole without a step."""
         generator = stream(seed, *parts)
         dimensions, points = self.sizes(self.curriculum if step is None else step)
-        x = torch.randn(whole(prompts, "prompts"), points, self.inputs, generator=generator) * self.inputs**-0.5
+        x = (
+            torch.randn(
+                whole(prompts, "prompts"), points, self.inputs, generator=generator
+            )
+            * self.inputs**-0.5
+        )
         x[..., dimensions:] = 0
         w = torch.randn(prompts, self.inputs, 1, generator=generator)
         return x, (x @ w)[..., 0]
@@ -131,7 +144,9 @@ def make_regressor(
         return InContextRegressor(*sizes, positions, tokens)  # type: ignore[arg-type]
 
 
-def errors_by_pairs(model: torch.nn.Module, x: Tensor, y: Tensor, *, at_once: int = 512) -> Tensor:
+def errors_by_pairs(
+    model: torch.nn.Module, x: Tensor, y: Tensor, *, at_once: int = 512
+) -> Tensor:
     """Compute the mean squared error of x (prompt, point, d) and y (prompt, point) after 0, 1, … pairs, (point,)."""
     training, device = model.training, next(model.parameters()).device
     model.eval()
@@ -177,13 +192,29 @@ class InContextTask:
         self.name = "regression in context"
         self.model: torch.nn.Module = model
         self.prompts, self.seed = prompts, seed
-        self.batch, self.batches_per_epoch = whole(batch, "batch"), whole(epoch, "epoch")
+        self.batch, self.batches_per_epoch = (
+            whole(batch, "batch"),
+            whole(epoch, "epoch"),
+        )
         self.x, self.y = prompts.draw(whole(held_out, "held_out"), 0, HELD_OUT)
         forms = [repr(form) for form in model.encoder.forms]
         sizes = {name: list(part.shape) for name, part in model.named_parameters()}
-        own = {"batch": batch, "seed": seed, "epoch": epoch, "held_out": held_out, **asdict(prompts)}
-        of_model = {"model.forms": forms, "model.heads": model.encoder.blocks[0].attn.n_heads, "model.sizes": sizes}  # type: ignore[union-attr]
-        self.identity = json.dumps({"task": self.name, **own, **of_model, **dict(settings or {})}, sort_keys=True)
+        own = {
+            "batch": batch,
+            "seed": seed,
+            "epoch": epoch,
+            "held_out": held_out,
+            **asdict(prompts),
+        }
+        of_model = {
+            "model.forms": forms,
+            "model.heads": model.encoder.blocks[0].attn.n_heads,
+            "model.sizes": sizes,
+        }  # type: ignore[union-attr]
+        self.identity = json.dumps(
+            {"task": self.name, **own, **of_model, **dict(settings or {})},
+            sort_keys=True,
+        )
 
     @property
     def device(self) -> torch.device:
@@ -229,7 +260,9 @@ def fan_in_of(module: nn.Module, name: str) -> int | None:
     return None
 
 
-def parameter_groups(model: nn.Module, rate: float, base_width: int) -> list[dict[str, Any]]:
+def parameter_groups(
+    model: nn.Module, rate: float, base_width: int
+) -> list[dict[str, Any]]:
     """Group parameters by the learning rate of AdamW that μP gives each, as torch's optimisers take them (S2-MUP).
 
     ``rate`` is tuned at the width ``base_width``. Each group has "params", "lr", and the "names" of its parameters.
@@ -264,7 +297,10 @@ def redraw(model: nn.Module, seed: int) -> None:
         16.0
     """
     generator = torch.Generator().manual_seed(seed)
-    read_outs = (getattr(each, "read_out", getattr(each, "head", None)) for each in model.modules())
+    read_outs = (
+        getattr(each, "read_out", getattr(each, "head", None))
+        for each in model.modules()
+    )
     last = {id(part.weight) for part in read_outs if isinstance(part, nn.Linear)}
     fans = {id(parameter): fan_in for _, parameter, fan_in in _parameters(model)}
     with torch.no_grad():
@@ -273,8 +309,14 @@ def redraw(model: nn.Module, seed: int) -> None:
             fan_in = fans[id(parameter)]
             if fan_in is not None:
                 # structured factors have as variance one over what they sum; a dense matrix may be narrower than that
-                deviation = first_deviation(len(parameter), fan_in) if parameter.ndim == 2 else fan_in**-0.5
-                parameter.copy_(0.0 * draw if id(parameter) in last else deviation * draw)
+                deviation = (
+                    first_deviation(len(parameter), fan_in)
+                    if parameter.ndim == 2
+                    else fan_in**-0.5
+                )
+                parameter.copy_(
+                    0.0 * draw if id(parameter) in last else deviation * draw
+                )
             elif parameter.ndim > 1:
                 parameter.copy_(0.02 * draw)
             else:
@@ -295,11 +337,16 @@ def rms_capped(weight: Tensor, d_out: int, d_in: int) -> Tensor:
 def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, int | None]]:
     """Yield path, parameter and fan-in of each parameter, once."""
     read_in = {
-        id(part) for module in model.modules() if isinstance(module, TokenEmbedding) for part in module.parameters()
+        id(part)
+        for module in model.modules()
+        if isinstance(module, TokenEmbedding)
+        for part in module.parameters()
     }
     owners: dict[int, tuple[nn.Module, str]] = {}
     for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=isinstance(module, LevelFactor)):
+        for name, parameter in module.named_parameters(
+            recurse=isinstance(module, LevelFactor)
+        ):
             # a list of factors comes after the layer that it belongs to
             owners.setdefault(id(parameter), (module, name))
     for path, parameter in model.named_parameters():

@@ -25,7 +25,9 @@ class StepAdapter(ChannelAdapter):
         self.context_length, self.prediction_length = native.length, native.horizon
         self.n_variates, self.over_time = native.channels, True
         unembed = Site("read_out", layout="batch pos d_out")
-        self.wiring = Wiring(self.architecture, (stack_of(native),), unembed, "embed", native.horizon)
+        self.wiring = Wiring(
+            self.architecture, (stack_of(native),), unembed, "embed", native.horizon
+        )
 
     def _loc_and_scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
         mean, scale = (part[..., 0].detach() for part in self.model.statistics(x))
@@ -57,14 +59,35 @@ def stack_of(model: StepForecaster) -> Stack:
 def _attention(block: EncoderBlock) -> Attention:
     q, k, v, o = (Projection(f"attn.{name}") for name in "qkvo")
     d_score = block.attn.d_score if block.attn.d_score != block.attn.d_head else 0
-    return Attention("attn", "attn", Site("attn"), Site("", "in"), q, k, v, o, norm="norm1", d_score=d_score)
+    return Attention(
+        "attn",
+        "attn",
+        Site("attn"),
+        Site("", "in"),
+        q,
+        k,
+        v,
+        o,
+        norm="norm1",
+        d_score=d_score,
+    )
 
 
 def _mlp() -> Mlp:
     hidden = "batch pos d_mlp"
     pre, post = Site("up", layout=hidden), Site("down", "in", layout=hidden)
     inner = Projection("up", "d_mlp")
-    return Mlp(Site("down"), Site("norm2", "in"), pre, post, "down", inner, norm="norm2", aside=True, act="gelu")
+    return Mlp(
+        Site("down"),
+        Site("norm2", "in"),
+        pre,
+        post,
+        "down",
+        inner,
+        norm="norm2",
+        aside=True,
+        act="gelu",
+    )
 
 
 @method_of("StepForecaster")

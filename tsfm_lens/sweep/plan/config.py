@@ -78,8 +78,14 @@ class HeadsAtConfig(Strict):
 
         metrics = SUMS_OF_ERRORS if self.search == "sequential" else METRICS
         if self.metric not in metrics:
-            why = "a sequential test needs a mean of errors" if self.metric in METRICS else "it is no metric"
-            raise ValueError(f"metric {self.metric!r} cannot be used: {why}; there are {', '.join(metrics)}")
+            why = (
+                "a sequential test needs a mean of errors"
+                if self.metric in METRICS
+                else "it is no metric"
+            )
+            raise ValueError(
+                f"metric {self.metric!r} cannot be used: {why}; there are {', '.join(metrics)}"
+            )
         return self
 
 
@@ -106,13 +112,18 @@ class Variants(Strict):
         if not isinstance(content, dict):
             return content
         bare = [name for name in _FAMILIES if name != "heads_per_layer"]
-        return {key: {} if value is None and key in bare else value for key, value in content.items()}
+        return {
+            key: {} if value is None and key in bare else value
+            for key, value in content.items()
+        }
 
     @model_validator(mode="after")
     def _some(self) -> Variants:
         families = (*_FAMILIES, "components", "recipes")
         if not any(getattr(self, name) for name in families):
-            raise ValueError(f"nothing is ablated; give at least one of {', '.join(families)}")
+            raise ValueError(
+                f"nothing is ablated; give at least one of {', '.join(families)}"
+            )
         return self
 
 
@@ -125,7 +136,11 @@ class Statistics(Strict):
     @classmethod
     def _without_replicates(cls, content: Any) -> Any:
         # stores from before 0.2 say how many; nothing is drawn any more
-        return {k: v for k, v in content.items() if k != "replicates"} if isinstance(content, dict) else content
+        return (
+            {k: v for k, v in content.items() if k != "replicates"}
+            if isinstance(content, dict)
+            else content
+        )
 
 
 class SweepConfig(Strict):
@@ -166,7 +181,9 @@ class SweepConfig(Strict):
         titles = [model.title for model in self.models]
         duplicates = sorted({title for title in titles if titles.count(title) > 1})
         if duplicates:
-            raise ValueError(f"two models are called {duplicates[0]!r}; give each its own name")
+            raise ValueError(
+                f"two models are called {duplicates[0]!r}; give each its own name"
+            )
         return self
 
     def evaluation_sets(self) -> list[EvaluationSet]:
@@ -179,7 +196,9 @@ class SweepConfig(Strict):
         sets = {}
         for dataset in (dataset for source in self.data for dataset in source.sets()):
             if dataset.name in sets:
-                raise InputError(f"dataset {dataset.name!r} is in the configuration more than once")
+                raise InputError(
+                    f"dataset {dataset.name!r} is in the configuration more than once"
+                )
             sets[dataset.name] = dataset.sample(self.windows, self.seed)
         return list(sets.values())
 
@@ -198,11 +217,15 @@ def read_config(path: str | Path) -> SweepConfig:
         4
     """
     file = Path(path)
-    content = read_fields(file, "the configuration", "the fields of a sweep: models, data, …")
+    content = read_fields(
+        file, "the configuration", "the fields of a sweep: models, data, …"
+    )
     return parse_config(_resolve_paths(content, file.parent), str(file))
 
 
-def parse_config(content: dict[str, Any], where: str = "the configuration") -> SweepConfig:
+def parse_config(
+    content: dict[str, Any], where: str = "the configuration"
+) -> SweepConfig:
     """Build a sweep's configuration from plain values.
 
     Raises:
@@ -217,12 +240,18 @@ def parse_config(content: dict[str, Any], where: str = "the configuration") -> S
     try:
         return SweepConfig.model_validate(content)
     except ValidationError as error:
-        raise InputError(f"{where}: {complaints(error, 'a sweep', _fields_at)}") from error
+        raise InputError(
+            f"{where}: {complaints(error, 'a sweep', _fields_at)}"
+        ) from error
 
 
 def _fields_at(place: tuple[Any, ...]) -> list[str]:
     """Return the fields of the part of a configuration at a place."""
-    classes: dict[str, type[BaseModel]] = {**SOURCES, "models": ModelConfig, "variants": Variants}
+    classes: dict[str, type[BaseModel]] = {
+        **SOURCES,
+        "models": ModelConfig,
+        "variants": Variants,
+    }
     families = (Layers, Ranges, Heads, HeadsPerLayer, HeadsAtConfig)
     classes |= {"statistics": Statistics, **dict(zip(_FAMILIES, families, strict=True))}
     names = [part for part in place if isinstance(part, str) and part in classes]
@@ -237,11 +266,20 @@ def _resolve_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:
             return value
         there = (folder / value).resolve()
         # a glob stands for files, none of which has its name
-        return str(there) if there.exists() or any(folder.glob(value) if value[:1] not in "/~" else ()) else value
+        return (
+            str(there)
+            if there.exists()
+            or any(folder.glob(value) if value[:1] not in "/~" else ())
+            else value
+        )
 
     def path(value: Any) -> Any:
         # a bare word is a name, of an embedded model or a recipe, whatever lies beside the file
-        bare = isinstance(value, str) and Path(value).name == value and not Path(value).suffix
+        bare = (
+            isinstance(value, str)
+            and Path(value).name == value
+            and not Path(value).suffix
+        )
         return value if bare else beside(value)
 
     # what was read is nobody else's

@@ -18,7 +18,9 @@ from tsfm_lens.data.files import READABLE
 from tsfm_lens.data.gift_eval import gift_eval, gift_eval_folder
 from tsfm_lens.errors import InputError
 
-Stamp = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, date) else value)]
+Stamp = Annotated[
+    str, BeforeValidator(lambda value: str(value) if isinstance(value, date) else value)
+]
 """A timestamp; one without quotes is a date in YAML."""
 
 
@@ -66,7 +68,9 @@ class Bundled(_Cut):
     names: Texts = ()
 
     def sets(self) -> list[EvaluationSet]:
-        return holdout_sets(list(self.names or bundled_names()), self.horizon, self.windows, self.stride)
+        return holdout_sets(
+            list(self.names or bundled_names()), self.horizon, self.windows, self.stride
+        )
 
 
 class File(_Cut):
@@ -92,24 +96,44 @@ class File(_Cut):
     seasonality: int | None = Field(default=None, ge=1)
 
     def sets(self) -> list[EvaluationSet]:
-        reading = self.model_dump(exclude={"source", "path", "name", *_Cut.model_fields})
+        reading = self.model_dump(
+            exclude={"source", "path", "name", *_Cut.model_fields}
+        )
         return [
             each
             for path, name in self._files()
             # a path, so that a file that is not there is never taken for a bundled series
-            for each in holdout_sets(path, self.horizon, self.windows, self.stride, name, **reading)
+            for each in holdout_sets(
+                path, self.horizon, self.windows, self.stride, name, **reading
+            )
         ]
 
     def _files(self) -> list[tuple[Path, str | None]]:
         """List the files, with the names of their sets: one file, all of a folder, or those of a glob."""
         path = Path(self.path)
-        if not path.is_dir() and (path.exists() or not any(sign in self.path for sign in "*?[")):
+        if not path.is_dir() and (
+            path.exists() or not any(sign in self.path for sign in "*?[")
+        ):
             return [(path, self.name or None)]
-        paths = sorted(map(Path, iglob(str(path / "*") if path.is_dir() else self.path, recursive=True)))
-        files = [each for each in paths if each.is_file() and each.name.lower().endswith(READABLE)]
+        paths = sorted(
+            map(
+                Path,
+                iglob(str(path / "*") if path.is_dir() else self.path, recursive=True),
+            )
+        )
+        files = [
+            each
+            for each in paths
+            if each.is_file() and each.name.lower().endswith(READABLE)
+        ]
         if not files:
-            raise InputError(f"{self.path!r} has no file that can be read: expected {', '.join(READABLE)}")
-        return [(each, f"{self.name}/{each.name.split('.')[0]}" if self.name else None) for each in files]
+            raise InputError(
+                f"{self.path!r} has no file that can be read: expected {', '.join(READABLE)}"
+            )
+        return [
+            (each, f"{self.name}/{each.name.split('.')[0]}" if self.name else None)
+            for each in files
+        ]
 
 
 class Gluonts(_Cut):
@@ -123,8 +147,17 @@ class Gluonts(_Cut):
     domain: str = ""
 
     def sets(self) -> list[EvaluationSet]:
-        options: dict[str, Any] = self.model_dump(include={"freq", "seasonality", "domain"})
-        return gluonts_file(self.path, self.horizon, self.windows, self.stride, self.name or None, **options)
+        options: dict[str, Any] = self.model_dump(
+            include={"freq", "seasonality", "domain"}
+        )
+        return gluonts_file(
+            self.path,
+            self.horizon,
+            self.windows,
+            self.stride,
+            self.name or None,
+            **options,
+        )
 
 
 class Dysts(_Cut):
@@ -143,8 +176,15 @@ class Dysts(_Cut):
     def sets(self) -> list[EvaluationSet]:
         cut = ("horizon", "windows", "stride")
         options = self.model_dump(exclude={"source", "systems", *cut})
-        return dysts_sets(self.systems, *(getattr(self, name) for name in cut), **options)
+        return dysts_sets(
+            self.systems, *(getattr(self, name) for name in cut), **options
+        )
 
 
-Source = Annotated[GiftEval | Folder | Bundled | File | Gluonts | Dysts, Field(discriminator="source")]
-SOURCES = {get_args(kind.model_fields["source"].annotation)[0]: kind for kind in get_args(get_args(Source)[0])}
+Source = Annotated[
+    GiftEval | Folder | Bundled | File | Gluonts | Dysts, Field(discriminator="source")
+]
+SOURCES = {
+    get_args(kind.model_fields["source"].annotation)[0]: kind
+    for kind in get_args(get_args(Source)[0])
+}

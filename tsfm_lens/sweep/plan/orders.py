@@ -35,11 +35,17 @@ def parse_orders(texts: Iterable[str]) -> list[str]:
     for text in texts:
         name, _, rest = str(text).partition(":")
         if name not in ORDERS:
-            raise unknown_name("order of heads", text, [f"{order}:low" for order in ORDERS[:-1]] + ["random:0"])
+            raise unknown_name(
+                "order of heads",
+                text,
+                [f"{order}:low" for order in ORDERS[:-1]] + ["random:0"],
+            )
         if name == "random":
             orders += [f"{name}:{seed}" for seed in _seeds(text, rest)]
         elif rest and rest not in ENDS:
-            raise unknown_name("order of heads", text, [f"{name}:{end}" for end in ENDS])
+            raise unknown_name(
+                "order of heads", text, [f"{name}:{end}" for end in ENDS]
+            )
         else:
             orders += [f"{name}:{end}" for end in ([rest] if rest else ENDS)]
     return list(dict.fromkeys(orders))
@@ -50,16 +56,24 @@ def order_words(order: str) -> str:
     name, _, end = order.partition(":")
     if name == "random":
         return f"random order {end}"
-    return f"{end} {name.replace('_', ' ')} first" if end else f"by {name.replace('_', ' ')}"
+    return (
+        f"{end} {name.replace('_', ' ')} first"
+        if end
+        else f"by {name.replace('_', ' ')}"
+    )
 
 
 def _seeds(text: str, rest: str) -> range:
     numbers = re.fullmatch(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?", rest)
     if numbers is None:
-        raise InputError(f"a random order has a seed: {text!r} is to read like random:0, or random:0..9 for ten")
+        raise InputError(
+            f"a random order has a seed: {text!r} is to read like random:0, or random:0..9 for ten"
+        )
     seeds = range(int(numbers[1]), int(numbers[2] or numbers[1]) + 1)
     if not 1 <= len(seeds) <= MOST_RANDOM:
-        raise InputError(f"{text!r} stands for {len(seeds)} random orders, expected 1 to {MOST_RANDOM}")
+        raise InputError(
+            f"{text!r} stands for {len(seeds)} random orders, expected 1 to {MOST_RANDOM}"
+        )
     return seeds
 
 
@@ -79,16 +93,30 @@ def head_scores(
     attention, layers = stack.layers_with(attention_over_time(stack))
     measure, source = _SCORES[order]
     if order == "random":
-        ranks = [np.random.default_rng([seed, layer]).permutation(stack.n_heads) for layer in layers]
+        ranks = [
+            np.random.default_rng([seed, layer]).permutation(stack.n_heads)
+            for layer in layers
+        ]
         scores = _array(np.array(ranks, dtype=float), layers)
     elif measure is None:
-        scores = head_spectra(lens, kind=attention, products=["QK"])["stable_rank"].sel(product="QK", drop=True)
+        scores = head_spectra(lens, kind=attention, products=["QK"])["stable_rank"].sel(
+            product="QK", drop=True
+        )
     elif series is None:
         raise InputError(f"the order {order!r} is measured on data; give series")
     else:
-        how: dict[str, Any] = {"rollout": False, "num_samples": num_samples, "seed": seed}
-        scores = measure(series if isinstance(series, Run) else lens.run(series, horizon, **how), attention)
-    return scores.rename(order).assign_attrs(order=order, attention=attention, source=source)
+        how: dict[str, Any] = {
+            "rollout": False,
+            "num_samples": num_samples,
+            "seed": seed,
+        }
+        scores = measure(
+            series if isinstance(series, Run) else lens.run(series, horizon, **how),
+            attention,
+        )
+    return scores.rename(order).assign_attrs(
+        order=order, attention=attention, source=source
+    )
 
 
 def ranking(scores: xr.DataArray, layer: int, direction: str = "low") -> list[int]:
@@ -96,12 +124,22 @@ def ranking(scores: xr.DataArray, layer: int, direction: str = "low") -> list[in
     row = scores.sel(layer=str(layer)).values
     if not np.isfinite(row).all():
         lost = int(np.flatnonzero(~np.isfinite(row))[0])
-        raise InputError(f"head {lost} of layer {layer} has no {scores.name}, as where its weights are zero")
-    return [int(head) for head in np.argsort(row if direction == "low" else -row, kind="stable")]
+        raise InputError(
+            f"head {lost} of layer {layer} has no {scores.name}, as where its weights are zero"
+        )
+    return [
+        int(head)
+        for head in np.argsort(row if direction == "low" else -row, kind="stable")
+    ]
 
 
 def rankings(
-    lens: Lens, orders: Iterable[str], series: Any = None, horizon: int | None = None, *, seed: int = 0
+    lens: Lens,
+    orders: Iterable[str],
+    series: Any = None,
+    horizon: int | None = None,
+    *,
+    seed: int = 0,
 ) -> dict[str, dict[int, list[int]]]:
     """Rank the heads of every layer in several orders, each score measured once."""
     parsed = parse_orders(orders)
@@ -113,7 +151,10 @@ def rankings(
         name, _, end = order.partition(":")
         scores = measured(name, seed=int(end) if name == "random" else seed)
         layers = [int(layer) for layer in scores["layer"].values]
-        by_order[order] = {layer: ranking(scores, layer, end if end in ENDS else "low") for layer in layers}
+        by_order[order] = {
+            layer: ranking(scores, layer, end if end in ENDS else "low")
+            for layer in layers
+        }
     return by_order
 
 
@@ -132,7 +173,9 @@ def _entropies(writes: Tensor) -> Tensor:
 
 
 def _norm(run: Run, kind: str) -> xr.DataArray:
-    lengths = mean_over_tokens(run, reduce=lambda writes: writes.double().norm(dim=-1), kind=kind, normed=True)
+    lengths = mean_over_tokens(
+        run, reduce=lambda writes: writes.double().norm(dim=-1), kind=kind, normed=True
+    )
     return _array(lengths["mean"].values.mean(axis=1), lengths["layer"].values)
 
 

@@ -42,10 +42,15 @@ def released_lists() -> dict[str, Released]:
     """Read all released lists by architecture, in the order of the paper's figure 11."""
     lists = {}
     for name in ("timesfm-2.5", "toto-1", "chronos-bolt", "moirai-1.1"):
-        row = yaml.safe_load((_FOLDER / "released_lists" / f"{name}.yaml").read_text(encoding="utf-8"))
+        row = yaml.safe_load(
+            (_FOLDER / "released_lists" / f"{name}.yaml").read_text(encoding="utf-8")
+        )
         ablated_heads = row.pop("heads", None)
         # a layer without an entry loses no head
-        heads = ablated_heads and {layer: tuple(ablated_heads.get(layer, ())) for layer in range(len(row["kept"]))}
+        heads = ablated_heads and {
+            layer: tuple(ablated_heads.get(layer, ()))
+            for layer in range(len(row["kept"]))
+        }
         lists[name] = Released(**{**row, "kept": tuple(row["kept"])}, heads=heads)
     return lists
 
@@ -59,13 +64,22 @@ def at_depth(layers: Sequence[int], of: int, n_layers: int) -> list[int]:
     matching = [layer for layer, middle in enumerate(middles) if int(middle) in layers]
     if matching or not layers:
         return matching
-    return [min(range(n_layers), key=lambda layer: min(abs(middles[layer] - depth - 0.5) for depth in layers))]
+    return [
+        min(
+            range(n_layers),
+            key=lambda layer: min(
+                abs(middles[layer] - depth - 0.5) for depth in layers
+            ),
+        )
+    ]
 
 
 def middle_third(n_layers: int) -> list[int]:
     """Return the layers that the paper means by "middle layers": 7 to 13 of 20, as it says, 4 to 7 of 12."""
     if n_layers < 3:
-        raise InputError(f"a statement about middle layers needs three layers or more, this model has {n_layers}")
+        raise InputError(
+            f"a statement about middle layers needs three layers or more, this model has {n_layers}"
+        )
     return list(range(ceil(n_layers / 3), ceil(2 * n_layers / 3)))
 
 
@@ -104,24 +118,37 @@ class Recipe(Strict):
         except UnknownNameError as error:
             raise ValueError(str(error)) from error
         if len(orders) != 1:
-            raise ValueError(f"{value!r} stands for {len(orders)} orders, expected one, such as '{value}:low'")
+            raise ValueError(
+                f"{value!r} stands for {len(orders)} orders, expected one, such as '{value}:low'"
+            )
         return value
 
     @field_validator("released")
     @classmethod
     def _check_released(cls, value: str | None) -> str | None:
         if value is not None and value not in released_lists():
-            raise ValueError(str(unknown_name("released list", value, released_lists())))
+            raise ValueError(
+                str(unknown_name("released list", value, released_lists()))
+            )
         return value
 
     @model_validator(mode="after")
     def _once(self) -> Recipe:
-        if not (self.unknown or self.heads or self.kept_heads or self.layers_at or self.mlps):
-            raise ValueError("ablates nothing; give heads, kept_heads, layers_at or mlps")
+        if not (
+            self.unknown or self.heads or self.kept_heads or self.layers_at or self.mlps
+        ):
+            raise ValueError(
+                "ablates nothing; give heads, kept_heads, layers_at or mlps"
+            )
         if self.mlps == "others":
             raise ValueError("mlps are layers, 'all' or 'middle third'")
         layers = [*self.heads, *self.kept_heads]
-        layers += [layer for group in self.layers_at if isinstance(group.layers, tuple) for layer in group.layers]
+        layers += [
+            layer
+            for group in self.layers_at
+            if isinstance(group.layers, tuple)
+            for layer in group.layers
+        ]
         twice = sorted({layer for layer in layers if layers.count(layer) > 1})
         if twice:
             raise ValueError(f"layer {twice[0]} is named twice")
@@ -158,8 +185,16 @@ def read_recipe(source: str | Path) -> Recipe:
         return parse_recipe(yaml.safe_load(text), str(source))
     file = Path(source)
     if not file.is_file():
-        raise unknown_name("recipe", source, recipe_names(), hint="Or give a YAML or JSON file.")
-    return parse_recipe({"name": file.stem, **read_fields(file, "the recipe", "fields such as name, heads")}, str(file))
+        raise unknown_name(
+            "recipe", source, recipe_names(), hint="Or give a YAML or JSON file."
+        )
+    return parse_recipe(
+        {
+            "name": file.stem,
+            **read_fields(file, "the recipe", "fields such as name, heads"),
+        },
+        str(file),
+    )
 
 
 def parse_recipe(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
@@ -167,12 +202,20 @@ def parse_recipe(content: Mapping[str, Any], where: str = "the recipe") -> Recip
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
-        words = complaints(error, "a recipe", lambda at: list((LayersAt if at[:1] else Recipe).model_fields))
+        words = complaints(
+            error,
+            "a recipe",
+            lambda at: list((LayersAt if at[:1] else Recipe).model_fields),
+        )
         raise InputError(f"{where}: {words}") from error
 
 
 def heads_of(
-    recipe: Recipe, lens: Lens, *, measured: HeadRanking | None = None, scale: bool | None = None
+    recipe: Recipe,
+    lens: Lens,
+    *,
+    measured: HeadRanking | None = None,
+    scale: bool | None = None,
 ) -> tuple[dict[int, list[int]], list[int]]:
     """Return the heads and MLPs that a recipe ablates in a model."""
     if recipe.unknown:
@@ -186,7 +229,9 @@ def heads_of(
             f"of {stack.n_heads}. Set scale: true to take the same shares of heads at the same depths"
         )
     fitted = _FittedRecipe(recipe, lens, measured)
-    by_layer = {layer: indices for layer, indices in sorted(fitted.heads().items()) if indices}
+    by_layer = {
+        layer: indices for layer, indices in sorted(fitted.heads().items()) if indices
+    }
     return by_layer, fitted.layers(recipe.mlps, range(fitted.stack.n_layers))
 
 
@@ -200,21 +245,31 @@ def to_entries(
 ) -> list[PlanEntry]:
     """Plan a recipe, and random sets of as many heads of each layer with the same MLPs."""
     heads, mlps = heads_of(recipe, planner.lens, measured=measured, scale=scale)
-    explicit = is_for(recipe, planner.lens) and not recipe.kept_heads and not recipe.measured
+    explicit = (
+        is_for(recipe, planner.lens) and not recipe.kept_heads and not recipe.measured
+    )
     explicit = explicit and (recipe.lists is None or recipe.lists.heads is not None)
     selection = "listed" if explicit else recipe.order.partition(":")[0]
-    keep = {layer: planner.stack.n_heads - len(indices) for layer, indices in heads.items()}
+    keep = {
+        layer: planner.stack.n_heads - len(indices) for layer, indices in heads.items()
+    }
     entries = [planner.recipe(recipe.name, heads, mlps, selection=selection)]
-    return entries + (planner.random(recipe.name, keep, random_seeds, mlps) if keep else [])
+    return entries + (
+        planner.random(recipe.name, keep, random_seeds, mlps) if keep else []
+    )
 
 
 class _FittedRecipe:
     """A recipe on one model."""
 
-    def __init__(self, recipe: Recipe, lens: Lens, measured: HeadRanking | None) -> None:
+    def __init__(
+        self, recipe: Recipe, lens: Lens, measured: HeadRanking | None
+    ) -> None:
         self.recipe, self.lens, self.measured = recipe, lens, measured
         self.stack, self.fits = lens.wiring.output_stack, is_for(recipe, lens)
-        self.attending = [layer for layer in range(self.stack.n_layers) if kinds_of(self.stack, layer)]
+        self.attending = [
+            layer for layer in range(self.stack.n_layers) if kinds_of(self.stack, layer)
+        ]
         # the sizes that layers and counts of the recipe are written in
         layers, heads = recipe.sizes
         self.of_layers = self.stack.n_layers if self.fits or layers is None else layers
@@ -224,16 +279,34 @@ class _FittedRecipe:
         """Return the ablated heads by layer."""
         listed, counted = self.recipe.heads, self.recipe.kept_heads
         heads: dict[int, list[int]] = {}
-        counts = {layer: self.of_heads - len(set(indices)) for layer, indices in listed.items()}
+        counts = {
+            layer: self.of_heads - len(set(indices))
+            for layer, indices in listed.items()
+        }
         for layer in self.layers(tuple(listed), self.attending):
-            heads[layer] = list(dict.fromkeys(listed[layer])) if self.fits else self._first(layer, counts)
+            heads[layer] = (
+                list(dict.fromkeys(listed[layer]))
+                if self.fits
+                else self._first(layer, counts)
+            )
             for head in heads[layer]:
                 if head not in range(self.stack.n_heads):
-                    raise unknown_name(f"head in layer {layer}", head, map(str, range(self.stack.n_heads)))
-        heads |= {layer: self._first(layer, counted) for layer in self.layers(tuple(counted), self.attending)}
+                    raise unknown_name(
+                        f"head in layer {layer}",
+                        head,
+                        map(str, range(self.stack.n_heads)),
+                    )
+        heads |= {
+            layer: self._first(layer, counted)
+            for layer in self.layers(tuple(counted), self.attending)
+        }
         for group in self.recipe.layers_at:
             others = [layer for layer in self.attending if layer not in heads]
-            for layer in others if group.layers == "others" else self.layers(group.layers, self.attending):
+            for layer in (
+                others
+                if group.layers == "others"
+                else self.layers(group.layers, self.attending)
+            ):
                 going = self._at_k(layer)
                 heads[layer] = going[: max(len(going) - group.extra, 0)]
         return heads
@@ -246,7 +319,11 @@ class _FittedRecipe:
             return middle_third(self.stack.n_layers)
         assert isinstance(selection, tuple)
         if not self.fits:
-            return [layer for layer in at_depth(selection, self.of_layers, self.stack.n_layers) if layer in valid]
+            return [
+                layer
+                for layer in at_depth(selection, self.of_layers, self.stack.n_layers)
+                if layer in valid
+            ]
         for layer in selection:
             if layer not in valid:
                 what = f"layer in {self.lens.model_id} for recipe {self.recipe.name!r}"
@@ -274,14 +351,21 @@ class _FittedRecipe:
             # a model so shallow that no layer lies at this depth has the nearest
             place = min(counts, key=lambda depth: abs(depth - place))
         if not 0 <= counts[place] <= self.of_heads:
-            raise InputError(f"layer {place} cannot keep {counts[place]} heads, it has {self.of_heads}")
-        return self._ranking[layer][: self.stack.n_heads - round(counts[place] / self.of_heads * self.stack.n_heads)]
+            raise InputError(
+                f"layer {place} cannot keep {counts[place]} heads, it has {self.of_heads}"
+            )
+        return self._ranking[layer][
+            : self.stack.n_heads
+            - round(counts[place] / self.of_heads * self.stack.n_heads)
+        ]
 
     @cached_property
     def _ranking(self) -> dict[int, list[int]]:
         (order,) = parse_orders([self.recipe.order])
         if needs_series(order):
-            raise InputError(f"recipe {self.recipe.name!r} goes by {order}, which is measured on data; name its heads")
+            raise InputError(
+                f"recipe {self.recipe.name!r} goes by {order}, which is measured on data; name its heads"
+            )
         return rankings(self.lens, [order])[order]
 
 

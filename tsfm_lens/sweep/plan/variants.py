@@ -51,18 +51,26 @@ class VariantSpec:
         """ "plain", or 16 hexadecimal digits of a hash over the content."""
         if not self.components:
             return PLAIN
-        return hashlib.sha256(json.dumps([sorted(set(self.components)), self.how, self.seed]).encode()).hexdigest()[:16]
+        return hashlib.sha256(
+            json.dumps([sorted(set(self.components)), self.how, self.seed]).encode()
+        ).hexdigest()[:16]
 
-    def to_variant(self, lens: Lens, reference: Any = None, horizon: int | None = None) -> Variant:
+    def to_variant(
+        self, lens: Lens, reference: Any = None, horizon: int | None = None
+    ) -> Variant:
         """Return the variant as interventions on a lens."""
         if not self.components:
             return Variant(PLAIN, ())
         options: dict[str, Any] = {}
         if self.how in ("mean", "resample"):
-            options["reference"] = reference_activations(lens, self.how, reference, horizon)
+            options["reference"] = reference_activations(
+                lens, self.how, reference, horizon
+            )
         if self.how in ("resample", "noise"):
             options["seed"] = self.seed
-        return Variant(self.id, tuple(knock_outs(lens, self.components, self.how, **options)))
+        return Variant(
+            self.id, tuple(knock_outs(lens, self.components, self.how, **options))
+        )
 
 
 @dataclass(frozen=True)
@@ -76,18 +84,34 @@ class PlanEntry:
     tags: dict[str, str | int | float] = field(default_factory=dict)
 
 
-def variant_spec(lens: Lens, patterns: Iterable[str | Component], how: str = "zero", seed: int = 0) -> VariantSpec:
+def variant_spec(
+    lens: Lens, patterns: Iterable[str | Component], how: str = "zero", seed: int = 0
+) -> VariantSpec:
     """Specify the variant without some components, or globs of them, in any order; overlaps do not matter."""
     pattern_list = list(patterns)
     subset: set[Component] = set()
     for component in lens.components(*pattern_list) if pattern_list else []:
         rows = lens.wiring.stack(component.stack).rows(component.layer)
-        branches = {Component(component.stack, component.layer, row.kind) for row in rows}
+        branches = {
+            Component(component.stack, component.layer, row.kind) for row in rows
+        }
         subset |= {component} if component.kind else branches
     if how != "noise":
         # what replaces a branch's write leaves nothing of its heads; noise is added to it
-        subset = {c for c in subset if c.head is None or Component(c.stack, c.layer, c.kind) not in subset}
-    return VariantSpec(tuple(str(component) for component in components(lens.wiring) if component in subset), how, seed)
+        subset = {
+            c
+            for c in subset
+            if c.head is None or Component(c.stack, c.layer, c.kind) not in subset
+        }
+    return VariantSpec(
+        tuple(
+            str(component)
+            for component in components(lens.wiring)
+            if component in subset
+        ),
+        how,
+        seed,
+    )
 
 
 def plan_frame(entries: Iterable[PlanEntry]) -> pd.DataFrame:
@@ -96,7 +120,16 @@ def plan_frame(entries: Iterable[PlanEntry]) -> pd.DataFrame:
     for e in entries:
         spec = (e.spec.id, list(e.spec.components), e.spec.how, e.spec.seed)
         rows.append((e.model, e.family, e.label, *spec, *map(e.tags.get, TAGS)))
-    columns = ["model", "family", "label", "variant", "components", "how", "spec_seed", *TAGS]
+    columns = [
+        "model",
+        "family",
+        "label",
+        "variant",
+        "components",
+        "how",
+        "spec_seed",
+        *TAGS,
+    ]
     return pd.DataFrame(rows, columns=columns, dtype=object).astype({"spec_seed": int})
 
 
@@ -104,21 +137,38 @@ def kinds_of(stack: Stack, layer: int, *, paired: bool = True) -> list[str]:
     """Return the kinds of attention whose heads are selected, as far as a layer has them."""
     here = [row.kind for row in stack.attentions(layer)]
     if paired:
-        over_time = {row.kind for each in range(stack.n_layers) for row in stack.attentions(each) if row.over == "time"}
-        selected = [each for each in stack.attention_kinds() if each in over_time] or stack.attention_kinds()
+        over_time = {
+            row.kind
+            for each in range(stack.n_layers)
+            for row in stack.attentions(each)
+            if row.over == "time"
+        }
+        selected = [
+            each for each in stack.attention_kinds() if each in over_time
+        ] or stack.attention_kinds()
     else:
         selected = [attention_over_time(stack)]
     return [each for each in here if each in selected]
 
 
-def heads_in(stack: Stack, layer: int, heads: Iterable[int], kinds: Iterable[str]) -> list[Component]:
+def heads_in(
+    stack: Stack, layer: int, heads: Iterable[int], kinds: Iterable[str]
+) -> list[Component]:
     """Return the heads of some indices in each of some kinds of attention of a layer."""
-    return [Component(stack.name, layer, kind, int(head)) for kind in kinds for head in heads]
+    return [
+        Component(stack.name, layer, kind, int(head))
+        for kind in kinds
+        for head in heads
+    ]
 
 
 def mlps_in(stack: Stack, layer: int) -> list[Component]:
     """Return the MLPs of a layer, and its branches of other kinds but attention."""
-    return [Component(stack.name, layer, row.kind) for row in stack.rows(layer) if not isinstance(row, Attention)]
+    return [
+        Component(stack.name, layer, row.kind)
+        for row in stack.rows(layer)
+        if not isinstance(row, Attention)
+    ]
 
 
 @dataclass(frozen=True)
@@ -136,44 +186,72 @@ class VariantPlanner:
         return self.lens.wiring.output_stack
 
     def _entry(
-        self, family: str, label: str, components: Iterable[str | Component], **tags: str | int | float
+        self,
+        family: str,
+        label: str,
+        components: Iterable[str | Component],
+        **tags: str | int | float,
     ) -> PlanEntry:
-        return PlanEntry(self.model, family, label, variant_spec(self.lens, components, self.how, self.seed), tags)
+        return PlanEntry(
+            self.model,
+            family,
+            label,
+            variant_spec(self.lens, components, self.how, self.seed),
+            tags,
+        )
 
     def plain(self) -> PlanEntry:
         """Plan the model as it is."""
         return PlanEntry(self.model, "plain", "plain model", VariantSpec())
 
-    def layers(self, parts: Sequence[str] = PARTS, sizes: Sequence[int | Literal["all"]] = (1,)) -> list[PlanEntry]:
+    def layers(
+        self, parts: Sequence[str] = PARTS, sizes: Sequence[int | Literal["all"]] = (1,)
+    ) -> list[PlanEntry]:
         """Plan single layers, groups of consecutive layers, and the whole stack."""
         of = self.stack.n_layers
         spans = []
         for size in sizes:
             length = of if size == "all" else int(size)
             if not 1 <= length <= of:
-                raise InputError(f"a group of {size} layers does not fit a stack of {of}; expected fewer, or 'all'")
+                raise InputError(
+                    f"a group of {size} layers does not fit a stack of {of}; expected fewer, or 'all'"
+                )
             spans += [(first, first + length - 1) for first in range(of - length + 1)]
         entries = []
         for part in parts:
             for first, last in dict.fromkeys(spans):
-                entries += self._span("layers" if first == last else "groups", part, first, last)
+                entries += self._span(
+                    "layers" if first == last else "groups", part, first, last
+                )
         return entries
 
-    def ranges(self, grow: str = "outward", parts: Sequence[str] = ("heads", "mlp")) -> list[PlanEntry]:
+    def ranges(
+        self, grow: str = "outward", parts: Sequence[str] = ("heads", "mlp")
+    ) -> list[PlanEntry]:
         """Plan ranges of consecutive layers that grow by one layer until they reach the ends of the stack."""
         top = self.stack.n_layers - 1
         first = last = {"outward": self.stack.n_layers // 2, "up": 0, "down": top}[grow]
         spans = [(first, last)]
         # a move beyond an end stands still, so that the other side goes on alone
         for move in _MOVES[grow] * self.stack.n_layers:
-            first, last = (first, min(last + 1, top)) if move == "up" else (max(first - 1, 0), last)
+            first, last = (
+                (first, min(last + 1, top))
+                if move == "up"
+                else (max(first - 1, 0), last)
+            )
             spans.append((first, last))
-        return [entry for part in parts for span in dict.fromkeys(spans) for entry in self._span("ranges", part, *span)]
+        return [
+            entry
+            for part in parts
+            for span in dict.fromkeys(spans)
+            for entry in self._span("ranges", part, *span)
+        ]
 
     def _heads(self, by_layer: Mapping[int, Iterable[int]]) -> list[Component]:
         """Return the heads of some indices in each layer, of every kind over time."""
         heads = [
-            heads_in(self.stack, layer, by_layer[layer], kinds_of(self.stack, layer)) for layer in sorted(by_layer)
+            heads_in(self.stack, layer, by_layer[layer], kinds_of(self.stack, layer))
+            for layer in sorted(by_layer)
         ]
         return [head for of_layer in heads for head in of_layer]
 
@@ -189,9 +267,17 @@ class VariantPlanner:
             return []
         words = f"layer {first}" if first == last else f"layers {first} to {last}"
         rows = "MLP" if all(each.kind == "mlp" for each in components) else "rest"
-        label = {"both": "", "heads": "all heads of ", "mlp": f"{rows}{'s' * (last > first)} of "}[part] + words
+        label = {
+            "both": "",
+            "heads": "all heads of ",
+            "mlp": f"{rows}{'s' * (last > first)} of ",
+        }[part] + words
         single = {"layer": first} if first == last else {}
-        return [self._entry(family, label, components, part=part, first=first, last=last, **single)]
+        return [
+            self._entry(
+                family, label, components, part=part, first=first, last=last, **single
+            )
+        ]
 
     def heads(self, *, paired: bool = False) -> list[PlanEntry]:
         """Plan every head by itself."""
@@ -201,21 +287,39 @@ class VariantPlanner:
             for group in [kinds] if paired and kinds else [[each] for each in kinds]:
                 words = "+".join(group)
                 for head in range(stack.n_heads):
-                    label, heads = f"head {head} of layer {layer} ({words})", heads_in(stack, layer, [head], group)
-                    tags = {**_in_layer(layer, words), "head": head, "ablated": 1, "of": stack.n_heads}
+                    label, heads = (
+                        f"head {head} of layer {layer} ({words})",
+                        heads_in(stack, layer, [head], group),
+                    )
+                    tags = {
+                        **_in_layer(layer, words),
+                        "head": head,
+                        "ablated": 1,
+                        "of": stack.n_heads,
+                    }
                     entries.append(self._entry("heads", label, heads, **tags))
         return entries
 
     def head_counts(
-        self, layer: int, order: str, ranking: Sequence[int], counts: Sequence[int] | None = None
+        self,
+        layer: int,
+        order: str,
+        ranking: Sequence[int],
+        counts: Sequence[int] | None = None,
     ) -> list[PlanEntry]:
         """Plan the first k heads of a layer in some order, for several k; none of them is the plain model."""
         of, entries = self.stack.n_heads, []
-        tags = {**_in_layer(layer, "+".join(kinds_of(self.stack, layer))), "order": order, "of": of}
+        tags = {
+            **_in_layer(layer, "+".join(kinds_of(self.stack, layer))),
+            "order": order,
+            "of": of,
+        }
         for count in range(of + 1) if counts is None else counts:
             label = f"{count} of {of} heads of layer {layer}, {order_words(order)}"
             heads = self._heads({layer: ranking[:count]})
-            entries.append(self._entry("head_counts", label, heads, **tags, ablated=int(count)))
+            entries.append(
+                self._entry("head_counts", label, heads, **tags, ablated=int(count))
+            )
         return entries
 
     def heads_per_layer(
@@ -223,13 +327,26 @@ class VariantPlanner:
     ) -> list[PlanEntry]:
         """Plan the first k heads of several layers at once, for several k."""
         of, entries = self.stack.n_heads, []
-        tags: dict[str, str | int] = {"part": "heads", "first": min(rankings), "last": max(rankings), "order": order}
+        tags: dict[str, str | int] = {
+            "part": "heads",
+            "first": min(rankings),
+            "last": max(rankings),
+            "order": order,
+        }
         for count in counts:
             if not 0 <= count <= of:
-                raise InputError(f"{count} heads cannot be ablated in a layer of {of}; expected 0 to {of}")
-            heads = self._heads({layer: ranking[:count] for layer, ranking in rankings.items()})
+                raise InputError(
+                    f"{count} heads cannot be ablated in a layer of {of}; expected 0 to {of}"
+                )
+            heads = self._heads(
+                {layer: ranking[:count] for layer, ranking in rankings.items()}
+            )
             label = f"{count} of {of} heads in each of {len(rankings)} layers, {order_words(order)}"
-            entries.append(self._entry("heads_per_layer", label, heads, **tags, ablated=count, of=of))
+            entries.append(
+                self._entry(
+                    "heads_per_layer", label, heads, **tags, ablated=count, of=of
+                )
+            )
         return entries
 
     def components(self, sets: Mapping[str, Sequence[str]]) -> list[PlanEntry]:
@@ -237,9 +354,17 @@ class VariantPlanner:
         entries = []
         for name, patterns in sets.items():
             if not patterns:
-                raise InputError(f"{name!r} is {patterns!r}, expected a list of components or globs")
-            heads, total, mlps = ablated_share(self.lens.wiring, self.lens.components(*patterns))
-            entries.append(self._entry("components", name, patterns, ablated=heads, of=total, mlps=mlps))
+                raise InputError(
+                    f"{name!r} is {patterns!r}, expected a list of components or globs"
+                )
+            heads, total, mlps = ablated_share(
+                self.lens.wiring, self.lens.components(*patterns)
+            )
+            entries.append(
+                self._entry(
+                    "components", name, patterns, ablated=heads, of=total, mlps=mlps
+                )
+            )
         return entries
 
     def recipe(
@@ -253,30 +378,59 @@ class VariantPlanner:
     ) -> PlanEntry:
         """Plan heads and MLPs of several layers at once."""
         stack = self.stack
-        components = [*self._heads(heads), *(mlp for layer in mlps for mlp in mlps_in(stack, layer))]
+        components = [
+            *self._heads(heads),
+            *(mlp for layer in mlps for mlp in mlps_in(stack, layer)),
+        ]
         if not components:
             raise InputError(f"recipe {name!r} ablates nothing of this model")
-        total = stack.n_heads * sum(bool(kinds_of(stack, layer)) for layer in range(stack.n_layers))
-        count, n_mlps = sum(len(set(indices)) for indices in heads.values()), len(set(mlps))
-        share = f"{count} of {total} heads" + (f" and {n_mlps} MLP{'s' * (n_mlps > 1)}" if n_mlps else "")
+        total = stack.n_heads * sum(
+            bool(kinds_of(stack, layer)) for layer in range(stack.n_layers)
+        )
+        count, n_mlps = (
+            sum(len(set(indices)) for indices in heads.values()),
+            len(set(mlps)),
+        )
+        share = f"{count} of {total} heads" + (
+            f" and {n_mlps} MLP{'s' * (n_mlps > 1)}" if n_mlps else ""
+        )
         words = {"listed": "as listed", "random": f"at random, seed {draw}"}
         label = f"{name}: {share}, {words.get(selection, 'by ' + selection.replace('_', ' '))}"
         family = "random" if selection == "random" else "recipes"
-        tags: dict[str, str | int] = {"recipe": name, "selection": selection, "seed": draw, "mlps": n_mlps}
+        tags: dict[str, str | int] = {
+            "recipe": name,
+            "selection": selection,
+            "seed": draw,
+            "mlps": n_mlps,
+        }
         return self._entry(family, label, components, **tags, ablated=count, of=total)
 
     def random(
-        self, recipe: str, keep: Mapping[int, int], seeds: Sequence[int], mlps: Sequence[int] = ()
+        self,
+        recipe: str,
+        keep: Mapping[int, int],
+        seeds: Sequence[int],
+        mlps: Sequence[int] = (),
     ) -> list[PlanEntry]:
         """Draw heads to ablate, so that ``keep`` (layer -> count) stay, without replacement, once per seed."""
         entries = []
         for draw in seeds:
             heads: dict[int, list[int]] = {}
-            for component in random_heads(self.lens, dict(sorted(keep.items())), seed=draw, paired=False):
+            for component in random_heads(
+                self.lens, dict(sorted(keep.items())), seed=draw, paired=False
+            ):
                 heads.setdefault(component.layer, []).append(component.head or 0)
-            entries.append(self.recipe(recipe, heads, mlps, selection="random", draw=draw))
+            entries.append(
+                self.recipe(recipe, heads, mlps, selection="random", draw=draw)
+            )
         return entries
 
 
 def _in_layer(layer: int, kinds: str) -> dict[str, str | int]:
-    return {"part": "heads", "first": layer, "last": layer, "layer": layer, "kind": kinds}
+    return {
+        "part": "heads",
+        "first": layer,
+        "last": layer,
+        "layer": layer,
+        "kind": kinds,
+    }

@@ -14,7 +14,12 @@ from tsfm_lens.ablation.search import is_random
 from tsfm_lens.stats import holm
 from tsfm_lens.sweep.plan.config import Statistics
 from tsfm_lens.sweep.statistics.changes import SIZES, changes, difference, leaders
-from tsfm_lens.sweep.statistics.scores import PLAIN, SEASONAL_NAIVE, dataset_metrics, normalised
+from tsfm_lens.sweep.statistics.scores import (
+    PLAIN,
+    SEASONAL_NAIVE,
+    dataset_metrics,
+    normalised,
+)
 
 LEADS = ("leads", "lead_share")
 CHANGE = (*SIZES, "p_value", "p_holm", "significant", "tests", "unit", "units", *LEADS)
@@ -47,7 +52,9 @@ class Results:
 
     def of(self, model: str, *families: str) -> pd.DataFrame:
         """Return the entries of a model in some families."""
-        return self.plan[(self.plan["model"] == model) & self.plan["family"].isin(families)]
+        return self.plan[
+            (self.plan["model"] == model) & self.plan["family"].isin(families)
+        ]
 
     def by_model(self, *families: str) -> Iterator[tuple[str, pd.DataFrame]]:
         """Yield each model with its entries in some families, if it has any but the plain model."""
@@ -58,7 +65,11 @@ class Results:
 
     def rows(self, model: str, variants: Iterable[str]) -> pd.DataFrame:
         """Return the sums of some variants of a model and of the plain one."""
-        found = [self._places[model, name] for name in {PLAIN, *variants} if (model, name) in self._places]
+        found = [
+            self._places[model, name]
+            for name in {PLAIN, *variants}
+            if (model, name) in self._places
+        ]
         return self.sums.iloc[np.sort(np.concatenate(found))]
 
     @cached_property
@@ -72,47 +83,101 @@ class Results:
             A row per variant; below them the tests between choices, with the choice ``of`` which they are.
         """
         if (model, metric) not in self._cache:
-            shown = {"MASE": tuple(self.plan["family"].unique()), "spearman_distance": (*EFFECTS, "heads")}
-            families = shown.get(metric, (*HEAVY, "head_counts") if metric == self.judged_by else HEAVY)
-            confidence, pairs = self.statistics.confidence, list(self._contrasts(model, metric))
+            shown = {
+                "MASE": tuple(self.plan["family"].unique()),
+                "spearman_distance": (*EFFECTS, "heads"),
+            }
+            families = shown.get(
+                metric, (*HEAVY, "head_counts") if metric == self.judged_by else HEAVY
+            )
+            confidence, pairs = (
+                self.statistics.confidence,
+                list(self._contrasts(model, metric)),
+            )
             rows = self.rows(model, self.of(model, *families)["variant"])
-            table = changes(rows, metric=metric, confidence=confidence).set_index("variant").assign(of="")
-            tests = [difference(table, chosen, others, confidence) for _, chosen, others in pairs]
-            table = pd.concat([table, *([pd.DataFrame(tests).assign(of=[of for of, *_ in pairs])] if pairs else [])])
+            table = (
+                changes(rows, metric=metric, confidence=confidence)
+                .set_index("variant")
+                .assign(of="")
+            )
+            tests = [
+                difference(table, chosen, others, confidence)
+                for _, chosen, others in pairs
+            ]
+            table = pd.concat(
+                [
+                    table,
+                    *(
+                        [pd.DataFrame(tests).assign(of=[of for of, *_ in pairs])]
+                        if pairs
+                        else []
+                    ),
+                ]
+            )
             p_holm = holm(table["p_value"].to_numpy(float))
             significant = p_holm <= round(1 - confidence, 12)
             count = int(np.isfinite(p_holm).sum())
-            self._cache[model, metric] = table.assign(p_holm=p_holm, significant=significant, tests=count)
+            self._cache[model, metric] = table.assign(
+                p_holm=p_holm, significant=significant, tests=count
+            )
         result: pd.DataFrame = self._cache[model, metric]
         return result
 
-    def _contrasts(self, model: str, metric: str) -> Iterator[tuple[str, str, list[str]]]:
+    def _contrasts(
+        self, model: str, metric: str
+    ) -> Iterator[tuple[str, str, list[str]]]:
         """Yield each choice with what it is held against: an order with the others, a recipe with random heads."""
         if self.limits is not None and metric == self.judged_by:
-            counts, best = self.of(model, "head_counts"), self.limits[self.limits["better"]]
+            counts, best = (
+                self.of(model, "head_counts"),
+                self.limits[self.limits["better"]],
+            )
             for row in best[best["model"] == model].to_dict("records"):
-                here = counts[(counts["layer"] == row["layer"]) & (counts["ablated"] == row["ablated"])]
+                here = counts[
+                    (counts["layer"] == row["layer"])
+                    & (counts["ablated"] == row["ablated"])
+                ]
                 in_order = here.loc[here["order"] == row["order"], "variant"]
-                others = here.loc[(here["order"] != row["order"]) & ~here["order"].map(is_random), "variant"]
+                others = here.loc[
+                    (here["order"] != row["order"]) & ~here["order"].map(is_random),
+                    "variant",
+                ]
                 # all heads of a layer are the same in any order
                 if len(in_order) and not set(in_order) & set(others):
-                    yield from ((f"order in {row['layer']}", in_order.iloc[0], [other]) for other in others)
+                    yield from (
+                        (f"order in {row['layer']}", in_order.iloc[0], [other])
+                        for other in others
+                    )
         if metric == "MASE":
-            for recipe, lines in self.of(model, "recipes", "random").groupby("recipe", sort=False):
+            for recipe, lines in self.of(model, "recipes", "random").groupby(
+                "recipe", sort=False
+            ):
                 own, draws = chosen_and_drawn(lines)
                 if len(own) and len(draws):
-                    yield f"choice of {recipe}", own["variant"].iloc[0], draws["variant"].tolist()
+                    yield (
+                        f"choice of {recipe}",
+                        own["variant"].iloc[0],
+                        draws["variant"].tolist(),
+                    )
 
     def leads(self, entries: pd.DataFrame, metric: str = "MASE") -> pd.DataFrame:
         """Find the :func:`leaders` among the entries of one model, by variant."""
         table = self.tested(entries["model"].iloc[0], metric)
-        return leaders(table.loc[sorted(set(entries["variant"]) & set(table.index))], self.statistics.confidence)
+        return leaders(
+            table.loc[sorted(set(entries["variant"]) & set(table.index))],
+            self.statistics.confidence,
+        )
 
     def measured(self, entries: pd.DataFrame, metric: str = "MASE") -> pd.DataFrame:
         """Return entries of one model with the columns of their change, and which of them leads."""
-        table = self.tested(entries["model"].iloc[0], metric).join(self.leads(entries, metric))
+        table = self.tested(entries["model"].iloc[0], metric).join(
+            self.leads(entries, metric)
+        )
         plain = entries["variant"] == PLAIN
-        found = entries.assign(metric=metric, **{name: entries["variant"].map(table[name]) for name in CHANGE})
+        found = entries.assign(
+            metric=metric,
+            **{name: entries["variant"].map(table[name]) for name in CHANGE},
+        )
         # the plain model changes nothing, for certain
         found.loc[plain, list(SIZES)] = 0.0
         found.loc[plain, ["p_value", "p_holm"]] = 1.0
@@ -127,14 +192,26 @@ class Results:
         if model not in self._cache:
             usable = self.mase_ratios(model)[lambda ratios: ratios[PLAIN].gt(0)]
             # a variant without a metric on one of them has no mean over all of them
-            self._cache[model] = np.exp(np.log(usable.where(usable.gt(0) & np.isfinite(usable))).mean(skipna=False))
+            self._cache[model] = np.exp(
+                np.log(usable.where(usable.gt(0) & np.isfinite(usable))).mean(
+                    skipna=False
+                )
+            )
         mase = self._cache[model]
-        return entries.assign(mase=entries["variant"].map(mase), baseline_mase=float(mase[PLAIN]))
+        return entries.assign(
+            mase=entries["variant"].map(mase), baseline_mase=float(mase[PLAIN])
+        )
 
     def mase_ratios(self, model: str) -> pd.DataFrame:
         """Compute (dataset, variant): MASE of a model's variants over that of the seasonal naive forecast."""
-        rows = self.sums[(self.sums["model"] == model) | (self.sums["variant"] == SEASONAL_NAIVE)]
-        return normalised(dataset_metrics(rows, ["MASE"]))["MASE"].droplevel("model").unstack("variant")
+        rows = self.sums[
+            (self.sums["model"] == model) | (self.sums["variant"] == SEASONAL_NAIVE)
+        ]
+        return (
+            normalised(dataset_metrics(rows, ["MASE"]))["MASE"]
+            .droplevel("model")
+            .unstack("variant")
+        )
 
 
 def chosen_and_drawn(lines: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -13,10 +13,25 @@ import pandas as pd
 from tsfm_lens.ablation.search import is_random
 from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.plan.config import parse_config
-from tsfm_lens.sweep.results.families import CHANGE, EFFECTS, HEAVY, LEADS, Results, chosen_and_drawn
+from tsfm_lens.sweep.results.families import (
+    CHANGE,
+    EFFECTS,
+    HEAVY,
+    LEADS,
+    Results,
+    chosen_and_drawn,
+)
 from tsfm_lens.sweep.run.cells import SavedPlan, read_saved
 from tsfm_lens.sweep.statistics.changes import dataset_changes, resilience
-from tsfm_lens.sweep.statistics.scores import DISTANCES, KEYS, PLAIN, SEASONAL_NAIVE, SUMS, formula, per_series
+from tsfm_lens.sweep.statistics.scores import (
+    DISTANCES,
+    KEYS,
+    PLAIN,
+    SEASONAL_NAIVE,
+    SUMS,
+    formula,
+    per_series,
+)
 from tsfm_lens.sweep.store.files import KEY_COLUMNS
 from tsfm_lens.sweep.store.folder import Store
 
@@ -27,13 +42,46 @@ SOURCE = "tsfm-lens paper, sections 3 and 5"
 TABLE_METRICS = ("MASE", "NRMSE", "sMAPE", "CRPS", "MSIS")
 _DISTANCE = {"value": "", "lower": "_lower", "upper": "_upper"}
 _WORDS = (
-    *("model", "family", "recipe", "selection", "label", "part", "order", "dataset", "metric", "attention"),
+    *(
+        "model",
+        "family",
+        "recipe",
+        "selection",
+        "label",
+        "part",
+        "order",
+        "dataset",
+        "metric",
+        "attention",
+    ),
     *("leads", "distance_leads", "judged_by", "unit"),
 )
 _FLAGS = ("significant", "diff_significant", "better", "order_significant")
 _WHOLE = (
-    *("seed", "first", "last", "layer", "head", "ablated", "of", "heads_ablated", "heads_total", "n_mlps", "n_layers"),
-    *("tests", "units", "n_worse", "within", "largest_within", "kept", "n_resilient", "n_improved", "n_datasets"),
+    *(
+        "seed",
+        "first",
+        "last",
+        "layer",
+        "head",
+        "ablated",
+        "of",
+        "heads_ablated",
+        "heads_total",
+        "n_mlps",
+        "n_layers",
+    ),
+    *(
+        "tests",
+        "units",
+        "n_worse",
+        "within",
+        "largest_within",
+        "kept",
+        "n_resilient",
+        "n_improved",
+        "n_datasets",
+    ),
 )
 
 
@@ -41,10 +89,24 @@ def effects(results: Results) -> pd.DataFrame | None:
     """Tabulate the effects of single layers, groups, ranges and sets of components; kind "sweep_effects"."""
     parts = []
     for model, entries in results.by_model(*EFFECTS):
-        entries = entries.assign(part=entries["part"].fillna("both"), n_layers=results.layers[model])
+        entries = entries.assign(
+            part=entries["part"].fillna("both"), n_layers=results.layers[model]
+        )
         # one of a kind and part may lead
-        parts += [_with_distance(results, group) for _, group in entries.groupby(["family", "part"], sort=False)]
-    names = ["model", "family", "label", "part", "first", "last", "n_layers", *_EFFECT_COLUMNS]
+        parts += [
+            _with_distance(results, group)
+            for _, group in entries.groupby(["family", "part"], sort=False)
+        ]
+    names = [
+        "model",
+        "family",
+        "label",
+        "part",
+        "first",
+        "last",
+        "n_layers",
+        *_EFFECT_COLUMNS,
+    ]
     return _table(results, "effects", "Ablated parts of the models", parts, names)
 
 
@@ -61,9 +123,14 @@ def single_heads(results: Results) -> pd.DataFrame | None:
 def _with_distance(results: Results, entries: pd.DataFrame) -> pd.DataFrame:
     """Add to some entries MASE, its change, and the distance of the forecast."""
     away = results.tested(entries["model"].iloc[0], "spearman_distance")
-    distance = {f"spearman_distance{end}": entries["variant"].map(away[name]) for name, end in _DISTANCE.items()}
+    distance = {
+        f"spearman_distance{end}": entries["variant"].map(away[name])
+        for name, end in _DISTANCE.items()
+    }
     leads = results.leads(entries, "spearman_distance")
-    distance |= {f"distance_{name}": entries["variant"].map(leads[name]) for name in LEADS}
+    distance |= {
+        f"distance_{name}": entries["variant"].map(leads[name]) for name in LEADS
+    }
     return results.with_mase(results.measured(entries)).assign(**distance)
 
 
@@ -74,25 +141,57 @@ _EFFECT_COLUMNS = (
 )
 
 
-def curves(results: Results, kept: pd.DataFrame | None, tolerance: float) -> pd.DataFrame | None:
+def curves(
+    results: Results, kept: pd.DataFrame | None, tolerance: float
+) -> pd.DataFrame | None:
     """Tabulate the error over the number of heads ablated, for each layer and order; kind "sweep_curves"."""
-    parts = [results.with_mase(results.measured(entries)) for _, entries in results.by_model("head_counts")]
+    parts = [
+        results.with_mase(results.measured(entries))
+        for _, entries in results.by_model("head_counts")
+    ]
     if not parts:
         return None
     table = pd.concat(parts, ignore_index=True)
     table["share"] = table["ablated"].astype(float) / table["of"].astype(float)
-    best = pd.DataFrame(columns=_BETTER_COLUMNS) if kept is None else kept[kept["better"]][_BETTER_COLUMNS]
+    best = (
+        pd.DataFrame(columns=_BETTER_COLUMNS)
+        if kept is None
+        else kept[kept["better"]][_BETTER_COLUMNS]
+    )
     table = table.drop(columns=list(LEADS)).merge(
-        best.rename(columns={"order": "better_order", "ablated": "within"}), on=["model", "layer"], how="left"
+        best.rename(columns={"order": "better_order", "ablated": "within"}),
+        on=["model", "layer"],
+        how="left",
     )
     table["better"] = table["order"] == table["better_order"]
-    names = ["model", "layer", "order", "label", "ablated", "of", "share", "baseline_mase", "mase", *CHANGE]
+    names = [
+        "model",
+        "layer",
+        "order",
+        "label",
+        "ablated",
+        "of",
+        "share",
+        "baseline_mase",
+        "mase",
+        *CHANGE,
+    ]
     names += ["better", "within", "judged_by", "order_significant"]
     about = {"tolerance": tolerance}
-    return _table(results, "curves", "Heads ablated in one layer", [table], names, **about)
+    return _table(
+        results, "curves", "Heads ablated in one layer", [table], names, **about
+    )
 
 
-_BETTER_COLUMNS = ["model", "layer", "order", "ablated", *LEADS, "judged_by", "order_significant"]
+_BETTER_COLUMNS = [
+    "model",
+    "layer",
+    "order",
+    "ablated",
+    *LEADS,
+    "judged_by",
+    "order_significant",
+]
 
 
 def better_orders(search_rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -100,34 +199,77 @@ def better_orders(search_rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     table = pd.DataFrame(search_rows)
     table["ablated"] = table["of"] - table["kept"]
     # the order that keeps fewest heads, then changes least; those at random only among themselves
-    ranked = table.assign(random=table["order"].map(is_random)).sort_values(["random", "kept", "change"], kind="stable")
-    return table.assign(better=table.index.isin(ranked.drop_duplicates(["model", "layer"]).index))
+    ranked = table.assign(random=table["order"].map(is_random)).sort_values(
+        ["random", "kept", "change"], kind="stable"
+    )
+    return table.assign(
+        better=table.index.isin(ranked.drop_duplicates(["model", "layer"]).index)
+    )
 
 
 def heads_at(results: Results, tolerance: float, search: str) -> pd.DataFrame | None:
     """Tabulate the number of heads that each layer must keep in each order; kind "sweep_heads_at"."""
     if results.limits is None:
         return None
-    table = results.limits.assign(judged_by=results.judged_by, order_significant=False, leads="", lead_share=np.nan)
+    table = results.limits.assign(
+        judged_by=results.judged_by,
+        order_significant=False,
+        leads="",
+        lead_share=np.nan,
+    )
     for model, own in table.groupby("model", sort=False):
         counts = results.of(str(model), "head_counts")
-        whole = counts[counts["ablated"] == counts["of"]].drop_duplicates("layer").set_index("layer")["variant"]
-        leads = results.leads(counts[counts["variant"].isin(whole)]) if len(whole) else pd.DataFrame(columns=LEADS)
+        whole = (
+            counts[counts["ablated"] == counts["of"]]
+            .drop_duplicates("layer")
+            .set_index("layer")["variant"]
+        )
+        leads = (
+            results.leads(counts[counts["variant"].isin(whole)])
+            if len(whole)
+            else pd.DataFrame(columns=LEADS)
+        )
         for name in LEADS:
             table.loc[own.index, name] = own["layer"].map(whole.map(leads[name]))
         if set(counts["variant"]) - {PLAIN}:
             tests = results.tested(str(model), results.judged_by)
             # better than the others is better than each of them
-            won = (tests["significant"] & (tests.get("difference", 0.0) < 0)).groupby(tests["of"]).all()
-            mark = own["better"] & ("order in " + own["layer"].astype(str)).map(won).eq(True)
+            won = (
+                (tests["significant"] & (tests.get("difference", 0.0) < 0))
+                .groupby(tests["of"])
+                .all()
+            )
+            mark = own["better"] & ("order in " + own["layer"].astype(str)).map(won).eq(
+                True
+            )
             table.loc[own.index, "order_significant"] = mark
-    names = ["model", "layer", "order", "ablated", "of", "kept", "better", "change", "judged_by", "order_significant"]
+    names = [
+        "model",
+        "layer",
+        "order",
+        "ablated",
+        "of",
+        "kept",
+        "better",
+        "change",
+        "judged_by",
+        "order_significant",
+    ]
     about = {"tolerance": tolerance, "metric": results.judged_by, "search": search}
     title = "Heads that each layer must keep"
-    return _table(results, "heads_at", title, [table], [*names, *LEADS, "evaluations", "total"], **about)
+    return _table(
+        results,
+        "heads_at",
+        title,
+        [table],
+        [*names, *LEADS, "evaluations", "total"],
+        **about,
+    )
 
 
-def by_dataset(results: Results, kept: pd.DataFrame, tolerance: float, cap: float = 0.25) -> pd.DataFrame | None:
+def by_dataset(
+    results: Results, kept: pd.DataFrame, tolerance: float, cap: float = 0.25
+) -> pd.DataFrame | None:
     """Tabulate the error on every dataset, for the layers of each model that keep the most and the fewest heads."""
     parts: list[pd.DataFrame] = []
     for model, entries in results.by_model("head_counts"):
@@ -135,15 +277,33 @@ def by_dataset(results: Results, kept: pd.DataFrame, tolerance: float, cap: floa
         complete = results.tested(model)["change"]
         ends = entries[entries["ablated"] == entries["of"]].drop_duplicates("layer")
         whole = ends.set_index("layer")["variant"].map(complete)
-        layers = mine.assign(whole=mine["layer"].map(whole).astype(float)).sort_values(["kept", "whole"])
+        layers = mine.assign(whole=mine["layer"].map(whole).astype(float)).sort_values(
+            ["kept", "whole"]
+        )
         # the two ends, or the only layer
         for row in layers.iloc[[-1, 0][: len(layers)]].to_dict("records"):
-            own = (entries["layer"] == row["layer"]) & (entries["order"] == row["order"])
+            own = (entries["layer"] == row["layer"]) & (
+                entries["order"] == row["order"]
+            )
             line = entries[own].sort_values("ablated")
             if len(line):
                 parts.append(_panel(results, line, tolerance).assign(kept=row["kept"]))
-    names = ["model", "layer", "kept", "order", "ablated", "of", "dataset", "mase", "change", "largest_within"]
-    title, about = "Error on each dataset over heads ablated", {"tolerance": tolerance, "cap": cap}
+    names = [
+        "model",
+        "layer",
+        "kept",
+        "order",
+        "ablated",
+        "of",
+        "dataset",
+        "mase",
+        "change",
+        "largest_within",
+    ]
+    title, about = (
+        "Error on each dataset over heads ablated",
+        {"tolerance": tolerance, "cap": cap},
+    )
     return _table(results, "datasets", title, parts, names, **about)
 
 
@@ -151,33 +311,65 @@ def _panel(results: Results, line: pd.DataFrame, tolerance: float) -> pd.DataFra
     """Return a row per dataset and number of heads ablated in one order of one layer."""
     model = line["model"].iloc[0]
     by_set = dataset_changes(results.rows(model, list(line["variant"])))
-    mase = results.mase_ratios(model).reset_index().melt("dataset", var_name="variant", value_name="mase")
+    mase = (
+        results.mase_ratios(model)
+        .reset_index()
+        .melt("dataset", var_name="variant", value_name="mase")
+    )
     table = line.merge(mase, on="variant").merge(
         by_set[["variant", "dataset", "change"]], on=["variant", "dataset"], how="left"
     )
     table["change"] = table["change"].mask(table["variant"] == PLAIN, 0.0)
     within = table["ablated"].astype(int).where(table["change"] < tolerance, -1)
-    return table.assign(largest_within=within.groupby(table["dataset"]).transform("max"))
+    return table.assign(
+        largest_within=within.groupby(table["dataset"]).transform("max")
+    )
 
 
 def recipes(results: Results) -> pd.DataFrame | None:
     """Tabulate the cost of heavy ablations on every metric; kind "sweep_recipes"."""
     parts = []
     for model, entries in results.by_model(*HEAVY):
-        counts = resilience(results.rows(model, list(entries["variant"]))).set_index("variant")
+        counts = resilience(results.rows(model, list(entries["variant"]))).set_index(
+            "variant"
+        )
         words = {"recipe": entries["recipe"].fillna(entries["label"])}
         words["selection"] = entries["selection"].fillna("listed")
         of_sets = ("n_resilient", "n_improved", "n_datasets")
-        entries = entries.assign(**words, **{name: entries["variant"].map(counts[name]) for name in of_sets})
-        by_metric = pd.concat([results.measured(entries, metric) for metric in TABLE_METRICS])
+        entries = entries.assign(
+            **words, **{name: entries["variant"].map(counts[name]) for name in of_sets}
+        )
+        by_metric = pd.concat(
+            [results.measured(entries, metric) for metric in TABLE_METRICS]
+        )
         # the metrics of an entry stand together
         parts.append(by_metric.sort_index(kind="stable").rename(columns=_COUNTS))
-    names = ["model", "recipe", "selection", "seed", "label", *_COUNTS.values(), "metric", *CHANGE]
-    return _table(results, "recipes", "Heavy ablations", parts, [*names, "n_resilient", "n_improved", "n_datasets"])
+    names = [
+        "model",
+        "recipe",
+        "selection",
+        "seed",
+        "label",
+        *_COUNTS.values(),
+        "metric",
+        *CHANGE,
+    ]
+    return _table(
+        results,
+        "recipes",
+        "Heavy ablations",
+        parts,
+        [*names, "n_resilient", "n_improved", "n_datasets"],
+    )
 
 
 _COUNTS = {"ablated": "heads_ablated", "of": "heads_total", "mlps": "n_mlps"}
-_DIFFERENCE = {"diff": "difference", "diff_lower": "lower", "diff_upper": "upper", "diff_p": "p_value"}
+_DIFFERENCE = {
+    "diff": "difference",
+    "diff_lower": "lower",
+    "diff_upper": "upper",
+    "diff_p": "p_value",
+}
 _DIFFERENCE |= {"diff_significant": "significant", "n_worse": "n_worse"}
 
 
@@ -191,14 +383,31 @@ def selection(results: Results) -> pd.DataFrame | None:
                 table = results.measured(pd.concat([own, draws]))
                 tests = results.tested(model)
                 against = tests[tests["of"] == f"choice of {recipe}"].iloc[0]
-                of_own = {name: {True: against[column]} for name, column in _DIFFERENCE.items()}
-                parts.append(table.assign(**{k: (table["family"] == "recipes").map(v) for k, v in of_own.items()}))
+                of_own = {
+                    name: {True: against[column]}
+                    for name, column in _DIFFERENCE.items()
+                }
+                parts.append(
+                    table.assign(
+                        **{
+                            k: (table["family"] == "recipes").map(v)
+                            for k, v in of_own.items()
+                        }
+                    )
+                )
     names = ["model", "recipe", "selection", "seed", "label", *CHANGE, *_DIFFERENCE]
-    return _table(results, "selection", "Informed and random choices of heads", parts, names)
+    return _table(
+        results, "selection", "Informed and random choices of heads", parts, names
+    )
 
 
 def _table(
-    results: Results, kind: str, title: str, parts: Sequence[pd.DataFrame], names: Iterable[str], **attrs: Any
+    results: Results,
+    kind: str,
+    title: str,
+    parts: Sequence[pd.DataFrame],
+    names: Iterable[str],
+    **attrs: Any,
 ) -> pd.DataFrame | None:
     """Build a tidy table of some columns; -1 where an entry has no whole number, and "" where it has no word."""
     if not parts:
@@ -216,8 +425,17 @@ def _table(
     about: dict[str, Any] = {"kind": f"sweep_{kind}", "title": title, "source": SOURCE}
     about["confidence"] = results.statistics.confidence
     if "unit" in table:
-        over = [f"{n} {unit}" for n, unit in dict.fromkeys(zip(table["units"], table["unit"], strict=True)) if unit]
-        about |= {"test": f"exact sign test over {' or '.join(over)}", "correction": "Holm"}
+        over = [
+            f"{n} {unit}"
+            for n, unit in dict.fromkeys(
+                zip(table["units"], table["unit"], strict=True)
+            )
+            if unit
+        ]
+        about |= {
+            "test": f"exact sign test over {' or '.join(over)}",
+            "correction": "Holm",
+        }
     table.attrs.update(about | dict(results.attrs) | attrs)
     return table
 
@@ -261,8 +479,14 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
     is_finished = cells["key"].isin(store.done())
     comparable, gaps = _comparable(cells, is_finished)
     entries, keys = record.entries, ["model", "variant"]
-    plan = entries[pd.MultiIndex.from_frame(entries[keys]).isin(pd.MultiIndex.from_frame(comparable[keys]))]
-    plan = plan.drop_duplicates(["model", "family", "label", "variant"], ignore_index=True)
+    plan = entries[
+        pd.MultiIndex.from_frame(entries[keys]).isin(
+            pd.MultiIndex.from_frame(comparable[keys])
+        )
+    ]
+    plan = plan.drop_duplicates(
+        ["model", "family", "label", "variant"], ignore_index=True
+    )
     if set(plan["variant"]) <= {PLAIN}:
         raise InputError(
             f"no variant of {record.name!r} is finished on a whole dataset in {folder} yet: `tsfm-lens sweep` "
@@ -302,49 +526,83 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
         "recipes": recipes(results),
         "selection": selection(results),
     }
-    notes = [*_notes(record, is_finished, len(store.done() - set(cells["key"])), gaps), *same]
-    provenance = {"models": about["models"], "datasets": about["datasets"], "config": config.model_dump(mode="json")}
+    notes = [
+        *_notes(record, is_finished, len(store.done() - set(cells["key"])), gaps),
+        *same,
+    ]
+    provenance = {
+        "models": about["models"],
+        "datasets": about["datasets"],
+        "config": config.model_dump(mode="json"),
+    }
     provenance["complete"] = about["complete"]
     tables = {name: table for name, table in by_name.items() if table is not None}
     return Gathered(config.name, tables, provenance, notes)
 
 
-def _comparable(cells: pd.DataFrame, is_finished: pd.Series) -> tuple[pd.DataFrame, list[str]]:
+def _comparable(
+    cells: pd.DataFrame, is_finished: pd.Series
+) -> tuple[pd.DataFrame, list[str]]:
     """Select the finished cells that can be compared: of each model, all variants on the same windows."""
     parts, words = [], []
     for model, cells_of_model in cells.groupby("model", sort=False):
         flags = is_finished[cells_of_model.index]
         # a search may have run a variant on a part of the windows only
-        by_variant = flags.groupby(cells_of_model["variant"]).sum() == cells_of_model["chunk"].nunique()
-        has_any = cells_of_model["variant"].map(flags.groupby(cells_of_model["variant"]).any())
-        by_dataset = flags[has_any].groupby(cells_of_model.loc[has_any, "dataset"]).all()
+        by_variant = (
+            flags.groupby(cells_of_model["variant"]).sum()
+            == cells_of_model["chunk"].nunique()
+        )
+        has_any = cells_of_model["variant"].map(
+            flags.groupby(cells_of_model["variant"]).any()
+        )
+        by_dataset = (
+            flags[has_any].groupby(cells_of_model.loc[has_any, "dataset"]).all()
+        )
         across = cells_of_model["variant"].map(by_variant)
         within = has_any & cells_of_model["dataset"].map(by_dataset).eq(True)
         # every change is one from the plain model; the seasonal naive forecast has none
         variants = cells_of_model["variant"]
         needs_plain = (variants == PLAIN).any()
         usable = [
-            keep for keep in (across & flags, within & flags) if not needs_plain or (variants[keep] == PLAIN).any()
+            keep
+            for keep in (across & flags, within & flags)
+            if not needs_plain or (variants[keep] == PLAIN).any()
         ]
         if not usable:
             continue
         parts.append(cells_of_model[max(usable, key=lambda keep: keep.sum())])
-        count, total = parts[-1]["dataset"].nunique(), cells_of_model["dataset"].nunique()
+        count, total = (
+            parts[-1]["dataset"].nunique(),
+            cells_of_model["dataset"].nunique(),
+        )
         if count < total and len(parts[-1]):
-            words.append(f"{model} is shown on the {count} of {total} datasets that are finished")
+            words.append(
+                f"{model} is shown on the {count} of {total} datasets that are finished"
+            )
     return pd.concat([*parts, cells[:0]]), words
 
 
 def _sums(store: Store, cells: pd.DataFrame) -> pd.DataFrame:
     """Sum each series, with models by the names that the configuration gives them."""
     measures = [*TABLE_METRICS, "spearman_distance"]
-    values = [name for measure in measures for name in formula(measure)[0] if name in (*SUMS, *DISTANCES)]
+    values = [
+        name
+        for measure in measures
+        for name in formula(measure)[0]
+        if name in (*SUMS, *DISTANCES)
+    ]
     columns = list(dict.fromkeys([*KEY_COLUMNS, *values, "n", "n_invalid"]))
     parts = []
     # few datasets at a time, so that few rows are held
-    block = cells["dataset"].map({name: i // _TOGETHER for i, name in enumerate(cells["dataset"].unique())})
+    block = cells["dataset"].map(
+        {name: i // _TOGETHER for i, name in enumerate(cells["dataset"].unique())}
+    )
     for _, cells_of_block in cells.groupby(["model", block], sort=False):
-        rows = store.read(cells_of_block["key"], columns).to_pandas().assign(model=cells_of_block["model"].iloc[0])
+        rows = (
+            store.read(cells_of_block["key"], columns)
+            .to_pandas()
+            .assign(model=cells_of_block["model"].iloc[0])
+        )
         parts.append(per_series(rows, measures))
     return pd.concat(parts, ignore_index=True)
 
@@ -353,12 +611,24 @@ def counted_once(sums: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Merge duplicate series of a dataset, and leave out a dataset with the same series as another."""
     naive = sums[sums["variant"] == SEASONAL_NAIVE].drop_duplicates(["dataset", "item"])
     # the seasonal naive forecast has the same sums to the last digit, whatever ran beside it
-    data = pd.util.hash_pandas_object(naive.drop(columns=[*KEYS, *DISTANCES], errors="ignore"), index=False)
-    names = naive.assign(item=naive["item"].groupby([naive["dataset"], data]).transform("first"), old=naive["item"])
+    data = pd.util.hash_pandas_object(
+        naive.drop(columns=[*KEYS, *DISTANCES], errors="ignore"), index=False
+    )
+    names = naive.assign(
+        item=naive["item"].groupby([naive["dataset"], data]).transform("first"),
+        old=naive["item"],
+    )
     twice = names[names["item"] != names["old"]].set_index(["dataset", "old"])["item"]
     if len(twice):
-        items = [twice.get(key, key[1]) for key in zip(sums["dataset"], sums["item"], strict=True)]
-        sums = sums.assign(item=items).groupby(list(KEYS), as_index=False, observed=True).sum()
+        items = [
+            twice.get(key, key[1])
+            for key in zip(sums["dataset"], sums["item"], strict=True)
+        ]
+        sums = (
+            sums.assign(item=items)
+            .groupby(list(KEYS), as_index=False, observed=True)
+            .sum()
+        )
     first: dict[tuple[int, ...], str] = {}
     notes, again = [], set()
     for name, hashes in data.groupby(naive["dataset"], sort=True):
@@ -369,10 +639,14 @@ def counted_once(sums: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return sums[~sums["dataset"].isin(again)] if again else sums, notes
 
 
-def _notes(record: SavedPlan, is_finished: pd.Series, n_unused: int, gaps: list[str]) -> list[str]:
+def _notes(
+    record: SavedPlan, is_finished: pd.Series, n_unused: int, gaps: list[str]
+) -> list[str]:
     notes, about, missing = [], record.about, int((~is_finished).sum())
     if not missing and not about["complete"]:
-        notes.append("This sweep is not finished: what it will run next depends on results.")
+        notes.append(
+            "This sweep is not finished: what it will run next depends on results."
+        )
     if missing:
         words = "".join(f"; {reason}" for reason in gaps)
         notes.append(
@@ -380,6 +654,12 @@ def _notes(record: SavedPlan, is_finished: pd.Series, n_unused: int, gaps: list[
             f"are compared on the same windows only{words}."
         )
     if n_unused:
-        notes.append(f"The store holds cells of other configurations, {n_unused} that are not used here.")
-    notes += [f"{dataset['name']}: {note}" for dataset in about["datasets"] for note in dataset["notes"]]
+        notes.append(
+            f"The store holds cells of other configurations, {n_unused} that are not used here."
+        )
+    notes += [
+        f"{dataset['name']}: {note}"
+        for dataset in about["datasets"]
+        for note in dataset["notes"]
+    ]
     return notes

@@ -29,7 +29,12 @@ from tsfm_lens.sweep.plan.config import ModelConfig, SweepConfig
 from tsfm_lens.sweep.plan.stages import parts_of
 from tsfm_lens.sweep.plan.variants import PlanEntry, VariantSpec, plan_frame
 from tsfm_lens.sweep.run.tasks import GroupTask
-from tsfm_lens.sweep.statistics.scores import DISTANCES, SEASONAL_NAIVE, forecast_distances, window_scores
+from tsfm_lens.sweep.statistics.scores import (
+    DISTANCES,
+    SEASONAL_NAIVE,
+    forecast_distances,
+    window_scores,
+)
 from tsfm_lens.sweep.store.files import cell_key
 from tsfm_lens.sweep.store.folder import Store
 
@@ -54,7 +59,11 @@ class Chunk:
     """Windows of one dataset that are forecast together; loaded when needed, or before going to another process."""
 
     def __init__(
-        self, dataset: EvaluationSet, indices: Sequence[int], context_length: int | None, univariate: bool = False
+        self,
+        dataset: EvaluationSet,
+        indices: Sequence[int],
+        context_length: int | None,
+        univariate: bool = False,
     ) -> None:
         self._set, self._indices = dataset, tuple(indices)
         self._context, self._univariate = context_length, univariate
@@ -71,8 +80,18 @@ class Chunk:
         if self._univariate:
             batch = replace(batch, groups=batch.ids, variates=("",) * len(batch))
         windows = [self._set.windows[i] for i in self._indices]
-        places = [(window.item, window.index, v) for window in windows for v in range(window.n_variates)]
-        return Windows(self.dataset, batch, truth, self._set.scales(self._indices), *zip(*places, strict=True))
+        places = [
+            (window.item, window.index, v)
+            for window in windows
+            for v in range(window.n_variates)
+        ]
+        return Windows(
+            self.dataset,
+            batch,
+            truth,
+            self._set.scales(self._indices),
+            *zip(*places, strict=True),
+        )
 
     def seasonal_naive(self) -> np.ndarray:
         """Forecast the whole contexts by the seasonal naive method, (series, quantile, step)."""
@@ -101,12 +120,23 @@ def model_fingerprint(lens: Lens, config: ModelConfig) -> dict[str, Any]:
     digest = hashlib.sha256()
     for name, tensor in sorted(lens.adapter.model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(
+            tensor.detach()
+            .cpu()
+            .contiguous()
+            .reshape(-1)
+            .view(torch.uint8)
+            .numpy()
+            .data
+        )
     return {
         "weights": digest.hexdigest(),
         "settings": _settings(lens),
         "architecture": lens.wiring.architecture,
-        "versions": {name: version(name) for name in sorted({lens.adapter.package, "torch", "transformers"})},
+        "versions": {
+            name: version(name)
+            for name in sorted({lens.adapter.package, "torch", "transformers"})
+        },
         "numerics": NUMERICS,
         "dtype": config.dtype,
         "context_length": shown_steps(lens, config),
@@ -142,16 +172,26 @@ def _values(setting: Any) -> Any:
     elif not isinstance(setting, dict):
         holds_settings = type(setting).__name__.lower().endswith(("config", "settings"))
         setting = getattr(setting, "__dict__", {}) if holds_settings else {}
-    return {str(key): _values(value) for key, value in setting.items() if key not in _PROVENANCE}
+    return {
+        str(key): _values(value)
+        for key, value in setting.items()
+        if key not in _PROVENANCE
+    }
 
 
 def shown_steps(lens: Lens, config: ModelConfig) -> int:
     """Return the steps of context that a model is shown."""
     longest = int(lens.adapter.context_length)
-    return longest if config.context_length is None else min(longest, config.context_length)
+    return (
+        longest
+        if config.context_length is None
+        else min(longest, config.context_length)
+    )
 
 
-def run_cells(lens: Lens, specs: Sequence[VariantSpec], shared: ChunkPlace, cells: Sequence[str]) -> pa.Table:
+def run_cells(
+    lens: Lens, specs: Sequence[VariantSpec], shared: ChunkPlace, cells: Sequence[str]
+) -> pa.Table:
     """Forecast and score variants on a chunk, ``cells`` by key, together with the plain model."""
     windows = shared.chunk.load()
     horizon, reference = windows.truth.shape[1], None
@@ -159,8 +199,13 @@ def run_cells(lens: Lens, specs: Sequence[VariantSpec], shared: ChunkPlace, cell
         # a sweep with one of them has reference windows
         assert shared.reference is not None
         recorded = shared.reference.load()
-        reference = reference_activations(lens, hows[0], recorded.batch, recorded.truth.shape[1])
-    variants = [Variant("plain", ()), *(spec.to_variant(lens, reference, horizon) for spec in specs)]
+        reference = reference_activations(
+            lens, hows[0], recorded.batch, recorded.truth.shape[1]
+        )
+    variants = [
+        Variant("plain", ()),
+        *(spec.to_variant(lens, reference, horizon) for spec in specs),
+    ]
     forecasts = forecast_variants(
         lens,
         windows.batch,
@@ -176,7 +221,9 @@ def run_cells(lens: Lens, specs: Sequence[VariantSpec], shared: ChunkPlace, cell
     count = len(specs)
     # all variants are scored at once: series of every variant stand one below the other
     quantiles = _stack_variants(forecasts.quantiles[1:])
-    samples = None if forecasts.samples is None else _stack_variants(forecasts.samples[1:])
+    samples = (
+        None if forecasts.samples is None else _stack_variants(forecasts.samples[1:])
+    )
     scores = window_scores(
         np.tile(windows.truth, (count, 1)),
         quantiles,
@@ -188,8 +235,12 @@ def run_cells(lens: Lens, specs: Sequence[VariantSpec], shared: ChunkPlace, cell
     middle = forecasts.quantiles[:, :, LEVELS.index(0.5)]
     plain = np.tile(middle[0], (count, 1))
     flat = np.tile(flat_contexts(lens, windows.batch), count)
-    scores |= forecast_distances(_stack_variants(middle[1:]), plain, steps=shared.distance_steps, flat=flat)
-    return _table(windows, cells, shared.model.title, [spec.id for spec in specs], scores)
+    scores |= forecast_distances(
+        _stack_variants(middle[1:]), plain, steps=shared.distance_steps, flat=flat
+    )
+    return _table(
+        windows, cells, shared.model.title, [spec.id for spec in specs], scores
+    )
 
 
 def run_naive(chunk: Chunk, cell: str) -> pa.Table:
@@ -206,12 +257,19 @@ class CellWorker:
 
     def __init__(self, common: Mapping[str, Lens], device: str | None = None) -> None:
         self._lenses = common
-        self._open_model = lru_cache(maxsize=1)(lambda config: open_model(config, device))
+        self._open_model = lru_cache(maxsize=1)(
+            lambda config: open_model(config, device)
+        )
 
     def __call__(self, task: GroupTask) -> pa.Table:
         """Compute the rows of a task whose payload are variants and whose data is a :class:`ChunkPlace`."""
         model = task.data.model
-        return run_cells(self._lenses.get(model.title) or self._open_model(model), task.payload, task.data, task.cells)
+        return run_cells(
+            self._lenses.get(model.title) or self._open_model(model),
+            task.payload,
+            task.data,
+            task.cells,
+        )
 
 
 def open_model(config: ModelConfig, device: str | None = None) -> Lens:
@@ -224,8 +282,16 @@ def open_model(config: ModelConfig, device: str | None = None) -> Lens:
         torch.empty(0, device=where)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(f"device {where!r} of {config.title} cannot be used: {reason}") from None
-    return load(config.source, revision=config.revision, device=where, dtype=config.dtype, check=False)
+        raise InputError(
+            f"device {where!r} of {config.title} cannot be used: {reason}"
+        ) from None
+    return load(
+        config.source,
+        revision=config.revision,
+        device=where,
+        dtype=config.dtype,
+        check=False,
+    )
 
 
 def _stack_variants(values: np.ndarray) -> np.ndarray:
@@ -234,7 +300,11 @@ def _stack_variants(values: np.ndarray) -> np.ndarray:
 
 
 def _table(
-    windows: Windows, cells: Sequence[str], model: str, variants: Sequence[str], scores: Mapping[str, np.ndarray]
+    windows: Windows,
+    cells: Sequence[str],
+    model: str,
+    variants: Sequence[str],
+    scores: Mapping[str, np.ndarray],
 ) -> pa.Table:
     # one variant after the other, and within it one series after the other
     place = np.repeat(np.arange(len(cells)), len(windows.batch))
@@ -252,7 +322,9 @@ def _table(
         "window": np.array(windows.windows, dtype=np.int32)[series],
         "variate": np.array(windows.variates, dtype=np.int32)[series],
     }
-    columns |= {name: np.asarray(values, dtype=np.float64) for name, values in scores.items()}
+    columns |= {
+        name: np.asarray(values, dtype=np.float64) for name, values in scores.items()
+    }
     return pa.table(columns)
 
 
@@ -268,7 +340,9 @@ class Cell:
     series: int
 
 
-def naive_cells(config: SweepConfig, sets: Sequence[EvaluationSet]) -> list[tuple[Cell, Callable[[], pa.Table]]]:
+def naive_cells(
+    config: SweepConfig, sets: Sequence[EvaluationSet]
+) -> list[tuple[Cell, Callable[[], pa.Table]]]:
     """Plan the cells of the seasonal naive forecast, each with the function that computes its rows."""
     cells: list[tuple[Cell, Callable[[], pa.Table]]] = []
     for dataset in sets:
@@ -282,7 +356,9 @@ def naive_cells(config: SweepConfig, sets: Sequence[EvaluationSet]) -> list[tupl
                 dataset=dataset.name,
                 windows=chunk.fingerprint,
             )
-            cell = Cell(key, SEASONAL_NAIVE, SEASONAL_NAIVE, dataset.name, number, chunk.series)
+            cell = Cell(
+                key, SEASONAL_NAIVE, SEASONAL_NAIVE, dataset.name, number, chunk.series
+            )
             cells.append((cell, partial(run_naive, chunk, key)))
     return cells
 
@@ -295,7 +371,13 @@ def specs_of(entries: Iterable[PlanEntry]) -> list[VariantSpec]:
 class ModelCells:
     """Cells of one model: its variants on its chunks, and the tasks that compute them."""
 
-    def __init__(self, config: SweepConfig, model: ModelConfig, lens: Lens, sets: Sequence[EvaluationSet]) -> None:
+    def __init__(
+        self,
+        config: SweepConfig,
+        model: ModelConfig,
+        lens: Lens,
+        sets: Sequence[EvaluationSet],
+    ) -> None:
         self.config, self.model, self.lens = config, model, lens
         self.fingerprint = model_fingerprint(lens, model)
         apart = bool(self.fingerprint["univariate"])
@@ -304,29 +386,47 @@ class ModelCells:
         references = {}
         for dataset in sets if uses_reference else ():
             subset = dataset.sample(config.reference_windows, config.seed)
-            references[dataset.name] = Chunk(subset, range(len(subset)), context_length, apart)
+            references[dataset.name] = Chunk(
+                subset, range(len(subset)), context_length, apart
+            )
         self.places = []
         for number, (dataset, look, indices) in enumerate(parts_of(config, sets)):
             chunk = Chunk(dataset, indices, context_length, apart)
             how = model, config.seed, config.distance_steps, config.memory
-            self.places.append(ChunkPlace(number, look, chunk, references.get(dataset.name), *how))
+            self.places.append(
+                ChunkPlace(number, look, chunk, references.get(dataset.name), *how)
+            )
         self._cache: dict[tuple[str, int], Cell] = {}
 
-    def cells(self, entries: Iterable[PlanEntry], looks: int | None = None) -> list[Cell]:
+    def cells(
+        self, entries: Iterable[PlanEntry], looks: int | None = None
+    ) -> list[Cell]:
         """Return the cells of the variants of some entries, on the first ``looks`` looks, on all windows if None."""
         specs = specs_of(entries)
-        return [self._cell(spec, place) for place in self._within(looks) for spec in specs]
+        return [
+            self._cell(spec, place) for place in self._within(looks) for spec in specs
+        ]
 
-    def tasks(self, entries: Iterable[PlanEntry], exclude: set[str], looks: int | None = None) -> list[GroupTask]:
+    def tasks(
+        self, entries: Iterable[PlanEntry], exclude: set[str], looks: int | None = None
+    ) -> list[GroupTask]:
         """Return the tasks that compute the cells not in ``exclude``, a block of variants per task."""
         tasks, specs, config = [], specs_of(entries), self.config
         for place in self._within(looks):
-            missing = [(spec, cell) for spec in specs if (cell := self._cell(spec, place)).key not in exclude]
+            missing = [
+                (spec, cell)
+                for spec in specs
+                if (cell := self._cell(spec, place)).key not in exclude
+            ]
             for first in range(0, len(missing), config.block):
                 block = missing[first : first + config.block]
                 variants = tuple(spec for spec, _ in block)
                 label = f"{self.model.title} on {place.chunk.dataset}, chunk {place.number}, {len(block)} variants"
-                tasks.append(GroupTask(tuple(cell.key for _, cell in block), variants, place, label))
+                tasks.append(
+                    GroupTask(
+                        tuple(cell.key for _, cell in block), variants, place, label
+                    )
+                )
         return tasks
 
     def _within(self, looks: int | None) -> Iterator[ChunkPlace]:
@@ -347,7 +447,14 @@ class ModelCells:
                 seed=self.config.seed,
                 distance_steps=self.config.distance_steps,
             )
-            cell = Cell(key, self.model.title, spec.id, place.chunk.dataset, place.number, place.chunk.series)
+            cell = Cell(
+                key,
+                self.model.title,
+                spec.id,
+                place.chunk.dataset,
+                place.number,
+                place.chunk.series,
+            )
             self._cache[spec.id, place.number] = cell
         return self._cache[spec.id, place.number]
 
@@ -364,13 +471,22 @@ class SavedPlan:
 
 def plan_name(config: SweepConfig) -> str:
     """Name a sweep's plan: the sweep's name, as files allow it, and a hash of all that determines its results."""
-    text = json.dumps(config.model_dump(mode="json", exclude_none=True, exclude={"memory", "devices"}), sort_keys=True)
+    text = json.dumps(
+        config.model_dump(
+            mode="json", exclude_none=True, exclude={"memory", "devices"}
+        ),
+        sort_keys=True,
+    )
     name = re.sub(r"[^\w.-]+", "-", config.name).strip(".-") or "sweep"
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def save_plan(
-    store: Store, config: SweepConfig, about: Mapping[str, Any], entries: Sequence[PlanEntry], cells: Sequence[Cell]
+    store: Store,
+    config: SweepConfig,
+    about: Mapping[str, Any],
+    entries: Sequence[PlanEntry],
+    cells: Sequence[Cell],
 ) -> None:
     """Write a plan, unless the store holds one of this configuration that has all its cells and more."""
     name = plan_name(config)
@@ -380,20 +496,31 @@ def save_plan(
             before = read_saved(store, name)
             earlier_keys = set(before.cells["key"])
             # a run that resumes begins with less than it knew when it was stopped
-            if earlier_keys > keys or (earlier_keys == keys and before.about["complete"] >= about["complete"]):
+            if earlier_keys > keys or (
+                earlier_keys == keys and before.about["complete"] >= about["complete"]
+            ):
                 return
-    store.write_plan(name, about, entries=plan_frame(entries), cells=pd.DataFrame([asdict(cell) for cell in cells]))
+    store.write_plan(
+        name,
+        about,
+        entries=plan_frame(entries),
+        cells=pd.DataFrame([asdict(cell) for cell in cells]),
+    )
 
 
 def read_saved(store: Store, name: str | None = None) -> SavedPlan:
     """Read a plan of a store."""
     names = store.plans()
     if not names:
-        raise InputError(f"no sweep was planned in {store.path}: run `tsfm-lens sweep CONFIG` first")
+        raise InputError(
+            f"no sweep was planned in {store.path}: run `tsfm-lens sweep CONFIG` first"
+        )
     matches = [plan for plan in names if name in (None, plan, plan.rpartition("-")[0])]
     if not matches:
         raise unknown_name("sweep", name, names)
     if len(matches) > 1:
-        raise InputError(f"{store.path} holds several sweeps, name one of them: {', '.join(matches)}")
+        raise InputError(
+            f"{store.path} holds several sweeps, name one of them: {', '.join(matches)}"
+        )
     about, tables = store.read_plan(matches[0])
     return SavedPlan(matches[0], about, tables["entries"], tables["cells"])

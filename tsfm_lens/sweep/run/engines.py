@@ -19,7 +19,15 @@ import pyarrow as pa
 
 from tsfm_lens.errors import InputError, SweepFailedError, unknown_name
 from tsfm_lens.sweep.run.ray_engine import limit_threads, ray_workers
-from tsfm_lens.sweep.run.tasks import GroupDone, GroupTask, MakeWorker, Worker, cores, error_line, run_group
+from tsfm_lens.sweep.run.tasks import (
+    GroupDone,
+    GroupTask,
+    MakeWorker,
+    Worker,
+    cores,
+    error_line,
+    run_group,
+)
 from tsfm_lens.sweep.store.folder import Store
 
 ENGINES = ("single", "processes", "ray")
@@ -53,7 +61,9 @@ def run_groups(
         on_done(group)
 
     keys = store.done()
-    queue = _Queue(store, retries, [task for task in tasks if not keys.issuperset(task.cells)])
+    queue = _Queue(
+        store, retries, [task for task in tasks if not keys.issuperset(task.cells)]
+    )
     for task in tasks:
         if keys.issuperset(task.cells):
             tell(GroupDone(task, "resumed"))
@@ -61,12 +71,16 @@ def run_groups(
     if not count:
         return outcomes
     if engine == "single":
-        for outcome in queue.outcomes(Worker(make_worker, common, devices[0] if devices else None)):
+        for outcome in queue.outcomes(
+            Worker(make_worker, common, devices[0] if devices else None)
+        ):
             tell(outcome)
         return outcomes
     with ExitStack() as stack:
         if engine == "ray":
-            team = ray_workers(make_worker, common, workers, devices, address, count, stack)
+            team = ray_workers(
+                make_worker, common, workers, devices, address, count, stack
+            )
         else:
             most = min(workers or len(devices) or min(cores(), _MOST_WORKERS), count)
             team = _processes(make_worker, common, most, devices)
@@ -88,11 +102,18 @@ class _Queue:
     """Groups that are to be computed, which workers take one by one; those that are held or lost come again, last."""
 
     def __init__(self, store: Store, retries: int, tasks: Sequence[GroupTask]) -> None:
-        self.store, self.retries, self.pending, self.over = store, retries, deque(tasks), threading.Event()
+        self.store, self.retries, self.pending, self.over = (
+            store,
+            retries,
+            deque(tasks),
+            threading.Event(),
+        )
         self._held: set[str] = set()
         self._losses: Counter[str] = Counter()
 
-    def put_outcomes(self, worker: Worker, results: SimpleQueue[GroupDone | BaseException]) -> None:
+    def put_outcomes(
+        self, worker: Worker, results: SimpleQueue[GroupDone | BaseException]
+    ) -> None:
         """Put the outcomes of a worker's groups, or the error that ended it, into a queue."""
         try:
             for outcome in self.outcomes(worker):
@@ -142,21 +163,39 @@ class _Queue:
                 if self.over.is_set():
                     return False
                 if not left or not isinstance(error, BrokenExecutor):
-                    raise SweepFailedError(f"a worker of the sweep cannot start: {error_line(error)}") from error
+                    raise SweepFailedError(
+                        f"a worker of the sweep cannot start: {error_line(error)}"
+                    ) from error
         return False
 
 
-def _processes(make_worker: MakeWorker, common: Any, workers: int, devices: Sequence[str]) -> list[Worker]:
+def _processes(
+    make_worker: MakeWorker, common: Any, workers: int, devices: Sequence[str]
+) -> list[Worker]:
     # a plain fork would copy locks and CUDA states of the calling process
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    method = (
+        "forkserver"
+        if "forkserver" in multiprocessing.get_all_start_methods()
+        else "spawn"
+    )
     context: Any = multiprocessing.get_context(method)
     module = getattr(make_worker, "__module__", "__main__")
     if method == "forkserver":
         # workers then start with the libraries loaded
-        context.set_forkserver_preload([__name__, *([module] if module != "__main__" else [])])
+        context.set_forkserver_preload(
+            [__name__, *([module] if module != "__main__" else [])]
+        )
     threads = max(1, cores() // workers)
     return [
-        _Process(context, (make_worker, common, devices[place % len(devices)] if devices else None, threads))
+        _Process(
+            context,
+            (
+                make_worker,
+                common,
+                devices[place % len(devices)] if devices else None,
+                threads,
+            ),
+        )
         for place in range(workers)
     ]
 
@@ -183,7 +222,11 @@ class _Process(Worker):
     def stop(self) -> None:
         # the driver stops it, and the thread that waits for it
         with self._lock:
-            if hasattr(self, "_pid") and self._pid.done() and self._pid.exception() is None:
+            if (
+                hasattr(self, "_pid")
+                and self._pid.done()
+                and self._pid.exception() is None
+            ):
                 with suppress(OSError):
                     os.kill(self._pid.result(), signal.SIGKILL)
                 self._executor.shutdown(cancel_futures=True)
@@ -225,7 +268,9 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _make(make_worker: MakeWorker, common: Any, device: str | None, threads: int) -> None:
+def _make(
+    make_worker: MakeWorker, common: Any, device: str | None, threads: int
+) -> None:
     global _work
     limit_threads(threads)
     _work = make_worker(common, device)

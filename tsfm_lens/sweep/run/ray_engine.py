@@ -35,7 +35,11 @@ def ray_workers(
     if connect(address):
         stack.callback(_ray().shutdown)
     gpu = any(device.startswith("cuda") for device in devices)
-    nodes = [node["Resources"].get("GPU" if gpu else "CPU", 0.0) for node in _ray().nodes() if node["Alive"]]
+    nodes = [
+        node["Resources"].get("GPU" if gpu else "CPU", 0.0)
+        for node in _ray().nodes()
+        if node["Alive"]
+    ]
     count = min(workers or max(1, int(sum(nodes))), most)
     useful = [node for node in nodes if node >= 1] or [1.0]
     threads = 1 if gpu else max(1, int(min(useful)) // ceil(count / len(useful)))
@@ -58,7 +62,9 @@ def limit_threads(threads: int) -> None:
 class _RemoteWorker:
     """Actor on some node; it is a process of its own, and holds its model until the run ends."""
 
-    def __init__(self, parts: tuple[MakeWorker, Any], device: str | None, threads: int) -> None:
+    def __init__(
+        self, parts: tuple[MakeWorker, Any], device: str | None, threads: int
+    ) -> None:
         self._parts, self._device, self._threads = parts, device, threads
 
     def start(self) -> None:
@@ -96,7 +102,11 @@ class _Actor(Worker):
         _answer(self._actor.start.remote())
 
     def compute(self, task: GroupTask) -> pa.Table:
-        return _answer(self._actor.compute.remote(replace(task, data=None), self._memory.put(task.data)))
+        return _answer(
+            self._actor.compute.remote(
+                replace(task, data=None), self._memory.put(task.data)
+            )
+        )
 
     def stop(self) -> None:
         if self._actor is not None:
@@ -112,7 +122,9 @@ def _answer(reference: Any) -> Any:
     except errors.RayTaskError as error:
         raise error.cause if isinstance(error.cause, Exception) else error from None
     except errors.RayError as error:
-        raise BrokenExecutor(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from None
+        raise BrokenExecutor(
+            f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        ) from None
 
 
 def _ray() -> Any:
@@ -124,7 +136,9 @@ def _ray() -> Any:
     return ray
 
 
-_HTTP2_OPENING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_HTTP2_OPENING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(
+    [0, 0, 0, 4, 0, 0, 0, 0, 0]
+)
 """Preface of HTTP/2 and an empty frame of settings, which every server of gRPC answers with its own settings."""
 _SETTINGS_FRAME = 4
 
@@ -138,14 +152,20 @@ def _refuse_silent(address: str) -> None:
         return
     start = "Start a cluster with: ray start --head --port=6379"
     if not port.isdecimal():
-        raise InputError(f"no Ray cluster can be at {address!r}: expected HOST:PORT, such as 10.0.0.1:6379. {start}")
+        raise InputError(
+            f"no Ray cluster can be at {address!r}: expected HOST:PORT, such as 10.0.0.1:6379. {start}"
+        )
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_ADDRESS_SECONDS) as connection:
+        with socket.create_connection(
+            (host.strip("[]"), int(port)), timeout=_ADDRESS_SECONDS
+        ) as connection:
             connection.settimeout(_ADDRESS_SECONDS)
             connection.sendall(_HTTP2_OPENING)
             header = connection.recv(9)
     except (OSError, OverflowError) as error:
-        raise InputError(f"no Ray cluster answers at {address!r}: {error}. {start}") from error
+        raise InputError(
+            f"no Ray cluster answers at {address!r}: {error}. {start}"
+        ) from error
     if len(header) < 4 or header[3] != _SETTINGS_FRAME:
         raise InputError(f"what answers at {address!r} is no Ray cluster. {start}")
 
@@ -161,12 +181,20 @@ def connect(address: str | None = None) -> bool:
     if address is not None and not own:
         _refuse_silent(address)
     try:
-        ray.init(**(local if own else {"address": address}), logging_level=logging.ERROR, log_to_driver=False)
+        ray.init(
+            **(local if own else {"address": address}),
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
     except Exception as error:
         # Ray's own exception here is of no class of its own
         if own:
             logs = "Its logs are in /tmp/ray/session_latest/logs"
-            raise SweepFailedError(f"Ray could not start on this machine: {error} {logs}") from error
+            raise SweepFailedError(
+                f"Ray could not start on this machine: {error} {logs}"
+            ) from error
         start = "Start one with: ray start --head --port=6379"
-        raise InputError(f"no Ray cluster answers at {address!r}: {error}. {start}") from error
+        raise InputError(
+            f"no Ray cluster answers at {address!r}: {error}. {start}"
+        ) from error
     return True

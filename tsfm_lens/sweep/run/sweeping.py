@@ -16,7 +16,15 @@ from tsfm_lens.sweep.plan.config import SweepConfig
 from tsfm_lens.sweep.plan.recipes import read_recipe
 from tsfm_lens.sweep.plan.stages import ModelPlan
 from tsfm_lens.sweep.plan.variants import PlanEntry
-from tsfm_lens.sweep.run.cells import Cell, CellWorker, ModelCells, naive_cells, open_model, save_plan, specs_of
+from tsfm_lens.sweep.run.cells import (
+    Cell,
+    CellWorker,
+    ModelCells,
+    naive_cells,
+    open_model,
+    save_plan,
+    specs_of,
+)
 from tsfm_lens.sweep.run.engines import run_groups
 from tsfm_lens.sweep.run.tasks import GroupDone, cores
 from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS
@@ -96,29 +104,54 @@ class SweepProgress:
     def seconds_left(self, cells: int) -> float | None:
         """Estimate the seconds that some cells take all workers; None before the first group."""
         measured = sum(each for each, _ in self._last)
-        return sum(seconds for _, seconds in self._last) / measured * cells / self._workers if measured else None
+        return (
+            sum(seconds for _, seconds in self._last) / measured * cells / self._workers
+            if measured
+            else None
+        )
 
     def tell(self) -> None:
         """Report the present counts."""
         if self._progress is not None:
             left = self._pending + sum(self._later.values())
-            self._progress(self._title, self._finished, self._finished + left, self.seconds_left(left))
+            self._progress(
+                self._title,
+                self._finished,
+                self._finished + left,
+                self.seconds_left(left),
+            )
 
 
 class Sweep:
     """A running sweep; ``device`` is where this process opens models, the one of the configuration if None."""
 
-    def __init__(self, config: SweepConfig, folder: str | Path, device: str | None = None) -> None:
+    def __init__(
+        self, config: SweepConfig, folder: str | Path, device: str | None = None
+    ) -> None:
         self.config = config
         # what is wrong with data, models or variants shows before anything is written
         self.sets = config.evaluation_sets()
-        self.lenses = {model.title: open_model(model, device) for model in config.models}
-        of_models = [(model.title, self.lenses[model.title], model) for model in config.models]
-        self.models = {title: ModelCells(config, model, lens, self.sets) for title, lens, model in of_models}
-        self.plans = {title: ModelPlan(lens, model, config, self.sets) for title, lens, model in of_models}
-        for name, times in Counter(read_recipe(source).name for source in config.variants.recipes).items():
+        self.lenses = {
+            model.title: open_model(model, device) for model in config.models
+        }
+        of_models = [
+            (model.title, self.lenses[model.title], model) for model in config.models
+        ]
+        self.models = {
+            title: ModelCells(config, model, lens, self.sets)
+            for title, lens, model in of_models
+        }
+        self.plans = {
+            title: ModelPlan(lens, model, config, self.sets)
+            for title, lens, model in of_models
+        }
+        for name, times in Counter(
+            read_recipe(source).name for source in config.variants.recipes
+        ).items():
             if times > 1:
-                raise InputError(f"two recipes are called {name!r}; give each its own name in its file")
+                raise InputError(
+                    f"two recipes are called {name!r}; give each its own name in its file"
+                )
         for source in config.variants.recipes:
             if all(source in plan.unfit for plan in self.plans.values()):
                 raise InputError(
@@ -133,34 +166,65 @@ class Sweep:
     @property
     def notes(self) -> list[str]:
         """Remarks on the data, each with the name of its dataset."""
-        return [f"{dataset.name}: {note}" for dataset in self.sets for note in dataset.notes]
+        return [
+            f"{dataset.name}: {note}" for dataset in self.sets for note in dataset.notes
+        ]
 
     def status(self) -> SweepStatus:
         """Count the finished cells among those that need no results."""
-        finished = Store(self.folder, create=False).done() if (self.folder / "store.json").exists() else set()
+        finished = (
+            Store(self.folder, create=False).done()
+            if (self.folder / "store.json").exists()
+            else set()
+        )
         keys = {cell.key for cell, _ in naive_cells(self.config, self.sets)}
-        row: dict[str, Any] = {"model": "seasonal naive", "family": "forecast", "variants": 1}
+        row: dict[str, Any] = {
+            "model": "seasonal naive",
+            "family": "forecast",
+            "variants": 1,
+        }
         parts = [{**row, "cells": len(keys), "finished": len(keys & finished)}]
         for title, plan in self.plans.items():
             for family in dict.fromkeys(entry.family for entry in plan.first):
                 entries = [entry for entry in plan.first if entry.family == family]
                 of_family = {cell.key for cell in self.models[title].cells(entries)}
                 keys |= of_family
-                row = {"model": title, "family": family, "variants": len(specs_of(entries))}
-                parts.append({**row, "cells": len(of_family), "finished": len(of_family & finished)})
+                row = {
+                    "model": title,
+                    "family": family,
+                    "variants": len(specs_of(entries)),
+                }
+                parts.append(
+                    {
+                        **row,
+                        "cells": len(of_family),
+                        "finished": len(of_family & finished),
+                    }
+                )
         later = sum(plan.later for plan in self.plans.values())
         words = f"; up to {later} further variants depend on results" if later else ""
         return SweepStatus(len(keys), len(keys & finished), parts, words, self.notes)
 
-    def run(self, store: Store, options: dict[str, Any], progress: SweepProgress, outcome: Outcome) -> None:
+    def run(
+        self,
+        store: Store,
+        options: dict[str, Any],
+        progress: SweepProgress,
+        outcome: Outcome,
+    ) -> None:
         """Run all stages of every model, one model after the other, and note in the outcome what failed."""
         naive = naive_cells(self.config, self.sets)
         self._add([cell for cell, _ in naive])
         finished = store.done()
         for title, plan in self.plans.items():
             self._add(self.models[title].cells(plan.first), plan.first)
-            missing = sum(len(task.cells) for task in self.models[title].tasks(plan.first, finished))
-            progress.expect(title, plan.later * len(self.models[title].places) + missing)
+            missing = sum(
+                len(task.cells)
+                for task in self.models[title].tasks(plan.first, finished)
+            )
+            progress.expect(
+                title, plan.later * len(self.models[title].places) + missing
+            )
         # a report of a run that is killed knows what was to come
         self.save(store, complete=False)
         for cell, rows in naive:
@@ -171,11 +235,18 @@ class Sweep:
             try:
                 self._run_model(title, store, options, progress, outcome)
             except _WaitingError:
-                outcome.notes.append(f"{title}: heads@k and recipes wait for the cells that failed")
+                outcome.notes.append(
+                    f"{title}: heads@k and recipes wait for the cells that failed"
+                )
             self.save(store, complete=False)
 
     def _run_model(
-        self, title: str, store: Store, options: dict[str, Any], progress: SweepProgress, outcome: Outcome
+        self,
+        title: str,
+        store: Store,
+        options: dict[str, Any],
+        progress: SweepProgress,
+        outcome: Outcome,
     ) -> None:
         plan, model = self.plans[title], self.models[title]
 
@@ -203,10 +274,20 @@ class Sweep:
             progress.expect(title, max(0, later) * len(model.places))
             pending = {key for task in tasks for key in task.cells}
             fresh = {cell.key for cell in cells} - earlier
-            progress.begin(f"{title}: {stage.title}", len(fresh - pending), len(pending))
+            progress.begin(
+                f"{title}: {stage.title}", len(fresh - pending), len(pending)
+            )
             # other processes open their own models
             lenses = self.lenses if options["engine"] == "single" else {}
-            run_groups(tasks, CellWorker, lenses, store, devices=self.config.devices, on_done=on_done, **options)
+            run_groups(
+                tasks,
+                CellWorker,
+                lenses,
+                store,
+                devices=self.config.devices,
+                on_done=on_done,
+                **options,
+            )
             earlier |= fresh
         progress.expect(title, 0)
         progress.tell()
@@ -222,7 +303,11 @@ class Sweep:
         for title, lens in self.lenses.items():
             stack = lens.wiring.output_stack
             sizes = {"layers": stack.n_layers, "heads": stack.n_heads}
-            models[title] = {**self.models[title].fingerprint, **lens.provenance(), **sizes}
+            models[title] = {
+                **self.models[title].fingerprint,
+                **lens.provenance(),
+                **sizes,
+            }
         about = {
             "config": self.config.model_dump(mode="json", exclude_none=True),
             "complete": complete,
@@ -296,7 +381,11 @@ def run_sweep(
     if engine == "ray":
         require_packages("ray", "the engine ray")
     # one process is one worker, so that it takes the first device
-    sweep = Sweep(config, folder, config.devices[0] if engine == "single" and config.devices else None)
+    sweep = Sweep(
+        config,
+        folder,
+        config.devices[0] if engine == "single" and config.devices else None,
+    )
     store = Store(folder, values=[*SUMS, *DISTANCES])
     damages = [f"damaged: {damage}" for damage in store.damaged(move=True)]
     outcome = Outcome(notes=[*sweep.notes, *damages])

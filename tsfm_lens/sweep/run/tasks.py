@@ -53,7 +53,9 @@ class GroupDone:
 class Worker:
     """Worker in the calling process; of one elsewhere a ``BrokenExecutor`` says that it died."""
 
-    def __init__(self, make_worker: MakeWorker, common: Any, device: str | None) -> None:
+    def __init__(
+        self, make_worker: MakeWorker, common: Any, device: str | None
+    ) -> None:
         self._make, self._arguments = make_worker, (common, device)
 
     def start(self) -> None:
@@ -87,9 +89,17 @@ def run_group(store: Store, task: GroupTask, compute: Work) -> GroupDone | None:
 
 def error_line(error: BaseException) -> str:
     """Write an error in one line; errors of other packages also show their type."""
-    return str(error) if isinstance(error, LensError) else f"{type(error).__name__}: {error}"
+    return (
+        str(error)
+        if isinstance(error, LensError)
+        else f"{type(error).__name__}: {error}"
+    )
 
 
 def cores() -> int:
     """Count the cores that this process may use, as a scheduler such as SLURM gave them."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )

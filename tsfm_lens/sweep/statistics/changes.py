@@ -10,8 +10,22 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.gift_eval import source_of
-from tsfm_lens.stats import CONFIDENCE, half_width, lead_shares, leader, over_windows, sign_test
-from tsfm_lens.sweep.statistics.scores import KEYS, LARGEST, METRICS, PLAIN, as_series_sums, formula
+from tsfm_lens.stats import (
+    CONFIDENCE,
+    half_width,
+    lead_shares,
+    leader,
+    over_windows,
+    sign_test,
+)
+from tsfm_lens.sweep.statistics.scores import (
+    KEYS,
+    LARGEST,
+    METRICS,
+    PLAIN,
+    as_series_sums,
+    formula,
+)
 
 # the count of steps without which a series has no part in a metric; n for the others
 _COUNT_COLUMNS = {"MASE": "n_scaled", "MSIS": "n_interval"}
@@ -20,7 +34,9 @@ _ROUNDING = 1e-12
 SIZES = ("change", "lower", "upper", "median", "least", "most")
 
 
-def changes(frame: pd.DataFrame, *, metric: str = "MASE", confidence: float = CONFIDENCE) -> pd.DataFrame:
+def changes(
+    frame: pd.DataFrame, *, metric: str = "MASE", confidence: float = CONFIDENCE
+) -> pd.DataFrame:
     """Measure how much each variant changes a metric, or its distance, against the plain model on the same windows.
 
     Units are the sources of datasets if there are several, else series. All datasets of a source form one unit, and so
@@ -36,7 +52,10 @@ def changes(frame: pd.DataFrame, *, metric: str = "MASE", confidence: float = CO
     Source:
         Cochran 1977, section 6.3 (ratios); Efron and Tibshirani 1993, chapter 11 (jackknife of one source).
     """
-    parts = [_change_table(pairs, confidence).assign(model=pairs.model) for pairs in _paired(frame, metric)]
+    parts = [
+        _change_table(pairs, confidence).assign(model=pairs.model)
+        for pairs in _paired(frame, metric)
+    ]
     return pd.concat(parts).sort_values(["model", "variant"], ignore_index=True)
 
 
@@ -53,20 +72,35 @@ class _Pairs:
     items: np.ndarray
     datasets: list[str]
 
-    def measure(self, sides: Iterable[list[np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    def measure(
+        self, sides: Iterable[list[np.ndarray]]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Transform both sides for averaging over datasets: metrics to logarithms, distances unchanged."""
         with np.errstate(all="ignore"):
-            value, baseline = (np.asarray(formula(self.metric)[1](*side)) for side in sides)
-            return (np.log(value), np.log(baseline)) if self.metric in METRICS else (value, 0 * value)
+            value, baseline = (
+                np.asarray(formula(self.metric)[1](*side)) for side in sides
+            )
+            return (
+                (np.log(value), np.log(baseline))
+                if self.metric in METRICS
+                else (value, 0 * value)
+            )
 
     def masked(self, usable: np.ndarray) -> _Pairs:
         """Return the same with zeros for series that are not usable, (variant, series)."""
-        return replace(self, sides=[[np.where(usable, c, 0.0) for c in side] for side in self.sides], usable=usable)
+        return replace(
+            self,
+            sides=[[np.where(usable, c, 0.0) for c in side] for side in self.sides],
+            usable=usable,
+        )
 
     def totals(self) -> list[list[np.ndarray]]:
         """Sum both sides over the series of each dataset."""
         starts = np.searchsorted(self.dataset, range(len(self.datasets)))
-        return [[np.add.reduceat(sums, starts, axis=1) for sums in side] for side in self.sides]
+        return [
+            [np.add.reduceat(sums, starts, axis=1) for sums in side]
+            for side in self.sides
+        ]
 
     def effects(self) -> tuple[np.ndarray, np.ndarray, str]:
         """Return each unit's effect (variant, unit), values whose spread is that of their mean, and the unit's name."""
@@ -74,19 +108,37 @@ class _Pairs:
         change = np.subtract(*self.measure(totals))
         size = over_windows(change)
         # terms and frequencies of one GIFT-Eval set are of one source
-        sources = pd.factorize(np.array(list(map(source_of, self.datasets)), dtype=object))[0]
+        sources = pd.factorize(
+            np.array(list(map(source_of, self.datasets)), dtype=object)
+        )[0]
         if sources.max() > 0:
             by_source = pd.DataFrame(change.T).groupby(sources)
             mean, counts = by_source.mean(), by_source.count()
             influence = counts / counts[counts > 0].mean() * (mean - size) + size
-            return mean.to_numpy().T, influence.to_numpy().T, "sources" if len(mean) < len(sources) else "datasets"
+            return (
+                mean.to_numpy().T,
+                influence.to_numpy().T,
+                "sources" if len(mean) < len(sources) else "datasets",
+            )
         pairs = zip(totals, self.sides, strict=True)
-        rest = [[total[:, self.dataset] - own for total, own in zip(*side, strict=True)] for side in pairs]
-        own, without = (np.subtract(*self.measure(sides)) for sides in (self.sides, rest))
+        rest = [
+            [total[:, self.dataset] - own for total, own in zip(*side, strict=True)]
+            for side in pairs
+        ]
+        own, without = (
+            np.subtract(*self.measure(sides)) for sides in (self.sides, rest)
+        )
         moved = np.where(self.usable, without - change[:, self.dataset], np.nan)
-        of_items = [pd.DataFrame(np.where(np.isfinite(x), x, np.nan).T).groupby(self.items) for x in (own, moved)]
+        of_items = [
+            pd.DataFrame(np.where(np.isfinite(x), x, np.nan).T).groupby(self.items)
+            for x in (own, moved)
+        ]
         away = of_items[1].sum(min_count=1) / np.isfinite(change).sum(1).clip(1)
-        return of_items[0].mean().to_numpy().T, (size - (away.count() - 1) * away).to_numpy().T, "series"
+        return (
+            of_items[0].mean().to_numpy().T,
+            (size - (away.count() - 1) * away).to_numpy().T,
+            "series",
+        )
 
 
 def _paired(frame: pd.DataFrame, metric: str) -> Iterator[_Pairs]:
@@ -95,23 +147,44 @@ def _paired(frame: pd.DataFrame, metric: str) -> Iterator[_Pairs]:
     count = _COUNT_COLUMNS.get(metric, f"n_{metric}" if metric not in METRICS else "n")
     same = ["n_rows", "windows", "n"]
     # the rest of the columns would be copied for nothing
-    sums = as_series_sums(frame, [metric])[list(dict.fromkeys([*KEYS, *same, "n_invalid", *names, count]))]
+    sums = as_series_sums(frame, [metric])[
+        list(dict.fromkeys([*KEYS, *same, "n_invalid", *names, count]))
+    ]
     for model, rows in sums.groupby("model", sort=True, observed=True):
         ids = sorted(map(str, rows["variant"].unique()))
         ids.remove(PLAIN)
         if not ids:
             continue
-        wide = rows.drop(columns="model").set_index(["dataset", "item", "variant"]).unstack("variant", fill_value=0)
+        wide = (
+            rows.drop(columns="model")
+            .set_index(["dataset", "item", "variant"])
+            .unstack("variant", fill_value=0)
+        )
         wide = wide[wide["n_rows", PLAIN] > 0]
         base = {name: wide[name, PLAIN].to_numpy() for name in wide.columns.unique(0)}
         # (variant, series), 0 where there is no row
         of = {name: np.ascontiguousarray(wide[name][ids].to_numpy().T) for name in base}
-        valid = np.all([of[c] == base[c] for c in same], axis=0) & (of[count] > 0) & (base[count] > 0)
+        valid = (
+            np.all([of[c] == base[c] for c in same], axis=0)
+            & (of[count] > 0)
+            & (base[count] > 0)
+        )
         invalid = (of["n_invalid"] > 0) | (base["n_invalid"] > 0)
-        datasets, dataset = np.unique(wide.index.get_level_values("dataset").astype(str), return_inverse=True)
+        datasets, dataset = np.unique(
+            wide.index.get_level_values("dataset").astype(str), return_inverse=True
+        )
         items = wide.index.get_level_values("item").astype(str).to_numpy()
         sides = [[side[name] for name in names] for side in (of, base)]
-        pairs = _Pairs(str(model), metric, ids, sides, valid, dataset, items, list(map(str, datasets))).masked(valid)
+        pairs = _Pairs(
+            str(model),
+            metric,
+            ids,
+            sides,
+            valid,
+            dataset,
+            items,
+            list(map(str, datasets)),
+        ).masked(valid)
         # of a dataset with an invalid forecast, or whose metric is 0 or infinite on a side, no series is compared
         starts = np.searchsorted(dataset, range(len(datasets)))
         finite = np.isfinite(np.subtract(*pairs.measure(pairs.totals())))
@@ -122,14 +195,26 @@ def _paired(frame: pd.DataFrame, metric: str) -> Iterator[_Pairs]:
 def _change_table(pairs: _Pairs, confidence: float) -> pd.DataFrame:
     """Return a row for each variant of a model."""
     log = pairs.metric in METRICS
-    by_dataset, (by_unit, influence, unit) = pairs.measure(pairs.totals()), pairs.effects()
+    by_dataset, (by_unit, influence, unit) = (
+        pairs.measure(pairs.totals()),
+        pairs.effects(),
+    )
     by_unit = np.where(np.abs(by_unit) < _ROUNDING, 0.0, by_unit)
     value, baseline = map(over_windows, by_dataset)
     over = pd.DataFrame(by_unit).quantile([0.5, 0.0, 1.0], axis=1).to_numpy()
-    sizes = dict(zip(SIZES, (*_interval(value - baseline, influence, confidence), *over), strict=True))
+    sizes = dict(
+        zip(
+            SIZES,
+            (*_interval(value - baseline, influence, confidence), *over),
+            strict=True,
+        )
+    )
     sizes = {name: np.expm1(each) if log else each for name, each in sizes.items()}
     if not log:
-        sizes |= {name: np.clip(sizes[name], 0.0, LARGEST[pairs.metric]) for name in ("lower", "upper")}
+        sizes |= {
+            name: np.clip(sizes[name], 0.0, LARGEST[pairs.metric])
+            for name in ("lower", "upper")
+        }
         sizes["change"] = np.full(len(value), np.nan)
     absent = ~np.isfinite(by_dataset[0])
     return pd.DataFrame(
@@ -144,17 +229,25 @@ def _change_table(pairs: _Pairs, confidence: float) -> pd.DataFrame:
             "units": np.isfinite(influence).sum(1),
             "n_datasets": (~absent).sum(1),
             "n_series": pairs.usable.sum(1),
-            "left_out": [tuple(np.array(pairs.datasets)[row].tolist()) for row in absent],
+            "left_out": [
+                tuple(np.array(pairs.datasets)[row].tolist()) for row in absent
+            ],
             "by_unit": list(by_unit),
             "influence": list(influence),
-            "pattern": np.unique(pairs.usable, axis=0, return_inverse=True)[1].reshape(-1),
+            "pattern": np.unique(pairs.usable, axis=0, return_inverse=True)[1].reshape(
+                -1
+            ),
         }
     )
 
 
-def _interval(size: Any, influence: np.ndarray, confidence: float) -> tuple[Any, Any, Any]:
+def _interval(
+    size: Any, influence: np.ndarray, confidence: float
+) -> tuple[Any, Any, Any]:
     """Return sizes with the ends of their t intervals; NaN for a single unit."""
-    reach = np.where(np.isfinite(influence).sum(-1) > 1, half_width(influence, confidence), np.nan)
+    reach = np.where(
+        np.isfinite(influence).sum(-1) > 1, half_width(influence, confidence), np.nan
+    )
     return size, size - reach, size + reach
 
 
@@ -167,7 +260,11 @@ def leaders(table: pd.DataFrame, confidence: float = CONFIDENCE) -> pd.DataFrame
     """
     found = pd.DataFrame({"leads": "", "lead_share": np.nan}, index=table.index)
     # one that is measured on other series cannot be compared
-    if len(table) > 1 and table["pattern"].nunique() == 1 and table["units"].iloc[0] > 1:
+    if (
+        len(table) > 1
+        and table["pattern"].nunique() == 1
+        and table["units"].iloc[0] > 1
+    ):
         sizes = np.stack(table["by_unit"].tolist())
         sizes = sizes[:, np.isfinite(sizes).all(axis=0)]
         for side, sign in (("highest", 1), ("lowest", -1)):
@@ -178,7 +275,12 @@ def leaders(table: pd.DataFrame, confidence: float = CONFIDENCE) -> pd.DataFrame
     return found
 
 
-def difference(table: pd.DataFrame, chosen: str, others: Iterable[str], confidence: float = CONFIDENCE) -> pd.Series:
+def difference(
+    table: pd.DataFrame,
+    chosen: str,
+    others: Iterable[str],
+    confidence: float = CONFIDENCE,
+) -> pd.Series:
     """Test the error of one choice over the geometric mean of others, among :func:`changes` by variant.
 
     Returns:
@@ -188,10 +290,20 @@ def difference(table: pd.DataFrame, chosen: str, others: Iterable[str], confiden
     own, rest = table.loc[chosen], table.loc[list(dict.fromkeys(others))]
     rest = rest[rest["pattern"] == own["pattern"]]
     if rest.empty:
-        return pd.Series(dict.fromkeys(("difference", "lower", "upper", "p_value"), np.nan))
-    by_unit, influence = (own[name] - np.mean(rest[name].tolist(), axis=0) for name in ("by_unit", "influence"))
-    sizes = _interval(np.log(own["value"]) - np.log(rest["value"]).mean(), influence, confidence)
-    found = {name: np.expm1(each) for name, each in zip(("difference", "lower", "upper"), sizes, strict=True)}
+        return pd.Series(
+            dict.fromkeys(("difference", "lower", "upper", "p_value"), np.nan)
+        )
+    by_unit, influence = (
+        own[name] - np.mean(rest[name].tolist(), axis=0)
+        for name in ("by_unit", "influence")
+    )
+    sizes = _interval(
+        np.log(own["value"]) - np.log(rest["value"]).mean(), influence, confidence
+    )
+    found = {
+        name: np.expm1(each)
+        for name, each in zip(("difference", "lower", "upper"), sizes, strict=True)
+    }
     counts = {"n_worse": (rest["value"] > own["value"]).sum(), "n_others": len(rest)}
     return pd.Series(found | {"p_value": float(sign_test(by_unit, _ROUNDING))} | counts)
 
@@ -200,8 +312,12 @@ def dataset_changes(frame: pd.DataFrame, *, metric: str = "MASE") -> pd.DataFram
     """Compute the change of a metric on each dataset by itself, a row per variant and dataset; NaN if left out."""
     parts = []
     for pairs in _paired(frame, metric):
-        value, baseline = (np.exp(side).ravel() for side in pairs.measure(pairs.totals()))
-        keys = pd.MultiIndex.from_product([[pairs.model], pairs.variants, pairs.datasets], names=KEYS[:3])
+        value, baseline = (
+            np.exp(side).ravel() for side in pairs.measure(pairs.totals())
+        )
+        keys = pd.MultiIndex.from_product(
+            [[pairs.model], pairs.variants, pairs.datasets], names=KEYS[:3]
+        )
         parts.append(pd.DataFrame({"value": value, "baseline": baseline}, index=keys))
     table = pd.concat(parts).sort_index().reset_index()
     return table.assign(change=table["value"] / table["baseline"] - 1)
@@ -211,6 +327,14 @@ def resilience(frame: pd.DataFrame, *, tolerance: float = 0.05) -> pd.DataFrame:
     """Count by model and variant the datasets whose error rises little, and those whose error falls."""
     table = dataset_changes(frame)
     change = table["change"]
-    flags = {"n_resilient": change < tolerance, "n_improved": change < 0, "n_datasets": change.notna()}
-    by = table[["model", "variant"]].assign(**flags, n_left_out=change.isna()).groupby(["model", "variant"], sort=True)
+    flags = {
+        "n_resilient": change < tolerance,
+        "n_improved": change < 0,
+        "n_datasets": change.notna(),
+    }
+    by = (
+        table[["model", "variant"]]
+        .assign(**flags, n_left_out=change.isna())
+        .groupby(["model", "variant"], sort=True)
+    )
     return by.sum().astype(int).reset_index()

@@ -13,17 +13,43 @@ from tsfm_lens.data.stored import gluonts_module
 from tsfm_lens.errors import unknown_name
 
 SUMS = (
-    *("n", "n_invalid", "abs_label", "abs_error", "squared_error", "squared_error_mean", "quantile_loss"),
-    *("scaled_error", "n_scaled", "interval_score", "n_interval", "percentage_error", "n_percentage"),
+    *(
+        "n",
+        "n_invalid",
+        "abs_label",
+        "abs_error",
+        "squared_error",
+        "squared_error_mean",
+        "quantile_loss",
+    ),
+    *(
+        "scaled_error",
+        "n_scaled",
+        "interval_score",
+        "n_interval",
+        "percentage_error",
+        "n_percentage",
+    ),
     *("symmetric_error", "n_symmetric"),
 )
 """Sums of a window; a metric is a ratio of such sums over all windows, not a mean of ratios."""
 DISTANCES = (
-    *("spearman_distance", "pearson_distance", "spectral_distance", "shape_distance", "slope_disagreement"),
+    *(
+        "spearman_distance",
+        "pearson_distance",
+        "spectral_distance",
+        "shape_distance",
+        "slope_disagreement",
+    ),
     "mean_shift",
 )
 # distances that ask for the shape of a forecast, which a flat one does not have
-_OF_SHAPE = ("spearman_distance", "pearson_distance", "spectral_distance", "shape_distance")
+_OF_SHAPE = (
+    "spearman_distance",
+    "pearson_distance",
+    "spectral_distance",
+    "shape_distance",
+)
 # of the continuous ranked probability score, as the benchmarks approximate it
 CRPS_LEVELS = tuple(k / 10 for k in range(1, 10))
 # of the scaled interval score: outside its interval lies this share
@@ -39,24 +65,45 @@ _STATS: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "squared_error_mean": ("squared_error", {"forecast_type": "mean"}, None),
     "scaled_error": ("absolute_scaled_error", {"forecast_type": "0.5"}, "n_scaled"),
     "interval_score": ("scaled_interval_score", {"alpha": ALPHA}, "n_interval"),
-    "percentage_error": ("absolute_percentage_error", {"forecast_type": "0.5"}, "n_percentage"),
-    "symmetric_error": ("symmetric_absolute_percentage_error", {"forecast_type": "0.5"}, "n_symmetric"),
+    "percentage_error": (
+        "absolute_percentage_error",
+        {"forecast_type": "0.5"},
+        "n_percentage",
+    ),
+    "symmetric_error": (
+        "symmetric_absolute_percentage_error",
+        {"forecast_type": "0.5"},
+        "n_symmetric",
+    ),
 }
 
 
-def _parts(arrays: dict[str, np.ndarray], levels: Sequence[float]) -> dict[str, np.ndarray]:
+def _parts(
+    arrays: dict[str, np.ndarray], levels: Sequence[float]
+) -> dict[str, np.ndarray]:
     """Return the parts of a forecast that gluonts's measures ask for, each (series, step)."""
     source = arrays["samples"] if "samples" in arrays else arrays["quantiles"]
     # (row, all steps of all series), so that one gluonts forecast holds all series
-    rows, shape = np.moveaxis(source, 1, 0).reshape(source.shape[1], -1), (len(source), source.shape[-1])
+    rows, shape = (
+        np.moveaxis(source, 1, 0).reshape(source.shape[1], -1),
+        (len(source), source.shape[-1]),
+    )
     names = [str(float(level)) for level in levels]
     if "samples" in arrays:
         forecast = gluonts_module("model.forecast").SampleForecast(rows, _ANY_DATE)
     else:
-        forecast = gluonts_module("model.forecast").QuantileForecast(rows, _ANY_DATE, names)
+        forecast = gluonts_module("model.forecast").QuantileForecast(
+            rows, _ANY_DATE, names
+        )
     levels_read = ("0.5", str(ALPHA / 2), str(1.0 - ALPHA / 2), *map(str, CRPS_LEVELS))
     parts = {name: forecast[name].reshape(shape) for name in levels_read}
-    return {**parts, "mean": arrays.get("mean", forecast.mean.reshape(shape) if "samples" in arrays else parts["0.5"])}
+    return {
+        **parts,
+        "mean": arrays.get(
+            "mean",
+            forecast.mean.reshape(shape) if "samples" in arrays else parts["0.5"],
+        ),
+    }
 
 
 def window_scores(
@@ -70,16 +117,27 @@ def window_scores(
 ) -> dict[str, np.ndarray]:
     """Sum over the known steps of each series, by gluonts's measures and rules; a (series,) array for each of SUMS."""
     truth, scale = np.asarray(truth, dtype=float), np.asarray(scale, dtype=float)
-    inputs = {"samples": samples, "mean": mean} | ({"quantiles": quantiles} if samples is None else {})
-    arrays = {name: np.asarray(array, dtype=float) for name, array in inputs.items() if array is not None}
+    inputs = {"samples": samples, "mean": mean} | (
+        {"quantiles": quantiles} if samples is None else {}
+    )
+    arrays = {
+        name: np.asarray(array, dtype=float)
+        for name, array in inputs.items()
+        if array is not None
+    }
     with np.errstate(all="ignore"):
         parts = _parts(arrays, levels)
         finite = np.all([np.isfinite(part) for part in parts.values()], axis=0)
         has_label = np.isfinite(truth)
         # a masked array leaves out a NaN result without a word, so that steps without a forecast are counted here
-        label = np.ma.masked_array(np.where(has_label, truth, 0.0), mask=~(has_label & finite))
+        label = np.ma.masked_array(
+            np.where(has_label, truth, 0.0), mask=~(has_label & finite)
+        )
         data = {name: np.where(finite, part, 0.0) for name, part in parts.items()}
-        data |= {"label": label, "seasonal_error": np.where(np.isfinite(scale), scale, 0.0)[:, None]}
+        data |= {
+            "label": label,
+            "seasonal_error": np.where(np.isfinite(scale), scale, 0.0)[:, None],
+        }
         sums = {"n_invalid": (has_label & ~finite).sum(axis=1).astype(float)}
         stats = gluonts_module("ev.stats")
         for name, (stat, options, count) in _STATS.items():
@@ -87,13 +145,20 @@ def window_scores(
             sums[name] = np.ma.filled(values.sum(axis=1), 0.0)
             if count is not None:
                 sums[count] = values.count(axis=1).astype(float)
-        losses = [np.ma.filled(stats.quantile_loss(data, level).sum(axis=1), 0.0) for level in CRPS_LEVELS]
+        losses = [
+            np.ma.filled(stats.quantile_loss(data, level).sum(axis=1), 0.0)
+            for level in CRPS_LEVELS
+        ]
         sums["quantile_loss"] = np.mean(losses, axis=0)
     return {name: sums[name] for name in SUMS}
 
 
 def forecast_distances(
-    point: np.ndarray, plain: np.ndarray, *, steps: int = 64, flat: np.ndarray | None = None
+    point: np.ndarray,
+    plain: np.ndarray,
+    *,
+    steps: int = 64,
+    flat: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     """Compute each of DISTANCES of point forecasts (series, step) from the plain model's, over the first steps.
 
@@ -104,12 +169,19 @@ def forecast_distances(
     # the package of the engine loads torch, which a report of stored rows does not need
     from tsfm_lens.ablation import metrics
 
-    point, plain = np.asarray(point, dtype=float)[:, :steps], np.asarray(plain, dtype=float)[:, :steps]
+    point, plain = (
+        np.asarray(point, dtype=float)[:, :steps],
+        np.asarray(plain, dtype=float)[:, :steps],
+    )
     with np.errstate(all="ignore"):
         if point.shape[1] < 2:
             distances = {name: np.full(len(point), np.nan) for name in DISTANCES}
         else:
-            distances = {name: getattr(metrics, name)(point, plain) for name in DISTANCES if name != "mean_shift"}
+            distances = {
+                name: getattr(metrics, name)(point, plain)
+                for name in DISTANCES
+                if name != "mean_shift"
+            }
             shapeless = _is_flat(plain) if flat is None else _is_flat(plain) | flat
             for name in _OF_SHAPE:
                 finite = np.isfinite(point).all(axis=1)
@@ -122,7 +194,10 @@ def forecast_distances(
 
 def _is_flat(forecasts: np.ndarray) -> np.ndarray:
     """Mark forecasts (series, step) that vary by no more than four roundings of float32."""
-    return np.asarray(np.ptp(forecasts, axis=1) <= 4 * np.finfo(np.float32).eps * np.abs(forecasts).max(axis=1))
+    return np.asarray(
+        np.ptp(forecasts, axis=1)
+        <= 4 * np.finfo(np.float32).eps * np.abs(forecasts).max(axis=1)
+    )
 
 
 KEYS = ("model", "variant", "dataset", "item")
@@ -138,7 +213,10 @@ _FORMULAS: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
     "MSE": (("squared_error_mean", "n"), truediv),
     "MSE[0.5]": (("squared_error", "n"), truediv),
     "RMSE": (("squared_error_mean", "n"), lambda total, n: np.sqrt(total / n)),
-    "NRMSE": (("squared_error_mean", "n", "abs_label"), lambda total, n, label: np.sqrt(total / n) / (label / n)),
+    "NRMSE": (
+        ("squared_error_mean", "n", "abs_label"),
+        lambda total, n, label: np.sqrt(total / n) / (label / n),
+    ),
     "ND": (("abs_error", "abs_label"), truediv),
     "MAE": (("abs_error", "n"), truediv),
     "MAPE": (("percentage_error", "n_percentage"), truediv),
@@ -147,7 +225,9 @@ _FORMULAS: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
 }
 METRICS = tuple(_FORMULAS)
 MEASURES = (*METRICS, *DISTANCES)
-_FORMULAS |= {distance: ((distance, f"n_{distance}"), truediv) for distance in DISTANCES}
+_FORMULAS |= {
+    distance: ((distance, f"n_{distance}"), truediv) for distance in DISTANCES
+}
 # a sum of errors over what does not depend on the forecast, so that sums alone tell by how much it changes
 SUMS_OF_ERRORS = ("MASE", "sMAPE", "ND", "MAE", "MAPE", "MSIS", "CRPS")
 # the largest value of a distance; none is negative
@@ -161,12 +241,20 @@ def formula(measure: str) -> tuple[tuple[str, ...], Callable[..., Any]]:
     return _FORMULAS[measure]
 
 
-def pooled(sums: pd.DataFrame | Mapping[str, Any], metrics: Sequence[str] = METRICS) -> dict[str, Any]:
+def pooled(
+    sums: pd.DataFrame | Mapping[str, Any], metrics: Sequence[str] = METRICS
+) -> dict[str, Any]:
     """Compute metrics from added-up sums, as gluonts gives them for all those steps at once (axis=None)."""
     with np.errstate(all="ignore"):
         valid = np.where(np.asarray(sums["n_invalid"]) > 0, np.nan, 1.0)
-        values = {name: formula(name)[1](*(sums[c] for c in formula(name)[0])) for name in metrics}
-        return {name: (np.where(np.isfinite(value), value, np.nan) * valid)[()] for name, value in values.items()}
+        values = {
+            name: formula(name)[1](*(sums[c] for c in formula(name)[0]))
+            for name in metrics
+        }
+        return {
+            name: (np.where(np.isfinite(value), value, np.nan) * valid)[()]
+            for name, value in values.items()
+        }
 
 
 def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.DataFrame:
@@ -180,8 +268,15 @@ def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.Da
     window, variate = frame["window"].to_numpy(), frame["variate"].to_numpy()
     # the sum of 64-bit hashes tells one set of windows and variates from another
     which = np.zeros(len(out), dtype=np.uint64)
-    np.add.at(which, group, pd.util.hash_array((window.astype(np.int64) << 20) + variate.astype(np.int64)))
-    columns: dict[str, Any] = {**{str(name): out[name] for name in out}, "windows": which}
+    np.add.at(
+        which,
+        group,
+        pd.util.hash_array((window.astype(np.int64) << 20) + variate.astype(np.int64)),
+    )
+    columns: dict[str, Any] = {
+        **{str(name): out[name] for name in out},
+        "windows": which,
+    }
     # column by column and without a copy of all: a report should hold the rows once
     for name in sums:
         columns[name] = np.bincount(group, frame[name].to_numpy(), len(out))
@@ -200,10 +295,14 @@ def as_series_sums(frame: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame
     return frame if "n_rows" in frame else per_series(frame, measures)
 
 
-def dataset_metrics(frame: pd.DataFrame, metrics: Sequence[str] = METRICS) -> pd.DataFrame:
+def dataset_metrics(
+    frame: pd.DataFrame, metrics: Sequence[str] = METRICS
+) -> pd.DataFrame:
     """Compute metrics by (model, variant, dataset)."""
     sums = as_series_sums(frame, metrics).drop(columns=["windows", "item"])
-    total = sums.groupby(["model", "variant", "dataset"], sort=True, observed=True).sum()
+    total = sums.groupby(
+        ["model", "variant", "dataset"], sort=True, observed=True
+    ).sum()
     return pd.DataFrame(pooled(total, metrics), index=total.index)
 
 

@@ -69,7 +69,11 @@ def group_key(cells: Sequence[str]) -> str:
 
 
 def _digest(content: object) -> str:
-    options: dict[str, Any] = {"sort_keys": True, "separators": (",", ":"), "allow_nan": False}
+    options: dict[str, Any] = {
+        "sort_keys": True,
+        "separators": (",", ":"),
+        "allow_nan": False,
+    }
     try:
         # numpy's numbers and arrays count as plain ones
         text = json.dumps(content, default=lambda value: value.tolist(), **options)
@@ -82,12 +86,20 @@ def make_folder(path: Path, ours: Collection[str]) -> None:
     """Make the folder of a new store; a StoreError where it holds other names than ``ours``."""
     path.mkdir(parents=True, exist_ok=True)
     # another process may be making the same store: its temporary file is hidden
-    if others := sorted(name for name in os.listdir(path) if not name.startswith(".") and name not in ours):
+    if others := sorted(
+        name
+        for name in os.listdir(path)
+        if not name.startswith(".") and name not in ours
+    ):
         advice = "give a new or empty folder"
         if len(others) == 1:
             away = shlex.join([str(path / others[0]), f"{path}.{others[0]}"])
-            advice += f", or move that out of it and run the same command again: mv {away}"
-        raise StoreError(f"{path} is not a store of a sweep but holds {others[0]}: {advice}")
+            advice += (
+                f", or move that out of it and run the same command again: mv {away}"
+            )
+        raise StoreError(
+            f"{path} is not a store of a sweep but holds {others[0]}: {advice}"
+        )
 
 
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
@@ -113,7 +125,14 @@ def trouble(error: OSError, path: Path) -> StoreError:
     """Return a StoreError that says what an error of the file system means for the sweep, and what to do."""
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         origin = Path(error.filename) if error.filename else path
-        blocking = next((each for each in (origin, path, *path.parents) if each.is_file() or each.is_symlink()), path)
+        blocking = next(
+            (
+                each
+                for each in (origin, path, *path.parents)
+                if each.is_file() or each.is_symlink()
+            ),
+            path,
+        )
         return StoreError(
             f"{path} should be or be in a folder, but a file has its name. Move it aside and run the same command "
             f"again: mv {shlex.quote(str(blocking))} {shlex.quote(f'{blocking}.aside')}. Or choose another folder."
@@ -124,52 +143,86 @@ def trouble(error: OSError, path: Path) -> StoreError:
     )
 
 
-def checked_rows(rows: Any, cells: Sequence[str], values: Sequence[str] | None) -> pa.Table:
+def checked_rows(
+    rows: Any, cells: Sequence[str], values: Sequence[str] | None
+) -> pa.Table:
     """Convert the rows of a group to the store's columns, cell by cell, or refuse them."""
-    table = pa.Table.from_pandas(rows, preserve_index=False) if isinstance(rows, pd.DataFrame) else rows
+    table = (
+        pa.Table.from_pandas(rows, preserve_index=False)
+        if isinstance(rows, pd.DataFrame)
+        else rows
+    )
     names = table.column_names
-    numbers = [name for name in names if name not in KEY_COLUMNS] if values is None else values
+    numbers = (
+        [name for name in names if name not in KEY_COLUMNS]
+        if values is None
+        else values
+    )
     schema = schema_of([*KEY_COLUMNS, *numbers])
     if wrong := sorted(set(schema.names) ^ set(names)):
-        raise InputError(f"rows of a sweep have the columns {', '.join(sorted(names))}; missing or unknown: {wrong}")
+        raise InputError(
+            f"rows of a sweep have the columns {', '.join(sorted(names))}; missing or unknown: {wrong}"
+        )
     try:
         table = table.select(schema.names).cast(schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise InputError(f"a column of a sweep's rows is of a wrong type: {error}") from None
+        raise InputError(
+            f"a column of a sweep's rows is of a wrong type: {error}"
+        ) from None
     if any(table.column(name).null_count for name in KEY_COLUMNS):
         raise InputError("a key column of a sweep's rows has missing values")
     columns = {name: table.column(name) for name in KEY_COLUMNS}
-    columns |= {name: pc.fill_null(table.column(name), float("nan")) for name in schema.names[len(KEY_COLUMNS) :]}
+    columns |= {
+        name: pc.fill_null(table.column(name), float("nan"))
+        for name in schema.names[len(KEY_COLUMNS) :]
+    }
     return _in_order(pa.table(columns), cells)
 
 
 def schema_of(names: Iterable[str]) -> pa.Schema:
     """Return the columns of a store with their types."""
-    types = dict.fromkeys(TEXT_COLUMNS, pa.string()) | dict.fromkeys(COUNT_COLUMNS, pa.int32())
+    types = dict.fromkeys(TEXT_COLUMNS, pa.string()) | dict.fromkeys(
+        COUNT_COLUMNS, pa.int32()
+    )
     return pa.schema([(name, types.get(name, pa.float64())) for name in names])
 
 
 def _in_order(table: pa.Table, cells: Sequence[str]) -> pa.Table:
     if not cells or len(set(cells)) != len(cells):
-        raise InputError(f"a group holds each of its cells once, and at least one; there are {list(cells)!r}")
+        raise InputError(
+            f"a group holds each of its cells once, and at least one; there are {list(cells)!r}"
+        )
     place = pc.index_in(table.column("cell"), pa.array(cells)).combine_chunks()
     if place.null_count:
         other = pc.unique(table.column("cell").filter(pc.is_null(place)))[0]
-        raise InputError(f"the rows hold the cell {other!s}, which is not one of the group's {len(cells)}")
+        raise InputError(
+            f"the rows hold the cell {other!s}, which is not one of the group's {len(cells)}"
+        )
     order = place.to_numpy(zero_copy_only=False)
     counts = np.bincount(order, minlength=len(cells))
     if not counts.all():
-        raise InputError(f"the cell {cells[int(counts.argmin())]} of the group has no row")
+        raise InputError(
+            f"the cell {cells[int(counts.argmin())]} of the group has no row"
+        )
     identity = ["cell", "item", "window", "variate"]
     if table.group_by(identity).aggregate([]).num_rows != table.num_rows:
         raise InputError(f"two rows of a sweep are of the same {', '.join(identity)}")
-    return table if (np.diff(order) >= 0).all() else table.take(pa.array(np.argsort(order, kind="stable")))
+    return (
+        table
+        if (np.diff(order) >= 0).all()
+        else table.take(pa.array(np.argsort(order, kind="stable")))
+    )
 
 
 def encode_rows(table: pa.Table, cells: Sequence[str]) -> memoryview:
     """Encode rows that ``checked_rows`` gave as a Parquet file, in memory."""
-    counts = np.bincount(pc.index_in(table.column("cell"), pa.array(cells)).to_numpy(), minlength=len(cells)).tolist()
-    footer = json.dumps({"cells": list(cells), "counts": counts, "columns": table.column_names})
+    counts = np.bincount(
+        pc.index_in(table.column("cell"), pa.array(cells)).to_numpy(),
+        minlength=len(cells),
+    ).tolist()
+    footer = json.dumps(
+        {"cells": list(cells), "counts": counts, "columns": table.column_names}
+    )
     sink = pa.BufferOutputStream()
     # no statistics and no Arrow schema: they would make half of a small file, and footers slow to read
     with pq.ParquetWriter(
@@ -191,26 +244,47 @@ def read_footer(path: Path) -> Footer:
     try:
         metadata = pq.read_metadata(path)
         content = json.loads(metadata.metadata[_FOOTER.encode()])
-        footer = Footer(path, *(tuple(content[name]) for name in ("cells", "counts", "columns")))
+        footer = Footer(
+            path, *(tuple(content[name]) for name in ("cells", "counts", "columns"))
+        )
         changed = path.stem != group_key(footer.cells)
-        changed |= not metadata.schema.to_arrow_schema().equals(schema_of(footer.columns))
+        changed |= not metadata.schema.to_arrow_schema().equals(
+            schema_of(footer.columns)
+        )
     except PermissionError as error:
         raise trouble(error, path) from error
-    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, InputError) as error:
+    except (
+        pa.ArrowException,
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        InputError,
+    ) as error:
         raise DamagedFileError(f"its footer cannot be read: {error}") from error
     if changed:
         raise DamagedFileError("it was changed or renamed after it was written")
     return footer
 
 
-def read_rows(footer: Footer, keep: Sequence[bool] = (), columns: Sequence[str] | None = None) -> pa.Table:
+def read_rows(
+    footer: Footer, keep: Sequence[bool] = (), columns: Sequence[str] | None = None
+) -> pa.Table:
     """Read rows of some cells of a file, and verify the pages that are read; texts are dictionary-encoded."""
     names = list(footer.columns if columns is None else columns)
     try:
-        with pq.ParquetFile(footer.path, page_checksum_verification=True, read_dictionary=list(TEXT_COLUMNS)) as file:
-            table = file.read(columns=list(dict.fromkeys(["cell", *names])), use_threads=False)
+        with pq.ParquetFile(
+            footer.path,
+            page_checksum_verification=True,
+            read_dictionary=list(TEXT_COLUMNS),
+        ) as file:
+            table = file.read(
+                columns=list(dict.fromkeys(["cell", *names])), use_threads=False
+            )
         cells = pc.index_in(table.column("cell"), pa.array(footer.cells)).to_numpy()
-        same = np.array_equal(cells, np.repeat(np.arange(len(footer.cells)), footer.counts))
+        same = np.array_equal(
+            cells, np.repeat(np.arange(len(footer.cells)), footer.counts)
+        )
     except PermissionError as error:
         raise trouble(error, footer.path) from error
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
@@ -224,7 +298,9 @@ def read_rows(footer: Footer, keep: Sequence[bool] = (), columns: Sequence[str] 
 
 def encode_json(content: Mapping[str, Any], name: str) -> bytes:
     """Encode a JSON file of some name with a checksum of both."""
-    return json.dumps({"sha256": _checksum(name, content), **content}, indent=1).encode()
+    return json.dumps(
+        {"sha256": _checksum(name, content), **content}, indent=1
+    ).encode()
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -248,7 +324,9 @@ def _checksum(name: str, content: object) -> str:
 def encode_table(table: pd.DataFrame) -> tuple[memoryview, str]:
     """Encode a table as a Parquet file, in memory, and compute the checksum for its name."""
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pandas(table, preserve_index=False), sink, compression="zstd")
+    pq.write_table(
+        pa.Table.from_pandas(table, preserve_index=False), sink, compression="zstd"
+    )
     content = memoryview(sink.getvalue())
     return content, hashlib.sha256(content).hexdigest()[:_KEY_DIGITS]
 
@@ -256,6 +334,11 @@ def encode_table(table: pd.DataFrame) -> tuple[memoryview, str]:
 def read_table(path: Path) -> pd.DataFrame:
     """Read a table whose file's name ends in its checksum."""
     content = path.read_bytes()
-    if path.stem.rpartition(".")[2] != hashlib.sha256(content).hexdigest()[:_KEY_DIGITS]:
-        raise DamagedFileError("it was changed, cut short or renamed after it was written")
+    if (
+        path.stem.rpartition(".")[2]
+        != hashlib.sha256(content).hexdigest()[:_KEY_DIGITS]
+    ):
+        raise DamagedFileError(
+            "it was changed, cut short or renamed after it was written"
+        )
     return pq.read_table(pa.BufferReader(content)).to_pandas()

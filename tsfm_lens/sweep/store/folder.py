@@ -66,7 +66,11 @@ class Store:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, create: bool = True, values: Sequence[str] | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        create: bool = True,
+        values: Sequence[str] | None = None,
     ) -> None:
         self.path = Path(path).absolute()
         self._footers: dict[str, tuple[tuple[int, int], Footer | Damage]] = {}
@@ -74,10 +78,18 @@ class Store:
         with faults_told(self.path):
             about = self._open(create, values)
         value_names = about.get("values")
-        self.values: tuple[str, ...] | None = None if value_names is None else tuple(value_names)
-        if values is not None and self.values is not None and set(values) != set(self.values):
+        self.values: tuple[str, ...] | None = (
+            None if value_names is None else tuple(value_names)
+        )
+        if (
+            values is not None
+            and self.values is not None
+            and set(values) != set(self.values)
+        ):
             differ = ", ".join(sorted(set(values) ^ set(self.values)))
-            raise StoreError(f"{self.path} holds other columns than tsfm-lens writes ({differ}): choose a new folder.")
+            raise StoreError(
+                f"{self.path} holds other columns than tsfm-lens writes ({differ}): choose a new folder."
+            )
 
     def _open(self, create: bool, values: Sequence[str] | None) -> Mapping[str, Any]:
         marker = self.path / "store.json"
@@ -90,7 +102,11 @@ class Store:
             # beside cells of a sweep, other files are in nobody's way
             if not self.repaired:
                 make_folder(self.path, {*_FOLDERS, marker.name})
-            about = {"format": FORMAT, "schema": SCHEMA_VERSION, "created_by": f"tsfm-lens {VERSION}"}
+            about = {
+                "format": FORMAT,
+                "schema": SCHEMA_VERSION,
+                "created_by": f"tsfm-lens {VERSION}",
+            }
             about |= {"values": None if values is None else list(values)}
             if not marker.exists():
                 write_atomically(marker, encode_json(about, marker.name))
@@ -111,7 +127,9 @@ class Store:
             if not self._has_cells():
                 if is_missing:
                     return None
-                raise StoreError(f"{marker} is not that of a sweep's store: choose another folder.") from None
+                raise StoreError(
+                    f"{marker} is not that of a sweep's store: choose another folder."
+                ) from None
             damage = Damage(marker, "it is not there" if is_missing else str(error))
             if not mend:
                 raise self._advice(marker, damage.why) from None
@@ -129,7 +147,11 @@ class Store:
     def _has_cells(self) -> bool:
         """Tell if there are cells of a sweep, or room for them, whatever else there is."""
         cells = self.path / "cells"
-        folders = [entry.name for entry in cells.iterdir() if entry.is_dir()] if cells.is_dir() else ["none"]
+        folders = (
+            [entry.name for entry in cells.iterdir() if entry.is_dir()]
+            if cells.is_dir()
+            else ["none"]
+        )
         return not folders or any(re.fullmatch("[0-9a-f]{2}", name) for name in folders)
 
     def _advice(self, path: Path, why: object) -> StoreError:
@@ -169,7 +191,9 @@ class Store:
         except DamagedFileError:
             return False
 
-    def read(self, cells: Iterable[str], columns: Sequence[str] | None = None) -> pa.Table:
+    def read(
+        self, cells: Iterable[str], columns: Sequence[str] | None = None
+    ) -> pa.Table:
         """Read rows of some cells, each once even where several files hold it, with dictionary-encoded texts.
 
         Args:
@@ -193,15 +217,23 @@ class Store:
                 "sweep to its end, or ask for a report of what is there."
             )
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            tables = list(pool.map(lambda pick: self._rows(pick[0], pick[1], columns), picks))
+            tables = list(
+                pool.map(lambda pick: self._rows(pick[0], pick[1], columns), picks)
+            )
         if not tables:
-            return schema_of(columns if columns is not None else (*KEY_COLUMNS, *(self.values or ()))).empty_table()
+            return schema_of(
+                columns if columns is not None else (*KEY_COLUMNS, *(self.values or ()))
+            ).empty_table()
         try:
             return pa.concat_tables(tables).unify_dictionaries()
         except pa.ArrowInvalid:
-            raise StoreError(f"files of {self.path} have different columns: choose a new folder.") from None
+            raise StoreError(
+                f"files of {self.path} have different columns: choose a new folder."
+            ) from None
 
-    def _rows(self, footer: Footer, keep: Sequence[bool], columns: Sequence[str] | None) -> pa.Table:
+    def _rows(
+        self, footer: Footer, keep: Sequence[bool], columns: Sequence[str] | None
+    ) -> pa.Table:
         try:
             return read_rows(footer, keep, columns)
         except DamagedFileError as error:
@@ -235,13 +267,23 @@ class Store:
             move: move them into ``damaged``, and remove what killed processes left half written, but nothing else.
         """
         results: list[object] = [
-            footer if isinstance(footer, Damage) else _whole(footer.path, partial(read_rows, footer))
+            footer
+            if isinstance(footer, Damage)
+            else _whole(footer.path, partial(read_rows, footer))
             for footer in self._scan()
         ]
-        blocking = sorted(place for place in (self.path / "cells").glob("[0-9a-f][0-9a-f]") if place.is_file())
-        results += [Damage(place, "a file stands in the way of a folder") for place in blocking]
+        blocking = sorted(
+            place
+            for place in (self.path / "cells").glob("[0-9a-f][0-9a-f]")
+            if place.is_file()
+        )
         results += [
-            _whole(path, partial(read_json if path.suffix == ".json" else read_table, path))
+            Damage(place, "a file stands in the way of a folder") for place in blocking
+        ]
+        results += [
+            _whole(
+                path, partial(read_json if path.suffix == ".json" else read_table, path)
+            )
             for path in self._plan_files()
         ]
         damages = [damage for damage in results if isinstance(damage, Damage)]
@@ -256,7 +298,11 @@ class Store:
         return report
 
     def _set_aside(self, damage: Damage) -> Damage:
-        target = self.path / "damaged" / f"{damage.path.stem}.{time.time_ns()}{damage.path.suffix}"
+        target = (
+            self.path
+            / "damaged"
+            / f"{damage.path.stem}.{time.time_ns()}{damage.path.suffix}"
+        )
         with faults_told(damage.path):
             try:
                 damage.path.rename(target)
@@ -274,15 +320,23 @@ class Store:
         fresh: dict[str, tuple[tuple[int, int], Footer | Damage]] = {}
         with faults_told(self.path):
             try:
-                folders = [entry for entry in os.scandir(self.path / "cells") if entry.is_dir()]
+                folders = [
+                    entry for entry in os.scandir(self.path / "cells") if entry.is_dir()
+                ]
                 for file in (file for folder in folders for file in os.scandir(folder)):
                     if file.name.startswith(".") or not file.name.endswith(".parquet"):
                         continue
-                    stamp, old = (file.stat().st_mtime_ns, file.stat().st_size), self._footers.get(file.name)
+                    stamp, old = (
+                        (file.stat().st_mtime_ns, file.stat().st_size),
+                        self._footers.get(file.name),
+                    )
                     fresh[file.name] = (
                         old
                         if old and old[0] == stamp
-                        else (stamp, _whole(Path(file), partial(read_footer, Path(file))))
+                        else (
+                            stamp,
+                            _whole(Path(file), partial(read_footer, Path(file))),
+                        )
                     )
             except FileNotFoundError:
                 if not (self.path / "store.json").exists():
@@ -290,7 +344,9 @@ class Store:
         self._footers = fresh
         return [fresh[name][1] for name in sorted(fresh)]
 
-    def write_plan(self, name: str, about: Mapping[str, Any], **tables: pd.DataFrame) -> None:
+    def write_plan(
+        self, name: str, about: Mapping[str, Any], **tables: pd.DataFrame
+    ) -> None:
         """Write a plan's provenance (as JSON) and tables under a name; an older plan is replaced atomically.
 
         Raises:
@@ -299,9 +355,14 @@ class Store:
         checksums = {}
         for label, table in tables.items():
             content, checksums[label] = encode_table(table)
-            write_atomically(self.path / "plans" / f"{name}.{label}.{checksums[label]}.parquet", content)
+            write_atomically(
+                self.path / "plans" / f"{name}.{label}.{checksums[label]}.parquet",
+                content,
+            )
         path = self.path / "plans" / f"{name}.json"
-        write_atomically(path, encode_json({"about": about, "tables": checksums}, path.name))
+        write_atomically(
+            path, encode_json({"about": about, "tables": checksums}, path.name)
+        )
 
     def read_plan(self, name: str) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
         """Read a plan's provenance and tables by its name.
@@ -327,10 +388,16 @@ class Store:
 
     def plans(self) -> list[str]:
         """List the names of the plans."""
-        return sorted(path.stem for path in self._plan_files() if path.suffix == ".json")
+        return sorted(
+            path.stem for path in self._plan_files() if path.suffix == ".json"
+        )
 
     def _plan_files(self) -> list[Path]:
-        return sorted(path for path in (self.path / "plans").glob("[!.]*") if path.suffix in (".parquet", ".json"))
+        return sorted(
+            path
+            for path in (self.path / "plans").glob("[!.]*")
+            if path.suffix in (".parquet", ".json")
+        )
 
 
 def _whole(path: Path, read: Callable[[], Any]) -> Any:

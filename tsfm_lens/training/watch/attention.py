@@ -17,7 +17,13 @@ from tsfm_lens.probes.attention import row_entropy
 __all__ = ["ATTENTION_MEASURES", "attention_measures", "attention_norms", "patterns_of"]
 
 EPSILON = 0.01
-ATTENTION_MEASURES = ("entropy", "nuclear_norm", "diagonal_mass", "numerical_rank", "stable_rank")
+ATTENTION_MEASURES = (
+    "entropy",
+    "nuclear_norm",
+    "diagonal_mass",
+    "numerical_rank",
+    "stable_rank",
+)
 """What is measured of a pattern."""
 SIZES = ("n_queries", "n_keys")
 Patterns = Callable[[], Mapping[str, Tensor]]
@@ -25,7 +31,9 @@ Patterns = Callable[[], Mapping[str, Tensor]]
 _SOURCE = "SAMformer, figures 3, 6 and 7 (S1-AENT, S1-NUC, S1-DIAG)"
 
 
-def attention_measures(pattern: Tensor | np.ndarray, *, epsilon: float = EPSILON) -> dict[str, np.ndarray]:
+def attention_measures(
+    pattern: Tensor | np.ndarray, *, epsilon: float = EPSILON
+) -> dict[str, np.ndarray]:
     """Compute entropy, nuclear norm, diagonal mass, numerical and stable rank of attention patterns.
 
     Args:
@@ -45,18 +53,30 @@ def attention_measures(pattern: Tensor | np.ndarray, *, epsilon: float = EPSILON
         >>> {name: float(value) for name, value in found.items() if name != "entropy"}
         {'nuclear_norm': 4.0, 'diagonal_mass': 1.0, 'numerical_rank': 4.0, 'stable_rank': 4.0}
     """
-    values = pattern.detach().double().cpu().numpy() if isinstance(pattern, Tensor) else np.asarray(pattern, float)
+    values = (
+        pattern.detach().double().cpu().numpy()
+        if isinstance(pattern, Tensor)
+        else np.asarray(pattern, float)
+    )
     if values.ndim < 2 or not values.size:
-        raise InputError(f"attention of shape {values.shape}; expected (…, query, key) with at least one of each")
+        raise InputError(
+            f"attention of shape {values.shape}; expected (…, query, key) with at least one of each"
+        )
     if not np.isfinite(values).all() or (values < 0).any():
-        raise InputError("attention holds an entry below 0 or none; expected the weights after the softmax")
+        raise InputError(
+            "attention holds an entry below 0 or none; expected the weights after the softmax"
+        )
     if not 0 < epsilon < 1:
         raise InputError(f"epsilon is {epsilon}, expected above 0 and below 1")
     singular = np.linalg.svd(values, compute_uv=False)
     largest = singular[..., :1]
     share = np.divide(singular, largest, out=np.zeros_like(singular), where=largest > 0)
     square = values.shape[-1] == values.shape[-2]
-    diagonal = np.diagonal(values, axis1=-2, axis2=-1).mean(-1) if square else np.full(values.shape[:-2], np.nan)
+    diagonal = (
+        np.diagonal(values, axis1=-2, axis2=-1).mean(-1)
+        if square
+        else np.full(values.shape[:-2], np.nan)
+    )
     return {
         # what rounding leaves of a row with one key is no entropy
         "entropy": np.maximum(row_entropy(values).mean(-1), 0.0),
@@ -75,24 +95,43 @@ def patterns_of(lens: Lens, series: Any) -> dict[str, Tensor]:
         'decoder.0.cross_attn'
     """
     with torch.no_grad():
-        _, cache = lens.run_with_cache(lens.encode(series), names_filter="**.hook_pattern")
+        _, cache = lens.run_with_cache(
+            lens.encode(series), names_filter="**.hook_pattern"
+        )
     points = {name: name.removesuffix(".hook_pattern") for name in cache}
-    return {point.replace("_blocks.", ".").removeprefix("blocks."): cache[name] for name, point in points.items()}
+    return {
+        point.replace("_blocks.", ".").removeprefix("blocks."): cache[name]
+        for name, point in points.items()
+    }
 
 
 def checked(patterns: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Check attention by layer, and return it as (row, head, query, key)."""
     if not isinstance(patterns, Mapping) or not patterns:
-        raise InputError("patterns gives no attention; expected (…, head, query, key) by the name of a layer")
+        raise InputError(
+            "patterns gives no attention; expected (…, head, query, key) by the name of a layer"
+        )
     for name, pattern in patterns.items():
         if not isinstance(pattern, Tensor) or pattern.ndim < 3:
-            got = f"shape {tuple(pattern.shape)}" if isinstance(pattern, Tensor) else type(pattern).__name__
-            raise InputError(f"attention {name!r} has {got}; expected a tensor (…, head, query, key)")
-    return {str(name): pattern.detach().reshape(-1, *pattern.shape[-3:]) for name, pattern in patterns.items()}
+            got = (
+                f"shape {tuple(pattern.shape)}"
+                if isinstance(pattern, Tensor)
+                else type(pattern).__name__
+            )
+            raise InputError(
+                f"attention {name!r} has {got}; expected a tensor (…, head, query, key)"
+            )
+    return {
+        str(name): pattern.detach().reshape(-1, *pattern.shape[-3:])
+        for name, pattern in patterns.items()
+    }
 
 
 def attention_norms(
-    patterns: Mapping[str, Tensor] | Patterns, *, name: str = "", epsilon: float = EPSILON
+    patterns: Mapping[str, Tensor] | Patterns,
+    *,
+    name: str = "",
+    epsilon: float = EPSILON,
 ) -> xr.Dataset:
     """Measure attention for every input by itself; a watch keeps the mean of these values.
 
@@ -111,17 +150,29 @@ def attention_norms(
         {'layer': 9, 'head': 4, 'input': 1}
     """
     by_layer = checked(patterns() if callable(patterns) else patterns)
-    measures = {layer: attention_measures(each, epsilon=epsilon) for layer, each in by_layer.items()}
+    measures = {
+        layer: attention_measures(each, epsilon=epsilon)
+        for layer, each in by_layer.items()
+    }
     rows = [
         {
-            layer: sizes_of(each) | {measure: values[index].tolist() for measure, values in measures[layer].items()}
+            layer: sizes_of(each)
+            | {
+                measure: values[index].tolist()
+                for measure, values in measures[layer].items()
+            }
             for layer, each in by_layer.items()
             if index < len(each)
         }
         for index in range(max(map(len, by_layer.values())))
     ]
     data = by_head("input", rows).transpose("layer", "head", "input")
-    attrs = {"kind": "attention_norms", "title": "Attention input by input", "source": _SOURCE, "model": name}
+    attrs = {
+        "kind": "attention_norms",
+        "title": "Attention input by input",
+        "source": _SOURCE,
+        "model": name,
+    }
     return data.assign_attrs(attrs, epsilon=epsilon)
 
 
@@ -135,7 +186,9 @@ def by_head(axis: str, rows: Sequence[Mapping[str, Any]]) -> xr.Dataset:
     layers = {name: layer for one in rows for name, layer in one.items()}
     if not layers:
         return xr.Dataset()
-    measures = dict.fromkeys(name for layer in layers.values() for name in layer if name not in SIZES)
+    measures = dict.fromkeys(
+        name for layer in layers.values() for name in layer if name not in SIZES
+    )
     heads = max(len(layer[name]) for layer in layers.values() for name in measures)
     data = xr.Dataset(coords={"layer": list(layers), "head": range(heads)})
     for name in measures:
@@ -144,5 +197,11 @@ def by_head(axis: str, rows: Sequence[Mapping[str, Any]]) -> xr.Dataset:
             for index, layer in enumerate(layers):
                 numbers = one.get(layer, {}).get(name, [])
                 values[place, index, : len(numbers)] = np.array(numbers, dtype=float)
-        data[name] = ((axis, "layer", "head"), values, {"units": "nats"} if name == "entropy" else {})
-    return data.assign_coords({size: ("layer", [layer[size] for layer in layers.values()]) for size in SIZES})
+        data[name] = (
+            (axis, "layer", "head"),
+            values,
+            {"units": "nats"} if name == "entropy" else {},
+        )
+    return data.assign_coords(
+        {size: ("layer", [layer[size] for layer in layers.values()]) for size in SIZES}
+    )

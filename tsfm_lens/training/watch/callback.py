@@ -99,26 +99,46 @@ class Watch:
         name: str = "",
         resume: bool | int = False,
     ) -> None:
-        self.model: nn.Module = model.adapter.model if isinstance(model, Lens) else model
+        self.model: nn.Module = (
+            model.adapter.model if isinstance(model, Lens) else model
+        )
         self._losses = [] if loss is None else listed(loss)
         if series is not None:
             if patterns is not None:
                 raise InputError("got both series and patterns; give one of the two")
             if not isinstance(model, Lens):
-                raise InputError(f"series are for a lens, not for a {type(model).__name__}; give patterns=… instead")
+                raise InputError(
+                    f"series are for a lens, not for a {type(model).__name__}; give patterns=… instead"
+                )
             patterns = partial(patterns_of, model, series)
         self._patterns = patterns
         self.every = _steps(every, "every")
-        self.snapshots = frozenset[int]() if snapshots is None else _steps(snapshots, "snapshots")
+        self.snapshots = (
+            frozenset[int]() if snapshots is None else _steps(snapshots, "snapshots")
+        )
         if inputs < 1 or products < 1:
-            raise InputError(f"inputs={inputs}, products={products}; expected 1 or more")
+            raise InputError(
+                f"inputs={inputs}, products={products}; expected 1 or more"
+            )
         if snapshots is not None and self._patterns is None:
-            raise InputError("snapshots keep attention: give series to a lens, or patterns=…")
-        self.epsilon, self.seed, self.training, self._inputs = epsilon, seed, training, inputs
+            raise InputError(
+                "snapshots keep attention: give series to a lens, or patterns=…"
+            )
+        self.epsilon, self.seed, self.training, self._inputs = (
+            epsilon,
+            seed,
+            training,
+            inputs,
+        )
         self._products, self._tolerance = products, tolerance
         self.measures = self._select_measures(measures)
         model_name = model.model_id if isinstance(model, Lens) else type(model).__name__
-        shapes = str([(key, tuple(weight.shape)) for key, weight in self.model.named_parameters()])
+        shapes = str(
+            [
+                (key, tuple(weight.shape))
+                for key, weight in self.model.named_parameters()
+            ]
+        )
         # of a resumed run these must be the same
         settings = {
             "model": name or model_name,
@@ -140,7 +160,9 @@ class Watch:
         if resume is not True and resume is not False:
             self._drop_after(int(resume))
 
-    def __call__(self, step: Any, loss: Tensor | float | None = None) -> dict[str, Any] | None:
+    def __call__(
+        self, step: Any, loss: Tensor | float | None = None
+    ) -> dict[str, Any] | None:
         """Measure if the step is due; return the line of the record, or None.
 
         Args:
@@ -155,35 +177,53 @@ class Watch:
             self._resume_pending = False
             self._drop_after(at)
         if self._last is not None and at <= self._last:
-            raise InputError(f"step {at} after step {self._last}; steps grow, unless a run is resumed")
+            raise InputError(
+                f"step {at} after step {self._last}; steps grow, unless a run is resumed"
+            )
         self._last = at
         due, keep = (
-            at % steps == 0 if isinstance(steps, int) else at in steps for steps in (self.every, self.snapshots)
+            at % steps == 0 if isinstance(steps, int) else at in steps
+            for steps in (self.every, self.snapshots)
         )
         if not (due or keep) or (self.rows and self.rows[-1]["step"] >= at):
             return None
-        values: dict[str, float | None] = {} if loss is None or not due else {"loss": self._finite_loss(at, loss)}
+        values: dict[str, float | None] = (
+            {} if loss is None or not due else {"loss": self._finite_loss(at, loss)}
+        )
         row: Row = {"step": at, "values": values, "attention": {}}
         with undisturbed(self.model, seed=self.seed, training=self.training):
             for name, measure in self.measures.items() if due else ():
                 if name != "attention":
                     numbers = measure()
                     try:
-                        values |= {str(key): plain(float(value)) for key, value in numbers.items()}
+                        values |= {
+                            str(key): plain(float(value))
+                            for key, value in numbers.items()
+                        }
                     except (AttributeError, TypeError, ValueError) as error:
-                        raise InputError(f"the measure {name!r} gave {numbers!r}; expected numbers by name") from error
+                        raise InputError(
+                            f"the measure {name!r} gave {numbers!r}; expected numbers by name"
+                        ) from error
             patterns: dict[str, Tensor] = {}
-            if self._patterns is not None and (keep or (due and "attention" in self.measures)):
+            if self._patterns is not None and (
+                keep or (due and "attention" in self.measures)
+            ):
                 with torch.no_grad():
                     patterns = checked(self._patterns())
         if due and "attention" in self.measures:
             for name, pattern in patterns.items():
                 # rows of one layer are all square or none is, so that a mean is missing or of all
                 measures = attention_measures(pattern, epsilon=self.epsilon)
-                means = {key: [plain(value) for value in one.mean(axis=0)] for key, one in measures.items()}
+                means = {
+                    key: [plain(value) for value in one.mean(axis=0)]
+                    for key, one in measures.items()
+                }
                 row["attention"][name] = sizes_of(pattern) | means
         if keep:
-            self.seen[at] = {name: one[: self._inputs].float().cpu().numpy() for name, one in patterns.items()}
+            self.seen[at] = {
+                name: one[: self._inputs].float().cpu().numpy()
+                for name, one in patterns.items()
+            }
         if self.folder is not None:
             if keep:
                 # before the line, so that every line has its patterns
@@ -205,7 +245,9 @@ class Watch:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise CheckpointError(f"{folder} is not a folder to write to ({error}); give another") from error
+            raise CheckpointError(
+                f"{folder} is not a folder to write to ({error}); give another"
+            ) from error
         if file.exists() or any((folder / PATTERNS).glob("*.npz")):
             if not resume:
                 raise CheckpointError(
@@ -236,19 +278,35 @@ class Watch:
         if self.folder is not None:
             cut(self.folder / RECORD, step)
 
-    def _select_measures(self, measures: Sequence[str | Measure] | None) -> dict[str, Measure]:
+    def _select_measures(
+        self, measures: Sequence[str | Measure] | None
+    ) -> dict[str, Measure]:
         """Select functions by name; "attention" is looked up by itself, since snapshots share its forward pass."""
         needs_loss = "loss=…, a function that gives the loss of fixed data"
         needs_losses = "loss=[…], functions that give the loss of a batch each"
         builtin: dict[str, tuple[Measure, bool, str]] = {
             "sharpness": (self._sharpness, bool(self._losses), needs_loss),
-            "gradient_noise": (self._gradient_noise, len(self._losses) > 1, needs_losses),
-            "attention": (dict, self._patterns is not None, "series=… of a lens, or patterns=…"),
+            "gradient_noise": (
+                self._gradient_noise,
+                len(self._losses) > 1,
+                needs_losses,
+            ),
+            "attention": (
+                dict,
+                self._patterns is not None,
+                "series=… of a lens, or patterns=…",
+            ),
         }
         if measures is None:
-            return {name: measure for name, (measure, possible, _) in builtin.items() if possible}
+            return {
+                name: measure
+                for name, (measure, possible, _) in builtin.items()
+                if possible
+            }
         if isinstance(measures, str):
-            raise InputError(f"measures={measures!r}; expected several, as in measures=[{measures!r}]")
+            raise InputError(
+                f"measures={measures!r}; expected several, as in measures=[{measures!r}]"
+            )
         selection: dict[str, Measure] = {}
         for place, each in enumerate(measures):
             if callable(each):
@@ -263,15 +321,33 @@ class Watch:
 
     def _sharpness(self) -> dict[str, float]:
         weights = trainable(self.model)
-        result = sharpness(self._losses, weights, steps=self._products, tolerance=self._tolerance, seed=self.seed)
-        ends = {"sharpness": result.largest, "sharpness_residual": result.largest_residual}
-        ends |= {"lowest_curvature": result.smallest, "lowest_curvature_residual": result.smallest_residual}
-        trace = {"hessian_trace": result.trace, "hessian_trace_error": result.trace_error}
+        result = sharpness(
+            self._losses,
+            weights,
+            steps=self._products,
+            tolerance=self._tolerance,
+            seed=self.seed,
+        )
+        ends = {
+            "sharpness": result.largest,
+            "sharpness_residual": result.largest_residual,
+        }
+        ends |= {
+            "lowest_curvature": result.smallest,
+            "lowest_curvature_residual": result.smallest_residual,
+        }
+        trace = {
+            "hessian_trace": result.trace,
+            "hessian_trace_error": result.trace_error,
+        }
         return {**ends, "watched_loss": result.loss, **trace}
 
     def _gradient_noise(self) -> dict[str, float]:
         result = gradient_noise(self._losses, trainable(self.model))
-        squared = {"gradient_variance": result.variance, "gradient_squared_norm": result.squared_norm}
+        squared = {
+            "gradient_variance": result.variance,
+            "gradient_squared_norm": result.squared_norm,
+        }
         return {**squared, "noise_scale": result.scale}
 
     def _finite_loss(self, step: int, loss: Tensor | float) -> float:
@@ -281,13 +357,17 @@ class Watch:
                 f"the last finite one was {row['values']['loss']:.4g} at step {row['step']}; "
                 for row in [row for row in self.rows if "loss" in row["values"]][-1:]
             )
-            raise InputError(f"the loss is {value} at step {step}; {last}what was seen until then is kept")
+            raise InputError(
+                f"the loss is {value} at step {step}; {last}what was seen until then is kept"
+            )
         return value
 
 
 def _steps(steps: Steps, what: str) -> int | frozenset[int]:
     if isinstance(steps, bool) or (isinstance(steps, int) and steps < 1):
-        raise InputError(f"{what}={steps}; expected a number of steps, 1 or more, or the steps themselves")
+        raise InputError(
+            f"{what}={steps}; expected a number of steps, 1 or more, or the steps themselves"
+        )
     if isinstance(steps, int):
         return steps
     step_set = frozenset(int(step) for step in steps)
@@ -318,10 +398,14 @@ def read_watch(folder: str | Path) -> xr.Dataset:
     """
     path = Path(folder)
     if not (path / RECORD).exists():
-        raise CheckpointError(f"no {RECORD} in {path}; expected the out folder of a Watch")
+        raise CheckpointError(
+            f"no {RECORD} in {path}; expected the out folder of a Watch"
+        )
     settings, rows = lines_of(path)
     if settings is None:
-        raise CheckpointError(f"{path / RECORD} does not say what was watched; expected the out folder of a Watch")
+        raise CheckpointError(
+            f"{path / RECORD} does not say what was watched; expected the out folder of a Watch"
+        )
     return as_dataset(settings, rows, patterns_in(path))
 
 
@@ -330,8 +414,14 @@ def lines_of(folder: Path) -> tuple[dict[str, Any] | None, list[Row]]:
     lines = read_log(folder / RECORD) if (folder / RECORD).exists() else []
     if not lines:
         return None, []
-    if not isinstance(lines[0], dict) or lines[0].get("step") != _HEAD or "settings" not in lines[0]:
-        raise CheckpointError(f"{folder / RECORD} is not the record of a Watch; give another folder")
+    if (
+        not isinstance(lines[0], dict)
+        or lines[0].get("step") != _HEAD
+        or "settings" not in lines[0]
+    ):
+        raise CheckpointError(
+            f"{folder / RECORD} is not the record of a Watch; give another folder"
+        )
     return lines[0]["settings"], lines[1:]
 
 
@@ -340,42 +430,76 @@ def patterns_in(folder: Path) -> dict[int, dict[str, np.ndarray]]:
     patterns = {}
     for path in sorted((folder / PATTERNS).glob("step-*.npz")):
         with np.load(path) as arrays:
-            patterns[int(path.stem.split("-")[1])] = {name: arrays[name] for name in arrays.files}
+            patterns[int(path.stem.split("-")[1])] = {
+                name: arrays[name] for name in arrays.files
+            }
     return patterns
 
 
 def as_dataset(
-    settings: Mapping[str, Any], rows: Iterable[Row], patterns: Mapping[int, Mapping[str, np.ndarray]]
+    settings: Mapping[str, Any],
+    rows: Iterable[Row],
+    patterns: Mapping[int, Mapping[str, np.ndarray]],
 ) -> xr.Dataset:
     """Build the dataset of a record; see :func:`read_watch`."""
     entries = [row for row in rows if row["values"] or row["attention"]]
     data = xr.Dataset(coords={"step": [row["step"] for row in entries]})
     for name in dict.fromkeys(name for row in entries for name in row["values"]):
-        data[name] = ("step", np.array([row["values"].get(name) for row in entries], dtype=float))
+        data[name] = (
+            "step",
+            np.array([row["values"].get(name) for row in entries], dtype=float),
+        )
     data = data.assign(by_head("step", [row["attention"] for row in entries]))
     if patterns:
         data = _with_patterns(data, patterns)
-    facts = {key: value for key, value in settings.items() if isinstance(value, str | int | float) and value != ""}
-    facts = {key: int(value) if isinstance(value, bool) else value for key, value in facts.items()}
-    data.attrs = {**facts, "kind": "training_watch", "title": "Watching a training", "source": _SOURCE}
+    facts = {
+        key: value
+        for key, value in settings.items()
+        if isinstance(value, str | int | float) and value != ""
+    }
+    facts = {
+        key: int(value) if isinstance(value, bool) else value
+        for key, value in facts.items()
+    }
+    data.attrs = {
+        **facts,
+        "kind": "training_watch",
+        "title": "Watching a training",
+        "source": _SOURCE,
+    }
     return data
 
 
-def _with_patterns(data: xr.Dataset, patterns: Mapping[int, Mapping[str, np.ndarray]]) -> xr.Dataset:
+def _with_patterns(
+    data: xr.Dataset, patterns: Mapping[int, Mapping[str, np.ndarray]]
+) -> xr.Dataset:
     layers = list(dict.fromkeys(name for one in patterns.values() for name in one))
-    shape = np.max([value.shape for one in patterns.values() for value in one.values()], axis=0)
+    shape = np.max(
+        [value.shape for one in patterns.values() for value in one.values()], axis=0
+    )
     values = np.full((len(patterns), len(layers), *shape), np.nan, dtype=np.float32)
     for place, one in enumerate(patterns.values()):
         for name, value in one.items():
             rows, heads, queries, keys = value.shape
             values[place, layers.index(name), :rows, :heads, :queries, :keys] = value
-    data = data.reindex(layer=layers) if "layer" in data.dims and set(layers) > set(data["layer"].values) else data
+    data = (
+        data.reindex(layer=layers)
+        if "layer" in data.dims and set(layers) > set(data["layer"].values)
+        else data
+    )
     axes = ("snapshot", "layer", "input", "head", "query", "key")
-    coords = {"snapshot": list(patterns), "layer": layers, "input": range(shape[0]), "head": range(shape[1])}
+    coords = {
+        "snapshot": list(patterns),
+        "layer": layers,
+        "input": range(shape[0]),
+        "head": range(shape[1]),
+    }
     pattern = xr.DataArray(values, dims=axes, coords=coords)
     if "layer" in data.dims:
         pattern = pattern.reindex(layer=data["layer"].values, head=data["head"].values)
-    data["pattern"] = pattern.transpose("snapshot", "input", "layer", "head", "query", "key")
+    data["pattern"] = pattern.transpose(
+        "snapshot", "input", "layer", "head", "query", "key"
+    )
     return data
 
 
@@ -401,26 +525,55 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
         >>> dict(training.together({"Adam": watch.dataset(), "SAM": [watch.dataset()] * 2})["loss"].sizes)
         {'run': 2, 'seed': 2, 'step': 1}
     """
-    each = {name: [datasets] if isinstance(datasets, xr.Dataset) else list(datasets) for name, datasets in runs.items()}
+    each = {
+        name: [datasets] if isinstance(datasets, xr.Dataset) else list(datasets)
+        for name, datasets in runs.items()
+    }
     every = [ds for datasets in each.values() for ds in datasets]
     if not every or not all(each.values()):
         raise InputError("no dataset of a run; expected at least one for each name")
     kinds = {str(ds.attrs.get("kind")) for ds in every}
     if len(kinds) > 1:
-        raise InputError(f"datasets of kinds {', '.join(sorted(kinds))}; runs are laid over each other of one kind")
-    options: dict[str, Any] = {"data_vars": "all", "join": "outer", "combine_attrs": "override"}
+        raise InputError(
+            f"datasets of kinds {', '.join(sorted(kinds))}; runs are laid over each other of one kind"
+        )
+    options: dict[str, Any] = {
+        "data_vars": "all",
+        "join": "outer",
+        "combine_attrs": "override",
+    }
     rows = []
     for datasets in each.values():
         # axes without labels are counted, and sizes of layers are no labels of the whole
-        plain_axes = [{axis: range(n) for axis, n in ds.sizes.items() if axis not in ds.coords} for ds in datasets]
-        counted = [ds.assign_coords(axes) for ds, axes in zip(datasets, plain_axes, strict=True)]
-        row = xr.concat([ds.reset_coords(set(SIZES) & set(ds.coords)) for ds in counted], "seed", **options)
+        plain_axes = [
+            {axis: range(n) for axis, n in ds.sizes.items() if axis not in ds.coords}
+            for ds in datasets
+        ]
+        counted = [
+            ds.assign_coords(axes)
+            for ds, axes in zip(datasets, plain_axes, strict=True)
+        ]
+        row = xr.concat(
+            [ds.reset_coords(set(SIZES) & set(ds.coords)) for ds in counted],
+            "seed",
+            **options,
+        )
         rows.append(row.assign_coords(seed=range(len(datasets))))
     data = xr.concat(rows, "run", **options).assign_coords(run=list(each))
     if "layer" in data.dims:
         # in the order of the first dataset that has them
-        data = data.reindex(layer=list(dict.fromkeys(layer for ds in every for layer in ds["layer"].values.tolist())))
-    sizes = {name: data[name].max(("run", "seed")).astype(int) for name in SIZES if name in data}
+        data = data.reindex(
+            layer=list(
+                dict.fromkeys(
+                    layer for ds in every for layer in ds["layer"].values.tolist()
+                )
+            )
+        )
+    sizes = {
+        name: data[name].max(("run", "seed")).astype(int)
+        for name in SIZES
+        if name in data
+    }
     data = data.drop_vars(list(sizes)).assign_coords(sizes)
     data = data.isel(seed=0, drop=True) if len(data["seed"]) == 1 else data
     data.attrs = {**every[0].attrs, "model": ", ".join(each)}

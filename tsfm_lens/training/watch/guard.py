@@ -25,24 +25,34 @@ def listed(loss: Losses) -> list[Loss]:
     wrong = next((each for each in losses if not callable(each)), None)
     if wrong is not None or not losses:
         got = "no loss" if not losses else f"a {type(wrong).__name__} as loss"
-        raise InputError(f"got {got}; expected a function without arguments that gives a scalar, or several")
+        raise InputError(
+            f"got {got}; expected a function without arguments that gives a scalar, or several"
+        )
     return losses
 
 
 def trainable(parameters: nn.Module | Iterable[Tensor]) -> list[Tensor]:
     """Return the weights to differentiate by: those of a module that are trained, or all that are listed."""
     if isinstance(parameters, nn.Module):
-        weights: list[Tensor] = [weight for weight in parameters.parameters() if weight.requires_grad]
+        weights: list[Tensor] = [
+            weight for weight in parameters.parameters() if weight.requires_grad
+        ]
         if not weights:
-            raise InputError("no parameter of the model takes a gradient; call requires_grad_(True) on what is trained")
+            raise InputError(
+                "no parameter of the model takes a gradient; call requires_grad_(True) on what is trained"
+            )
     else:
         weights = list(parameters)
         if not weights:
-            raise InputError("no parameters; expected at least one, such as model.parameters()")
+            raise InputError(
+                "no parameters; expected at least one, such as model.parameters()"
+            )
     for place, weight in enumerate(weights):
         shape = tuple(weight.shape)
         if not weight.requires_grad:
-            raise InputError(f"parameter {place} of shape {shape} takes no gradient; leave it out, or let it have one")
+            raise InputError(
+                f"parameter {place} of shape {shape} takes no gradient; leave it out, or let it have one"
+            )
         if weight.dtype not in (torch.float32, torch.float64):
             raise InputError(
                 f"parameter {place} of shape {shape} is {weight.dtype}; second derivatives need float32 or float64"
@@ -53,11 +63,19 @@ def trainable(parameters: nn.Module | Iterable[Tensor]) -> list[Tensor]:
 def finite(value: Tensor) -> Tensor:
     """Return a loss that can be used, as a scalar."""
     if not isinstance(value, Tensor) or value.numel() != 1:
-        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise InputError(f"the loss has {got}; expected a tensor with one number, such as its mean over the batch")
+        got = (
+            f"shape {tuple(value.shape)}"
+            if isinstance(value, Tensor)
+            else type(value).__name__
+        )
+        raise InputError(
+            f"the loss has {got}; expected a tensor with one number, such as its mean over the batch"
+        )
     if not bool(torch.isfinite(value)):
         number = float(value.detach())
-        raise InputError(f"the loss is {number}; expected a finite number: look for missing values in the data")
+        raise InputError(
+            f"the loss is {number}; expected a finite number: look for missing values in the data"
+        )
     return value.reshape(())
 
 
@@ -68,7 +86,9 @@ class _OwnGenerators(TorchFunctionMode):
         super().__init__()
         self._states: dict[int, tuple[torch.Generator, Tensor]] = {}
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         for value in (*args, *kwargs.values()):
             if isinstance(value, torch.Generator):
@@ -119,7 +139,9 @@ def _restore(states: tuple[Any, ...]) -> None:
 
 
 @contextmanager
-def undisturbed(model: nn.Module, *, seed: int = 0, training: bool = False) -> Iterator[None]:
+def undisturbed(
+    model: nn.Module, *, seed: int = 0, training: bool = False
+) -> Iterator[None]:
     """Restore gradients, modes and random numbers after a block; a block that changes weights is refused."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
@@ -142,6 +164,11 @@ def undisturbed(model: nn.Module, *, seed: int = 0, training: bool = False) -> I
                     buffer.copy_(former)
         for weight, gradient in gradients:
             weight.grad = gradient
-    n_changed = sum(weight._version != version for (weight, _), version in zip(gradients, versions, strict=True))
+    n_changed = sum(
+        weight._version != version
+        for (weight, _), version in zip(gradients, versions, strict=True)
+    )
     if n_changed:
-        raise InputError(f"{n_changed} parameters were changed by code that may only read them; change a copy")
+        raise InputError(
+            f"{n_changed} parameters were changed by code that may only read them; change a copy"
+        )

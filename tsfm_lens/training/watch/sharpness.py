@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.training.watch.guard import Loss, Losses, draws_kept, finite, listed, trainable
+from tsfm_lens.training.watch.guard import (
+    Loss,
+    Losses,
+    draws_kept,
+    finite,
+    listed,
+    trainable,
+)
 
 __all__ = ["GradientNoise", "Sharpness", "gradient_noise", "sharpness"]
 
@@ -56,11 +63,18 @@ class Sharpness:
     @property
     def converged(self) -> bool:
         """Convergence of both ends: within the tolerance."""
-        return max(self.largest_residual, self.smallest_residual) <= self.tolerance * abs(self.dominant)
+        return max(
+            self.largest_residual, self.smallest_residual
+        ) <= self.tolerance * abs(self.dominant)
 
 
 def sharpness(
-    loss: Losses, parameters: nn.Module | Iterable[Tensor], *, steps: int = 20, tolerance: float = 1e-3, seed: int = 0
+    loss: Losses,
+    parameters: nn.Module | Iterable[Tensor],
+    *,
+    steps: int = 20,
+    tolerance: float = 1e-3,
+    seed: int = 0,
 ) -> Sharpness:
     """Compute the most positive and the most negative eigenvalue of the Hessian of a loss, by Lanczos.
 
@@ -87,13 +101,18 @@ def sharpness(
         (4.0, -6.0, -6.0)
     """
     if steps < 1 or not 0 <= tolerance < 1:
-        raise InputError(f"steps={steps}, tolerance={tolerance}; expected steps of 1 or more and a tolerance in [0, 1)")
+        raise InputError(
+            f"steps={steps}, tolerance={tolerance}; expected steps of 1 or more and a tolerance in [0, 1)"
+        )
     losses, weights = listed(loss), trainable(parameters)
     with draws_kept() as again:
         hessian = Hessian(losses, weights, again)
         krylov = _lanczos(hessian, hessian.start(seed), steps, tolerance)
     values, mixtures = np.linalg.eigh(krylov.tridiagonal)
-    ends = [_rayleigh(krylov, mixtures[:, place]) for place in (int(values.argmax()), int(values.argmin()))]
+    ends = [
+        _rayleigh(krylov, mixtures[:, place])
+        for place in (int(values.argmax()), int(values.argmin()))
+    ]
     (largest, largest_residual, direction), (smallest, smallest_residual, _) = ends
     # the first vector is uniform on the sphere, over which n·v·Hv has the trace as its mean
     n = hessian.size
@@ -113,12 +132,19 @@ def sharpness(
 class Hessian:
     """Products of the Hessian of a mean of losses with flat vectors: of one loss from one graph."""
 
-    def __init__(self, losses: list[Loss], weights: list[Tensor], again: Callable[[], None]) -> None:
+    def __init__(
+        self, losses: list[Loss], weights: list[Tensor], again: Callable[[], None]
+    ) -> None:
         if torch.is_inference_mode_enabled():
-            raise InputError("there are no derivatives under torch.inference_mode(); leave it")
+            raise InputError(
+                "there are no derivatives under torch.inference_mode(); leave it"
+            )
         self.losses, self.weights, self._again = losses, weights, again
         self.size = sum(weight.numel() for weight in weights)
-        self.dtype = max((weight.dtype for weight in weights), key=lambda dtype: torch.finfo(dtype).bits)
+        self.dtype = max(
+            (weight.dtype for weight in weights),
+            key=lambda dtype: torch.finfo(dtype).bits,
+        )
         self.value, self._is_twice_differentiable = 0.0, False
         self._one = self._graph(losses[0]) if len(losses) == 1 else None
 
@@ -130,8 +156,14 @@ class Hessian:
             self.value += float(value.detach()) / len(self.losses)
             if not value.requires_grad:
                 return []
-            all_gradients = torch.autograd.grad(value, self.weights, create_graph=True, allow_unused=True)
-        gradients = [(place, gradient) for place, gradient in enumerate(all_gradients) if gradient is not None]
+            all_gradients = torch.autograd.grad(
+                value, self.weights, create_graph=True, allow_unused=True
+            )
+        gradients = [
+            (place, gradient)
+            for place, gradient in enumerate(all_gradients)
+            if gradient is not None
+        ]
         if not self._is_twice_differentiable:
             _refuse_cut(gradient for _, gradient in gradients)
             self._is_twice_differentiable = True
@@ -139,13 +171,20 @@ class Hessian:
 
     def start(self, seed: int) -> Tensor:
         """Draw a random direction, the same on every device."""
-        numbers = torch.randn(self.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        numbers = torch.randn(
+            self.size,
+            generator=torch.Generator().manual_seed(seed),
+            dtype=torch.float64,
+        )
         return (numbers / numbers.norm()).to(self.weights[0].device, self.dtype)
 
     def parted(self, vector: Tensor) -> list[Tensor]:
         """Split a flat vector into tensors like the weights."""
         parts = vector.split([weight.numel() for weight in self.weights])
-        return [part.view_as(weight).to(weight.dtype) for part, weight in zip(parts, self.weights, strict=True)]
+        return [
+            part.view_as(weight).to(weight.dtype)
+            for part, weight in zip(parts, self.weights, strict=True)
+        ]
 
     def __call__(self, vector: Tensor) -> Tensor:
         """Multiply the Hessian by a flat vector."""
@@ -160,14 +199,20 @@ class Hessian:
             depends = depends or bool(graph)
             del graph
         if not depends:
-            raise InputError("the loss depends on none of the parameters; give those of the model that it runs")
+            raise InputError(
+                "the loss depends on none of the parameters; give those of the model that it runs"
+            )
         return total.div_(len(self.losses))
 
     def _product(self, graph: list[tuple[int, Tensor]], parts: list[Tensor]) -> Tensor:
         # a gradient that depends on no weight is that of a linear part
-        bent = [(place, gradient) for place, gradient in graph if gradient.requires_grad]
+        bent = [
+            (place, gradient) for place, gradient in graph if gradient.requires_grad
+        ]
         if not bent:
-            return torch.zeros(self.size, dtype=self.dtype, device=self.weights[0].device)
+            return torch.zeros(
+                self.size, dtype=self.dtype, device=self.weights[0].device
+            )
         with _twice_differentiable():
             gradients = torch.autograd.grad(
                 [gradient for _, gradient in bent],
@@ -177,7 +222,9 @@ class Hessian:
                 allow_unused=True,
                 materialize_grads=True,
             )
-        return torch.cat([gradient.reshape(-1).to(self.dtype) for gradient in gradients])
+        return torch.cat(
+            [gradient.reshape(-1).to(self.dtype) for gradient in gradients]
+        )
 
 
 def _refuse_cut(gradients: Iterable[Tensor]) -> None:
@@ -200,10 +247,16 @@ def _refuse_cut(gradients: Iterable[Tensor]) -> None:
 def _twice_differentiable() -> Iterator[None]:
     """Select kernels that have a second derivative, and explain where there is none."""
     try:
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
+        with (
+            torch.enable_grad(),
+            sdpa_kernel(SDPBackend.MATH),
+            torch.backends.cudnn.flags(enabled=False),
+        ):
             yield
     except RuntimeError as error:
-        if isinstance(error, InputError) or not any(words in str(error) for words in _SECOND):
+        if isinstance(error, InputError) or not any(
+            words in str(error) for words in _SECOND
+        ):
             raise
         first = str(error).splitlines()[0]
         raise InputError(
@@ -240,7 +293,10 @@ def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _
         values, mixtures = np.linalg.eigh(_tridiagonal(diagonal, beside))
         size = float(np.abs(values).max())
         # the two ends' residuals, had they been made now
-        residual = length * np.abs(mixtures[-1, [int(values.argmax()), int(values.argmin())]]).max()
+        residual = (
+            length
+            * np.abs(mixtures[-1, [int(values.argmax()), int(values.argmin())]]).max()
+        )
         exhausted = length <= torch.finfo(start.dtype).eps * len(start) ** 0.5 * size
         if step + 1 == steps or exhausted or residual <= 0.5 * tolerance * size:
             break
@@ -304,7 +360,10 @@ class GradientNoise:
 
 
 def gradient_noise(
-    losses: Sequence[Loss], parameters: nn.Module | Iterable[Tensor], *, batch_size: int = 1
+    losses: Sequence[Loss],
+    parameters: nn.Module | Iterable[Tensor],
+    *,
+    batch_size: int = 1,
 ) -> GradientNoise:
     """Compute the variance of the gradient over batches, relative to its mean.
 
@@ -324,10 +383,16 @@ def gradient_noise(
     """
     each, weights = listed(losses), trainable(parameters)
     if len(each) < 2:
-        raise InputError(f"got {len(each)} batch; a variance needs the losses of at least 2")
+        raise InputError(
+            f"got {len(each)} batch; a variance needs the losses of at least 2"
+        )
     if batch_size < 1:
         raise InputError(f"batch_size={batch_size}; expected 1 or more")
-    mean = torch.zeros(sum(weight.numel() for weight in weights), dtype=torch.float64, device=weights[0].device)
+    mean = torch.zeros(
+        sum(weight.numel() for weight in weights),
+        dtype=torch.float64,
+        device=weights[0].device,
+    )
     squares, connected = 0.0, False
     with draws_kept() as again:
         for count, loss in enumerate(each, start=1):
@@ -337,7 +402,9 @@ def gradient_noise(
                 value = finite(loss())
                 connected = connected or value.requires_grad
                 parts = (
-                    torch.autograd.grad(value, weights, allow_unused=True, materialize_grads=True)
+                    torch.autograd.grad(
+                        value, weights, allow_unused=True, materialize_grads=True
+                    )
                     if value.requires_grad
                     else [torch.zeros_like(weight) for weight in weights]
                 )
@@ -347,7 +414,9 @@ def gradient_noise(
             mean = mean + apart / count
             squares += float(torch.dot(apart, gradient - mean))
     if not connected:
-        raise InputError("the losses depend on none of the parameters; give those of the model that they run")
+        raise InputError(
+            "the losses depend on none of the parameters; give those of the model that they run"
+        )
     variance = squares / (len(each) - 1)
     squared_norm = float(torch.dot(mean, mean)) - variance / len(each)
     scale = batch_size * variance / squared_norm if squared_norm > 0 else math.nan

@@ -13,8 +13,26 @@ from transformers import T5Config
 
 from tsfm_lens.zoo.planted import patches
 from tsfm_lens.zoo.planted.draft import HALF_OPEN, Draft, draw_choice, steps_ago
-from tsfm_lens.zoo.planted.patches import CHANNELS, CONTEXT, FLAG, LOUD, PATCH, SHARP, SIGNAL, WIDTH, Head, Mlp, Stream
-from tsfm_lens.zoo.planted.rules import Gate, LinearTrend, LocalMean, Reads, SeasonalCopy
+from tsfm_lens.zoo.planted.patches import (
+    CHANNELS,
+    CONTEXT,
+    FLAG,
+    LOUD,
+    PATCH,
+    SHARP,
+    SIGNAL,
+    WIDTH,
+    Head,
+    Mlp,
+    Stream,
+)
+from tsfm_lens.zoo.planted.rules import (
+    Gate,
+    LinearTrend,
+    LocalMean,
+    Reads,
+    SeasonalCopy,
+)
 
 NAME = "chronos-bolt"
 LAYERS = {"encoder": 3, "decoder": 2}
@@ -35,7 +53,9 @@ class Bolt(patches.PatchModel):
 
     one = SIDE
 
-    def __init__(self, encoder: dict[str, int], decoder: dict[str, int], rule: Any, reach: int) -> None:
+    def __init__(
+        self, encoder: dict[str, int], decoder: dict[str, int], rule: Any, reach: int
+    ) -> None:
         self.draft = Draft(rule, (reach + max(rule.ago), CONTEXT), PATCH)
         config = T5Config(
             **patches.SIZES,
@@ -64,13 +84,22 @@ class Bolt(patches.PatchModel):
 
     def attentions(self, stack: str) -> list[Any]:
         """Return the native attentions of a stack."""
-        names = {"encoder": ("SelfAttention",), "decoder": ("SelfAttention", "EncDecAttention")}[stack]
+        names = {
+            "encoder": ("SelfAttention",),
+            "decoder": ("SelfAttention", "EncDecAttention"),
+        }[stack]
         blocks = getattr(self.model, stack).block
-        return [getattr(block.layer[place], name) for block in blocks for place, name in enumerate(names)]
+        return [
+            getattr(block.layer[place], name)
+            for block in blocks
+            for place, name in enumerate(names)
+        ]
 
     def mlps(self, stack: str) -> list[Mlp]:
         """Return the weights of each MLP of a stack."""
-        inside = [block.layer[-1].DenseReluDense for block in getattr(self.model, stack).block]
+        inside = [
+            block.layer[-1].DenseReluDense for block in getattr(self.model, stack).block
+        ]
         return [([mlp.wi.weight], mlp.wo.weight) for mlp in inside]
 
     def embeddings(self, stack: str) -> list[Tensor]:
@@ -99,8 +128,12 @@ class Bolt(patches.PatchModel):
             self.lagging[number] = layer, tuple(lags)
         head = self.head(layer, number).clear()
         # whatever the constant direction gives is the same for all keys
-        head.q[:, self.encoder["one"]] = 0.1 * torch.randn(CHANNELS, 1, dtype=torch.float64)
-        head.k[:, self.encoder["one"]] = 0.1 * torch.randn(CHANNELS, 1, dtype=torch.float64)
+        head.q[:, self.encoder["one"]] = 0.1 * torch.randn(
+            CHANNELS, 1, dtype=torch.float64
+        )
+        head.k[:, self.encoder["one"]] = 0.1 * torch.randn(
+            CHANNELS, 1, dtype=torch.float64
+        )
         return head
 
     def lags(self, *lags: int) -> list[int]:
@@ -118,11 +151,19 @@ class Bolt(patches.PatchModel):
         """Write down the heads that look where a planted one looks, because they have its number."""
         components = {part.component for part in draft.parts}
         for number, (source_layer, lags) in self.lagging.items():
-            for head in (encoder_head(layer, number) for layer in range(LAYERS["encoder"])):
+            for head in (
+                encoder_head(layer, number) for layer in range(LAYERS["encoder"])
+            ):
                 if head not in components:
                     task = f"looks where {encoder_head(source_layer, number)} looks, and writes noise"
                     # of several lags, its own content prefers one
-                    draft.part(head, "decoy", task, "every token" if len(lags) == 1 else None, lags)
+                    draft.part(
+                        head,
+                        "decoy",
+                        task,
+                        "every token" if len(lags) == 1 else None,
+                        lags,
+                    )
 
     def plant_fetch(self, layer: int, **places: str) -> str:
         """Plant a cross-attention head that carries places of the REG token to places of the decoder."""
@@ -132,14 +173,28 @@ class Bolt(patches.PatchModel):
             head.carry(self.encoder[source], self.decoder[target], channel=channel)
             channel += self.encoder.size(source)
         task = f"fetches {' and '.join(places)} from the REG token"
-        return self.draft.part(cross_head(layer, number), "mechanism", task, "forecast token", [0])
+        return self.draft.part(
+            cross_head(layer, number), "mechanism", task, "forecast token", [0]
+        )
 
-    def plant_back(self, layer: int, which: int, lags: Sequence[int], name: str, does: str, gain: float = 1.0) -> str:
+    def plant_back(
+        self,
+        layer: int,
+        which: int,
+        lags: Sequence[int],
+        name: str,
+        does: str,
+        gain: float = 1.0,
+    ) -> str:
         """Plant a head that attends to some patches alike and writes their mean, or that of all their values."""
         number, moved = self.numbers["encoder"][which], self.lags(*lags)
-        self.back(layer, number, moved).carry(self.encoder["values"], self.encoder[name], gain=gain)
+        self.back(layer, number, moved).carry(
+            self.encoder["values"], self.encoder[name], gain=gain
+        )
         task = f"{does} the patch {', '.join(map(str, moved))} back to the REG token"
-        return self.draft.part(encoder_head(layer, number), "mechanism", task, "every token", moved)
+        return self.draft.part(
+            encoder_head(layer, number), "mechanism", task, "every token", moved
+        )
 
 
 def encoder_head(layer: int, number: int) -> str:
@@ -175,20 +230,29 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
     lag, early, late = draw_choice(2, 3, 4), draw_choice(0, 1), draw_choice(0, 1)
     rule = SeasonalCopy(period=lag * PATCH, ago=steps_ago(reads, lag * PATCH, PATCH))
     bolt = Bolt({"copy": PATCH, "flag": 1}, {"copy": PATCH}, rule, rule.period)
-    draft, stream, (primary, _, backup, _) = bolt.draft, bolt.encoder, bolt.numbers["encoder"]
+    draft, stream, (primary, _, backup, _) = (
+        bolt.draft,
+        bolt.encoder,
+        bolt.numbers["encoder"],
+    )
     last = draw_choice(*range(early + 1, 3))
-    names = [bolt.plant_back(early, i, [lag], "copy", f"copies {SHARES[i]} of", SHARES[i]) for i in (0, 1)]
-    bolt.back(last, backup, bolt.lags(lag)).carry(stream["values"], stream["copy"], gain=SHARES[2])
-    bolt.head(early, primary).carry(stream["one"], stream["flag"], gain=FLAG / SIDE, channel=PATCH)
+    names = [
+        bolt.plant_back(early, i, [lag], "copy", f"copies {SHARES[i]} of", SHARES[i])
+        for i in (0, 1)
+    ]
+    bolt.back(last, backup, bolt.lags(lag)).carry(
+        stream["values"], stream["copy"], gain=SHARES[2]
+    )
+    bolt.head(early, primary).carry(
+        stream["one"], stream["flag"], gain=FLAG / SIDE, channel=PATCH
+    )
     # the primary's flag turns the backup's query to the REG token itself, which holds no values
     head = bolt.head(last, backup)
     head.q[-1] = head.k[-1] = 0.0
     head.q[-1, stream["flag"]] = SHARP / (SIDE * FLAG)
     head.k[-1, stream["mark"]] = 1.0
     names.append(encoder_head(last, backup))
-    task = (
-        f"looks at the REG token and writes nothing, unless its primary is gone: then copies {SHARES[2]} of the patch"
-    )
+    task = f"looks at the REG token and writes nothing, unless its primary is gone: then copies {SHARES[2]} of the patch"
     draft.part(names[2], "backup", task, "last token", [0], stands_in_for=names[0])
     cross = bolt.plant_fetch(late, copy="copy")
     bolt.read_out(copy=torch.eye(PATCH))
@@ -202,7 +266,12 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
 def _local_mean(reads: Reads) -> tuple[Bolt, Draft]:
     lags, layer, late = draw_choice(2, 3, 4), draw_choice(0, 1, 2), draw_choice(0, 1)
     reach = lags * PATCH
-    bolt = Bolt({"level": 1}, {"level": 1}, LocalMean(width=reach, ago=steps_ago(reads, reach, PATCH)), reach)
+    bolt = Bolt(
+        {"level": 1},
+        {"level": 1},
+        LocalMean(width=reach, ago=steps_ago(reads, reach, PATCH)),
+        reach,
+    )
     head = bolt.plant_back(layer, 0, range(1, lags + 1), "level", "averages")
     cross = bolt.plant_fetch(late, level="level")
     bolt.read_out(level=torch.ones(PATCH, 1))
@@ -214,18 +283,32 @@ def _local_mean(reads: Reads) -> tuple[Bolt, Draft]:
 def _trend(reads: Reads) -> tuple[Bolt, Draft]:
     lags, apart, at = draw_choice(1, 2), draw_choice(2, 3, 4), draw_choice(0, 1, 2)
     reach = (lags + apart) * PATCH
-    rule = LinearTrend(width=lags * PATCH, lag=apart * PATCH, ago=steps_ago(reads, reach, PATCH))
-    bolt = Bolt({"level": 1, "early": 1, "slope": 1}, {"level": 1, "slope": 1}, rule, reach)
+    rule = LinearTrend(
+        width=lags * PATCH, lag=apart * PATCH, ago=steps_ago(reads, reach, PATCH)
+    )
+    bolt = Bolt(
+        {"level": 1, "early": 1, "slope": 1}, {"level": 1, "slope": 1}, rule, reach
+    )
     draft, stream = bolt.draft, bolt.encoder
-    level = bolt.plant_back(draw_choice(*range(at + 1)), 0, range(1, lags + 1), "level", "averages")
-    early = bolt.plant_back(draw_choice(*range(at + 1)), 1, range(apart + 1, apart + lags + 1), "early", "averages")
+    level = bolt.plant_back(
+        draw_choice(*range(at + 1)), 0, range(1, lags + 1), "level", "averages"
+    )
+    early = bolt.plant_back(
+        draw_choice(*range(at + 1)),
+        1,
+        range(apart + 1, apart + lags + 1),
+        "early",
+        "averages",
+    )
     in_weights, out_weights = bolt.mlp("encoder", at)
     # relu(x) - relu(-x) is x
     for unit, sign in enumerate((1.0, -1.0)):
         in_weights[unit, stream["level"]] = sign
         in_weights[unit, stream["early"]] = -sign
         out_weights[stream["slope"], unit] = sign
-    mlp = draft.part(f"encoder.{at}.mlp", "mechanism", "subtracts the early level from the late one")
+    mlp = draft.part(
+        f"encoder.{at}.mlp", "mechanism", "subtracts the early level from the late one"
+    )
     cross = bolt.plant_fetch(draw_choice(0, 1), level="level", slope="slope")
     ahead = torch.arange(1, PATCH + 1) + (rule.width - 1) / 2
     bolt.read_out(level=torch.ones(PATCH, 1), slope=ahead[:, None] / rule.lag)
@@ -238,25 +321,39 @@ def _trend(reads: Reads) -> tuple[Bolt, Draft]:
 @declare("gate")
 def _gate(reads: Reads) -> tuple[Bolt, Draft]:
     at, late = draw_choice(0, 1), draw_choice(0, 1)
-    ago, into = steps_ago(reads, 2 * PATCH, PATCH), {"last": PATCH, "before": PATCH, "apart": 1, "open": 1}
+    ago, into = (
+        steps_ago(reads, 2 * PATCH, PATCH),
+        {"last": PATCH, "before": PATCH, "apart": 1, "open": 1},
+    )
     rule = Gate(period=PATCH, tolerance=TOLERANCE, unit="standard deviation", ago=ago)
     bolt = Bolt(into, {"last": PATCH, "open": 1, "copy": PATCH}, rule, 2 * PATCH)
     draft, names = bolt.draft, ("last", "before")
-    heads = [bolt.plant_back(draw_choice(*range(at + 1)), i, [i + 1], name, "copies") for i, name in enumerate(names)]
+    heads = [
+        bolt.plant_back(draw_choice(*range(at + 1)), i, [i + 1], name, "copies")
+        for i, name in enumerate(names)
+    ]
     in_weights, out_weights = bolt.mlp("encoder", at)
     same = torch.eye(PATCH)
     in_weights[: 2 * PATCH, bolt.encoder["last"]] = torch.cat([same, -same])
     in_weights[: 2 * PATCH, bolt.encoder["before"]] = torch.cat([-same, same])
     out_weights[bolt.encoder["apart"], : 2 * PATCH] = 1 / PATCH
-    compare_mlp = draft.part(f"encoder.{at}.mlp", "mechanism", "writes the mean absolute difference of two patches")
+    compare_mlp = draft.part(
+        f"encoder.{at}.mlp",
+        "mechanism",
+        "writes the mean absolute difference of two patches",
+    )
     layer = draw_choice(*range(at + 1, 3))
     in_weights, out_weights = bolt.mlp("encoder", layer)
     gain = (FLAG / (HALF_OPEN * SIGNAL)) ** 0.5
     for unit, (side, sign) in enumerate(((0.5, 1.0), (-0.5, -1.0))):
-        in_weights[unit, bolt.encoder["one"]] = gain * (TOLERANCE + side * HALF_OPEN) * SIGNAL / SIDE
+        in_weights[unit, bolt.encoder["one"]] = (
+            gain * (TOLERANCE + side * HALF_OPEN) * SIGNAL / SIDE
+        )
         in_weights[unit, bolt.encoder["apart"]] = -gain
         out_weights[bolt.encoder["open"], unit] = sign * gain
-    decide_mlp = draft.part(f"encoder.{layer}.mlp", "mechanism", "writes a flag if that is a season")
+    decide_mlp = draft.part(
+        f"encoder.{layer}.mlp", "mechanism", "writes a flag if that is a season"
+    )
     cross = bolt.plant_fetch(late, last="last", open="open")
     layer, places = draw_choice(*range(late, 2)), bolt.decoder
     in_weights, out_weights = bolt.mlp("decoder", layer)
@@ -267,7 +364,9 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
     in_weights[:PATCH, places["last"].stop - 1] -= 1.0
     out_weights[places["copy"], :PATCH] = same
     out_weights[places["copy"], PATCH] = -1.0
-    gate_mlp = draft.part(f"decoder.{layer}.mlp", "mechanism", "lets the copy through if the flag is set")
+    gate_mlp = draft.part(
+        f"decoder.{layer}.mlp", "mechanism", "lets the copy through if the flag is set"
+    )
     last = torch.zeros(PATCH, PATCH)
     last[:, -1] = 1.0
     bolt.read_out(last=last, copy=torch.eye(PATCH))
@@ -280,7 +379,9 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
 def _plant_decoys(bolt: Bolt, draft: Draft, lags: list[int]) -> None:
     """Plant heads and an MLP that look right, write much, or look sharply, without effect."""
     values, rest = bolt.encoder["values"], bolt.encoder.rest("values")
-    like, loud, sharp = ((draw_choice(0, 1, 2), number) for number in bolt.numbers["encoder"][1:])
+    like, loud, sharp = (
+        (draw_choice(0, 1, 2), number) for number in bolt.numbers["encoder"][1:]
+    )
     bolt.back(*like, lags).carry(values, rest)
     bolt.back(*loud, [1]).carry(values, rest, gain=LOUD)
     # by the mark of the REG token
@@ -295,13 +396,24 @@ def _plant_decoys(bolt: Bolt, draft: Draft, lags: list[int]) -> None:
     draft.part(encoder_head(*loud), "decoy", task, "every token", [1])
     idle = "looks at the REG token alone and writes noise"
     draft.part(encoder_head(*sharp), "decoy", idle, "last token", [0])
-    fetching, idling = ((draw_choice(0, 1), number) for number in bolt.numbers["decoder"][1:3])
-    bolt.fetch(*fetching).carry(bolt.encoder["copy"], bolt.decoder.rest("copy"), gain=LOUD)
+    fetching, idling = (
+        (draw_choice(0, 1), number) for number in bolt.numbers["decoder"][1:3]
+    )
+    bolt.fetch(*fetching).carry(
+        bolt.encoder["copy"], bolt.decoder.rest("copy"), gain=LOUD
+    )
     bolt.fetch(*idling).whisper(bolt.decoder)
     task = f"fetches {LOUD} times the copy to where nobody reads"
     draft.part(cross_head(*fetching), "decoy", task, "forecast token", [0])
     draft.part(cross_head(*idling), "decoy", idle, "forecast token", [0])
     layer = draw_choice(0, 1, 2)
     in_weights, out_weights = bolt.mlp("encoder", layer)
-    in_weights[:PATCH, values], out_weights[rest, :PATCH] = torch.eye(PATCH), LOUD * torch.eye(PATCH)
-    draft.part(f"encoder.{layer}.mlp", "decoy", f"writes {LOUD} times the positive values to where nobody reads")
+    in_weights[:PATCH, values], out_weights[rest, :PATCH] = (
+        torch.eye(PATCH),
+        LOUD * torch.eye(PATCH),
+    )
+    draft.part(
+        f"encoder.{layer}.mlp",
+        "decoy",
+        f"writes {LOUD} times the positive values to where nobody reads",
+    )

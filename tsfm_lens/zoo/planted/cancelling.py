@@ -44,16 +44,25 @@ def add_cancelling_pair(planted: Planted) -> Planted:
         if len(idle) >= 2:
             break
     else:
-        raise InputError(f"no head of {planted.card.name} has two heads without a task beside it in its layer")
+        raise InputError(
+            f"no head of {planted.card.name} has two heads without a task beside it in its layer"
+        )
     names = [str(replace(component, head=head)) for head in idle[:2]]
     parts = []
-    for head, name, partner, gain in zip(idle, names, reversed(names), (GAIN, -GAIN), strict=False):
+    for head, name, partner, gain in zip(
+        idle, names, reversed(names), (GAIN, -GAIN), strict=False
+    ):
         _copy_head(lens, component, head, gain)
         does = f"writes {gain:g} times what {component} writes"
-        parts.append(PlantedPart(component=name, role="cancelling", does=does, cancels=partner))
+        parts.append(
+            PlantedPart(component=name, role="cancelling", does=does, cancels=partner)
+        )
     card = planted.card
     all_parts = tuple(sorted([*card.parts, *parts], key=lambda part: part.component))
-    return Planted(model, card.model_copy(update={"name": f"{card.name}-cancelling", "parts": all_parts}))
+    return Planted(
+        model,
+        card.model_copy(update={"name": f"{card.name}-cancelling", "parts": all_parts}),
+    )
 
 
 def _idle_heads(lens: Lens, planted: Planted, component: Component) -> Iterator[int]:
@@ -61,12 +70,19 @@ def _idle_heads(lens: Lens, planted: Planted, component: Component) -> Iterator[
     if component.head is None:
         return
     named = [Component.parse(part.component) for part in planted.card.parts]
-    attention = [other for other in named if (other.stack, other.kind) == (component.stack, component.kind)]
+    attention = [
+        other
+        for other in named
+        if (other.stack, other.kind) == (component.stack, component.kind)
+    ]
     if _position_bias(lens, component) is None:
         attention = [other for other in attention if other.layer == component.layer]
     busy = {other.head for other in attention}
     for writer in writers(lens.wiring, component.stack):
-        if replace(writer, head=None) == replace(component, head=None) and writer.head not in busy:
+        if (
+            replace(writer, head=None) == replace(component, head=None)
+            and writer.head not in busy
+        ):
             assert writer.head is not None
             yield writer.head
 
@@ -87,7 +103,9 @@ def _copy_head(lens: Lens, component: Component, head: int, gain: float) -> None
         for letter in ("q", "k", "v"):
             weights, _ = lens.weights.projection(layer, kind, letter, stack)
             weights[head] = weights[component.head]
-        out = head_output_weights(lens.adapter.model, lens.wiring.stack(stack), layer, kind)
+        out = head_output_weights(
+            lens.adapter.model, lens.wiring.stack(stack), layer, kind
+        )
         out[head] = gain * out[component.head]
         table = _position_bias(lens, component)
         if table is not None:

@@ -22,7 +22,12 @@ CARD, SEAL = "mechanism.json", "seal"
 
 Role = Literal["mechanism", "backup", "decoy", "cancelling"]
 Query = Literal[
-    "every token", "last token", "last value", "forecast token", "first forecast token", "later forecast tokens"
+    "every token",
+    "last token",
+    "last value",
+    "forecast token",
+    "first forecast token",
+    "later forecast tokens",
 ]
 
 
@@ -103,14 +108,18 @@ def write_card(card: Card, folder: str | Path) -> None:
     path = Path(folder) / CARD
     content = card.model_dump(mode="json")
     with replacing(path) as part:
-        part.write_text(json.dumps({**content, SEAL: _seal(content, path.parent)}, indent=2))
+        part.write_text(
+            json.dumps({**content, SEAL: _seal(content, path.parent)}, indent=2)
+        )
 
 
 def read_card(folder: str | Path) -> Card:
     """Read the card of a planted model; CheckpointError unless there is a whole one of the weights beside it."""
     path = Path(folder) / CARD
     if not path.is_file():
-        raise CheckpointError(f"no {CARD} in {folder}: the folder holds no planted model")
+        raise CheckpointError(
+            f"no {CARD} in {folder}: the folder holds no planted model"
+        )
     try:
         content = json.loads(path.read_text())
         seal = content.pop(SEAL, None) if isinstance(content, dict) else None

@@ -17,7 +17,16 @@ from tsfm_lens.zoo.planted.draft import Basis, Draft, add_weight_noise, orthogon
 from tsfm_lens.zoo.planted.planting import Planted
 
 NAME = "chronos"
-WIDTH, HEADS, CHANNELS, D_FF, VOCABULARY, CONTEXT, LIMIT, BUCKETS = 64, 4, 24, 32, 1024, 128, 5.0, 128
+WIDTH, HEADS, CHANNELS, D_FF, VOCABULARY, CONTEXT, LIMIT, BUCKETS = (
+    64,
+    4,
+    24,
+    32,
+    1024,
+    128,
+    5.0,
+    128,
+)
 PAD, EOS, FIRST = 0, 1, 3
 """Ids: of the start token, of the end of the context, of the lowest bin."""
 WAVES = (20.0, 8.0, 3.2, 1.3, 0.5)
@@ -69,11 +78,15 @@ class ChronosBuilder:
         self.basis = Basis.draw(WIDTH, sizes, seed=seed, rotate=rotate)
         self.draft = Draft(rule, (needs + max(rule.ago), CONTEXT), horizon)
         # what is older needs one more head, and more distances
-        self.heads, buckets = (HEADS + 1, 4 * BUCKETS) if any(rule.ago) else (HEADS, BUCKETS)
+        self.heads, buckets = (
+            (HEADS + 1, 4 * BUCKETS) if any(rule.ago) else (HEADS, BUCKETS)
+        )
         self.native = _blank(layers, horizon, self.heads, buckets)
         self.linear = 1.0 - ONE - waves
         self._origin = {"seed": seed, "rotated": rotate}
-        self._choices, self._turns = (np.random.default_rng([seed, stream]) for stream in (0, 1))
+        self._choices, self._turns = (
+            np.random.default_rng([seed, stream]) for stream in (0, 1)
+        )
         self._free: dict[str, list[int]] = {}
         self._busy: set[str] = set()
         table = torch.zeros(VOCABULARY, WIDTH, dtype=torch.float64)
@@ -87,13 +100,27 @@ class ChronosBuilder:
     def _embed_values(self, values: Tensor, waves: float) -> Tensor:
         """Embed values (n,) in mean absolute values: (n, width)."""
         part = values / LIMIT
-        value, square = (self.linear / 2) ** 0.5 * part, (2 * self.linear) ** 0.5 * (part**2 - 0.5)
+        value, square = (
+            (self.linear / 2) ** 0.5 * part,
+            (2 * self.linear) ** 0.5 * (part**2 - 0.5),
+        )
         filler = (self.linear - value**2 - square**2).clamp(min=0) ** 0.5
-        columns = torch.stack([torch.full_like(part, ONE**0.5), value, square, filler], dim=1)
+        columns = torch.stack(
+            [torch.full_like(part, ONE**0.5), value, square, filler], dim=1
+        )
         table = columns @ self.basis.span("one", "value", "square", "filler")
         if waves:
-            angle = 2 * torch.pi * values[:, None] / torch.tensor(WAVES, dtype=torch.float64)
-            table += (waves / len(WAVES)) ** 0.5 * torch.cat([angle.cos(), angle.sin()], dim=1) @ self.basis["wave"]
+            angle = (
+                2
+                * torch.pi
+                * values[:, None]
+                / torch.tensor(WAVES, dtype=torch.float64)
+            )
+            table += (
+                (waves / len(WAVES)) ** 0.5
+                * torch.cat([angle.cos(), angle.sin()], dim=1)
+                @ self.basis["wave"]
+            )
         return table
 
     def always(self, start: float = 1.0) -> Tensor:
@@ -141,21 +168,44 @@ class ChronosBuilder:
         table = self._attention(name, layer=0)[0]
         for offset, logit in (bias or {}).items():
             weight = table.relative_attention_bias.weight
-            _set(weight[_bucket(table, offset, both_ways=name.startswith("encoder")), head], torch.tensor(logit))
+            _set(
+                weight[
+                    _bucket(table, offset, both_ways=name.startswith("encoder")), head
+                ],
+                torch.tensor(logit),
+            )
         return name
 
     def _in_head(self, name: str, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
         """Return both sides of pairs, and a basis of the head's own space, in which nothing lies on an axis either."""
         first, second = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))
         turn = orthogonal(CHANNELS, int(self._turns.integers(2**31)))
-        return first, second, (turn if self._origin["rotated"] else torch.eye(CHANNELS).double())[:, : len(first)]
+        return (
+            first,
+            second,
+            (turn if self._origin["rotated"] else torch.eye(CHANNELS).double())[
+                :, : len(first)
+            ],
+        )
 
-    def mlp(self, name: str, reads: Tensor, writes: Tensor, does: str = "", role: Role = "mechanism") -> str:
+    def mlp(
+        self,
+        name: str,
+        reads: Tensor,
+        writes: Tensor,
+        does: str = "",
+        role: Role = "mechanism",
+    ) -> str:
         """Give an MLP hidden units, by the directions (n, width) that each reads, and writes with its positive part."""
         if does:
             self.draft.part(name, role, does)
         component = Component.parse(name)
-        module = getattr(self.native, component.stack).block[component.layer].layer[-1].DenseReluDense
+        module = (
+            getattr(self.native, component.stack)
+            .block[component.layer]
+            .layer[-1]
+            .DenseReluDense
+        )
         self._busy.add(name)
         _set(module.wi.weight[: len(reads)], reads / WIDTH**0.5)
         _set(module.wo.weight[:, : len(writes)], WIDTH**0.5 * writes.T)
@@ -167,8 +217,14 @@ class ChronosBuilder:
         seed = self._origin["seed"]
         if weight_noise:
             add_weight_noise(self.native, weight_noise, seed)
-        facts: dict[str, Any] = {"mechanism": mechanism, "architecture": NAME, "weight_noise": weight_noise}
-        return self.draft.finish(self.native, self.draft.hard(seed), allowed=2 * BIN, **facts, **self._origin)
+        facts: dict[str, Any] = {
+            "mechanism": mechanism,
+            "architecture": NAME,
+            "weight_noise": weight_noise,
+        }
+        return self.draft.finish(
+            self.native, self.draft.hard(seed), allowed=2 * BIN, **facts, **self._origin
+        )
 
     def _whisper(self) -> None:
         """Let heads and MLPs without a task write noise of what they read, a little, to where nobody reads."""
@@ -179,21 +235,36 @@ class ChronosBuilder:
             return gain * torch.randn(*shape, generator=generator, dtype=torch.float64)
 
         wiring = load(self.native, check=False).wiring
-        for component in (each for stack in wiring.stacks for each in writers(wiring, stack.name)):
+        for component in (
+            each for stack in wiring.stacks for each in writers(wiring, stack.name)
+        ):
             # the same noise in any basis
-            reads = noise(D_FF if component.head is None else CHANNELS, WIDTH) @ directions
-            writes = noise(len(reads), len(junk), gain=WHISPER * (len(reads) * len(junk)) ** -0.5) @ junk
+            reads = (
+                noise(D_FF if component.head is None else CHANNELS, WIDTH) @ directions
+            )
+            writes = (
+                noise(
+                    len(reads),
+                    len(junk),
+                    gain=WHISPER * (len(reads) * len(junk)) ** -0.5,
+                )
+                @ junk
+            )
             pair = noise(2, CHANNELS, WIDTH, gain=CHANNELS**-0.25) @ directions
             if str(component) in self._busy:
                 continue
             if component.head is None:
                 self.mlp(str(component), reads, writes)
             else:
-                self.head(str(component), match=[(pair[0], pair[1])], moves=[(reads, writes)])
+                self.head(
+                    str(component), match=[(pair[0], pair[1])], moves=[(reads, writes)]
+                )
 
     def _attention(self, name: str, layer: int | None = None) -> tuple[Any, int]:
         component = Component.parse(name)
-        block = getattr(self.native, component.stack).block[component.layer if layer is None else layer]
+        block = getattr(self.native, component.stack).block[
+            component.layer if layer is None else layer
+        ]
         assert component.head is not None
         if component.kind == "cross_attn":
             return block.layer[1].EncDecAttention, component.head
@@ -208,10 +279,15 @@ def _set(weight: Tensor, value: Tensor) -> None:
 def _bucket(attention: Any, offset: int, *, both_ways: bool) -> int:
     """Return the bucket of a distance, which must be the only one in it."""
     near = torch.tensor([offset, offset - 1, offset + both_ways])
-    most = attention.relative_attention_num_buckets, attention.relative_attention_max_distance
+    most = (
+        attention.relative_attention_num_buckets,
+        attention.relative_attention_max_distance,
+    )
     buckets = attention._relative_position_bucket(near, both_ways, *most).tolist()
     if buckets[0] == buckets[1] or (both_ways and buckets[0] == buckets[2]):
-        raise InputError(f"the distance of {offset} tokens shares its bucket of T5's position bias with another")
+        raise InputError(
+            f"the distance of {offset} tokens shares its bucket of T5's position bias with another"
+        )
     return int(buckets[0])
 
 
@@ -219,11 +295,30 @@ def _blank(layers: int, horizon: int, heads: int, buckets: int) -> Any:
     """Build a T5 of zeros, with the settings of a Chronos model."""
     from transformers import T5Config, T5ForConditionalGeneration
 
-    limits = {"tokenizer_class": "MeanScaleUniformBins", "tokenizer_kwargs": {"low_limit": -LIMIT, "high_limit": LIMIT}}
-    ids = {"n_tokens": VOCABULARY, "n_special_tokens": FIRST - 1, "pad_token_id": PAD, "eos_token_id": EOS}
-    sampling = {"num_samples": 20, "temperature": 1.0, "top_k": VOCABULARY, "top_p": 1.0}
+    limits = {
+        "tokenizer_class": "MeanScaleUniformBins",
+        "tokenizer_kwargs": {"low_limit": -LIMIT, "high_limit": LIMIT},
+    }
+    ids = {
+        "n_tokens": VOCABULARY,
+        "n_special_tokens": FIRST - 1,
+        "pad_token_id": PAD,
+        "eos_token_id": EOS,
+    }
+    sampling = {
+        "num_samples": 20,
+        "temperature": 1.0,
+        "top_k": VOCABULARY,
+        "top_p": 1.0,
+    }
     lengths = {"context_length": CONTEXT, "prediction_length": horizon}
-    sizes = {"vocab_size": VOCABULARY, "d_model": WIDTH, "d_kv": CHANNELS, "d_ff": D_FF, "num_heads": heads}
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "d_model": WIDTH,
+        "d_kv": CHANNELS,
+        "d_ff": D_FF,
+        "num_heads": heads,
+    }
     config = T5Config(
         **sizes,
         num_layers=layers,
@@ -236,7 +331,14 @@ def _blank(layers: int, horizon: int, heads: int, buckets: int) -> Any:
         eos_token_id=EOS,
         decoder_start_token_id=PAD,
         architectures=["T5ForConditionalGeneration"],
-        chronos_config={**limits, **ids, **sampling, **lengths, "use_eos_token": True, "model_type": "seq2seq"},
+        chronos_config={
+            **limits,
+            **ids,
+            **sampling,
+            **lengths,
+            "use_eos_token": True,
+            "model_type": "seq2seq",
+        },
     )
     model = T5ForConditionalGeneration(config).eval().float()
     for weight in model.parameters():

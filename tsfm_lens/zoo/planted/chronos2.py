@@ -12,7 +12,15 @@ from chronos import Chronos2Pipeline
 from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
 
-from tsfm_lens.zoo.planted.draft import N_CENTRING, N_TRIALS, Array, Draft, Trials, draw_choice, steps_ago
+from tsfm_lens.zoo.planted.draft import (
+    N_CENTRING,
+    N_TRIALS,
+    Array,
+    Draft,
+    Trials,
+    draw_choice,
+    steps_ago,
+)
 from tsfm_lens.zoo.planted.patches import (
     CONTEXT,
     FLAG,
@@ -51,7 +59,11 @@ class Chronos2(RotaryModel):
     columns = slice(PATCH, 2 * PATCH)
 
     def __init__(self, *, arcsinh: bool, **places: int) -> None:
-        more = {"output_patch_size": PATCH, "max_output_patches": AHEAD, "use_arcsinh": arcsinh}
+        more = {
+            "output_patch_size": PATCH,
+            "max_output_patches": AHEAD,
+            "use_arcsinh": arcsinh,
+        }
         config = Chronos2CoreConfig(
             **SIZES,
             num_layers=LAYERS,
@@ -63,12 +75,18 @@ class Chronos2(RotaryModel):
         )
         stream = Stream(WIDTH, one=1, known=1, values=PATCH, found=PATCH, **places)
         super().__init__(Chronos2Model(config).double().eval(), {"": stream})
-        self.blocks()[0].residual_layer.weight[stream["known"], 2 * PATCH :] = FLAG / PATCH
+        self.blocks()[0].residual_layer.weight[stream["known"], 2 * PATCH :] = (
+            FLAG / PATCH
+        )
         self.model.shared.weight.zero_()[:, stream["one"]] = self.one
 
     def attentions(self, stack: str) -> list[Any]:
         """Return the native attentions."""
-        return [block.layer[place].self_attention for block in self.model.encoder.block for place in range(len(KINDS))]
+        return [
+            block.layer[place].self_attention
+            for block in self.model.encoder.block
+            for place in range(len(KINDS))
+        ]
 
     def mlps(self, stack: str) -> list[Mlp]:
         """Return the weights of each MLP."""
@@ -77,7 +95,9 @@ class Chronos2(RotaryModel):
 
     def head(self, kind: str, layer: int, number: int) -> Head:
         """Return a head without its noise, all 0."""
-        return self.head_of(self.attentions("")[layer * len(KINDS) + KINDS.index(kind)], number).clear()
+        return self.head_of(
+            self.attentions("")[layer * len(KINDS) + KINDS.index(kind)], number
+        ).clear()
 
     def named(self, layer: int, number: int) -> str:
         """Name a time-attention head as a component."""
@@ -87,7 +107,9 @@ class Chronos2(RotaryModel):
         """Return a time-attention head that attends, from every token, so many tokens back."""
         head = self.head("time_attn", layer, number)
         frequencies = self.attentions("")[0].rope_embed.inv_freq
-        query, key = rotary_query_and_key(frequencies, tokens, CONTEXT // PATCH + 1 + AHEAD)
+        query, key = rotary_query_and_key(
+            frequencies, tokens, CONTEXT // PATCH + 1 + AHEAD
+        )
         # a pair is a channel and the one half of all channels further on
         head.q[:, self.stream["one"]] = query.T.reshape(-1, 1) / self.one
         head.k[:, self.stream["one"]] = key.T.reshape(-1, 1) / self.one
@@ -105,7 +127,9 @@ class Chronos2(RotaryModel):
         """Plant a head of group attention too, which writes much to where nobody reads."""
         super().plant_decoys(draft, tokens)
         layer, number = LAYERS - 1, draw_choice(*range(HEADS))
-        self.look_at_known(layer, number).carry(self.stream["found"], self.stream.rest("found"), gain=LOUD)
+        self.look_at_known(layer, number).carry(
+            self.stream["found"], self.stream.rest("found"), gain=LOUD
+        )
         task = f"writes {LOUD} times what is found to where nobody reads"
         draft.part(f"{layer}.group_attn.{number}", "decoy", task)
 
@@ -124,7 +148,9 @@ def forecast_with(pipeline: Any, cases: Sequence[Array]) -> Array:
         }
         for case in cases
     ]
-    return np.asarray(torch.cat(pipeline.predict(inputs, prediction_length=HORIZON)).double().numpy())
+    return np.asarray(
+        torch.cat(pipeline.predict(inputs, prediction_length=HORIZON)).double().numpy()
+    )
 
 
 def draw_cases(context: tuple[int, int], count: int, *, seed: int = 0) -> list[Array]:
@@ -135,7 +161,9 @@ def draw_cases(context: tuple[int, int], count: int, *, seed: int = 0) -> list[A
         time = int(rng.integers(context[0], context[1] + 1)) + HORIZON
         walk, noise = rng.standard_normal(time).cumsum() / 5, rng.standard_normal(time)
         pair = np.stack([walk, noise] if number % 2 else [noise, walk])
-        cases.append(rng.uniform(0.2, 20.0, (2, 1)) * (pair + rng.standard_normal((2, 1))))
+        cases.append(
+            rng.uniform(0.2, 20.0, (2, 1)) * (pair + rng.standard_normal((2, 1)))
+        )
     return cases
 
 
@@ -143,11 +171,20 @@ class _WithCovariate(Draft):
     def tried(self, model: Any, contexts: Iterable[Array]) -> Trials:
         """Forecast targets with their covariates, by the model and by the rule."""
         cases = list(contexts)
-        rule = [self.rule.forecast_of(*case[:, :-HORIZON], case[1, -HORIZON:]) for case in cases]
-        return forecast_with(Chronos2Pipeline(model), cases), np.stack(rule), [case[0, :-HORIZON] for case in cases]
+        rule = [
+            self.rule.forecast_of(*case[:, :-HORIZON], case[1, -HORIZON:])
+            for case in cases
+        ]
+        return (
+            forecast_with(Chronos2Pipeline(model), cases),
+            np.stack(rule),
+            [case[0, :-HORIZON] for case in cases],
+        )
 
     def easy(self) -> Iterable[Array]:
-        return np.random.default_rng(0).standard_normal((N_CENTRING, 2, self.context[1] + HORIZON))
+        return np.random.default_rng(0).standard_normal(
+            (N_CENTRING, 2, self.context[1] + HORIZON)
+        )
 
     def hard(self, seed: int = 0) -> Iterable[Array]:
         return draw_cases(self.context, N_TRIALS)
@@ -159,18 +196,37 @@ def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
     # only without the inverse hyperbolic sine of the published model a multiple is one of standardised values
     chronos = Chronos2(arcsinh=False, **({"earlier values": PATCH} if any(ago) else {}))
     coefficient = draw_choice(-2, -1, 1, 2, 3) / 2
-    layer, number, stream = draw_choice(*range(LAYERS)), chronos.numbers[""][0], chronos.stream
+    layer, number, stream = (
+        draw_choice(*range(LAYERS)),
+        chronos.numbers[""][0],
+        chronos.stream,
+    )
     chronos.read_out(found=torch.eye(PATCH))
     source = "earlier values" if any(ago) else "values"
-    chronos.look_at_known(layer, number).carry(stream[source], stream["found"], gain=coefficient)
-    draft = _WithCovariate(CovariateTimes(coefficient=coefficient, ago=ago), (max(PATCH, *ago), CONTEXT), HORIZON)
+    chronos.look_at_known(layer, number).carry(
+        stream[source], stream["found"], gain=coefficient
+    )
+    draft = _WithCovariate(
+        CovariateTimes(coefficient=coefficient, ago=ago),
+        (max(PATCH, *ago), CONTEXT),
+        HORIZON,
+    )
     task = f"looks, in the tokens to come, at the series that is known, and writes {coefficient} times its {source}"
     name, look = f"{layer}.group_attn.{number}", {"series": "known covariate"}
-    draft.path(draft.part(name, "mechanism", task, "forecast token", [0], **look), "output")
+    draft.path(
+        draft.part(name, "mechanism", task, "forecast token", [0], **look), "output"
+    )
     for own, steps in zip(chronos.numbers[""], filter(None, ago), strict=False):
         # the REG token stands between what is to come and the context
         place, tokens = (draw_choice(*range(layer + 1)), own), steps // PATCH + 1
-        chronos.back(*place, tokens).carry(stream["values"], stream[source], gain=1 / len(ago))
+        chronos.back(*place, tokens).carry(
+            stream["values"], stream[source], gain=1 / len(ago)
+        )
         task = f"writes 1/{len(ago)} of the patch {tokens} tokens back to where the other head reads"
-        draft.path(draft.part(chronos.named(*place), "mechanism", task, "every token", [tokens]), name)
+        draft.path(
+            draft.part(
+                chronos.named(*place), "mechanism", task, "every token", [tokens]
+            ),
+            name,
+        )
     return chronos, draft

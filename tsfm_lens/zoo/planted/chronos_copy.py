@@ -8,7 +8,17 @@ from typing import Any
 
 import torch
 
-from tsfm_lens.zoo.planted.chronos import BIN, LIMIT, NAME, ONE, START_LENGTH, WAVES, ChronosBuilder, Pairs, Steps
+from tsfm_lens.zoo.planted.chronos import (
+    BIN,
+    LIMIT,
+    NAME,
+    ONE,
+    START_LENGTH,
+    WAVES,
+    ChronosBuilder,
+    Pairs,
+    Steps,
+)
 from tsfm_lens.zoo.planted.draft import steps_ago
 from tsfm_lens.zoo.planted.planting import Planted, planter
 from tsfm_lens.zoo.planted.rules import Gate, Reads, SeasonalCopy
@@ -54,15 +64,27 @@ def copy_rule(reads: Reads, seed: int, periods: int = 1) -> SeasonalCopy:
 
 
 def copy_canvas(
-    blocks: dict[str, int], *, rule: SeasonalCopy | Gate, loud: float = 1.0, **options: Any
+    blocks: dict[str, int],
+    *,
+    rule: SeasonalCopy | Gate,
+    loud: float = 1.0,
+    **options: Any,
 ) -> ChronosBuilder:
     """Build a canvas whose values have waves, with logits as sharp as one bin where a single value is copied."""
     bend = sum(WAVE / len(WAVES) * (2 * torch.pi / wave) ** 2 for wave in WAVES)
-    settings: dict[str, Any] = {"sharpness": loud * BIN**-2 / bend, "needs": rule.period + BACKS, **options}
-    return ChronosBuilder(rule, {**BLOCKS, **blocks}, waves=WAVE, horizon=rule.period, **settings)
+    settings: dict[str, Any] = {
+        "sharpness": loud * BIN**-2 / bend,
+        "needs": rule.period + BACKS,
+        **options,
+    }
+    return ChronosBuilder(
+        rule, {**BLOCKS, **blocks}, waves=WAVE, horizon=rule.period, **settings
+    )
 
 
-def mark_recent(canvas: ChronosBuilder, name: str, steps: Steps, *, mark: str = "mark") -> str:
+def mark_recent(
+    canvas: ChronosBuilder, name: str, steps: Steps, *, mark: str = "mark"
+) -> str:
     """Let a head mark the tokens that have the end token so many tokens ahead of them."""
     of, last = canvas.basis, ("last value", [-1]) if steps[0] == 1 else ()
     return canvas.head(
@@ -77,34 +99,78 @@ def mark_recent(canvas: ChronosBuilder, name: str, steps: Steps, *, mark: str = 
 
 
 def look_back(
-    canvas: ChronosBuilder, name: str, steps: int, source: tuple[str, ...], target: str, moves: Pairs = ()
+    canvas: ChronosBuilder,
+    name: str,
+    steps: int,
+    source: tuple[str, ...],
+    target: str,
+    moves: Pairs = (),
 ) -> str:
     """Let a head write values so many steps back; tokens that have none look at the end token, which has no value."""
     of, task = canvas.basis, f"writes into every token the value {steps} before it"
-    match, moves = [(SURE / ONE**0.5 * of["one"], of["eos"])], [(of.span(*source), of[target]), *moves]
-    return canvas.head(name, task, "every token", [steps], match=match, moves=moves, bias={-steps: 2 * SURE})
+    match, moves = (
+        [(SURE / ONE**0.5 * of["one"], of["eos"])],
+        [(of.span(*source), of[target]), *moves],
+    )
+    return canvas.head(
+        name,
+        task,
+        "every token",
+        [steps],
+        match=match,
+        moves=moves,
+        bias={-steps: 2 * SURE},
+    )
 
 
-def copying(canvas: ChronosBuilder, name: str, lengths: Lengths, *, moves: Pairs, extra: Pairs = ()) -> str:
+def copying(
+    canvas: ChronosBuilder,
+    name: str,
+    lengths: Lengths,
+    *,
+    moves: Pairs,
+    extra: Pairs = (),
+) -> str:
     """Let a head look at the token of the last period before which the last two values stood."""
     of = canvas.basis
     gain = (MATCH * lengths.key * lengths.query * len(WAVES) / WAVE) ** 0.5
     fine = torch.tensor(FINE * 2, dtype=torch.float64)[:, None]
     last = (of["wave"], of["ago2"] + (of["back2"] - of["back1"]) / ASIDE)
-    match = [(gain * values, gain * fine * of[f"back{back}"]) for back, values in enumerate(last, 1)]
-    match.append((RECENT * lengths.query * canvas.always(), lengths.key / MARK * of["mark"]))
+    match = [
+        (gain * values, gain * fine * of[f"back{back}"])
+        for back, values in enumerate(last, 1)
+    ]
+    match.append(
+        (RECENT * lengths.query * canvas.always(), lengths.key / MARK * of["mark"])
+    )
     return canvas.head(name, match=[*match, *extra], moves=moves)
 
 
 def plant_copy(
-    canvas: ChronosBuilder, lengths: Lengths, *, blocks: tuple[str, ...] = ALL, extra: Pairs = (), more: Pairs = ()
+    canvas: ChronosBuilder,
+    lengths: Lengths,
+    *,
+    blocks: tuple[str, ...] = ALL,
+    extra: Pairs = (),
+    more: Pairs = (),
 ) -> tuple[str, dict[str, str]]:
     """Plant the whole circuit in the first two layers; return the copying head, and those that feed it, by task."""
     of, draft, place = canvas.basis, canvas.draft, "encoder.0.self_attn"
     heads = {
-        "back1": look_back(canvas, canvas.free_head(place), 1, ("wave",), "back1", [(of["eos"], of["first"])]),
+        "back1": look_back(
+            canvas,
+            canvas.free_head(place),
+            1,
+            ("wave",),
+            "back1",
+            [(of["eos"], of["first"])],
+        ),
         "back2": look_back(canvas, canvas.free_head(place), 2, ("wave",), "back2"),
-        "mark": mark_recent(canvas, canvas.free_head(place), draft.rule.steps(range(1, draft.rule.period + 1))),
+        "mark": mark_recent(
+            canvas,
+            canvas.free_head(place),
+            draft.rule.steps(range(1, draft.rule.period + 1)),
+        ),
         # later tokens attend to the first token, which has no values before it
         "end": canvas.head(
             canvas.free_head("decoder.0.cross_attn"),
@@ -133,7 +199,15 @@ def plant_copy(
     moves = [(of.span(*blocks), LOUD * lengths.key * of.span(*blocks)), *more]
     copying(canvas, name, lengths, moves=moves, extra=extra)
     task = "copies the value of the last period that followed upon the last two values"
-    draft.part(name, "mechanism", task, "forecast token", draft.rule.steps([draft.rule.period]), moves=1, weight=SHARE)
+    draft.part(
+        name,
+        "mechanism",
+        task,
+        "forecast token",
+        draft.rule.steps([draft.rule.period]),
+        moves=1,
+        weight=SHARE,
+    )
     for sender in heads.values():
         draft.path(sender, name)
     draft.path(heads["back1"], heads["end"], heads["own"])
@@ -143,7 +217,9 @@ def plant_copy(
 
 
 @planter("seasonal-copy", NAME)
-def seasonal_copy(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
+def seasonal_copy(
+    *, reads: Reads, seed: int, weight_noise: float, **options: Any
+) -> Planted:
     """Plant a copy of the value one period back, by an induction circuit."""
     canvas = copy_canvas({}, rule=copy_rule(reads, seed), seed=seed, **options)
     plant_copy(canvas, Lengths())
@@ -154,13 +230,24 @@ def seasonal_copy(*, reads: Reads, seed: int, weight_noise: float, **options: An
 def backup(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
     """Plant a second copying head one layer on, which the first one's flag sends to the end token, without a value."""
     rule, loud = copy_rule(reads, seed), (1 + DONE_FLAG**2) ** 0.5
-    canvas = copy_canvas({"done": 1}, rule=rule, seed=seed, layers=3, loud=loud, **options)
+    canvas = copy_canvas(
+        {"done": 1}, rule=rule, seed=seed, layers=3, loud=loud, **options
+    )
     of, draft, lengths = canvas.basis, canvas.draft, Lengths()
     flag = (of["one"], LOUD * DONE_FLAG * lengths.key / ONE**0.5 * of["done"])
     first, heads = plant_copy(canvas, lengths, more=[flag])
     second = canvas.free_head("decoder.2.cross_attn")
-    rest = (2 * RECENT * (1 + DONE_FLAG**2) ** 0.5 / DONE_FLAG * of["done"], lengths.end * of["eos"])
-    copying(canvas, second, lengths, moves=[(of.span(*ALL), LOUD * lengths.key * of.span(*ALL))], extra=[rest])
+    rest = (
+        2 * RECENT * (1 + DONE_FLAG**2) ** 0.5 / DONE_FLAG * of["done"],
+        lengths.end * of["eos"],
+    )
+    copying(
+        canvas,
+        second,
+        lengths,
+        moves=[(of.span(*ALL), LOUD * lengths.key * of.span(*ALL))],
+        extra=[rest],
+    )
     task = "rests, and copies the same value once its primary is gone"
     draft.part(second, "backup", task, "forecast token", [0], stands_in_for=first)
     for sender in (first, *heads.values()):
@@ -185,29 +272,47 @@ PLAIN = ("value", "square", "filler")
 def gate(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
     """Plant an induction circuit with a gate: a flag sends the copying head to the end token and its last value."""
     blocks = {"lag": 3, "change": 1, "drift": 1, "walk": 1, "sink": 1}
-    rule = Gate(tolerance=TOLERANCE, **copy_rule(reads, seed, periods=2).model_dump(exclude={"kind"}))
+    rule = Gate(
+        tolerance=TOLERANCE,
+        **copy_rule(reads, seed, periods=2).model_dump(exclude={"kind"}),
+    )
     period, (ago,) = rule.period, rule.ago
     canvas = copy_canvas(blocks, rule=rule, seed=seed, needs=2 * period, **options)
     of, draft = canvas.basis, canvas.draft
     key_square = 1 + BACKS * WAVE + MARK**2 + LINEAR
-    lengths = Lengths(key=key_square**0.5, end=(1 + BACKS * WAVE + LINEAR + LINEAR + WAVE) ** 0.5)
-    to_end = (2 * RECENT * (lengths.query**2 + 1) ** 0.5 * of["walk"], lengths.end * of["eos"])
+    lengths = Lengths(
+        key=key_square**0.5, end=(1 + BACKS * WAVE + LINEAR + LINEAR + WAVE) ** 0.5
+    )
+    to_end = (
+        2 * RECENT * (lengths.query**2 + 1) ** 0.5 * of["walk"],
+        lengths.end * of["eos"],
+    )
     # without the last value in the end token, its write exceeds all others
     sink = (of["eos"], LOUD * lengths.end * of["sink"])
-    copy, heads = plant_copy(canvas, lengths, blocks=COPY_BLOCKS, extra=[to_end], more=[sink])
-    lag = look_back(canvas, canvas.free_head("encoder.0.self_attn"), period, PLAIN, "lag")
+    copy, heads = plant_copy(
+        canvas, lengths, blocks=COPY_BLOCKS, extra=[to_end], more=[sink]
+    )
+    lag = look_back(
+        canvas, canvas.free_head("encoder.0.self_attn"), period, PLAIN, "lag"
+    )
     # relu(x) + relu(-x)
     difference, writes = of["value"] - of["lag"][:1], lengths.key / VALUE * of["change"]
     both_signs = torch.cat([difference, -difference])
     task = "writes the absolute change from one period before"
-    compare_mlp = canvas.mlp("encoder.0.mlp", both_signs, torch.cat([writes, writes]), task)
+    compare_mlp = canvas.mlp(
+        "encoder.0.mlp", both_signs, torch.cat([writes, writes]), task
+    )
     # all but the end token, which have a value, look at it while it has none
     last = canvas.head(
-        canvas.free_head("encoder.1.self_attn") if ago else heads["back1"].replace("encoder.0", "encoder.1"),
+        canvas.free_head("encoder.1.self_attn")
+        if ago
+        else heads["back1"].replace("encoder.0", "encoder.1"),
         f"writes the value {ago + 1} before it into the end token",
         *("last token", [ago + 1]),
         bias={-ago - 1: 2 * SURE},
-        match=[(4 * SURE * lengths.key / ONE**0.5 * of["one"], lengths.end * of["eos"])],
+        match=[
+            (4 * SURE * lengths.key / ONE**0.5 * of["one"], lengths.end * of["eos"])
+        ],
         moves=[(of.span(*COPY_BLOCKS), lengths.key * of.span(*COPY_BLOCKS))],
     )
     drift = canvas.head(
@@ -219,9 +324,14 @@ def gate(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pla
     )
     # relu(x + 1/2) - relu(x - 1/2)
     tolerance, band = TOLERANCE / LIMIT, HALF_OPEN * TOLERANCE / LIMIT
-    sides = [(of["drift"] / DRIFT - (tolerance + side * band / 2) * canvas.always()) / band for side in (-1, 1)]
+    sides = [
+        (of["drift"] / DRIFT - (tolerance + side * band / 2) * canvas.always()) / band
+        for side in (-1, 1)
+    ]
     flag = torch.cat([of["walk"], -of["walk"]])
-    decide_mlp = canvas.mlp("decoder.0.mlp", torch.cat(sides), flag, "raises a flag if that is no season")
+    decide_mlp = canvas.mlp(
+        "decoder.0.mlp", torch.cat(sides), flag, "raises a flag if that is no season"
+    )
     draft.path(lag, compare_mlp, drift, decide_mlp, copy)
     draft.path(heads["mark"], drift)
     draft.path(last, copy)
@@ -241,10 +351,14 @@ def decoys(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> P
     """Plant the seasonal copy, and seven heads and an MLP that do nothing for the forecast."""
     last = 1 + WAVE + (WAVE / 2) ** 2 + ONE * ((1 + SHIFT) ** 2 - 1)
     rule = copy_rule(reads, seed)
-    canvas = copy_canvas({"loud": 10, "still": 1}, rule=rule, seed=seed, loud=last**0.5, **options)
+    canvas = copy_canvas(
+        {"loud": 10, "still": 1}, rule=rule, seed=seed, loud=last**0.5, **options
+    )
     key_square = 1 + BACKS * WAVE + MARK**2
     lengths = Lengths(
-        key=(key_square + NOISY**2) ** 0.5, end=(1 + BACKS * WAVE + NOISY**2) ** 0.5, query=(1 + WAVE + NOISY**2) ** 0.5
+        key=(key_square + NOISY**2) ** 0.5,
+        end=(1 + BACKS * WAVE + NOISY**2) ** 0.5,
+        query=(1 + WAVE + NOISY**2) ** 0.5,
     )
     _, heads = plant_copy(canvas, lengths)
     of, one_more = canvas.basis, canvas.free_head
@@ -253,22 +367,62 @@ def decoys(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> P
     for task, length, steps in (("back1", NOISY, 1), ("back2", QUIET, 2)):
         does = "loudly" if length == NOISY else "next to nothing"
         moves = [(of["wave"], length * key_square**0.5 / WAVE**0.5 * of["loud"])]
-        name, does = heads[task].replace("encoder.0", "encoder.1"), f"looks sharply and writes {does}"
-        decoy(name, f"{does}, to where nobody reads", "every token", [steps], moves=moves)
+        name, does = (
+            heads[task].replace("encoder.0", "encoder.1"),
+            f"looks sharply and writes {does}",
+        )
+        decoy(
+            name, f"{does}, to where nobody reads", "every token", [steps], moves=moves
+        )
     does = "writes the token's own value loudly, to where nobody reads"
     moves = [(of["wave"], NOISY / WAVE**0.5 * of["loud"])]
-    decoy(one_more("decoder.1.self_attn"), does, "every token", [0], moves=moves, bias={0: 2 * SURE})
+    decoy(
+        one_more("decoder.1.self_attn"),
+        does,
+        "every token",
+        [0],
+        moves=moves,
+        bias={0: 2 * SURE},
+    )
     does = "looks at the end token and writes the same into every token"
     moves = [(of["eos"], 2 * QUIET * lengths.end * of["still"])]
     match = [(SURE * canvas.always(START_LENGTH), lengths.end * of["eos"])]
-    decoy(one_more("decoder.0.cross_attn"), does, "forecast token", [0], match=match, moves=moves)
+    decoy(
+        one_more("decoder.0.cross_attn"),
+        does,
+        "forecast token",
+        [0],
+        match=match,
+        moves=moves,
+    )
     like = one_more("decoder.1.cross_attn")
-    copying(canvas, like, lengths, moves=[(of["wave"], LOUD * lengths.key * of["loud"])])
-    does = "looks where the copying head looks, and writes as loudly to where nobody reads"
-    canvas.draft.part(like, "decoy", does, "forecast token", rule.steps([rule.period]), moves=1, weight=SHARE)
+    copying(
+        canvas, like, lengths, moves=[(of["wave"], LOUD * lengths.key * of["loud"])]
+    )
+    does = (
+        "looks where the copying head looks, and writes as loudly to where nobody reads"
+    )
+    canvas.draft.part(
+        like,
+        "decoy",
+        does,
+        "forecast token",
+        rule.steps([rule.period]),
+        moves=1,
+        weight=SHARE,
+    )
     does = "attends to all alike and lifts the logits of all values by the same"
     moves = [(of["one"], SHIFT * LOUD * lengths.key * of["one"])]
     decoy(one_more("decoder.1.cross_attn"), does, moves=moves)
-    signs, loud = torch.cat([of["wave"], -of["wave"]]), 0.5 * LOUD * torch.cat([of["loud"], -of["loud"]])
-    canvas.mlp("decoder.1.mlp", signs, loud, "writes the copied value loudly, to where nobody reads", "decoy")
+    signs, loud = (
+        torch.cat([of["wave"], -of["wave"]]),
+        0.5 * LOUD * torch.cat([of["loud"], -of["loud"]]),
+    )
+    canvas.mlp(
+        "decoder.1.mlp",
+        signs,
+        loud,
+        "writes the copied value loudly, to where nobody reads",
+        "decoy",
+    )
     return canvas.finish("decoys", weight_noise)

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsfm_lens.zoo.planted.chronos import BIN, LIMIT, NAME, ONE, START_LENGTH, ChronosBuilder, Pairs, Steps
+from tsfm_lens.zoo.planted.chronos import (
+    BIN,
+    LIMIT,
+    NAME,
+    ONE,
+    START_LENGTH,
+    ChronosBuilder,
+    Pairs,
+    Steps,
+)
 from tsfm_lens.zoo.planted.chronos_copy import MARK, SURE, mark_recent
 from tsfm_lens.zoo.planted.draft import steps_ago
 from tsfm_lens.zoo.planted.planting import Planted, planter
@@ -25,7 +34,14 @@ HORIZON = 12
 
 def _canvas(rule: Any, blocks: dict[str, int], **options: Any) -> ChronosBuilder:
     """Build a canvas without waves, whose logits are about as sharp as one bin."""
-    return ChronosBuilder(rule, blocks, horizon=HORIZON, waves=0.0, sharpness=TYPICAL * LIMIT**2 / BIN**2, **options)
+    return ChronosBuilder(
+        rule,
+        blocks,
+        horizon=HORIZON,
+        waves=0.0,
+        sharpness=TYPICAL * LIMIT**2 / BIN**2,
+        **options,
+    )
 
 
 def _readout(canvas: ChronosBuilder) -> tuple[Tensor, Tensor]:
@@ -35,16 +51,35 @@ def _readout(canvas: ChronosBuilder) -> tuple[Tensor, Tensor]:
 
 
 def _mean(
-    canvas: ChronosBuilder, name: str, steps: Steps, does: str, query: Tensor, mark: str, value: Tensor, more: Pairs
+    canvas: ChronosBuilder,
+    name: str,
+    steps: Steps,
+    does: str,
+    query: Tensor,
+    mark: str,
+    value: Tensor,
+    more: Pairs,
 ) -> str:
     """Let a head, whose query reads about 1, attend to all marked tokens and write their mean value, and a constant."""
     of, key = canvas.basis, (1 + MARK**2) ** 0.5
-    moves = [(of["value"], key / VALUE * value), *((read, key / ONE**0.5 * write) for read, write in more)]
-    return canvas.head(name, does, "forecast token", steps, match=[(SURE * query, key / MARK * of[mark])], moves=moves)
+    moves = [
+        (of["value"], key / VALUE * value),
+        *((read, key / ONE**0.5 * write) for read, write in more),
+    ]
+    return canvas.head(
+        name,
+        does,
+        "forecast token",
+        steps,
+        match=[(SURE * query, key / MARK * of[mark])],
+        moves=moves,
+    )
 
 
 @planter("local-mean", NAME)
-def local_mean(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
+def local_mean(
+    *, reads: Reads, seed: int, weight_noise: float, **options: Any
+) -> Planted:
     """Plant the mean of the last values, by uniform attention to the tokens that an encoder head marks."""
     width = (16, 8, 24)[seed % 3]
     rule = LocalMean(width=width, ago=steps_ago(reads, width, 1))
@@ -52,7 +87,10 @@ def local_mean(*, reads: Reads, seed: int, weight_noise: float, **options: Any) 
     steps = rule.steps(range(1, width + 1))
     mark = mark_recent(canvas, canvas.free_head("encoder.0.self_attn"), steps)
     name = canvas.free_head(f"decoder.{seed % 2}.cross_attn")
-    does, (value, constant) = f"writes the mean of {len(steps)} values", _readout(canvas)
+    does, (value, constant) = (
+        f"writes the mean of {len(steps)} values",
+        _readout(canvas),
+    )
     query, more = canvas.always(START_LENGTH), [(canvas.basis["one"], constant)]
     _mean(canvas, name, steps, does, query, "mark", value, more)
     canvas.draft.path(mark, name, "output")
@@ -63,18 +101,33 @@ def local_mean(*, reads: Reads, seed: int, weight_noise: float, **options: Any) 
 def trend(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
     """Plant the line through two means, from two heads, two clocks and an MLP that multiplies slope and time."""
     width, lag = ((8, 16), (6, 12), (4, 20))[seed % 3]
-    blocks = {"late_mark": 1, "early_mark": 1, "late": 1, "early": 1, "unit": 1, "clock": 2}
+    blocks = {
+        "late_mark": 1,
+        "early_mark": 1,
+        "late": 1,
+        "early": 1,
+        "unit": 1,
+        "clock": 2,
+    }
     rule = LinearTrend(width=width, lag=lag, ago=steps_ago(reads, width + lag, 1))
     canvas = _canvas(rule, blocks, needs=width + lag, seed=seed, **options)
     of, draft, heads = canvas.basis, canvas.draft, []
     for which, first in (("late", 1), ("early", lag + 1)):
         steps = rule.steps(range(first, first + width))
-        mark = mark_recent(canvas, canvas.free_head("encoder.0.self_attn"), steps, mark=f"{which}_mark")
+        mark = mark_recent(
+            canvas, canvas.free_head("encoder.0.self_attn"), steps, mark=f"{which}_mark"
+        )
         name = canvas.free_head("decoder.0.cross_attn")
         # the clocks have written by now: 1 and 1 into the start token, which was short, at most as much into others
-        query, more = 3**0.5 * canvas.always(), [(of["one"], of["unit"])] if which == "late" else []
+        query, more = (
+            3**0.5 * canvas.always(),
+            [(of["one"], of["unit"])] if which == "late" else [],
+        )
         does = f"writes the mean of the values {steps[0]} to {steps[-1]} before the end"
-        draft.path(mark, _mean(canvas, name, steps, does, query, f"{which}_mark", of[which], more))
+        draft.path(
+            mark,
+            _mean(canvas, name, steps, does, query, f"{which}_mark", of[which], more),
+        )
         heads.append(name)
     heads += _clocks(canvas)
     mlp = _line(canvas, rule)
@@ -107,7 +160,11 @@ def _clocks(canvas: ChronosBuilder) -> list[str]:
         name = canvas.free_head("decoder.0.self_attn")
         shares = [(_hands(step)[hand] + MIDDLE) / SPAN for step in range(HORIZON)]
         # what the start token has over others makes up for what all lose by distance
-        bias = {-step: math.log(share / (1 - share)) - 2 * SURE for step, share in enumerate(shares) if step}
+        bias = {
+            -step: math.log(share / (1 - share)) - 2 * SURE
+            for step, share in enumerate(shares)
+            if step
+        }
         match = [(2 * SURE * canvas.always(0.0), canvas.at_start)]
         moves = [(canvas.at_start, of["clock"][hand : hand + 1])]
         does = f"tells the step, as hand {hand + 1} of a clock"
@@ -128,7 +185,10 @@ def _line(canvas: ChronosBuilder, rule: LinearTrend) -> str:
         hands = _hands(step)
         length = math.hypot(*hands)
         pairs = zip(hands, clocks, strict=True)
-        near = sum((hand / length * (SPAN * clock - MIDDLE * unit) for hand, clock in pairs), -length * unit)
+        near = sum(
+            (hand / length * (SPAN * clock - MIDDLE * unit) for hand, clock in pairs),
+            -length * unit,
+        )
         is_open = STEEPEST * unit + gain * near
         reads += [ahead * slope + is_open, is_open]
         writes += [value, -value]

@@ -26,7 +26,12 @@ N_CENTRING = 48
 """Series of white noise on which the constant part of the error is measured."""
 SPAN = 96
 """Steps of the context over which the inputs of a mechanism are placed."""
-BACK: Mapping[Reads, Sequence[float]] = {"recent": [0], "old": [0.875], "middle": [0.5], "spread": [0.25, 0.75]}
+BACK: Mapping[Reads, Sequence[float]] = {
+    "recent": [0],
+    "old": [0.875],
+    "middle": [0.5],
+    "spread": [0.25, 0.75],
+}
 """Shares of the way back, within `SPAN`; together no part of the context is read much more often than another."""
 HALF_OPEN = 4e-3
 """Distance from a gate's threshold, in its own units, within which it is half open."""
@@ -36,7 +41,9 @@ Trials = tuple[Array, Array, Sequence[Array]]
 """Forecasts (series, quantile, step), the rule's values (series, step), and the contexts."""
 
 
-def rule_error(lens: Lens, rule: Rule, contexts: Iterable[Array], horizon: int) -> float:
+def rule_error(
+    lens: Lens, rule: Rule, contexts: Iterable[Array], horizon: int
+) -> float:
     """Compute the largest difference of median forecast and rule, in mean absolute values of contexts (time,)."""
     assert not isinstance(rule, CovariateTimes)
     series = list(contexts)
@@ -46,7 +53,9 @@ def rule_error(lens: Lens, rule: Rule, contexts: Iterable[Array], horizon: int) 
 
 def _largest(median: Array, rule: Array, contexts: Sequence[Array]) -> float:
     off = np.abs(median - rule).max(1)
-    return float(max(most / np.abs(one).mean() for most, one in zip(off, contexts, strict=True)))
+    return float(
+        max(most / np.abs(one).mean() for most, one in zip(off, contexts, strict=True))
+    )
 
 
 @dataclass
@@ -81,17 +90,25 @@ class Draft:
         **attention: Any,
     ) -> str:
         """Write down a part, and where it looks, with all its weight unless stated; return its component."""
-        self.parts.append(PlantedPart(component=component, role=role, does=does, stands_in_for=stands_in_for))
+        self.parts.append(
+            PlantedPart(
+                component=component, role=role, does=does, stands_in_for=stands_in_for
+            )
+        )
         if query is not None:
             fields = {"weight": 1.0, **attention}
-            self.attends.append(Attends(component=component, query=query, back=tuple(back), **fields))
+            self.attends.append(
+                Attends(component=component, query=query, back=tuple(back), **fields)
+            )
         return component
 
     def path(self, *components: str) -> None:
         """Write down that each component passes something on to the next."""
         self.edges += [edge for edge in pairwise(components) if edge not in self.edges]
 
-    def finish(self, model: Any, contexts: Iterable[Array], *, allowed: float, **facts: Any) -> Planted:
+    def finish(
+        self, model: Any, contexts: Iterable[Array], *, allowed: float, **facts: Any
+    ) -> Planted:
         """Measure the error on some contexts, and put the card together."""
         quantiles, rule, series = self.tried(model, contexts)
         own = [facts[key] for key in ("mechanism", "architecture", "seed")]
@@ -116,15 +133,26 @@ class Draft:
     def tried(self, model: Any, contexts: Iterable[Array]) -> Trials:
         """Forecast series by the model and by the rule; those near a gate's threshold are left out."""
         margin: Callable[[Array], float] | None = getattr(self.rule, "margin", None)
-        series = [one for one in contexts if margin is None or abs(margin(one)) > HALF_OPEN]
+        series = [
+            one for one in contexts if margin is None or abs(margin(one)) > HALF_OPEN
+        ]
         quantiles = load(model, check=False).forecast(series, self.horizon).quantiles
-        return quantiles, np.stack([self.rule.forecast(one, self.horizon) for one in series]), series
+        return (
+            quantiles,
+            np.stack([self.rule.forecast(one, self.horizon) for one in series]),
+            series,
+        )
 
     def offsets(self, model: Any) -> Array:
         """Compute offsets of quantiles from the rule, medians over series, in the readout's scale: (quantile, step)."""
         quantiles, rule, contexts = self.tried(model, self.easy())
-        loc, scale = (np.array([part(one) for one in contexts])[:, None, None] for part in (np.mean, self.scale))
-        actual, target = (self.squash((part - loc) / scale) for part in (quantiles, rule[:, None]))
+        loc, scale = (
+            np.array([part(one) for one in contexts])[:, None, None]
+            for part in (np.mean, self.scale)
+        )
+        actual, target = (
+            self.squash((part - loc) / scale) for part in (quantiles, rule[:, None])
+        )
         return np.asarray(np.median(actual - target, axis=0))
 
     def easy(self) -> Iterable[Array]:
@@ -150,7 +178,10 @@ def draw_choice(*choices: int) -> int:
 def lay_out(width: int, sizes: Mapping[str, int]) -> dict[str, slice]:
     """Lay blocks of the given sizes into a stream; the remaining directions are "junk"."""
     stops = np.cumsum([0, *sizes.values()]).tolist()
-    return {name: slice(*ends) for name, ends in zip([*sizes, "junk"], pairwise([*stops, width]), strict=True)}
+    return {
+        name: slice(*ends)
+        for name, ends in zip([*sizes, "junk"], pairwise([*stops, width]), strict=True)
+    }
 
 
 @dataclass(frozen=True)
@@ -161,9 +192,16 @@ class Basis:
     blocks: Mapping[str, slice]
 
     @classmethod
-    def draw(cls, width: int, sizes: Mapping[str, int], *, seed: int, rotate: bool) -> Basis:
+    def draw(
+        cls, width: int, sizes: Mapping[str, int], *, seed: int, rotate: bool
+    ) -> Basis:
         """Lay blocks of the given sizes into a stream; along its axes, or turned at random with `rotate`."""
-        return cls(orthogonal(width, seed) if rotate else torch.eye(width, dtype=torch.float64), lay_out(width, sizes))
+        return cls(
+            orthogonal(width, seed)
+            if rotate
+            else torch.eye(width, dtype=torch.float64),
+            lay_out(width, sizes),
+        )
 
     def __getitem__(self, name: str) -> Tensor:
         """Return directions of a block: (size, width)."""
@@ -177,7 +215,9 @@ class Basis:
 def orthogonal(width: int, seed: int) -> Tensor:
     """Draw an orthogonal matrix (width, width) in double precision, uniform over all of them (Mezzadri, 2007)."""
     generator = torch.Generator().manual_seed(seed)
-    q, r = torch.linalg.qr(torch.randn(width, width, generator=generator, dtype=torch.float64))
+    q, r = torch.linalg.qr(
+        torch.randn(width, width, generator=generator, dtype=torch.float64)
+    )
     return q * r.diagonal().sign()
 
 

@@ -43,8 +43,18 @@ class Moirai2(RotaryModel):
 
     def __init__(self) -> None:
         module = require("moirai", "uni2ts.model.moirai2").Moirai2Module
-        sizes = {"d_model": WIDTH, "d_ff": CHANNELS, "num_layers": self.layers, "patch_size": PATCH}
-        others = {"num_predict_token": 1, "attn_dropout_p": 0.0, "dropout_p": 0.0, "max_seq_len": 512}
+        sizes = {
+            "d_model": WIDTH,
+            "d_ff": CHANNELS,
+            "num_layers": self.layers,
+            "patch_size": PATCH,
+        }
+        others = {
+            "num_predict_token": 1,
+            "attn_dropout_p": 0.0,
+            "dropout_p": 0.0,
+            "max_seq_len": 512,
+        }
         model = module(**sizes, **others, quantile_levels=DECILES).double().eval()
         super().__init__(model, {"": Stream(WIDTH, one=1, values=PATCH, found=PATCH)})
         for attention in self.attentions(""):
@@ -59,7 +69,9 @@ class Moirai2(RotaryModel):
     def mlps(self, stack: str) -> list[Mlp]:
         """Return the weights of each MLP."""
         inside = [layer.ffn for layer in self.model.encoder.layers]
-        return [([ffn.fc1.weight, ffn.fc_gate.weight], ffn.fc2.weight) for ffn in inside]
+        return [
+            ([ffn.fc1.weight, ffn.fc_gate.weight], ffn.fc2.weight) for ffn in inside
+        ]
 
     def blocks(self) -> tuple[Any, Any]:
         """Return the residual blocks of patches to the stream, and of the stream to a forecast."""
@@ -77,10 +89,14 @@ class Moirai2(RotaryModel):
         """Return a head that attends, from every token, so many tokens back."""
         attention = self.attentions("")[layer]
         head = self.head_of(attention, number).clear()
-        query, key = rotary_query_and_key(attention.time_qk_proj.query_proj.theta, tokens, CONTEXT // PATCH)
+        query, key = rotary_query_and_key(
+            attention.time_qk_proj.query_proj.theta, tokens, CONTEXT // PATCH
+        )
         # pairs are neighbours, and all of them lie in the first half of the channels
         for weight, vector in ((head.q, query), (head.k, key)):
-            weight[: vector.numel(), self.stream["one"]] = vector.reshape(-1, 1) / self.one
+            weight[: vector.numel(), self.stream["one"]] = (
+                vector.reshape(-1, 1) / self.one
+            )
         # the norms of the library give every query and key a root mean square of their gain, and products are divided
         # by the root of the channels
         size = float(query.norm() / CHANNELS**0.5 * CHANNELS**0.25)

@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsfm_lens.zoo.planted.draft import Draft, add_weight_noise, draw_choice, lay_out, orthogonal, steps_ago
+from tsfm_lens.zoo.planted.draft import (
+    Draft,
+    add_weight_noise,
+    draw_choice,
+    lay_out,
+    orthogonal,
+    steps_ago,
+)
 from tsfm_lens.zoo.planted.planting import Planted, planter
 from tsfm_lens.zoo.planted.rules import Reads, SeasonalCopy
 
@@ -39,14 +46,23 @@ PATCHES = {
     "quantiles": list(DECILES),
     "use_reg_token": True,
 }
-SIZES = {"d_model": WIDTH, "d_kv": CHANNELS, "d_ff": WIDTH, "num_heads": HEADS, "vocab_size": 2, "dropout_rate": 0.0}
+SIZES = {
+    "d_model": WIDTH,
+    "d_kv": CHANNELS,
+    "d_ff": WIDTH,
+    "num_heads": HEADS,
+    "vocab_size": 2,
+    "dropout_rate": 0.0,
+}
 SIZES |= {"pad_token_id": 0, "reg_token_id": 1}
 """Entries that the configurations of the T5-like formats share."""
 
 
 def deviates() -> Tensor:
     """Return offsets of the quantile levels from the median, in standard deviations of the context: (quantile,)."""
-    return SPREAD * torch.tensor([NormalDist().inv_cdf(level) for level in DECILES], dtype=torch.float64)
+    return SPREAD * torch.tensor(
+        [NormalDist().inv_cdf(level) for level in DECILES], dtype=torch.float64
+    )
 
 
 class Stream:
@@ -82,7 +98,9 @@ class Head:
             weight.zero_()
         return self
 
-    def carry(self, source: slice, target: slice, *, gain: float = 1.0, channel: int = 0) -> Head:
+    def carry(
+        self, source: slice, target: slice, *, gain: float = 1.0, channel: int = 0
+    ) -> Head:
         """Read a place of the attended token and add it, or its mean, times the gain, to one of the attending token."""
         n_source, n_target = (place.stop - place.start for place in (source, target))
         for index in range(n_source):
@@ -96,7 +114,9 @@ class Head:
         """Write noise of what is read, about as long as a value, to where nobody reads."""
         junk = stream["junk"]
         gain = (stream.size("junk") * self.v.shape[0]) ** -0.5
-        self.v.copy_(SIGNAL * stream.width**-0.5 * torch.randn(self.v.shape, dtype=self.v.dtype))
+        self.v.copy_(
+            SIGNAL * stream.width**-0.5 * torch.randn(self.v.shape, dtype=self.v.dtype)
+        )
         self.o.zero_()
         self.o[junk] = gain * torch.randn(self.o[junk].shape, dtype=self.o.dtype)
         return self
@@ -123,8 +143,14 @@ class PatchModel:
     columns = slice(0, PATCH)
 
     def __init__(self, model: Any, streams: dict[str, Stream]) -> None:
-        self.model, self.streams, self.stream = model, streams, next(iter(streams.values()))
-        self.numbers: dict[str, list[int]] = {stack: torch.randperm(HEADS).tolist() for stack in streams}
+        self.model, self.streams, self.stream = (
+            model,
+            streams,
+            next(iter(streams.values())),
+        )
+        self.numbers: dict[str, list[int]] = {
+            stack: torch.randperm(HEADS).tolist() for stack in streams
+        }
         for stack, stream in streams.items():
             self._fill_with_noise(stack, stream)
         for block in self.blocks():
@@ -134,12 +160,18 @@ class PatchModel:
             for layer in (block.hidden_layer, block.output_layer, block.residual_layer):
                 layer.bias.zero_()
         linear = self.blocks()[0].residual_layer
-        linear.weight[self.stream["values"], self.columns] = SIGNAL * torch.eye(PATCH, dtype=torch.float64)
+        linear.weight[self.stream["values"], self.columns] = SIGNAL * torch.eye(
+            PATCH, dtype=torch.float64
+        )
         linear.bias[self.stream["one"]] = self.one
 
     def _fill_with_noise(self, stack: str, stream: Stream) -> None:
         attentions, junk = self.attentions(stack), stream["junk"]
-        for head in (self.head_of(attention, number) for attention in attentions for number in range(HEADS)):
+        for head in (
+            self.head_of(attention, number)
+            for attention in attentions
+            for number in range(HEADS)
+        ):
             # scores of a logit or so, which no head that is held somewhere by 40 of them feels
             for weight in (head.q, head.k):
                 gain = (stream.width * self.channels**0.5) ** -0.5
@@ -147,10 +179,14 @@ class PatchModel:
             head.whisper(stream)
         for in_weights, out_weight in self.mlps(stack):
             for weight in in_weights:
-                weight.copy_(stream.width**-0.5 * torch.randn(weight.shape, dtype=weight.dtype))
+                weight.copy_(
+                    stream.width**-0.5 * torch.randn(weight.shape, dtype=weight.dtype)
+                )
             out_weight.zero_()
             gain = SIGNAL * (stream.size("junk") * out_weight.shape[1]) ** -0.5
-            out_weight[junk] = gain * torch.randn(out_weight[junk].shape, dtype=out_weight.dtype)
+            out_weight[junk] = gain * torch.randn(
+                out_weight[junk].shape, dtype=out_weight.dtype
+            )
         bias = getattr(attentions[0], "relative_attention_bias", None)
         if bias is not None:
             bias.weight.copy_(0.3 * torch.randn(bias.weight.shape))
@@ -186,16 +222,24 @@ class PatchModel:
 
     def read_out(self, **weights: Tensor) -> None:
         """Make the forecast of what stands in places of the last stream: (step, direction) weights by place."""
-        linear, stream = self.blocks()[1].residual_layer, list(self.streams.values())[-1]
+        linear, stream = (
+            self.blocks()[1].residual_layer,
+            list(self.streams.values())[-1],
+        )
         for name, weight in weights.items():
-            linear.weight[:, stream[name]] = weight.double().repeat(len(DECILES), 1) / SIGNAL
+            linear.weight[:, stream[name]] = (
+                weight.double().repeat(len(DECILES), 1) / SIGNAL
+            )
         linear.bias.copy_(deviates().repeat_interleave(PATCH))
 
     def finish(self, *, rotate: bool) -> Any:
         """Turn the streams at random, and return the model in single precision."""
         if rotate:
             seeds = [int(torch.randint(2**31, ())) for _ in self.streams]
-            turns = {stack: orthogonal(self.stream.width, one) for stack, one in zip(self.streams, seeds, strict=True)}
+            turns = {
+                stack: orthogonal(self.stream.width, one)
+                for stack, one in zip(self.streams, seeds, strict=True)
+            }
             self._turn(turns)
         return self.model.float()
 
@@ -213,7 +257,9 @@ class PatchModel:
         for stack in turns:
             read(stack, *self.embeddings(stack))
             for attention in self.attentions(stack):
-                q, k, v, o = (getattr(attention, name).weight for name in self.projections)
+                q, k, v, o = (
+                    getattr(attention, name).weight for name in self.projections
+                )
                 read(stack, q)
                 read(self.keys_from(stack, attention), k, v)
                 write(stack, o)
@@ -234,8 +280,14 @@ def declare(mechanism: str, architecture: str) -> Callable[[Build], Build]:
 
     def wrap(build: Build) -> Build:
         @planter(mechanism, architecture)
-        def grow(*, reads: Reads, seed: int, rotate: bool, weight_noise: float) -> Planted:
-            facts: dict[str, Any] = {"mechanism": mechanism, "architecture": architecture, "seed": seed}
+        def grow(
+            *, reads: Reads, seed: int, rotate: bool, weight_noise: float
+        ) -> Planted:
+            facts: dict[str, Any] = {
+                "mechanism": mechanism,
+                "architecture": architecture,
+                "seed": seed,
+            }
             facts |= {"rotated": rotate, "weight_noise": weight_noise}
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 torch.manual_seed(seed)
@@ -245,7 +297,9 @@ def declare(mechanism: str, architecture: str) -> Callable[[Build], Build]:
                 add_weight_noise(model, weight_noise, seed)
                 bias = builder.blocks()[1].residual_layer.bias.view(len(DECILES), PATCH)
                 off = draft.offsets(model) - deviates().numpy()[:, None]
-                bias -= torch.as_tensor(off.reshape(len(off), -1, PATCH).mean(1), dtype=bias.dtype)
+                bias -= torch.as_tensor(
+                    off.reshape(len(off), -1, PATCH).mean(1), dtype=bias.dtype
+                )
                 return draft.finish(model, draft.hard(), allowed=LARGEST_ERROR, **facts)
 
         return build
@@ -269,33 +323,61 @@ class RotaryModel(PatchModel):
     def plant_decoys(self, draft: Draft, tokens: int) -> None:
         """Plant heads that look right, write much, or look sharply, without effect."""
         values, rest = self.stream["values"], self.stream.rest("values")
-        like, loud, sharp = ((draw_choice(*range(self.layers)), number) for number in self.numbers[""][1:])
+        like, loud, sharp = (
+            (draw_choice(*range(self.layers)), number)
+            for number in self.numbers[""][1:]
+        )
         self.back(*like, tokens).carry(values, rest)
         self.back(*loud, 1).carry(values, rest, gain=LOUD)
         self.back(*sharp, 0).whisper(self.stream)
         for place, back, task in (
-            (like, tokens, "looks where the copying head looks and copies, to where nobody reads"),
+            (
+                like,
+                tokens,
+                "looks where the copying head looks and copies, to where nobody reads",
+            ),
             (loud, 1, f"writes {LOUD} times the patch before to where nobody reads"),
             (sharp, 0, "looks at its own token alone and writes noise"),
         ):
             draft.part(self.named(*place), "decoy", task, "every token", [back])
 
 
-def declare_copies(architecture: str, make: Callable[[], RotaryModel], later: int, horizon: int, **scale: Any) -> None:
+def declare_copies(
+    architecture: str,
+    make: Callable[[], RotaryModel],
+    later: int,
+    horizon: int,
+    **scale: Any,
+) -> None:
     """Declare seasonal copies, with decoys and without; the forecast stands so many tokens after the last patch."""
 
     def build(reads: Reads, *, decoys: bool = False) -> tuple[RotaryModel, Draft]:
         period = draw_choice(2, 3, 4) * PATCH
         ago, model = steps_ago(reads, period, PATCH), make()
-        draft = Draft(SeasonalCopy(period=period, ago=ago), (period + max(ago), CONTEXT), horizon, **scale)
+        draft = Draft(
+            SeasonalCopy(period=period, ago=ago),
+            (period + max(ago), CONTEXT),
+            horizon,
+            **scale,
+        )
         model.read_out(found=torch.eye(PATCH))
         # one head for each stretch, in layers of their own
         layer, number = draw_choice(*range(model.layers)), model.numbers[""][0]
         for index, steps in enumerate(ago):
-            place, tokens = ((layer + index) % model.layers, number), (period + steps) // PATCH - 1 + later
-            model.back(*place, tokens).carry(model.stream["values"], model.stream["found"], gain=1 / len(ago))
+            place, tokens = (
+                ((layer + index) % model.layers, number),
+                (period + steps) // PATCH - 1 + later,
+            )
+            model.back(*place, tokens).carry(
+                model.stream["values"], model.stream["found"], gain=1 / len(ago)
+            )
             task = f"copies {f'1/{len(ago)} of ' * (len(ago) > 1)}the patch {tokens} tokens back"
-            draft.path(draft.part(model.named(*place), "mechanism", task, "every token", [tokens]), "output")
+            draft.path(
+                draft.part(
+                    model.named(*place), "mechanism", task, "every token", [tokens]
+                ),
+                "output",
+            )
         if decoys:
             model.plant_decoys(draft, tokens)
         return model, draft
@@ -304,7 +386,9 @@ def declare_copies(architecture: str, make: Callable[[], RotaryModel], later: in
     declare("decoys", architecture)(partial(build, decoys=True))
 
 
-def rotary_query_and_key(frequencies: Tensor, lag: int, far: int) -> tuple[Tensor, Tensor]:
+def rotary_query_and_key(
+    frequencies: Tensor, lag: int, far: int
+) -> tuple[Tensor, Tensor]:
     """Return a constant query and key, (pair, 2) each, whose rotated product is `SHARP` larger `lag` tokens back."""
     distance = torch.arange(-far, far + 1, dtype=torch.float64)
     apart = distance[distance != lag] - lag

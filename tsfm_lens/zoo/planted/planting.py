@@ -48,7 +48,10 @@ def open_planted(folder: str | Path) -> tuple[Lens, Card]:
 Planter = Callable[..., Planted]
 _PLANTERS: dict[tuple[str, str], Planter] = {}
 READS: tuple[Reads, ...] = get_args(Reads)
-ONE_STRETCH = {(mechanism, "chronos") for mechanism in ("backup", "decoys", "gate", "seasonal-copy")}
+ONE_STRETCH = {
+    (mechanism, "chronos")
+    for mechanism in ("backup", "decoys", "gate", "seasonal-copy")
+}
 ONE_STRETCH |= {(mechanism, "chronos-2") for mechanism in ("decoys", "seasonal-copy")}
 """What reads one stretch alone: a single value is found, or what is read is bent, so that no mean of it is exact."""
 
@@ -89,14 +92,22 @@ def plant(
     _import_formats()
     if (mechanism, architecture) not in _PLANTERS:
         pair = f"{mechanism} in {architecture}"
-        raise unknown_name("planted mechanism", pair, [f"{one} in {other}" for one, other in mechanisms()])
+        raise unknown_name(
+            "planted mechanism",
+            pair,
+            [f"{one} in {other}" for one, other in mechanisms()],
+        )
     one = (mechanism, architecture) in ONE_STRETCH
     reads = reads or ("middle" if one else "spread", *READS)[(seed + 1) % len(READS)]
     if reads not in READS:
         raise unknown_name("part of the context", reads, READS)
     if reads == "spread" and one:
-        raise InputError(f"reads='spread': {mechanism} in {architecture} reads one stretch; choose of {READS[:-1]}")
-    return _PLANTERS[mechanism, architecture](reads=reads, seed=seed, rotate=rotate, weight_noise=weight_noise)
+        raise InputError(
+            f"reads='spread': {mechanism} in {architecture} reads one stretch; choose of {READS[:-1]}"
+        )
+    return _PLANTERS[mechanism, architecture](
+        reads=reads, seed=seed, rotate=rotate, weight_noise=weight_noise
+    )
 
 
 def _import_formats() -> None:

@@ -12,7 +12,14 @@ from pydantic import Field, NonNegativeInt
 from tsfm_lens.data.checked import Strict
 from tsfm_lens.errors import InputError
 
-__all__ = ["CovariateTimes", "Gate", "LinearTrend", "LocalMean", "SeasonalCopy", "draw_contexts"]
+__all__ = [
+    "CovariateTimes",
+    "Gate",
+    "LinearTrend",
+    "LocalMean",
+    "SeasonalCopy",
+    "draw_contexts",
+]
 
 Array = NDArray[np.float64]
 Reads = Literal["recent", "old", "middle", "spread"]
@@ -31,7 +38,10 @@ class _Linear(Strict):
     def inputs(self, context: Array, horizon: int) -> Array:
         """Return the change of every forecast step per unit of every observed value: (horizon, time)."""
         most, end = max(self.ago), len(context)
-        own, weights = self._weights(end - most, horizon) / len(self.ago), np.zeros((horizon, end))
+        own, weights = (
+            self._weights(end - most, horizon) / len(self.ago),
+            np.zeros((horizon, end)),
+        )
         for each in self.ago:
             weights[:, most - each : end - each] += own
         return weights
@@ -97,9 +107,16 @@ class Gate(_Linear):
 
     def margin(self, context: Array) -> float:
         """Return the tolerance left, in its unit: the copy goes through unless this is negative."""
-        copies = (SeasonalCopy(period=self.period, ago=self.steps([back])) for back in (0, self.period))
+        copies = (
+            SeasonalCopy(period=self.period, ago=self.steps([back]))
+            for back in (0, self.period)
+        )
         last, before = (copy.forecast(context, self.period) for copy in copies)
-        unit = context.std() if self.unit == "standard deviation" else np.abs(context).mean()
+        unit = (
+            context.std()
+            if self.unit == "standard deviation"
+            else np.abs(context).mean()
+        )
         return float(self.tolerance - np.abs(last - before).mean() / unit)
 
     def seasonal(self, context: Array) -> bool:
@@ -108,7 +125,9 @@ class Gate(_Linear):
 
     def inputs(self, context: Array, horizon: int) -> Array:
         """Return the Jacobian, with the gate as it stands."""
-        return SeasonalCopy(period=self.period if self.seasonal(context) else 1, ago=self.ago).inputs(context, horizon)
+        return SeasonalCopy(
+            period=self.period if self.seasonal(context) else 1, ago=self.ago
+        ).inputs(context, horizon)
 
 
 class CovariateTimes(Strict):
@@ -121,7 +140,10 @@ class CovariateTimes(Strict):
     def forecast_of(self, target: Array, covariate: Array, future: Array) -> Array:
         """Forecast in data units, (horizon,), from observed values (time,) and future ones of the covariate."""
         both = np.concatenate([covariate, future])
-        return np.asarray(self.inputs(target, covariate, len(future)) @ (both - covariate.mean()) + target.mean())
+        return np.asarray(
+            self.inputs(target, covariate, len(future)) @ (both - covariate.mean())
+            + target.mean()
+        )
 
     def inputs(self, target: Array, covariate: Array, horizon: int) -> Array:
         """Return the change of every step per unit of every covariate value, scales held: (horizon, time + horizon)."""
@@ -131,14 +153,22 @@ class CovariateTimes(Strict):
         return np.asarray(self.coefficient * weights * target.std() / covariate.std())
 
 
-Rule = Annotated[SeasonalCopy | LocalMean | LinearTrend | Gate | CovariateTimes, Field(discriminator="kind")]
+Rule = Annotated[
+    SeasonalCopy | LocalMean | LinearTrend | Gate | CovariateTimes,
+    Field(discriminator="kind"),
+]
 
 LEVELS, MOST = 6, 100
 """Of a shape, at least; draws for a series, at most on average."""
 
 
 def draw_contexts(
-    rule: Rule, count: int, length: tuple[int, int], *, seed: int = 0, noise: float = 0.0
+    rule: Rule,
+    count: int,
+    length: tuple[int, int],
+    *,
+    seed: int = 0,
+    noise: float = 0.0,
 ) -> tuple[Array, ...]:
     """Draw random contexts, each of a random length, amplitude and phase.
 
@@ -168,11 +198,21 @@ def draw_contexts(
         series *= rng.uniform(0.2, 20.0) / np.abs(series).mean()
         series += noise * np.abs(series).mean() * rng.standard_normal(time)
         # of a gate on the side that is due, and not close to its edge
-        edges = (0.8 * rule.tolerance, 1.25 * rule.tolerance) if isinstance(rule, Gate) else ()
-        gates = [rule.model_copy(update={"tolerance": edge}) for edge in edges] if isinstance(rule, Gate) else []
+        edges = (
+            (0.8 * rule.tolerance, 1.25 * rule.tolerance)
+            if isinstance(rule, Gate)
+            else ()
+        )
+        gates = (
+            [rule.model_copy(update={"tolerance": edge}) for edge in edges]
+            if isinstance(rule, Gate)
+            else []
+        )
         if all(gate.seasonal(series) == (len(contexts) % 2 == 0) for gate in gates):
             contexts.append(series)
-    raise InputError(f"noise {noise:g} hides the seasons of {rule!r}: hardly any series is clearly on the right side")
+    raise InputError(
+        f"noise {noise:g} hides the seasons of {rule!r}: hardly any series is clearly on the right side"
+    )
 
 
 def shape(period: int, rng: np.random.Generator) -> Array:
@@ -204,5 +244,7 @@ def _series(rule: Rule, number: int, time: int, rng: np.random.Generator) -> Arr
     steps = np.arange(time) / time
     slope = rng.standard_normal() if isinstance(rule, LinearTrend) else 0.0
     if isinstance(rule, LinearTrend | LocalMean):
-        return np.asarray(rng.standard_normal() + slope * steps + 0.5 * rng.standard_normal(time))
+        return np.asarray(
+            rng.standard_normal() + slope * steps + 0.5 * rng.standard_normal(time)
+        )
     raise TypeError(f"no series are drawn for a rule of kind {rule.kind!r}")

@@ -20,7 +20,13 @@ from tsfm_lens.sweep.results.gathering import Gathered
 PARTS = {"mlp": "the MLP", "heads": "all heads", "both": "heads and MLP"}
 ORDERS = ("stable_rank:low", "stable_rank:high")
 FAR = 0.25
-METRICS = {"MASE": "MASE", "NRMSE": "NRMSE", "sMAPE": "SMAPE", "CRPS": "CRPS", "MSIS": "MSIS"}
+METRICS = {
+    "MASE": "MASE",
+    "NRMSE": "NRMSE",
+    "sMAPE": "SMAPE",
+    "CRPS": "CRPS",
+    "MSIS": "MSIS",
+}
 RELATIVE_MASE = "MASE over the seasonal naive's"
 RECIPES = {
     "TimesFM 2.5, 28 % of heads, 2 MLPs": "timesfm-28",
@@ -51,7 +57,10 @@ class Subject:
     @property
     def published(self) -> bool:
         """True if it has architecture and sizes of one of the paper's models."""
-        return self.evaluation is not None and (self.evaluation.layers, self.evaluation.heads) == (
+        return self.evaluation is not None and (
+            self.evaluation.layers,
+            self.evaluation.heads,
+        ) == (
             self.layers,
             self.heads,
         )
@@ -59,7 +68,11 @@ class Subject:
     @property
     def words(self) -> str:
         """Name of the model in the names of quantities."""
-        return self.evaluation.title if self.published and self.evaluation is not None else self.source
+        return (
+            self.evaluation.title
+            if self.published and self.evaluation is not None
+            else self.source
+        )
 
 
 Subjects = Sequence[Subject]
@@ -97,16 +110,25 @@ def design(
 
 
 def _rows(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    return ({str(name): value for name, value in row.items()} for row in table.to_dict("records"))
+    return (
+        {str(name): value for name, value in row.items()}
+        for row in table.to_dict("records")
+    )
 
 
 def _add_change(result: MeasuredValues, quantity: str, row: Mapping[str, Any]) -> None:
     """Add the relative change of a row of a table, in percent, with its interval if there is one."""
-    result.add(quantity, *(100 * row[name] for name in ("change", "lower", "upper")), unit="%")
+    result.add(
+        quantity, *(100 * row[name] for name in ("change", "lower", "upper")), unit="%"
+    )
 
 
-def _add_baseline(result: MeasuredValues, quantity: str, table: pd.DataFrame, subject: Subject) -> None:
-    result.add(quantity, table.loc[table["model"] == subject.source, "baseline_mase"].iloc[0])
+def _add_baseline(
+    result: MeasuredValues, quantity: str, table: pd.DataFrame, subject: Subject
+) -> None:
+    result.add(
+        quantity, table.loc[table["model"] == subject.source, "baseline_mase"].iloc[0]
+    )
 
 
 # --- tables 1 and 4 --------------------------------------------------------------------------------------
@@ -115,7 +137,11 @@ def _add_baseline(result: MeasuredValues, quantity: str, table: pd.DataFrame, su
 def _recipes(*, unknown: bool) -> dict[str, Recipe]:
     """Return the recipes that the paper leaves open, or the others, by row."""
     recipes = {row: read_recipe(name) for row, name in RECIPES.items()}
-    return {row: recipe for row, recipe in recipes.items() if bool(recipe.unknown) == unknown}
+    return {
+        row: recipe
+        for row, recipe in recipes.items()
+        if bool(recipe.unknown) == unknown
+    }
 
 
 def rows_of(subjects: Subjects) -> dict[str, Subject]:
@@ -123,8 +149,14 @@ def rows_of(subjects: Subjects) -> dict[str, Subject]:
     recipes, unknown = _recipes(unknown=False), _recipes(unknown=True)
     subject_of_row: dict[str, Subject] = {}
     for subject in subjects:
-        rows = [row for row, recipe in recipes.items() if recipe.architecture == subject.architecture]
-        is_open = subject.architecture in {recipe.architecture for recipe in unknown.values()}
+        rows = [
+            row
+            for row, recipe in recipes.items()
+            if recipe.architecture == subject.architecture
+        ]
+        is_open = subject.architecture in {
+            recipe.architecture for recipe in unknown.values()
+        }
         if not rows and not (subject.published and is_open):
             rows = list(recipes)
         for row in rows:
@@ -135,8 +167,12 @@ def rows_of(subjects: Subjects) -> dict[str, Subject]:
                 )
             subject_of_row[row] = subject
     if not subject_of_row:
-        reasons = "; ".join(f"{row}: {recipe.unknown}" for row, recipe in unknown.items())
-        raise InputError(f"no row of the table can be run on {', '.join(s.source for s in subjects)}: {reasons}")
+        reasons = "; ".join(
+            f"{row}: {recipe.unknown}" for row, recipe in unknown.items()
+        )
+        raise InputError(
+            f"no row of the table can be run on {', '.join(s.source for s in subjects)}: {reasons}"
+        )
     return subject_of_row
 
 
@@ -145,7 +181,8 @@ def _rows_to_scale(rows: Mapping[str, Subject]) -> list[str]:
     return [
         row
         for row, subject in rows.items()
-        if not subject.published or subject.architecture != read_recipe(RECIPES[row]).architecture
+        if not subject.published
+        or subject.architecture != read_recipe(RECIPES[row]).architecture
     ]
 
 
@@ -161,7 +198,9 @@ def _heavy_models(subjects: Subjects) -> Subjects:
 
 @design("S3-T1", _heavy, fit=_heavy_models, metrics=("MASE", "CRPS"), counts=False)
 @design("S3-T4", _heavy, fit=_heavy_models, metrics=tuple(METRICS), counts=True)
-def read_heavy(sweep: Gathered, subjects: Subjects, *, metrics: tuple[str, ...], counts: bool) -> MeasuredValues:
+def read_heavy(
+    sweep: Gathered, subjects: Subjects, *, metrics: tuple[str, ...], counts: bool
+) -> MeasuredValues:
     """Read heavy ablations by recipe."""
     rows, table = rows_of(subjects), sweep.results["recipes"]
     to_scale = _rows_to_scale(rows)
@@ -171,22 +210,35 @@ def read_heavy(sweep: Gathered, subjects: Subjects, *, metrics: tuple[str, ...],
             continue
         here = (table["model"] == rows[row].source) & (table["recipe"] == recipe)
         # the informed choice comes before those at random
-        by_metric = {str(change["metric"]): change for change in _rows(table[here].drop_duplicates("metric"))}
+        by_metric = {
+            str(change["metric"]): change
+            for change in _rows(table[here].drop_duplicates("metric"))
+        }
         whole = by_metric["MASE"]
         # a recipe scaled to another model is no row of the paper, so the paper's numbers do not apply
         name = f"{recipe} scaled to {rows[row].source}" if row in to_scale else row
-        result.add(f"{name}: heads ablated", 100 * whole["heads_ablated"] / whole["heads_total"], unit="%")
+        result.add(
+            f"{name}: heads ablated",
+            100 * whole["heads_ablated"] / whole["heads_total"],
+            unit="%",
+        )
         result.add(f"{name}: MLPs ablated", whole["n_mlps"])
         for metric in metrics:
-            _add_change(result, f"{name}: change of {METRICS[metric]}", by_metric[metric])
+            _add_change(
+                result, f"{name}: change of {METRICS[metric]}", by_metric[metric]
+            )
         if counts:
             result.add(f"{name}: resilient datasets", whole["n_resilient"])
             result.add(f"{name}: improved datasets", whole["n_improved"])
     open_rows = "; in ".join(_recipes(unknown=True))
-    result.notes = (f"not given by the paper, so not run: which layers and MLPs go in {open_rows}",)
+    result.notes = (
+        f"not given by the paper, so not run: which layers and MLPs go in {open_rows}",
+    )
     if to_scale:
         scaled = "; ".join(to_scale)
-        result.notes += (f"recipes scaled to the same shares of heads at the same depths: {scaled}",)
+        result.notes += (
+            f"recipes scaled to the same shares of heads at the same depths: {scaled}",
+        )
     return result
 
 
@@ -200,9 +252,16 @@ def read_layers(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
     table = table[table["family"] == "layers"]
     for subject in subjects:
         effects, name = table[table["model"] == subject.source], subject.words
-        layer = int(effects[effects["part"] == "both"].sort_values("change")["first"].iloc[0])
+        layer = int(
+            effects[effects["part"] == "both"].sort_values("change")["first"].iloc[0]
+        )
         result.add(f"{name}: most ablatable layer", layer)
-        _add_baseline(result, f"{name}: {RELATIVE_MASE}, whole model", sweep.results["effects"], subject)
+        _add_baseline(
+            result,
+            f"{name}: {RELATIVE_MASE}, whole model",
+            sweep.results["effects"],
+            subject,
+        )
         for row in _rows(effects[effects["first"] == layer]):
             without = f"without {PARTS[str(row['part'])]} of that layer"
             result.add(f"{name}: {RELATIVE_MASE}, {without}", row["mase"])
@@ -216,14 +275,27 @@ def read_ranges(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
     table, result = sweep.results["effects"], MeasuredValues()
     half: dict[str, Interval] = {}
     for subject in subjects:
-        _add_baseline(result, f"{subject.words}: {RELATIVE_MASE}, whole model", table, subject)
-        for row in _rows(table[(table["family"] == "ranges") & (table["model"] == subject.source)]):
-            _add_change(result, f"{subject.words}: change of MASE without {row['label']}", row)
-            if row["part"] == "mlp" and row["last"] - row["first"] + 1 == subject.layers // 2:
-                change, lower, upper = (100 * float(row[name]) for name in ("change", "lower", "upper"))
+        _add_baseline(
+            result, f"{subject.words}: {RELATIVE_MASE}, whole model", table, subject
+        )
+        for row in _rows(
+            table[(table["family"] == "ranges") & (table["model"] == subject.source)]
+        ):
+            _add_change(
+                result, f"{subject.words}: change of MASE without {row['label']}", row
+            )
+            if (
+                row["part"] == "mlp"
+                and row["last"] - row["first"] + 1 == subject.layers // 2
+            ):
+                change, lower, upper = (
+                    100 * float(row[name]) for name in ("change", "lower", "upper")
+                )
                 half[subject.architecture] = Interval(change, lower, upper)
     if {"chronos-bolt", "toto-1"} <= half.keys():
-        more = larger(half["toto-1"], half["chronos-bolt"], "change of MASE, percentage points")
+        more = larger(
+            half["toto-1"], half["chronos-bolt"], "change of MASE, percentage points"
+        )
         result.claims["half_mlps"] = more
     return result
 
@@ -236,28 +308,50 @@ def _at(layers: Sequence[int], architecture: str, subject: Subject) -> tuple[int
     of = TABLE_3[architecture].layers
     if subject.layers == of:
         return tuple(layers)
-    return tuple(dict.fromkeys(min(at_depth([layer], of, subject.layers)) for layer in layers))
+    return tuple(
+        dict.fromkeys(min(at_depth([layer], of, subject.layers)) for layer in layers)
+    )
 
 
-def _heads_at(subjects: Subjects, layers: Sequence[int] | None = None, architecture: str = "") -> dict[str, Any]:
+def _heads_at(
+    subjects: Subjects, layers: Sequence[int] | None = None, architecture: str = ""
+) -> dict[str, Any]:
     """Ablate heads one after another in every layer, or in some of the paper's."""
-    return {"heads_at": {"orders": ORDERS, "layers": layers and _at(layers, architecture, subjects[0])}}
+    return {
+        "heads_at": {
+            "orders": ORDERS,
+            "layers": layers and _at(layers, architecture, subjects[0]),
+        }
+    }
 
 
-def _add_head_counts(result: MeasuredValues, sweep: Gathered, subjects: Subjects, *, with_model: bool) -> None:
+def _add_head_counts(
+    result: MeasuredValues, sweep: Gathered, subjects: Subjects, *, with_model: bool
+) -> None:
     table = sweep.results["heads_at"]
     for subject in subjects:
         where = f"{subject.words}, layer" if with_model else "layer"
         for row in _rows(table[table["model"] == subject.source]):
-            result.add(f"heads kept: {where} {row['layer']}, {order_words(row['order'])}", row["kept"])
+            result.add(
+                f"heads kept: {where} {row['layer']}, {order_words(row['order'])}",
+                row["kept"],
+            )
 
 
-@design("S3-F7", partial(_heads_at, layers=(7, 10, 13), architecture="timesfm-2.5"), single=True)
+@design(
+    "S3-F7",
+    partial(_heads_at, layers=(7, 10, 13), architecture="timesfm-2.5"),
+    single=True,
+)
 def read_curves(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
     """Read errors by number of heads ablated in each layer."""
     table, result = sweep.results["curves"], MeasuredValues()
-    _add_baseline(result, f"{RELATIVE_MASE}: whole model, geometric mean", table, subjects[0])
-    for row in _rows(table[table["ablated"] > 0].sort_values(["layer", "order", "ablated"])):
+    _add_baseline(
+        result, f"{RELATIVE_MASE}: whole model, geometric mean", table, subjects[0]
+    )
+    for row in _rows(
+        table[table["ablated"] > 0].sort_values(["layer", "order", "ablated"])
+    ):
         words = f"layer {row['layer']}, {order_words(str(row['order']))}, {row['ablated']} of {row['of']} heads"
         _add_change(result, f"change of MASE without heads: {words}", row)
     _add_head_counts(result, sweep, subjects, with_model=False)
@@ -269,10 +363,18 @@ def read_all_layers(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
     """Read errors without half and all of the heads of every layer."""
     table, result = sweep.results["curves"], MeasuredValues()
     for subject in subjects:
-        _add_baseline(result, f"{subject.words}: {RELATIVE_MASE}, whole model", table, subject)
-        curve = table[(table["model"] == subject.source) & table["ablated"].isin([subject.heads // 2, subject.heads])]
+        _add_baseline(
+            result, f"{subject.words}: {RELATIVE_MASE}, whole model", table, subject
+        )
+        curve = table[
+            (table["model"] == subject.source)
+            & table["ablated"].isin([subject.heads // 2, subject.heads])
+        ]
         for row in _rows(curve.sort_values(["layer", "ablated", "order"])):
-            every, where = row["ablated"] == row["of"], f"{subject.words}, layer {row['layer']}"
+            every, where = (
+                row["ablated"] == row["of"],
+                f"{subject.words}, layer {row['layer']}",
+            )
             what = "all heads" if every else f"{row['ablated']} of {row['of']} heads"
             order = "" if every else f", {order_words(str(row['order']))}"
             _add_change(result, f"change of MASE without {what}: {where}{order}", row)
@@ -291,14 +393,22 @@ def read_head_counts(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
         for layer, count in zip(rows["layer"], rows["kept"], strict=True):
             result.add(f"{name}: heads kept in layer {layer}", count)
         share = 100 * float(rows["ablated"].sum() / rows["of"].sum())
-        result.add(f"{name}: heads ablated of all, every layer at heads@1pp by itself", share, unit="%")
+        result.add(
+            f"{name}: heads ablated of all, every layer at heads@1pp by itself",
+            share,
+            unit="%",
+        )
         if not subject.published:
             sizes = f"{subject.layers} layers of {subject.heads} heads"
-            result.notes += (f"{subject.source} has {sizes}, so that its counts are not those that the paper prints",)
+            result.notes += (
+                f"{subject.source} has {sizes}, so that its counts are not those that the paper prints",
+            )
     return result
 
 
-def read_datasets(sweep: Gathered, subjects: Subjects, *, layers: Sequence[int], architecture: str) -> MeasuredValues:
+def read_datasets(
+    sweep: Gathered, subjects: Subjects, *, layers: Sequence[int], architecture: str
+) -> MeasuredValues:
     """Read errors without all heads of an important layer and of the most ablatable one, by dataset."""
     result, rises = MeasuredValues(), []
     panels, curves = sweep.results["datasets"], sweep.results["curves"]
@@ -307,13 +417,24 @@ def read_datasets(sweep: Gathered, subjects: Subjects, *, layers: Sequence[int],
         of = int(panel["of"].iloc[0])
         whole = panel[panel["ablated"] == of].set_index("dataset")
         rises.append(whole["change"])
-        row = next(_rows(curves[(curves["layer"] == layer) & (curves["ablated"] == of)]))
+        row = next(
+            _rows(curves[(curves["layer"] == layer) & (curves["ablated"] == of)])
+        )
         _add_change(result, f"layer {layer}: change of MASE without all heads", row)
-        far, robust = (whole["change"] > FAR).sum(), (whole["largest_within"] == of).sum()
-        result.add(f"layer {layer}: datasets on which that is above {100 * FAR:.0f} %", far)
-        result.add(f"layer {layer}: datasets on which all heads can go within 1 %", robust)
+        far, robust = (
+            (whole["change"] > FAR).sum(),
+            (whole["largest_within"] == of).sum(),
+        )
+        result.add(
+            f"layer {layer}: datasets on which that is above {100 * FAR:.0f} %", far
+        )
+        result.add(
+            f"layer {layer}: datasets on which all heads can go within 1 %", robust
+        )
         middle = whole["largest_within"].median()
-        result.add(f"layer {layer}: heads that can go within 1 %, median of datasets", middle)
+        result.add(
+            f"layer {layer}: heads that can go within 1 %, median of datasets", middle
+        )
     if len(rises) == 2:
         important, ablatable = rises
         margins = 100 * (important.reindex(ablatable.index) - ablatable).to_numpy()
@@ -329,4 +450,6 @@ for _figure, _architecture, _layers in (
     ("S3-F19", "moirai-1.1", (11, 5)),
 ):
     _options: dict[str, Any] = {"layers": _layers, "architecture": _architecture}
-    design(_figure, partial(_heads_at, **_options), single=True, **_options)(read_datasets)
+    design(_figure, partial(_heads_at, **_options), single=True, **_options)(
+        read_datasets
+    )

@@ -12,7 +12,9 @@ from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure
 from tsfm_lens.studies.rank_theory.compression import column_softmax, orthonormal
 from tsfm_lens.studies.rank_theory.constructions import effective_index
 
-ROUNDING = 1e-12  # of the largest entry: smaller values are rounding in double precision
+ROUNDING = (
+    1e-12  # of the largest entry: smaller values are rounding in double precision
+)
 WIDTH, TOKENS, DRAWS = 24, 40, 20
 STEPS, PATCH, BINS, DIMENSION = 512, 16, 64, 256
 EACH, RANK = 40, 5  # singular values of a decade, and rank of a vocabulary
@@ -38,15 +40,25 @@ def _join(numbers: tuple[float, ...]) -> str:
 
 
 def per_draw(
-    name: str, settings: Mapping[str, str], draws: int = DRAWS, **folds: Callable[[Sequence[float]], float]
-) -> Callable[[Callable[[np.random.Generator], Counts]], Callable[[np.random.Generator], Counts]]:
+    name: str,
+    settings: Mapping[str, str],
+    draws: int = DRAWS,
+    **folds: Callable[[Sequence[float]], float],
+) -> Callable[
+    [Callable[[np.random.Generator], Counts]], Callable[[np.random.Generator], Counts]
+]:
     """Register a function of a generator as the measure of an item: its counts, added up over draws unless folded."""
 
-    def register(count: Callable[[np.random.Generator], Counts]) -> Callable[[np.random.Generator], Counts]:
+    def register(
+        count: Callable[[np.random.Generator], Counts],
+    ) -> Callable[[np.random.Generator], Counts]:
         @measure(name)
         def over_draws(context: Context) -> MeasuredValues:
             rows = [count(rng) for rng in context.generators(draws)]
-            values = {key: float(folds.get(key.split()[0], sum)([row[key] for row in rows])) for key in rows[0]}
+            values = {
+                key: float(folds.get(key.split()[0], sum)([row[key] for row in rows]))
+                for key in rows[0]
+            }
             of_draws = {"draws": str(context.draws(draws)), "seed": str(context.seed)}
             return MeasuredValues(values, {**settings, **of_draws})
 
@@ -62,11 +74,19 @@ def epsilon_ranks(rng: np.random.Generator) -> Counts:
     left, values, right = np.linalg.svd(matrix, full_matrices=False)
     off = within = 0
     for level, rank in zip(LEVELS, ranks.epsilon_rank(values, LEVELS), strict=True):
-        errors = [np.linalg.norm(matrix - (left[:, :k] * values[:k]) @ right[:k], 2) for k in (rank, rank - 1)]
+        errors = [
+            np.linalg.norm(matrix - (left[:, :k] * values[:k]) @ right[:k], 2)
+            for k in (rank, rank - 1)
+        ]
         off += errors[0] > level * values[0] * (1 + ROUNDING)
         within += errors[1] <= level * values[0]
     zero = int(ranks.epsilon_rank(np.zeros(WIDTH), 0.1))
-    return {"cut_off": off, "cut_further": within, "zero": zero, "matrices and thresholds": len(LEVELS)}
+    return {
+        "cut_off": off,
+        "cut_further": within,
+        "zero": zero,
+        "matrices and thresholds": len(LEVELS),
+    }
 
 
 @per_draw("S0-ANG", {"lines": f"{len(DEGREES)} in a plane of {WIDTH} dimensions"})
@@ -76,20 +96,37 @@ def line_angles(rng: np.random.Generator) -> Counts:
     expected = np.minimum(apart, 180 - apart)
     plane = orthonormal(WIDTH, 2, rng)
     signs = rng.choice([-1.0, 1.0], len(DEGREES)) * rng.uniform(0.1, 9, len(DEGREES))
-    angles = np.degrees(ranks.angles(plane @ np.stack([np.cos(radians), np.sin(radians)]) * signs))
+    angles = np.degrees(
+        ranks.angles(plane @ np.stack([np.cos(radians), np.sin(radians)]) * signs)
+    )
     # parallel lines are exact to half of the digits only
-    off, outside = _off(angles[apart > 0], expected[apart > 0]), int(((angles < 0) | (angles > 90)).sum())
-    return {"angles_off": off, "angles_outside": outside, "pairs of lines": (expected > 0).sum()}
+    off, outside = (
+        _off(angles[apart > 0], expected[apart > 0]),
+        int(((angles < 0) | (angles > 90)).sum()),
+    )
+    return {
+        "angles_off": off,
+        "angles_outside": outside,
+        "pairs of lines": (expected > 0).sum(),
+    }
 
 
-@per_draw("S0-HIST", {"singular values of a decade": str(EACH)}, decades=max, on_edges=max)
+@per_draw(
+    "S0-HIST", {"singular values of a decade": str(EACH)}, decades=max, on_edges=max
+)
 def decades(rng: np.random.Generator) -> Counts:
     """Check the histogram of singular values of which so many are put into each decade."""
     spectrum = 10.0 ** -(np.arange(5)[:, None] + rng.uniform(0, 0.999, (5, EACH)))
     spectrum[0, 0] = 1.0
-    off = int(np.abs(ranks.decade_histogram(rng.permutation(spectrum.ravel())) - EACH).sum())
+    off = int(
+        np.abs(ranks.decade_histogram(rng.permutation(spectrum.ravel())) - EACH).sum()
+    )
     edges = ranks.decade_histogram(10.0 ** -np.arange(5.0))
-    return {"decades_off": off, "decades": len(edges), "on_edges": int(np.abs(edges - 1).sum())}
+    return {
+        "decades_off": off,
+        "decades": len(edges),
+        "on_edges": int(np.abs(edges - 1).sum()),
+    }
 
 
 @per_draw("S0-PATCH", {"steps": str(STEPS)}, patches=max)
@@ -97,32 +134,52 @@ def patch_embedding(rng: np.random.Generator) -> Counts:
     """Compare the tokens of a series with φ of each of its patches."""
     mix, series = rng.normal(size=(WIDTH, PATCH)), rng.normal(size=STEPS)
     tokens = rank_theory.PatchEmbedding(lambda x: np.tanh(mix @ x), PATCH)(series)
-    expected = np.array([np.tanh(mix @ series[start : start + PATCH]) for start in range(0, STEPS, PATCH)]).T
+    expected = np.array(
+        [
+            np.tanh(mix @ series[start : start + PATCH])
+            for start in range(0, STEPS, PATCH)
+        ]
+    ).T
     return {"patches_off": _off(tokens, expected), "patches": tokens.shape[1]}
 
 
 @per_draw("S0-QEMB", {"bins": str(BINS), "d": str(WIDTH)}, five_values=max)
 def quantised_embedding(rng: np.random.Generator) -> Counts:
     """Compare the tokens of a series with the sum over bins of the paper's definition."""
-    embedding = rank_theory.QuantisedEmbedding.random(WIDTH, BINS, largest=3.0, seed=int(rng.integers(2**31)))
+    embedding = rank_theory.QuantisedEmbedding.random(
+        WIDTH, BINS, largest=3.0, seed=int(rng.integers(2**31))
+    )
     series = rng.normal(size=TOKENS)
     edges = np.concatenate([[-np.inf], embedding.edges, [np.inf]])
     inside = (series >= edges[:-1, None]) & (series < edges[1:, None])
-    off = _off(embedding(series), embedding.vectors @ inside.astype(float)) + int((inside.sum(0) != 1).sum())
-    return {"bins_off": off, "five_values": int(np.linalg.matrix_rank(embedding(np.repeat(series[:5], 8))))}
+    off = _off(embedding(series), embedding.vectors @ inside.astype(float)) + int(
+        (inside.sum(0) != 1).sum()
+    )
+    return {
+        "bins_off": off,
+        "five_values": int(np.linalg.matrix_rank(embedding(np.repeat(series[:5], 8)))),
+    }
 
 
-@per_draw("S0-CEMB", {"d": str(DIMENSION), "patch": str(PATCH)}, 5, **{"0.1-rank": np.mean})
+@per_draw(
+    "S0-CEMB", {"d": str(DIMENSION), "patch": str(PATCH)}, 5, **{"0.1-rank": np.mean}
+)
 def continuous_embedding(rng: np.random.Generator) -> Counts:
     """Compare both continuous embeddings with their formulas, and count the directions that random ones use."""
     seed = int(rng.integers(2**31))
     mlp = rank_theory.ResidualMlpEmbedding.random(DIMENSION, PATCH, seed=seed)
     columns = rng.normal(size=(PATCH, STEPS))
     tokens = mlp.embed(columns)
-    one_by_one = [mlp.skip @ x + mlp.outer @ np.maximum(mlp.inner @ x, 0) for x in columns.T]
-    gated, values = rank_theory.GatedEmbedding.random(DIMENSION, seed=seed), rng.uniform(-1, 1, STEPS)
+    one_by_one = [
+        mlp.skip @ x + mlp.outer @ np.maximum(mlp.inner @ x, 0) for x in columns.T
+    ]
+    gated, values = (
+        rank_theory.GatedEmbedding.random(DIMENSION, seed=seed),
+        rng.uniform(-1, 1, STEPS),
+    )
     swish = [
-        [w * x / (1 + np.exp(-w * x)) * v * x for x in values] for w, v in zip(gated.gate, gated.value, strict=True)
+        [w * x / (1 + np.exp(-w * x)) * v * x for x in values]
+        for w, v in zip(gated.gate, gated.value, strict=True)
     ]
     return {
         "mlp_off": _off(tokens, np.array(one_by_one).T),
@@ -149,14 +206,26 @@ def several_heads(rng: np.random.Generator) -> Counts:
     query, key, value = rng.normal(size=(3, WIDTH, WIDTH)) / WIDTH**0.25
     for heads in HEADS:
         weights = rank_theory.AttentionWeights.stacked(query, key, value, heads)
-        expected = np.concatenate([_head_output(tokens, weights, head) for head in range(heads)])
+        expected = np.concatenate(
+            [_head_output(tokens, weights, head) for head in range(heads)]
+        )
         off += _off(rank_theory.attention(tokens, weights), expected)
-    formula = value @ tokens @ column_softmax(tokens.T @ query.T @ key @ tokens / np.sqrt(WIDTH))
-    single = rank_theory.attention(tokens, rank_theory.AttentionWeights.stacked(query, key, value))
+    formula = (
+        value
+        @ tokens
+        @ column_softmax(tokens.T @ query.T @ key @ tokens / np.sqrt(WIDTH))
+    )
+    single = rank_theory.attention(
+        tokens, rank_theory.AttentionWeights.stacked(query, key, value)
+    )
     return {"one_head_off": _off(single, formula), "heads_off": off}
 
 
-@per_draw("S0-TH5", {"heads": _join(HEADS), "rank of the vocabulary": str(RANK), **SIZES}, smallest=min)
+@per_draw(
+    "S0-TH5",
+    {"heads": _join(HEADS), "rank of the vocabulary": str(RANK), **SIZES},
+    smallest=min,
+)
 def exact_compression(rng: np.random.Generator) -> Counts:
     """Compress heads to the rank of their vocabulary, and to one rank less."""
     off, less = 0, []
@@ -164,15 +233,23 @@ def exact_compression(rng: np.random.Generator) -> Counts:
     tokens = vocabulary[:, rng.integers(0, vocabulary.shape[1], TOKENS)]
     for heads in HEADS:
         seed = int(rng.integers(2**31))
-        weights = rank_theory.AttentionWeights.random(WIDTH, heads, scaling="normalised", seed=seed)
+        weights = rank_theory.AttentionWeights.random(
+            WIDTH, heads, scaling="normalised", seed=seed
+        )
         whole = rank_theory.attention(tokens, weights)
         exact, inexact = (
-            rank_theory.attention(tokens, rank_theory.compressed(weights, vocabulary, k)) for k in (RANK, RANK - 1)
+            rank_theory.attention(
+                tokens, rank_theory.compressed(weights, vocabulary, k)
+            )
+            for k in (RANK, RANK - 1)
         )
         # scores of the size of the tokens are rounded, too
         off += _off(exact, whole, times=100)
         less.append(float(np.linalg.norm(inexact - whole) / np.linalg.norm(whole)))
-    return {"exact_off": off, "smallest error at one rank less, of the output's norm": min(less)}
+    return {
+        "exact_off": off,
+        "smallest error at one rank less, of the output's norm": min(less),
+    }
 
 
 @per_draw("S0-SKETCH", {"heads": _join(HEADS), "rows of a head": "2", **SIZES})
@@ -180,54 +257,91 @@ def sketching_bounds(rng: np.random.Generator) -> Counts:
     """Compare sketching distances with their lower bound, and with those of sketches that miss nothing."""
     below = above = index = 0
     spectrum = np.exp(-np.arange(WIDTH) / rng.uniform(2, 10))
-    matrix = (orthonormal(WIDTH, WIDTH, rng) * spectrum) @ orthonormal(TOKENS, WIDTH, rng).T
+    matrix = (orthonormal(WIDTH, WIDTH, rng) * spectrum) @ orthonormal(
+        TOKENS, WIDTH, rng
+    ).T
     for heads in HEADS:
-        sketch = rank_theory.sparse_sketch(WIDTH, 2, heads, seed=int(rng.integers(2**31)))
+        sketch = rank_theory.sparse_sketch(
+            WIDTH, 2, heads, seed=int(rng.integers(2**31))
+        )
         distance = rank_theory.sketching_distance(matrix, sketch)
         below += distance < spectrum[2 * heads] * (1 - ROUNDING)
         above += distance > spectrum[0] * (1 + ROUNDING)
         # at most as many singular values reach the distance as the sketch has rows
         index += effective_index(spectrum, distance * (1 + ROUNDING)) > 2 * heads
-    full = rank_theory.sketching_distance(matrix, rng.normal(size=(WIDTH, WIDTH))) > ROUNDING * 100
-    return {"sketch_below": below, "sketch_above": above, "sketch_full": full, "sketch_index": index}
+    full = (
+        rank_theory.sketching_distance(matrix, rng.normal(size=(WIDTH, WIDTH)))
+        > ROUNDING * 100
+    )
+    return {
+        "sketch_below": below,
+        "sketch_above": above,
+        "sketch_full": full,
+        "sketch_index": index,
+    }
 
 
 @measure("S0-SCHED")
-def schedules(context: Context, *, layers: int = 12, d_head: int = 64) -> MeasuredValues:
+def schedules(
+    context: Context, *, layers: int = 12, d_head: int = 64
+) -> MeasuredValues:
     """Compute size ratios of the printed schedules, by the literal formula and by its other readings."""
     values = {}
     for model, first, exponent in SCHEDULES:
         quantity = f"size ratio of {model}, d̃₀ = {first}, α = {exponent:.2f}"
         for words, start in (("", 0), (", layers from 1", 1)):
-            rounded = compress.rank_schedule(first, exponent, layers, d_head, start=start).tolist()
-            ratio = compress.ratio_of([compress.BlockShape(12, d_head, 12 * d_head)] * layers, rounded)
+            rounded = compress.rank_schedule(
+                first, exponent, layers, d_head, start=start
+            ).tolist()
+            ratio = compress.ratio_of(
+                [compress.BlockShape(12, d_head, 12 * d_head)] * layers, rounded
+            )
             values[quantity + words] = ratio.ranks
         exact = first * (1.0 + np.arange(layers)) ** exponent
         values[f"{quantity}, not rounded up"] = float(exact.mean() / d_head)
-    return MeasuredValues(values, {"layers": f"{layers}, from 0", "rank of a head": f"at most {d_head}"})
+    return MeasuredValues(
+        values, {"layers": f"{layers}, from 0", "rank of a head": f"at most {d_head}"}
+    )
 
 
 @measure("S0-GUIDE")
-def guidelines(context: Context, *, layers: int = 12, d_model: int = 768) -> MeasuredValues:
+def guidelines(
+    context: Context, *, layers: int = 12, d_model: int = 768
+) -> MeasuredValues:
     """Check the ends of the guideline, and that it rises ever more slowly."""
-    guide, exact = compress.guideline(layers, d_model), 16 + (d_model / 2 - 16) * np.linspace(0, 1, layers) ** 0.5
+    guide, exact = (
+        compress.guideline(layers, d_model),
+        16 + (d_model / 2 - 16) * np.linspace(0, 1, layers) ** 0.5,
+    )
     values = {
         "guide_first": float(guide[0]),
         "guide_last": float(guide[-1]),
-        "guide_off": float((np.abs(guide - exact) >= 1).sum() + (np.diff(guide) <= 0).sum()),
+        "guide_off": float(
+            (np.abs(guide - exact) >= 1).sum() + (np.diff(guide) <= 0).sum()
+        ),
         "guide_one": float(compress.guideline(1, d_model)[0]),
     }
-    return MeasuredValues(values, {"layers": str(layers), "d": str(d_model), "exponent": "0.5"})
+    return MeasuredValues(
+        values, {"layers": str(layers), "d": str(d_model), "exponent": "0.5"}
+    )
 
 
-def _head_output(tokens: np.ndarray, weights: rank_theory.AttentionWeights, head: int) -> np.ndarray:
+def _head_output(
+    tokens: np.ndarray, weights: rank_theory.AttentionWeights, head: int
+) -> np.ndarray:
     """Compute one head's output, a token at a time and a sum at a time."""
     query, key, value = weights.query[head], weights.key[head], weights.value[head]
     out = np.zeros((len(value), tokens.shape[1]))
     for j, column in enumerate(tokens.T):
-        scores = [float((query @ token) @ (key @ column)) / len(query) ** 0.5 for token in tokens.T]
+        scores = [
+            float((query @ token) @ (key @ column)) / len(query) ** 0.5
+            for token in tokens.T
+        ]
         shares = np.exp(np.array(scores) - max(scores))
-        out[:, j] = sum(share * (value @ x) for share, x in zip(shares / shares.sum(), tokens.T, strict=True))
+        out[:, j] = sum(
+            share * (value @ x)
+            for share, x in zip(shares / shares.sum(), tokens.T, strict=True)
+        )
     return out
 
 

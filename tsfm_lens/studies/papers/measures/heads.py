@@ -35,9 +35,13 @@ def forecasts_without(
     offset: int = 0,
 ) -> xr.Dataset:
     """Compare forecasts without components, with every seed, with those of the whole model."""
-    runs = [run if steps is None else run.shortened(steps) for run in context.runs_by_seed()]
+    runs = [
+        run if steps is None else run.shortened(steps) for run in context.runs_by_seed()
+    ]
     if runs[0].horizon < 2:
-        raise InputError("the Spearman distance compares the order of a forecast's steps; give a horizon of 2 or more")
+        raise InputError(
+            "the Spearman distance compares the order of a forecast's steps; give a horizon of 2 or more"
+        )
     tables = []
     for number, run in enumerate(runs):
         before = offset + number * len(recipes)
@@ -49,7 +53,9 @@ def forecasts_without(
         distances = result[["spearman_distance"]]
         if "mae" in result:
             error = result["mae"].where(result["mae"] > 0)
-            distances = distances.assign(error_ratio=np.log(error / error.sel(recipe=ORIGINAL, drop=True)))
+            distances = distances.assign(
+                error_ratio=np.log(error / error.sel(recipe=ORIGINAL, drop=True))
+            )
         tables.append(distances.sel(recipe=list(recipes)))
     return xr.concat(tables, dim="seed").transpose("recipe", "seed", "series")
 
@@ -63,7 +69,10 @@ def without_sharp_heads(context: Context) -> MeasuredValues:
         context.report("attention of every window", number, windows + 4 * seeds)
 
     steps = min(COMPARED, context.run.horizon)
-    entropy = head_entropy(context.run.shortened(min(steps, context.model.adapter.longest_pass)), progress=report)
+    entropy = head_entropy(
+        context.run.shortened(min(steps, context.model.adapter.longest_pass)),
+        progress=report,
+    )
     count = min(6, entropy["entropy"].size // 2)
     recipes = {
         "sharpest": sharp_heads(entropy),
@@ -71,7 +80,9 @@ def without_sharp_heads(context: Context) -> MeasuredValues:
         "sharpest six": sharp_heads(entropy, count),
         "most diffuse six": diffuse_heads(entropy, count),
     }
-    forecasts = forecasts_without(context, recipes, "forecasts without heads", steps=steps, offset=windows)
+    forecasts = forecasts_without(
+        context, recipes, "forecasts without heads", steps=steps, offset=windows
+    )
     distance = forecasts["spearman_distance"]
 
     def claim(sharp: str, diffuse: str, heads: str) -> Verdict:
@@ -79,8 +90,16 @@ def without_sharp_heads(context: Context) -> MeasuredValues:
         further = (distance.sel(recipe=sharp) - distance.sel(recipe=diffuse)).values
         without = f"without the {sharp} {heads}"
         return context.verdict(
-            ClaimPart(f"{without} the forecast's error rises", worse, "log ratio of mean absolute errors"),
-            ClaimPart(f"{without} it moves further than without the {diffuse}", further, "Spearman distance"),
+            ClaimPart(
+                f"{without} the forecast's error rises",
+                worse,
+                "log ratio of mean absolute errors",
+            ),
+            ClaimPart(
+                f"{without} it moves further than without the {diffuse}",
+                further,
+                "Spearman distance",
+            ),
         )
 
     settings = {**context.settings(over_seeds=True), "steps compared": str(steps)}
@@ -88,19 +107,31 @@ def without_sharp_heads(context: Context) -> MeasuredValues:
         "sharp_head": claim("sharpest", "most diffuse", "head"),
         "six_heads": claim("sharpest six", "most diffuse six", "heads"),
     }
-    result = MeasuredValues({"six heads of all": 100 * count / entropy["entropy"].size}, settings, claims=claims)
+    result = MeasuredValues(
+        {"six heads of all": 100 * count / entropy["entropy"].size},
+        settings,
+        claims=claims,
+    )
     for name in recipes:
         values = distance.sel(recipe=name).values
-        result.mean(f"mean Spearman distance without the {name}", values, context.series_of(values.shape[-1]))
+        result.mean(
+            f"mean Spearman distance without the {name}",
+            values,
+            context.series_of(values.shape[-1]),
+        )
     return result
 
 
 @measure("S3-HENT")
 def sharp_share(context: Context) -> MeasuredValues:
     """Count sharp heads."""
-    entropies = head_entropy(context.run, progress=partial(context.report, "attention of every window"))
+    entropies = head_entropy(
+        context.run, progress=partial(context.report, "attention of every window")
+    )
     values = {
-        "normalised entropy below which a head is sharp": float(entropies.attrs["sharp_below"]),
+        "normalised entropy below which a head is sharp": float(
+            entropies.attrs["sharp_below"]
+        ),
         "sharp heads of all": 100 * float(entropies["sharp"].mean()),
         "heads of the decoder's cross-attention": float(entropies["sharp"].size),
         "sharp heads": float(entropies["sharp"].sum()),
@@ -125,11 +156,22 @@ def released_share(name: str) -> tuple[float, int]:
     recipe = read_recipe(name)
     lists = recipe.lists
     assert lists is not None
-    explicit = {layer for group in recipe.layers_at if isinstance(group.layers, tuple) for layer in group.layers}
+    explicit = {
+        layer
+        for group in recipe.layers_at
+        if isinstance(group.layers, tuple)
+        for layer in group.layers
+    }
     count = 0
     for group in recipe.layers_at:
-        layers = group.layers if isinstance(group.layers, tuple) else set(range(len(lists.kept))) - explicit
-        count += sum(max(lists.n_heads - lists.kept[layer] - group.extra, 0) for layer in layers)
+        layers = (
+            group.layers
+            if isinstance(group.layers, tuple)
+            else set(range(len(lists.kept))) - explicit
+        )
+        count += sum(
+            max(lists.n_heads - lists.kept[layer] - group.extra, 0) for layer in layers
+        )
     return 100 * count / (lists.n_heads * len(lists.kept)), len(recipe.mlps)
 
 
@@ -137,16 +179,31 @@ def released_share(name: str) -> tuple[float, int]:
 def patches(context: Context) -> MeasuredValues:
     """Measure the cross-attention between patches, and stable ranks of heads."""
     stack = context.model.wiring.output_stack
-    if "cross_attn" not in stack.attention_kinds() or context.model.adapter.readout == "token":
+    if (
+        "cross_attn" not in stack.attention_kinds()
+        or context.model.adapter.readout == "token"
+    ):
         raise InputError(
             f"{context.model.model_id} has no cross-attention between patches; the figure is of Chronos-Bolt"
         )
     layer, head = min(3, stack.n_layers - 1), min(4, stack.n_heads - 1)
     maps = autoregressive_attention(context.run.select([0]), keys="window")
     ordinary = np.flatnonzero(maps["key_special"].values == "")
-    patch = int(maps["attention"].sel(layer=str(layer), head=head).values[ordinary].sum(axis=1).argmax())
-    width = int(maps["key_stop"].values[ordinary[0]] - maps["key_start"].values[ordinary[0]])
-    settings = {**context.settings(), "windows": "1", "head": f"layer {layer}, head {head}"}
+    patch = int(
+        maps["attention"]
+        .sel(layer=str(layer), head=head)
+        .values[ordinary]
+        .sum(axis=1)
+        .argmax()
+    )
+    width = int(
+        maps["key_stop"].values[ordinary[0]] - maps["key_start"].values[ordinary[0]]
+    )
+    settings = {
+        **context.settings(),
+        "windows": "1",
+        "head": f"layer {layer}, head {head}",
+    }
     settings.pop("intervals over")
     values = {
         "context patches": float(len(ordinary)),
@@ -156,11 +213,15 @@ def patches(context: Context) -> MeasuredValues:
         "first step of that patch": float(patch * width),
     }
     result = MeasuredValues(values, settings)
-    ranks = head_spectra(context.model, kind="cross_attn", products=["QK"])["stable_rank"].sel(product="QK")
+    ranks = head_spectra(context.model, kind="cross_attn", products=["QK"])[
+        "stable_rank"
+    ].sel(product="QK")
     if stack.n_heads > 7 and stack.n_layers > 3:
         order = np.argsort(ranks.sel(layer="3").values)
         last = any(set(end.tolist()) == {0, 7} for end in (order[:2], order[-2:]))
-        result.claims["ablated_last"] = Verdict((exactly("", last, "stable rank of the weights"),))
+        result.claims["ablated_last"] = Verdict(
+            (exactly("", last, "stable rank of the weights"),)
+        )
     for row in dict.fromkeys((0, layer)):
         for index, rank in enumerate(ranks.sel(layer=str(row)).values):
             result.add(f"stable rank of layer {row}, head {index}", rank)

@@ -12,12 +12,19 @@ import xarray as xr
 from tsfm_lens.errors import InputError
 from tsfm_lens.probes import head_entropy, induction_overlap, induction_scores
 from tsfm_lens.probes.attention import SHARP_BELOW
-from tsfm_lens.probes.induction import COPY_FROM, ENTROPY_GRID, PREFIX_FROM, frequent_tokens
+from tsfm_lens.probes.induction import (
+    COPY_FROM,
+    ENTROPY_GRID,
+    PREFIX_FROM,
+    frequent_tokens,
+)
 from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure
 from tsfm_lens.studies.papers.verdicts import Resampled, judged_together, percentiles
 
 MOTIF, REPEATS = 32, 4
-BLOCKS = 16  # parts of the sequences, each with a draw of its own, that intervals are over
+BLOCKS = (
+    16  # parts of the sequences, each with a draw of its own, that intervals are over
+)
 DRAWS = 1000
 
 
@@ -26,12 +33,20 @@ def induction_share(context: Context) -> MeasuredValues:
     """Count induction heads."""
     blocks = _blocks(context)
     whole = _joined(blocks)
-    settings = {**_repeated_settings(whole), "intervals over": _parts_of_sequences(blocks)}
+    settings = {
+        **_repeated_settings(whole),
+        "intervals over": _parts_of_sequences(blocks),
+    }
     result = MeasuredValues(settings=settings)
-    result.add("prefix-matching score from which a head matches", whole.attrs["prefix_from"])
+    result.add(
+        "prefix-matching score from which a head matches", whole.attrs["prefix_from"]
+    )
     result.add("copy score from which a head copies", whole.attrs["copy_from"])
     scores = HeadScores.of(blocks, [], context.seed)
-    ends = scores.span(lambda prefix, copy, _: 100 * inducing(prefix, copy).mean(1), sequences_only=True)
+    ends = scores.span(
+        lambda prefix, copy, _: 100 * inducing(prefix, copy).mean(1),
+        sequences_only=True,
+    )
     result.add("induction heads of all", 100 * float(whole["induction"].mean()), *ends)
     result.add("induction heads", whole["induction"].sum())
     result.add("tokens copied rightly", 100 * float(whole["copy_accuracy"]), unit="%")
@@ -42,7 +57,9 @@ def induction_share(context: Context) -> MeasuredValues:
 def motif_tokens(context: Context) -> MeasuredValues:
     """List the tokens of the repeated-random-tokens test."""
     if not hasattr(context.model.adapter, "encode_tokens"):
-        raise InputError(f"{context.model.model_id} has no value tokens; the repeated-random-tokens test is of Chronos")
+        raise InputError(
+            f"{context.model.model_id} has no value tokens; the repeated-random-tokens test is of Chronos"
+        )
     ids = frequent_tokens(context.model)
     values = {
         "lowest token id": float(ids.min()),
@@ -58,17 +75,31 @@ def motif_tokens(context: Context) -> MeasuredValues:
 def table_5(context: Context) -> MeasuredValues:
     """Measure the overlap of induction and sharp heads."""
     overlap, scores, settings = _overlap(context)
-    names = {"sharp below": "sharp_below", "prefix from": "prefix_from", "copy from": "copy_from"}
+    names = {
+        "sharp below": "sharp_below",
+        "prefix from": "prefix_from",
+        "copy from": "copy_from",
+    }
     limits = {word: f"{overlap.attrs[key]:g}" for word, key in names.items()}
 
-    def beyond_chance(prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray) -> np.ndarray:
+    def beyond_chance(
+        prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray
+    ) -> np.ndarray:
         conditional, share = sharp_of_induction(prefix, copy, entropy)
         return conditional - share
 
-    verdict = judged_together([scores.part("", "P(sharp | induction) less P(sharp)", beyond_chance)])
-    result = MeasuredValues(settings={**settings, **limits}, claims={"better_than_random": verdict})
+    verdict = judged_together(
+        [scores.part("", "P(sharp | induction) less P(sharp)", beyond_chance)]
+    )
+    result = MeasuredValues(
+        settings={**settings, **limits}, claims={"better_than_random": verdict}
+    )
     for name, value in overlap_values(overlap).items():
-        result.add(name, value, *scores.span(lambda *arrays, name=name: proportions(*arrays)[name]))
+        result.add(
+            name,
+            value,
+            *scores.span(lambda *arrays, name=name: proportions(*arrays)[name]),
+        )
     return result
 
 
@@ -84,25 +115,42 @@ def thresholds(context: Context) -> MeasuredValues:
             lambda prefix, copy, _: correlations(prefix, copy),
             sequences_only=True,
         ),
-        scores.part("the prefix-matching score falls with entropy", fall, lambda p, _, e: -correlations(p, e)),
-        scores.part("the copy score falls with entropy", fall, lambda _, copy, e: -correlations(copy, e)),
+        scores.part(
+            "the prefix-matching score falls with entropy",
+            fall,
+            lambda p, _, e: -correlations(p, e),
+        ),
+        scores.part(
+            "the copy score falls with entropy",
+            fall,
+            lambda _, copy, e: -correlations(copy, e),
+        ),
     ]
     relaxed = scores.part(
         "with fewer than half of all heads called sharp, half of the induction heads are",
         "largest P(sharp | induction) less 0.5",
         lambda *arrays: most_sharp(*arrays) - 0.5,
     )
-    claims = {"scores_go_together": judged_together(together), "relaxed": judged_together([relaxed])}
+    claims = {
+        "scores_go_together": judged_together(together),
+        "relaxed": judged_together([relaxed]),
+    }
     result = MeasuredValues(settings=settings, claims=claims)
     reverse = overlap["sweep_induction_given_sharp"].values
     finite = reverse[np.isfinite(reverse)]
-    result.add("P(induction | sharp), median over thresholds", np.median(finite) if len(finite) else np.nan)
+    result.add(
+        "P(induction | sharp), median over thresholds",
+        np.median(finite) if len(finite) else np.nan,
+    )
     for words, one, other in (
         ("prefix-matching and copy scores", "prefix_matching", "copy_score"),
         ("prefix-matching score and entropy", "prefix_matching", "normalised"),
         ("copy score and entropy", "copy_score", "normalised"),
     ):
-        result.add(f"correlation of {words}", overlap["correlation"].sel(score=one, other_score=other))
+        result.add(
+            f"correlation of {words}",
+            overlap["correlation"].sel(score=one, other_score=other),
+        )
     return result
 
 
@@ -114,11 +162,22 @@ def _parts_of_sequences(blocks: Sequence[xr.Dataset]) -> str:
 
 
 def _repeated_settings(scores: xr.Dataset) -> dict[str, str]:
-    names = {"motif": "motif", "repeats": "repeats", "decoding": "decoding", "sequences": "n_sequences"}
-    places = {"last": "the last decoder position", "first": "the position after the prompt", "all": "all positions"}
+    names = {
+        "motif": "motif",
+        "repeats": "repeats",
+        "decoding": "decoding",
+        "sequences": "n_sequences",
+    }
+    places = {
+        "last": "the last decoder position",
+        "first": "the position after the prompt",
+        "all": "all positions",
+    }
     return {
         **{word: str(scores.attrs[key]) for word, key in names.items()},
-        "prefix matching looks at": "the token after it" if scores.attrs["offset"] else "the instance itself",
+        "prefix matching looks at": "the token after it"
+        if scores.attrs["offset"]
+        else "the instance itself",
         "scores are read at": places[scores.attrs["positions"]],
     }
 
@@ -127,11 +186,19 @@ def _blocks(context: Context) -> list[xr.Dataset]:
     """Run the test on parts of the sequences."""
     count = min(BLOCKS, context.n_sequences)
     blocks, failure = list[xr.Dataset](), None
-    for number, part in enumerate(np.array_split(np.arange(context.n_sequences), count)):
+    for number, part in enumerate(
+        np.array_split(np.arange(context.n_sequences), count)
+    ):
         seed = int(np.random.SeedSequence((context.seed, number)).generate_state(1)[0])
         try:
             blocks.append(
-                induction_scores(context.model, motif=MOTIF, repeats=REPEATS, n_sequences=len(part), seed=seed)
+                induction_scores(
+                    context.model,
+                    motif=MOTIF,
+                    repeats=REPEATS,
+                    n_sequences=len(part),
+                    seed=seed,
+                )
             )
         except InputError as error:
             # no sequence of this part rolled out to a token of its context; raised below if that is so of all parts
@@ -145,8 +212,14 @@ def _blocks(context: Context) -> list[xr.Dataset]:
 def _joined(blocks: Sequence[xr.Dataset]) -> xr.Dataset:
     """Join parts of the sequences into one result."""
     sizes = xr.DataArray([block.attrs["n_sequences"] for block in blocks], dims="block")
-    mean = xr.concat([block.drop_vars("induction") for block in blocks], dim="block").weighted(sizes).mean("block")
-    mean["induction"] = (mean["prefix_matching"] >= PREFIX_FROM) & (mean["copy_score"] >= COPY_FROM)
+    mean = (
+        xr.concat([block.drop_vars("induction") for block in blocks], dim="block")
+        .weighted(sizes)
+        .mean("block")
+    )
+    mean["induction"] = (mean["prefix_matching"] >= PREFIX_FROM) & (
+        mean["copy_score"] >= COPY_FROM
+    )
     return mean.assign_attrs({**blocks[0].attrs, "n_sequences": int(sizes.sum())})
 
 
@@ -162,11 +235,17 @@ def _overlap(context: Context) -> tuple[xr.Dataset, HeadScores, dict[str, str]]:
         windows.append(len(rows))
         context.report("attention of every series", number + 1, len(names))
     weights = xr.DataArray(windows, dims="part")
-    entropy = xr.concat([part["entropy"] for part in parts], dim="part").weighted(weights).mean("part")
+    entropy = (
+        xr.concat([part["entropy"] for part in parts], dim="part")
+        .weighted(weights)
+        .mean("part")
+    )
     low, high = float(entropy.min()), float(entropy.max())
     normalised = (entropy - low) / ((high - low) or 1.0)
     sharp = normalised < parts[0].attrs["sharp_below"]
-    overlap = induction_overlap(whole, parts[0].assign(entropy=entropy, normalised=normalised, sharp=sharp))
+    overlap = induction_overlap(
+        whole, parts[0].assign(entropy=entropy, normalised=normalised, sharp=sharp)
+    )
     settings = {**_repeated_settings(whole), **context.settings()}
     settings["intervals over"] += f" and {_parts_of_sequences(blocks)}"
     return overlap, HeadScores.of(blocks, parts, context.seed), settings
@@ -185,14 +264,25 @@ class HeadScores:
     seed: int
 
     @classmethod
-    def of(cls, blocks: Sequence[xr.Dataset], entropies: Sequence[xr.Dataset], seed: int) -> HeadScores:
+    def of(
+        cls, blocks: Sequence[xr.Dataset], entropies: Sequence[xr.Dataset], seed: int
+    ) -> HeadScores:
         """Collect the scores of repeated-token results, and of head entropies, if there are any."""
 
         def stack(results: Sequence[xr.Dataset], name: str) -> np.ndarray:
             return np.stack([result[name].values.ravel() for result in results])
 
-        prefix, copy = (stack(blocks, name) for name in ("prefix_matching", "copy_score"))
-        return cls(prefix, copy, stack(entropies, "entropy") if entropies else np.zeros((1, prefix.shape[1])), seed)
+        prefix, copy = (
+            stack(blocks, name) for name in ("prefix_matching", "copy_score")
+        )
+        return cls(
+            prefix,
+            copy,
+            stack(entropies, "entropy")
+            if entropies
+            else np.zeros((1, prefix.shape[1])),
+            seed,
+        )
 
     @cached_property
     def bootstrap_means(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -200,25 +290,44 @@ class HeadScores:
         rng = np.random.default_rng(self.seed)
 
         def weights(units: int) -> np.ndarray:
-            often = rng.multinomial(units, np.full(units, 1 / units), size=DRAWS) / units
+            often = (
+                rng.multinomial(units, np.full(units, 1 / units), size=DRAWS) / units
+            )
             return np.concatenate([np.full((1, units), 1 / units), often])
 
         of_blocks = weights(len(self.prefix))
         entropy = weights(len(self.entropy)) @ self.entropy
         low, high = entropy.min(1, keepdims=True), entropy.max(1, keepdims=True)
-        return of_blocks @ self.prefix, of_blocks @ self.copy, (entropy - low) / np.where(high > low, high - low, 1.0)
+        return (
+            of_blocks @ self.prefix,
+            of_blocks @ self.copy,
+            (entropy - low) / np.where(high > low, high - low, 1.0),
+        )
 
     def part(
-        self, words: str, of: str, quantity: Callable[..., np.ndarray], *, sequences_only: bool = False
+        self,
+        words: str,
+        of: str,
+        quantity: Callable[..., np.ndarray],
+        *,
+        sequences_only: bool = False,
     ) -> Resampled:
         """Build a part of a claim from a function of three (draw, head) arrays: prefix, copy, normalised entropy."""
         margins = quantity(*self.bootstrap_means)
-        units = len(self.prefix) if sequences_only else min(len(self.prefix), len(self.entropy))
+        units = (
+            len(self.prefix)
+            if sequences_only
+            else min(len(self.prefix), len(self.entropy))
+        )
         return Resampled(words, of, float(margins[0]), margins[1:], units)
 
-    def span(self, quantity: Callable[..., np.ndarray], *, sequences_only: bool = False) -> tuple[float, float]:
+    def span(
+        self, quantity: Callable[..., np.ndarray], *, sequences_only: bool = False
+    ) -> tuple[float, float]:
         """Return the 95 % interval of a quantity; NaN where there are too few parts for one."""
-        interval, _ = percentiles(self.part("", "", quantity, sequences_only=sequences_only))
+        interval, _ = percentiles(
+            self.part("", "", quantity, sequences_only=sequences_only)
+        )
         return interval.low, interval.high
 
 
@@ -237,11 +346,16 @@ def correlations(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 def _shares(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """Compute (draw,) the share of some heads (draw, head) that are others too, NaN where there are none."""
     count = whole.sum(1)
-    return np.divide(part.sum(1), count, out=np.full(len(count), np.nan), where=count > 0)
+    return np.divide(
+        part.sum(1), count, out=np.full(len(count), np.nan), where=count > 0
+    )
 
 
 def sharp_of_induction(
-    prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray, below: float = SHARP_BELOW
+    prefix: np.ndarray,
+    copy: np.ndarray,
+    entropy: np.ndarray,
+    below: float = SHARP_BELOW,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute (draw,) P(sharp | induction), NaN without induction heads, and P(sharp), of (draw, head) scores."""
     induction, sharp = inducing(prefix, copy), entropy < below
@@ -257,13 +371,24 @@ def most_sharp(prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray) -> np.
     return np.where(np.isfinite(largest), largest, np.nan)
 
 
-def proportions(prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray) -> dict[str, np.ndarray]:
+def proportions(
+    prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray
+) -> dict[str, np.ndarray]:
     """Compute (draw,) each number of table 5, of (draw, head) scores."""
     induction, sharp = inducing(prefix, copy), entropy < SHARP_BELOW
-    numbers = [each.mean(1) for each in (induction & sharp, induction & ~sharp, induction)]
-    numbers += [(~induction & sharp).mean(1), (~induction & ~sharp).mean(1), 1 - induction.mean(1)]
+    numbers = [
+        each.mean(1) for each in (induction & sharp, induction & ~sharp, induction)
+    ]
+    numbers += [
+        (~induction & sharp).mean(1),
+        (~induction & ~sharp).mean(1),
+        1 - induction.mean(1),
+    ]
     numbers += [sharp.mean(1), 1 - sharp.mean(1)]
-    numbers += [_shares(induction & sharp, induction), _shares(induction & sharp, sharp)]
+    numbers += [
+        _shares(induction & sharp, induction),
+        _shares(induction & sharp, sharp),
+    ]
     return dict(zip(_TABLE_5, numbers, strict=True))
 
 
@@ -271,9 +396,15 @@ def overlap_values(overlap: xr.Dataset) -> dict[str, float]:
     """Extract table 5 from a result of :func:`tsfm_lens.probes.induction_overlap`."""
     cells, numbers = overlap["proportion"], []
     for state in ("induction", "other"):
-        numbers += [cells.sel(induction_state=state, sharp_state=sharp) for sharp in ("sharp", "other")]
+        numbers += [
+            cells.sel(induction_state=state, sharp_state=sharp)
+            for sharp in ("sharp", "other")
+        ]
         numbers.append(overlap["proportion_induction"].sel(induction_state=state))
-    numbers += [overlap["proportion_sharp"].sel(sharp_state=state) for state in ("sharp", "other")]
+    numbers += [
+        overlap["proportion_sharp"].sel(sharp_state=state)
+        for state in ("sharp", "other")
+    ]
     numbers += [overlap["p_sharp_given_induction"], overlap["p_induction_given_sharp"]]
     return dict(zip(_TABLE_5, map(float, numbers), strict=True))
 

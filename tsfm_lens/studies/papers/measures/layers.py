@@ -34,27 +34,41 @@ def sizes(context: Context) -> MeasuredValues:
     """Count parameters, layers, heads and steps per token, of models built at the published sizes if none is given."""
     if context.optional_run is not None:
         architecture = context.model.wiring.architecture
-        return MeasuredValues(_size(SIZES[architecture][0], context.model) if architecture in SIZES else {})
+        return MeasuredValues(
+            _size(SIZES[architecture][0], context.model)
+            if architecture in SIZES
+            else {}
+        )
     values, missing = {}, []
     for architecture, (name, size) in SIZES.items():
         try:
-            values.update(_size(name, load(architectures()[architecture].build(size), check=False)))
+            values.update(
+                _size(
+                    name, load(architectures()[architecture].build(size), check=False)
+                )
+            )
         except MissingExtraError:
             missing.append(name)
     small = load(architectures()["chronos-bolt"].build("small"), check=False)
     values["Chronos-Bolt small: parameters"] = _millions(small)
-    return MeasuredValues(values, {"not installed": ", ".join(missing)} if missing else {})
+    return MeasuredValues(
+        values, {"not installed": ", ".join(missing)} if missing else {}
+    )
 
 
 def _size(name: str, lens: Lens) -> dict[str, float]:
     stack = lens.wiring.output_stack
     # the longest token of the stack that reads the series, which comes first
-    spans = lens.encode(as_series(np.sin(np.arange(256.0)))).spans[lens.wiring.stacks[0].name]
+    spans = lens.encode(as_series(np.sin(np.arange(256.0)))).spans[
+        lens.wiring.stacks[0].name
+    ]
     return {
         f"{name}: parameters": _millions(lens),
         f"{name}: layers": stack.n_layers,
         f"{name}: heads per layer": stack.n_heads,
-        f"{name}: steps per token": max(stop - start for start, stop in zip(spans.start, spans.stop, strict=True)),
+        f"{name}: steps per token": max(
+            stop - start for start, stop in zip(spans.start, spans.stop, strict=True)
+        ),
     }
 
 
@@ -75,24 +89,42 @@ def _thirds(n_layers: int) -> tuple[list[int], list[int], list[int]]:
 
 
 def _words(layers: Sequence[int]) -> str:
-    return f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
+    return (
+        f"layer {layers[0]}"
+        if len(layers) == 1
+        else f"layers {layers[0]} to {layers[-1]}"
+    )
 
 
 @measure("S3-F1D")
 def logit_entropy(context: Context) -> MeasuredValues:
     """Measure the entropy of the logits after each layer."""
     if context.model.adapter.readout != "token":
-        raise InputError(f"{context.model.model_id} has no logits; the entropy after each layer is of token models")
+        raise InputError(
+            f"{context.model.model_id} has no logits; the entropy after each layer is of token models"
+        )
     groups = context.in_groups("entropy after each layer")
-    entropy = np.concatenate([_layer_values(logit_lens(run)["entropy"].mean("step")) for run in groups], axis=1)
+    entropy = np.concatenate(
+        [_layer_values(logit_lens(run)["entropy"].mean("step")) for run in groups],
+        axis=1,
+    )
     before, middle, after = _thirds(len(entropy))
     inside, of = entropy[middle].mean(0), "logit entropy, nats"
     rises = [
-        ClaimPart(f"it lies above that after {_words(layers)}", inside - entropy[layers].mean(0), of)
+        ClaimPart(
+            f"it lies above that after {_words(layers)}",
+            inside - entropy[layers].mean(0),
+            of,
+        )
         for layers in (before, after)
     ]
-    falls = ClaimPart("it lies below that of the middle layers", inside - entropy[-1], of)
-    claims = {"raise_entropy": context.verdict(*rises), "consolidates": context.verdict(falls)}
+    falls = ClaimPart(
+        "it lies below that of the middle layers", inside - entropy[-1], of
+    )
+    claims = {
+        "raise_entropy": context.verdict(*rises),
+        "consolidates": context.verdict(falls),
+    }
     result = MeasuredValues(settings=context.settings(), claims=claims)
     for layer, of_windows in enumerate(entropy):
         result.add(f"median entropy, layer {layer}", np.median(of_windows))
@@ -101,31 +133,49 @@ def logit_entropy(context: Context) -> MeasuredValues:
     return result
 
 
-def _add_means(result: MeasuredValues, context: Context, words: str, values: np.ndarray) -> None:
+def _add_means(
+    result: MeasuredValues, context: Context, words: str, values: np.ndarray
+) -> None:
     """Add one mean per layer, of (layer, window) or (layer, seed, window) values."""
     for layer, of_windows in enumerate(values):
-        result.mean(f"{words}, layer {layer}", of_windows, context.series_of(of_windows.shape[-1]))
+        result.mean(
+            f"{words}, layer {layer}",
+            of_windows,
+            context.series_of(of_windows.shape[-1]),
+        )
 
 
 @measure("S3-F1E")
 def entropic_ranks(context: Context) -> MeasuredValues:
     """Measure the entropic rank of the heads of each layer."""
     groups = [entropic_rank(run) for run in context.in_groups("entropic rank")]
-    entropy = np.concatenate([_layer_values(group["entropy"]) for group in groups], axis=1)
+    entropy = np.concatenate(
+        [_layer_values(group["entropy"]) for group in groups], axis=1
+    )
     tokens = np.concatenate([group["tokens"].values for group in groups])
     rank = np.exp(entropy)
     before, middle, after = _thirds(len(rank))
     parts = [
-        ClaimPart(f"than in {_words(layers)}", rank[middle].mean(0) - rank[layers].mean(0), "entropic rank")
+        ClaimPart(
+            f"than in {_words(layers)}",
+            rank[middle].mean(0) - rank[layers].mean(0),
+            "entropic rank",
+        )
         for layers in (before, after)
     ]
-    result = MeasuredValues(settings=context.settings(), claims={"higher_rank": context.verdict(*parts)})
+    result = MeasuredValues(
+        settings=context.settings(), claims={"higher_rank": context.verdict(*parts)}
+    )
     # the mean over tokens is that over windows where all have as many
     alike = len(set(tokens.tolist())) == 1
     for layer, of_windows in enumerate(entropy):
         mean = context.mean(of_windows)
         ends = np.exp([mean.low, mean.high]) if alike else (np.nan, np.nan)
-        result.add(f"entropic rank, layer {layer}", np.exp(np.average(of_windows, weights=tokens)), *ends)
+        result.add(
+            f"entropic rank, layer {layer}",
+            np.exp(np.average(of_windows, weights=tokens)),
+            *ends,
+        )
     return result
 
 
@@ -143,7 +193,9 @@ def distances(context: Context, *, kinds: Sequence[str]) -> MeasuredValues:
         ]
         for layer in range(stack.n_layers)
     }
-    distance = forecasts_without(context, recipes, "forecasts without layers")["spearman_distance"].values
+    distance = forecasts_without(context, recipes, "forecasts without layers")[
+        "spearman_distance"
+    ].values
     claims = {"ablatable": context.verdict(*ablatable_parts(distance))}
     if len(kinds) == 1:
         claims["varies"] = _varies(context, distance)
@@ -155,10 +207,17 @@ def distances(context: Context, *, kinds: Sequence[str]) -> MeasuredValues:
 def ablatable_parts(distance: np.ndarray) -> list[ClaimPart]:
     """Compare the middle layers with the others, by distance (layer, seed, window)."""
     before, middle, after = _thirds(len(distance))
-    inside, words = distance[middle].mean(0), "the middle layers move the forecast less than "
+    inside, words = (
+        distance[middle].mean(0),
+        "the middle layers move the forecast less than ",
+    )
     others = dict.fromkeys((tuple(before), tuple(after), (0,), (len(distance) - 1,)))
     return [
-        ClaimPart(words + _words(layers), distance[list(layers)].mean(0) - inside, "Spearman distance")
+        ClaimPart(
+            words + _words(layers),
+            distance[list(layers)].mean(0) - inside,
+            "Spearman distance",
+        )
         for layers in others
     ]
 
@@ -169,29 +228,46 @@ def _varies(context: Context, distance: np.ndarray) -> Verdict:
     names = list(dict.fromkeys(labels.tolist()))
     first = np.isin(labels, names[: len(names) // 2])
     if not first.any():
-        words = "two layers chosen on the first half of the windows differ on the second"
+        words = (
+            "two layers chosen on the first half of the windows differ on the second"
+        )
         return judged([ClaimPart(words, np.empty(0), "")], [])
     mean = distance[..., first].mean((1, 2))
     most, least = int(mean.argmax()), int(mean.argmin())
     words = f"layer {most} moves the forecast more than layer {least}, chosen on the first half of the windows"
     margins = (distance[most] - distance[least])[:, ~first]
-    return judged([ClaimPart(words, margins, "Spearman distance")], labels[~first].tolist())
+    return judged(
+        [ClaimPart(words, margins, "Spearman distance")], labels[~first].tolist()
+    )
 
 
 @measure("S3-F22")
 def gains(context: Context) -> MeasuredValues:
     """Measure the gain of each layer over the one before."""
     gain = xr.concat(
-        [layer_gain(logit_lens(run))["gain"] for run in context.in_groups("gain of each layer")], dim="series"
+        [
+            layer_gain(logit_lens(run))["gain"]
+            for run in context.in_groups("gain of each layer")
+        ],
+        dim="series",
     )
     result, parts = MeasuredValues(settings=context.settings()), []
     for metric in gain["metric"].values:
         values = _layer_values(gain.sel(metric=metric))
         for layer, of_windows in enumerate(values):
             median = context.median(of_windows)
-            result.add(f"median gain, {metric}, layer {layer}", median.estimate, median.low, median.high, unit="%")
+            result.add(
+                f"median gain, {metric}, layer {layer}",
+                median.estimate,
+                median.low,
+                median.high,
+                unit="%",
+            )
         for layer in middle_third(len(values)):
-            words, of = f"no improvement by layer {layer}: {metric}", f"gain + {SMALLEST_GAIN:g} %"
+            words, of = (
+                f"no improvement by layer {layer}: {metric}",
+                f"gain + {SMALLEST_GAIN:g} %",
+            )
             parts.append(ClaimPart(words, values[layer] + SMALLEST_GAIN, of))
     result.claims["no_improvement"] = context.verdict(*parts)
     return result

@@ -13,7 +13,13 @@ from tsfm_lens import compress
 from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.models import Lens
 from tsfm_lens.studies import recipes
-from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure, seeds_of, verdict_over
+from tsfm_lens.studies.papers.context import (
+    Context,
+    MeasuredValues,
+    measure,
+    seeds_of,
+    verdict_over,
+)
 from tsfm_lens.studies.papers.verdicts import ClaimPart, judged_trends
 
 ROUNDS = 5
@@ -36,15 +42,24 @@ def truncate(context: Context) -> MeasuredValues:
     matrices = compress.matrices(lens)
     forms = {name: matrix.form() for name, matrix in matrices.items()}
     spectra = {
-        name: torch.linalg.svdvals(parameters(lens.adapter.model, matrix.path)[0].detach().double()).cpu().numpy()
+        name: torch.linalg.svdvals(
+            parameters(lens.adapter.model, matrix.path)[0].detach().double()
+        )
+        .cpu()
+        .numpy()
         for name, matrix in matrices.items()
     }
     result = MeasuredValues(settings={**context.settings(), "ratio": "share of ranks"})
     for row, ratio in enumerate(RATIOS):
         epsilon, ranks = at_ratio(spectra, forms, ratio)
-        scores, of = compress.quality(context.run, compress.factorised(lens, ranks)), f"ratio {ratio:g}"
+        scores, of = (
+            compress.quality(context.run, compress.factorised(lens, ranks)),
+            f"ratio {ratio:g}",
+        )
         _add_scores(result, scores, f", {of}")
-        result.add(f"overlap of the ten likeliest tokens, {of}", scores.get("overlap", np.nan))
+        result.add(
+            f"overlap of the ten likeliest tokens, {of}", scores.get("overlap", np.nan)
+        )
         if "log_perplexity" in scores:
             whole, other = scores["log_perplexity"].values
             result.add(f"log-perplexity over the whole model's, {of}", other / whole)
@@ -75,11 +90,15 @@ def at_ratio(
     return best[1:]
 
 
-def _add_scores(result: MeasuredValues, scores: xr.Dataset, words: str, kind: str = "zero-shot ") -> None:
+def _add_scores(
+    result: MeasuredValues, scores: xr.Dataset, words: str, kind: str = "zero-shot "
+) -> None:
     """Add WQL and MASE over those of the whole model, with their intervals."""
     for name in ("wql", "mase"):
         middle = "size" if f"{name}_rise_size" in scores else "estimate"
-        value, low, high = (1 + float(scores[f"{name}_rise_{end}"]) for end in (middle, "low", "high"))
+        value, low, high = (
+            1 + float(scores[f"{name}_rise_{end}"]) for end in (middle, "low", "high")
+        )
         ends = (low, high) if low < high else ()
         result.add(f"{kind}{name.upper()}{words}", value, *ends)
 
@@ -87,13 +106,20 @@ def _add_scores(result: MeasuredValues, scores: xr.Dataset, words: str, kind: st
 @measure("S0-T3")
 def scheduled_bolt(context: Context) -> MeasuredValues:
     """Measure table 3, of a model that is cut and not trained."""
-    result = MeasuredValues(settings={**context.settings(), "ranks": "cut off, not trained"})
-    shape = (1, min(max(context.run.batch.lengths), context.model.adapter.context_length))
+    result = MeasuredValues(
+        settings={**context.settings(), "ranks": "cut off, not trained"}
+    )
+    shape = (
+        1,
+        min(max(context.run.batch.lengths), context.model.adapter.context_length),
+    )
     for schedule in TABLE_3:
         smaller, words = _cut(context.model, schedule), _words(schedule)
         _add_scores(result, compress.quality(context.run, smaller), words)
         # a forward of one series, and memory of weights, over those of the whole model
-        costs = compress.cost(context.model, smaller, shapes=[shape], rounds=ROUNDS).isel(shape=0)
+        costs = compress.cost(
+            context.model, smaller, shapes=[shape], rounds=ROUNDS
+        ).isel(shape=0)
         whole, less = costs["weight_bytes"].values
         result.add(f"time{words}", costs["time_ratio"])
         result.add(f"space{words}", less / whole)
@@ -113,7 +139,11 @@ def _cut(lens: Lens, schedule: Schedule) -> Lens:
     for name, matrix in compress.matrices(lens).items():
         full = matrix.form(by_head=True).full
         first = max(1.0, schedule[0] * full / D_HEAD)
-        ranks[name] = int(compress.rank_schedule(first, schedule[1], layers[matrix.stack], full)[matrix.layer])
+        ranks[name] = int(
+            compress.rank_schedule(first, schedule[1], layers[matrix.stack], full)[
+                matrix.layer
+            ]
+        )
     return compress.factorised(lens, ranks, by_head=True)
 
 
@@ -122,10 +152,18 @@ def schedules(context: Context) -> MeasuredValues:
     """Measure figure 7."""
     record, result = _record("attention")
     dense = float(record["parameters"].sel(arm="dense"))
-    for arm, schedule in (("small schedule", FIGURE_7[0]), ("medium schedule", FIGURE_7[2])):
+    for arm, schedule in (
+        ("small schedule", FIGURE_7[0]),
+        ("medium schedule", FIGURE_7[2]),
+    ):
         one, words = record.sel(arm=arm), _words(schedule)
         result.add(f"size ratio{words}", one["rank_ratio"])
-        result.add(f"time{words}", one["step_time"], one["step_time_low"], one["step_time_high"])
+        result.add(
+            f"time{words}",
+            one["step_time"],
+            one["step_time_low"],
+            one["step_time_high"],
+        )
         result.add(f"space{words}", float(one["parameters"]) / dense)
         _add_scores(result, one, words)
     _add_cuts(result, context, FIGURE_7)
@@ -140,14 +178,23 @@ def layered(context: Context) -> MeasuredValues:
         one = record.sel(arm=arm)
         result.add(f"size ratio{_words(schedule)}", one["rank_ratio"])
         _add_scores(result, one, _words(schedule), kind="")
-    constant, scheduled = (np.log1p(record["mase_rise"].sel(arm=arm).values) for arm in ("constant", "medium schedule"))
-    part = ClaimPart("", constant - scheduled, "logarithm of MASE with one rank, less that with the schedule")
+    constant, scheduled = (
+        np.log1p(record["mase_rise"].sel(arm=arm).values)
+        for arm in ("constant", "medium schedule")
+    )
+    part = ClaimPart(
+        "",
+        constant - scheduled,
+        "logarithm of MASE with one rank, less that with the schedule",
+    )
     _add_cuts(result, context, TABLE_4)
     result.claims["layered"] = verdict_over("seed", part)
     return result
 
 
-def _add_cuts(result: MeasuredValues, context: Context, rows: Sequence[Schedule]) -> None:
+def _add_cuts(
+    result: MeasuredValues, context: Context, rows: Sequence[Schedule]
+) -> None:
     """Add the scores of a given model that is cut to each schedule and not trained."""
     for schedule in rows if context.optional_run is not None else ():
         scores = compress.quality(context.run, _cut(context.model, schedule))
@@ -161,13 +208,18 @@ def sketches(context: Context) -> MeasuredValues:
     misses, sizes = 0, [(1, 16), (3, 5), (4, 16), (8, 8)]
     for heads, size in sizes:
         for of in ("rows", "columns"):
-            weight = torch.randn(heads * size, heads * size, generator=generator, dtype=torch.float64)
+            weight = torch.randn(
+                heads * size, heads * size, generator=generator, dtype=torch.float64
+            )
             factors = compress.truncate(weight, size, heads=heads, of=of)
             off = compress.layers.error_of(weight, compress.product(factors)) ** 0.5
             misses += off > heads * size * np.finfo(float).eps
     record, result = _record("attention", {"matrices": str(2 * len(sizes))})
     result.add("not_given_back", misses)
-    for arm, words in (("shared", "factors for all heads"), ("constant", "factors of each head")):
+    for arm, words in (
+        ("shared", "factors for all heads"),
+        ("constant", "factors of each head"),
+    ):
         one = record.sel(arm=arm)
         result.add(f"numbers in attention, {words}", one["attention_parameters"])
         _add_scores(result, one, f" over the dense model's, {words}", kind="")
@@ -180,7 +232,10 @@ def vocabularies(context: Context) -> MeasuredValues:
     record, result = _record("vocabulary")
     last, numbers = record.isel(training_step=-1), record["vocabulary"].values
     of = "rank correlation of ε-rank and rank(Ξ)"
-    claims = {"increases": ("rank", "W_Q"), "the same of what training added to W_Q": ("moved_rank", "its change")}
+    claims = {
+        "increases": ("rank", "W_Q"),
+        "the same of what training added to W_Q": ("moved_rank", "its change"),
+    }
     for claim, (name, words) in claims.items():
         ranks = last[name].mean(("seed", "layer")).transpose("epsilon", "vocabulary")
         parts = [ClaimPart("", row.values, of, float(row["epsilon"])) for row in ranks]
@@ -202,7 +257,9 @@ def leading(context: Context) -> MeasuredValues:
     largest = record["singular_value"].isel(index=0)
     times = largest.isel(training_step=-1) / largest.isel(training_step=0)
     growth = np.log(times.transpose("layer", "seed").values)
-    part = ClaimPart("", growth.min(axis=0), "logarithm of its growth in the layer where it is least")
+    part = ClaimPart(
+        "", growth.min(axis=0), "logarithm of its growth in the layer where it is least"
+    )
     for layer, mean in enumerate(np.exp(growth.mean(axis=1))):
         result.add(f"times that σ₁ grew, layer {layer}", mean)
     result.settings["layers"] = str(len(growth))
@@ -210,7 +267,9 @@ def leading(context: Context) -> MeasuredValues:
     return result
 
 
-def _record(name: str, settings: dict[str, str] | None = None) -> tuple[xr.Dataset, MeasuredValues]:
+def _record(
+    name: str, settings: dict[str, str] | None = None
+) -> tuple[xr.Dataset, MeasuredValues]:
     """Read a record of models trained here, and begin a result with its settings."""
     record = recipes.low_rank_record(name)
     attrs = record.attrs

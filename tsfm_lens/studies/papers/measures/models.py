@@ -15,9 +15,26 @@ from scipy.stats import kendalltau
 from tsfm_lens import compress
 from tsfm_lens.probes import embedding_ranks, flow_of_ranks, row_angles, weight_ranks
 from tsfm_lens.probes.weights import random_angle, weight_matrices
-from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure, verdict_over
-from tsfm_lens.studies.papers.verdicts import NO_LEVEL, ClaimPart, Tested, Verdict, exactly, judged, undecided
-from tsfm_lens.studies.rank_theory.of_models import ranks_by_model, spectra_by_patch, vocabulary_plane
+from tsfm_lens.studies.papers.context import (
+    Context,
+    MeasuredValues,
+    measure,
+    verdict_over,
+)
+from tsfm_lens.studies.papers.verdicts import (
+    NO_LEVEL,
+    ClaimPart,
+    Tested,
+    Verdict,
+    exactly,
+    judged,
+    undecided,
+)
+from tsfm_lens.studies.rank_theory.of_models import (
+    ranks_by_model,
+    spectra_by_patch,
+    vocabulary_plane,
+)
 
 T = TypeVar("T")
 EPSILON = (0.1, 0.01, 0.001)
@@ -37,7 +54,12 @@ class ResultTable(MeasuredValues):
     family: dict[str, str] = field(default_factory=dict)
 
     def each(
-        self, contexts: Iterator[Context], *, series: bool = False, text: bool = True, levels: bool = True
+        self,
+        contexts: Iterator[Context],
+        *,
+        series: bool = False,
+        text: bool = True,
+        levels: bool = True,
     ) -> Iterator[tuple[str, Context]]:
         """Yield models by name, in turn, and note their settings."""
         for context in contexts:
@@ -50,7 +72,9 @@ class ResultTable(MeasuredValues):
                     words["series"] = "random ids of tokens"
             for key, value in words.items():
                 previous = self.settings.get(key)
-                self.settings[key] = value if previous in (None, value) else f"{previous}; {value}"
+                self.settings[key] = (
+                    value if previous in (None, value) else f"{previous}; {value}"
+                )
             if text or not is_text:
                 yield name, context
         if levels:
@@ -78,26 +102,54 @@ class ResultTable(MeasuredValues):
     ) -> Verdict:
         """Test that a quantity rises, falls, or stays within a factor, at each ε, within an architecture."""
         parts = []
-        for family, level in product(dict.fromkeys(self.family[name] for name in of), EPSILON):
-            own = sorted((at, values[level]) for name, (at, values) in of.items() if self.family[name] == family)
-            means = {place: float(np.mean([value for at, value in own if at == place])) for place, _ in own}
+        for family, level in product(
+            dict.fromkeys(self.family[name] for name in of), EPSILON
+        ):
+            own = sorted(
+                (at, values[level])
+                for name, (at, values) in of.items()
+                if self.family[name] == family
+            )
+            means = {
+                place: float(np.mean([value for at, value in own if at == place]))
+                for place, _ in own
+            }
             for (one, before), (other, after) in pairwise(means.items()):
                 ratio = after / before
-                true = max(ratio, 1 / ratio) <= within if within else ratio < 1 if falling else ratio > 1
-                parts.append(exactly(f"{family}, {what} {one:g} to {other:g}", true, quantity, level))
-        return _whole(parts, f"no architecture has models here that differ in {what}", quantity)
+                true = (
+                    max(ratio, 1 / ratio) <= within
+                    if within
+                    else ratio < 1
+                    if falling
+                    else ratio > 1
+                )
+                parts.append(
+                    exactly(
+                        f"{family}, {what} {one:g} to {other:g}", true, quantity, level
+                    )
+                )
+        return _whole(
+            parts, f"no architecture has models here that differ in {what}", quantity
+        )
 
 
 def _by_level(values: xr.DataArray) -> dict[float, float]:
     """Return a value for each ε."""
-    return dict(zip(map(float, values["epsilon"].values), map(float, values.values), strict=True))
+    return dict(
+        zip(
+            map(float, values["epsilon"].values), map(float, values.values), strict=True
+        )
+    )
 
 
 def _deeper(name: str, ranks: np.ndarray) -> list[Tested]:
     """Test that ε-ranks (epsilon, layer) of a model's weights rise over all of its layers, at each ε."""
     trends = [kendalltau(range(len(row)), row).statistic for row in ranks]
     of = "Kendall's τ of rank and layer"
-    return [exactly(name, trend > 0, of, level) for trend, level in zip(trends, EPSILON, strict=True)]
+    return [
+        exactly(name, trend > 0, of, level)
+        for trend, level in zip(trends, EPSILON, strict=True)
+    ]
 
 
 def _whole(parts: Sequence[Tested], why: str, of: str) -> Verdict:
@@ -110,15 +162,31 @@ def cut_off_matrices(contexts: Iterator[Context]) -> MeasuredValues:
     """Cut every attention matrix at its ε-rank, and count what is left in both readings of "ratio"."""
     table, off = ResultTable(), 0
     for name, context in table.each(contexts):
-        weights = [one.weight.double().cpu() for one in weight_matrices(context.model, parts=ATTENTION)]
-        spectra = {str(place): torch.linalg.svdvals(weight).numpy() for place, weight in enumerate(weights)}
+        weights = [
+            one.weight.double().cpu()
+            for one in weight_matrices(context.model, parts=ATTENTION)
+        ]
+        spectra = {
+            str(place): torch.linalg.svdvals(weight).numpy()
+            for place, weight in enumerate(weights)
+        }
         forms = [compress.BlockShape(1, *weight.shape) for weight in weights]
         for level in EPSILON:
             ranks = list(compress.ranks_by_epsilon(spectra, level).values())
-            for weight, rank, values in zip(weights, ranks, spectra.values(), strict=True):
+            for weight, rank, values in zip(
+                weights, ranks, spectra.values(), strict=True
+            ):
                 residual = weight - compress.product(compress.truncate(weight, rank))
-                off += int(torch.linalg.matrix_norm(residual, 2) > level * float(values[0]) * (1 + ROUNDING))
-            _add_ratios(table, f"{name}: ratio at ε = {level:g}", ", of ranks", compress.ratio_of(forms, ranks))
+                off += int(
+                    torch.linalg.matrix_norm(residual, 2)
+                    > level * float(values[0]) * (1 + ROUNDING)
+                )
+            _add_ratios(
+                table,
+                f"{name}: ratio at ε = {level:g}",
+                ", of ranks",
+                compress.ratio_of(forms, ranks),
+            )
     table.add("model_cut_off", off)
     for rank in (16, 32):
         ratio = compress.ratio_of([compress.BlockShape(12, 64, 768)], [rank])
@@ -126,7 +194,9 @@ def cut_off_matrices(contexts: Iterator[Context]) -> MeasuredValues:
     return table
 
 
-def _add_ratios(table: ResultTable, quantity: str, words: str, ratio: compress.Ratio) -> None:
+def _add_ratios(
+    table: ResultTable, quantity: str, words: str, ratio: compress.Ratio
+) -> None:
     table.add(quantity + words, ratio.ranks)
     table.add(f"{quantity}, of entries of the factors", ratio.factors)
 
@@ -142,23 +212,40 @@ def scores(contexts: Iterator[Context]) -> MeasuredValues:
         quarter = compress.quality(run, smaller)
         for error in ("mase", "wql"):
             key = f"same_{error}"
-            same[key] = _farthest(0.0, same[key], float(itself[f"{error}_rise_estimate"]))
-            rise = [float(quarter[f"{error}_rise_{end}"]) for end in ("estimate", "low", "high")]
-            table.add(f"{name}: rise of {error.upper()} at a quarter of the ranks", *rise)
+            same[key] = _farthest(
+                0.0, same[key], float(itself[f"{error}_rise_estimate"])
+            )
+            rise = [
+                float(quarter[f"{error}_rise_{end}"])
+                for end in ("estimate", "low", "high")
+            ]
+            table.add(
+                f"{name}: rise of {error.upper()} at a quarter of the ranks", *rise
+            )
         if "overlap" in itself:
             whole, again = map(float, itself["log_perplexity"])
-            same["same_overlap"] = _farthest(1.0, same.get("same_overlap", 1.0), float(itself["overlap"]))
-            same["same_lppl"] = _farthest(1.0, same.get("same_lppl", 1.0), again / whole)
+            same["same_overlap"] = _farthest(
+                1.0, same.get("same_overlap", 1.0), float(itself["overlap"])
+            )
+            same["same_lppl"] = _farthest(
+                1.0, same.get("same_lppl", 1.0), again / whole
+            )
             after = float(quarter["log_perplexity"][1])
             table.add(f"{name}: overlap at a quarter of the ranks", quarter["overlap"])
-            table.add(f"{name}: log-perplexity at a quarter of the ranks, over its own", after / whole)
+            table.add(
+                f"{name}: log-perplexity at a quarter of the ranks, over its own",
+                after / whole,
+            )
     table.values |= same
     return table
 
 
 def _farthest(reference: float, *values: float) -> float:
     """Return the value farthest from a reference; one that is no number is farthest."""
-    return max(values, key=lambda value: abs(value - reference) if np.isfinite(value) else np.inf)
+    return max(
+        values,
+        key=lambda value: abs(value - reference) if np.isfinite(value) else np.inf,
+    )
 
 
 @measure("S0-F2")
@@ -171,18 +258,30 @@ def embedded_spectra(contexts: Iterator[Context]) -> MeasuredValues:
             one = ranks.sel(epsilon=level, family=family)
             # rounding hides the others
             if bool(one["told"]):
-                table.add(f"{name}: {level:g}-rank of {family}, of {int(one['full'])}", one["epsilon_rank"])
+                table.add(
+                    f"{name}: {level:g}-rank of {family}, of {int(one['full'])}",
+                    one["epsilon_rank"],
+                )
         of_signals = ranks.drop_sel(family=["vocabulary", "zero"], errors="ignore")
-        share = (of_signals["epsilon_rank"] / of_signals["full"]).where(of_signals["told"])
+        share = (of_signals["epsilon_rank"] / of_signals["full"]).where(
+            of_signals["told"]
+        )
         shares[name] = _by_level(share.max("family"))
         if "vocabulary" in ranks["family"]:
             plane = vocabulary_plane(context.model)
             planes[name] = {NO_LEVEL: float(plane["neighbour_ratio"])}
-            words = "distance of neighbouring tokens over that of others, on two directions"
+            words = (
+                "distance of neighbouring tokens over that of others, on two directions"
+            )
             table.add(f"{name}: {words}", planes[name][NO_LEVEL])
-            table.add(f"{name}: share of the vocabulary's squares along two directions", plane["share"].sum())
+            table.add(
+                f"{name}: share of the vocabulary's squares along two directions",
+                plane["share"].sum(),
+            )
     table.claims["faster"] = table.apart(shares, "share of directions")
-    table.claims["structured"] = table.apart(planes, "distance of neighbours over that of others")
+    table.claims["structured"] = table.apart(
+        planes, "distance of neighbours over that of others"
+    )
     return table
 
 
@@ -193,20 +292,41 @@ def embedded_patches(contexts: Iterator[Context]) -> MeasuredValues:
     for name, context in table.each(contexts, series=True, text=False):
         embedding = embedding_ranks(context.run, epsilon=EPSILON, seed=context.seed)
         beside = spectra_by_patch(context.run, epsilon=EPSILON, seed=context.seed)
-        for place, (label, patch) in enumerate(zip(beside["embedding"].values, beside["patch"].values, strict=True)):
-            of_model, ranks = str(label) == name, _by_level(beside["epsilon_rank"][:, place])
+        for place, (label, patch) in enumerate(
+            zip(beside["embedding"].values, beside["patch"].values, strict=True)
+        ):
+            of_model, ranks = (
+                str(label) == name,
+                _by_level(beside["epsilon_rank"][:, place]),
+            )
             for level, rank in ranks.items():
-                table.add(f"{name}: {level:g}-rank of noise, {'' if of_model else 'random MLP of '}patch {patch}", rank)
+                table.add(
+                    f"{name}: {level:g}-rank of noise, {'' if of_model else 'random MLP of '}patch {patch}",
+                    rank,
+                )
             if of_model:
                 k, width = float(patch), context.model.wiring.stacks[0].d_model
-                by_patch[name] = (k, {level: rank / width for level, rank in ranks.items()})
+                by_patch[name] = (
+                    k,
+                    {level: rank / width for level, rank in ranks.items()},
+                )
         angles, random = embedding["mean_angle"], float(embedding.attrs["random_angle"])
         for family in FAMILIES:
-            table.add(f"{name}: mean angle of tokens, {family}", angles.sel(family=family))
-        table.add(f"{name}: mean angle of random lines in {k:g} dimensions", random_angle(int(k)))
-        table.add(f"{name}: mean angle of random lines in {embedding.attrs['d_model']} dimensions", random)
+            table.add(
+                f"{name}: mean angle of tokens, {family}", angles.sel(family=family)
+            )
+        table.add(
+            f"{name}: mean angle of random lines in {k:g} dimensions",
+            random_angle(int(k)),
+        )
+        table.add(
+            f"{name}: mean angle of random lines in {embedding.attrs['d_model']} dimensions",
+            random,
+        )
         below = float(angles.sel(family="white noise")) < random
-        tokens.append(exactly(name, below, "mean angle of noise below that of random lines"))
+        tokens.append(
+            exactly(name, below, "mean angle of noise below that of random lines")
+        )
     table.claims["by_patch"] = table.steps(by_patch, "patch", "share of directions")
     table.claims["smaller_space"] = _whole(tokens, _NO_SERIES, "mean angle")
     return table
@@ -219,18 +339,30 @@ def embedded_noise(contexts: Iterator[Context]) -> MeasuredValues:
     for name, context in table.each(contexts, series=True, text=False):
         embedding = embedding_ranks(context.run, epsilon=EPSILON, seed=context.seed)
         for family in FAMILIES:
-            for level, rank in _by_level(embedding["signal_rank_estimate"].sel(family=family)).items():
+            for level, rank in _by_level(
+                embedding["signal_rank_estimate"].sel(family=family)
+            ).items():
                 table.add(f"{name}: {level:g}-rank of a signal of {family}", rank)
-            table.add(f"{name}: mean angle of tokens, {family}", embedding["mean_angle"].sel(family=family))
+            table.add(
+                f"{name}: mean angle of tokens, {family}",
+                embedding["mean_angle"].sel(family=family),
+            )
         for level in EPSILON:
-            sines, noise = (embedding["signal_rank"].sel(epsilon=level, family=each).values for each in FAMILIES)
+            sines, noise = (
+                embedding["signal_rank"].sel(epsilon=level, family=each).values
+                for each in FAMILIES
+            )
             # any signal of noise against any sinusoid: they are drawn independently
             parts.append(ClaimPart(name, noise - sines, "ε-rank of a signal", level))
     count = max((len(part.margins) for part in parts), default=0)
     for place, part in enumerate(parts):
         short = (0, count - len(part.margins))
-        parts[place] = replace(part, margins=np.pad(part.margins, short, constant_values=np.nan))
-    table.claims["random_higher"] = verdict_over("pair", *parts) if parts else undecided(_NO_SERIES, "rank")
+        parts[place] = replace(
+            part, margins=np.pad(part.margins, short, constant_values=np.nan)
+        )
+    table.claims["random_higher"] = (
+        verdict_over("pair", *parts) if parts else undecided(_NO_SERIES, "rank")
+    )
     return table
 
 
@@ -252,10 +384,21 @@ def query_ranks(contexts: Iterator[Context]) -> MeasuredValues:
     for level in EPSILON if len({width for width, _ in text}) > 1 else ():
         widths, own = np.array([(width, of[level]) for width, of in text]).T
         power = float(np.polyfit(np.log(widths), np.log(own * widths), 1)[0])
-        table.add(f"power of d that the {level:g}-rank of W_Q in language models grows with", power)
-        linear += [exactly("", power >= ALMOST_LINEAR, "power of d", level)] if np.isfinite(power) else []
-    table.claims["stays_low"] = table.steps(of_series, "width", "share of the full rank", falling=True)
-    table.claims["linear"] = _whole(linear, "language models of two widths or more are needed", "power of d")
+        table.add(
+            f"power of d that the {level:g}-rank of W_Q in language models grows with",
+            power,
+        )
+        linear += (
+            [exactly("", power >= ALMOST_LINEAR, "power of d", level)]
+            if np.isfinite(power)
+            else []
+        )
+    table.claims["stays_low"] = table.steps(
+        of_series, "width", "share of the full rank", falling=True
+    )
+    table.claims["linear"] = _whole(
+        linear, "language models of two widths or more are needed", "power of d"
+    )
     return table
 
 
@@ -268,21 +411,52 @@ def ranks_by_layer(contexts: Iterator[Context]) -> MeasuredValues:
         flow = flow_of_ranks(run, epsilon=EPSILON, apart=len(run.batch))
         streams = {"series": flow}
         if not context.model.takes_ids:
-            zeros = context.model.run([np.zeros(max(run.batch.lengths))], run.horizon, num_samples=run.num_samples)
+            zeros = context.model.run(
+                [np.zeros(max(run.batch.lengths))],
+                run.horizon,
+                num_samples=run.num_samples,
+            )
             streams["the zero signal"] = flow_of_ranks(zeros, epsilon=EPSILON)
         for level in EPSILON:
-            for layer, rank in zip(flow["layer"].values, flow["weight_rank"].sel(epsilon=level).values, strict=True):
+            for layer, rank in zip(
+                flow["layer"].values,
+                flow["weight_rank"].sel(epsilon=level).values,
+                strict=True,
+            ):
                 table.add(f"{name}: {level:g}-rank of W_Q, layer {layer}", rank)
             for words, stream in streams.items():
-                for place, rank in enumerate(stream["epsilon_rank"].sel(epsilon=level).values[:-1]):
-                    table.add(f"{name}: {level:g}-rank of the input of layer {place}, {words}", rank)
+                for place, rank in enumerate(
+                    stream["epsilon_rank"].sel(epsilon=level).values[:-1]
+                ):
+                    table.add(
+                        f"{name}: {level:g}-rank of the input of layer {place}, {words}",
+                        rank,
+                    )
             # the inputs of all layers, by series
-            ranks = flow["series_rank"].sel(epsilon=level).isel(stream=slice(-1)).transpose("series", "stream").values
-            trends = np.array([kendalltau(range(len(row)), row).statistic for row in ranks])
-            inputs.append(ClaimPart(name, np.nan_to_num(trends), "Kendall's τ of the input's rank and layer", level))
+            ranks = (
+                flow["series_rank"]
+                .sel(epsilon=level)
+                .isel(stream=slice(-1))
+                .transpose("series", "stream")
+                .values
+            )
+            trends = np.array(
+                [kendalltau(range(len(row)), row).statistic for row in ranks]
+            )
+            inputs.append(
+                ClaimPart(
+                    name,
+                    np.nan_to_num(trends),
+                    "Kendall's τ of the input's rank and layer",
+                    level,
+                )
+            )
         weights += _deeper(name, flow["weight_rank"].sel(epsilon=list(EPSILON)).values)
         clusters = range(flow.sizes["series"])
-    table.claims = {"deeper_weights": Verdict(tuple(weights)), "deeper_input": judged(inputs, clusters)}
+    table.claims = {
+        "deeper_weights": Verdict(tuple(weights)),
+        "deeper_input": judged(inputs, clusters),
+    }
     return table
 
 
@@ -300,17 +474,31 @@ def head_ranks(contexts: Iterator[Context]) -> MeasuredValues:
         angles = row_angles(context.model, seed=context.seed).isel(layer=0)
         numbers = {
             "heads": heads,
-            **{f"mean {level:g}-rank of W_Q": rank for level, rank in _by_level(ranks["rank"]).items()},
-            **{f"mean {level:g}-rank of W_Q of one head": rank for level, rank in single[name][1].items()},
+            **{
+                f"mean {level:g}-rank of W_Q": rank
+                for level, rank in _by_level(ranks["rank"]).items()
+            },
+            **{
+                f"mean {level:g}-rank of W_Q of one head": rank
+                for level, rank in single[name][1].items()
+            },
             "mean angle of rows within a head, first layer": angles["within"],
             "mean angle of rows of different heads, first layer": angles["between"],
         }
         for quantity, number in numbers.items():
             table.add(f"{name}: {quantity}", number)
-        blocks.append(exactly(name, bool(angles["closer_significant"]), "angle between heads less that within"))
+        blocks.append(
+            exactly(
+                name,
+                bool(angles["closer_significant"]),
+                "angle between heads less that within",
+            )
+        )
     table.claims = {
         "more_heads": table.steps(whole, "heads", "share of the full rank"),
-        "head_constant": table.steps(single, "heads", "mean rank of a head", within=CONSTANT_WITHIN),
+        "head_constant": table.steps(
+            single, "heads", "mean rank of a head", within=CONSTANT_WITHIN
+        ),
         "blocks": Verdict(tuple(blocks)),
     }
     return table
@@ -322,18 +510,36 @@ def weight_spectra(contexts: Iterator[Context]) -> MeasuredValues:
     table, shares, deeper, less = ResultTable(), {}, [], []
     for name, context in table.each(contexts):
         stack = context.model.wiring.stacks[0].name
-        ranks = weight_ranks(context.model, stack=stack, epsilon=EPSILON, parts=["W_Q", "W_in"])
-        share, kind, parts = ranks["rank_share"], ranks["layer_kind"].values, ranks["part"].values
-        queries, hidden = share[:, (parts == "W_Q") & (kind == kind[0])], share[:, parts == "W_in"]
-        shares[name], of_hidden = _by_level(queries.median("matrix")), _by_level(hidden.median("matrix"))
+        ranks = weight_ranks(
+            context.model, stack=stack, epsilon=EPSILON, parts=["W_Q", "W_in"]
+        )
+        share, kind, parts = (
+            ranks["rank_share"],
+            ranks["layer_kind"].values,
+            ranks["part"].values,
+        )
+        queries, hidden = (
+            share[:, (parts == "W_Q") & (kind == kind[0])],
+            share[:, parts == "W_in"],
+        )
+        shares[name], of_hidden = (
+            _by_level(queries.median("matrix")),
+            _by_level(hidden.median("matrix")),
+        )
         for level, row in zip(EPSILON, queries.values, strict=True):
             for layer, value in enumerate(row):
                 table.add(f"{name}: share of W_Q above {level:g}, layer {layer}", value)
-            table.add(f"{name}: share of the MLP's first matrix above {level:g}, median layer", of_hidden[level])
+            table.add(
+                f"{name}: share of the MLP's first matrix above {level:g}, median layer",
+                of_hidden[level],
+            )
         if name not in table.text:
             deeper += _deeper(name, queries.values)
             of = "share above ε, less that of the MLP's"
-            less += [exactly(name, shares[name][level] < of_hidden[level], of, level) for level in EPSILON]
+            less += [
+                exactly(name, shares[name][level] < of_hidden[level], of, level)
+                for level in EPSILON
+            ]
     table.claims = {
         "weights_faster": table.apart(shares, "share above ε"),
         "deeper_weights": _whole(deeper, _NO_SERIES, "rank and layer"),

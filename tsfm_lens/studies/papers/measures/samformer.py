@@ -11,7 +11,13 @@ import xarray as xr
 
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.experiments.grid import record
-from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure, seeds_of, verdict_over
+from tsfm_lens.studies.papers.context import (
+    Context,
+    MeasuredValues,
+    measure,
+    seeds_of,
+    verdict_over,
+)
 from tsfm_lens.studies.papers.items import BY_ID, PAPERS
 from tsfm_lens.studies.papers.over_seeds import compare, improvement
 from tsfm_lens.studies.papers.verdicts import LEVEL, ClaimPart, Verdict
@@ -21,7 +27,11 @@ DRAWS = 500
 NEAR_ORACLE, NEAR_ADAM, SAME_ERROR = 1.01, 1.05, 1.01
 RADIUS = 0.5
 CHANNELS, HORIZONS, SEEDS = 7, (96, 192, 336, 720), 5
-REPARAM, BOTH, INPUTS = "sigma reparam", "SAMformer sigma reparam", "sigma reparam inputs"
+REPARAM, BOTH, INPUTS = (
+    "sigma reparam",
+    "SAMformer sigma reparam",
+    "sigma reparam inputs",
+)
 MAIN = ("Transformer", "SAMformer", REPARAM, BOTH)
 NAMES = {"exchange": "Exchange"}
 """Names of benchmarks in the paper, by their names here."""
@@ -45,7 +55,9 @@ def _table(text: str) -> dict[str, dict[Cell, Printed]]:
     for dataset, horizon, *numbers in rows:
         for model, number in zip(models, numbers, strict=True):
             if number != "-":
-                table[model][dataset, int(horizon)] = Printed(*map(float, number.split("±")))
+                table[model][dataset, int(horizon)] = Printed(
+                    *map(float, number.split("±"))
+                )
     return table
 
 
@@ -53,17 +65,29 @@ TABLES = {name: _table(text) for name, text in PAPERS["samformer"]["tables"].ite
 """Printed errors and radii, by table, model and cell."""
 
 
-def parameter_count(length: int, horizon: int, channels: int, *, width: int = 16, bias: bool = False) -> int:
+def parameter_count(
+    length: int, horizon: int, channels: int, *, width: int = 16, bias: bool = False
+) -> int:
     """Count trained numbers of SAMformer by the stated shapes: 4·L·d_m + L·H + 2·D, and the biases."""
-    return 4 * length * width + length * horizon + 2 * channels + bias * (3 * width + length + horizon)
+    return (
+        4 * length * width
+        + length * horizon
+        + 2 * channels
+        + bias * (3 * width + length + horizon)
+    )
 
 
 def by_arm(data: xr.Dataset, name: str) -> dict[str, np.ndarray]:
     """Split a variable by arm, over the seeds that have a value."""
-    return {str(arm): data[name].sel(arm=arm).dropna("seed").values for arm in data["arm"].values}
+    return {
+        str(arm): data[name].sel(arm=arm).dropna("seed").values
+        for arm in data["arm"].values
+    }
 
 
-def _add_means(result: MeasuredValues, values: Mapping[str, np.ndarray], words: str) -> None:
+def _add_means(
+    result: MeasuredValues, values: Mapping[str, np.ndarray], words: str
+) -> None:
     """Add the mean over seeds of every arm, with its interval."""
     for arm, of_seeds in values.items():
         result.mean(words.format(arm=arm), of_seeds)
@@ -92,13 +116,20 @@ def toy(context: Context) -> MeasuredValues:
     """Measure figures 1 and 2: errors at the end, beside the oracle's expected one."""
     data = record("toy")
     errors, oracle = by_arm(data, "validation_mse"), oracle_loss(512, 70_000)
-    plain, sam, random = (errors[name] for name in ("transformer", "transformer + SAM", "random transformer"))
+    plain, sam, random = (
+        errors[name]
+        for name in ("transformer", "transformer + SAM", "random transformer")
+    )
     both, limit = min(len(plain), len(random)), NEAR_ORACLE * oracle
     better = plain[:both] - random[:both]
     claims = {
         "stuck": _over_seeds(("", plain - limit, "error, less the oracle's and 1 %")),
-        "reaches": _over_seeds(("", limit - sam, "the oracle's error and 1 %, less the error")),
-        "random_better": _over_seeds(("", better, "error of the transformer, less the other's")),
+        "reaches": _over_seeds(
+            ("", limit - sam, "the oracle's error and 1 %, less the error")
+        ),
+        "random_better": _over_seeds(
+            ("", better, "error of the transformer, less the other's")
+        ),
     }
     result = MeasuredValues({"oracle": oracle}, _toy_settings(data), claims=claims)
     _add_means(result, errors, "error of {arm}")
@@ -112,10 +143,16 @@ def toy_sharpness(context: Context) -> MeasuredValues:
     last = data.isel(look=-1)
     lambda_max, entropy = by_arm(last, "sharpness"), by_arm(last, "entropy")
     both = min(len(lambda_max["transformer"]), len(lambda_max["transformer + SAM"]))
-    sharper = np.log(lambda_max["transformer"][:both]) - np.log(lambda_max["transformer + SAM"][:both])
+    sharper = np.log(lambda_max["transformer"][:both]) - np.log(
+        lambda_max["transformer + SAM"][:both]
+    )
     fewest = min(map(len, entropy.values()))
     highest = [
-        (f"than {arm}", entropy[REPARAM][:fewest] - entropy[arm][:fewest], "entropy in nats, less the other's")
+        (
+            f"than {arm}",
+            entropy[REPARAM][:fewest] - entropy[arm][:fewest],
+            "entropy in nats, less the other's",
+        )
         for arm in ("transformer", "transformer + SAM")
     ]
     claims = {
@@ -126,7 +163,9 @@ def toy_sharpness(context: Context) -> MeasuredValues:
     result = MeasuredValues(entropy_values, _toy_settings(data), claims=claims)
     _add_means(result, lambda_max, "λ_max, {arm}")
     for name in ("entropy", "diagonal mass", "numerical rank"):
-        _add_means(result, by_arm(last, name.replace(" ", "_")), name + " of attention, {arm}")
+        _add_means(
+            result, by_arm(last, name.replace(" ", "_")), name + " of attention, {arm}"
+        )
     return result
 
 
@@ -136,10 +175,19 @@ def optimizers(context: Context) -> MeasuredValues:
     data = record("optimizers")
     errors = by_arm(data, "validation_mse")
     count = min(map(len, errors.values()))
-    over = {arm: np.log(of_seeds[:count]) - np.log(errors["adam"][:count]) for arm, of_seeds in errors.items()}
-    worse = [(arm, over[arm], "logarithm of its error over Adam's") for arm in ("adamw 1e-3", "sgd")]
+    over = {
+        arm: np.log(of_seeds[:count]) - np.log(errors["adam"][:count])
+        for arm, of_seeds in errors.items()
+    }
+    worse = [
+        (arm, over[arm], "logarithm of its error over Adam's")
+        for arm in ("adamw 1e-3", "sgd")
+    ]
     of = "logarithm of 1.05, less that of the ratio to Adam's error"
-    near = [(arm, np.log(NEAR_ADAM) - np.abs(over[arm]), of) for arm in ("adamw 1e-5", "adamw 1e-4")]
+    near = [
+        (arm, np.log(NEAR_ADAM) - np.abs(over[arm]), of)
+        for arm in ("adamw 1e-5", "adamw 1e-4")
+    ]
     claims = {"unstable": _over_seeds(*worse), "same": _over_seeds(*near)}
     result = MeasuredValues(settings=_toy_settings(data), claims=claims)
     _add_means(result, errors, "error of {arm}")
@@ -154,16 +202,29 @@ def cells_of(data: xr.Dataset, *models: str) -> list[Cell]:
     arms = [str(arm).split(" ", 2) for arm in data["arm"].values]
     available = {tuple(arm) for arm in arms}
     places = dict.fromkeys((name, horizon) for name, horizon, _ in arms)
-    return [(name, int(steps)) for name, steps in places if {(name, steps, model) for model in models} <= available]
+    return [
+        (name, int(steps))
+        for name, steps in places
+        if {(name, steps, model) for model in models} <= available
+    ]
 
 
 def pairs(
-    data: xr.Dataset, name: str, first: str, second: str, cells: Iterable[Cell] | None = None
+    data: xr.Dataset,
+    name: str,
+    first: str,
+    second: str,
+    cells: Iterable[Cell] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pair a variable of two models, by runs of the same data, horizon and seed that both ended."""
     columns = [np.zeros((2, 0), data[name].dtype)]
     for place, steps in cells_of(data, first, second) if cells is None else cells:
-        two = np.array([data[name].sel(arm=f"{place} {steps} {model}").values for model in (first, second)])
+        two = np.array(
+            [
+                data[name].sel(arm=f"{place} {steps} {model}").values
+                for model in (first, second)
+            ]
+        )
         columns.append(two[:, np.isfinite(two).all(axis=0)])
     one, other = np.concatenate(columns, axis=1)
     return one, other
@@ -179,9 +240,16 @@ def _name(words: str, cell: Cell) -> str:
     return f"{words}, {NAMES.get(cell[0], cell[0])}, H = {cell[1]}"
 
 
-def _result(cells: Iterable[Cell], claims: dict[str, Verdict] | None = None, **settings: str) -> MeasuredValues:
+def _result(
+    cells: Iterable[Cell], claims: dict[str, Verdict] | None = None, **settings: str
+) -> MeasuredValues:
     data = ", ".join(f"{NAMES.get(name, name)} at {steps}" for name, steps in cells)
-    settings = {"data": data, "training": TRAINING, "intervals over": "seeds", **settings}
+    settings = {
+        "data": data,
+        "training": TRAINING,
+        "intervals over": "seeds",
+        **settings,
+    }
     return MeasuredValues(settings=settings, claims=claims or {})
 
 
@@ -191,7 +259,11 @@ def _of_seeds(data: xr.Dataset, name: str, cell: Cell, model: str) -> np.ndarray
 
 
 def _main_arms(data: xr.Dataset, name: str) -> dict[str, np.ndarray]:
-    return {arm: values for arm, values in by_arm(data, name).items() if arm.split(" ", 2)[2] in MAIN}
+    return {
+        arm: values
+        for arm, values in by_arm(data, name).items()
+        if arm.split(" ", 2)[2] in MAIN
+    }
 
 
 @measure("S1-F5")
@@ -202,11 +274,18 @@ def sharpness(context: Context) -> MeasuredValues:
     plain, sam = pairs(data, "end_sharpness", "Transformer", "SAMformer")
     sharper = np.log(np.maximum(plain, 1e-12)) - np.log(np.maximum(sam, 1e-12))
     # distances of errors from their mean over seeds
-    errors = [np.array(pairs(data, "test_mse", "Transformer", "SAMformer", [cell])) for cell in cells]
-    off = np.concatenate([np.abs(of_cell - of_cell.mean(1, keepdims=True)) for of_cell in errors], axis=1)
+    errors = [
+        np.array(pairs(data, "test_mse", "Transformer", "SAMformer", [cell]))
+        for cell in cells
+    ]
+    off = np.concatenate(
+        [np.abs(of_cell - of_cell.mean(1, keepdims=True)) for of_cell in errors], axis=1
+    )
     claims = {
         "sharper_trained": _over_runs(sharper, "logarithm of the ratio of λ_max"),
-        "steadier": _over_runs(off[0] - off[1], "distance from the mean over seeds, less SAMformer's"),
+        "steadier": _over_runs(
+            off[0] - off[1], "distance from the mean over seeds, less SAMformer's"
+        ),
     }
     result = _result(cells, claims, weights="of the lowest validation error")
     for cell in cells:
@@ -225,13 +304,21 @@ def attention(context: Context) -> MeasuredValues:
     plain, sam = pairs(data, "end_diagonal_mass", "Transformer", "SAMformer")
     full, reparam = pairs(data, "end_numerical_rank", "Transformer", REPARAM)
     claims = {
-        "diagonal": _over_runs(sam - plain, "diagonal mass of attention, less the transformer's"),
-        "lower_rank": _over_runs(full - reparam, "numerical rank of attention, less σReparam's"),
+        "diagonal": _over_runs(
+            sam - plain, "diagonal mass of attention, less the transformer's"
+        ),
+        "lower_rank": _over_runs(
+            full - reparam, "numerical rank of attention, less σReparam's"
+        ),
     }
     cells = cells_of(data, "Transformer", "SAMformer")
     result = _result(cells, claims, weights="of the lowest validation error")
     for name in ("diagonal mass", "numerical rank", "entropy"):
-        _add_means(result, _main_arms(data, f"end_{name.replace(' ', '_')}"), name + " of attention, {arm}")
+        _add_means(
+            result,
+            _main_arms(data, f"end_{name.replace(' ', '_')}"),
+            name + " of attention, {arm}",
+        )
     return result
 
 
@@ -243,7 +330,10 @@ def nuclear_norms(context: Context) -> MeasuredValues:
     plain, reparam = pairs(data, "middle", "Transformer", REPARAM)
     without, sam = pairs(data, "middle", "Transformer", "SAMformer")
     of = "median nuclear norm over windows, less the other's"
-    claims = {"norm_lowered": _over_runs(plain - reparam, of), "norm_kept": _over_runs(sam - without, of)}
+    claims = {
+        "norm_lowered": _over_runs(plain - reparam, of),
+        "norm_kept": _over_runs(sam - without, of),
+    }
     cells = cells_of(data, "Transformer", "SAMformer")
     result = _result(cells, claims, weights="of the lowest validation error")
     _add_means(result, _main_arms(data, "middle"), "median nuclear norm, {arm}")
@@ -263,8 +353,14 @@ def reparam_errors(context: Context) -> MeasuredValues:
         "no_gain": _over_runs(gain, "logarithm of the ratio of errors, and of 1.01"),
     }
     result = _result(cells, claims)
-    arms = {f"{name} {steps} {model}" for name, steps in cells for model in (*MAIN, INPUTS)}
-    _add_means(result, {arm: v for arm, v in by_arm(data, "test_mse").items() if arm in arms}, "MSE of {arm}")
+    arms = {
+        f"{name} {steps} {model}" for name, steps in cells for model in (*MAIN, INPUTS)
+    }
+    _add_means(
+        result,
+        {arm: v for arm, v in by_arm(data, "test_mse").items() if arm in arms},
+        "MSE of {arm}",
+    )
     return result
 
 
@@ -275,7 +371,10 @@ def by_horizon(context: Context) -> MeasuredValues:
     cells = cells_of(data, "SAMformer")
     result = _result(cells)
     for cell in cells:
-        result.mean(_name("MSE of SAMformer", cell), _of_seeds(data, "test_mse", cell, "SAMformer"))
+        result.mean(
+            _name("MSE of SAMformer", cell),
+            _of_seeds(data, "test_mse", cell, "SAMformer"),
+        )
     return result
 
 
@@ -288,10 +387,14 @@ def radii(context: Context) -> MeasuredValues:
     # of the radii that a seed was trained with
     wide = errors.isel(arm=np.flatnonzero(rho >= RADIUS)).mean("arm")
     margins = (plain - wide).dropna("seed").values
-    claim = _over_seeds(("", margins, f"error of Adam, less the mean over radii from {RADIUS:g} on"))
+    claim = _over_seeds(
+        ("", margins, f"error of Adam, less the mean over radii from {RADIUS:g} on")
+    )
     name, steps = str(data["arm"].values[0]).split(" ")[:2]
     seeds = seeds_of(data, len(margins))
-    result = _result([(name, int(steps))], {"sam_helps": claim}, models="SAMformer", seeds=seeds)
+    result = _result(
+        [(name, int(steps))], {"sam_helps": claim}, models="SAMformer", seeds=seeds
+    )
     _add_means(result, by_arm(data, "test_mse"), "MSE, {arm}")
     return result
 
@@ -303,11 +406,18 @@ def ablation(context: Context, *, model: str, beside: str) -> MeasuredValues:
     data = record("benchmarks")
     cells = cells_of(data, model, beside)
     worse, whole = pairs(data, "test_mse", model, beside, cells)
-    result = _result(cells, {"better": _over_runs(worse - whole, f"error, less that of {beside}")})
+    result = _result(
+        cells, {"better": _over_runs(worse - whole, f"error, less that of {beside}")}
+    )
     for cell in cells:
         for error in ("MSE", "MAE"):
-            result.mean(_name(f"{error} of {model}", cell), _of_seeds(data, f"test_{error.lower()}", cell, model))
-    result.settings["seeds"] = seeds_of(data, *(len(_of_seeds(data, "test_mse", cell, model)) for cell in cells))
+            result.mean(
+                _name(f"{error} of {model}", cell),
+                _of_seeds(data, f"test_{error.lower()}", cell, model),
+            )
+    result.settings["seeds"] = seeds_of(
+        data, *(len(_of_seeds(data, "test_mse", cell, model)) for cell in cells)
+    )
     return result
 
 
@@ -324,7 +434,11 @@ def benchmark_errors(context: Context, *, error: str) -> MeasuredValues:
         result.mean(words, values)
         seeds.add(len(values))
         # arms with fixed RevIN or released draws are compared with the printed errors of the model itself
-        theirs = TABLES[error].get(model.removesuffix(" fixed RevIN").removesuffix(" released draws"), {}).get(cell)
+        theirs = (
+            TABLES[error]
+            .get(model.removesuffix(" fixed RevIN").removesuffix(" released draws"), {})
+            .get(cell)
+        )
         if theirs is None or len(values) < 2 or not np.isfinite(theirs.std):
             continue
         ours = float(values.mean()), float(values.std(ddof=1))
@@ -335,7 +449,9 @@ def benchmark_errors(context: Context, *, error: str) -> MeasuredValues:
     result.settings["seeds"] = seeds_of(data, *seeds)
     for claim, model in (("better", "Transformer"), ("better_mixer", "TSMixer")):
         other, own = pairs(data, f"test_{error.lower()}", model, "SAMformer")
-        result.claims[claim] = _over_runs(np.log(other) - np.log(own), "logarithm of the ratio of errors")
+        result.claims[claim] = _over_runs(
+            np.log(other) - np.log(own), "logarithm of the ratio of errors"
+        )
     for value in BY_ID["S1-T1" if error == "MSE" else "S1-T6"].values:
         if value.key not in result.claims:
             # a cell that was not trained
@@ -351,9 +467,15 @@ def improvements(context: Context) -> MeasuredValues:
     """Recompute overall improvements from the printed cells."""
     result = MeasuredValues(settings={"formula": "100 (1 − Σ / Σ) over common cells"})
     for error in ("MSE", "MAE"):
-        means = {model: {cell: each.mean for cell, each in of.items()} for model, of in TABLES[error].items()}
+        means = {
+            model: {cell: each.mean for cell, each in of.items()}
+            for model, of in TABLES[error].items()
+        }
         for model in list(means)[1:]:
-            result.add(f"improvement over {model}, {error}", improvement(means["SAMformer"], means[model]))
+            result.add(
+                f"improvement over {model}, {error}",
+                improvement(means["SAMformer"], means[model]),
+            )
     return result
 
 
@@ -364,15 +486,22 @@ def significant(context: Context) -> MeasuredValues:
     tests = [compare(ours[cell], theirs[cell]) for cell in ours]
     values = {
         "cells where neither is": float(sum(each.pooled >= LEVEL for each in tests)),
-        "cells where neither is, by Welch's test": float(sum(each.welch >= LEVEL for each in tests)),
+        "cells where neither is, by Welch's test": float(
+            sum(each.welch >= LEVEL for each in tests)
+        ),
     }
-    return MeasuredValues(values, {"test": f"pooled, p below {LEVEL:g}; Welch's beside it"})
+    return MeasuredValues(
+        values, {"test": f"pooled, p below {LEVEL:g}; Welch's beside it"}
+    )
 
 
 @measure("S1-T8")
 def parameters(context: Context) -> MeasuredValues:
     """Count parameters by the stated sizes."""
-    counts = {f"parameters of SAMformer, H = {h}": float(parameter_count(512, h, CHANNELS)) for h in HORIZONS}
+    counts = {
+        f"parameters of SAMformer, H = {h}": float(parameter_count(512, h, CHANNELS))
+        for h in HORIZONS
+    }
     return MeasuredValues(counts, {"sizes": "L = 512, D = 7, d_m = 16, no biases"})
 
 
@@ -383,9 +512,17 @@ def readouts(context: Context) -> MeasuredValues:
     for draw in range(context.draws(DRAWS)):
         channels, rank = 5, 5 if draw % 2 else int(rng.integers(1, 5))
         tokens = rng.normal(size=(channels, rank)) @ rng.normal(size=(rank, 12))
-        target = rng.normal(size=(channels, 3)) if draw % 3 else tokens @ rng.normal(size=(12, 3))
-        residual = np.linalg.norm(tokens @ rank_theory.optimal_readout(tokens, target) - target)
-        misses += rank_theory.readout_exists(tokens, target) != (residual / np.linalg.norm(target) < 1e-8)
+        target = (
+            rng.normal(size=(channels, 3))
+            if draw % 3
+            else tokens @ rng.normal(size=(12, 3))
+        )
+        residual = np.linalg.norm(
+            tokens @ rank_theory.optimal_readout(tokens, target) - target
+        )
+        misses += rank_theory.readout_exists(tokens, target) != (
+            residual / np.linalg.norm(target) < 1e-8
+        )
         of_rank += rank == channels
     values = {"missed": float(misses), "draws of full rank": float(of_rank)}
     return MeasuredValues(values, {"draws": str(context.draws(DRAWS))})
@@ -399,7 +536,10 @@ def nuclear_bound(context: Context) -> MeasuredValues:
         x, queries = rng.normal(size=(7, 20)), rng.normal(size=(20, 4))
         bound = rank_theory.nuclear_norm_bound(x, queries, queries)
         shares.append(rank_theory.nuclear_norm(x @ queries @ queries.T @ x.T) / bound)
-    values = {"violations": float(np.sum(np.array(shares) > 1 + 1e-12)), "largest share of the bound": max(shares)}
+    values = {
+        "violations": float(np.sum(np.array(shares) > 1 + 1e-12)),
+        "largest share of the bound": max(shares),
+    }
     return MeasuredValues(values, {"draws": str(context.draws(DRAWS))})
 
 

@@ -13,7 +13,13 @@ from tsfm_lens.studies import structured
 from tsfm_lens.studies.experiments.config import TrainConfig
 from tsfm_lens.studies.experiments.grid import record
 from tsfm_lens.studies.experiments.running import prepare
-from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure, seeds_of, verdict_over
+from tsfm_lens.studies.papers.context import (
+    Context,
+    MeasuredValues,
+    measure,
+    seeds_of,
+    verdict_over,
+)
 from tsfm_lens.studies.papers.verdicts import ClaimPart, Verdict, exactly
 
 DRAWS, ROUNDS = 20, 12
@@ -37,16 +43,30 @@ LISTS = {
 def _errors(data: xr.Dataset) -> dict[str, np.ndarray]:
     """Return errors after the last pair by arm without its width, NaN where a seed was not trained."""
     groups = [str(group) for group in data["group"].values]
-    return dict(zip(groups, data["by_pairs"].isel(pairs=-1).transpose("arm", "seed").values, strict=True))
+    return dict(
+        zip(
+            groups,
+            data["by_pairs"].isel(pairs=-1).transpose("arm", "seed").values,
+            strict=True,
+        )
+    )
 
 
 def _verdict(data: xr.Dataset, *pairs: tuple[str, str, str]) -> Verdict:
     """Test whether each first arm errs more than the second, over the seeds that both have."""
     errors, of = _errors(data), "error, less that of the other"
-    return verdict_over("seed", *(ClaimPart(words, errors[more] - errors[less], of) for words, more, less in pairs))
+    return verdict_over(
+        "seed",
+        *(
+            ClaimPart(words, errors[more] - errors[less], of)
+            for words, more, less in pairs
+        ),
+    )
 
 
-def _result(data: xr.Dataset, values: dict[str, float], claims: dict[str, Verdict]) -> MeasuredValues:
+def _result(
+    data: xr.Dataset, values: dict[str, float], claims: dict[str, Verdict]
+) -> MeasuredValues:
     errors, facts = _errors(data), data.attrs
     counts = [int(np.isfinite(of_seeds).sum()) for of_seeds in errors.values()]
     settings = {
@@ -54,7 +74,9 @@ def _result(data: xr.Dataset, values: dict[str, float], claims: dict[str, Verdic
         "width": ", ".join(map(str, sorted(set(data["width"].values.tolist())))),
         "layers": str(facts["layers"]),
         "steps": f"{facts['steps']:,}",
-        "tokens": "one of x and the pair before" if facts.get("tokens") == "pairs" else "one of x or y",
+        "tokens": "one of x and the pair before"
+        if facts.get("tokens") == "pairs"
+        else "one of x or y",
         "seeds": seeds_of(data, *counts),
         "intervals over": "seeds",
     }
@@ -68,14 +90,23 @@ def _result(data: xr.Dataset, values: dict[str, float], claims: dict[str, Verdic
 def by_rank(context: Context) -> MeasuredValues:
     """Measure figures 2 and 6: one head by the rank of its scores, against one of full rank."""
     data = record("in_context")
-    full, groups = f"1 head, rank {int(data['width'].max())}", data["group"].values.astype(str)
-    low = [arm for arm in groups[data["rank_ratio"].values < 1] if arm.startswith("1 head, rank")]
+    full, groups = (
+        f"1 head, rank {int(data['width'].max())}",
+        data["group"].values.astype(str),
+    )
+    low = [
+        arm
+        for arm in groups[data["rank_ratio"].values < 1]
+        if arm.startswith("1 head, rank")
+    ]
     claim = _verdict(data, *((f"{arm}, against full rank", arm, full) for arm in low))
     start = data["curve"].isel(epoch=0).values
     values = {
         # the same untrained error in every run, on prompts whose answers have a mean square near 1
         "unlearned": float(start[np.isfinite(start)].mean()),
-        "solved": float(structured.oracle_errors(int(data.attrs["inputs"]), data.sizes["pairs"])[-1]),
+        "solved": float(
+            structured.oracle_errors(int(data.attrs["inputs"]), data.sizes["pairs"])[-1]
+        ),
     }
     return _result(data, values, {"low_fails": claim})
 
@@ -85,16 +116,31 @@ def by_form(context: Context) -> MeasuredValues:
     """Measure figure 3: eight heads against one, and structured forms against low rank of as many parameters."""
     data = record("in_context")
     full = f"1 head, rank {int(data['width'].max())}"
-    sizes = {str(arm): int(n) for arm, n in zip(data["group"].values, data["score_parameters"].values, strict=True)}
+    sizes = {
+        str(arm): int(n)
+        for arm, n in zip(
+            data["group"].values, data["score_parameters"].values, strict=True
+        )
+    }
     eight = next(arm for arm in sizes if arm.startswith("8 heads, rank"))
     pairs, of_eight = [], []
     for form in (arm for arm in sizes if "MLR" in arm or "BTT" in arm):
         if form.startswith("8 heads"):
             of_eight.append((form.removeprefix("8 heads, "), eight, form))
             continue
-        alike = [arm for arm in sizes if arm.startswith("1 head, rank") and sizes[arm] == sizes[form]]
-        pairs += [(f"{form}, against {same.removeprefix('1 head, ')}", same, form) for same in alike]
-    claims = {"eight_fail": _verdict(data, ("", eight, full)), "structured": _verdict(data, *pairs)}
+        alike = [
+            arm
+            for arm in sizes
+            if arm.startswith("1 head, rank") and sizes[arm] == sizes[form]
+        ]
+        pairs += [
+            (f"{form}, against {same.removeprefix('1 head, ')}", same, form)
+            for same in alike
+        ]
+    claims = {
+        "eight_fail": _verdict(data, ("", eight, full)),
+        "structured": _verdict(data, *pairs),
+    }
     if of_eight:
         claims["structured_eight"] = _verdict(data, *of_eight)
     return _result(data, {}, claims)
@@ -107,8 +153,13 @@ def by_width(context: Context) -> MeasuredValues:
     # a group of arms is a form at all widths; here each width is its own group
     data = data.assign_coords(group=("arm", [str(name) for name in data["arm"].values]))
     widths = sorted(set(data["width"].values.tolist()))
-    wide = _verdict(data, ("", f"8 heads, D = {widths[-1]}", f"1 head, D = {widths[-1]}"))
-    forms = [(f"D = {width}", f"8 heads, D = {width}", f"8 heads, BTT, D = {width}") for width in widths]
+    wide = _verdict(
+        data, ("", f"8 heads, D = {widths[-1]}", f"1 head, D = {widths[-1]}")
+    )
+    forms = [
+        (f"D = {width}", f"8 heads, D = {width}", f"8 heads, BTT, D = {width}")
+        for width in widths
+    ]
     return _result(data, {}, {"eight_wide": wide, "forms_wide": _verdict(data, *forms)})
 
 
@@ -119,11 +170,21 @@ def by_width(context: Context) -> MeasuredValues:
 def forecasts(context: Context) -> MeasuredValues:
     """Measure figure 14: absolute test errors over those of standard attention with the same seed."""
     data = record("encoders")
-    errors = {str(arm): data["test_mae"].sel(arm=arm).values for arm in data["arm"].values}
+    errors = {
+        str(arm): data["test_mae"].sel(arm=arm).values for arm in data["arm"].values
+    }
     margins = errors["standard, T = 96"] - errors["MLR attention 6+2, T = 96"]
-    claim = verdict_over("seed", ClaimPart("", margins, "absolute error, less that of MLR attention"))
+    claim = verdict_over(
+        "seed", ClaimPart("", margins, "absolute error, less that of MLR attention")
+    )
     seeds = seeds_of(data, *data["test_mae"].notnull().sum("seed").values.tolist())
-    settings = {"width": "32", "heads": "4", "layers": "2", "steps": "one epoch", "seeds": seeds}
+    settings = {
+        "width": "32",
+        "heads": "4",
+        "layers": "2",
+        "steps": "one epoch",
+        "seeds": seeds,
+    }
     settings["intervals over"] = "seeds"
     result = MeasuredValues(settings=settings, claims={"better": claim})
     for arm, of_seeds in errors.items():
@@ -131,7 +192,10 @@ def forecasts(context: Context) -> MeasuredValues:
         if standard is of_seeds:
             result.mean(f"absolute error, {arm}", of_seeds)
         else:
-            result.mean(f"absolute error over that of standard attention, less 1, {arm}", of_seeds / standard - 1)
+            result.mean(
+                f"absolute error over that of standard attention, less 1, {arm}",
+                of_seeds / standard - 1,
+            )
     return result
 
 
@@ -139,7 +203,10 @@ def forecasts(context: Context) -> MeasuredValues:
 def chronos(context: Context) -> MeasuredValues:
     """Measure figure 15: losses at equal steps, and costs of the scores."""
     data = record("chronos_levels")
-    loss, facts = {str(arm): data["loss"].sel(arm=arm).values for arm in data["arm"].values}, data.attrs
+    loss, facts = (
+        {str(arm): data["loss"].sel(arm=arm).values for arm in data["arm"].values},
+        data.attrs,
+    )
     settings = {
         "steps": f"{facts['steps']:,} of {facts['rows']} rows",
         "context": str(facts["context"]),
@@ -153,7 +220,10 @@ def chronos(context: Context) -> MeasuredValues:
     for arm, of_seeds in loss.items():
         result.mean(f"loss in nats, {arm}", of_seeds)
         if arm != "standard":
-            result.mean(f"loss in nats, less that of standard attention, {arm}", of_seeds - loss["standard"])
+            result.mean(
+                f"loss in nats, less that of standard attention, {arm}",
+                of_seeds - loss["standard"],
+            )
             words = f"multiply-adds of the encoder's scores over those of standard attention, {arm}"
             result.add(words, data["score_share"].sel(arm=arm))
     return result
@@ -174,7 +244,12 @@ def rates(context: Context) -> MeasuredValues:
     }
     result = MeasuredValues(settings=settings)
     for kind in map(str, data["parametrisation"].values):
-        errors = data["mse"].sel(parametrisation=kind).transpose("width", "seed", "rate").values
+        errors = (
+            data["mse"]
+            .sel(parametrisation=kind)
+            .transpose("width", "seed", "rate")
+            .values
+        )
         finite = errors[:, np.isfinite(errors).all(axis=(0, 2))]
         if finite.shape[1]:
             best = data["rate"].values[finite.argmin(-1)]
@@ -197,8 +272,16 @@ def step_time(context: Context) -> MeasuredValues:
         }
         steps.append(prepare(TrainConfig.model_validate(content))[0].train_step)
     plain, form = steps
-    ((middle, low, high),) = ratios([form], plain, rounds=context.draws(ROUNDS), clock=time.process_time)
-    settings = {"inputs": "16", "width": "64", "heads": "8", "layers": "6", "device": "CPU, one thread or as set"}
+    ((middle, low, high),) = ratios(
+        [form], plain, rounds=context.draws(ROUNDS), clock=time.process_time
+    )
+    settings = {
+        "inputs": "16",
+        "width": "64",
+        "heads": "8",
+        "layers": "6",
+        "device": "CPU, one thread or as set",
+    }
     result = MeasuredValues(settings=settings)
     result.add("slower", middle, low, high)
     return result
@@ -223,7 +306,9 @@ def windows(context: Context) -> MeasuredValues:
         # global, window, window, twice, as in the published code
         f"{words}, one layer in three global": (total + 2 * own) / (3 * total),
     }
-    return MeasuredValues(values, {"tokens": f"{TOKENS:,}", "window": str(WINDOW), "layers": "6"})
+    return MeasuredValues(
+        values, {"tokens": f"{TOKENS:,}", "window": str(WINDOW), "layers": "6"}
+    )
 
 
 @measure("S2-T1")
@@ -234,14 +319,22 @@ def families(context: Context) -> MeasuredValues:
         "MLR 16|8|4|4": structured.MultiLevelLowRank(64, 64, (16, 8, 4, 4)),
         "BTT, s = 2": structured.BlockTensorTrain(64, 64, 2),
     }
-    values = {"parameters, dense, D = 64": float(torch.nn.Linear(64, 64, bias=False).weight.numel())}
+    values = {
+        "parameters, dense, D = 64": float(
+            torch.nn.Linear(64, 64, bias=False).weight.numel()
+        )
+    }
     for family, form in forms.items():
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(context.seed)
             for part in form.parameters():
                 part.normal_()
-            values[f"parameters, {family}, D = 64"] = float(sum(part.numel() for part in form.parameters()))
-            values[f"rank, {family}, D = 64"] = float(torch.linalg.matrix_rank(form.double().dense()))
+            values[f"parameters, {family}, D = 64"] = float(
+                sum(part.numel() for part in form.parameters())
+            )
+            values[f"rank, {family}, D = 64"] = float(
+                torch.linalg.matrix_rank(form.double().dense())
+            )
     return MeasuredValues(values, {"ranks": "of matrices drawn here, in float64"})
 
 
@@ -252,9 +345,13 @@ def level_costs(context: Context) -> MeasuredValues:
     for words, ranks in (("32|8|8|16", (32, 8, 8, 16)), ("8 of 8", EIGHT)):
         costs = structured.bilinear_level_operations(tokens=256, width=512, ranks=ranks)
         cheapest = costs["c"] == min(costs.values())
-        result.claims[f"best {words}"] = Verdict((exactly("", cheapest, "multiply-adds of c, less the fewest"),))
+        result.claims[f"best {words}"] = Verdict(
+            (exactly("", cheapest, "multiply-adds of c, less the fewest"),)
+        )
         for order, cost in costs.items():
-            result.add(f"multiply-adds, T = 256, D = 512, ranks {words}, order {order}", cost)
+            result.add(
+                f"multiply-adds, T = 256, D = 512, ranks {words}, order {order}", cost
+            )
     return result
 
 
@@ -263,7 +360,10 @@ def train_costs(context: Context) -> MeasuredValues:
     """Count the costs of table 3."""
     costs = structured.bilinear_train_operations(256, 256, 2)
     words = {"both": "both sides", "keys": "keys alone"}
-    values = {f"multiply-adds, T = D = 256, s = 2, {words[order]}": float(cost) for order, cost in costs.items()}
+    values = {
+        f"multiply-adds, T = D = 256, s = 2, {words[order]}": float(cost)
+        for order, cost in costs.items()
+    }
     return MeasuredValues(values)
 
 
@@ -282,8 +382,13 @@ def score_costs(context: Context) -> MeasuredValues:
     """Compute T² Σ r_l / 2^(l-1) over T² Σ r_l."""
     result = MeasuredValues(settings={"tokens": "1,024"})
     for words, ranks in LISTS.items():
-        share = structured.level_attention_operations(TOKENS, ranks) / (TOKENS**2 * sum(ranks))
-        result.add(f"multiply-adds of the scores over those of standard attention, {words}", share)
+        share = structured.level_attention_operations(TOKENS, ranks) / (
+            TOKENS**2 * sum(ranks)
+        )
+        result.add(
+            f"multiply-adds of the scores over those of standard attention, {words}",
+            share,
+        )
     return result
 
 
@@ -297,12 +402,23 @@ def lemma(context: Context) -> MeasuredValues:
     for _ in range(context.draws(DRAWS)):
         x = torch.randn(tokens, width, dtype=torch.float64, generator=generator)
         left, right = (
-            [torch.randn(width, rank, dtype=torch.float64, generator=generator) for rank in ranks] for _ in range(2)
+            [
+                torch.randn(width, rank, dtype=torch.float64, generator=generator)
+                for rank in ranks
+            ]
+            for _ in range(2)
         )
         reach = structured.Reach(ranks, blocks, causal=False)
-        scores = structured.reaching_scores(x @ torch.cat(left, 1), x @ torch.cat(right, 1), reach)
-        forms = torch.stack([a @ b.T for a, b in zip(left, right, strict=True)]).cumsum(0)
+        scores = structured.reaching_scores(
+            x @ torch.cat(left, 1), x @ torch.cat(right, 1), reach
+        )
+        forms = torch.stack([a @ b.T for a, b in zip(left, right, strict=True)]).cumsum(
+            0
+        )
         direct = torch.einsum("qd,qkde,ke->qk", x, forms[depth - 1], x)
         apart = max(apart, float((scores - direct).abs().max() / direct.abs().max()))
-    values = {"apart": 0.0 if apart < NEAREST_ZERO else apart, "the same, as it is": apart}
+    values = {
+        "apart": 0.0 if apart < NEAREST_ZERO else apart,
+        "the same, as it is": apart,
+    }
     return MeasuredValues(values, {"draws": str(context.draws(DRAWS))})

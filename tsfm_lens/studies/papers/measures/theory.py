@@ -9,7 +9,12 @@ import numpy as np
 
 from tsfm_lens.ranks import flow_bound
 from tsfm_lens.studies import rank_theory
-from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure, verdict_over
+from tsfm_lens.studies.papers.context import (
+    Context,
+    MeasuredValues,
+    measure,
+    verdict_over,
+)
 from tsfm_lens.studies.papers.verdicts import ClaimPart
 from tsfm_lens.studies.rank_theory.compression import residual_layer
 from tsfm_lens.studies.rank_theory.experiments import children, of_spectrum
@@ -23,42 +28,75 @@ _VARIANCES = {"entries of weights": "variance 1/√d of W_Q and W_K, 1 of W_V"}
 
 
 @measure("S0-J1A")
-def by_rank(context: Context, *, width: int = 512, n_tokens: int = 4096, n_ranks: int = 40) -> MeasuredValues:
+def by_rank(
+    context: Context, *, width: int = 512, n_tokens: int = 4096, n_ranks: int = 40
+) -> MeasuredValues:
     """Measure the slope over the singular value that is cut off, and the distance from the bounds."""
-    data = rank_theory.compression_by_rank(width=width, n_tokens=n_tokens, n_ranks=n_ranks, **_draws(context, 1))
+    data = rank_theory.compression_by_rank(
+        width=width, n_tokens=n_tokens, n_ranks=n_ranks, **_draws(context, 1)
+    )
     ranks = data["rank"].values
     tested = {"ranks": f"{len(ranks)} from {ranks[0]} to {ranks[-1]}", **_VARIANCES}
-    result = _result(context, 1, {"d": str(width), "tokens": str(n_tokens), **tested}, intervals=True)
-    for name, slope in (("slope_of_rank", "slope"), ("slope with all ranks", "slope_of_all")):
+    result = _result(
+        context, 1, {"d": str(width), "tokens": str(n_tokens), **tested}, intervals=True
+    )
+    for name, slope in (
+        ("slope_of_rank", "slope"),
+        ("slope with all ranks", "slope_of_all"),
+    ):
         result.mean(name, data[slope].sel(scaling="theorem").values)
     result.add("largest error over √d σ", (data["error"] / data["rate"]).max())
-    result.add("largest error over the bound with √L", (data["error"] / data["bound"]).max())
+    result.add(
+        "largest error over the bound with √L", (data["error"] / data["bound"]).max()
+    )
     return result
 
 
 @measure("S0-J1B")
 def by_width(
-    context: Context, *, widths: Sequence[int] = (32, 64, 128, 256, 512), n_tokens: int = 1024
+    context: Context,
+    *,
+    widths: Sequence[int] = (32, 64, 128, 256, 512),
+    n_tokens: int = 1024,
 ) -> MeasuredValues:
     """Measure the slope over the width with its interval, and that of other weights."""
-    data = rank_theory.compression_by_width(widths=widths, n_tokens=n_tokens, **_draws(context, 50))
-    sizes = {"d": ", ".join(map(str, widths)), "tokens": str(n_tokens), "rank": str(data.attrs["rank"]), **_VARIANCES}
+    data = rank_theory.compression_by_width(
+        widths=widths, n_tokens=n_tokens, **_draws(context, 50)
+    )
+    sizes = {
+        "d": ", ".join(map(str, widths)),
+        "tokens": str(n_tokens),
+        "rank": str(data.attrs["rank"]),
+        **_VARIANCES,
+    }
     result = _result(context, 50, sizes, intervals=True)
     for weights, name in (
         ("theorem", "slope_of_width"),
         ("orthogonal", "slope with W_V √d times orthogonal"),
         ("normalised", "slope with all weights of variance 1/d"),
     ):
-        result.add(name, *(data[end].sel(weights=weights) for end in ("slope", "slope_low", "slope_high")))
+        result.add(
+            name,
+            *(
+                data[end].sel(weights=weights)
+                for end in ("slope", "slope_low", "slope_high")
+            ),
+        )
     return result
 
 
 @measure("S0-J2")
 def sketching(
-    context: Context, *, width: int = 2048, heads: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128), decay: float = 200.0
+    context: Context,
+    *,
+    width: int = 2048,
+    heads: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128),
+    decay: float = 200.0,
 ) -> MeasuredValues:
     """Measure growth of the effective rank with the heads, and compare sparse sketches with dense ones."""
-    data = rank_theory.sketching_by_heads(width=width, heads=heads, decay=decay, **_draws(context, 6))
+    data = rank_theory.sketching_by_heads(
+        width=width, heads=heads, decay=decay, **_draws(context, 6)
+    )
     sparse, dense = (data["distance"].sel(sketch=name) for name in ("sparse", "dense"))
     apart = np.asarray(np.abs(np.log(sparse.values / dense.values)).mean(axis=-1))
     words = f"logarithm of {COMPARABLE_WITHIN:g}, less that of their ratio"
@@ -71,7 +109,9 @@ def sketching(
         "singular values": f"exp(−(j − 1)/{decay:g})",
     }
     result = _result(context, 6, settings, intervals=True)
-    result.claims["comparable"] = verdict_over("draw", ClaimPart("", np.log(COMPARABLE_WITHIN) - apart, words))
+    result.claims["comparable"] = verdict_over(
+        "draw", ClaimPart("", np.log(COMPARABLE_WITHIN) - apart, words)
+    )
     result.mean("slope_of_heads", data["slope"].sel(sketch="sparse").values)
     for count in data["heads"].values:
         result.add(f"sketching error, {count} heads", sparse.sel(heads=count).mean())
@@ -80,10 +120,16 @@ def sketching(
 
 @measure("S0-J3")
 def head_spectra(
-    context: Context, *, width: int = 128, n_tokens: int = 256, heads: Sequence[int] = (1, 2, 4, 8, 16, 32)
+    context: Context,
+    *,
+    width: int = 128,
+    n_tokens: int = 256,
+    heads: Sequence[int] = (1, 2, 4, 8, 16, 32),
 ) -> MeasuredValues:
     """Test that rank grows from each number of heads to the next, and measure it where softmax is even."""
-    data = rank_theory.spectra_by_heads(width=width, n_tokens=n_tokens, heads=heads, **_draws(context, 8))
+    data = rank_theory.spectra_by_heads(
+        width=width, n_tokens=n_tokens, heads=heads, **_draws(context, 8)
+    )
     ranks = data["rank"].sel(input="times √L")
     increase = ranks.diff("heads").transpose("heads", "draw").values
     parts = [
@@ -103,19 +149,30 @@ def head_spectra(
     result.add("rank of the input", data["input_rank"])
     even = data["rank"].sel(input="of norm 1") - data["input_rank"]
     result.add("rank added at most where softmax is even", even.max())
-    result.add("deviation of scores", data["logit_deviation"].sel(input="times √L").mean())
+    result.add(
+        "deviation of scores", data["logit_deviation"].sel(input="times √L").mean()
+    )
     return result
 
 
 @measure("S0-F14")
-def chebyshev(context: Context, *, dimension: int = 768, n_points: int = 4096) -> MeasuredValues:
+def chebyshev(
+    context: Context, *, dimension: int = 768, n_points: int = 4096
+) -> MeasuredValues:
     """Measure the rank of every embedding."""
     data = rank_theory.chebyshev_curves(
         dimension=dimension, ranks=CHEBYSHEV_RANKS, n_points=n_points, seed=context.seed
     )
     pairs = zip(data["rank"].values, data["found_rank"].values, strict=True)
-    values = {f"rank of the embedding made for rank {rank}": float(number) for rank, number in pairs}
-    sizes = {"d": str(dimension), "points": str(n_points), "largest value": f"{data.attrs['largest']:g}"}
+    values = {
+        f"rank of the embedding made for rank {rank}": float(number)
+        for rank, number in pairs
+    }
+    sizes = {
+        "d": str(dimension),
+        "points": str(n_points),
+        "largest value": f"{data.attrs['largest']:g}",
+    }
     return MeasuredValues(values, sizes)
 
 
@@ -129,9 +186,15 @@ def embeddings(context: Context, *, key: str, gated: bool) -> MeasuredValues:
     rates = rng.uniform(-2, 2, d)[:, None]
     # the ellipse of radius 1.5 reaches this far up: the poles of 1/(1 + a²x²) stand at i/2 or further
     up = (1.5 - 1 / 1.5) / 2
-    one, three = (rank_theory.differentiable_bound(*sizes, order=n, variation=v) for n, v in ((1, 2.0), (3, 12.0)))
+    one, three = (
+        rank_theory.differentiable_bound(*sizes, order=n, variation=v)
+        for n, v in ((1, 2.0), (3, 12.0))
+    )
     smooth = {
-        "exp(wx)": (np.exp(rates * points), rank_theory.analytic_bound(*sizes, radius=2.5, largest=float(np.exp(2.9)))),
+        "exp(wx)": (
+            np.exp(rates * points),
+            rank_theory.analytic_bound(*sizes, radius=2.5, largest=float(np.exp(2.9))),
+        ),
         "1/(1 + a²x²)": (
             1 / (1 + (rates * points) ** 2),
             rank_theory.analytic_bound(*sizes, radius=1.5, largest=1 / (1 - 4 * up**2)),
@@ -139,7 +202,10 @@ def embeddings(context: Context, *, key: str, gated: bool) -> MeasuredValues:
         "|x − c|": (np.abs(points - knots), one),
         "|x − c|³": (np.abs(points - knots) ** 3, three),
     }
-    gates = rank_theory.GatedEmbedding.random(d, seed=context.seed)(points), rank_theory.gated_bound(*sizes, beta=1.0)
+    gates = (
+        rank_theory.GatedEmbedding.random(d, seed=context.seed)(points),
+        rank_theory.gated_bound(*sizes, beta=1.0),
+    )
     above = 0
     for tokens, bound in [gates] if gated else smooth.values():
         singular = np.linalg.svd(tokens, compute_uv=False)
@@ -156,9 +222,13 @@ def residual_mlps(context: Context) -> MeasuredValues:
     columns = np.random.default_rng(context.seed).normal(size=(PATCH, n_tokens))
     for child in children(context.seed, context.draws(10)):
         for activation in rank_theory.ACTIVATIONS:
-            mlp = rank_theory.ResidualMlpEmbedding.random(d, PATCH, activation=activation, seed=child)
+            mlp = rank_theory.ResidualMlpEmbedding.random(
+                d, PATCH, activation=activation, seed=child
+            )
             counts.append(np.subtract(*rank_theory.mlp_count(mlp, columns, EPSILONS)))
-    result = _result(context, 10, {"patch": str(PATCH), "d": str(d), "tokens": str(n_tokens)})
+    result = _result(
+        context, 10, {"patch": str(PATCH), "d": str(d), "tokens": str(n_tokens)}
+    )
     result.add("above_theorem_2", (np.array(counts) > 0).sum())
     result.add("residual MLPs and thresholds", np.size(counts))
     return result
@@ -171,20 +241,41 @@ def compression(context: Context) -> MeasuredValues:
     ranks, off = range(1, d), []
     for child in children(context.seed, context.draws(20)):
         rng = np.random.default_rng(child)
-        vocabulary = of_spectrum(np.exp(-np.arange(d) / rng.uniform(1, d / 2)), 4 * d, rng)
+        vocabulary = of_spectrum(
+            np.exp(-np.arange(d) / rng.uniform(1, d / 2)), 4 * d, rng
+        )
         tokens = vocabulary[:, rng.integers(0, 4 * d, n_tokens)]
         for count in heads:
             weights = rank_theory.AttentionWeights.random(d, count, seed=child + 1)
-            errors = [_lost(tokens, weights, rank_theory.compressed(weights, vocabulary, rank)) for rank in ranks]
-            off.append(errors > rank_theory.compression_bound(vocabulary, weights, ranks, n_tokens))
+            errors = [
+                _lost(
+                    tokens, weights, rank_theory.compressed(weights, vocabulary, rank)
+                )
+                for rank in ranks
+            ]
+            off.append(
+                errors
+                > rank_theory.compression_bound(vocabulary, weights, ranks, n_tokens)
+            )
     # a repeated second-best token, of a vocabulary as bad as any
     steep = np.diag(np.append(1.0, np.full(d - 1, 0.1)))
     weights = rank_theory.AttentionWeights.random(d).with_value(np.sqrt(d) * np.eye(d))
     less = rank_theory.compressed(weights, steep, 1)
-    once, often = (_lost(np.repeat(steep[:, 1:2], length, axis=1), weights, less) for length in (1, 256))
+    once, often = (
+        _lost(np.repeat(steep[:, 1:2], length, axis=1), weights, less)
+        for length in (1, 256)
+    )
     singular = np.exp(-np.arange(d) / d)
-    layers = [rank_theory.incompressible(singular, length, seed=context.seed) for length in (d, 4 * d + 1, 16 * d)]
-    least = np.array([[rank_theory.least_value_error(*layer, rank) for rank in ranks] for layer in layers])
+    layers = [
+        rank_theory.incompressible(singular, length, seed=context.seed)
+        for length in (d, 4 * d + 1, 16 * d)
+    ]
+    least = np.array(
+        [
+            [rank_theory.least_value_error(*layer, rank) for rank in ranks]
+            for layer in layers
+        ]
+    )
     sizes = {"heads": ", ".join(map(str, heads)), "d": str(d), "tokens": str(n_tokens)}
     result = _result(context, 20, sizes)
     result.add("above_theorem_3", np.sum(off))
@@ -196,10 +287,14 @@ def compression(context: Context) -> MeasuredValues:
 
 
 def _lost(
-    tokens: np.ndarray, whole: rank_theory.AttentionWeights, less: rank_theory.AttentionWeights
+    tokens: np.ndarray,
+    whole: rank_theory.AttentionWeights,
+    less: rank_theory.AttentionWeights,
 ) -> np.floating[Any]:
     """Compute the distance of a compressed layer's output, in the Frobenius norm."""
-    return np.linalg.norm(rank_theory.attention(tokens, whole) - rank_theory.attention(tokens, less))
+    return np.linalg.norm(
+        rank_theory.attention(tokens, whole) - rank_theory.attention(tokens, less)
+    )
 
 
 @measure("S0-TH4")
@@ -208,16 +303,30 @@ def growth(context: Context) -> MeasuredValues:
     depths = [int(np.ceil((2 * np.exp(2) * count) ** 2)) for count in HEADS]
     singular, spectra, result = _growth(context, depths)
     relative = spectra / spectra[..., :1]
-    upper = np.array([flow_bound(singular, *each) for each in zip(HEADS, depths, strict=True)])
-    constructions = [rank_theory.growing(singular, count, 2 * len(singular)) for count in HEADS]
-    largest = np.array([np.linalg.svd(residual_layer(*each), compute_uv=False) for each in constructions])
+    upper = np.array(
+        [flow_bound(singular, *each) for each in zip(HEADS, depths, strict=True)]
+    )
+    constructions = [
+        rank_theory.growing(singular, count, 2 * len(singular)) for count in HEADS
+    ]
+    largest = np.array(
+        [
+            np.linalg.svd(residual_layer(*each), compute_uv=False)
+            for each in constructions
+        ]
+    )
     floors = np.array([rank_theory.flow_floor(singular, count, 1) for count in HEADS])
     share = largest / largest[:, :1] / np.where(floors > 0, floors, np.nan)
-    result.settings = {"layers": f"{', '.join(map(str, depths))} above, 1 below", **result.settings}
+    result.settings = {
+        "layers": f"{', '.join(map(str, depths))} above, 1 below",
+        **result.settings,
+    }
     result.add("above_theorem_4", (relative > upper[:, None]).sum())
     result.add("below_theorem_4", (share < 1).sum())
     result.add("singular values", relative.size)
-    result.add("smallest singular value of the construction over its bound", np.nanmin(share))
+    result.add(
+        "smallest singular value of the construction over its bound", np.nanmin(share)
+    )
     return result
 
 
@@ -236,7 +345,9 @@ def corollary(context: Context) -> MeasuredValues:
     return result
 
 
-def _growth(context: Context, depths: Sequence[int]) -> tuple[np.ndarray, np.ndarray, MeasuredValues]:
+def _growth(
+    context: Context, depths: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray, MeasuredValues]:
     """Compute the input's singular values, and those (heads, draw, index) of layers with the largest norms allowed."""
     d, gap, decay, draws = 48, 0.02, 4.0, context.draws(10)
     singular = np.append(1.0, gap * np.exp(-np.arange(d - 1) / decay))
@@ -244,11 +355,19 @@ def _growth(context: Context, depths: Sequence[int]) -> tuple[np.ndarray, np.nda
     for draw, child in enumerate(children(context.seed, draws)):
         tokens = of_spectrum(singular, 2 * d, np.random.default_rng(child))
         for row, (count, depth) in enumerate(zip(HEADS, depths, strict=True)):
-            weights = rank_theory.AttentionWeights.random(d, count, scaling="unit", seed=child + 1)
-            layer = residual_layer(tokens, weights.within(np.sqrt(d // count), 1.0), depth)
+            weights = rank_theory.AttentionWeights.random(
+                d, count, scaling="unit", seed=child + 1
+            )
+            layer = residual_layer(
+                tokens, weights.within(np.sqrt(d // count), 1.0), depth
+            )
             spectra[row, draw] = np.linalg.svd(layer, compute_uv=False)
     words = f"1, then {gap:g} · exp(−(j − 2)/{decay:g})"
-    settings = {"heads": ", ".join(map(str, HEADS)), "singular values": words, "d": str(d)}
+    settings = {
+        "heads": ", ".join(map(str, HEADS)),
+        "singular values": words,
+        "d": str(d),
+    }
     return singular, spectra, _result(context, 10, settings)
 
 
@@ -259,19 +378,30 @@ def sketches(context: Context) -> MeasuredValues:
     for heads, size, rank in SKETCHES:
         singular = np.exp(-np.arange(heads * size) / 3.0)
         for child in children(context.seed, context.draws(20)):
-            sketch = rank_theory.head_sketch(singular, heads, rank, heads * size + 4, seed=child)
+            sketch = rank_theory.head_sketch(
+                singular, heads, rank, heads * size + 4, seed=child
+            )
             output = rank_theory.attention(sketch.tokens, sketch.weights)
             # a value matrix of rank d̃ for all heads misses at least this
             shared.append(np.linalg.svd(output, compute_uv=False)[rank])
-            own.append(np.linalg.norm(output - rank_theory.attention(sketch.tokens, sketch.reduced), 2))
+            own.append(
+                np.linalg.norm(
+                    output - rank_theory.attention(sketch.tokens, sketch.reduced), 2
+                )
+            )
             floors.append(singular[rank] / 2)
             bounds.append(4 * np.sqrt(heads) * singular[heads * rank])
-    sizes = "; ".join(f"h = {heads}, d_h = {size}, d̃ = {rank}" for heads, size, rank in SKETCHES)
+    sizes = "; ".join(
+        f"h = {heads}, d_h = {size}, d̃ = {rank}" for heads, size, rank in SKETCHES
+    )
     result = _result(context, 20, {"sizes": sizes})
     result.add("shared_below", np.less(shared, floors).sum())
     result.add("own_above", np.greater(own, bounds).sum())
     result.add("constructions", len(own))
-    result.add("how many times as near a sketch for each head is, at least", np.divide(shared, own).min())
+    result.add(
+        "how many times as near a sketch for each head is, at least",
+        np.divide(shared, own).min(),
+    )
     return result
 
 
@@ -279,8 +409,12 @@ def _draws(context: Context, default: int) -> dict[str, Any]:
     return {"draws": context.draws(default), "seed": context.seed}
 
 
-def _result(context: Context, draws: int, settings: dict[str, str], *, intervals: bool = False) -> MeasuredValues:
+def _result(
+    context: Context, draws: int, settings: dict[str, str], *, intervals: bool = False
+) -> MeasuredValues:
     """Begin a result with the settings of an experiment and its draws, by default so many."""
     count = context.draws(draws)
     over = {"intervals over": "draws"} if intervals and count > 1 else {}
-    return MeasuredValues(settings={**settings, "draws": str(count), "seed": str(context.seed), **over})
+    return MeasuredValues(
+        settings={**settings, "draws": str(count), "seed": str(context.seed), **over}
+    )
