@@ -301,7 +301,10 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     wanted = set(options.only.split(","))
     console = Console(width=170)
-    place = f"{platform.machine()}, {os.cpu_count()} cores, {options.threads} torch thread(s), torch {torch.__version__}"
+    place = (
+        f"{platform.machine()}, {os.cpu_count()} cores, "
+        f"{options.threads} torch thread(s), torch {torch.__version__}"
+    )
     if options.device.startswith("cuda"):
         place += f", {torch.cuda.get_device_name(options.device)}"
     rows: list[Row] = []

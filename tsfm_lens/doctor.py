@@ -36,7 +36,10 @@ _PACKAGES = (
     ),
     *("huggingface-hub", "safetensors", "numpy", "pandas", "xarray", "plotly"),
 )
-_GET_BROWSER = "none found; Debian and Ubuntu: apt install chromium; elsewhere: kaleido_get_chrome; or set BROWSER_PATH to one"
+_GET_BROWSER = (
+    "none found; Debian and Ubuntu: apt install chromium; elsewhere: "
+    "kaleido_get_chrome; or set BROWSER_PATH to one"
+)
 Facts = dict[str, Any]
 """What ``tsfm-lens doctor --json`` prints; see :func:`examine`."""
 

@@ -122,7 +122,10 @@ def figure_html(
         else f"<span>{escape(title)}</span>"
     )
     style = f"min-width:{min_width}px;height:{height}px"
-    return f'<div class="tsfm-scroll"><div class="tsfm-figure" data-figure="{slug}" style="{style}">{picture}</div></div>'
+    figure = (
+        f'<div class="tsfm-figure" data-figure="{slug}" style="{style}">{picture}</div>'
+    )
+    return f'<div class="tsfm-scroll">{figure}</div>'
 
 
 def _page(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -228,9 +229,15 @@ def test_lists_fit_a_narrow_terminal(
 ) -> None:
     from rich.console import Console
 
-    narrow = lambda **_: Console(
-        width=80, force_terminal=True, color_system=None, markup=False, highlight=False
-    )  # noqa: E731
+    def narrow(**_: Any) -> Console:
+        return Console(
+            width=80,
+            force_terminal=True,
+            color_system=None,
+            markup=False,
+            highlight=False,
+        )
+
     monkeypatch.setattr(common, "console", narrow)
     # the line that ends a list is the terminal's to wrap
     lines = [

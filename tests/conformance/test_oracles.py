@@ -337,9 +337,10 @@ def test_a_wrong_rollout_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) 
         )
     elif adapter.rollout == "cache":
         joined = adapter.joined
-        roll = lambda value: (
-            value.roll(1, dims=0) if isinstance(value, torch.Tensor) else value
-        )  # noqa: E731
+
+        def roll(value: Any) -> Any:
+            return value.roll(1, dims=0) if isinstance(value, torch.Tensor) else value
+
         monkeypatch.setattr(
             adapter, "joined", lambda calls: tree_map(roll, joined(calls))
         )

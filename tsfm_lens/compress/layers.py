@@ -233,9 +233,9 @@ class _LazyMatrix(Tensor):
         return f"a matrix {tuple(self.shape)} that is not held as such"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:  # type: ignore[override]
+    ) -> Any:
         """Make the matrix, then call the function on it; refuse to write into it, which would be lost."""
         if func._schema.is_mutable:
             raise WiringError(

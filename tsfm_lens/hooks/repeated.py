@@ -237,13 +237,13 @@ def _attend(
 
 
 _FACTS = {
-    *(
-        Tensor.shape.__get__,
-        Tensor.ndim.__get__,
-        Tensor.dtype.__get__,
-        Tensor.device.__get__,
-    ),  # type: ignore[attr-defined]
-    *(Tensor.layout.__get__, Tensor.requires_grad.__get__, Tensor.is_cuda.__get__),  # type: ignore[attr-defined]
+    Tensor.shape.__get__,  # type: ignore[attr-defined]
+    Tensor.ndim.__get__,  # type: ignore[attr-defined]
+    Tensor.dtype.__get__,  # type: ignore[attr-defined]
+    Tensor.device.__get__,
+    Tensor.layout.__get__,  # type: ignore[attr-defined]
+    Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
+    Tensor.is_cuda.__get__,  # type: ignore[attr-defined]
     *(
         Tensor.size,
         Tensor.dim,

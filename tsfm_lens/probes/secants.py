@@ -75,9 +75,8 @@ class Secants(TorchFunctionMode):
     def apply(self, parts: Tensor, at_once: int) -> Tensor:
         """Apply the mean derivative to parts of the stream (part, …), so many at once."""
         total = torch.zeros(())
-        for self._node, (at, weight) in enumerate(
-            zip(self.at, self.weights, strict=True)
-        ):  # noqa: B020
+        points = zip(self.at, self.weights, strict=True)
+        for self._node, (at, weight) in enumerate(points):
             if self.affine:
                 level, some = (
                     self._read(torch.zeros_like(self.stop)),

@@ -13,12 +13,12 @@ from rich.text import Text
 from tsfm_lens.console import console
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.testing import (
+from tsfm_lens.testing import (  # noqa: F401
     oracles_attention,
     oracles_ends,
     oracles_runs,
     oracles_weights,
-)  # noqa: F401
+)
 from tsfm_lens.testing.oracles import (
     BY_NUMBER,
     Case,

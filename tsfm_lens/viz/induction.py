@@ -293,7 +293,8 @@ def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
     # 0 is white, so what is undefined must not be
     canvas.fig.update_layout(plot_bgcolor=PALE)
     title = f"Overlap of induction and sharp heads of {model_of(ds)} over thresholds"
-    least = f"for shares of these heads: prefix matching of at least {number(float(ds.attrs.get('prefix_from', np.nan)))}"
+    least_match = number(float(ds.attrs.get("prefix_from", np.nan)))
+    least = f"for shares of these heads: prefix matching of at least {least_match}"
     empty = (
         "no induction head is sharp at any threshold"
         if len(drawn) < len(maps)

@@ -66,7 +66,9 @@ def _single_layers(rows: pd.DataFrame, model: str, part: str) -> list[str]:
     small = int((rows["change"] < _SMALL).sum())
     named = rows.loc[rows["significant"], "first"].tolist()
     which = f" (layer{sweep.plural_s(named)} {sweep.runs(named)})" if named else ""
-    layers = f"{small} of {sweep.counted(len(rows), 'layer')} cost{'s' if small == 1 else ''} less than {percent(_SMALL)}"
+    verb = "costs" if small == 1 else "cost"
+    counted_layers = sweep.counted(len(rows), "layer")
+    layers = f"{small} of {counted_layers} {verb} less than {percent(_SMALL)}"
     summary = f"{model}: without the {sweep.PARTS[part]} of one layer, {sweep.sizes_words(rows)}{which}; {layers}."
     if len(rows) < 2:
         return [summary]

@@ -208,9 +208,9 @@ class InContextTask:
         }
         of_model = {
             "model.forms": forms,
-            "model.heads": model.encoder.blocks[0].attn.n_heads,
+            "model.heads": model.encoder.blocks[0].attn.n_heads,  # type: ignore[union-attr]
             "model.sizes": sizes,
-        }  # type: ignore[union-attr]
+        }
         self.identity = json.dumps(
             {"task": self.name, **own, **of_model, **dict(settings or {})},
             sort_keys=True,

@@ -252,7 +252,10 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
     head.q[-1, stream["flag"]] = SHARP / (SIDE * FLAG)
     head.k[-1, stream["mark"]] = 1.0
     names.append(encoder_head(last, backup))
-    task = f"looks at the REG token and writes nothing, unless its primary is gone: then copies {SHARES[2]} of the patch"
+    task = (
+        "looks at the REG token and writes nothing, unless its primary is gone: "
+        f"then copies {SHARES[2]} of the patch"
+    )
     draft.part(names[2], "backup", task, "last token", [0], stands_in_for=names[0])
     cross = bolt.plant_fetch(late, copy="copy")
     bolt.read_out(copy=torch.eye(PATCH))
