@@ -71,8 +71,9 @@ def ranges(run: Run, plain: np.ndarray) -> np.ndarray:
 def own_flat_contexts(run: Run) -> np.ndarray:
     """Return the :func:`flat_contexts` of a run's series, computed once."""
     if "flat contexts" not in run.cache:
+        # what is encoded already need not be once more; a path for it may cost a forecast
         run.cache["flat contexts"] = flat_contexts(
-            run.lens, run.batch, None if run.rollout else run.encoded
+            run.lens, run.batch, vars(run).get("encoded")
         )
     marks: np.ndarray = run.cache["flat contexts"]
     return marks
