@@ -414,7 +414,7 @@ def probe(
             count = max(
                 (getattr(each, "n_twins", 0) or 0 for each in args), key=abs, default=0
             ) * (not within)
-            before, mark = _work_of(args), _WITHIN.set(True)
+            before, mark = _work_of(args) if count else 0, _WITHIN.set(True)
             try:
                 result = function(*args, **arguments)
             finally:
