@@ -733,7 +733,8 @@ def test_loops_over_patches_are_refused_with_ours(run: Run, tokens: str) -> None
     ["hook_resid_pre", "mlp.hook_out", "ATTN.hook_z", "ATTN.hook_q", "ATTN.hook_v"],
 )
 def test_a_patch_of_ours_is_the_peer_s(run: Run, name: str) -> None:
-    point, position = at(run, 1, name.replace("ATTN", attention(run))), 1
+    # the decoder of Bolt has one token
+    point, position = at(run, 1, name.replace("ATTN", attention(run))), 0
     other = run.lens.run([series[::-1].copy() for series in SERIES], 4)
     acts = run.lens.run_with_cache(other.encoded, names_filter=point)[1]
 
@@ -744,8 +745,8 @@ def test_a_patch_of_ours_is_the_peer_s(run: Run, name: str) -> None:
 
     with torch.no_grad(), run.lens.patch(acts, point, positions=[position]):
         found = run.lens(run.encoded)
-    assert torch.equal(
-        found, run.lens.run_with_hooks(run.encoded, [(point, put)]).detach()
+    assert_close(
+        found, run.lens.run_with_hooks(run.encoded, [(point, put)]).detach(), depth=1000
     )
     assert name.endswith("_v") or not torch.equal(found, plain(run))
 
