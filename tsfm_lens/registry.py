@@ -129,6 +129,11 @@ class Probe:
         """Name in :mod:`tsfm_lens.probes`, or of another package as "package.name"."""
         return _name_of(self.function)
 
+    @property
+    def of_one_item(self) -> bool:
+        """Whether it measures one item of a run, which is to be named where there are several."""
+        return self.takes in ("first", "pair") or "the first item" in self.words
+
 
 @dataclass(frozen=True)
 class Figure:

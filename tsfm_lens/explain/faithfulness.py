@@ -74,7 +74,7 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
 @probe(
     "route_faithfulness",
     lambda results: (single_pass(results.first), results["input_routes"]),
-    words="route_faithfulness of input_routes",
+    words="route_faithfulness of input_routes of the first item",
     options={"reference": "mean"},
 )
 @saying_once
