@@ -97,7 +97,7 @@ def _weights(model: nn.Module) -> list[Tensor]:
     weights: list[Tensor | None] = []
     for module in modules_of(model):
         if module._parameters:
-            weights += module._parameters.values()
+            weights.extend(module._parameters.values())
         if module._buffers:
             caches = module._non_persistent_buffers_set
             weights += [
