@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tsfm_lens.figures.named import figures
 from typer.testing import CliRunner
 
 import documented
-from tsfm_lens import registry
 from tsfm_lens.cli import app
-from tsfm_lens.figures.named import figures
+from tsfm_lens.core import registry
 
 DOCS = Path(__file__).parent.parent / "docs"
 FOLDERS = ("coming-from", "concepts", "howto", "start")

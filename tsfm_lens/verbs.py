@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tsfm_lens.extensions import method_of
+from tsfm_lens.core.extensions import method_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -56,13 +56,13 @@ def attribute(run: Run, **options: Any) -> Result:
 
 @method_of("Run")
 def measure(run: Run, kind: str, **options: Any) -> Result:
-    """Compute any measurement by its kind, such as "logit_lens"; :func:`tsfm_lens.registry.measurements` has all.
+    """Compute any measurement by its kind, such as "logit_lens"; :func:`tsfm_lens.core.registry.measurements` has all.
 
     Args:
         kind: of the result; ``tsfm-lens measurements`` lists them.
         options: of its probe.
     """
-    from tsfm_lens.results import Results
+    from tsfm_lens.core.results import Results
 
     return Results(run).compute(kind, **options)
 

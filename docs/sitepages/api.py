@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from sitepages.writing import from_docstring, table, write
-from tsfm_lens.registry import THEMES, measurements
+from tsfm_lens.core.registry import THEMES, measurements
 
 PACKAGES = (
     "data",

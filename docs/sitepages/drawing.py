@@ -15,9 +15,9 @@ from typing import Any
 import plotly.graph_objects as go
 
 from sitepages.scenes import Scene, of_core, scene_of, scene_of_pair
+from tsfm_lens.core.registry import Figure, Measurement, measurements
+from tsfm_lens.core.results import Results
 from tsfm_lens.models import Run
-from tsfm_lens.registry import Figure, Measurement, measurements
-from tsfm_lens.results import Results
 from tsfm_lens.viz.theme import untitled
 
 ROOT = Path(__file__).parents[2]

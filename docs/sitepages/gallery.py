@@ -20,7 +20,7 @@ from sitepages.scenes import (
     scene_of_pair,
 )
 from sitepages.writing import DOCS, code, from_docstring, plain, write, write_bytes
-from tsfm_lens.registry import THEMES, Figure, Measurement, measurements
+from tsfm_lens.core.registry import THEMES, Figure, Measurement, measurements
 from tsfm_lens.viz.saving import BROWSER_CONFIG
 
 STATIC = CACHE / "static"

@@ -9,7 +9,7 @@ import pandas as pd
 from sitepages.drawing import slugs
 from sitepages.gallery import package_of
 from sitepages.writing import DOCS, plain, table, write
-from tsfm_lens.registry import find
+from tsfm_lens.core.registry import find
 
 PAGE = "reference/generated/questions.md"
 

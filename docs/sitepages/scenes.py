@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache
 
+from tsfm_lens.core.registry import Figure, Measurement, find
 from tsfm_lens.models import Lens, load
-from tsfm_lens.registry import Figure, Measurement, find
 
 HORIZON = 24
 

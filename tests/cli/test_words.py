@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tsfm_lens.figures.named import figures
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from tsfm_lens.cli import app, common
-from tsfm_lens.figures.named import figures
+from tsfm_lens.core.registry import Needs, measurements
 from tsfm_lens.models import load
 from tsfm_lens.models.architecture import architectures
-from tsfm_lens.registry import Needs, measurements
 from tsfm_lens.viz import needs
 
 RUNNER = CliRunner()

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import planted
+from tsfm_lens.core.registry import find
+from tsfm_lens.core.results import Results
 from tsfm_lens.errors import LensError
 from tsfm_lens.findings import judge
-from tsfm_lens.registry import find
-from tsfm_lens.results import Results
 
 EVERY = planted.everything()
 

@@ -14,13 +14,14 @@ import pytest
 from typer.testing import CliRunner
 
 from specimens.marks import unexplained
-from tsfm_lens import registry, viz
+from tsfm_lens import viz
 from tsfm_lens.cli import app
+from tsfm_lens.core import registry
+from tsfm_lens.core.registry import find, measurement, measurements
+from tsfm_lens.core.results import Results
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.registry import find, measurement, measurements
 from tsfm_lens.report import build
 from tsfm_lens.report.build import build_report, panels_of
-from tsfm_lens.results import Results
 from tsfm_lens.testing import assert_close
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +86,7 @@ PROBE = """
 import xarray as xr
 
 from tsfm_lens.models.run import Run
-from tsfm_lens.registry import probe
+from tsfm_lens.core.registry import probe
 
 __all__ = ["first_jump"]
 
@@ -101,7 +102,7 @@ FIGURE = """
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import measurement
+from tsfm_lens.core.registry import measurement
 
 __all__ = ["jump_bars"]
 

@@ -11,7 +11,7 @@ import xarray as xr
 
 import tsfm_lens
 from tiny_lenses import lens_of
-from tsfm_lens import registry
+from tsfm_lens.core import registry
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import corrected, judge, twins_of_reports, with_twins

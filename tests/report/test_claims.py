@@ -12,13 +12,13 @@ import xarray as xr
 
 import planted
 import tsfm_lens
-from tsfm_lens import registry
+from tsfm_lens.core import registry
+from tsfm_lens.core.results import Results
 from tsfm_lens.data import bundled
 from tsfm_lens.findings import TWIN_WORK, judge, with_twins
 from tsfm_lens.models import Run
 from tsfm_lens.probes import ablation_effects, layer_gain, logit_lens
 from tsfm_lens.report.cards import cards_of
-from tsfm_lens.results import Results
 from tsfm_lens.viz.findings import judged
 from tsfm_lens.viz.forecast import naive_forecast, read_forecast
 from tsfm_lens.viz.logit_lens import read_gain

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
+from tsfm_lens.figures.named import make_figure, refuse_several
 
 import planted
 from refusals import expect_error
 from tsfm_lens import load, viz
 from tsfm_lens.data import bundled
-from tsfm_lens.figures.named import make_figure, refuse_several
 from viz.marks import heatmaps
 
 

@@ -13,7 +13,7 @@ import xarray as xr
 
 import planted
 from tsfm_lens import viz
-from tsfm_lens.registry import find
+from tsfm_lens.core.registry import find
 from tsfm_lens.viz import theme
 from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.sheet import Panel, Sheet, blank, sheet, text_width

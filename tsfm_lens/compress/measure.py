@@ -20,12 +20,12 @@ from tsfm_lens.compress.matrices import matrices
 from tsfm_lens.compress.methods import METHODS, calibration_run, compressed
 from tsfm_lens.compress.moments import ITEM
 from tsfm_lens.compress.schedule import ratio_of
+from tsfm_lens.core.registry import probe
 from tsfm_lens.data import SeriesBatch, as_series, bundled, bundled_info, bundled_names
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.timing import clock_of, in_turn, measured
-from tsfm_lens.registry import probe
 from tsfm_lens.stats import CONFIDENCE, FEWEST, holm, mean_interval
 
 __all__ = ["cost", "pareto", "quality", "sizes"]
@@ -331,7 +331,28 @@ def smallest_harmless(curve: xr.Dataset) -> Mapping[str, Any]:
     return {"choice": name_of(at) if fit else "", "why": why}
 
 
-@probe("compression", words="compress.pareto on all series")
+@probe(
+    "compression",
+    title="Size and error of compressed models",
+    theme="Causes",
+    summary=(
+        "parameters kept against error of low-rank models, by method and share kept"
+    ),
+    description=(
+        "Attention matrices are truncated to lower ranks, and stored as two factors "
+        "where that is smaller. Forecasts of the whole and the compressed model are "
+        "compared series by series."
+    ),
+    source="after Flow of ranks, section 5 and table 2",
+    paper=(
+        "S0-TSVD",
+        "S0-METR",
+        "S0-SCHED",
+        "S0-GUIDE",
+        "S0-T2",
+    ),
+    computes="compress.pareto on all series",
+)
 def _curve(
     run: Run,
     *,
@@ -342,7 +363,16 @@ def _curve(
 
 
 @probe(
-    "compression_quality", words="compress.quality of a model at a quarter of the rank"
+    "compression_quality",
+    title="Forecasts of a compressed model",
+    theme="Causes",
+    summary=("forecasts before and after compression, with errors paired by series"),
+    description=(
+        "Attention keeps a quarter of its rank, allocated to matrices by their "
+        "effect on the forecast."
+    ),
+    source="after Flow of ranks, section 5 and table 2",
+    computes="compress.quality of a model at a quarter of the rank",
 )
 def _quality(run: Run, *, keep: float = 0.25, **options: Any) -> xr.Dataset:
     calibration = calibration_run(run)

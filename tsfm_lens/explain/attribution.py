@@ -12,6 +12,7 @@ import xarray as xr
 
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
+from tsfm_lens.core.registry import probe
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.explain.attention import flow_shares, rollout_shares
 from tsfm_lens.explain.gradients import slopes
@@ -23,7 +24,6 @@ from tsfm_lens.explain.values import Masks, quantiles_of, statistic_of
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
-from tsfm_lens.registry import probe
 from tsfm_lens.stats import half_width
 
 __all__ = ["METHODS", "attribute_inputs"]
@@ -126,7 +126,24 @@ METHODS: dict[str, tuple[Callable[..., MethodResult], str]] = {
 """Methods by name, each with its source."""
 
 
-@probe("input_attribution", "first", options={"reference": "mean", "parts": 6})
+@probe(
+    "input_attribution",
+    "first",
+    title="Inputs",
+    theme="Inputs",
+    summary=(
+        "how much each stretch of the past, each variate and each covariate moves "
+        "each step and quantile"
+    ),
+    description=(
+        "The input is cut into segments, and forecasts with some of them masked "
+        "give the effect of each. In data units, the effects sum to the forecast "
+        "minus the reference forecast. Steps count from the forecast: −1 is the "
+        "last step before it."
+    ),
+    source="Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874",
+    options={"reference": "mean", "parts": 6},
+)
 @saying_once
 def attribute_inputs(
     run: Run,

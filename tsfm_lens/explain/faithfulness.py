@@ -14,6 +14,7 @@ import xarray as xr
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.core.registry import probe
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.attribution import attribute_inputs
 from tsfm_lens.explain.masking import Reference, in_random_order, reference_words
@@ -29,7 +30,6 @@ from tsfm_lens.models.noise import noise_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.twins import untrained_twin
 from tsfm_lens.probes.places import places_of
-from tsfm_lens.registry import probe
 from tsfm_lens.stats import CONFIDENCE, SMALLEST
 from tsfm_lens.verdict import EXCHANGED, RULES, SEGMENT_CONTROLS, verdict
 
@@ -74,7 +74,19 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
 @probe(
     "route_faithfulness",
     lambda results: (single_pass(results.first), results["input_routes"]),
-    words="route_faithfulness of input_routes",
+    title="Faithfulness by cutting routes",
+    theme="Inputs",
+    summary=(
+        "necessity and sufficiency of named routes against matched random components"
+    ),
+    description=(
+        "The routes named for a segment are cut together, and restored together in "
+        "the forecast without the segment. They explain its effect if cutting "
+        "removes it and restoring brings it back, more than with random components."
+    ),
+    source="Geiger et al. 2021; Wang et al. 2022",
+    needs="series",
+    computes="route_faithfulness of input_routes",
     options={"reference": "mean"},
 )
 @saying_once
@@ -324,7 +336,21 @@ def _reference(results: Any) -> dict[str, Any]:
 @probe(
     "deletion_curves",
     _explanations,
-    words="deletion_curves of attributions of the first item",
+    title="Faithfulness by masking",
+    theme="Inputs",
+    summary=(
+        "how well input attributions predict masking, against controls; deletion "
+        "and insertion curves"
+    ),
+    description=(
+        "The effects of an explanation must predict how masking segments changes "
+        "the forecast. Segments are also masked, and revealed, in its order. A true "
+        "explanation moves the forecast sooner than most random orders (band: 95 "
+        "%)."
+    ),
+    source="Samek et al. 2017; Petsiuk et al. 2018",
+    needs="series",
+    computes="deletion_curves of attributions of the first item",
     options=_reference,
 )
 @saying_once

@@ -10,6 +10,7 @@ import xarray as xr
 
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
+from tsfm_lens.core.registry import probe
 from tsfm_lens.data.evaluation import seasonal_error
 from tsfm_lens.explain.attribution import attribute_inputs
 from tsfm_lens.explain.masking import Reference, reference_words
@@ -22,12 +23,21 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.noise import marked_dataset, own_rounding, ranges
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.twins import untrained_twin
-from tsfm_lens.registry import probe
 
 __all__ = ["input_effects", "route_effects", "untrained_twin"]
 
 
-@probe("input_effects")
+@probe(
+    "input_effects",
+    title="Inputs over all series",
+    theme="Inputs",
+    summary=("effects of the same segments over many series, with their sign"),
+    description=(
+        "Every item is explained by itself. A dot is a series. Its colour shows "
+        "whether the segment's values are above or below the mean of their context."
+    ),
+    source="Lundberg and Lee 2017, arXiv:1705.07874",
+)
 @saying_once
 def input_effects(
     run: Run,
@@ -155,7 +165,18 @@ def _heights(one: xr.Dataset) -> np.ndarray:
 @probe(
     "route_effects",
     lambda results: (single_pass(results.run),),
-    words="route_effects of all items",
+    title="Routes over all series",
+    theme="Inputs",
+    summary=(
+        "share of the input's effect that each component carries, over many series"
+    ),
+    description=(
+        "For every series, the effects of all segments through a component divided "
+        "by their total effects. Hollow points are not significant."
+    ),
+    source="Wang et al. 2022",
+    needs="series",
+    computes="route_effects of all items",
 )
 @saying_once
 def route_effects(

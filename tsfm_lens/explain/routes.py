@@ -16,6 +16,7 @@ from torch import Tensor
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.core.registry import probe
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.parts import Parts
@@ -37,7 +38,6 @@ from tsfm_lens.probes.places import (
     place_coords,
     places_of,
 )
-from tsfm_lens.registry import probe
 
 __all__ = ["input_routes"]
 
@@ -205,7 +205,22 @@ LARGEST = 5
 @probe(
     "input_routes",
     lambda results: (single_pass(results.first),),
-    words="input_routes of the first item",
+    title="Routes of the input",
+    theme="Inputs",
+    summary=(
+        "effect of each segment of the input through each head and MLP, total and "
+        "direct, with its sum"
+    ),
+    description=(
+        "The model runs with and without a segment. The effect through a component "
+        "is the change of the forecast when only that component writes as if the "
+        "segment were missing. Components in series carry the same effect, so these "
+        "numbers do not add up. In a component's name the first number is its layer "
+        "and a last one its head, from 0."
+    ),
+    source="Wang et al. 2022; Goldowsky-Dill et al. 2023",
+    needs="series",
+    computes="input_routes of the first item",
     options={"parts": 6, "reference": "mean"},
 )
 @saying_once

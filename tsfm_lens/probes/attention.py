@@ -9,13 +9,13 @@ import torch
 import xarray as xr
 
 from tsfm_lens.ablation.points import Progress
+from tsfm_lens.core.registry import probe
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.places import stack_named
-from tsfm_lens.registry import probe
 
 __all__ = ["attention_patterns", "head_entropy"]
 
@@ -41,7 +41,18 @@ def shown_attention(lens: Lens) -> dict[str, dict[str, str]]:
     }
 
 
-@probe("attention", "first", each=shown_attention)
+@probe(
+    "attention",
+    "first",
+    title="Attention",
+    theme="Activations",
+    summary="what each head attends to, over time",
+    description=(
+        "Each head's attention weights, drawn over the time that each token covers."
+    ),
+    needs="heads",
+    each=shown_attention,
+)
 def attention_patterns(
     run: Run, *, kind: str | None = None, stack: str | None = None
 ) -> xr.Dataset:
@@ -223,7 +234,19 @@ def row_entropy(pattern: np.ndarray) -> np.ndarray:
     return -np.sum(p * np.log(p, out=np.zeros_like(p), where=p > 0), axis=-1)
 
 
-@probe("head_entropy")
+@probe(
+    "head_entropy",
+    title="Attention entropy",
+    theme="Activations",
+    summary="attention entropy of every head; sharp and diffuse heads",
+    description=(
+        "How widely each head spreads its attention along the forecast. A sharp "
+        "head reads few places; a diffuse one averages over many."
+    ),
+    source="tsfm-lens, section 4",
+    paper=("S3-HENT",),
+    needs="heads",
+)
 def head_entropy(
     run: Run,
     *,

@@ -13,6 +13,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tsfm_lens.core.registry import probe
 from tsfm_lens.errors import InputError, WiringError, unknown_name
 from tsfm_lens.findings import judge
 from tsfm_lens.hooks.component import Component, writers
@@ -32,7 +33,6 @@ from tsfm_lens.models.noise import marked_dataset, own_rounding, relative_roundi
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.places import component_coords, head_or_kind
 from tsfm_lens.probes.secants import Secants, push_forward
-from tsfm_lens.registry import probe
 
 __all__ = ["attribute", "component_writes", "stream_shares"]
 
@@ -56,7 +56,18 @@ def decompositions_of(lens: Lens) -> tuple[str, ...]:
     return decompositions if lens.wiring.true_gradients else decompositions[-1:]
 
 
-@probe("attribution")
+@probe(
+    "attribution",
+    title="Attribution",
+    theme="Activations",
+    summary="signed contribution of each component to the forecast",
+    description=(
+        "The forecast is split into a signed contribution of each component, by "
+        "what it writes to the residual stream."
+    ),
+    source="tsfm-lens, section 2; Sundararajan et al. 2017",
+    needs="sums",
+)
 def attribute(
     run: Run,
     *,
@@ -375,7 +386,21 @@ def count_read(run: Run) -> int:
     return positions - bisect_left(range(1, positions), True, key=changed)
 
 
-@probe("stream_shares")
+@probe(
+    "stream_shares",
+    title="Contributions to the residual stream",
+    theme="Activations",
+    summary=(
+        "share of the forecast that each attention and MLP writes to the residual "
+        "stream"
+    ),
+    description=(
+        "Every attention and MLP adds to one stream. The size of a box is its share "
+        "of the forecast."
+    ),
+    source="tsfm-lens, section 2 and figure 1B",
+    needs="sums",
+)
 def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     """List the writers of the output stream, in order of writing, with the size of their attribution.
 

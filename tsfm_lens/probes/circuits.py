@@ -11,6 +11,7 @@ import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.core.registry import probe
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.hooks.component import Component
@@ -29,7 +30,6 @@ from tsfm_lens.probes.patching import contrast
 from tsfm_lens.probes.path_patching import edge_attribution
 from tsfm_lens.probes.places import Place, component_coords, nodes_of
 from tsfm_lens.probes.zero_ablation import ablations_of
-from tsfm_lens.registry import probe
 
 __all__ = ["minimal_circuit"]
 
@@ -40,7 +40,18 @@ Behaviour = Callable[[np.ndarray], np.ndarray]
 """Map of forecasts (…, series, step) to the features that a circuit keeps, (…, series, feature)."""
 
 
-@probe("circuit", "pair")
+@probe(
+    "circuit",
+    "pair",
+    title="Minimal circuit",
+    theme="Causes",
+    summary="minimal circuits with faithfulness and completeness",
+    description=(
+        "The fewest heads and MLPs that keep the forecast within a tolerance while "
+        "everything else is ablated."
+    ),
+    source="Wang et al. 2022; Conmy et al. 2023; Marks et al. 2024",
+)
 def minimal_circuit(
     clean: Run,
     corrupted: Run | None = None,

@@ -10,6 +10,7 @@ import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import Progress
+from tsfm_lens.core.registry import probe
 from tsfm_lens.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
@@ -23,7 +24,6 @@ from tsfm_lens.probes.places import (
     place_of,
 )
 from tsfm_lens.probes.zero_ablation import ablations_of, points_without
-from tsfm_lens.registry import probe
 
 __all__ = ["causal_effects"]
 
@@ -31,7 +31,18 @@ __all__ = ["causal_effects"]
 _OF_EFFECTS = "Pearl 2001 (direct and indirect effects); McGrath et al. 2023, arXiv:2307.15771; Rushing and Nanda 2024"
 
 
-@probe("effects")
+@probe(
+    "effects",
+    title="Direct and total effects",
+    theme="Causes",
+    summary="direct, indirect and total effects; self-repair",
+    description=(
+        "Each component is ablated twice: with all later components frozen, and "
+        "with all free to respond. Where later components undo part of the change, "
+        "the model repairs itself."
+    ),
+    source="Pearl 2001; McGrath et al. 2023",
+)
 def causal_effects(
     run: Run,
     *,

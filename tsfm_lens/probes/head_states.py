@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.ablation.points import Progress
+from tsfm_lens.core.registry import probe
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.models.noise import marked_dataset
 from tsfm_lens.models.run import Run
@@ -21,7 +22,6 @@ from tsfm_lens.probes.attention import (
 from tsfm_lens.probes.attribution import decomposed, of_median
 from tsfm_lens.probes.weights import head_spectra
 from tsfm_lens.probes.zero_ablation import ablation_effects
-from tsfm_lens.registry import probe
 
 __all__ = ["head_states"]
 
@@ -42,7 +42,21 @@ def _some_series(results: Any) -> tuple[Run]:
 @probe(
     "explore",
     _some_series,
-    words="`probes.head_states` on the first 8 series",
+    title="One head at a time",
+    theme="Activations",
+    summary=(
+        "what each head reads and writes, its spectra, and the forecast without it; "
+        "live in `run.explore()`"
+    ),
+    description=(
+        "The heads of the last attention over time before the output head: where "
+        "each looks, how far the forecast moves without it (as in the ablation of "
+        "single components), and the forecast with and without one of them. In a "
+        "notebook, run.explore() shows what the head that you click attends to, and "
+        "the forecast without any set of heads and MLPs or any stretch of the past."
+    ),
+    needs="heads",
+    computes="`probes.head_states` on the first 8 series",
     each=lambda lens: {"explore": {}} if shown_attention(lens) else {},
 )
 def head_states(

@@ -12,6 +12,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tsfm_lens.core.registry import probe
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import judge
 from tsfm_lens.hooks.recorder import by_row
@@ -19,7 +20,6 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.probes.attention import SHARP_BELOW, normalise, row_entropy
 from tsfm_lens.probes.given import describe, of_kind, refuse_word
-from tsfm_lens.registry import probe
 from tsfm_lens.stats import ratio_units
 
 __all__ = ["induction_overlap", "induction_scores"]
@@ -39,7 +39,24 @@ class _Targets(NamedTuple):
     valid: Tensor
 
 
-@probe("induction", "lens", words="induction_scores, on series of its own")
+@probe(
+    "induction",
+    "lens",
+    title="Induction heads",
+    theme="Behaviour",
+    summary=("repeated random tokens: prefix matching, copy score, induction heads"),
+    description=(
+        "A motif of random tokens is repeated. An induction head attends to the "
+        "token that followed earlier instances, and raises its probability."
+    ),
+    source="tsfm-lens, appendix G; Olsson et al. 2022",
+    paper=(
+        "S3-PREF",
+        "S3-RRT",
+    ),
+    needs="sequences",
+    computes="induction_scores, on series of its own",
+)
 def induction_scores(
     lens: Lens,
     *,
@@ -333,7 +350,23 @@ PREFIX_GRID = tuple(np.round(np.arange(0.0, 1.01, 0.05), 2))
 _KEEP = "model revision architecture versions motif repeats n_sequences offset decoding".split()
 
 
-@probe("induction_overlap", ("induction", "head_entropy"))
+@probe(
+    "induction_overlap",
+    ("induction", "head_entropy"),
+    title="Induction heads and sharp heads",
+    theme="Behaviour",
+    summary="overlap of induction and sharp heads, over thresholds",
+    description=(
+        "Whether the heads that copy a motif are the sharp ones, and how much that "
+        "depends on the thresholds."
+    ),
+    source="tsfm-lens, table 5 and figure 23",
+    paper=(
+        "S3-T5",
+        "S3-F23",
+    ),
+    needs="sequences",
+)
 def induction_overlap(
     induction: xr.Dataset,
     entropy: xr.Dataset | None = None,

@@ -11,6 +11,7 @@ from scipy.stats import norm
 
 from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.points import Progress
+from tsfm_lens.core.registry import probe
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import judge
@@ -24,7 +25,6 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention, refuse_variates
 from tsfm_lens.probes.rollout import autoregressive_attention
 from tsfm_lens.probes.zero_ablation import ablations_of, points_without
-from tsfm_lens.registry import probe
 
 __all__ = ["context_parroting", "head_parroting", "lag_attention", "seasonality_bias"]
 
@@ -35,7 +35,18 @@ _DEVIATION = float(
 )  # standard deviation of a normal's absolute value, over its mean
 
 
-@probe("parroting")
+@probe(
+    "parroting",
+    title="Context parroting",
+    theme="Behaviour",
+    summary="how much of a forecast is a shifted copy of its context",
+    description=(
+        "Whether the forecast repeats its context. It is compared with the context "
+        "shifted by every lag, and with a naive parrot that repeats what followed "
+        "the most similar earlier stretch."
+    ),
+    source="tsfm-lens, sections 4 and 5",
+)
 def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     """Measure how close a forecast is to repeating its context at a lag, and to the naive parrot.
 
@@ -106,7 +117,15 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
 @probe(
     "lag_attention",
     "first",
-    words="lag_attention at the season of the first series",
+    title="Attention at a lag",
+    theme="Behaviour",
+    summary="attention at a lag",
+    description=(
+        "Each head's attention to the tokens at multiples of a lag before the "
+        "forecast step. A head that copies a season reads there."
+    ),
+    needs="heads",
+    computes="lag_attention at the season of the first series",
     options=lambda results: {"lag": results.season},
 )
 def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.Dataset:
@@ -337,7 +356,18 @@ def context_spreads(run: Run) -> np.ndarray:
     return np.where(flat_contexts(run.lens, run.batch), np.nan, spreads)
 
 
-@probe("head_parroting")
+@probe(
+    "head_parroting",
+    title="Copying heads",
+    theme="Behaviour",
+    summary=("which heads attend to the copied lag, and which of them the copy needs"),
+    description=(
+        "Each head's attention to the lag that the forecast copies, and how far "
+        "ablating the head moves the forecast away from the copy."
+    ),
+    source="tsfm-lens, section 4",
+    needs="heads",
+)
 def head_parroting(
     run: Run,
     *,
@@ -479,7 +509,18 @@ _FINENESS = (
 )
 
 
-@probe("seasonality")
+@probe(
+    "seasonality",
+    title="Seasons",
+    theme="Behaviour",
+    summary=("power at the season, mean regression, pull towards the patch length"),
+    description=(
+        "How strong each period is in the forecast, compared with the end of the "
+        "context and the truth. It shows seasons that the model keeps, flattens or "
+        "adds."
+    ),
+    source="tsfm-lens, section 5",
+)
 def seasonality_bias(run: Run) -> xr.Dataset:
     """Measure amplitudes of the forecast at the context's period and at the model's patch length.
 

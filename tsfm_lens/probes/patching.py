@@ -15,6 +15,7 @@ from transformer_lens.hook_points import HookPoint
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import spearman_distance
 from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.core.registry import probe
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import judge
 from tsfm_lens.hooks.activations import Activations
@@ -40,7 +41,6 @@ from tsfm_lens.probes.places import (
     places_of,
     position_groups,
 )
-from tsfm_lens.registry import probe
 
 __all__ = ["activation_patching", "attribution_patching"]
 
@@ -50,7 +50,19 @@ _SOURCE = (
 )
 
 
-@probe("patching", "pair")
+@probe(
+    "patching",
+    "pair",
+    title="Activation patching",
+    theme="Causes",
+    summary=("activation patching: layer × position × component, also in rollouts"),
+    description=(
+        "The model runs on a clean and a corrupted version of a series. Activations "
+        "of one run are patched into the other, place by place. Where the forecast "
+        "follows, that place carries the difference."
+    ),
+    source="Meng et al. 2022; Heimersheim and Nanda 2024",
+)
 def activation_patching(
     clean: Run,
     corrupted: Run,
@@ -366,7 +378,19 @@ def _refuse_unlike(clean: Run, corrupted: Run) -> None:
         )
 
 
-@probe("attribution_patching", "pair")
+@probe(
+    "attribution_patching",
+    "pair",
+    title="Attribution patching",
+    theme="Causes",
+    summary="attribution patching, with its error",
+    description=(
+        "A first-order estimate of activation patching for all places from one "
+        "gradient, compared with exact patching where available."
+    ),
+    source="Nanda 2023; Syed et al. 2023",
+    needs="gradients",
+)
 def attribution_patching(
     clean: Run,
     corrupted: Run,

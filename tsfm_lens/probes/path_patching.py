@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.core.registry import probe
 from tsfm_lens.hooks.activations import Activations, Call
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
@@ -30,7 +31,6 @@ from tsfm_lens.probes.places import (
     place_of,
     places_of,
 )
-from tsfm_lens.registry import probe
 
 __all__ = ["edge_attribution", "path_patching"]
 
@@ -43,7 +43,19 @@ OUTPUT = "output"
 _SENDERS, _NUMBERS, _MOST_PATHS = 16, 2**24, 256
 
 
-@probe("paths", "pair")
+@probe(
+    "paths",
+    "pair",
+    title="Path patching",
+    theme="Causes",
+    summary=(
+        "path patching between components, through all inputs or through q, k or v"
+    ),
+    description=(
+        "The effect of one component through one other, with every other path frozen."
+    ),
+    source="Wang et al. 2022; Goldowsky-Dill et al. 2023",
+)
 def path_patching(
     clean: Run,
     corrupted: Run,
@@ -200,7 +212,16 @@ def _record_call(
     return value
 
 
-@probe("edges", "pair")
+@probe(
+    "edges",
+    "pair",
+    title="Edge attribution",
+    theme="Causes",
+    summary="edge attribution",
+    description=("A gradient estimate of path patching for every pair of components."),
+    source="Syed et al. 2023; Hanna et al. 2024",
+    needs="gradients",
+)
 def edge_attribution(
     clean: Run,
     corrupted: Run,

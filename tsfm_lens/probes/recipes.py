@@ -12,6 +12,7 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.ablation.rollouts import forecast_variants
+from tsfm_lens.core.registry import probe
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.findings import judge
 from tsfm_lens.hooks.component import Component
@@ -29,7 +30,6 @@ from tsfm_lens.probes.zero_ablation import (
     seasonal_scales,
     size_of,
 )
-from tsfm_lens.registry import probe
 
 __all__ = [
     "ablation_recipes",
@@ -216,7 +216,25 @@ def _sharp_and_diffuse(results: Any) -> tuple[Run, dict[str, Sequence[Component]
 @probe(
     "recipes",
     _sharp_and_diffuse,
-    words="ablation_recipes without a tenth of the heads, the sharpest or the most diffuse by head_entropy",
+    title="Heavy ablation",
+    theme="Causes",
+    summary=(
+        "heavy ablations: many heads and MLPs at once, chosen by stable rank, "
+        "entropy or at random"
+    ),
+    description=(
+        "Many heads and MLPs are set to zero at once. How far the forecast moves "
+        "shows how much of the model it needs."
+    ),
+    source="tsfm-lens, sections 4 and 5",
+    paper=(
+        "S3-F6",
+        "S3-F13",
+        "S3-F14",
+        "S3-F15",
+        "S3-F20",
+    ),
+    computes="ablation_recipes without a tenth of the heads, the sharpest or the most diffuse by head_entropy",
 )
 def ablation_recipes(
     run: Run,

@@ -16,6 +16,7 @@ from tsfm_lens.ablation.metrics import (
     spearman_distance,
 )
 from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.core.registry import probe
 from tsfm_lens.findings import judge
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
@@ -33,12 +34,26 @@ from tsfm_lens.models.noise import (
 )
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.places import component_coords, head_or_kind, listed
-from tsfm_lens.registry import probe
 
 __all__ = ["ablation_effects"]
 
 
-@probe("ablation")
+@probe(
+    "ablation",
+    title="Ablation",
+    theme="Causes",
+    summary="ablation of every head, MLP and layer",
+    description=(
+        "Each attention head, MLP and layer is set to zero in turn. The larger the "
+        "change, the more the forecast relies on that component."
+    ),
+    source="tsfm-lens, section 3",
+    paper=(
+        "S3-F2",
+        "S3-F8",
+        "S3-F9",
+    ),
+)
 def ablation_effects(
     run: Run,
     *,

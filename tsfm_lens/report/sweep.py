@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.core.registry import FigurePanel, check, measurements
 from tsfm_lens.data.text import to_csv
 from tsfm_lens.errors import InputError
 from tsfm_lens.places import refuse_unwritable
-from tsfm_lens.registry import ReportPanel, check, measurements
 from tsfm_lens.report.build import page_of, panels_of
 from tsfm_lens.viz.saving import rendered, write_together
 from tsfm_lens.viz.sweep_entries import (
@@ -80,7 +80,7 @@ def build_sweep_report(
 
 
 def _leads(
-    results: Mapping[str, pd.DataFrame], panels: Mapping[str, list[ReportPanel]]
+    results: Mapping[str, pd.DataFrame], panels: Mapping[str, list[FigurePanel]]
 ) -> list[str]:
     """Return the first sentence on each model of the first figure."""
     name = next((name for name in results if panels[name]), "")
@@ -101,7 +101,7 @@ def _leads(
 
 
 def _missing(
-    results: Mapping[str, pd.DataFrame], panels: Mapping[str, list[ReportPanel]]
+    results: Mapping[str, pd.DataFrame], panels: Mapping[str, list[FigurePanel]]
 ) -> list[str]:
     """List the results that are missing, by name."""
     notes = []

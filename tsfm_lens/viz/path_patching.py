@@ -6,11 +6,10 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.registry import figure, frame
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.registry import frame, measurement
 from tsfm_lens.viz.findings import WORTH_A_WORD, finding, judged, middle_of
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.needs import GRADIENTS
 from tsfm_lens.viz.patching import path_word, way
 from tsfm_lens.viz.places import OUTPUT, places_in, places_named
 from tsfm_lens.viz.select import (
@@ -36,8 +35,6 @@ WORDS = {
     "score": "estimated share recovered",
 }
 _CROWD = 0.99  # where the colours end if the largest values are far above the rest
-
-PATHS = measurement("paths")
 
 
 def read_paths(ds: xr.Dataset) -> list[str]:
@@ -72,7 +69,9 @@ def read_paths(ds: xr.Dataset) -> list[str]:
     return [*out, *paths.standing(labels, "paths")]
 
 
-@PATHS.figure(
+@figure(
+    "paths",
+    "Effect of each component through each later one.",
     table=lambda ds: frame(ds, "recovered", "effect").dropna(ignore_index=True),
     sentences=read_paths,
 )
@@ -174,8 +173,9 @@ def _limit(z: np.ndarray) -> tuple[float, str]:
     )
 
 
-EDGES = measurement("edges", needs=GRADIENTS)
-
-EDGES.figure(
-    table=lambda ds: frame(ds, "score").query("score != 0"), sentences=read_paths
+figure(
+    "edges",
+    ("Gradient estimates of the effect of each component through each later one."),
+    table=lambda ds: frame(ds, "score").query("score != 0"),
+    sentences=read_paths,
 )(path_map)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tsfm_lens.core.registry import probe
 from tsfm_lens.embedded import (
     RECORD,
     checkpoint_names,
@@ -12,7 +13,6 @@ from tsfm_lens.embedded import (
     has_training_record,
 )
 from tsfm_lens.errors import InputError
-from tsfm_lens.registry import probe
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -30,7 +30,19 @@ __all__ = [
 @probe(
     "training_history",
     lambda results: (results.run.lens.model_id,),
-    words="training_history of the checkpoints that were kept",
+    title="Emergence of heads in training",
+    theme="Behaviour",
+    summary=(
+        "heads over the checkpoints of a training: prefix matching, copying, "
+        "sharpness, loss"
+    ),
+    description=(
+        "Checkpoints of a training, each tested on the same repeated motifs. "
+        "Induction heads emerge where prefix matching and copying rise together."
+    ),
+    source="after Olsson et al. 2022",
+    needs="training_record",
+    computes="training_history of the checkpoints that were kept",
 )
 def training_record(name: str) -> xr.Dataset:
     """Read the record of the heads over the training of an embedded checkpoint, see tsfm_lens.probes.training_history.

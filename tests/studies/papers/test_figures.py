@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tsfm_lens.figures import named as room
+from tsfm_lens.figures.named import figures, find_figure, make_figure, write_figure
 
 from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens import viz
+from tsfm_lens.core.registry import measurements
 from tsfm_lens.data import SeriesBatch, bundled
 from tsfm_lens.errors import InputError, RenderError
-from tsfm_lens.figures import named as room
-from tsfm_lens.figures.named import figures, find_figure, make_figure, write_figure
-from tsfm_lens.registry import measurements
 from tsfm_lens.studies.papers.figures import windows
 from tsfm_lens.studies.papers.items import ITEMS
 
