@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.core.extensions import extensible
 from tsfm_lens.errors import InputError
+from tsfm_lens.extensions import extensible
 from tsfm_lens.stats import (
     LEVEL,
     SMALLEST,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tsfm_lens.core.extensions import method_of
+from tsfm_lens.extensions import method_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -238,7 +238,7 @@ def _row(
     question: Question, scores: pd.DataFrame, explained: pd.DataFrame
 ) -> tuple[str, ...]:
     measurement = find(question.kind)
-    probe = measurement.probe.name if measurement.probe is not None else ""
+    probe = measurement.function_name
     figures = [
         slug for slug, (other, _) in slugs().items() if other.kind == question.kind
     ]

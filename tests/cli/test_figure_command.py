@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tsfm_lens.figures.named import figures
 from typer.testing import CliRunner, Result
 
 from tsfm_lens.cli import app
+from tsfm_lens.core.registry import figures
 
 RUNNER = CliRunner()
 SERIES = ("--data", "bundled:nile", "--horizon", "6")

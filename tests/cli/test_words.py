@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tsfm_lens.figures.named import figures
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from tsfm_lens.cli import app, common
-from tsfm_lens.core.registry import Needs, measurements
+from tsfm_lens.core.registry import Needs, figures, measurements, requirement
 from tsfm_lens.models import load
 from tsfm_lens.models.architecture import architectures
 from tsfm_lens.viz import needs
@@ -165,7 +164,7 @@ def test_refused_in_its_own_words_before_a_model_is_opened(
 
 def _needs() -> list[Needs]:
     declared = [
-        each.needs for each in measurements().values() if each.needs is not None
+        requirement(each.needs) for each in measurements().values() if each.needs
     ]
     return [*declared, *(each for each in vars(needs).values() if type(each) is Needs)]
 

@@ -405,7 +405,7 @@ class CountedRun:
 def test_a_probe_that_calls_a_probe_runs_the_twins_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(registry, "_PROBES", {})
+    monkeypatch.setattr(registry, "_MEASUREMENTS", dict(registry.measurements()))
     calls = []
 
     def inner(run: Any) -> xr.Dataset:

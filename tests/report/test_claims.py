@@ -81,7 +81,7 @@ def costly(run: Any) -> xr.Dataset:
 
 @pytest.fixture
 def probe(monkeypatch: pytest.MonkeyPatch) -> Callable[..., xr.Dataset]:
-    monkeypatch.setattr(registry, "_PROBES", {})
+    monkeypatch.setattr(registry, "_MEASUREMENTS", dict(registry.measurements()))
     monkeypatch.setenv("TSFM_LENS_TWINS", "3")
     return registry.probe("costly")(costly)
 

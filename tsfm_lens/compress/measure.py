@@ -352,6 +352,7 @@ def smallest_harmless(curve: xr.Dataset) -> Mapping[str, Any]:
         "S0-T2",
     ),
     computes="compress.pareto on all series",
+    cost="search",
 )
 def _curve(
     run: Run,
@@ -373,6 +374,7 @@ def _curve(
     ),
     source="after Flow of ranks, section 5 and table 2",
     computes="compress.quality of a model at a quarter of the rank",
+    cost="search",
 )
 def _quality(run: Run, *, keep: float = 0.25, **options: Any) -> xr.Dataset:
     calibration = calibration_run(run)

@@ -20,8 +20,8 @@ from inspect import cleandoc, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from tsfm_lens.core.extensions import FIGURES, MEASUREMENTS, load_all, load_extension
 from tsfm_lens.errors import InputError, LensError, unknown_name
+from tsfm_lens.extensions import FIGURES, MEASUREMENTS, load_all, load_extension
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -158,7 +158,6 @@ class Figure:
         instead: figure for models that do not meet it.
         table, sentences: of the result, for the panel of a report.
         computes: of a composed figure: what is computed, in words.
-        renderers: of a composed figure: names of the figures that it is made of.
         paper: of a composed figure: the setting in the paper.
     """
 
@@ -174,7 +173,6 @@ class Figure:
     table: Table | None = None
     sentences: Callable[[Any], list[str]] | None = None
     computes: str = ""
-    renderers: tuple[str, ...] = ()
     paper: str = ""
 
     def draw(self, *results: xr.Dataset) -> go.Figure:
@@ -208,7 +206,7 @@ class Measurement:
         options: of the function, of the results of a run.
         each: options by name of the results that a report shows; one result without options if None.
         cost: see :data:`Cost`.
-        example: options that keep a trial of it small, of the run.
+        example: options that keep a trial of it small.
         whole_batch: if it must see all series of a run at once, so that it cannot run in parts.
     """
 
@@ -229,7 +227,7 @@ class Measurement:
     options: Callable[[Any], Options] = lambda results: {}
     each: Callable[[Any], Mapping[str, Options]] | None = None
     cost: Cost = "forwards"
-    example: Callable[[Any], Options] = lambda run: {}
+    example: Options = field(default_factory=dict)
     whole_batch: bool = False
 
     @property
@@ -239,8 +237,10 @@ class Measurement:
 
     @property
     def function_name(self) -> str:
-        """Name of its function in :mod:`tsfm_lens.probes`, or of another package as "package.name"; "" if none."""
-        return _name_of(self.function) if self.function is not None else ""
+        """Name of its public function in :mod:`tsfm_lens.probes`, or of another package as "package.name"; else ""."""
+        if self.function is None or self.function.__name__.startswith("_"):
+            return ""
+        return _name_of(self.function)
 
     @property
     def of_run(self) -> bool:
@@ -531,13 +531,19 @@ def find_figures(kind: str) -> list[Figure]:
 def figures() -> dict[str, Figure]:
     """Return every figure that a run or several models can be drawn by, by name; loads all extensions."""
     load_all(FIGURES)
-    by_name = dict(_COMPOSED)
+    by_name = {name: _COMPOSED[name] for name in sorted(_COMPOSED, key=_numeric)}
     for entry in measurements().values():
         if entry.function is None:
             continue
         for each in entry.figures:
             by_name.setdefault(each.name, each)
     return by_name
+
+
+def _numeric(name: str) -> tuple[int, str]:
+    """Sort "6B" after "5" and before "12"."""
+    digits = re.sub(r"\D", "", name)
+    return int(digits or 0), name
 
 
 def find_figure(name: str) -> Figure:
@@ -552,7 +558,7 @@ def find_figure(name: str) -> Figure:
         return _COMPOSED[name]
     available = figures()
     if name not in available:
-        hint = "`tsfm-lens figure --list` names them all."
+        hint = "`tsfm-lens figure --list` names all, and what a sweep draws."
         raise unknown_name("figure", name, available, hint=hint)
     return available[name]
 

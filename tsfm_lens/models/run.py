@@ -16,10 +16,10 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tsfm_lens.core.extensions import extensible, method_of
 from tsfm_lens.data import SeriesBatch, as_series, shift_phase
 from tsfm_lens.data.batch import held_out
 from tsfm_lens.errors import InputError
+from tsfm_lens.extensions import extensible, method_of
 from tsfm_lens.hooks.activations import Activations, TokenSpans
 from tsfm_lens.hooks.names import name_of
 from tsfm_lens.hooks.recorder import at_positions

@@ -67,6 +67,7 @@ def decompositions_of(lens: Lens) -> tuple[str, ...]:
     ),
     source="tsfm-lens, section 2; Sundararajan et al. 2017",
     needs="sums",
+    example={"decompositions": "all"},
 )
 def attribute(
     run: Run,

@@ -51,6 +51,8 @@ Behaviour = Callable[[np.ndarray], np.ndarray]
         "everything else is ablated."
     ),
     source="Wang et al. 2022; Conmy et al. 2023; Marks et al. 2024",
+    cost="search",
+    example={"nodes": ["*.*.mlp"]},
 )
 def minimal_circuit(
     clean: Run,

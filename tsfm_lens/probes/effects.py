@@ -42,6 +42,7 @@ _OF_EFFECTS = "Pearl 2001 (direct and indirect effects); McGrath et al. 2023, ar
         "the model repairs itself."
     ),
     source="Pearl 2001; McGrath et al. 2023",
+    example={"components": ["*.*.mlp"]},
 )
 def causal_effects(
     run: Run,

@@ -58,6 +58,7 @@ def _some_series(results: Any) -> tuple[Run]:
     needs="heads",
     computes="`probes.head_states` on the first 8 series",
     each=lambda lens: {"explore": {}} if shown_attention(lens) else {},
+    cost="search",
 )
 def head_states(
     run: Run, *, kind: str | None = None, progress: Progress | None = None

@@ -56,6 +56,7 @@ class _Targets(NamedTuple):
     ),
     needs="sequences",
     computes="induction_scores, on series of its own",
+    example={"n_sequences": 3, "motif": 5},
 )
 def induction_scores(
     lens: Lens,

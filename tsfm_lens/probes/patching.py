@@ -62,6 +62,7 @@ _SOURCE = (
         "follows, that place carries the difference."
     ),
     source="Meng et al. 2022; Heimersheim and Nanda 2024",
+    example={"at": ["*.*.mlp"], "positions": "all"},
 )
 def activation_patching(
     clean: Run,
@@ -390,6 +391,7 @@ def _refuse_unlike(clean: Run, corrupted: Run) -> None:
     ),
     source="Nanda 2023; Syed et al. 2023",
     needs="gradients",
+    whole_batch=True,
 )
 def attribution_patching(
     clean: Run,

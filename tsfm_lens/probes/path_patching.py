@@ -55,6 +55,8 @@ _SENDERS, _NUMBERS, _MOST_PATHS = 16, 2**24, 256
         "The effect of one component through one other, with every other path frozen."
     ),
     source="Wang et al. 2022; Goldowsky-Dill et al. 2023",
+    cost="search",
+    whole_batch=True,
 )
 def path_patching(
     clean: Run,
@@ -221,6 +223,7 @@ def _record_call(
     description=("A gradient estimate of path patching for every pair of components."),
     source="Syed et al. 2023; Hanna et al. 2024",
     needs="gradients",
+    whole_batch=True,
 )
 def edge_attribution(
     clean: Run,

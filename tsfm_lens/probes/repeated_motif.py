@@ -57,6 +57,7 @@ class _Plan:
     source="after Olsson et al. 2022",
     needs="heads",
     computes="repeated_motif, on series of its own",
+    example={"n_series": 3},
 )
 def repeated_motif(
     lens: Lens,

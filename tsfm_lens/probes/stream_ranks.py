@@ -60,6 +60,7 @@ _FIRST_ROWS = 4096
         "S0-F3",
         "S0-F13",
     ),
+    cost="weights",
 )
 def embedding_ranks(
     run: Run,
@@ -308,6 +309,7 @@ _AGREES = 1e-3
         "S0-F6",
     ),
     needs="heads",
+    cost="weights",
 )
 def flow_of_ranks(
     run: Run,

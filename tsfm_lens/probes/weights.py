@@ -44,6 +44,7 @@ PRODUCTS = ("QK", "OV")
     ),
     source="tsfm-lens, definition 5.1 (S3-SRANK)",
     needs="heads",
+    cost="weights",
 )
 def head_spectra(
     lens: Lens,
@@ -180,6 +181,7 @@ _PRECISIONS = (torch.bfloat16, torch.float16, torch.float32)
         "S0-HIST",
         "S0-F10",
     ),
+    cost="weights",
 )
 def weight_ranks(
     lens: Lens,
@@ -462,6 +464,7 @@ def checked_levels(epsilon: float | Iterable[float]) -> list[float]:
         "S0-F9",
     ),
     needs="heads",
+    cost="weights",
 )
 def row_angles(
     lens: Lens,

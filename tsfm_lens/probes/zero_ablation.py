@@ -53,6 +53,7 @@ __all__ = ["ablation_effects"]
         "S3-F8",
         "S3-F9",
     ),
+    example={"components": ["*.*.mlp"]},
 )
 def ablation_effects(
     run: Run,

@@ -318,6 +318,7 @@ def _figure(anchor: str, file: str, panel: FigurePanel) -> dict[str, Any]:
         bare = go.Figure(panel.figure)
         meta = {"title": bare.layout.title.text or "", "subtitle": "", "min_width": 0}
         bare.layout.title.text = None
+    table = pd.DataFrame() if panel.table is None else panel.table
     return {
         "anchor": anchor,
         "series": panel.series,
@@ -327,7 +328,7 @@ def _figure(anchor: str, file: str, panel: FigurePanel) -> dict[str, Any]:
         "height": int(bare.layout.height or _HEIGHT),
         "min_width": int(meta["min_width"]),
         "sentences": [_typeset(text) for text in panel.sentences],
-        "table": download(panel.table, f"{file}.csv"),
+        "table": download(table, f"{file}.csv"),
     }
 
 

@@ -11,7 +11,6 @@ import pandas as pd
 import xarray as xr
 
 from tsfm_lens.ablation.notices import saying_once
-from tsfm_lens.core.extensions import extensible
 from tsfm_lens.core.registry import find, frame
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.text import to_csv
@@ -21,6 +20,7 @@ from tsfm_lens.explain.masking import REFERENCES, Reference
 from tsfm_lens.explain.parts import COMPONENTS
 from tsfm_lens.explain.scenarios import explain_change, what_if
 from tsfm_lens.explain.segments import Item, item_rows
+from tsfm_lens.extensions import extensible
 from tsfm_lens.models.run import Run
 from tsfm_lens.report import pipeline
 from tsfm_lens.verdict import verdict

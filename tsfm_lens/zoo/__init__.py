@@ -43,6 +43,7 @@ __all__ = [
     source="after Olsson et al. 2022",
     needs="training_record",
     computes="training_history of the checkpoints that were kept",
+    cost="weights",
 )
 def training_record(name: str) -> xr.Dataset:
     """Read the record of the heads over the training of an embedded checkpoint, see tsfm_lens.probes.training_history.

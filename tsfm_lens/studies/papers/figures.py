@@ -52,7 +52,6 @@ def figure(name: str) -> Callable[[Drawing], Drawing]:
         key: tuple(value) if isinstance(value, list) else value
         for key, value in facts.pop("options", {}).items()
     }
-    facts["renderers"] = tuple(facts["renderers"])
     if facts.pop("on_logits", False):
         facts |= {"needs": "tokens", "instead": "lens_forecast"}
 

@@ -50,6 +50,7 @@ __all__ = ["ranks_by_model", "spectra_by_patch", "vocabulary_plane"]
         for key, value in ds.attrs.items()
         if key not in ("kind", "title", "source")
     ),
+    cost="weights",
 )
 def ranks_by_model(
     lenses: Iterable[Lens], *, epsilon: float | Iterable[float] = (0.1, 0.01)
@@ -156,6 +157,7 @@ NOISE = "white noise"
         for key, value in ds.attrs.items()
         if key not in ("kind", "title", "source")
     ),
+    cost="weights",
 )
 def spectra_by_patch(
     run: Run | Sequence[Run],
@@ -269,6 +271,7 @@ def spectra_by_patch(
         for key, value in ds.attrs.items()
         if key not in ("kind", "title", "source")
     ),
+    cost="weights",
 )
 def vocabulary_plane(lens: Lens) -> xr.Dataset:
     """Project the embedding of every token on the two leading singular vectors of the vocabulary (S0-F2).

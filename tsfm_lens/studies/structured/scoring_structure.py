@@ -57,6 +57,7 @@ Factors = tuple[np.ndarray, np.ndarray]
         "rotary embeddings, is not part of the form."
     ),
     source="Structured attention, section 3 and table 1",
+    cost="search",
 )
 def scoring_structure(
     lens: Lens,
