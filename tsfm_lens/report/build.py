@@ -16,9 +16,9 @@ import xarray as xr
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from tsfm_lens.core.registry import FigurePanel, Measurement, find, measurements
+from tsfm_lens.core.registry import FigurePanel, Measurement, find
 from tsfm_lens.data.text import to_csv
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.places import refuse_unwritable
 from tsfm_lens.report.cards import cards_of
 from tsfm_lens.viz.findings import ONCE
@@ -112,11 +112,10 @@ def measurement_of(ds: Any, name: str) -> Measurement:
         if isinstance(ds, xr.Dataset | pd.DataFrame)
         else type(ds).__name__
     )
-    if kind not in measurements():
-        raise InputError(
-            f"result {name!r} is of kind {kind!r}; a report can draw {', '.join(measurements())}."
-        )
-    return find(str(kind))
+    try:
+        return find(str(kind))
+    except UnknownNameError as error:
+        raise InputError(f"result {name!r} cannot be drawn: {error}") from None
 
 
 def page_of(
