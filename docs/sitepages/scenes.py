@@ -202,6 +202,10 @@ def _of_run(measurement: Measurement, figure: Figure) -> Scene:
         kind: asked if kind == measurement.kind else ""
         for kind in (measurement.kind, *figure.beside)
     }
+    for kind in of:
+        # the runs of the gallery have several items
+        if find(kind).of_one_item:
+            of[kind] += ", item=0"
     results = ", ".join(
         f'run.measure("{kind}"{options})' for kind, options in of.items()
     )

@@ -14,8 +14,8 @@ import tsfm_lens
 from tiny_lenses import lens_of
 from tsfm_lens import explain
 from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.data.batch import item_rows
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.explain.segments import item_of, item_rows
 from tsfm_lens.models import Lens, Run, architectures
 from tsfm_lens.testing import assert_close
 
@@ -123,7 +123,7 @@ def test_masks_side_by_side_are_masks_one_by_one(
     parts = explain.segments(covariate_run, 1, parts=3)
     keep = np.random.default_rng(0).random((9, len(parts))) < 0.5
     together = explain.forecasts(covariate_run, parts, keep, reference, item=1)
-    one = item_of(covariate_run, 1)
+    one = covariate_run.item(1)
     for mask, got in zip(keep, together, strict=True):
         alone = one.lens.forecast(
             explain.masked(one.batch, parts, mask, reference, horizon=16), 16

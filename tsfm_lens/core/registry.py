@@ -207,6 +207,7 @@ class Measurement:
         each: options by name of the results that a report shows; one result without options if None.
         cost: see :data:`Cost`.
         example: options that keep a trial of it small.
+        one_item: if it is of one item of a run, beside those that take the "first" or a "pair".
         whole_batch: if it must see all series of a run at once, so that it cannot run in parts.
     """
 
@@ -228,6 +229,7 @@ class Measurement:
     each: Callable[[Any], Mapping[str, Options]] | None = None
     cost: Cost = "forwards"
     example: Options = field(default_factory=dict)
+    one_item: bool = False
     whole_batch: bool = False
 
     @property
@@ -246,6 +248,11 @@ class Measurement:
     def of_run(self) -> bool:
         """Test if a probe computes it of one run."""
         return self.function is not None and self.takes != "lenses"
+
+    @property
+    def of_one_item(self) -> bool:
+        """Test if it measures one item of a run, which is to be named where there are several."""
+        return self.one_item or self.takes in ("first", "pair")
 
     @property
     def origin(self) -> str:
@@ -371,7 +378,9 @@ def probe(
             is_within = _IS_WITHIN_PROBE.get()
             counts = [getattr(argument, "n_twins", 0) or 0 for argument in args]
             n_twins = 0 if is_within else max(counts, key=abs, default=0)
-            work, mark = _work_of(args), _IS_WITHIN_PROBE.set(True)
+            # a sum over all parameters, which only the twins need
+            work = _work_of(args) if n_twins else 0
+            mark = _IS_WITHIN_PROBE.set(True)
             try:
                 result = function(*args, **arguments)
             finally:

@@ -26,6 +26,7 @@ class Results:
         run: what all results are of.
         computed: results by kind, or by the name of a section.
         options: of the probes, by kind, for results that others are made of.
+        item: the one that measurements of one item are of, by position or name; None where none may be left out.
         refused: what the model or the series forbid, by kind.
         progress: of the result that is being computed, called with (done, of).
 
@@ -35,8 +36,14 @@ class Results:
         True
     """
 
-    def __init__(self, run: Run, options: Mapping[str, Options] | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        options: Mapping[str, Options] | None = None,
+        item: int | str | None = 0,
+    ) -> None:
         self.run = run
+        self.item = item
         self.options = options or {}
         self.computed: dict[str, xr.Dataset] = {}
         self.refused: dict[str, InputError] = {}
@@ -84,15 +91,15 @@ class Results:
 
     @cached_property
     def first(self) -> Run:
-        """Run of the first item alone."""
-        return self.run.first_item()
+        """Run of the one item; InputError where none is chosen of several."""
+        return self.run.item(self.item)
 
     @property
     def season(self) -> int:
-        """Steps of the first series' season."""
+        """Steps of the season of the one item's first series."""
         return self.first.season()
 
     @cached_property
     def shifted(self) -> tuple[Run, Run]:
-        """First series, without gaps, and the same with its season half a period later."""
+        """The one item, without gaps, and the same with its season half a period later."""
         return self.first.shifted_pair()

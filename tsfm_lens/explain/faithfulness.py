@@ -15,18 +15,19 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.core.registry import probe
+from tsfm_lens.data.batch import Item
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.attribution import attribute_inputs
 from tsfm_lens.explain.masking import Reference, in_random_order, reference_words
 from tsfm_lens.explain.parts import Parts
 from tsfm_lens.explain.routes import PairedRuns, all_writers
-from tsfm_lens.explain.segments import Item, segment_coords, segments_in
+from tsfm_lens.explain.segments import segment_coords, segments_in
 from tsfm_lens.explain.values import Masks, single_pass
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import PatchFrom
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.noise import noise_floor
+from tsfm_lens.models.noise import noise_floor, with_noise
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.twins import untrained_twin
 from tsfm_lens.probes.places import places_of
@@ -86,7 +87,8 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
     ),
     source="Geiger et al. 2021; Wang et al. 2022",
     needs="series",
-    computes="route_faithfulness of input_routes",
+    computes="route_faithfulness of input_routes of the first item",
+    one_item=True,
     options={"reference": "mean"},
 )
 @saying_once
@@ -351,6 +353,7 @@ def _reference(results: Any) -> dict[str, Any]:
     source="Samek et al. 2017; Petsiuk et al. 2018",
     needs="series",
     computes="deletion_curves of attributions of the first item",
+    one_item=True,
     options=_reference,
 )
 @saying_once
@@ -666,21 +669,8 @@ def _other_effects(
 
 
 def _with_noise(run: Run, seed: int) -> Run:
-    """Repeat a run with noise on its observed values, a small share of each series' spread; categories stay."""
-    batch, values, futures = run.batch, list(run.batch.values), list(run.batch.futures)
-    for row, future in enumerate(futures):
-        rng, spread = (
-            np.random.default_rng([seed, row]),
-            NOISE * np.nanstd(values[row]) * (not batch.categories[row]),
-        )
-        values[row] = values[row] + spread * rng.standard_normal(batch.lengths[row])
-        futures[row] = (
-            None
-            if future is None
-            else future + spread * rng.standard_normal(len(future))
-        )
-    batch = replace(batch, values=tuple(values), futures=tuple(futures))
-    return replace(run, batch=batch, full_batch=None, forced_path=None, _of=None)
+    """Repeat a run with noise of a small share of each series' spread."""
+    return with_noise(run, [NOISE * np.nanstd(each) for each in run.batch.values], seed)
 
 
 def agreement(

@@ -17,10 +17,11 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.core.registry import probe
+from tsfm_lens.data.batch import Item
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.parts import Parts
-from tsfm_lens.explain.segments import Item, segment_coords
+from tsfm_lens.explain.segments import segment_coords
 from tsfm_lens.explain.values import MaskedItem, single_pass
 from tsfm_lens.findings import judge
 from tsfm_lens.hooks.activations import Activations
@@ -221,6 +222,7 @@ LARGEST = 5
     source="Wang et al. 2022; Goldowsky-Dill et al. 2023",
     needs="series",
     computes="input_routes of the first item",
+    one_item=True,
     options={"parts": 6, "reference": "mean"},
 )
 @saying_once

@@ -14,6 +14,7 @@ import torch
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data.batch import Item
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.masking import (
     OWN_MASK,
@@ -27,18 +28,11 @@ from tsfm_lens.explain.masking import (
     reference_rows,
 )
 from tsfm_lens.explain.parts import cut_parts
-from tsfm_lens.explain.segments import (
-    Item,
-    Segment,
-    item_of,
-    refuse_overlap,
-    target_row,
-    token_edges,
-)
+from tsfm_lens.explain.segments import Segment, refuse_overlap, target_row, token_edges
 from tsfm_lens.models.adapter import default_levels
 from tsfm_lens.models.batching import cut, forecast_part, plan, request_of
 from tsfm_lens.models.draws import Piece
-from tsfm_lens.models.noise import rounding
+from tsfm_lens.models.noise import measured_rounding, own_rounding
 from tsfm_lens.models.recording import forward_ranges
 from tsfm_lens.models.run import Run
 
@@ -127,7 +121,7 @@ class MaskedItem:
     row: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.run = item_of(self.run, self.item)
+        self.run = self.run.item(self.item)
         self.row = target_row(self.run.batch, self.target)
         self.segments: tuple[Segment, ...] = cut_parts(
             self.run, 0, self.target, self.segments
@@ -198,16 +192,19 @@ class Masks(MaskedItem):
         both = np.repeat([[True], [False]], len(self.segments), axis=1)
         whole, nothing = np.mean([each(both) for each in self.per_seed], axis=0)
         if self.run.lens.emits == "quantile":
-            own = self.run.forecast
-            gap, bound = (
-                np.abs(whole - own.quantiles[self.row]).max(),
-                rounding(self.run, own.median)[self.row],
-            )
-            if gap > _FAR * bound:
-                raise InputError(
-                    f"the forecast of {self.name!r} is {gap:.3g} off the run's; explain whole items"
-                )
+            gap = np.abs(whole - self.run.forecast.quantiles[self.row]).max()
+            if gap > _FAR * own_rounding(self.run)[self.row]:
+                self._refuse_other(gap)
         return whole, nothing
+
+    def _refuse_other(self, gap: float) -> None:
+        """Refuse a forecast that is farther off the run's than rounding moves it."""
+        bound = _FAR * float(measured_rounding(self.run)[self.row])
+        if not gap <= bound:
+            raise InputError(
+                f"the forecast of {self.name!r} is {gap:.3g} off the run's, where rounding moves it by up to "
+                f"{bound:.3g}; explain whole items"
+            )
 
     @cached_property
     def per_seed(self) -> tuple[Masks, ...]:
@@ -404,7 +401,7 @@ def alone_as_forecast(run: Run, item: Item = None) -> Run:
 
     Of a model that draws, this is the rollout of sample paths, with the random numbers of the item alone.
     """
-    one = whole = item_of(run, item)
+    one = whole = run.item(item)
     if one.lens.emits == "quantile":
         return one
     while whole._of is not None:

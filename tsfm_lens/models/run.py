@@ -17,7 +17,7 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch, as_series, shift_phase
-from tsfm_lens.data.batch import held_out
+from tsfm_lens.data.batch import Item, held_out, item_rows
 from tsfm_lens.errors import InputError
 from tsfm_lens.extensions import extensible, method_of
 from tsfm_lens.hooks.activations import Activations, TokenSpans
@@ -435,9 +435,17 @@ class Run:
         )
         return replace(self, batch=self.batch.select(rows), **parts, _of=(self, rows))
 
-    def first_item(self) -> Run:
-        """Select the first item: one series, or the variates that the model reads together."""
-        return self.select(next(iter(self.batch.rows_by_group().values())))
+    def item(self, item: Item = None) -> Run:
+        """Select one item: one series, or the variates that the model reads together.
+
+        Args:
+            item: its position, its group's name or the id of one of its series; None for the one that there is.
+
+        Raises:
+            InputError: none is chosen of several, or there is no such position.
+            UnknownNameError: no item has this name.
+        """
+        return self.select(item_rows(self.batch, item))
 
     def season(self) -> int:
         """Return the steps of the first series' season.

@@ -15,7 +15,7 @@ import typer
 from tsfm_lens.errors import InputError, LensError, unknown_name
 from tsfm_lens.explain.attribution import METHODS, attribute_inputs
 from tsfm_lens.explain.routes import all_writers, input_routes
-from tsfm_lens.explain.segments import Segment, item_of, segments
+from tsfm_lens.explain.segments import Segment, segments
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes import attention_patterns
 from tsfm_lens.stats import mean_interval
@@ -101,7 +101,7 @@ def _of_model(
     forecasts = []
     for number in range(series):
         item, parts = (
-            item_of(run, number),
+            run.item(number),
             segments(run, number, parts=PARTS, season=1, others="stretches"),
         )
         labels = _labels(card, item, parts)

@@ -132,7 +132,7 @@ def _scheme(run: Run) -> Files:
 
 @figure("1C")
 def _logits(run: Run) -> Files:
-    ds = probes.logit_lens(run.first_item(), logits=True)
+    ds = probes.logit_lens(run.item(0), logits=True)
     return [_file(viz.lens_logit_map(ds), ds)]
 
 
@@ -168,7 +168,7 @@ def _counts(entropy: xr.Dataset) -> tuple[int, int]:
 
 @figure("5")
 def _rollouts(run: Run) -> Files:
-    item, steps = run.first_item(), 2 * run.lens.adapter.longest_pass
+    item, steps = run.item(0), 2 * run.lens.adapter.longest_pass
     rolls = item.lens.adapter.rollout in _ROLLED_OUT
     attention_run = long_run(
         item if rolls else item.within_pass(), steps, within_pass=not rolls
@@ -242,7 +242,7 @@ def _sharp(run: Run) -> Files:
 
 @figure("21")
 def _patches(run: Run) -> Files:
-    item = run.first_item()
+    item = run.item(0)
     # a token model has a row of the matrix for every step, the others one for every pass
     steps_of_row = (
         1 if item.lens.adapter.readout == "token" else item.lens.adapter.longest_pass
