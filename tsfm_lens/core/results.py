@@ -14,7 +14,6 @@ from tsfm_lens.errors import InputError
 
 if TYPE_CHECKING:
     from tsfm_lens.findings import Result
-    from tsfm_lens.models.run import Run
 
 Options = Mapping[str, Any]
 
@@ -38,7 +37,7 @@ class Results:
 
     def __init__(
         self,
-        run: Run,
+        run: Any,
         options: Mapping[str, Options] | None = None,
         item: int | str | None = 0,
     ) -> None:
@@ -90,7 +89,7 @@ class Results:
         return (self.run,)
 
     @cached_property
-    def first(self) -> Run:
+    def first(self) -> Any:
         """Run of the one item; InputError where none is chosen of several."""
         return self.run.item(self.item)
 
@@ -100,6 +99,6 @@ class Results:
         return self.first.season()
 
     @cached_property
-    def shifted(self) -> tuple[Run, Run]:
+    def shifted(self) -> tuple[Any, Any]:
         """The one item, without gaps, and the same with its season half a period later."""
         return self.first.shifted_pair()
