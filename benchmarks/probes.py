@@ -268,7 +268,7 @@ def attribution_cost(rounds: int) -> list[Row]:
         ready = [make() for _ in range(rounds + 1)]
         for run in ready:
             assert run.forecast is not None
-        work = partial(lambda left: probes.attribute(next(left)), iter(ready))
+        work = partial(lambda left: probes.attribution(next(left)), iter(ready))
         ratio, low, high = ratios(
             [work],
             lambda make=make: make().forecast,

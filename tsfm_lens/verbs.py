@@ -49,10 +49,10 @@ def without(run: Run, *components: str | Component, **options: Any) -> Result:
 
 @method_of("Run")
 def attribute(run: Run, **options: Any) -> Result:
-    """Split the forecast among the components that wrote it; see :func:`tsfm_lens.probes.attribute`."""
+    """Split the forecast among the components that wrote it; see :func:`tsfm_lens.probes.attribution`."""
     from tsfm_lens import probes
 
-    return probes.attribute(run, **options)
+    return probes.attribution(run, **options)
 
 
 @method_of("Run")

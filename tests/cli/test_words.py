@@ -198,7 +198,7 @@ def test_short_help_and_completion() -> None:
         "figure logit_m": "logit_map",
         "reproduce S2-IC": "S2-ICL",
         "report bolt-nano --data bundled:co": "bundled:co2",
-        "report bolt-nano --sections forecast,abl": "forecast,ablation",
+        "report bolt-nano --sections forecast,abl": "forecast,ablation_effects",
     }
     for typed, expected in offered.items():
         words = {

@@ -197,14 +197,14 @@ def test_categories_are_masked_as_the_numbers_that_the_model_is_shown(
         "future_covariates": {"w": words[steps:]},
     }
     run = lens.run(as_series([item]), 8)
-    found = explain.attribute_inputs(run, reference="missing", parts=2)
+    found = explain.input_attribution(run, reference="missing", parts=2)
     assert np.isfinite(found["attribution"]).all()
     assert_close(found["remainder"], 0.0, depth=100, magnitude=10.0)
     with pytest.raises(InputError, match="categories, which have no zero"):
-        explain.attribute_inputs(run, reference="zero", parts=2)
+        explain.input_attribution(run, reference="zero", parts=2)
     codes = [np.zeros(steps + 8), np.full(steps + 8, 7.0)]
     with pytest.raises(InputError, match=r"never 7 in its series.*'high', 'low'"):
-        explain.attribute_inputs(run, reference=codes, parts=2)
+        explain.input_attribution(run, reference=codes, parts=2)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_masks_and_run_are_of_one_model(bolt: Lens) -> None:
 def test_a_reference_that_is_no_forecast_of_the_series_is_told(bolt: Lens) -> None:
     far = bolt.run(1000 + np.sin(np.arange(96) / 4), 8)
     told = {
-        name: explain.attribute_inputs(
+        name: explain.input_attribution(
             far, method="occlusion", reference=name, parts=2
         ).attrs["reference_distance"]
         for name in ("missing", "mean")

@@ -39,7 +39,7 @@ def test_differences_are_found() -> None:
     real = planted.ablation()
     assert planted.differences(real, real) == []
     spoiled = {
-        "kind": real.assign_attrs(kind="effects"),
+        "kind": real.assign_attrs(kind="causal_effects"),
         "extra": real.assign(extra=real["mase_change"]),
         "mase_change": real.assign(mase_change=real["mase_change"].mean("series")),
         "forecast": real.assign(forecast=real["forecast"].astype(int)),

@@ -103,7 +103,6 @@ __all__ = ["first_jump"]
 
 
 @probe(
-    "first_jump",
     theme="Behaviour",
     title="First jumps",
     summary="distance of the first step of the forecast from the last value",
@@ -152,7 +151,10 @@ for command in (
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ("patching,circut", "no measurement 'circut'. Closest: circuit"),
+        (
+            "head_entropy,minimal_circut",
+            "no measurement 'minimal_circut'. Closest: minimal_circuit",
+        ),
         ("sweep_curves", "made of many runs"),
         ("", "at least one section"),
         (
@@ -211,11 +213,11 @@ def test_a_measurement_of_ones_own_joins_reports_and_figures(
             exec(text, {"__name__": "own.part"})
         assert [each.name for each in find("first_jump").figures] == ["jump_bars"]
         for kind, owner in (("first_jump", "own.part"), ("attribution", "probes")):
-            text = PROBE.replace('"first_jump",', f'"{kind}",', 1)
+            text = PROBE.replace("def first_jump", f"def {kind}")
             with pytest.raises(InputError, match=f"is taken by .*{owner}"):
                 exec(text, {"__name__": "other.part"})
         with pytest.raises(UnknownNameError, match="Closest: first"):
-            registry.probe("other", "frst")
+            registry.probe("frst")
         with pytest.raises(InputError, match="choose one of"):
             measurement("other", theme="Magic", title="", summary="", description="")
     finally:
@@ -227,7 +229,7 @@ def test_a_measurement_of_ones_own_joins_reports_and_figures(
 
 def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
     alone = Results(work.first)
-    parts, heads = alone["ablation"], alone["explore"]
+    parts, heads = alone["ablation_effects"], alone["head_states"]
     # every head and MLP, whatever its kind, and not those of one kind of attention alone
     single = parts.sel(component=parts["kind"] != "layer")
     assert set(heads["component"].values) == set(single["component"].values)
@@ -241,23 +243,27 @@ def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
             magnitude=magnitude,
             dtype="float32",
         )
-    ranks = alone["spectra"]["stable_rank"].sel(product="QK")
+    ranks = alone["head_spectra"]["stable_rank"].sel(product="QK")
     np.testing.assert_array_equal(ranks, alone["patch_attention"]["stable_rank"])
     point, quantiles = work.first.point, work.first.forecast.quantiles
     for kind, forecast in (
-        ("ablation", parts["baseline_forecast"]),
-        ("effects", alone["effects"]["plain_forecast"]),
+        ("ablation_effects", parts["baseline_forecast"]),
+        ("causal_effects", alone["causal_effects"]["plain_forecast"]),
         ("head_parroting", alone["head_parroting"]["forecast"]),
     ):
         assert_close(forecast.values, point, depth=300, dtype="float32", what=kind)
     # where the season is moved, gaps are filled first
-    whole = alone["circuit"]["forecast"].sel(part="model")
+    whole = alone["minimal_circuit"]["forecast"].sel(part="model")
     assert_close(
-        whole.values, alone.shifted[0].point, depth=300, dtype="float32", what="circuit"
+        whole.values,
+        alone.shifted[0].point,
+        depth=300,
+        dtype="float32",
+        what="minimal_circuit",
     )
-    original = alone["recipes"]["quantile_forecast"].sel(recipe="original")
+    original = alone["ablation_recipes"]["quantile_forecast"].sel(recipe="original")
     for kind, forecast in (
-        ("recipes", original),
+        ("ablation_recipes", original),
         ("patch_attention", alone["patch_attention"]["quantile_forecast"]),
     ):
         np.testing.assert_array_equal(
@@ -266,13 +272,14 @@ def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
             err_msg=kind,
         )
     np.testing.assert_array_equal(
-        alone["parroting"]["best_lag"].values, alone["head_parroting"]["lag"].values
+        alone["context_parroting"]["best_lag"].values,
+        alone["head_parroting"]["lag"].values,
     )
     np.testing.assert_array_equal(
-        alone["attention"]["native_median"].values, work.first.forecast.median
+        alone["attention_patterns"]["native_median"].values, work.first.forecast.median
     )
     np.testing.assert_array_equal(
-        alone["parroting"]["forecast"].values, work.first.forecast.median
+        alone["context_parroting"]["forecast"].values, work.first.forecast.median
     )
 
 

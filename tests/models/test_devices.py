@@ -57,7 +57,7 @@ ROUNDINGS = (
 SOME = (
     "attribution",
     "stream_shares",
-    "norm_weighted",
+    "norm_weighted_attention",
     "kernel_regression",
     "logit_lens",
 )
@@ -142,7 +142,7 @@ def test_every_measurement_is_that_of_the_cpu() -> None:
 def test_measurements_take_half_precision(name: str, dtype: str, device: str) -> None:
     _, found = measured(load(name, device=device, dtype=dtype), SOME)
     assert not [each for each in found.values() if isinstance(each, str)]
-    assert np.isfinite(found["norm_weighted"]["norm"]).all()
+    assert np.isfinite(found["norm_weighted_attention"]["norm"]).all()
 
 
 @GPU

@@ -17,7 +17,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.findings import corrected, judge, twins_of_reports, with_twins
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.probes import (
-    attribute,
+    attribution,
     context_parroting,
     induction_overlap,
     induction_scores,
@@ -333,7 +333,7 @@ def test_attributions_and_gains_say_on_how_many_series_they_act(name: str) -> No
     )
     first = run.first_step
     assert first == (name == "chronos-nano")
-    parts = attribute(run, decompositions="all")
+    parts = attribution(run, decompositions="all")
     steps = (
         parts["attribution"].sel(quantile=0.5)
         if "quantile" in parts.dims

@@ -223,11 +223,11 @@ def test_the_card_of_what_is_needed_remarks_on_it_too() -> None:
     ds = planted.ablation()
     baseline = xr.DataArray([229.0, 229.0, 229.0], dims="series")
     ds["mae_baseline"], ds["mae"] = baseline, baseline * (1 + ds["mae_change"])
-    (card,) = cards_of({"ablation": ds}, {"ablation": "s1"})
+    (card,) = cards_of({"ablation_effects": ds}, {"ablation_effects": "s1"})
     assert "error falls" not in card["cards"]["a"]["note"]
     ds["mae_change"] = ds["mae_change"] * 0 - 0.4
     ds["mae"] = baseline * (1 + ds["mae_change"])
-    (card,) = cards_of({"ablation": ds}, {"ablation": "s1"})
+    (card,) = cards_of({"ablation_effects": ds}, {"ablation_effects": "s1"})
     note = card["cards"]["a"]["note"]
     assert "size" in note
     assert re.search(r"error falls from 229\b.* to 137\b", note)

@@ -28,7 +28,14 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.models.timing import clock_of, in_turn, measured
 from tsfm_lens.stats import CONFIDENCE, FEWEST, holm, mean_interval
 
-__all__ = ["cost", "pareto", "quality", "sizes"]
+__all__ = [
+    "compression",
+    "compression_quality",
+    "cost",
+    "pareto",
+    "quality",
+    "sizes",
+]
 
 TOLERANCE = 0.01
 """Rise of the error that is taken for harmless, a share."""
@@ -332,7 +339,6 @@ def smallest_harmless(curve: xr.Dataset) -> Mapping[str, Any]:
 
 
 @probe(
-    "compression",
     title="Size and error of compressed models",
     theme="Causes",
     summary=(
@@ -351,20 +357,31 @@ def smallest_harmless(curve: xr.Dataset) -> Mapping[str, Any]:
         "S0-GUIDE",
         "S0-T2",
     ),
-    computes="compress.pareto on all series",
     cost="search",
 )
-def _curve(
+def compression(
     run: Run,
     *,
     keeps: Sequence[float] = (0.1, 0.25, 0.5),
     methods: Sequence[str] = ("svd", "weighted"),
 ) -> xr.Dataset:
+    """Measure the :func:`pareto` curve of a run, calibrated on other series or earlier steps.
+
+    Args:
+        run: of the full model on the series that measure, with their truth.
+        keeps, methods: see :func:`pareto`.
+
+    Returns:
+        Dataset of kind "compression", as :func:`pareto` gives.
+
+    Example:
+        >>> compress.compression(run, keeps=[0.5], methods=["svd"]).sizes["keep"]
+        1
+    """
     return pareto(run, calibration_run(run), keeps, methods=methods)
 
 
 @probe(
-    "compression_quality",
     title="Forecasts of a compressed model",
     theme="Causes",
     summary=("forecasts before and after compression, with errors paired by series"),
@@ -373,10 +390,22 @@ def _curve(
         "effect on the forecast."
     ),
     source="after Flow of ranks, section 5 and table 2",
-    computes="compress.quality of a model at a quarter of the rank",
     cost="search",
 )
-def _quality(run: Run, *, keep: float = 0.25, **options: Any) -> xr.Dataset:
+def compression_quality(run: Run, *, keep: float = 0.25, **options: Any) -> xr.Dataset:
+    """Compress a model as calibrated on other series or earlier steps, and measure its :func:`quality`.
+
+    Args:
+        run: of the full model on the series that measure, with their truth.
+        keep, options: see :func:`compressed`.
+
+    Returns:
+        Dataset of kind "compression_quality", as :func:`quality` gives.
+
+    Example:
+        >>> compress.compression_quality(run, method="svd").attrs["kind"]
+        'compression_quality'
+    """
     calibration = calibration_run(run)
     smaller, _ = compressed(calibration, keep=keep, **options)
     return quality(run, smaller).assign_attrs(sources=sources_of(calibration, run))

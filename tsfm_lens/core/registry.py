@@ -50,6 +50,23 @@ Options = Mapping[str, Any]
 Cost = Literal["weights", "forwards", "search"]
 """What a measurement costs: the weights alone, a number of forwards that grows with the model, or a search of them."""
 
+_EARLIER_KINDS = {
+    "ablation": "ablation_effects",
+    "attention": "attention_patterns",
+    "circuit": "minimal_circuit",
+    "edges": "edge_attribution",
+    "effects": "causal_effects",
+    "explore": "head_states",
+    "induction": "induction_scores",
+    "norm_weighted": "norm_weighted_attention",
+    "parroting": "context_parroting",
+    "patching": "activation_patching",
+    "paths": "path_patching",
+    "recipes": "ablation_recipes",
+    "seasonality": "seasonality_bias",
+    "spectra": "head_spectra",
+}
+"""Kinds that results have that were saved before version 0.2, and those of now, for the message that refuses them."""
 _PROBE_PACKAGES = ("probes", "explain", "compress", "zoo")
 _FIGURE_PACKAGES = ("viz",)
 _MEASUREMENTS: dict[str, Measurement] = {}
@@ -240,9 +257,7 @@ class Measurement:
     @property
     def function_name(self) -> str:
         """Name of its public function in :mod:`tsfm_lens.probes`, or of another package as "package.name"; else ""."""
-        if self.function is None or self.function.__name__.startswith("_"):
-            return ""
-        return _name_of(self.function)
+        return _name_of(self.function) if self.function is not None else ""
 
     @property
     def of_run(self) -> bool:
@@ -343,7 +358,6 @@ def declarations(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def probe(
-    kind: str,
     takes: Takes = "run",
     *,
     computes: str = "",
@@ -354,23 +368,22 @@ def probe(
     description: str = "",
     **facts: Any,
 ) -> Callable[[Callable[P, xr.Dataset]], Callable[P, Result]]:
-    """Declare a measurement by the function that computes it.
+    """Declare a measurement by the function that computes it, which gives it its name.
 
     Args:
-        kind: of its results.
         takes, computes, options: see :class:`Measurement`.
-        title: heading; the kind in words unless given.
+        title: heading; the name in words unless given.
         theme, summary, description, facts: see :class:`Measurement`.
 
     Raises:
-        InputError: another module has taken the kind, or the theme is not one of :data:`THEMES`.
+        InputError: another module has taken the name, or the theme is not one of :data:`THEMES`.
         UnknownNameError: ``takes`` is not a word that a probe knows.
     """
     if isinstance(takes, str) and takes not in _INPUT_DESCRIPTIONS:
         raise unknown_name("takes", takes, _INPUT_DESCRIPTIONS)
 
     def register(function: Callable[P, xr.Dataset]) -> Callable[P, Result]:
-        name = _name_of(function)
+        kind = function.__name__
 
         @wraps(function)
         def compute(*args: P.args, **arguments: P.kwargs) -> Result:
@@ -404,7 +417,7 @@ def probe(
             home=function.__module__,
             function=compute,
             takes=takes,
-            computes=computes or f"{name}{_input_description(takes)}",
+            computes=computes or f"{_name_of(function)}{_input_description(takes)}",
             options=options if callable(options) else lambda results: options or {},
             **facts,
         )
@@ -522,7 +535,9 @@ def find(kind: str) -> Measurement:
         load_extension(MEASUREMENTS, kind)
     if kind not in _MEASUREMENTS:
         hint = "`tsfm-lens measurements` lists them all; docs/howto/own-probe.md gives a probe of your own a figure."
-        raise unknown_name("measurement", kind, measurements(), hint=hint)
+        earlier = _EARLIER_KINDS.get(kind)
+        known = [earlier] if earlier else measurements()
+        raise unknown_name("measurement", kind, known, hint=hint)
     return _MEASUREMENTS[kind]
 
 
@@ -595,6 +610,8 @@ def check(
     )
     # a run holds its forecast
     if str(actual) not in kinds and not (actual == "run" and "forecast" in kinds):
+        if actual in _EARLIER_KINDS:
+            find(actual)
         help_text = (
             f" {figures} draws that kind." if (figures := drawn_by(actual)) else ""
         )

@@ -27,7 +27,7 @@ from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.stats import half_width
 
-__all__ = ["METHODS", "attribute_inputs"]
+__all__ = ["METHODS", "input_attribution"]
 
 
 @dataclass
@@ -128,7 +128,6 @@ METHODS: dict[str, tuple[Callable[..., MethodResult], str]] = {
 
 
 @probe(
-    "input_attribution",
     "first",
     title="Inputs",
     theme="Inputs",
@@ -146,7 +145,7 @@ METHODS: dict[str, tuple[Callable[..., MethodResult], str]] = {
     options={"reference": "mean", "parts": 6},
 )
 @saying_once
-def attribute_inputs(
+def input_attribution(
     run: Run,
     item: Item = None,
     method: str = "shapley",
@@ -201,7 +200,7 @@ def attribute_inputs(
         InputError: as in :func:`tsfm_lens.explain.forecasts`.
 
     Example:
-        >>> found = explain.attribute_inputs(driven, method="occlusion", reference="mean", parts=2)
+        >>> found = explain.input_attribution(driven, method="occlusion", reference="mean", parts=2)
         >>> dict(found["attribution"].sizes)
         {'segment': 4, 'step': 8, 'quantile': 9}
     """

@@ -36,7 +36,6 @@ Edit = Callable[[int, np.ndarray], np.ndarray]
 
 
 @probe(
-    "covariate_use",
     title="Use of covariates",
     theme="Inputs",
     summary=(

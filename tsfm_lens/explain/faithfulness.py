@@ -17,7 +17,7 @@ from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.core.registry import probe
 from tsfm_lens.data.batch import Item
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain.attribution import attribute_inputs
+from tsfm_lens.explain.attribution import input_attribution
 from tsfm_lens.explain.masking import Reference, in_random_order, reference_words
 from tsfm_lens.explain.parts import Parts
 from tsfm_lens.explain.routes import PairedRuns, all_writers
@@ -73,7 +73,6 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
 
 
 @probe(
-    "route_faithfulness",
     lambda results: (single_pass(results.first), results["input_routes"]),
     title="Faithfulness by cutting routes",
     theme="Inputs",
@@ -321,7 +320,7 @@ def _explanations(results: Any) -> tuple[Run, dict[str, Any]]:
         and "part_values" not in attribution.coords
     ):
         how = {**_reference(results), "parts": segments_in(attribution)}
-        explanations[rival] = attribute_inputs(results.first, method=rival, **how)
+        explanations[rival] = input_attribution(results.first, method=rival, **how)
     return results.first, explanations
 
 
@@ -336,7 +335,6 @@ def _reference(results: Any) -> dict[str, Any]:
 
 
 @probe(
-    "deletion_curves",
     _explanations,
     title="Faithfulness by masking",
     theme="Inputs",
@@ -663,7 +661,7 @@ def _other_effects(
     for place, other in enumerate(others):
         with suppress(InputError):
             effects[place] = effects_of(
-                attribute_inputs(other, 0, "occlusion", repeats=1, **how)
+                input_attribution(other, 0, "occlusion", repeats=1, **how)
             )
     return effects
 

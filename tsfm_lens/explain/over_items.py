@@ -12,7 +12,7 @@ from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.core.registry import probe
 from tsfm_lens.data.evaluation import seasonal_error
-from tsfm_lens.explain.attribution import attribute_inputs
+from tsfm_lens.explain.attribution import input_attribution
 from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.parts import Parts
 from tsfm_lens.explain.routes import PairedRuns, all_effects, route_coords
@@ -28,7 +28,6 @@ __all__ = ["input_effects", "route_effects", "untrained_twin"]
 
 
 @probe(
-    "input_effects",
     title="Inputs over all series",
     theme="Inputs",
     summary=("effects of the same segments over many series, with their sign"),
@@ -56,7 +55,7 @@ def input_effects(
 
     Args:
         run: the forecasts to explain.
-        method, reference, seed, parts, how: see :func:`tsfm_lens.explain.attribute_inputs`.
+        method, reference, seed, parts, how: see :func:`tsfm_lens.explain.input_attribution`.
         progress: called with the items done and their number.
 
     Returns:
@@ -70,7 +69,7 @@ def input_effects(
         Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874, the summary plot.
 
     Raises:
-        UnknownNameError, InputError: as in :func:`tsfm_lens.explain.attribute_inputs`.
+        UnknownNameError, InputError: as in :func:`tsfm_lens.explain.input_attribution`.
 
     Example:
         >>> dict(explain.input_effects(driven, method="occlusion", parts=2)["effect"].sizes)
@@ -83,7 +82,7 @@ def input_effects(
     results: list[xr.Dataset] = []
     for item in range(len(rows)):
         results.append(
-            attribute_inputs(
+            input_attribution(
                 run, item, method, reference, parts=parts, seed=seed, **how
             )
         )
@@ -163,7 +162,6 @@ def _heights(one: xr.Dataset) -> np.ndarray:
 
 
 @probe(
-    "route_effects",
     lambda results: (single_pass(results.run),),
     title="Routes over all series",
     theme="Inputs",

@@ -204,7 +204,6 @@ LARGEST = 5
 
 
 @probe(
-    "input_routes",
     lambda results: (single_pass(results.first),),
     title="Routes of the input",
     theme="Inputs",
@@ -248,7 +247,7 @@ def input_routes(
     Args:
         run: the forecast to explain.
         item, target: by position or name.
-        parts: as in :func:`tsfm_lens.explain.attribute_inputs`.
+        parts: as in :func:`tsfm_lens.explain.input_attribution`.
         reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         components: heads and branches; all heads and MLPs of all stacks if None.
         top: components to test for each segment; if None, all if there are up to 96, else 32.
@@ -270,7 +269,7 @@ def input_routes(
 
     Raises:
         InputError: masking changes the number of tokens; top is not a count; as in
-            :func:`tsfm_lens.explain.attribute_inputs`.
+            :func:`tsfm_lens.explain.input_attribution`.
         UnknownNameError: no such component, item or target.
 
     Example:

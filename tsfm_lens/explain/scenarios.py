@@ -19,7 +19,7 @@ from tsfm_lens.data.batch import Item
 from tsfm_lens.data.categories import level_code
 from tsfm_lens.data.frequencies import offset_of
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.explain.attribution import METHODS, attribute_inputs, shapley
+from tsfm_lens.explain.attribution import METHODS, input_attribution, shapley
 from tsfm_lens.explain.masking import with_future
 from tsfm_lens.explain.routes import input_routes
 from tsfm_lens.explain.segments import Segment, kind_of, step_of, target_row
@@ -116,7 +116,7 @@ def what_if(
         segments.append(segment)
     options: dict[str, Any] = {"target": target, "parts": segments, "reference": values}
     # under one seed, so that the forecast is the run's own
-    attribution = attribute_inputs(one, repeats=1, progress=progress, **options)
+    attribution = input_attribution(one, repeats=1, progress=progress, **options)
     data = attribution.rename(
         segment="change", reference_forecast="changed_forecast"
     ).drop_vars(["attribution", "remainder"])

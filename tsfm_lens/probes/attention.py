@@ -37,12 +37,12 @@ def shown_attention(lens: Lens) -> dict[str, dict[str, str]]:
         if layers_in_time(stack, kind) and not (single and kind == "self_attn")
     ]
     return {
-        f"attention_{kind}": {"kind": kind, "stack": stack.name} for kind in selection
+        f"attention_patterns_{kind}": {"kind": kind, "stack": stack.name}
+        for kind in selection
     }
 
 
 @probe(
-    "attention",
     "first",
     title="Attention",
     theme="Activations",
@@ -66,8 +66,8 @@ def attention_patterns(
         stack: "encoder", "decoder"; the output stack if None.
 
     Returns:
-        Dataset of kind "attention": ``pattern`` (layer, head, query, key); ``entropy`` (layer, head) in nats, mean over
-        queries; ``native_median`` (series, step) of the library's own forecast. Coordinates ``key_start``,
+        Dataset of kind "attention_patterns": ``pattern`` (layer, head, query, key); ``entropy`` (layer, head) in nats,
+        mean over queries; ``native_median`` (series, step) of the library's own forecast. Coordinates ``key_start``,
         ``key_stop``, ``key_special`` (and for queries): steps that a token covers, from the forecast start.
 
     Raises:
@@ -101,7 +101,7 @@ def _patterns(run: Run, row: Stack, kind: str, layers: list[int]) -> xr.Dataset:
         {"units": "nats"},
     )
     title, source = f"{kind} of the {row.name or 'model'}", _SOURCE
-    data.attrs = describe_attention(run, "attention", title, source, row, kind)
+    data.attrs = describe_attention(run, "attention_patterns", title, source, row, kind)
     return data
 
 
@@ -235,7 +235,6 @@ def row_entropy(pattern: np.ndarray) -> np.ndarray:
 
 
 @probe(
-    "head_entropy",
     title="Attention entropy",
     theme="Activations",
     summary="attention entropy of every head; sharp and diffuse heads",

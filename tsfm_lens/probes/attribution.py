@@ -34,7 +34,7 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.places import component_coords, head_or_kind
 from tsfm_lens.probes.secants import Secants, push_forward
 
-__all__ = ["attribute", "component_writes", "stream_shares"]
+__all__ = ["attribution", "component_writes", "stream_shares"]
 
 # most numbers in the streams that are read out at once
 _NUMBERS = 2**21
@@ -57,7 +57,6 @@ def decompositions_of(lens: Lens) -> tuple[str, ...]:
 
 
 @probe(
-    "attribution",
     title="Attribution",
     theme="Activations",
     summary="signed contribution of each component to the forecast",
@@ -69,7 +68,7 @@ def decompositions_of(lens: Lens) -> tuple[str, ...]:
     needs="sums",
     example={"decompositions": "all"},
 )
-def attribute(
+def attribution(
     run: Run,
     *,
     decompositions: str | Sequence[str] | None = None,
@@ -112,7 +111,7 @@ def attribute(
         WiringError: the writes do not sum to the model's last stream, or the output head does not give its forecast.
 
     Example:
-        >>> parts = probes.attribute(run)
+        >>> parts = probes.attribution(run)
         >>> parts["decomposition"].values.tolist()
         ['logit']
         >>> bool((parts["completeness_error"] < 1e-3).all())
@@ -126,7 +125,7 @@ def decomposed(
     decompositions: str | Sequence[str] | None = None,
     tolerance: float = TOLERANCE,
 ) -> xr.Dataset:
-    """Compute :func:`attribute` without its statistics, each decomposition once for all probes of a run."""
+    """Compute :func:`attribution` without its statistics, each decomposition once for all probes of a run."""
     if not tolerance > 0:
         raise InputError(f"tolerance is {tolerance}, expected more than 0")
     allowed = decompositions_of(run.lens)
@@ -388,7 +387,6 @@ def count_read(run: Run) -> int:
 
 
 @probe(
-    "stream_shares",
     title="Contributions to the residual stream",
     theme="Activations",
     summary=(
@@ -407,7 +405,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
 
     Args:
         run: the forecast to explain.
-        decomposition: of :func:`attribute`; its default if None. With several quantiles, the median is used.
+        decomposition: of :func:`attribution`; its default if None. With several quantiles, the median is used.
 
     Returns:
         Dataset of kind "stream_shares" over ``writer`` ("embed", "decoder.0.self_attn", …) and ``series``: ``size``,
@@ -420,7 +418,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
         tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA).
 
     Raises:
-        InputError, WiringError: see :func:`tsfm_lens.probes.attribute`.
+        InputError, WiringError: see :func:`tsfm_lens.probes.attribution`.
         UnknownNameError: the model does not allow this decomposition.
 
     Example:

@@ -41,7 +41,6 @@ Behaviour = Callable[[np.ndarray], np.ndarray]
 
 
 @probe(
-    "circuit",
     "pair",
     title="Minimal circuit",
     theme="Causes",
@@ -93,10 +92,10 @@ def minimal_circuit(
         progress: called with (removed, of).
 
     Returns:
-        Dataset of kind "circuit": ``in_circuit`` (component); ``taken`` (component), the place in the order of removal,
-        -1 for those that stay; ``cost`` (component), the mean faithfulness that its removal lost, of several at once in
-        equal parts, NaN for those that stay; ``curve`` (size), faithfulness by size, NaN for sizes not reached;
-        ``faithfulness`` and ``completeness`` (series), 1 - faithfulness of the complement, with what
+        Dataset of kind "minimal_circuit": ``in_circuit`` (component); ``taken`` (component), the place in the order of
+        removal, -1 for those that stay; ``cost`` (component), the mean faithfulness that its removal lost, of several
+        at once in equal parts, NaN for those that stay; ``curve`` (size), faithfulness by size, NaN for sizes not
+        reached; ``faithfulness`` and ``completeness`` (series), 1 - faithfulness of the complement, with what
         :func:`tsfm_lens.findings.judge` adds; ``forecast`` (part, series, step) of "model", "circuit", "complement" and
         "nothing"; by series ``gap``, the behaviour's difference between model and nothing, ``gap_floor``, that of
         noise, ``gap_share``, the forecast's over the series' range, and ``refused``: a gap below its floor or
@@ -158,7 +157,11 @@ def minimal_circuit(
         "rollout": int(clean.rollout),
     }
     data.attrs = clean.describe(
-        "circuit", "Minimal circuit", _OF_CIRCUITS, **facts, statistic=clean.statistic
+        "minimal_circuit",
+        "Minimal circuit",
+        _OF_CIRCUITS,
+        **facts,
+        statistic=clean.statistic,
     )
     if bench.no_verdict.any():
         without = ", ".join(

@@ -32,7 +32,6 @@ _OF_EFFECTS = "Pearl 2001 (direct and indirect effects); McGrath et al. 2023, ar
 
 
 @probe(
-    "effects",
     title="Direct and total effects",
     theme="Causes",
     summary="direct, indirect and total effects; self-repair",
@@ -66,11 +65,11 @@ def causal_effects(
         progress: called with (done, of).
 
     Returns:
-        Dataset of kind "effects" over (component, series, step), in data units: ``total``, ``direct``, ``indirect``;
-        over (component, series) ``total_share`` and ``direct_share``, their mean sizes over the range of context and
-        forecast, and ``self_repair`` = 1 - <total, direct> / <direct, direct>, NaN where the direct effect is no larger
-        than the noise floor or ``smallest``; for each what :func:`tsfm_lens.findings.judge` adds, without a
-        token model's first step (attribute ``first_step``). ``plain_forecast`` (series, step).
+        Dataset of kind "causal_effects" over (component, series, step), in data units: ``total``, ``direct``,
+        ``indirect``; over (component, series) ``total_share`` and ``direct_share``, their mean sizes over the range of
+        context and forecast, and ``self_repair`` = 1 - <total, direct> / <direct, direct>, NaN where the direct effect
+        is no larger than the noise floor or ``smallest``; for each what :func:`tsfm_lens.findings.judge` adds, without
+        a token model's first step (attribute ``first_step``). ``plain_forecast`` (series, step).
 
     Source:
         Pearl 2001; McGrath et al. 2023 (self-repair of ablated layers); Rushing and Nanda 2024.
@@ -131,7 +130,7 @@ def causal_effects(
     }
     facts |= {"smallest": smallest, "first_step": run.first_step}
     data.attrs = run.describe(
-        "effects", "Direct and total effects", _OF_EFFECTS, **facts
+        "causal_effects", "Direct and total effects", _OF_EFFECTS, **facts
     )
     later, wide, heads = (
         slice(run.first_step, None),

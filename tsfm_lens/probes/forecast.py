@@ -11,7 +11,6 @@ __all__ = ["forecast"]
 
 
 @probe(
-    "forecast",
     title="Forecast",
     theme="Activations",
     summary="the forecast, over context and truth",

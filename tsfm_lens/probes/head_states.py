@@ -42,7 +42,6 @@ def _some_series(results: Any) -> tuple[Run]:
 
 
 @probe(
-    "explore",
     _some_series,
     title="One head at a time",
     theme="Activations",
@@ -59,7 +58,7 @@ def _some_series(results: Any) -> tuple[Run]:
     ),
     needs="heads",
     computes="`probes.head_states` on the first 8 series",
-    each=lambda lens: {"explore": {}} if shown_attention(lens) else {},
+    each=lambda lens: {"head_states": {}} if shown_attention(lens) else {},
     cost="search",
 )
 def head_states(
@@ -73,7 +72,7 @@ def head_states(
         progress: called with the components ablated so far and their number.
 
     Returns:
-        Dataset of kind "explore". Over ``series``, ``layer`` and ``head``: ``entropy`` in nats and
+        Dataset of kind "head_states". Over ``series``, ``layer`` and ``head``: ``entropy`` in nats and
         ``normalised_entropy`` (min-max over heads); ``write`` (…, step), the head's part of the forecast in data units,
         ``write_size``, its mean absolute value but at a token decoder's first step, ``write_share``, that over all
         components' sum; ``attention`` (…, query, key), the weights of the queries that the forecast is read from on the
@@ -168,7 +167,7 @@ def head_states(
         "write_to": "expected value" if run.tokens_read else "median",
     }
     data.attrs = run.describe(
-        "explore", "One head at a time", _SOURCE, **facts, first_step=run.first_step
+        "head_states", "One head at a time", _SOURCE, **facts, first_step=run.first_step
     )
     return data
 
@@ -186,7 +185,7 @@ _OF_COMPONENTS = (
 
 
 def _as_of_components(effects: xr.Dataset) -> xr.Dataset:
-    """Select what the linked view has of an "ablation" result; heads of all kinds have coordinates of their own."""
+    """Select what the linked view has of an ablation; heads of all kinds have coordinates of their own."""
     kept = effects[[name for name in _OF_COMPONENTS if name in effects]]
     coords = {
         "kind": "component_kind",

@@ -40,7 +40,6 @@ class _Targets(NamedTuple):
 
 
 @probe(
-    "induction",
     "lens",
     title="Induction heads",
     theme="Behaviour",
@@ -92,7 +91,7 @@ def induction_scores(
         seed: of the motifs.
 
     Returns:
-        Dataset of kind "induction" over (layer, head): ``prefix_matching``, mean attention to the key, and
+        Dataset of kind "induction_scores" over (layer, head): ``prefix_matching``, mean attention to the key, and
         ``copy_score``, the head's own logit of the right token in standard deviations over the vocabulary (0 for a head
         that writes nothing), with what :func:`tsfm_lens.findings.judge` adds over sequences, against an even
         spread and the copy score of the average token; ``entropy`` of its attention rows in nats; ``induction``,
@@ -192,7 +191,7 @@ def induction_scores(
     settings |= {"prefix_from": prefix_from, "copy_from": copy_from}
     data.attrs = describe(
         lens,
-        "induction",
+        "induction_scores",
         "Repeated random tokens",
         _SOURCE,
         attention="cross_attn",
@@ -352,8 +351,7 @@ _KEEP = "model revision architecture versions motif repeats n_sequences offset d
 
 
 @probe(
-    "induction_overlap",
-    ("induction", "head_entropy"),
+    ("induction_scores", "head_entropy"),
     title="Induction heads and sharp heads",
     theme="Behaviour",
     summary="overlap of induction and sharp heads, over thresholds",
@@ -384,7 +382,7 @@ def induction_overlap(
     Both scores of an induction head reach their thresholds; a sharp head's min-max scaled entropy is below its own.
 
     Args:
-        induction: of kind "induction", from :func:`tsfm_lens.probes.induction_scores`.
+        induction: of kind "induction_scores", from :func:`tsfm_lens.probes.induction_scores`.
         entropy: of kind "head_entropy", of the same heads (the paper's figure 5); None means the entropies along the
             repeated tokens in ``induction`` (the paper's text).
         prefix_from, copy_from, sharp_below: the thresholds of the table.
@@ -410,7 +408,7 @@ def induction_overlap(
         >>> int(data["count"].sum()) == data["induction"].size
         True
     """
-    of_kind(induction, "induction", "induction_overlap", "induction_scores")
+    of_kind(induction, "induction_scores", "induction_overlap")
     if entropy is None and "entropy" not in induction:
         raise InputError(
             "this induction result holds no entropies; give a head_entropy result beside it"

@@ -74,7 +74,6 @@ def concentration_bound(
 
 
 @probe(
-    "kernel_regression",
     "first",
     title="Attention as kernel regression",
     theme="Weights alone",

@@ -59,7 +59,6 @@ class _Trajectory:
 
 
 @probe(
-    "lines_of_thought",
     "first",
     title="Lines of thought",
     theme="Behaviour",

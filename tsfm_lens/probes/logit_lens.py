@@ -34,7 +34,6 @@ _SOURCE += "nostalgebraist, interpreting GPT: the logit lens"
 
 
 @probe(
-    "logit_lens",
     title="Logit lens",
     theme="Activations",
     summary="what each layer would forecast",
@@ -211,7 +210,6 @@ def _reference(results: Any) -> dict[str, str]:
 
 
 @probe(
-    "layer_gain",
     ("logit_lens",),
     title="Gain of each layer",
     theme="Activations",

@@ -36,7 +36,6 @@ _DEVIATION = float(
 
 
 @probe(
-    "parroting",
     title="Context parroting",
     theme="Behaviour",
     summary="how much of a forecast is a shifted copy of its context",
@@ -55,14 +54,14 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
         motif: length of the last stretch, of which the naive parrot finds the best earlier match.
 
     Returns:
-        Dataset of kind "parroting": ``lag_error`` (series, lag), mean absolute difference of the forecast from the
-        context repeated at a lag, in standard deviations of the context; ``best_lag`` and ``copy_error`` (series), the
-        shortest lag at which the forecast is as good a copy as at any within noise, and its error. A copy may also go
-        on with the context's straight line. There is no such lag unless the copy is exact, or better than at any lag of
-        99 random orders of the context's values. ``parrot_error`` (series), the same difference from what followed the
-        best earlier match of the last ``motif`` steps, and ``parrot_match`` (series), how many steps back that begins;
-        ``forecast`` and ``parrot`` (series, step). NaN where a context is too short or constant, or there is no lag.
-        For both errors what :func:`tsfm_lens.findings.judge` adds, against the distance of two forecasts of the
+        Dataset of kind "context_parroting": ``lag_error`` (series, lag), mean absolute difference of the forecast from
+        the context repeated at a lag, in standard deviations of the context; ``best_lag`` and ``copy_error`` (series),
+        the shortest lag at which the forecast is as good a copy as at any within noise, and its error. A copy may also
+        go on with the context's straight line. There is no such lag unless the copy is exact, or better than at any lag
+        of 99 random orders of the context's values. ``parrot_error`` (series), the same difference from what followed
+        the best earlier match of the last ``motif`` steps, and ``parrot_match`` (series), how many steps back that
+        begins; ``forecast`` and ``parrot`` (series, step). NaN where a context is too short or constant, or there is no
+        lag. For both errors what :func:`tsfm_lens.findings.judge` adds, against the distance of two forecasts of the
         unchanged model.
 
     Source:
@@ -103,7 +102,7 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     )
     source = "tsfm-lens paper, sections 4 and 5"
     data.attrs = {
-        **run.describe("parroting", "Context parroting", source, motif=motif),
+        **run.describe("context_parroting", "Context parroting", source, motif=motif),
         "statistic": "median",
     }
     floor = noise_floor(
@@ -115,7 +114,6 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
 
 
 @probe(
-    "lag_attention",
     "first",
     title="Attention at a lag",
     theme="Behaviour",
@@ -357,7 +355,6 @@ def context_spreads(run: Run) -> np.ndarray:
 
 
 @probe(
-    "head_parroting",
     title="Copying heads",
     theme="Behaviour",
     summary=("which heads attend to the copied lag, and which of them the copy needs"),
@@ -508,7 +505,6 @@ _FINENESS = (
 
 
 @probe(
-    "seasonality",
     title="Seasons",
     theme="Behaviour",
     summary=("power at the season, mean regression, pull towards the patch length"),
@@ -526,14 +522,14 @@ def seasonality_bias(run: Run) -> xr.Dataset:
         run: the forecast to explain; the median of the library's own is used.
 
     Returns:
-        Dataset of kind "seasonality" over ``series``: ``period``, the strongest of the context; ``context_amplitude``,
-        ``forecast_amplitude`` and, with a truth, ``truth_amplitude`` of the sine at that period, in data units;
-        ``amplitude_ratio``, forecast over context, and ``amplitude_change``, that less 1; ``spread_ratio``, standard
-        deviation of the forecast over the context's; for models that read patches ``patch_amplitude`` and
-        ``patch_pull``, the forecast's amplitude at the patch length less the context's, in standard deviations of the
-        context; for change and pull what :func:`tsfm_lens.findings.judge` adds. ``amplitude`` (part, series,
-        trial_period), at periods from 3 steps to the horizon, in standard deviations of the context, of the end of the
-        context, the forecast, the truth. NaN where a stretch is shorter than the period.
+        Dataset of kind "seasonality_bias" over ``series``: ``period``, the strongest of the context;
+        ``context_amplitude``, ``forecast_amplitude`` and, with a truth, ``truth_amplitude`` of the sine at that period,
+        in data units; ``amplitude_ratio``, forecast over context, and ``amplitude_change``, that less 1;
+        ``spread_ratio``, standard deviation of the forecast over the context's; for models that read patches
+        ``patch_amplitude`` and ``patch_pull``, the forecast's amplitude at the patch length less the context's, in
+        standard deviations of the context; for change and pull what :func:`tsfm_lens.findings.judge` adds.
+        ``amplitude`` (part, series, trial_period), at periods from 3 steps to the horizon, in standard deviations of
+        the context, of the end of the context, the forecast, the truth. NaN where a stretch is shorter than the period.
 
     Source:
         tsfm-lens paper, section 5 and figure 20 (S3-F20), for mean regression and periods tied to the patch.
@@ -593,7 +589,7 @@ def seasonality_bias(run: Run) -> xr.Dataset:
     )
     source = "tsfm-lens paper, section 5 and figure 20"
     data.attrs = {
-        **run.describe("seasonality", "Seasonality bias", source, patch=patch),
+        **run.describe("seasonality_bias", "Seasonality bias", source, patch=patch),
         "statistic": "median",
     }
     references = {"amplitude_change": (period, context)}

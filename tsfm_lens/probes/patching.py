@@ -51,7 +51,6 @@ _SOURCE = (
 
 
 @probe(
-    "patching",
     "pair",
     title="Activation patching",
     theme="Causes",
@@ -93,10 +92,10 @@ def activation_patching(
         progress: called with (done, of).
 
     Returns:
-        Dataset of kind "patching" over (component, position, series): ``recovered``, the share of the way from the
-        unpatched forecast to the source's (a projection, so it may lie outside 0 and 1); ``effect``, the mean distance
-        from the unpatched forecast in data units; for both what :func:`tsfm_lens.findings.judge` adds, with the
-        noise of both runs; ``forecast`` (…, step); ``clean_forecast`` and ``corrupted_forecast`` (series, step);
+        Dataset of kind "activation_patching" over (component, position, series): ``recovered``, the share of the way
+        from the unpatched forecast to the source's (a projection, so it may lie outside 0 and 1); ``effect``, the mean
+        distance from the unpatched forecast in data units; for both what :func:`tsfm_lens.findings.judge` adds, with
+        the noise of both runs; ``forecast`` (…, step); ``clean_forecast`` and ``corrupted_forecast`` (series, step);
         ``corrupted_context``. Positions have ``position_start``, ``position_stop`` in steps, and ``position_special``.
         The attribute ``path`` says whose path both decoders read, such as "corrupted"; others have none.
 
@@ -119,7 +118,9 @@ def activation_patching(
     forecasts = point_forecasts(pair.base, patches(pair, places, groups), progress)
     forecasts = forecasts.reshape(len(places), len(groups), *forecasts.shape[1:])
     parameters = {**pair.parameters(), "positions": str(positions)}
-    attrs = clean.describe("patching", "Activation patching", _SOURCE, **parameters)
+    attrs = clean.describe(
+        "activation_patching", "Activation patching", _SOURCE, **parameters
+    )
     return pair.result(forecasts, {**place_coords(places), **where}, attrs)
 
 
@@ -380,7 +381,6 @@ def _refuse_unlike(clean: Run, corrupted: Run) -> None:
 
 
 @probe(
-    "attribution_patching",
     "pair",
     title="Attribution patching",
     theme="Causes",

@@ -44,7 +44,6 @@ _SENDERS, _NUMBERS, _MOST_PATHS = 16, 2**24, 256
 
 
 @probe(
-    "paths",
     "pair",
     title="Path patching",
     theme="Causes",
@@ -80,8 +79,8 @@ def path_patching(
         progress: called with (done, of), in senders.
 
     Returns:
-        Dataset of kind "paths" over (sender, receiver, series): ``recovered`` and ``effect`` as in activation patching,
-        with the same statistics, ``forecast`` (…, step). NaN where a receiver does not come after the sender.
+        Dataset of kind "path_patching" over (sender, receiver, series): ``recovered`` and ``effect`` as in activation
+        patching, with the same statistics, ``forecast`` (…, step). NaN where a receiver does not come after the sender.
 
     Source:
         Wang et al. 2022; Goldowsky-Dill et al. 2023.
@@ -132,7 +131,9 @@ def path_patching(
         if progress is not None:
             progress(row + 1, len(froms))
     names = [*(str(place.target) for place in tos), *([OUTPUT] if to_output else [])]
-    attrs = clean.describe("paths", "Path patching", _SOURCE, **pair.parameters())
+    attrs = clean.describe(
+        "path_patching", "Path patching", _SOURCE, **pair.parameters()
+    )
     coords = {**place_coords(froms, "sender"), "receiver": names}
     return pair.result(forecasts, coords, attrs, ("sender", "receiver"))
 
@@ -215,7 +216,6 @@ def _record_call(
 
 
 @probe(
-    "edges",
     "pair",
     title="Edge attribution",
     theme="Causes",
@@ -242,8 +242,8 @@ def edge_attribution(
         nodes: heads and branches; the heads and MLPs of the output stack if None.
 
     Returns:
-        Dataset of kind "edges" over (sender, receiver, series): ``score``, the estimated share of the way to the
-        source's forecast; 0 where the receiver does not come after the sender; and, for possible edges, what
+        Dataset of kind "edge_attribution" over (sender, receiver, series): ``score``, the estimated share of the way to
+        the source's forecast; 0 where the receiver does not come after the sender; and, for possible edges, what
         :func:`tsfm_lens.findings.judge` adds, with the noise of both runs. The last receiver is "output".
 
     Source:
@@ -270,7 +270,7 @@ def edge_attribution(
     scores = edge_scores(pair, places)
     source = "Syed et al. 2023, arXiv:2310.10348; Hanna et al. 2024, arXiv:2403.17806"
     data.attrs = pair.base.describe(
-        "edges", "Edge attribution", source, **pair.parameters()
+        "edge_attribution", "Edge attribution", source, **pair.parameters()
     )
     axes = ("sender", "receiver", "series")
     # receivers that come after the sender, and the output

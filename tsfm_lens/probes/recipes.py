@@ -219,7 +219,6 @@ def _sharp_and_diffuse(results: Any) -> tuple[Run, dict[str, Sequence[Component]
 
 
 @probe(
-    "recipes",
     _sharp_and_diffuse,
     title="Heavy ablation",
     theme="Causes",
@@ -260,13 +259,13 @@ def ablation_recipes(
         progress: called with (done, of) after each forecast.
 
     Returns:
-        Dataset of kind "recipes" over ``recipe`` ("original" first) and ``series``: ``quantile_forecast`` (…, quantile,
-        step) and, of sampling models, ``sample`` (…, draw, step), in data units; ``mean_shift``, the mean distance of
-        the medians from the original's; ``spearman_distance`` to it; ``spread_ratio``, the median forecast's standard
-        deviation over that of as many last context steps; with a truth ``mae``, ``mase``, and ``mae_change``, ablated
-        over original less 1; for distance and change what :func:`tsfm_lens.findings.judge` adds. Per recipe
-        ``components``, ``n_heads``, ``heads_share`` of all heads of the kinds of attention that it touches, and
-        ``n_mlps``.
+        Dataset of kind "ablation_recipes" over ``recipe`` ("original" first) and ``series``: ``quantile_forecast`` (…,
+        quantile, step) and, of sampling models, ``sample`` (…, draw, step), in data units; ``mean_shift``, the mean
+        distance of the medians from the original's; ``spearman_distance`` to it; ``spread_ratio``, the median
+        forecast's standard deviation over that of as many last context steps; with a truth ``mae``, ``mase``, and
+        ``mae_change``, ablated over original less 1; for distance and change what :func:`tsfm_lens.findings.judge`
+        adds. Per recipe ``components``, ``n_heads``, ``heads_share`` of all heads of the kinds of attention that it
+        touches, and ``n_mlps``.
 
     Source:
         tsfm-lens paper, section 5, figures 6 and 12 to 15 (S3-HEAVY, S3-SPEAR).
@@ -341,7 +340,7 @@ def ablation_recipes(
         "statistic": "median",
     }
     data.attrs = run.describe(
-        "recipes", "Forecasts under heavy ablation", source, **facts
+        "ablation_recipes", "Forecasts under heavy ablation", source, **facts
     )
     return _add_effects(data, run.rolled_out(), forecasts[:, :, middle])
 

@@ -45,7 +45,6 @@ class _Plan:
 
 
 @probe(
-    "repeated_motif",
     "lens",
     title="Repeated motifs",
     theme="Behaviour",

@@ -40,7 +40,6 @@ __all__ = [
 
 
 @probe(
-    "autoregressive_attention",
     "first",
     title="Autoregressive attention",
     theme="Activations",
@@ -232,7 +231,6 @@ def _fill(
 
 
 @probe(
-    "attention_rollout",
     "first",
     title="Attention rollout",
     theme="Activations",
@@ -317,7 +315,6 @@ def rolled(patterns: list[Tensor]) -> list[Tensor]:
 
 
 @probe(
-    "norm_weighted",
     "first",
     title="Norm-weighted attention",
     theme="Activations",
@@ -337,8 +334,8 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
         kind: kind of attention of the output stack; its last one over time if None.
 
     Returns:
-        Dataset of kind "norm_weighted": ``norm`` (layer, head, query, key), the length of ``pattern * (v W_O)`` in
-        units of the residual stream, before a post-norm; coordinates as of :func:`attention_patterns`.
+        Dataset of kind "norm_weighted_attention": ``norm`` (layer, head, query, key), the length of ``pattern * (v
+        W_O)`` in units of the residual stream, before a post-norm; coordinates as of :func:`attention_patterns`.
 
     Source:
         Kobayashi et al. 2020, equation 4.
@@ -373,7 +370,7 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
     )
     facts = {"stack": stack.name, "attention": attention, "series": run.batch.ids[0]}
     data.attrs = run.describe(
-        "norm_weighted",
+        "norm_weighted_attention",
         "Norm-weighted attention",
         "Kobayashi et al. 2020, equation 4",
         **facts,
@@ -405,7 +402,6 @@ def _own_kind(stack: Stack) -> str:
 
 
 @probe(
-    "patch_attention",
     "first",
     title="Attention between patches",
     theme="Activations",

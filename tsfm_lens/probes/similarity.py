@@ -22,7 +22,6 @@ __all__ = ["entropic_rank", "layer_similarity"]
 
 
 @probe(
-    "layer_similarity",
     title="Similarity of layers",
     theme="Activations",
     summary="similarity of layers (CKA, cosine of updates)",
@@ -89,7 +88,6 @@ EPSILON = 1e-8
 
 
 @probe(
-    "entropic_rank",
     title="Entropic rank",
     theme="Activations",
     summary="entropic rank of the heads of a layer",

@@ -43,7 +43,6 @@ _FIRST_ROWS = 4096
 
 
 @probe(
-    "embedding_ranks",
     title="Ranks of embedded series",
     theme="Activations",
     summary=(
@@ -292,7 +291,6 @@ _AGREES = 1e-3
 
 
 @probe(
-    "flow_of_ranks",
     title="Flow of ranks",
     theme="Activations",
     summary=(

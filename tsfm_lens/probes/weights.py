@@ -32,7 +32,6 @@ PRODUCTS = ("QK", "OV")
 
 
 @probe(
-    "spectra",
     "lens",
     title="Spectra of the heads",
     theme="Weights alone",
@@ -64,7 +63,7 @@ def head_spectra(
         fold_norm: fold the gain of the norm before the branch into the matrices.
 
     Returns:
-        Dataset of kind "spectra": ``singular_value`` (product, layer, head, mode), descending; ``stable_rank``
+        Dataset of kind "head_spectra": ``singular_value`` (product, layer, head, mode), descending; ``stable_rank``
         (product, layer, head), the squared Frobenius over the squared spectral norm, NaN for zero weights; ``order``
         (product, layer, head), the rank of a head in its layer by ascending stable rank.
 
@@ -114,7 +113,7 @@ def head_spectra(
         "tsfm-lens paper, definition 5.1 (S3-SRANK)",
     )
     facts = {"stack": column.name, "attention": attention, "fold_norm": int(fold_norm)}
-    data.attrs = describe(lens, "spectra", title, source, **facts)
+    data.attrs = describe(lens, "head_spectra", title, source, **facts)
     return data
 
 
@@ -162,7 +161,6 @@ _PRECISIONS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @probe(
-    "weight_ranks",
     "lens",
     title="Ranks of the weights",
     theme="Weights alone",
@@ -445,7 +443,6 @@ def checked_levels(epsilon: float | Iterable[float]) -> list[float]:
 
 
 @probe(
-    "row_angles",
     "lens",
     title="Angles of queries",
     theme="Weights alone",

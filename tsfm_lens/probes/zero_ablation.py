@@ -39,7 +39,6 @@ __all__ = ["ablation_effects"]
 
 
 @probe(
-    "ablation",
     title="Ablation",
     theme="Causes",
     summary="ablation of every head, MLP and layer",
@@ -77,9 +76,9 @@ def ablation_effects(
         progress: called with (done, of) after each component.
 
     Returns:
-        Dataset of kind "ablation" over ``component`` and ``series``: ``spearman_distance`` to the plain forecast; with
-        a truth ``mae``, ``mase``, their baselines and relative changes (``mae_change`` = ablated / baseline - 1);
-        ``mean_shift``, the mean distance from the plain forecast in data units; for each what
+        Dataset of kind "ablation_effects" over ``component`` and ``series``: ``spearman_distance`` to the plain
+        forecast; with a truth ``mae``, ``mase``, their baselines and relative changes (``mae_change`` = ablated /
+        baseline - 1); ``mean_shift``, the mean distance from the plain forecast in data units; for each what
         :func:`tsfm_lens.findings.judge` adds. All leave out a token model's first step, whose decoder reads no value;
         it has ``first_step_shift``. ``forecast`` and ``baseline_forecast``: see attribute ``statistic``.
 
@@ -125,7 +124,7 @@ def ablation_effects(
         "rollout": int(run.rollout),
         "statistic": run.statistic,
     }
-    data.attrs = run.describe("ablation", "Ablation effects", source, **facts)
+    data.attrs = run.describe("ablation_effects", "Ablation effects", source, **facts)
     if later.start:
         data["first_step_shift"] = (where, np.abs(forecasts - plain)[..., 0])
     measures: dict[str, Measure] = (

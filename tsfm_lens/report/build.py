@@ -177,7 +177,7 @@ def _first_screen(
         (
             ds
             for ds in of_runs
-            if ds.attrs.get("kind") == "explore" and "attention" in ds
+            if ds.attrs.get("kind") == "head_states" and "attention" in ds
         ),
         None,
     )

@@ -49,9 +49,9 @@ SECTIONS = (
     "logit_lens",
     "layer_gain",
     "attribution",
-    "ablation",
-    "attention",
-    "explore",
+    "ablation_effects",
+    "attention_patterns",
+    "head_states",
 )
 """Kinds of the measurements that a report has unless it is asked for others."""
 _BUNDLED = "bundled:"

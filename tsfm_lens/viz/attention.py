@@ -175,7 +175,11 @@ def single_series(ds: xr.Dataset) -> str:
     return str(ds.attrs.get("series", "")) or (names(ds, "series") or ["the series"])[0]
 
 
-@figure("attention", "Attention of one head of the last layer.", options={"layer": -1})
+@figure(
+    "attention_patterns",
+    "Attention of one head of the last layer.",
+    options={"layer": -1},
+)
 def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.Figure:
     """Draw the steps that a head reads: query × key weights, tokens as wide as the time they cover."""
     at = {"layer": position(ds, "layer", layer), "head": position(ds, "head", head)}
@@ -268,7 +272,7 @@ def _draw_series(panel: Panel, ds: xr.Dataset, keys: Ruler) -> None:
         mark_start(panel, time)
 
 
-@figure("attention", "Attention of every head.")
+@figure("attention_patterns", "Attention of every head.")
 def attention_grid(
     ds: xr.Dataset,
     *,
@@ -409,7 +413,7 @@ def head_label(
         )
 
 
-@panels("attention")
+@panels("attention_patterns")
 def _attention(ds: xr.Dataset) -> Iterator[FigurePanel]:
     yield FigurePanel(attention_grid(ds), heads_table(ds), read_attention(ds))
     entropy = head_entropy(array(ds, "pattern", "layer", "head", "query", "key"))

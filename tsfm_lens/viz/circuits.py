@@ -156,9 +156,9 @@ def read_curve(ds: xr.Dataset) -> list[str]:
 
 
 @figure(
-    "circuit",
+    "minimal_circuit",
     "A minimal circuit and the edges between its components.",
-    beside=("edges",),
+    beside=("edge_attribution",),
 )
 def circuit_graph(
     ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int = 30
@@ -166,7 +166,7 @@ def circuit_graph(
     """Draw the circuit on the model: every head and MLP at its place, those of the circuit filled.
 
     Args:
-        edges: of kind "edges", over the same components.
+        edges: of kind "edge_attribution", over the same components.
         most: how many edges are drawn, the strongest by the mean over series.
     """
     places = places_in(ds)
@@ -210,7 +210,7 @@ def circuit_graph(
     )
 
 
-@figure("circuit", "Faithfulness of circuits by size.")
+@figure("minimal_circuit", "Faithfulness of circuits by size.")
 def circuit_curve(ds: xr.Dataset) -> go.Figure:
     """Draw faithfulness against the number of components kept, on the way to the circuit."""
     curve, sizes = array(ds, "curve", "size"), np.asarray(ds["size"].values, dtype=int)
@@ -285,7 +285,7 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@figure("circuit", "Forecasts of a minimal circuit and of its complement.")
+@figure("minimal_circuit", "Forecasts of a minimal circuit and of its complement.")
 def circuit_forecasts(
     ds: xr.Dataset, *, series: str | int = 0, context_steps: int | None = None
 ) -> go.Figure:
@@ -408,7 +408,7 @@ def _draw_edges(
     most: int,
 ) -> int:
     """Draw the strongest edges, weakest first so that the others lie above; return how many."""
-    check(edges, "edges", "score")
+    check(edges, "edge_attribution", "score")
     spots = {
         name: (board.x[i], board.y[i], bool(mask[i]))
         for i, name in enumerate(places.names)
@@ -488,7 +488,7 @@ def _behaviour(ds: xr.Dataset) -> str:
     return "the forecast" if word == "forecast" else f"{word!r}"
 
 
-@panels("circuit")
+@panels("minimal_circuit")
 def _circuit(ds: xr.Dataset) -> Iterator[FigurePanel]:
     yield FigurePanel(
         circuit_graph(ds), frame(ds, "in_circuit", "taken", "cost"), read_circuit(ds)

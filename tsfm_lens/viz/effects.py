@@ -83,7 +83,7 @@ def _sizes(ds: xr.Dataset, series: list[int]) -> tuple[np.ndarray, np.ndarray, s
 
 
 @figure(
-    "effects",
+    "causal_effects",
     "Share of an ablation's direct effect that later layers undo.",
     table=("direct_share", "total_share", "self_repair"),
     sentences=lambda ds: read_effects(ds) + read_self_repair(ds),

@@ -202,7 +202,7 @@ def read_explore(ds: xr.Dataset, series: int = 0) -> list[str]:
 
 
 @figure(
-    "explore",
+    "head_states",
     (
         "By how much the forecast moves without each head, and the forecast without "
         "one of them."
@@ -317,7 +317,7 @@ def component_name(ds: xr.Dataset, place: int) -> str:
     )
 
 
-@panels("explore")
+@panels("head_states")
 def _explore(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for place, of in enumerate(names(ds, "series")):
         table = heads_table(ds.isel(series=[place]))

@@ -78,7 +78,7 @@ def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
 
 
 @figure(
-    "induction",
+    "induction_scores",
     "Prefix-matching and copying of every head.",
     table=("prefix_matching", "copy_score", "induction"),
     sentences=read_induction,

@@ -124,7 +124,9 @@ def read_lag(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@figure("parroting", "The forecast beside the best shifted copy of its context.")
+@figure(
+    "context_parroting", "The forecast beside the best shifted copy of its context."
+)
 def parroting_forecast(
     ds: xr.Dataset, *, series: str | int = 0, context_steps: int | None = None
 ) -> go.Figure:
@@ -227,7 +229,7 @@ def _draw_errors(
     panel.y("mean error\n(sd of context)", range=[0, 1.06 * top], nticks=4)
 
 
-@panels("parroting")
+@panels("context_parroting")
 def _parroting(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for i in forecast_series(ds, MAX_DRAWN):
         one = ds.isel(series=[i])
@@ -386,7 +388,7 @@ def read_seasons(ds: xr.Dataset) -> list[str]:
 
 
 @figure(
-    "seasonality",
+    "seasonality_bias",
     ("Seasonal amplitude of the forecast against that of context and truth."),
     table=("amplitude",),
     sentences=read_seasons,

@@ -49,7 +49,7 @@ from tsfm_lens.viz.words import listed, measured, num, signed
 __all__ = ["attribution_patching_scatter", "patched_forecasts", "patching_map"]
 
 KINDS = {
-    "patching": "Activation patching",
+    "activation_patching": "Activation patching",
     "attribution_patching": "Attribution patching",
 }
 WORDS = {
@@ -156,7 +156,7 @@ def patch_cells(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
     return frame(ds, *variables).merge(steps, on="position")
 
 
-@figure("patching", "Share of the clean forecast that each patch recovers.")
+@figure("activation_patching", "Share of the clean forecast that each patch recovers.")
 def patching_map(
     ds: xr.Dataset, *, value: str | None = None, series: str | int = 0
 ) -> go.Figure:
@@ -169,7 +169,8 @@ def patching_map(
     available = [
         name
         for name in WORDS
-        if name in ds and not (kind == "patching" and name in ("first_order", "error"))
+        if name in ds
+        and not (kind == "activation_patching" and name in ("first_order", "error"))
     ]
     if kind == "attribution_patching":
         available.sort(key=lambda name: name == "recovered")
@@ -216,7 +217,7 @@ def _noise(ds: xr.Dataset, value: str, places: Places, unit: str) -> Finding | N
     return None if noise is None else noise.at(places.order).without_range
 
 
-@figure("patching", "Forecasts after single patches.")
+@figure("activation_patching", "Forecasts after single patches.")
 def patched_forecasts(
     ds: xr.Dataset, *, top: int = 3, series: str | int = 0
 ) -> go.Figure:
@@ -423,7 +424,7 @@ def _lanes(ds: xr.Dataset) -> list[list[int]]:
     return lanes
 
 
-@panels("patching")
+@panels("activation_patching")
 def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for i in forecast_series(ds, MAX_DRAWN):
         table = patch_cells(ds.isel(series=[i]), "recovered", "effect")

@@ -28,7 +28,7 @@ __all__ = ["path_map"]
 
 
 _MAX_NAMES = 3  # edges in a sentence
-KINDS = {"paths": "Path patching", "edges": "Edge attribution"}
+KINDS = {"path_patching": "Path patching", "edge_attribution": "Edge attribution"}
 WORDS = {
     "recovered": "share recovered",
     "effect": "mean change",
@@ -41,7 +41,7 @@ def read_paths(ds: xr.Dataset) -> list[str]:
     """Describe the strongest direct paths to the output, and the strongest between components."""
     paths = judged(
         ds,
-        "score" if ds.attrs["kind"] == "edges" else "recovered",
+        "score" if ds.attrs["kind"] == "edge_attribution" else "recovered",
         "sender",
         "receiver",
     )
@@ -70,7 +70,7 @@ def read_paths(ds: xr.Dataset) -> list[str]:
 
 
 @figure(
-    "paths",
+    "path_patching",
     "Effect of each component through each later one.",
     table=lambda ds: frame(ds, "recovered", "effect").dropna(ignore_index=True),
     sentences=read_paths,
@@ -85,7 +85,9 @@ def path_map(
     """
     kind = str(ds.attrs["kind"])
     available = [
-        name for name in WORDS if name in ds and (name == "score") == (kind == "edges")
+        name
+        for name in WORDS
+        if name in ds and (name == "score") == (kind == "edge_attribution")
     ]
     variable = available[0] if value is None and available else value
     if variable is None or variable not in available:
@@ -140,7 +142,7 @@ def path_map(
         f"{KINDS[kind]} of {model_of(ds)}: effect of each component through later ones",
         f"{over_series(ds, rows)}, {source} activations in the {base} run{path_word(ds)}",
         f"the column {OUTPUT!r}: the direct path" if OUTPUT in receivers.names else "",
-        f"empty: no path{', or no effect' if kind == 'edges' else ''}",
+        f"empty: no path{', or no effect' if kind == 'edge_attribution' else ''}",
         beyond,
     )
 
@@ -150,7 +152,7 @@ def path_values(
 ) -> np.ndarray:
     """Return (sender, receiver) of one series, or the mean over all; NaN where there is no path."""
     values = array(ds, value, "sender", "receiver", "series")
-    if ds.attrs.get("kind") == "edges":
+    if ds.attrs.get("kind") == "edge_attribution":
         values = np.where((values == 0).all(-1, keepdims=True), np.nan, values)
     if series is not None:
         return np.asarray(values[..., series_position(ds, series)])
@@ -174,7 +176,7 @@ def _limit(z: np.ndarray) -> tuple[float, str]:
 
 
 figure(
-    "edges",
+    "edge_attribution",
     ("Gradient estimates of the effect of each component through each later one."),
     table=lambda ds: frame(ds, "score").query("score != 0"),
     sentences=read_paths,

@@ -117,7 +117,7 @@ def draw_overlaid(
     )
 
 
-@figure("recipes", "A forecast with and without components, in one panel.")
+@figure("ablation_recipes", "A forecast with and without components, in one panel.")
 def forecast_overlay(
     ds: xr.Dataset,
     *,
@@ -144,7 +144,7 @@ def _move(ds: xr.Dataset, recipe: int, series: int) -> str:
 
 
 @figure(
-    "recipes",
+    "ablation_recipes",
     "Forecasts without sharp or diffuse heads.",
     table=_recipe_table,
     sentences=read_recipes,

@@ -305,7 +305,7 @@ def _aside(weights: np.ndarray, keys: Ruler) -> str:
 
 
 @figure(
-    "norm_weighted",
+    "norm_weighted_attention",
     "Norm of what each key contributes to each query.",
     table=lambda ds: tokens_table(
         ds, "norm", _LEAST * float(np.nanmax(ds["norm"].values))

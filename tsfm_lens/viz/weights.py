@@ -493,7 +493,7 @@ def read_spectra(ds: xr.Dataset, product: str) -> list[str]:
     ]
 
 
-@figure("spectra", "Stable rank of every head.")
+@figure("head_spectra", "Stable rank of every head.")
 def stable_rank_map(ds: xr.Dataset, *, product: str = "QK") -> go.Figure:
     """Draw the layer × head map of the stable rank: dark heads spread their spectrum, light ones use few directions."""
     values = array(
@@ -509,7 +509,7 @@ def stable_rank_map(ds: xr.Dataset, *, product: str = "QK") -> go.Figure:
     )
 
 
-@panels("spectra")
+@panels("head_spectra")
 def _spectra(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for each in names(ds, "product"):
         table = frame(ds.sel(product=each), "stable_rank", "order")

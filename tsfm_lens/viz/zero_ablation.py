@@ -179,7 +179,7 @@ def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
     ]
 
 
-@figure("ablation", "Change of the forecast without each head, MLP or layer.")
+@figure("ablation_effects", "Change of the forecast without each head, MLP or layer.")
 def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go.Figure:
     """Draw what zeroing each head, MLP and layer does, layer × component, as the median over series.
 
@@ -205,7 +205,7 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     return canvas.dress(title, what, "zeroed one at a time")
 
 
-@figure("ablation", "Forecasts without single components.")
+@figure("ablation_effects", "Forecasts without single components.")
 def ablation_forecasts(
     ds: xr.Dataset,
     *,
@@ -220,7 +220,7 @@ def ablation_forecasts(
     """
     view = scene(ds, series, context_steps, least=24)
     if components is None:
-        check(ds, "ablation", "spearman_distance")
+        check(ds, "ablation_effects", "spearman_distance")
         components = strongest(ds, view.place)
     if not components:
         flat = f"the forecast of {view.id} is flat, so that no component is the strongest; "
@@ -419,7 +419,7 @@ MEASURES = {
 }
 
 
-@panels("ablation")
+@panels("ablation_effects")
 def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     changes = [
         m

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tsfm_lens.core.registry import probe
+from tsfm_lens.core.registry import measurement
 from tsfm_lens.embedded import (
     RECORD,
     checkpoint_names,
@@ -15,7 +15,7 @@ from tsfm_lens.embedded import (
 from tsfm_lens.errors import InputError
 
 if TYPE_CHECKING:
-    import xarray as xr
+    from tsfm_lens.findings import Result
 
 _FOLDER = Path(__file__).parent
 
@@ -27,26 +27,8 @@ __all__ = [
 ]
 
 
-@probe(
-    "training_history",
-    lambda results: (results.run.lens.model_id,),
-    title="Emergence of heads in training",
-    theme="Behaviour",
-    summary=(
-        "heads over the checkpoints of a training: prefix matching, copying, "
-        "sharpness, loss"
-    ),
-    description=(
-        "Checkpoints of a training, each tested on the same repeated motifs. "
-        "Induction heads emerge where prefix matching and copying rise together."
-    ),
-    source="after Olsson et al. 2022",
-    needs="training_record",
-    computes="training_history of the checkpoints that were kept",
-    cost="weights",
-)
-def training_record(name: str) -> xr.Dataset:
-    """Read the record of the heads over the training of an embedded checkpoint, see tsfm_lens.probes.training_history.
+def training_record(name: str) -> Result:
+    """Read the record of the heads over the training of an embedded checkpoint.
 
     Raises:
         InputError: no record ships with the checkpoint.
@@ -65,7 +47,31 @@ def training_record(name: str) -> xr.Dataset:
                 else "tsfm_lens.studies.recipes.history measures a run"
             )
         )
+    # the help of the command line reads this module, and xarray takes long to import
     import xarray as xr
 
+    from tsfm_lens.findings import Result
+
     with xr.open_dataset(_FOLDER / name / RECORD, engine="scipy") as data:
-        return data.load()
+        return Result(data.load(), attrs=data.attrs)
+
+
+measurement(
+    "training_history",
+    title="Emergence of heads in training",
+    theme="Behaviour",
+    summary=(
+        "heads over the checkpoints of a training: prefix matching, copying, "
+        "sharpness, loss"
+    ),
+    description=(
+        "Checkpoints of a training, each tested on the same repeated motifs. "
+        "Induction heads emerge where prefix matching and copying rise together."
+    ),
+    source="after Olsson et al. 2022",
+    needs="training_record",
+    function=training_record,
+    takes=lambda results: (results.run.lens.model_id,),
+    computes="training_history of the checkpoints that were kept",
+    cost="weights",
+)

@@ -13,7 +13,7 @@ import pandas as pd
 import typer
 
 from tsfm_lens.errors import InputError, LensError, unknown_name
-from tsfm_lens.explain.attribution import METHODS, attribute_inputs
+from tsfm_lens.explain.attribution import METHODS, input_attribution
 from tsfm_lens.explain.routes import all_writers, input_routes
 from tsfm_lens.explain.segments import Segment, segments
 from tsfm_lens.models.run import Run
@@ -340,7 +340,7 @@ def _attribution(case: ExplanationCase, method: str) -> np.ndarray:
         "reference": REFERENCE,
         "parts": case.parts,
     }
-    values = attribute_inputs(case.run, **how)["attribution"].transpose(
+    values = input_attribution(case.run, **how)["attribution"].transpose(
         "segment", "step", "quantile"
     )
     return np.abs(

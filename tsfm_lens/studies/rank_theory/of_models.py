@@ -27,7 +27,6 @@ __all__ = ["ranks_by_model", "spectra_by_patch", "vocabulary_plane"]
 
 
 @probe(
-    "ranks_by_model",
     "lenses",
     title="Ranks of queries, model by model",
     theme="Weights alone",
@@ -140,7 +139,6 @@ NOISE = "white noise"
 
 
 @probe(
-    "spectra_by_patch",
     title="Embedding by patch size",
     theme="Activations",
     summary=("spectra of embedded noise by patch size, beside random residual MLPs"),
@@ -253,7 +251,6 @@ def spectra_by_patch(
 
 
 @probe(
-    "vocabulary_plane",
     "lens",
     title="Vocabulary on two directions",
     theme="Weights alone",

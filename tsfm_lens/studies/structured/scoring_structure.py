@@ -39,7 +39,6 @@ Factors = tuple[np.ndarray, np.ndarray]
 
 
 @probe(
-    "scoring_structure",
     "lens",
     title="Structure of the scoring forms",
     theme="Weights alone",
