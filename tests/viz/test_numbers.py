@@ -176,7 +176,7 @@ def test_what_cannot_be_told_is_not_drawn() -> None:
         "truth",
         "forecast",
     }
-    assert "no lag can be copied" in fig.layout.meta["subtitle"]
+    assert "at no lag" in fig.layout.meta["subtitle"]
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,8 @@ def training_record(name: str) -> Result:
     from tsfm_lens.findings import Result
 
     with xr.open_dataset(_FOLDER / name / RECORD, engine="scipy") as data:
-        return Result(data.load(), attrs=data.attrs)
+        data.load()
+        return Result(data.data_vars, data.coords, data.attrs)
 
 
 measurement(
