@@ -412,8 +412,12 @@ def test_a_probe_that_calls_a_probe_runs_the_twins_once(
         calls.append(run)
         return judge(effects(np.ones((2, 3))), "effect", floor=0.0)
 
-    inner = registry.probe("inner")(inner)
-    outer = registry.probe("outer")(lambda run: inner(run))
+    inner = registry.probe()(inner)
+
+    @registry.probe()
+    def outer(run: Any) -> xr.Dataset:
+        return inner(run)
+
     assert outer(CountedRun())["effect_twins"].sizes["twin"] == 2
     assert len(calls) == 3
     assert "effect_twins" in inner(CountedRun())

@@ -83,7 +83,7 @@ def costly(run: Any) -> xr.Dataset:
 def probe(monkeypatch: pytest.MonkeyPatch) -> Callable[..., xr.Dataset]:
     monkeypatch.setattr(registry, "_MEASUREMENTS", dict(registry.measurements()))
     monkeypatch.setenv("TSFM_LENS_TWINS", "3")
-    return registry.probe("costly")(costly)
+    return registry.probe()(costly)
 
 
 def told(data: xr.Dataset) -> str:

@@ -23,10 +23,10 @@ DRAWN: dict[str, Callable[[Any], go.Figure]] = {
     "forecast_fan": lambda get: viz.forecast_fan(get("forecast"), samples=2),
     "layer_entropy": lambda get: viz.layer_entropy(get("logit")),
     "layer_gain": lambda get: viz.layer_gain(get("gain")),
-    "ablation_heatmap": lambda get: viz.ablation_heatmap(get("ablation_effects")),
-    "ablation_forecasts": lambda get: viz.ablation_forecasts(get("ablation_effects")),
+    "ablation_heatmap": lambda get: viz.ablation_heatmap(get("ablation")),
+    "ablation_forecasts": lambda get: viz.ablation_forecasts(get("ablation")),
     "attribution_heatmap": lambda get: viz.attribution_heatmap(get("attribution")),
-    "attention_map": lambda get: viz.attention_map(get("attention_patterns")),
+    "attention_map": lambda get: viz.attention_map(get("attention")),
 }
 
 
