@@ -64,7 +64,7 @@ def works(name: str, count: int) -> dict[str, Callable[[], object]]:
         "capture": lambda: lens.run_with_cache(encoded, names_filter=points),
         "recording of a run": lambda: run().record(points),
         "ablation sweep": lambda: probes.ablation_effects(run()),
-        "attribution": lambda: probes.attribute(run()),
+        "attribution": lambda: probes.attribution(run()),
         "logit lens": lambda: probes.logit_lens(run()),
         "head entropy": lambda: probes.head_entropy(run()),
     }

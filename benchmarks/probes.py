@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,13 @@ import torch
 
 from benchmarks.apart import apart, restart_peak, status
 from tsfm_lens import probes
+from tsfm_lens.core.registry import Measurement, measurements, requirement
+from tsfm_lens.core.results import Results
 from tsfm_lens.data import bundled
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.timing import ratios
 from tsfm_lens.probes.induction import WITHIN, _sequences
 from tsfm_lens.probes.weights import core_singular_values
-from tsfm_lens.studies import rank_theory
 
 Row = tuple[str, str, str, str, bool | None]
 """measurement, value, range, target, met (None: no target)."""
@@ -34,127 +33,41 @@ SEQUENCES = 8
 SERIES = 2_048
 
 
-class Inputs:
-    """What every probe of the table is called with.
-
-    Attributes:
-        lens: the model.
-        run: of one real series.
-        corrupted: of the same series half a year later.
-        recipe: one set of ablations.
-    """
-
-    def __init__(self, lens: Lens) -> None:
-        self.lens = lens
-        context, truth = bundled("co2").tail(CONTEXT + HORIZON).split(HORIZON)
-        options: dict[str, Any] = (
-            {"num_samples": SAMPLES} if lens.adapter.readout == "token" else {}
-        )
-        self.run = lens.run(context, HORIZON, truth=truth, **options)
-        self.corrupted = lens.run(
-            replace(context, values=(np.roll(context.values[0], 6),)),
-            HORIZON,
-            **options,
-        )
-        stack = lens.wiring.output_stack.name
-        self.recipe = {"first MLP": [f"{stack}.0.mlp"]}
+def inputs_of(lens: Lens) -> Results:
+    """A run of one real series of 128 steps, 12 steps ahead, whose results are computed when asked for."""
+    context, truth = bundled("co2").tail(CONTEXT + HORIZON).split(HORIZON)
+    options: dict[str, Any] = {}
+    if lens.adapter.readout == "token":
+        options["num_samples"] = SAMPLES
+    return Results(lens.run(context, HORIZON, truth=truth, **options))
 
 
-# one call per probe, on one series of 128 steps, 12 steps ahead; probes that go on from another's result include it
-CALLS: dict[str, Callable[[Inputs], object]] = {
-    "activation_patching": lambda x: probes.activation_patching(x.run, x.corrupted),
-    "ablation_effects": lambda x: probes.ablation_effects(x.run),
-    "ablation_recipes": lambda x: probes.ablation_recipes(x.run, x.recipe),
-    "attention_rollout": lambda x: probes.attention_rollout(x.run, stack="encoder"),
-    "attention_patterns": lambda x: probes.attention_patterns(x.run),
-    "attribution_patching": lambda x: probes.attribution_patching(
-        x.run, x.corrupted, exact=False
-    ),
-    "attribute": lambda x: probes.attribute(x.run),
-    "causal_effects": lambda x: probes.causal_effects(x.run),
-    "context_parroting": lambda x: probes.context_parroting(x.run),
-    "edge_attribution": lambda x: probes.edge_attribution(x.run, x.corrupted),
-    "embedding_ranks": lambda x: probes.embedding_ranks(x.run),
-    "entropic_rank": lambda x: probes.entropic_rank(x.run),
-    "flow_of_ranks": lambda x: probes.flow_of_ranks(x.run),
-    "head_entropy": lambda x: probes.head_entropy(x.run),
-    "head_parroting": lambda x: probes.head_parroting(x.run),
-    "head_spectra": lambda x: probes.head_spectra(x.lens),
-    "kernel_regression": lambda x: probes.kernel_regression(x.run),
-    "lag_attention": lambda x: probes.lag_attention(x.run, 12),
-    "layer_gain": lambda x: probes.layer_gain(probes.logit_lens(x.run)),
-    "layer_similarity": lambda x: probes.layer_similarity(x.run),
-    "lines_of_thought": lambda x: probes.lines_of_thought(x.run),
-    "logit_lens": lambda x: probes.logit_lens(x.run),
-    "norm_weighted_attention": lambda x: probes.norm_weighted_attention(x.run),
-    "patch_attention": lambda x: probes.patch_attention(x.run),
-    "repeated_motif": lambda x: probes.repeated_motif(
-        x.lens, n_series=SEQUENCES, num_samples=x.run.num_samples
-    ),
-    "induction_scores": lambda x: probes.induction_scores(
-        x.lens, n_sequences=SEQUENCES
-    ),
-    "autoregressive_attention": lambda x: probes.autoregressive_attention(x.run),
-    "row_angles": lambda x: probes.row_angles(x.lens),
-    "seasonality_bias": lambda x: probes.seasonality_bias(x.run),
-    "spectra_by_patch": lambda x: rank_theory.spectra_by_patch(x.run),
-    "stream_shares": lambda x: probes.stream_shares(x.run),
-    "vocabulary_plane": lambda x: rank_theory.vocabulary_plane(x.lens),
-    "weight_ranks": lambda x: probes.weight_ranks(x.lens),
-}
-TOKENS_ONLY = {"lines_of_thought", "induction_scores", "vocabulary_plane"}
-PATCHES_ONLY = {"patch_attention"}
-# of weights, and of series of their own: timed by themselves, and no part of the set whose cost has a limit
-RANKS = {
-    "embedding_ranks",
-    "flow_of_ranks",
-    "row_angles",
-    "spectra_by_patch",
-    "vocabulary_plane",
-    "weight_ranks",
-}
-# searches, fits and whole grids of runs, and helpers of other probes
-NOT_TIMED = {
-    *("head_states", "minimal_circuit", "path_patching", "scoring_structure"),
-    *(
-        "component_writes",
-        "heads_by_stable_rank",
-        "random_heads",
-        "signal_families",
-        "weight_effects",
-    ),
-}
-
-
-def untimed() -> list[str]:
-    """Public probes of a model that are in neither table: a new one belongs into ``CALLS``."""
-    functions = {
-        name: getattr(probes, name)
-        for name in probes.__all__
-        if inspect.isfunction(getattr(probes, name))
+def timed(lens: Lens) -> dict[str, Measurement]:
+    """Measurements of a run that are no search over many runs, and that the model allows."""
+    return {
+        kind: entry
+        for kind, entry in measurements().items()
+        if entry.of_run
+        and entry.cost != "search"
+        and (not entry.needs or requirement(entry.needs).met(lens))
     }
-    takes = {"lens", "run", "clean"}
-    of_model = {
-        name
-        for name, one in functions.items()
-        if takes & set(inspect.signature(one).parameters)
-    }
-    return sorted(of_model - set(CALLS) - NOT_TIMED)
 
 
 def probe_costs(name: str, rounds: int) -> list[Row]:
     """Every probe by itself, the whole set on one run, and a forecast, over one plain forward."""
     lens = load(name)
-    encoded = Inputs(lens).run.encoded
-    left_out = PATCHES_ONLY if lens.adapter.readout == "token" else TOKENS_ONLY
-    usable = {probe: call for probe, call in CALLS.items() if probe not in left_out}
+    encoded = inputs_of(lens).run.encoded
+    usable = timed(lens)
+    # of weights, and of inputs: timed by themselves, and no part of the set whose cost has a limit
+    together = [
+        kind
+        for kind, entry in usable.items()
+        if entry.cost == "forwards" and entry.theme != "Inputs"
+    ]
     works: dict[str, Callable[[], object]] = {
-        "forecast": lambda: Inputs(lens).run.forecast,
-        **{probe: partial(_alone, call, lens) for probe, call in usable.items()},
-        "whole set but ranks": lambda: _together(
-            [call for probe, call in usable.items() if probe not in RANKS], lens
-        ),
+        kind: partial(_compute, [kind], lens) for kind in usable
     }
+    works["whole set but ranks and inputs"] = partial(_compute, together, lens)
     # gradients are left on: some probes differentiate, and the others turn them off themselves
     ratios_to_forward = ratios(
         list(works.values()),
@@ -175,15 +88,10 @@ def probe_costs(name: str, rounds: int) -> list[Row]:
     return rows
 
 
-def _alone(call: Callable[[Inputs], object], lens: Lens) -> object:
-    """One probe on a run of its own."""
-    return call(Inputs(lens))
-
-
-def _together(calls: list[Callable[[Inputs], object]], lens: Lens) -> list[object]:
-    """All probes on one run."""
-    inputs = Inputs(lens)
-    return [call(inputs) for call in calls]
+def _compute(kinds: list[str], lens: Lens) -> list[object]:
+    """Compute measurements on one new run."""
+    results = inputs_of(lens)
+    return [results[kind] for kind in kinds]
 
 
 def repeated_tokens_cost(rounds: int) -> list[Row]:
@@ -360,7 +268,7 @@ def attribution_cost(rounds: int) -> list[Row]:
         ready = [make() for _ in range(rounds + 1)]
         for run in ready:
             assert run.forecast is not None
-        work = partial(lambda left: probes.attribute(next(left)), iter(ready))
+        work = partial(lambda left: probes.attribution(next(left)), iter(ready))
         ratio, low, high = ratios(
             [work],
             lambda make=make: make().forecast,
@@ -393,14 +301,4 @@ def measure(rounds: int) -> list[Row]:
     ]
     if Path("/proc/self/clear_refs").exists():
         rows += [*rollout_memory(), *streaming_memory()]
-    if left := untimed():
-        rows.append(
-            (
-                "(d) probes without a call in benchmarks/probes.py",
-                ", ".join(left),
-                "",
-                "none",
-                False,
-            )
-        )
     return rows

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tsfm_lens.data import as_series
-from tsfm_lens.explain import attribute_inputs, deletion_curves, verdict
+from tsfm_lens.explain import deletion_curves, input_attribution, verdict
 from tsfm_lens.models import Run, load
 from tsfm_lens.zoo.planted import plant
 
@@ -89,7 +89,7 @@ def accepted(model: str, cases: int, seed: int = 0, **options: Any) -> dict[str,
     counts = {"true": 0}
     for case in range(cases):
         run = drawn_run(model, case, seed)
-        true = attribute_inputs(run, parts=PARTS, reference=REFERENCE)
+        true = input_attribution(run, parts=PARTS, reference=REFERENCE)
         rng = np.random.default_rng([seed, case, 1])
         tried = {"true": true, **wrong_explanations(true, rng)}
         curves = deletion_curves(

@@ -26,10 +26,10 @@ import xarray as xr
 
 import planted
 import tsfm_lens
+from tsfm_lens.core.registry import measurements
+from tsfm_lens.core.results import Results
 from tsfm_lens.data import bundled
 from tsfm_lens.models.run import Run
-from tsfm_lens.registry import measurements
-from tsfm_lens.results import Results
 
 PACKAGES = (
     "",

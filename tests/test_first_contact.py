@@ -15,7 +15,8 @@ import xarray as xr
 
 import tsfm_lens
 from tiny_lenses import SUMMING, lens_of
-from tsfm_lens import probes, registry
+from tsfm_lens import probes
+from tsfm_lens.core import registry
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks.component import writers
@@ -166,7 +167,7 @@ def test_plot_draws_what_it_is_given(lens: Lens) -> None:
     parts = run.attribute()
     assert_close(
         parts["attribution"].values,
-        probes.attribute(run)["attribution"].values,
+        probes.attribution(run)["attribution"].values,
         depth=100,
     )
     # a result stays one through xarray's own methods, and a file of it is drawn as well
@@ -192,7 +193,7 @@ def test_plot_draws_what_it_is_given(lens: Lens) -> None:
     pair = tsfm_lens.plot(parts, run.attribute())
     assert len(pair.data) == 2 * len(parts.plot().data)
     # an option leads to the figure that has it; forecasts read from layers are no forecasts
-    effects = run.measure("ablation", components=["**.mlp"])
+    effects = run.measure("ablation_effects", components=["**.mlp"])
     one = effects["component"].values[:1].tolist()
     assert effects.plot(context_steps=9) == tsfm_lens.viz.ablation_forecasts(
         effects, context_steps=9

@@ -25,8 +25,8 @@ from tsfm_lens.cli import app
 
 assert "reproduce" not in CliRunner().invoke(app, ["--help"]).stdout
 run = tsfm_lens.load("bolt-nano").run(tsfm_lens.bundled("nile"), 6, holdout=True)
-assert viz.attribution_heatmap(probes.attribute(run)).data
-assert run.report("report", sections=("forecast", "ablation")).exists()
+assert viz.attribution_heatmap(probes.attribution(run)).data
+assert run.report("report", sections=("forecast", "ablation_effects")).exists()
 """
 FORMS = {
     "at module level": "from tsfm_lens.{0} import x",
@@ -133,7 +133,7 @@ from typer.testing import CliRunner
 from tsfm_lens.cli import app
 
 series = "bolt-nano --data bundled:nile --horizon 6".split()
-report = ["report", *series, "--sections", "forecast,ablation"]
+report = ["report", *series, "--sections", "forecast,ablation_effects"]
 for command in (report, ["figure", "forecast_fan", *series, "--format", "html"]):
     result = CliRunner().invoke(app, [*command, "--out", command[0]])
     assert result.exit_code == 0, result.output

@@ -18,9 +18,9 @@ import pytest
 from typer.testing import CliRunner
 
 import documented
-from tsfm_lens import registry
 from tsfm_lens.cli import app
-from tsfm_lens.figures.named import figures
+from tsfm_lens.core import registry
+from tsfm_lens.core.registry import figures
 
 DOCS = Path(__file__).parent.parent / "docs"
 FOLDERS = ("coming-from", "concepts", "howto", "start")
@@ -101,7 +101,7 @@ def measurements_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page may declare a measurement of its own, which other tests do not know."""
     figures()
     monkeypatch.setattr(registry, "_MEASUREMENTS", dict(registry._MEASUREMENTS))
-    monkeypatch.setattr(registry, "_PROBES", dict(registry._PROBES))
+    monkeypatch.setattr(registry, "_FIGURES", registry._FIGURES.copy())
 
 
 @pytest.mark.parametrize(

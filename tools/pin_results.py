@@ -73,7 +73,7 @@ def keys_of(value: Any) -> Any:
 def pins_of_source(source: str) -> dict[str, Any]:
     """Compute the pins of every result of one model, or of the results that no run makes."""
     from specimens import figures_of, kind_of, specimens
-    from tsfm_lens.registry import find
+    from tsfm_lens.core.registry import find
 
     results = specimens(source)
     pins: dict[str, Any] = {}

@@ -11,7 +11,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from tsfm_lens import verbs  # noqa: F401  # attaches methods to classes below
-from tsfm_lens.registry import VERSION as __version__
+from tsfm_lens.core import VERSION as __version__
 
 if TYPE_CHECKING:
     from tsfm_lens.data import SeriesBatch, as_series, bundled

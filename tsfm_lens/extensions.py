@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import ismodule
 from pkgutil import iter_modules
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-PROBES, FIGURES, COMMANDS = (
-    "tsfm_lens.probes",
-    "tsfm_lens.figures",
-    "tsfm_lens.commands",
-)
-"""Groups of entry points: modules that register probes, measurements with their figures, commands."""
+from tsfm_lens.errors import InputError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+MEASUREMENTS = "tsfm_lens.measurements"
+"""Group of entry points: kind of a measurement, and the module that registers it with its figures."""
+FIGURES = "tsfm_lens.figures"
+"""Group of entry points: name of a composed figure, and the module that registers it."""
+COMMANDS = "tsfm_lens.commands"
+"""Group of entry points: name of a command, and the module that registers it."""
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,16 +53,49 @@ def method_of(*owners: str) -> Callable[[F], F]:
 
 
 @cache
-def load_extensions(group: str) -> None:
-    """Import every module that an entry point of any distribution names in a group; importing one registers it."""
+def _entry_points(group: str) -> dict[str, EntryPoint]:
+    """Return the entry points of a group by name, without those whose package was taken out."""
     # half of the time that an import of the package takes
     from importlib.metadata import entry_points
 
+    found: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
         parent = point.module.rpartition(".")[0]
         # an installation outlives a package that was taken out of it
         if not parent or find_spec(parent) is not None:
-            point.load()
+            found[point.name] = point
+    return found
+
+
+def load_extension(group: str, name: str) -> None:
+    """Import the module that registers one name of a group, where an entry point of any distribution has it.
+
+    Raises:
+        InputError: the module cannot be imported.
+    """
+    point = _entry_points(group).get(name)
+    if point is None:
+        return
+    try:
+        import_module(point.module)
+    except Exception as error:
+        raise InputError(_failure(point, error)) from error
+
+
+def load_all(group: str) -> None:
+    """Import the modules of all entry points of a group; one that cannot be imported is named in a warning."""
+    # one module may register many names
+    by_module = {point.module: point for point in _entry_points(group).values()}
+    for module, point in by_module.items():
+        try:
+            import_module(module)
+        except Exception as error:
+            warnings.warn(_failure(point, error), stacklevel=2)
+
+
+def _failure(point: EntryPoint, error: Exception) -> str:
+    cause = f"{type(error).__name__}: {error}"
+    return f"extension {point.name!r} ({point.module}) cannot be loaded: {cause}"
 
 
 def export(package: str) -> list[str]:

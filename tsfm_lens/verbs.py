@@ -11,7 +11,7 @@ from tsfm_lens.extensions import method_of
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from tsfm_lens.explain.segments import Item
+    from tsfm_lens.data.batch import Item
     from tsfm_lens.findings import Result
     from tsfm_lens.hooks import Component
     from tsfm_lens.models import Forecast, Lens, Run
@@ -49,15 +49,15 @@ def without(run: Run, *components: str | Component, **options: Any) -> Result:
 
 @method_of("Run")
 def attribute(run: Run, **options: Any) -> Result:
-    """Split the forecast among the components that wrote it; see :func:`tsfm_lens.probes.attribute`."""
+    """Split the forecast among the components that wrote it; see :func:`tsfm_lens.probes.attribution`."""
     from tsfm_lens import probes
 
-    return probes.attribute(run, **options)
+    return probes.attribution(run, **options)
 
 
 @method_of("Run")
 def measure(run: Run, kind: str, *, item: Item = None, **options: Any) -> Result:
-    """Compute any measurement by its kind, such as "logit_lens"; :func:`tsfm_lens.registry.measurements` has all.
+    """Compute any measurement by its kind, such as "logit_lens"; :func:`tsfm_lens.core.registry.measurements` has all.
 
     Args:
         kind: of the result; ``tsfm-lens measurements`` lists them.
@@ -67,10 +67,9 @@ def measure(run: Run, kind: str, *, item: Item = None, **options: Any) -> Result
     Raises:
         InputError: a measurement of one item, of a run of several, and none is chosen.
     """
-    from tsfm_lens.explain.segments import item_of
-    from tsfm_lens.results import Results
+    from tsfm_lens.core.results import Results
 
-    measured = run if item is None else item_of(run, item)
+    measured = run if item is None else run.item(item)
     return Results(measured, item=None).compute(kind, **options)
 
 

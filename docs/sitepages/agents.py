@@ -11,8 +11,8 @@ from sitepages.drawing import CACHE
 from sitepages.writing import DOCS, code, write_bytes
 from tsfm_lens.cli import app
 from tsfm_lens.cli.listings import measurement_facts
+from tsfm_lens.core.registry import THEMES
 from tsfm_lens.models.architecture import architectures
-from tsfm_lens.registry import THEMES
 from tsfm_lens.zoo import checkpoint_names
 
 EXTRA = CACHE / "extra"  # copied into the site as it is

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from sitepages.writing import from_docstring, table, write
-from tsfm_lens.registry import THEMES, measurements
+from tsfm_lens.core.registry import THEMES, measurements
 
 PACKAGES = (
     "data",
@@ -190,13 +190,10 @@ def _themes() -> dict[str, int]:
     """Place of the theme of each probe and figure, by the last word of its name."""
     found: dict[str, int] = {}
     for measurement in measurements().values():
-        functions = (
-            [measurement.probe.function] if measurement.probe is not None else []
-        )
-        for function in [
-            *functions,
-            *(figure.function for figure in measurement.figures),
-        ]:
+        functions = [figure.function for figure in measurement.figures]
+        if measurement.function is not None:
+            functions.insert(0, measurement.function)
+        for function in functions:
             found.setdefault(function.__name__, THEMES.index(measurement.theme))
     return found
 

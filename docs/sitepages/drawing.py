@@ -15,9 +15,9 @@ from typing import Any
 import plotly.graph_objects as go
 
 from sitepages.scenes import Scene, of_core, scene_of, scene_of_pair
+from tsfm_lens.core.registry import Figure, FigurePanel, Measurement, measurements
+from tsfm_lens.core.results import Results
 from tsfm_lens.models import Run
-from tsfm_lens.registry import Figure, Measurement, measurements
-from tsfm_lens.results import Results
 from tsfm_lens.viz.theme import untitled
 
 ROOT = Path(__file__).parents[2]
@@ -196,13 +196,13 @@ def told(figure: go.Figure, caption: str, readings: list[str]) -> Drawn:
 
 def _caption(name: str, watched: _Watched, names: dict[str, Any]) -> str:
     """What ``tsfm-lens figure`` writes beside the files."""
-    from tsfm_lens.figures.named import DrawnFigure, FigureFile
-    from tsfm_lens.figures.named import figures as commands
+    from tsfm_lens.core.registry import figures
+    from tsfm_lens.report.figures import DrawnFigure
 
-    if "run" not in names or name not in commands():
+    if "run" not in names or name not in figures():
         return ""
-    files = (FigureFile("", watched.figure, watched.results),)
-    return DrawnFigure(commands()[name], files, names["run"].run).caption()
+    panel = FigurePanel(watched.figure, results=watched.results)
+    return DrawnFigure(figures()[name], (panel,), names["run"].run).caption()
 
 
 @contextmanager

@@ -20,7 +20,13 @@ from sitepages.scenes import (
     scene_of_pair,
 )
 from sitepages.writing import DOCS, code, from_docstring, plain, write, write_bytes
-from tsfm_lens.registry import THEMES, Figure, Measurement, measurements
+from tsfm_lens.core.registry import (
+    THEMES,
+    Figure,
+    Measurement,
+    measurements,
+    requirement,
+)
 from tsfm_lens.viz.saving import BROWSER_CONFIG
 
 STATIC = CACHE / "static"
@@ -134,20 +140,17 @@ def _page(
     drawn: dict[str, Drawn],
     pictures: set[str],
 ) -> str:
-    probe = measurement.probe
-    public = probe is not None and not probe.function.__name__.startswith("_")
+    probe = measurement.function_name
     facts = [
         f"**Kind** `{measurement.kind}`",
-        f"**Probe** {{py:func}}`~tsfm_lens.{package_of(probe.name)}`"
-        if probe is not None and public
-        else "",
+        f"**Probe** {{py:func}}`~tsfm_lens.{package_of(probe)}`" if probe else "",
         f"**Computed by** {plain(described(measurement.kind))}",
         f"**Source** {plain(measurement.source)}" if measurement.source else "",
         f"**Reported values** {', '.join(f'`{item}`' for item in measurement.paper)}"
         if measurement.paper
         else "",
-        f"**Models** {plain(measurement.needs.models)}"
-        if measurement.needs is not None
+        f"**Models** {plain(requirement(measurement.needs).models)}"
+        if measurement.needs
         else "",
     ]
     parts = [

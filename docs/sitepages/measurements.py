@@ -6,7 +6,7 @@ from typing import Any
 
 from sitepages.writing import write
 from tsfm_lens.cli.listings import measurement_facts
-from tsfm_lens.registry import THEMES
+from tsfm_lens.core.registry import THEMES
 
 PAGE = "reference/generated/measurements.md"
 _HEAD = "| measurement | probe and figures | source and models |\n|---|---|---|"

@@ -9,7 +9,7 @@ import pandas as pd
 from sitepages.drawing import slugs
 from sitepages.gallery import package_of
 from sitepages.writing import DOCS, plain, table, write
-from tsfm_lens.registry import find
+from tsfm_lens.core.registry import find
 
 PAGE = "reference/generated/questions.md"
 
@@ -38,13 +38,13 @@ GROUPS: dict[str, tuple[Question, ...]] = {
     "Which components matter (ablation, patching, circuits)": (
         Question(
             "Which heads and MLPs does the forecast need?",
-            "ablation",
+            "ablation_effects",
             "The model may never see a zero in normal use. Two redundant components both look unimportant.",
             "zero ablation, of the range",
         ),
         Question(
             "Which components carry the difference between two series?",
-            "patching",
+            "activation_patching",
             "It sees only what differs between the two series, so the pair decides the question.",
             "activation patching, denoise",
         ),
@@ -56,20 +56,20 @@ GROUPS: dict[str, tuple[Question, ...]] = {
         ),
         Question(
             "Which few components are enough (a circuit)?",
-            "circuit",
+            "minimal_circuit",
             "They are enough on these series. Several circuits may exist; the greedy search returns one.",
             "circuit, greedy, zeroed",
         ),
         Question(
             "Which connections between components matter?",
-            "paths",
+            "path_patching",
             "Each connection costs one forward pass, so start from the components that matter.",
             "path patching",
             "edges",
         ),
         Question(
             "Which connections matter, at the cost of one gradient?",
-            "edges",
+            "edge_attribution",
             "A gradient is wrong where the effect is far from linear. Check the largest by path patching.",
             "edge attribution",
             "edges",
@@ -82,7 +82,7 @@ GROUPS: dict[str, tuple[Question, ...]] = {
         ),
         Question(
             "Do later layers compensate for a lost component (self-repair)?",
-            "effects",
+            "causal_effects",
             "It says which components compensate, not why.",
             "self-repair",
             "repaired",
@@ -91,7 +91,7 @@ GROUPS: dict[str, tuple[Question, ...]] = {
     "What heads look at": (
         Question(
             "Where does each head look?",
-            "attention",
+            "attention_patterns",
             "A head need not use what it looks at: see the planted decoys.",
             "attention, mean over heads",
             "inputs",
@@ -117,7 +117,7 @@ GROUPS: dict[str, tuple[Question, ...]] = {
         ),
         Question(
             "Which heads are induction heads?",
-            "induction",
+            "induction_scores",
             "The test uses random tokens, far from real series. Repeated motifs test patch models less surely.",
             "induction: repeated tokens, copy",
         ),
@@ -176,12 +176,12 @@ GROUPS: dict[str, tuple[Question, ...]] = {
         ),
         Question(
             "Does the forecast only repeat the context?",
-            "parroting",
+            "context_parroting",
             "A good forecast of a periodic series also repeats it, so compare the errors.",
         ),
         Question(
             "Does the forecast follow season and level?",
-            "seasonality",
+            "seasonality_bias",
             "It needs two seasons of context.",
         ),
     ),
@@ -193,7 +193,7 @@ GROUPS: dict[str, tuple[Question, ...]] = {
         ),
         Question(
             "Which heads have an unusual rank?",
-            "spectra",
+            "head_spectra",
             "Low query–key ranks point at heads that matter; value–output ranks do not.",
             "low stable rank, QK",
         ),
@@ -238,7 +238,7 @@ def _row(
     question: Question, scores: pd.DataFrame, explained: pd.DataFrame
 ) -> tuple[str, ...]:
     measurement = find(question.kind)
-    probe = measurement.probe.name if measurement.probe is not None else ""
+    probe = measurement.function_name
     figures = [
         slug for slug, (other, _) in slugs().items() if other.kind == question.kind
     ]

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache
 
+from tsfm_lens.core.registry import Figure, Measurement, find, requirement
 from tsfm_lens.models import Lens, load
-from tsfm_lens.registry import Figure, Measurement, find
 
 HORIZON = 24
 
@@ -191,7 +191,7 @@ def _scene_of(measurement: Measurement, figure: Figure) -> Scene:
 
 def _of_run(measurement: Measurement, figure: Figure) -> Scene:
     allowed = all(
-        needs is None or needs.met(_chronos())
+        not needs or requirement(needs).met(_chronos())
         for needs in (measurement.needs, figure.needs)
     )
     driven = measurement.theme == "Inputs" or not allowed
@@ -203,9 +203,9 @@ def _of_run(measurement: Measurement, figure: Figure) -> Scene:
         for kind in (measurement.kind, *figure.beside)
     }
     for kind in of:
-        probe = find(kind).probe
         # the runs of the gallery have several items
-        of[kind] += ", item=0" if probe is not None and probe.of_one_item else ""
+        if find(kind).of_one_item:
+            of[kind] += ", item=0"
     results = ", ".join(
         f'run.measure("{kind}"{options})' for kind, options in of.items()
     )
@@ -241,12 +241,12 @@ def _of_docstring(measurement: Measurement, figure: Figure) -> Scene:
     """The example of the renderer, which the tests run; what it is drawn of is the renderer's argument."""
     if measurement.kind == "training_watch":
         return Scene(WATCHED, f"{call_of(figure)}(watch.dataset())")
-    if measurement.probe is not None:
+    if measurement.function is not None:
         models = 'tsfm_lens.load(name) for name in ("chronos-nano", "bolt-nano", "chronos2-nano")'
         command = f"tsfm-lens figure {figure.name} chronos-nano bolt-nano chronos2-nano --data bundled:elnino"
         return Scene(
             _PACKAGES,
-            f"{call_of(figure)}({measurement.probe.name.removeprefix('studies.')}([{models}]))",
+            f"{call_of(figure)}({measurement.function_name.removeprefix('studies.')}([{models}]))",
             command,
         )
     lines = [
@@ -263,4 +263,4 @@ def _of_docstring(measurement: Measurement, figure: Figure) -> Scene:
 def described(kind: str) -> str:
     """What makes results of this kind, in words."""
     measurement = find(kind)
-    return measurement.probe.words if measurement.of_run else measurement.origin
+    return measurement.computes if measurement.of_run else measurement.origin

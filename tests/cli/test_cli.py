@@ -120,7 +120,7 @@ def test_ablate_reports_the_chosen_components_only(waves: str) -> None:
     )
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
-    assert answer["attrs"]["kind"] == "ablation"
+    assert answer["attrs"]["kind"] == "ablation_effects"
     names = answer["coords"]["component"]["data"]
     assert names
     assert all(name.startswith("decoder.0.cross_attn.") for name in names)
@@ -187,12 +187,12 @@ def test_a_section_that_the_series_do_not_allow_is_left_out_and_named(
         "4",
         "--sections",
     )
-    result = run(*given, "forecast,patching")
+    result = run(*given, "forecast,activation_patching")
     assert result.exit_code == 0, result.output
     assert "left out: Activation patching" in result.stderr
     assert "has no season" in (tmp_path / "index.html").read_text()
     # the only one of a report is not left out
-    result = run(*given, "patching", "--no-holdout")
+    result = run(*given, "activation_patching", "--no-holdout")
     assert result.exit_code != 0
     assert "has no season" in result.stderr
 

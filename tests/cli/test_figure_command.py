@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tsfm_lens.cli import app
-from tsfm_lens.figures.named import figures
+from tsfm_lens.core.registry import figures
 
 RUNNER = CliRunner()
 SERIES = ("--data", "bundled:nile", "--horizon", "6")

@@ -11,10 +11,9 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from tsfm_lens.cli import app, common
-from tsfm_lens.figures.named import figures
+from tsfm_lens.core.registry import Needs, figures, measurements, requirement
 from tsfm_lens.models import load
 from tsfm_lens.models.architecture import architectures
-from tsfm_lens.registry import Needs, measurements
 from tsfm_lens.viz import needs
 
 RUNNER = CliRunner()
@@ -165,7 +164,7 @@ def test_refused_in_its_own_words_before_a_model_is_opened(
 
 def _needs() -> list[Needs]:
     declared = [
-        each.needs for each in measurements().values() if each.needs is not None
+        requirement(each.needs) for each in measurements().values() if each.needs
     ]
     return [*declared, *(each for each in vars(needs).values() if type(each) is Needs)]
 
@@ -199,7 +198,7 @@ def test_short_help_and_completion() -> None:
         "figure logit_m": "logit_map",
         "reproduce S2-IC": "S2-ICL",
         "report bolt-nano --data bundled:co": "bundled:co2",
-        "report bolt-nano --sections forecast,abl": "forecast,ablation",
+        "report bolt-nano --sections forecast,abl": "forecast,ablation_effects",
     }
     for typed, expected in offered.items():
         words = {

@@ -10,9 +10,9 @@ import pytest
 import xarray as xr
 
 import tsfm_lens
+from tsfm_lens.core.registry import FigurePanel
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.models import Lens, Run
-from tsfm_lens.registry import ReportPanel
 from tsfm_lens.report import explanation
 from tsfm_lens.report.build import panels_of
 
@@ -22,7 +22,7 @@ class Page(NamedTuple):
 
     found: dict[str, xr.Dataset]
     left_out: dict[str, str]
-    panels: list[ReportPanel]
+    panels: list[FigurePanel]
     html: str
 
 

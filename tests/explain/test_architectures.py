@@ -59,7 +59,7 @@ def test_shapley_values_sum_to_what_changes(name: str, reference: str) -> None:
         pytest.skip("has no mask")
     if reference == "missing" and name == "fracast":
         pytest.skip("takes no series without values")
-    found = explain.attribute_inputs(run, reference=reference, parts=2)
+    found = explain.input_attribution(run, reference=reference, parts=2)
     assert_close(found["remainder"], 0.0, depth=300, magnitude=30.0)
     assert np.abs(found["attribution"]).max() > 0
 
@@ -73,11 +73,11 @@ def test_slopes_are_those_of_small_steps(name: str) -> None:
             InputError,
             match=f"{NO_SLOPE[name]}.*choose method='shapley' or 'occlusion'",
         ):
-            explain.attribute_inputs(
+            explain.input_attribution(
                 run, method="gradient × input", reference="seasonal naive", parts=parts
             )
         return
-    found = explain.attribute_inputs(
+    found = explain.input_attribution(
         run, method="gradient × input", reference="seasonal naive", parts=parts
     )
     away = explain.reference_values(run.batch, "seasonal naive", run.horizon)
@@ -104,7 +104,7 @@ def test_slopes_are_those_of_small_steps(name: str) -> None:
 @pytest.mark.parametrize("method", ["attention rollout", "attention flow"])
 def test_attention_is_shared_among_all_inputs(name: str, method: str) -> None:
     run = run_of(name)
-    found = explain.attribute_inputs(run, method=method, reference="mean", parts=3)
+    found = explain.input_attribution(run, method=method, reference="mean", parts=3)
     assert_close(found["share"].sum("segment"), 1.0, depth=100, dtype=torch.float32)
     assert (found["share"] >= 0).all()
     assert_close(found["remainder"], 0.0, depth=300, magnitude=40.0)

@@ -23,7 +23,7 @@ def test_roll_out_over_one_stack_is_the_probe_s() -> None:
     )
     flow = probes.attention_rollout(run)["flow"].values[-1][-1]
     parts = explain.segments(run, parts=8)
-    found = explain.attribute_inputs(
+    found = explain.input_attribution(
         run, method="attention rollout", reference="mean", parts=parts
     )
     by_token = {

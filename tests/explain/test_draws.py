@@ -48,7 +48,7 @@ def test_effects_are_the_mean_over_seeds_and_their_spread_is_the_error(
     chronos: Run,
 ) -> None:
     parts = explain.segments(chronos, parts=2, season=1)
-    found = explain.attribute_inputs(chronos, parts=parts, repeats=3)
+    found = explain.input_attribution(chronos, parts=parts, repeats=3)
     seeds, run = [], chronos
     for _ in range(3):
         values = explain.forecasts(run, parts, explain.shapley.all_masks(len(parts)))
@@ -77,9 +77,9 @@ def test_effects_are_the_mean_over_seeds_and_their_spread_is_the_error(
 
 def test_what_draws_cannot_give_is_refused(chronos: Run) -> None:
     with pytest.raises(InputError, match="repeats is 0"):
-        explain.attribute_inputs(chronos, parts=2, repeats=0)
+        explain.input_attribution(chronos, parts=2, repeats=0)
     with pytest.raises(InputError, match="sample paths, which have no gradient"):
-        explain.attribute_inputs(
+        explain.input_attribution(
             run_of("moirai-1.1"), method="gradient × input", parts=2
         )
     # the curves of a model that learned nothing

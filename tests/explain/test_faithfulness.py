@@ -15,8 +15,8 @@ from tsfm_lens import explain
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain import (
-    attribute_inputs,
     deletion_curves,
+    input_attribution,
     input_routes,
     route_faithfulness,
     segments,
@@ -97,7 +97,7 @@ def test_a_true_attribution_beats_random_orders_and_a_false_one_fails() -> None:
     run, _ = planted_run()
     true = true_segments().astype(float)
     how: dict[str, Any] = {"parts": _parts(), "reference": "mean", "orders": 64}
-    found = attribute_inputs(run, method="shapley", reference="mean", parts=_parts())
+    found = input_attribution(run, method="shapley", reference="mean", parts=_parts())
     tried = {
         "shapley": found,
         "flipped": found.assign(attribution=-found["attribution"]),
@@ -198,7 +198,7 @@ def test_one_wrong_input_is_found_out() -> None:
 def test_what_the_test_cannot_tell_from_zero_is_named() -> None:
     """A covariate that the model does not read: whatever is stated of it, the test says that it cannot tell."""
     run = drawn_run("planted", 0, 0)
-    segments_read = attribute_inputs(run, parts=3, reference=REFERENCE)
+    segments_read = input_attribution(run, parts=3, reference=REFERENCE)
     sizes = np.abs(segments_read["attribution"]).mean(["step", "quantile"])
     name = str(sizes.idxmin().item())
     curves = deletion_curves(run, segments_read, orders=1, reference=REFERENCE)
@@ -211,7 +211,7 @@ def test_controls_by_segment_are_explanations_with_one_effect_changed(
     bolt_run: Run,
 ) -> None:
     parts = segments(bolt_run, parts=4)
-    found = attribute_inputs(bolt_run, parts=parts, reference="mean")
+    found = input_attribution(bolt_run, parts=parts, reference="mean")
     effects = found["attribution"].transpose("segment", ...)
     tried = {"mine": found}
     for factor, label in ((0.0, "effect 0"), (-1.0, "sign flipped")):
@@ -284,7 +284,7 @@ REFUSALS: list[tuple[Any, dict[str, Any], str]] = [
     ),
     (lambda run: verdict(), {}, "no faithfulness test"),
     (
-        lambda run: verdict(xr.Dataset(attrs={"kind": "paths"})),
+        lambda run: verdict(xr.Dataset(attrs={"kind": "path_patching"})),
         {},
         "is not a faithfulness test",
     ),

@@ -160,11 +160,11 @@ def test_a_linear_forecaster(method: str, reference: str, others: str) -> None:
         with pytest.raises(
             InputError, match="missing values, towards which there is no gradient"
         ):
-            explain.attribute_inputs(
+            explain.input_attribution(
                 run, method=method, reference=reference, parts=parts
             )
         return
-    found = explain.attribute_inputs(
+    found = explain.input_attribution(
         run, method=method, reference=reference, parts=parts
     )
     answer = linear_answer(run, parts, reference, weights)
@@ -188,7 +188,7 @@ def test_a_linear_forecaster_gives_additive_parts_their_weights(method: str) -> 
     rule, weights = linear()
     run = known_run(rule)
     parts = explain.components(run, events={"dip": (-9, -6)}, seasons=[4, SEASON])
-    found = explain.attribute_inputs(run, method=method, reference="zero", parts=parts)
+    found = explain.input_attribution(run, method=method, reference="zero", parts=parts)
     own = [part for part in parts if part.values is not None]
     assert [part.name.rpartition(", ")[2] for part in own] == [
         "trend",
@@ -232,7 +232,7 @@ def test_seasonal_naive_copies_the_last_season_of_each_part() -> None:
     run = Lens(Wired(Known(copies)), "known").run(
         as_series([given], seasonality=SEASON), HORIZON
     )
-    found = explain.attribute_inputs(
+    found = explain.input_attribution(
         run, reference="seasonal naive", parts="components"
     ).sel(quantile=0.5)
     answer = np.stack(
@@ -247,7 +247,7 @@ def test_sampled_masks_of_a_linear_forecaster() -> None:
     rule, weights = linear(3)
     run = known_run(rule)
     parts = explain.segments(run, parts=12, season=1, others="stretches")
-    found = explain.attribute_inputs(run, reference="zero", parts=parts)
+    found = explain.input_attribution(run, reference="zero", parts=parts)
     assert len(parts) > 12
     assert found.attrs["settled"] == 1
     answer = linear_answer(run, parts, "zero", weights)
@@ -285,7 +285,7 @@ def test_what_two_inputs_do_together_is_told() -> None:
     }
     answers["inclusion"] = wholes - np.stack([0 * both, both, 0 * both, 0 * both, both])
     for method, answer in answers.items():
-        found = explain.attribute_inputs(
+        found = explain.input_attribution(
             run, method=method, reference="zero", parts=parts
         )
         got = found["attribution"].sel(quantile=0.5)
@@ -310,7 +310,7 @@ def test_one_target_of_several_is_explained() -> None:
 
     batch = as_series(values[None], variates=None)
     run = Lens(Wired(Known(swapped)), "known").run(batch, HORIZON)
-    found = explain.attribute_inputs(
+    found = explain.input_attribution(
         run, reference="zero", target=1, parts={"parts": 1, "others": "whole"}
     )
     assert list(found.kind.values) == ["past", "variate"]
@@ -325,7 +325,7 @@ def test_a_planted_mechanism_of_the_past(mechanism: str) -> None:
     rule, horizon = made.card.rule, made.card.horizon
     (context,) = planted.draw_contexts(rule, 1, made.card.context, seed=4)
     run = made.lens().run(context, horizon)
-    found = explain.attribute_inputs(run, reference="seasonal naive", parts=4)
+    found = explain.input_attribution(run, reference="seasonal naive", parts=4)
     stands = explain.reference_values(run.batch, "seasonal naive", horizon)[0][
         : len(context)
     ]

@@ -14,8 +14,8 @@ import tsfm_lens
 from tiny_lenses import lens_of
 from tsfm_lens import explain
 from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.data.batch import item_rows
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.explain.segments import item_of, item_rows
 from tsfm_lens.models import Lens, Run, architectures
 from tsfm_lens.testing import assert_close
 
@@ -123,7 +123,7 @@ def test_masks_side_by_side_are_masks_one_by_one(
     parts = explain.segments(covariate_run, 1, parts=3)
     keep = np.random.default_rng(0).random((9, len(parts))) < 0.5
     together = explain.forecasts(covariate_run, parts, keep, reference, item=1)
-    one = item_of(covariate_run, 1)
+    one = covariate_run.item(1)
     for mask, got in zip(keep, together, strict=True):
         alone = one.lens.forecast(
             explain.masked(one.batch, parts, mask, reference, horizon=16), 16
@@ -197,14 +197,14 @@ def test_categories_are_masked_as_the_numbers_that_the_model_is_shown(
         "future_covariates": {"w": words[steps:]},
     }
     run = lens.run(as_series([item]), 8)
-    found = explain.attribute_inputs(run, reference="missing", parts=2)
+    found = explain.input_attribution(run, reference="missing", parts=2)
     assert np.isfinite(found["attribution"]).all()
     assert_close(found["remainder"], 0.0, depth=100, magnitude=10.0)
     with pytest.raises(InputError, match="categories, which have no zero"):
-        explain.attribute_inputs(run, reference="zero", parts=2)
+        explain.input_attribution(run, reference="zero", parts=2)
     codes = [np.zeros(steps + 8), np.full(steps + 8, 7.0)]
     with pytest.raises(InputError, match=r"never 7 in its series.*'high', 'low'"):
-        explain.attribute_inputs(run, reference=codes, parts=2)
+        explain.input_attribution(run, reference=codes, parts=2)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_masks_and_run_are_of_one_model(bolt: Lens) -> None:
 def test_a_reference_that_is_no_forecast_of_the_series_is_told(bolt: Lens) -> None:
     far = bolt.run(1000 + np.sin(np.arange(96) / 4), 8)
     told = {
-        name: explain.attribute_inputs(
+        name: explain.input_attribution(
             far, method="occlusion", reference=name, parts=2
         ).attrs["reference_distance"]
         for name in ("missing", "mean")

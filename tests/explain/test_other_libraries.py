@@ -46,7 +46,7 @@ def given(run: Run) -> tuple[tuple[explain.Segment, ...], Tensor, Tensor, Tensor
 def ours(
     run: Run, method: str, parts: tuple[explain.Segment, ...], **how: Any
 ) -> np.ndarray:
-    found = explain.attribute_inputs(
+    found = explain.input_attribution(
         run, method=method, reference="seasonal naive", parts=parts, **how
     )
     return found["attribution"].sel(quantile=0.5).values

@@ -105,7 +105,7 @@ def test_effects_are_those_of_each_item_in_its_unit(covariate_run: Run) -> None:
     found = explain.input_effects(covariate_run, parts=2)
     context = covariate_run.batch.values
     for column, item in enumerate(("series-0", "series-1")):
-        one = explain.attribute_inputs(covariate_run, item, reference="mean", parts=2)
+        one = explain.input_attribution(covariate_run, item, reference="mean", parts=2)
         middle = one["attribution"].sel(quantile=0.5)
         target = context[3 * column]
         unit = np.abs(target[24:] - target[:-24]).mean()

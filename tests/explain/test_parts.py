@@ -109,7 +109,7 @@ def run() -> Run:
 
 def test_results_and_figures_keep_their_parts(run: Run, tmp_path: Path) -> None:
     parts = explain.components(run, events={"dip": (-20, -15)})
-    found = explain.attribute_inputs(run, parts=parts)
+    found = explain.input_attribution(run, parts=parts)
     assert_close(
         found["remainder"], 0.0, depth=DEPTH, magnitude=200.0, dtype=torch.float32
     )
@@ -182,11 +182,11 @@ def test_uses_that_parts_do_not_have_are_refused(run: Run) -> None:
     }
     for words, (parts, method) in cases.items():
         with pytest.raises((InputError, UnknownNameError), match=words):
-            explain.attribute_inputs(run, method=method, parts=parts)
+            explain.input_attribution(run, method=method, parts=parts)
     with pytest.raises(InputError, match="no dates, and so no hour of day"):
         explain.components(as_series(LINE), calendar=["hour of day"])
     # what is missing of other series is no matter of the parts
-    missing = explain.attribute_inputs(
+    missing = explain.input_attribution(
         run, method="occlusion", reference="missing", parts="components"
     )
     assert np.isfinite(missing["attribution"]).all()

@@ -30,7 +30,7 @@ def forecast_of_another(run: Run, other: Run) -> Run:
 
 
 def explained(run: Run, method: str) -> np.ndarray:
-    found = explain.attribute_inputs(run, 0, method, parts=1, reference=REFERENCE)
+    found = explain.input_attribution(run, 0, method, parts=1, reference=REFERENCE)
     return np.asarray(found["forecast"].values)
 
 

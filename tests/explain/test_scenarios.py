@@ -179,7 +179,7 @@ def test_a_word_is_the_forecast_of_the_edited_table(name: str) -> None:
             found["changed_forecast"].transpose("quantile", "step"), edited, **LARGE
         )
         assert set(found["changed_future"].values[1]) == {float(word == "wet")}
-    moved = explain.attribute_inputs(run, reference="mean", parts=2)
+    moved = explain.input_attribution(run, reference="mean", parts=2)
     # masked by the most frequent word, as a table that says nothing else
     dry = of_words(lens, ["dry"] * HORIZON).forecast.quantiles[0]
     (future,) = (

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 import tsfm_lens
 from tsfm_lens import explain
 from tsfm_lens.cli import app
+from tsfm_lens.core.registry import find, measurements
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, Run
-from tsfm_lens.registry import find, measurements
 from tsfm_lens.testing import assert_close
 
 OCCLUSION: dict[str, Any] = {"method": "occlusion", "parts": 2}
@@ -28,7 +28,7 @@ ASKED: dict[str, Callable[..., xr.Dataset]] = {
         start=-8, routes=False, **{run.batch.ids[-1]: "+1"}, **item
     ),
     "explain_change": lambda run, **item: tsfm_lens.explain_change(run, run, **item),
-    "attribute_inputs": lambda run, **item: explain.attribute_inputs(
+    "input_attribution": lambda run, **item: explain.input_attribution(
         run, **OCCLUSION, **item
     ),
     "input_routes": lambda run, **item: explain.input_routes(
@@ -42,7 +42,7 @@ ASKED: dict[str, Callable[..., xr.Dataset]] = {
     "measure": lambda run, **item: run.measure(
         "input_attribution", **OCCLUSION, **item
     ),
-    "measure attention": lambda run, **item: run.measure("attention", **item),
+    "measure attention": lambda run, **item: run.measure("attention_patterns", **item),
     "measure rollout": lambda run, **item: run.measure(
         "autoregressive_attention", **item
     ),
@@ -99,9 +99,9 @@ def test_an_item_is_explained_as_if_it_were_alone(asked: str) -> None:
 def test_windows_are_several_items() -> None:
     run = tsfm_lens.load("bolt-nano").run(waves(3), 4, holdout=True, windows=2)
     with pytest.raises(InputError, match=r"run\.select"):
-        explain.attribute_inputs(run, **OCCLUSION)
+        explain.input_attribution(run, **OCCLUSION)
     assert (
-        explain.attribute_inputs(run.select(run.batch.ids[1]), **OCCLUSION).sizes[
+        explain.input_attribution(run.select(run.batch.ids[1]), **OCCLUSION).sizes[
             "segment"
         ]
         == 2
@@ -118,9 +118,7 @@ def test_sections_over_all_items_need_no_choice() -> None:
 
 
 OF_ITEM = [
-    kind
-    for kind, each in measurements().items()
-    if each.probe and each.of_run and each.probe.of_one_item
+    kind for kind, each in measurements().items() if each.of_run and each.of_one_item
 ]
 
 
@@ -128,9 +126,9 @@ def test_measurements_of_one_item_are_refused_for_several() -> None:
     run = several(tsfm_lens.load("bolt-nano"))
     assert {
         "input_attribution",
-        "attention",
-        "patching",
-        "circuit",
+        "attention_patterns",
+        "activation_patching",
+        "minimal_circuit",
         "deletion_curves",
     } <= {*OF_ITEM}
     for kind in OF_ITEM:
@@ -142,8 +140,8 @@ def test_the_linked_view_of_many_items_has_all_of_them() -> None:
     run = tsfm_lens.load("bolt-nano").run(
         [np.sin(np.arange(40) / each) for each in range(1, 11)], 2
     )
-    assert run.measure("explore").sizes["series"] == 10
-    assert run.measure("explore", item=9)["series"].values.tolist() == [
+    assert run.measure("head_states").sizes["series"] == 10
+    assert run.measure("head_states", item=9)["series"].values.tolist() == [
         run.batch.ids[9]
     ]
 
@@ -160,7 +158,7 @@ def test_a_brush_is_of_one_item() -> None:
     )
 
 
-OF_ONE = ("attention", "autoregressive_attention")
+OF_ONE = ("attention_patterns", "autoregressive_attention")
 
 
 def told(page: Path) -> str:

@@ -82,7 +82,7 @@ def test_a_page_states_its_rules_and_the_series_that_python_gave(page: Any) -> N
 
 
 ASKED: dict[str, Any] = {
-    "attribute_inputs": lambda run: explain.attribute_inputs(run, parts=3),
+    "input_attribution": lambda run: explain.input_attribution(run, parts=3),
     "deletion_curves": lambda run: explain.deletion_curves(
         run=run, explanations={"mine": [1, 2]}, parts=2, orders=4
     ),

@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.probes import attribute, head_states
+from tsfm_lens.probes import attribution, head_states
 from tsfm_lens.testing import assert_close
 
 # forecasts of a few steps hold values that rounding ties or parts: one swap among eight ranks moves the distance so far
@@ -89,7 +89,7 @@ def test_every_head_and_mlp_of_the_stack_is_there(lens: Lens, ds: xr.Dataset) ->
 def test_writes_and_the_rest_make_the_attributed_forecast(
     lens: Lens, ds: xr.Dataset
 ) -> None:
-    parts = attribute(lens.run(CONTEXT, H), decompositions=ds.attrs["decomposition"])
+    parts = attribution(lens.run(CONTEXT, H), decompositions=ds.attrs["decomposition"])
     own = (
         parts["attribution"].sel(decomposition=ds.attrs["decomposition"]).isel(series=0)
     )

@@ -23,7 +23,7 @@ from tsfm_lens.hooks.residual import Decomposed
 from tsfm_lens.hooks.wiring import Mlp, Stack, Writer
 from tsfm_lens.models import Lens, Run, architectures, load
 from tsfm_lens.models.base import LensBase
-from tsfm_lens.probes import attribute
+from tsfm_lens.probes import attribution
 from tsfm_lens.testing import assert_close, example_case, rounding
 
 NAMES = sorted(architectures())
@@ -105,7 +105,7 @@ def test_the_completeness_error_is_that_of_the_models_own_forecast(name: str) ->
     """Wholes by a forward of its own, whose output no decomposition has touched."""
     lens, encoded, _ = recorded(name)
     run = lens.run(encoded.batch, 3)
-    parts = attribute(run, decompositions="all", tolerance=TOLERANCE)
+    parts = attribution(run, decompositions="all", tolerance=TOLERANCE)
     with torch.no_grad():
         output, acts = lens.run_with_cache(
             run.encoded, names_filter="**.hook_resid_post"
@@ -214,7 +214,7 @@ def test_a_table_that_is_not_the_models_is_not_decomposed(
         WiringError,
         match=rf"first place to differ is {last.prefix}\.0\.hook_resid_post",
     ):
-        attribute(wrong.run(encoded.batch, 3))
+        attribution(wrong.run(encoded.batch, 3))
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_what_has_no_counterpart_says_what_to_use() -> None:
             "resid_post", 0, "decoder"
         ]
     for owner, name, words in (
-        (acts, "logit_attrs", r"probes\.attribute"),
+        (acts, "logit_attrs", r"probes\.attribution"),
         (lens, "W_Q", r"lens.weights.heads\(layer\).W_Q"),
         (lens, "blocks", "this model has decoder_blocks and encoder_blocks"),
         (lens, "ln_final", r"this model has decoder.ln_final and encoder.ln_final"),

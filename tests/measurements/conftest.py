@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 from tsfm_lens import load
+from tsfm_lens.core.results import Results
 from tsfm_lens.data import bundled
-from tsfm_lens.results import Results
 
 MODELS = ("chronos-nano", "bolt-nano")
 

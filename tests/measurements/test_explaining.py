@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tsfm_lens import load
+from tsfm_lens.core.registry import find
+from tsfm_lens.core.results import Results
 from tsfm_lens.data import as_series
-from tsfm_lens.registry import find
-from tsfm_lens.results import Results
 
 STEPS, HORIZON = 150, 12
 

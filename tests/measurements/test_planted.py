@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import planted
+from tsfm_lens.core.registry import find, requirement
+from tsfm_lens.core.results import Results
 from tsfm_lens.errors import LensError
 from tsfm_lens.findings import judge
-from tsfm_lens.registry import find
-from tsfm_lens.results import Results
 
 EVERY = planted.everything()
 
@@ -26,7 +26,7 @@ def test_a_planted_result_has_the_form_of_a_computed_one(
     able = {
         model: work
         for model, work in works.items()
-        if needs is None or needs.met(work.run.lens)
+        if not needs or requirement(needs).met(work.run.lens)
     }
     found = {
         model: planted.differences(made, work[made.attrs["kind"]])
@@ -39,7 +39,7 @@ def test_differences_are_found() -> None:
     real = planted.ablation()
     assert planted.differences(real, real) == []
     spoiled = {
-        "kind": real.assign_attrs(kind="effects"),
+        "kind": real.assign_attrs(kind="causal_effects"),
         "extra": real.assign(extra=real["mase_change"]),
         "mase_change": real.assign(mase_change=real["mase_change"].mean("series")),
         "forecast": real.assign(forecast=real["forecast"].astype(int)),

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tomllib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 from typer.testing import CliRunner
 
 from specimens.marks import unexplained
-from tsfm_lens import registry, viz
+from tsfm_lens import viz
 from tsfm_lens.cli import app
+from tsfm_lens.core import registry
+from tsfm_lens.core.registry import (
+    Figure,
+    find,
+    measurement,
+    measurements,
+    requirement,
+)
+from tsfm_lens.core.results import Results
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.registry import find, measurement, measurements
 from tsfm_lens.report import build
 from tsfm_lens.report.build import build_report, panels_of
-from tsfm_lens.results import Results
 from tsfm_lens.testing import assert_close
 
 ROOT = Path(__file__).parents[2]
@@ -34,18 +47,18 @@ def test_every_measurement_is_computed_drawn_tabulated_and_told(
     kind: str, work: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry, lens = find(kind), work.run.lens
-    if entry.needs is not None and not entry.needs.met(lens):
+    if entry.needs and not requirement(entry.needs).met(lens):
         with pytest.raises(InputError, match=lens.model_id):
             work[kind]
         # the probe itself says so, too
-        monkeypatch.setattr(entry, "needs", None)
+        monkeypatch.setattr(entry, "needs", "")
         with pytest.raises(InputError):
             work.compute(kind)
         return
     result = work[kind]
     assert result.attrs["kind"] == kind
     for figure in entry.figures:
-        if figure.needs is None or figure.needs.met(lens):
+        if not figure.needs or requirement(figure.needs).met(lens):
             assert figure.draw(result, *(work[other] for other in figure.beside)).data
     panels = panels_of({kind: result})[kind]
     assert panels
@@ -84,13 +97,18 @@ def test_the_command_lists_the_measurements() -> None:
 PROBE = """
 import xarray as xr
 
+from tsfm_lens.core.registry import probe
 from tsfm_lens.models.run import Run
-from tsfm_lens.registry import probe
 
 __all__ = ["first_jump"]
 
 
-@probe("first_jump")
+@probe(
+    theme="Behaviour",
+    title="First jumps",
+    summary="distance of the first step of the forecast from the last value",
+    description="A forecast that goes on where the series ends has none.",
+)
 def first_jump(run: Run) -> xr.Dataset:
     data = run.dataset()
     data["jump"] = ("series", run.point[:, 0] - [values[-1] for values in run.batch.values])
@@ -101,24 +119,16 @@ FIGURE = """
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import measurement
+from tsfm_lens.core.registry import figure
 
 __all__ = ["jump_bars"]
-
-JUMP = measurement(
-    "first_jump",
-    theme="Behaviour",
-    title="First jumps",
-    summary="distance of the first step of the forecast from the last value",
-    description="A forecast that goes on where the series ends has none.",
-)
 
 
 def largest(ds: xr.Dataset) -> list[str]:
     return [f"The largest jump is {float(abs(ds['jump']).max()):.3g}."]
 
 
-@JUMP.figure("First step of each forecast, from the last value.", table=["jump"], sentences=largest)
+@figure("first_jump", "First step of each forecast, from the last value.", table=["jump"], sentences=largest)
 def jump_bars(ds: xr.Dataset) -> go.Figure:
     return go.Figure(go.Bar(x=ds["series"].values, y=ds["jump"].values))
 """
@@ -142,7 +152,10 @@ for command in (
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ("patching,circut", "no measurement 'circut'. Closest: circuit"),
+        (
+            "head_entropy,minimal_circut",
+            "no measurement 'minimal_circut'. Closest: minimal_circuit",
+        ),
         ("sweep_curves", "made of many runs"),
         ("", "at least one section"),
         (
@@ -193,39 +206,43 @@ def test_a_measurement_of_ones_own_joins_reports_and_figures(
             tmp_path, sections=("forecast", "first_jump")
         ).read_text()
         assert "The largest jump is" in page
-        from tsfm_lens.figures.named import make_figure
+        from tsfm_lens.report.figures import make_figure
 
-        assert make_figure("jump_bars", work.run).files[0].figure.data
+        assert make_figure("jump_bars", work.run).panels[0].figure.data
         # a cell of a notebook runs twice; another module does not take what is there
-        exec(FIGURE, {"__name__": "own.part"})
-        for text in (FIGURE, FIGURE.replace("first_jump", "attribution")):
-            with pytest.raises(
-                InputError, match=r"is taken by (own\.part|tsfm_lens\.viz\.attribution)"
-            ):
+        for text in (PROBE, FIGURE):
+            exec(text, {"__name__": "own.part"})
+        assert [each.name for each in find("first_jump").figures] == ["jump_bars"]
+        for kind, owner in (("first_jump", "own.part"), ("attribution", "probes")):
+            text = PROBE.replace("def first_jump", f"def {kind}")
+            with pytest.raises(InputError, match=f"is taken by .*{owner}"):
                 exec(text, {"__name__": "other.part"})
-        with pytest.raises(InputError, match="'attribution' is computed by attribute"):
-            exec(
-                PROBE.replace('"first_jump")\n', '"attribution")\n', 1),
-                {"__name__": "other.part"},
-            )
         with pytest.raises(UnknownNameError, match="Closest: first"):
-            registry.probe("other", "frst")
-        with pytest.raises(InputError, match="'bare' of 'first_jump' has no title"):
-            exec(
-                f"{FIGURE}\n@JUMP.figure()\ndef bare(ds): ...", {"__name__": "own.part"}
-            )
+            registry.probe("frst")
         with pytest.raises(InputError, match="choose one of"):
             measurement("other", theme="Magic", title="", summary="", description="")
     finally:
         registry._MEASUREMENTS.pop("first_jump")
-        registry._PROBES.pop("first_jump")
+        registry._FIGURES.pop("first_jump")
     with pytest.raises(UnknownNameError, match="first_jump"):
         find("first_jump")
 
 
+@pytest.mark.parametrize(("earlier", "now"), sorted(registry._EARLIER_KINDS.items()))
+def test_a_result_with_an_earlier_name_is_told_the_one_of_now(
+    earlier: str, now: str
+) -> None:
+    with pytest.raises(UnknownNameError, match=f"Closest: {now}[.]"):
+        find(earlier)
+    assert find(now).function.__name__ == now
+    saved = xr.Dataset(attrs={"kind": earlier})
+    with pytest.raises(UnknownNameError, match=f"Closest: {now}[.]"):
+        find(now).figures[0].draw(saved, *find(now).figures[0].beside)
+
+
 def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
     alone = Results(work.first)
-    parts, heads = alone["ablation"], alone["explore"]
+    parts, heads = alone["ablation_effects"], alone["head_states"]
     # every head and MLP, whatever its kind, and not those of one kind of attention alone
     single = parts.sel(component=parts["kind"] != "layer")
     assert set(heads["component"].values) == set(single["component"].values)
@@ -239,23 +256,27 @@ def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
             magnitude=magnitude,
             dtype="float32",
         )
-    ranks = alone["spectra"]["stable_rank"].sel(product="QK")
+    ranks = alone["head_spectra"]["stable_rank"].sel(product="QK")
     np.testing.assert_array_equal(ranks, alone["patch_attention"]["stable_rank"])
     point, quantiles = work.first.point, work.first.forecast.quantiles
     for kind, forecast in (
-        ("ablation", parts["baseline_forecast"]),
-        ("effects", alone["effects"]["plain_forecast"]),
+        ("ablation_effects", parts["baseline_forecast"]),
+        ("causal_effects", alone["causal_effects"]["plain_forecast"]),
         ("head_parroting", alone["head_parroting"]["forecast"]),
     ):
         assert_close(forecast.values, point, depth=300, dtype="float32", what=kind)
     # where the season is moved, gaps are filled first
-    whole = alone["circuit"]["forecast"].sel(part="model")
+    whole = alone["minimal_circuit"]["forecast"].sel(part="model")
     assert_close(
-        whole.values, alone.shifted[0].point, depth=300, dtype="float32", what="circuit"
+        whole.values,
+        alone.shifted[0].point,
+        depth=300,
+        dtype="float32",
+        what="minimal_circuit",
     )
-    original = alone["recipes"]["quantile_forecast"].sel(recipe="original")
+    original = alone["ablation_recipes"]["quantile_forecast"].sel(recipe="original")
     for kind, forecast in (
-        ("recipes", original),
+        ("ablation_recipes", original),
         ("patch_attention", alone["patch_attention"]["quantile_forecast"]),
     ):
         np.testing.assert_array_equal(
@@ -264,24 +285,95 @@ def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
             err_msg=kind,
         )
     np.testing.assert_array_equal(
-        alone["parroting"]["best_lag"].values, alone["head_parroting"]["lag"].values
+        alone["context_parroting"]["best_lag"].values,
+        alone["head_parroting"]["lag"].values,
     )
     np.testing.assert_array_equal(
-        alone["attention"]["native_median"].values, work.first.forecast.median
+        alone["attention_patterns"]["native_median"].values, work.first.forecast.median
     )
     np.testing.assert_array_equal(
-        alone["parroting"]["forecast"].values, work.first.forecast.median
+        alone["context_parroting"]["forecast"].values, work.first.forecast.median
     )
+
+
+ALONE = """
+import sys
+import warnings
+
+import tsfm_lens
+
+run = tsfm_lens.load("bolt-nano").run(tsfm_lens.bundled("nile"), 6)
+run.plot()
+run.measure("attribution").plot()
+run.report("page", sections=("forecast", "head_entropy"))
+loaded = [name for name in sys.modules if name.startswith(("tsfm_lens.studies", "foreign"))]
+assert not loaded, loaded
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    from tsfm_lens.core.registry import find, measurements
+
+    assert "attribution" in measurements()
+    assert "ranks_by_model" in measurements()
+said = " ".join(str(one.message) for one in caught)
+assert "foreign.part" in said and "tsfm_lens.studies.experiments.figures" in said, said
+for kind, words in (("lab_runs", "SyntaxError"), ("alien", "ZeroDivisionError")):
+    try:
+        find(kind)
+    except tsfm_lens.errors.InputError as error:
+        assert words in str(error) and kind in str(error), error
+    else:
+        raise AssertionError(kind)
+"""
+
+
+def test_the_core_works_beside_what_cannot_be_loaded(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "tsfm_lens", tmp_path / "tsfm_lens")
+    broken = tmp_path / "tsfm_lens" / "studies" / "experiments" / "figures.py"
+    broken.write_text("def broken(:\n")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "__init__.py").touch()
+    (tmp_path / "foreign" / "part.py").write_text("1 / 0\n")
+    facts = tmp_path / "foreign-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: foreign\nVersion: 1.0\n"
+    )
+    points = "[tsfm_lens.measurements]\nalien = foreign.part\n"
+    (facts / "entry_points.txt").write_text(points)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("group", ["measurements", "figures"])
+def test_an_entry_point_has_the_name_that_its_module_registers(group: str) -> None:
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    known = {"measurements": measurements, "figures": registry.figures}[group]()
+    for name, module in points["entry-points"][f"tsfm_lens.{group}"].items():
+        entry = known[name]
+        functions = entry.figures if group == "measurements" else [entry]
+        homes = {inspect.unwrap(home_of(each)).__module__ for each in functions}
+        assert module in homes, (name, homes)
+
+
+def home_of(figure: Figure) -> Callable[..., Any]:
+    """The function of a figure, without the options that are bound to it."""
+    function = figure.function
+    return function.func if isinstance(function, partial) else function
 
 
 @pytest.mark.parametrize("kind", measurements())
 def test_a_kind_is_computed_and_drawn_in_files_of_one_name(kind: str) -> None:
     entry = find(kind)
-    home, name = entry.home.rpartition(".")[::2]
-    if entry.probe is not None and entry.probe.function.__module__.startswith(
-        "tsfm_lens.probes."
-    ):
-        assert (home, name) == (
-            "tsfm_lens.viz",
-            entry.probe.function.__module__.rpartition(".")[2],
-        )
+    if entry.home.startswith("tsfm_lens.probes."):
+        name = entry.home.rpartition(".")[2]
+        assert f"tsfm_lens.viz.{name}" in {
+            figure.function.__module__ for figure in entry.figures
+        }

@@ -25,7 +25,14 @@ variants: {layers: {sizes: [1]}}
 """
 WORKING = {
     "forecast": ["forecast", *SERIES],
-    "report": ["report", *SERIES, "--sections", "forecast,ablation", "--out", "out"],
+    "report": [
+        "report",
+        *SERIES,
+        "--sections",
+        "forecast,ablation_effects",
+        "--out",
+        "out",
+    ],
     "explain": ["explain", *SERIES, "--sections", "input_attribution", "--out", "out"],
     "attribute": ["attribute", *SERIES],
     "ablate": ["ablate", *SERIES, "--component", "decoder.0.mlp"],

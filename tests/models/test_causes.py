@@ -15,7 +15,7 @@ from tsfm_lens import probes
 from tsfm_lens.ablation import Variant, forecast_variants
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, WiringError
-from tsfm_lens.explain import attribute_inputs
+from tsfm_lens.explain import input_attribution
 from tsfm_lens.hooks import Zero
 from tsfm_lens.models import Lens, Run
 
@@ -60,8 +60,8 @@ def test_a_forecast_shorter_than_asked_is_refused(way: str) -> None:
 
 
 GRADIENTS: dict[str, Callable[[Run], Any]] = {
-    "integrated": lambda run: attribute_inputs(run, method="integrated gradients"),
-    "at the input": lambda run: attribute_inputs(run, method="gradient × input"),
+    "integrated": lambda run: input_attribution(run, method="integrated gradients"),
+    "at the input": lambda run: input_attribution(run, method="gradient × input"),
     "of activations": lambda run: run.lens.run_with_cache(
         run.encoded, incl_bwd=True, loss=torch.sum
     ),

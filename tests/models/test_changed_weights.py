@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import tsfm_lens
 from tsfm_lens import probes
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain import attribute_inputs
+from tsfm_lens.explain import input_attribution
 from tsfm_lens.models import Lens, Run
 
 MODELS = ("bolt-nano", "chronos-nano")
@@ -124,7 +124,7 @@ def test_a_change_is_noticed(change: str) -> None:
         lambda: run.record(["encoder_blocks.0.mlp.hook_pre"]),
         lambda: run.select([0]).redraw().attribute(),
         lambda: probes.logit_lens(run),
-        lambda: attribute_inputs(run),
+        lambda: input_attribution(run),
     ]
     for use in uses:
         with pytest.raises(

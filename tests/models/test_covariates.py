@@ -286,7 +286,7 @@ def test_a_selected_target_keeps_its_covariates_and_is_explained_with_them(
     items = drawn(2)
     one = nano.run(as_series(items), HORIZON).select(which)
     assert one.batch.variates == ("target", "a", "k")
-    found = explain.attribute_inputs(
+    found = explain.input_attribution(
         one, method="occlusion", parts={"others": "whole"}
     ).sel(segment="k", quantile=0.5)
     shown = nano.forecast(as_series(items[1:]), HORIZON).median[0]
@@ -305,7 +305,7 @@ def test_a_selected_target_keeps_its_covariates_and_is_explained_with_them(
         dtype=np.float32,
     )
     with pytest.raises(InputError, match="off the run's"):
-        explain.attribute_inputs(
+        explain.input_attribution(
             replace(one, batch=one.batch.targets(), _of=(one, [0])),
             method="occlusion",
             parts=1,
@@ -314,14 +314,21 @@ def test_a_selected_target_keeps_its_covariates_and_is_explained_with_them(
 
 @pytest.mark.parametrize(
     "kind",
-    ["ablation", "layer_gain", "attribution", "explore", "forecast", "entropic_rank"],
+    [
+        "ablation_effects",
+        "layer_gain",
+        "attribution",
+        "head_states",
+        "forecast",
+        "entropic_rank",
+    ],
 )
 def test_covariates_are_neither_judged_nor_drawn(nano: Lens, kind: str) -> None:
     run = nano.run(as_series(drawn(2)), 8)
     found = run.measure(kind)
     assert found["series"].values.tolist() == ["series-0/target", "series-1/target"]
     assert found.plot()
-    if kind == "explore":
+    if kind == "head_states":
         alone = run.select("series-1").measure(kind)["forecast"]
         assert_close(
             found["forecast"].sel(series="series-1/target"),
@@ -329,7 +336,7 @@ def test_covariates_are_neither_judged_nor_drawn(nano: Lens, kind: str) -> None:
             depth=600,
             dtype=np.float32,
         )
-    if kind == "ablation":
+    if kind == "ablation_effects":
         np.testing.assert_allclose(
             found["spearman_distance_size"], found["spearman_distance"].median("series")
         )

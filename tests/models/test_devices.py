@@ -14,13 +14,13 @@ import xarray as xr
 from tiny_lenses import fresh
 from tsfm_lens import compress
 from tsfm_lens.ablation import Variant, forecast_variants
+from tsfm_lens.core.registry import measurements
+from tsfm_lens.core.results import Results
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Steer, writers
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.draws import refuse_undrawable
-from tsfm_lens.registry import measurements
-from tsfm_lens.results import Results
 from tsfm_lens.sweep.plan.config import parse_config
 from tsfm_lens.sweep.run.sweeping import run_sweep
 from tsfm_lens.sweep.store.folder import Store
@@ -57,7 +57,7 @@ ROUNDINGS = (
 SOME = (
     "attribution",
     "stream_shares",
-    "norm_weighted",
+    "norm_weighted_attention",
     "kernel_regression",
     "logit_lens",
 )
@@ -119,11 +119,7 @@ def apart(a: xr.Dataset, b: xr.Dataset) -> dict[str, float]:
 @GPU
 def test_every_measurement_is_that_of_the_cpu() -> None:
     # a rise by compression is a small difference of large errors
-    kinds = [
-        kind
-        for kind, each in measurements().items()
-        if each.probe is not None and each.of_run
-    ]
+    kinds = [kind for kind, each in measurements().items() if each.of_run]
     kinds.remove("compression_quality")
     _, expected = measured(load("bolt-nano"), kinds)
     _, found = measured(load("bolt-nano", device="cuda"), kinds)
@@ -146,7 +142,7 @@ def test_every_measurement_is_that_of_the_cpu() -> None:
 def test_measurements_take_half_precision(name: str, dtype: str, device: str) -> None:
     _, found = measured(load(name, device=device, dtype=dtype), SOME)
     assert not [each for each in found.values() if isinstance(each, str)]
-    assert np.isfinite(found["norm_weighted"]["norm"]).all()
+    assert np.isfinite(found["norm_weighted_attention"]["norm"]).all()
 
 
 @GPU

@@ -49,7 +49,7 @@ def test_ten_uses_of_one_block_are_ten_layers(lens: Lens) -> None:
 
 def test_what_needs_a_sum_of_writes_or_heads_says_why(lens: Lens) -> None:
     run = lens.run(tsfm_lens.bundled("elnino"), 24)
-    for probe in (probes.attribute, probes.logit_lens, probes.stream_shares):
+    for probe in (probes.attribution, probes.logit_lens, probes.stream_shares):
         expect_error("no sum of writes: a norm follows each sum", probe, run)
     expect_error("no heads to look at", probes.head_entropy, run)
     # inputs and routes need neither
@@ -60,7 +60,7 @@ def test_what_needs_a_sum_of_writes_or_heads_says_why(lens: Lens) -> None:
 def test_a_page_of_all_sections_says_which_the_model_cannot_have(lens: Lens) -> None:
     left_out: dict[str, str] = {}
     kinds = pipeline.defined_for(lens, pipeline.SECTIONS, left_out)
-    assert {"forecast", "ablation"} <= set(kinds)
+    assert {"forecast", "ablation_effects"} <= set(kinds)
     assert not {"logit_lens", "attribution"} & set(kinds)
     assert len(kinds) + len(left_out) == len(pipeline.SECTIONS)
     assert (

@@ -78,7 +78,7 @@ def test_a_layer_norm_before_the_head_can_be_frozen(model: Forecaster) -> None:
     assert_close(frozen[2], (frozen[0] + frozen[1]) / 2, depth=100)
     assert (
         float(
-            probes.attribute(lens.run(bundled("co2").tail(40)))[
+            probes.attribution(lens.run(bundled("co2").tail(40)))[
                 "completeness_error"
             ].max()
         )

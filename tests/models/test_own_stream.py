@@ -63,7 +63,7 @@ class AttentionFree(Wired):
 
 
 SUMS: dict[str, Callable[[Lens, SeriesBatch], object]] = {
-    "attribute": lambda lens, series: probes.attribute(lens.run(series)),
+    "attribute": lambda lens, series: probes.attribution(lens.run(series)),
     "stream_shares": lambda lens, series: probes.stream_shares(lens.run(series)),
     "component_writes": lambda lens, series: probes.component_writes(lens.run(series)),
     "decompose_resid": lambda lens, series: lens.run_with_cache(series)[
@@ -117,17 +117,17 @@ def test_what_hooks_do_to_a_sum_is_said(model: Forecaster, point: str) -> None:
         if EDITS[point]:
             expect_error(
                 rf"{EDITS[point]}.*Hooks are set at {point}; an edit",
-                probes.attribute,
+                probes.attribution,
                 run,
             )
         else:
-            exact = probes.attribute(run, decompositions="lens_difference")[
+            exact = probes.attribution(run, decompositions="lens_difference")[
                 "completeness_error"
             ]
             assert float(exact.max()) < rounding("float32", 1.0, depth=100)
 
 
-@pytest.mark.parametrize("probe", [probes.attribute, probes.logit_lens])
+@pytest.mark.parametrize("probe", [probes.attribution, probes.logit_lens])
 def test_a_readout_that_is_not_the_models_is_refused(
     model: Forecaster, probe: Callable[..., Any]
 ) -> None:
@@ -148,7 +148,7 @@ def test_an_identity_in_the_place_of_a_norm_has_the_scale_1(model: Forecaster) -
     assert failed(Wired, native) == set()
     lens, series = Lens(Wired(native), "no norm"), bundled("co2").tail(40)
     assert float(
-        probes.attribute(lens.run(series))["completeness_error"].max()
+        probes.attribution(lens.run(series))["completeness_error"].max()
     ) < rounding("float32", 1.0, depth=100)
     acts = lens.run_with_cache(series)[1]
     scaled, plain = (acts.decompose_resid(apply_ln=apply) for apply in (True, False))
@@ -157,7 +157,7 @@ def test_an_identity_in_the_place_of_a_norm_has_the_scale_1(model: Forecaster) -
     with pytest.raises(
         WiringError, match=r"scale cannot be frozen.*final_norm\(resid, like\)"
     ):
-        probes.attribute(Lens(Wired(native), "no root mean square").run(series))
+        probes.attribution(Lens(Wired(native), "no root mean square").run(series))
 
 
 def test_a_stack_without_attention_needs_no_heads(model: Forecaster) -> None:
@@ -169,7 +169,7 @@ def test_a_stack_without_attention_needs_no_heads(model: Forecaster) -> None:
         "10 head order",
     ]
     lens, series = Lens(AttentionFree(native), "mixer"), bundled("co2").tail(40)
-    assert probes.attribute(lens.run(series))["component"].values.tolist() == [
+    assert probes.attribution(lens.run(series))["component"].values.tolist() == [
         "embed",
         "0.mlp",
         "1.mlp",

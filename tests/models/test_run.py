@@ -262,9 +262,12 @@ def test_a_notebook_shows_a_figure_and_a_line_of_facts() -> None:
 
 
 def test_what_probes_share_is_what_each_computes_alone() -> None:
-    lens, all_of_it = load("bolt-nano"), partial(probes.attribute, decompositions="all")
+    lens, all_of_it = (
+        load("bolt-nano"),
+        partial(probes.attribution, decompositions="all"),
+    )
     shared = lens.run(bundled("co2"), 8, holdout=True)
-    for probe in (probes.attribute, probes.stream_shares, all_of_it):
+    for probe in (probes.attribution, probes.stream_shares, all_of_it):
         xr.testing.assert_identical(
             probe(shared), probe(lens.run(bundled("co2"), 8, holdout=True))
         )

@@ -689,7 +689,7 @@ def test_parts_are_read_out_where_they_sum(run: Run) -> None:
         parts = run.lens.readout(writes, run.encoded, like=last)
         assert_close(parts.sum(0), plain(run), depth=1000)
         return
-    with pytest.raises(InputError, match=r"no linear map.*probes.attribute\(run\)"):
+    with pytest.raises(InputError, match=r"no linear map.*probes.attribution\(run\)"):
         run.lens.readout(writes, run.encoded, like=last)
     # the advice is followed: the parts that it gives do sum
     data = run.attribute()

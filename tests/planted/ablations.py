@@ -31,7 +31,7 @@ def ablation(
 ) -> xr.Dataset:
     """cross_attn.1 of layer 1 has distance 0.8, all other heads 0.1; the MLPs 0.3 and 0.2."""
     ds = with_components(
-        described(on, "ablation"), components() if rows is None else rows
+        described(on, "ablation_effects"), components() if rows is None else rows
     )
     if distance is None:
         known = {
@@ -113,7 +113,8 @@ def effects(
 ) -> xr.Dataset:
     """Component c of eight has a direct effect of c m; half is undone, of the last all, of the first there is none."""
     ds = with_components(
-        described(on, "effects"), components(whole=False) if rows is None else rows
+        described(on, "causal_effects"),
+        components(whole=False) if rows is None else rows,
     )
     ds = ds.assign_attrs(how="zero", statistic="median")
     n, axes = ds.sizes["component"], ("component", "series", "step")
@@ -139,7 +140,11 @@ def effects(
 def circuit(on: xr.Dataset = THREE) -> xr.Dataset:
     """Two heads and an MLP of eight are kept; without any the forecast is 10 higher, with them alone 1."""
     ds = described(
-        on.drop_vars("truth"), "circuit", how="zero", ranking="greedy", tolerance=0.1
+        on.drop_vars("truth"),
+        "minimal_circuit",
+        how="zero",
+        ranking="greedy",
+        tolerance=0.1,
     )
     ds = with_components(
         ds.assign_attrs(behaviour="forecast", smallest=0.01, minimal="up to pairs"),

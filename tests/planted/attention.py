@@ -53,7 +53,7 @@ def _maps(
         places = tokens("key", range(-time, 0), special="EOS") | tokens(
             "query", range(on.sizes["step"])
         )
-    ds = described(first if kind == "attention" else None, kind, **about)
+    ds = described(first if kind == "attention_patterns" else None, kind, **about)
     return ds.assign_coords(
         layer=[str(i) for i in range(shape[0])], head=range(shape[1]), **places
     )
@@ -66,7 +66,7 @@ def attention(
 ) -> xr.Dataset:
     """Layer 0: head 0 looks 7 back, head 1 is uniform. Layer 1: both rest on EOS."""
     pattern = pattern_of() if pattern is None else pattern
-    ds = _maps(on, "attention", pattern.shape, places)
+    ds = _maps(on, "attention_patterns", pattern.shape, places)
     ds["pattern"], ds["entropy"] = (
         ((*GRID, "query", "key"), pattern),
         (GRID, _entropy(pattern)),
@@ -100,7 +100,7 @@ def norm_weighted(
     norm = 2 * (pattern_of() if pattern is None else pattern)
     if pattern is None:
         norm[..., -1] /= 40
-    ds = _maps(on, "norm_weighted", norm.shape, places)
+    ds = _maps(on, "norm_weighted_attention", norm.shape, places)
     ds["norm"] = ((*GRID, "query", "key"), norm)
     return ds
 

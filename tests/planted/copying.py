@@ -11,7 +11,7 @@ from tsfm_lens.findings import judge
 
 def parroting(on: xr.Dataset = THREE) -> xr.Dataset:
     """The forecast is the context 7 back; the truth is further away; the last context is constant."""
-    ds = described(on, "parroting", motif=4)
+    ds = described(on, "context_parroting", motif=4)
     n, time, horizon = (ds.sizes[name] for name in ("series", "time", "step"))
     lag = np.arange(1, time)
     error = np.tile(np.abs(lag - 7) / 10.0, (n, 1))
@@ -37,7 +37,7 @@ def parroting(on: xr.Dataset = THREE) -> xr.Dataset:
 
 def seasonality(on: xr.Dataset = THREE) -> xr.Dataset:
     """The forecast has half of the context's amplitude at period 4; the truth keeps it."""
-    ds = described(on, "seasonality", patch=3)
+    ds = described(on, "seasonality_bias", patch=3)
     n = ds.sizes["series"]
     ds = ds.assign_coords(
         part=["context", "forecast", "truth"], trial_period=[3.0, 4.0, 5.0]

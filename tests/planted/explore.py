@@ -21,7 +21,7 @@ def explore(on: xr.Dataset = THREE) -> xr.Dataset:
         "statistic": "expected value",
         "write_to": "expected value",
     }
-    ds = described(on, "explore", **about).assign_coords(
+    ds = described(on, "head_states", **about).assign_coords(
         layer=["0", "1"], head=[0, 1, 2]
     )
     n_series, n_steps, width = (ds.sizes[name] for name in ("series", "step", "time"))

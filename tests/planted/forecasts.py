@@ -126,7 +126,7 @@ def lens_logits(on: xr.Dataset = THREE) -> xr.Dataset:
 
 def recipes(on: xr.Dataset = THREE) -> xr.Dataset:
     """Recipe r forecasts the truth + 10 r + 4 (q - 0.5); paths are the median - 1 and + 1."""
-    ds = described(on, "recipes").assign_coords(
+    ds = described(on, "ablation_recipes").assign_coords(
         recipe=["original", "few", "many"], quantile=list(LEVELS)
     )
     median = ds["truth"].values[None] + 10.0 * np.arange(3)[:, None, None]

@@ -47,7 +47,7 @@ def _patched(on: xr.Dataset, kind: str) -> xr.Dataset:
 
 def patching(on: xr.Dataset = THREE) -> xr.Dataset:
     """Nothing is recovered but 0.75 before layer 1 at the last 12 steps, and all after layer 1 at EOS."""
-    ds = _patched(on, "patching")
+    ds = _patched(on, "activation_patching")
     ds["effect"] = 4 * ds["recovered"]
     ds["forecast"] = ds["corrupted_forecast"] - 4 * ds["recovered"]
     return judge(ds, "effect", floor=0.04)
@@ -87,7 +87,7 @@ def paths(
     values: np.ndarray | None = None,
 ) -> xr.Dataset:
     """Head 0 reaches the output by 0.5 and the MLP of layer 1 by -0.25, that by 0.125; no path leads back."""
-    ds, found = _through(on, "paths", senders, values)
+    ds, found = _through(on, "path_patching", senders, values)
     axes = ("sender", "receiver", "series")
     ds["recovered"], ds["effect"] = (axes, found), (axes, 4 * np.abs(found))
     ds = judge(ds, "recovered", floor=0.01, signed=True)
@@ -96,6 +96,6 @@ def paths(
 
 def edges(on: xr.Dataset = THREE) -> xr.Dataset:
     """The scores are those of ``paths``, 0 where there is none."""
-    ds, found = _through(on, "edges", SENDERS, None)
+    ds, found = _through(on, "edge_attribution", SENDERS, None)
     ds["score"] = (("sender", "receiver", "series"), np.nan_to_num(found))
     return judge(ds, "score", floor=0.01, signed=True)

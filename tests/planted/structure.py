@@ -16,7 +16,7 @@ def spectra() -> xr.Dataset:
     values = np.stack([np.stack([[first, second], [third, flat]]), np.ones((2, 2, 4))])
     ranks = np.array([[[1.0, 2], [3, 4]], [[4, 4], [4, 4]]])
     axes = ("product", "layer", "head")
-    ds = described(None, "spectra", attention="cross_attn", stack="decoder")
+    ds = described(None, "head_spectra", attention="cross_attn", stack="decoder")
     return ds.assign(
         singular_value=((*axes, "mode"), values),
         stable_rank=(axes, ranks),

@@ -11,13 +11,13 @@ import xarray as xr
 
 import tsfm_lens
 from tiny_lenses import lens_of
-from tsfm_lens import registry
+from tsfm_lens.core import registry
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import corrected, judge, twins_of_reports, with_twins
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.probes import (
-    attribute,
+    attribution,
     context_parroting,
     induction_overlap,
     induction_scores,
@@ -333,7 +333,7 @@ def test_attributions_and_gains_say_on_how_many_series_they_act(name: str) -> No
     )
     first = run.first_step
     assert first == (name == "chronos-nano")
-    parts = attribute(run, decompositions="all")
+    parts = attribution(run, decompositions="all")
     steps = (
         parts["attribution"].sel(quantile=0.5)
         if "quantile" in parts.dims
@@ -405,15 +405,19 @@ class CountedRun:
 def test_a_probe_that_calls_a_probe_runs_the_twins_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(registry, "_PROBES", {})
+    monkeypatch.setattr(registry, "_MEASUREMENTS", dict(registry.measurements()))
     calls = []
 
     def inner(run: Any) -> xr.Dataset:
         calls.append(run)
         return judge(effects(np.ones((2, 3))), "effect", floor=0.0)
 
-    inner = registry.probe("inner")(inner)
-    outer = registry.probe("outer")(lambda run: inner(run))
+    inner = registry.probe()(inner)
+
+    @registry.probe()
+    def outer(run: Any) -> xr.Dataset:
+        return inner(run)
+
     assert outer(CountedRun())["effect_twins"].sizes["twin"] == 2
     assert len(calls) == 3
     assert "effect_twins" in inner(CountedRun())

@@ -18,7 +18,7 @@ from tsfm_lens.models.noise import flat_series
 from tsfm_lens.probes import (
     ablation_effects,
     ablation_recipes,
-    attribute,
+    attribution,
     causal_effects,
     context_parroting,
     layer_gain,
@@ -83,7 +83,7 @@ def recipes(run: Run) -> xr.Dataset:
     )
 
 
-PROBES = (ablation_effects, attribute, stream_shares, gain, causal_effects)
+PROBES = (ablation_effects, attribution, stream_shares, gain, causal_effects)
 ROLLING = (context_parroting, seasonality_bias, recipes)
 MODELS = ("bolt-nano", "chronos-nano", "chronos2-nano")
 CASES = [(name, probe) for name in MODELS for probe in PROBES]
@@ -119,7 +119,7 @@ def test_flat_series_among_others_change_no_statement_and_are_counted(
 def test_of_flat_series_alone_nothing_is_told_but_that_they_are_flat(name: str) -> None:
     run = run_of(name, "alone")
     assert flat_series(run).all()
-    for probe in (ablation_effects, attribute, gain):
+    for probe in (ablation_effects, attribution, gain):
         found = probe(run)
         twins = with_twins(found, [found, found])
         for effect in judged_names(found):
@@ -134,7 +134,7 @@ def test_of_flat_series_alone_nothing_is_told_but_that_they_are_flat(name: str) 
     assert str(len(FLAT)) in words
     for claim in ("1 %", "earned", "ignificant", "nan", "act"):
         assert claim not in words
-    assert not cards_of({"ablation": found}, {"ablation": "s1"})
+    assert not cards_of({"ablation_effects": found}, {"ablation_effects": "s1"})
     with pytest.raises(InputError, match="flat"):
         ablation_forecasts(found)
 

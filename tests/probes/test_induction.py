@@ -121,7 +121,7 @@ def results(
         },
         coords,
     )
-    one.attrs = {"kind": "induction", "model": "toy", "attention": "cross_attn"}
+    one.attrs = {"kind": "induction_scores", "model": "toy", "attention": "cross_attn"}
     two.attrs = {"kind": "head_entropy", "model": "toy", "attention": "cross_attn"}
     return one, two
 
@@ -200,7 +200,7 @@ def test_only_results_of_the_same_heads_are_compared() -> None:
     for probes, words in (
         (
             (two, one),
-            r"'induction', as probes\.induction_scores.* of kind 'head_entropy'",
+            r"'induction_scores', as probes\.induction_scores.* of kind 'head_entropy'",
         ),
         ((one,), "holds no entropies"),
         (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +10,8 @@ import pytest
 import torch
 import xarray as xr
 
-from tsfm_lens import probes
 from tsfm_lens.ablation import Variant, run_variants
+from tsfm_lens.core.registry import find, measurements, requirement
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import EditPattern, Resample
@@ -24,55 +22,7 @@ STEPS, HORIZON, SERIES, MANY = 40, 3, 3, 12
 # roundings between two ways to multiply the same matrices, through all layers and what probes make of them
 DEPTH = 10_000
 NAMES = ("bolt-nano", "chronos-nano")
-Call = Callable[[Lens, SeriesBatch, dict[str, Any]], xr.Dataset]
-
 MLPS = ["decoder.0.mlp", "decoder.1.mlp"]
-CALLS: dict[str, Call] = {
-    "activation_patching": lambda m, x, _: probes.activation_patching(
-        m.run(x, HORIZON, rollout=False),
-        m.run(other(x), HORIZON, rollout=False),
-        at=[*MLPS, "decoder.1.cross_attn.0"],
-    ),
-    "ablation_effects": lambda m, x, o: probes.ablation_effects(
-        m.run(x, HORIZON, **o), components=MLPS
-    ),
-    "ablation_recipes": lambda m, x, o: probes.ablation_recipes(
-        m.run(x, HORIZON, **o), {"first": MLPS[:1]}
-    ),
-    "attribute": lambda m, x, o: probes.attribute(
-        m.run(x, HORIZON, **o), decompositions="all"
-    ),
-    "causal_effects": lambda m, x, _: probes.causal_effects(
-        m.run(x, HORIZON, rollout=False), components=MLPS
-    ),
-    "context_parroting": lambda m, x, o: probes.context_parroting(
-        m.run(x, HORIZON, **o)
-    ),
-    "entropic_rank": lambda m, x, o: probes.entropic_rank(m.run(x, HORIZON, **o)),
-    "head_entropy": lambda m, x, o: probes.head_entropy(m.run(x, HORIZON, **o)),
-    "kernel_regression": lambda m, x, _: probes.kernel_regression(
-        m.run(x.select([0]), HORIZON)
-    ),
-    "layer_similarity": lambda m, x, o: probes.layer_similarity(m.run(x, HORIZON, **o)),
-    "lines_of_thought": lambda m, x, o: probes.lines_of_thought(m.run(x, HORIZON, **o)),
-    "logit_lens": lambda m, x, o: probes.logit_lens(m.run(x, HORIZON, **o)),
-    "minimal_circuit": lambda m, x, _: probes.minimal_circuit(
-        m.run(x, HORIZON, rollout=False), None, nodes=MLPS
-    ),
-    "repeated_motif": lambda m, _x, o: probes.repeated_motif(m, n_series=SERIES, **o),
-    "induction_scores": lambda m, _x, _: probes.induction_scores(
-        m, n_sequences=SERIES, motif=5, decoding="forced"
-    ),
-    "seasonality_bias": lambda m, x, o: probes.seasonality_bias(m.run(x, HORIZON, **o)),
-    "stream_shares": lambda m, x, o: probes.stream_shares(m.run(x, HORIZON, **o)),
-}
-TOKENS_ONLY = {"lines_of_thought", "induction_scores"}
-# of one series, of weights alone, made of the probes above, or streaming its series as test_rank_probes.py has it
-OTHERS = set(
-    "attention_rollout attention_patterns component_writes head_parroting head_spectra head_states embedding_ranks "
-    "flow_of_ranks row_angles signal_families weight_ranks heads_by_stable_rank lag_attention weight_effects "
-    "norm_weighted_attention patch_attention random_heads autoregressive_attention".split()
-)
 # differences of equals, and signs of parts of size 0, which are rounding and nothing else
 ROUNDING = {
     "completeness_error",
@@ -81,8 +31,6 @@ ROUNDING = {
     "sign_agreement",
     "series_agreement",
 }
-# a gradient of all series together, and activations that are heard of all of them
-WHOLE = {"attribution_patching", "edge_attribution", "path_patching"}
 
 
 def series(count: int = SERIES) -> SeriesBatch:
@@ -96,19 +44,28 @@ def other(batch: SeriesBatch) -> SeriesBatch:
     return replace(batch, values=tuple(np.roll(values, 6) for values in batch.values))
 
 
-def test_every_probe_of_a_model_is_tried() -> None:
-    functions = {
-        name: getattr(probes, name)
-        for name in probes.__all__
-        if inspect.isfunction(getattr(probes, name))
-    }
-    takes = {"lens", "run", "clean"}
-    of_model = {
-        name
-        for name, one in functions.items()
-        if takes & set(inspect.signature(one).parameters)
-    }
-    assert of_model == set(CALLS) | OTHERS | WHOLE
+def kinds_of(lens: Lens) -> list[str]:
+    """Kinds that a probe computes of all series of a run or of a pair, and may compute in parts."""
+    return [
+        kind
+        for kind, entry in measurements().items()
+        if entry.home.startswith("tsfm_lens.probes.")
+        and entry.takes in ("run", "pair")
+        and not entry.whole_batch
+        and (not entry.needs or requirement(entry.needs).met(lens))
+    ]
+
+
+def compute(kind: str, lens: Lens, batch: SeriesBatch) -> xr.Dataset:
+    """Compute a measurement as its declaration keeps a trial of it small."""
+    entry = find(kind)
+    if entry.takes == "pair":
+        pair = [
+            lens.run(each, HORIZON, rollout=False) for each in (batch, other(batch))
+        ]
+        return entry.function(*pair, **entry.example)
+    options = {"num_samples": 2} if lens.adapter.readout == "token" else {}
+    return entry.function(lens.run(batch, HORIZON, **options), **entry.example)
 
 
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,14 +79,7 @@ def test_probes_find_the_same_one_series_at_a_time(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lens, batch = load(name), series()
-    token = lens.adapter.readout == "token"
-    options = {"num_samples": 2} if token else {}
-    chosen = {
-        probe: call
-        for probe, call in CALLS.items()
-        if token or probe not in TOKENS_ONLY
-    }
-    expected = {probe: call(lens, batch, options) for probe, call in chosen.items()}
+    expected = {kind: compute(kind, lens, batch) for kind in kinds_of(lens)}
 
     one_at_a_time(monkeypatch)
     rows: list[int] = []
@@ -153,23 +103,23 @@ def test_probes_find_the_same_one_series_at_a_time(
 
     monkeypatch.setattr(lens.adapter, "run", seen)
     monkeypatch.setattr(lens.adapter, "predict", seen_batch)
-    for probe, call in chosen.items():
+    for kind, whole in expected.items():
         rows.clear()
-        found = call(lens, batch, options)
-        assert set(rows) == {1}, (probe, rows)
-        assert set(found) == set(expected[probe])
+        found = compute(kind, lens, batch)
+        assert set(rows) == {1}, (kind, rows)
+        assert set(found) == set(whole)
         for variable in set(found) - ROUNDING:
-            what, actual = f"{probe}: {variable}", found[variable].values
+            what, actual = f"{kind}: {variable}", found[variable].values
             if actual.dtype.kind == "f":
                 assert_close(
                     actual,
-                    expected[probe][variable].values,
+                    whole[variable].values,
                     depth=DEPTH,
                     dtype=torch.float32,
                     what=what,
                 )
             else:
-                assert np.array_equal(actual, expected[probe][variable].values), what
+                assert np.array_equal(actual, whole[variable].values), what
 
 
 @pytest.mark.parametrize("name", NAMES)

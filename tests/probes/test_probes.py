@@ -16,7 +16,7 @@ from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import (
     ablation_effects,
     attention_patterns,
-    attribute,
+    attribution,
     autoregressive_attention,
     head_entropy,
     head_spectra,
@@ -131,7 +131,7 @@ def test_one_heads_logit_is_its_write_times_the_frozen_unembedding(
     token_lens: Lens,
 ) -> None:
     run = token_lens.run(BATCH, H)
-    result = attribute(run)
+    result = attribution(run)
     assert run.tokens is not None
     model = token_lens.adapter.model
     with torch.no_grad():
@@ -233,7 +233,7 @@ def test_shares_are_sums_of_the_attribution_in_the_order_of_the_wiring(
     found = stream_shares(
         lens.run(context, 8, num_samples=3 if name == "chronos-nano" else None)
     )
-    whole = attribute(
+    whole = attribution(
         lens.run(context, 8, num_samples=3 if name == "chronos-nano" else None)
     )
     decomposition = found.attrs["decomposition"]

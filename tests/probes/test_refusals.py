@@ -29,7 +29,7 @@ def one_run(model: str, *names: str, horizon: int = 4) -> Run:
     ("probe", "options", "words"),
     [
         ("ablation_effects", {"components": []}, "components is empty"),
-        ("attribute", {"tolerance": 0}, "tolerance is 0"),
+        ("attribution", {"tolerance": 0}, "tolerance is 0"),
         ("attention_patterns", {"kind": "crossattn"}, "Closest: cross_attn"),
         ("attention_rollout", {"stack": "encoders"}, "encoder"),
         ("autoregressive_attention", {"keys": "steps"}, "choose 'time' or 'window'"),
@@ -298,10 +298,10 @@ def test_a_probe_of_a_result_names_the_kind_that_it_goes_on_from(
 
 
 def test_a_probe_keeps_its_name_signature_and_place() -> None:
-    inner = inspect.unwrap(probes.attribute)
-    assert inner is not probes.attribute
-    assert inspect.signature(probes.attribute) == inspect.signature(inner)
-    assert probes.attribute.__doc__ == inner.__doc__
-    assert pickle.loads(pickle.dumps(probes.attribute)) is probes.attribute
+    inner = inspect.unwrap(probes.attribution)
+    assert inner is not probes.attribution
+    assert inspect.signature(probes.attribution) == inspect.signature(inner)
+    assert probes.attribution.__doc__ == inner.__doc__
+    assert pickle.loads(pickle.dumps(probes.attribution)) is probes.attribution
     with pytest.raises(TypeError, match="run"):
-        probes.attribute()  # type: ignore[call-arg]
+        probes.attribution()  # type: ignore[call-arg]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tiny_lenses import SUMMING, lens_of
-from tsfm_lens.probes import attribute
+from tsfm_lens.probes import attribution
 from tsfm_lens.probes.attribution import DECOMPOSITIONS, writes_and_stream
 from tsfm_lens.probes.secants import push_forward
 from tsfm_lens.testing import assert_close, example_case
@@ -26,7 +26,7 @@ def test_one_hidden_layer_is_integrated_by_the_share_of_the_path_on_which_each_u
 ):
     lens = lens_of("chronos-bolt")
     run = lens.run(example_case(lens).encoded.batch, 3)
-    found = attribute(run)
+    found = attribution(run)
     _, writes, last = writes_and_stream(run)
     model = lens.adapter.model
     norm, block = model.decoder.final_layer_norm, model.output_patch_embedding
@@ -70,7 +70,7 @@ def test_path_integrals_are_those_of_many_points_within_the_tolerance(
 ) -> None:
     lens = lens_of(name)
     run = lens.run(example_case(lens).encoded.batch, 3)
-    found = attribute(run, tolerance=TOLERANCE)
+    found = attribution(run, tolerance=TOLERANCE)
     _, writes, last = writes_and_stream(run)
     few = [0, len(writes) // 2, len(writes) - 1]
     with torch.no_grad():
@@ -96,7 +96,7 @@ def test_path_integrals_are_those_of_many_points_within_the_tolerance(
 def test_positions_that_are_not_read_are_not_needed(name: str) -> None:
     lens = lens_of(name)
     run = lens.run(example_case(lens).encoded.batch, 3)
-    found = attribute(run, decompositions="lens_difference")["attribution"].values[0]
+    found = attribution(run, decompositions="lens_difference")["attribution"].values[0]
     _, writes, last = writes_and_stream(run)
     with torch.no_grad():
         sums = [torch.zeros_like(last), *writes.cumsum(0)]

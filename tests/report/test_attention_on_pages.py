@@ -109,7 +109,7 @@ def with_planted_heads(lens: Lens) -> Iterator[Run]:
 
 def page_of(run: Run, folder: Path) -> SimpleNamespace:
     """The linked view's state and the texts of a report, without blanks."""
-    page = Page(run.report(folder, sections=("explore",)).read_text())
+    page = Page(run.report(folder, sections=("head_states",)).read_text())
     state = json.loads(page.unpacked("linked-state"))
     return SimpleNamespace(state=state, text="".join(page.text.split()))
 
@@ -125,7 +125,7 @@ def test_a_head_that_copies_is_told_with_its_lag_and_all_of_its_attention(
     lens = chronos_2(patch)
     with with_planted_heads(lens) as run:
         page = page_of(run, tmp_path)
-        table = run.measure("explore")
+        table = run.measure("head_states")
     copying, staying, resting, spread = (
         reading(page.state, f"0.time_attn.{head}") for head in range(4)
     )
@@ -175,7 +175,7 @@ def test_lags_and_places_are_those_of_the_captured_pattern(
     lens = load(architectures()[name].tiny(), check=False)
     values = np.random.default_rng(1).normal(size=length).cumsum()
     run = lens.run(as_series(values), steps)
-    found = run.measure("explore").isel(series=0)
+    found = run.measure("head_states").isel(series=0)
     stack, kind = lens.wiring.output_stack, str(found.attrs["attention"])
     queries = run.encoded.spans[stack.name]
     for layer in found["layer"].values:
@@ -272,7 +272,7 @@ def test_a_day_that_is_copied_is_a_day_on_the_whole_page(
 ) -> None:
     shares = on_the_day_before(daily)
     assert (shares > 0.9).all()
-    page = daily.report(tmp_path, sections=("ablation", "explore"))
+    page = daily.report(tmp_path, sections=("ablation_effects", "head_states"))
     driver = new_browser("--window-size=1400,1000")
     try:
         driver.get(page.as_uri())

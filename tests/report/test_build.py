@@ -82,7 +82,14 @@ def test_every_series_has_its_figures_or_a_note(tmp_path):
     """Of ten series every chapter draws the first eight, each under its tab, and says so of the others."""
     ids = [f"river-{place}" for place in range(10)]
     every = planted.in_report(ids)
-    kinds = ("forecast", "lens", "ablation", "attribution", "explore", "attention")
+    kinds = (
+        "forecast",
+        "lens",
+        "ablation_effects",
+        "attribution",
+        "head_states",
+        "attention_patterns",
+    )
     found = page({kind: every[kind] for kind in kinds}, tmp_path)
     for place, kind in enumerate(kinds, start=1):
         own = [
@@ -91,7 +98,9 @@ def test_every_series_has_its_figures_or_a_note(tmp_path):
             if (attrs["id"] or "").startswith(f"s{place}-")
         ]
         drawn = {attrs["data-series"] for attrs in own if "data-series" in attrs}
-        expected = {"forecast": ids, "explore": ids, "attention": []}.get(kind, ids[:8])
+        expected = {"forecast": ids, "head_states": ids, "attention_patterns": []}.get(
+            kind, ids[:8]
+        )
         assert drawn == set(expected), kind
     notes = [
         attrs["data-series"]
@@ -105,7 +114,8 @@ def test_every_series_has_its_figures_or_a_note(tmp_path):
 
 def test_what_any_chapter_may_say_is_said_once(results, tmp_path):
     text = page(
-        {name: results[name] for name in ("ablation", "attribution", "gain")}, tmp_path
+        {name: results[name] for name in ("ablation_effects", "attribution", "gain")},
+        tmp_path,
     ).text
     assert text.count("Not compared with untrained twins") == 1
     assert "What counts as significant" in text

@@ -12,13 +12,13 @@ import xarray as xr
 
 import planted
 import tsfm_lens
-from tsfm_lens import registry
+from tsfm_lens.core import registry
+from tsfm_lens.core.results import Results
 from tsfm_lens.data import bundled
 from tsfm_lens.findings import TWIN_WORK, judge, with_twins
 from tsfm_lens.models import Run
 from tsfm_lens.probes import ablation_effects, layer_gain, logit_lens
 from tsfm_lens.report.cards import cards_of
-from tsfm_lens.results import Results
 from tsfm_lens.viz.findings import judged
 from tsfm_lens.viz.forecast import naive_forecast, read_forecast
 from tsfm_lens.viz.logit_lens import read_gain
@@ -81,9 +81,9 @@ def costly(run: Any) -> xr.Dataset:
 
 @pytest.fixture
 def probe(monkeypatch: pytest.MonkeyPatch) -> Callable[..., xr.Dataset]:
-    monkeypatch.setattr(registry, "_PROBES", {})
+    monkeypatch.setattr(registry, "_MEASUREMENTS", dict(registry.measurements()))
     monkeypatch.setenv("TSFM_LENS_TWINS", "3")
-    return registry.probe("costly")(costly)
+    return registry.probe()(costly)
 
 
 def told(data: xr.Dataset) -> str:
@@ -223,11 +223,11 @@ def test_the_card_of_what_is_needed_remarks_on_it_too() -> None:
     ds = planted.ablation()
     baseline = xr.DataArray([229.0, 229.0, 229.0], dims="series")
     ds["mae_baseline"], ds["mae"] = baseline, baseline * (1 + ds["mae_change"])
-    (card,) = cards_of({"ablation": ds}, {"ablation": "s1"})
+    (card,) = cards_of({"ablation_effects": ds}, {"ablation_effects": "s1"})
     assert "error falls" not in card["cards"]["a"]["note"]
     ds["mae_change"] = ds["mae_change"] * 0 - 0.4
     ds["mae"] = baseline * (1 + ds["mae_change"])
-    (card,) = cards_of({"ablation": ds}, {"ablation": "s1"})
+    (card,) = cards_of({"ablation_effects": ds}, {"ablation_effects": "s1"})
     note = card["cards"]["a"]["note"]
     assert "size" in note
     assert re.search(r"error falls from 229\b.* to 137\b", note)

@@ -29,7 +29,9 @@ def forecast(name: str, seed: int = 0) -> Run:
 
 
 def state_of(run: Run, folder: Path) -> tuple[dict[str, Any], str]:
-    page = Page(run.report(folder, sections=("ablation", "explore")).read_text())
+    page = Page(
+        run.report(folder, sections=("ablation_effects", "head_states")).read_text()
+    )
     return json.loads(page.unpacked("linked-state")), re.sub(r"\s+", " ", page.text)
 
 
@@ -39,7 +41,7 @@ def test_the_map_has_every_component_with_the_number_of_the_chapter(
 ) -> None:
     run = forecast(name)
     state, text = state_of(run, tmp_path)
-    parts = run.measure("ablation")
+    parts = run.measure("ablation_effects")
     single = parts.sel(component=parts["kind"] != "layer")
     assert set(state["names"]) == set(single["component"].values.tolist())
     single = single.sel(component=state["names"])
@@ -66,7 +68,9 @@ def test_the_map_has_every_component_with_the_number_of_the_chapter(
         )
     # the card names the strongest, which is on the map, and the chapter the effect of the one that it draws
     ids = single["series"].values.tolist()
-    cards = cards_of({"ablation": parts}, {"ablation": "s1"})[0]["cards"]
+    cards = cards_of({"ablation_effects": parts}, {"ablation_effects": "s1"})[0][
+        "cards"
+    ]
     for place, each in enumerate(ids):
         strongest = int(single["mean_shift"].isel(series=place).argmax())
         assert cards[each]["big"] == state["names"][strongest]
@@ -96,7 +100,7 @@ def test_what_is_read_is_what_the_strongest_head_reads() -> None:
     """Not the head with the sharpest attention, and no head that does nothing."""
     ds = planted.explore()
     ds["lag_share"][:, 0, 2] = 1.0
-    (card,) = cards_of({"explore": ds}, {"explore": "s1"})
+    (card,) = cards_of({"head_states": ds}, {"head_states": "s1"})
     one = card["cards"]["a"]
     # head 2 of layer 1, then 1 and 0; head 2 of layer 0; heads 1 and 0, which does nothing, are not among the four
     assert one["big"] == "3 steps before the forecast"
@@ -105,18 +109,19 @@ def test_what_is_read_is_what_the_strongest_head_reads() -> None:
     ]
     floor = ds["mean_shift_floor"].copy(data=np.full(3, 11.5))
     (card,) = cards_of(
-        {"explore": ds.assign(mean_shift_floor=floor)}, {"explore": "s1"}
+        {"head_states": ds.assign(mean_shift_floor=floor)}, {"head_states": "s1"}
     )
     assert len(card["cards"]["a"]["bars"]) == 1
     # where that one rests on special tokens it says so, and where none acts there is no card
     resting = ds.assign(attention_other=ds["attention_other"] * 0 + 0.9).assign_attrs(
         special="EOS"
     )
-    (card,) = cards_of({"explore": resting}, {"explore": "s1"})
+    (card,) = cards_of({"head_states": resting}, {"head_states": "s1"})
     assert card["cards"]["a"]["big"] == "EOS"
     assert (
         cards_of(
-            {"explore": ds.assign(mean_shift_floor=floor * 100)}, {"explore": "s1"}
+            {"head_states": ds.assign(mean_shift_floor=floor * 100)},
+            {"head_states": "s1"},
         )
         == []
     )

@@ -19,9 +19,9 @@ DEFAULT = (
     "lens",
     "gain",
     "attribution",
-    "ablation",
-    "attention",
-    "explore",
+    "ablation_effects",
+    "attention_patterns",
+    "head_states",
 )
 
 
@@ -113,11 +113,17 @@ def test_chapters_follow_the_tab_or_say_what_they_draw(screen):
             # one first figure stands open under every tab
             assert chapter["figures"], kind
             # the attention is of the first series alone
-            alone = kind == "attention" and name != "a"
+            alone = kind == "attention_patterns" and name != "a"
             assert [
                 name in note and "draws a" in note for note in chapter["notes"]
             ] == [True] * alone, kind
-            if kind in ("forecast", "lens", "attribution", "ablation", "explore"):
+            if kind in (
+                "forecast",
+                "lens",
+                "attribution",
+                "ablation_effects",
+                "head_states",
+            ):
                 assert name in shown, kind
     # a figure that was drawn under another tab is as wide as its place
     until_drawn(screen)

@@ -73,7 +73,7 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     ),
     # other heads may move it more: a report names the kind and the head as other sections do
     (
-        *(read_explore, "explore", ()),
+        *(read_explore, "head_states", ()),
         (
             "decoder cross-attention, ablating decoder.1.cross_attn.2 moves the forecast most (12 ",
             "It also writes most",
@@ -107,7 +107,7 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
         ("is lowered most by layer 0 (−20 %", "raised most by layer 1"),
     ),
     (
-        *(read_ablation, "ablation", ("spearman_distance",)),
+        *(read_ablation, "ablation_effects", ("spearman_distance",)),
         (
             "Largest Spearman distance without one head: decoder.1.cross_attn.1 (0.8), ",
             "6 of 6 heads act above rounding on all 3 series; 6 of 6 by 1 % or more.",
@@ -116,14 +116,14 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     ),
     (
         read_ablation,
-        "ablation",
+        "ablation_effects",
         ("mase_change",),
         ("Largest change of MASE without one head: decoder.1.cross_attn.1 (65 %",),
     ),
     # 4 * 0.8 above a forecast that runs through 4 m
     (
         read_ablation_forecasts,
-        "ablation",
+        "ablation_effects",
         (0, ["decoder.1.cross_attn.1"]),
         ("moves by 3.2 m on average (80 % of its",),
     ),
@@ -153,7 +153,7 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
         ),
     ),
     (
-        *(read_attention, "attention", ()),
+        *(read_attention, "attention_patterns", ()),
         (
             "sharpest is layer 0, head 0 (entropy 0 nats)",
             f"is layer 0, head 1 ({MOST} of at most {MOST} nats)",
@@ -161,18 +161,18 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     ),
     (
         read_attention_map,
-        "attention",
+        "attention_patterns",
         (0, 0),
         ("most often look 7 steps back (largest weight in 5 of 5 queries)",),
     ),
     (
         read_attention_map,
-        "attention",
+        "attention_patterns",
         (1, 0),
         ("Its queries give ", "of their attention to special tokens"),
     ),
     (
-        *(read_stable_rank, "spectra", ("QK",)),
+        *(read_stable_rank, "head_spectra", ("QK",)),
         (
             "from 1 (layer 0, head 0) to 4 (layer 1, head 1); the largest possible is 4.",
             "highest in layer 1 (3.5)",
@@ -181,7 +181,7 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     # of equal singular values nine tenths need all; the heads have 1, 2, 3 and 4 of them
     (
         read_spectra,
-        "spectra",
+        "head_spectra",
         ("QK",),
         ("lie in 2 of 4 directions for the median head (1 to 4",),
     ),
@@ -250,13 +250,13 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     # every weight of a one-hot head counts twice; 0.2 of layer 1 is on a real step, 0.045 on EOS
     (
         read_norm_weighted,
-        "norm_weighted",
+        "norm_weighted_attention",
         (),
         ("longest in layer 0, head 0 (2 on average)", f"{4.5 / 0.245:.3g} %"),
     ),
     (
         read_parroting,
-        "parroting",
+        "context_parroting",
         (0,),
         (
             "forecast of a is 0 standard deviations",
@@ -267,13 +267,13 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     # forecast 3 + h, truth 10 + h
     (
         read_parroting,
-        "parroting",
+        "context_parroting",
         (0,),
         (f"The truth is {7 / SPREAD:.3g} away, so the forecast is nearer to a copy",),
     ),
     (
         read_parroting,
-        "parroting",
+        "context_parroting",
         (2,),
         ("The context of c is too short or constant, so there is nothing to copy.",),
     ),
@@ -288,12 +288,12 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     ),
     (
         read_seasons,
-        "seasonality",
+        "seasonality_bias",
         (),
         ("a 50 % (period 4), b 50 %", "weaker than the truth's in 3 of 3 series"),
     ),
     (
-        *(read_patching, "patching", (0,)),
+        *(read_patching, "activation_patching", (0,)),
         (
             "are 4 m apart on average",
             "the EOS token (100 %) and the stream before layer 1, steps −12 to −1 (75 %)",
@@ -301,7 +301,7 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     ),
     (
         read_patched_forecasts,
-        "patching",
+        "activation_patching",
         (0,),
         ("is 0 m from the clean one on average; unpatched it is 4 m away.",),
     ),
@@ -315,7 +315,7 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     (read_estimate, "attribution_patching", (0,), ("steps −12 to −1 (+1.25)",)),
     (
         read_paths,
-        "paths",
+        "path_patching",
         (),
         (
             "decoder.0.cross_attn.0 (+0.5)",
@@ -323,7 +323,7 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
         ),
     ),
     (
-        *(read_circuit, "circuit", ()),
+        *(read_circuit, "minimal_circuit", ()),
         (
             *(
                 "3 of 8 components are kept: 2 of 6 cross-attention heads and 1 of 2 MLPs",
@@ -335,13 +335,13 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     ),
     (
         read_circuit_forecasts,
-        "circuit",
+        "minimal_circuit",
         (0,),
         ("circuit alone 1 m", "all but the circuit 8 m"),
     ),
     (
         read_curve,
-        "circuit",
+        "minimal_circuit",
         (),
         (
             "tried with a faithfulness of at least 0.9 has 3 components",
@@ -408,7 +408,7 @@ def test_a_share_within_rounding_is_not_called_one_of_the_forecast(results):
         parts.assign(attribution=-0.0 * parts["attribution"]), "expected_value", 0
     )
     assert ("No component moves" in silent[0], signed(-0.0)) == (True, "+0")
-    drowned = judge(results["patching"], "recovered", floor=2.0, signed=True)
+    drowned = judge(results["activation_patching"], "recovered", floor=2.0, signed=True)
     assert read_patching(drowned, 0)[1].startswith("No single patch moves")
     assert read_patched_forecasts(drowned, 0)[0].startswith("No patch brings")
     with pytest.raises(InputError, match="has no test of recovered"):
@@ -514,13 +514,13 @@ def test_a_reading_admits_where_a_definition_does_not_hold(results):
         "says nothing about the lag"
         in read_lag(results["lag"].assign(chance=((), 1.0)))[0]
     )
-    patches = results["patching"]
+    patches = results["activation_patching"]
     patches["forecast"][...] = patches["clean_forecast"] + 9.0
     assert "no nearer than before" in read_patched_forecasts(patches, 0)[1]
 
 
 def test_effects_and_repair_are_told_by_their_sizes(results):
-    ds = results["effects"].isel(series=[0])
+    ds = results["causal_effects"].isel(series=[0])
     largest, later, acting = read_effects(ds)[:3]
     assert (
         "decoder.1.mlp (70 %), decoder.1.cross_attn.2 (60 %) and decoder.1.cross_attn.1 (50 %)"
@@ -548,10 +548,10 @@ def test_heads_that_cannot_be_told_apart_are_named_together():
 
 
 def test_tables_hold_the_numbers_and_the_steps_they_cover(results):
-    ds = results["patching"]
-    table = next(measurement_of(ds, "patching").draw_panels(ds)).table.set_index(
-        ["component", "position"]
-    )
+    ds = results["activation_patching"]
+    table = next(
+        measurement_of(ds, "activation_patching").draw_panels(ds)
+    ).table.set_index(["component", "position"])
     row = table.loc[("blocks.1.hook_resid_pre", 12)]
     assert (row["recovered"], row["effect"]) == (0.75, 3.0)
     assert (row["position_start"], row["position_stop"], row["position_special"]) == (
@@ -560,7 +560,9 @@ def test_tables_hold_the_numbers_and_the_steps_they_cover(results):
         "",
     )
     circuit = list(
-        measurement_of(results["circuit"], "circuit").draw_panels(results["circuit"])
+        measurement_of(results["minimal_circuit"], "minimal_circuit").draw_panels(
+            results["minimal_circuit"]
+        )
     )
     members = circuit[0].table.set_index("component")["in_circuit"]
     assert list(members[members].index) == [
@@ -570,5 +572,5 @@ def test_tables_hold_the_numbers_and_the_steps_they_cover(results):
     ]
     np.testing.assert_array_equal(
         circuit[-1].table["size"],
-        np.flatnonzero(np.isfinite(results["circuit"]["curve"])),
+        np.flatnonzero(np.isfinite(results["minimal_circuit"]["curve"])),
     )

@@ -191,7 +191,7 @@ def test_a_failed_build_leaves_the_old_report(
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     gain = pd.DataFrame()
     gain.attrs["kind"] = "gain"
-    with pytest.raises(InputError, match="of kind 'gain'; a sweep has sweep_heads"):
+    with pytest.raises(InputError, match=r"of kind 'gain'.*sweep_heads"):
         build_sweep_report(one | {"x": gain}, tmp_path, title="New", provenance={})
     monkeypatch.setattr(room, "latex", lambda ds: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -15,7 +15,7 @@ import torch
 import xarray as xr
 
 import tsfm_lens
-from tsfm_lens import registry
+from tsfm_lens.core import registry
 
 _PACKAGES = ("probes", "training", "zoo")
 _STUDIES = ("experiments", "rank_theory", "recipes")

@@ -10,7 +10,7 @@ import planted
 from refusals import expect_error
 from tsfm_lens import load, viz
 from tsfm_lens.data import bundled
-from tsfm_lens.figures.named import make_figure, refuse_several
+from tsfm_lens.report.figures import make_figure, refuse_several
 from viz.marks import heatmaps
 
 
@@ -90,7 +90,7 @@ def test_what_cannot_stand_side_by_side_is_refused() -> None:
 def test_a_figure_of_two_models_forecasts_the_same_series() -> None:
     run = load("bolt-nano").run(bundled("nile"), 6, holdout=True)
     made = make_figure("forecast_fan", run, [load("chronos2-nano")])
-    (panel,) = made.files
+    (panel,) = made.panels
     one, two = panel.results
     np.testing.assert_array_equal(one["truth"], two["truth"])
     assert [each.attrs["model"] for each in panel.results] == [

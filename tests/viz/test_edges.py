@@ -13,7 +13,7 @@ import xarray as xr
 
 import planted
 from tsfm_lens import viz
-from tsfm_lens.registry import find
+from tsfm_lens.core.registry import find
 from tsfm_lens.viz import theme
 from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.sheet import Panel, Sheet, blank, sheet, text_width
@@ -47,7 +47,7 @@ def of(name: str, **changes: Change) -> xr.Dataset:
 
 
 def two_stacks() -> xr.Dataset:
-    ds = made()["ablation"]
+    ds = made()["ablation_effects"]
     names = [
         f"encoder.0.{part}"
         for part in ("cross_attn.0", "cross_attn.1", "cross_attn.2", "mlp")
@@ -163,14 +163,14 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
     ),
     "a missing effect is an empty cell": (
         lambda: heatmaps(
-            viz.ablation_heatmap(of("ablation", spearman_distance_size=unknown))
+            viz.ablation_heatmap(of("ablation_effects", spearman_distance_size=unknown))
         )[0].text[0][0],
         "",
     ),
     "tokens of the forecast read no context": (
         lambda: len(
             viz.attention_map(
-                made()["attention"]
+                made()["attention_patterns"]
                 .isel(key=[0, 1])
                 .assign_coords(planted.tokens("key", [0, 1]))
             ).data
@@ -180,7 +180,7 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
     "special keys do not set the colours": (
         lambda: (
             viz.attention_grid(
-                of("attention", pattern=rest).isel(layer=[0], head=[1])
+                of("attention_patterns", pattern=rest).isel(layer=[0], head=[1])
             ).layout.coloraxis.cmax
         ),
         0.04,
@@ -198,7 +198,7 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
         lambda: (
             named(
                 viz.parroting_forecast(
-                    of("parroting", best_lag=lambda ds: 0 * ds["best_lag"] + 2)
+                    of("context_parroting", best_lag=lambda ds: 0 * ds["best_lag"] + 2)
                 ),
                 "context 2 back",
             )[0].y
@@ -214,14 +214,20 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
     ),
     "without paths a recipe has an interval": (
         lambda: named(
-            viz.recipe_forecasts(made()["recipes"].drop_vars("sample"), series=["b"]),
+            viz.recipe_forecasts(
+                made()["ablation_recipes"].drop_vars("sample"), series=["b"]
+            ),
             "interval",
         )[0].y[0],
         111.6,
     ),
     "variates in one sequence have a map each": (
         lambda: len(
-            heatmaps(viz.patching_map(made()["patching"].isel(position=[0, 1, 0, 1])))
+            heatmaps(
+                viz.patching_map(
+                    made()["activation_patching"].isel(position=[0, 1, 0, 1])
+                )
+            )
         ),
         2,
     ),

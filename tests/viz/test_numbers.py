@@ -14,8 +14,8 @@ import xarray as xr
 import planted
 from refusals import expect_error
 from tsfm_lens import viz
+from tsfm_lens.core.registry import measurements
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.registry import measurements
 from tsfm_lens.testing import assert_close
 from viz.marks import heatmaps
 
@@ -29,7 +29,7 @@ everything = cache(planted.everything)
 
 MAPS: dict[str, Case] = {
     "stable_rank_map": (
-        "spectra",
+        "head_spectra",
         {"product": "OV"},
         lambda ds: [ds["stable_rank"].sel(product="OV")],
     ),
@@ -59,9 +59,13 @@ MAPS: dict[str, Case] = {
         lambda ds: ds["attention"].sel(layer="1"),
     ),
     "attention_rollout_map": ("flow", {}, lambda ds: ds["flow"]),
-    "path_map": ("paths", {"series": 0}, lambda ds: [ds["recovered"].isel(series=0)]),
+    "path_map": (
+        "path_patching",
+        {"series": 0},
+        lambda ds: [ds["recovered"].isel(series=0)],
+    ),
     "path_map of edges": (
-        "edges",
+        "edge_attribution",
         {},
         lambda ds: [ds["score"].isel(series=0).where(ds["score"].any("series"))],
     ),
@@ -74,7 +78,7 @@ LINES: dict[str, Case] = {
         lambda ds: {"median over heads": ds["bandwidth"].sel(layer="1").median("head")},
     ),
     "season_amplitudes": (
-        "seasonality",
+        "seasonality_bias",
         {"series": ["b"]},
         lambda ds: {
             name: ds["amplitude"].sel(series="b", part=name.split()[-1])
@@ -82,7 +86,7 @@ LINES: dict[str, Case] = {
         },
     ),
     "parroting_forecast": (
-        "parroting",
+        "context_parroting",
         {"series": "b"},
         lambda ds: {
             "forecast": ds["forecast"][1],
@@ -91,7 +95,7 @@ LINES: dict[str, Case] = {
         },
     ),
     "circuit_forecasts": (
-        "circuit",
+        "minimal_circuit",
         {},
         lambda ds: {
             name: ds["forecast"].sel(part=part)[0] for name, part in PARTS.items()
@@ -156,7 +160,7 @@ def test_what_cannot_be_told_is_not_drawn() -> None:
     lines = viz.embedding_spectra(everything()["embedding_ranks"]).data
     # one direction is drawn as a point
     assert [line.mode for line in lines] == ["lines", "lines", "lines+markers"]
-    spoiled = everything()["parroting"].isel(series=[0]).copy(deep=True)
+    spoiled = everything()["context_parroting"].isel(series=[0]).copy(deep=True)
     for name in (
         "lag_error",
         "parrot",
@@ -172,22 +176,22 @@ def test_what_cannot_be_told_is_not_drawn() -> None:
         "truth",
         "forecast",
     }
-    assert "no lag can be copied" in fig.layout.meta["subtitle"]
+    assert "at no lag" in fig.layout.meta["subtitle"]
 
 
 @pytest.mark.parametrize(
     ("name", "result", "options", "words"),
     [
-        ("stable_rank_map", "spectra", {"product": "KQ"}, "QK"),
+        ("stable_rank_map", "head_spectra", {"product": "KQ"}, "QK"),
         ("similarity_map", "layer_similarity", {"measure": "angle"}, "cosine"),
         ("kernel_bandwidths", "kernel", {"layers": [7]}, "no layer '7'"),
         ("patch_attention_grid", "patch_attention", {"layer": "7"}, "no layer '7'"),
-        ("parroting_forecast", "parroting", {"series": "bb"}, "no series 'bb'"),
-        ("season_amplitudes", "seasonality", {"series": [5]}, "counted from 0"),
-        ("patched_forecasts", "patching", {"top": 0}, "top is 0"),
-        ("self_repair_bars", "effects", {"top": 0}, "top is 0"),
-        ("patching_map", "patching", {"value": "first_order"}, "recovered"),
-        ("path_map", "paths", {"value": "score"}, "recovered"),
+        ("parroting_forecast", "context_parroting", {"series": "bb"}, "no series 'bb'"),
+        ("season_amplitudes", "seasonality_bias", {"series": [5]}, "counted from 0"),
+        ("patched_forecasts", "activation_patching", {"top": 0}, "top is 0"),
+        ("self_repair_bars", "causal_effects", {"top": 0}, "top is 0"),
+        ("patching_map", "activation_patching", {"value": "first_order"}, "recovered"),
+        ("path_map", "path_patching", {"value": "score"}, "recovered"),
         (
             "autoregressive_attention_map",
             "autoregressive_attention",
@@ -200,18 +204,28 @@ def test_what_cannot_be_told_is_not_drawn() -> None:
             {"count": 0},
             "count is 0",
         ),
-        ("attention_map", "attention", {"head": 5}, "no head '5'"),
+        ("attention_map", "attention_patterns", {"head": 5}, "no head '5'"),
         ("attention_rollout_map", "flow", {"layers": [9]}, "no layer '9'"),
         ("lens_forecast", "patches", {"layers": [7]}, "no layer '7'"),
         ("layer_entropy", "patches", {}, "no variable 'entropy'"),
-        ("ablation_heatmap", "ablation", {"metric": "spearman"}, "spearman_distance"),
+        (
+            "ablation_heatmap",
+            "ablation_effects",
+            {"metric": "spearman"},
+            "spearman_distance",
+        ),
         (
             "ablation_forecasts",
-            "ablation",
+            "ablation_effects",
             {"components": ["decoder.0.mpl"]},
             r"decoder\.0\.mlp",
         ),
-        ("ablation_forecasts", "ablation", {"components": []}, "components is empty"),
+        (
+            "ablation_forecasts",
+            "ablation_effects",
+            {"components": []},
+            "components is empty",
+        ),
         ("attribution_bars", "attribution", {"step": 9}, "no step '9'"),
         (
             "attribution_bars",
@@ -219,7 +233,7 @@ def test_what_cannot_be_told_is_not_drawn() -> None:
             {"decomposition": "expected"},
             "expected_value",
         ),
-        ("recipe_forecasts", "recipes", {"recipes": ["fex"]}, "'fex'.*few"),
+        ("recipe_forecasts", "ablation_recipes", {"recipes": ["fex"]}, "'fex'.*few"),
     ],
 )
 def test_what_a_result_does_not_have_is_refused(

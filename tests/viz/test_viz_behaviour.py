@@ -28,7 +28,7 @@ def results() -> dict[str, xr.Dataset]:
     )
     entropy = probes.head_entropy(lens.run(series, 12))
     return {
-        "induction": induction,
+        "induction_scores": induction,
         "overlap": probes.induction_overlap(induction, entropy, prefix_from=0.32),
         "motif": probes.repeated_motif(load("bolt-nano"), n_series=4),
         "parroting": probes.head_parroting(
@@ -46,7 +46,7 @@ def parts() -> tuple[object, int]:
 
 
 def test_induction_maps_frame_the_induction_heads() -> None:
-    ds = results()["induction"]
+    ds = results()["induction_scores"]
     fig = viz.induction_maps(ds)
     for trace, name in zip(
         heatmaps(fig), ("prefix_matching", "copy_score", "entropy"), strict=True
@@ -132,7 +132,9 @@ def test_threshold_maps_hold_the_sweeps() -> None:
     assert marks == [(0.38, 2.0), (0.38, 2.0), (0.32, 2.0)]
     assert fig.layout.plot_bgcolor == PALE
     expect_error(
-        "induction_maps draws that kind", viz.overlap_thresholds, results()["induction"]
+        "induction_maps draws that kind",
+        viz.overlap_thresholds,
+        results()["induction_scores"],
     )
 
 

@@ -173,7 +173,9 @@ def test_the_strongest_edges_are_drawn_as_wide_as_they_are_strong() -> None:
                 receiver=["encoder.0.mlp", *edges["receiver"].values[1:]]
             ),
         )
-    expect_error("'edges' is needed", viz.circuit_graph, circuit, planted.paths())
+    expect_error(
+        "'edge_attribution' is needed", viz.circuit_graph, circuit, planted.paths()
+    )
 
 
 def test_the_curve_has_the_sizes_that_were_tried() -> None:

@@ -37,11 +37,11 @@ def results() -> dict[str, xr.Dataset]:
     run = load("chronos2-nano").run(as_series(items), HORIZON)
     sampled = {"parts": 8, "others": "stretches", "season": 1}
     return {
-        "exact": explain.attribute_inputs(run, 0, reference="mean", parts=3),
-        "occlusion": explain.attribute_inputs(
+        "exact": explain.input_attribution(run, 0, reference="mean", parts=3),
+        "occlusion": explain.input_attribution(
             run, 1, method="occlusion", reference="zero", parts=2
         ),
-        "sampled": explain.attribute_inputs(
+        "sampled": explain.input_attribution(
             run, 0, reference="mean", parts=sampled, budget=100, tolerance=0
         ),
         "effects": explain.input_effects(run, parts=2),

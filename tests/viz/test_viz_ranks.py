@@ -7,7 +7,7 @@ import xarray as xr
 
 import planted
 from tsfm_lens import viz
-from tsfm_lens.registry import find
+from tsfm_lens.core.registry import find
 from tsfm_lens.viz.stream_ranks import (
     read_bound,
     read_embedding_ranks,

@@ -22,12 +22,16 @@ def long_map(kind: str, keys: int, queries: int, lag: int) -> xr.Dataset:
     )
     make = {
         "autoregressive_attention": planted.rollout,
-        "norm_weighted": planted.norm_weighted,
+        "norm_weighted_attention": planted.norm_weighted,
     }.get(kind, planted.attention)
     made = make(
         planted.series(("s",), time=keys, horizon=queries, dated=False), pattern, places
     )
-    return made.assign(norm=made["norm"] / 2) if kind == "norm_weighted" else made
+    return (
+        made.assign(norm=made["norm"] / 2)
+        if kind == "norm_weighted_attention"
+        else made
+    )
 
 
 def test_rollout_panels_are_sorted_by_entropy_and_hold_the_weights() -> None:
@@ -87,9 +91,11 @@ def test_flow_has_a_panel_a_layer_and_keeps_the_rest_visible() -> None:
 def test_long_maps_stay_small_and_keep_the_band(name: str) -> None:
     kinds = {
         "autoregressive_attention_map": "autoregressive_attention",
-        "norm_weighted_map": "norm_weighted",
+        "norm_weighted_map": "norm_weighted_attention",
     }
-    fig = getattr(viz, name)(long_map(kinds.get(name, "attention"), 2048, 512, 24))
+    fig = getattr(viz, name)(
+        long_map(kinds.get(name, "attention_patterns"), 2048, 512, 24)
+    )
     (trace,) = (one for one in fig.data if one.type == "heatmap")
     z = np.asarray(
         trace.z if name != "autoregressive_attention_map" else np.asarray(trace.z).T

@@ -13,7 +13,8 @@ import torch
 import xarray as xr
 
 from refusals import expect_error
-from tsfm_lens import registry, viz
+from tsfm_lens import viz
+from tsfm_lens.core import registry
 from tsfm_lens.report.build import build_report, panels_of
 from tsfm_lens.training import Watch, attention_norms, together
 from tsfm_lens.viz.printing import COLUMNS

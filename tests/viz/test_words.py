@@ -25,9 +25,9 @@ NAME = "Wirkleistung Knoten Köln-Süd"
 UNIT = "megawatt hours per day"
 FEW = (
     "layer_similarity",
-    "effects",
-    "seasonality",
-    "explore",
+    "causal_effects",
+    "seasonality_bias",
+    "head_states",
 )  # maps, points and bars, lines, panels of all kinds
 DRAW = """
 const [spec, width, height, done] = arguments, {data, layout} = JSON.parse(spec), plot = document.createElement("div");

@@ -3,12 +3,12 @@
 from tsfm_lens.cli import analyses, compress, figure, listings, sweep
 from tsfm_lens.cli.common import app
 from tsfm_lens.console import standard_streams, termination
-from tsfm_lens.extensions import COMMANDS, load_extensions
+from tsfm_lens.extensions import COMMANDS, load_all
 
 __all__ = ["analyses", "app", "compress", "figure", "listings", "main", "sweep"]
 
 # the commands of packages above
-load_extensions(COMMANDS)
+load_all(COMMANDS)
 
 
 def main() -> None:

@@ -54,7 +54,7 @@ def report(
     request: Request,
 ) -> None:
     """Analyse a model on series and write one HTML file that opens offline."""
-    from tsfm_lens.explain.segments import item_rows
+    from tsfm_lens.data.batch import item_rows
     from tsfm_lens.report import pipeline
 
     kinds = checked_kinds(model, sections, pipeline.SECTIONS, request.samples)
@@ -331,14 +331,14 @@ def attribute(
     """Split the forecast into contributions of components."""
     import numpy as np
 
-    from tsfm_lens.probes import attribute as attribute_forecast
+    from tsfm_lens.probes import attribution
     from tsfm_lens.viz.select import varying
 
     with progress_display() as bar:
         series = series_shown(bar, request, model)
         run = request.run(open_shown(bar, model), series).compared()
         with stage(bar, "attribution", None):
-            result = attribute_forecast(run)
+            result = attribution(run)
     if request.as_json:
         emit(result)
         return
@@ -448,7 +448,7 @@ def explain(
     method: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="shapley, occlusion, …; see explain.attribute_inputs."
+            metavar="NAME", help="shapley, occlusion, …; see explain.input_attribution."
         ),
     ] = "",
     reference: Annotated[

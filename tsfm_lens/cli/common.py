@@ -297,9 +297,4 @@ def _duration(seconds: float) -> str:
 def step_words(step: str) -> str:
     if step == "report":
         return "write the report"
-    kind, _, rest = step.partition("_")
-    return (
-        f"attention: {rest.replace('_', ' ')}"
-        if kind == "attention"
-        else step.replace("_", " ")
-    )
+    return step.replace("_", " ")

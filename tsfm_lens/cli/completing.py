@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from tsfm_lens.registry import VERSION
+from tsfm_lens.core import VERSION
 
 
 def among(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
@@ -46,10 +46,9 @@ def _names() -> dict[str, list[str]]:
 
 
 def _computed_names() -> dict[str, list[str]]:
+    from tsfm_lens.core.registry import figures, measurements
     from tsfm_lens.embedded import checkpoint_names
-    from tsfm_lens.figures.named import figures
     from tsfm_lens.models.architecture import architectures
-    from tsfm_lens.registry import measurements
 
     published = [
         name for entry in architectures().values() for name in entry.published.values()

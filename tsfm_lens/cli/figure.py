@@ -90,10 +90,11 @@ def figure(
             "name at least one of html, svg, pdf, png, json", param_hint="--format"
         )
     # bad arguments are refused before a model is opened
-    from tsfm_lens.figures.named import (
+    from tsfm_lens.core.registry import find_figure
+    from tsfm_lens.report.figures import (
         STATIC,
+        check_architecture,
         checked_formats,
-        find_figure,
         make_figure,
         refuse_several,
         write_figure,
@@ -113,14 +114,14 @@ def figure(
     for model in models:
         architecture = check_sampling(model, request.samples)
         if architecture is not None:
-            entry.check_architecture(architecture, model)
+            check_architecture(entry, architecture, model)
     with progress_display() as bar:
         series = series_shown(bar, request, *models)
         lenses = [open_shown(bar, model) for model in models]
         with stage(bar, f"compute figure {name}"):
             run = request.run(lenses[0], series)
             result = make_figure(name, run.select(item) if item else run, lenses[1:])
-        write_id = bar.add_task("draw", total=len(result.files) * len(file_formats))
+        write_id = bar.add_task("draw", total=len(result.panels) * len(file_formats))
         paths = write_figure(
             result,
             out,
@@ -135,7 +136,7 @@ def figure(
     if request.as_json:
         from tsfm_lens.report.pipeline import as_plain
 
-        numbers = [as_plain(each) for file in result.files for each in file.results]
+        numbers = [as_plain(each) for panel in result.panels for each in panel.results]
         facts = {
             "figure": result.entry.name,
             "files": [str(path) for path in paths],
@@ -152,7 +153,7 @@ def _requested(formats: str | None) -> list[str]:
     if formats is not None:
         return [name.strip().lower() for name in formats.split(",") if name.strip()]
     from tsfm_lens.errors import RenderError
-    from tsfm_lens.figures.named import STATIC
+    from tsfm_lens.report.figures import STATIC
     from tsfm_lens.viz.saving import browser_at
 
     try:
@@ -164,20 +165,23 @@ def _requested(formats: str | None) -> list[str]:
 
 
 def _list(as_json: bool) -> None:
-    from tsfm_lens.figures.named import figures
+    from tsfm_lens.core.registry import figures
+    from tsfm_lens.report.figures import computed_words, requirements, takes_models
 
     entries = figures().values()
     if as_json:
         records = []
         for entry in entries:
+            models = " and ".join(needs.models for needs in requirements(entry))
             facts = {
-                key: getattr(entry, key)
-                for key in ("name", "title", "computes", "paper")
+                "name": entry.name,
+                "title": entry.title,
+                "computes": computed_words(entry),
+                "paper": entry.paper,
+                "models": models,
+                "several": takes_models(entry),
             }
-            models = " and ".join(needs.models for needs in entry.needs)
-            records.append(
-                facts | {"models": models, "several": entry.compare is not None}
-            )
+            records.append(facts)
         echo(json.dumps(records))
         return
     # what computes each is in --json: beside it a line would be 350 characters long

@@ -22,7 +22,7 @@ from tsfm_lens.cli.reading import AsJson, check_sampling
 from tsfm_lens.console import echo
 
 if TYPE_CHECKING:
-    from tsfm_lens.registry import Measurement
+    from tsfm_lens.core.registry import Measurement
 
 
 @app.command()
@@ -151,16 +151,14 @@ def measurements(as_json: AsJson = False) -> None:
 
 def measurement_facts() -> list[dict[str, Any]]:
     """List plain values of every measurement: kind, theme, summary, probes, figures, source, paper, models."""
-    from tsfm_lens.registry import measurements
+    from tsfm_lens.core.registry import measurements
 
     return [
         {
             "kind": each.kind,
             "theme": each.theme,
             "summary": each.summary,
-            "probes": []
-            if each.probe is None or each.probe.function.__name__.startswith("_")
-            else [each.probe.name],
+            "probes": [each.function_name] if each.function_name else [],
             "figures": list(dict.fromkeys(figure.name for figure in each.figures)),
             "source": each.source,
             "paper": list(each.paper),
@@ -171,9 +169,11 @@ def measurement_facts() -> list[dict[str, Any]]:
 
 
 def _models(each: Measurement) -> str:
+    from tsfm_lens.core.registry import requirement
+
     if each.of_run:
-        return "every model" if each.needs is None else each.needs.models
-    if each.probe is not None:
+        return requirement(each.needs).models if each.needs else "every model"
+    if each.function is not None:
         return "several models"
     return {"Theory": "no model", "Training": "models trained for it"}.get(
         each.theme, "sweeps"

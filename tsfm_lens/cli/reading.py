@@ -384,6 +384,7 @@ def checked_kinds(
     model: str, sections: str | None, default: Sequence[str], samples: int | None
 ) -> tuple[str, ...]:
     """Return the measurements that ``--sections`` names; refuse them if the model's architecture allows none."""
+    from tsfm_lens.core.registry import requirement
     from tsfm_lens.errors import InputError
     from tsfm_lens.report.pipeline import checked_sections
 
@@ -397,10 +398,10 @@ def checked_kinds(
     reasons = []
     for measurement in measurements if architecture is not None else ():
         try:
-            if measurement.needs is not None:
-                measurement.needs.check_architecture(
-                    architecture, model, f"{measurement.kind!r}"
-                )
+            if measurement.needs:
+                needs = requirement(measurement.needs)
+                label = f"{measurement.kind!r}"
+                needs.check_architecture(architecture, model, label)
         except InputError as error:
             reasons.append(str(error))
     if len(reasons) == len(measurements):

@@ -20,15 +20,22 @@ from tsfm_lens.compress.matrices import matrices
 from tsfm_lens.compress.methods import METHODS, calibration_run, compressed
 from tsfm_lens.compress.moments import ITEM
 from tsfm_lens.compress.schedule import ratio_of
+from tsfm_lens.core.registry import probe
 from tsfm_lens.data import SeriesBatch, as_series, bundled, bundled_info, bundled_names
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.timing import clock_of, in_turn, measured
-from tsfm_lens.registry import probe
 from tsfm_lens.stats import CONFIDENCE, FEWEST, holm, mean_interval
 
-__all__ = ["cost", "pareto", "quality", "sizes"]
+__all__ = [
+    "compression",
+    "compression_quality",
+    "cost",
+    "pareto",
+    "quality",
+    "sizes",
+]
 
 TOLERANCE = 0.01
 """Rise of the error that is taken for harmless, a share."""
@@ -331,20 +338,74 @@ def smallest_harmless(curve: xr.Dataset) -> Mapping[str, Any]:
     return {"choice": name_of(at) if fit else "", "why": why}
 
 
-@probe("compression", words="compress.pareto on all series")
-def _curve(
+@probe(
+    title="Size and error of compressed models",
+    theme="Causes",
+    summary=(
+        "parameters kept against error of low-rank models, by method and share kept"
+    ),
+    description=(
+        "Attention matrices are truncated to lower ranks, and stored as two factors "
+        "where that is smaller. Forecasts of the whole and the compressed model are "
+        "compared series by series."
+    ),
+    source="after Flow of ranks, section 5 and table 2",
+    paper=(
+        "S0-TSVD",
+        "S0-METR",
+        "S0-SCHED",
+        "S0-GUIDE",
+        "S0-T2",
+    ),
+    cost="search",
+)
+def compression(
     run: Run,
     *,
     keeps: Sequence[float] = (0.1, 0.25, 0.5),
     methods: Sequence[str] = ("svd", "weighted"),
 ) -> xr.Dataset:
+    """Measure the :func:`pareto` curve of a run, calibrated on other series or earlier steps.
+
+    Args:
+        run: of the full model on the series that measure, with their truth.
+        keeps, methods: see :func:`pareto`.
+
+    Returns:
+        Dataset of kind "compression", as :func:`pareto` gives.
+
+    Example:
+        >>> compress.compression(run, keeps=[0.5], methods=["svd"]).sizes["keep"]
+        1
+    """
     return pareto(run, calibration_run(run), keeps, methods=methods)
 
 
 @probe(
-    "compression_quality", words="compress.quality of a model at a quarter of the rank"
+    title="Forecasts of a compressed model",
+    theme="Causes",
+    summary=("forecasts before and after compression, with errors paired by series"),
+    description=(
+        "Attention keeps a quarter of its rank, allocated to matrices by their "
+        "effect on the forecast."
+    ),
+    source="after Flow of ranks, section 5 and table 2",
+    cost="search",
 )
-def _quality(run: Run, *, keep: float = 0.25, **options: Any) -> xr.Dataset:
+def compression_quality(run: Run, *, keep: float = 0.25, **options: Any) -> xr.Dataset:
+    """Compress a model as calibrated on other series or earlier steps, and measure its :func:`quality`.
+
+    Args:
+        run: of the full model on the series that measure, with their truth.
+        keep, options: see :func:`compressed`.
+
+    Returns:
+        Dataset of kind "compression_quality", as :func:`quality` gives.
+
+    Example:
+        >>> compress.compression_quality(run, method="svd").attrs["kind"]
+        'compression_quality'
+    """
     calibration = calibration_run(run)
     smaller, _ = compressed(calibration, keep=keep, **options)
     return quality(run, smaller).assign_attrs(sources=sources_of(calibration, run))

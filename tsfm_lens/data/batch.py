@@ -656,3 +656,44 @@ def held_out(batch: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]
         f"{horizon} steps is missing; drop these rows, name known covariates with known=[…], or hold nothing out "
         "(holdout=False)"
     )
+
+
+_MAX_NAMES = 3  # of items, in a message
+Item = int | str | None
+"""An item: its position, its group's name or the id of one of its series; None for the one that there is."""
+
+
+def item_rows(batch: SeriesBatch, item: Item = None) -> list[int]:
+    """Return positions of the series of one item; InputError if it is to be the only one of several."""
+    items = batch.rows_by_group()
+    if item is None:
+        if len(items) > 1:
+            first = next(iter(items))
+            shown = list(items)[:_MAX_NAMES]
+            if len(items) > _MAX_NAMES:
+                shown.append("…")
+            names = ", ".join(shown)
+            raise InputError(
+                f"these are {len(items)} items ({names}), and one is explained at a time; choose it with "
+                f"item={first!r}, or make a run of it alone with run.select({first!r})"
+            )
+        item = 0
+    if isinstance(item, str):
+        name = batch.groups[batch.ids.index(item)] if item in batch.ids else item
+        if name not in items:
+            raise unknown_name("item", item, dict.fromkeys([*items, *batch.ids]))
+        return items[name]
+    if not is_position(item, -len(items), len(items)):
+        raise InputError(
+            f"item {item!r} of a batch of {len(items)}; expected a position from 0, or a name"
+        )
+    return list(items.values())[int(item)]
+
+
+def is_position(value: Any, first: int, count: int) -> bool:
+    """Test if a value counts something from ``first`` on."""
+    return (
+        isinstance(value, int | np.integer)
+        and not isinstance(value, bool)
+        and bool(first <= value < count)
+    )

@@ -12,21 +12,22 @@ import xarray as xr
 
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
+from tsfm_lens.core.registry import probe
+from tsfm_lens.data.batch import Item
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.explain.attention import flow_shares, rollout_shares
 from tsfm_lens.explain.gradients import slopes
 from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.parts import Parts
-from tsfm_lens.explain.segments import EXACT, Item, segment_coords
+from tsfm_lens.explain.segments import EXACT, segment_coords
 from tsfm_lens.explain.shapley import Array, all_masks, exact_shapley, sampled_shapley
 from tsfm_lens.explain.values import Masks, quantiles_of, statistic_of
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
-from tsfm_lens.registry import probe
 from tsfm_lens.stats import half_width
 
-__all__ = ["METHODS", "attribute_inputs"]
+__all__ = ["METHODS", "input_attribution"]
 
 
 @dataclass
@@ -126,9 +127,25 @@ METHODS: dict[str, tuple[Callable[..., MethodResult], str]] = {
 """Methods by name, each with its source."""
 
 
-@probe("input_attribution", "first", options={"reference": "mean", "parts": 6})
+@probe(
+    "first",
+    title="Inputs",
+    theme="Inputs",
+    summary=(
+        "how much each stretch of the past, each variate and each covariate moves "
+        "each step and quantile"
+    ),
+    description=(
+        "The input is cut into segments, and forecasts with some of them masked "
+        "give the effect of each. In data units, the effects sum to the forecast "
+        "minus the reference forecast. Steps count from the forecast: −1 is the "
+        "last step before it."
+    ),
+    source="Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874",
+    options={"reference": "mean", "parts": 6},
+)
 @saying_once
-def attribute_inputs(
+def input_attribution(
     run: Run,
     item: Item = None,
     method: str = "shapley",
@@ -183,7 +200,7 @@ def attribute_inputs(
         InputError: as in :func:`tsfm_lens.explain.forecasts`.
 
     Example:
-        >>> found = explain.attribute_inputs(driven, method="occlusion", reference="mean", parts=2)
+        >>> found = explain.input_attribution(driven, method="occlusion", reference="mean", parts=2)
         >>> dict(found["attribution"].sizes)
         {'segment': 4, 'step': 8, 'quantile': 9}
     """

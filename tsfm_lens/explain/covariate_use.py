@@ -13,6 +13,7 @@ import xarray as xr
 from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
+from tsfm_lens.core.registry import probe
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.evaluation import seasonal_error
 from tsfm_lens.errors import InputError
@@ -21,7 +22,6 @@ from tsfm_lens.findings import judge
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import marked_dataset, noise_floor
 from tsfm_lens.models.run import Run
-from tsfm_lens.registry import probe
 
 __all__ = ["covariate_use"]
 
@@ -35,7 +35,26 @@ Edit = Callable[[int, np.ndarray], np.ndarray]
 """Row, past with known future (time + ahead,) -> its other values."""
 
 
-@probe("covariate_use")
+@probe(
+    title="Use of covariates",
+    theme="Inputs",
+    summary=(
+        "what a covariate is worth, which way the forecast responds to its values, "
+        "and how far it moves it"
+    ),
+    description=(
+        "Every item is forecast again without a covariate, with it at its mean, "
+        "with its values shuffled, and with its values shifted by standard "
+        "deviations. A model that does not use the covariate makes the same "
+        "forecast. With a held-out truth (--holdout, in Python holdout=True), the "
+        "change of the error shows whether the covariate helps."
+    ),
+    source=(
+        "permutation importance (Breiman 2001) of whole series; partial dependence "
+        "(Friedman 2001)"
+    ),
+    needs="covariates",
+)
 @saying_once
 def covariate_use(
     run: Run,

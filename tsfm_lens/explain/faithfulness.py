@@ -14,12 +14,14 @@ import xarray as xr
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.core.registry import probe
+from tsfm_lens.data.batch import Item
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain.attribution import attribute_inputs
+from tsfm_lens.explain.attribution import input_attribution
 from tsfm_lens.explain.masking import Reference, in_random_order, reference_words
 from tsfm_lens.explain.parts import Parts
 from tsfm_lens.explain.routes import PairedRuns, all_writers
-from tsfm_lens.explain.segments import Item, segment_coords, segments_in
+from tsfm_lens.explain.segments import segment_coords, segments_in
 from tsfm_lens.explain.values import Masks, single_pass
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import PatchFrom
@@ -29,7 +31,6 @@ from tsfm_lens.models.noise import noise_floor, with_noise
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.twins import untrained_twin
 from tsfm_lens.probes.places import places_of
-from tsfm_lens.registry import probe
 from tsfm_lens.stats import CONFIDENCE, SMALLEST
 from tsfm_lens.verdict import EXCHANGED, RULES, SEGMENT_CONTROLS, verdict
 
@@ -72,9 +73,21 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
 
 
 @probe(
-    "route_faithfulness",
     lambda results: (single_pass(results.first), results["input_routes"]),
-    words="route_faithfulness of input_routes of the first item",
+    title="Faithfulness by cutting routes",
+    theme="Inputs",
+    summary=(
+        "necessity and sufficiency of named routes against matched random components"
+    ),
+    description=(
+        "The routes named for a segment are cut together, and restored together in "
+        "the forecast without the segment. They explain its effect if cutting "
+        "removes it and restoring brings it back, more than with random components."
+    ),
+    source="Geiger et al. 2021; Wang et al. 2022",
+    needs="series",
+    computes="route_faithfulness of input_routes of the first item",
+    one_item=True,
     options={"reference": "mean"},
 )
 @saying_once
@@ -307,7 +320,7 @@ def _explanations(results: Any) -> tuple[Run, dict[str, Any]]:
         and "part_values" not in attribution.coords
     ):
         how = {**_reference(results), "parts": segments_in(attribution)}
-        explanations[rival] = attribute_inputs(results.first, method=rival, **how)
+        explanations[rival] = input_attribution(results.first, method=rival, **how)
     return results.first, explanations
 
 
@@ -322,9 +335,23 @@ def _reference(results: Any) -> dict[str, Any]:
 
 
 @probe(
-    "deletion_curves",
     _explanations,
-    words="deletion_curves of attributions of the first item",
+    title="Faithfulness by masking",
+    theme="Inputs",
+    summary=(
+        "how well input attributions predict masking, against controls; deletion "
+        "and insertion curves"
+    ),
+    description=(
+        "The effects of an explanation must predict how masking segments changes "
+        "the forecast. Segments are also masked, and revealed, in its order. A true "
+        "explanation moves the forecast sooner than most random orders (band: 95 "
+        "%)."
+    ),
+    source="Samek et al. 2017; Petsiuk et al. 2018",
+    needs="series",
+    computes="deletion_curves of attributions of the first item",
+    one_item=True,
     options=_reference,
 )
 @saying_once
@@ -634,7 +661,7 @@ def _other_effects(
     for place, other in enumerate(others):
         with suppress(InputError):
             effects[place] = effects_of(
-                attribute_inputs(other, 0, "occlusion", repeats=1, **how)
+                input_attribution(other, 0, "occlusion", repeats=1, **how)
             )
     return effects
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.data.batch import COLUMNS, ROLES
+from tsfm_lens.data.batch import COLUMNS, ROLES, item_rows
 from tsfm_lens.data.categories import TRUTHS
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.explain.segments import Segment, item_rows, refuse_overlap
+from tsfm_lens.explain.segments import Segment, refuse_overlap
 from tsfm_lens.models.lens import Lens
 
 __all__ = ["REFERENCES", "masked", "reference_values"]

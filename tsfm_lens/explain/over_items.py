@@ -10,8 +10,9 @@ import xarray as xr
 
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
+from tsfm_lens.core.registry import probe
 from tsfm_lens.data.evaluation import seasonal_error
-from tsfm_lens.explain.attribution import attribute_inputs
+from tsfm_lens.explain.attribution import input_attribution
 from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.parts import Parts
 from tsfm_lens.explain.routes import PairedRuns, all_effects, route_coords
@@ -22,12 +23,20 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.noise import marked_dataset, own_rounding, ranges
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.twins import untrained_twin
-from tsfm_lens.registry import probe
 
 __all__ = ["input_effects", "route_effects", "untrained_twin"]
 
 
-@probe("input_effects")
+@probe(
+    title="Inputs over all series",
+    theme="Inputs",
+    summary=("effects of the same segments over many series, with their sign"),
+    description=(
+        "Every item is explained by itself. A dot is a series. Its colour shows "
+        "whether the segment's values are above or below the mean of their context."
+    ),
+    source="Lundberg and Lee 2017, arXiv:1705.07874",
+)
 @saying_once
 def input_effects(
     run: Run,
@@ -46,7 +55,7 @@ def input_effects(
 
     Args:
         run: the forecasts to explain.
-        method, reference, seed, parts, how: see :func:`tsfm_lens.explain.attribute_inputs`.
+        method, reference, seed, parts, how: see :func:`tsfm_lens.explain.input_attribution`.
         progress: called with the items done and their number.
 
     Returns:
@@ -60,7 +69,7 @@ def input_effects(
         Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874, the summary plot.
 
     Raises:
-        UnknownNameError, InputError: as in :func:`tsfm_lens.explain.attribute_inputs`.
+        UnknownNameError, InputError: as in :func:`tsfm_lens.explain.input_attribution`.
 
     Example:
         >>> dict(explain.input_effects(driven, method="occlusion", parts=2)["effect"].sizes)
@@ -73,7 +82,7 @@ def input_effects(
     results: list[xr.Dataset] = []
     for item in range(len(rows)):
         results.append(
-            attribute_inputs(
+            input_attribution(
                 run, item, method, reference, parts=parts, seed=seed, **how
             )
         )
@@ -153,9 +162,19 @@ def _heights(one: xr.Dataset) -> np.ndarray:
 
 
 @probe(
-    "route_effects",
     lambda results: (single_pass(results.run),),
-    words="route_effects of all items",
+    title="Routes over all series",
+    theme="Inputs",
+    summary=(
+        "share of the input's effect that each component carries, over many series"
+    ),
+    description=(
+        "For every series, the effects of all segments through a component divided "
+        "by their total effects. Hollow points are not significant."
+    ),
+    source="Wang et al. 2022",
+    needs="series",
+    computes="route_effects of all items",
 )
 @saying_once
 def route_effects(

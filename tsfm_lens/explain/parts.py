@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data.batch import Item, item_rows
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.explain.segments import Item, Segment, item_rows, segments, step_of
+from tsfm_lens.explain.segments import Segment, segments, step_of
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.run import Run
 
@@ -24,7 +25,7 @@ CALENDAR = {
 }
 """Parts of the calendar, each with the attribute of dates that tells its steps apart."""
 Parts = Sequence[Segment] | Mapping[str, Any] | int | str | None
-"""Units of an explanation; see :func:`tsfm_lens.explain.attribute_inputs`."""
+"""Units of an explanation; see :func:`tsfm_lens.explain.input_attribution`."""
 COMPONENTS = "components"
 # rounds in which events and the rest of the series find each other
 _ROUNDS = 8
@@ -111,7 +112,7 @@ def components(
 def cut_parts(
     run: Run, item: Item, target: int | str, parts: Parts
 ) -> tuple[Segment, ...]:
-    """Return the segments that ``parts`` means; see :func:`tsfm_lens.explain.attribute_inputs`."""
+    """Return the segments that ``parts`` means; see :func:`tsfm_lens.explain.input_attribution`."""
     if not (parts is None or isinstance(parts, int | str | Mapping)):
         return tuple(parts)
     how = dict(parts) if isinstance(parts, Mapping) else {"parts": parts}

@@ -16,10 +16,12 @@ from torch import Tensor
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.core.registry import probe
+from tsfm_lens.data.batch import Item
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.parts import Parts
-from tsfm_lens.explain.segments import Item, segment_coords
+from tsfm_lens.explain.segments import segment_coords
 from tsfm_lens.explain.values import MaskedItem, single_pass
 from tsfm_lens.findings import judge
 from tsfm_lens.hooks.activations import Activations
@@ -37,7 +39,6 @@ from tsfm_lens.probes.places import (
     place_coords,
     places_of,
 )
-from tsfm_lens.registry import probe
 
 __all__ = ["input_routes"]
 
@@ -203,9 +204,24 @@ LARGEST = 5
 
 
 @probe(
-    "input_routes",
     lambda results: (single_pass(results.first),),
-    words="input_routes of the first item",
+    title="Routes of the input",
+    theme="Inputs",
+    summary=(
+        "effect of each segment of the input through each head and MLP, total and "
+        "direct, with its sum"
+    ),
+    description=(
+        "The model runs with and without a segment. The effect through a component "
+        "is the change of the forecast when only that component writes as if the "
+        "segment were missing. Components in series carry the same effect, so these "
+        "numbers do not add up. In a component's name the first number is its layer "
+        "and a last one its head, from 0."
+    ),
+    source="Wang et al. 2022; Goldowsky-Dill et al. 2023",
+    needs="series",
+    computes="input_routes of the first item",
+    one_item=True,
     options={"parts": 6, "reference": "mean"},
 )
 @saying_once
@@ -231,7 +247,7 @@ def input_routes(
     Args:
         run: the forecast to explain.
         item, target: by position or name.
-        parts: as in :func:`tsfm_lens.explain.attribute_inputs`.
+        parts: as in :func:`tsfm_lens.explain.input_attribution`.
         reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         components: heads and branches; all heads and MLPs of all stacks if None.
         top: components to test for each segment; if None, all if there are up to 96, else 32.
@@ -253,7 +269,7 @@ def input_routes(
 
     Raises:
         InputError: masking changes the number of tokens; top is not a count; as in
-            :func:`tsfm_lens.explain.attribute_inputs`.
+            :func:`tsfm_lens.explain.input_attribution`.
         UnknownNameError: no such component, item or target.
 
     Example:

@@ -15,20 +15,14 @@ import pandas as pd
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data.batch import Item
 from tsfm_lens.data.categories import level_code
 from tsfm_lens.data.frequencies import offset_of
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.explain.attribution import METHODS, attribute_inputs, shapley
+from tsfm_lens.explain.attribution import METHODS, input_attribution, shapley
 from tsfm_lens.explain.masking import with_future
 from tsfm_lens.explain.routes import input_routes
-from tsfm_lens.explain.segments import (
-    Item,
-    Segment,
-    item_of,
-    kind_of,
-    step_of,
-    target_row,
-)
+from tsfm_lens.explain.segments import Segment, kind_of, step_of, target_row
 from tsfm_lens.explain.values import (
     Masks,
     alone_as_forecast,
@@ -122,13 +116,13 @@ def what_if(
         segments.append(segment)
     options: dict[str, Any] = {"target": target, "parts": segments, "reference": values}
     # under one seed, so that the forecast is the run's own
-    attribution = attribute_inputs(one, repeats=1, progress=progress, **options)
+    attribution = input_attribution(one, repeats=1, progress=progress, **options)
     data = attribution.rename(
         segment="change", reference_forecast="changed_forecast"
     ).drop_vars(["attribution", "remainder"])
     data["effect"] = -attribution["attribution"].rename(segment="change")
     if routes:
-        measured = item_of(run, item)
+        measured = run.item(item)
         found = input_routes(measured, **options)
         for name, part in (("through", "effect"), ("through_total", "total")):
             data[name] = -found[part].rename(segment="change").reset_coords(drop=True)

@@ -14,6 +14,7 @@ import pandas as pd
 import xarray as xr
 
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data.batch import Item, is_position, item_rows
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.run import Run
@@ -27,7 +28,6 @@ WAYS = ("past and future", "whole", "stretches")
 EXACT = 12
 """Largest number of segments for which all 2 ** n masks are run."""
 _FEWEST = 4
-_MOST_NAMES = 3
 
 
 @dataclass(frozen=True)
@@ -54,49 +54,6 @@ class Segment:
         return self.stop - self.start
 
 
-def _is_position(value: Any, first: int, count: int) -> bool:
-    return (
-        isinstance(value, int | np.integer)
-        and not isinstance(value, bool)
-        and bool(first <= value < count)
-    )
-
-
-Item = int | str | None
-"""An item: its position, its group's name or the id of one of its series; None for the one that there is."""
-
-
-def item_rows(batch: SeriesBatch, item: Item = None) -> list[int]:
-    """Return positions of the series of one item; InputError if it is to be the only one of several."""
-    items = batch.rows_by_group()
-    if item is None:
-        if len(items) > 1:
-            first, *others = items
-            names = ", ".join([first, *others][:_MOST_NAMES]) + ", …" * (
-                len(items) > _MOST_NAMES
-            )
-            raise InputError(
-                f"these are {len(items)} items ({names}), and one is explained at a time; choose it with "
-                f"item={first!r}, or make a run of it alone with run.select({first!r})"
-            )
-        item = 0
-    if isinstance(item, str):
-        name = batch.groups[batch.ids.index(item)] if item in batch.ids else item
-        if name not in items:
-            raise unknown_name("item", item, dict.fromkeys([*items, *batch.ids]))
-        return items[name]
-    if not _is_position(item, -len(items), len(items)):
-        raise InputError(
-            f"item {item!r} of a batch of {len(items)}; expected a position from 0, or a name"
-        )
-    return list(items.values())[int(item)]
-
-
-def item_of(run: Run, item: Item = None) -> Run:
-    """Select one item of a run; errors as in :func:`item_rows`."""
-    return run.select(item_rows(run.batch, item))
-
-
 def target_row(batch: SeriesBatch, target: int | str = 0) -> int:
     """Return the row of a target in its item, by its position among targets or the name of its variate or series."""
     rows = [row for row, role in enumerate(batch.roles) if role == "target"]
@@ -107,7 +64,7 @@ def target_row(batch: SeriesBatch, target: int | str = 0) -> int:
         if target not in by_name:
             raise unknown_name("target", target, by_name)
         return by_name[target]
-    if not _is_position(target, 0, len(rows)):
+    if not is_position(target, 0, len(rows)):
         raise InputError(
             f"target {target!r} of an item with {len(rows)}; expected a position from 0, or a name"
         )

@@ -14,6 +14,7 @@ import torch
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data.batch import Item
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.masking import (
     OWN_MASK,
@@ -27,14 +28,7 @@ from tsfm_lens.explain.masking import (
     reference_rows,
 )
 from tsfm_lens.explain.parts import cut_parts
-from tsfm_lens.explain.segments import (
-    Item,
-    Segment,
-    item_of,
-    refuse_overlap,
-    target_row,
-    token_edges,
-)
+from tsfm_lens.explain.segments import Segment, refuse_overlap, target_row, token_edges
 from tsfm_lens.models.adapter import default_levels
 from tsfm_lens.models.batching import cut, forecast_part, plan, request_of
 from tsfm_lens.models.draws import Piece
@@ -127,7 +121,7 @@ class MaskedItem:
     row: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.run = item_of(self.run, self.item)
+        self.run = self.run.item(self.item)
         self.row = target_row(self.run.batch, self.target)
         self.segments: tuple[Segment, ...] = cut_parts(
             self.run, 0, self.target, self.segments
@@ -407,7 +401,7 @@ def alone_as_forecast(run: Run, item: Item = None) -> Run:
 
     Of a model that draws, this is the rollout of sample paths, with the random numbers of the item alone.
     """
-    one = whole = item_of(run, item)
+    one = whole = run.item(item)
     if one.lens.emits == "quantile":
         return one
     while whole._of is not None:

@@ -11,8 +11,8 @@ from tsfm_lens.probes.attention import refuse_several
 from tsfm_lens.probes.head_states import head_states
 
 if TYPE_CHECKING:
+    from tsfm_lens.data.batch import Item
     from tsfm_lens.explain.masking import Reference
-    from tsfm_lens.explain.segments import Item
     from tsfm_lens.explore.widget import Brush, Explorer
 
 _LIBRARIES = ("ipywidgets", "anywidget", "IPython")

@@ -16,10 +16,10 @@ import xarray as xr
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.points import point_forecasts
+from tsfm_lens.data.batch import Item
 from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.explain import Masks, Segment
 from tsfm_lens.explain.masking import Reference
-from tsfm_lens.explain.segments import Item, item_of
 from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.models.run import Run
 from tsfm_lens.viz import forecast_fan, linked
@@ -224,7 +224,7 @@ class Brush(widgets.VBox):
     """Forecast without a brushed stretch ``marked``; see :func:`tsfm_lens.explore.brush`. Medians are (step,)."""
 
     def __init__(self, run: Run, item: Item, reference: Reference) -> None:
-        self.run, self.reference = item_of(run, item), reference
+        self.run, self.reference = run.item(item), reference
         self.series = 0
         self.marked: tuple[int, int] | None = None
         self._cache: dict[tuple[int, int, int], np.ndarray] = {}

@@ -580,7 +580,7 @@ class Decomposed(Mapping[Any, Tensor]):
 
         As in TransformerLens the norm's gain is left out: ``lens.weights.heads(layer, fold_norm=True)`` has it, and
         ``lens.weights.W_U`` has neither it nor the head's factor. Parts of a token model's stream are read out as
-        logits by ``lens.readout(parts, encoded, like=stream)``; ``probes.attribute(run)`` splits any forecast.
+        logits by ``lens.readout(parts, encoded, like=stream)``; ``probes.attribution(run)`` splits any forecast.
 
         Args:
             residual_stack: (component, …, d_model).

@@ -36,7 +36,7 @@ CACHE = {
     "cache_dict": "the activations are a mapping by name themselves",
     "compute_head_results": "stack_head_results() computes what was not recorded",
     "has_embed": "hook_embed is there if it was recorded: 'hook_embed' in acts",
-    "logit_attrs": "probes.attribute(run) splits the forecast among all components",
+    "logit_attrs": "probes.attribution(run) splits the forecast among all components",
     "logit_lens": "probes.logit_lens(run) reads every layer out; one stream: lens.readout(stream, encoded)",
     "model": "the model is the lens that was run",
     "toggle_autodiff": "recorded activations are detached; torch.inference_mode() switches gradients off",

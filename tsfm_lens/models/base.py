@@ -239,7 +239,7 @@ class LensBase(NativeModule):
         if like is not None and self.emits != "token":
             raise InputError(
                 f"the head of {self.wiring.architecture} is no linear map, so what it makes of single parts does not "
-                "sum to the forecast; probes.attribute(run) splits the forecast among them. Leave like=… out to read "
+                "sum to the forecast; probes.attribution(run) splits the forecast among them. Leave like=… out to read "
                 "out a whole stream"
             )
         return self.frozen_readout(resid, encoded, like, unread)

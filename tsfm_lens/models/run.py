@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import pandas as pd
 import torch
 import xarray as xr
 from torch import Tensor
 
-from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.data.batch import held_out
+from tsfm_lens.data import SeriesBatch, as_series, shift_phase
+from tsfm_lens.data.batch import Item, held_out, item_rows
 from tsfm_lens.errors import InputError
 from tsfm_lens.extensions import extensible, method_of
 from tsfm_lens.hooks.activations import Activations, TokenSpans
@@ -433,6 +434,60 @@ class Run:
             None if self.original is None else self.original.select(rows)
         )
         return replace(self, batch=self.batch.select(rows), **parts, _of=(self, rows))
+
+    def item(self, item: Item = None) -> Run:
+        """Select one item: one series, or the variates that the model reads together.
+
+        Args:
+            item: its position, its group's name or the id of one of its series; None for the one that there is.
+
+        Raises:
+            InputError: none is chosen of several, or there is no such position.
+            UnknownNameError: no item has this name.
+        """
+        return self.select(item_rows(self.batch, item))
+
+    def season(self) -> int:
+        """Return the steps of the first series' season.
+
+        Raises:
+            InputError: it has none.
+        """
+        season = self.batch.seasonalities[0]
+        if season < 2:
+            raise InputError(
+                f"series {self.batch.ids[0]!r} has no season, at which attention could be counted or which "
+                "could be shifted"
+            )
+        return season
+
+    def shifted_pair(self) -> tuple[Run, Run]:
+        """Return runs of these series without gaps, and of the same with their season half a period later."""
+        gapless = tuple(
+            pd.Series(values).interpolate(limit_direction="both").to_numpy()
+            for values in self.batch.values
+        )
+        clean = replace(self.batch, values=gapless)
+        late = shift_phase(clean, self.season() // 2)
+        how: dict[str, Any] = {"num_samples": self.num_samples, "seed": self.seed}
+        clean_run, late_run = (
+            self.lens.run(batch, self.horizon, **how) for batch in (clean, late)
+        )
+        return clean_run, late_run
+
+    def shift_facts(self) -> dict[str, int]:
+        """Return what :meth:`shifted_pair` does: steps of the shift and of the season, and gaps that it fills."""
+        missing = sum(int(np.isnan(values).sum()) for values in self.batch.values)
+        season = self.season()
+        return {
+            "shifted_by": season // 2,
+            "season": season,
+            "missing_steps_filled": missing,
+        }
+
+    def within_pass(self) -> Run:
+        """Return this run over at most one pass of the model, for measurements beside a longer rollout."""
+        return self.at(min(self.horizon, self.lens.adapter.longest_pass))
 
     def at(self, horizon: int) -> Run:
         """Return a run of the same series over another horizon, made once; the truth is held out anew, or cut.

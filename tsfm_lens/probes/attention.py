@@ -9,13 +9,13 @@ import torch
 import xarray as xr
 
 from tsfm_lens.ablation.points import Progress
+from tsfm_lens.core.registry import probe
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.places import stack_named
-from tsfm_lens.registry import probe
 
 __all__ = ["attention_patterns", "head_entropy"]
 
@@ -37,11 +37,22 @@ def shown_attention(lens: Lens) -> dict[str, dict[str, str]]:
         if layers_in_time(stack, kind) and not (single and kind == "self_attn")
     ]
     return {
-        f"attention_{kind}": {"kind": kind, "stack": stack.name} for kind in selection
+        f"attention_patterns_{kind}": {"kind": kind, "stack": stack.name}
+        for kind in selection
     }
 
 
-@probe("attention", "first", each=shown_attention)
+@probe(
+    "first",
+    title="Attention",
+    theme="Activations",
+    summary="what each head attends to, over time",
+    description=(
+        "Each head's attention weights, drawn over the time that each token covers."
+    ),
+    needs="heads",
+    each=shown_attention,
+)
 def attention_patterns(
     run: Run, *, kind: str | None = None, stack: str | None = None
 ) -> xr.Dataset:
@@ -55,8 +66,8 @@ def attention_patterns(
         stack: "encoder", "decoder"; the output stack if None.
 
     Returns:
-        Dataset of kind "attention": ``pattern`` (layer, head, query, key); ``entropy`` (layer, head) in nats, mean over
-        queries; ``native_median`` (series, step) of the library's own forecast. Coordinates ``key_start``,
+        Dataset of kind "attention_patterns": ``pattern`` (layer, head, query, key); ``entropy`` (layer, head) in nats,
+        mean over queries; ``native_median`` (series, step) of the library's own forecast. Coordinates ``key_start``,
         ``key_stop``, ``key_special`` (and for queries): steps that a token covers, from the forecast start.
 
     Raises:
@@ -90,7 +101,7 @@ def _patterns(run: Run, row: Stack, kind: str, layers: list[int]) -> xr.Dataset:
         {"units": "nats"},
     )
     title, source = f"{kind} of the {row.name or 'model'}", _SOURCE
-    data.attrs = describe_attention(run, "attention", title, source, row, kind)
+    data.attrs = describe_attention(run, "attention_patterns", title, source, row, kind)
     return data
 
 
@@ -223,7 +234,18 @@ def row_entropy(pattern: np.ndarray) -> np.ndarray:
     return -np.sum(p * np.log(p, out=np.zeros_like(p), where=p > 0), axis=-1)
 
 
-@probe("head_entropy")
+@probe(
+    title="Attention entropy",
+    theme="Activations",
+    summary="attention entropy of every head; sharp and diffuse heads",
+    description=(
+        "How widely each head spreads its attention along the forecast. A sharp "
+        "head reads few places; a diffuse one averages over many."
+    ),
+    source="tsfm-lens, section 4",
+    paper=("S3-HENT",),
+    needs="heads",
+)
 def head_entropy(
     run: Run,
     *,

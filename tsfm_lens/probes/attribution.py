@@ -13,6 +13,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tsfm_lens.core.registry import probe
 from tsfm_lens.errors import InputError, WiringError, unknown_name
 from tsfm_lens.findings import judge
 from tsfm_lens.hooks.component import Component, writers
@@ -32,9 +33,8 @@ from tsfm_lens.models.noise import marked_dataset, own_rounding, relative_roundi
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.places import component_coords, head_or_kind
 from tsfm_lens.probes.secants import Secants, push_forward
-from tsfm_lens.registry import probe
 
-__all__ = ["attribute", "component_writes", "stream_shares"]
+__all__ = ["attribution", "component_writes", "stream_shares"]
 
 # most numbers in the streams that are read out at once
 _NUMBERS = 2**21
@@ -56,8 +56,19 @@ def decompositions_of(lens: Lens) -> tuple[str, ...]:
     return decompositions if lens.wiring.true_gradients else decompositions[-1:]
 
 
-@probe("attribution")
-def attribute(
+@probe(
+    title="Attribution",
+    theme="Activations",
+    summary="signed contribution of each component to the forecast",
+    description=(
+        "The forecast is split into a signed contribution of each component, by "
+        "what it writes to the residual stream."
+    ),
+    source="tsfm-lens, section 2; Sundararajan et al. 2017",
+    needs="sums",
+    example={"decompositions": "all"},
+)
+def attribution(
     run: Run,
     *,
     decompositions: str | Sequence[str] | None = None,
@@ -100,7 +111,7 @@ def attribute(
         WiringError: the writes do not sum to the model's last stream, or the output head does not give its forecast.
 
     Example:
-        >>> parts = probes.attribute(run)
+        >>> parts = probes.attribution(run)
         >>> parts["decomposition"].values.tolist()
         ['logit']
         >>> bool((parts["completeness_error"] < 1e-3).all())
@@ -114,7 +125,7 @@ def decomposed(
     decompositions: str | Sequence[str] | None = None,
     tolerance: float = TOLERANCE,
 ) -> xr.Dataset:
-    """Compute :func:`attribute` without its statistics, each decomposition once for all probes of a run."""
+    """Compute :func:`attribution` without its statistics, each decomposition once for all probes of a run."""
     if not tolerance > 0:
         raise InputError(f"tolerance is {tolerance}, expected more than 0")
     allowed = decompositions_of(run.lens)
@@ -375,13 +386,26 @@ def count_read(run: Run) -> int:
     return positions - bisect_left(range(1, positions), True, key=changed)
 
 
-@probe("stream_shares")
+@probe(
+    title="Contributions to the residual stream",
+    theme="Activations",
+    summary=(
+        "share of the forecast that each attention and MLP writes to the residual "
+        "stream"
+    ),
+    description=(
+        "Every attention and MLP adds to one stream. The size of a box is its share "
+        "of the forecast."
+    ),
+    source="tsfm-lens, section 2 and figure 1B",
+    needs="sums",
+)
 def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     """List the writers of the output stream, in order of writing, with the size of their attribution.
 
     Args:
         run: the forecast to explain.
-        decomposition: of :func:`attribute`; its default if None. With several quantiles, the median is used.
+        decomposition: of :func:`attribution`; its default if None. With several quantiles, the median is used.
 
     Returns:
         Dataset of kind "stream_shares" over ``writer`` ("embed", "decoder.0.self_attn", …) and ``series``: ``size``,
@@ -394,7 +418,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
         tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA).
 
     Raises:
-        InputError, WiringError: see :func:`tsfm_lens.probes.attribute`.
+        InputError, WiringError: see :func:`tsfm_lens.probes.attribution`.
         UnknownNameError: the model does not allow this decomposition.
 
     Example:

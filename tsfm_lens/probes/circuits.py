@@ -11,6 +11,7 @@ import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.core.registry import probe
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.hooks.component import Component
@@ -29,7 +30,6 @@ from tsfm_lens.probes.patching import contrast
 from tsfm_lens.probes.path_patching import edge_attribution
 from tsfm_lens.probes.places import Place, component_coords, nodes_of
 from tsfm_lens.probes.zero_ablation import ablations_of
-from tsfm_lens.registry import probe
 
 __all__ = ["minimal_circuit"]
 
@@ -40,7 +40,19 @@ Behaviour = Callable[[np.ndarray], np.ndarray]
 """Map of forecasts (…, series, step) to the features that a circuit keeps, (…, series, feature)."""
 
 
-@probe("circuit", "pair")
+@probe(
+    "pair",
+    title="Minimal circuit",
+    theme="Causes",
+    summary="minimal circuits with faithfulness and completeness",
+    description=(
+        "The fewest heads and MLPs that keep the forecast within a tolerance while "
+        "everything else is ablated."
+    ),
+    source="Wang et al. 2022; Conmy et al. 2023; Marks et al. 2024",
+    cost="search",
+    example={"nodes": ["*.*.mlp"]},
+)
 def minimal_circuit(
     clean: Run,
     corrupted: Run | None = None,
@@ -80,10 +92,10 @@ def minimal_circuit(
         progress: called with (removed, of).
 
     Returns:
-        Dataset of kind "circuit": ``in_circuit`` (component); ``taken`` (component), the place in the order of removal,
-        -1 for those that stay; ``cost`` (component), the mean faithfulness that its removal lost, of several at once in
-        equal parts, NaN for those that stay; ``curve`` (size), faithfulness by size, NaN for sizes not reached;
-        ``faithfulness`` and ``completeness`` (series), 1 - faithfulness of the complement, with what
+        Dataset of kind "minimal_circuit": ``in_circuit`` (component); ``taken`` (component), the place in the order of
+        removal, -1 for those that stay; ``cost`` (component), the mean faithfulness that its removal lost, of several
+        at once in equal parts, NaN for those that stay; ``curve`` (size), faithfulness by size, NaN for sizes not
+        reached; ``faithfulness`` and ``completeness`` (series), 1 - faithfulness of the complement, with what
         :func:`tsfm_lens.findings.judge` adds; ``forecast`` (part, series, step) of "model", "circuit", "complement" and
         "nothing"; by series ``gap``, the behaviour's difference between model and nothing, ``gap_floor``, that of
         noise, ``gap_share``, the forecast's over the series' range, and ``refused``: a gap below its floor or
@@ -145,7 +157,11 @@ def minimal_circuit(
         "rollout": int(clean.rollout),
     }
     data.attrs = clean.describe(
-        "circuit", "Minimal circuit", _OF_CIRCUITS, **facts, statistic=clean.statistic
+        "minimal_circuit",
+        "Minimal circuit",
+        _OF_CIRCUITS,
+        **facts,
+        statistic=clean.statistic,
     )
     if bench.no_verdict.any():
         without = ", ".join(

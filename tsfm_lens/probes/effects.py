@@ -10,6 +10,7 @@ import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import Progress
+from tsfm_lens.core.registry import probe
 from tsfm_lens.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
@@ -23,7 +24,6 @@ from tsfm_lens.probes.places import (
     place_of,
 )
 from tsfm_lens.probes.zero_ablation import ablations_of, points_without
-from tsfm_lens.registry import probe
 
 __all__ = ["causal_effects"]
 
@@ -31,7 +31,18 @@ __all__ = ["causal_effects"]
 _OF_EFFECTS = "Pearl 2001 (direct and indirect effects); McGrath et al. 2023, arXiv:2307.15771; Rushing and Nanda 2024"
 
 
-@probe("effects")
+@probe(
+    title="Direct and total effects",
+    theme="Causes",
+    summary="direct, indirect and total effects; self-repair",
+    description=(
+        "Each component is ablated twice: with all later components frozen, and "
+        "with all free to respond. Where later components undo part of the change, "
+        "the model repairs itself."
+    ),
+    source="Pearl 2001; McGrath et al. 2023",
+    example={"components": ["*.*.mlp"]},
+)
 def causal_effects(
     run: Run,
     *,
@@ -54,11 +65,11 @@ def causal_effects(
         progress: called with (done, of).
 
     Returns:
-        Dataset of kind "effects" over (component, series, step), in data units: ``total``, ``direct``, ``indirect``;
-        over (component, series) ``total_share`` and ``direct_share``, their mean sizes over the range of context and
-        forecast, and ``self_repair`` = 1 - <total, direct> / <direct, direct>, NaN where the direct effect is no larger
-        than the noise floor or ``smallest``; for each what :func:`tsfm_lens.findings.judge` adds, without a
-        token model's first step (attribute ``first_step``). ``plain_forecast`` (series, step).
+        Dataset of kind "causal_effects" over (component, series, step), in data units: ``total``, ``direct``,
+        ``indirect``; over (component, series) ``total_share`` and ``direct_share``, their mean sizes over the range of
+        context and forecast, and ``self_repair`` = 1 - <total, direct> / <direct, direct>, NaN where the direct effect
+        is no larger than the noise floor or ``smallest``; for each what :func:`tsfm_lens.findings.judge` adds, without
+        a token model's first step (attribute ``first_step``). ``plain_forecast`` (series, step).
 
     Source:
         Pearl 2001; McGrath et al. 2023 (self-repair of ablated layers); Rushing and Nanda 2024.
@@ -119,7 +130,7 @@ def causal_effects(
     }
     facts |= {"smallest": smallest, "first_step": run.first_step}
     data.attrs = run.describe(
-        "effects", "Direct and total effects", _OF_EFFECTS, **facts
+        "causal_effects", "Direct and total effects", _OF_EFFECTS, **facts
     )
     later, wide, heads = (
         slice(run.first_step, None),

@@ -101,7 +101,7 @@ def _guard(name: str, probe: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def of_kind(result: Any, kind: str, probe: str, source: str = "") -> xr.Dataset:
+def of_kind(result: Any, kind: str, probe: str) -> xr.Dataset:
     """Check that a result of another probe is of a kind, and return it."""
     if isinstance(result, xr.Dataset) and result.attrs.get("kind") == kind:
         return result
@@ -110,7 +110,7 @@ def of_kind(result: Any, kind: str, probe: str, source: str = "") -> xr.Dataset:
         if isinstance(result, xr.Dataset)
         else called(result)
     )
-    requirement = f"a Dataset of kind {kind!r}, as probes.{source or kind}(...) gives"
+    requirement = f"a Dataset of kind {kind!r}, as probes.{kind}(...) gives"
     raise InputError(f"probes.{probe} takes {requirement}; this is {words}")
 
 

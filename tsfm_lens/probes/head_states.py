@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.ablation.points import Progress
+from tsfm_lens.core.registry import probe
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.models.noise import marked_dataset
 from tsfm_lens.models.run import Run
@@ -21,7 +22,6 @@ from tsfm_lens.probes.attention import (
 from tsfm_lens.probes.attribution import decomposed, of_median
 from tsfm_lens.probes.weights import head_spectra
 from tsfm_lens.probes.zero_ablation import ablation_effects
-from tsfm_lens.registry import probe
 
 __all__ = ["head_states"]
 
@@ -42,10 +42,24 @@ def _some_series(results: Any) -> tuple[Run]:
 
 
 @probe(
-    "explore",
     _some_series,
-    words="`probes.head_states` on the first 8 series",
-    each=lambda lens: {"explore": {}} if shown_attention(lens) else {},
+    title="One head at a time",
+    theme="Activations",
+    summary=(
+        "what each head reads and writes, its spectra, and the forecast without it; "
+        "live in `run.explore()`"
+    ),
+    description=(
+        "The heads of the last attention over time before the output head: where "
+        "each looks, how far the forecast moves without it (as in the ablation of "
+        "single components), and the forecast with and without one of them. In a "
+        "notebook, run.explore() shows what the head that you click attends to, and "
+        "the forecast without any set of heads and MLPs or any stretch of the past."
+    ),
+    needs="heads",
+    computes="`probes.head_states` on the first 8 series",
+    each=lambda lens: {"head_states": {}} if shown_attention(lens) else {},
+    cost="search",
 )
 def head_states(
     run: Run, *, kind: str | None = None, progress: Progress | None = None
@@ -58,7 +72,7 @@ def head_states(
         progress: called with the components ablated so far and their number.
 
     Returns:
-        Dataset of kind "explore". Over ``series``, ``layer`` and ``head``: ``entropy`` in nats and
+        Dataset of kind "head_states". Over ``series``, ``layer`` and ``head``: ``entropy`` in nats and
         ``normalised_entropy`` (min-max over heads); ``write`` (…, step), the head's part of the forecast in data units,
         ``write_size``, its mean absolute value but at a token decoder's first step, ``write_share``, that over all
         components' sum; ``attention`` (…, query, key), the weights of the queries that the forecast is read from on the
@@ -153,7 +167,7 @@ def head_states(
         "write_to": "expected value" if run.tokens_read else "median",
     }
     data.attrs = run.describe(
-        "explore", "One head at a time", _SOURCE, **facts, first_step=run.first_step
+        "head_states", "One head at a time", _SOURCE, **facts, first_step=run.first_step
     )
     return data
 
@@ -171,7 +185,7 @@ _OF_COMPONENTS = (
 
 
 def _as_of_components(effects: xr.Dataset) -> xr.Dataset:
-    """Select what the linked view has of an "ablation" result; heads of all kinds have coordinates of their own."""
+    """Select what the linked view has of an ablation; heads of all kinds have coordinates of their own."""
     kept = effects[[name for name in _OF_COMPONENTS if name in effects]]
     coords = {
         "kind": "component_kind",

@@ -12,6 +12,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tsfm_lens.core.registry import probe
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import judge
 from tsfm_lens.hooks.recorder import by_row
@@ -19,7 +20,6 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.probes.attention import SHARP_BELOW, normalise, row_entropy
 from tsfm_lens.probes.given import describe, of_kind, refuse_word
-from tsfm_lens.registry import probe
 from tsfm_lens.stats import ratio_units
 
 __all__ = ["induction_overlap", "induction_scores"]
@@ -39,7 +39,24 @@ class _Targets(NamedTuple):
     valid: Tensor
 
 
-@probe("induction", "lens", words="induction_scores, on series of its own")
+@probe(
+    "lens",
+    title="Induction heads",
+    theme="Behaviour",
+    summary=("repeated random tokens: prefix matching, copy score, induction heads"),
+    description=(
+        "A motif of random tokens is repeated. An induction head attends to the "
+        "token that followed earlier instances, and raises its probability."
+    ),
+    source="tsfm-lens, appendix G; Olsson et al. 2022",
+    paper=(
+        "S3-PREF",
+        "S3-RRT",
+    ),
+    needs="sequences",
+    computes="induction_scores, on series of its own",
+    example={"n_sequences": 3, "motif": 5},
+)
 def induction_scores(
     lens: Lens,
     *,
@@ -74,7 +91,7 @@ def induction_scores(
         seed: of the motifs.
 
     Returns:
-        Dataset of kind "induction" over (layer, head): ``prefix_matching``, mean attention to the key, and
+        Dataset of kind "induction_scores" over (layer, head): ``prefix_matching``, mean attention to the key, and
         ``copy_score``, the head's own logit of the right token in standard deviations over the vocabulary (0 for a head
         that writes nothing), with what :func:`tsfm_lens.findings.judge` adds over sequences, against an even
         spread and the copy score of the average token; ``entropy`` of its attention rows in nats; ``induction``,
@@ -174,7 +191,7 @@ def induction_scores(
     settings |= {"prefix_from": prefix_from, "copy_from": copy_from}
     data.attrs = describe(
         lens,
-        "induction",
+        "induction_scores",
         "Repeated random tokens",
         _SOURCE,
         attention="cross_attn",
@@ -333,7 +350,22 @@ PREFIX_GRID = tuple(np.round(np.arange(0.0, 1.01, 0.05), 2))
 _KEEP = "model revision architecture versions motif repeats n_sequences offset decoding".split()
 
 
-@probe("induction_overlap", ("induction", "head_entropy"))
+@probe(
+    ("induction_scores", "head_entropy"),
+    title="Induction heads and sharp heads",
+    theme="Behaviour",
+    summary="overlap of induction and sharp heads, over thresholds",
+    description=(
+        "Whether the heads that copy a motif are the sharp ones, and how much that "
+        "depends on the thresholds."
+    ),
+    source="tsfm-lens, table 5 and figure 23",
+    paper=(
+        "S3-T5",
+        "S3-F23",
+    ),
+    needs="sequences",
+)
 def induction_overlap(
     induction: xr.Dataset,
     entropy: xr.Dataset | None = None,
@@ -350,7 +382,7 @@ def induction_overlap(
     Both scores of an induction head reach their thresholds; a sharp head's min-max scaled entropy is below its own.
 
     Args:
-        induction: of kind "induction", from :func:`tsfm_lens.probes.induction_scores`.
+        induction: of kind "induction_scores", from :func:`tsfm_lens.probes.induction_scores`.
         entropy: of kind "head_entropy", of the same heads (the paper's figure 5); None means the entropies along the
             repeated tokens in ``induction`` (the paper's text).
         prefix_from, copy_from, sharp_below: the thresholds of the table.
@@ -376,7 +408,7 @@ def induction_overlap(
         >>> int(data["count"].sum()) == data["induction"].size
         True
     """
-    of_kind(induction, "induction", "induction_overlap", "induction_scores")
+    of_kind(induction, "induction_scores", "induction_overlap")
     if entropy is None and "entropy" not in induction:
         raise InputError(
             "this induction result holds no entropies; give a head_entropy result beside it"

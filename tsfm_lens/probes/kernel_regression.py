@@ -6,11 +6,11 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tsfm_lens.core.registry import probe
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import refuse_several
 from tsfm_lens.probes.weights import core_svd
-from tsfm_lens.registry import probe
 
 __all__ = ["kernel_regression"]
 
@@ -73,7 +73,22 @@ def concentration_bound(
     }
 
 
-@probe("kernel_regression", "first")
+@probe(
+    "first",
+    title="Attention as kernel regression",
+    theme="Weights alone",
+    summary=(
+        "attention as kernel regression: bandwidths, tilt, and how concentrated it "
+        "must be"
+    ),
+    description=(
+        "A cross-attention head averages the context with a Gaussian kernel, in the "
+        "singular directions of its query–key product, times a tilt towards long "
+        "keys. A proposition bounds the attention outside a single key."
+    ),
+    source="tsfm-lens, section 4, equation 1 and proposition C.1",
+    needs="cross_attention",
+)
 def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
     """Write the cross-attention of every head as kernel regression, with the bound on its concentration.
 

@@ -13,10 +13,10 @@ import xarray as xr
 from scipy.ndimage import gaussian_filter1d
 from scipy.signal import find_peaks, peak_widths
 
+from tsfm_lens.core.registry import probe
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.logit_lens import logit_lens
-from tsfm_lens.registry import probe
 
 __all__ = ["lines_of_thought"]
 
@@ -58,7 +58,21 @@ class _Trajectory:
         return not self.continuous and not self.survives
 
 
-@probe("lines_of_thought", "first")
+@probe(
+    "first",
+    title="Lines of thought",
+    theme="Behaviour",
+    summary=(
+        "lines of thought: modes of the logit map that do not continue the context "
+        "and die out"
+    ),
+    description=(
+        "The modes of the lens distribution after each layer, joined along the "
+        "forecast: alternatives that the model considers on the way."
+    ),
+    source="tsfm-lens, section 2",
+    needs="tokens",
+)
 def lines_of_thought(run: Run, **rules: Any) -> xr.Dataset:
     """Trace the modes of every layer's logit map over steps and layers; the paper gives no algorithm.
 

@@ -12,6 +12,7 @@ import xarray as xr
 from scipy.signal import find_peaks
 from torch import Tensor
 
+from tsfm_lens.core.registry import probe
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import judge
 from tsfm_lens.hooks.hook_checks import refuse_no_sums
@@ -20,7 +21,6 @@ from tsfm_lens.models.noise import marked_dataset, rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution import own_readout
 from tsfm_lens.probes.given import of_kind
-from tsfm_lens.registry import probe
 from tsfm_lens.stats import SMALLEST
 
 __all__ = ["layer_gain", "logit_lens"]
@@ -33,7 +33,19 @@ _SOURCE = "tsfm-lens paper, section 2 and figure 1C-D (S3-DLA, S3-ENT); "
 _SOURCE += "nostalgebraist, interpreting GPT: the logit lens"
 
 
-@probe("logit_lens")
+@probe(
+    title="Logit lens",
+    theme="Activations",
+    summary="what each layer would forecast",
+    description=(
+        "The model's own output head is applied to its residual stream after every "
+        "layer, as if the model ended there. This shows at which layers the "
+        "forecast forms."
+    ),
+    source="nostalgebraist 2020; tsfm-lens, section 2",
+    paper=("S3-F1D",),
+    needs="sums",
+)
 def logit_lens(
     run: Run, *, levels: Sequence[float] = DECILES, logits: bool = False
 ) -> xr.Dataset:
@@ -197,7 +209,20 @@ def _reference(results: Any) -> dict[str, str]:
     }
 
 
-@probe("layer_gain", ("logit_lens",), options=_reference)
+@probe(
+    ("logit_lens",),
+    title="Gain of each layer",
+    theme="Activations",
+    summary="change of the lens forecast's error from layer to layer",
+    description=(
+        "The error of the forecast read after a layer, compared with that of the "
+        "layer before. Negative is better."
+    ),
+    source="tsfm-lens, appendix F",
+    paper=("S3-F22",),
+    needs="sums",
+    options=_reference,
+)
 def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Dataset:
     """Compute the change of the lens forecast's error from each layer to the next.
 

@@ -11,6 +11,7 @@ from scipy.stats import norm
 
 from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.points import Progress
+from tsfm_lens.core.registry import probe
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import judge
@@ -24,7 +25,6 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention, refuse_variates
 from tsfm_lens.probes.rollout import autoregressive_attention
 from tsfm_lens.probes.zero_ablation import ablations_of, points_without
-from tsfm_lens.registry import probe
 
 __all__ = ["context_parroting", "head_parroting", "lag_attention", "seasonality_bias"]
 
@@ -35,7 +35,17 @@ _DEVIATION = float(
 )  # standard deviation of a normal's absolute value, over its mean
 
 
-@probe("parroting")
+@probe(
+    title="Context parroting",
+    theme="Behaviour",
+    summary="how much of a forecast is a shifted copy of its context",
+    description=(
+        "Whether the forecast repeats its context. It is compared with the context "
+        "shifted by every lag, and with a naive parrot that repeats what followed "
+        "the most similar earlier stretch."
+    ),
+    source="tsfm-lens, sections 4 and 5",
+)
 def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     """Measure how close a forecast is to repeating its context at a lag, and to the naive parrot.
 
@@ -44,14 +54,14 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
         motif: length of the last stretch, of which the naive parrot finds the best earlier match.
 
     Returns:
-        Dataset of kind "parroting": ``lag_error`` (series, lag), mean absolute difference of the forecast from the
-        context repeated at a lag, in standard deviations of the context; ``best_lag`` and ``copy_error`` (series), the
-        shortest lag at which the forecast is as good a copy as at any within noise, and its error. A copy may also go
-        on with the context's straight line. There is no such lag unless the copy is exact, or better than at any lag of
-        99 random orders of the context's values. ``parrot_error`` (series), the same difference from what followed the
-        best earlier match of the last ``motif`` steps, and ``parrot_match`` (series), how many steps back that begins;
-        ``forecast`` and ``parrot`` (series, step). NaN where a context is too short or constant, or there is no lag.
-        For both errors what :func:`tsfm_lens.findings.judge` adds, against the distance of two forecasts of the
+        Dataset of kind "context_parroting": ``lag_error`` (series, lag), mean absolute difference of the forecast from
+        the context repeated at a lag, in standard deviations of the context; ``best_lag`` and ``copy_error`` (series),
+        the shortest lag at which the forecast is as good a copy as at any within noise, and its error. A copy may also
+        go on with the context's straight line. There is no such lag unless the copy is exact, or better than at any lag
+        of 99 random orders of the context's values. ``parrot_error`` (series), the same difference from what followed
+        the best earlier match of the last ``motif`` steps, and ``parrot_match`` (series), how many steps back that
+        begins; ``forecast`` and ``parrot`` (series, step). NaN where a context is too short or constant, or there is no
+        lag. For both errors what :func:`tsfm_lens.findings.judge` adds, against the distance of two forecasts of the
         unchanged model.
 
     Source:
@@ -92,7 +102,7 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     )
     source = "tsfm-lens paper, sections 4 and 5"
     data.attrs = {
-        **run.describe("parroting", "Context parroting", source, motif=motif),
+        **run.describe("context_parroting", "Context parroting", source, motif=motif),
         "statistic": "median",
     }
     floor = noise_floor(
@@ -104,9 +114,16 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
 
 
 @probe(
-    "lag_attention",
     "first",
-    words="lag_attention at the season of the first series",
+    title="Attention at a lag",
+    theme="Behaviour",
+    summary="attention at a lag",
+    description=(
+        "Each head's attention to the tokens at multiples of a lag before the "
+        "forecast step. A head that copies a season reads there."
+    ),
+    needs="heads",
+    computes="lag_attention at the season of the first series",
     options=lambda results: {"lag": results.season},
 )
 def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.Dataset:
@@ -337,7 +354,17 @@ def context_spreads(run: Run) -> np.ndarray:
     return np.where(own_flat_contexts(run), np.nan, spreads)
 
 
-@probe("head_parroting")
+@probe(
+    title="Copying heads",
+    theme="Behaviour",
+    summary=("which heads attend to the copied lag, and which of them the copy needs"),
+    description=(
+        "Each head's attention to the lag that the forecast copies, and how far "
+        "ablating the head moves the forecast away from the copy."
+    ),
+    source="tsfm-lens, section 4",
+    needs="heads",
+)
 def head_parroting(
     run: Run,
     *,
@@ -477,7 +504,17 @@ _FINENESS = (
 )
 
 
-@probe("seasonality")
+@probe(
+    title="Seasons",
+    theme="Behaviour",
+    summary=("power at the season, mean regression, pull towards the patch length"),
+    description=(
+        "How strong each period is in the forecast, compared with the end of the "
+        "context and the truth. It shows seasons that the model keeps, flattens or "
+        "adds."
+    ),
+    source="tsfm-lens, section 5",
+)
 def seasonality_bias(run: Run) -> xr.Dataset:
     """Measure amplitudes of the forecast at the context's period and at the model's patch length.
 
@@ -485,14 +522,14 @@ def seasonality_bias(run: Run) -> xr.Dataset:
         run: the forecast to explain; the median of the library's own is used.
 
     Returns:
-        Dataset of kind "seasonality" over ``series``: ``period``, the strongest of the context; ``context_amplitude``,
-        ``forecast_amplitude`` and, with a truth, ``truth_amplitude`` of the sine at that period, in data units;
-        ``amplitude_ratio``, forecast over context, and ``amplitude_change``, that less 1; ``spread_ratio``, standard
-        deviation of the forecast over the context's; for models that read patches ``patch_amplitude`` and
-        ``patch_pull``, the forecast's amplitude at the patch length less the context's, in standard deviations of the
-        context; for change and pull what :func:`tsfm_lens.findings.judge` adds. ``amplitude`` (part, series,
-        trial_period), at periods from 3 steps to the horizon, in standard deviations of the context, of the end of the
-        context, the forecast, the truth. NaN where a stretch is shorter than the period.
+        Dataset of kind "seasonality_bias" over ``series``: ``period``, the strongest of the context;
+        ``context_amplitude``, ``forecast_amplitude`` and, with a truth, ``truth_amplitude`` of the sine at that period,
+        in data units; ``amplitude_ratio``, forecast over context, and ``amplitude_change``, that less 1;
+        ``spread_ratio``, standard deviation of the forecast over the context's; for models that read patches
+        ``patch_amplitude`` and ``patch_pull``, the forecast's amplitude at the patch length less the context's, in
+        standard deviations of the context; for change and pull what :func:`tsfm_lens.findings.judge` adds.
+        ``amplitude`` (part, series, trial_period), at periods from 3 steps to the horizon, in standard deviations of
+        the context, of the end of the context, the forecast, the truth. NaN where a stretch is shorter than the period.
 
     Source:
         tsfm-lens paper, section 5 and figure 20 (S3-F20), for mean regression and periods tied to the patch.
@@ -552,7 +589,7 @@ def seasonality_bias(run: Run) -> xr.Dataset:
     )
     source = "tsfm-lens paper, section 5 and figure 20"
     data.attrs = {
-        **run.describe("seasonality", "Seasonality bias", source, patch=patch),
+        **run.describe("seasonality_bias", "Seasonality bias", source, patch=patch),
         "statistic": "median",
     }
     references = {"amplitude_change": (period, context)}

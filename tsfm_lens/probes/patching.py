@@ -15,6 +15,7 @@ from transformer_lens.hook_points import HookPoint
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import spearman_distance
 from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.core.registry import probe
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import judge
 from tsfm_lens.hooks.activations import Activations
@@ -40,7 +41,6 @@ from tsfm_lens.probes.places import (
     places_of,
     position_groups,
 )
-from tsfm_lens.registry import probe
 
 __all__ = ["activation_patching", "attribution_patching"]
 
@@ -50,7 +50,19 @@ _SOURCE = (
 )
 
 
-@probe("patching", "pair")
+@probe(
+    "pair",
+    title="Activation patching",
+    theme="Causes",
+    summary=("activation patching: layer × position × component, also in rollouts"),
+    description=(
+        "The model runs on a clean and a corrupted version of a series. Activations "
+        "of one run are patched into the other, place by place. Where the forecast "
+        "follows, that place carries the difference."
+    ),
+    source="Meng et al. 2022; Heimersheim and Nanda 2024",
+    example={"at": ["*.*.mlp"], "positions": "all"},
+)
 def activation_patching(
     clean: Run,
     corrupted: Run,
@@ -80,10 +92,10 @@ def activation_patching(
         progress: called with (done, of).
 
     Returns:
-        Dataset of kind "patching" over (component, position, series): ``recovered``, the share of the way from the
-        unpatched forecast to the source's (a projection, so it may lie outside 0 and 1); ``effect``, the mean distance
-        from the unpatched forecast in data units; for both what :func:`tsfm_lens.findings.judge` adds, with the
-        noise of both runs; ``forecast`` (…, step); ``clean_forecast`` and ``corrupted_forecast`` (series, step);
+        Dataset of kind "activation_patching" over (component, position, series): ``recovered``, the share of the way
+        from the unpatched forecast to the source's (a projection, so it may lie outside 0 and 1); ``effect``, the mean
+        distance from the unpatched forecast in data units; for both what :func:`tsfm_lens.findings.judge` adds, with
+        the noise of both runs; ``forecast`` (…, step); ``clean_forecast`` and ``corrupted_forecast`` (series, step);
         ``corrupted_context``. Positions have ``position_start``, ``position_stop`` in steps, and ``position_special``.
         The attribute ``path`` says whose path both decoders read, such as "corrupted"; others have none.
 
@@ -106,7 +118,9 @@ def activation_patching(
     forecasts = point_forecasts(pair.base, patches(pair, places, groups), progress)
     forecasts = forecasts.reshape(len(places), len(groups), *forecasts.shape[1:])
     parameters = {**pair.parameters(), "positions": str(positions)}
-    attrs = clean.describe("patching", "Activation patching", _SOURCE, **parameters)
+    attrs = clean.describe(
+        "activation_patching", "Activation patching", _SOURCE, **parameters
+    )
     return pair.result(forecasts, {**place_coords(places), **where}, attrs)
 
 
@@ -366,7 +380,19 @@ def _refuse_unlike(clean: Run, corrupted: Run) -> None:
         )
 
 
-@probe("attribution_patching", "pair")
+@probe(
+    "pair",
+    title="Attribution patching",
+    theme="Causes",
+    summary="attribution patching, with its error",
+    description=(
+        "A first-order estimate of activation patching for all places from one "
+        "gradient, compared with exact patching where available."
+    ),
+    source="Nanda 2023; Syed et al. 2023",
+    needs="gradients",
+    whole_batch=True,
+)
 def attribution_patching(
     clean: Run,
     corrupted: Run,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.core.registry import probe
 from tsfm_lens.hooks.activations import Activations, Call
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
@@ -30,7 +31,6 @@ from tsfm_lens.probes.places import (
     place_of,
     places_of,
 )
-from tsfm_lens.registry import probe
 
 __all__ = ["edge_attribution", "path_patching"]
 
@@ -43,7 +43,20 @@ OUTPUT = "output"
 _SENDERS, _NUMBERS, _MOST_PATHS = 16, 2**24, 256
 
 
-@probe("paths", "pair")
+@probe(
+    "pair",
+    title="Path patching",
+    theme="Causes",
+    summary=(
+        "path patching between components, through all inputs or through q, k or v"
+    ),
+    description=(
+        "The effect of one component through one other, with every other path frozen."
+    ),
+    source="Wang et al. 2022; Goldowsky-Dill et al. 2023",
+    cost="search",
+    whole_batch=True,
+)
 def path_patching(
     clean: Run,
     corrupted: Run,
@@ -66,8 +79,8 @@ def path_patching(
         progress: called with (done, of), in senders.
 
     Returns:
-        Dataset of kind "paths" over (sender, receiver, series): ``recovered`` and ``effect`` as in activation patching,
-        with the same statistics, ``forecast`` (…, step). NaN where a receiver does not come after the sender.
+        Dataset of kind "path_patching" over (sender, receiver, series): ``recovered`` and ``effect`` as in activation
+        patching, with the same statistics, ``forecast`` (…, step). NaN where a receiver does not come after the sender.
 
     Source:
         Wang et al. 2022; Goldowsky-Dill et al. 2023.
@@ -118,7 +131,9 @@ def path_patching(
         if progress is not None:
             progress(row + 1, len(froms))
     names = [*(str(place.target) for place in tos), *([OUTPUT] if to_output else [])]
-    attrs = clean.describe("paths", "Path patching", _SOURCE, **pair.parameters())
+    attrs = clean.describe(
+        "path_patching", "Path patching", _SOURCE, **pair.parameters()
+    )
     coords = {**place_coords(froms, "sender"), "receiver": names}
     return pair.result(forecasts, coords, attrs, ("sender", "receiver"))
 
@@ -200,7 +215,16 @@ def _record_call(
     return value
 
 
-@probe("edges", "pair")
+@probe(
+    "pair",
+    title="Edge attribution",
+    theme="Causes",
+    summary="edge attribution",
+    description=("A gradient estimate of path patching for every pair of components."),
+    source="Syed et al. 2023; Hanna et al. 2024",
+    needs="gradients",
+    whole_batch=True,
+)
 def edge_attribution(
     clean: Run,
     corrupted: Run,
@@ -218,8 +242,8 @@ def edge_attribution(
         nodes: heads and branches; the heads and MLPs of the output stack if None.
 
     Returns:
-        Dataset of kind "edges" over (sender, receiver, series): ``score``, the estimated share of the way to the
-        source's forecast; 0 where the receiver does not come after the sender; and, for possible edges, what
+        Dataset of kind "edge_attribution" over (sender, receiver, series): ``score``, the estimated share of the way to
+        the source's forecast; 0 where the receiver does not come after the sender; and, for possible edges, what
         :func:`tsfm_lens.findings.judge` adds, with the noise of both runs. The last receiver is "output".
 
     Source:
@@ -246,7 +270,7 @@ def edge_attribution(
     scores = edge_scores(pair, places)
     source = "Syed et al. 2023, arXiv:2310.10348; Hanna et al. 2024, arXiv:2403.17806"
     data.attrs = pair.base.describe(
-        "edges", "Edge attribution", source, **pair.parameters()
+        "edge_attribution", "Edge attribution", source, **pair.parameters()
     )
     axes = ("sender", "receiver", "series")
     # receivers that come after the sender, and the output

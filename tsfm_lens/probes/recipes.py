@@ -12,6 +12,7 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.ablation.rollouts import forecast_variants
+from tsfm_lens.core.registry import probe
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.findings import judge
 from tsfm_lens.hooks.component import Component
@@ -34,7 +35,6 @@ from tsfm_lens.probes.zero_ablation import (
     seasonal_scales,
     size_of,
 )
-from tsfm_lens.registry import probe
 
 __all__ = [
     "ablation_recipes",
@@ -219,9 +219,26 @@ def _sharp_and_diffuse(results: Any) -> tuple[Run, dict[str, Sequence[Component]
 
 
 @probe(
-    "recipes",
     _sharp_and_diffuse,
-    words="ablation_recipes without a tenth of the heads, the sharpest or the most diffuse by head_entropy",
+    title="Heavy ablation",
+    theme="Causes",
+    summary=(
+        "heavy ablations: many heads and MLPs at once, chosen by stable rank, "
+        "entropy or at random"
+    ),
+    description=(
+        "Many heads and MLPs are set to zero at once. How far the forecast moves "
+        "shows how much of the model it needs."
+    ),
+    source="tsfm-lens, sections 4 and 5",
+    paper=(
+        "S3-F6",
+        "S3-F13",
+        "S3-F14",
+        "S3-F15",
+        "S3-F20",
+    ),
+    computes="ablation_recipes without a tenth of the heads, the sharpest or the most diffuse by head_entropy",
 )
 def ablation_recipes(
     run: Run,
@@ -242,13 +259,13 @@ def ablation_recipes(
         progress: called with (done, of) after each forecast.
 
     Returns:
-        Dataset of kind "recipes" over ``recipe`` ("original" first) and ``series``: ``quantile_forecast`` (…, quantile,
-        step) and, of sampling models, ``sample`` (…, draw, step), in data units; ``mean_shift``, the mean distance of
-        the medians from the original's; ``spearman_distance`` to it; ``spread_ratio``, the median forecast's standard
-        deviation over that of as many last context steps; with a truth ``mae``, ``mase``, and ``mae_change``, ablated
-        over original less 1; for distance and change what :func:`tsfm_lens.findings.judge` adds. Per recipe
-        ``components``, ``n_heads``, ``heads_share`` of all heads of the kinds of attention that it touches, and
-        ``n_mlps``.
+        Dataset of kind "ablation_recipes" over ``recipe`` ("original" first) and ``series``: ``quantile_forecast`` (…,
+        quantile, step) and, of sampling models, ``sample`` (…, draw, step), in data units; ``mean_shift``, the mean
+        distance of the medians from the original's; ``spearman_distance`` to it; ``spread_ratio``, the median
+        forecast's standard deviation over that of as many last context steps; with a truth ``mae``, ``mase``, and
+        ``mae_change``, ablated over original less 1; for distance and change what :func:`tsfm_lens.findings.judge`
+        adds. Per recipe ``components``, ``n_heads``, ``heads_share`` of all heads of the kinds of attention that it
+        touches, and ``n_mlps``.
 
     Source:
         tsfm-lens paper, section 5, figures 6 and 12 to 15 (S3-HEAVY, S3-SPEAR).
@@ -323,7 +340,7 @@ def ablation_recipes(
         "statistic": "median",
     }
     data.attrs = run.describe(
-        "recipes", "Forecasts under heavy ablation", source, **facts
+        "ablation_recipes", "Forecasts under heavy ablation", source, **facts
     )
     return _add_effects(data, run.rolled_out(), forecasts[:, :, middle])
 

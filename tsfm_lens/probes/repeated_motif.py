@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.ablation.metrics import mae
+from tsfm_lens.core.registry import probe
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import judge
@@ -21,7 +22,6 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention, row_entropy, token_steps
 from tsfm_lens.probes.given import refuse_word
 from tsfm_lens.probes.induction import induction_scores
-from tsfm_lens.registry import probe
 from tsfm_lens.stats import ratio_units
 
 __all__ = ["repeated_motif", "training_history"]
@@ -44,7 +44,20 @@ class _Plan:
     steps: int
 
 
-@probe("repeated_motif", "lens", words="repeated_motif, on series of its own")
+@probe(
+    "lens",
+    title="Repeated motifs",
+    theme="Behaviour",
+    summary=("repeated random motif in values, for every model, with a control"),
+    description=(
+        "A motif of random values is repeated. Attention to its last instance is "
+        "compared with attention to the same steps of a series without repeats."
+    ),
+    source="after Olsson et al. 2022",
+    needs="heads",
+    computes="repeated_motif, on series of its own",
+    example={"n_series": 3},
+)
 def repeated_motif(
     lens: Lens,
     *,

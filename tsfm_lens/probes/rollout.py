@@ -11,6 +11,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tsfm_lens.core.registry import probe
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.weights import for_every_head
@@ -29,7 +30,6 @@ from tsfm_lens.probes.attention import (
 )
 from tsfm_lens.probes.given import refuse_word
 from tsfm_lens.probes.weights import head_spectra
-from tsfm_lens.registry import probe
 
 __all__ = [
     "attention_rollout",
@@ -39,7 +39,19 @@ __all__ = [
 ]
 
 
-@probe("autoregressive_attention", "first")
+@probe(
+    "first",
+    title="Autoregressive attention",
+    theme="Activations",
+    summary="attention along a forecast: context × horizon, head by head",
+    description=(
+        "Each head's attention to the context for every token of the forecast. A "
+        "diagonal band reads at a fixed lag, a horizontal one the same steps "
+        "throughout."
+    ),
+    source="tsfm-lens, appendix D.2",
+    needs="heads",
+)
 def autoregressive_attention(
     run: Run, *, kind: str | None = None, stack: str | None = None, keys: str = "time"
 ) -> xr.Dataset:
@@ -218,7 +230,19 @@ def _fill(
     return pattern.new_empty(0)
 
 
-@probe("attention_rollout", "first")
+@probe(
+    "first",
+    title="Attention rollout",
+    theme="Activations",
+    summary="attention rollout through the layers",
+    description=(
+        "How much of each input token may have reached each token after a layer. "
+        "Attention matrices are multiplied layer by layer, each averaged with the "
+        "identity."
+    ),
+    source="Abnar and Zuidema 2020",
+    needs="heads",
+)
 def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
     """Compute Abnar and Zuidema's attention rollout: how much of each input token may have reached each token.
 
@@ -290,7 +314,18 @@ def rolled(patterns: list[Tensor]) -> list[Tensor]:
     return flows
 
 
-@probe("norm_weighted", "first")
+@probe(
+    "first",
+    title="Norm-weighted attention",
+    theme="Activations",
+    summary="attention weighted by the norm of the value vectors it moves",
+    description=(
+        "The attention weight times the norm of the vector it moves. A token with a "
+        "large weight can contribute little."
+    ),
+    source="Kobayashi et al. 2020",
+    needs="heads",
+)
 def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
     """Measure the length of the vector that each key contributes to a query's write, head by head.
 
@@ -299,8 +334,8 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
         kind: kind of attention of the output stack; its last one over time if None.
 
     Returns:
-        Dataset of kind "norm_weighted": ``norm`` (layer, head, query, key), the length of ``pattern * (v W_O)`` in
-        units of the residual stream, before a post-norm; coordinates as of :func:`attention_patterns`.
+        Dataset of kind "norm_weighted_attention": ``norm`` (layer, head, query, key), the length of ``pattern * (v
+        W_O)`` in units of the residual stream, before a post-norm; coordinates as of :func:`attention_patterns`.
 
     Source:
         Kobayashi et al. 2020, equation 4.
@@ -335,7 +370,7 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
     )
     facts = {"stack": stack.name, "attention": attention, "series": run.batch.ids[0]}
     data.attrs = run.describe(
-        "norm_weighted",
+        "norm_weighted_attention",
         "Norm-weighted attention",
         "Kobayashi et al. 2020, equation 4",
         **facts,
@@ -366,7 +401,18 @@ def _own_kind(stack: Stack) -> str:
     )
 
 
-@probe("patch_attention", "first")
+@probe(
+    "first",
+    title="Attention between patches",
+    theme="Activations",
+    summary="attention between patches, with the stable rank of each head",
+    description=(
+        "The attention of each forecast token to the context tokens, head by head."
+    ),
+    source="tsfm-lens, figure 21",
+    paper=("S3-F21",),
+    needs="heads",
+)
 def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
     """Compute a matrix per head, forecast × context tokens, its stable rank, and the patch with the most attention.
 

@@ -11,17 +11,26 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tsfm_lens.core.registry import probe
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.logit_lens import layer_streams
-from tsfm_lens.registry import probe
 
 __all__ = ["entropic_rank", "layer_similarity"]
 
 
-@probe("layer_similarity")
+@probe(
+    title="Similarity of layers",
+    theme="Activations",
+    summary="similarity of layers (CKA, cosine of updates)",
+    description=(
+        "How alike the residual stream is after different layers, and how alike the "
+        "layers' updates are. Neighbours that are almost the same change little."
+    ),
+    source="Kornblith et al. 2019",
+)
 def layer_similarity(run: Run) -> xr.Dataset:
     """Compare the layers of the output stack.
 
@@ -78,7 +87,17 @@ def linear_cka(representations: list[Tensor]) -> np.ndarray:
 EPSILON = 1e-8
 
 
-@probe("entropic_rank")
+@probe(
+    title="Entropic rank",
+    theme="Activations",
+    summary="entropic rank of the heads of a layer",
+    description=(
+        "The number of different directions that the heads of a layer write in. It "
+        "equals the number of heads if none repeats another."
+    ),
+    source="tsfm-lens, appendix E",
+    paper=("S3-F1E",),
+)
 def entropic_rank(
     run: Run, *, kind: str | None = None, batch_size: int = 8
 ) -> xr.Dataset:

@@ -11,6 +11,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tsfm_lens.core.registry import probe
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import judge
@@ -32,7 +33,6 @@ from tsfm_lens.probes.weights import (
     weight_matrices,
 )
 from tsfm_lens.ranks import angles, epsilon_rank, flow_bound, measured_bound
-from tsfm_lens.registry import probe
 from tsfm_lens.stats import mean_interval
 
 __all__ = ["embedding_ranks", "flow_of_ranks", "signal_families"]
@@ -42,7 +42,25 @@ _FEWEST, _MOST = 8, 64
 _FIRST_ROWS = 4096
 
 
-@probe("embedding_ranks")
+@probe(
+    title="Ranks of embedded series",
+    theme="Activations",
+    summary=(
+        "how many directions embedded series use: signal families, own series, "
+        "vocabulary; angles of tokens"
+    ),
+    description=(
+        "Tokens have many dimensions, and smooth series use few of them. Sinusoids, "
+        "exponentials, white noise and zeros are shown for comparison."
+    ),
+    source="Flow of ranks, figures 2, 3 and 13",
+    paper=(
+        "S0-F2",
+        "S0-F3",
+        "S0-F13",
+    ),
+    cost="weights",
+)
 def embedding_ranks(
     run: Run,
     *,
@@ -272,7 +290,25 @@ _AGREES = 1e-3
 """Largest relative deviation of a head's output from pattern times values by rounding alone."""
 
 
-@probe("flow_of_ranks")
+@probe(
+    title="Flow of ranks",
+    theme="Activations",
+    summary=(
+        "how many directions the stream uses before each layer, and each W_Q, with "
+        "the bound of theorem 4"
+    ),
+    description=(
+        "Layers are not linear, so the rank of the residual stream may grow with "
+        "depth. The next layer can then use a higher rank."
+    ),
+    source="Flow of ranks, section 4, figure 5 and theorem 4",
+    paper=(
+        "S0-F5",
+        "S0-F6",
+    ),
+    needs="heads",
+    cost="weights",
+)
 def flow_of_ranks(
     run: Run,
     *,

@@ -10,6 +10,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tsfm_lens.core.registry import probe
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.weights import HeadWeights, head_output_weights
 from tsfm_lens.hooks.wiring import Attention, Mlp, Stack, Writer
@@ -23,7 +24,6 @@ from tsfm_lens.ranks import (
     epsilon_rank,
     participation_ratio,
 )
-from tsfm_lens.registry import probe
 from tsfm_lens.stats import CONFIDENCE
 
 __all__ = ["head_spectra", "row_angles", "stable_rank", "weight_ranks"]
@@ -31,7 +31,20 @@ __all__ = ["head_spectra", "row_angles", "stable_rank", "weight_ranks"]
 PRODUCTS = ("QK", "OV")
 
 
-@probe("spectra", "lens")
+@probe(
+    "lens",
+    title="Spectra of the heads",
+    theme="Weights alone",
+    summary="stable rank and singular spectra of W_Q W_Kᵀ and W_V W_O",
+    description=(
+        "The singular values of each head's two weight products. Query–key is what "
+        "a head matches, value–output what it moves. A head with few large values "
+        "acts along few directions."
+    ),
+    source="tsfm-lens, definition 5.1 (S3-SRANK)",
+    needs="heads",
+    cost="weights",
+)
 def head_spectra(
     lens: Lens,
     *,
@@ -50,7 +63,7 @@ def head_spectra(
         fold_norm: fold the gain of the norm before the branch into the matrices.
 
     Returns:
-        Dataset of kind "spectra": ``singular_value`` (product, layer, head, mode), descending; ``stable_rank``
+        Dataset of kind "head_spectra": ``singular_value`` (product, layer, head, mode), descending; ``stable_rank``
         (product, layer, head), the squared Frobenius over the squared spectral norm, NaN for zero weights; ``order``
         (product, layer, head), the rank of a head in its layer by ascending stable rank.
 
@@ -100,7 +113,7 @@ def head_spectra(
         "tsfm-lens paper, definition 5.1 (S3-SRANK)",
     )
     facts = {"stack": column.name, "attention": attention, "fold_norm": int(fold_norm)}
-    data.attrs = describe(lens, "spectra", title, source, **facts)
+    data.attrs = describe(lens, "head_spectra", title, source, **facts)
     return data
 
 
@@ -147,7 +160,27 @@ DECADES = 5
 _PRECISIONS = (torch.bfloat16, torch.float16, torch.float32)
 
 
-@probe("weight_ranks", "lens")
+@probe(
+    "lens",
+    title="Ranks of the weights",
+    theme="Weights alone",
+    summary=(
+        "how many directions every weight matrix uses: ε-rank, stable and effective "
+        "rank, spectra by decade"
+    ),
+    description=(
+        "The ε-rank of a matrix counts its singular values above ε times the "
+        "largest. Truncation there changes the matrix by at most ε of its norm. It "
+        "is exact for the weights as stored."
+    ),
+    source="Flow of ranks, equation 1 and figure 10",
+    paper=(
+        "S0-ERANK",
+        "S0-HIST",
+        "S0-F10",
+    ),
+    cost="weights",
+)
 def weight_ranks(
     lens: Lens,
     *,
@@ -409,7 +442,27 @@ def checked_levels(epsilon: float | Iterable[float]) -> list[float]:
     return sorted({float(level) for level in levels}, reverse=True)
 
 
-@probe("row_angles", "lens")
+@probe(
+    "lens",
+    title="Angles of queries",
+    theme="Weights alone",
+    summary=(
+        "angles between the rows of W_Q, and whether those of a head lie closer "
+        "together"
+    ),
+    description=(
+        "Each row of W_Q is a direction in the stream that one dimension of a head "
+        "reads. If the rows of a head lie close together, the head reads few "
+        "directions, and the map has dark blocks on its diagonal."
+    ),
+    source="Flow of ranks, equation 2 and figures 9 and 12",
+    paper=(
+        "S0-ANG",
+        "S0-F9",
+    ),
+    needs="heads",
+    cost="weights",
+)
 def row_angles(
     lens: Lens,
     *,

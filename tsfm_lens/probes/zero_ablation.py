@@ -16,6 +16,7 @@ from tsfm_lens.ablation.metrics import (
     spearman_distance,
 )
 from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.core.registry import probe
 from tsfm_lens.findings import judge
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
@@ -33,12 +34,26 @@ from tsfm_lens.models.noise import (
 )
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.places import component_coords, head_or_kind, listed
-from tsfm_lens.registry import probe
 
 __all__ = ["ablation_effects"]
 
 
-@probe("ablation")
+@probe(
+    title="Ablation",
+    theme="Causes",
+    summary="ablation of every head, MLP and layer",
+    description=(
+        "Each attention head, MLP and layer is set to zero in turn. The larger the "
+        "change, the more the forecast relies on that component."
+    ),
+    source="tsfm-lens, section 3",
+    paper=(
+        "S3-F2",
+        "S3-F8",
+        "S3-F9",
+    ),
+    example={"components": ["*.*.mlp"]},
+)
 def ablation_effects(
     run: Run,
     *,
@@ -61,9 +76,9 @@ def ablation_effects(
         progress: called with (done, of) after each component.
 
     Returns:
-        Dataset of kind "ablation" over ``component`` and ``series``: ``spearman_distance`` to the plain forecast; with
-        a truth ``mae``, ``mase``, their baselines and relative changes (``mae_change`` = ablated / baseline - 1);
-        ``mean_shift``, the mean distance from the plain forecast in data units; for each what
+        Dataset of kind "ablation_effects" over ``component`` and ``series``: ``spearman_distance`` to the plain
+        forecast; with a truth ``mae``, ``mase``, their baselines and relative changes (``mae_change`` = ablated /
+        baseline - 1); ``mean_shift``, the mean distance from the plain forecast in data units; for each what
         :func:`tsfm_lens.findings.judge` adds. All leave out a token model's first step, whose decoder reads no value;
         it has ``first_step_shift``. ``forecast`` and ``baseline_forecast``: see attribute ``statistic``.
 
@@ -109,7 +124,7 @@ def ablation_effects(
         "rollout": int(run.rollout),
         "statistic": run.statistic,
     }
-    data.attrs = run.describe("ablation", "Ablation effects", source, **facts)
+    data.attrs = run.describe("ablation_effects", "Ablation effects", source, **facts)
     if later.start:
         data["first_step_shift"] = (where, np.abs(forecasts - plain)[..., 0])
     measures: dict[str, Measure] = (

@@ -16,10 +16,10 @@ import xarray as xr
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
+from tsfm_lens.core.registry import FigurePanel, Measurement, find
 from tsfm_lens.data.text import to_csv
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.places import refuse_unwritable
-from tsfm_lens.registry import Measurement, ReportPanel, find, measurements
 from tsfm_lens.report.cards import cards_of
 from tsfm_lens.viz.findings import ONCE
 from tsfm_lens.viz.linked import linked_state
@@ -95,7 +95,7 @@ def page_at(path: str | Path) -> Path:
     return target
 
 
-def panels_of(results: Mapping[str, Any]) -> dict[str, list[ReportPanel]]:
+def panels_of(results: Mapping[str, Any]) -> dict[str, list[FigurePanel]]:
     """Draw each result: a Dataset, or of a sweep a table."""
     if not results:
         raise InputError(
@@ -112,16 +112,15 @@ def measurement_of(ds: Any, name: str) -> Measurement:
         if isinstance(ds, xr.Dataset | pd.DataFrame)
         else type(ds).__name__
     )
-    if kind not in measurements():
-        raise InputError(
-            f"result {name!r} is of kind {kind!r}; a report can draw {', '.join(measurements())}."
-        )
-    return find(str(kind))
+    try:
+        return find(str(kind))
+    except UnknownNameError as error:
+        raise InputError(f"result {name!r} cannot be drawn: {error}") from None
 
 
 def page_of(
     results: Mapping[str, Any],
-    panels: Mapping[str, list[ReportPanel]],
+    panels: Mapping[str, list[FigurePanel]],
     *,
     title: str,
     provenance: Mapping[str, str],
@@ -178,7 +177,7 @@ def _first_screen(
         (
             ds
             for ds in of_runs
-            if ds.attrs.get("kind") == "explore" and "attention" in ds
+            if ds.attrs.get("kind") == "head_states" and "attention" in ds
         ),
         None,
     )
@@ -225,7 +224,7 @@ def packed(text: str) -> str:
 
 
 def _section(
-    anchor: str, name: str, ds: Any, panels: list[ReportPanel], remark: str
+    anchor: str, name: str, ds: Any, panels: list[FigurePanel], remark: str
 ) -> Section:
     """Build the section of one result."""
     entry = measurement_of(ds, name)
@@ -236,7 +235,7 @@ def _section(
         "anchor": anchor,
         "heading": words[:1].upper() + words[1:],
         "description": entry.description,
-        "subject": entry.subject(ds) if entry.subject else _on_series(ds),
+        "subject": entry.subject_of(ds) or _on_series(ds),
         "remark": remark,
         "series": str(ds.attrs.get("series", "")),
         "figures": [
@@ -308,7 +307,7 @@ def _arrange(section: Section, series: Sequence[str]) -> None:
     section["drawn"] = shown([name for name in series if name in drawn])
 
 
-def _figure(anchor: str, file: str, panel: ReportPanel) -> dict[str, Any]:
+def _figure(anchor: str, file: str, panel: FigurePanel) -> dict[str, Any]:
     """Build one figure in the form of the template; ``spec`` is JSON that is safe inside a script element."""
     meta = panel.figure.layout.meta or {}
     if "title_height" in meta:
@@ -318,6 +317,7 @@ def _figure(anchor: str, file: str, panel: ReportPanel) -> dict[str, Any]:
         bare = go.Figure(panel.figure)
         meta = {"title": bare.layout.title.text or "", "subtitle": "", "min_width": 0}
         bare.layout.title.text = None
+    table = pd.DataFrame() if panel.table is None else panel.table
     return {
         "anchor": anchor,
         "series": panel.series,
@@ -327,7 +327,7 @@ def _figure(anchor: str, file: str, panel: ReportPanel) -> dict[str, Any]:
         "height": int(bare.layout.height or _HEIGHT),
         "min_width": int(meta["min_width"]),
         "sentences": [_typeset(text) for text in panel.sentences],
-        "table": download(panel.table, f"{file}.csv"),
+        "table": download(table, f"{file}.csv"),
     }
 
 

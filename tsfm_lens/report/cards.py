@@ -324,6 +324,6 @@ _CARDS: tuple[tuple[str, str, Callable[[xr.Dataset, int], Card]], ...] = (
     ("How far a covariate moves it", "covariate_use", _shuffling),
     ("Accuracy", "forecast", _accuracy),
     ("Where it forms", "logit_lens", _forming),
-    ("What it needs", "ablation", _needs),
-    ("What it reads", "explore", _reads),
+    ("What it needs", "ablation_effects", _needs),
+    ("What it reads", "head_states", _reads),
 )

@@ -11,17 +11,17 @@ import pandas as pd
 import xarray as xr
 
 from tsfm_lens.ablation.notices import saying_once
+from tsfm_lens.core.registry import find, frame
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data.batch import Item
 from tsfm_lens.data.text import to_csv
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.explain.attribution import METHODS
 from tsfm_lens.explain.masking import REFERENCES, Reference
 from tsfm_lens.explain.parts import COMPONENTS
 from tsfm_lens.explain.scenarios import explain_change, what_if
-from tsfm_lens.explain.segments import Item
 from tsfm_lens.extensions import extensible
 from tsfm_lens.models.run import Run
-from tsfm_lens.registry import find, frame
 from tsfm_lens.report import pipeline
 from tsfm_lens.verdict import verdict
 from tsfm_lens.viz.covariate_use import covariate_totals
@@ -163,10 +163,10 @@ def explain(
         out: folder for index.html and the files of :meth:`Explanation.write`; nothing is written if None.
         item: whose forecast is explained, by position or name; the only one if None. Effects over items and the use of
             covariates are measured over all.
-        method: of input attribution, see :func:`tsfm_lens.explain.attribute_inputs`; Shapley values if None.
+        method: of input attribution, see :func:`tsfm_lens.explain.input_attribution`; Shapley values if None.
         reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         parts: units of the explanation, such as 6 stretches or "components", see
-            :func:`tsfm_lens.explain.attribute_inputs`; each section's own if None.
+            :func:`tsfm_lens.explain.input_attribution`; each section's own if None.
         changes, start, stop: what if the input were another, see :func:`tsfm_lens.explain.what_if`.
         since: an earlier run, from which the change is explained, see :func:`tsfm_lens.explain.explain_change`.
         pdf: print the page of ``out`` to index.pdf as well, in the browser at hand.

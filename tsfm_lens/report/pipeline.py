@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.core.registry import Measurement, find
 from tsfm_lens.data import (
     SeriesBatch,
     as_series,
@@ -19,10 +20,9 @@ from tsfm_lens.data import (
     bundled_names,
     read_series,
 )
+from tsfm_lens.data.batch import Item, item_rows
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain.segments import Item, item_rows
 from tsfm_lens.findings import corrected
-from tsfm_lens.registry import Measurement, find
 from tsfm_lens.report.build import build_report, page_at
 from tsfm_lens.viz.select import names
 from tsfm_lens.viz.words import capital
@@ -49,9 +49,9 @@ SECTIONS = (
     "logit_lens",
     "layer_gain",
     "attribution",
-    "ablation",
-    "attention",
-    "explore",
+    "ablation_effects",
+    "attention_patterns",
+    "head_states",
 )
 """Kinds of the measurements that a report has unless it is asked for others."""
 _BUNDLED = "bundled:"
@@ -70,7 +70,7 @@ def analyse(
 
     Args:
         run: what every section looks at; at most one pass of the model.
-        sections: kinds of measurements, in the order of the report; see :func:`tsfm_lens.registry.measurements`.
+        sections: kinds of measurements, in the order of the report; see :func:`tsfm_lens.core.registry.measurements`.
         options: of the probes, by kind of measurement.
         progress: called as (name of the result, done, total) before, within and after each.
         left_out: gets the headings of sections that these series do not allow, with the reasons; None refuses them.
@@ -88,7 +88,7 @@ def analyse(
         >>> list(pipeline.analyse(run, sections=("forecast", "head_entropy")))
         ['forecast', 'head_entropy']
     """
-    from tsfm_lens.results import Results
+    from tsfm_lens.core.results import Results
 
     cache = Results(run, options)
     results: dict[str, xr.Dataset] = {}
@@ -144,12 +144,9 @@ def _results(
     results: list[tuple[str, Measurement, Mapping[str, Any]]] = []
     for measurement in checked_sections(sections):
         measurement.check(lens)
-        probe = measurement.probe
-        named = (
-            {measurement.kind: {}}
-            if probe is None or probe.each is None
-            else probe.each(lens)
-        )
+        named: Mapping[str, Mapping[str, Any]] = {measurement.kind: {}}
+        if measurement.each is not None:
+            named = measurement.each(lens)
         results += [(name, measurement, options) for name, options in named.items()]
     return results
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.core.registry import FigurePanel, check, find_figures
 from tsfm_lens.data.text import to_csv
 from tsfm_lens.errors import InputError
 from tsfm_lens.places import refuse_unwritable
-from tsfm_lens.registry import ReportPanel, check, measurements
 from tsfm_lens.report.build import page_of, panels_of
 from tsfm_lens.viz.saving import rendered, write_together
 from tsfm_lens.viz.sweep_entries import (
@@ -40,14 +40,13 @@ def build_sweep_report(
     notes: Sequence[str] = (),
 ) -> Path:
     """Write the report of a sweep: a page that opens offline, and its figures and tables as files."""
-    kinds = [kind for kind, entry in measurements().items() if entry.theme == "Sweeps"]
     for name, ds in results.items():
         kind = (
             ds.attrs.get("kind") if isinstance(ds, pd.DataFrame) else type(ds).__name__
         )
-        if kind not in kinds:
+        if not str(kind).startswith("sweep_") or not find_figures(str(kind)):
             raise InputError(
-                f"result {name!r} is of kind {kind!r}; a sweep has {', '.join(kinds)}."
+                f"result {name!r} is of kind {kind!r}; a sweep's is a table of a kind such as sweep_heads"
             )
     folder = Path(out)
     refuse_unwritable(folder)
@@ -80,7 +79,7 @@ def build_sweep_report(
 
 
 def _leads(
-    results: Mapping[str, pd.DataFrame], panels: Mapping[str, list[ReportPanel]]
+    results: Mapping[str, pd.DataFrame], panels: Mapping[str, list[FigurePanel]]
 ) -> list[str]:
     """Return the first sentence on each model of the first figure."""
     name = next((name for name in results if panels[name]), "")
@@ -101,7 +100,7 @@ def _leads(
 
 
 def _missing(
-    results: Mapping[str, pd.DataFrame], panels: Mapping[str, list[ReportPanel]]
+    results: Mapping[str, pd.DataFrame], panels: Mapping[str, list[FigurePanel]]
 ) -> list[str]:
     """List the results that are missing, by name."""
     notes = []

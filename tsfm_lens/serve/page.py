@@ -15,6 +15,7 @@ import traitlets
 import xarray as xr
 from transformers.utils import logging
 
+from tsfm_lens.core.registry import find
 from tsfm_lens.data import SeriesBatch, bundled_names
 from tsfm_lens.data.files import READABLE, columns_of
 from tsfm_lens.errors import InputError, LensError
@@ -22,7 +23,6 @@ from tsfm_lens.explore import brush, explore
 from tsfm_lens.explore.widget import WIDE, Fit, figure_widget
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.run import Run
-from tsfm_lens.registry import find
 from tsfm_lens.report import explanation
 from tsfm_lens.report.pipeline import read_sources
 from tsfm_lens.serve.server import FILE_LIMIT

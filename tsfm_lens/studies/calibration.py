@@ -88,9 +88,9 @@ def false_leaders(
 def page_of(run: Run) -> dict[str, xr.Dataset]:
     """Compute the effects that a page makes claims about."""
     run = run.alone()
-    results = {"ablation": probes.ablation_effects(run)}
+    results = {"ablation_effects": probes.ablation_effects(run)}
     with suppress(LensError):
-        results["attribution"] = probes.attribute(run)
+        results["attribution"] = probes.attribution(run)
     return corrected(results)
 
 

@@ -10,9 +10,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.core.registry import FigurePanel, figure, panels
 from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
-from tsfm_lens.viz.needs import HEADS
 from tsfm_lens.viz.panels import Timeline, mark_start, timeline, value_hover
 from tsfm_lens.viz.select import (
     array,
@@ -52,8 +51,6 @@ _OFTEN = (
 _ALIKE = 1e-6  # relative difference of weights that is rounding
 _LEAST = 1e-4  # weight of a pair of tokens in a table
 _RESTING = 0.5  # share of attention on tokens that stand for no step, above which a head rests on them
-
-ATTENTION = measurement("attention", needs=HEADS)
 
 
 def read_attention(ds: xr.Dataset) -> list[str]:
@@ -178,7 +175,11 @@ def single_series(ds: xr.Dataset) -> str:
     return str(ds.attrs.get("series", "")) or (names(ds, "series") or ["the series"])[0]
 
 
-@ATTENTION.figure(options={"layer": -1})
+@figure(
+    "attention_patterns",
+    "Attention of one head of the last layer.",
+    options={"layer": -1},
+)
 def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.Figure:
     """Draw the steps that a head reads: query × key weights, tokens as wide as the time they cover."""
     at = {"layer": position(ds, "layer", layer), "head": position(ds, "head", head)}
@@ -271,7 +272,7 @@ def _draw_series(panel: Panel, ds: xr.Dataset, keys: Ruler) -> None:
         mark_start(panel, time)
 
 
-@ATTENTION.figure()
+@figure("attention_patterns", "Attention of every head.")
 def attention_grid(
     ds: xr.Dataset,
     *,
@@ -412,9 +413,9 @@ def head_label(
         )
 
 
-@ATTENTION.panels
-def _attention(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(attention_grid(ds), heads_table(ds), read_attention(ds))
+@panels("attention_patterns")
+def _attention(ds: xr.Dataset) -> Iterator[FigurePanel]:
+    yield FigurePanel(attention_grid(ds), heads_table(ds), read_attention(ds))
     entropy = head_entropy(array(ds, "pattern", "layer", "head", "query", "key"))
     places = {
         "The sharpest head.": int(entropy.argmin()),
@@ -428,14 +429,11 @@ def _attention(ds: xr.Dataset) -> Iterator[ReportPanel]:
         pattern = ds.isel(layer=layer, head=head).assign(
             weight=lambda one: one["pattern"].astype(float)
         )
-        yield ReportPanel(
+        yield FigurePanel(
             fig,
             tokens_table(pattern, "weight", _LEAST),
             [words, *read_attention_map(ds, layer, head)],
         )
-
-
-HEAD_ENTROPY = measurement("head_entropy", needs=HEADS)
 
 
 def read_head_entropy(ds: xr.Dataset) -> list[str]:
@@ -467,8 +465,11 @@ def read_head_entropy(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@HEAD_ENTROPY.figure(
-    table=("entropy", "normalised", "sharp"), sentences=read_head_entropy
+@figure(
+    "head_entropy",
+    "Attention entropy of every head.",
+    table=("entropy", "normalised", "sharp"),
+    sentences=read_head_entropy,
 )
 def head_entropy_map(ds: xr.Dataset) -> go.Figure:
     """Draw the layer × head map of the attention entropy: dark heads are sharp, light ones diffuse."""

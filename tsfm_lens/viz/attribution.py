@@ -10,11 +10,10 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.registry import FigurePanel, figure, panels
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.findings import Finding, finding, flat_words, judged
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.needs import SUMS
 from tsfm_lens.viz.panels import fitted_range, timeline
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
@@ -61,8 +60,6 @@ _METHOD_WORDS = {
     "linearised": "linearised attribution",
     "integrated": "integrated attribution",
 }
-
-ATTRIBUTION = measurement("attribution", needs=SUMS)
 
 
 def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
@@ -168,7 +165,7 @@ def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.Dat
     )
 
 
-@ATTRIBUTION.figure()
+@figure("attribution", "Contributions to the forecast, component by component.")
 def attribution_bars(
     ds: xr.Dataset,
     *,
@@ -244,7 +241,7 @@ def attribution_bars(
     )
 
 
-@ATTRIBUTION.figure()
+@figure("attribution", "Contributions to the forecast, step by step.")
 def attribution_heatmap(
     ds: xr.Dataset,
     *,
@@ -398,8 +395,8 @@ def _shares_of(
     )
 
 
-@ATTRIBUTION.panels
-def _attribution(ds: xr.Dataset) -> Iterator[ReportPanel]:
+@panels("attribution")
+def _attribution(ds: xr.Dataset) -> Iterator[FigurePanel]:
     decompositions = names(ds, "decomposition")
     main = decompositions[0]
     several = [(main, i) for i in forecast_series(ds, MAX_DRAWN)]
@@ -413,7 +410,7 @@ def _attribution(ds: xr.Dataset) -> Iterator[ReportPanel]:
         )
         words += read_attribution_over_series(ds, main) if decomposition == main else []
         of = names(ds, "series")[i]
-        yield ReportPanel(
+        yield FigurePanel(
             attribution_bars(ds, decomposition=decomposition, series=i),
             table,
             words,
@@ -421,7 +418,7 @@ def _attribution(ds: xr.Dataset) -> Iterator[ReportPanel]:
         )
         if decomposition == main:
             steps = read_attribution_steps(ds, main, i)
-            yield ReportPanel(
+            yield FigurePanel(
                 attribution_heatmap(ds, decomposition=main, series=i),
                 table,
                 steps,
@@ -438,8 +435,6 @@ _WIDTHS, _TYPE = (0.6, 0.4), 11  # of scheme and bars; pixels: type in the boxes
 _SHARE = (
     0.59 * (_BOX[1] - _BOX[0]) / (_ENDS[1] - _ENDS[0])
 )  # of a box in the width of all panels
-
-STREAM_SHARES = measurement("stream_shares", needs=SUMS)
 
 
 def read_shares(ds: xr.Dataset) -> list[str]:
@@ -459,7 +454,12 @@ def read_shares(ds: xr.Dataset) -> list[str]:
     return [f"Contributions to the forecast, by size: {listed(parts)}."]
 
 
-@STREAM_SHARES.figure(table=("size", "share"), sentences=read_shares)
+@figure(
+    "stream_shares",
+    ("Share of the forecast that each component writes to the residual stream."),
+    table=("size", "share"),
+    sentences=read_shares,
+)
 def stream_scheme(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
     """Draw the residual stream up to the output head, its writers as boxes, and the share that each writes."""
     rows = series_rows(ds, series)

@@ -44,7 +44,7 @@ def compare(
         InputError: they cannot share a figure.
 
     Example:
-        >>> ablated = results["ablation"]
+        >>> ablated = results["ablation_effects"]
         >>> fig = viz.compare([viz.ablation_heatmap(ablated)] * 2, ["one", "another"])
         >>> len(fig.data) == 2 * len(viz.ablation_heatmap(ablated).data)
         True

@@ -10,8 +10,8 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.registry import FigurePanel, check, figure, frame, panels
 from tsfm_lens.errors import InputError
-from tsfm_lens.registry import ReportPanel, check, frame, measurement
 from tsfm_lens.viz.effects import ablation_word
 from tsfm_lens.viz.findings import finding, judged
 from tsfm_lens.viz.panels import fit, scene
@@ -56,8 +56,6 @@ _WAYS = {
     "edges": "begins with the components of the largest edge attributions",
 }
 _WORTH_NAMING = 0.01  # of faithfulness: what cost less is not named
-
-CIRCUIT = measurement("circuit")
 
 
 def read_circuit(ds: xr.Dataset) -> list[str]:
@@ -157,14 +155,18 @@ def read_curve(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@CIRCUIT.figure(beside=("edges",))
+@figure(
+    "minimal_circuit",
+    "A minimal circuit and the edges between its components.",
+    beside=("edge_attribution",),
+)
 def circuit_graph(
     ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int = 30
 ) -> go.Figure:
     """Draw the circuit on the model: every head and MLP at its place, those of the circuit filled.
 
     Args:
-        edges: of kind "edges", over the same components.
+        edges: of kind "edge_attribution", over the same components.
         most: how many edges are drawn, the strongest by the mean over series.
     """
     places = places_in(ds)
@@ -208,7 +210,7 @@ def circuit_graph(
     )
 
 
-@CIRCUIT.figure()
+@figure("minimal_circuit", "Faithfulness of circuits by size.")
 def circuit_curve(ds: xr.Dataset) -> go.Figure:
     """Draw faithfulness against the number of components kept, on the way to the circuit."""
     curve, sizes = array(ds, "curve", "size"), np.asarray(ds["size"].values, dtype=int)
@@ -283,7 +285,7 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@CIRCUIT.figure()
+@figure("minimal_circuit", "Forecasts of a minimal circuit and of its complement.")
 def circuit_forecasts(
     ds: xr.Dataset, *, series: str | int = 0, context_steps: int | None = None
 ) -> go.Figure:
@@ -406,7 +408,7 @@ def _draw_edges(
     most: int,
 ) -> int:
     """Draw the strongest edges, weakest first so that the others lie above; return how many."""
-    check(edges, "edges", "score")
+    check(edges, "edge_attribution", "score")
     spots = {
         name: (board.x[i], board.y[i], bool(mask[i]))
         for i, name in enumerate(places.names)
@@ -486,15 +488,15 @@ def _behaviour(ds: xr.Dataset) -> str:
     return "the forecast" if word == "forecast" else f"{word!r}"
 
 
-@CIRCUIT.panels
-def _circuit(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(
+@panels("minimal_circuit")
+def _circuit(ds: xr.Dataset) -> Iterator[FigurePanel]:
+    yield FigurePanel(
         circuit_graph(ds), frame(ds, "in_circuit", "taken", "cost"), read_circuit(ds)
     )
     for i in forecast_series(ds, MAX_DRAWN):
         table = frame(ds.isel(series=[i]), "forecast")
         words, of = read_circuit_forecasts(ds, i), names(ds, "series")[i]
-        yield ReportPanel(circuit_forecasts(ds, series=i), table, words, series=of)
-    yield ReportPanel(
+        yield FigurePanel(circuit_forecasts(ds, series=i), table, words, series=of)
+    yield FigurePanel(
         circuit_curve(ds), frame(ds, "curve").dropna(ignore_index=True), read_curve(ds)
     )

@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, frame, measurement
+from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
 from tsfm_lens.viz.panels import scene
 from tsfm_lens.viz.select import array, median_position, model_of, names
 from tsfm_lens.viz.sheet import blank, sheet, shortened
@@ -34,9 +34,6 @@ WORDS = {
 }
 _PANELS = 4
 _WHOLE = 99.5  # percent: a model of which more is kept is not compressed
-
-COMPRESSION = measurement("compression")
-COMPRESSION_QUALITY = measurement("compression_quality")
 
 
 def read_curve(ds: xr.Dataset) -> list[str]:
@@ -71,7 +68,9 @@ def read_quality(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@COMPRESSION.figure(
+@figure(
+    "compression",
+    ("Rise of the error over the parameters kept, by method of compression."),
     table=(
         "parameters",
         "rank_ratio",
@@ -160,7 +159,7 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
     return canvas.dress(title, over, remark)
 
 
-@COMPRESSION_QUALITY.figure()
+@figure("compression_quality", "Forecasts before and after compression.")
 def compressed_forecasts(
     ds: xr.Dataset,
     *,
@@ -237,11 +236,11 @@ def compressed_forecasts(
     )
 
 
-@COMPRESSION_QUALITY.panels
-def _forecasts(ds: xr.Dataset) -> Iterator[ReportPanel]:
+@panels("compression_quality")
+def _forecasts(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for first in range(0, ds.sizes["series"], _PANELS):
         part = ds.isel(series=slice(first, first + _PANELS))
-        yield ReportPanel(
+        yield FigurePanel(
             compressed_forecasts(part),
             frame(part, "mase", "wql"),
             read_quality(ds) if not first else [],

@@ -8,10 +8,9 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import measurement
+from tsfm_lens.core.registry import figure
 from tsfm_lens.viz.findings import finding, judged
 from tsfm_lens.viz.grid import panel_grid
-from tsfm_lens.viz.needs import COVARIATES
 from tsfm_lens.viz.select import array, medians, model_of, names, shown, unit_of
 from tsfm_lens.viz.sheet import Look, Panel, sheet
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, mixed, percent, plain
@@ -31,7 +30,6 @@ _WHEN = {
     "constant": "holding it at its mean",
     "shuffled": "shuffling it",
 }
-COVARIATE_USE = measurement("covariate_use", needs=COVARIATES)
 
 
 def read_use(ds: xr.Dataset) -> list[str]:
@@ -236,7 +234,12 @@ def _mase(value: float) -> str:
     return f"{num(value)} MASE"
 
 
-@COVARIATE_USE.figure(table=("moved", "error_without", "worth"), sentences=read_use)
+@figure(
+    "covariate_use",
+    "Change of forecasts and errors without each covariate.",
+    table=("moved", "error_without", "worth"),
+    sentences=read_use,
+)
 def covariate_dots(ds: xr.Dataset) -> go.Figure:
     """Draw how much forecasts move without each covariate and, with the truth, what it was worth."""
     covariates, ways = names(ds, "covariate"), names(ds, "way")
@@ -289,7 +292,11 @@ def covariate_dots(ds: xr.Dataset) -> go.Figure:
 _MAX_PANELS, _MAX_LINES = 6, 200
 
 
-@COVARIATE_USE.figure(table=("value", "response"))
+@figure(
+    "covariate_use",
+    "Change of the forecast against the value of each covariate.",
+    table=("value", "response"),
+)
 def response_curves(ds: xr.Dataset) -> go.Figure:
     """Draw the change of the forecast against the value of each covariate: a line per series, median, and 80 % of them.
 

@@ -6,8 +6,8 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.registry import figure
 from tsfm_lens.errors import InputError
-from tsfm_lens.registry import measurement
 from tsfm_lens.viz.findings import WORTH_A_WORD, finding, judged, middle_of, over_words
 from tsfm_lens.viz.panels import fitted_range
 from tsfm_lens.viz.select import array, model_of, names, series_rows, unit_of
@@ -19,8 +19,6 @@ __all__ = ["self_repair_bars"]
 
 
 _MAX_NAMES = 3  # components in a sentence
-
-EFFECTS = measurement("effects")
 
 
 def read_effects(ds: xr.Dataset) -> list[str]:
@@ -84,7 +82,9 @@ def _sizes(ds: xr.Dataset, series: list[int]) -> tuple[np.ndarray, np.ndarray, s
     return share, share * rest, "share of the series' range"
 
 
-@EFFECTS.figure(
+@figure(
+    "causal_effects",
+    "Share of an ablation's direct effect that later layers undo.",
     table=("direct_share", "total_share", "self_repair"),
     sentences=lambda ds: read_effects(ds) + read_self_repair(ds),
 )

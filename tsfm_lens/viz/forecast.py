@@ -11,7 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, as_dataset, measurement
+from tsfm_lens.core.registry import FigurePanel, as_dataset, figure, panels
 from tsfm_lens.viz.panels import draw_bands, scene
 from tsfm_lens.viz.select import (
     array,
@@ -31,8 +31,6 @@ __all__ = ["forecast_fan"]
 
 
 _MAX_SERIES = 24  # series with a figure of their own
-
-FORECAST = measurement("forecast")
 
 
 def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
@@ -95,7 +93,7 @@ def naive_forecast(ds: xr.Dataset, series: int) -> tuple[str, np.ndarray]:
     return f"last season repeated ({season} steps)", np.resize(filled, ds.sizes["step"])
 
 
-@FORECAST.figure()
+@figure("forecast", "A forecast over context and truth.")
 def forecast_fan(
     ds: Any,
     *,
@@ -143,8 +141,8 @@ def forecast_fan(
     return sheet.dress(f"Forecast of {view.id} by {model_of(ds)}", ahead, spread)
 
 
-@FORECAST.panels
-def _forecast(ds: xr.Dataset) -> Iterator[ReportPanel]:
+@panels("forecast")
+def _forecast(ds: xr.Dataset) -> Iterator[FigurePanel]:
     places = forecast_series(ds)
     beside = (
         [f"The first {_MAX_SERIES} of {len(places)} series are drawn."]
@@ -156,7 +154,7 @@ def _forecast(ds: xr.Dataset) -> Iterator[ReportPanel]:
         if "truth" in ds:
             table["truth"] = array(ds, "truth", "step", series=i)
         words, of = [*beside, *read_forecast(ds, i)], names(ds, "series")[i]
-        yield ReportPanel(forecast_fan(ds, series=i), table, words, series=of)
+        yield FigurePanel(forecast_fan(ds, series=i), table, words, series=of)
         beside = []
 
 

@@ -11,11 +11,10 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.core.registry import FigurePanel, figure, panels
 from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.findings import flat_words
 from tsfm_lens.viz.maps import HeadMap, under
-from tsfm_lens.viz.needs import HEADS
 from tsfm_lens.viz.panels import scene
 from tsfm_lens.viz.select import (
     array,
@@ -51,8 +50,6 @@ MOSTLY = 0.5
 """Share of attention from which it is most of it."""
 EVEN = 2.0
 """Largest share that counts as even attention, in shares of the same weight on every token."""
-
-EXPLORE = measurement("explore", needs=HEADS)
 
 
 @dataclass(frozen=True)
@@ -204,7 +201,14 @@ def read_explore(ds: xr.Dataset, series: int = 0) -> list[str]:
     return out
 
 
-@EXPLORE.figure(variables=("context",))
+@figure(
+    "head_states",
+    (
+        "By how much the forecast moves without each head, and the forecast without "
+        "one of them."
+    ),
+    variables=("context",),
+)
 def explore_figure(
     ds: xr.Dataset,
     *,
@@ -313,10 +317,10 @@ def component_name(ds: xr.Dataset, place: int) -> str:
     )
 
 
-@EXPLORE.panels
-def _explore(ds: xr.Dataset) -> Iterator[ReportPanel]:
+@panels("head_states")
+def _explore(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for place, of in enumerate(names(ds, "series")):
         table = heads_table(ds.isel(series=[place]))
-        yield ReportPanel(
+        yield FigurePanel(
             explore_figure(ds, series=place), table, read_explore(ds, place), series=of
         )

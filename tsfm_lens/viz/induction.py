@@ -6,11 +6,10 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import measurement
+from tsfm_lens.core.registry import figure
 from tsfm_lens.stats import LEVEL, holm, sign_test
 from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
-from tsfm_lens.viz.needs import SEQUENCES
 from tsfm_lens.viz.panels import fitted_range
 from tsfm_lens.viz.select import array, model_of, names
 from tsfm_lens.viz.sheet import Look, Panel, sheet
@@ -32,8 +31,6 @@ __all__ = ["induction_corner", "induction_maps", "overlap_thresholds"]
 
 _DIMS = ("layer", "head")
 _THRESHOLDS = {"prefix_matching": "prefix_from", "copy_score": "copy_from"}
-
-INDUCTION = measurement("induction", needs=SEQUENCES)
 
 
 def read_induction(ds: xr.Dataset) -> list[str]:
@@ -80,8 +77,11 @@ def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(surely), np.asarray(~surely & ~below.any(0))
 
 
-@INDUCTION.figure(
-    table=("prefix_matching", "copy_score", "induction"), sentences=read_induction
+@figure(
+    "induction_scores",
+    "Prefix-matching and copying of every head.",
+    table=("prefix_matching", "copy_score", "induction"),
+    sentences=read_induction,
 )
 def induction_maps(ds: xr.Dataset) -> go.Figure:
     """Draw layer × head maps of prefix matching and copy score, and of the entropy where known."""
@@ -154,8 +154,6 @@ _GROUPS = (
     ("both", True, True, BLACK, "star"),
 )
 
-INDUCTION_OVERLAP = measurement("induction_overlap", needs=SEQUENCES)
-
 
 def read_overlap(ds: xr.Dataset) -> list[str]:
     """Count the induction heads that are sharp."""
@@ -168,7 +166,12 @@ def read_overlap(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@INDUCTION_OVERLAP.figure(table=(*_AXES, "induction", "sharp"), sentences=read_overlap)
+@figure(
+    "induction_overlap",
+    "Prefix-matching, copying and entropy against each other.",
+    table=(*_AXES, "induction", "sharp"),
+    sentences=read_overlap,
+)
 def induction_corner(ds: xr.Dataset) -> go.Figure:
     """Draw prefix matching, copy score and normalised entropy of all heads, each against each."""
     scores = {name: array(ds, name, "layer", "head").ravel() for name in _AXES}
@@ -228,8 +231,10 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@INDUCTION_OVERLAP.figure(
-    table=("sweep_sharp_given_induction", "sweep_induction_given_sharp")
+@figure(
+    "induction_overlap",
+    "Overlap of induction and sharp heads over thresholds.",
+    table=("sweep_sharp_given_induction", "sweep_induction_given_sharp"),
 )
 def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
     """Draw how the overlap of induction heads and sharp heads, and their number, depend on the thresholds."""

@@ -10,11 +10,10 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.registry import figure, frame
 from tsfm_lens.errors import InputError
-from tsfm_lens.registry import frame, measurement
 from tsfm_lens.verdict import rules_of, verdict
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.needs import SERIES
 from tsfm_lens.viz.panels import Scene, fit, scene, segment_words
 from tsfm_lens.viz.select import (
     array,
@@ -51,7 +50,6 @@ _MIXED = (
 _FAR = 3.0  # standard deviations of the context, beyond which a reference forecast is none of the series
 
 Quantile = float | tuple[float, float] | None
-INPUT_ATTRIBUTION = measurement("input_attribution")
 
 
 def read_inputs(ds: xr.Dataset) -> list[str]:
@@ -232,7 +230,13 @@ def _table(ds: xr.Dataset) -> pd.DataFrame:
     return table
 
 
-@INPUT_ATTRIBUTION.figure(variables=("context",), table=_table, sentences=read_inputs)
+@figure(
+    "input_attribution",
+    "Effect of every segment of the input, under the series.",
+    variables=("context",),
+    table=_table,
+    sentences=read_inputs,
+)
 def input_timeline(
     ds: xr.Dataset, *, step: int | None = None, quantile: Quantile = None
 ) -> go.Figure:
@@ -358,7 +362,11 @@ def _draw_strip(
     )
 
 
-@INPUT_ATTRIBUTION.figure(table=_table)
+@figure(
+    "input_attribution",
+    ("From the reference forecast to the forecast, segment by segment."),
+    table=_table,
+)
 def input_waterfall(
     ds: xr.Dataset, *, step: int | None = None, quantile: Quantile = None, top: int = 14
 ) -> go.Figure:
@@ -494,11 +502,13 @@ def _draw_way(
     )
 
 
-@INPUT_ATTRIBUTION.figure(
+@figure(
+    "input_attribution",
+    "Effect of each segment on each forecast step.",
     table=lambda ds: frame(
         ds.isel(quantile=median_position(ds["quantile"].values), drop=True),
         "attribution",
-    )
+    ),
 )
 def input_map(ds: xr.Dataset, *, quantile: Quantile = None, top: int = 30) -> go.Figure:
     """Draw the segment × forecast step map of what each segment does."""
@@ -657,8 +667,6 @@ def reference_of(ds: xr.Dataset) -> str:
 _BAND = "95 % of random orders"
 _CURVES = (("deletion", "largest masked first"), ("insertion", "largest shown first"))
 
-DELETION_CURVES = measurement("deletion_curves", needs=SERIES)
-
 
 def read_tests(ds: xr.Dataset) -> list[str]:
     """State the verdict by the rules of :mod:`tsfm_lens.verdict`: on all tests of the page, where there are others."""
@@ -674,7 +682,9 @@ def read_tests(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@DELETION_CURVES.figure(
+@figure(
+    "deletion_curves",
+    "Deletion and insertion curves of an explanation.",
     table=lambda ds: frame(ds, "deletion", "insertion").merge(
         frame(ds, "r2", "slope", "sign_agreement", "area", "p"), on="explanation"
     ),

@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import measurement
+from tsfm_lens.core.registry import figure
 from tsfm_lens.viz.findings import finding, judged
 from tsfm_lens.viz.grid import panel_grid
 from tsfm_lens.viz.input_attribution import method_words
@@ -25,8 +25,6 @@ _ROW, _DOT, _BINS = (
     7,
     60,
 )  # pixels of a row and a dot; places along the axis within which dots stand in line
-
-INPUT_EFFECTS = measurement("input_effects")
 
 
 def read_effects(ds: xr.Dataset) -> list[str]:
@@ -52,7 +50,12 @@ def read_effects(ds: xr.Dataset) -> list[str]:
     return [*out, *standing.standing(labels, "segments")]
 
 
-@INPUT_EFFECTS.figure(table=("effect", "size", "value"), sentences=read_effects)
+@figure(
+    "input_effects",
+    "Effect of each segment, a dot for each series.",
+    table=("effect", "size", "value"),
+    sentences=read_effects,
+)
 def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
     """Draw a dot per series for each segment: how far it moves the forecast, and how high its values are."""
     labels = segment_words(ds)
@@ -142,7 +145,11 @@ def _swarm(values: np.ndarray, span: float) -> np.ndarray:
     return np.clip(offsets, -0.42, 0.42)
 
 
-@INPUT_EFFECTS.figure(table=("effect", "value"))
+@figure(
+    "input_effects",
+    ("Effect of a segment against the height of its values, a dot for each series."),
+    table=("effect", "value"),
+)
 def input_dependence(ds: xr.Dataset, *, top: int = 6) -> go.Figure:
     """Draw the effect of a segment against the height of its values, a dot per series, for those that move most.
 

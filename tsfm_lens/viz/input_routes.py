@@ -6,11 +6,10 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import frame, measurement
+from tsfm_lens.core.registry import figure, frame
 from tsfm_lens.viz.findings import finding, judged
 from tsfm_lens.viz.input_attribution import read_tests
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.needs import SERIES
 from tsfm_lens.viz.panels import segment_words
 from tsfm_lens.viz.select import array, kind_word, model_of, names, shown, unit_of
 from tsfm_lens.viz.sheet import Look, blank, sheet
@@ -31,8 +30,6 @@ __all__ = ["carried_dots", "faithfulness_dots", "route_map"]
 _ROWS = 24  # components that are drawn by name
 WORTH_A_WORD = 0.01  # of an effect
 _MAX_NAMES = 3
-
-INPUT_ROUTES = measurement("input_routes", needs=SERIES)
 
 
 def read_routes(ds: xr.Dataset) -> list[str]:
@@ -126,7 +123,9 @@ def past_attention(share: float) -> str:
     return f"{percent(share)} of the effect bypasses attention"
 
 
-@INPUT_ROUTES.figure(
+@figure(
+    "input_routes",
+    "Effect of each segment through each component.",
     table=lambda ds: frame(ds, "size", "share").dropna(ignore_index=True),
     sentences=lambda ds: [*read_routes(ds), *read_kinds(ds)],
 )
@@ -167,9 +166,6 @@ def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     )
 
 
-ROUTE_EFFECTS = measurement("route_effects", needs=SERIES)
-
-
 def read_carried(ds: xr.Dataset) -> list[str]:
     """Name the components that carry most of the input's influence over all series."""
     carried = judged(ds, "carried", "component")
@@ -186,7 +182,12 @@ def read_carried(ds: xr.Dataset) -> list[str]:
     return [told, *carried.standing(labels, "components")]
 
 
-@ROUTE_EFFECTS.figure(table=("carried",), sentences=read_carried)
+@figure(
+    "route_effects",
+    "Share of the input's effect that each component carries.",
+    table=("carried",),
+    sentences=read_carried,
+)
 def carried_dots(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     """Draw what part of the input's influence goes through each component, over many series.
 
@@ -242,10 +243,9 @@ def carried_dots(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     return sheet.dress(title, over, fewer)
 
 
-ROUTE_FAITHFULNESS = measurement("route_faithfulness", needs=SERIES)
-
-
-@ROUTE_FAITHFULNESS.figure(
+@figure(
+    "route_faithfulness",
+    "Necessity and sufficiency of the named routes.",
     table=(
         "necessity",
         "sufficiency",

@@ -8,20 +8,16 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import measurement
+from tsfm_lens.core.registry import figure
 from tsfm_lens.viz.attention import single_series
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import HeadMap, head_maps, two_digits
-from tsfm_lens.viz.needs import CROSS_ATTENTION
 from tsfm_lens.viz.select import array, medians, model_of, names, positions
 from tsfm_lens.viz.sheet import Sheet
 from tsfm_lens.viz.theme import BLUE, GREY, mixed, plain
 from tsfm_lens.viz.words import extremes, head_at, layer_names, num
 
 __all__ = ["kernel_bandwidths", "tilt_map"]
-
-
-KERNEL_REGRESSION = measurement("kernel_regression", needs=CROSS_ATTENTION)
 
 
 def read_bandwidths(ds: xr.Dataset) -> list[str]:
@@ -77,7 +73,12 @@ def read_bound(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@KERNEL_REGRESSION.figure(table=("bandwidth",), sentences=read_bandwidths)
+@figure(
+    "kernel_regression",
+    "Kernel bandwidths of each head.",
+    table=("bandwidth",),
+    sentences=read_bandwidths,
+)
 def kernel_bandwidths(
     ds: xr.Dataset, *, layers: Sequence[str | int] | None = None
 ) -> go.Figure:
@@ -122,7 +123,9 @@ def _head_lines(
     return grid
 
 
-@KERNEL_REGRESSION.figure(
+@figure(
+    "kernel_regression",
+    "Share of tilt in the attention of each head.",
     table=("tilt_share", "identity_error"),
     sentences=lambda ds: read_tilt(ds) + read_bound(ds),
 )

@@ -8,10 +8,10 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.registry import figure
 from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.logit_lens import LOGIT_LENS, central_range, visible_rows
+from tsfm_lens.viz.logit_lens import central_range, visible_rows
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.needs import TOKENS
 from tsfm_lens.viz.panels import scene
 from tsfm_lens.viz.select import array, model_of, positions
 from tsfm_lens.viz.sheet import Look
@@ -21,10 +21,12 @@ from tsfm_lens.viz.words import layer_names
 __all__ = ["lens_logit_map"]
 
 
-@LOGIT_LENS.figure(
+@figure(
+    "logit_lens",
+    "Logits of values after each layer.",
     variables=("logit",),
     probe_options={"logits": True},
-    needs=TOKENS,
+    needs="tokens",
     instead="lens_forecast",
 )
 def lens_logit_map(

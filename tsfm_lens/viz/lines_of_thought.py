@@ -8,9 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import measurement
+from tsfm_lens.core.registry import figure
 from tsfm_lens.viz.logit_lens import logit_sheet
-from tsfm_lens.viz.needs import TOKENS
 from tsfm_lens.viz.panels import Scene, fitted_range, scene
 from tsfm_lens.viz.select import array, layer_name, model_of, names, positions, shown
 from tsfm_lens.viz.sheet import Look, Panel, sheet
@@ -34,8 +33,6 @@ _REACH = 2.0  # ranges of the values beyond them up to which lines are followed
 
 _LOOKS = {True: ("spurious line", VERMILION, "x"), False: ("other line", SKY, "circle")}
 
-LINES_OF_THOUGHT = measurement("lines_of_thought", needs=TOKENS)
-
 
 def read_thought(ds: xr.Dataset) -> list[str]:
     """State how many lines there are at each depth, and how many die out."""
@@ -58,7 +55,9 @@ def read_thought(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@LINES_OF_THOUGHT.figure(
+@figure(
+    "lines_of_thought",
+    "Modes of the lens distribution through depth.",
     table=(
         "start",
         "stop",
@@ -102,7 +101,11 @@ def thought_lines(
     )
 
 
-@LINES_OF_THOUGHT.figure(table=("count", "spurious_count"))
+@figure(
+    "lines_of_thought",
+    "Number of lines of thought by layer, and how many die out.",
+    table=("count", "spurious_count"),
+)
 def thought_counts(ds: xr.Dataset) -> go.Figure:
     """Draw how many lines of thought each layer has, and how much probability its spurious ones hold."""
     labels, ids = layer_names(ds), names(ds, "series")

@@ -9,11 +9,10 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, frame, measurement
+from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
 from tsfm_lens.viz.findings import Finding, finding, flat_words, judged
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.needs import SUMS, TOKENS
 from tsfm_lens.viz.panels import Scene, draw_bands, fit, fitted_range, mark_start, scene
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
@@ -58,8 +57,6 @@ _CELLS = 150_000  # in the whole figure
 _LONG = 128  # steps from which on a panel needs half of the width
 FLOOR = 1e-3  # probabilities below are drawn as this
 _MAX_COLOURS = 5  # up to so many series get a colour and a name of their own
-
-LOGIT_LENS = measurement("logit_lens", needs=SUMS)
 
 
 def read_entropy(ds: xr.Dataset) -> list[str]:
@@ -193,7 +190,13 @@ def map_table(
     return table
 
 
-@LOGIT_LENS.figure(variables=("probability",), needs=TOKENS, instead="lens_forecast")
+@figure(
+    "logit_lens",
+    "Probabilities of values after each layer.",
+    variables=("probability",),
+    needs="tokens",
+    instead="lens_forecast",
+)
 def logit_map(
     ds: xr.Dataset,
     *,
@@ -338,7 +341,7 @@ def central_range(
     return fitted_range(core, np.concatenate(ends), reach=1.0)[0]
 
 
-@LOGIT_LENS.figure()
+@figure("logit_lens", "Forecast read from each layer.")
 def lens_forecast(
     ds: xr.Dataset,
     *,
@@ -372,7 +375,13 @@ def lens_forecast(
     )
 
 
-@LOGIT_LENS.figure(variables=("entropy",), needs=TOKENS, instead="lens_forecast")
+@figure(
+    "logit_lens",
+    "Entropy of the next value after each layer.",
+    variables=("entropy",),
+    needs="tokens",
+    instead="lens_forecast",
+)
 def layer_entropy(
     ds: xr.Dataset, *, layers: Sequence[str | int] | None = None
 ) -> go.Figure:
@@ -473,8 +482,8 @@ def layer_axis(
     canvas.x(title, type="category", tickvals=keep, ticktext=words, linecolor=PALE)
 
 
-@LOGIT_LENS.panels
-def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
+@panels("logit_lens")
+def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     if "probability" not in ds:
         for i in forecast_series(ds, MAX_DRAWN):
             tables = [
@@ -482,16 +491,16 @@ def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
             ]
             table = pd.concat(tables, ignore_index=True)
             words, of = read_lens_forecast(ds, i), names(ds, "series")[i]
-            yield ReportPanel(lens_forecast(ds, series=i), table, words, series=of)
+            yield FigurePanel(lens_forecast(ds, series=i), table, words, series=of)
         return
     if "entropy" in ds:
         table = frame(
             ds[["entropy"]].astype(float).mean("step", skipna=False), "entropy"
         )
-        yield ReportPanel(layer_entropy(ds), table, read_entropy(ds))
+        yield FigurePanel(layer_entropy(ds), table, read_entropy(ds))
     for i in forecast_series(ds, MAX_DRAWN):
         fig = logit_map(ds, series=i)
-        yield ReportPanel(
+        yield FigurePanel(
             fig,
             map_table(fig, ds, i),
             read_logit_map(ds, i),
@@ -499,7 +508,6 @@ def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
         )
 
 
-LAYER_GAIN = measurement("layer_gain", needs=SUMS)
 _MAX_NAMES = 3  # layers in a sentence
 
 
@@ -534,7 +542,7 @@ def read_gain(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@LAYER_GAIN.figure()
+@figure("layer_gain", "Change of the error from layer to layer.")
 def layer_gain(ds: xr.Dataset) -> go.Figure:
     """Draw by how many percent each layer changes the error of the forecast read from the stream before it."""
     gain = array(ds, "gain", "metric", "layer", "series")
@@ -585,9 +593,9 @@ def layer_gain(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@LAYER_GAIN.panels
-def _gain_panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
+@panels("layer_gain")
+def _gain_panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     # where every layer's forecast is exact there is no gain
     if np.isfinite(ds["gain"].values).any():
         table = frame(ds, "error", "gain").rename(columns={"gain": "gain_percent"})
-        yield ReportPanel(layer_gain(ds), table, read_gain(ds))
+        yield FigurePanel(layer_gain(ds), table, read_gain(ds))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tsfm_lens.core.registry import Needs
 from tsfm_lens.embedded import has_training_record
-from tsfm_lens.registry import Needs
 
 
 def _has_cross_attention(lens: Any) -> bool:

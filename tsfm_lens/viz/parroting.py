@@ -10,12 +10,11 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, frame, measurement
+from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
 from tsfm_lens.viz.attention import attention_kind, single_series
 from tsfm_lens.viz.findings import finding, judged, middle_of
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import HeadMap, head_maps
-from tsfm_lens.viz.needs import HEADS
 from tsfm_lens.viz.panels import fit, scene
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
@@ -50,10 +49,6 @@ __all__ = [
 
 _DASHES = "5px,2px"
 _MAX_NAMES = 3  # heads in a sentence
-
-PARROTING = measurement("parroting")
-
-LAG_ATTENTION = measurement("lag_attention", needs=HEADS)
 
 
 def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
@@ -129,7 +124,9 @@ def read_lag(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@PARROTING.figure()
+@figure(
+    "context_parroting", "The forecast beside the best shifted copy of its context."
+)
 def parroting_forecast(
     ds: xr.Dataset, *, series: str | int = 0, context_steps: int | None = None
 ) -> go.Figure:
@@ -183,7 +180,12 @@ def parroting_forecast(
     )
 
 
-@LAG_ATTENTION.figure(table=("mass",), sentences=read_lag)
+@figure(
+    "lag_attention",
+    "Attention one season before each step.",
+    table=("mass",),
+    sentences=read_lag,
+)
 def lag_attention_map(ds: xr.Dataset) -> go.Figure:
     """Draw the layer × head map of the attention on tokens whole lags before the step that is forecast."""
     mass = 100 * array(ds, "mass", "layer", "head")
@@ -227,8 +229,8 @@ def _draw_errors(
     panel.y("mean error\n(sd of context)", range=[0, 1.06 * top], nticks=4)
 
 
-@PARROTING.panels
-def _parroting(ds: xr.Dataset) -> Iterator[ReportPanel]:
+@panels("context_parroting")
+def _parroting(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for i in forecast_series(ds, MAX_DRAWN):
         one = ds.isel(series=[i])
         steps = frame(
@@ -236,7 +238,7 @@ def _parroting(ds: xr.Dataset) -> Iterator[ReportPanel]:
         )
         table = pd.concat([steps, frame(one, "lag_error")], ignore_index=True)
         words, of = read_parroting(ds, i), names(ds, "series")[i]
-        yield ReportPanel(parroting_forecast(ds, series=i), table, words, series=of)
+        yield FigurePanel(parroting_forecast(ds, series=i), table, words, series=of)
 
 
 _CHANGES = {
@@ -244,8 +246,6 @@ _CHANGES = {
     "parrot_error_change": ("from the naive parrot", "change of distance"),
     "truth_error_change": ("from the truth", "change of error"),
 }
-
-HEAD_PARROTING = measurement("head_parroting", needs=HEADS)
 
 
 def read_heads(ds: xr.Dataset) -> list[str]:
@@ -276,8 +276,11 @@ def read_heads(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@HEAD_PARROTING.figure(
-    table=("mass", "copy_error_change", "parrot_error_change"), sentences=read_heads
+@figure(
+    "head_parroting",
+    ("Attention to the copied lag, and change of the copy without each head."),
+    table=("mass", "copy_error_change", "parrot_error_change"),
+    sentences=read_heads,
 )
 def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
     """Draw where each head looks, and how the forecast without it departs from copying."""
@@ -337,8 +340,6 @@ _PARTS: dict[str, dict[str, Any]] = {
     "forecast": {"colour": BLUE, "width": 2},
 }
 
-SEASONALITY = measurement("seasonality")
-
 
 def read_seasons(ds: xr.Dataset) -> list[str]:
     """Describe which series keep their season, which lose it, and what the patch length adds."""
@@ -386,7 +387,12 @@ def read_seasons(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@SEASONALITY.figure(table=("amplitude",), sentences=read_seasons)
+@figure(
+    "seasonality_bias",
+    ("Seasonal amplitude of the forecast against that of context and truth."),
+    table=("amplitude",),
+    sentences=read_seasons,
+)
 def season_amplitudes(
     ds: xr.Dataset, *, series: Sequence[str | int] | None = None
 ) -> go.Figure:

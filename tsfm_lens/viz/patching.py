@@ -12,12 +12,11 @@ import plotly.graph_objects as go
 import xarray as xr
 from plotly.colors import sample_colorscale
 
+from tsfm_lens.core.registry import FigurePanel, check, figure, frame, panels
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.registry import ReportPanel, check, frame, measurement
 from tsfm_lens.viz.findings import WORTH_A_WORD, Finding, finding, judged
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.needs import GRADIENTS
 from tsfm_lens.viz.panels import Scene, fit, fitted_range, mark_start, scene
 from tsfm_lens.viz.places import Places, places_in
 from tsfm_lens.viz.select import (
@@ -50,7 +49,7 @@ from tsfm_lens.viz.words import listed, measured, num, signed
 __all__ = ["attribution_patching_scatter", "patched_forecasts", "patching_map"]
 
 KINDS = {
-    "patching": "Activation patching",
+    "activation_patching": "Activation patching",
     "attribution_patching": "Attribution patching",
 }
 WORDS = {
@@ -68,8 +67,6 @@ _BEYOND = 1.5  # shares above run off the colours
 _HALF = 0.5
 _MAX_NAMES = 3  # places in a sentence
 _POSITION = ("position_start", "position_stop", "position_special")
-
-PATCHING = measurement("patching")
 
 
 def read_patching(ds: xr.Dataset, series: int) -> list[str]:
@@ -159,7 +156,7 @@ def patch_cells(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
     return frame(ds, *variables).merge(steps, on="position")
 
 
-@PATCHING.figure()
+@figure("activation_patching", "Share of the clean forecast that each patch recovers.")
 def patching_map(
     ds: xr.Dataset, *, value: str | None = None, series: str | int = 0
 ) -> go.Figure:
@@ -172,7 +169,8 @@ def patching_map(
     available = [
         name
         for name in WORDS
-        if name in ds and not (kind == "patching" and name in ("first_order", "error"))
+        if name in ds
+        and not (kind == "activation_patching" and name in ("first_order", "error"))
     ]
     if kind == "attribution_patching":
         available.sort(key=lambda name: name == "recovered")
@@ -219,7 +217,7 @@ def _noise(ds: xr.Dataset, value: str, places: Places, unit: str) -> Finding | N
     return None if noise is None else noise.at(places.order).without_range
 
 
-@PATCHING.figure()
+@figure("activation_patching", "Forecasts after single patches.")
 def patched_forecasts(
     ds: xr.Dataset, *, top: int = 3, series: str | int = 0
 ) -> go.Figure:
@@ -426,15 +424,15 @@ def _lanes(ds: xr.Dataset) -> list[list[int]]:
     return lanes
 
 
-@PATCHING.panels
-def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
+@panels("activation_patching")
+def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for i in forecast_series(ds, MAX_DRAWN):
         table = patch_cells(ds.isel(series=[i]), "recovered", "effect")
         of = names(ds, "series")[i]
-        yield ReportPanel(
+        yield FigurePanel(
             patching_map(ds, series=i), table, read_patching(ds, i), series=of
         )
-        yield ReportPanel(
+        yield FigurePanel(
             patched_forecasts(ds, series=i),
             table,
             read_patched_forecasts(ds, i),
@@ -447,8 +445,6 @@ _SHADES = (
     (0.0, "#B5DFDA"),
     *((0.3 + 0.7 * (at - 0.4) / 0.6, colour) for at, colour in SEQUENTIAL if at >= 0.4),
 )
-
-ATTRIBUTION_PATCHING = measurement("attribution_patching", needs=GRADIENTS)
 
 
 def read_attribution_patching(ds: xr.Dataset) -> list[str]:
@@ -491,7 +487,9 @@ def read_estimate(ds: xr.Dataset, series: int) -> list[str]:
     ]
 
 
-@ATTRIBUTION_PATCHING.figure()
+@figure(
+    "attribution_patching", "Gradient estimates of patching against the exact values."
+)
 def attribution_patching_scatter(
     ds: xr.Dataset, *, series: str | int | None = None
 ) -> go.Figure:
@@ -563,23 +561,27 @@ def attribution_patching_scatter(
     )
 
 
-@ATTRIBUTION_PATCHING.panels
-def _attribution(ds: xr.Dataset) -> Iterator[ReportPanel]:
+@panels("attribution_patching")
+def _attribution(ds: xr.Dataset) -> Iterator[FigurePanel]:
     variables = [name for name in ("first_order", "recovered", "error") if name in ds]
     if "recovered" in variables:
         words = read_attribution_patching(ds)
-        yield ReportPanel(
+        yield FigurePanel(
             attribution_patching_scatter(ds), patch_cells(ds, *variables), words
         )
     for i in forecast_series(ds, MAX_DRAWN):
         table = patch_cells(ds.isel(series=[i]), *variables)
         words, of = read_estimate(ds, i), names(ds, "series")[i]
-        yield ReportPanel(
+        yield FigurePanel(
             patching_map(ds, value="first_order", series=i), table, words, series=of
         )
 
 
-ATTRIBUTION_PATCHING.figure(options={"value": "first_order"})(patching_map)
+figure(
+    "attribution_patching",
+    "Gradient estimates, place by place.",
+    options={"value": "first_order"},
+)(patching_map)
 
 
 def way(ds: xr.Dataset) -> tuple[str, str]:

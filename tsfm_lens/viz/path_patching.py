@@ -6,11 +6,10 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.registry import figure, frame
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.registry import frame, measurement
 from tsfm_lens.viz.findings import WORTH_A_WORD, finding, judged, middle_of
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.needs import GRADIENTS
 from tsfm_lens.viz.patching import path_word, way
 from tsfm_lens.viz.places import OUTPUT, places_in, places_named
 from tsfm_lens.viz.select import (
@@ -29,7 +28,7 @@ __all__ = ["path_map"]
 
 
 _MAX_NAMES = 3  # edges in a sentence
-KINDS = {"paths": "Path patching", "edges": "Edge attribution"}
+KINDS = {"path_patching": "Path patching", "edge_attribution": "Edge attribution"}
 WORDS = {
     "recovered": "share recovered",
     "effect": "mean change",
@@ -37,14 +36,12 @@ WORDS = {
 }
 _CROWD = 0.99  # where the colours end if the largest values are far above the rest
 
-PATHS = measurement("paths")
-
 
 def read_paths(ds: xr.Dataset) -> list[str]:
     """Describe the strongest direct paths to the output, and the strongest between components."""
     paths = judged(
         ds,
-        "score" if ds.attrs["kind"] == "edges" else "recovered",
+        "score" if ds.attrs["kind"] == "edge_attribution" else "recovered",
         "sender",
         "receiver",
     )
@@ -72,7 +69,9 @@ def read_paths(ds: xr.Dataset) -> list[str]:
     return [*out, *paths.standing(labels, "paths")]
 
 
-@PATHS.figure(
+@figure(
+    "path_patching",
+    "Effect of each component through each later one.",
     table=lambda ds: frame(ds, "recovered", "effect").dropna(ignore_index=True),
     sentences=read_paths,
 )
@@ -86,7 +85,9 @@ def path_map(
     """
     kind = str(ds.attrs["kind"])
     available = [
-        name for name in WORDS if name in ds and (name == "score") == (kind == "edges")
+        name
+        for name in WORDS
+        if name in ds and (name == "score") == (kind == "edge_attribution")
     ]
     variable = available[0] if value is None and available else value
     if variable is None or variable not in available:
@@ -141,7 +142,7 @@ def path_map(
         f"{KINDS[kind]} of {model_of(ds)}: effect of each component through later ones",
         f"{over_series(ds, rows)}, {source} activations in the {base} run{path_word(ds)}",
         f"the column {OUTPUT!r}: the direct path" if OUTPUT in receivers.names else "",
-        f"empty: no path{', or no effect' if kind == 'edges' else ''}",
+        f"empty: no path{', or no effect' if kind == 'edge_attribution' else ''}",
         beyond,
     )
 
@@ -151,7 +152,7 @@ def path_values(
 ) -> np.ndarray:
     """Return (sender, receiver) of one series, or the mean over all; NaN where there is no path."""
     values = array(ds, value, "sender", "receiver", "series")
-    if ds.attrs.get("kind") == "edges":
+    if ds.attrs.get("kind") == "edge_attribution":
         values = np.where((values == 0).all(-1, keepdims=True), np.nan, values)
     if series is not None:
         return np.asarray(values[..., series_position(ds, series)])
@@ -174,8 +175,9 @@ def _limit(z: np.ndarray) -> tuple[float, str]:
     )
 
 
-EDGES = measurement("edges", needs=GRADIENTS)
-
-EDGES.figure(
-    table=lambda ds: frame(ds, "score").query("score != 0"), sentences=read_paths
+figure(
+    "edge_attribution",
+    ("Gradient estimates of the effect of each component through each later one."),
+    table=lambda ds: frame(ds, "score").query("score != 0"),
+    sentences=read_paths,
 )(path_map)

@@ -9,8 +9,8 @@ from typing import Any
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.registry import Figure, as_dataset, find, find_figures
 from tsfm_lens.errors import InputError, LensError, unknown_name
-from tsfm_lens.registry import Figure, as_dataset, find
 from tsfm_lens.viz.beside import compare
 from tsfm_lens.viz.maps import head_map
 from tsfm_lens.viz.recipes import overlay
@@ -128,7 +128,11 @@ def _draw(
 
 
 def _figures(kind: str) -> list[Figure]:
-    return find("forecast" if kind == "run" else kind).figures
+    figures = find_figures("forecast" if kind == "run" else kind)
+    if not figures:
+        # an unknown kind is refused with the nearest
+        find(kind)
+    return figures
 
 
 def _labels(one: Any, other: Any) -> list[str]:

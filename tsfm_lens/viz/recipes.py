@@ -11,7 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import measurement
+from tsfm_lens.core.registry import figure
 from tsfm_lens.viz.findings import judged
 from tsfm_lens.viz.grid import width_for
 from tsfm_lens.viz.panels import Scene, Timeline, fit, scene
@@ -38,8 +38,6 @@ _PANEL, _GAP = (
     30,
 )  # pixels: height of a panel, room between two rows for their titles
 _ROWS = 4  # series in one figure
-
-RECIPES = measurement("recipes")
 
 
 def _recipe_table(ds: xr.Dataset) -> pd.DataFrame:
@@ -119,7 +117,7 @@ def draw_overlaid(
     )
 
 
-@RECIPES.figure()
+@figure("ablation_recipes", "A forecast with and without components, in one panel.")
 def forecast_overlay(
     ds: xr.Dataset,
     *,
@@ -145,7 +143,12 @@ def _move(ds: xr.Dataset, recipe: int, series: int) -> str:
     return f"moves by {measured(unit_of(ds, series))(float(array(ds, 'mean_shift', recipe=recipe, series=series)))}"
 
 
-@RECIPES.figure(table=_recipe_table, sentences=read_recipes)
+@figure(
+    "ablation_recipes",
+    "Forecasts without sharp or diffuse heads.",
+    table=_recipe_table,
+    sentences=read_recipes,
+)
 def recipe_forecasts(
     ds: xr.Dataset,
     *,

@@ -6,10 +6,9 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import measurement
+from tsfm_lens.core.registry import figure
 from tsfm_lens.viz.findings import finding, judged
 from tsfm_lens.viz.maps import HeadMap, head_maps
-from tsfm_lens.viz.needs import HEADS, TRAINING_RECORD
 from tsfm_lens.viz.select import array, kind_word, layer_name, model_of, names, position
 from tsfm_lens.viz.sheet import Panel, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, number, percent
@@ -23,8 +22,6 @@ _TARGETS = {
     "last": "the last match itself",
     "after_any": "what followed any match",
 }
-
-REPEATED_MOTIF = measurement("repeated_motif", needs=HEADS)
 
 
 def read_motif(ds: xr.Dataset) -> list[str]:
@@ -42,8 +39,11 @@ def read_motif(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@REPEATED_MOTIF.figure(
-    table=("prefix_matching", "control", "advantage"), sentences=read_motif
+@figure(
+    "repeated_motif",
+    "Attention to the last instance of a repeated motif.",
+    table=("prefix_matching", "control", "advantage"),
+    sentences=read_motif,
 )
 def repeated_motif_map(ds: xr.Dataset, *, target: str = "after_last") -> go.Figure:
     """Draw which heads look at what followed a match, beyond a control without repeats.
@@ -108,7 +108,6 @@ _OF_HEADS = (
         "of the entropy of uniform attention",
     ),
 )
-TRAINING_HISTORY = measurement("training_history", needs=TRAINING_RECORD)
 
 
 def read_history(ds: xr.Dataset) -> list[str]:
@@ -152,7 +151,9 @@ def read_history(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@TRAINING_HISTORY.figure(
+@figure(
+    "training_history",
+    ("Prefix matching, copying and sharpness of every head over training."),
     table=("prefix_matching", "copy_score", "advantage", "entropy_share"),
     sentences=read_history,
 )

@@ -8,8 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
 from tsfm_lens.errors import InputError
-from tsfm_lens.registry import ReportPanel, frame, measurement
 from tsfm_lens.viz.attention import (
     attention_kind,
     pattern_heads,
@@ -18,7 +18,6 @@ from tsfm_lens.viz.attention import (
     weight_colours,
 )
 from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.needs import HEADS
 from tsfm_lens.viz.panels import draw_bands, fitted_range, scene
 from tsfm_lens.viz.select import array, model_of, names, position, positions
 from tsfm_lens.viz.sheet import Look, Sheet, blank
@@ -59,11 +58,6 @@ _HEADS = 9
 _CELLS = 300_000  # in the whole figure
 _PANEL = 60_000  # in a panel, which has no more dots to show them
 _LEAST = 0.01  # of the largest possible value: cells below are in no table
-
-AUTOREGRESSIVE_ATTENTION = measurement("autoregressive_attention", needs=HEADS)
-
-ATTENTION_ROLLOUT = measurement("attention_rollout", needs=HEADS)
-NORM_WEIGHTED = measurement("norm_weighted", needs=HEADS)
 
 
 def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
@@ -159,7 +153,9 @@ def _token(axis: TokenAxis, token: int) -> str:
     return f"step {first}" if first == last else f"the token of steps {first} to {last}"
 
 
-@AUTOREGRESSIVE_ATTENTION.figure()
+@figure(
+    "autoregressive_attention", "Attention of the sharpest heads along the forecast."
+)
 def autoregressive_attention_map(
     ds: xr.Dataset, *, heads: str = "sharp", count: int | None = None
 ) -> go.Figure:
@@ -221,8 +217,11 @@ def heads_shown(heads: int) -> int:
     return min(_HEADS, max(heads // 2, 1))
 
 
-@ATTENTION_ROLLOUT.figure(
-    table=lambda ds: tokens_table(ds, "flow", _LEAST), sentences=read_flow
+@figure(
+    "attention_rollout",
+    "How much of each token may have reached each other.",
+    table=lambda ds: tokens_table(ds, "flow", _LEAST),
+    sentences=read_flow,
 )
 def attention_rollout_map(
     ds: xr.Dataset, *, layers: Sequence[str | int] | None = None
@@ -305,7 +304,9 @@ def _aside(weights: np.ndarray, keys: Ruler) -> str:
     )
 
 
-@NORM_WEIGHTED.figure(
+@figure(
+    "norm_weighted_attention",
+    "Norm of what each key contributes to each query.",
     table=lambda ds: tokens_table(
         ds, "norm", _LEAST * float(np.nanmax(ds["norm"].values))
     ),
@@ -329,8 +330,8 @@ def norm_weighted_map(
     )
 
 
-@AUTOREGRESSIVE_ATTENTION.panels
-def _rollout(ds: xr.Dataset) -> Iterator[ReportPanel]:
+@panels("autoregressive_attention")
+def _rollout(ds: xr.Dataset) -> Iterator[FigurePanel]:
     attention = ds[["attention"]].where(
         ds["sharpness_rank"] < heads_shown(ds["sharpness_rank"].size)
     )
@@ -339,7 +340,7 @@ def _rollout(ds: xr.Dataset) -> Iterator[ReportPanel]:
         frame(ds, "entropy", "sharpness_rank"),
     )
     for heads, table in (("sharp", weights), ("diffuse", entropies)):
-        yield ReportPanel(
+        yield FigurePanel(
             autoregressive_attention_map(ds, heads=heads),
             table,
             read_rollout(ds, heads),
@@ -348,7 +349,6 @@ def _rollout(ds: xr.Dataset) -> Iterator[ReportPanel]:
 
 _FEW = 5  # rows that are all numbered
 _NARROW = 600  # steps that one column has room for
-PATCH_ATTENTION = measurement("patch_attention", needs=HEADS)
 
 
 def read_patches(ds: xr.Dataset) -> list[str]:
@@ -371,7 +371,7 @@ def read_patches(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@PATCH_ATTENTION.figure()
+@figure("patch_attention", "Attention matrices of the first layer, head by head.")
 def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
     """Draw every head of a layer as a matrix, forecast tokens downwards and context tokens to the right."""
     at = position(ds, "layer", layer)
@@ -420,7 +420,11 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
     )
 
 
-@PATCH_ATTENTION.figure(variables=("context",))
+@figure(
+    "patch_attention",
+    "The patch that a head of the last layer selects.",
+    variables=("context",),
+)
 def selected_patch(
     ds: xr.Dataset, *, layer: str | int = -1, head: int | None = None
 ) -> go.Figure:
@@ -463,8 +467,8 @@ def selected_patch(
     )
 
 
-@PATCH_ATTENTION.panels
-def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
+@panels("patch_attention")
+def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     table = frame(ds, "stable_rank", "entropy", "argmax_start", "argmax_weight")
-    yield ReportPanel(patch_attention_grid(ds, layer=-1), table, read_patches(ds))
-    yield ReportPanel(selected_patch(ds), table, [])
+    yield FigurePanel(patch_attention_grid(ds, layer=-1), table, read_patches(ds))
+    yield FigurePanel(selected_patch(ds), table, [])

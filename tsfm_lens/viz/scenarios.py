@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import frame, measurement
+from tsfm_lens.core.registry import figure, frame, measurement
 from tsfm_lens.viz.panels import Scene, scene, value_hover
 from tsfm_lens.viz.select import (
     array,
@@ -26,8 +26,40 @@ __all__ = ["change_bars", "what_if_lines"]
 _MAX_NAMES = 3  # components and parts that a sentence names
 _BAR = 22  # pixels of a bar
 
-WHAT_IF = measurement("what_if")
-FORECAST_CHANGE = measurement("forecast_change")
+measurement(
+    "what_if",
+    title="What if",
+    theme="Inputs",
+    summary=(
+        "the forecast with another input, which of several changes moves it, and "
+        "through which components"
+    ),
+    description=(
+        "The series are edited, and the model forecasts again; a model that draws "
+        "takes the same random numbers, and both forecasts are medians of its "
+        "sample paths. The effects of several changes are their Shapley values, "
+        "which sum to the difference of both forecasts."
+    ),
+    source="Shapley 1953; Wang et al. 2022, arXiv:2211.00593",
+    maker=("made of a run and a change: `tsfm_lens.explain.what_if` makes it"),
+)
+measurement(
+    "forecast_change",
+    title="Change of the forecast",
+    theme="Inputs",
+    summary=(
+        "why the forecast of the same steps differs from an earlier one, by what is new"
+    ),
+    description=(
+        "New values, revised values and known futures that were announced "
+        "differently enter the later run one after the other, in every order. What "
+        "is hidden stands as it was known, or forecast, before. The rest is the "
+        "later origin, without any new value: each step is nearer, the past goes on "
+        "with the earlier forecast, and its oldest steps may be gone."
+    ),
+    source="Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874",
+    maker=("made of two runs: `tsfm_lens.explain.explain_change` makes it"),
+)
 
 
 def _middle(ds: xr.Dataset, name: str, *dims: str) -> np.ndarray:
@@ -138,8 +170,11 @@ def _routes(ds: xr.Dataset) -> list[str]:
     return [f"{start}, {listed(parts)}.{overlap}"]
 
 
-@WHAT_IF.figure(
-    table=lambda ds: frame(ds, "forecast", "changed_forecast"), sentences=read_what_if
+@figure(
+    "what_if",
+    ("Both forecasts, and the changed series as they were and as they are."),
+    table=lambda ds: frame(ds, "forecast", "changed_forecast"),
+    sentences=read_what_if,
 )
 def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Figure:
     """Draw both forecasts with their intervals, and under them each changed series as it was and as it is.
@@ -273,7 +308,12 @@ def _parts(ds: xr.Dataset) -> list[str]:
     return ["the later origin" if label == "origin" else label for label in labels]
 
 
-@FORECAST_CHANGE.figure(table=("effect",), sentences=read_change)
+@figure(
+    "forecast_change",
+    ("Both forecasts, and what each new input adds to their difference."),
+    table=("effect",),
+    sentences=read_change,
+)
 def change_bars(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Figure:
     """Draw both forecasts of the same steps, and what each new input adds to their difference, mean over steps.
 

@@ -8,8 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.registry import FigurePanel, check, figure, frame, panels
 from tsfm_lens.errors import InputError
-from tsfm_lens.registry import ReportPanel, check, frame, measurement
 from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.logit_lens import layer_axis
 from tsfm_lens.viz.maps import colour_scale, two_digits
@@ -20,9 +20,6 @@ from tsfm_lens.viz.theme import BLUE, GREY, mixed, plain
 from tsfm_lens.viz.words import extremes, layer_names, layers, listed, num, signed
 
 __all__ = ["entropic_rank_line", "similarity_map"]
-
-
-LAYER_SIMILARITY = measurement("layer_similarity")
 
 
 def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
@@ -62,7 +59,7 @@ def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
     ]
 
 
-@LAYER_SIMILARITY.figure()
+@figure("layer_similarity", "Similarity of the residual stream after each layer.")
 def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
     """Draw how alike the layers of a stack are, each against each.
 
@@ -102,17 +99,14 @@ def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
     )
 
 
-@LAYER_SIMILARITY.panels
-def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
+@panels("layer_similarity")
+def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for each in ("cka", "update_cosine"):
-        yield ReportPanel(
+        yield FigurePanel(
             similarity_map(ds, measure=each),
             frame(ds, each),
             read_layer_similarity(ds, each),
         )
-
-
-ENTROPIC_RANK = measurement("entropic_rank")
 
 
 def read_entropic_rank(ds: xr.Dataset) -> list[str]:
@@ -138,7 +132,9 @@ def read_entropic_rank(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@ENTROPIC_RANK.figure(
+@figure(
+    "entropic_rank",
+    "Directions that the heads of a layer write in.",
     table=lambda ds: frame(ds, "entropy").merge(frame(ds, "rank"), on="layer"),
     sentences=read_entropic_rank,
 )

@@ -8,11 +8,10 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import frame, measurement
+from tsfm_lens.core.registry import figure, frame
 from tsfm_lens.viz.findings import judged
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.needs import HEADS
 from tsfm_lens.viz.select import array, layer_name, model_of, names, positions, shown
 from tsfm_lens.viz.sheet import blank, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, VERMILION, mixed, plain
@@ -22,8 +21,6 @@ from tsfm_lens.viz.words import layer_names, layers, listed, num, signed
 __all__ = ["embedding_spectra", "rank_flow_map", "rank_flow_spectra", "token_angle_map"]
 
 _MAX_NUMBERED = 200  # cells of a map that still have room for their number
-
-FLOW_OF_RANKS = measurement("flow_of_ranks", needs=HEADS)
 
 
 def read_flow_map(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
@@ -112,7 +109,9 @@ def read_rank_rise(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
     ]
 
 
-@FLOW_OF_RANKS.figure(
+@figure(
+    "flow_of_ranks",
+    "Ranks of the stream and of W_Q, layer by ε.",
     table=(
         "epsilon_rank",
         "rank_share",
@@ -166,7 +165,9 @@ def rank_flow_map(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@FLOW_OF_RANKS.figure(
+@figure(
+    "flow_of_ranks",
+    "Singular values of the stream and of W_Q through the depth.",
     table=lambda ds: frame(ds, "weight_rank").merge(
         frame(ds, "query_key_norm", "value_norm"), on="layer"
     ),
@@ -248,9 +249,6 @@ def _stack_words(ds: xr.Dataset) -> str:
     return f"stream of the {stack}" if stack else "residual stream"
 
 
-EMBEDDING_RANKS = measurement("embedding_ranks")
-
-
 def read_embedding_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
     """State how many directions the families use, and which single signals differ beyond their intervals."""
     place = level_position(ds, epsilon)
@@ -302,7 +300,9 @@ def read_token_angles(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@EMBEDDING_RANKS.figure(
+@figure(
+    "embedding_ranks",
+    "Singular values of embedded families of signals.",
     table=(
         "epsilon_rank",
         "told",
@@ -340,7 +340,9 @@ def embedding_spectra(ds: xr.Dataset) -> go.Figure:
     return canvas.dress(f"Spectra of series as {model_of(ds)} embeds them", *remarks)
 
 
-@EMBEDDING_RANKS.figure(
+@figure(
+    "embedding_ranks",
+    "Angles between embedded tokens, family by family.",
     table=(
         "tokens",
         "full",

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from tsfm_lens.core.registry import FigurePanel
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.registry import ReportPanel
 from tsfm_lens.stats import units_needed
 from tsfm_lens.viz.sheet import Panel, Sheet
 from tsfm_lens.viz.theme import BLUE, GREEN, INK, VERMILION, percent
@@ -296,7 +296,7 @@ def sweep_panel(
     table: pd.DataFrame,
     draw: Callable[..., go.Figure],
     words: Callable[..., list[str]],
-) -> Iterator[ReportPanel]:
+) -> Iterator[FigurePanel]:
     """Yield a figure of a table with its reading, where the sweep has something for it."""
     try:
         chart = draw(table)
@@ -304,7 +304,7 @@ def sweep_panel(
         if "no finished entry" not in str(error):
             raise
     else:
-        yield ReportPanel(chart, table, words(table), name)
+        yield FigurePanel(chart, table, words(table), name)
 
 
 def sweep_subject(table: pd.DataFrame) -> str:

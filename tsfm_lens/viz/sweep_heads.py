@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.core.registry import FigurePanel, figure, measurement, panels
 from tsfm_lens.viz import sweep_entries as sweep
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import fit
@@ -41,8 +41,35 @@ _MAX_LABELS, _SPREAD = (
 _REACH = 8  # tolerances above the baseline up to which a curve is followed
 _MAX_NAMES = 8  # things that are named one by one
 
-SWEEP_HEADS = measurement("sweep_heads", subject=sweep.sweep_subject)
-SWEEP_CURVES = measurement("sweep_curves", subject=sweep.sweep_subject)
+measurement(
+    "sweep_heads",
+    title="Single heads",
+    theme="Sweeps",
+    summary="error without each head by itself, across datasets",
+    description=(
+        "Every head is ablated by itself. The interval shows how far its change "
+        "would vary over datasets like these. An open dot is not significant, even "
+        "far from 0: among many heads, one is large by chance."
+    ),
+    source="tsfm-lens, section 5",
+    subject=sweep.sweep_subject,
+)
+measurement(
+    "sweep_curves",
+    title="Removable heads of a layer",
+    theme="Sweeps",
+    summary="error over the share of heads ablated, by order",
+    description=(
+        "The heads of one layer are ablated one after the other, in an order by "
+        "weights or activations, in its reverse, or at random."
+    ),
+    source="tsfm-lens, figures 7 and 10",
+    paper=(
+        "S3-F7",
+        "S3-F10",
+    ),
+    subject=sweep.sweep_subject,
+)
 
 
 def read_heads(table: pd.DataFrame) -> list[str]:
@@ -118,7 +145,11 @@ def read_curves(table: pd.DataFrame) -> list[str]:
     return out
 
 
-@SWEEP_HEADS.figure(variables=("label", *_HEADS))
+@figure(
+    "sweep_heads",
+    "Error without each head by itself, with intervals.",
+    variables=("label", *_HEADS),
+)
 def head_changes(table: pd.DataFrame) -> go.Figure:
     """Draw what every head by itself costs, with intervals, layer by layer."""
     rows, remark = sweep.finished(table, "single heads", "change")
@@ -223,7 +254,11 @@ def with_start(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([start, rows], ignore_index=True)
 
 
-@SWEEP_CURVES.figure(variables=(*_COUNTS, *_CURVE))
+@figure(
+    "sweep_curves",
+    "Error over the share of heads ablated, by order.",
+    variables=(*_COUNTS, *_CURVE),
+)
 def head_curves(table: pd.DataFrame, *, model: str | int = 0) -> go.Figure:
     """Draw the error of one model as more and more heads of a layer go, in each order, a panel per layer."""
     name = sweep.chosen_model(table, model)
@@ -317,8 +352,8 @@ def _curve(panel: Panel, rows: pd.DataFrame, colour: str, *, bold: bool) -> None
     panel.line(x, rows["mase"].to_numpy(float), name, "%{customdata}", **look)
 
 
-@SWEEP_CURVES.panels
-def _curves(table: pd.DataFrame) -> Iterator[ReportPanel]:
+@panels("sweep_curves")
+def _curves(table: pd.DataFrame) -> Iterator[FigurePanel]:
     for model in sweep.models_in(table):
         curves = table[table["model"] == model]
         yield from sweep.sweep_panel(
@@ -326,11 +361,24 @@ def _curves(table: pd.DataFrame) -> Iterator[ReportPanel]:
         )
 
 
-SWEEP_HEADS.panels(
+panels("sweep_heads")(
     partial(sweep.sweep_panel, "head_changes", draw=head_changes, words=read_heads)
 )
 
-SWEEP_HEADS_AT = measurement("sweep_heads_at", subject=sweep.sweep_subject)
+measurement(
+    "sweep_heads_at",
+    title="Heads that each layer must keep",
+    theme="Sweeps",
+    summary="heads that each layer must keep (heads@1pp)",
+    description=(
+        "The fewest heads that a layer must keep for the error to rise by less than "
+        "the tolerance (heads@1pp for 1 %). All its other heads are ablated at "
+        "once."
+    ),
+    source="tsfm-lens, definition 5.2, figures 6 and 11",
+    paper=("S3-F11",),
+    subject=sweep.sweep_subject,
+)
 
 
 def read_heads_at(table: pd.DataFrame) -> list[str]:
@@ -357,8 +405,10 @@ def read_heads_at(table: pd.DataFrame) -> list[str]:
     return out
 
 
-@SWEEP_HEADS_AT.figure(
-    variables=("model", "layer", "of", "kept", "ablated", "order", "better", "change")
+@figure(
+    "sweep_heads_at",
+    "Heads that each layer must keep.",
+    variables=("model", "layer", "of", "kept", "ablated", "order", "better", "change"),
 )
 def heads_at_layers(table: pd.DataFrame) -> go.Figure:
     """Draw heads@k: how many heads every layer must keep for the error to stay within the tolerance."""
@@ -423,7 +473,7 @@ def _removable_title(rows: pd.DataFrame, model: str) -> tuple[str, ...]:
     )
 
 
-SWEEP_HEADS_AT.panels(
+panels("sweep_heads_at")(
     partial(
         sweep.sweep_panel, "heads_at_layers", draw=heads_at_layers, words=read_heads_at
     )

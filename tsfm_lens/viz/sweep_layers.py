@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from tsfm_lens.core.registry import FigurePanel, figure, measurement, panels
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz import sweep_entries as sweep
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import fit
@@ -36,7 +36,23 @@ _MASE = ("mase", "baseline_mase")
 _SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 _SMALL = 0.01  # a change of MASE that a reader would call small
 
-SWEEP_EFFECTS = measurement("sweep_effects", subject=sweep.sweep_subject)
+measurement(
+    "sweep_effects",
+    title="Layers and their parts across datasets",
+    theme="Sweeps",
+    summary=("layers, groups and ranges of layers, and their parts, across datasets"),
+    description=(
+        "Whole layers, only their heads, or only their MLPs are ablated: one by "
+        "one, in groups, and over growing ranges. Changes are relative to the "
+        "unablated model on the same windows."
+    ),
+    source="tsfm-lens, figures 2 to 4, 8 and 9",
+    paper=(
+        "S3-F3",
+        "S3-F4",
+    ),
+    subject=sweep.sweep_subject,
+)
 
 
 def _sized(table: pd.DataFrame) -> pd.DataFrame:
@@ -111,7 +127,11 @@ def read_ranges(table: pd.DataFrame) -> list[str]:
     return out
 
 
-@SWEEP_EFFECTS.figure(variables=(*_DISTANCE, *_CHANGE))
+@figure(
+    "sweep_effects",
+    ("Distance of the forecast without layers and groups of layers."),
+    variables=(*_DISTANCE, *_CHANGE),
+)
 def layer_distances(table: pd.DataFrame, *, part: str = "both") -> go.Figure:
     """Draw how far the forecast moves without single layers and without groups of consecutive layers.
 
@@ -184,7 +204,11 @@ def _hover(rows: pd.DataFrame) -> list[str]:
     ]
 
 
-@SWEEP_EFFECTS.figure(variables=(*_MASE, *_CHANGE))
+@figure(
+    "sweep_effects",
+    "Error over growing ranges of layers.",
+    variables=(*_MASE, *_CHANGE),
+)
 def range_curves(table: pd.DataFrame) -> go.Figure:
     """Draw the error as a contiguous range of layers loses its heads, its MLPs, or both."""
     rows = _sized(table)
@@ -250,8 +274,8 @@ def _range_line(panel: Panel, rows: pd.DataFrame, base: float, part: str) -> Non
     )
 
 
-@SWEEP_EFFECTS.panels
-def _effects(table: pd.DataFrame) -> Iterator[ReportPanel]:
+@panels("sweep_effects")
+def _effects(table: pd.DataFrame) -> Iterator[FigurePanel]:
     for part in sweep.PARTS:
         layers = table[
             table["family"].isin(("layers", "groups")) & (table["part"] == part)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from tsfm_lens.registry import ReportPanel, check, measurement
+from tsfm_lens.core.registry import FigurePanel, check, figure, measurement, panels
 from tsfm_lens.viz import sweep_entries as sweep
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, DIVERGING, GREY, INK, mixed, percent, plain
@@ -37,8 +37,34 @@ _COUNTS = {
 }
 _COLOUR_CAP = 25  # percent at which the table's colours end
 
-SWEEP_RECIPES = measurement("sweep_recipes", subject=sweep.sweep_subject)
-SWEEP_SELECTION = measurement("sweep_selection", subject=sweep.sweep_subject)
+measurement(
+    "sweep_recipes",
+    title="Heavy ablations",
+    theme="Sweeps",
+    summary="heavy ablations on every metric",
+    description=(
+        "A recipe lists many heads and MLPs of several layers, which are ablated "
+        "together."
+    ),
+    source="tsfm-lens, tables 1 and 4",
+    paper=(
+        "S3-T1",
+        "S3-T4",
+    ),
+    subject=sweep.sweep_subject,
+)
+measurement(
+    "sweep_selection",
+    title="Informed and random choices of heads",
+    theme="Sweeps",
+    summary="informed against random choices of heads",
+    description=(
+        "The same recipes with as many heads of each layer drawn at random. If the "
+        "choice did not matter, both would cost the same."
+    ),
+    source="tsfm-lens, figures 12 and 13",
+    subject=sweep.sweep_subject,
+)
 
 
 def read_recipes(table: pd.DataFrame) -> list[str]:
@@ -107,7 +133,11 @@ def recipe_rows(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-@SWEEP_RECIPES.figure(variables=(*_COUNTS, "n_datasets"))
+@figure(
+    "sweep_recipes",
+    "Heavy ablations on every metric.",
+    variables=(*_COUNTS, "n_datasets"),
+)
 def recipe_table(table: pd.DataFrame) -> go.Figure:
     """Draw heavy recipes as a table: change of every metric with its interval, datasets resilient and improved."""
     entries = recipe_rows(table)
@@ -190,7 +220,11 @@ def _table_cell(row: dict[str, Any]) -> str:
     return f'{main}<br><span style="font-size:10px">{span}</span>' if span else main
 
 
-@SWEEP_SELECTION.figure(variables=(*_KEYS, *_DIFF))
+@figure(
+    "sweep_selection",
+    "Informed and random choices of the same number of heads.",
+    variables=(*_KEYS, *_DIFF),
+)
 def selection_comparison(table: pd.DataFrame) -> go.Figure:
     """Draw the change of MASE for informed choices of heads and for random ones at the same counts."""
     entries, remark = sweep.finished(table, "recipes against random heads", "change")
@@ -234,10 +268,10 @@ def selection_comparison(table: pd.DataFrame) -> go.Figure:
     )
 
 
-SWEEP_RECIPES.panels(
+panels("sweep_recipes")(
     partial(sweep.sweep_panel, "recipe_table", draw=recipe_table, words=read_recipes)
 )
-SWEEP_SELECTION.panels(
+panels("sweep_selection")(
     partial(
         sweep.sweep_panel,
         "selection_comparison",
@@ -253,7 +287,25 @@ _MAP_ROW, _CELL, _LETTER = (
     5.4,
 )  # pixels: height of a row, width of a cell, of a letter of a name
 _LEAST = 150  # pixels: height of a map of few datasets
-SWEEP_DATASETS = measurement("sweep_datasets", subject=sweep.sweep_subject)
+measurement(
+    "sweep_datasets",
+    title="Head ablation by dataset",
+    theme="Sweeps",
+    summary="error on every dataset over heads ablated",
+    description=(
+        "The error on every dataset by itself, for the layer that must keep most "
+        "heads and the one that must keep fewest. Ties go to the layer where losing "
+        "all heads costs most, or least."
+    ),
+    source="tsfm-lens, figures 16 to 19",
+    paper=(
+        "S3-F16",
+        "S3-F17",
+        "S3-F18",
+        "S3-F19",
+    ),
+    subject=sweep.sweep_subject,
+)
 
 
 def read_datasets(table: pd.DataFrame) -> list[str]:
@@ -277,7 +329,9 @@ def read_datasets(table: pd.DataFrame) -> list[str]:
     return out
 
 
-@SWEEP_DATASETS.figure(
+@figure(
+    "sweep_datasets",
+    "Error on every dataset over heads ablated.",
     variables=(
         "mase",
         "change",
@@ -287,7 +341,7 @@ def read_datasets(table: pd.DataFrame) -> list[str]:
         "order",
         "kept",
         "of",
-    )
+    ),
 )
 def dataset_heatmap(table: pd.DataFrame, *, model: str | int = 0) -> go.Figure:
     """Draw the error on each dataset as more heads of a layer are ablated, layers side by side."""
@@ -400,8 +454,8 @@ def _cell(mase: float, bold: bool) -> str:
     return f"<b>{text}</b>" if bold else text
 
 
-@SWEEP_DATASETS.panels
-def _datasets(table: pd.DataFrame) -> Iterator[ReportPanel]:
+@panels("sweep_datasets")
+def _datasets(table: pd.DataFrame) -> Iterator[FigurePanel]:
     for model in sweep.models_in(table):
         of_model = table[table["model"] == model]
         yield from sweep.sweep_panel(

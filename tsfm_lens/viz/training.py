@@ -10,8 +10,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.registry import FigurePanel, figure, measurement, panels
 from tsfm_lens.errors import InputError
-from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.select import array, layer_name, model_of, names, position, positions
@@ -55,8 +55,21 @@ _COLUMNS = 6  # snapshots or inputs side by side
 _TICKS = 12  # tokens that still have room for a number each
 _HOVER = "query %{y}, key %{x}<br>attention %{z:.3f}"
 
-TRAINING_WATCH = measurement(
-    "training_watch", subject=lambda ds: str(ds.attrs.get("model", ""))
+measurement(
+    "training_watch",
+    title="Training measures",
+    theme="Training",
+    summary=("sharpness, gradient noise and attention over the steps of a training"),
+    description=(
+        "Sharpness is the largest eigenvalue of the loss's Hessian. Collapsed "
+        "attention has a low entropy. Attention with equal rows has a nuclear norm "
+        "near 1."
+    ),
+    source=(
+        "SAMformer, figures 3, 5, 6 and 12; Zhai et al. 2023; McCandlish et al. 2018"
+    ),
+    maker="made while a model is trained: `tsfm_lens.training` makes it",
+    subject=lambda ds: str(ds.attrs.get("model", "")),
 )
 
 
@@ -109,7 +122,9 @@ def watch_table(ds: xr.Dataset, *dims: str) -> pd.DataFrame:
     return ds[variables].reset_coords(drop=True).to_dataframe().reset_index()
 
 
-@TRAINING_WATCH.figure()
+@figure(
+    "training_watch", "Loss, sharpness, gradient noise and attention over training."
+)
 def training_measures(ds: xr.Dataset) -> go.Figure:
     """Draw what was measured over a training, measure by measure.
 
@@ -245,7 +260,11 @@ def _references(panel: Panel, ds: xr.Dataset, name: str) -> None:
         )
 
 
-@TRAINING_WATCH.figure(variables=("pattern",))
+@figure(
+    "training_watch",
+    "Attention at several steps, or of several inputs.",
+    variables=("pattern",),
+)
 def attention_snapshots(
     ds: xr.Dataset,
     *,
@@ -369,15 +388,15 @@ def _dress_maps(canvas: Sheet, values: np.ndarray, n_maps: int) -> None:
         canvas.panel(row, column).y(visible=False)
 
 
-@TRAINING_WATCH.panels
-def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
+@panels("training_watch")
+def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     table = (
         watch_table(ds, "step")
         if "step" in ds.dims and ds.sizes["step"]
         else pd.DataFrame()
     )
     if table.columns.size:
-        yield ReportPanel(training_measures(ds), table, read_watch(ds), "measures")
+        yield FigurePanel(training_measures(ds), table, read_watch(ds), "measures")
     if "pattern" in ds:
         steps = pd.DataFrame({"snapshot": ds["snapshot"].values})
         count, first, last = (
@@ -386,12 +405,22 @@ def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
             steps["snapshot"].max(),
         )
         words = f"Attention was kept at {count} step{'s' * (count != 1)}, {first:,} to {last:,}."
-        yield ReportPanel(attention_snapshots(ds), steps, [words], "attention")
+        yield FigurePanel(attention_snapshots(ds), steps, [words], "attention")
 
 
 _BINS = 24
-ATTENTION_NORMS = measurement(
-    "attention_norms", subject=lambda ds: str(ds.attrs.get("model", ""))
+measurement(
+    "attention_norms",
+    title="Nuclear norms of attention",
+    theme="Training",
+    summary="nuclear norms of attention input by input",
+    description=(
+        "The sum of the singular values of an attention pattern. It is near 1 if "
+        "all rows are equal, and the number of keys for the identity."
+    ),
+    source="SAMformer, figure 7",
+    maker="made while a model is trained: `tsfm_lens.training` makes it",
+    subject=lambda ds: str(ds.attrs.get("model", "")),
 )
 
 
@@ -410,8 +439,11 @@ def read_norms(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@ATTENTION_NORMS.figure(
-    table=lambda ds: watch_table(ds, "layer", "head", "input"), sentences=read_norms
+@figure(
+    "attention_norms",
+    "Nuclear norms of attention over inputs.",
+    table=lambda ds: watch_table(ds, "layer", "head", "input"),
+    sentences=read_norms,
 )
 def nuclear_norms(ds: xr.Dataset) -> go.Figure:
     """Draw how nuclear norms of attention spread over inputs, runs or layers over each other.

@@ -8,8 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.registry import figure, measurement
 from tsfm_lens.errors import InputError
-from tsfm_lens.registry import measurement
 from tsfm_lens.viz.findings import finding, judged
 from tsfm_lens.viz.select import (
     array,
@@ -29,7 +29,24 @@ __all__ = ["weight_effects_bars"]
 _MAX_NAMES = 3
 _HALF = 0.5
 
-WEIGHT_EFFECTS = measurement("weight_effects")
+measurement(
+    "weight_effects",
+    title="Effects of tuned weights",
+    theme="Causes",
+    summary=(
+        "which components' weights differ from the base model's, and what setting "
+        "each back does"
+    ),
+    description=(
+        "Each component of a fine-tuned model is set back to the base model's "
+        "weights, alone and one after the other. How far weights moved says nothing "
+        "about what that does to the forecast, so both are shown. Each model "
+        "forecasts by itself, a token model on its own path. Effects are shares of "
+        "the series' range, errors ratios, so units do not matter."
+    ),
+    source="LoRA, Hu et al. 2021, arXiv:2106.09685",
+    maker=("made of two models and a run: `tsfm_lens.probes.weight_effects` makes it"),
+)
 
 
 def read_weight_effects(ds: xr.Dataset) -> list[str]:
@@ -127,8 +144,11 @@ def _rank(ds: xr.Dataset, at: int) -> str:
     return f", rank {rank} of {full}" if full else ""
 
 
-@WEIGHT_EFFECTS.figure(
-    table=("norm", "relative_norm", "rank", "share"), sentences=read_weight_effects
+@figure(
+    "weight_effects",
+    ("How far each component's weights moved, and what setting it back does."),
+    table=("norm", "relative_norm", "rank", "share"),
+    sentences=read_weight_effects,
 )
 def weight_effects_bars(ds: xr.Dataset, *, top: int = 15) -> go.Figure:
     """Draw how far each component's weights moved, what setting it back does, and the error as more are set back.

@@ -10,12 +10,11 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.registry import ReportPanel, frame, measurement
 from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
-from tsfm_lens.viz.needs import HEADS
 from tsfm_lens.viz.select import (
     array,
     kind_word,
@@ -47,7 +46,6 @@ _TYPE, _APART = (
 _BESIDE = 260  # pixels beside a map: names of layers and the colours
 _ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 _MAX_NUMBERED = 200  # cells that still have room for their number
-WEIGHT_RANKS = measurement("weight_ranks")
 
 
 def read_weight_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
@@ -127,7 +125,7 @@ def read_histograms(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@WEIGHT_RANKS.figure()
+@figure("weight_ranks", "Share of its directions that each weight matrix uses.")
 def weight_rank_map(
     ds: xr.Dataset, *, epsilon: float | None = None, stack: str | None = None
 ) -> go.Figure:
@@ -179,7 +177,7 @@ def weight_rank_map(
     )
 
 
-@WEIGHT_RANKS.figure()
+@figure("weight_ranks", "Singular values of all weight matrices, layer by layer.")
 def weight_spectra(
     ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[str] | None = None
 ) -> go.Figure:
@@ -214,7 +212,11 @@ def weight_spectra(
     return grid.dress(f"Spectra of the weights of {model_of(ds)}", *remarks)
 
 
-@WEIGHT_RANKS.figure(variables=("decade",))
+@figure(
+    "weight_ranks",
+    "Singular values of a matrix by power of ten, layer by layer.",
+    variables=("decade",),
+)
 def rank_histograms(
     ds: xr.Dataset, *, part: str = "W_Q", stack: str | None = None
 ) -> go.Figure:
@@ -332,9 +334,9 @@ def _column_words(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@WEIGHT_RANKS.panels
-def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(
+@panels("weight_ranks")
+def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
+    yield FigurePanel(
         weight_rank_map(ds),
         frame(ds, "epsilon_rank", "rank_share", "told"),
         read_weight_ranks(ds),
@@ -345,14 +347,11 @@ def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
         ),
         names_of(ds, "part"),
     )
-    yield ReportPanel(weight_spectra(ds), measures, read_weight_spectra(ds))
+    yield FigurePanel(weight_spectra(ds), measures, read_weight_spectra(ds))
     part = "W_Q" if "W_Q" in parts else parts[0]
-    yield ReportPanel(
+    yield FigurePanel(
         rank_histograms(ds, part=part), frame(ds, "decade_count"), read_histograms(ds)
     )
-
-
-ROW_ANGLES = measurement("row_angles", needs=HEADS)
 
 
 def read_row_angles(ds: xr.Dataset) -> list[str]:
@@ -377,7 +376,9 @@ def read_row_angles(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@ROW_ANGLES.figure(
+@figure(
+    "row_angles",
+    ("Angles between the rows of W_Q, with the blocks of the heads."),
     table=("within", "between", "closer", "closer_floor", "closer_significant"),
     sentences=read_row_angles,
 )
@@ -447,8 +448,6 @@ def angle_map(panel: Panel, values: np.ndarray, hover: str, **more: Any) -> None
 
 _PRODUCTS = {"QK": ("query–key", "W_Q W_Kᵀ"), "OV": ("value–output", "W_V W_O")}
 
-SPECTRA = measurement("spectra", needs=HEADS)
-
 
 def read_stable_rank(ds: xr.Dataset, product: str) -> list[str]:
     """Describe which heads act along few directions, and how the layers differ."""
@@ -494,7 +493,7 @@ def read_spectra(ds: xr.Dataset, product: str) -> list[str]:
     ]
 
 
-@SPECTRA.figure()
+@figure("head_spectra", "Stable rank of every head.")
 def stable_rank_map(ds: xr.Dataset, *, product: str = "QK") -> go.Figure:
     """Draw the layer × head map of the stable rank: dark heads spread their spectrum, light ones use few directions."""
     values = array(
@@ -510,11 +509,11 @@ def stable_rank_map(ds: xr.Dataset, *, product: str = "QK") -> go.Figure:
     )
 
 
-@SPECTRA.panels
-def _spectra(ds: xr.Dataset) -> Iterator[ReportPanel]:
+@panels("head_spectra")
+def _spectra(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for each in names(ds, "product"):
         table = frame(ds.sel(product=each), "stable_rank", "order")
-        yield ReportPanel(
+        yield FigurePanel(
             stable_rank_map(ds, product=each),
             table,
             read_stable_rank(ds, each) + read_spectra(ds, each),

@@ -10,8 +10,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.registry import FigurePanel, check, figure, panels
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.registry import ReportPanel, check, measurement
 from tsfm_lens.viz.findings import (
     WORTH_A_WORD,
     Finding,
@@ -46,8 +46,6 @@ from tsfm_lens.viz.words import listed, measured, num
 __all__ = ["ablation_forecasts", "ablation_heatmap"]
 _MAP_SERIES = 12  # series named in a hover box
 _MAX_NAMES = 3  # components in a sentence
-
-ABLATION = measurement("ablation")
 
 
 def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
@@ -181,7 +179,7 @@ def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
     ]
 
 
-@ABLATION.figure()
+@figure("ablation_effects", "Change of the forecast without each head, MLP or layer.")
 def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go.Figure:
     """Draw what zeroing each head, MLP and layer does, layer × component, as the median over series.
 
@@ -207,7 +205,7 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     return canvas.dress(title, what, "zeroed one at a time")
 
 
-@ABLATION.figure()
+@figure("ablation_effects", "Forecasts without single components.")
 def ablation_forecasts(
     ds: xr.Dataset,
     *,
@@ -222,7 +220,7 @@ def ablation_forecasts(
     """
     view = scene(ds, series, context_steps, least=24)
     if components is None:
-        check(ds, "ablation", "spearman_distance")
+        check(ds, "ablation_effects", "spearman_distance")
         components = strongest(ds, view.place)
     if not components:
         flat = f"the forecast of {view.id} is flat, so that no component is the strongest; "
@@ -421,15 +419,15 @@ MEASURES = {
 }
 
 
-@ABLATION.panels
-def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
+@panels("ablation_effects")
+def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     changes = [
         m
         for m in ("mase_change", "mae_change")
         if m in ds and np.isfinite(ds[m].values).any()
     ]
     for metric in ["spearman_distance"] * ("spearman_distance" in ds) + changes[:1]:
-        yield ReportPanel(
+        yield FigurePanel(
             ablation_heatmap(ds, metric=metric),
             ablation_table(ds, metric),
             read_ablation(ds, metric),
@@ -440,7 +438,7 @@ def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
         if top := strongest(ds, i):
             fig = ablation_forecasts(ds, components=top, series=i)
             words = read_ablation_forecasts(ds, i, top)
-            yield ReportPanel(
+            yield FigurePanel(
                 fig,
                 ablated_forecast_table(ds, i, top),
                 words,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tsfm_lens.core.registry import measurement
 from tsfm_lens.embedded import (
     RECORD,
     checkpoint_names,
@@ -12,10 +13,9 @@ from tsfm_lens.embedded import (
     has_training_record,
 )
 from tsfm_lens.errors import InputError
-from tsfm_lens.registry import probe
 
 if TYPE_CHECKING:
-    import xarray as xr
+    from tsfm_lens.findings import Result
 
 _FOLDER = Path(__file__).parent
 
@@ -27,13 +27,8 @@ __all__ = [
 ]
 
 
-@probe(
-    "training_history",
-    lambda results: (results.run.lens.model_id,),
-    words="training_history of the checkpoints that were kept",
-)
-def training_record(name: str) -> xr.Dataset:
-    """Read the record of the heads over the training of an embedded checkpoint, see tsfm_lens.probes.training_history.
+def training_record(name: str) -> Result:
+    """Read the record of the heads over the training of an embedded checkpoint.
 
     Raises:
         InputError: no record ships with the checkpoint.
@@ -52,7 +47,32 @@ def training_record(name: str) -> xr.Dataset:
                 else "tsfm_lens.studies.recipes.history measures a run"
             )
         )
+    # the help of the command line reads this module, and xarray takes long to import
     import xarray as xr
 
+    from tsfm_lens.findings import Result
+
     with xr.open_dataset(_FOLDER / name / RECORD, engine="scipy") as data:
-        return data.load()
+        data.load()
+        return Result(data.data_vars, data.coords, data.attrs)
+
+
+measurement(
+    "training_history",
+    title="Emergence of heads in training",
+    theme="Behaviour",
+    summary=(
+        "heads over the checkpoints of a training: prefix matching, copying, "
+        "sharpness, loss"
+    ),
+    description=(
+        "Checkpoints of a training, each tested on the same repeated motifs. "
+        "Induction heads emerge where prefix matching and copying rise together."
+    ),
+    source="after Olsson et al. 2022",
+    needs="training_record",
+    function=training_record,
+    takes=lambda results: (results.run.lens.model_id,),
+    computes="training_history of the checkpoints that were kept",
+    cost="weights",
+)

@@ -54,7 +54,7 @@ def scores(heads: list[tuple[bool, bool]]) -> tuple[xr.Dataset, xr.Dataset]:
             "copy_score": (where, np.where(inducing, 3.0, 0.0)),
         },
         coords=coords,
-        attrs={"kind": "induction", "model": "made", "attention": "cross_attn"},
+        attrs={"kind": "induction_scores", "model": "made", "attention": "cross_attn"},
     )
     entropy = np.where(sharp, 0.1, 0.9)
     other = xr.Dataset(

@@ -7,7 +7,8 @@ import pytest
 import xarray as xr
 
 from reproductions import nano, ours, parts, row, settings, verdict
-from tsfm_lens import compress, registry
+from tsfm_lens import compress
+from tsfm_lens.core import registry
 from tsfm_lens.studies import experiments, recipes
 from tsfm_lens.studies.experiments import figures
 from tsfm_lens.studies.papers.measures import low_rank

@@ -155,7 +155,7 @@ def reproduce(
 
 
 def _list(as_json: bool) -> None:
-    from tsfm_lens.registry import measurements
+    from tsfm_lens.core.registry import measurements
     from tsfm_lens.studies.papers.items import ITEMS
 
     facts: list[dict[str, Any]] = [

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.registry import FigurePanel, figure, frame, measurement, panels
 from tsfm_lens.errors import InputError
-from tsfm_lens.registry import ReportPanel, frame
-from tsfm_lens.studies.declared import Declarations
 from tsfm_lens.viz.findings import mean_of_seeds
 from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.select import array, names
@@ -36,15 +34,37 @@ _SYMBOLS, _MARKS = (
 )  # of arms beyond the colours; marks on a line
 
 
-DECLARED = Declarations(
-    Path(__file__).with_name("measurements.yaml"),
+measurement(
+    "lab_runs",
+    title="Validation error over training",
     theme="Training",
-    source="after structured attention",
-)
-
-
-LAB_RUNS = DECLARED.measurement(
-    "lab_runs", subject=lambda ds: str(ds.attrs.get("about", ds.attrs["title"]))
+    summary="errors of training runs by arm and seed, epoch by epoch",
+    description=(
+        "Arms differ in model or optimiser alone; runs of one seed see the same "
+        "batches."
+    ),
+    source="after SAMformer, figures 1, 2, 5, 8, 13, 14 and 15 (S1-F1)",
+    paper=(
+        "S1-F1",
+        "S1-F15",
+        "S1-F3",
+        "S1-T1",
+        "S1-T6",
+        "S1-T9",
+        "S1-T10",
+        "S1-F5",
+        "S1-F6",
+        "S1-F7",
+        "S1-F8",
+        "S1-F13",
+        "S1-F14",
+        "S2-ETT",
+    ),
+    maker=(
+        "made by grids of trainings: `python -m tsfm_lens.studies.experiments` "
+        "makes it, `tsfm_lens.studies.experiments` ships one"
+    ),
+    subject=lambda ds: str(ds.attrs.get("about", ds.attrs["title"])),
 )
 
 
@@ -144,8 +164,8 @@ def read_losses(ds: xr.Dataset) -> list[str]:
     return sentences
 
 
-@LAB_RUNS.figure(
-    "Validation error of every arm and seed by epoch.", variables=("curve",)
+@figure(
+    "lab_runs", "Validation error of every arm and seed by epoch.", variables=("curve",)
 )
 def run_curves(ds: xr.Dataset) -> go.Figure:
     """Draw the validation error by epoch, seeds as thin lines, their geometric mean as a thick one, the oracle dotted.
@@ -205,7 +225,7 @@ def run_curves(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@LAB_RUNS.figure("Test error of every seed, arm by arm.", variables=("test_mse",))
+@figure("lab_runs", "Test error of every seed, arm by arm.", variables=("test_mse",))
 def run_errors(ds: xr.Dataset) -> go.Figure:
     """Draw the test error of every seed, and the mean with its 95 % interval, arm by arm.
 
@@ -236,7 +256,8 @@ def run_errors(ds: xr.Dataset) -> go.Figure:
     return figure.dress("Test error by arm", _seeds(errors))
 
 
-@LAB_RUNS.figure(
+@figure(
+    "lab_runs",
     "Test error over the radius ρ of SAM, or over the horizon.",
     variables=("test_mse", "rho"),
 )
@@ -346,7 +367,43 @@ def _seeds(errors: np.ndarray) -> str:
     return f"{few} to {many} seeds" if few < many else f"{many} seeds"
 
 
-@DECLARED.figure("in_context_runs", read_in_context)
+measurement(
+    "in_context_runs",
+    title="Regression in context",
+    theme="Training",
+    summary=(
+        "errors of regression in context by the rank of the scores, the width and "
+        "the number of pairs"
+    ),
+    description=(
+        "1 is the error without learning, 0 that of least squares once there are as "
+        "many pairs as inputs. Few steps: an arm that is high may be slow as well "
+        "as unable."
+    ),
+    source="after structured attention, figures 2, 3, 6 and 11 (S2-F2)",
+    paper=(
+        "S2-F2",
+        "S2-F3",
+        "S2-F11",
+    ),
+    maker=(
+        "made by grids of trainings: `python -m tsfm_lens.studies.experiments` "
+        "makes it, `tsfm_lens.studies.experiments` ships one"
+    ),
+    subject="d = {inputs}",
+)
+
+
+@figure(
+    "in_context_runs",
+    ("Error of regression in context by rank or width, and by pairs."),
+    variables=(
+        "by_pairs",
+        "oracle",
+    ),
+    table=("by_pairs",),
+    sentences=read_in_context,
+)
 def in_context_errors(ds: xr.Dataset) -> go.Figure:
     """Draw the error after the last pair by the scores' rank or the model's width, and by the number of pairs.
 
@@ -467,7 +524,35 @@ def _beside(ratio: np.ndarray) -> np.ndarray:
     return out
 
 
-@DECLARED.figure("transfer_runs", read_rates)
+measurement(
+    "transfer_runs",
+    title="Learning rates across widths",
+    theme="Training",
+    summary=(
+        "errors by learning rate at several widths, by μP and by the standard "
+        "parametrisation"
+    ),
+    description=(
+        "Where the rules for weights and rates hold, curves of all widths have "
+        "their lowest point at one rate."
+    ),
+    source="after structured attention, figure 5 (S2-F5)",
+    paper=("S2-F5",),
+    maker=(
+        "made by grids of trainings: `python -m tsfm_lens.studies.experiments "
+        "transfer` makes it, `tsfm_lens.studies.experiments` ships one"
+    ),
+    subject="d = {inputs}",
+)
+
+
+@figure(
+    "transfer_runs",
+    "Error by learning rate and width, for each parametrisation.",
+    variables=("mse",),
+    table=("mse",),
+    sentences=read_rates,
+)
 def learning_rates(ds: xr.Dataset) -> go.Figure:
     """Draw the error at the end by learning rate; a diamond marks the rate of the lowest mean of a width.
 
@@ -525,7 +610,35 @@ def learning_rates(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@DECLARED.figure("level_training", read_losses)
+measurement(
+    "level_training",
+    title="Chronos with scores by levels of tokens",
+    theme="Training",
+    summary=(
+        "losses of Chronos models trained alike, with scores by nested blocks of "
+        "tokens or standard ones"
+    ),
+    description=(
+        "All arms take the same steps on the same batches; further left, scores "
+        "take fewer multiply-adds."
+    ),
+    source=("after structured attention, section 5.2 and figure 15 (S2-CHR)"),
+    paper=("S2-CHR",),
+    maker=(
+        "made by grids of trainings: `python -m tsfm_lens.studies.recipes.levels` "
+        "makes it, `tsfm_lens.studies.experiments` ships one"
+    ),
+    subject="{steps} steps",
+)
+
+
+@figure(
+    "level_training",
+    "Loss by the multiply-adds of the scores.",
+    variables=("loss",),
+    table=("loss",),
+    sentences=read_losses,
+)
 def losses_by_cost(ds: xr.Dataset) -> go.Figure:
     """Draw the loss on held-out series by the multiply-adds of the scores, means with their 95 % intervals.
 
@@ -587,8 +700,8 @@ def _varies(ds: xr.Dataset, over: str) -> bool:
     return max(map(len, by_group.values())) > 3
 
 
-@LAB_RUNS.panels
-def _plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
+@panels("lab_runs")
+def _plates(ds: xr.Dataset) -> Iterator[FigurePanel]:
     columns = [
         name
         for name in (
@@ -601,11 +714,11 @@ def _plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
         if name in ds
     ]
     table = frame(ds, *columns)
-    yield ReportPanel(run_curves(ds), table, read_runs(ds), "curves")
+    yield FigurePanel(run_curves(ds), table, read_runs(ds), "curves")
     if "test_mse" in ds:
-        yield ReportPanel(run_errors(ds), table, read_errors(ds), "errors")
+        yield FigurePanel(run_errors(ds), table, read_errors(ds), "errors")
         for over in ("rho", "horizon") if {"rho", "horizon"} <= set(ds.coords) else ():
             if _varies(ds, over):
-                yield ReportPanel(
+                yield FigurePanel(
                     run_errors_over(ds, over), table, read_errors(ds), f"over-{over}"
                 )

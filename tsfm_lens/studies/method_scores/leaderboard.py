@@ -13,9 +13,9 @@ import pandas as pd
 import typer
 
 from tsfm_lens.errors import InputError, LensError, unknown_name
-from tsfm_lens.explain.attribution import METHODS, attribute_inputs
+from tsfm_lens.explain.attribution import METHODS, input_attribution
 from tsfm_lens.explain.routes import all_writers, input_routes
-from tsfm_lens.explain.segments import Segment, item_of, segments
+from tsfm_lens.explain.segments import Segment, segments
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes import attention_patterns
 from tsfm_lens.stats import mean_interval
@@ -101,7 +101,7 @@ def _of_model(
     forecasts = []
     for number in range(series):
         item, parts = (
-            item_of(run, number),
+            run.item(number),
             segments(run, number, parts=PARTS, season=1, others="stretches"),
         )
         labels = _labels(card, item, parts)
@@ -340,7 +340,7 @@ def _attribution(case: ExplanationCase, method: str) -> np.ndarray:
         "reference": REFERENCE,
         "parts": case.parts,
     }
-    values = attribute_inputs(case.run, **how)["attribution"].transpose(
+    values = input_attribution(case.run, **how)["attribution"].transpose(
         "segment", "step", "quantile"
     )
     return np.abs(

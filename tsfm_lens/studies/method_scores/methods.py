@@ -226,7 +226,7 @@ for _way in ("denoise", "noise"):
 
 @lru_cache(maxsize=1)
 def _attribution(case: EvaluationCase) -> xr.Dataset:
-    return probes.attribute(case.clean, decompositions="all", tolerance=0.01)
+    return probes.attribution(case.clean, decompositions="all", tolerance=0.01)
 
 
 def _direct_attribution(case: EvaluationCase, decomposition: str) -> Ranking:

@@ -16,8 +16,8 @@ import xarray as xr
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain import (
-    attribute_inputs,
     deletion_curves,
+    input_attribution,
     input_routes,
     route_faithfulness,
     untrained_twin,
@@ -90,7 +90,7 @@ class Explanation:
     @classmethod
     def of(cls, run: Run, item: int = 0) -> Explanation:
         """Explain the forecast of one item."""
-        inputs = attribute_inputs(run, item, parts=6).transpose(
+        inputs = input_attribution(run, item, parts=6).transpose(
             "segment", "step", "quantile", ...
         )
         return cls(inputs, input_routes(run, item, parts=6))

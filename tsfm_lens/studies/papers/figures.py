@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,19 +13,20 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens import probes, viz
+from tsfm_lens.core.registry import (
+    FigurePanel,
+    composed_figure,
+    declarations,
+    requirement,
+)
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain.segments import item_of
-from tsfm_lens.figures.named import FigureFile, NamedFigure, long_run, within_pass
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.registry import declarations
-from tsfm_lens.studies.papers.items import ITEMS
 from tsfm_lens.sweep.plan.orders import order_words
 from tsfm_lens.sweep.plan.recipes import is_for, read_recipe, to_entries
 from tsfm_lens.sweep.plan.variants import VariantPlanner
-from tsfm_lens.viz.needs import TOKENS
 
 MOST_WINDOWS = 12  # a series
 MOST_SERIES = 4
@@ -41,40 +41,44 @@ INFORMED, RANDOM = "by stable rank", "at random"
 _FILE: dict[str, dict[str, Any]] = declarations(
     Path(__file__).with_name("figures.yaml")
 )
-_ENTRIES: list[NamedFigure] = []
-Files = list[FigureFile]
+Files = list[FigurePanel]
 Drawing = Callable[..., Files]
 
 
 def figure(name: str) -> Callable[[Drawing], Drawing]:
     """Register a drawing as a figure of ``figures.yaml``, called with its options."""
     facts = dict(_FILE[name])
-    renderers = tuple(facts.pop("renderers"))
     options = {
-        key: tuple(v) if isinstance(v, list) else v
-        for key, v in facts.pop("options", {}).items()
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in facts.pop("options", {}).items()
     }
     if facts.pop("on_logits", False):
-        facts |= {
-            "needs": (TOKENS,),
-            "instead": "figure 'lens_forecast' shows what its layers hold",
-        }
+        facts |= {"needs": "tokens", "instead": "lens_forecast"}
 
     def register(draw: Drawing) -> Drawing:
-        _ENTRIES.append(
-            NamedFigure(
-                name, renderers=renderers, draw=partial(draw, **options), **facts
-            )
-        )
+        composed_figure(name, **facts)(partial(draw, **options))
         return draw
 
     return register
 
 
+def long_run(run: Run, paper: int, *, within_pass: bool = False) -> Run:
+    """Extend the run to a long horizon: the caller's choice, else the paper's as far as the series allow."""
+    if run.explicit_horizon:
+        return run
+    adapter = run.lens.adapter
+    steps = min(paper, adapter.longest_pass) if within_pass else paper
+    if run.full_batch is not None:
+        shortest = min(run.full_batch.lengths)
+        longest = max(shortest - adapter.context_length, shortest // 2)
+        steps = max(1, min(steps, longest))
+    return run.at(steps)
+
+
 def _file(
     shown: go.Figure, ds: xr.Dataset, note: str = "", suffix: str = ""
-) -> FigureFile:
-    return FigureFile(suffix, shown, (ds,), note)
+) -> FigurePanel:
+    return FigurePanel(shown, name=suffix, results=(ds,), note=note)
 
 
 # --- 1B to 1E and 22: along the depth of the model -----------------------------------------------------------
@@ -128,7 +132,7 @@ def _scheme(run: Run) -> Files:
 
 @figure("1C")
 def _logits(run: Run) -> Files:
-    ds = probes.logit_lens(item_of(run, 0), logits=True)
+    ds = probes.logit_lens(run.item(0), logits=True)
     return [_file(viz.lens_logit_map(ds), ds)]
 
 
@@ -164,10 +168,10 @@ def _counts(entropy: xr.Dataset) -> tuple[int, int]:
 
 @figure("5")
 def _rollouts(run: Run) -> Files:
-    item, steps = item_of(run, 0), 2 * run.lens.adapter.longest_pass
+    item, steps = run.item(0), 2 * run.lens.adapter.longest_pass
     rolls = item.lens.adapter.rollout in _ROLLED_OUT
     attention_run = long_run(
-        item if rolls else within_pass(item), steps, within_pass=not rolls
+        item if rolls else item.within_pass(), steps, within_pass=not rolls
     )
     maps = probes.autoregressive_attention(attention_run)
     _, diffuse = _counts(maps)
@@ -206,7 +210,7 @@ def _sharp(run: Run) -> Files:
         if run.batch.multivariate
         else run.select(list(range(min(MOST_SERIES, len(run.batch)))))
     )
-    entropy = probes.head_entropy(within_pass(few))
+    entropy = probes.head_entropy(few.within_pass())
     sharp, diffuse = _counts(entropy)
     recipes = {
         "sharpest head": probes.sharp_heads(entropy, 1),
@@ -238,7 +242,7 @@ def _sharp(run: Run) -> Files:
 
 @figure("21")
 def _patches(run: Run) -> Files:
-    item = item_of(run, 0)
+    item = run.item(0)
     # a token model has a row of the matrix for every step, the others one for every pass
     steps_of_row = (
         1 if item.lens.adapter.readout == "token" else item.lens.adapter.longest_pass
@@ -262,7 +266,7 @@ def _patches(run: Run) -> Files:
 
 @figure("23")
 def _overlap(run: Run) -> Files:
-    TOKENS.check(
+    requirement("tokens").check(
         run.lens,
         "figure 23",
         "figure 'head_entropy_map' shows which of its heads are sharp",
@@ -364,22 +368,3 @@ def _ablated(
             _origin(lens, recipe),
         )
     ]
-
-
-ENTRIES = sorted(
-    _ENTRIES, key=lambda entry: (int(re.sub(r"\D", "", entry.name)), entry.name)
-)
-ELSEWHERE: dict[str, str] = {}
-"""Commands for figures that no single run can draw, by number."""
-for _item in ITEMS:
-    _number, _command = (
-        _item.id.removeprefix("S3-F"),
-        f"`tsfm-lens reproduce {_item.id}`",
-    )
-    if _item.sweep:
-        _command += f", then `tsfm-lens sweep report {_item.id}.store`"
-    else:
-        _command = f"a sweep over layers (`tsfm-lens sweep`); {_command} has its numbers on one model"
-    if _number != _item.id and (_item.sweep or _number in ("2", "8", "9")):
-        _words = f"figure {_number} of the paper ({_item.title}) is drawn from a sweep of ablations"
-        ELSEWHERE[_number] = f"{_words}: {_command}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tsfm_lens.registry import declarations
+from tsfm_lens.core.registry import declarations
 from tsfm_lens.studies.queue.benchmarks import benchmark_cells
 from tsfm_lens.studies.queue.driver import QueueCell
 from tsfm_lens.studies.queue.language import language_cells, last_cells, rate_cells

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.studies.declared import Declarations
+from tsfm_lens.core.registry import figure, measurement
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import two_digits
 from tsfm_lens.viz.select import array, names
@@ -35,19 +33,13 @@ __all__ += ["sketching_lines"]
 
 LEAST = 1e-17  # of a spectrum relative to its largest: double precision ends
 ROW = 200  # pixels
+_NO_PARAMETERS = ("kind", "title", "source")
 
 
-DECLARED = Declarations(
-    Path(__file__).with_name("measurements.yaml"),
-    theme="Theory",
-    maker="made of no model: `tsfm_lens.studies.rank_theory` makes it",
-    source="Flow of ranks",
-    subject=lambda ds: ", ".join(
-        f"{key} {value}"
-        for key, value in ds.attrs.items()
-        if key not in ("kind", "title", "source")
-    ),
-)
+def _parameters(ds: xr.Dataset) -> str:
+    """List the parameters of an experiment."""
+    facts = {key: ds.attrs[key] for key in ds.attrs if key not in _NO_PARAMETERS}
+    return ", ".join(f"{key} {value}" for key, value in facts.items())
 
 
 def read_compression_rank(ds: xr.Dataset) -> list[str]:
@@ -116,7 +108,38 @@ def read_chebyshev(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@DECLARED.figure("theory_compression_rank", read_compression_rank)
+measurement(
+    "theory_compression_rank",
+    title="Cutting attention to a rank",
+    theme="Theory",
+    summary=("error of an attention layer cut to the rank of its vocabulary, by rank"),
+    description=(
+        "Query, key and value are projected on the leading directions of the "
+        "vocabulary; what is lost goes with the first singular value that is cut "
+        "off."
+    ),
+    source="Flow of ranks, theorem 3, appendix J.1",
+    paper=("S0-J1A",),
+    maker="made of no model: `tsfm_lens.studies.rank_theory` makes it",
+    subject=_parameters,
+)
+
+
+@figure(
+    "theory_compression_rank",
+    ("Error of a layer cut to a rank over the singular value that is cut off."),
+    variables=(
+        "error",
+        "next_singular_value",
+        "bound",
+        "slope",
+    ),
+    table=(
+        "error",
+        "bound",
+    ),
+    sentences=read_compression_rank,
+)
 def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
     """Draw the error of a layer cut to a rank, over the first singular value cut off, and its bound with √L.
 
@@ -166,7 +189,34 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@DECLARED.figure("theory_compression_width", read_compression_width)
+measurement(
+    "theory_compression_width",
+    title="Cutting attention of any width to one rank",
+    theme="Theory",
+    summary="error of an attention layer cut to a fixed rank, by width",
+    description=(
+        "The theorem's rate has a factor √d, which is that of the norm of W_V: it "
+        "is not there if the norm stays."
+    ),
+    source="Flow of ranks, theorem 3, appendix J.1",
+    paper=("S0-J1B",),
+    maker="made of no model: `tsfm_lens.studies.rank_theory` makes it",
+    subject=_parameters,
+)
+
+
+@figure(
+    "theory_compression_width",
+    "Error of a layer cut to a fixed rank over its width.",
+    variables=(
+        "error",
+        "slope",
+        "slope_low",
+        "slope_high",
+    ),
+    table=("error",),
+    sentences=read_compression_width,
+)
 def compression_width_lines(ds: xr.Dataset) -> go.Figure:
     """Draw the error of a layer cut to a fixed rank over its width: a dot per draw, a line per kind of weights.
 
@@ -221,7 +271,40 @@ def compression_width_lines(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@DECLARED.figure("theory_sketching", read_sketching)
+measurement(
+    "theory_sketching",
+    title="Sketches of several heads",
+    theme="Theory",
+    summary="how much of an input sparse sketches of several heads miss",
+    description=(
+        "Each head sees a few random combinations of a few coordinates; together "
+        "they span a part of the input's rows."
+    ),
+    source="Flow of ranks, appendix J.2",
+    paper=(
+        "S0-J2",
+        "S0-SKETCH",
+    ),
+    maker="made of no model: `tsfm_lens.studies.rank_theory` makes it",
+    subject=_parameters,
+)
+
+
+@figure(
+    "theory_sketching",
+    ("What sketches of several heads miss, and where on the input's spectrum that is."),
+    variables=(
+        "distance",
+        "effective_index",
+        "floor",
+        "singular_value",
+    ),
+    table=(
+        "distance",
+        "effective_index",
+    ),
+    sentences=read_sketching,
+)
 def sketching_lines(ds: xr.Dataset) -> go.Figure:
     """Draw the errors of sketches of several heads, sparse, dense and best, and their places on the input's spectrum.
 
@@ -287,7 +370,37 @@ def sketching_lines(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@DECLARED.figure("theory_head_spectra", read_head_spectra)
+measurement(
+    "theory_head_spectra",
+    title="Heads raise rank",
+    theme="Theory",
+    summary=("spectra of an attention layer's output by its number of heads"),
+    description=(
+        "More heads raise the rank of the output, provided that scores differ: "
+        "where softmax is even, attention adds one direction at most."
+    ),
+    source="Flow of ranks, theorem 4, appendix J.3",
+    paper=("S0-J3",),
+    maker="made of no model: `tsfm_lens.studies.rank_theory` makes it",
+    subject=_parameters,
+)
+
+
+@figure(
+    "theory_head_spectra",
+    "Singular values of a layer's output by heads.",
+    variables=(
+        "singular_value",
+        "rank",
+        "logit_deviation",
+        "input_singular_value",
+    ),
+    table=(
+        "rank",
+        "logit_deviation",
+    ),
+    sentences=read_head_spectra,
+)
 def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
     """Draw relative singular values of a layer's output, medians over draws, a line per number of heads.
 
@@ -342,7 +455,32 @@ def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@DECLARED.figure("theory_chebyshev", read_chebyshev)
+measurement(
+    "theory_chebyshev",
+    title="Embeddings of Chebyshev polynomials",
+    theme="Theory",
+    summary="embeddings of a prescribed rank",
+    description=(
+        "A value is embedded by as many polynomials as the rank is to be, each "
+        "along a direction of its own."
+    ),
+    source="Flow of ranks, appendix I",
+    paper=("S0-F14",),
+    maker="made of no model: `tsfm_lens.studies.rank_theory` makes it",
+    subject=_parameters,
+)
+
+
+@figure(
+    "theory_chebyshev",
+    ("The curves that embeddings of several ranks draw in hidden space."),
+    variables=(
+        "coordinate",
+        "found_rank",
+    ),
+    table=("found_rank",),
+    sentences=read_chebyshev,
+)
 def chebyshev_curves(ds: xr.Dataset) -> go.Figure:
     """Draw the first two coordinates of embeddings of Chebyshev polynomials, a panel per rank.
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.registry import ReportPanel, frame
-from tsfm_lens.studies.declared import Declarations
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.needs import SERIES, VOCABULARY
 from tsfm_lens.viz.select import array, model_of, names
 from tsfm_lens.viz.sheet import Look, Panel, blank
 from tsfm_lens.viz.theme import (
@@ -47,13 +44,10 @@ _DASHES, _FEW = (
 )  # of models; modes that make no curve
 _BESIDE = 1.09  # by which models of one width or number of heads stand apart
 _AGAINST = {"width": "width d", "heads": "heads"}
-_DECLARED = Declarations(Path(__file__).with_name("measurements.yaml"))
-VOCABULARY_PLANE = _DECLARED.measurement("vocabulary_plane", needs=VOCABULARY)
-SPECTRA_BY_PATCH = _DECLARED.measurement("spectra_by_patch", needs=SERIES)
-RANKS_BY_MODEL = _DECLARED.measurement("ranks_by_model")
 
 
-@VOCABULARY_PLANE.figure(
+@figure(
+    "vocabulary_plane",
     "Tokens of a vocabulary along its two leading directions.",
     variables=("coordinate", "value", "share"),
 )
@@ -116,7 +110,8 @@ def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@SPECTRA_BY_PATCH.figure(
+@figure(
+    "spectra_by_patch",
     "Singular values of embedded noise by patch size.",
     variables=("singular_value", "patch", "origin"),
 )
@@ -179,7 +174,8 @@ def patch_spectra(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@RANKS_BY_MODEL.figure(
+@figure(
+    "ranks_by_model",
     "Average ranks of queries by width or number of heads.",
     variables=("rank", "head_rank"),
 )
@@ -359,25 +355,25 @@ def read_models(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
     ]
 
 
-@VOCABULARY_PLANE.panels
-def _plane(ds: xr.Dataset) -> Iterator[ReportPanel]:
+@panels("vocabulary_plane")
+def _plane(ds: xr.Dataset) -> Iterator[FigurePanel]:
     table = (
         ds["coordinate"]
         .to_pandas()
         .add_prefix("direction ")
         .assign(value=ds["value"].values)
     )
-    yield ReportPanel(vocabulary_dots(ds), table.reset_index(), read_plane(ds))
+    yield FigurePanel(vocabulary_dots(ds), table.reset_index(), read_plane(ds))
 
 
-@SPECTRA_BY_PATCH.panels
-def _patches(ds: xr.Dataset) -> Iterator[ReportPanel]:
+@panels("spectra_by_patch")
+def _patches(ds: xr.Dataset) -> Iterator[FigurePanel]:
     table: pd.DataFrame = frame(ds, "epsilon_rank")
-    yield ReportPanel(patch_spectra(ds), table, read_patches(ds))
+    yield FigurePanel(patch_spectra(ds), table, read_patches(ds))
 
 
-@RANKS_BY_MODEL.panels
-def _model_plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
+@panels("ranks_by_model")
+def _model_plates(ds: xr.Dataset) -> Iterator[FigurePanel]:
     ranks = frame(
         ds,
         "rank",
@@ -387,5 +383,5 @@ def _model_plates(ds: xr.Dataset) -> Iterator[ReportPanel]:
         "head_rank_low",
         "head_rank_high",
     )
-    yield ReportPanel(model_rank_dots(ds), ranks, read_models(ds))
-    yield ReportPanel(model_rank_dots(ds, against="heads"), ranks, [])
+    yield FigurePanel(model_rank_dots(ds), ranks, read_models(ds))
+    yield FigurePanel(model_rank_dots(ds, against="heads"), ranks, [])

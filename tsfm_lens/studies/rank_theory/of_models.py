@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import xarray as xr
 
+from tsfm_lens.core.registry import probe
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
@@ -20,13 +21,36 @@ from tsfm_lens.probes.stream_ranks import (
 )
 from tsfm_lens.probes.weights import EPSILON, checked_levels, weight_ranks
 from tsfm_lens.ranks import epsilon_rank
-from tsfm_lens.registry import probe
 from tsfm_lens.studies.rank_theory.embeddings import ResidualMlpEmbedding
 
 __all__ = ["ranks_by_model", "spectra_by_patch", "vocabulary_plane"]
 
 
-@probe("ranks_by_model", "lenses")
+@probe(
+    "lenses",
+    title="Ranks of queries, model by model",
+    theme="Weights alone",
+    summary=(
+        "average ranks of the queries of several models, by width and by number of "
+        "heads"
+    ),
+    description=(
+        "The average ε-rank of all W_Q of a model against its width, with contours "
+        "of their ratio, and against the number of its heads, beside that of single "
+        "heads."
+    ),
+    source="Flow of ranks, figures 4 and 9",
+    paper=(
+        "S0-F4",
+        "S0-F9",
+    ),
+    subject=lambda ds: ", ".join(
+        f"{key} {value}"
+        for key, value in ds.attrs.items()
+        if key not in ("kind", "title", "source")
+    ),
+    cost="weights",
+)
 def ranks_by_model(
     lenses: Iterable[Lens], *, epsilon: float | Iterable[float] = (0.1, 0.01)
 ) -> xr.Dataset:
@@ -114,7 +138,25 @@ PATCHES = (1, 4, 16, 64)
 NOISE = "white noise"
 
 
-@probe("spectra_by_patch")
+@probe(
+    title="Embedding by patch size",
+    theme="Activations",
+    summary=("spectra of embedded noise by patch size, beside random residual MLPs"),
+    description=(
+        "A patch of few steps cannot be embedded in many directions: noise is "
+        "embedded by the model, and by residual MLPs of random weights whose "
+        "patches are shorter and longer."
+    ),
+    source="Flow of ranks, figure 3 a",
+    paper=("S0-F3",),
+    needs="series",
+    subject=lambda ds: ", ".join(
+        f"{key} {value}"
+        for key, value in ds.attrs.items()
+        if key not in ("kind", "title", "source")
+    ),
+    cost="weights",
+)
 def spectra_by_patch(
     run: Run | Sequence[Run],
     *,
@@ -208,7 +250,26 @@ def spectra_by_patch(
     return data
 
 
-@probe("vocabulary_plane", "lens")
+@probe(
+    "lens",
+    title="Vocabulary on two directions",
+    theme="Weights alone",
+    summary=("where the tokens of a vocabulary lie along its two leading directions"),
+    description=(
+        "Each dot is the embedding of a token, along the two directions in which "
+        "the vocabulary is largest. Bins of a value that were embedded by that "
+        "value lie along a curve; tokens of text form a cloud."
+    ),
+    source="Flow of ranks, figure 2 b and c",
+    paper=("S0-F2",),
+    needs="vocabulary",
+    subject=lambda ds: ", ".join(
+        f"{key} {value}"
+        for key, value in ds.attrs.items()
+        if key not in ("kind", "title", "source")
+    ),
+    cost="weights",
+)
 def vocabulary_plane(lens: Lens) -> xr.Dataset:
     """Project the embedding of every token on the two leading singular vectors of the vocabulary (S0-F2).
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.registry import figure, measurement
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.studies.declared import Declarations
 from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.select import array, layer_name, names
@@ -22,16 +21,6 @@ __all__ = ["low_rank_skill", "training_spectra", "vocabulary_ranks"]
 
 _SCORES = {"mase": "MASE", "wql": "WQL", "log_perplexity": "log-perplexity"}
 _PALEST = 0.25  # colour of the first step's line, the last one has 1
-
-
-DECLARED = Declarations(
-    Path(__file__).with_name("measurements.yaml"),
-    theme="Training",
-    maker="made by training many models: `python -m tsfm_lens.studies.recipes.lowrank` makes it, "
-    "`tsfm_lens.studies.recipes` ships one",
-    source="after Flow of ranks",
-    subject="{model}, {steps} steps of {rows} rows",
-)
 
 
 def read_training(ds: xr.Dataset) -> list[str]:
@@ -108,7 +97,62 @@ def read_spectra(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@DECLARED.figure("low_rank_training", read_training)
+measurement(
+    "low_rank_training",
+    title="Training at low rank",
+    theme="Training",
+    summary=(
+        "skill, size and time of models that were trained at low rank, beside the "
+        "dense one"
+    ),
+    description=(
+        "Matrices of attention are products of two factors from the first step on. "
+        "Arms of one seed begin with the same weights elsewhere and see the same "
+        "series, so their errors are compared seed by seed."
+    ),
+    source="after Flow of ranks, section 5, figure 7, tables 3 and 4",
+    paper=(
+        "S0-F7",
+        "S0-LR",
+        "S0-T3",
+        "S0-T4",
+    ),
+    maker=(
+        "made by training many models: `python -m "
+        "tsfm_lens.studies.recipes.lowrank` makes it, `tsfm_lens.studies.recipes` "
+        "ships one"
+    ),
+    subject="{model}, {steps} steps of {rows} rows",
+)
+
+
+@figure(
+    "low_rank_training",
+    ("Skill of models trained at low rank over their size and time."),
+    variables=(
+        "mase_rise_size",
+        "stored_ratio",
+        "step_time",
+    ),
+    table=(
+        "mase_rise_size",
+        "mase_rise_low",
+        "mase_rise_high",
+        "wql_rise_size",
+        "wql_rise_low",
+        "wql_rise_high",
+        "log_perplexity_rise_size",
+        "log_perplexity_rise_low",
+        "log_perplexity_rise_high",
+        "parameters",
+        "attention_parameters",
+        "rank_ratio",
+        "stored_ratio",
+        "step_time",
+        "forward_time",
+    ),
+    sentences=read_training,
+)
 def low_rank_skill(ds: xr.Dataset, *, score: str = "mase") -> go.Figure:
     """Draw the loss of skill with attention of low rank, with 95 % intervals, beside the dense arm at 0.
 
@@ -174,7 +218,40 @@ def low_rank_skill(ds: xr.Dataset, *, score: str = "mase") -> go.Figure:
     )
 
 
-@DECLARED.figure("vocabulary_ranks", read_vocabulary)
+measurement(
+    "vocabulary_ranks",
+    title="Ranks that a vocabulary brings about",
+    theme="Training",
+    summary=("ranks of W_Q after training with a fixed vocabulary of low rank"),
+    description=(
+        "The embedding of the tokens is fixed, made of as many polynomials as its "
+        "rank is to be; all else is trained. A W_Q of random entries has nearly "
+        "full rank, so what training added to it is shown beside it."
+    ),
+    source="after Flow of ranks, figure 4c, appendix I",
+    paper=("S0-F4C",),
+    maker=(
+        "made by training many models: `python -m "
+        "tsfm_lens.studies.recipes.lowrank` makes it, `tsfm_lens.studies.recipes` "
+        "ships one"
+    ),
+    subject="{model}, {steps} steps of {rows} rows",
+)
+
+
+@figure(
+    "vocabulary_ranks",
+    "Ranks of W_Q over the rank of a fixed vocabulary.",
+    variables=(
+        "rank",
+        "moved_rank",
+    ),
+    table=(
+        "rank",
+        "moved_rank",
+    ),
+    sentences=read_vocabulary,
+)
 def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
     """Draw the number of directions of W_Q after training, and of its change, over the rank of the vocabulary.
 
@@ -239,7 +316,33 @@ def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@DECLARED.figure("training_spectra", read_spectra)
+measurement(
+    "training_spectra",
+    title="Spectra over training",
+    theme="Training",
+    summary="singular values of W_Q over training",
+    description=(
+        "Absolute singular values: a few directions grow large while the others "
+        "stay near what they began as."
+    ),
+    source="after Flow of ranks, appendix G, figure 11",
+    paper=("S0-F11",),
+    maker=(
+        "made by training many models: `python -m "
+        "tsfm_lens.studies.recipes.lowrank` makes it, `tsfm_lens.studies.recipes` "
+        "ships one"
+    ),
+    subject="{model}, {steps} steps of {rows} rows",
+)
+
+
+@figure(
+    "training_spectra",
+    "Singular values of W_Q at several steps of training.",
+    variables=("singular_value",),
+    table=("singular_value",),
+    sentences=read_spectra,
+)
 def training_spectra(ds: xr.Dataset) -> go.Figure:
     """Draw singular values of W_Q at several steps of training, means over seeds, a panel per layer.
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, frame
-from tsfm_lens.studies.declared import Declarations
+from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
 from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.places import Places, places_in
@@ -22,9 +20,7 @@ from tsfm_lens.viz.words import count_of, listed, num
 
 __all__ = ["scoring_errors"]
 
-SCORING_STRUCTURE = Declarations(
-    Path(__file__).with_name("measurements.yaml")
-).measurement("scoring_structure")
+
 NULL_WORDS = {
     "rotated": "rotated bases",
     "shuffled": "shuffled features",
@@ -32,7 +28,8 @@ NULL_WORDS = {
 }
 
 
-@SCORING_STRUCTURE.figure(
+@figure(
+    "scoring_structure",
     "How near structured matrices of one size come to the heads' scoring forms.",
     variables=("error", "gain_low"),
 )
@@ -225,11 +222,11 @@ def read_block_shares(ds: xr.Dataset) -> list[str]:
     return [f"Of the squared median form lie {listed(shares)}."] if shares else []
 
 
-@SCORING_STRUCTURE.panels
-def _scoring_structure(ds: xr.Dataset) -> Iterator[ReportPanel]:
+@panels("scoring_structure")
+def _scoring_structure(ds: xr.Dataset) -> Iterator[FigurePanel]:
     table = frame(ds, "gain_size", "gain_low", "gain_high", "gain_significant")
-    yield ReportPanel(
+    yield FigurePanel(
         scoring_errors(ds), table, [*read_scoring_errors(ds), *read_block_shares(ds)]
     )
     errors = frame(ds, "error", "numbers", "shape")
-    yield ReportPanel(scoring_errors(ds, null="shuffled"), errors, [])
+    yield FigurePanel(scoring_errors(ds, null="shuffled"), errors, [])

@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 from scipy.special import stdtr, stdtrit
 
+from tsfm_lens.core.registry import probe
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.forecast import is_count
@@ -16,7 +17,6 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.given import describe
 from tsfm_lens.probes.weights import checked_levels, stable_rank
 from tsfm_lens.ranks import epsilon_rank
-from tsfm_lens.registry import probe
 from tsfm_lens.stats import CONFIDENCE, FEWEST, LEVEL, holm
 from tsfm_lens.studies.rank_theory.compression import orthonormal
 from tsfm_lens.studies.rank_theory.structure import (
@@ -38,7 +38,26 @@ Progress = Callable[[int, int], None]
 Factors = tuple[np.ndarray, np.ndarray]
 
 
-@probe("scoring_structure", "lens")
+@probe(
+    "lens",
+    title="Structure of the scoring forms",
+    theme="Weights alone",
+    summary=(
+        "how near low-rank, block-diagonal, multi-level and block-tensor-train "
+        "matrices of one size come to W_Q W_Kᵀ of every head, against rotated and "
+        "shuffled streams and random weights"
+    ),
+    description=(
+        "A head scores tokens by the form W_Q W_Kᵀ, of which structured matrices "
+        "with fewer numbers are an approximation. All but low rank depend on the "
+        "basis of the stream and on the order of its features: nearer than rotated "
+        "bases means a privileged basis, nearer than shuffled features means blocks "
+        "in the order in which they stand. What acts between the projections, as "
+        "rotary embeddings, is not part of the form."
+    ),
+    source="Structured attention, section 3 and table 1",
+    cost="search",
+)
 def scoring_structure(
     lens: Lens,
     *,

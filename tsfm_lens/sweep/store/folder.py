@@ -17,8 +17,8 @@ import pandas as pd
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
+from tsfm_lens.core import VERSION
 from tsfm_lens.errors import StoreError, unknown_name
-from tsfm_lens.registry import VERSION
 from tsfm_lens.sweep.store.files import (
     KEY_COLUMNS,
     SCHEMA_VERSION,

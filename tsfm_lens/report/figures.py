@@ -1,9 +1,9 @@
-"""Figures by name: those of the tsfm-lens paper, and one for every renderer, for any model and series."""
+"""Figures by name, for any run: computed, drawn, captioned and written, all files or none."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
@@ -14,168 +14,101 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens import viz
-from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
+from tsfm_lens.core.registry import (
+    Figure,
+    FigurePanel,
+    Needs,
+    figures,
+    find,
+    find_figure,
+    requirement,
+)
+from tsfm_lens.core.results import Results
+from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models.architecture import Architecture
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.registry import Figure, Measurement, Needs, find, measurements
-from tsfm_lens.results import Results
 from tsfm_lens.viz.saving import FORMATS, rendered, write_together
-
-
-def long_run(run: Run, paper: int, *, within_pass: bool = False) -> Run:
-    """Extend the run to a long horizon: the caller's choice, else the paper's as far as the series allow."""
-    adapter = run.lens.adapter
-    steps = min(paper, adapter.longest_pass) if within_pass else paper
-    if run.explicit_horizon:
-        return run
-    if run.full_batch is not None:
-        shortest = min(run.full_batch.lengths)
-        steps = max(
-            1, min(steps, max(shortest - adapter.context_length, shortest // 2))
-        )
-    return run.at(steps)
-
-
-def within_pass(run: Run) -> Run:
-    """Shorten the run to at most one pass, for measurements beside a longer rollout."""
-    return run.at(min(run.horizon, run.lens.adapter.longest_pass))
-
-
-@dataclass(frozen=True)
-class FigureFile:
-    """One file of a figure."""
-
-    suffix: str
-    figure: go.Figure
-    results: tuple[xr.Dataset, ...]
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class NamedFigure:
-    """One figure by name."""
-
-    name: str
-    title: str
-    computes: str
-    renderers: tuple[str, ...]
-    draw: Callable[[Run], list[FigureFile]]
-    paper: str = ""
-    compare: Callable[[Sequence[Lens]], list[FigureFile]] | None = None
-    needs: tuple[Needs, ...] = ()
-    instead: str = ""
-
-    def check(self, lens: Lens) -> None:
-        """Refuse a model that the figure's definition does not allow."""
-        for needs in self.needs:
-            needs.check(lens, f"figure {self.name}", self.instead)
-
-    def check_architecture(self, architecture: Architecture, model: str) -> None:
-        """Refuse a model that is not open yet by its architecture; see :meth:`check`."""
-        for needs in self.needs:
-            needs.check_architecture(
-                architecture, model, f"figure {self.name}", self.instead
-            )
-
 
 STATIC = ("svg", "pdf", "png")
 DOTS = 6.25  # dots per pixel of a png for print: 600 per inch
 
-_EXTRA_FIGURES: dict[str, NamedFigure] = {}
-_ELSEWHERE: dict[str, str] = {}
+
+def takes_models(entry: Figure) -> bool:
+    """Test if a figure is of several models, any number of them."""
+    return bool(entry.kind) and find(entry.kind).takes == "lenses"
 
 
-def add_figures(entries: Iterable[NamedFigure], elsewhere: Mapping[str, str]) -> None:
-    """Register figures of a package above."""
-    _EXTRA_FIGURES.update((entry.name, entry) for entry in entries)
-    _ELSEWHERE.update(elsewhere)
+def computed_words(entry: Figure) -> str:
+    """Describe what is computed for a figure, and on what."""
+    if not entry.kind:
+        return entry.computes
+    return "; ".join(find(kind).computes for kind in (entry.kind, *entry.beside))
 
 
-def figures() -> dict[str, NamedFigure]:
-    """Return every figure by name: those that were added, then one per function, of the first kind that it draws."""
-    by_name: dict[str, NamedFigure] = {}
-    for measurement in measurements().values():
-        for figure in measurement.figures:
-            if measurement.probe is not None and figure.name not in by_name:
-                by_name[figure.name] = (_of_run if measurement.of_run else _of_models)(
-                    measurement, figure
-                )
-    return _EXTRA_FIGURES | by_name
+def requirements(entry: Figure) -> list[Needs]:
+    """Return what a figure and its measurement need of a model."""
+    names = [entry.needs]
+    if entry.kind:
+        names.insert(0, find(entry.kind).needs)
+    return [requirement(name) for name in names if name]
 
 
-def _of_run(measurement: Measurement, figure: Figure) -> NamedFigure:
-    def draw(run: Run) -> list[FigureFile]:
-        cache = Results(run, {measurement.kind: figure.probe_options})
-        results = tuple(cache[kind] for kind in (measurement.kind, *figure.beside))
-        return [FigureFile("", figure.draw(*results), results)]
-
-    probes = [measurement.probe, *(find(kind).probe for kind in figure.beside)]
-    return NamedFigure(
-        figure.name,
-        figure.title,
-        "; ".join(probe.words for probe in probes if probe is not None),
-        (figure.name,),
-        draw,
-        needs=tuple(
-            needs for needs in (measurement.needs, figure.needs) if needs is not None
-        ),
-        instead=f"figure {figure.instead!r} shows what its layers hold"
-        if figure.instead
-        else "",
-    )
+def check_figure(entry: Figure, lens: Lens) -> None:
+    """Refuse a model that the figure's definition does not allow."""
+    for needs in requirements(entry):
+        needs.check(lens, f"figure {entry.name}", _instead(entry))
 
 
-def _of_models(measurement: Measurement, figure: Figure) -> NamedFigure:
-    probe = measurement.probe
-    assert probe is not None
-
-    def compare(lenses: Sequence[Lens]) -> list[FigureFile]:
-        result = probe.function(lenses)
-        return [FigureFile("", figure.draw(result), (result,))]
-
-    return NamedFigure(
-        figure.name,
-        figure.title,
-        probe.words,
-        (figure.name,),
-        lambda run: compare([run.lens]),
-        compare=compare,
-    )
+def check_architecture(entry: Figure, architecture: Architecture, model: str) -> None:
+    """Refuse a model that is not open yet by its architecture; see :func:`check_figure`."""
+    for needs in requirements(entry):
+        label = f"figure {entry.name}"
+        needs.check_architecture(architecture, model, label, _instead(entry))
 
 
-def find_figure(name: str) -> NamedFigure:
-    """Find a figure by its name; "fig. 6b" finds "6B"."""
-    available = figures()
-    short = re.sub(r"^fig(ure|\.)?\s*", "", name.strip(), flags=re.IGNORECASE)
-    for candidate in (name, short, short.upper()):
-        if candidate in available:
-            return available[candidate]
-    if short in _ELSEWHERE:
-        raise UnknownNameError(_ELSEWHERE[short])
-    raise unknown_name(
-        "figure", name, available, hint="`tsfm-lens figure --list` names them all."
-    )
+def _instead(entry: Figure) -> str:
+    if not entry.instead:
+        return ""
+    return f"figure {entry.instead!r} shows what its layers hold"
+
+
+def _panels(entry: Figure, run: Run) -> list[FigurePanel]:
+    """Draw the panels of a figure of one run."""
+    if takes_models(entry):
+        return _panels_of_models(entry, [run.lens])
+    shown = run if run.explicit_horizon else run.within_pass()
+    if not entry.kind:
+        return list(entry.function(shown))
+    cache = Results(shown, {entry.kind: entry.probe_options})
+    results = tuple(cache[kind] for kind in (entry.kind, *entry.beside))
+    return [FigurePanel(entry.draw(*results), results=results)]
+
+
+def _panels_of_models(entry: Figure, lenses: Sequence[Lens]) -> list[FigurePanel]:
+    function: Any = find(entry.kind).function
+    result = function(lenses)
+    return [FigurePanel(entry.draw(result), results=(result,))]
 
 
 @dataclass(frozen=True)
 class DrawnFigure:
     """Figure that was computed."""
 
-    entry: NamedFigure
-    files: tuple[FigureFile, ...]
+    entry: Figure
+    panels: tuple[FigurePanel, ...]
     run: Run
     others: tuple[Lens, ...] = ()
 
     def caption(self, sources: Sequence[str] = ()) -> str:
         """Write title, content, all parameters and provenance; ``sources`` is where the series come from."""
         lines = [f"Figure {self.entry.name}. {self.entry.title}", ""]
-        for file in self.files:
-            lines += [_words(file, self.run.batch.ids), ""]
-        lines += ["Computed by: " + self.entry.computes + "."]
+        for panel in self.panels:
+            lines += [_words(panel, self.run.batch.ids), ""]
+        lines += ["Computed by: " + computed_words(self.entry) + "."]
         if self.entry.paper:
             lines += ["In the tsfm-lens paper: " + self.entry.paper + "."]
-        results = [result for file in self.files for result in file.results]
+        results = [result for panel in self.panels for result in panel.results]
         lines += [line for result in results for line in _tests(result)][:1]
         lines += ["", "Parameters", *_parameters(results)]
         recipes = [line for result in results for line in _recipes(result)]
@@ -217,57 +150,53 @@ def _tests(result: Any) -> list[str]:
 
 
 def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> DrawnFigure:
-    """Compute a figure."""
+    """Compute a figure.
+
+    Args:
+        name: of the figure.
+        run: of the first model.
+        others: further models, on the same series and horizon.
+    """
     entry = find_figure(name)
-    entry.check(run.lens)
-    if not others:
-        return DrawnFigure(
-            entry,
-            tuple(entry.draw(run if run.explicit_horizon else within_pass(run))),
-            run,
-        )
+    check_figure(entry, run.lens)
     refuse_several(entry, 1 + len(others))
-    if entry.compare is not None:
-        return DrawnFigure(
-            entry, tuple(entry.compare([run.lens, *others])), run, tuple(others)
-        )
-    return DrawnFigure(entry, tuple(_beside(entry, run, others[0])), run, tuple(others))
+    if not others:
+        panels = _panels(entry, run)
+    elif takes_models(entry):
+        panels = _panels_of_models(entry, [run.lens, *others])
+    else:
+        panels = list(_beside(entry, run, others[0]))
+    return DrawnFigure(entry, tuple(panels), run, tuple(others))
 
 
-def _beside(entry: NamedFigure, run: Run, other: Lens) -> Iterator[FigureFile]:
-    """Draw the files of two models side by side, of the same series and horizon."""
-    how: dict[str, Any] = (
-        {"holdout": True} if run.full_batch is not None else {"truth": run.truth}
-    )
-    series = run.batch if run.full_batch is None else run.full_batch
+def _beside(entry: Figure, run: Run, other: Lens) -> Iterator[FigurePanel]:
+    """Draw the panels of two models side by side, of the same series and horizon."""
+    truth: dict[str, Any] = {"truth": run.truth}
+    series = run.batch
+    if run.full_batch is not None:
+        truth, series = {"holdout": True}, run.full_batch
     second = replace(
-        other.run(series, run.horizon, seed=run.seed, **how),
+        other.run(series, run.horizon, seed=run.seed, **truth),
         explicit_horizon=run.explicit_horizon,
     )
-    files = [
-        entry.draw(each if run.explicit_horizon else within_pass(each))
-        for each in (run, second)
-    ]
-    if [file.suffix for file in files[0]] != [file.suffix for file in files[1]]:
-        raise InputError(
-            f"figure {entry.name} has different parts for {run.lens.model_id} and {other.model_id}"
-        )
+    pair = [_panels(entry, each) for each in (run, second)]
     ids = [run.lens.model_id, other.model_id]
-    names = (
-        ids
-        if ids[0] != ids[1]
-        else [f"{name} ({place})" for place, name in enumerate(ids, start=1)]
-    )
-    for one, two in zip(*files, strict=True):
-        figure = viz.compare([one.figure, two.figure], names, entry.title.rstrip("."))
-        yield FigureFile(one.suffix, figure, (*one.results, *two.results), one.note)
+    if [panel.name for panel in pair[0]] != [panel.name for panel in pair[1]]:
+        raise InputError(
+            f"figure {entry.name} has different parts for {ids[0]} and {ids[1]}"
+        )
+    labels = ids if ids[0] != ids[1] else [f"{ids[0]} (1)", f"{ids[1]} (2)"]
+    for one, two in zip(*pair, strict=True):
+        figure = viz.compare([one.figure, two.figure], labels, entry.title.rstrip("."))
+        results = (*one.results, *two.results)
+        yield FigurePanel(figure, name=one.name, results=results, note=one.note)
 
 
-def refuse_several(entry: NamedFigure, count: int) -> None:
+def refuse_several(entry: Figure, count: int) -> None:
     """Refuse more models than a figure can show."""
-    if count > 2 and entry.compare is None:
+    if count > 2 and not takes_models(entry):
         names = ", ".join(
-            name for name, each in figures().items() if each.compare is not None
+            name for name, each in figures().items() if takes_models(each)
         )
         raise InputError(
             f"figure {entry.name} can show two models side by side, but {count} are named; {names} shows more"
@@ -290,20 +219,20 @@ def write_figure(
     if drawing.others:
         slug += f"-and-{len(drawing.others)}-more"
     print_figures = {
-        file.suffix: viz.for_print(file.figure, column)
-        for file in drawing.files
+        panel.name: viz.for_print(panel.figure, column)
+        for panel in drawing.panels
         if set(kinds) & set(STATIC)
     }
     contents: dict[Path, bytes] = {}
-    for file in drawing.files:
+    for panel in drawing.panels:
         stem = "-".join(
-            part for part in (file_word(drawing.entry.name), file.suffix, slug) if part
+            part for part in (file_word(drawing.entry.name), panel.name, slug) if part
         )
         for kind in kinds:
             path = Path(out) / f"{stem}.{kind}"
             if progress is not None:
                 progress(path.name)
-            figure = print_figures[file.suffix] if kind in STATIC else file.figure
+            figure = print_figures[panel.name] if kind in STATIC else panel.figure
             contents[path] = rendered(figure, kind, scale=DOTS)
     text = drawing.caption(sources) + _sizes(print_figures)
     contents[Path(out) / f"{file_word(drawing.entry.name)}-{slug}.txt"] = text.encode()
@@ -350,12 +279,12 @@ _PROVENANCE = ("model", "revision", "architecture", "versions")
 _OTHER_ATTRS = {"kind", "title", "source", *_PROVENANCE}
 
 
-def _words(file: FigureFile, ids: Sequence[str]) -> str:
-    meta = file.figure.layout.meta or {}
+def _words(panel: FigurePanel, ids: Sequence[str]) -> str:
+    meta = panel.figure.layout.meta or {}
     parts = [
         str(meta.get("title", "")).rstrip("."),
         str(meta.get("subtitle", "")).rstrip("."),
-        file.note.rstrip("."),
+        panel.note.rstrip("."),
     ]
     # the name of a series keeps its letters
     sentences = [
@@ -364,7 +293,7 @@ def _words(file: FigureFile, ids: Sequence[str]) -> str:
         if part
     ]
     text = ". ".join(sentences) + "."
-    return f"({file.suffix}) {text}" if file.suffix else text
+    return f"({panel.name}) {text}" if panel.name else text
 
 
 def _parameters(results: Sequence[xr.Dataset]) -> list[str]:

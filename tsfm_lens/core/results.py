@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cached_property
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pandas as pd
 import xarray as xr
 
-from tsfm_lens.data import shift_phase
+from tsfm_lens.core.registry import Measurement, find
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain.segments import Item, item_of
-from tsfm_lens.findings import Result
-from tsfm_lens.models.run import Run
-from tsfm_lens.registry import Takes, find, probe
+
+if TYPE_CHECKING:
+    from tsfm_lens.findings import Result
 
 Options = Mapping[str, Any]
-
-
-@probe("forecast", words="the forecast of all series")
-def forecast_of(run: Run) -> xr.Dataset:
-    """Return the run's forecast with the truth, where there is one, and the steps of each series' season."""
-    return run.forecast.to_dataset(run.truth)
 
 
 class Results:
@@ -46,7 +36,10 @@ class Results:
     """
 
     def __init__(
-        self, run: Run, options: Mapping[str, Options] | None = None, item: Item = 0
+        self,
+        run: Any,
+        options: Mapping[str, Options] | None = None,
+        item: int | str | None = 0,
     ) -> None:
         self.run = run
         self.item = item
@@ -67,26 +60,21 @@ class Results:
     def compute(self, kind: str, /, **options: Any) -> Result:
         """Compute the result of a measurement anew."""
         entry = find(kind)
-        if entry.probe is None or not entry.of_run:
+        if entry.function is None or not entry.of_run:
             raise InputError(f"a result of kind {kind!r} is {entry.origin}")
         entry.check(self.run.lens)
-        function, takes = entry.probe.function, entry.probe.takes
-        if self.progress is not None and "progress" in signature(function).parameters:
+        parameters = signature(entry.function).parameters
+        if self.progress is not None and "progress" in parameters:
             options["progress"] = self.progress
-        result: Result = function(
-            *self._arguments(takes), **{**entry.probe.options(self), **options}
-        )
-        if takes != "pair":
+        arguments = self._arguments(entry)
+        result = entry.function(*arguments, **{**entry.options(self), **options})
+        if entry.takes != "pair":
             return result
-        missing = sum(int(np.isnan(values).sum()) for values in self.first.batch.values)
-        attrs = {
-            "shifted_by": self.season // 2,
-            "season": self.season,
-            "missing_steps_filled": missing,
-        }
-        return result.assign_attrs(attrs)
+        # what stands between the two runs of the pair is a fact of the result
+        return result.assign_attrs(self.first.shift_facts())
 
-    def _arguments(self, takes: Takes) -> tuple[Any, ...]:
+    def _arguments(self, entry: Measurement) -> tuple[Any, ...]:
+        takes = entry.takes
         if callable(takes):
             return takes(self)
         if isinstance(takes, tuple):
@@ -96,35 +84,21 @@ class Results:
                 return self.shifted
             case "lens":
                 return (self.run.lens,)
-        return (self.first if takes == "first" else self.run,)
+            case "first":
+                return (self.first,)
+        return (self.run,)
 
     @cached_property
-    def first(self) -> Run:
+    def first(self) -> Any:
         """Run of the one item; InputError where none is chosen of several."""
-        return item_of(self.run, self.item)
+        return self.run.item(self.item)
 
     @property
     def season(self) -> int:
         """Steps of the season of the one item's first series."""
-        season = self.first.batch.seasonalities[0]
-        if season < 2:
-            raise InputError(
-                f"series {self.first.batch.ids[0]!r} has no season, at which attention could be counted or which "
-                "could be shifted"
-            )
-        return season
+        return self.first.season()
 
     @cached_property
-    def shifted(self) -> tuple[Run, Run]:
+    def shifted(self) -> tuple[Any, Any]:
         """The one item, without gaps, and the same with its season half a period later."""
-        one = self.first
-        whole = tuple(
-            pd.Series(each).interpolate(limit_direction="both").to_numpy()
-            for each in one.batch.values
-        )
-        clean = replace(one.batch, values=whole)
-        how: dict[str, Any] = {"num_samples": one.num_samples, "seed": one.seed}
-        late = shift_phase(clean, self.season // 2)
-        return one.lens.run(clean, one.horizon, **how), one.lens.run(
-            late, one.horizon, **how
-        )
+        return self.first.shifted_pair()

@@ -1,0 +1,711 @@
+"""Registry of measurements: what computes a kind of result, and what draws, tabulates and tells it.
+
+A measurement is declared once: by :func:`probe` on the function that computes it, or by :func:`measurement` where no
+run makes it. Its figures join it by its kind, with :func:`figure` and :func:`panels`, whichever is imported first.
+:func:`find` looks in what is loaded, then loads the packages of this library, and last the one extension whose entry
+point has the name of the kind; only :func:`measurements` loads all of them. Read :class:`Measurement` first.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cache, wraps
+from importlib import import_module
+from inspect import cleandoc, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+
+from tsfm_lens.errors import InputError, LensError, unknown_name
+from tsfm_lens.extensions import FIGURES, MEASUREMENTS, load_all, load_extension
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+    import xarray as xr
+
+    from tsfm_lens.findings import Result
+
+THEMES = (
+    "Weights alone",
+    "Activations",
+    "Behaviour",
+    "Causes",
+    "Inputs",
+    "Sweeps",
+    "Training",
+    "Theory",
+)
+
+P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
+Draw = Callable[P, "go.Figure"]
+Table = Callable[[Any], "pd.DataFrame"]
+Takes = str | tuple[str, ...] | Callable[[Any], tuple[Any, ...]]
+Options = Mapping[str, Any]
+Cost = Literal["weights", "forwards", "search"]
+"""What a measurement costs: the weights alone, a number of forwards that grows with the model, or a search of them."""
+
+_EARLIER_KINDS = {
+    "ablation": "ablation_effects",
+    "attention": "attention_patterns",
+    "circuit": "minimal_circuit",
+    "edges": "edge_attribution",
+    "effects": "causal_effects",
+    "explore": "head_states",
+    "induction": "induction_scores",
+    "norm_weighted": "norm_weighted_attention",
+    "parroting": "context_parroting",
+    "patching": "activation_patching",
+    "paths": "path_patching",
+    "recipes": "ablation_recipes",
+    "seasonality": "seasonality_bias",
+    "spectra": "head_spectra",
+}
+"""Kinds that results have that were saved before version 0.2, and those of now, for the message that refuses them."""
+_PROBE_PACKAGES = ("probes", "explain", "compress", "zoo")
+_FIGURE_PACKAGES = ("viz",)
+_MEASUREMENTS: dict[str, Measurement] = {}
+_FIGURES: defaultdict[str, list[Figure]] = defaultdict(list)
+_PANELS: dict[str, Callable[[Any], Iterator[FigurePanel]]] = {}
+_COMPOSED: dict[str, Figure] = {}
+_IS_WITHIN_PROBE = ContextVar("within a probe", default=False)
+_INPUT_DESCRIPTIONS = {
+    "run": " on all series",
+    "first": " on the first series",
+    "lens": ", from the weights alone",
+    "pair": ", the first series against itself with its season half a period later",
+    "lenses": " of the models that are named",
+}
+_PARAMETERS = {
+    "series": "id, or place counted from 0; all, or their mean, where it is None.",
+    "layers": "labels to draw, all if None.",
+    "layer": "label; a negative integer counts from the last.",
+    "head": "number.",
+    "step": "of the forecast; the mean over all if None.",
+    "context_steps": "how much of the context is drawn, a few horizons if None.",
+    "value_range": "lowest and highest value; what the data need if None.",
+    "rows": "the most of a map, which puts adjacent values together to keep to it.",
+    "quantile": "level; the median if None.",
+    "samples": "sampled paths that are drawn.",
+    "top": "how many are drawn, the largest ones.",
+    "decomposition": "label, the first if None.",
+    "product": '"QK" or "OV".',
+    "epsilon": "one of the result's, the middle one if None.",
+    "stack": "one stack, all if None.",
+    "model": "name or place.",
+    "random": "whether choices at random are drawn beside informed ones.",
+}
+"""Descriptions of parameters that many figures have."""
+_RAISES = """
+
+Raises:
+    InputError: the result is of another kind, or an argument has no meaning for it.
+    UnknownNameError: a label or name that the result does not have; the message has the nearest.
+"""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Requirement of a definition on a model: what it is defined by, which models meet it, and tests of it."""
+
+    words: str
+    models: str
+    met: Callable[[Any], bool]
+    possible: Callable[[Any], bool] = lambda architecture: True
+
+    def check(self, lens: Any, name: str, instead: str = "") -> None:
+        """Refuse a lens that does not have it, naming what can be had ``instead``."""
+        self._require(self.met(lens), lens.model_id, name, instead)
+
+    def check_architecture(
+        self, architecture: Any, model: str, name: str, instead: str = ""
+    ) -> None:
+        """Refuse a model that is not open yet by its architecture."""
+        self._require(self.possible(architecture), model, name, instead)
+
+    def _require(self, has: bool, model: str, name: str, instead: str) -> None:
+        if not has:
+            other = f"; {instead}" if instead else ""
+            raise InputError(
+                f"{name} is defined by {self.words}, which {model} does not have{other}"
+            )
+
+
+@dataclass(frozen=True)
+class FigurePanel:
+    """One drawn figure, with what stands beside it on a page or in a folder.
+
+    Attributes:
+        figure: as drawn.
+        table: its numbers; None where it has no table.
+        sentences: what it says.
+        name: of its files, where it gets files of its own; else "".
+        series: the one series that is drawn; "" where it is of several.
+        results: what it is drawn of.
+        note: on what is drawn, for a caption.
+    """
+
+    figure: go.Figure
+    table: pd.DataFrame | None = None
+    sentences: Sequence[str] = ()
+    name: str = ""
+    series: str = ""
+    results: tuple[Any, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One way to draw a measurement, or several of one run; :func:`figure` and :func:`composed_figure` declare it.
+
+    Attributes:
+        name: of its function, or that of a paper's figure.
+        title: content, as a sentence.
+        function: draws results; of a composed figure, draws the panels of a run.
+        kind: of the measurement; "" for a composed figure.
+        options: of the function where the figure is drawn by its name alone.
+        probe_options: options of the probe that it is drawn of.
+        beside: kinds of further results that the function takes.
+        needs: requirement on a model beyond that of the measurement.
+        instead: figure for models that do not meet it.
+        table, sentences: of the result, for the panel of a report.
+        computes: of a composed figure: what is computed, in words.
+        paper: of a composed figure: the setting in the paper.
+    """
+
+    name: str
+    title: str
+    function: Callable[..., Any]
+    kind: str = ""
+    options: Options = field(default_factory=dict)
+    probe_options: Options = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
+    needs: str = ""
+    instead: str = ""
+    table: Table | None = None
+    sentences: Callable[[Any], list[str]] | None = None
+    computes: str = ""
+    paper: str = ""
+
+    def draw(self, *results: xr.Dataset) -> go.Figure:
+        """Draw a result, with those that the function takes beside it."""
+        drawn: go.Figure = self.function(*results, **self.options)
+        return drawn
+
+
+@dataclass
+class Measurement:
+    """One kind of result: what computes, draws, tabulates and tells it.
+
+    Attributes:
+        kind: of its result, ``result.attrs["kind"]``, and name of the function that computes it.
+        theme: one of :data:`THEMES`.
+        title: heading of its section.
+        summary: what is measured, in one line.
+        description: what a reader of the section must know, in one or two sentences.
+        source: of the definition.
+        paper: ids of reported values that it measures, as ``tsfm-lens reproduce`` has them.
+        needs: requirement on a model; "" for every model.
+        maker: origin of a result that no probe of a run gives.
+        subject: what a section is about: a function of the result, or a text in which "{name}" stands for an attribute
+            of it; its model and series unless given.
+        home: module that declares it.
+        function: computes it; None for a result of many runs or of no model.
+        takes: positional arguments of the function: "run", the "first" item's run, the "lens", a "pair" of runs (the
+            first series, and the same with its season half a period later), "lenses" of several models, kinds of
+            other results, or a function that makes them of the results of a run.
+        computes: what is computed on what, in words.
+        options: of the function, of the results of a run.
+        each: options by name of the results that a report shows; one result without options if None.
+        cost: see :data:`Cost`.
+        example: options that keep a trial of it small.
+        one_item: if it is of one item of a run, beside those that take the "first" or a "pair".
+        whole_batch: if it must see all series of a run at once, so that it cannot run in parts.
+    """
+
+    kind: str
+    theme: str
+    title: str
+    summary: str
+    description: str
+    source: str = ""
+    paper: tuple[str, ...] = ()
+    needs: str = ""
+    maker: str = ""
+    subject: Callable[[Any], str] | str = ""
+    home: str = ""
+    function: Callable[..., Result] | None = None
+    takes: Takes = "run"
+    computes: str = ""
+    options: Callable[[Any], Options] = lambda results: {}
+    each: Callable[[Any], Mapping[str, Options]] | None = None
+    cost: Cost = "forwards"
+    example: Options = field(default_factory=dict)
+    one_item: bool = False
+    whole_batch: bool = False
+
+    @property
+    def figures(self) -> list[Figure]:
+        """Ways to draw it; the first that a result has everything for is the one that ``plot()`` takes."""
+        return find_figures(self.kind)
+
+    @property
+    def function_name(self) -> str:
+        """Name of its public function in :mod:`tsfm_lens.probes`, or of another package as "package.name"; else ""."""
+        return _name_of(self.function) if self.function is not None else ""
+
+    @property
+    def of_run(self) -> bool:
+        """Test if a probe computes it of one run."""
+        return self.function is not None and self.takes != "lenses"
+
+    @property
+    def of_one_item(self) -> bool:
+        """Test if it measures one item of a run, which is to be named where there are several."""
+        return self.one_item or self.takes in ("first", "pair")
+
+    @property
+    def origin(self) -> str:
+        """Origin of a result that no single run gives, in words."""
+        if self.function is not None:
+            return f"made of several models: `{self.function_name}` makes it, `tsfm-lens figure` draws it"
+        sweep = "made of many runs: `tsfm-lens sweep` makes it, and `tsfm-lens sweep report` draws it"
+        return self.maker or sweep
+
+    def subject_of(self, result: Any) -> str:
+        """Describe what a section of this result is about; "" where it is about its model and series."""
+        if callable(self.subject):
+            return self.subject(result)
+        return self.subject.format_map(defaultdict(lambda: "?", result.attrs))
+
+    def draw_panels(self, result: Any) -> Iterator[FigurePanel]:
+        """Draw the panels of a report, each with its table and its sentences."""
+        figures = self.figures
+        if self.kind in _PANELS:
+            yield from _PANELS[self.kind](result)
+            return
+        for figure in figures:
+            if figure.table is None:
+                continue
+            sentences = figure.sentences(result) if figure.sentences else []
+            yield FigurePanel(figure.draw(result), figure.table(result), sentences)
+
+    def check(self, lens: Any) -> None:
+        """Refuse a model that the definition does not allow."""
+        if self.needs:
+            requirement(self.needs).check(lens, f"{self.kind!r}")
+
+
+def measurement(
+    kind: str,
+    *,
+    theme: str,
+    title: str,
+    summary: str,
+    description: str,
+    **facts: Any,
+) -> Measurement:
+    """Declare a measurement of results that no probe of a run makes.
+
+    Args:
+        kind: of its result.
+        theme, title, summary, description: see :class:`Measurement`.
+        facts: its further attributes.
+
+    Raises:
+        InputError: another module has taken the kind, or the theme is not one of :data:`THEMES`.
+    """
+    home = str(sys._getframe(1).f_globals.get("__name__", ""))
+    return _declare(
+        Measurement(kind, theme, title, summary, description, home=home, **facts)
+    )
+
+
+def _declare(entry: Measurement) -> Measurement:
+    """Add a measurement; one of another module with the same kind is refused."""
+    if not entry.home.startswith("tsfm_lens."):
+        _load_own()
+    taken = _MEASUREMENTS.get(entry.kind)
+    if taken is not None and taken.home != entry.home:
+        raise InputError(
+            f"kind {entry.kind!r} is taken by {taken.home}; choose another"
+        )
+    if entry.theme not in THEMES:
+        raise InputError(
+            f"theme={entry.theme!r} is not known, choose one of {', '.join(THEMES)}"
+        )
+    _MEASUREMENTS[entry.kind] = entry
+    return entry
+
+
+@cache
+def declarations(file: Path) -> dict[str, dict[str, Any]]:
+    """Read a YAML file of declarations; none where there is no file."""
+    import yaml
+
+    if not file.is_file():
+        return {}
+    # the loader in C takes a tenth of the time
+    texts: dict[str, dict[str, Any]] = yaml.load(
+        file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    )
+    return texts
+
+
+def probe(
+    takes: Takes = "run",
+    *,
+    computes: str = "",
+    options: Options | Callable[[Any], Options] | None = None,
+    title: str = "",
+    theme: str = "Behaviour",
+    summary: str = "",
+    description: str = "",
+    **facts: Any,
+) -> Callable[[Callable[P, xr.Dataset]], Callable[P, Result]]:
+    """Declare a measurement by the function that computes it, which gives it its name.
+
+    Args:
+        takes, computes, options: see :class:`Measurement`.
+        title: heading; the name in words unless given.
+        theme, summary, description, facts: see :class:`Measurement`.
+
+    Raises:
+        InputError: another module has taken the name, or the theme is not one of :data:`THEMES`.
+        UnknownNameError: ``takes`` is not a word that a probe knows.
+    """
+    if isinstance(takes, str) and takes not in _INPUT_DESCRIPTIONS:
+        raise unknown_name("takes", takes, _INPUT_DESCRIPTIONS)
+
+    def register(function: Callable[P, xr.Dataset]) -> Callable[P, Result]:
+        kind = function.__name__
+
+        @wraps(function)
+        def compute(*args: P.args, **arguments: P.kwargs) -> Result:
+            # a probe that another one calls leaves the twins to its caller
+            is_within = _IS_WITHIN_PROBE.get()
+            counts = [getattr(argument, "n_twins", 0) or 0 for argument in args]
+            n_twins = 0 if is_within else max(counts, key=abs, default=0)
+            # a sum over all parameters, which only the twins need
+            work = _work_of(args) if n_twins else 0
+            mark = _IS_WITHIN_PROBE.set(True)
+            try:
+                result = function(*args, **arguments)
+            finally:
+                _IS_WITHIN_PROBE.reset(mark)
+            # numpy and xarray take longer to import than the help of the command line
+            from tsfm_lens.findings import Result, beside_twins, of_targets
+
+            if n_twins:
+                spent = _work_of(args) - work
+                result = beside_twins(function, result, n_twins, args, arguments, spent)
+            if not is_within:
+                result = of_targets(result, args)
+            return Result(result.data_vars, result.coords, result.attrs)
+
+        entry = Measurement(
+            kind,
+            theme,
+            title or kind.replace("_", " ").capitalize(),
+            summary,
+            description,
+            home=function.__module__,
+            function=compute,
+            takes=takes,
+            computes=computes or f"{_name_of(function)}{_input_description(takes)}",
+            options=options if callable(options) else lambda results: options or {},
+            **facts,
+        )
+        _declare(entry)
+        return compute
+
+    return register
+
+
+def _input_description(takes: Takes) -> str:
+    if isinstance(takes, str):
+        return _INPUT_DESCRIPTIONS[takes]
+    if isinstance(takes, tuple):
+        return f" of {' and '.join(takes)}"
+    return ""
+
+
+def _work_of(args: Sequence[Any]) -> int:
+    """Return the work of the models of a probe's runs so far, in parameters × forwards."""
+    return max((int(getattr(argument, "work", 0)) for argument in args), default=0)
+
+
+def figure(
+    kind: str,
+    title: str = "",
+    *,
+    variables: Sequence[str] = (),
+    table: Sequence[str] | Table | None = None,
+    **facts: Any,
+) -> Callable[[Draw[P]], Draw[P]]:
+    """Register a function that draws results of a kind, and then refuses those of other kinds.
+
+    Args:
+        kind: of the measurement, which may be declared before or after.
+        title: content of the figure, as a sentence; the first line of its docstring unless given.
+        variables: that the result must have.
+        table: of the report's panel: variables that share their dimensions, or a function of the result.
+        facts: ``sentences``, ``options``, ``probe_options``, ``beside``, ``needs``, ``instead``; see :class:`Figure`.
+    """
+
+    def register(function: Draw[P]) -> Draw[P]:
+        instead = facts.get("instead", "")
+        draw = _checked(function, kind, tuple(variables), instead)
+        name = function.__name__
+        content = title or cleandoc(function.__doc__ or name).partition("\n")[0]
+        entry = Figure(name, content, draw, kind, table=_table_of(table), **facts)
+        # a cell of a notebook may run twice
+        others = [other for other in _FIGURES[kind] if other.name != name]
+        _FIGURES[kind] = [*others, entry]
+        return draw
+
+    return register
+
+
+def panels(kind: str) -> Callable[[F], F]:
+    """Register the function that makes the panels of a report of a kind; one for each figure with a table without."""
+
+    def register(function: F) -> F:
+        _PANELS[kind] = function
+        return function
+
+    return register
+
+
+def composed_figure(name: str, **facts: Any) -> Callable[[F], F]:
+    """Register a function that draws the panels of a run under a name of their own, such as a paper's "6B".
+
+    Args:
+        name: of the figure, and of the entry point of a package that provides it.
+        facts: attributes of the :class:`Figure`.
+    """
+
+    def register(function: F) -> F:
+        _COMPOSED[name] = Figure(name, function=function, **facts)
+        return function
+
+    return register
+
+
+def requirement(name: str) -> Needs:
+    """Look up a requirement on a model by its name."""
+    from tsfm_lens.viz import needs
+
+    return getattr(needs, name.upper())
+
+
+def _load_own() -> None:
+    """Import the packages of this library that declare measurements and figures."""
+    for package in (*_PROBE_PACKAGES, *_FIGURE_PACKAGES):
+        import_module(f"tsfm_lens.{package}")
+
+
+def measurements() -> dict[str, Measurement]:
+    """Return every measurement by the kind of its result, theme by theme; loads all extensions."""
+    _load_own()
+    load_all(MEASUREMENTS)
+    order = sorted(
+        _MEASUREMENTS.values(),
+        key=lambda entry: (THEMES.index(entry.theme), entry.kind),
+    )
+    return {entry.kind: entry for entry in order}
+
+
+def find(kind: str) -> Measurement:
+    """Look up a measurement by the kind of its result.
+
+    Raises:
+        UnknownNameError: no package and no extension has it.
+    """
+    for package in (*_PROBE_PACKAGES, *_FIGURE_PACKAGES):
+        if kind in _MEASUREMENTS:
+            break
+        import_module(f"tsfm_lens.{package}")
+    if kind not in _MEASUREMENTS:
+        load_extension(MEASUREMENTS, kind)
+    if kind not in _MEASUREMENTS:
+        hint = "`tsfm-lens measurements` lists them all; docs/howto/own-probe.md gives a probe of your own a figure."
+        earlier = _EARLIER_KINDS.get(kind)
+        known = [earlier] if earlier else measurements()
+        raise unknown_name("measurement", kind, known, hint=hint)
+    return _MEASUREMENTS[kind]
+
+
+def find_figures(kind: str) -> list[Figure]:
+    """Return the ways to draw results of a kind; loads the figures of this library, or one extension."""
+    for package in _FIGURE_PACKAGES:
+        if kind in _FIGURES:
+            break
+        import_module(f"tsfm_lens.{package}")
+    if kind not in _FIGURES:
+        load_extension(MEASUREMENTS, kind)
+    return _FIGURES.get(kind, [])
+
+
+def figures() -> dict[str, Figure]:
+    """Return every figure that a run or several models can be drawn by, by name; loads all extensions."""
+    load_all(FIGURES)
+    by_name = {name: _COMPOSED[name] for name in sorted(_COMPOSED, key=_numeric)}
+    for entry in measurements().values():
+        if entry.function is None:
+            continue
+        for each in entry.figures:
+            by_name.setdefault(each.name, each)
+    return by_name
+
+
+def _numeric(name: str) -> tuple[int, str]:
+    """Sort "6B" after "5" and before "12"."""
+    digits = re.sub(r"\D", "", name)
+    return int(digits or 0), name
+
+
+def find_figure(name: str) -> Figure:
+    """Look up a figure by its name.
+
+    Raises:
+        UnknownNameError: no package and no extension has it.
+    """
+    if name not in _COMPOSED:
+        load_extension(FIGURES, name)
+    if name in _COMPOSED:
+        return _COMPOSED[name]
+    available = figures()
+    if name not in available:
+        hint = "`tsfm-lens figure --list` names all, and what a sweep draws."
+        raise unknown_name("figure", name, available, hint=hint)
+    return available[name]
+
+
+def drawn_by(kind: str) -> str:
+    """Return the names of the figures of a kind, as a sentence lists them."""
+    names = [each.name for each in _FIGURES.get(kind, [])]
+    return " or ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+def check(
+    ds: Any, kinds: str | Sequence[str], *variables: str, instead: str = ""
+) -> None:
+    """Refuse what is no result, Dataset or table, of a kind with variables; ``instead`` is a figure without them."""
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if not hasattr(ds, "data_vars") and not getattr(ds, "attrs", {}).get("kind"):
+        raise InputError(
+            f"a labelled result (xarray.Dataset) is needed, not {type(ds).__name__}."
+        )
+    actual = ds.attrs.get("kind")
+    form, part = (
+        ("table", "column")
+        if kinds[0].startswith("sweep_")
+        else ("Dataset", "variable")
+    )
+    # a run holds its forecast
+    if str(actual) not in kinds and not (actual == "run" and "forecast" in kinds):
+        if actual in _EARLIER_KINDS:
+            find(actual)
+        help_text = (
+            f" {figures} draws that kind." if (figures := drawn_by(actual)) else ""
+        )
+        raise InputError(
+            f"a {form} of kind {kinds[0]!r} is needed, this one is of kind {actual!r}.{help_text}"
+        )
+    for name in variables:
+        if name not in ds:
+            has = ", ".join(map(str, ds)) or "nothing"
+            kind = actual if actual in kinds else kinds[0]
+            help_text = f" {instead} draws it." if instead else ""
+            raise InputError(
+                f"the {kind!r} {form} has no {part} {name!r}; it has {has}.{help_text}"
+            )
+
+
+def as_dataset(thing: Any) -> Any:
+    """Return a run or a forecast as its dataset; anything else as it is."""
+    return (
+        thing.to_dataset()
+        if not hasattr(thing, "data_vars") and hasattr(thing, "to_dataset")
+        else thing
+    )
+
+
+def _checked(
+    function: Draw[P], kind: str, variables: tuple[str, ...], instead: str
+) -> Draw[P]:
+    """Let a figure's function check its result; one that is registered for several kinds takes all of them."""
+    if hasattr(function, "kinds"):
+        function.kinds.append(kind)
+        return function
+    call, kinds = signature(function), [kind]
+
+    @wraps(function)
+    def draw(*args: P.args, **kwargs: P.kwargs) -> go.Figure:
+        bound = call.bind(*args, **kwargs)
+        first = next(iter(bound.arguments))
+        bound.arguments[first] = as_dataset(bound.arguments[first])
+        check(ds := bound.arguments[first], kinds, *variables, instead=instead)
+        try:
+            return function(*bound.args, **bound.kwargs)
+        except KeyError as error:
+            # a variable that the result lacks, in the words of xarray; anything else is a defect
+            if isinstance(error, LensError) or (name := _missing_name(error)) in ds:
+                raise
+            check(ds, kinds, name)
+            raise
+
+    draw.kinds = kinds  # type: ignore[attr-defined]
+    draw.__doc__ = _documentation(function, kind, list(call.parameters))
+    return draw
+
+
+def _missing_name(error: KeyError) -> str:
+    text = str(error.args[0]) if error.args else ""
+    named = re.match(r"No variable named '([^']+)'", text)
+    return named[1] if named else text
+
+
+def _documentation(
+    function: Callable[..., Any], kind: str, parameters: list[str]
+) -> str:
+    """Complete a docstring with the arguments that many figures have, and with what is raised."""
+    head, _, own = cleandoc(function.__doc__ or "").partition("\n\nArgs:\n")
+    texts = {parameters[0]: f"of kind {kind!r}.", **_PARAMETERS} if parameters else {}
+    shared = [
+        f"    {name}: {texts[name]}\n"
+        for name in parameters
+        if name in texts and f"    {name}" not in own
+    ]
+    return f"{head}\n\nArgs:\n{''.join(shared)}{own}".rstrip() + _RAISES
+
+
+def _table_of(table: Sequence[str] | Table | None) -> Table | None:
+    if table is None or callable(table):
+        return table
+    return lambda ds: frame(ds, *table)
+
+
+def frame(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
+    """Tabulate those of the variables that a result has, a row per combination of labels, a column per variable."""
+    return (
+        ds[[name for name in variables if name in ds]]
+        .reset_coords(drop=True)
+        .to_dataframe()
+        .reset_index()
+    )
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    package = (
+        function.__module__.rpartition(".")[0]
+        .removeprefix("tsfm_lens")
+        .removeprefix(".probes")
+    )
+    return f"{package}.{function.__name__}".lstrip(".")

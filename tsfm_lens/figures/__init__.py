@@ -1,1 +1,0 @@
-"""Figures by name, each computed from a run and written with its caption."""
