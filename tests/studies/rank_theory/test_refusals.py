@@ -10,7 +10,6 @@ import pytest
 from tsfm_lens import ranks
 from tsfm_lens.errors import InputError, LensError, UnknownNameError
 from tsfm_lens.studies import rank_theory as theory
-from tsfm_lens.studies.rank_theory import structure
 from tsfm_lens.studies.rank_theory.compression import AttentionWeights, residual_layer
 
 ONE, LAYER, SERIES = (
@@ -123,14 +122,6 @@ REFUSED: Rows = [
     (lambda: theory.head_sketch(np.ones(8), 1, 1, 8), "1 heads of rank 1"),
     (lambda: theory.head_sketch(np.ones(8), 3, 1, 8), "3 heads of rank 1"),
     (lambda: theory.head_sketch(np.ones(8), 2, 4, 8), "2 heads of rank 4"),
-    # structured matrices
-    (lambda: theory.structure_sizes(8, 8, 0), ""),
-    (lambda: theory.structure_sizes(8, 8, 9), ""),
-    (lambda: theory.structure_sizes(8, 8, 2, levels=0), ""),
-    (lambda: structure.block_share(ONE, ONE, 3), ""),
-    (lambda: structure.tensor_train_error(ONE, ONE, 3, 1), ""),
-    (lambda: structure.fit_levels(ONE, ONE, (0, 0), 1), ""),
-    (lambda: structure.fit_levels(ONE, ONE, (1,), 0), ""),
     # experiments
     (lambda: theory.compression_by_rank(width=3, n_tokens=8), "width 3 with 40 ranks"),
     (

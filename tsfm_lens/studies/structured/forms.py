@@ -22,7 +22,7 @@ from tsfm_lens.studies.structured.matrices import (
     refuse_remainder,
     whole,
 )
-from tsfm_lens.studies.structured.tiles import Reach, reaching_attention
+from tsfm_lens.studies.structured.scores import Reach, reaching_attention
 
 __all__ = [
     "BilinearLevels",
