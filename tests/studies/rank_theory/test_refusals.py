@@ -84,12 +84,6 @@ REFUSED: Rows = [
     (lambda: theory.analytic_bound(4, 4, radius=1, largest=1.0), "radius is 1"),
     (lambda: theory.gated_bound(4, 4, beta=0), "beta is 0"),
     (
-        lambda: theory.chebyshev_bound(
-            lambda x: np.ones((40, len(x))), SERIES[:9], nodes=40
-        ),
-        "40 nodes for 40",
-    ),
-    (
         lambda: theory.mlp_count(MLP.random(4, 4), np.ones((4, 3)), 0.5),
         "expected more coordinates",
     ),
@@ -97,7 +91,6 @@ REFUSED: Rows = [
     # compression and sketches
     (lambda: theory.projector(np.ones((3, 5)), 0), "rank is 0, expected 1 to 3"),
     (lambda: theory.projector(np.ones((3, 5)), 4), "rank is 4, expected 1 to 3"),
-    (lambda: theory.compression_rate(np.ones(3), [1]), r"shape \(3,\)"),
     (lambda: theory.incompressible(np.array([0.5, 1.0]), 4), "rise"),
     (lambda: theory.incompressible(np.array([0.5, 0.0]), 4), "above 0"),
     (lambda: theory.incompressible(np.ones(3), 2), "2 tokens cannot have 3"),

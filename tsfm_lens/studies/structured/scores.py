@@ -58,7 +58,7 @@ def reaching_scores(query: Tensor, key: Tensor, reach: Reach) -> Tensor:
     tokens = query.shape[-2]
     queries, keys = (
         F.pad(part, (0, 0, 0, reach.blocks[0] - tokens)).split(list(reach.ranks), -1)
-        for part in (query, key)
+        for part in (query * reach.scale, key)
     )
     total: Tensor | None = None
     # from the finest level up, so that a level multiplies within its own blocks only
@@ -67,7 +67,7 @@ def reaching_scores(query: Tensor, key: Tensor, reach: Reach) -> Tensor:
         blocks = q.unflatten(-2, (count, block)) @ k.unflatten(-2, (count, block)).mT
         total = blocks if total is None else blocks + _in_pairs(total)
     assert total is not None
-    scores = total[..., 0, :tokens, :tokens]
+    scores = total.squeeze(-3)[..., :tokens, :tokens]
     if reach.by_depth:
         scores = scores / block_depth(tokens, reach.blocks).to(scores.device)
     at = torch.arange(tokens, device=query.device)
@@ -75,7 +75,9 @@ def reaching_scores(query: Tensor, key: Tensor, reach: Reach) -> Tensor:
     hidden = ahead > 0 if reach.causal else torch.zeros_like(ahead, dtype=torch.bool)
     if reach.window is not None:
         hidden = hidden | (ahead.abs() > reach.window)
-    return (scores * reach.scale).masked_fill(hidden, float("-inf"))
+    # added, since a gradient passes a sum without a copy
+    bias = scores.new_zeros(hidden.shape).masked_fill(hidden, float("-inf"))
+    return scores + bias
 
 
 def _in_pairs(blocks: Tensor) -> Tensor:
