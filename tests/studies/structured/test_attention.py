@@ -56,19 +56,13 @@ FORMS: dict[str, ScoringForm] = {
         ranks=(3, 3, 1, 1), length=40, by_depth=True
     ),
     "bilinear levels": BilinearLevels(ranks=(3, 2, 1)),
-    "bilinear levels, keys": BilinearLevels(ranks=(3, 2, 1), order="keys"),
     "bilinear levels, mup and norm": BilinearLevels(
         ranks=(3, 2, 1), scale="mup", norm=True
     ),
-    "bilinear levels, mup, keys": BilinearLevels(
-        ranks=(3, 2, 1), scale="mup", order="keys"
-    ),
     "bilinear train": BilinearTrain(),
-    "bilinear train, keys": BilinearTrain(rank=2, order="keys"),
-    "bilinear train, both": BilinearTrain(
-        rank=2, out_factors=(2, 8), in_factors=(4, 4), order="both"
+    "bilinear train of two sizes": BilinearTrain(
+        rank=2, out_factors=(2, 8), in_factors=(4, 4), scale="mup"
     ),
-    "bilinear train, norm": BilinearTrain(scale="mup", norm=True),
 }
 
 
@@ -105,21 +99,14 @@ def scores_of(made: ScoredAttention, x: np.ndarray, head: int) -> np.ndarray:
     """The scores of one head by the definition, entry by entry where blocks matter."""
     form, tokens = made.form, len(x)
     if isinstance(form, BilinearLevels):
-        sides = (
-            (made.q, made.k)
-            if hasattr(made.q, "factors")
-            else (made.k.left, made.k.right)
-        )
         total = np.zeros((tokens, tokens))
-        for left, right in zip(sides[0].factors, sides[1].factors, strict=True):
+        for left, right in zip(made.q.factors, made.k.factors, strict=True):
             q, k = block_sum(x, x, left.detach().numpy(), right.detach().numpy(), head)
             q, k = (normed(q), normed(k)) if form.norm else (q, k)
             total += q @ k.T * factor(form, q.shape[1])
         return total
     if isinstance(form, BilinearTrain):
-        matrix = train_of(made, head)
-        q, k = (normed(x), normed(x @ matrix.T)) if form.norm else (x, x @ matrix.T)
-        return q @ k.T * factor(form, WIDTH)
+        return x @ (x @ train_of(made, head).T).T * factor(form, WIDTH)
     rows = slice(head * made.d_score, (head + 1) * made.d_score)
     q, k = (x @ part.weight.detach().numpy()[rows].T for part in (made.q, made.k))
     q, k = (normed(q), normed(k)) if form.norm else (q, k)
@@ -133,9 +120,7 @@ def scores_of(made: ScoredAttention, x: np.ndarray, head: int) -> np.ndarray:
 
 def train_of(made: ScoredAttention, head: int) -> np.ndarray:
     """M[αb + β, γd + δ] = Σ_t L_β[α, γs + t] R_γ[δ, βs + t] of a head."""
-    left, right = (
-        (made.q, made.k) if hasattr(made.q, "factor") else (made.k.left, made.k.right)
-    )
+    left, right = made.q, made.k
     outer, inner = (
         left.factor.detach().numpy()[:, :, head],
         right.factor.detach().numpy()[:, :, head],
@@ -241,7 +226,6 @@ def test_the_operations_of_token_levels_are_those_of_the_formula(
             "a width of 12 is not divided by 8 blocks",
         ),
         (lambda: Standard(scale="sqr"), "sqrt"),  # type: ignore[arg-type]
-        (lambda: BilinearTrain(order="boht"), "both"),  # type: ignore[arg-type]
         (
             lambda: ScoredAttention(16, 3, Standard()),
             "16 is not divided by 3 blocks; .* 2 blocks, or 15",
@@ -267,8 +251,7 @@ def test_the_operations_of_token_levels_are_those_of_the_formula(
             ),
             "9 tokens are more",
         ),
-        (lambda: BilinearTrain(norm=True, order="both"), 'choose order="keys"'),
-        (lambda: BilinearLevels(norm=True, order="keys"), 'choose order="both"'),
+        (lambda: BilinearTrain(norm=True), "choose norm=False"),
         (lambda: Standard(window=-1), "a window of -1"),
         (
             lambda: InContextRegressor(

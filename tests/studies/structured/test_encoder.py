@@ -32,10 +32,9 @@ FORMS: dict[str, tuple[ScoringForm, ...]] = {
     "window and global": (Standard(window=3), Standard()),
     "token levels": (TokenLevels((3, 2, 2), by_depth=True),),
     "bilinear levels": (BilinearLevels((4, 3, 1), norm=True),),
-    "bilinear levels, keys": (BilinearLevels((2, 1), order="keys"),),
     "bilinear train": (BilinearTrain(),),
-    "bilinear train, keys, and standard": (
-        BilinearTrain(rank=2, norm=True),
+    "bilinear train and standard": (
+        BilinearTrain(rank=2),
         Standard(),
     ),
 }

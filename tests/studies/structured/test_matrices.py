@@ -216,9 +216,7 @@ def rates(model: nn.Module, rate: float, base: int) -> dict[str, float]:
 
 @pytest.mark.parametrize("width", [16, 64])
 def test_rates_are_those_of_the_table(width: int) -> None:
-    found = rates(
-        model_of(structured.BilinearLevels((4, 2, 2), order="both"), width), 1e-3, 32
-    )
+    found = rates(model_of(structured.BilinearLevels((4, 2, 2)), width), 1e-3, 32)
     for level in range(3):
         assert_close(
             found[f"encoder.blocks.0.attn.q.factors.{level}"],
@@ -226,7 +224,7 @@ def test_rates_are_those_of_the_table(width: int) -> None:
             depth=4,
         )
     form = structured.BilinearTrain(
-        rank=2, out_factors=(2, width // 2), in_factors=(width // 4, 4), order="both"
+        rank=2, out_factors=(2, width // 2), in_factors=(width // 4, 4)
     )
     found = rates(model_of(form, width), 1e-3, 32)
     assert_close(
@@ -257,7 +255,7 @@ def test_first_weights_have_the_spectral_norm_of_the_theory(
 LAYERS = {
     "levels": lambda width: structured.LevelFactor(width, 2, (4, 2, 2)),
     "train, keys": lambda width: structured.TrainFactor(width, 2, side="keys"),
-    "train": lambda width: structured.TrainMap(width, 2),
+    "train, queries": lambda width: structured.TrainFactor(width, 2, side="queries"),
 }
 
 
