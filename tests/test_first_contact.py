@@ -227,7 +227,6 @@ SLOW = (
     "covariate_use",
     "input",
     "route",
-    "scoring_structure",
     "training_history",
 )
 

@@ -44,7 +44,6 @@ PACKAGES = (
     "studies.recipes.figures",
     "studies.samformer",
     "studies.structured",
-    "studies.structured.figures",
 )
 FOLDER = "reference/generated"
 LINES = 220  # of docstrings on one page, which keeps it below 10,000 pixels

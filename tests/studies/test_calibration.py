@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import calibration
 from tiny_lenses import lens_of
 from tsfm_lens import zoo
 from tsfm_lens.data import bundled
 from tsfm_lens.probes import ablation_effects
-from tsfm_lens.studies import calibration
 from tsfm_lens.studies.method_scores.methods import worth_naming
 from tsfm_lens.studies.method_scores.series import evaluation_case
 from tsfm_lens.zoo.planted import plant

@@ -44,7 +44,7 @@ def test_sharp_minima_are_cured_by_sam() -> None:
 
 def test_structured_scores_are_told_as_the_runs_have_them() -> None:
     notebook = executed(EXAMPLES / "09-structured-attention.ipynb")
-    assert figures(notebook) == 5
+    assert figures(notebook) == 4
     said, runs = printed(notebook), experiments.record("in_context")
     told = re.findall(
         r"^(.*): (holds|does not hold|undecided)$", said, flags=re.MULTILINE
@@ -76,10 +76,3 @@ def test_structured_scores_are_told_as_the_runs_have_them() -> None:
     assert eight.mean() < full.mean()
     assert "block tensor train: 128 numbers, error 0.00" in said
     assert "low rank 4: 128 numbers, error 0.87 at best" in said
-    errors = dict(
-        re.findall(
-            r"^(.*): error (\d\.\d\d) in the median head", said, flags=re.MULTILINE
-        )
-    )
-    # a progress bar may stand before the first
-    assert min(errors, key=lambda name: float(errors[name])).endswith("low rank")

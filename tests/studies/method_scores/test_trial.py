@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tsfm_lens.studies.method_scores import trial
+from benchmarks import trial
 
 
 @pytest.fixture(scope="module")

@@ -32,28 +32,6 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-def test_attention_is_row_stochastic_and_even_where_scores_of_a_row_are_equal(
-    rng: np.random.Generator,
-) -> None:
-    x, queries, keys = (
-        rng.standard_normal((D, L)),
-        rng.standard_normal((L, WIDTH)),
-        rng.standard_normal((L, WIDTH)),
-    )
-    pattern = rank_theory.channel_attention(x, queries, keys)
-    assert_close(pattern.sum(axis=1), np.ones(D), depth=10)
-    by_hand = np.exp(x @ queries @ keys.T @ x.T / 2)
-    assert_close(pattern, by_hand / by_hand.sum(axis=1, keepdims=True), depth=2000)
-    assert_close(
-        rank_theory.channel_attention(x, queries, 0 * keys),
-        np.full((D, D), 1 / D),
-        depth=10,
-    )
-    # identical rows of scores stay identical, so the pattern has rank one
-    same = rank_theory.channel_attention(np.repeat(x[:1], D, axis=0), queries, keys)
-    assert np.linalg.matrix_rank(same) == 1
-
-
 @pytest.mark.parametrize("horizon", [1, D - 1, D, 3 * D])
 def test_what_matters_is_the_length_and_not_the_horizon(
     horizon: int, rng: np.random.Generator

@@ -55,24 +55,6 @@ def test_embeddings_with_a_kink_keep_the_bound_of_their_derivatives(order: int) 
     assert not holds(
         singular, 1e-3 * rank_theory.differentiable_bound(D, L, order=6, variation=2.0)
     )
-    whole = rank_theory.quasimatrix_spectrum(kinked, nodes=400)
-    assert holds(
-        whole,
-        rank_theory.differentiable_bound(
-            D, 4, order=order, variation=2.0 * factorial(order)
-        ),
-    )
-
-
-@pytest.mark.parametrize("function", [runge, exponentials, lambda x: np.abs(x - KNOTS)])
-def test_the_proof_s_own_bound_holds_for_any_function(function: Function) -> None:
-    bound = rank_theory.chebyshev_bound(function, POINTS)
-    assert holds(spectrum(function(POINTS)), bound)
-    # coarse projections are worse and still true
-    assert holds(
-        spectrum(function(POINTS)),
-        rank_theory.chebyshev_bound(function, POINTS, nodes=D + 1),
-    )
 
 
 def test_steep_gates_need_not_keep_it() -> None:

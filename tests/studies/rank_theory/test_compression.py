@@ -73,10 +73,7 @@ def test_the_compressed_layer_is_the_layer_on_the_projected_input(
 def test_where_scores_play_no_part_a_repeated_token_needs_all_of_the_bound() -> None:
     vocabulary, nothing = np.diag([1.0, 0.1, 0.1, 0.1]), np.zeros((1, 4, 4))
     even = AttentionWeights(nothing, nothing, 2 * np.eye(4)[None])
-    less, rate = (
-        rank_theory.compressed(even, vocabulary, 1),
-        rank_theory.compression_rate(vocabulary, [1]),
-    )
+    less = rank_theory.compressed(even, vocabulary, 1)
     for length in (1, 16, 256):
         tokens = np.repeat(vocabulary[:, 1:2], length, axis=1)
         error = np.linalg.norm(
@@ -87,7 +84,6 @@ def test_where_scores_play_no_part_a_repeated_token_needs_all_of_the_bound() -> 
             [error],
             depth=1000,
         )
-        assert_close(np.sqrt(length) * rate, [error], depth=1000)
 
 
 def test_scores_that_keep_tokens_apart_make_a_layer_incompressible() -> None:

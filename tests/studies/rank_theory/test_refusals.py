@@ -10,7 +10,6 @@ import pytest
 from tsfm_lens import ranks
 from tsfm_lens.errors import InputError, LensError, UnknownNameError
 from tsfm_lens.studies import rank_theory as theory
-from tsfm_lens.studies.rank_theory import structure
 from tsfm_lens.studies.rank_theory.compression import AttentionWeights, residual_layer
 
 ONE, LAYER, SERIES = (
@@ -85,12 +84,6 @@ REFUSED: Rows = [
     (lambda: theory.analytic_bound(4, 4, radius=1, largest=1.0), "radius is 1"),
     (lambda: theory.gated_bound(4, 4, beta=0), "beta is 0"),
     (
-        lambda: theory.chebyshev_bound(
-            lambda x: np.ones((40, len(x))), SERIES[:9], nodes=40
-        ),
-        "40 nodes for 40",
-    ),
-    (
         lambda: theory.mlp_count(MLP.random(4, 4), np.ones((4, 3)), 0.5),
         "expected more coordinates",
     ),
@@ -98,7 +91,6 @@ REFUSED: Rows = [
     # compression and sketches
     (lambda: theory.projector(np.ones((3, 5)), 0), "rank is 0, expected 1 to 3"),
     (lambda: theory.projector(np.ones((3, 5)), 4), "rank is 4, expected 1 to 3"),
-    (lambda: theory.compression_rate(np.ones(3), [1]), r"shape \(3,\)"),
     (lambda: theory.incompressible(np.array([0.5, 1.0]), 4), "rise"),
     (lambda: theory.incompressible(np.array([0.5, 0.0]), 4), "above 0"),
     (lambda: theory.incompressible(np.ones(3), 2), "2 tokens cannot have 3"),
@@ -123,14 +115,6 @@ REFUSED: Rows = [
     (lambda: theory.head_sketch(np.ones(8), 1, 1, 8), "1 heads of rank 1"),
     (lambda: theory.head_sketch(np.ones(8), 3, 1, 8), "3 heads of rank 1"),
     (lambda: theory.head_sketch(np.ones(8), 2, 4, 8), "2 heads of rank 4"),
-    # structured matrices
-    (lambda: theory.structure_sizes(8, 8, 0), ""),
-    (lambda: theory.structure_sizes(8, 8, 9), ""),
-    (lambda: theory.structure_sizes(8, 8, 2, levels=0), ""),
-    (lambda: structure.block_share(ONE, ONE, 3), ""),
-    (lambda: structure.tensor_train_error(ONE, ONE, 3, 1), ""),
-    (lambda: structure.fit_levels(ONE, ONE, (0, 0), 1), ""),
-    (lambda: structure.fit_levels(ONE, ONE, (1,), 0), ""),
     # experiments
     (lambda: theory.compression_by_rank(width=3, n_tokens=8), "width 3 with 40 ranks"),
     (

@@ -34,7 +34,7 @@ from tsfm_lens.studies.recipes.recipe import AttentionRank, TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.studies.structured.forms import token_blocks
 from tsfm_lens.studies.structured.matrices import level_blocks
-from tsfm_lens.studies.structured.tiles import Reach, reaching_scores
+from tsfm_lens.studies.structured.scores import Reach, reaching_scores
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import STATE

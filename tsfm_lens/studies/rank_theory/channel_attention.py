@@ -7,27 +7,12 @@ import numpy as np
 from tsfm_lens.errors import InputError
 
 __all__ = [
-    "channel_attention",
     "nuclear_norm",
     "nuclear_norm_bound",
     "optimal_readout",
     "readout_exists",
 ]
 __all__ += ["revin_linear", "revin_offset"]
-
-
-def channel_attention(
-    x: np.ndarray, queries: np.ndarray, keys: np.ndarray
-) -> np.ndarray:
-    """Compute A(X) = softmax of the rows of X W_Q W_Kᵀ Xᵀ / √d_m, (channel, channel), of X (channel, time) (S1-TRF).
-
-    Example:
-        >>> rank_theory.channel_attention(np.ones((2, 3)), np.ones((3, 1)), np.zeros((3, 1))).tolist()
-        [[0.5, 0.5], [0.5, 0.5]]
-    """
-    scores = (x @ queries) @ (x @ keys).T / np.sqrt(queries.shape[1])
-    exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
 
 
 def readout_exists(tokens: np.ndarray, targets: np.ndarray) -> bool:

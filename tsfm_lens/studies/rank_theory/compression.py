@@ -19,7 +19,6 @@ __all__ += [
     "attention",
     "compressed",
     "compression_bound",
-    "compression_rate",
     "incompressible",
     "least_value_error",
 ]
@@ -284,17 +283,6 @@ def compression_bound(
     return np.asarray(
         np.sqrt(n_tokens) * constant * _next_singular_value(matrix, ranks)
     )
-
-
-def compression_rate(vocabulary: np.ndarray, ranks: Sequence[int]) -> np.ndarray:
-    """Compute √d σ_{d̃+1} of a vocabulary Ξ (d, N), (rank,): the printed rate of equation 3, of generic inputs (S0-TH3).
-
-    Example:
-        >>> rank_theory.compression_rate(np.diag([1.0, 0.5, 0.25, 0.0]), [1, 2, 3, 4]).tolist()
-        [1.0, 0.5, 0.0, 0.0]
-    """
-    matrix = _vocabulary(vocabulary)
-    return np.asarray(np.sqrt(len(matrix)) * _next_singular_value(matrix, ranks))
 
 
 def incompressible(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.polynomial import chebyshev
-from numpy.polynomial.chebyshev import chebvander
 from scipy.special import erf, expit
 
 from tsfm_lens.errors import InputError, unknown_name
@@ -24,13 +23,12 @@ __all__ = [
 __all__ += ["ResidualMlpEmbedding"]
 __all__ += [
     "analytic_bound",
-    "chebyshev_bound",
     "differentiable_bound",
     "gated_bound",
     "mlp_count",
     "patches",
 ]
-__all__ += ["quasimatrix_spectrum"]
+__all__ += []
 
 ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "relu": lambda x: np.maximum(x, 0),
@@ -365,60 +363,6 @@ def gated_bound(dimension: int, n_tokens: int, *, beta: float) -> np.ndarray:
     radius = 1 + np.pi / (2 * beta)
     return analytic_bound(
         dimension, n_tokens, radius=radius, largest=((radius + 1 / radius) / 2) ** 2
-    )
-
-
-def chebyshev_bound(
-    function: Callable[[np.ndarray], np.ndarray],
-    points: np.ndarray,
-    *,
-    nodes: int = 400,
-) -> np.ndarray:
-    """Bound the k-th singular value of any embedding of points x (L,) of [−1, 1], (d,): √(dL) δ (S0-TH1, equation 8).
-
-    δ is the largest deviation of ``function``, points (n,) to tokens (d, n), from a polynomial of degree k − 2 by
-    interpolation at Chebyshev ``nodes``.
-
-    Raises:
-        InputError: there are not more nodes than singular values.
-
-    Example:
-        >>> rank_theory.chebyshev_bound(lambda x: np.stack([x, x**2, 1 + x]), np.linspace(-1, 1, 4)).round(6).tolist()
-        [6.928203, 3.464102, 1.732051]
-    """
-    grid = np.cos(np.pi * (np.arange(nodes) + 0.5) / nodes)
-    values, remainder = (
-        function(grid),
-        function(np.asarray(points, dtype=np.float64)).astype(np.float64),
-    )
-    dimension, n_tokens = remainder.shape
-    if nodes <= dimension:
-        raise InputError(
-            f"{nodes} nodes for {dimension} singular values, expected more"
-        )
-    coefficients = 2 / nodes * values @ chebvander(grid, dimension)
-    coefficients[:, 0] /= 2
-    basis, deviations = chebvander(points, dimension), []
-    for degree in range(dimension):
-        deviations.append(np.abs(remainder).max())
-        remainder -= np.outer(coefficients[:, degree], basis[:, degree])
-    return np.asarray(np.sqrt(dimension * n_tokens) * np.array(deviations))
-
-
-def quasimatrix_spectrum(
-    function: Callable[[np.ndarray], np.ndarray], *, nodes: int = 200
-) -> np.ndarray:
-    """Compute singular values of an embedding, points (n,) to tokens (d, n), of all of [−1, 1], (d,).
-
-    They are bounded as those of L = 4 points are (Townsend and Trefethen 2015, by Gauss-Legendre quadrature).
-
-    Example:
-        >>> (rank_theory.quasimatrix_spectrum(lambda x: np.stack([np.ones_like(x), x])) ** 2).round(6).tolist()
-        [2.0, 0.666667]
-    """
-    points, weights = np.polynomial.legendre.leggauss(nodes)
-    return np.asarray(
-        np.linalg.svd(function(points) * np.sqrt(weights), compute_uv=False)
     )
 
 

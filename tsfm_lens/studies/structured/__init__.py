@@ -5,13 +5,11 @@ Kuang et al. (2025), "Customizing the Inductive Biases of Softmax Attention usin
 
 # ruff: noqa: F403
 from tsfm_lens.extensions import public_names as _public_names
-from tsfm_lens.studies.structured.contraction import *
 from tsfm_lens.studies.structured.counts import *
 from tsfm_lens.studies.structured.forms import *
 from tsfm_lens.studies.structured.matrices import *
 from tsfm_lens.studies.structured.models import *
-from tsfm_lens.studies.structured.scoring_structure import *
-from tsfm_lens.studies.structured.tiles import *
+from tsfm_lens.studies.structured.scores import *
 from tsfm_lens.studies.structured.training import *
 from tsfm_lens.studies.structured.wiring import *
 

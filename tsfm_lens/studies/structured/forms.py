@@ -22,18 +22,21 @@ from tsfm_lens.studies.structured.matrices import (
     refuse_remainder,
     whole,
 )
-from tsfm_lens.studies.structured.tiles import Reach, reaching_attention
+from tsfm_lens.studies.structured.scores import Reach, reaching_attention
 
 __all__ = [
     "BilinearLevels",
     "BilinearTrain",
-    "Copies",
     "LevelFactor",
-    "LevelMap",
     "REGRESSORS",
     "ScoringForm",
 ]
-__all__ += ["Standard", "StructuredLayer", "TokenLevels", "TrainFactor", "TrainMap"]
+__all__ += [
+    "Standard",
+    "StructuredLayer",
+    "TokenLevels",
+    "TrainFactor",
+]
 __all__ += ["mixed", "token_blocks"]
 
 
@@ -75,19 +78,6 @@ class StructuredLayer(nn.Module):
             del self.__dict__["forward"]
 
 
-class Copies(StructuredLayer):
-    """Identity of every head: queries where the whole matrix acts on keys; without parameters."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__(width, heads, width)
-        self.register_buffer(
-            "place", torch.empty(0), persistent=False
-        )  # tells the device
-
-    def of_tokens(self, flat: Tensor) -> Tensor:
-        return flat[:, None].expand(-1, self.heads, -1)
-
-
 class LevelFactor(StructuredLayer):
     """X ⊕_k W_{l,k} of every level, side by side: one side of a multi-level matrix for each head (S2-BMLR).
 
@@ -116,42 +106,6 @@ class LevelFactor(StructuredLayer):
                 narrow.unflatten(2, factor.shape[2:]).permute(1, 2, 0, 3).flatten(2)
             )
         return torch.cat(levels, -1)
-
-
-class LevelMap(StructuredLayer):
-    """Σ_l α_l ⊕_k L_{l,k} R_{l,k}ᵀ x for each head: keys of full width, for queries that are the tokens themselves."""
-
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        ranks: Sequence[int],
-        alphas: Sequence[float] | None = None,
-    ) -> None:
-        super().__init__(width, heads, width)
-        self.left, self.right = (
-            LevelFactor(width, heads, ranks),
-            LevelFactor(width, heads, ranks),
-        )
-        self.alphas = tuple(1.0 for _ in ranks) if alphas is None else tuple(alphas)
-
-    def of_tokens(self, flat: Tensor) -> Tensor:
-        total = flat.new_zeros(len(flat), self.heads, self.in_features)
-        for alpha, left, right in zip(
-            self.alphas, self.left.factors, self.right.factors, strict=True
-        ):
-            blocks, heads = len(right), self.heads
-            narrow = (cut(flat, blocks) @ right.flatten(2)).unflatten(
-                2, right.shape[2:]
-            )
-            # (block · head, token, rank) @ (block · head, rank, width / blocks)
-            wide = narrow.transpose(1, 2).flatten(0, 1) @ left.permute(
-                0, 2, 3, 1
-            ).flatten(0, 1)
-            total = total + alpha * wide.unflatten(0, (blocks, heads)).permute(
-                2, 1, 0, 3
-            ).flatten(2)
-        return total
 
 
 class TrainFactor(StructuredLayer):
@@ -198,38 +152,6 @@ class TrainFactor(StructuredLayer):
             2, (self.heads, self.b, self.rank)
         )
         return heads.permute(1, 2, 3, 0, 4).flatten(2)
-
-
-class TrainMap(StructuredLayer):
-    """P_L ⊕W_Q P_R ⊕W_Kᵀ x for each head: keys of full width, for queries that are the tokens themselves."""
-
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        rank: int = 1,
-        out_factors: tuple[int, int] | None = None,
-        in_factors: tuple[int, int] | None = None,
-    ) -> None:
-        super().__init__(width, heads, width)
-        self.left = TrainFactor(
-            width, heads, rank, out_factors, in_factors, side="queries"
-        )
-        self.right = TrainFactor(
-            width, heads, rank, out_factors, in_factors, side="keys"
-        )
-
-    def of_tokens(self, flat: Tensor) -> Tensor:
-        b, inner = self.left.b, self.left.c * self.left.rank
-        narrow = self.right.of_tokens(flat).unflatten(2, (b, inner))
-        # (b · head, token, c s) @ (b · head, c s, a)
-        wide = narrow.permute(2, 1, 0, 3).flatten(0, 1) @ self.left.factor.permute(
-            0, 2, 3, 1
-        ).flatten(0, 1)
-        return wide.unflatten(0, (b, self.heads)).permute(2, 1, 3, 0).flatten(2)
-
-
-Order = Literal["auto", "both", "keys"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,19 +284,9 @@ class BilinearLevels(ScoringForm):
 
     Attributes:
         ranks: r_l; their sum is what the head size is in standard attention.
-        order: "both" forms queries and keys of Σ r_l p_l features, "keys" keys of full width; "auto" the cheaper.
     """
 
     ranks: tuple[int, ...] = (4, 4)
-    order: Order = "auto"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _refuse_order(self.order)
-        if self.norm and self.order == "keys":
-            raise InputError(
-                'order="keys" sums the levels before their norm could act; choose order="both"'
-            )
 
     @property
     def features(self) -> list[int]:
@@ -389,23 +301,10 @@ class BilinearLevels(ScoringForm):
     def projections(
         self, width: int, heads: int, d_head: int
     ) -> tuple[nn.Module, nn.Module, int]:
-        if self.forms_both(width):
-            query, key = (LevelFactor(width, heads, self.ranks) for _ in range(2))
-            return query, key, sum(self.features)
-        alphas = [self.factor(max(count, 1)) for count in self.features]
-        return Copies(width, heads), LevelMap(width, heads, self.ranks, alphas), width
-
-    def forms_both(self, width: int) -> bool:
-        """Return whether queries and keys are both projected."""
-        return (
-            self.order == "both"
-            or self.norm
-            or (self.order == "auto" and sum(self.features) <= width)
-        )
+        query, key = (LevelFactor(width, heads, self.ranks) for _ in range(2))
+        return query, key, sum(self.features)
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        if not self.forms_both(width):
-            return query, key
         queries, keys = (
             self.normed(*part.split(self.features, -1)) for part in (query, key)
         )
@@ -422,33 +321,28 @@ class BilinearTrain(ScoringForm):
 
     Attributes:
         rank, out_factors, in_factors: s; (a, b) and (c, d) of the width, balanced if None.
-        order: "both" forms queries and keys of b c s features, "keys" keys of full width; "auto" the cheaper.
     """
 
     rank: int = 1
     out_factors: tuple[int, int] | None = None
     in_factors: tuple[int, int] | None = None
-    order: Order = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _refuse_order(self.order)
-        if self.norm and self.order == "both":
+        if self.norm:
             raise InputError(
-                'the norm acts on tokens and on keys of full width; choose order="keys"'
+                "the norm of a block tensor train acts on keys of full width, which are not formed; choose norm=False"
             )
 
     def projections(
         self, width: int, heads: int, d_head: int
     ) -> tuple[nn.Module, nn.Module, int]:
         sizes = (width, heads, self.rank, self.out_factors, self.in_factors)
-        if self.forms_both(width):
-            return (
-                TrainFactor(*sizes, side="queries"),
-                TrainFactor(*sizes, side="keys"),
-                self.inner(width),
-            )
-        return Copies(width, heads), TrainMap(*sizes), width
+        return (
+            TrainFactor(*sizes, side="queries"),
+            TrainFactor(*sizes, side="keys"),
+            self.inner(width),
+        )
 
     def inner(self, width: int) -> int:
         """Return b c s, the features of queries and keys where both are projected."""
@@ -458,14 +352,7 @@ class BilinearTrain(ScoringForm):
         )
         return b * c * self.rank
 
-    def forms_both(self, width: int) -> bool:
-        """Return whether queries and keys are both projected."""
-        return self.order == "both" or (
-            self.order == "auto" and not self.norm and self.inner(width) <= width
-        )
-
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        query, key = self.normed(query, key)
         return query * self.factor(width), key
 
 
@@ -513,11 +400,6 @@ def mixed(layers: int, pattern: Sequence[ScoringForm]) -> tuple[ScoringForm, ...
 
 def _dense(width: int, features: int) -> nn.Linear:
     return nn.Linear(width, features, bias=False)
-
-
-def _refuse_order(order: str) -> None:
-    if order not in ("auto", "both", "keys"):
-        raise unknown_name("order", order, ("auto", "both", "keys"))
 
 
 REGRESSORS: dict[str, Callable[..., ScoringForm]] = {

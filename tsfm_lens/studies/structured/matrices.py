@@ -17,7 +17,7 @@ __all__ = [
     "MultiLevelLowRank",
     "StructuredMatrix",
 ]
-__all__ += ["left_permutation", "right_permutation"]
+__all__ += ["left_permutation", "nearest_tensor_train", "right_permutation"]
 
 
 def level_blocks(levels: int) -> tuple[int, ...]:
@@ -116,10 +116,6 @@ class StructuredMatrix(nn.Module, ABC):
     def operations(self, vectors: int = 1) -> int:
         """Count the multiply-adds of a product with so many vectors."""
         return vectors * self.n_parameters
-
-    def bilinear(self, x: Tensor, y: Tensor) -> Tensor:
-        """Compute xᵀ M y over the last axes, (…,) of (…, out) and (…, in)."""
-        return (x * self(y)).sum(-1)
 
     def extra_repr(self) -> str:
         """Describe the sizes."""
@@ -259,13 +255,6 @@ class BlockTensorTrain(StructuredMatrix):
         ]
         return (torch.block_diag(*self.left) @ narrow)[left_permutation(self.a, self.b)]
 
-    def slices(self) -> Tensor:
-        """Compute the independent matrices of rank s, (b, c, a, d)."""
-        left = self.left.unflatten(2, (self.c, self.rank))
-        return torch.einsum(
-            "bacs,cdbs->bcad", left, self.right.unflatten(2, (self.b, self.rank))
-        )
-
     @property
     def n_parameters(self) -> int:
         """s (c · out + b · in)."""
@@ -275,6 +264,45 @@ class BlockTensorTrain(StructuredMatrix):
     def generic_rank(self) -> int:
         """Full rank, up to the inner width c · b · s."""
         return min(self.out_features, self.in_features, self.c * self.b * self.rank)
+
+
+def nearest_tensor_train(
+    matrix: Tensor,
+    rank: int,
+    out_factors: tuple[int, int] | None = None,
+    in_factors: tuple[int, int] | None = None,
+) -> BlockTensorTrain:
+    """Compute the block tensor train nearest to a matrix (out, in) in the Frobenius norm: slices (a, d) of rank s.
+
+    Raises:
+        InputError: the matrix has another number of axes, or as in :class:`BlockTensorTrain`.
+
+    Example:
+        >>> structured.nearest_tensor_train(torch.ones(4, 4), 1).dense().sum().round().item()
+        16.0
+    """
+    if matrix.ndim != 2:
+        raise InputError(
+            f"the matrix has shape {tuple(matrix.shape)}, expected (out, in)"
+        )
+    out = BlockTensorTrain(
+        len(matrix), matrix.shape[1], rank, out_factors, in_factors
+    ).to(matrix)
+    slices = matrix.detach().reshape(out.a, out.b, out.c, out.d).permute(1, 2, 0, 3)
+    u, sigma, v = torch.linalg.svd(slices, full_matrices=False)
+    share = sigma[..., :rank].sqrt()
+    left, right = (
+        u[..., :rank] * share[..., None, :],
+        v[..., :rank, :].mT * share[..., None, :],
+    )
+    _copy_values(out.left, left.permute(0, 2, 1, 3).flatten(2))
+    _copy_values(out.right, right.permute(1, 2, 0, 3).flatten(2))
+    return out
+
+
+def _copy_values(parameter: Tensor, values: Tensor) -> None:
+    with torch.no_grad():
+        parameter.copy_(values)
 
 
 def left_permutation(a: int, b: int) -> Tensor:

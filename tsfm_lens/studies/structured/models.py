@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -16,17 +15,14 @@ from tsfm_lens.extensions import extensible
 from tsfm_lens.studies.samformer.models import RevIN
 from tsfm_lens.studies.structured.forms import (
     ScoringForm,
-    TokenLevels,
     form_of_name,
     mixed,
 )
 from tsfm_lens.studies.structured.matrices import refuse_remainder, whole
-from tsfm_lens.studies.structured.tiles import Reach
 
 __all__ = [
     "Encoder",
     "InContextRegressor",
-    "KeyCache",
     "ScoredAttention",
     "StepForecaster",
     "make_forecaster",
@@ -82,95 +78,6 @@ class ScoredAttention(nn.Module):
             for part in (self.q, self.k, self.v)
         )
         return *self.form.prepared(query, key, self.width), value
-
-    def cache(self, batch: int, length: int) -> KeyCache:
-        """Make an empty cache for so many tokens of so many sequences; InputError for attention that is not causal."""
-        if not self.causal:
-            raise InputError(
-                "attention that is not causal cannot be decoded token by token; make it with causal=True"
-            )
-        form = self.form
-        if isinstance(form, TokenLevels) and form.length is None:
-            # blocks are those of the whole sequence from the first token on
-            form = replace(form, length=length)
-        reach = form.reach(self.d_score, length, True)
-        return KeyCache(reach, batch, self.n_heads, length, self.d_head, self.o.weight)
-
-    def step(self, x: Tensor, cache: KeyCache) -> Tensor:
-        """Compute one more token (batch, 1, width) from a cache that is not full, as ``forward`` does."""
-        query, key, value = self.projected(x)
-        cache.append(key, value)
-        z = torch.softmax(cache.scores(query), -1) @ cache.values()
-        return self.o(
-            rearrange(z, "batch head token feature -> batch token (head feature)")
-        )
-
-
-class KeyCache:
-    """Keys and values of at most ``length`` tokens so far: of each level the keys of the present block alone."""
-
-    def __init__(
-        self,
-        reach: Reach,
-        batch: int,
-        heads: int,
-        length: int,
-        d_value: int,
-        like: Tensor,
-    ) -> None:
-        self.reach, self.length, self.tokens = reach, length, 0
-        capacities = [min(block, length) for block in reach.blocks]
-        self._value_capacity = length
-        if reach.window is not None:
-            self._value_capacity = min(length, reach.window + 1)
-            capacities = [min(count, self._value_capacity) for count in capacities]
-        self._keys = [
-            like.new_empty(batch, heads, count, rank)
-            for count, rank in zip(capacities, reach.ranks, strict=True)
-        ]
-        self._values = like.new_empty(batch, heads, self._value_capacity, d_value)
-
-    def _levels(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """Yield the keys of each level, the level's part of a query or key, and its block."""
-        return zip(
-            self._keys,
-            x.split(list(self.reach.ranks), -1),
-            self.reach.blocks,
-            strict=True,
-        )
-
-    @property
-    def key_bytes(self) -> int:
-        """Bytes of the keys, all heads and sequences together."""
-        return sum(keys.untyped_storage().nbytes() for keys in self._keys)
-
-    def append(self, key: Tensor, value: Tensor) -> None:
-        """Store one more token's key (batch, head, 1, feature) and value; InputError if the cache is full."""
-        if self.tokens >= self.length:
-            raise InputError(
-                f"the cache has room for {self.length} tokens and is full; make one for more"
-            )
-        for keys, part, block in self._levels(key):
-            keys[:, :, self.tokens % block % keys.shape[2]] = part[:, :, 0].detach()
-        self._values[:, :, self.tokens % self._value_capacity] = value[:, :, 0].detach()
-        self.tokens += 1
-
-    def scores(self, query: Tensor) -> Tensor:
-        """Compute the scores (batch, head, 1, key) of the newest token's query, in the order of :meth:`values`."""
-        visible = min(self.tokens, self._value_capacity)
-        scores = query.new_zeros(*query.shape[:3], visible)
-        depth = query.new_zeros(visible)
-        for keys, part, block in self._levels(query):
-            inside = min((self.tokens - 1) % block + 1, keys.shape[2])
-            scores[..., visible - inside :] += part @ keys[:, :, :inside].transpose(
-                2, 3
-            )
-            depth[visible - inside :] += 1
-        return scores * self.reach.scale / (depth if self.reach.by_depth else 1)
-
-    def values(self) -> Tensor:
-        """Return the values (batch, head, key, feature) of the tokens that the newest one sees."""
-        return self._values[:, :, : min(self.tokens, self._value_capacity)]
 
 
 class EncoderBlock(nn.Module):

@@ -22,7 +22,11 @@ from tsfm_lens.studies.structured.models import (
 
 __all__ = ["InContextTask", "Prompts"]
 __all__ += ["first_deviation", "least_squares_in_context", "make_regressor"]
-__all__ += ["oracle_errors", "parameter_groups", "redraw", "rms_capped"]
+__all__ += [
+    "oracle_errors",
+    "parameter_groups",
+    "redraw",
+]
 
 TRAINING, HELD_OUT = 0, 1
 FIRST_DIMENSIONS = 4
@@ -321,17 +325,6 @@ def redraw(model: nn.Module, seed: int) -> None:
                 parameter.copy_(0.02 * draw)
             else:
                 parameter.fill_(1.0 if path.endswith("weight") else 0.0)
-
-
-def rms_capped(weight: Tensor, d_out: int, d_in: int) -> Tensor:
-    """Compute W / max(1, RMS(W) / σ₀) with σ₀² = min(d_in, d_out) / d_in², of any shape (S2-MUP).
-
-    Example:
-        >>> structured.rms_capped(torch.full((4, 4), 3.0), 4, 4)[0, 0].item()
-        0.5
-    """
-    sigma = min(whole(d_in, "d_in"), whole(d_out, "d_out")) ** 0.5 / d_in
-    return weight / (weight.square().mean().sqrt() / sigma).clamp(min=1.0)
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, int | None]]:

@@ -1,0 +1,101 @@
+"""Attention over nested blocks of tokens, or in a window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tsfm_lens.hooks.attention_capture import scored_by
+
+__all__ = ["Reach", "block_depth", "reaching_attention", "reaching_scores"]
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Keys that a query scores, and the number of features for each; ``scale`` is a factor on the scores.
+
+    Attributes:
+        ranks: features of each level; they lie side by side in queries and keys.
+        blocks: tokens of a block, by level, each twice the next; levels score the pairs within their blocks. The
+            first one holds all tokens.
+        causal, window: no key after the query; none further away than this, None for any.
+        by_depth: divide a score by the number of levels that it sums over.
+    """
+
+    ranks: tuple[int, ...]
+    blocks: tuple[int, ...]
+    causal: bool = True
+    window: int | None = None
+    scale: float = 1.0
+    by_depth: bool = False
+
+
+def block_depth(tokens: int, blocks: tuple[int, ...]) -> Tensor:
+    """Return (query, key): the deepest level whose block holds both tokens, from 1 on, d(j, j') (S2-MLRA).
+
+    Example:
+        >>> depth = structured.block_depth(16, (16, 8, 4))
+        >>> depth[7, 8].item(), depth[0, 7].item(), depth[0, 3].item()
+        (1, 2, 3)
+    """
+    at = torch.arange(tokens)
+    return torch.stack([at[:, None] // block == at // block for block in blocks]).sum(0)
+
+
+def reaching_scores(query: Tensor, key: Tensor, reach: Reach) -> Tensor:
+    """Compute all scores (…, query, key) before the softmax, -inf where a key may not be seen.
+
+    Queries and keys are (…, token, feature), the features of the levels side by side.
+
+    Example:
+        >>> x = torch.eye(2)[None]
+        >>> structured.reaching_scores(x, x, structured.Reach((2,), (2,)))[0].tolist()
+        [[1.0, -inf], [0.0, 1.0]]
+    """
+    tokens = query.shape[-2]
+    queries, keys = (
+        F.pad(part, (0, 0, 0, reach.blocks[0] - tokens)).split(list(reach.ranks), -1)
+        for part in (query * reach.scale, key)
+    )
+    total: Tensor | None = None
+    # from the finest level up, so that a level multiplies within its own blocks only
+    for q, k, block in reversed(list(zip(queries, keys, reach.blocks, strict=True))):
+        count = reach.blocks[0] // block
+        blocks = q.unflatten(-2, (count, block)) @ k.unflatten(-2, (count, block)).mT
+        total = blocks if total is None else blocks + _in_pairs(total)
+    assert total is not None
+    scores = total.squeeze(-3)[..., :tokens, :tokens]
+    if reach.by_depth:
+        scores = scores / block_depth(tokens, reach.blocks).to(scores.device)
+    at = torch.arange(tokens, device=query.device)
+    ahead = at - at[:, None]
+    hidden = ahead > 0 if reach.causal else torch.zeros_like(ahead, dtype=torch.bool)
+    if reach.window is not None:
+        hidden = hidden | (ahead.abs() > reach.window)
+    # added, since a gradient passes a sum without a copy
+    bias = scores.new_zeros(hidden.shape).masked_fill(hidden, float("-inf"))
+    return scores + bias
+
+
+def _in_pairs(blocks: Tensor) -> Tensor:
+    """Put every two of (…, block, query, key) on the diagonal of a block twice as large."""
+    first, second = blocks.unflatten(-3, (-1, 2)).unbind(-3)
+    width = blocks.shape[-1]
+    return torch.cat([F.pad(first, (0, width)), F.pad(second, (width, 0))], -2)
+
+
+@scored_by(reaching_scores)
+def reaching_attention(
+    query: Tensor, key: Tensor, value: Tensor, reach: Reach
+) -> Tensor:
+    """Compute softmax(scores) · value (…, token, d_head) of :func:`reaching_scores`.
+
+    Example:
+        >>> x = torch.eye(2)[None]
+        >>> structured.reaching_attention(x, x, x, structured.Reach((2,), (2,)))[0, 0].tolist()
+        [1.0, 0.0]
+    """
+    return torch.softmax(reaching_scores(query, key, reach), -1) @ value
