@@ -80,25 +80,31 @@ Raises:
 
 @dataclass(frozen=True)
 class Needs:
-    """Requirement of a definition on a model: what it is defined by, which models meet it, and tests of it."""
+    """Requirement of a definition on a model, open or not.
+
+    Attributes:
+        words: what the definition is of.
+        traits: of a lens or an architecture, all of which the model must have.
+        models: which models meet it, where their architectures do not tell.
+    """
 
     words: str
-    models: str
-    met: Callable[[Any], bool]
-    possible: Callable[[Any], bool] = lambda architecture: True
+    traits: frozenset[str]
+    models: str = ""
+
+    def met(self, model: Any) -> bool:
+        """Return whether a lens has the traits, or a model of an architecture can have them."""
+        return self.traits <= model.traits
 
     def check(self, lens: Any, name: str, instead: str = "") -> None:
         """Refuse a lens that does not have it, naming what can be had ``instead``."""
-        self._require(self.met(lens), lens.model_id, name, instead)
+        self.check_architecture(lens, lens.model_id, name, instead)
 
     def check_architecture(
         self, architecture: Any, model: str, name: str, instead: str = ""
     ) -> None:
         """Refuse a model that is not open yet by its architecture."""
-        self._require(self.possible(architecture), model, name, instead)
-
-    def _require(self, has: bool, model: str, name: str, instead: str) -> None:
-        if not has:
+        if not self.met(architecture):
             other = f"; {instead}" if instead else ""
             raise InputError(
                 f"{name} is defined by {self.words}, which {model} does not have{other}"

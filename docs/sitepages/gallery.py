@@ -20,6 +20,7 @@ from sitepages.scenes import (
     scene_of_pair,
 )
 from sitepages.writing import DOCS, code, from_docstring, plain, write, write_bytes
+from tsfm_lens.models.architecture import models_meeting
 from tsfm_lens.registry import THEMES, Figure, Measurement, measurements
 from tsfm_lens.viz.saving import BROWSER_CONFIG
 
@@ -146,7 +147,7 @@ def _page(
         f"**Reported values** {', '.join(f'`{item}`' for item in measurement.paper)}"
         if measurement.paper
         else "",
-        f"**Models** {plain(measurement.needs.models)}"
+        f"**Models** {plain(models_meeting(measurement.needs))}"
         if measurement.needs is not None
         else "",
     ]

@@ -18,7 +18,7 @@ from campaigns.spoiling import KINDS, MARK, save, tensors
 from tsfm_lens.errors import LensError
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.checkpoint import module_of
-from tsfm_lens.models.extras import status
+from tsfm_lens.testing import tiny
 
 NAMES = sorted(architectures())
 SAMPLE, PARTS, PATIENCE = 6, 50, 300
@@ -49,9 +49,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]
     with pytest.MonkeyPatch.context() as patch:
         for name in NAMES:
             entry = architectures()[name]
-            if entry.extra and not status()[entry.extra].importable:
+            if not entry.importable:
                 continue
-            native = load(entry.tiny(), check=False).native
+            native = load(tiny(name), check=False).native
             folders[name] = save(name, native, tmp_path_factory.mktemp(name), patch)
         yield folders
 

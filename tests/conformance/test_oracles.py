@@ -20,7 +20,6 @@ from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks import attention_capture, edit, interventions
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Writer
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.models.extras import status
 from tsfm_lens.testing import (
     ORACLES,
     Case,
@@ -28,6 +27,7 @@ from tsfm_lens.testing import (
     oracles,
     oracles_attention,
     oracles_runs,
+    published,
 )
 
 ARCHITECTURES = sorted(architectures())
@@ -93,12 +93,10 @@ def free_memory() -> Iterator[None]:
 def test_oracles_hold_at_published_size(name: str, size: str, tmp_path: Path) -> None:
     """Random weights, saved and read back by the model's real loader."""
     architecture = architectures()[name]
-    if architecture.extra and not status()[architecture.extra].importable:
+    if not architecture.importable:
         pytest.skip(f"the extra {architecture.extra} is not installed")
-    native = architecture.build(size)
-    native.save_pretrained(
-        tmp_path
-    ) if architecture.save is None else architecture.save(native, tmp_path)
+    native = published(name, size)
+    architecture.write(native, tmp_path)
     del native
     gc.collect()
     case = example_case(load(tmp_path), n_series=1)
@@ -353,8 +351,7 @@ def test_a_wrong_rollout_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_loading_refuses_a_model_that_is_not_as_wired() -> None:
-    entry = architectures()["chronos"]
-    model = entry.tiny()
+    model = tiny("chronos")
     original = model.decoder.final_layer_norm.forward
     model.decoder.final_layer_norm.forward = lambda x: (
         original(x) + 1e-2 * torch.sin(100 * x.sum(-1, keepdim=True))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens import testing
+from tsfm_lens.models import Lens, load
 from tsfm_lens.testing import Case, example_case
 
 
 @pytest.fixture(scope="session")
 def token_lens() -> Lens:
-    return load(architectures()["chronos"].tiny())
+    return load(testing.tiny("chronos"))
 
 
 @pytest.fixture(scope="session")
 def patch_lens() -> Lens:
-    return load(architectures()["chronos-bolt"].tiny())
+    return load(testing.tiny("chronos-bolt"))
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tsfm_lens.models import load
-from tsfm_lens.models.wirings import chronos, chronos_bolt
+from tsfm_lens.testing import tiny
 from tsfm_lens.zoo.planted import Card, LocalMean, Planted, PlantedPart
 
 ALIVE = ("decoder.0.cross_attn.2", "decoder.1.mlp")
@@ -13,9 +13,7 @@ ALIVE = ("decoder.0.cross_attn.2", "decoder.1.mlp")
 
 def stand_in(architecture: str = "chronos-bolt", seed: int = 0) -> Planted:
     """One head writes, and one MLP behind it."""
-    model = {"chronos-bolt": chronos_bolt, "chronos": chronos}[
-        architecture
-    ].ARCHITECTURE.tiny()
+    model = tiny(architecture)
     lens = load(model)
     with torch.no_grad():
         for component in lens.components("*.*.*.*", "*.*.mlp"):

@@ -165,6 +165,7 @@ def _requested(formats: str | None) -> list[str]:
 
 def _list(as_json: bool) -> None:
     from tsfm_lens.figures.named import figures
+    from tsfm_lens.models.architecture import models_meeting
 
     entries = figures().values()
     if as_json:
@@ -174,7 +175,7 @@ def _list(as_json: bool) -> None:
                 key: getattr(entry, key)
                 for key in ("name", "title", "computes", "paper")
             }
-            models = " and ".join(needs.models for needs in entry.needs)
+            models = " and ".join(map(models_meeting, entry.needs))
             records.append(
                 facts | {"models": models, "several": entry.compare is not None}
             )

@@ -1,0 +1,46 @@
+"""What a model has of what measurements ask for is the same before and after it is open."""
+
+from __future__ import annotations
+
+import pytest
+
+from tiny_lenses import NAMES, lens_of
+from tsfm_lens import load
+from tsfm_lens.models import architectures
+from tsfm_lens.models.architecture import models_meeting
+from tsfm_lens.registry import Needs, measurements
+from tsfm_lens.viz import needs
+
+# a checkpoint has it or not, whatever its architecture
+RECORD = {"training_record"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_architecture_has_the_traits_of_its_opened_models(name: str) -> None:
+    assert architectures()[name].traits - RECORD == lens_of(name).traits
+
+
+def test_every_trait_that_is_needed_is_one_of_some_model_and_not_of_all() -> None:
+    stated = [each for each in vars(needs).values() if type(each) is Needs]
+    declared = [each.needs for each in measurements().values() if each.needs]
+    for each in {*stated, *declared}:
+        if each.traits != RECORD:
+            meeting = [entry for entry in architectures().values() if each.met(entry)]
+            assert 0 < len(meeting) < len(NAMES), each.words
+
+
+def test_a_reference_checkpoint_has_a_record_of_its_training() -> None:
+    assert load("bolt-nano", check=False).traits >= RECORD
+    assert not RECORD & lens_of("chronos-bolt").traits
+
+
+def test_models_are_named_by_those_that_have_a_trait_or_by_the_fewer_that_have_not() -> (
+    None
+):
+    titles = {entry.title for entry in architectures().values()}
+    assert models_meeting(needs.SEQUENCES) in titles
+    most = models_meeting(needs.HEADS)
+    assert most.startswith("all but ")
+    assert set(most.removeprefix("all but ").split(", ")) < titles
+    assert models_meeting(Needs("nothing", frozenset())) == "every model"
+    assert models_meeting(needs.TRAINING_RECORD) == "reference checkpoints"
