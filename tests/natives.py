@@ -108,14 +108,7 @@ def chronos_2(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
 
 
 def t5(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
-    length = min(max(batch.lengths), 512)
-    rows = [
-        np.pad(
-            each[-length:], (length - len(each[-length:]), 0), constant_values=np.nan
-        )
-        for each in batch.values
-    ]
-    ids = torch.tensor(np.stack(rows), dtype=torch.float32)
+    ids = stacked(batch, min(max(batch.lengths), 512))[:, 0]
     generated = native.generate(
         input_ids=ids.nan_to_num(0.0).long(),
         attention_mask=(~ids.isnan()).long(),
@@ -302,18 +295,8 @@ def toto_2(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
 
 
 def fracast(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
-    length = max(batch.lengths)
-    rows = np.stack(
-        [
-            np.pad(each, (length - len(each), 0), constant_values=np.nan)
-            for each in batch.values
-        ]
-    )
-    return Answer(
-        native.forecast_batch(rows.astype(np.float32), horizon=horizon).transpose(
-            0, 2, 1
-        )
-    )
+    rows = stacked(batch, max(batch.lengths))[:, 0].numpy()
+    return Answer(native.forecast_batch(rows, horizon=horizon).transpose(0, 2, 1))
 
 
 def tirex(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
@@ -324,12 +307,7 @@ def tirex(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
 
 
 def ttm(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
-    length = native.config.context_length
-    rows = [
-        np.pad(each[-length:], (max(length - len(each), 0), 0), constant_values=np.nan)
-        for each in batch.values
-    ]
-    past = torch.tensor(np.stack(rows), dtype=torch.float32)[..., None]
+    past = stacked(batch, native.config.context_length).transpose(1, 2)
     output = native(
         past.nan_to_num(0.0), past_observed_mask=~past.isnan()
     ).prediction_outputs

@@ -20,6 +20,8 @@ def having(trait: str) -> list[str]:
 
 ATTENDING = having("attention")
 SUMMING = having("additive")
+STORED = [name for name in NAMES if architectures()[name].blank is not None]
+"""Architectures that have checkpoints."""
 
 
 def tiny(name: str) -> Any:

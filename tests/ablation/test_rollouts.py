@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tiny_lenses import lens_of
+from tiny_lenses import NAMES, lens_of
 from tsfm_lens import testing
 from tsfm_lens.ablation import Variant, VariantForecasts, forecast_variants, rollouts
 from tsfm_lens.data import SeriesBatch, as_series
@@ -24,11 +24,10 @@ from tsfm_lens.hooks import (
     Zero,
     writers,
 )
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens, load
 from tsfm_lens.models.architecture import stands_apart
 from tsfm_lens.testing import assert_close, example_case, native_traces, rounding
 
-NAMES = sorted(architectures())
 LEVELS = (1e-6, 1e-3, 1.0, 3e6, 1e3)
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from tiny_lenses import ATTENDING, tiny
+from tiny_lenses import ATTENDING, NAMES, tiny
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks import attention_capture, edit, interventions
@@ -30,14 +30,11 @@ from tsfm_lens.testing import (
     published,
 )
 
-ARCHITECTURES = sorted(architectures())
-
-
 tiny_case = cache(lambda name: example_case(load(tiny(name))))
 
 
 @pytest.mark.parametrize("oracle", ORACLES, ids=lambda oracle: oracle.__name__)
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_oracle_holds(name: str, oracle: Callable) -> None:
     result = oracle(tiny_case(name))
     assert result.passed, result
@@ -73,7 +70,7 @@ def test_oracle_holds_with_covariates(name: str, oracle: Callable) -> None:
 TOO_LARGE = {("toto-2", "2.5B")}
 PUBLISHED = [
     (name, size)
-    for name in ARCHITECTURES
+    for name in NAMES
     for size in architectures()[name].published
     if (name, size) not in TOO_LARGE
 ]
@@ -312,7 +309,7 @@ def test_a_forgotten_hook_is_noticed(name: str) -> None:
     assert not oracles_runs.leaves_no_trace(case).passed
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_wrong_rollout_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = fresh(name)
     adapter: Any = case.lens.adapter

@@ -15,19 +15,18 @@ import torch
 from torch import Tensor
 
 from refusals import expect_error
-from tiny_lenses import ATTENDING, SUMMING, lens_of
+from tiny_lenses import ATTENDING, NAMES, SUMMING, lens_of
 from tsfm_lens import testing
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError, WiringError
 from tsfm_lens.hooks import Activations
 from tsfm_lens.hooks.residual import Decomposed
 from tsfm_lens.hooks.wiring import Mlp, Stack, Writer
-from tsfm_lens.models import Lens, Run, architectures, load
+from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.models.base import LensBase
 from tsfm_lens.probes import attribute
 from tsfm_lens.testing import assert_close, example_case, rounding
 
-NAMES = sorted(architectures())
 TOLERANCE = 1e-3
 # one hidden layer between the stream and the quantiles; others have more, or a mixture
 ONE_LAYER = {

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from tiny_lenses import lens_of
-from tsfm_lens.models import Run, architectures
+from tiny_lenses import having, lens_of
+from tsfm_lens.models import Run
 from tsfm_lens.probes import ablation_effects
 from tsfm_lens.viz.zero_ablation import read_ablation
 
-NAMES = [name for name in architectures() if name != "t5"]
+NAMES = having("numeric_series")
 STATEMENTS = ("acts", "p", "significant")
 SIZES = ("size", "low", "high")
 EFFECTS = ("mean_shift", "mase_change", "spearman_distance")

@@ -16,7 +16,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from campaigns.spoiling import save
 from refusals import expect_error
-from tiny_lenses import lens_of
+from tiny_lenses import STORED, lens_of
 from tsfm_lens import testing
 from tsfm_lens.errors import CheckpointError, WiringError
 from tsfm_lens.models import architectures, extras, load
@@ -26,11 +26,10 @@ from tsfm_lens.testing import example_case
 
 EXTRAS = optional_libraries()
 
-NAMES = sorted(architectures())
 CHRONOS = ["chronos", "chronos-bolt", "chronos-2"]
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=STORED)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 

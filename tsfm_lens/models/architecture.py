@@ -336,6 +336,10 @@ def register(entry: Architecture) -> Architecture:
 
     Raises:
         WiringError: a field is missing, which the message names, or another module has taken the name.
+
+    Example:
+        >>> models.register(models.architectures()["t5"]).title
+        'T5 (language model)'
     """
     missing = [f"{name} of the adapter" for name in _missing_of(entry.adapter)]
     claims = {"claims", "claims_tensors"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,10 +13,11 @@ import torch
 from tsfm_lens.errors import WiringError, unknown_name
 from tsfm_lens.models import wirings
 from tsfm_lens.models.architecture import architecture_by_name
+from tsfm_lens.registry import declarations
+from tsfm_lens.testing import builders
 
 __all__ = ["published", "spread_weights", "tiny"]
 
-_BUILDERS = f"{__package__}.builders"
 _TABLES = ("embed_tokens", "shared", "emb.weight", "attention_bias")
 
 
@@ -23,14 +26,14 @@ def tiny(name: str) -> Any:
 
     Raises:
         UnknownNameError: no architecture has this name.
-        WiringError: no function ``tiny`` stands where its builder is looked for.
+        WiringError: nothing says how to build it.
         MissingExtraError: its library is not installed.
 
     Example:
         >>> tsfm_lens.load(testing.tiny("chronos-bolt")).wiring.architecture
         'chronos-bolt'
     """
-    return _builder(name, "tiny")()
+    return _build(name, "tiny")
 
 
 def published(name: str, size: str) -> Any:
@@ -38,7 +41,7 @@ def published(name: str, size: str) -> Any:
 
     Raises:
         UnknownNameError: no architecture has this name, or it is published in no such size.
-        WiringError: no function ``published`` stands where its builder is looked for.
+        WiringError: nothing says how to build it.
         MissingExtraError: its library is not installed.
 
     Example:
@@ -48,29 +51,58 @@ def published(name: str, size: str) -> Any:
     sizes = architecture_by_name(name).published
     if size not in sizes:
         raise unknown_name(f"size of {name}", size, sizes)
-    return _builder(name, "published")(size)
+    return _build(name, "published", size)
 
 
-def _builder(name: str, function: str) -> Any:
-    """Return a builder's function: of the file here for a wiring of ours, of the module of any other wiring."""
-    module = import_module(
-        architecture_by_name(name).adapter.__module__.replace(
-            wirings.__name__, _BUILDERS
-        )
-    )
+def _build(name: str, function: str, *size: str) -> Any:
+    """Call the function of a builder, or read its file; of a wiring that is not ours, it stands in the same module."""
+    wiring = architecture_by_name(name).adapter.__module__
+    home = wiring.replace(wirings.__name__, builders.__name__)
+    if find_spec(home) is None:
+        return random_model(name, *size)
+    module = import_module(home)
     if not hasattr(module, function):
         raise WiringError(
-            f"{module.__name__} has no function {function}, which builds a random model of {name!r}"
+            f"{home} has no function {function}, which builds a random model of {name!r}"
         )
-    return getattr(module, function)
+    return getattr(module, function)(*size)
 
 
-def random_model(
-    name: str, config: Mapping[str, Any], gains: Mapping[str, float], **options: Any
-) -> Any:
-    """Build the torch module of a config.json, with weights of :func:`spread_weights`."""
+def random_config(name: str, size: str = "") -> dict[str, Any]:
+    """Read config.json, gains and further options of random weights of a size, or of the small model.
+
+    The file of an architecture has what all sizes share, then what is of the small model, of all published ones, and of
+    each of them.
+    """
+    file = Path(*builders.__path__, f"{architecture_by_name(name).module}.yaml")
+    parts = declarations(file)
+    if not parts:
+        raise WiringError(
+            f"{file} is not there, which says how a random model of {name!r} is built"
+        )
+    if not size:
+        return _merged(parts["shared"], parts["tiny"])
+    return _merged(parts["shared"], parts.get("published", {}), parts["sizes"][size])
+
+
+def _merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            if isinstance(value, Mapping):
+                merged[key] = _merged(merged.get(key, {}), value)
+            else:
+                merged[key] = value
+    return merged
+
+
+def random_model(name: str, size: str = "") -> Any:
+    """Build the torch module of :func:`random_config`, without a library's own object around it."""
+    options = random_config(name, size)
+    config, gains = options.pop("config"), options.pop("gains")
     blank = architecture_by_name(name).blank
-    assert blank is not None
+    if blank is None:
+        raise WiringError(f"the Architecture of {name!r} has no blank=")
     return spread_weights(blank(config), gains, **options)
 
 

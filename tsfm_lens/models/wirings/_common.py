@@ -214,7 +214,7 @@ def mlp_row(
     write: str,
     reads: str,
     layers: tuple[str, str],
-    act: str,
+    act: str = "",
     *,
     stream: str = "batch pos d_model",
     first: Projection | None = None,

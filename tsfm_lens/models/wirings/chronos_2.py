@@ -16,7 +16,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Site, Stack, Wiring
-from tsfm_lens.models.adapter import DECILES, Adapter
+from tsfm_lens.models.adapter import ALL_DTYPES, DECILES, Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,
@@ -101,6 +101,7 @@ class Chronos2Adapter(Adapter):
     rows_at_once = 128
     package = "chronos-forecasting"
     unrolled = DECILES
+    dtypes = ALL_DTYPES
 
     def __init__(self, native: Any) -> None:
         self.native, self.model = native, native.model

@@ -11,7 +11,7 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Wiring
-from tsfm_lens.models.adapter import Adapter, refuse_tails
+from tsfm_lens.models.adapter import ALL_DTYPES, Adapter, refuse_tails
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,
@@ -36,6 +36,7 @@ class BoltAdapter(Adapter):
 
     architecture = "chronos-bolt"
     rollout = "refeed"
+    dtypes = ALL_DTYPES
     package = "chronos-forecasting"
 
     def __init__(self, native: Any) -> None:

@@ -133,7 +133,6 @@ class FracastAdapter(Adapter):
     levels = DECILES
     unrolled = (0.5,)
     package = "fracast"
-    dtypes = ("float32",)
 
     def __init__(self, native: Any) -> None:
         self.native, self.model = native, _unrolled(native)

@@ -68,7 +68,6 @@ class PackedAdapter(Adapter):
     multivariate = True
     covariates = ("past", "known")
     package = "timecopilot-uni2ts"
-    dtypes = ("float32",)
     context_length = 4096
     patch: int
     _forecaster: tuple[dict[str, int], Any] | None = None

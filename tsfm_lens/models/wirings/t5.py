@@ -23,7 +23,7 @@ from tsfm_lens.hooks.wiring import (
     Wiring,
     Writer,
 )
-from tsfm_lens.models.adapter import Adapter
+from tsfm_lens.models.adapter import ALL_DTYPES, Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,
@@ -59,6 +59,7 @@ class TokenAdapter(Adapter):
 
     model: Any
     readout = "token"
+    dtypes = ALL_DTYPES
     rollout = "tokens"
     draw_axis = 0
 

@@ -220,7 +220,6 @@ class TimesFmAdapter(Adapter):
     rollout = "cache"
     levels = DECILES
     package = "timesfm"
-    dtypes = ("float32",)
 
     def __init__(self, native: Any) -> None:
         self.native = native

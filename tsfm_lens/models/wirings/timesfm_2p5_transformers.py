@@ -12,7 +12,7 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Stack, Wiring
-from tsfm_lens.models.adapter import Adapter
+from tsfm_lens.models.adapter import ALL_DTYPES, Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,
@@ -72,6 +72,7 @@ class TimesFmPortAdapter(Adapter):
     """Adapter of a ``TimesFm2_5ModelForPrediction``; a forward reads the point head: deciles of the next patch."""
 
     architecture = NAME
+    dtypes = ALL_DTYPES
     package = "transformers"
 
     def __init__(self, native: Any) -> None:
@@ -162,7 +163,9 @@ def _check(config: Mapping[str, Any], where: str) -> None:
 def _blank(config: Mapping[str, Any]) -> Any:
     from transformers import TimesFm2_5Config, TimesFm2_5ModelForPrediction
 
-    return TimesFm2_5ModelForPrediction(TimesFm2_5Config.from_dict(copied(config)))
+    return TimesFm2_5ModelForPrediction._from_config(
+        TimesFm2_5Config.from_dict(copied(config)), attn_implementation="sdpa"
+    )
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:

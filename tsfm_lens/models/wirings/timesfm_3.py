@@ -121,7 +121,6 @@ class TimesFm3Adapter(Adapter):
     multivariate = True
     covariates = ("past", "known")
     package = "timesfm"
-    dtypes = ("float32",)
     context_length = 16384
     longest_pass = 1024
 

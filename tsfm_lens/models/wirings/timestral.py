@@ -157,7 +157,6 @@ class TimestralAdapter(Adapter):
     # attention over variates compares every two rows of a batch, whatever their groups
     rows_at_once = 128
     package = "timecopilot-timestral"
-    dtypes = ("float32",)
     unrolled = (0.5,)
     clampsym = False
 

@@ -90,7 +90,6 @@ class TirexAdapter(Adapter):
     feeds_gaps = True
     unrolled = (0.5,)
     package = "tirex-ts"
-    dtypes = ("float32",)
 
     def __init__(self, native: Any) -> None:
         self.native = self.model = native

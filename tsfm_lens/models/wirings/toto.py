@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -135,7 +136,6 @@ class TotoAdapter(Adapter):
     package = "timecopilot-toto"
     draw_axis = 0
     samples = 100
-    dtypes = ("float32",)
 
     def __init__(self, native: Any) -> None:
         self.native = native
@@ -243,6 +243,21 @@ def _toto() -> Any:
     return LIBRARY.require("toto.model.toto").Toto
 
 
+def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    native = _toto().from_pretrained(
+        folder, map_location=device, use_memory_efficient_attention=False
+    )
+    native.saved_config = _common.settings(folder)
+    return native.to(device, dtype)
+
+
+def _blank(config: Mapping[str, Any]) -> Any:
+    settings = {**copied(config), "use_memory_efficient_attention": False}
+    native = _toto()(**settings)
+    native.saved_config = settings
+    return native
+
+
 register(
     Architecture(
         title="Toto 1.0",
@@ -252,16 +267,8 @@ register(
         ),
         classes=("Toto", "TotoBackbone", "TotoForecaster"),
         keys=KEYS,
-        open=lambda folder, dtype, device: (
-            _toto()
-            .from_pretrained(
-                folder, map_location=device, use_memory_efficient_attention=False
-            )
-            .to(device, dtype)
-        ),
-        blank=lambda config: _toto()(
-            **{**copied(config), "use_memory_efficient_attention": False}
-        ),
+        open=_open,
+        blank=_blank,
         # the names under xformers, and frequencies that the library computes whatever the file says
         renamed={".mlp.0.w12.": ".mlp.0.", ".mlp.0.w3.": ".mlp.2."},
         computed=("rotary_emb.freqs", "rotary_emb.scale"),

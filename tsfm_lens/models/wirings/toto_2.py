@@ -157,7 +157,6 @@ class Toto2Adapter(Adapter):
     multivariate = True
     levels = DECILES
     package = "timecopilot-toto-2"
-    dtypes = ("float32",)
     context_length = 4096
     longest_pass = 4096
 

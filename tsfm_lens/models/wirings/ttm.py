@@ -148,7 +148,6 @@ class TtmAdapter(Adapter):
     architecture = NAME
     levels = (0.5,)
     package = "granite-tsfm"
-    dtypes = ("float32",)
 
     def __init__(self, native: Any) -> None:
         self.native = self.model = native
