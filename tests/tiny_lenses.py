@@ -11,6 +11,12 @@ from tsfm_lens import testing
 from tsfm_lens.models import Lens, architectures, load
 
 NAMES = list(architectures())
+OURS = [
+    name
+    for name, entry in architectures().items()
+    if entry.adapter.__module__.startswith("tsfm_lens.")
+]
+"""Architectures of this package, not those that others register."""
 
 
 def having(trait: str) -> list[str]:

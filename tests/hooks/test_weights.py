@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from refusals import expect_error
-from tiny_lenses import ATTENDING, lens_of
+from tiny_lenses import ATTENDING, OURS, lens_of
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks import Activations
 from tsfm_lens.hooks.wiring import Attention, Stack
@@ -164,10 +164,9 @@ def test_the_table_names_the_activation_function(name: str) -> None:
     from transformers.activations import ACT2FN
 
     lens, acts = recorded(name)
-    is_ours = type(lens.adapter).__module__.startswith("tsfm_lens.")
     with torch.no_grad():
         for stack, layer, row, at, stream in branches(lens):
-            if isinstance(row, Attention) or (row.act == "" and not is_ours):
+            if isinstance(row, Attention) or not (row.act or name in OURS):
                 continue
             mlp = lens.weights.mlp(layer, row.kind, stack.name)
             x = native(lens, f"{stack.block(layer)}.{row.norm}").forward(acts[stream])
