@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from refusals import expect_error
-from tiny_lenses import ATTENDING, NAMES, SUMMING, lens_of
-from tsfm_lens import testing
+from tiny_lenses import ATTENDING, NAMES, SUMMING, fresh, lens_of
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError, WiringError
 from tsfm_lens.hooks import Activations
@@ -221,7 +220,7 @@ def test_a_table_that_is_not_the_models_is_not_decomposed(
     "name", ["chronos", "chronos-2", "chronos-bolt", "timesfm-2.5-transformers"]
 )
 def test_half_precision_is_read_out_as_the_library_reads_it(name: str) -> None:
-    lens = load(testing.tiny(name), check=False).to(torch.bfloat16)
+    lens = fresh(name).to(torch.bfloat16)
     output, acts = lens.run_with_cache(
         example_case(lens).encoded, names_filter="**.hook_resid_post"
     )

@@ -13,7 +13,7 @@ import tsfm_lens
 from natives import masked
 from refusals import expect_error
 from tiny_lenses import fresh
-from tsfm_lens import explain, testing
+from tsfm_lens import explain
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens
@@ -50,8 +50,7 @@ def drawn(
 
 
 def test_timesfm_3_decodes_covariates_as_the_library_does() -> None:
-    pytest.importorskip("timesfm3")
-    lens = tsfm_lens.load(testing.tiny("timesfm-3"))
+    lens = fresh("timesfm-3")
     items = drawn(2)
     batch = as_series(items)
     ours = lens.forecast(batch, HORIZON)
@@ -107,7 +106,7 @@ def test_moirai_forecasts_as_its_library_does(name: str) -> None:
     room = pytest.importorskip(
         "uni2ts.model.moirai" if name == "moirai-1.1" else "uni2ts.model.moirai2"
     )
-    lens = tsfm_lens.load(testing.tiny(name))
+    lens = fresh(name)
     horizon = 8
     items = drawn(2, horizon=horizon)
     batch = as_series(items)
@@ -149,7 +148,7 @@ def test_moirai_forecasts_as_its_library_does(name: str) -> None:
 
 def test_toto_puts_what_is_known_in_the_place_of_its_own_forecast() -> None:
     room = pytest.importorskip("toto.inference.forecaster")
-    lens = tsfm_lens.load(testing.tiny("toto-1"))
+    lens = fresh("toto-1")
     patch = lens.adapter.prediction_length
     horizon = 2 * patch
     items = drawn(2, 4 * patch, horizon)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -51,25 +51,22 @@ def test_it_passes_what_loops_over_architectures(
     assert done.returncode == 0, done.stdout[-5000:]
 
 
-def test_a_field_that_is_missing_is_named() -> None:
+def test_a_field_that_is_missing_is_named(tmp_path: Path) -> None:
     class Bare(Adapter):
         architecture = "bare"
 
-    class Nameless(Wired):
+    class Taken(Wired):
         architecture = "chronos"
 
-    def entry(**fields: Any) -> Architecture:
-        return Architecture(**{"title": "Bare", "classes": ("Bare",), **fields})
-
     before = architectures()
-    expect_error("Bare .* without encode", register, entry(adapter=Bare))
-    claims = {"adapter": Wired, "claims": lambda config: True}
-    expect_error("without open", register, entry(**claims))
-    expect_error("without blank", register, entry(**claims, open=Forecaster))
-    expect_error("'chronos' is taken", register, entry(adapter=Nameless))
-    assert architectures() == before
-
-
-def test_a_model_that_nothing_writes_names_the_field_that_would(tmp_path: Path) -> None:
     entry = Architecture(title="Bare", adapter=Wired, classes=("Forecaster",))
+    claiming = replace(entry, claims=bool)
+    for wrong, message in (
+        (replace(entry, adapter=Bare), "without encode"),
+        (replace(entry, adapter=Taken), "'chronos' is taken"),
+        (claiming, "without open"),
+        (replace(claiming, open=Forecaster), "without blank"),
+    ):
+        expect_error(message, register, wrong)
+    assert architectures() == before
     expect_error("save=", entry.write, Forecaster(), tmp_path)

@@ -10,7 +10,6 @@ from scipy.stats import entropy as scipy_entropy
 
 from contrasted import few_draws
 from tiny_lenses import fresh
-from tsfm_lens import testing
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, load
@@ -35,12 +34,12 @@ H = 6
 
 @pytest.fixture(scope="module")
 def token_lens() -> Lens:
-    return load(testing.tiny("chronos"))
+    return fresh("chronos")
 
 
 @pytest.fixture(scope="module")
 def patch_lens() -> Lens:
-    return load(testing.tiny("chronos-bolt"))
+    return fresh("chronos-bolt")
 
 
 BATCH, FUTURE = bundled("co2", "leisure_jobs").tail(60).split(H)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import tsfm_lens
 from browsing import Linked, Page, until_ready
+from tiny_lenses import fresh
 from tsfm_lens import as_series, testing
 from tsfm_lens.hooks.interventions import EditPattern
 from tsfm_lens.models import Lens, load
@@ -172,7 +173,7 @@ def test_lags_and_places_are_those_of_the_captured_pattern(
     name: str, length: int, steps: int
 ) -> None:
     """By brute force over every step of the forecast and every token, special ones and parts of tokens among them."""
-    lens = load(testing.tiny(name), check=False)
+    lens = fresh(name)
     values = np.random.default_rng(1).normal(size=length).cumsum()
     run = lens.run(as_series(values), steps)
     found = run.measure("explore").isel(series=0)

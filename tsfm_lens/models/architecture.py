@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -213,6 +213,14 @@ def adapter_traits(adapter: Any) -> frozenset[str]:
     return frozenset(name for name, holds in held.items() if holds)
 
 
+def _no_config(config: Mapping[str, Any]) -> bool:
+    return False
+
+
+def _no_tensors(names: frozenset[str]) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Architecture:
     """One entry of ``tsfm-lens models``, which :func:`register` makes known.
@@ -223,7 +231,8 @@ class Architecture:
         classes: names of the classes of its native models and pipelines.
         published: size -> hub id.
         claims: whether a checkpoint's config.json belongs to this architecture.
-        open: local folder, dtype and device -> native object, through the library's own loader.
+        open: local folder, dtype and device -> native object, through the library's own loader; None where there are no
+            checkpoints.
         blank: config.json -> the torch module that a checkpoint's tensors belong to, called on the meta device.
         keys: keys of config.json that the wiring understands; None where none is read.
         values: those that must have one value, where they are given.
@@ -245,9 +254,9 @@ class Architecture:
     adapter: Any
     classes: tuple[str, ...]
     published: Mapping[str, str] = field(default_factory=dict)
-    claims: Callable[[Mapping[str, Any]], bool] = lambda config: False
-    open: Callable[[Path, torch.dtype, str], Any] | None = None
-    blank: Callable[[Mapping[str, Any]], Any] | None = None
+    claims: Callable[[Mapping[str, Any]], bool] = _no_config
+    open: Any = None
+    blank: Any = None
     keys: dict[str, Any] | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     check: Callable[[Mapping[str, Any], str], None] = lambda config, where: None
@@ -260,7 +269,7 @@ class Architecture:
     computed: tuple[str, ...] = ()
     among: Callable[[Any], bool] = lambda native: True
     inside: Callable[[str], Path | None] = lambda name: None
-    claims_tensors: Callable[[frozenset[str]], bool] = lambda names: False
+    claims_tensors: Callable[[frozenset[str]], bool] = _no_tensors
 
     @property
     def name(self) -> str:
@@ -312,8 +321,7 @@ class Architecture:
         if self.save is not None:
             self.save(native, folder)
             return
-        writers = (native, module_of(native))
-        for writer in writers:
+        for writer in (native, module_of(native)):
             if hasattr(writer, "save_pretrained"):
                 writer.save_pretrained(folder)
                 return
@@ -341,12 +349,19 @@ def register(entry: Architecture) -> Architecture:
         >>> models.register(models.architectures()["t5"]).title
         'T5 (language model)'
     """
-    missing = [f"{name} of the adapter" for name in _missing_of(entry.adapter)]
-    claims = {"claims", "claims_tensors"}
-    if any(getattr(entry, name) is not _DEFAULTS[name] for name in claims):
-        missing += [name for name in ("open", "blank") if getattr(entry, name) is None]
+    missing = sorted(getattr(entry.adapter, "__abstractmethods__", ()))
+    if not hasattr(entry.adapter, "architecture"):
+        missing.insert(0, "architecture")
     if missing:
-        raise WiringError(f"{entry.title} cannot be registered without {missing[0]}")
+        raise WiringError(
+            f"{entry.title} cannot be registered without {missing[0]} of its adapter"
+        )
+    if entry.claims is not _no_config or entry.claims_tensors is not _no_tensors:
+        for name in ("open", "blank"):
+            if getattr(entry, name) is None:
+                raise WiringError(
+                    f"{entry.title} claims checkpoints and cannot be registered without {name}"
+                )
     known = _ARCHITECTURES.get(entry.name)
     if known is not None and known.adapter.__module__ != entry.adapter.__module__:
         raise WiringError(
@@ -354,15 +369,6 @@ def register(entry: Architecture) -> Architecture:
         )
     _ARCHITECTURES[entry.name] = entry
     return entry
-
-
-_DEFAULTS = {each.name: each.default for each in fields(Architecture)}
-
-
-def _missing_of(adapter: Any) -> list[str]:
-    """List what an adapter class does not define, although every adapter must."""
-    missing = [] if hasattr(adapter, "architecture") else ["architecture"]
-    return missing + sorted(getattr(adapter, "__abstractmethods__", ()))
 
 
 def architectures() -> dict[str, Architecture]:
@@ -398,9 +404,9 @@ def models_meeting(needs: Needs) -> str:
     """Name the models that meet a requirement, or those that do not where these are fewer."""
     if needs.models:
         return needs.models
-    meeting, lacking = [], []
-    for entry in architectures().values():
-        (meeting if needs.met(entry) else lacking).append(entry.title)
+    entries = architectures().values()
+    meeting = [entry.title for entry in entries if needs.met(entry)]
+    lacking = [entry.title for entry in entries if not needs.met(entry)]
     if not lacking:
         return "every model"
     if len(lacking) < len(meeting):

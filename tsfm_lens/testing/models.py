@@ -58,7 +58,7 @@ def _build(name: str, function: str, *size: str) -> Any:
     """Call the function of a builder, or read its file; of a wiring that is not ours, it stands in the same module."""
     wiring = architecture_by_name(name).adapter.__module__
     home = wiring.replace(wirings.__name__, builders.__name__)
-    if find_spec(home) is None:
+    if home != wiring and find_spec(home) is None:
         return random_model(name, *size)
     module = import_module(home)
     if not hasattr(module, function):
@@ -100,10 +100,8 @@ def random_model(name: str, size: str = "") -> Any:
     """Build the torch module of :func:`random_config`, without a library's own object around it."""
     options = random_config(name, size)
     config, gains = options.pop("config"), options.pop("gains")
-    blank = architecture_by_name(name).blank
-    if blank is None:
-        raise WiringError(f"the Architecture of {name!r} has no blank=")
-    return spread_weights(blank(config), gains, **options)
+    model = architecture_by_name(name).blank(config)
+    return spread_weights(model, gains, **options)
 
 
 def spread_weights(
