@@ -26,9 +26,7 @@ def test_an_architecture_has_the_traits_of_its_opened_models(name: str) -> None:
 
 
 def test_every_trait_that_is_needed_is_one_of_some_model_and_not_of_all() -> None:
-    stated = [each for each in vars(needs).values() if type(each) is Needs]
-    declared = [each.needs for each in measurements().values() if each.needs]
-    for each in {*stated, *declared}:
+    for each in {each.needs for each in measurements().values() if each.needs}:
         if each.traits != RECORD:
             meeting = [entry for entry in architectures().values() if each.met(entry)]
             assert 0 < len(meeting) < len(NAMES), each.words
