@@ -321,7 +321,8 @@ class Architecture:
         if self.save is not None:
             self.save(native, folder)
             return
-        for writer in (native, module_of(native)):
+        writers: tuple[Any, ...] = (native, module_of(native))
+        for writer in writers:
             if hasattr(writer, "save_pretrained"):
                 writer.save_pretrained(folder)
                 return
@@ -372,7 +373,12 @@ def register(entry: Architecture) -> Architecture:
 
 
 def architectures() -> dict[str, Architecture]:
-    """Return every architecture by name: those of ``tsfm_lens.models.wirings``, and those of other packages."""
+    """Return every architecture by name: those of ``tsfm_lens.models.wirings``, and those of other packages.
+
+    Example:
+        >>> models.architectures()["chronos-bolt"].published["base"]
+        'amazon/chronos-bolt-base'
+    """
     _import_wirings()
     load_extensions(WIRINGS)
     return dict(sorted(_ARCHITECTURES.items()))
