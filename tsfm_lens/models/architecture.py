@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,7 @@ from tsfm_lens.data.frequencies import offset_of
 from tsfm_lens.errors import InputError, WiringError, unknown_name
 from tsfm_lens.extensions import load_extensions
 from tsfm_lens.hooks.activations import TokenSpans
+from tsfm_lens.hooks.tl_names import refuse_shape
 from tsfm_lens.hooks.wiring import TABLE_TRAITS
 from tsfm_lens.models.checkpoint import module_of
 from tsfm_lens.models.extras import Extra
@@ -57,6 +58,8 @@ class Encoded:
     ids: tuple[str, ...] = ()
     stats: dict[str, Tensor] = field(default_factory=dict)
     place: tuple[int, int | None] = (0, None)
+    if not TYPE_CHECKING:
+        __getattr__ = refuse_shape
 
     @property
     def rows(self) -> tuple[str, ...]:
