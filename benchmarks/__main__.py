@@ -29,8 +29,9 @@ from benchmarks.probes import measure
 from benchmarks.sweep_engine import table as engine_rows
 from benchmarks.sweep_store import engine_rows as worker_rows
 from benchmarks.sweep_store import store_rows
+from tsfm_lens import testing
 from tsfm_lens.data import as_series
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens, load
 from tsfm_lens.models.timing import clock_of, ratios
 
 Row = tuple[str, str, str, str, bool | None]
@@ -76,7 +77,7 @@ PLANS = {
 def published(name: str, size: str, device: str) -> Lens:
     """A model of published size with random weights, so large that every head matters."""
     # with the library's initialisation a head moves a forecast by 1e-7, and comparing results would mean nothing
-    return load(architectures()[name].build(size), check=False).to(device)
+    return load(testing.published(name, size), check=False).to(device)
 
 
 def series(lens: Lens, count: int, length: int = 512) -> list[np.ndarray]:

@@ -18,12 +18,13 @@ from tsfm_lens import probes
 from tsfm_lens.data import SeriesBatch, bundled, bundled_names
 from tsfm_lens.errors import LensError
 from tsfm_lens.findings import corrected, judged_names, with_twins
-from tsfm_lens.models import Lens, Run, architectures, load
+from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.models.twins import reinitialised_twin, untrained_twin
 from tsfm_lens.stats import LEVEL, SMALLEST, holm, leader, sign_test
 from tsfm_lens.studies.method_scores.methods import worth_naming
 from tsfm_lens.studies.method_scores.page import markdown, put_between
 from tsfm_lens.studies.method_scores.series import evaluation_case
+from tsfm_lens.testing import tiny
 from tsfm_lens.training.command import run_command
 from tsfm_lens.zoo.planted import mechanisms, plant
 
@@ -235,11 +236,7 @@ def _of_models(models: int, seeds: int) -> Iterator[str]:
     batch = bundled(*bundled_names()).tail(76)
     lines = []
     for name in (*EMBEDDED, *TINY):
-        lens = (
-            load(name)
-            if name in EMBEDDED
-            else load(architectures()[name].tiny(), check=False)
-        )
+        lens = load(name) if name in EMBEDDED else load(tiny(name), check=False)
         shares = learned_pages(
             lens,
             partial(_run, batch, min(12, lens.adapter.longest_pass)),

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
-from tsfm_lens import compress, load
+from tsfm_lens import compress, load, testing
 from tsfm_lens.data import SeriesBatch, as_series, bundled
 from tsfm_lens.models import Lens, architectures
 from tsfm_lens.models.timing import ratios
@@ -119,7 +119,7 @@ def speed(
     rounds: int,
 ) -> list[list[str]]:
     """Rows: what, ratio, what is allowed."""
-    whole = load(architectures()[architecture].build(size), check=False)
+    whole = load(testing.published(architecture, size), check=False)
     ranks = compress.chosen_ranks(whole, keep=keep)
     smaller = compress.factorised(whole, ranks)
     before, after = compress.sizes(whole), compress.sizes(smaller)
@@ -135,10 +135,8 @@ def speed(
         [name, "numbers", f"{allowed:.3f}", ""],
     ]
     with tempfile.TemporaryDirectory() as folder:
-        entry = architectures()[architecture]
         dense = Path(folder, "whole")
-        native = getattr(whole.native, "inner_model", whole.native)
-        entry.save(whole.native, dense) if entry.save else native.save_pretrained(dense)
+        architectures()[architecture].write(whole.native, dense)
         small = compress.save_compressed(
             smaller, Path(folder, "small"), ranks=ranks, method="svd"
         )

@@ -19,9 +19,9 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from tsfm_lens import explain, load
+from tsfm_lens import explain, load, testing
 from tsfm_lens.data import as_series
-from tsfm_lens.models import Lens, Run, architectures
+from tsfm_lens.models import Lens, Run
 
 SEGMENTS, CONTEXT, HORIZON = 12, 512, 64
 BATCHES = (16, 64, 256)
@@ -241,7 +241,7 @@ def main() -> None:
             sampled(name, reference, asked.budgets, asked.seeds)
     for name in asked.models:
         compare(
-            load(architectures()[name].build(MODELS[name])),
+            load(testing.published(name, MODELS[name])),
             asked.masks,
             asked.alone,
             asked.rounds,

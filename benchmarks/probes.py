@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 from benchmarks.apart import apart, restart_peak, status
-from tsfm_lens import probes
-from tsfm_lens.core.registry import Measurement, measurements, requirement
+from tsfm_lens import probes, testing
+from tsfm_lens.core.needs import NEEDS
+from tsfm_lens.core.registry import Measurement, measurements
 from tsfm_lens.core.results import Results
 from tsfm_lens.data import bundled
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens, load
 from tsfm_lens.models.timing import ratios
 from tsfm_lens.probes.induction import WITHIN, _sequences
 from tsfm_lens.probes.weights import core_singular_values
@@ -49,7 +50,7 @@ def timed(lens: Lens) -> dict[str, Measurement]:
         for kind, entry in measurements().items()
         if entry.of_run
         and entry.cost != "search"
-        and (not entry.needs or requirement(entry.needs).met(lens))
+        and (not entry.needs or NEEDS[entry.needs].met(lens))
     }
 
 
@@ -96,7 +97,7 @@ def _compute(kinds: list[str], lens: Lens) -> list[object]:
 
 def repeated_tokens_cost(rounds: int) -> list[Row]:
     """The repeated-random-tokens test at base size over one plain forward of the same sequences."""
-    lens = load(architectures()["chronos"].build("base"), check=False)
+    lens = load(testing.published("chronos", "base"), check=False)
     ids, motifs = _sequences(lens, 32, 4, SEQUENCES, WITHIN, 0)
     start = torch.full((SEQUENCES, 1), lens.adapter.model.config.decoder_start_token_id)
     encoded = lens.adapter.encode_tokens(ids, torch.cat([start, motifs[:, :-1]], dim=1))  # type: ignore[attr-defined]
@@ -124,7 +125,7 @@ def repeated_tokens_cost(rounds: int) -> list[Row]:
 
 def stable_rank_cost(rounds: int) -> list[Row]:
     """Singular values of W_Q W_Kᵀ of a layer's heads, through the core and of the dense product."""
-    lens = load(architectures()["chronos"].build("base"), check=False)
+    lens = load(testing.published("chronos", "base"), check=False)
     weights = lens.weights.heads(0, "cross_attn", "decoder")
     q, k = weights.W_Q.detach(), weights.W_K.detach().transpose(-2, -1)
 
@@ -158,7 +159,7 @@ def stable_rank_cost(rounds: int) -> list[Row]:
 
 def weight_spectra_cost() -> list[Row]:
     """Singular values of every matrix of a model of 200 M parameters, in float64."""
-    lens = load(architectures()["chronos"].build("base"), check=False)
+    lens = load(testing.published("chronos", "base"), check=False)
     began = time.process_time()
     found = probes.weight_ranks(lens)
     spent = time.process_time() - began
@@ -212,7 +213,7 @@ def streaming_memory() -> list[Row]:
 
 
 def _rollout_peak(keys: str, forced_path: bool) -> tuple[int, int]:
-    lens = load(architectures()["chronos"].build("base"), check=False)
+    lens = load(testing.published("chronos", "base"), check=False)
     steps = np.arange(1024)
     values = np.sin(2 * np.pi * steps / 24)[None] + 0.1 * np.random.default_rng(
         0

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.models import Forecast, Lens
-from tsfm_lens.models.extras import require
+from tsfm_lens.models import Forecast, Lens, architectures
+from tsfm_lens.models.wirings.moirai_2 import LIBRARY
 
 LEVELS = tuple(level / 10 for level in range(1, 10))
 DRAWS = 3
@@ -97,6 +97,9 @@ def chronos(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
     return Answer(quantiles.transpose(1, 2).numpy(), mean.numpy())
 
 
+chronos_bolt = chronos
+
+
 def chronos_2(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
     quantiles, mean = native.predict_quantiles(
         tensors(batch), prediction_length=horizon, quantile_levels=list(LEVELS)
@@ -105,14 +108,7 @@ def chronos_2(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
 
 
 def t5(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
-    length = min(max(batch.lengths), 512)
-    rows = [
-        np.pad(
-            each[-length:], (length - len(each[-length:]), 0), constant_values=np.nan
-        )
-        for each in batch.values
-    ]
-    ids = torch.tensor(np.stack(rows), dtype=torch.float32)
+    ids = stacked(batch, min(max(batch.lengths), 512))[:, 0]
     generated = native.generate(
         input_ids=ids.nan_to_num(0.0).long(),
         attention_mask=(~ids.isnan()).long(),
@@ -148,9 +144,8 @@ def moirai_forecaster(
 ) -> Any:
     """uni2ts's forecast object for items (variate, time)."""
     name = type(module).__name__.removesuffix("Module")
-    return getattr(
-        require("moirai", f"uni2ts.model.{name.lower()}"), f"{name}Forecast"
-    )(
+    library = LIBRARY.require(f"uni2ts.model.{name.lower()}")
+    return getattr(library, f"{name}Forecast")(
         module=module,
         prediction_length=horizon,
         target_dim=len(series[0]),
@@ -300,18 +295,8 @@ def toto_2(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
 
 
 def fracast(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
-    length = max(batch.lengths)
-    rows = np.stack(
-        [
-            np.pad(each, (length - len(each), 0), constant_values=np.nan)
-            for each in batch.values
-        ]
-    )
-    return Answer(
-        native.forecast_batch(rows.astype(np.float32), horizon=horizon).transpose(
-            0, 2, 1
-        )
-    )
+    rows = stacked(batch, max(batch.lengths))[:, 0].numpy()
+    return Answer(native.forecast_batch(rows, horizon=horizon).transpose(0, 2, 1))
 
 
 def tirex(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
@@ -322,12 +307,7 @@ def tirex(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
 
 
 def ttm(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
-    length = native.config.context_length
-    rows = [
-        np.pad(each[-length:], (max(length - len(each), 0), 0), constant_values=np.nan)
-        for each in batch.values
-    ]
-    past = torch.tensor(np.stack(rows), dtype=torch.float32)[..., None]
+    past = stacked(batch, native.config.context_length).transpose(1, 2)
     output = native(
         past.nan_to_num(0.0), past_observed_mask=~past.isnan()
     ).prediction_outputs
@@ -342,20 +322,11 @@ def timestral(
     return Answer(found.quantiles.flatten(0, 1).transpose(1, 2).numpy())
 
 
+def _named(name: str) -> Any:
+    """The function named as the module of an architecture's wiring, if there is one."""
+    return globals().get(architectures()[name].module)
+
+
 NATIVE: dict[str, Callable[[Any, SeriesBatch, int], Answer]] = {
-    "chronos": chronos,
-    "chronos-2": chronos_2,
-    "chronos-bolt": chronos,
-    "moirai-1.1": moirai,
-    "moirai-2": moirai_2,
-    "t5": t5,
-    "timesfm-2.5": timesfm_2p5,
-    "timesfm-2.5-transformers": timesfm_2p5_transformers,
-    "timesfm-3": timesfm_3,
-    "timestral": timestral,
-    "toto-1": toto,
-    "toto-2": toto_2,
-    "fracast": fracast,
-    "tirex": tirex,
-    "ttm": ttm,
+    name: _named(name) for name in architectures() if _named(name)
 }

@@ -90,7 +90,7 @@ class Forecaster(nn.Module):
 class Wired(Adapter):
     """The right wiring."""
 
-    architecture = "own"
+    architecture = "homemade"
     context_length, prediction_length, levels = CONTEXT, HORIZON, LEVELS
 
     def __init__(self, native: Forecaster) -> None:
@@ -102,7 +102,11 @@ class Wired(Adapter):
             upstream=("embed",),
         )
         self.wiring = Wiring(
-            "own", (stack,), Site("head", layout="batch pos d_out"), "embed", HORIZON
+            "homemade",
+            (stack,),
+            Site("head", layout="batch pos d_out"),
+            "embed",
+            HORIZON,
         )
 
     def stack(self) -> Stack:
@@ -177,6 +181,11 @@ def drawn(native: Forecaster | None = None, gain: float = 1.0) -> Forecaster:
             else:
                 weight.normal_(std=0.1)
     return native.eval()
+
+
+def tiny() -> Forecaster:
+    """The model of the suites, where the wiring is registered."""
+    return drawn()
 
 
 def failed(wiring: Callable[[Any], Any], model: Forecaster) -> set[int]:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hatchling.builders.sdist import SdistBuilder
 
+from tsfm_lens.models.architecture import extras as optional_libraries
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # these promise stability, or count releases by the calendar, or only serve those who work on the package
@@ -73,18 +75,7 @@ def test_the_source_distribution_holds_what_the_checks_need() -> None:
 
 def test_what_a_major_release_could_break_is_bounded() -> None:
     optional = PROJECT["optional-dependencies"]
-    extras = (
-        "timesfm",
-        "toto",
-        "toto2",
-        "moirai",
-        "ttm",
-        "tirex",
-        "fracast",
-        "ray",
-        "dysts",
-        "static",
-    )
+    extras = (*optional_libraries(), "ray", "dysts", "static")
     models = [line for extra in extras for line in optional[extra]]
     for requirement in (*PROJECT["dependencies"], *models):
         name = re.split(r"[\[<>=]", requirement)[0]

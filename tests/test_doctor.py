@@ -16,9 +16,11 @@ import tsfm_lens.testing
 from tsfm_lens import doctor
 from tsfm_lens.cli import app
 from tsfm_lens.doctor import examine
-from tsfm_lens.models.extras import EXTRAS
+from tsfm_lens.models.architecture import extras as optional_libraries
 from tsfm_lens.testing import OracleResult
 from tsfm_lens.zoo import checkpoint_names
+
+EXTRAS = optional_libraries()
 
 HELD = "amazon/chronos-bolt-tiny"
 

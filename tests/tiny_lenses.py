@@ -7,22 +7,35 @@ from typing import Any
 
 import pytest
 
+from tsfm_lens import testing
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.models.extras import status
 
-NAMES = sorted(architectures())
-ATTENDING = [name for name in NAMES if name not in ("fracast", "tirex", "ttm")]
-"""Architectures with heads."""
-SUMMING = [name for name in NAMES if name != "fracast"]
-"""Architectures whose stream is the sum of its writes."""
+NAMES = list(architectures())
+OURS = [
+    name
+    for name, entry in architectures().items()
+    if entry.adapter.__module__.startswith("tsfm_lens.")
+]
+"""Architectures of this package, not those that others register."""
+
+
+def having(trait: str) -> list[str]:
+    """Names of the architectures whose models have a trait."""
+    return [name for name in NAMES if trait in architectures()[name].traits]
+
+
+ATTENDING = having("attention")
+SUMMING = having("additive")
+STORED = [name for name in NAMES if architectures()[name].blank is not None]
+"""Architectures that have checkpoints."""
 
 
 def tiny(name: str) -> Any:
     """A native model of its own."""
     entry = architectures()[name]
-    if entry.extra and not status()[entry.extra].importable:
+    if not entry.importable:
         pytest.skip(f"the extra {entry.extra} is not installed")
-    return entry.tiny()
+    return testing.tiny(name)
 
 
 def fresh(name: str) -> Lens:

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from tsfm_lens.errors import install_command
 from tsfm_lens.models.extras import (
-    EXTRAS,
     installed,
     missing_packages,
     packages_of_extras,
-    status,
 )
 
 if TYPE_CHECKING:
@@ -48,18 +46,20 @@ def examine() -> Facts:
     """Examine packages, devices, hub cache, browser and checkpoints; nothing is fetched, no model is opened."""
     import torch
 
+    from tsfm_lens.models.architecture import extras as optional_libraries
     from tsfm_lens.zoo import checkpoint_names
 
+    libraries = optional_libraries()
     extras = [
         {
             "name": name,
-            "title": state.extra.title,
-            "version": state.version,
-            "tested": next(iter(state.extra.distributions.values())),
-            "missing": list(state.missing),
-            "install": list(state.extra.install),
+            "title": extra.title,
+            "version": next(iter(extra.versions.values())),
+            "tested": next(iter(extra.distributions.values())),
+            "missing": list(extra.missing),
+            "install": list(extra.install),
         }
-        for name, state in status().items()
+        for name, extra in libraries.items()
     ]
     packages = [
         {
@@ -69,7 +69,7 @@ def examine() -> Facts:
             "install": install_command(name),
         }
         for name, needed in packages_of_extras().items()
-        if name not in EXTRAS
+        if name not in libraries
     ]
     return {
         "python": platform.python_version(),

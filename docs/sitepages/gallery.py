@@ -20,13 +20,9 @@ from sitepages.scenes import (
     scene_of_pair,
 )
 from sitepages.writing import DOCS, code, from_docstring, plain, write, write_bytes
-from tsfm_lens.core.registry import (
-    THEMES,
-    Figure,
-    Measurement,
-    measurements,
-    requirement,
-)
+from tsfm_lens.core.needs import NEEDS
+from tsfm_lens.core.registry import THEMES, Figure, Measurement, measurements
+from tsfm_lens.models.architecture import models_meeting
 from tsfm_lens.viz.saving import BROWSER_CONFIG
 
 STATIC = CACHE / "static"
@@ -149,7 +145,7 @@ def _page(
         f"**Reported values** {', '.join(f'`{item}`' for item in measurement.paper)}"
         if measurement.paper
         else "",
-        f"**Models** {plain(requirement(measurement.needs).models)}"
+        f"**Models** {plain(models_meeting(NEEDS[measurement.needs]))}"
         if measurement.needs
         else "",
     ]

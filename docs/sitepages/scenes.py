@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache
 
-from tsfm_lens.core.registry import Figure, Measurement, find, requirement
+from tsfm_lens.core.needs import NEEDS
+from tsfm_lens.core.registry import Figure, Measurement, find
 from tsfm_lens.models import Lens, load
 
 HORIZON = 24
@@ -191,7 +192,7 @@ def _scene_of(measurement: Measurement, figure: Figure) -> Scene:
 
 def _of_run(measurement: Measurement, figure: Figure) -> Scene:
     allowed = all(
-        not needs or requirement(needs).met(_chronos())
+        not needs or NEEDS[needs].met(_chronos())
         for needs in (measurement.needs, figure.needs)
     )
     driven = measurement.theme == "Inputs" or not allowed

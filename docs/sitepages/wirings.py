@@ -14,6 +14,7 @@ from sitepages.writing import plain, write
 from tsfm_lens.errors import MissingExtraError
 from tsfm_lens.hooks import Attention
 from tsfm_lens.models import Architecture, Lens, architectures, load
+from tsfm_lens.testing import tiny
 
 FOLDER = "concepts/generated"
 STEPS = 48  # of the series whose tokens are drawn
@@ -52,7 +53,7 @@ def _kept(name: str, architecture: Architecture) -> str:
     file = CACHE / "wirings" / f"{key}.html"
     if not file.exists():
         try:
-            lens = load(architecture.tiny())
+            lens = load(tiny(name))
         except MissingExtraError as error:
             return f"<p>{escape(str(error))}</p>\n"
         file.parent.mkdir(parents=True, exist_ok=True)

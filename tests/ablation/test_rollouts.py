@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tiny_lenses import lens_of
+from tiny_lenses import NAMES, fresh, lens_of
+from tsfm_lens import testing
 from tsfm_lens.ablation import Variant, VariantForecasts, forecast_variants, rollouts
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, UnknownNameError
@@ -23,11 +24,10 @@ from tsfm_lens.hooks import (
     Zero,
     writers,
 )
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens, load
 from tsfm_lens.models.architecture import stands_apart
 from tsfm_lens.testing import assert_close, example_case, native_traces, rounding
 
-NAMES = sorted(architectures())
 LEVELS = (1e-6, 1e-3, 1.0, 3e6, 1e3)
 
 
@@ -283,7 +283,7 @@ def test_the_encoder_runs_once_a_batch_and_keys_are_held_once_a_series(
 
 
 def test_what_is_zeroed_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    lens = load(architectures()["chronos"].tiny(), check=False)
+    lens = fresh("chronos")
     rows: list[int] = []
     mm = torch.mm
     monkeypatch.setattr(
@@ -475,7 +475,7 @@ def test_whatever_an_object_was_compiled_with(options: dict[str, Any]) -> None:
     lens_of("timesfm-2.5")
     import timesfm
 
-    native = architectures()["timesfm-2.5"].tiny()
+    native = testing.tiny("timesfm-2.5")
     config = timesfm.ForecastConfig(
         max_context=64, max_horizon=16, normalize_inputs=True, per_core_batch_size=1
     )
@@ -494,7 +494,7 @@ def test_whatever_an_object_was_compiled_with(options: dict[str, Any]) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "timesfm-2.5", "toto-1"])
 def test_on_a_gpu(name: str) -> None:
-    lens = load(architectures()[name].tiny(), check=False).to("cuda")
+    lens = fresh(name).to("cuda")
     batch, state = shown(lens), torch.cuda.get_rng_state()
     variants = [Variant.zero(part) for part in writers(lens.wiring)[::3]]
     loop = forecast_variants(

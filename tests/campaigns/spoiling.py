@@ -54,12 +54,7 @@ def tensors(path: Path) -> dict[str, np.ndarray]:
 
 def save(name: str, native: Any, folder: Path, patch: pytest.MonkeyPatch) -> Path:
     """Write a sound checkpoint of an architecture that loads as long as the patch stands."""
-    entry = architectures()[name]
-    if entry.save is not None:
-        entry.save(native, folder)
-    else:
-        # the pipelines of Chronos save through their models
-        getattr(native, "inner_model", native).save_pretrained(folder)
+    architectures()[name].write(native, folder)
     if name == "timesfm-2.5":
         from timesfm.timesfm_2p5.timesfm_2p5_torch import TimesFM_2p5_200M_torch_module
 

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from campaigns.spoiling import KINDS, MARK, save, tensors
+from tiny_lenses import STORED
 from tsfm_lens.errors import LensError
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.checkpoint import module_of
-from tsfm_lens.models.extras import status
+from tsfm_lens.testing import tiny
 
-NAMES = sorted(architectures())
 SAMPLE, PARTS, PATIENCE = 6, 50, 300
 """Cases a kind in the default suite; parts of the campaign; seconds after which a load counts as hanging."""
 RENAMED = {".mlp.ff0.": ".mlp.fc1.", ".mlp.ff1.": ".mlp.fc2."}
@@ -47,11 +47,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]
     """A sound checkpoint of every architecture whose library is installed."""
     folders = {}
     with pytest.MonkeyPatch.context() as patch:
-        for name in NAMES:
+        for name in STORED:
             entry = architectures()[name]
-            if entry.extra and not status()[entry.extra].importable:
+            if not entry.importable:
                 continue
-            native = load(entry.tiny(), check=False).native
+            native = load(tiny(name), check=False).native
             folders[name] = save(name, native, tmp_path_factory.mktemp(name), patch)
         yield folders
 

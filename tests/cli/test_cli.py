@@ -15,6 +15,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 import tsfm_lens
+from tsfm_lens import testing
 from tsfm_lens.cli import app
 from tsfm_lens.models.architecture import architectures
 from tsfm_lens.testing import assert_close
@@ -32,7 +33,7 @@ def folder(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> str:
     path = tmp_path_factory.mktemp("checkpoint") / request.param
-    architectures()[request.param].tiny().save_pretrained(path)
+    testing.tiny(request.param).save_pretrained(path)
     return str(path)
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
+from tsfm_lens import testing
 from tsfm_lens.cli import app
 from tsfm_lens.cli.reading import in_option_words
 from tsfm_lens.data import read_series
 from tsfm_lens.models import load
-from tsfm_lens.models.architecture import architectures
 from tsfm_lens.testing import assert_close
 
 RUNNER = CliRunner()
@@ -104,7 +104,7 @@ def test_what_is_said_names_options_and_what_is_read_is_noted(
     german: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "bolt"
-    architectures()["chronos-bolt"].tiny().save_pretrained(folder)
+    testing.tiny("chronos-bolt").save_pretrained(folder)
     command = ("forecast", str(folder), "--data", str(german), "--encoding", "cp1252")
     assert "give --decimal . or --decimal ," in words(
         run(*command, "--target", "Verbrauch")

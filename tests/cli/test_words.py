@@ -11,10 +11,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from tsfm_lens.cli import app, common
-from tsfm_lens.core.registry import Needs, figures, measurements, requirement
-from tsfm_lens.models import load
-from tsfm_lens.models.architecture import architectures
-from tsfm_lens.viz import needs
+from tsfm_lens.core.registry import figures, measurements
 
 RUNNER = CliRunner()
 CO2 = ("--data", "bundled:co2")
@@ -160,31 +157,6 @@ def test_refused_in_its_own_words_before_a_model_is_opened(
         )
     )
     assert not list(tmp_path.iterdir())
-
-
-def _needs() -> list[Needs]:
-    declared = [
-        requirement(each.needs) for each in measurements().values() if each.needs
-    ]
-    return [*declared, *(each for each in vars(needs).values() if type(each) is Needs)]
-
-
-@pytest.mark.parametrize("name", architectures())
-def test_what_an_architecture_cannot_have_none_of_its_models_has(name: str) -> None:
-    architecture = architectures()[name]
-    if architecture.extra:
-        pytest.importorskip(
-            {"moirai": "uni2ts", "ttm": "tsfm_public"}.get(
-                architecture.extra, architecture.extra
-            )
-        )
-    lens = load(architecture.tiny(), check=False)
-    for each in _needs():
-        assert each.possible(architecture) or not each.met(lens), each.words
-        # and what is possible for it is met by the model that the suite runs on
-        assert (
-            each.met(lens) or not each.possible(architecture) or "record" in each.words
-        ), each.words
 
 
 def test_short_help_and_completion() -> None:

@@ -14,13 +14,12 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from tiny_lenses import ATTENDING, tiny
+from tiny_lenses import ATTENDING, NAMES, tiny
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks import attention_capture, edit, interventions
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Writer
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.models.extras import status
 from tsfm_lens.testing import (
     ORACLES,
     Case,
@@ -28,16 +27,14 @@ from tsfm_lens.testing import (
     oracles,
     oracles_attention,
     oracles_runs,
+    published,
 )
-
-ARCHITECTURES = sorted(architectures())
-
 
 tiny_case = cache(lambda name: example_case(load(tiny(name))))
 
 
 @pytest.mark.parametrize("oracle", ORACLES, ids=lambda oracle: oracle.__name__)
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_oracle_holds(name: str, oracle: Callable) -> None:
     result = oracle(tiny_case(name))
     assert result.passed, result
@@ -73,7 +70,7 @@ def test_oracle_holds_with_covariates(name: str, oracle: Callable) -> None:
 TOO_LARGE = {("toto-2", "2.5B")}
 PUBLISHED = [
     (name, size)
-    for name in ARCHITECTURES
+    for name in NAMES
     for size in architectures()[name].published
     if (name, size) not in TOO_LARGE
 ]
@@ -93,12 +90,10 @@ def free_memory() -> Iterator[None]:
 def test_oracles_hold_at_published_size(name: str, size: str, tmp_path: Path) -> None:
     """Random weights, saved and read back by the model's real loader."""
     architecture = architectures()[name]
-    if architecture.extra and not status()[architecture.extra].importable:
+    if not architecture.importable:
         pytest.skip(f"the extra {architecture.extra} is not installed")
-    native = architecture.build(size)
-    native.save_pretrained(
-        tmp_path
-    ) if architecture.save is None else architecture.save(native, tmp_path)
+    native = published(name, size)
+    architecture.write(native, tmp_path)
     del native
     gc.collect()
     case = example_case(load(tmp_path), n_series=1)
@@ -314,7 +309,7 @@ def test_a_forgotten_hook_is_noticed(name: str) -> None:
     assert not oracles_runs.leaves_no_trace(case).passed
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_wrong_rollout_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = fresh(name)
     adapter: Any = case.lens.adapter
@@ -353,8 +348,7 @@ def test_a_wrong_rollout_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_loading_refuses_a_model_that_is_not_as_wired() -> None:
-    entry = architectures()["chronos"]
-    model = entry.tiny()
+    model = tiny("chronos")
     original = model.decoder.final_layer_norm.forward
     model.decoder.final_layer_norm.forward = lambda x: (
         original(x) + 1e-2 * torch.sin(100 * x.sum(-1, keepdim=True))

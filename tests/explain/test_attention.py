@@ -9,18 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from tiny_lenses import fresh
 from tsfm_lens import explain, probes
 from tsfm_lens.explain.attention import Graph, graph_of, largest_flows, rollout_shares
-from tsfm_lens.models import Run, architectures, load
+from tsfm_lens.models import Run
 from tsfm_lens.testing import assert_close
 
 DEPTH = 300
 
 
 def test_roll_out_over_one_stack_is_the_probe_s() -> None:
-    run = load(architectures()["timesfm-2.5-transformers"].tiny()).run(
-        5 + np.sin(np.arange(64) / 3), 4
-    )
+    run = fresh("timesfm-2.5-transformers").run(5 + np.sin(np.arange(64) / 3), 4)
     flow = probes.attention_rollout(run)["flow"].values[-1][-1]
     parts = explain.segments(run, parts=8)
     found = explain.input_attribution(

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from tiny_lenses import fresh
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.explain import Segment, input_routes, segments
 from tsfm_lens.explain.masking import masked
 from tsfm_lens.explain.routes import PairedRuns
-from tsfm_lens.models import Lens, Run, architectures, load
+from tsfm_lens.models import Lens, Run
 from tsfm_lens.probes.places import places_of
 from tsfm_lens.testing import assert_close
 from tsfm_lens.zoo.planted import plant
@@ -64,7 +65,7 @@ def by_hand(run: Run, parts: tuple[Segment, ...], number: int, name: str) -> np.
 def test_an_effect_is_that_of_a_patch_set_by_hand(
     name: str, series: SeriesBatch
 ) -> None:
-    lens = load(architectures()[name].tiny(), check=False)
+    lens = fresh(name)
     run = lens.run(series, 4)
     parts = segments(run, parts=2)
     components = [

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from browsing import Linked, until
+from tiny_lenses import fresh
 from tsfm_lens.data import SeriesBatch, bundled
 from tsfm_lens.errors import InputError, MissingExtraError, UnknownNameError
 from tsfm_lens.explore import opening, widget
 from tsfm_lens.explore.widget import Explorer
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens
 from tsfm_lens.testing import assert_close, last_digit
 
 H = 6
@@ -26,7 +27,7 @@ HEADS = ["decoder.1.cross_attn.2", "decoder.0.cross_attn.1"]
 
 @pytest.fixture(scope="module", params=["chronos", "chronos-bolt"])
 def lens(request: pytest.FixtureRequest) -> Lens:
-    return load(architectures()[request.param].tiny(), check=False)
+    return fresh(request.param)
 
 
 @pytest.fixture

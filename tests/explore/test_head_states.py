@@ -8,9 +8,10 @@ import torch
 import xarray as xr
 from scipy.stats import spearmanr
 
+from tiny_lenses import fresh
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens
 from tsfm_lens.probes import attribution, head_states
 from tsfm_lens.testing import assert_close
 
@@ -27,9 +28,7 @@ CONTEXT, TRUTH = bundled("nile").tail(46).split(H)
     params=["chronos", "chronos-bolt", "timesfm-2.5-transformers", "toto-2"],
 )
 def lens(request: pytest.FixtureRequest) -> Lens:
-    if request.param == "toto-2":
-        pytest.importorskip("toto2")
-    return load(architectures()[request.param].tiny(), check=False)
+    return fresh(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +170,7 @@ def test_attention_is_shared_out_whole_and_in_place(lens: Lens, ds: xr.Dataset) 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
 def test_several_series_have_what_each_has_alone(name: str) -> None:
     """Of a long series the second one, much shorter, lies at the end of the steps."""
-    lens = load(architectures()[name].tiny(), check=False)
+    lens = fresh(name)
     long, short = bundled("co2").tail(40), bundled("nile").tail(20)
     run = lens.run(type(long).concat([long, short]), H)
     both, alone = head_states(run), head_states(run.select([1]))
@@ -209,7 +208,7 @@ def test_several_series_have_what_each_has_alone(name: str) -> None:
 
 
 def test_one_step_has_no_rank_correlation() -> None:
-    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    lens = fresh("chronos-bolt")
     calls: list[tuple[int, int]] = []
     ds = head_states(
         lens.run(CONTEXT, 1),
@@ -242,6 +241,6 @@ def test_one_step_has_no_rank_correlation() -> None:
 def test_what_cannot_be_explored_is_refused(
     name: str, series: tuple[str, ...], steps: int, kind: str | None, words: str
 ) -> None:
-    lens = load(architectures()[name].tiny(), check=False)
+    lens = fresh(name)
     with pytest.raises((InputError, UnknownNameError), match=words):
         head_states(lens.run(bundled(*series), steps), kind=kind)

@@ -14,14 +14,14 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from natives import answer, assert_is, draws_of
+from natives import NATIVE, answer, assert_is, draws_of
 from tiny_lenses import lens_of
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError, LensError
-from tsfm_lens.models import Lens, architectures
+from tsfm_lens.models import Lens
 from tsfm_lens.testing import assert_close
 
-ARCHITECTURES = sorted(architectures())
+ARCHITECTURES = sorted(NATIVE)
 NAN = float("nan")
 BY_ITEM = ("moirai-1.1", "moirai-2", "timesfm-3", "timestral", "toto-1", "toto-2")
 

@@ -15,18 +15,17 @@ import torch
 from torch import Tensor
 
 from refusals import expect_error
-from tiny_lenses import ATTENDING, SUMMING, lens_of
+from tiny_lenses import ATTENDING, NAMES, SUMMING, fresh, lens_of
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError, WiringError
 from tsfm_lens.hooks import Activations
 from tsfm_lens.hooks.residual import Decomposed
 from tsfm_lens.hooks.wiring import Mlp, Stack, Writer
-from tsfm_lens.models import Lens, Run, architectures, load
+from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.models.base import LensBase
 from tsfm_lens.probes import attribution
 from tsfm_lens.testing import assert_close, example_case, rounding
 
-NAMES = sorted(architectures())
 TOLERANCE = 1e-3
 # one hidden layer between the stream and the quantiles; others have more, or a mixture
 ONE_LAYER = {
@@ -221,7 +220,7 @@ def test_a_table_that_is_not_the_models_is_not_decomposed(
     "name", ["chronos", "chronos-2", "chronos-bolt", "timesfm-2.5-transformers"]
 )
 def test_half_precision_is_read_out_as_the_library_reads_it(name: str) -> None:
-    lens = load(architectures()[name].tiny(), check=False).to(torch.bfloat16)
+    lens = fresh(name).to(torch.bfloat16)
     output, acts = lens.run_with_cache(
         example_case(lens).encoded, names_filter="**.hook_resid_post"
     )

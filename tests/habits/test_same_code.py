@@ -21,8 +21,9 @@ from language_models import (
     llama,
     neox,
 )
+from tsfm_lens import testing
 from tsfm_lens.errors import UnknownNameError
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens, load
 from tsfm_lens.testing import assert_close
 
 NATIVE = {"llama": llama, "neox": neox}
@@ -252,7 +253,7 @@ def test_caching_takes_the_same_arguments(name: str) -> None:
 
 @cache
 def t5() -> tuple[Lens, Any, Any, Any]:
-    native = architectures()["t5"].tiny()
+    native = testing.tiny("t5")
     theirs = bridge(copy.deepcopy(native))
     lens = load(native, check=False)
     series, forced = torch.randint(2, 50, (2, 11)), torch.randint(2, 50, (2, 5))

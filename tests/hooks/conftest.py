@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from tsfm_lens.models import Lens, architectures, load
+from tiny_lenses import fresh
+from tsfm_lens.models import Lens
 from tsfm_lens.testing import Case, example_case
 
 
 @pytest.fixture(scope="session")
 def token_lens() -> Lens:
-    return load(architectures()["chronos"].tiny())
+    return fresh("chronos")
 
 
 @pytest.fixture(scope="session")
 def patch_lens() -> Lens:
-    return load(architectures()["chronos-bolt"].tiny())
+    return fresh("chronos-bolt")
 
 
 @pytest.fixture(scope="session")

@@ -7,14 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refusals import expect_error
+from tsfm_lens import testing
 from tsfm_lens.errors import UnknownNameError
 from tsfm_lens.hooks import Component, components, select_components, writers
 from tsfm_lens.hooks.names import hook_points, select
 from tsfm_lens.models import architectures
 
-WIRING = (
-    architectures()["chronos-bolt"].adapt(architectures()["chronos-bolt"].tiny()).wiring
-)
+WIRING = architectures()["chronos-bolt"].adapt(testing.tiny("chronos-bolt")).wiring
 POINTS = hook_points(WIRING)
 
 
@@ -82,7 +81,7 @@ def test_a_typing_error_names_the_nearest() -> None:
 
 def test_labels_of_heads_are_read_where_they_are_of_one() -> None:
     one = architectures()["chronos-2"]
-    single = one.adapt(one.tiny()).wiring
+    single = one.adapt(testing.tiny("chronos-2")).wiring
     for label in ("L1.time_attn.H2", "1.time_attn.2"):
         assert [str(each) for each in select_components(single, label)] == [
             "1.time_attn.2"

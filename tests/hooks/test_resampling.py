@@ -12,10 +12,9 @@ from tiny_lenses import ATTENDING, lens_of
 from tsfm_lens.ablation import Variant, forecast_variants
 from tsfm_lens.errors import HookError
 from tsfm_lens.hooks import Component, Resample
-from tsfm_lens.models import Lens, architectures
+from tsfm_lens.models import Lens
 from tsfm_lens.testing import example_case, rounding
 
-NAMES = sorted(architectures())
 FIXED = ("chronos-2", "moirai-1.1", "toto-2")
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tiny_lenses import ATTENDING, fresh, lens_of
+from tsfm_lens import testing
 from tsfm_lens.ablation import Variant, run_variants
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
@@ -144,16 +145,16 @@ def test_precisions_that_a_library_does_not_run_in_are_refused(name: str) -> Non
 
 
 def test_a_moirai_forecast_keeps_its_settings() -> None:
-    from tsfm_lens.models.extras import require
+    from tsfm_lens.models.wirings.moirai_2 import LIBRARY
 
-    module = architectures()["moirai-1.1"].tiny()
+    module = testing.tiny("moirai-1.1")
     sizes = {
         "target_dim": 1,
         "feat_dynamic_real_dim": 0,
         "past_feat_dynamic_real_dim": 0,
         "patch_size": 8,
     }
-    native = require("moirai", "uni2ts.model.moirai").MoiraiForecast(
+    native = LIBRARY.require("uni2ts.model.moirai").MoiraiForecast(
         prediction_length=12, context_length=24, module=module, num_samples=7, **sizes
     )
     lens = load(native, check=False)

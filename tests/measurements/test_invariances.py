@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from tiny_lenses import lens_of
-from tsfm_lens.models import Run, architectures
+from tiny_lenses import OURS, having, lens_of
+from tsfm_lens.models import Run
 from tsfm_lens.probes import ablation_effects
 from tsfm_lens.viz.zero_ablation import read_ablation
 
-NAMES = [name for name in architectures() if name != "t5"]
+NAMES = having("numeric_series")
 STATEMENTS = ("acts", "p", "significant")
 SIZES = ("size", "low", "high")
 EFFECTS = ("mean_shift", "mase_change", "spearman_distance")
@@ -43,8 +43,9 @@ def test_statements_know_no_units_order_or_copies(name: str) -> None:
             rows[2]
         )
         # the scaling of some models has an epsilon, so that they forecast tiny series otherwise
-        if factor > 1 or apart < NEAR:
+        if factor > 1 and name in OURS:
             assert apart < NEAR
+        if apart < NEAR:
             assert_same(plain, other)
     assert_same(plain, effects(name, rows[::-1])[1])
     assert_same(plain, effects(name, [*rows, rows[1], rows[1]])[1], counts=False)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import planted
-from tsfm_lens.core.registry import find, requirement
+from tsfm_lens.core.needs import NEEDS
+from tsfm_lens.core.registry import find
 from tsfm_lens.core.results import Results
 from tsfm_lens.errors import LensError
 from tsfm_lens.findings import judge
@@ -26,7 +27,7 @@ def test_a_planted_result_has_the_form_of_a_computed_one(
     able = {
         model: work
         for model, work in works.items()
-        if not needs or requirement(needs).met(work.run.lens)
+        if not needs or NEEDS[needs].met(work.run.lens)
     }
     found = {
         model: planted.differences(made, work[made.attrs["kind"]])

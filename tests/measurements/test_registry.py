@@ -23,12 +23,12 @@ from specimens.marks import unexplained
 from tsfm_lens import viz
 from tsfm_lens.cli import app
 from tsfm_lens.core import registry
+from tsfm_lens.core.needs import NEEDS
 from tsfm_lens.core.registry import (
     Figure,
     find,
     measurement,
     measurements,
-    requirement,
 )
 from tsfm_lens.core.results import Results
 from tsfm_lens.errors import InputError, UnknownNameError
@@ -47,7 +47,7 @@ def test_every_measurement_is_computed_drawn_tabulated_and_told(
     kind: str, work: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry, lens = find(kind), work.run.lens
-    if entry.needs and not requirement(entry.needs).met(lens):
+    if entry.needs and not NEEDS[entry.needs].met(lens):
         with pytest.raises(InputError, match=lens.model_id):
             work[kind]
         # the probe itself says so, too
@@ -58,7 +58,7 @@ def test_every_measurement_is_computed_drawn_tabulated_and_told(
     result = work[kind]
     assert result.attrs["kind"] == kind
     for figure in entry.figures:
-        if not figure.needs or requirement(figure.needs).met(lens):
+        if not figure.needs or NEEDS[figure.needs].met(lens):
             assert figure.draw(result, *(work[other] for other in figure.beside)).data
     panels = panels_of({kind: result})[kind]
     assert panels

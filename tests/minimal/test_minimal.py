@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from tsfm_lens.models import architectures
+
 pytestmark = pytest.mark.skipif(
     find_spec("gluonts") is not None, reason="extras are installed here"
 )
@@ -65,16 +67,11 @@ MISSING = {
         "static",
     ),
     "pdf": (["explain", *SERIES, "--pdf", "--out", "out"], "static"),
-    "timesfm": (
-        ["forecast", "google/timesfm-2.5-200m-pytorch", *SERIES[1:]],
-        "timesfm",
-    ),
-    "toto": (["forecast", "Datadog/Toto-Open-Base-1.0", *SERIES[1:]], "toto"),
-    "moirai": (["forecast", "Salesforce/moirai-1.1-R-small", *SERIES[1:]], "moirai"),
-    "ttm": (["forecast", "ibm-granite/granite-timeseries-ttm-r2", *SERIES[1:]], "ttm"),
-    "tirex": (["forecast", "NX-AI/TiRex", *SERIES[1:]], "tirex"),
-    "fracast": (["forecast", "ztxtech/fracast-0", *SERIES[1:]], "fracast"),
 }
+for entry in architectures().values():
+    if entry.extra:
+        model = next(iter(entry.published.values()))
+        MISSING[entry.name] = (["forecast", model, *SERIES[1:]], entry.extra)
 
 
 @pytest.fixture

@@ -19,16 +19,16 @@ from torch import nn
 
 import tsfm_lens
 from campaigns.spoiling import MARK, poison, save
-from tiny_lenses import lens_of
+from tiny_lenses import STORED, lens_of
 from tsfm_lens.embedded import checkpoint_path
 from tsfm_lens.errors import CheckpointError, MissingExtraError
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens, load
 from tsfm_lens.models.checkpoint import module_of
 from tsfm_lens.probes import weight_effects
 from tsfm_lens.testing import assert_close, example_case
 
 # the linear layers of Toto 2 scale their outputs and are none that peft adds to
-NAMES = sorted(set(architectures()) - {"toto-2"})
+NAMES = [name for name in STORED if name != "toto-2"]
 SERIES = tsfm_lens.bundled("elnino").tail(128)
 
 

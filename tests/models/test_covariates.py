@@ -17,7 +17,6 @@ from tsfm_lens import explain
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens
-from tsfm_lens.models.architecture import architectures
 from tsfm_lens.testing import assert_close
 
 STEPS, HORIZON = 60, 24
@@ -51,8 +50,7 @@ def drawn(
 
 
 def test_timesfm_3_decodes_covariates_as_the_library_does() -> None:
-    pytest.importorskip("timesfm3")
-    lens = tsfm_lens.load(architectures()["timesfm-3"].tiny())
+    lens = fresh("timesfm-3")
     items = drawn(2)
     batch = as_series(items)
     ours = lens.forecast(batch, HORIZON)
@@ -108,7 +106,7 @@ def test_moirai_forecasts_as_its_library_does(name: str) -> None:
     room = pytest.importorskip(
         "uni2ts.model.moirai" if name == "moirai-1.1" else "uni2ts.model.moirai2"
     )
-    lens = tsfm_lens.load(architectures()[name].tiny())
+    lens = fresh(name)
     horizon = 8
     items = drawn(2, horizon=horizon)
     batch = as_series(items)
@@ -150,7 +148,7 @@ def test_moirai_forecasts_as_its_library_does(name: str) -> None:
 
 def test_toto_puts_what_is_known_in_the_place_of_its_own_forecast() -> None:
     room = pytest.importorskip("toto.inference.forecaster")
-    lens = tsfm_lens.load(architectures()["toto-1"].tiny())
+    lens = fresh("toto-1")
     patch = lens.adapter.prediction_length
     horizon = 2 * patch
     items = drawn(2, 4 * patch, horizon)

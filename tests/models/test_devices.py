@@ -11,7 +11,7 @@ import pytest
 import torch
 import xarray as xr
 
-from tiny_lenses import fresh
+from tiny_lenses import NAMES, fresh
 from tsfm_lens import compress
 from tsfm_lens.ablation import Variant, forecast_variants
 from tsfm_lens.core.registry import measurements
@@ -34,7 +34,6 @@ from tsfm_lens.testing import (
     oracles_ends,
 )
 
-NAMES = sorted(architectures())
 HALF = [
     name for name, each in architectures().items() if "float16" in each.adapter.dtypes
 ]

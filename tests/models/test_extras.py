@@ -16,9 +16,10 @@ import tsfm_lens
 from refusals import expect_error
 from tsfm_lens.errors import MissingExtraError, install_command
 from tsfm_lens.models import extras
-from tsfm_lens.models.extras import EXTRAS, require, status
+from tsfm_lens.models.architecture import extras as optional_libraries
 
 ROOT = Path(tsfm_lens.__file__).parent.parent
+EXTRAS = optional_libraries()
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -55,10 +56,9 @@ def test_project_files_say_the_same_as_the_table() -> None:
 
 @pytest.mark.parametrize("name", sorted(EXTRAS))
 def test_the_library_that_is_there_is_the_real_one(name: str) -> None:
-    if not status()[name].importable:
+    if not EXTRAS[name].importable:
         pytest.skip(f"{name} is not installed")
-    assert require(name).__name__ == EXTRAS[name].imports[0]
-    expect_error(name, require, f"{name}x")
+    assert EXTRAS[name].require().__name__ == EXTRAS[name].imports[0]
 
 
 @pytest.mark.parametrize("name", sorted(EXTRAS))
@@ -70,12 +70,12 @@ def test_a_missing_library_is_named_with_the_commands_that_install_it(
         for known in [known for known in sys.modules if known.startswith(f"{module}.")]:
             monkeypatch.setitem(sys.modules, known, None)
     with pytest.raises(MissingExtraError, match="doctor") as caught:
-        require(name)
+        EXTRAS[name].require()
     assert install_command(name) in str(caught.value)
     for command in EXTRAS[name].install:
         assert command in str(caught.value)
-    assert not status()[name].importable
-    assert set(EXTRAS[name].imports) <= set(status()[name].missing)
+    assert not EXTRAS[name].importable
+    assert set(EXTRAS[name].imports) <= set(EXTRAS[name].missing)
 
 
 def test_an_empty_folder_is_not_the_library(
@@ -92,8 +92,8 @@ def test_an_empty_folder_is_not_the_library(
     importlib.invalidate_caches()
     try:
         assert importlib.import_module("toto2").__file__ is None
-        assert "toto2" in status()["toto2"].missing
-        expect_error("toto2 has no Toto2Model", require, "toto2")
+        assert "toto2" in EXTRAS["toto2"].missing
+        expect_error("toto2 has no Toto2Model", EXTRAS["toto2"].require)
     finally:
         sys.modules.pop("toto2", None)
 
@@ -103,7 +103,11 @@ def test_status_imports_nothing() -> None:
         "lightning",
         "hydra",
     }
-    code = f"import sys; from tsfm_lens.models.extras import status; status(); print({modules} & set(sys.modules))"
+    code = (
+        "import sys; from tsfm_lens.models.architecture import extras; "
+        "[extra.missing for extra in extras().values()]; "
+        f"print({modules} & set(sys.modules))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
@@ -119,8 +123,8 @@ def test_a_package_that_the_library_needs_is_missed(
         "installed",
         lambda package: None if package == "hydra-core" else real(package),
     )
-    assert "hydra-core" in status()["moirai"].missing
-    assert "hydra-core" not in status()["toto"].missing
+    assert "hydra-core" in EXTRAS["moirai"].missing
+    assert "hydra-core" not in EXTRAS["toto"].missing
 
 
 @pytest.mark.parametrize(

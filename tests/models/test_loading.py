@@ -16,18 +16,20 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from campaigns.spoiling import save
 from refusals import expect_error
-from tiny_lenses import lens_of
+from tiny_lenses import STORED, lens_of
+from tsfm_lens import testing
 from tsfm_lens.errors import CheckpointError, WiringError
 from tsfm_lens.models import architectures, extras, load
+from tsfm_lens.models.architecture import extras as optional_libraries
 from tsfm_lens.models.checkpoint import read_checkpoint
-from tsfm_lens.models.extras import EXTRAS
 from tsfm_lens.testing import example_case
 
-NAMES = sorted(architectures())
+EXTRAS = optional_libraries()
+
 CHRONOS = ["chronos", "chronos-bolt", "chronos-2"]
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=STORED)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -162,7 +164,7 @@ class Beside(torch.nn.Linear):
 
 
 def test_an_adapter_that_is_not_merged_is_refused() -> None:
-    native = architectures()["chronos-bolt"].tiny()
+    native = testing.tiny("chronos-bolt")
     attention = getattr(native, "model", native).encoder.block[0].layer[0].SelfAttention
     attention.q = Beside(attention.q)
     with pytest.raises(

@@ -89,7 +89,7 @@ def test_a_stream_that_is_no_sum_of_writes_is_not_decomposed(
     whole = any(word in name for word in ("full", "layer", "resid"))
     first = "" if whole else r".* first place.* blocks\.0\.hook_resid_mid"
     expect_error(
-        rf"wiring 'own' do not sum to the residual stream{first}.*post-norm",
+        rf"wiring 'homemade' do not sum to the residual stream{first}.*post-norm",
         SUMS[name],
         lens,
         series,

@@ -10,11 +10,9 @@ import pandas as pd
 import pytest
 import torch
 
-from tiny_lenses import ATTENDING, lens_of
+from tiny_lenses import ATTENDING, NAMES, lens_of
 from tsfm_lens.data import as_series, bundled
-from tsfm_lens.models import Lens, architectures, load
-
-NAMES = sorted(architectures())
+from tsfm_lens.models import Lens, load
 
 
 def context(lens: Lens, length: int = 48) -> object:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tsfm_lens.models import load
-from tsfm_lens.models.wirings import chronos, chronos_bolt
+from tiny_lenses import fresh
 from tsfm_lens.zoo.planted import Card, LocalMean, Planted, PlantedPart
 
 ALIVE = ("decoder.0.cross_attn.2", "decoder.1.mlp")
@@ -13,10 +12,7 @@ ALIVE = ("decoder.0.cross_attn.2", "decoder.1.mlp")
 
 def stand_in(architecture: str = "chronos-bolt", seed: int = 0) -> Planted:
     """One head writes, and one MLP behind it."""
-    model = {"chronos-bolt": chronos_bolt, "chronos": chronos}[
-        architecture
-    ].ARCHITECTURE.tiny()
-    lens = load(model)
+    lens = fresh(architecture)
     with torch.no_grad():
         for component in lens.components("*.*.*.*", "*.*.mlp"):
             if str(component) in ALIVE:
@@ -54,4 +50,4 @@ def stand_in(architecture: str = "chronos-bolt", seed: int = 0) -> Planted:
         "error": 0,
     }
     card = Card(**about, rule=rule, parts=parts, edges=edges)
-    return Planted(model, card)
+    return Planted(lens.model, card)

@@ -14,13 +14,13 @@ import torch
 
 from contrasted import series_for
 from refusals import expect_error
-from tiny_lenses import lens_of
+from tiny_lenses import NAMES, lens_of
 from tsfm_lens import probes
 from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.data import SeriesBatch, bundled, shift_phase
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component, writers
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens, load
 from tsfm_lens.probes import (
     causal_effects,
     component_writes,
@@ -31,7 +31,6 @@ from tsfm_lens.probes.effects import self_repair
 from tsfm_lens.testing import assert_close
 from tsfm_lens.zoo.planted import add_cancelling_pair, draw_contexts, mechanisms, plant
 
-NAMES = sorted(architectures())
 TWO = ("co2", "elnino")
 KEPT = ("decoder.0.cross_attn.1", "decoder.1.cross_attn.3", "decoder.1.mlp")
 

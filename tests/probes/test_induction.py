@@ -11,9 +11,10 @@ import xarray as xr
 
 from contrasted import few_draws, forecast_instead
 from tiny_lenses import ATTENDING, fresh, lens_of
+from tsfm_lens import testing
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import EditPattern
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens, load
 from tsfm_lens.probes import induction_overlap, induction_scores, repeated_motif
 from tsfm_lens.probes.attention import pick_attention
 from tsfm_lens.probes.induction import _match_targets, _sequences
@@ -45,7 +46,7 @@ def options(decoding: str = "forced", **more: object) -> dict[str, Any]:
 
 
 def test_the_drawn_ids_are_the_papers() -> None:
-    lens = load(architectures()["chronos"].build("tiny"), check=False)
+    lens = load(testing.published("chronos", "tiny"), check=False)
     ids, motifs = _sequences(lens, 32, 4, 400, 1.0124, 0)
     assert sorted(set(motifs.ravel().tolist())) == list(range(1911, 2188))
     assert ids.shape == (400, 129)

@@ -11,7 +11,7 @@ import torch
 
 from contrasted import centred, pair_for, runs_of
 from refusals import expect_error
-from tiny_lenses import ATTENDING, lens_of
+from tiny_lenses import ATTENDING, NAMES, having, lens_of
 from tsfm_lens import viz
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
@@ -38,8 +38,7 @@ from tsfm_lens.testing import assert_close
 # a finite step feels the curvature, of the order of its size; and its two forecasts carry the rounding of their level
 CURVATURE, ROUNDED_SLOPE = 0.05, 2e-3
 
-NAMES = sorted(architectures())
-TRUE_GRADIENTS = [name for name in NAMES if lens_of(name).wiring.true_gradients]
+TRUE_GRADIENTS = having("gradients")
 PATCHES = [name for name in TRUE_GRADIENTS if architectures()[name].readout != "token"]
 
 

@@ -11,7 +11,8 @@ import torch
 import xarray as xr
 
 from tsfm_lens.ablation import Variant, run_variants
-from tsfm_lens.core.registry import find, measurements, requirement
+from tsfm_lens.core.needs import NEEDS
+from tsfm_lens.core.registry import find, measurements
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import EditPattern, Resample
@@ -52,7 +53,7 @@ def kinds_of(lens: Lens) -> list[str]:
         if entry.home.startswith("tsfm_lens.probes.")
         and entry.takes in ("run", "pair")
         and not entry.whole_batch
-        and (not entry.needs or requirement(entry.needs).met(lens))
+        and (not entry.needs or NEEDS[entry.needs].met(lens))
     ]
 
 

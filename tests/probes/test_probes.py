@@ -12,7 +12,7 @@ from contrasted import few_draws
 from tiny_lenses import fresh
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens, load
 from tsfm_lens.probes import (
     ablation_effects,
     attention_patterns,
@@ -34,12 +34,12 @@ H = 6
 
 @pytest.fixture(scope="module")
 def token_lens() -> Lens:
-    return load(architectures()["chronos"].tiny())
+    return fresh("chronos")
 
 
 @pytest.fixture(scope="module")
 def patch_lens() -> Lens:
-    return load(architectures()["chronos-bolt"].tiny())
+    return fresh("chronos-bolt")
 
 
 BATCH, FUTURE = bundled("co2", "leisure_jobs").tail(60).split(H)

@@ -16,9 +16,10 @@ from torch import Tensor
 
 import tsfm_lens
 from browsing import Linked, Page, until_ready
-from tsfm_lens import as_series
+from tiny_lenses import fresh
+from tsfm_lens import as_series, testing
 from tsfm_lens.hooks.interventions import EditPattern
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens, load
 from tsfm_lens.models.run import Run
 from tsfm_lens.testing import assert_close
 
@@ -30,7 +31,7 @@ COPYING, STAYING, RESTING, SPREAD = range(4)  # what the heads are made to do
 def chronos_2(patch: int) -> Lens:
     """One layer of four heads over patches of so many steps, in and out."""
     library = pytest.importorskip("chronos.chronos2")
-    config = architectures()["chronos-2"].tiny().config.to_dict()
+    config = testing.tiny("chronos-2").config.to_dict()
     size = {
         "input_patch_size": patch,
         "input_patch_stride": patch,
@@ -52,7 +53,7 @@ def chronos_2(patch: int) -> Lens:
 def bolt(patch: int) -> Lens:
     """One layer of four heads over patches of so many steps; all steps are read from one decoder token."""
     library = pytest.importorskip("chronos.chronos_bolt")
-    native = architectures()["chronos-bolt"].tiny()
+    native = testing.tiny("chronos-bolt")
     config = native.config
     size = {"input_patch_size": patch, "input_patch_stride": patch}
     config.chronos_config |= size | {
@@ -172,7 +173,7 @@ def test_lags_and_places_are_those_of_the_captured_pattern(
     name: str, length: int, steps: int
 ) -> None:
     """By brute force over every step of the forecast and every token, special ones and parts of tokens among them."""
-    lens = load(architectures()[name].tiny(), check=False)
+    lens = fresh(name)
     values = np.random.default_rng(1).normal(size=length).cumsum()
     run = lens.run(as_series(values), steps)
     found = run.measure("head_states").isel(series=0)

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from refusals import expect_error
-from tiny_lenses import lens_of
+from tiny_lenses import NAMES, lens_of
 from tsfm_lens.ablation import run_variants
 from tsfm_lens.data import bundled
 from tsfm_lens.hooks import writers
 from tsfm_lens.hooks.wiring import Attention
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens, load
 from tsfm_lens.sweep.plan.variants import (
     PlanEntry,
     VariantPlanner,
@@ -23,8 +23,6 @@ from tsfm_lens.sweep.plan.variants import (
     variant_spec,
 )
 from tsfm_lens.testing import assert_close, example_case
-
-NAMES = sorted(architectures())
 
 
 def without(

@@ -166,13 +166,14 @@ def _requested(formats: str | None) -> list[str]:
 
 def _list(as_json: bool) -> None:
     from tsfm_lens.core.registry import figures
+    from tsfm_lens.models.architecture import models_meeting
     from tsfm_lens.report.figures import computed_words, requirements, takes_models
 
     entries = figures().values()
     if as_json:
         records = []
         for entry in entries:
-            models = " and ".join(needs.models for needs in requirements(entry))
+            models = " and ".join(map(models_meeting, requirements(entry)))
             facts = {
                 "name": entry.name,
                 "title": entry.title,

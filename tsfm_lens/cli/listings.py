@@ -30,7 +30,6 @@ def models(as_json: AsJson = False) -> None:
     """List architectures with their published sizes, and the embedded checkpoints."""
 
     from tsfm_lens.models.architecture import architectures
-    from tsfm_lens.models.extras import status as extra_status
     from tsfm_lens.zoo import checkpoint_names
 
     entries = list(architectures().values())
@@ -49,7 +48,6 @@ def models(as_json: AsJson = False) -> None:
             json.dumps({"architectures": records, "embedded": list(checkpoint_names())})
         )
         return
-    importable = {name: status.importable for name, status in extra_status().items()}
     rows: list[list[object]] = [[name, "embedded", name] for name in checkpoint_names()]
     rows += [
         [entry.title, size, hub_id]
@@ -60,10 +58,9 @@ def models(as_json: AsJson = False) -> None:
     echo()
     about = []
     for entry in entries:
-        needs = (
-            entry.extra
-            and f"[{entry.extra}]{'' if importable[entry.extra] else ' (not installed)'}"
-        )
+        needs = f"[{entry.extra}]" if entry.extra else ""
+        if not entry.importable:
+            needs = f"{needs} (not installed)"
         about.append([entry.title, needs, ", ".join(entry.covariates), entry.notes])
     show_rows(["model", "extra", "covariates", "note"], about)
     echo(
@@ -169,10 +166,13 @@ def measurement_facts() -> list[dict[str, Any]]:
 
 
 def _models(each: Measurement) -> str:
-    from tsfm_lens.core.registry import requirement
+    from tsfm_lens.core.needs import NEEDS
+    from tsfm_lens.models.architecture import models_meeting
 
     if each.of_run:
-        return requirement(each.needs).models if each.needs else "every model"
+        if not each.needs:
+            return "every model"
+        return models_meeting(NEEDS[each.needs])
     if each.function is not None:
         return "several models"
     return {"Theory": "no model", "Training": "models trained for it"}.get(

@@ -384,7 +384,7 @@ def checked_kinds(
     model: str, sections: str | None, default: Sequence[str], samples: int | None
 ) -> tuple[str, ...]:
     """Return the measurements that ``--sections`` names; refuse them if the model's architecture allows none."""
-    from tsfm_lens.core.registry import requirement
+    from tsfm_lens.core.needs import NEEDS
     from tsfm_lens.errors import InputError
     from tsfm_lens.report.pipeline import checked_sections
 
@@ -399,7 +399,7 @@ def checked_kinds(
     for measurement in measurements if architecture is not None else ():
         try:
             if measurement.needs:
-                needs = requirement(measurement.needs)
+                needs = NEEDS[measurement.needs]
                 label = f"{measurement.kind!r}"
                 needs.check_architecture(architecture, model, label)
         except InputError as error:

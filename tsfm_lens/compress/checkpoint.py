@@ -188,16 +188,7 @@ def save_compressed(
 
 
 def _write_native(lens: Lens, folder: Path) -> None:
-    save = architectures()[lens.wiring.architecture].save
-    if save is not None:
-        save(lens.native, folder)
-    else:
-        native: Any = (
-            lens.native
-            if hasattr(lens.native, "save_pretrained")
-            else module_of(lens.native)
-        )
-        native.save_pretrained(folder)
+    architectures()[lens.wiring.architecture].write(lens.native, folder)
     if not (folder / WEIGHTS).exists() and not any(folder.glob("*.index.json")):
         raise CheckpointError(
             f"the library of {lens.wiring.architecture} wrote no {WEIGHTS}"

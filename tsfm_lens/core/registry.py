@@ -20,6 +20,7 @@ from inspect import cleandoc, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
+from tsfm_lens.core.needs import NEEDS
 from tsfm_lens.errors import InputError, LensError, unknown_name
 from tsfm_lens.extensions import FIGURES, MEASUREMENTS, load_all, load_extension
 
@@ -107,33 +108,6 @@ Raises:
     InputError: the result is of another kind, or an argument has no meaning for it.
     UnknownNameError: a label or name that the result does not have; the message has the nearest.
 """
-
-
-@dataclass(frozen=True)
-class Needs:
-    """Requirement of a definition on a model: what it is defined by, which models meet it, and tests of it."""
-
-    words: str
-    models: str
-    met: Callable[[Any], bool]
-    possible: Callable[[Any], bool] = lambda architecture: True
-
-    def check(self, lens: Any, name: str, instead: str = "") -> None:
-        """Refuse a lens that does not have it, naming what can be had ``instead``."""
-        self._require(self.met(lens), lens.model_id, name, instead)
-
-    def check_architecture(
-        self, architecture: Any, model: str, name: str, instead: str = ""
-    ) -> None:
-        """Refuse a model that is not open yet by its architecture."""
-        self._require(self.possible(architecture), model, name, instead)
-
-    def _require(self, has: bool, model: str, name: str, instead: str) -> None:
-        if not has:
-            other = f"; {instead}" if instead else ""
-            raise InputError(
-                f"{name} is defined by {self.words}, which {model} does not have{other}"
-            )
 
 
 @dataclass(frozen=True)
@@ -298,7 +272,7 @@ class Measurement:
     def check(self, lens: Any) -> None:
         """Refuse a model that the definition does not allow."""
         if self.needs:
-            requirement(self.needs).check(lens, f"{self.kind!r}")
+            NEEDS[self.needs].check(lens, f"{self.kind!r}")
 
 
 def measurement(
@@ -495,13 +469,6 @@ def composed_figure(name: str, **facts: Any) -> Callable[[F], F]:
         return function
 
     return register
-
-
-def requirement(name: str) -> Needs:
-    """Look up a requirement on a model by its name."""
-    from tsfm_lens.viz import needs
-
-    return getattr(needs, name.upper())
 
 
 def _load_own() -> None:

@@ -306,6 +306,10 @@ class Stack:
         ]
 
 
+TABLE_TRAITS = frozenset({"attention", "cross_attention", "additive", "gradients"})
+"""Traits that a table can give a model; see :attr:`Wiring.traits`."""
+
+
 @dataclass(frozen=True)
 class Wiring:
     """Description of an architecture for the hooks.
@@ -352,3 +356,15 @@ class Wiring:
     def output_stack(self) -> Stack:
         """Stack whose residual stream becomes the forecast."""
         return self.stacks[-1]
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """Those of ``TABLE_TRAITS`` that the table gives the model: heads, a stream that is a sum, derivatives."""
+        kinds = self.output_stack.attention_kinds()
+        held = {
+            "attention": bool(kinds),
+            "cross_attention": "cross_attn" in kinds,
+            "additive": self.output_stack.sums,
+            "gradients": self.true_gradients,
+        }
+        return frozenset(name for name, holds in held.items() if holds)

@@ -1,7 +1,12 @@
 """Models behind the lens."""
 
 from tsfm_lens.models.adapter import Adapter
-from tsfm_lens.models.architecture import Architecture, Encoded, architectures
+from tsfm_lens.models.architecture import (
+    Architecture,
+    Encoded,
+    architectures,
+    register,
+)
 from tsfm_lens.models.forecast import Forecast
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.opening import load
@@ -16,4 +21,5 @@ __all__ = [
     "Run",
     "architectures",
     "load",
+    "register",
 ]

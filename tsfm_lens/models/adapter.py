@@ -23,6 +23,7 @@ from tsfm_lens.hooks.wiring import Wiring
 from tsfm_lens.models.architecture import Encoded, Levels, Prediction, rows_apart
 
 DECILES = tuple(level / 10 for level in range(1, 10))
+ALL_DTYPES = ("float32", "bfloat16", "float16")
 
 
 class Adapter(ABC):
@@ -54,7 +55,7 @@ class Adapter(ABC):
         levels: quantile levels that the head emits; (0.5,) for the mean of a distribution.
         unrolled: those of them that a rollout feeds back, a path each; all if None.
         package: distribution whose version a result should name.
-        dtypes: precisions that the library runs in.
+        dtypes: precisions that the library runs in; ``ALL_DTYPES`` are those that ``load`` knows.
         feeds_gaps: whether it feeds back gaps in place of its forecast.
         least_steps: context steps that every batch is padded to at least, while one runs in parts.
     """
@@ -80,7 +81,7 @@ class Adapter(ABC):
     levels: Levels = ()
     unrolled: Levels | None = None
     package: str = "torch"
-    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    dtypes: tuple[str, ...] = ("float32",)
     feeds_gaps: bool = False
     least_steps: int = 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -15,11 +15,16 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from tsfm_lens.core.needs import Needs
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.frequencies import offset_of
-from tsfm_lens.errors import InputError
+from tsfm_lens.errors import InputError, WiringError, unknown_name
+from tsfm_lens.extensions import load_all
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.tl_names import refuse_shape
+from tsfm_lens.hooks.wiring import TABLE_TRAITS
+from tsfm_lens.models.checkpoint import module_of
+from tsfm_lens.models.extras import Extra
 
 Levels = tuple[float, ...]
 """Quantile levels, ascending."""
@@ -198,27 +203,49 @@ def stands_apart(adapter: Any) -> bool:
     return getattr(function, "rows_apart", None) is function
 
 
+def adapter_traits(adapter: Any) -> frozenset[str]:
+    """Return the traits that an adapter, or its class, gives a model: what series, tokens and covariates it takes."""
+    takes_tokens = hasattr(adapter, "encode_tokens")
+    held = {
+        "token_logits": adapter.readout == "token",
+        "decoder_tokens": takes_tokens,
+        "vocabulary": takes_tokens or adapter.integers,
+        "numeric_series": not adapter.integers,
+        "covariates": bool(adapter.covariates),
+    }
+    return frozenset(name for name, holds in held.items() if holds)
+
+
+def _no_config(config: Mapping[str, Any]) -> bool:
+    return False
+
+
+def _no_tensors(names: frozenset[str]) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Architecture:
-    """One entry of ``tsfm-lens models``.
+    """One entry of ``tsfm-lens models``, which :func:`register` makes known.
 
     Attributes:
         title: as its authors call it.
-        published: size -> hub id.
         adapter: class of its adapters.
-        claims: whether a checkpoint's config.json belongs to this architecture.
         classes: names of the classes of its native models and pipelines.
-        open: local folder, dtype and device -> native object, through the library's own loader.
+        published: size -> hub id.
+        claims: whether a checkpoint's config.json belongs to this architecture.
+        open: local folder, dtype and device -> native object, through the library's own loader; None where there are no
+            checkpoints.
         blank: config.json -> the torch module that a checkpoint's tensors belong to, called on the meta device.
-        tiny: builds a small random native object for the conformance suite.
-        build: size -> native object of published size with random weights.
         keys: keys of config.json that the wiring understands; None where none is read.
         values: those that must have one value, where they are given.
         check: refuses what these do not say of a config.json.
         wrap: native model -> the library's own object around it.
         notes: remarks for a user before loading it, in a few words.
         save: writes a native object as its own loader reads it; ``save_pretrained`` if None.
-        extra: name of the optional dependency that it needs, "" if none.
+        library: optional library that it needs.
+        table_traits: of ``TABLE_TRAITS``, those that the tables of its models give; all, so that no model is refused
+            before it is open, unless said.
         renamed: parts of tensor names in checkpoints -> their names in the library.
         computed: parts of the names of tensors that the library computes and does not read from a checkpoint.
         among: whether an object of a class that architectures share is one of its own.
@@ -227,31 +254,35 @@ class Architecture:
     """
 
     title: str
-    published: Mapping[str, str]
     adapter: Any
-    claims: Callable[[Mapping[str, Any]], bool]
     classes: tuple[str, ...]
-    open: Callable[[Path, torch.dtype, str], Any]
-    blank: Callable[[Mapping[str, Any]], Any]
-    tiny: Callable[[], Any]
-    build: Callable[[str], Any]
-    keys: dict[str, Any] | None
+    published: Mapping[str, str] = field(default_factory=dict)
+    claims: Callable[[Mapping[str, Any]], bool] = _no_config
+    open: Any = None
+    blank: Any = None
+    keys: dict[str, Any] | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     check: Callable[[Mapping[str, Any], str], None] = lambda config, where: None
     wrap: Callable[[Any], Any] = lambda native: native
     notes: str = ""
     save: Callable[[Any, Path], None] | None = None
-    extra: str = ""
+    library: Extra | None = None
+    table_traits: Set[str] = TABLE_TRAITS
     renamed: Mapping[str, str] = field(default_factory=dict)
     computed: tuple[str, ...] = ()
     among: Callable[[Any], bool] = lambda native: True
     inside: Callable[[str], Path | None] = lambda name: None
-    claims_tensors: Callable[[frozenset[str]], bool] = lambda names: False
+    claims_tensors: Callable[[frozenset[str]], bool] = _no_tensors
 
     @property
     def name(self) -> str:
         """Key of the wiring."""
         return self.adapter.architecture
+
+    @property
+    def module(self) -> str:
+        """Name of the module that holds its wiring, without packages."""
+        return self.adapter.__module__.rpartition(".")[2]
 
     @property
     def readout(self) -> Literal["token", "quantile", "distribution"]:
@@ -263,6 +294,21 @@ class Architecture:
         """Kinds of covariates that its library takes."""
         return self.adapter.covariates
 
+    @property
+    def extra(self) -> str:
+        """Name of the extra of its optional library, "" if it needs none."""
+        return "" if self.library is None else self.library.name
+
+    @property
+    def importable(self) -> bool:
+        """True if its library is installed; nothing is imported."""
+        return self.library is None or self.library.importable
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """Traits that a model of it can have, before it is open; an open one has ``lens.traits``."""
+        return adapter_traits(self.adapter) | self.table_traits | {"training_record"}
+
     def claims_object(self, native: object) -> bool:
         """Return whether an object is one of its native models or pipelines."""
         return any(
@@ -273,17 +319,105 @@ class Architecture:
         """Make the adapter of a native object."""
         return self.adapter(self.wrap(native))
 
+    def write(self, native: Any, folder: Path) -> None:
+        """Write a native object as its own loader reads it; WiringError where nothing says how."""
+        if self.save is not None:
+            self.save(native, folder)
+            return
+        writers: tuple[Any, ...] = (native, module_of(native))
+        for writer in writers:
+            if hasattr(writer, "save_pretrained"):
+                writer.save_pretrained(folder)
+                return
+        raise WiringError(
+            f"{type(native).__name__} has no save_pretrained; the Architecture of {self.name!r} has to say how a "
+            "model is written: save=function of the model and a folder"
+        )
+
+
+WIRINGS = "tsfm_lens.wirings"
+"""Group of entry points: modules that register architectures."""
+
+_ARCHITECTURES: dict[str, Architecture] = {}
+
+
+def register(entry: Architecture) -> Architecture:
+    """Make an architecture known to ``load``, the commands and the conformance suite.
+
+    A package of one's own calls it in a module that an entry point of the group ``tsfm_lens.wirings`` names.
+
+    Raises:
+        WiringError: a field is missing, which the message names, or another module has taken the name.
+
+    Example:
+        >>> models.register(models.architectures()["t5"]).title
+        'T5 (language model)'
+    """
+    missing = sorted(getattr(entry.adapter, "__abstractmethods__", ()))
+    if not hasattr(entry.adapter, "architecture"):
+        missing.insert(0, "architecture")
+    if missing:
+        raise WiringError(
+            f"{entry.title} cannot be registered without {missing[0]} of its adapter"
+        )
+    if entry.claims is not _no_config or entry.claims_tensors is not _no_tensors:
+        for name in ("open", "blank"):
+            if getattr(entry, name) is None:
+                raise WiringError(
+                    f"{entry.title} claims checkpoints and cannot be registered without {name}"
+                )
+    known = _ARCHITECTURES.get(entry.name)
+    if known is not None and known.adapter.__module__ != entry.adapter.__module__:
+        raise WiringError(
+            f"architecture {entry.name!r} is taken by {known.adapter.__module__}; choose another name"
+        )
+    _ARCHITECTURES[entry.name] = entry
+    return entry
+
+
+def architectures() -> dict[str, Architecture]:
+    """Return every architecture by name: those of ``tsfm_lens.models.wirings``, and those of other packages.
+
+    Example:
+        >>> models.architectures()["chronos-bolt"].published["base"]
+        'amazon/chronos-bolt-base'
+    """
+    _import_wirings()
+    load_all(WIRINGS)
+    return dict(sorted(_ARCHITECTURES.items()))
+
 
 @cache
-def architectures() -> dict[str, Architecture]:
-    """Return every architecture by name: one for each module of ``tsfm_lens.models.wirings``."""
+def _import_wirings() -> None:
     from tsfm_lens.models import wirings as package
 
-    by_name = {}
     for module in pkgutil.iter_modules(package.__path__):
-        if not module.name.startswith("_"):
-            entry = importlib.import_module(
-                f"{package.__name__}.{module.name}"
-            ).ARCHITECTURE
-            by_name[entry.name] = entry
-    return by_name
+        importlib.import_module(f"{package.__name__}.{module.name}")
+
+
+def architecture_by_name(name: str) -> Architecture:
+    """Look up an architecture; UnknownNameError with the nearest if there is none."""
+    entries = architectures()
+    if name not in entries:
+        raise unknown_name("architecture", name, entries)
+    return entries[name]
+
+
+def extras() -> dict[str, Extra]:
+    """Return the optional library of each extra, by its name."""
+    libraries = [entry.library for entry in architectures().values()]
+    return {library.name: library for library in libraries if library is not None}
+
+
+def models_meeting(needs: Needs) -> str:
+    """Name the models that meet a requirement, or those that do not where these are fewer."""
+    if needs.models:
+        return needs.models
+    entries = architectures().values()
+    meeting = [entry.title for entry in entries if needs.met(entry)]
+    lacking = [entry.title for entry in entries if not needs.met(entry)]
+    if not lacking:
+        return "every model"
+    if len(lacking) < len(meeting):
+        return f"all but {', '.join(lacking)}"
+    return ", ".join(meeting)

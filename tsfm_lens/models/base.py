@@ -16,6 +16,7 @@ from transformer_lens.hook_points import LensHandle
 
 from tsfm_lens.data import as_series
 from tsfm_lens.data.values import to_floats
+from tsfm_lens.embedded import has_training_record
 from tsfm_lens.errors import HookError, InputError
 from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component, select_components
@@ -36,7 +37,7 @@ from tsfm_lens.hooks.tl_names import (
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Attention, Mlp, Wiring
 from tsfm_lens.models.adapter import Adapter, covered, refuse_gradients, versions
-from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.models.architecture import Encoded, adapter_traits
 from tsfm_lens.models.as_module import NativeModule
 from tsfm_lens.models.forecast import is_count, refuse_overflow
 
@@ -256,6 +257,14 @@ class LensBase(NativeModule):
         return self.adapter.head(
             nn.functional.pad(normed, (0, 0, unread, 0)) if unread else normed, encoded
         )
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """What the model has of what measurements can ask for; see :class:`tsfm_lens.models.Architecture`."""
+        traits = self.wiring.traits | adapter_traits(self.adapter)
+        if has_training_record(self.model_id):
+            return traits | {"training_record"}
+        return traits
 
     @property
     def rereads(self) -> bool:

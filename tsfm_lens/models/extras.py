@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -16,13 +15,23 @@ from tsfm_lens.errors import (
     MissingExtraError,
     install_command,
     missing_extra,
-    unknown_name,
 )
 
 
 @dataclass(frozen=True)
 class Extra:
-    """One optional model library: what is imported, installed, only there in the real one, and needed beside it."""
+    """Optional model library, which the wiring that needs it declares.
+
+    Attributes:
+        name: of the extra in ``pyproject.toml``.
+        title: of the model.
+        imports: top-level modules, the library's own first.
+        distributions: tested version of each package of the library.
+        proofs: "module:name" of what only the real library holds.
+        needs: further packages that it imports.
+        alone: whether pip installs the library without its dependencies, beside the extra.
+        before: called before it is imported.
+    """
 
     name: str
     title: str
@@ -44,150 +53,45 @@ class Extra:
         )
         return extra, f"pip install --no-deps {pins}"
 
+    @property
+    def versions(self) -> dict[str, str | None]:
+        """Installed version of each package of the library, None of one that is missing."""
+        return {package: installed(package) for package in self.distributions}
 
-@dataclass(frozen=True)
-class ExtraStatus:
-    """Installed parts of one extra."""
-
-    extra: Extra
-    versions: Mapping[str, str | None]
-    missing: tuple[str, ...]
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Packages and modules that it needs and that are not there; nothing is imported."""
+        packages = (*self.distributions, *self.needs)
+        names = [package for package in packages if installed(package) is None]
+        names += [module for module in self.imports if not _has_code(module)]
+        return tuple(dict.fromkeys(names))
 
     @property
     def importable(self) -> bool:
-        """True if everything it needs is there; only :func:`require` proves it."""
+        """True if everything it needs is there; only :meth:`require` proves it."""
         return not self.missing
 
-    @property
-    def version(self) -> str | None:
-        """Installed version of the library, or None."""
-        return next(iter(self.versions.values()))
+    def require(self, module: str | None = None) -> ModuleType:
+        """Import its top-level module, or another one.
 
-
-def _stand_in_for_pytree() -> None:
-    """Give jaxtyping a ``PyTree`` where there is no jax: uni2ts names it in annotations only."""
-    jaxtyping: Any = import_module("jaxtyping")
-    try:
-        _ = jaxtyping.PyTree
-    except (ImportError, AttributeError):
-        jaxtyping.PyTree = tuple
-
-
-EXTRAS: Mapping[str, Extra] = {
-    extra.name: extra
-    for extra in (
-        Extra(
-            name="timesfm",
-            title="TimesFM",
-            imports=("timesfm", "timesfm3"),
-            distributions={"timesfm": "3.0.2"},
-            proofs=("timesfm:TimesFM_2p5_200M_torch", "timesfm3:TimesFM3Torch"),
-            alone=False,
-        ),
-        Extra(
-            name="toto",
-            title="Toto",
-            imports=("toto",),
-            distributions={"timecopilot-toto": "0.1.7"},
-            proofs=("toto.model.toto:Toto",),
-            needs=("lightning", "rotary-embedding-torch"),
-        ),
-        Extra(
-            name="toto2",
-            title="Toto 2",
-            imports=("toto2", "dd_unit_scaling"),
-            distributions={
-                "timecopilot-toto-2": "0.1.1",
-                "timecopilot-dd-unit-scaling": "0.1.0",
-            },
-            proofs=("dd_unit_scaling:LinearReadout", "toto2:Toto2Model"),
-            needs=("lightning", "unit-scaling"),
-        ),
-        Extra(
-            name="timestral",
-            title="Timestral",
-            imports=("timestral",),
-            distributions={"timecopilot-timestral": "0.1.0"},
-            proofs=("timestral:TimestralForecaster",),
-            alone=False,
-        ),
-        Extra(
-            name="moirai",
-            title="Moirai",
-            imports=("uni2ts",),
-            distributions={"timecopilot-uni2ts": "0.1.3"},
-            proofs=(
-                "uni2ts.model.moirai:MoiraiModule",
-                "uni2ts.model.moirai2:Moirai2Module",
-            ),
-            needs=("lightning", "hydra-core"),
-            before=_stand_in_for_pytree,
-        ),
-        Extra(
-            name="fracast",
-            title="Fracast",
-            imports=("fracast",),
-            distributions={"fracast": "0.1.0"},
-            proofs=("fracast:FracastModel",),
-            alone=False,
-        ),
-        Extra(
-            name="tirex",
-            title="TiRex",
-            imports=("tirex",),
-            distributions={"tirex-ts": "1.4.2"},
-            proofs=("tirex.models.tirex:TiRexZero",),
-            alone=False,
-        ),
-        Extra(
-            name="ttm",
-            title="TinyTimeMixer",
-            imports=("tsfm_public",),
-            distributions={"granite-tsfm": "0.3.11"},
-            proofs=("tsfm_public.models.tinytimemixer:TinyTimeMixerForPrediction",),
-            needs=("datasets", "deprecated"),
-        ),
-    )
-}
-
-
-def require(name: str, module: str | None = None) -> ModuleType:
-    """Import an optional library by the name of its extra, and return its top-level module, or another.
-
-    Raises:
-        MissingExtraError: it is not installed, or not completely; the message gives the commands that install it.
-        UnknownNameError: no extra has this name.
-    """
-    if name not in EXTRAS:
-        raise unknown_name("extra", name, EXTRAS)
-    extra = EXTRAS[name]
-    try:
-        if extra.before is not None:
-            extra.before()
-        for proof in extra.proofs:
-            home, _, attribute = proof.partition(":")
-            # another library's wheel leaves empty folders of this name, which import as empty packages
-            if not hasattr(import_module(home), attribute):
-                raise ImportError(f"{home} has no {attribute}")
-        return import_module(module or extra.imports[0])
-    except ImportError as error:
-        commands = " && ".join(extra.install)
-        raise MissingExtraError(
-            f"{extra.title} needs a library that is not installed here, or not completely ({error}). "
-            f"Install it: {commands}. `tsfm-lens doctor` shows what is there."
-        ) from error
-
-
-def status() -> dict[str, ExtraStatus]:
-    """Return the status of every extra, by name; none is imported."""
-    table = {}
-    for name, extra in EXTRAS.items():
-        versions = {package: installed(package) for package in extra.distributions}
-        missing = [package for package, version in versions.items() if version is None]
-        missing += [package for package in extra.needs if installed(package) is None]
-        missing += [module for module in extra.imports if not _has_code(module)]
-        table[name] = ExtraStatus(extra, versions, tuple(dict.fromkeys(missing)))
-    return table
+        Raises:
+            MissingExtraError: it is not installed, or not completely; the message gives the commands that install it.
+        """
+        try:
+            if self.before is not None:
+                self.before()
+            for proof in self.proofs:
+                home, _, attribute = proof.partition(":")
+                # another library's wheel leaves empty folders of this name, which import as empty packages
+                if not hasattr(import_module(home), attribute):
+                    raise ImportError(f"{home} has no {attribute}")
+            return import_module(module or self.imports[0])
+        except ImportError as error:
+            commands = " && ".join(self.install)
+            raise MissingExtraError(
+                f"{self.title} needs a library that is not installed here, or not completely ({error}). "
+                f"Install it: {commands}. `tsfm-lens doctor` shows what is there."
+            ) from error
 
 
 def require_packages(extra: str, purpose: str) -> None:

@@ -26,7 +26,6 @@ from tsfm_lens.models import checkpoint
 from tsfm_lens.models.adapter import refuse_dtype
 from tsfm_lens.models.architecture import Architecture, architectures
 from tsfm_lens.models.devices import checked_device
-from tsfm_lens.models.extras import EXTRAS, status
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.merging import (
     ADAPTER_CONFIG,
@@ -363,13 +362,12 @@ def _from_hub(model_id: str, revision: str | None) -> tuple[Path, str, str | Non
 def _missing_library(model_id: str) -> str:
     """Say what installs the library of a published model, in a sentence; "" where it is there or needs none."""
     for entry in architectures().values():
-        if (
-            entry.extra
-            and model_id in entry.published.values()
-            and not status()[entry.extra].importable
-        ):
-            extra = EXTRAS[entry.extra]
-            return f"{model_id} needs a library that is not installed ({extra.title}): {' && '.join(extra.install)}. "
+        library = entry.library
+        if library is None or library.importable:
+            continue
+        if model_id in entry.published.values():
+            commands = " && ".join(library.install)
+            return f"{model_id} needs a library that is not installed ({library.title}): {commands}. "
     return ""
 
 

@@ -14,14 +14,13 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens import viz
+from tsfm_lens.core.needs import NEEDS, Needs
 from tsfm_lens.core.registry import (
     Figure,
     FigurePanel,
-    Needs,
     figures,
     find,
     find_figure,
-    requirement,
 )
 from tsfm_lens.core.results import Results
 from tsfm_lens.errors import InputError, unknown_name
@@ -51,7 +50,7 @@ def requirements(entry: Figure) -> list[Needs]:
     names = [entry.needs]
     if entry.kind:
         names.insert(0, find(entry.kind).needs)
-    return [requirement(name) for name in names if name]
+    return [NEEDS[name] for name in names if name]
 
 
 def check_figure(entry: Figure, lens: Lens) -> None:

@@ -18,8 +18,9 @@ from typer.testing import CliRunner, Result
 import tsfm_lens
 from refusals import expect_error
 from reproductions import nano, ours, settings, words
+from tsfm_lens import testing
 from tsfm_lens.cli import app
-from tsfm_lens.models import architectures, load
+from tsfm_lens.models import load
 from tsfm_lens.probes import head_entropy, induction_overlap, sharp_heads
 from tsfm_lens.studies.papers.context import MeasuredValues
 from tsfm_lens.studies.papers.items import BY_ID, HOLDS, ITEMS, PAPERS, TABLE_3
@@ -106,7 +107,7 @@ def test_the_released_lists_give_the_printed_shares(
 
 
 def test_the_tokens_of_the_test_are_the_paper_s_at_a_published_size() -> None:
-    lens = load(architectures()["chronos"].build("tiny"), check=False)
+    lens = load(testing.published("chronos", "tiny"), check=False)
     found = reproduce("S3-RRT", lens, **FAST)
     np.testing.assert_array_equal(found["difference"], 0)
     assert "not the paper's model" in found.attrs["note"]

@@ -12,9 +12,8 @@ import pytest
 import xarray as xr
 from typer.testing import CliRunner, Result
 
-from tsfm_lens import load, viz
+from tsfm_lens import load, testing, viz
 from tsfm_lens.cli import app
-from tsfm_lens.models.architecture import architectures
 from tsfm_lens.report.build import panels_of
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.rank_theory import figures, figures_models
@@ -77,7 +76,7 @@ def run(*args: str) -> Result:
 @pytest.fixture(scope="module")
 def bolt(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("checkpoint") / "tiny bolt"
-    architectures()["chronos-bolt"].tiny().save_pretrained(path)
+    testing.tiny("chronos-bolt").save_pretrained(path)
     return str(path)
 
 

@@ -1,4 +1,4 @@
-"""Common parts of the wirings: known configurations, series as libraries take them, random weights."""
+"""Common parts of the wirings: known configurations, series as libraries take them, rows of tables."""
 
 from __future__ import annotations
 
@@ -87,42 +87,6 @@ def with_covariates(targets: Tensor, roles: tuple[str, ...], axis: int) -> Tenso
 
 def _counts(roles: tuple[str, ...]) -> str:
     return ", ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
-
-
-def spread_weights(
-    model: Any,
-    gains: Mapping[str, float],
-    *,
-    seed: int = 0,
-    std: float = 1.0,
-    unit_scaled: bool = False,
-) -> Any:
-    """Redraw a model's weights so large that every head and MLP moves the forecast."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            draw = torch.randn(weight.shape, generator=generator)
-            gain = next((factor for part, factor in gains.items() if part in name), std)
-            if weight.ndim > 1:
-                table = any(
-                    part in name
-                    for part in (
-                        "embed_tokens",
-                        "shared",
-                        "emb.weight",
-                        "attention_bias",
-                    )
-                )
-                weight.copy_(
-                    draw
-                    * gain
-                    * (1.0 if table or unit_scaled else weight.shape[-1] ** -0.5)
-                )
-            elif "norm" in name or "_ln" in name:
-                weight.copy_(1.0 + 0.2 * draw)
-            elif "scale" in name or "bias" in name:
-                weight.copy_(0.1 * draw)
-    return model.eval()
 
 
 Keys = dict[str, Any]
@@ -250,7 +214,7 @@ def mlp_row(
     write: str,
     reads: str,
     layers: tuple[str, str],
-    act: str,
+    act: str = "",
     *,
     stream: str = "batch pos d_model",
     first: Projection | None = None,

@@ -15,6 +15,7 @@ from tsfm_lens.models.architecture import (
     Encoded,
     Levels,
     Prediction,
+    register,
     rows_apart,
 )
 from tsfm_lens.models.wirings import _common, t5
@@ -128,47 +129,24 @@ def _wrap(native: Any) -> Any:
     return ChronosPipeline(settings.create_tokenizer(), ChronosModel(settings, native))
 
 
-def _native(size: str, n_tokens: int, context: int, horizon: int, std: float) -> Any:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    settings = {
-        **INNER,
-        "tokenizer_kwargs": {"low_limit": -15.0, "high_limit": 15.0},
-        "n_tokens": n_tokens,
-        "n_special_tokens": 2,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "use_eos_token": True,
-        "context_length": context,
-        "prediction_length": horizon,
-        "num_samples": 20,
-        "temperature": 1.0,
-        "top_k": 50,
-        "top_p": 1.0,
-    }
-    config = T5Config(
-        **t5.t5_kwargs(size), vocab_size=n_tokens, chronos_config=settings
+register(
+    Architecture(
+        title="Chronos (T5)",
+        published={size: f"amazon/chronos-t5-{size}" for size in t5.SIZES},
+        claims=lambda config: (
+            "chronos_config" in config
+            and config.get("chronos_pipeline_class", "ChronosPipeline")
+            == "ChronosPipeline"
+        ),
+        classes=("ChronosPipeline", "T5ForConditionalGeneration"),
+        among=lambda native: (
+            hasattr(native, "tokenizer") or hasattr(native.config, "chronos_config")
+        ),
+        keys=KEYS,
+        values=t5.VALUES | {"chronos_config": INNER},
+        open=t5.pipeline("ChronosPipeline")["open"],
+        blank=lambda config: t5.blank("T5ForConditionalGeneration", config),
+        adapter=ChronosAdapter,
+        wrap=_wrap,
     )
-    return t5.spread_weights(T5ForConditionalGeneration(config), std=std)
-
-
-ARCHITECTURE = Architecture(
-    title="Chronos (T5)",
-    published={size: f"amazon/chronos-t5-{size}" for size in t5.SIZES},
-    claims=lambda config: (
-        "chronos_config" in config
-        and config.get("chronos_pipeline_class", "ChronosPipeline") == "ChronosPipeline"
-    ),
-    classes=("ChronosPipeline", "T5ForConditionalGeneration"),
-    among=lambda native: (
-        hasattr(native, "tokenizer") or hasattr(native.config, "chronos_config")
-    ),
-    keys=KEYS,
-    values=t5.VALUES | {"chronos_config": INNER},
-    open=t5.pipeline("ChronosPipeline")["open"],
-    blank=lambda config: t5.blank("T5ForConditionalGeneration", config),
-    adapter=ChronosAdapter,
-    wrap=_wrap,
-    tiny=lambda: _native("", 64, 64, 8, 1.0),
-    build=lambda size: _native(size, 4096, 512, 64, 0.5),
 )

@@ -16,12 +16,13 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Site, Stack, Wiring
-from tsfm_lens.models.adapter import DECILES, Adapter
+from tsfm_lens.models.adapter import ALL_DTYPES, DECILES, Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,
     Levels,
     Prediction,
+    register,
     rows_apart,
 )
 from tsfm_lens.models.wirings import _common, t5
@@ -100,6 +101,7 @@ class Chronos2Adapter(Adapter):
     rows_at_once = 128
     package = "chronos-forecasting"
     unrolled = DECILES
+    dtypes = ALL_DTYPES
 
     def __init__(self, native: Any) -> None:
         self.native, self.model = native, native.model
@@ -296,53 +298,21 @@ def _library() -> Any:
     return import_module("chronos.chronos2")
 
 
-def _native(
-    sizes: Sequence[int],
-    context: int,
-    patch: int,
-    patches: int,
-    levels: tuple[float, ...],
-    std: float = 1.0,
-) -> Any:
-    names = ("d_model", "d_kv", "d_ff", "num_layers", "num_heads")
-    settings = {
-        "context_length": context,
-        "input_patch_size": patch,
-        "input_patch_stride": patch,
-        "output_patch_size": patch,
-        "max_output_patches": patches,
-        "quantiles": list(levels),
-        "use_reg_token": True,
-        "use_arcsinh": True,
-        "time_encoding_scale": context,
-    }
-    config = _library().config.Chronos2CoreConfig(
-        **dict(zip(names, sizes, strict=True)),
-        architectures=["Chronos2Model"],
-        chronos_pipeline_class="Chronos2Pipeline",
-        vocab_size=2,
-        pad_token_id=0,
-        reg_token_id=1,
-        chronos_config=settings,
+register(
+    Architecture(
+        title="Chronos-2",
+        published={"base": "amazon/chronos-2"},
+        claims=lambda config: (
+            config.get("chronos_pipeline_class") == "Chronos2Pipeline"
+        ),
+        classes=("Chronos2Pipeline", "Chronos2Model"),
+        keys=KEYS,
+        values=t5.VALUES | {"architectures": ["Chronos2Model"]},
+        blank=lambda config: _library().Chronos2Model(
+            _library().config.Chronos2CoreConfig.from_dict(copied(config))
+        ),
+        adapter=Chronos2Adapter,
+        **t5.pipeline("Chronos2Pipeline"),
+        table_traits={"attention", "additive", "gradients"},
     )
-    return t5.spread_weights(_library().Chronos2Model(config), std=std, head=0.1)
-
-
-LEVELS = (0.01, *(round(0.05 * step, 2) for step in range(1, 20)), 0.99)
-
-
-ARCHITECTURE = Architecture(
-    title="Chronos-2",
-    published={"base": "amazon/chronos-2"},
-    claims=lambda config: config.get("chronos_pipeline_class") == "Chronos2Pipeline",
-    classes=("Chronos2Pipeline", "Chronos2Model"),
-    keys=KEYS,
-    values=t5.VALUES | {"architectures": ["Chronos2Model"]},
-    blank=lambda config: _library().Chronos2Model(
-        _library().config.Chronos2CoreConfig.from_dict(copied(config))
-    ),
-    adapter=Chronos2Adapter,
-    tiny=lambda: _native((36, 8, 48, 2, 4), 64, 4, 4, DECILES),
-    build=lambda size: _native((768, 64, 3072, 12, 12), 8192, 16, 64, LEVELS, 0.5),
-    **t5.pipeline("Chronos2Pipeline"),
 )

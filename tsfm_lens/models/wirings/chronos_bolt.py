@@ -11,12 +11,13 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Wiring
-from tsfm_lens.models.adapter import DECILES, Adapter, refuse_tails
+from tsfm_lens.models.adapter import ALL_DTYPES, Adapter, refuse_tails
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,
     Levels,
     Prediction,
+    register,
     rows_apart,
 )
 from tsfm_lens.models.wirings import _common, t5
@@ -35,6 +36,7 @@ class BoltAdapter(Adapter):
 
     architecture = "chronos-bolt"
     rollout = "refeed"
+    dtypes = ALL_DTYPES
     package = "chronos-forecasting"
 
     def __init__(self, native: Any) -> None:
@@ -98,40 +100,21 @@ class BoltAdapter(Adapter):
         )
 
 
-def _native(
-    kwargs: dict[str, Any], context: int, horizon: int, patch: int, std: float
-) -> Any:
-    from chronos.chronos_bolt import ChronosBoltModelForForecasting
-    from transformers import T5Config
-
-    settings = {
-        "context_length": context,
-        "prediction_length": horizon,
-        "input_patch_size": patch,
-        "input_patch_stride": patch,
-        "quantiles": list(DECILES),
-        "use_reg_token": True,
-    }
-    names = {"architectures": [MODEL], "chronos_pipeline_class": "ChronosBoltPipeline"}
-    config = T5Config(
-        **kwargs, **names, vocab_size=2, reg_token_id=1, chronos_config=settings
+register(
+    Architecture(
+        title="Chronos-Bolt",
+        published={
+            size: f"amazon/chronos-bolt-{size}"
+            for size in ("tiny", "mini", "small", "base")
+        },
+        claims=lambda config: (
+            config.get("chronos_pipeline_class") == "ChronosBoltPipeline"
+        ),
+        classes=("ChronosBoltPipeline", MODEL),
+        keys=KEYS,
+        values=t5.VALUES | {"architectures": [MODEL]},
+        blank=lambda config: t5.blank(f"chronos.chronos_bolt:{MODEL}", config),
+        adapter=BoltAdapter,
+        **t5.pipeline("ChronosBoltPipeline"),
     )
-    return t5.spread_weights(ChronosBoltModelForForecasting(config), std=std)
-
-
-ARCHITECTURE = Architecture(
-    title="Chronos-Bolt",
-    published={
-        size: f"amazon/chronos-bolt-{size}"
-        for size in ("tiny", "mini", "small", "base")
-    },
-    claims=lambda config: config.get("chronos_pipeline_class") == "ChronosBoltPipeline",
-    classes=("ChronosBoltPipeline", MODEL),
-    keys=KEYS,
-    values=t5.VALUES | {"architectures": [MODEL]},
-    blank=lambda config: t5.blank(f"chronos.chronos_bolt:{MODEL}", config),
-    adapter=BoltAdapter,
-    tiny=lambda: _native({**t5.t5_kwargs(""), "num_decoder_layers": 3}, 64, 16, 4, 1.0),
-    build=lambda size: _native(t5.t5_kwargs(size), 2048, 64, 16, 0.5),
-    **t5.pipeline("ChronosBoltPipeline"),
 )

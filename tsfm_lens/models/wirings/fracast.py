@@ -22,22 +22,30 @@ from tsfm_lens.models.architecture import (
     Encoded,
     Levels,
     Prediction,
+    register,
     rows_apart,
 )
-from tsfm_lens.models.extras import require
+from tsfm_lens.models.extras import Extra
 from tsfm_lens.models.wirings import _common
 from tsfm_lens.models.wirings._common import (
     keys,
     mlp_row,
-    spread_weights,
     write_tensors,
 )
 
 NAME = "fracast"
+HUB = "ztxtech/fracast-0"
 LEAST = 8
 """Observations that the library asks of a series."""
 KEYS = keys("model pyramid")
-SIZES = {"0": (2048, 64, 10, 48)}
+LIBRARY = Extra(
+    name=NAME,
+    title="Fracast",
+    imports=("fracast",),
+    distributions={"fracast": "0.1.0"},
+    proofs=("fracast:FracastModel",),
+    alone=False,
+)
 VALUES = {
     "model": {
         "family": NAME,
@@ -125,7 +133,6 @@ class FracastAdapter(Adapter):
     levels = DECILES
     unrolled = (0.5,)
     package = "fracast"
-    dtypes = ("float32",)
 
     def __init__(self, native: Any) -> None:
         self.native, self.model = native, _unrolled(native)
@@ -209,57 +216,15 @@ class FracastAdapter(Adapter):
         )
 
 
-def _config(context: int, width: int, stages: int, steps: int) -> dict[str, Any]:
-    shape = {
-        "d_model": width,
-        "W": context,
-        "horizon": steps,
-        "level_widths": [context],
-        "n_stages": stages,
-    }
-    head = {
-        "head_kind": "gather",
-        "future_queries": 3,
-        "future_patch": steps // 3,
-        "head_d_ff": 96,
-        "head_layers": 1,
-    }
-    head |= {
-        "head_fc_layers": 2,
-        "head_fc_kernel": 3,
-        "head_output_mode": "direct",
-        "head_future_conv": True,
-    }
-    model = (
-        VALUES["model"]
-        | shape
-        | head
-        | {"quantiles": list(DECILES), "dilation_base": 2, "kernel_size": 3}
-    )
-    return {
-        "model": model | {"ffn_mult": 1.5, "periodic_phase": True},
-        "pyramid": {"ratios": []},
-    }
-
-
 def _built(config: Mapping[str, Any]) -> Any:
-    core, head = require(NAME, "fracast._core.model").build_from_cfg(
+    core, head = LIBRARY.require("fracast._core.model").build_from_cfg(
         _common.copied(config)
     )
     return core, head
 
 
-def _native(*sizes: int) -> Any:
-    config = _config(*sizes)
-    parts = nn.ModuleDict(dict(zip(("core", "head"), _built(config), strict=True)))
-    spread_weights(parts, {"dw_weight": 0.6, "to_gb": 0.5})
-    native = require(NAME).FracastModel(parts["core"], parts["head"], config)
-    native.config, native.model = config, parts
-    return native
-
-
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
-    native = require(NAME).FracastModel.from_pretrained(
+    native = LIBRARY.require().FracastModel.from_pretrained(
         folder, weights="fp32", device=device
     )
     native.config, native.model = _common.settings(folder), _modules(native)
@@ -268,9 +233,7 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
 
 def _inside(name: str) -> Path | None:
     """Find the weights that the library's wheel has."""
-    spec = (
-        find_spec("fracast") if name == f"ztxtech/fracast-{next(iter(SIZES))}" else None
-    )
+    spec = find_spec("fracast") if name == HUB else None
     return (
         None
         if spec is None or spec.origin is None
@@ -291,25 +254,26 @@ def _save(native: Any, folder: Path) -> None:
     )
 
 
-ARCHITECTURE = Architecture(
-    title="Fracast",
-    published={size: f"ztxtech/fracast-{size}" for size in SIZES},
-    claims=lambda config: (
-        isinstance(config.get("model"), Mapping)
-        and config["model"].get("family") == NAME
-    ),
-    classes=("FracastModel", "FracastParts"),
-    wrap=lambda native: getattr(native, "native", native),
-    keys=KEYS,
-    values=VALUES,
-    open=_open,
-    blank=lambda config: nn.ModuleDict(
-        dict(zip(("core", "head"), _built(config), strict=True))
-    ),
-    adapter=FracastAdapter,
-    inside=_inside,
-    tiny=lambda: _native(64, 16, 4, 12),
-    build=lambda size: _native(*SIZES[size]),
-    save=_save,
-    extra=NAME,
+register(
+    Architecture(
+        title="Fracast",
+        published={"0": HUB},
+        claims=lambda config: (
+            isinstance(config.get("model"), Mapping)
+            and config["model"].get("family") == NAME
+        ),
+        classes=("FracastModel", "FracastParts"),
+        wrap=lambda native: getattr(native, "native", native),
+        keys=KEYS,
+        values=VALUES,
+        open=_open,
+        blank=lambda config: nn.ModuleDict(
+            dict(zip(("core", "head"), _built(config), strict=True))
+        ),
+        adapter=FracastAdapter,
+        inside=_inside,
+        save=_save,
+        library=LIBRARY,
+        table_traits={"gradients"},
+    )
 )

@@ -18,18 +18,17 @@ from tsfm_lens.models.architecture import (
     Encoded,
     Levels,
     Prediction,
+    register,
     rows_apart,
 )
-from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _common, moirai_2
-from tsfm_lens.models.wirings._common import copied, keys, spread_weights
+from tsfm_lens.models.wirings._common import copied, keys
 
 NAME = "moirai-1.1"
 KEYS = keys(
     "attn_dropout_p d_model distr_output dropout_p max_seq_len num_layers patch_sizes scaling"
 )
 TARGET = re.compile(r"uni2ts\.distribution(\.[a-z_]+)?\.[A-Z][A-Za-z]*Output")
-SIZES = {"small": (384, 6), "base": (768, 12), "large": (1024, 24)}
 PATCH = 32
 
 
@@ -167,53 +166,35 @@ def _check(config: Mapping[str, Any], where: str) -> None:
 
 
 def _blank(config: Mapping[str, Any]) -> Any:
-    library = require("moirai", "uni2ts.model.moirai.module")
+    library = moirai_2.LIBRARY.require("uni2ts.model.moirai.module")
     distribution = library.decode_distr_output(copied(config["distr_output"]))
     return library.MoiraiModule(**{**config, "distr_output": distribution})
 
 
 def _library() -> Any:
-    return require("moirai", "uni2ts.model.moirai")
+    return moirai_2.LIBRARY.require("uni2ts.model.moirai")
 
 
-def _native(
-    d_model: int, num_layers: int, patch_sizes: tuple[int, ...], max_seq_len: int
-) -> Any:
-    module = _library().MoiraiModule
-    parts = require("moirai", "uni2ts.distribution")
-    kinds = (
-        parts.StudentTOutput,
-        parts.NormalFixedScaleOutput,
-        parts.NegativeBinomialOutput,
-        parts.LogNormalOutput,
+register(
+    Architecture(
+        title="Moirai 1.1-R",
+        published={
+            size: f"Salesforce/moirai-1.1-R-{size}"
+            for size in ("small", "base", "large")
+        },
+        claims=lambda config: "patch_sizes" in config and "distr_output" in config,
+        classes=("MoiraiModule", "MoiraiForecast"),
+        keys=KEYS,
+        check=_check,
+        open=lambda folder, dtype, device: (
+            _library()
+            .MoiraiModule.from_pretrained(folder, strict=True)
+            .to(device, dtype)
+        ),
+        blank=_blank,
+        adapter=MoiraiAdapter,
+        notes="one fixed patch size, 32 if the model has it",
+        library=moirai_2.LIBRARY,
+        table_traits={"attention", "additive", "gradients"},
     )
-    mixture, rates = (
-        parts.MixtureOutput([kind() for kind in kinds]),
-        {"attn_dropout_p": 0.0, "dropout_p": 0.0},
-    )
-    native = module(
-        mixture, d_model, num_layers, patch_sizes, max_seq_len, **rates, scaling=True
-    )
-    return spread_weights(
-        native, {"param_proj": 0.3, "var_attn_bias": 1.0, "mask_encoding": 3.0}
-    )
-
-
-ARCHITECTURE = Architecture(
-    title="Moirai 1.1-R",
-    published={size: f"Salesforce/moirai-1.1-R-{size}" for size in SIZES},
-    claims=lambda config: "patch_sizes" in config and "distr_output" in config,
-    classes=("MoiraiModule", "MoiraiForecast"),
-    keys=KEYS,
-    check=_check,
-    open=lambda folder, dtype, device: (
-        _library().MoiraiModule.from_pretrained(folder, strict=True).to(device, dtype)
-    ),
-    blank=_blank,
-    adapter=MoiraiAdapter,
-    # the library has d_model // 64 heads
-    tiny=lambda: _native(192, 2, (8, 16), 64),
-    build=lambda size: _native(*SIZES[size], (8, 16, 32, 64, 128), 512),
-    notes="one fixed patch size, 32 if the model has it",
-    extra="moirai",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import accumulate
 from typing import Any
 
@@ -17,15 +18,16 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
-from tsfm_lens.models.adapter import DECILES, Adapter
+from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,
     Levels,
     Prediction,
+    register,
     rows_apart,
 )
-from tsfm_lens.models.extras import require
+from tsfm_lens.models.extras import Extra
 from tsfm_lens.models.wirings import _common
 from tsfm_lens.models.wirings._common import (
     attention_row,
@@ -33,7 +35,29 @@ from tsfm_lens.models.wirings._common import (
     keys,
     mlp_row,
     projections,
-    spread_weights,
+)
+
+
+def _stand_in_for_pytree() -> None:
+    """Give jaxtyping a ``PyTree`` where there is no jax: uni2ts names it in annotations only."""
+    jaxtyping: Any = import_module("jaxtyping")
+    try:
+        _ = jaxtyping.PyTree
+    except (ImportError, AttributeError):
+        jaxtyping.PyTree = tuple
+
+
+LIBRARY = Extra(
+    name="moirai",
+    title="Moirai",
+    imports=("uni2ts",),
+    distributions={"timecopilot-uni2ts": "0.1.3"},
+    proofs=(
+        "uni2ts.model.moirai:MoiraiModule",
+        "uni2ts.model.moirai2:Moirai2Module",
+    ),
+    needs=("lightning", "hydra-core"),
+    before=_stand_in_for_pytree,
 )
 
 
@@ -44,7 +68,6 @@ class PackedAdapter(Adapter):
     multivariate = True
     covariates = ("past", "known")
     package = "timecopilot-uni2ts"
-    dtypes = ("float32",)
     context_length = 4096
     patch: int
     _forecaster: tuple[dict[str, int], Any] | None = None
@@ -358,44 +381,26 @@ class Moirai2Adapter(PackedAdapter):
 
 
 def _library() -> Any:
-    return require("moirai", "uni2ts.model.moirai2")
+    return LIBRARY.require("uni2ts.model.moirai2")
 
 
-def _native(*sizes: int) -> Any:
-    module = _library().Moirai2Module
-    names = (
-        "d_model",
-        "d_ff",
-        "num_layers",
-        "patch_size",
-        "max_seq_len",
-        "num_predict_token",
+register(
+    Architecture(
+        title="Moirai 2.0-R",
+        published={"small": "Salesforce/moirai-2.0-R-small"},
+        claims=lambda config: (
+            "num_predict_token" in config and "quantile_levels" in config
+        ),
+        classes=("Moirai2Module", "Moirai2Forecast"),
+        keys=KEYS,
+        open=lambda folder, dtype, device: (
+            _library()
+            .Moirai2Module.from_pretrained(folder, strict=True)
+            .to(device, dtype)
+        ),
+        blank=lambda config: _library().Moirai2Module(**copied(config)),
+        adapter=Moirai2Adapter,
+        library=LIBRARY,
+        table_traits={"attention", "additive", "gradients"},
     )
-    native = module(
-        **dict(zip(names, sizes, strict=True)),
-        attn_dropout_p=0.0,
-        dropout_p=0.0,
-        scaling=True,
-        quantile_levels=DECILES,
-    )
-    return spread_weights(
-        native, {"out_proj.output_layer": 0.3, "out_proj.residual_layer": 0.3}
-    )
-
-
-ARCHITECTURE = Architecture(
-    title="Moirai 2.0-R",
-    published={"small": "Salesforce/moirai-2.0-R-small"},
-    claims=lambda config: "num_predict_token" in config and "quantile_levels" in config,
-    classes=("Moirai2Module", "Moirai2Forecast"),
-    keys=KEYS,
-    open=lambda folder, dtype, device: (
-        _library().Moirai2Module.from_pretrained(folder, strict=True).to(device, dtype)
-    ),
-    blank=lambda config: _library().Moirai2Module(**copied(config)),
-    adapter=Moirai2Adapter,
-    # the library has d_model // 64 heads
-    tiny=lambda: _native(192, 48, 2, 4, 64, 2),
-    build=lambda size: _native(384, 1024, 6, 16, 512, 4),
-    extra="moirai",
 )

@@ -23,12 +23,13 @@ from tsfm_lens.hooks.wiring import (
     Wiring,
     Writer,
 )
-from tsfm_lens.models.adapter import Adapter
+from tsfm_lens.models.adapter import ALL_DTYPES, Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,
     Levels,
     Prediction,
+    register,
     rows_apart,
 )
 from tsfm_lens.models.wirings import _common
@@ -49,14 +50,8 @@ KEYS = keys(
 )
 VALUES = {"model_type": "t5"}
 
-SIZES = {
-    "tiny": (256, 1024, 4, 4),
-    "mini": (384, 1536, 4, 8),
-    "small": (512, 2048, 6, 8),
-    "base": (768, 3072, 12, 12),
-    "large": (1024, 4096, 24, 16),
-}
-"""Published size -> d_model, d_ff, layers, heads."""
+SIZES = ("tiny", "mini", "small", "base", "large")
+"""Published sizes, those of Chronos included."""
 
 
 class TokenAdapter(Adapter):
@@ -64,6 +59,7 @@ class TokenAdapter(Adapter):
 
     model: Any
     readout = "token"
+    dtypes = ALL_DTYPES
     rollout = "tokens"
     draw_axis = 0
 
@@ -232,36 +228,6 @@ def _mlp(sublayer: int, config: Any) -> Mlp:
     )
 
 
-def spread_weights(model: Any, std: float = 1.0, head: float = 1.0) -> Any:
-    """Draw random weights under which every head and MLP matters; ``head`` is a factor on the output layer."""
-    # T5 does not scale q·k: this gain gives attention scores a standard deviation of 3 at any head size
-    dot_product = (3.0 / model.config.d_kv**0.5) ** 0.5
-    gains = {
-        ".q.weight": dot_product,
-        ".k.weight": dot_product,
-        "output_patch_embedding": std * head,
-    }
-    return _common.spread_weights(model, gains, std=std)
-
-
-def t5_kwargs(size: str) -> dict[str, Any]:
-    """Return the T5Config arguments of a published size, or of the small model "" of the conformance suite."""
-    # no two sizes of the small one are equal by accident, so that mixed-up axes show
-    d_model, d_ff, layers, heads = SIZES[size] if size else (36, 48, 2, 4)
-    sizes = {
-        "d_model": d_model,
-        "d_ff": d_ff,
-        "d_kv": 64 if size else 8,
-        "num_heads": heads,
-    }
-    return {
-        **sizes,
-        "num_layers": layers,
-        "num_decoder_layers": layers,
-        "decoder_start_token_id": 0,
-    }
-
-
 class T5Adapter(TokenAdapter):
     """Adapter of a ``T5ForConditionalGeneration``: token ids in and out; tokenise text with its own tokenizer."""
 
@@ -346,30 +312,22 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     return T5ForConditionalGeneration.from_pretrained(folder, dtype=dtype).to(device)
 
 
-def _native(size: str, **others: Any) -> Any:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    return spread_weights(
-        T5ForConditionalGeneration(T5Config(**t5_kwargs(size), **others)), std=0.5
+register(
+    Architecture(
+        title="T5 (language model)",
+        published={size: f"google-t5/t5-{size}" for size in ("small", "base", "large")},
+        claims=lambda config: (
+            config.get("model_type") == "t5"
+            and "chronos_config" not in config
+            and "chronos_pipeline_class" not in config
+        ),
+        classes=("T5ForConditionalGeneration",),
+        among=lambda native: not hasattr(native.config, "chronos_config"),
+        keys=KEYS,
+        values=VALUES,
+        open=_open,
+        blank=lambda config: blank("T5ForConditionalGeneration", config),
+        adapter=T5Adapter,
+        notes="series are token ids",
     )
-
-
-ARCHITECTURE = Architecture(
-    title="T5 (language model)",
-    published={size: f"google-t5/t5-{size}" for size in ("small", "base", "large")},
-    claims=lambda config: (
-        config.get("model_type") == "t5"
-        and "chronos_config" not in config
-        and "chronos_pipeline_class" not in config
-    ),
-    classes=("T5ForConditionalGeneration",),
-    among=lambda native: not hasattr(native.config, "chronos_config"),
-    keys=KEYS,
-    values=VALUES,
-    open=_open,
-    blank=lambda config: blank("T5ForConditionalGeneration", config),
-    adapter=T5Adapter,
-    tiny=lambda: _native("", vocab_size=50, feed_forward_proj="gated-gelu"),
-    build=lambda size: _native(size, vocab_size=32128),
-    notes="series are token ids",
 )

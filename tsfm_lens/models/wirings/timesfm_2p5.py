@@ -26,18 +26,24 @@ from tsfm_lens.models.architecture import (
     Levels,
     Prediction,
     in_data_units,
+    register,
     rows_apart,
 )
-from tsfm_lens.models.extras import require
+from tsfm_lens.models.extras import Extra
 from tsfm_lens.models.wirings._common import (
     attention_row,
     fused,
     mlp_row,
-    spread_weights,
 )
 
-GAINS = {"output_projection": 0.5, "output_head": 0.5}
-"""Factors on the random weights of the head; see ``_common.spread_weights``."""
+LIBRARY = Extra(
+    name="timesfm",
+    title="TimesFM",
+    imports=("timesfm", "timesfm3"),
+    distributions={"timesfm": "3.0.2"},
+    proofs=("timesfm:TimesFM_2p5_200M_torch", "timesfm3:TimesFM3Torch"),
+    alone=False,
+)
 
 
 def branches(norms: tuple[str, str]) -> dict[str, Any]:
@@ -214,7 +220,6 @@ class TimesFmAdapter(Adapter):
     rollout = "cache"
     levels = DECILES
     package = "timesfm"
-    dtypes = ("float32",)
 
     def __init__(self, native: Any) -> None:
         self.native = native
@@ -324,79 +329,44 @@ class TimesFmAdapter(Adapter):
         ), {}
 
 
-def _wrap(module: Any) -> Any:
+def wrap(module: Any) -> Any:
     """Build the library's forecaster around a module, without another 200 million weights."""
-    forecaster = require("timesfm").TimesFM_2p5_200M_torch
+    forecaster = LIBRARY.require().TimesFM_2p5_200M_torch
     native = forecaster.__new__(forecaster)
     native.model, native.torch_compile = module, False
     return native
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
-    native = require("timesfm").TimesFM_2p5_200M_torch.from_pretrained(
+    native = LIBRARY.require().TimesFM_2p5_200M_torch.from_pretrained(
         folder, torch_compile=False
     )
     native.model.to(device=device, dtype=dtype).device = torch.device(device)
     return native
 
 
-def _tiny() -> Any:
-    full = require(
-        "timesfm", "timesfm.timesfm_2p5.timesfm_2p5_base"
-    ).TimesFM_2p5_200M_Definition()
-    d, patch, out, out_quantiles, change = 40, 8, 16, 32, dataclasses.replace
-    layer = change(
-        full.stacked_transformers.transformer, model_dims=d, hidden_dims=24, num_heads=4
-    )
-    n_out, heads = len(full.quantiles) + 1, {}
-    for name, steps in (
-        ("output_projection_point", out),
-        ("output_projection_quantiles", out_quantiles),
-    ):
-        heads[name] = change(
-            getattr(full, name), input_dims=d, hidden_dims=d, output_dims=steps * n_out
-        )
-    definition = change(
-        full,
-        input_patch_len=patch,
-        output_patch_len=out,
-        output_quantile_len=out_quantiles,
-        tokenizer=change(
-            full.tokenizer, input_dims=2 * patch, hidden_dims=d, output_dims=d
-        ),
-        stacked_transformers=change(
-            full.stacked_transformers, num_layers=3, transformer=layer
-        ),
-        **heads,
-    )
-    object.__setattr__(definition, "context_limit", 2048)
-    module = type("TinyTimesFM", (_module_class(),), {"config": definition})()
-    return _wrap(spread_weights(module.to("cpu"), GAINS))
-
-
-def _module_class() -> Any:
-    return require(
-        "timesfm", "timesfm.timesfm_2p5.timesfm_2p5_torch"
+def module_class() -> Any:
+    """Return the class of the torch module."""
+    return LIBRARY.require(
+        "timesfm.timesfm_2p5.timesfm_2p5_torch"
     ).TimesFM_2p5_200M_torch_module
 
 
-ARCHITECTURE = Architecture(
-    title="TimesFM 2.5 (timesfm)",
-    published={"200m": "google/timesfm-2.5-200m-pytorch"},
-    claims=lambda config: False,
-    claims_tensors=lambda names: "stacked_xf.0.attn.qkv_proj.weight" in names,
-    classes=("TimesFM_2p5_200M_torch", "TimesFM_2p5_200M_torch_module"),
-    # the library has no configuration beside its code, and no key of a config.json is read
-    keys=None,
-    open=_open,
-    blank=lambda config: _module_class()(),
-    adapter=TimesFmAdapter,
-    wrap=lambda native: (
-        _wrap(native) if isinstance(native, torch.nn.Module) else native
-    ),
-    tiny=_tiny,
-    build=lambda size: _wrap(spread_weights(_module_class()(), GAINS)),
-    notes="forecasts run without flip invariance unless the object was compiled with it; the library's covariates are "
-    "a regression outside the model",
-    extra="timesfm",
+register(
+    Architecture(
+        title="TimesFM 2.5 (timesfm)",
+        published={"200m": "google/timesfm-2.5-200m-pytorch"},
+        claims_tensors=lambda names: "stacked_xf.0.attn.qkv_proj.weight" in names,
+        classes=("TimesFM_2p5_200M_torch", "TimesFM_2p5_200M_torch_module"),
+        open=_open,
+        blank=lambda config: module_class()(),
+        adapter=TimesFmAdapter,
+        wrap=lambda native: (
+            wrap(native) if isinstance(native, torch.nn.Module) else native
+        ),
+        notes="forecasts run without flip invariance unless the object was compiled with it; the library's covariates "
+        "are a regression outside the model",
+        library=LIBRARY,
+        table_traits={"attention", "additive", "gradients"},
+    )
 )

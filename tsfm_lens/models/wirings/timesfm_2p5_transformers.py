@@ -12,12 +12,13 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Stack, Wiring
-from tsfm_lens.models.adapter import Adapter
+from tsfm_lens.models.adapter import ALL_DTYPES, Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,
     Levels,
     Prediction,
+    register,
     rows_apart,
 )
 from tsfm_lens.models.wirings import timesfm_2p5
@@ -27,7 +28,6 @@ from tsfm_lens.models.wirings._common import (
     keys,
     projections,
     refuse_values,
-    spread_weights,
 )
 
 NAME = "timesfm-2.5-transformers"
@@ -72,6 +72,7 @@ class TimesFmPortAdapter(Adapter):
     """Adapter of a ``TimesFm2_5ModelForPrediction``; a forward reads the point head: deciles of the next patch."""
 
     architecture = NAME
+    dtypes = ALL_DTYPES
     package = "transformers"
 
     def __init__(self, native: Any) -> None:
@@ -162,7 +163,9 @@ def _check(config: Mapping[str, Any], where: str) -> None:
 def _blank(config: Mapping[str, Any]) -> Any:
     from transformers import TimesFm2_5Config, TimesFm2_5ModelForPrediction
 
-    return TimesFm2_5ModelForPrediction(TimesFm2_5Config.from_dict(copied(config)))
+    return TimesFm2_5ModelForPrediction._from_config(
+        TimesFm2_5Config.from_dict(copied(config)), attn_implementation="sdpa"
+    )
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
@@ -173,42 +176,20 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     ).to(device)
 
 
-def _native(**sizes: Any) -> Any:
-    from transformers import TimesFm2_5Config, TimesFm2_5ModelForPrediction
-
-    config = TimesFm2_5Config(**sizes)
-    model = TimesFm2_5ModelForPrediction._from_config(
-        config, attn_implementation="sdpa"
+register(
+    Architecture(
+        title="TimesFM 2.5 (transformers)",
+        published={"200m": "google/timesfm-2.5-200m-transformers"},
+        claims=lambda config: config.get("model_type") == "timesfm2_5",
+        classes=("TimesFm2_5ModelForPrediction",),
+        keys=KEYS,
+        check=_check,
+        open=_open,
+        blank=_blank,
+        # files keep the names that the library's first version gave them
+        renamed={".mlp.ff0.": ".mlp.fc1.", ".mlp.ff1.": ".mlp.fc2."},
+        adapter=TimesFmPortAdapter,
+        notes="forecasts run without flip invariance",
+        table_traits={"attention", "additive", "gradients"},
     )
-    return spread_weights(model, {**timesfm_2p5.GAINS, "self_attn.scaling": 0.1})
-
-
-def _tiny() -> Any:
-    lengths = {
-        "patch_length": 8,
-        "context_length": 512,
-        "horizon_length": 16,
-        "output_quantile_len": 32,
-    }
-    heads = {"head_dim": 8, "num_attention_heads": 4, "num_key_value_heads": 4}
-    return _native(
-        **lengths, **heads, num_hidden_layers=3, hidden_size=36, intermediate_size=24
-    )
-
-
-ARCHITECTURE = Architecture(
-    title="TimesFM 2.5 (transformers)",
-    published={"200m": "google/timesfm-2.5-200m-transformers"},
-    claims=lambda config: config.get("model_type") == "timesfm2_5",
-    classes=("TimesFm2_5ModelForPrediction",),
-    keys=KEYS,
-    check=_check,
-    open=_open,
-    blank=_blank,
-    # files keep the names that the library's first version gave them
-    renamed={".mlp.ff0.": ".mlp.fc1.", ".mlp.ff1.": ".mlp.fc2."},
-    adapter=TimesFmPortAdapter,
-    tiny=_tiny,
-    build=lambda size: _native(),
-    notes="forecasts run without flip invariance",
 )

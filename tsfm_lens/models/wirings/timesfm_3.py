@@ -20,16 +20,15 @@ from tsfm_lens.models.architecture import (
     Encoded,
     Levels,
     Prediction,
+    register,
     rows_apart,
 )
-from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _common, timesfm_2p5
 from tsfm_lens.models.wirings._common import (
     attention_row,
     copied,
     keys,
     projections,
-    spread_weights,
 )
 
 NAME = "timesfm-3"
@@ -122,7 +121,6 @@ class TimesFm3Adapter(Adapter):
     multivariate = True
     covariates = ("past", "known")
     package = "timesfm"
-    dtypes = ("float32",)
     context_length = 16384
     longest_pass = 1024
 
@@ -206,53 +204,27 @@ class TimesFm3Adapter(Adapter):
 
 
 def _library() -> Any:
-    return require("timesfm", "timesfm3.torch")
+    return timesfm_2p5.LIBRARY.require("timesfm3.torch")
 
 
-def _native(**sizes: Any) -> Any:
-    return spread_weights(_library().TimesFM3Torch(**sizes), timesfm_2p5.GAINS)
-
-
-def _tiny() -> Any:
-    configs = require("timesfm", "timesfm3.torch.configs")
-    norms = dict.fromkeys(("attention_norm", "feedforward_norm", "qk_norm"), "rms")
-    sizes = {
-        "model_dims": 40,
-        "hidden_dims": 24,
-        "num_heads": 4,
-        "use_rope_seq": True,
-        "use_rope_var": False,
-    }
-    layer = configs.TransformerConfig(
-        **norms, **sizes, use_bias=False, ff_activation="relu", deterministic=True
+register(
+    Architecture(
+        title="TimesFM 3",
+        published={"330m": "google/timesfm-3.0-pytorch"},
+        claims=lambda config: (
+            "residual_block_config" in config and "transformer_config" in config
+        ),
+        classes=("TimesFM3Torch", "TimesFM3Forecaster"),
+        keys=KEYS,
+        open=lambda folder, dtype, device: (
+            _library()
+            .TimesFM3Torch.from_pretrained(folder, strict=True)
+            .to(device, dtype)
+        ),
+        blank=lambda config: _library().TimesFM3Torch(**copied(config)),
+        adapter=TimesFm3Adapter,
+        notes="weights for non-commercial use only; forecasts are decode's: gaps masked, quantiles as they are",
+        library=timesfm_2p5.LIBRARY,
+        table_traits={"attention", "additive", "gradients"},
     )
-    block = configs.ResidualBlockConfig(
-        hidden_dims=40, output_dims=40, use_bias=False, activation="relu"
-    )
-    stack = configs.StackedTransformersConfig(num_layers=2, transformer=layer)
-    return _native(
-        input_patch_len=8,
-        output_patch_len=16,
-        residual_block_config=block,
-        transformer_config=stack,
-    )
-
-
-ARCHITECTURE = Architecture(
-    title="TimesFM 3",
-    published={"330m": "google/timesfm-3.0-pytorch"},
-    claims=lambda config: (
-        "residual_block_config" in config and "transformer_config" in config
-    ),
-    classes=("TimesFM3Torch", "TimesFM3Forecaster"),
-    keys=KEYS,
-    open=lambda folder, dtype, device: (
-        _library().TimesFM3Torch.from_pretrained(folder, strict=True).to(device, dtype)
-    ),
-    blank=lambda config: _library().TimesFM3Torch(**copied(config)),
-    adapter=TimesFm3Adapter,
-    tiny=_tiny,
-    build=lambda size: _native(),
-    notes="weights for non-commercial use only; forecasts are decode's: gaps masked, quantiles as they are",
-    extra="timesfm",
 )

@@ -23,22 +23,22 @@ from tsfm_lens.hooks.wiring import (
     Wiring,
     Writer,
 )
-from tsfm_lens.models.adapter import DECILES, Adapter
+from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,
     Levels,
     Prediction,
+    register,
     rows_apart,
 )
-from tsfm_lens.models.extras import require
+from tsfm_lens.models.extras import Extra
 from tsfm_lens.models.wirings import _common
 from tsfm_lens.models.wirings._common import (
     attention_row,
     fused,
     keys,
     mlp_row,
-    spread_weights,
     write_checkpoint,
 )
 
@@ -51,15 +51,14 @@ KEYS = keys(
     "rope_partial_factor rope_theta split_context_horizon_attn stabilize_with_global time_attn_gate use_asinh "
     "variate_attn_gate"
 )
-# no configuration can be read without network: of this shape (heads of 64, MLPs of 8/3 d_model, each fourth layer over
-# variates too) are those with the stated sizes of the files, 21, 111, 490 and 837 MB in single precision
-SIZES = {
-    "5M": (4, 1, 256, 688),
-    "28M": (6, 3, 384, 1024),
-    "123M": (10, 5, 640, 1712),
-    "209M": (12, 6, 768, 2048),
-}
-LEVELS = (0.01, *(round(0.05 * step, 2) for step in range(1, 20)), 0.99)
+LIBRARY = Extra(
+    name=NAME,
+    title="Timestral",
+    imports=("timestral",),
+    distributions={"timecopilot-timestral": "0.1.0"},
+    proofs=("timestral:TimestralForecaster",),
+    alone=False,
+)
 
 
 def _joined(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
@@ -116,7 +115,7 @@ def _rows(config: Any, axes: tuple[bool, ...]) -> tuple[Writer, ...]:
 
 
 def _wiring(config: Any, steps: int) -> Wiring:
-    axes = require(NAME, "timestral.config").LAYER_KIND_AXES
+    axes = LIBRARY.require("timestral.config").LAYER_KIND_AXES
     by_kind = {kind: _rows(config, axes[kind]) for kind in config.block_schedule}
     writers, *others = (by_kind[kind] for kind in config.block_schedule)
     stack = Stack(
@@ -158,7 +157,6 @@ class TimestralAdapter(Adapter):
     # attention over variates compares every two rows of a batch, whatever their groups
     rows_at_once = 128
     package = "timecopilot-timestral"
-    dtypes = ("float32",)
     unrolled = (0.5,)
     clampsym = False
 
@@ -295,7 +293,7 @@ class TimestralAdapter(Adapter):
         """Compute quantiles in data units, (…, batch, quantile, step)."""
         raw = self.model.head(normalized[..., -encoded.inputs["horizon_patches"] :, :])
         units = (each[:, None, None] for each in (encoded.loc, encoded.scale))
-        denormalize = require(NAME, "timestral.scaler").denormalize_quantiles
+        denormalize = LIBRARY.require("timestral.scaler").denormalize_quantiles
         quantiles = denormalize(raw, *units, self.model.config.use_asinh)
         leading = quantiles.shape[:-3]
         flat = self._refined(
@@ -332,59 +330,40 @@ class TimestralAdapter(Adapter):
 def _wrap(native: Any) -> Any:
     """Build the library's forecaster around a model."""
     return (
-        require(NAME).TimestralForecaster(native)
+        LIBRARY.require().TimestralForecaster(native)
         if isinstance(native, torch.nn.Module)
         else native
     )
 
 
 def _model(config: Mapping[str, Any]) -> Any:
-    return require(NAME).TimestralModel(
-        require(NAME).TimestralConfig.from_dict(dict(config))
+    return LIBRARY.require().TimestralModel(
+        LIBRARY.require().TimestralConfig.from_dict(dict(config))
     )
 
 
-def _native(
-    *sizes: Any, schedule: tuple[str, ...] = ("time", "time", "time", "time_variate")
-) -> Any:
-    names = "patch_size context_length block_size num_heads block_schedule d_model mlp_hidden_dim quantile_knots"
-    config = dict(zip(names.split(), sizes, strict=True))
-    config["block_schedule"] = schedule * config["block_schedule"]
-    # forecasts are hyperbolic sines of what the head gives
-    model = spread_weights(_model(config), {"head.projection": 0.3})
-    query = model.representation.forecast_query
-    query.data = torch.randn(query.shape, generator=torch.Generator().manual_seed(1))
-    return _wrap(model)
-
-
-ARCHITECTURE = Architecture(
-    title="Timestral",
-    published={size: f"mistralai/Timestral-{size}" for size in SIZES},
-    claims=lambda config: "block_schedule" in config and "quantile_knots" in config,
-    classes=("TimestralForecaster", "TimestralModel"),
-    keys=KEYS,
-    open=lambda folder, dtype, device: _wrap(
-        require(NAME).load_model(folder, device=device, dtype=dtype)
-    ),
-    blank=_model,
-    adapter=TimestralAdapter,
-    wrap=_wrap,
-    tiny=lambda: _native(
-        4,
-        56,
-        3,
-        4,
-        1,
-        32,
-        48,
-        DECILES,
-        schedule=("variate_time", "time", "time_variate"),
-    ),
-    build=lambda size: _native(32, 32768, 32, *SIZES[size], LEVELS),
-    notes="forecasts run without the library's averaging over x and -x and its clipping at 0 unless "
-    "lens.adapter.clampsym = True",
-    save=lambda native, folder: write_checkpoint(
-        native.model, native.config.to_dict(), folder
-    ),
-    extra=NAME,
+register(
+    Architecture(
+        title="Timestral",
+        published={
+            size: f"mistralai/Timestral-{size}"
+            for size in ("5M", "28M", "123M", "209M")
+        },
+        claims=lambda config: "block_schedule" in config and "quantile_knots" in config,
+        classes=("TimestralForecaster", "TimestralModel"),
+        keys=KEYS,
+        open=lambda folder, dtype, device: _wrap(
+            LIBRARY.require().load_model(folder, device=device, dtype=dtype)
+        ),
+        blank=_model,
+        adapter=TimestralAdapter,
+        wrap=_wrap,
+        notes="forecasts run without the library's averaging over x and -x and its clipping at 0 unless "
+        "lens.adapter.clampsym = True",
+        save=lambda native, folder: write_checkpoint(
+            native.model, native.config.to_dict(), folder
+        ),
+        library=LIBRARY,
+        table_traits={"attention", "additive", "gradients"},
+    )
 )

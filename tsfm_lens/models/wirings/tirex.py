@@ -13,20 +13,20 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Branch, Projection, Site, Stack, Wiring
-from tsfm_lens.models.adapter import DECILES, Adapter
+from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,
     Levels,
     Prediction,
+    register,
     rows_apart,
 )
-from tsfm_lens.models.extras import require
+from tsfm_lens.models.extras import Extra
 from tsfm_lens.models.wirings import _common
 from tsfm_lens.models.wirings._common import (
     keys,
     mlp_row,
-    spread_weights,
     write_checkpoint,
 )
 
@@ -37,7 +37,14 @@ MODEL = keys(
     block_kwargs=keys(BLOCKS),
 )
 KEYS = keys("train_ctx_len", model_config=MODEL)
-SIZES = {"35m": (32, 512, 4, 12, 2048, 2048)}
+LIBRARY = Extra(
+    name=NAME,
+    title="TiRex",
+    imports=("tirex",),
+    distributions={"tirex-ts": "1.4.2"},
+    proofs=("tirex.models.tirex:TiRexZero",),
+    alone=False,
+)
 
 
 def _wiring(model: Any) -> Wiring:
@@ -83,7 +90,6 @@ class TirexAdapter(Adapter):
     feeds_gaps = True
     unrolled = (0.5,)
     package = "tirex-ts"
-    dtypes = ("float32",)
 
     def __init__(self, native: Any) -> None:
         self.native = self.model = native
@@ -146,7 +152,7 @@ class TirexAdapter(Adapter):
 
 
 def _built(config: Mapping[str, Any]) -> Any:
-    return require(NAME, "tirex.models.tirex").TiRexZero(
+    return LIBRARY.require("tirex.models.tirex").TiRexZero(
         "torch", **_common.copied(config)
     )
 
@@ -157,49 +163,28 @@ def _config(native: Any) -> dict[str, Any]:
     return {"train_ctx_len": own.pop("train_ctx_len"), "model_config": own}
 
 
-def _native(
-    patch: int, width: int, n_heads: int, n_blocks: int, hidden: int, context: int
-) -> Any:
-    blocks = {
-        "embedding_dim": width,
-        "num_heads": n_heads,
-        "ffn_proj_factor": 2.6667,
-        "num_blocks": n_blocks,
-    }
-    model = {
-        "input_patch_size": patch,
-        "output_patch_size": patch,
-        "quantiles": list(DECILES),
-    }
-    config = {
-        "model_config": model | {"block_kwargs": blocks, "input_ff_dim": hidden},
-        "train_ctx_len": context,
-    }
-    return spread_weights(
-        _built(config), {"group_norm": 0.2, "_recurrent_kernel_": 0.5, "_bias_": 0.1}
-    )
-
-
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     native = _built(_common.settings(folder)).to(device)
     native.load_state_dict(load_file(folder / "model.safetensors", device=device))
     return native.eval()
 
 
-ARCHITECTURE = Architecture(
-    title="TiRex",
-    published=dict.fromkeys(SIZES, "NX-AI/TiRex"),
-    claims=lambda config: (
-        "train_ctx_len" in config and "block_kwargs" in config.get("model_config", {})
-    ),
-    classes=("TiRexZero",),
-    keys=KEYS,
-    open=_open,
-    blank=_built,
-    adapter=TirexAdapter,
-    tiny=lambda: _native(8, 24, 2, 3, 32, 64),
-    build=lambda size: _native(*SIZES[size]),
-    notes="published as a pickle: open it by `tirex.load_model`, and pass the model",
-    save=lambda native, folder: write_checkpoint(native, _config(native), folder),
-    extra=NAME,
+register(
+    Architecture(
+        title="TiRex",
+        published={"35m": "NX-AI/TiRex"},
+        claims=lambda config: (
+            "train_ctx_len" in config
+            and "block_kwargs" in config.get("model_config", {})
+        ),
+        classes=("TiRexZero",),
+        keys=KEYS,
+        open=_open,
+        blank=_built,
+        adapter=TirexAdapter,
+        notes="published as a pickle: open it by `tirex.load_model`, and pass the model",
+        save=lambda native, folder: write_checkpoint(native, _config(native), folder),
+        library=LIBRARY,
+        table_traits={"additive"},
+    )
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +19,10 @@ from tsfm_lens.models.architecture import (
     Encoded,
     Levels,
     Prediction,
+    register,
     rows_apart,
 )
-from tsfm_lens.models.extras import require
+from tsfm_lens.models.extras import Extra
 from tsfm_lens.models.wirings import _common
 from tsfm_lens.models.wirings._common import (
     attention_row,
@@ -28,7 +30,6 @@ from tsfm_lens.models.wirings._common import (
     fused,
     keys,
     mlp_row,
-    spread_weights,
     write_checkpoint,
 )
 
@@ -39,6 +40,14 @@ KEYS = keys(
     "scale_factor_exponent scaler_cls spacewise_every_n_layers spacewise_first stabilize_with_global stride "
     "use_memory_efficient_attention",
     output_distribution_kwargs=keys("k_components"),
+)
+LIBRARY = Extra(
+    name="toto",
+    title="Toto",
+    imports=("toto",),
+    distributions={"timecopilot-toto": "0.1.7"},
+    proofs=("toto.model.toto:Toto",),
+    needs=("lightning", "rotary-embedding-torch"),
 )
 # v·W_V is not the trap but its rows: in wQKV the head is the fastest index, in wO the slowest
 FUSED = "(part d_head head)"
@@ -127,7 +136,6 @@ class TotoAdapter(Adapter):
     package = "timecopilot-toto"
     draw_axis = 0
     samples = 100
-    dtypes = ("float32",)
 
     def __init__(self, native: Any) -> None:
         self.native = native
@@ -198,8 +206,8 @@ class TotoAdapter(Adapter):
         future = _common.by_role(batch, 1, horizon).get(
             "known", series.new_empty(len(series), 0, 1)
         )[..., 1:]
-        inputs_of_forecaster = require(
-            "toto", "toto.data.util.dataset"
+        inputs_of_forecaster = LIBRARY.require(
+            "toto.data.util.dataset"
         ).MaskedTimeseries(
             series,
             inputs["input_padding_mask"],
@@ -209,7 +217,7 @@ class TotoAdapter(Adapter):
             future.shape[1],
         )
         draws = self.samples if num_samples is None else num_samples
-        forecaster = require("toto", "toto.inference.forecaster").TotoForecaster(
+        forecaster = LIBRARY.require("toto.inference.forecaster").TotoForecaster(
             self.model
         )
         forecast = forecaster.forecast(
@@ -232,66 +240,43 @@ class TotoAdapter(Adapter):
 
 
 def _toto() -> Any:
-    return require("toto", "toto.model.toto").Toto
+    return LIBRARY.require("toto.model.toto").Toto
 
 
-def _native(
-    patch: int,
-    width: int,
-    layers: int,
-    heads: int,
-    hidden: int,
-    every: int,
-    components: int,
-) -> Any:
-    config = {
-        "patch_size": patch,
-        "stride": patch,
-        "embed_dim": width,
-        "num_layers": layers,
-        "num_heads": heads,
-        "mlp_hidden_dim": hidden,
-        "spacewise_every_n_layers": every,
-        "output_distribution_kwargs": {"k_components": components},
-        "dropout": 0.1,
-        "spacewise_first": False,
-        "scaler_cls": "<class 'model.scaler.CausalPatchStdMeanScaler'>",
-        "output_distribution_classes": [
-            "<class 'model.distribution.MixtureOfStudentTsOutput'>"
-        ],
-        "use_memory_efficient_attention": False,
-        "stabilize_with_global": True,
-        "scale_factor_exponent": 10.0,
-    }
-    native = spread_weights(_toto()(**config), {"output_distribution": 0.5})
-    native.saved_config = config
+def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    native = _toto().from_pretrained(
+        folder, map_location=device, use_memory_efficient_attention=False
+    )
+    native.saved_config = _common.settings(folder)
+    return native.to(device, dtype)
+
+
+def _blank(config: Mapping[str, Any]) -> Any:
+    settings = {**copied(config), "use_memory_efficient_attention": False}
+    native = _toto()(**settings)
+    native.saved_config = settings
     return native
 
 
-ARCHITECTURE = Architecture(
-    title="Toto 1.0",
-    published={"Open-Base-1.0": "Datadog/Toto-Open-Base-1.0"},
-    claims=lambda config: (
-        "spacewise_every_n_layers" in config and "embed_dim" in config
-    ),
-    classes=("Toto", "TotoBackbone", "TotoForecaster"),
-    keys=KEYS,
-    open=lambda folder, dtype, device: (
-        _toto()
-        .from_pretrained(
-            folder, map_location=device, use_memory_efficient_attention=False
-        )
-        .to(device, dtype)
-    ),
-    blank=lambda config: _toto()(
-        **{**copied(config), "use_memory_efficient_attention": False}
-    ),
-    # the names under xformers, and frequencies that the library computes whatever the file says
-    renamed={".mlp.0.w12.": ".mlp.0.", ".mlp.0.w3.": ".mlp.2."},
-    computed=("rotary_emb.freqs", "rotary_emb.scale"),
-    adapter=TotoAdapter,
-    tiny=lambda: _native(8, 32, 4, 4, 48, 2, 3),
-    build=lambda size: _native(64, 768, 12, 12, 3072, 12, 24),
-    save=lambda native, folder: write_checkpoint(native, native.saved_config, folder),
-    extra="toto",
+register(
+    Architecture(
+        title="Toto 1.0",
+        published={"Open-Base-1.0": "Datadog/Toto-Open-Base-1.0"},
+        claims=lambda config: (
+            "spacewise_every_n_layers" in config and "embed_dim" in config
+        ),
+        classes=("Toto", "TotoBackbone", "TotoForecaster"),
+        keys=KEYS,
+        open=_open,
+        blank=_blank,
+        # the names under xformers, and frequencies that the library computes whatever the file says
+        renamed={".mlp.0.w12.": ".mlp.0.", ".mlp.0.w3.": ".mlp.2."},
+        computed=("rotary_emb.freqs", "rotary_emb.scale"),
+        adapter=TotoAdapter,
+        save=lambda native, folder: write_checkpoint(
+            native, native.saved_config, folder
+        ),
+        library=LIBRARY,
+        table_traits={"attention", "additive", "gradients"},
+    )
 )

@@ -19,16 +19,16 @@ from tsfm_lens.models.architecture import (
     Encoded,
     Levels,
     Prediction,
+    register,
     rows_apart,
 )
-from tsfm_lens.models.extras import require
+from tsfm_lens.models.extras import Extra
 from tsfm_lens.models.wirings import _common
 from tsfm_lens.models.wirings._common import (
     attention_row,
     fused,
     keys,
     mlp_row,
-    spread_weights,
     write_checkpoint,
 )
 
@@ -39,13 +39,17 @@ KEYS = keys(
     "pre_norm qk_dim qk_norm qk_norm_include_weight residual_attn_ratio residual_mult use_xpos v_dim "
     "variate_layer_first"
 )
-SIZES = {
-    "4m": (256, 688, 4, 4),
-    "22m": (512, 1368, 8, 6),
-    "313m": (1024, 2736, 16, 24),
-    "1B": (1536, 4096, 24, 36),
-    "2.5B": (2048, 5464, 32, 48),
-}
+LIBRARY = Extra(
+    name="toto2",
+    title="Toto 2",
+    imports=("toto2", "dd_unit_scaling"),
+    distributions={
+        "timecopilot-toto-2": "0.1.1",
+        "timecopilot-dd-unit-scaling": "0.1.0",
+    },
+    proofs=("dd_unit_scaling:LinearReadout", "toto2:Toto2Model"),
+    needs=("lightning", "unit-scaling"),
+)
 
 
 def _mix(tau: str) -> Mix:
@@ -153,7 +157,6 @@ class Toto2Adapter(Adapter):
     multivariate = True
     levels = DECILES
     package = "timecopilot-toto-2"
-    dtypes = ("float32",)
     context_length = 4096
     longest_pass = 4096
 
@@ -205,7 +208,7 @@ class Toto2Adapter(Adapter):
         values = _common.by_item(batch, max(length, *batch.lengths))
         is_value = ~torch.isnan(values)
         if not bool(is_value.all()):
-            impute = require("toto2", "toto2.model").ffill_imputation
+            impute = LIBRARY.require("toto2.model").ffill_imputation
             values = torch.stack(
                 [torch.as_tensor(impute(item.numpy())) for item in values]
             )
@@ -259,65 +262,33 @@ class Toto2Adapter(Adapter):
 
 
 def _library() -> Any:
-    require("toto2", "toto2.configuration")
-    return require("toto2")
+    LIBRARY.require("toto2.configuration")
+    return LIBRARY.require()
 
 
-def _native(
-    patch: int, d_model: int, d_ff: int, n_heads: int, n_layers: int, d_head: int
-) -> Any:
-    flags = {
-        "attn_bias": True,
-        "qk_norm": False,
-        "qk_norm_include_weight": False,
-        "per_dim_scale": True,
-    }
-    config = _library().configuration.Toto2ModelConfig(
-        patch_size=patch,
-        d_model=d_model,
-        d_ff=d_ff,
-        num_heads=n_heads,
-        num_groups=n_heads,
-        num_layers=n_layers,
-        layer_group_size=n_layers,
-        qk_dim=d_head,
-        v_dim=d_head,
-        **flags,
-        num_variate_layers_per_group=1,
-        variate_layer_first=False,
-        norm_eps=1e-4,
-        use_xpos=True,
-        residual_mult=0.75,
-        residual_attn_ratio=5.136215466577748,
+register(
+    Architecture(
+        title="Toto 2.0",
+        published={
+            size: f"Datadog/Toto-2.0-{size}"
+            for size in ("4m", "22m", "313m", "1B", "2.5B")
+        },
+        claims=lambda config: "num_variate_layers_per_group" in config,
+        classes=("Toto2Model",),
+        keys=KEYS,
+        open=lambda folder, dtype, device: (
+            _library()
+            .Toto2Model.from_pretrained(folder, map_location=device)
+            .to(device, dtype)
+        ),
+        blank=lambda config: _library().Toto2Model(
+            _library().configuration.Toto2ModelConfig(**config)
+        ),
+        adapter=Toto2Adapter,
+        save=lambda native, folder: write_checkpoint(
+            native, dataclasses.asdict(native.config), folder
+        ),
+        library=LIBRARY,
+        table_traits={"attention", "additive"},
     )
-    # readouts divide by their whole fan-in, so their weights are larger
-    gains = {
-        "attn.in_proj": 2.0,
-        "proj.linear2.weight": 3.0,
-        "proj.skip_proj.weight": 3.0,
-    }
-    return spread_weights(_library().Toto2Model(config), gains, unit_scaled=True)
-
-
-ARCHITECTURE = Architecture(
-    title="Toto 2.0",
-    published={size: f"Datadog/Toto-2.0-{size}" for size in SIZES},
-    claims=lambda config: "num_variate_layers_per_group" in config,
-    classes=("Toto2Model",),
-    keys=KEYS,
-    open=lambda folder, dtype, device: (
-        _library()
-        .Toto2Model.from_pretrained(folder, map_location=device)
-        .to(device, dtype)
-    ),
-    blank=lambda config: _library().Toto2Model(
-        _library().configuration.Toto2ModelConfig(**config)
-    ),
-    adapter=Toto2Adapter,
-    tiny=lambda: _native(8, 40, 48, 4, 4, 8),
-    build=lambda size: _native(32, *SIZES[size], 64),
-    save=lambda native, folder: write_checkpoint(
-        native, dataclasses.asdict(native.config), folder
-    ),
-    extra="toto2",
 )

@@ -17,11 +17,12 @@ from tsfm_lens.models.architecture import (
     Encoded,
     Levels,
     Prediction,
+    register,
     rows_apart,
 )
-from tsfm_lens.models.extras import require
+from tsfm_lens.models.extras import Extra
 from tsfm_lens.models.wirings import _common
-from tsfm_lens.models.wirings._common import keys, spread_weights
+from tsfm_lens.models.wirings._common import keys
 
 NAME = "ttm"
 MODEL = "TinyTimeMixerForPrediction"
@@ -60,11 +61,14 @@ VALUES = {
     "use_decoder": True,
     "norm_mlp": "LayerNorm",
 }
-SIZES = {
-    "512-96": (512, 64, 192, 2, 128),
-    "1024-96": (1024, 128, 384, 2, 256),
-    "1536-96": (1536, 128, 384, 3, 256),
-}
+LIBRARY = Extra(
+    name=NAME,
+    title="TinyTimeMixer",
+    imports=("tsfm_public",),
+    distributions={"granite-tsfm": "0.3.11"},
+    proofs=("tsfm_public.models.tinytimemixer:TinyTimeMixerForPrediction",),
+    needs=("datasets", "deprecated"),
+)
 
 
 def _rows(layer: Any) -> tuple[Branch, ...]:
@@ -144,7 +148,6 @@ class TtmAdapter(Adapter):
     architecture = NAME
     levels = (0.5,)
     package = "granite-tsfm"
-    dtypes = ("float32",)
 
     def __init__(self, native: Any) -> None:
         self.native = self.model = native
@@ -213,54 +216,28 @@ class TtmAdapter(Adapter):
 
 
 def _library() -> Any:
-    return require(NAME, "tsfm_public.models.tinytimemixer")
+    return LIBRARY.require("tsfm_public.models.tinytimemixer")
 
 
-def _native(
-    context: int,
-    patch: int,
-    width: int,
-    layers: int,
-    decoder: int,
-    steps: int = 96,
-    **others: Any,
-) -> Any:
-    config = _library().TinyTimeMixerConfig(
-        context_length=context,
-        prediction_length=steps,
-        patch_length=patch,
-        patch_stride=patch,
-        d_model=width,
-        num_layers=layers,
-        adaptive_patching_levels=3,
-        decoder_num_layers=2,
-        decoder_d_model=decoder,
-        architectures=[MODEL],
-        **others,
+register(
+    Architecture(
+        title="TinyTimeMixer",
+        published=dict.fromkeys(("512-96", "1024-96", "1536-96"), HUB),
+        claims=lambda config: config.get("model_type") == "tinytimemixer",
+        classes=(MODEL,),
+        keys=KEYS,
+        values=VALUES,
+        open=lambda folder, dtype, device: (
+            getattr(_library(), MODEL)
+            .from_pretrained(folder, dtype=dtype)
+            .to(device)
+            .eval()
+        ),
+        blank=lambda config: getattr(_library(), MODEL)(
+            _library().TinyTimeMixerConfig(**config)
+        ),
+        adapter=TtmAdapter,
+        library=LIBRARY,
+        table_traits={"additive", "gradients"},
     )
-    return spread_weights(
-        getattr(_library(), MODEL)(config), {"gating_block": 0.5, "mlp.fc": 1.5}
-    )
-
-
-ARCHITECTURE = Architecture(
-    title="TinyTimeMixer",
-    published=dict.fromkeys(SIZES, HUB),
-    claims=lambda config: config.get("model_type") == "tinytimemixer",
-    classes=(MODEL,),
-    keys=KEYS,
-    values=VALUES,
-    open=lambda folder, dtype, device: (
-        getattr(_library(), MODEL)
-        .from_pretrained(folder, dtype=dtype)
-        .to(device)
-        .eval()
-    ),
-    blank=lambda config: getattr(_library(), MODEL)(
-        _library().TinyTimeMixerConfig(**config)
-    ),
-    adapter=TtmAdapter,
-    tiny=lambda: _native(48, 8, 32, 2, 16, 12),
-    build=lambda size: _native(*SIZES[size]),
-    extra=NAME,
 )

@@ -14,7 +14,7 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.run import Run
-from tsfm_lens.models.wirings._common import spread_weights
+from tsfm_lens.testing import spread_weights
 from tsfm_lens.zoo.planted.card import Card
 from tsfm_lens.zoo.planted.draft import SPAN
 from tsfm_lens.zoo.planted.planting import Planted

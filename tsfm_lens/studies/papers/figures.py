@@ -13,11 +13,11 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens import probes, viz
+from tsfm_lens.core.needs import NEEDS
 from tsfm_lens.core.registry import (
     FigurePanel,
     composed_figure,
     declarations,
-    requirement,
 )
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
@@ -266,7 +266,7 @@ def _patches(run: Run) -> Files:
 
 @figure("23")
 def _overlap(run: Run) -> Files:
-    requirement("tokens").check(
+    NEEDS["tokens"].check(
         run.lens,
         "figure 23",
         "figure 'head_entropy_map' shows which of its heads are sharp",

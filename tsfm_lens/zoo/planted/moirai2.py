@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from tsfm_lens.models.extras import require
+from tsfm_lens.models.wirings.moirai_2 import LIBRARY
 from tsfm_lens.zoo.planted.draft import Array
 from tsfm_lens.zoo.planted.patches import (
     CONTEXT,
@@ -42,7 +42,7 @@ class Moirai2(RotaryModel):
     projections = ("q_proj", "k_proj", "v_proj", "out_proj")
 
     def __init__(self) -> None:
-        module = require("moirai", "uni2ts.model.moirai2").Moirai2Module
+        module = LIBRARY.require("uni2ts.model.moirai2").Moirai2Module
         sizes = {
             "d_model": WIDTH,
             "d_ff": CHANNELS,

@@ -11,12 +11,13 @@ from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError, MissingExtraError
 from tsfm_lens.hooks import Component
 from tsfm_lens.hooks.wiring import Attention
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens, load
 from tsfm_lens.probes import entropic_rank, layer_gain, logit_lens
 from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure
 from tsfm_lens.studies.papers.measures.heads import forecasts_without
 from tsfm_lens.studies.papers.verdicts import ClaimPart, Verdict, judged
 from tsfm_lens.sweep.plan.recipes import middle_third
+from tsfm_lens.testing import published
 
 SIZES = {
     "timesfm-2.5": ("TimesFM 2.5", "200m"),
@@ -42,14 +43,10 @@ def sizes(context: Context) -> MeasuredValues:
     values, missing = {}, []
     for architecture, (name, size) in SIZES.items():
         try:
-            values.update(
-                _size(
-                    name, load(architectures()[architecture].build(size), check=False)
-                )
-            )
+            values.update(_size(name, load(published(architecture, size), check=False)))
         except MissingExtraError:
             missing.append(name)
-    small = load(architectures()["chronos-bolt"].build("small"), check=False)
+    small = load(published("chronos-bolt", "small"), check=False)
     values["Chronos-Bolt small: parameters"] = _millions(small)
     return MeasuredValues(
         values, {"not installed": ", ".join(missing)} if missing else {}

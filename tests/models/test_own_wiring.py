@@ -1,0 +1,72 @@
+"""A wiring of another package: found by its entry point, held to every suite, refused by the field that it lacks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from own_models import Forecaster, Wired
+from refusals import expect_error
+from tsfm_lens.models import Adapter, Architecture, architectures, register
+
+TESTS = Path(__file__).parents[1]
+SOME = ("conformance/test_oracles.py", "hooks/test_weights.py", "models/test_traits.py")
+LOOPS = sorted(
+    str(file.relative_to(TESTS))
+    for file in TESTS.rglob("test_*.py")
+    if "tiny_lenses" in file.read_text() or "architectures()" in file.read_text()
+)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        pytest.param(SOME, id="some"),
+        pytest.param(LOOPS, id="all", marks=pytest.mark.campaign),
+    ],
+)
+def test_it_passes_what_loops_over_architectures(
+    files: tuple[str, ...], tmp_path: Path
+) -> None:
+    metadata = tmp_path / "homemade-0.1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: homemade\nVersion: 0.1\n")
+    (metadata / "entry_points.txt").write_text(
+        "[tsfm_lens.wirings]\nhomemade = own_wiring\n"
+    )
+    paths = (str(tmp_path), str(TESTS), str(TESTS.parent))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-k", "homemade", *files],
+        cwd=TESTS,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+
+
+def test_a_field_that_is_missing_is_named(tmp_path: Path) -> None:
+    class Bare(Adapter):
+        architecture = "bare"
+
+    class Taken(Wired):
+        architecture = "chronos"
+
+    before = architectures()
+    entry = Architecture(title="Bare", adapter=Wired, classes=("Forecaster",))
+    claiming = replace(entry, claims=bool)
+    for wrong, message in (
+        (replace(entry, adapter=Bare), "without encode"),
+        (replace(entry, adapter=Taken), "'chronos' is taken"),
+        (claiming, "without open"),
+        (replace(claiming, open=Forecaster), "without blank"),
+    ):
+        expect_error(message, register, wrong)
+    assert architectures() == before
+    expect_error("save=", entry.write, Forecaster(), tmp_path)

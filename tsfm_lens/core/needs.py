@@ -1,0 +1,66 @@
+"""Requirements of definitions on a model: words for its traits, which its wiring and its adapter give it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tsfm_lens.errors import InputError
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Requirement of a definition on a model, open or not.
+
+    Attributes:
+        words: what the definition is of.
+        traits: of a lens or an architecture, all of which the model must have.
+        models: which models meet it, where their architectures do not tell.
+    """
+
+    words: str
+    traits: frozenset[str]
+    models: str = ""
+
+    def met(self, model: Any) -> bool:
+        """Return whether a lens has the traits, or a model of an architecture can have them."""
+        return self.traits <= model.traits
+
+    def check(self, lens: Any, name: str, instead: str = "") -> None:
+        """Refuse a lens that does not have it, naming what can be had ``instead``."""
+        self.check_architecture(lens, lens.model_id, name, instead)
+
+    def check_architecture(
+        self, architecture: Any, model: str, name: str, instead: str = ""
+    ) -> None:
+        """Refuse a model that is not open yet by its architecture."""
+        if not self.met(architecture):
+            other = f"; {instead}" if instead else ""
+            raise InputError(
+                f"{name} is defined by {self.words}, which {model} does not have{other}"
+            )
+
+
+NEEDS = {
+    "tokens": Needs("logits over a vocabulary", frozenset({"token_logits"})),
+    "sequences": Needs(
+        "an encoder and a decoder over value tokens",
+        frozenset({"decoder_tokens", "cross_attention"}),
+    ),
+    "cross_attention": Needs(
+        "cross-attention without rotary embeddings or norms of queries and keys",
+        frozenset({"cross_attention"}),
+    ),
+    "gradients": Needs("derivatives of the forecast", frozenset({"gradients"})),
+    "heads": Needs("heads", frozenset({"attention"})),
+    "sums": Needs("a stream that is the sum of its writes", frozenset({"additive"})),
+    "vocabulary": Needs("tokens from an embedding table", frozenset({"vocabulary"})),
+    "series": Needs("numeric series, not text", frozenset({"numeric_series"})),
+    "covariates": Needs("covariates", frozenset({"covariates"})),
+    "training_record": Needs(
+        "a record of its training",
+        frozenset({"training_record"}),
+        models="reference checkpoints",
+    ),
+}
+"""Requirements by the name that a declaration gives."""

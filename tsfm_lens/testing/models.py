@@ -1,0 +1,140 @@
+"""Random native models of every architecture, in which every head and MLP matters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tsfm_lens.core.registry import declarations
+from tsfm_lens.errors import WiringError, unknown_name
+from tsfm_lens.models import wirings
+from tsfm_lens.models.architecture import architecture_by_name
+from tsfm_lens.testing import builders
+
+__all__ = ["published", "spread_weights", "tiny"]
+
+_TABLES = ("embed_tokens", "shared", "emb.weight", "attention_bias")
+
+
+def tiny(name: str) -> Any:
+    """Build a small native model of an architecture, no two of whose sizes are equal by accident.
+
+    Raises:
+        UnknownNameError: no architecture has this name.
+        WiringError: nothing says how to build it.
+        MissingExtraError: its library is not installed.
+
+    Example:
+        >>> tsfm_lens.load(testing.tiny("chronos-bolt")).wiring.architecture
+        'chronos-bolt'
+    """
+    return _build(name, "tiny")
+
+
+def published(name: str, size: str) -> Any:
+    """Build a native model of a published size.
+
+    Raises:
+        UnknownNameError: no architecture has this name, or it is published in no such size.
+        WiringError: nothing says how to build it.
+        MissingExtraError: its library is not installed.
+
+    Example:
+        >>> tsfm_lens.load(testing.published("chronos-bolt", "tiny")).cfg.d_model
+        256
+    """
+    sizes = architecture_by_name(name).published
+    if size not in sizes:
+        raise unknown_name(f"size of {name}", size, sizes)
+    return _build(name, "published", size)
+
+
+def _build(name: str, function: str, *size: str) -> Any:
+    """Call the function of a builder, or read its file; of a wiring that is not ours, it stands in the same module."""
+    wiring = architecture_by_name(name).adapter.__module__
+    home = wiring.replace(wirings.__name__, builders.__name__)
+    if home != wiring and find_spec(home) is None:
+        return random_model(name, *size)
+    module = import_module(home)
+    if not hasattr(module, function):
+        raise WiringError(
+            f"{home} has no function {function}, which builds a random model of {name!r}"
+        )
+    return getattr(module, function)(*size)
+
+
+def random_config(name: str, size: str = "") -> dict[str, Any]:
+    """Read config.json, gains and further options of random weights of a size, or of the small model.
+
+    The file of an architecture has what all sizes share, then what is of the small model, of all published ones, and of
+    each of them.
+    """
+    file = Path(*builders.__path__, f"{architecture_by_name(name).module}.yaml")
+    parts = declarations(file)
+    if not parts:
+        raise WiringError(
+            f"{file} is not there, which says how a random model of {name!r} is built"
+        )
+    if not size:
+        return _merged(parts["shared"], parts["tiny"])
+    return _merged(parts["shared"], parts.get("published", {}), parts["sizes"][size])
+
+
+def _merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            if isinstance(value, Mapping):
+                merged[key] = _merged(merged.get(key, {}), value)
+            else:
+                merged[key] = value
+    return merged
+
+
+def random_model(name: str, size: str = "") -> Any:
+    """Build the torch module of :func:`random_config`, without a library's own object around it."""
+    options = random_config(name, size)
+    config, gains = options.pop("config"), options.pop("gains")
+    model = architecture_by_name(name).blank(config)
+    return spread_weights(model, gains, **options)
+
+
+def spread_weights(
+    model: Any,
+    gains: Mapping[str, float],
+    *,
+    seed: int = 0,
+    std: float = 1.0,
+    unit_scaled: bool = False,
+) -> Any:
+    """Redraw a model's weights so large that every head and MLP moves the forecast.
+
+    Args:
+        model: torch module, which is changed in place.
+        gains: part of a parameter's name -> factor on its weights; the first that fits.
+        seed: of the random numbers.
+        std: factor on all other matrices.
+        unit_scaled: whether layers divide by the root of their fan-in themselves.
+
+    Example:
+        >>> layer = testing.spread_weights(torch.nn.Linear(4, 2), {}, std=3.0)
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            draw = torch.randn(weight.shape, generator=generator)
+            gain = next((factor for part, factor in gains.items() if part in name), std)
+            if weight.ndim > 1:
+                is_table = any(part in name for part in _TABLES)
+                fan_in = 1.0 if is_table or unit_scaled else weight.shape[-1]
+                weight.copy_(draw * gain * fan_in**-0.5)
+            elif "norm" in name or "_ln" in name:
+                weight.copy_(1.0 + 0.2 * draw)
+            elif "scale" in name or "bias" in name:
+                weight.copy_(0.1 * draw)
+    return model.eval()
