@@ -9,8 +9,13 @@ import numpy as np
 import torch
 
 from tsfm_lens.ablation import Variant, mae, point_forecasts
-from tsfm_lens.ablation.looks import Looks, plan_looks
-from tsfm_lens.ablation.search import (
+from tsfm_lens.data import SeriesBatch, bundled, bundled_names
+from tsfm_lens.hooks import Component
+from tsfm_lens.models import Lens, load
+from tsfm_lens.sweep.data.evaluation_sources import holdout_sets
+from tsfm_lens.sweep.plan.looks import Looks, plan_looks
+from tsfm_lens.sweep.plan.orders import ENDS, head_scores
+from tsfm_lens.sweep.plan.search import (
     Answer,
     PairedErrors,
     Search,
@@ -20,11 +25,6 @@ from tsfm_lens.ablation.search import (
     scan,
     sequential,
 )
-from tsfm_lens.data import SeriesBatch, bundled, bundled_names
-from tsfm_lens.data.evaluation_sources import holdout_sets
-from tsfm_lens.hooks import Component
-from tsfm_lens.models import Lens, load
-from tsfm_lens.sweep.plan.orders import ENDS, head_scores
 
 HEADS = 12
 MOST = 60  # windows of one series

@@ -10,7 +10,7 @@ import xarray as xr
 
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
-from tsfm_lens.data.evaluation import seasonal_error
+from tsfm_lens.data.seasonal import seasonal_error
 from tsfm_lens.explain.attribution import attribute_inputs
 from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.parts import Parts

@@ -10,21 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.ablation.looks import Looks, plan_looks
-from tsfm_lens.ablation.search import (
-    Answer,
-    PairedErrors,
-    Search,
-    better,
-    bisection,
-    scan,
-    sequential,
-)
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.data.evaluation import EvaluationSet
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens
+from tsfm_lens.sweep.data.evaluation import EvaluationSet
 from tsfm_lens.sweep.plan.config import ModelConfig, SweepConfig
+from tsfm_lens.sweep.plan.looks import Looks, plan_looks
 from tsfm_lens.sweep.plan.orders import needs_series, parse_orders, rankings
 from tsfm_lens.sweep.plan.recipes import (
     Recipe,
@@ -32,6 +23,15 @@ from tsfm_lens.sweep.plan.recipes import (
     is_for,
     read_recipe,
     to_entries,
+)
+from tsfm_lens.sweep.plan.search import (
+    Answer,
+    PairedErrors,
+    Search,
+    better,
+    bisection,
+    scan,
+    sequential,
 )
 from tsfm_lens.sweep.plan.variants import PlanEntry, VariantPlanner
 from tsfm_lens.sweep.statistics.changes import dataset_changes

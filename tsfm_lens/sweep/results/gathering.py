@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.ablation.search import is_random
 from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.plan.config import parse_config
+from tsfm_lens.sweep.plan.search import is_random
 from tsfm_lens.sweep.results.families import (
     CHANGE,
     EFFECTS,

@@ -20,11 +20,11 @@ import torch
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.rollouts import forecast_variants
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.data.evaluation import EvaluationSet
 from tsfm_lens.errors import InputError, StoreError, unknown_name
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.ablating import reference_activations
 from tsfm_lens.models.noise import flat_contexts
+from tsfm_lens.sweep.data.evaluation import EvaluationSet
 from tsfm_lens.sweep.plan.config import ModelConfig, SweepConfig
 from tsfm_lens.sweep.plan.stages import parts_of
 from tsfm_lens.sweep.plan.variants import PlanEntry, VariantSpec, plan_frame
