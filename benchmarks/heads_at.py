@@ -13,9 +13,9 @@ from tsfm_lens.data import SeriesBatch, bundled, bundled_names
 from tsfm_lens.hooks import Component
 from tsfm_lens.models import Lens, load
 from tsfm_lens.sweep.data.evaluation_sources import holdout_sets
-from tsfm_lens.sweep.plan.looks import Looks, plan_looks
-from tsfm_lens.sweep.plan.orders import ENDS, head_scores
-from tsfm_lens.sweep.plan.search import (
+from tsfm_lens.sweep.planner.looks import Looks, plan_looks
+from tsfm_lens.sweep.planner.orders import ENDS, head_scores
+from tsfm_lens.sweep.planner.search import (
     Answer,
     PairedErrors,
     Search,

@@ -17,13 +17,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from tsfm_lens.sweep.run.engines import run_groups
-from tsfm_lens.sweep.run.ray_engine import connect
-from tsfm_lens.sweep.run.tasks import GroupDone, GroupTask
+from tsfm_lens.sweep.engine.engines import run_groups
+from tsfm_lens.sweep.engine.ray_engine import connect
+from tsfm_lens.sweep.engine.workers import GroupDone, GroupTask
 from tsfm_lens.sweep.statistics.changes import changes
 from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS, per_series
-from tsfm_lens.sweep.store.files import KEY_COLUMNS, cell_key
-from tsfm_lens.sweep.store.folder import Store
+from tsfm_lens.sweep.store import KEY_COLUMNS, Store, cell_key
 
 Row = tuple[str, str, str, str, bool | None]
 VALUES = (*SUMS, *DISTANCES)

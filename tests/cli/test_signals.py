@@ -43,8 +43,8 @@ DRIVER = """
 import sys
 from pathlib import Path
 from tsfm_lens.cli import app, main
-from tsfm_lens.sweep.run.engines import run_groups
-from tsfm_lens.sweep.store.folder import Store
+from tsfm_lens.sweep.engine.engines import run_groups
+from tsfm_lens.sweep.store import Store
 import slow_toys, sweep_toys
 
 @app.command()

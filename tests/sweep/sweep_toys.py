@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,10 +15,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from tsfm_lens.sweep.run.engines import run_groups
-from tsfm_lens.sweep.run.tasks import GroupDone, GroupTask
-from tsfm_lens.sweep.store.files import cell_key
-from tsfm_lens.sweep.store.folder import Store
+from tsfm_lens.sweep.engine.engines import run_groups
+from tsfm_lens.sweep.engine.workers import GroupDone, GroupTask
+from tsfm_lens.sweep.store import Store, cell_key
 
 VALUES = ("error", "distance")
 CELLS = tuple(cell_key(cell=number) for number in range(6))
@@ -123,6 +123,13 @@ def notes_of(folder: Path, name: str) -> list[list[str]]:
         if path.exists()
         else []
     )
+
+
+def check_whole(path: Path, store: Store | None = None) -> None:
+    """Check that a store, opened now or before, warns of no file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (store or Store(path, create=False)).done()
 
 
 def ends(outcomes: Sequence[GroupDone]) -> dict[str, int]:

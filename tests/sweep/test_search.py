@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy.stats import multivariate_normal, norm
 
 from refusals import expect_error
-from tsfm_lens.sweep.plan.looks import plan_looks, spending_bounds
-from tsfm_lens.sweep.plan.search import (
+from tsfm_lens.sweep.planner.looks import plan_looks, spending_bounds
+from tsfm_lens.sweep.planner.search import (
     PairedErrors,
     bisection,
     run_search,

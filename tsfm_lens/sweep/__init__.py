@@ -15,10 +15,12 @@ if TYPE_CHECKING:
         gift_eval_configs,
         gift_eval_folder,
     )
-    from tsfm_lens.sweep.plan.config import SweepConfig, parse_config, read_config
+    from tsfm_lens.sweep.engine.cells import run
+    from tsfm_lens.sweep.engine.sweeping import Outcome, plan_sweep, run_sweep
+    from tsfm_lens.sweep.planner.config import SweepConfig, parse_config, read_config
+    from tsfm_lens.sweep.planner.table import plan
     from tsfm_lens.sweep.results.gathering import Gathered, gather
-    from tsfm_lens.sweep.run.sweeping import Outcome, plan_sweep, run_sweep
-    from tsfm_lens.sweep.store.folder import Store
+    from tsfm_lens.sweep.store import Store
 
 # imported at first use: the store and its engines need no torch
 _NAMES = {
@@ -31,10 +33,12 @@ _NAMES = {
         "gift_eval_configs",
         "gift_eval_folder",
     ),
-    "plan.config": ("SweepConfig", "parse_config", "read_config"),
+    "engine.cells": ("run",),
+    "planner.table": ("plan",),
+    "planner.config": ("SweepConfig", "parse_config", "read_config"),
     "results.gathering": ("Gathered", "gather"),
-    "run.sweeping": ("Outcome", "plan_sweep", "run_sweep"),
-    "store.folder": ("Store",),
+    "engine.sweeping": ("Outcome", "plan_sweep", "run_sweep"),
+    "store": ("Store",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [
@@ -54,8 +58,10 @@ __all__ = [
     "gluonts_set",
     "holdout_sets",
     "parse_config",
+    "plan",
     "plan_sweep",
     "read_config",
+    "run",
     "run_sweep",
 ]
 

@@ -23,9 +23,9 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.registry import declarations
 from tsfm_lens.results import first_item
 from tsfm_lens.studies.papers.items import ITEMS
-from tsfm_lens.sweep.plan.orders import order_words
-from tsfm_lens.sweep.plan.recipes import is_for, read_recipe, to_entries
-from tsfm_lens.sweep.plan.variants import VariantPlanner
+from tsfm_lens.sweep.planner.orders import order_words
+from tsfm_lens.sweep.planner.recipes import is_for, read_recipe, to_entries
+from tsfm_lens.sweep.planner.variants import VariantPlanner
 from tsfm_lens.viz.needs import TOKENS
 
 MOST_WINDOWS = 12  # a series

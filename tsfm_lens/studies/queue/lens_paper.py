@@ -38,9 +38,9 @@ from tsfm_lens.studies.queue.driver import QueueCell, Workplace, read_record
 from tsfm_lens.sweep import dysts_sets
 from tsfm_lens.sweep.data.evaluation import EvaluationSet
 from tsfm_lens.sweep.data.evaluation_sources import holdout_sets
-from tsfm_lens.sweep.plan.orders import rankings
-from tsfm_lens.sweep.plan.recipes import Recipe, heads_of, parse_recipe, read_recipe
-from tsfm_lens.sweep.plan.variants import heads_in, kinds_of
+from tsfm_lens.sweep.planner.orders import rankings
+from tsfm_lens.sweep.planner.recipes import Recipe, heads_of, parse_recipe, read_recipe
+from tsfm_lens.sweep.planner.variants import heads_in, kinds_of
 from tsfm_lens.sweep.statistics.scores import (
     SUMS,
     forecast_distances,

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.sweep.plan.config import parse_config
-from tsfm_lens.sweep.plan.search import is_random
+from tsfm_lens.sweep.planner.config import parse_config
+from tsfm_lens.sweep.planner.search import is_random
 from tsfm_lens.sweep.results.families import (
     CHANGE,
     EFFECTS,
@@ -21,7 +21,6 @@ from tsfm_lens.sweep.results.families import (
     Results,
     chosen_and_drawn,
 )
-from tsfm_lens.sweep.run.cells import SavedPlan, read_saved
 from tsfm_lens.sweep.statistics.changes import dataset_changes, resilience
 from tsfm_lens.sweep.statistics.scores import (
     DISTANCES,
@@ -32,8 +31,7 @@ from tsfm_lens.sweep.statistics.scores import (
     formula,
     per_series,
 )
-from tsfm_lens.sweep.store.files import KEY_COLUMNS
-from tsfm_lens.sweep.store.folder import Store
+from tsfm_lens.sweep.store import KEY_COLUMNS, SavedPlan, Store
 
 TOLERANCE = 0.01
 # datasets whose rows are held at once
@@ -466,14 +464,14 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
         name: of the sweep, where a store holds several.
 
     Raises:
-        StoreError: the folder is not a store, or a file in it is damaged.
+        StoreError: the folder is not a store, or its plan cannot be read.
         InputError: the store has no sweep, or several and no name is given, or nothing is finished.
 
     Example:
         >>> sweep.gather("sweep-demo.store").results  # doctest: +SKIP
     """
     store = Store(folder, create=False)
-    record = read_saved(store, name)
+    record = store.read_plan(name)
     about, cells = record.about, record.cells
     config = parse_config(about["config"], f"the configuration in {folder}")
     is_finished = cells["key"].isin(store.done())

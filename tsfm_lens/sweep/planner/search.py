@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.sweep.plan.looks import Looks, log_change, spending_bounds, student_bound
+from tsfm_lens.sweep.planner.looks import (
+    Looks,
+    log_change,
+    spending_bounds,
+    student_bound,
+)
 
 TOLERANCE = 0.01
 
