@@ -66,7 +66,7 @@ def group_rows(
 
 def write_million(path: Path) -> list[str]:
     """Write a million rows in groups of a realistic size."""
-    store = Store(path, values=VALUES)
+    store = Store(path)
     written = []
     for dataset in range(DATASETS):
         for first in range(0, VARIANTS, BLOCK):
@@ -169,7 +169,7 @@ def run_engine(
 
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        store = Store(folder, values=VALUES)
+        store = Store(folder)
         outcomes = run_groups(
             tasks,
             Toy,

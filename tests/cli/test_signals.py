@@ -50,7 +50,7 @@ import slow_toys, sweep_toys
 @app.command()
 def wait():
     Path("begun").touch()
-    store = Store(Path("store"), values=sweep_toys.VALUES)
+    store = Store(Path("store"))
     tasks = sweep_toys.toy_tasks(4)
     run_groups(tasks, slow_toys.make, {"seconds": 600}, store, engine="processes", workers=2)
 

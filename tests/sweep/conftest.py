@@ -26,9 +26,8 @@ _PATIENCE = 300
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     """An empty store of toy numbers."""
-    import sweep_toys
 
-    return Store(tmp_path / "store", values=sweep_toys.VALUES)
+    return Store(tmp_path / "store")
 
 
 def _begin(started: Any, run: Callable[..., None], arguments: Sequence[Any]) -> None:

@@ -163,7 +163,7 @@ def run_toy(
         toy_tasks(groups, cells),
         make_toy,
         common,
-        Store(path, values=VALUES),
+        Store(path),
         engine=engine,
         workers=2,
     )

@@ -29,9 +29,7 @@ def run(
     common: dict[str, Any] | None = None,
     **options: Any,
 ) -> list[GroupDone]:
-    return run_groups(
-        tasks, toys.make_toy, common or {}, Store(path, values=toys.VALUES), **options
-    )
+    return run_groups(tasks, toys.make_toy, common or {}, Store(path), **options)
 
 
 def expected(tasks: list[GroupTask]) -> pd.DataFrame:
@@ -227,7 +225,7 @@ def test_a_group_that_fails_is_named_and_all_others_finish(
 def test_a_full_disk_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    store = Store(tmp_path / "store", values=toys.VALUES)
+    store = Store(tmp_path / "store")
     tasks = toys.toy_tasks(4)
     # a file where the folder of the third group should be: what worker processes meet, too
     (store.path / "cells" / tasks[2].key[:2]).touch()

@@ -74,7 +74,7 @@ def start_cluster() -> Any:
 def run(
     path: Path, tasks: list[Any], common: dict[str, Any], cluster: Any, **options: Any
 ) -> Any:
-    store = Store(path, values=toys.VALUES)
+    store = Store(path)
     return run_groups(
         tasks,
         toys.make_toy,
@@ -115,7 +115,7 @@ def test_a_node_that_dies_in_the_middle_does_not_change_the_table(
         toys.toy_tasks(40),
         toys.make_toy,
         {},
-        Store(tmp_path / "single", values=toys.VALUES),
+        Store(tmp_path / "single"),
     )
     pd.testing.assert_frame_equal(
         table_of(tmp_path / "ray"), table_of(tmp_path / "single")
@@ -149,7 +149,7 @@ def test_workers_that_die_and_groups_that_fail_are_told(
         toys.toy_tasks(11),
         toys.make_toy,
         {},
-        Store(tmp_path / "single", values=toys.VALUES),
+        Store(tmp_path / "single"),
     )
     pd.testing.assert_frame_equal(
         table_of(tmp_path / "store"), table_of(tmp_path / "single")

@@ -173,7 +173,7 @@ def test_heads_kept_follow_the_definition(
 def without(folder: Path, path: Path, gone: pd.Series) -> Path:
     """A copy of a store without some cells."""
     full = Store(folder, create=False)
-    store = Store(path, values=full.values)
+    store = Store(path)
     shutil.copytree(folder / "plans", path / "plans", dirs_exist_ok=True)
     keys = sorted(set(full.read_plan().cells["key"]) - set(gone))
     store.write(full.read(keys).to_pandas(), keys)

@@ -88,7 +88,7 @@ class SavedPlan:
 class Store:
     """Results of sweeps in a folder; files appear when they are complete and never change.
 
-        store.json            format, schema version, the tsfm-lens that made it, names of the columns of numbers
+        store.json            format, schema version, the tsfm-lens that made it
         cells/xx/KEY.parquet  rows of a group of cells, one row per series and window; the footer lists the cells
         plans/NAME.plan       a plan, as a Parquet file of one row: its provenance and its tables, each as JSON
         locks/KEY.lock        held by the process that computes a group; the kernel frees it when the process dies
@@ -96,34 +96,25 @@ class Store:
     Args:
         path: the folder.
         create: make it if it does not exist; else nothing is written before the first result.
-        values: names of the columns of numbers. A new store keeps them; of an existing one they must be the same.
 
     Raises:
-        StoreError: the folder is missing, is not a store, or has another schema version or other columns.
+        StoreError: the folder is missing, is not a store, or has another schema version.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        create: bool = True,
-        values: Sequence[str] | None = None,
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
         self.path = Path(path).absolute()
         # by file: when it was read, and its cells
         self._files: dict[Path, tuple[tuple[int, int], tuple[str, ...]]] = {}
         with as_store_error(self.path):
-            about = self._open(create, values)
-        kept = about["values"]
-        self.values: tuple[str, ...] | None = None if kept is None else tuple(kept)
-        different = set(values or ()) ^ set(self.values or ())
-        if values is not None and self.values is not None and different:
+            schema = self._open(create)
+        if schema != SCHEMA_VERSION:
             raise StoreError(
-                f"{self.path} holds other columns than tsfm-lens writes ({', '.join(sorted(different))}): choose a "
-                "new folder."
+                f"{self.path} has schema version {schema}, and this tsfm-lens reads version {SCHEMA_VERSION}: report "
+                "on it with the tsfm-lens that wrote it (its version is in store.json), or choose another folder."
             )
 
-    def _open(self, create: bool, values: Sequence[str] | None) -> Mapping[str, Any]:
+    def _open(self, create: bool) -> object:
+        """Read the description of the store, or write that of a new one, and return the schema version."""
         marker = self.path / "store.json"
         about = _read_marker(marker)
         if about is None:
@@ -137,20 +128,13 @@ class Store:
                 "format": FORMAT,
                 "schema": SCHEMA_VERSION,
                 "created_by": f"tsfm-lens {VERSION}",
-                "values": None if values is None else list(values),
             }
             self.path.mkdir(parents=True, exist_ok=True)
             _write(marker, json.dumps(about, indent=1).encode())
-        if about["schema"] != SCHEMA_VERSION:
-            raise StoreError(
-                f"{self.path} has schema version {about['schema']}, and this tsfm-lens reads version {SCHEMA_VERSION}: "
-                "report on it with the tsfm-lens that wrote it (its version is in store.json), or choose another "
-                "folder."
-            )
         if create:
             for name in _FOLDERS:
                 (self.path / name).mkdir(exist_ok=True)
-        return about
+        return about["schema"]
 
     def _check_own(self) -> None:
         """Refuse a folder whose description is missing, unless it is empty or has the cells of a sweep."""
@@ -186,7 +170,7 @@ class Store:
             InputError: the rows are not those of the cells, or a column is wrong.
             StoreError: no space, or no right to write; earlier files are untouched.
         """
-        content = _encode(checked_rows(rows, cells, self.values), cells)
+        content = _encode(_checked(rows, cells), cells)
         path = self._path(cells)
         _write(path, content)
         with suppress(OSError):
@@ -260,8 +244,7 @@ class Store:
                 "sweep to its end, or ask for a report of what is there."
             )
         if not wanted:
-            names = [*KEY_COLUMNS, *(self.values or ())] if columns is None else columns
-            return _schema(names).empty_table()
+            return _schema(KEY_COLUMNS if columns is None else columns).empty_table()
 
         def rows(pick: tuple[Path, list[str]]) -> pa.Table:
             with as_store_error(pick[0]):
@@ -309,7 +292,7 @@ class Store:
         Raises:
             StoreError: it cannot be written.
         """
-        content = {"about": about}
+        content: dict[str, Any] = {"about": about}
         content |= {"entries": entries.to_dict("list"), "cells": cells.to_dict("list")}
         table = pa.table({label: [json.dumps(part)] for label, part in content.items()})
         sink = pa.BufferOutputStream()
@@ -365,13 +348,11 @@ def _read_marker(path: Path) -> dict[str, Any] | None:
     """Read the description of a store; None where there is none, or none that can be read."""
     try:
         about = json.loads(path.read_bytes())
+        return about if about["format"] == FORMAT and "schema" in about else None
     except PermissionError:
         raise
-    except (OSError, ValueError):
+    except (OSError, ValueError, LookupError, TypeError):
         return None
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        return None
-    return about if {"schema", "values"} <= about.keys() else None
 
 
 def _write(path: Path, content: bytes | memoryview) -> None:
@@ -399,21 +380,18 @@ def as_store_error(path: Path) -> Iterator[None]:
         ) from error
 
 
-def checked_rows(
-    rows: Any, cells: Sequence[str], values: Sequence[str] | None
-) -> pa.Table:
+def _checked(rows: Any, cells: Sequence[str]) -> pa.Table:
     """Convert the rows of a group to the store's columns, cell by cell, or refuse them."""
     table = rows
     if isinstance(rows, pd.DataFrame):
         table = pa.Table.from_pandas(rows, preserve_index=False)
     names = table.column_names
-    if values is None:
-        values = [name for name in names if name not in KEY_COLUMNS]
-    schema = _schema([*KEY_COLUMNS, *values])
-    if wrong := sorted(set(schema.names) ^ set(names)):
+    if missing := sorted(set(KEY_COLUMNS) - set(names)):
         raise InputError(
-            f"rows of a sweep have the columns {', '.join(sorted(names))}; missing or unknown: {wrong}"
+            f"rows of a sweep have the columns {', '.join(sorted(names))}; missing: {missing}"
         )
+    numbers = [name for name in names if name not in KEY_COLUMNS]
+    schema = _schema([*KEY_COLUMNS, *numbers])
     try:
         table = table.select(schema.names).cast(schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -422,10 +400,10 @@ def checked_rows(
         ) from None
     if any(table.column(name).null_count for name in KEY_COLUMNS):
         raise InputError("a key column of a sweep's rows has missing values")
-    columns = {name: table.column(name) for name in KEY_COLUMNS}
-    for name in values:
-        columns[name] = pc.fill_null(table.column(name), float("nan"))
-    return _in_order(pa.table(columns), cells)
+    for name in numbers:
+        filled = pc.fill_null(table.column(name), float("nan"))
+        table = table.set_column(schema.get_field_index(name), name, filled)
+    return _in_order(table, cells)
 
 
 def _schema(names: Iterable[str]) -> pa.Schema:
@@ -459,7 +437,7 @@ def _in_order(table: pa.Table, cells: Sequence[str]) -> pa.Table:
 
 
 def _encode(table: pa.Table, cells: Sequence[str]) -> memoryview:
-    """Encode rows that ``checked_rows`` gave as a Parquet file, in memory."""
+    """Encode rows that ``_checked`` gave as a Parquet file, in memory."""
     place = pc.index_in(table.column("cell"), pa.array(cells)).to_numpy()
     counts = np.bincount(place, minlength=len(cells)).tolist()
     footer = json.dumps(

@@ -48,7 +48,7 @@ def run(
 
     Args:
         cells: a table as ``plan`` gives it.
-        store: of the results, with the columns of ``SUMS`` and ``DISTANCES``.
+        store: of the results.
         engine: "single", "processes" or "ray".
         workers: of the engine; one per device or core if None.
         devices: torch devices over which workers are distributed.

@@ -34,8 +34,9 @@ from tsfm_lens.sweep.engine.workers import (
     GroupDone,
     GroupTask,
     MakeWorker,
+    RemoteWork,
     Worker,
-    compute_packed,
+    compute_remotely,
     cores,
     error_line,
 )
@@ -108,40 +109,44 @@ def _compute(
     pending, idle = deque(tasks), list(team)
     running: dict[Future[pa.Table], tuple[Worker, GroupTask, float, ExitStack]] = {}
     losses: Counter[GroupTask] = Counter()
-    while pending or running:
-        held: list[GroupTask] = []
-        while idle and pending:
-            task = pending.popleft()
-            with ExitStack() as lock:
-                if not lock.enter_context(store.lock(task.key)):
-                    held.append(task)
-                elif store.holds(task.cells):
-                    report(GroupDone(task, "skipped"))
+    try:
+        while pending or running:
+            held: list[GroupTask] = []
+            while idle and pending:
+                task = pending.popleft()
+                with ExitStack() as lock:
+                    if not lock.enter_context(store.lock(task.key)):
+                        held.append(task)
+                    elif store.holds(task.cells):
+                        report(GroupDone(task, "skipped"))
+                    else:
+                        worker, start = idle.pop(), time.perf_counter()
+                        future = worker.submit(task)
+                        running[future] = worker, task, start, lock.pop_all()
+            pending += held
+            if not running:
+                time.sleep(_RETRY_SECONDS if pending else 0)
+                continue
+            timeout = _RETRY_SECONDS if held else None
+            for future in wait(running, timeout, FIRST_COMPLETED).done:
+                worker, task, start, lock = running.pop(future)
+                idle.append(worker)
+                outcome = None
+                with lock:
+                    try:
+                        outcome = _written(store, task, worker, future, start)
+                    except BrokenExecutor as error:
+                        losses[task] += 1
+                        if losses[task] > retries:
+                            why = f"its worker died {losses[task]} times, often for want of memory: {error}"
+                            outcome = GroupDone(task, "failed", error=why)
+                if outcome is None:
+                    pending.append(task)
                 else:
-                    worker, start = idle.pop(), time.perf_counter()
-                    future = worker.submit(task)
-                    running[future] = worker, task, start, lock.pop_all()
-        pending += held
-        if not running:
-            time.sleep(_RETRY_SECONDS if pending else 0)
-            continue
-        timeout = _RETRY_SECONDS if held else None
-        for future in wait(running, timeout, FIRST_COMPLETED).done:
-            worker, task, start, lock = running.pop(future)
-            idle.append(worker)
-            outcome = None
-            with lock:
-                try:
-                    outcome = _written(store, task, worker, future, start)
-                except BrokenExecutor as error:
-                    losses[task] += 1
-                    if losses[task] > retries:
-                        why = f"its worker died {losses[task]} times, often for want of memory: {error}"
-                        outcome = GroupDone(task, "failed", error=why)
-            if outcome is None:
-                pending.append(task)
-            else:
-                report(outcome)
+                    report(outcome)
+    finally:
+        for *_, lock in running.values():
+            lock.close()
 
 
 def _written(
@@ -180,7 +185,8 @@ def _process_workers(
     workers: list[Worker] = []
     for index in range(count):
         device = devices[index % len(devices)] if devices else None
-        workers.append(_ProcessWorker(context, (parts, device, threads), pack))
+        how = RemoteWork(parts, device, threads)
+        workers.append(_ProcessWorker(context, how, pack))
     return workers
 
 
@@ -190,23 +196,22 @@ class _ProcessWorker(Worker):
     def __init__(
         self,
         context: Any,
-        made_of: tuple[bytes, str | None, int],
+        how: RemoteWork,
         pack: Callable[[Any], bytes],
     ) -> None:
-        self._context, self._made_of, self._pack = context, made_of, pack
+        self._context, self._how, self._pack = context, how, pack
         self._executor: ProcessPoolExecutor | None = None
 
     def submit(self, task: GroupTask) -> Future[pa.Table]:
-        call = compute_packed, *self._made_of, replace(task, data=None)
-        data = self._pack(task.data)
+        bare, data = replace(task, data=None), self._pack(task.data)
         if self._executor is not None:
             with suppress(BrokenExecutor):
-                return self._executor.submit(*call, data)
+                return self._executor.submit(compute_remotely, self._how, bare, data)
         self._executor = ProcessPoolExecutor(1, self._context, _begin_process)
         with _signals_blocked():
             # the first task starts the process
             self._pid = self._executor.submit(os.getpid)
-        return self._executor.submit(*call, data)
+        return self._executor.submit(compute_remotely, self._how, bare, data)
 
     def stop(self) -> None:
         if self._executor is not None:

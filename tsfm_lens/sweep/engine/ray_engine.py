@@ -19,8 +19,9 @@ import pyarrow as pa
 from tsfm_lens.errors import InputError, SweepFailedError, missing_extra
 from tsfm_lens.sweep.engine.workers import (
     GroupTask,
+    RemoteWork,
     Worker,
-    compute_packed,
+    compute_remotely,
     cores,
 )
 
@@ -46,7 +47,8 @@ def ray_workers(
     ]
     count = min(workers or max(1, int(sum(nodes))), limit)
     useful = [node for node in nodes if node >= 1] or [1.0]
-    threads, device = 1, "cuda"
+    device: str | None = "cuda"
+    threads = 1
     if not gpu:
         threads = max(1, int(min(useful)) // ceil(count / len(useful)))
         device = devices[0] if devices else None
@@ -54,25 +56,21 @@ def ray_workers(
     remote = _ray().remote(num_cpus=threads, num_gpus=int(gpu), max_retries=0)
     # data go into the cluster's memory once, not with every task; the last ones stay
     pack = lru_cache(maxsize=1)(lambda data: _ray().put(pickle.dumps(data)))
-    arguments = _ray().put(parts), device, threads
-    return [_RayWorker(remote(compute_packed), arguments, pack) for _ in range(count)]
+    how = _ray().put(RemoteWork(parts, device, threads))
+    call = remote(compute_remotely)
+    return [_RayWorker(call, how, pack) for _ in range(count)]
 
 
 class _RayWorker(Worker):
     """A place in the cluster for one task at a time."""
 
-    def __init__(
-        self,
-        remote: Any,
-        made_of: tuple[Any, str | None, int],
-        pack: Callable[[Any], Any],
-    ) -> None:
-        self._remote, self._made_of, self._pack = remote, made_of, pack
+    def __init__(self, call: Any, how: Any, pack: Callable[[Any], Any]) -> None:
+        self._call, self._how, self._pack = call, how, pack
         self._reference: Any = None
 
     def submit(self, task: GroupTask) -> Future[pa.Table]:
         bare, data = replace(task, data=None), self._pack(task.data)
-        self._reference = self._remote.remote(*self._made_of, bare, data)
+        self._reference = self._call.remote(self._how, bare, data)
         future: Future[pa.Table] = self._reference.future()
         return future
 

@@ -21,7 +21,7 @@ from tsfm_lens.sweep.engine.workers import GroupDone, cores
 from tsfm_lens.sweep.planner.config import SweepConfig
 from tsfm_lens.sweep.planner.table import KEPT_COLUMNS, ModelPlan, SweepPlan
 from tsfm_lens.sweep.planner.variants import PlanEntry, plan_frame
-from tsfm_lens.sweep.statistics.scores import DISTANCES, SEASONAL_NAIVE, SUMS
+from tsfm_lens.sweep.statistics.scores import SEASONAL_NAIVE
 from tsfm_lens.sweep.store import Store
 
 Progress = Callable[[str, int, int, float | None], None]
@@ -201,7 +201,7 @@ def run_sweep(
     # one process is one worker, so that it takes the first device
     device = config.devices[0] if engine == "single" and config.devices else None
     plan = SweepPlan(config, device)
-    store = Store(folder, values=[*SUMS, *DISTANCES])
+    store = Store(folder)
     store.remove_leftovers()
     before = store.done()
     n_workers = workers or (1 if engine == "single" else len(plan.devices) or cores())

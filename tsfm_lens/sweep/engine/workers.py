@@ -86,17 +86,25 @@ def _made(make_worker: MakeWorker, common: Any, device: str | None) -> Work:
         ) from error
 
 
-def compute_packed(
-    parts: bytes, device: str | None, threads: int, task: GroupTask, data: bytes
-) -> pa.Table:
-    """Compute the rows of a group in another process, which keeps its model and its last data."""
-    return _work_in(parts, device, threads)(replace(task, data=_unpacked(data)))
+@dataclass(frozen=True)
+class RemoteWork:
+    """How another process computes groups: what makes its worker, packed, its device and threads."""
+
+    parts: bytes
+    device: str | None
+    threads: int
+
+
+def compute_remotely(how: RemoteWork, task: GroupTask, data: bytes) -> pa.Table:
+    """Compute the rows of a group in this process, which keeps its worker and its last data for the next group."""
+    return _kept(how)(replace(task, data=_unpacked(data)))
 
 
 @lru_cache(maxsize=1)
-def _work_in(parts: bytes, device: str | None, threads: int) -> Work:
-    limit_threads(threads)
-    return _made(*pickle.loads(parts), device)
+def _kept(how: RemoteWork) -> Work:
+    limit_threads(how.threads)
+    make_worker, common = pickle.loads(how.parts)
+    return _made(make_worker, common, how.device)
 
 
 _unpacked = lru_cache(maxsize=1)(pickle.loads)

@@ -496,14 +496,15 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
             f"resumes {record.name!r} and makes it"
         )
     settings, search_rows = config.variants.heads_at, about["heads_at"]
-    sums, same = counted_once(_sums(store, comparable))
+    judged_by = "MASE" if settings is None else settings.metric
+    sums, same = counted_once(_sums(store, comparable, judged_by))
     results = Results(
         sums,
         plan,
         {title: model["layers"] for title, model in about["models"].items()},
         config.statistics,
         better_orders(search_rows) if settings is not None and search_rows else None,
-        "MASE" if settings is None else settings.metric,
+        judged_by,
         {
             "sweep": config.name,
             "how": config.how,
@@ -580,9 +581,9 @@ def _comparable(
     return pd.concat([*parts, cells[:0]]), words
 
 
-def _sums(store: Store, cells: pd.DataFrame) -> pd.DataFrame:
+def _sums(store: Store, cells: pd.DataFrame, judged_by: str) -> pd.DataFrame:
     """Sum each series, with models by the names that the configuration gives them."""
-    measures = [*TABLE_METRICS, "spearman_distance"]
+    measures = [*TABLE_METRICS, "spearman_distance", judged_by]
     values = [
         name
         for measure in measures
