@@ -18,6 +18,7 @@ from refusals import expect_error
 from tsfm_lens import load
 from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.models import Lens
+from tsfm_lens.sweep import plan, run
 from tsfm_lens.sweep.engine import engines
 from tsfm_lens.sweep.engine.sweeping import plan_sweep, run_sweep
 from tsfm_lens.sweep.planner.config import SweepConfig, parse_config
@@ -150,6 +151,30 @@ def test_a_plan_that_cannot_be_read_is_written_anew(
         assert after.about == before.about
         pd.testing.assert_frame_equal(after.cells, before.cells)
         pd.testing.assert_frame_equal(after.entries, before.entries)
+
+
+@pytest.mark.parametrize("engine", ["single", "processes"])
+def test_some_rows_of_a_plan_can_be_run(
+    undisturbed: Path,
+    tmp_path: Path,
+    table_of: Callable[..., pd.DataFrame],
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
+) -> None:
+    # as many threads as the other run had
+    monkeypatch.setattr(engines, "cores", lambda: 1)
+    cells = plan(config())
+    assert list(cells.columns[:6]) == [
+        *("key", "model", "variant", "dataset", "chunk", "series")
+    ]
+    assert set(cells["key"]) == Store(undisturbed).done()
+    some = cells.groupby(["model", "dataset"]).head(2)
+    store = Store(tmp_path / "store")
+    outcomes = run(some, store, engine, workers=1, block=2)
+    assert {group.how for group in outcomes} == {"finished"}
+    assert store.done() == set(some["key"])
+    same_numbers(table_of(store.path), table_of(undisturbed, list(some["key"])))
+    assert run(some, store) == []
 
 
 def test_a_changed_configuration_computes_what_is_new_and_mixes_nothing(

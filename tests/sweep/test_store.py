@@ -171,7 +171,7 @@ def test_a_full_disk_stops_with_what_to_do_and_loses_nothing(store: Store) -> No
 
 def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
-    expect_error("File exists", Store, tmp_path / "file")
+    expect_error("Not a directory", Store, tmp_path / "file")
     expect_error("Not a directory", Store, tmp_path / "file" / "store")
     expect_error("holds file: give a new or empty folder", Store, tmp_path)
     expect_error(r"has no store\.json", Store, tmp_path / "nothing", create=False)

@@ -71,7 +71,7 @@ def run(
         >>> {group.how for group in sweep.run(sweep.plan(config), store)}
         {'finished'}
     """
-    missing = cells[~cells["key"].isin(store.done())]
+    missing = cells[~cells["key"].isin(store.done())].drop_duplicates("key")
     tasks = []
     chunks = missing.groupby(["model", "dataset", "chunk"], sort=False)
     for (model, dataset, number), of_chunk in chunks:

@@ -44,6 +44,7 @@ class Chunk:
         self.fingerprint = dataset.fingerprint(self._indices)
         self.series = sum(len(dataset.windows[index].label) for index in self._indices)
         self._loaded: Windows | None = None
+        self._naive: np.ndarray | None = None
 
     def load(self) -> Windows:
         """Load the windows, where they were not sent."""
@@ -68,10 +69,14 @@ class Chunk:
 
     def seasonal_naive(self) -> np.ndarray:
         """Forecast the whole contexts by the seasonal naive method, (series, quantile, step)."""
+        if self._naive is not None:
+            return self._naive
         return self._set.seasonal_naive(self._indices, LEVELS)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_loaded": self.load()}
+        # of whole contexts, as no model is shown them, the naive forecast is all that is asked for
+        naive = self.seasonal_naive() if self._context is None else None
+        return {"_loaded": self.load(), "_naive": naive}
 
 
 @dataclass(frozen=True, eq=False)
