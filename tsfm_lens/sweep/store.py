@@ -373,6 +373,9 @@ def as_store_error(path: Path) -> Iterator[None]:
     """Turn an error of the file system into a StoreError that says what it means for the sweep, and what to do."""
     try:
         yield
+    except StoreError:
+        # which is an OSError, too
+        raise
     except OSError as error:
         raise StoreError(
             f"{path} could not be written or read: {error}. Finished cells are kept: fix that and run the same "
