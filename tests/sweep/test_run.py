@@ -173,7 +173,13 @@ def test_some_rows_of_a_plan_can_be_run(
     outcomes = run(some, store, engine, workers=1, block=2)
     assert {group.how for group in outcomes} == {"finished"}
     assert store.done() == set(some["key"])
-    same_numbers(table_of(store.path), table_of(undisturbed, list(some["key"])))
+    found = table_of(store.path)
+    expected = table_of(undisturbed, list(some["key"]))
+    assert found["cell"].equals(expected["cell"])
+    # other variants stand beside them in a batch
+    assert_close(
+        found["scaled_error"], expected["scaled_error"], depth=1000, dtype=np.float32
+    )
     assert run(some, store) == []
 
 

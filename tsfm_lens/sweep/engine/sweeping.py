@@ -158,7 +158,7 @@ def _status(plan: SweepPlan, folder: Path) -> SweepStatus:
     later = sum(model.later for model in plan.models.values())
     words = f"; up to {later} further variants depend on results" if later else ""
     keys = set(plan.first["key"])
-    records = parts.to_dict("records")
+    records: list[Any] = parts.to_dict("records")
     return SweepStatus(len(keys), len(keys & finished), records, words, plan.notes)
 
 
