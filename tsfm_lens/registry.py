@@ -129,6 +129,11 @@ class Probe:
         """Name in :mod:`tsfm_lens.probes`, or of another package as "package.name"."""
         return _name_of(self.function)
 
+    @property
+    def of_one_item(self) -> bool:
+        """Whether it measures one item of a run, which is to be named where there are several."""
+        return self.takes in ("first", "pair") or "the first item" in self.words
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -414,7 +419,7 @@ def probe(
             count = max(
                 (getattr(each, "n_twins", 0) or 0 for each in args), key=abs, default=0
             ) * (not within)
-            before, mark = _work_of(args), _WITHIN.set(True)
+            before, mark = _work_of(args) if count else 0, _WITHIN.set(True)
             try:
                 result = function(*args, **arguments)
             finally:

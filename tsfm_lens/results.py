@@ -14,6 +14,7 @@ import xarray as xr
 
 from tsfm_lens.data import shift_phase
 from tsfm_lens.errors import InputError
+from tsfm_lens.explain.segments import Item, item_of
 from tsfm_lens.findings import Result
 from tsfm_lens.models.run import Run
 from tsfm_lens.registry import Takes, find, probe
@@ -27,11 +28,6 @@ def forecast_of(run: Run) -> xr.Dataset:
     return run.forecast.to_dataset(run.truth)
 
 
-def first_item(run: Run) -> Run:
-    """Select the first series of a run; the variates of an item stay together."""
-    return run.select(next(iter(run.batch.rows_by_group().values())))
-
-
 class Results:
     """Results of a run by kind of measurement, each computed once.
 
@@ -39,6 +35,7 @@ class Results:
         run: what all results are of.
         computed: results by kind, or by the name of a section.
         options: of the probes, by kind, for results that others are made of.
+        item: the one that measurements of one item are of, by position or name; None where none may be left out.
         refused: what the model or the series forbid, by kind.
         progress: of the result that is being computed, called with (done, of).
 
@@ -48,8 +45,11 @@ class Results:
         True
     """
 
-    def __init__(self, run: Run, options: Mapping[str, Options] | None = None) -> None:
+    def __init__(
+        self, run: Run, options: Mapping[str, Options] | None = None, item: Item = 0
+    ) -> None:
         self.run = run
+        self.item = item
         self.options = options or {}
         self.computed: dict[str, xr.Dataset] = {}
         self.refused: dict[str, InputError] = {}
@@ -100,12 +100,12 @@ class Results:
 
     @cached_property
     def first(self) -> Run:
-        """Run of the first series alone."""
-        return first_item(self.run)
+        """Run of the one item; InputError where none is chosen of several."""
+        return item_of(self.run, self.item)
 
     @property
     def season(self) -> int:
-        """Steps of the first series' season."""
+        """Steps of the season of the one item's first series."""
         season = self.first.batch.seasonalities[0]
         if season < 2:
             raise InputError(
@@ -116,7 +116,7 @@ class Results:
 
     @cached_property
     def shifted(self) -> tuple[Run, Run]:
-        """First series, without gaps, and the same with its season half a period later."""
+        """The one item, without gaps, and the same with its season half a period later."""
         one = self.first
         whole = tuple(
             pd.Series(each).interpolate(limit_direction="both").to_numpy()

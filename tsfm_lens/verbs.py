@@ -11,6 +11,7 @@ from tsfm_lens.extensions import method_of
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from tsfm_lens.explain.segments import Item
     from tsfm_lens.findings import Result
     from tsfm_lens.hooks import Component
     from tsfm_lens.models import Forecast, Lens, Run
@@ -55,16 +56,22 @@ def attribute(run: Run, **options: Any) -> Result:
 
 
 @method_of("Run")
-def measure(run: Run, kind: str, **options: Any) -> Result:
+def measure(run: Run, kind: str, *, item: Item = None, **options: Any) -> Result:
     """Compute any measurement by its kind, such as "logit_lens"; :func:`tsfm_lens.registry.measurements` has all.
 
     Args:
         kind: of the result; ``tsfm-lens measurements`` lists them.
+        item: by position or name, the one item that is measured; all if None.
         options: of its probe.
+
+    Raises:
+        InputError: a measurement of one item, of a run of several, and none is chosen.
     """
+    from tsfm_lens.explain.segments import item_of
     from tsfm_lens.results import Results
 
-    return Results(run).compute(kind, **options)
+    measured = run if item is None else item_of(run, item)
+    return Results(measured, item=None).compute(kind, **options)
 
 
 @method_of("Run")

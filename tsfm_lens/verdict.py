@@ -27,10 +27,12 @@ RULES = (
     f"{SLOPES[1]:.2g} and the right sign for at least {100 * SIGNED:.0f} % of the change. Every control must predict "
     "worse: this explanation with flipped signs, with equal sizes or with two segments exchanged (which may be better "
     f"by {MARGIN:g}), and those of shuffled values and of the untrained twin. The inputs fail otherwise.",
-    "Each segment has two more controls: the explanation with this segment's effect at 0, and with its sign flipped. "
-    "Both must predict worse, or the inputs fail. A segment is left out if the sets that mask it do not agree on what "
-    f"it does (intraclass correlation below {ALIKE:g}), or if it moves the forecast by less than 1 % of what all "
-    "segments do. Its effect cannot be told from zero, and the verdict says so.",
+    "Each segment has two more controls. One is this explanation with the segment's sign flipped: if it predicts as "
+    "well or better, the inputs fail. The other has the segment's effect at 0: if only this one does, the effect "
+    "cannot be told from zero, and the verdict says so. Nor can it if the sets that mask the segment do not agree on "
+    "what it does; its controls then do not count. Sets agree if the intraclass correlation is at least "
+    f"{ALIKE:g} of what the other effects leave for the segment, or of what its own misses of that. The mean of these "
+    "over the sets must be more than 1 % of what all segments do.",
     "Routes state a segment's effect and the components that carry it. They are necessary if cutting these together "
     f"removes {100 * (1 - HALF):.0f} to {100 * (1 + HALF):.0f} % of that effect. They are sufficient if restoring them "
     "brings back as much. Both must come nearer to all of the effect than 95 % of random sets of the same kinds, and "
@@ -141,7 +143,7 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
         for name, value in tried.items()
         if value >= explained + MARGIN * (name == EXCHANGED)
     ]
-    untold, no_better = _by_segment(first)
+    untold, failing = _by_segment(first)
     short = {
         f"R² is below {EXPLAINED:g}": explained < EXPLAINED,
         f"the slope is not between {SLOPES[0]:.2g} and {SLOPES[1]:.2g}": not SLOPES[0]
@@ -152,8 +154,8 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
         f"{_few(better)} predict{'s' if len(better) == 1 else ''} as well or better": bool(
             better
         ),
-        f"with an effect of 0 or the other sign for {_few(no_better)}, it predicts as well or better": bool(
-            no_better
+        f"with the other sign for {_few(failing)}, it predicts as well or better": bool(
+            failing
         ),
     }
     reasons = [reason for reason, true in short.items() if true]
@@ -173,20 +175,16 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
 
 
 def _by_segment(test: xr.Dataset) -> tuple[list[str], list[str]]:
-    """Return the segments whose effects the test cannot tell from zero, and those with a control that is no worse."""
+    """Return the segments whose effects the test cannot tell from zero, and those whose flipped sign is no worse."""
     if "segment_control_r2" not in test:
         return [], []
-    names = [str(name) for name in test["segment"].values]
-    told = test["segment_agreement"].values >= ALIKE
-    as_good = test["segment_control_r2"].max("segment_control").values >= float(
-        test["r2"]
-    )
-    untold = [name for name, clear in zip(names, told, strict=True) if not clear]
-    return untold, [
-        name
-        for name, clear, good in zip(names, told, as_good, strict=True)
-        if clear and good
-    ]
+    agreed = test["segment_agreement"] >= ALIKE
+    as_good = test["segment_control_r2"] >= test["r2"]
+    zero, flipped = (as_good.sel(segment_control=name) for name in SEGMENT_CONTROLS)
+    failing = agreed & flipped
+    untold = ~agreed | (zero & ~flipped)
+    names = test["segment"].values.astype(str)
+    return list(names[untold]), list(names[failing])
 
 
 def _floored(value: float) -> float:

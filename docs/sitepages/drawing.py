@@ -76,7 +76,8 @@ class _Measured:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.run, name)
 
-    def measure(self, kind: str, **options: Any) -> Any:
+    def measure(self, kind: str, item: int | None = None, **options: Any) -> Any:
+        assert item in (None, 0), "what is of one item is computed of the first here"
         return (
             self._results.compute(kind, **options) if options else self._results[kind]
         )

@@ -202,6 +202,10 @@ def _of_run(measurement: Measurement, figure: Figure) -> Scene:
         kind: asked if kind == measurement.kind else ""
         for kind in (measurement.kind, *figure.beside)
     }
+    for kind in of:
+        probe = find(kind).probe
+        # the runs of the gallery have several items
+        of[kind] += ", item=0" if probe is not None and probe.of_one_item else ""
     results = ", ".join(
         f'run.measure("{kind}"{options})' for kind, options in of.items()
     )

@@ -150,6 +150,10 @@ WIDES: dict[str, pd.DataFrame] = {
     "an index of another name": WIDE.rename(columns={"id": "store"}).set_index("store"),
     "an index without a name": WIDE.set_index("id").rename_axis(None),
     "no ids": WIDE.drop(columns="id"),
+    "no ids, years": WIDE.drop(columns="id").set_axis([2019, 2020, 2021, 2022], axis=1),
+    "no ids, days as digits": WIDE.drop(columns="id").set_axis(
+        [f"{day:%Y%m%d}" for day in DAYS], axis=1
+    ),
     "no ids, dates": pd.DataFrame(np.array(VALUES), columns=DAYS),
     "a name over the dates": named(DAYS).set_index("id").rename_axis("day", axis=1),
 }

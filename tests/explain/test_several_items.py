@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
+from typer.testing import CliRunner
 
 import tsfm_lens
 from tsfm_lens import explain
+from tsfm_lens.cli import app
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, Run
+from tsfm_lens.registry import find, measurements
 from tsfm_lens.testing import assert_close
 
 OCCLUSION: dict[str, Any] = {"method": "occlusion", "parts": 2}
@@ -35,6 +39,13 @@ ASKED: dict[str, Callable[..., xr.Dataset]] = {
         options={"input_attribution": OCCLUSION},
         **item,
     )["input_attribution"],
+    "measure": lambda run, **item: run.measure(
+        "input_attribution", **OCCLUSION, **item
+    ),
+    "measure attention": lambda run, **item: run.measure("attention", **item),
+    "measure rollout": lambda run, **item: run.measure(
+        "autoregressive_attention", **item
+    ),
 }
 CUT: dict[str, Callable[..., Any]] = {
     "segments": lambda run, **item: explain.segments(run, parts=2, **item),
@@ -77,7 +88,9 @@ def test_an_item_is_explained_as_if_it_were_alone(asked: str) -> None:
         ASKED[asked](run, item=1),
         ASKED[asked](run.select("b")),
     ):
-        for name in {"forecast", "attribution", "effect", "after"} & {*alone.data_vars}:
+        for name in {"forecast", "attribution", "effect", "after", "pattern"} & {
+            *alone.data_vars
+        }:
             assert_close(
                 found[name], alone[name], depth=600, magnitude=20.0, dtype=np.float32
             )
@@ -102,3 +115,99 @@ def test_sections_over_all_items_need_no_choice() -> None:
     )
     assert found["forecast"]["series"].values.tolist() == ["a", "b"]
     assert found["input_effects"]["series"].values.tolist() == ["a", "b"]
+
+
+OF_ITEM = [
+    kind
+    for kind, each in measurements().items()
+    if each.probe and each.of_run and each.probe.of_one_item
+]
+
+
+def test_measurements_of_one_item_are_refused_for_several() -> None:
+    run = several(tsfm_lens.load("bolt-nano"))
+    assert {
+        "input_attribution",
+        "attention",
+        "patching",
+        "circuit",
+        "deletion_curves",
+    } <= {*OF_ITEM}
+    for kind in OF_ITEM:
+        with pytest.raises(InputError, match=r"run\.select|does not have"):
+            run.measure(kind)
+
+
+def test_the_linked_view_of_many_items_has_all_of_them() -> None:
+    run = tsfm_lens.load("bolt-nano").run(
+        [np.sin(np.arange(40) / each) for each in range(1, 11)], 2
+    )
+    assert run.measure("explore").sizes["series"] == 10
+    assert run.measure("explore", item=9)["series"].values.tolist() == [
+        run.batch.ids[9]
+    ]
+
+
+def test_a_brush_is_of_one_item() -> None:
+    pytest.importorskip("anywidget")
+    from tsfm_lens.explore import brush
+
+    run = several(tsfm_lens.load("bolt-nano"))
+    with pytest.raises(InputError, match=r"run\.select"):
+        brush(run)
+    assert (
+        brush(run, "b").run.batch.ids == brush(run.select("b")).run.batch.ids == ("b",)
+    )
+
+
+OF_ONE = ("attention", "autoregressive_attention")
+
+
+def told(page: Path) -> str:
+    """The sentence on chapters of one item, with blanks as they are; "" without it."""
+    found = re.search(r"Of \w+ alone, the first of \d+ items[^<]*", page.read_text())
+    return found[0] if found else ""
+
+
+@pytest.mark.parametrize("item", [0, "b"])
+def test_a_page_says_which_item_its_chapters_are_of(
+    item: int | str, tmp_path: Path
+) -> None:
+    run = several(tsfm_lens.load("bolt-nano"))
+    page = run.report(tmp_path, sections=("forecast", *OF_ONE), item=item)
+    first = "b" if item == "b" else "a"
+    words = told(page)
+    assert words.startswith(f"Of {first} alone, the first of 2 items")
+    assert all(find(kind).title in words for kind in OF_ONE)
+    assert find("forecast").title not in words
+    assert "--item" in words
+    assert f"on {first}" in page.read_text()
+    assert told(run.report(tmp_path / "all", sections=("forecast",))) == ""
+    assert (
+        told(run.select("b").report(tmp_path / "one", sections=("forecast", *OF_ONE)))
+        == ""
+    )
+
+
+def test_the_command_chooses_an_item(tmp_path: Path) -> None:
+    table = tmp_path / "two.csv"
+    pd.concat(
+        [pd.DataFrame({"id": name, "y": waves(1).values}) for name in "ab"]
+    ).to_csv(table, index=False)
+    words = [
+        "report",
+        "bolt-nano",
+        "--data",
+        str(table),
+        "--horizon",
+        "4",
+        "--out",
+        str(tmp_path),
+    ]
+    words += ["--id-column", "id", "--sections", ",".join(("forecast", *OF_ONE))]
+    wrong = CliRunner().invoke(app, [*words, "--item", "c"])
+    assert wrong.exit_code != 0
+    assert "'c'" in str(wrong.exception) + wrong.output
+    done = CliRunner().invoke(app, [*words, "--item", "b"])
+    assert done.exit_code == 0, done.output
+    assert told(tmp_path / "index.html").startswith("Of b alone")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformer_lens import patching
 
 from language_models import (
     HEADS,
@@ -338,3 +339,19 @@ def test_two_stacks_have_to_be_told_apart() -> None:
         ours["pattern", 0]
     stream = lens.forward(given[0], stop_at_layer="encoder.1", **given[1])
     assert torch.equal(stream, ours["encoder_blocks.1.hook_resid_pre"])
+
+
+@BOTH
+@pytest.mark.parametrize("patch", ["resid_pre", "attn_head_all_pos_every"])
+def test_loops_over_patches(name: str, patch: str) -> None:
+    """Of a model that takes ids, the peer's own loops go over its layers, positions and heads."""
+    found, expected = pair(name), caches(name)
+    other = ids().flip(1)
+    results = [
+        getattr(patching, f"get_act_patch_{patch}")(
+            model, other, acts, lambda logits: logits[:, -1].square().mean()
+        )
+        for model, acts in zip(found, expected, strict=True)
+    ]
+    assert_close(*results, depth=1000)
+    assert float(results[0].std()) > 0

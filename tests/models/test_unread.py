@@ -15,6 +15,8 @@ from tsfm_lens.cli import app
 from tsfm_lens.data import as_series
 
 NAMES = ["chronos", "chronos-bolt", "chronos-2", "timestral"]
+# what is read does not depend on how many paths are drawn
+FEW = {"chronos": {"num_samples": 2}}
 
 
 def noisy(steps: int, level: float = 0.0, spread: float = 1.0) -> np.ndarray:
@@ -28,8 +30,8 @@ def test_a_history_that_is_cut_is_noted_and_no_other(name: str, beyond: int) -> 
     limit = lens.context_length
     values = noisy(limit + beyond)
     batch = as_series({"long": values, "short": noisy(9)})
-    found = lens.forecast(batch, 3)
-    run = lens.run(batch, 3)
+    found = lens.forecast(batch, 3, **FEW.get(name, {}))
+    run = lens.run(batch, 3, **FEW.get(name, {}))
     for noted in (found.context, run.batch, run.forecast.context):
         assert [
             f"{limit} of {limit + beyond} of 'long'" in note for note in noted.notes
@@ -37,7 +39,9 @@ def test_a_history_that_is_cut_is_noted_and_no_other(name: str, beyond: int) -> 
         assert not any("'short'" in note for note in noted.notes)
     # the note is true: what comes before does not reach the forecast
     changed = np.where(np.arange(len(values)) < beyond, values + 50, values)
-    other = lens.forecast(as_series({"long": changed, "short": noisy(9)}), 3)
+    other = lens.forecast(
+        as_series({"long": changed, "short": noisy(9)}), 3, **FEW.get(name, {})
+    )
     np.testing.assert_array_equal(other.quantiles, found.quantiles)
     held_out = lens.run(batch, 3, holdout=True)
     assert any("'long'" in note for note in held_out.batch.notes) == (beyond > 3)
@@ -70,7 +74,12 @@ def test_variation_below_the_step_of_what_a_model_reads_is_noted(
     assert bool(noted) == (len(read) < 7)
     if noted:
         assert repr(run.batch.ids[row]) in noted[0]
-        assert lens.forecast(run.batch, ahead).context.notes.count(noted[0]) == 1
+        assert (
+            lens.forecast(run.batch, ahead, **FEW.get(name, {})).context.notes.count(
+                noted[0]
+            )
+            == 1
+        )
         frame["y" if role == "target" else "x"] -= level
         cured = lens.run(as_series(frame, targets=["y"], **covariate), ahead)
         assert not any("subtract" in note for note in cured.batch.notes)

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformer_lens import ActivationCache, HookedRootModule
+from transformer_lens import ActivationCache, HookedRootModule, patching
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.utilities import Slice
 
 import tsfm_lens
-from tsfm_lens.errors import HookError, InputError
+from tsfm_lens.errors import HookError, InputError, LensError
 from tsfm_lens.models import Lens, Run
 from tsfm_lens.testing import assert_close
 
@@ -697,6 +697,58 @@ def test_parts_are_read_out_where_they_sum(run: Run) -> None:
     assert_close(
         total, data["total"].broadcast_like(total), depth=100_000, dtype=np.float32
     )
+
+
+# --- patching ----------------------------------------------------------------------------------------------------
+
+PATCHES = [
+    name
+    for name in dir(patching)
+    if name.startswith("get_act_patch") and "direct_path" not in name
+]
+TOKENS: dict[str, Callable[[Run], Any]] = {
+    "encoded": lambda run: run.encoded,
+    "tensor": lambda run: torch.tensor(np.stack(SERIES)),
+    # fewer steps than the model has tokens: a loop over steps would end without a word
+    "short array": lambda run: np.stack(SERIES)[:, -5:],
+}
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_loops_over_patches_are_refused_with_ours(run: Run, tokens: str) -> None:
+    acts = run.lens.run_with_cache(run.encoded)[1]
+    assert len(PATCHES) > 15
+    for patch in PATCHES:
+        with pytest.raises(
+            (LensError, AttributeError),
+            match=r"probes.activation_patching\(clean, corrupted\)",
+        ):
+            getattr(patching, patch)(run.lens, TOKENS[tokens](run), acts, torch.mean)
+    assert not run.lens.list_hooks()
+    assert is_plain(run)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["hook_resid_pre", "mlp.hook_out", "ATTN.hook_z", "ATTN.hook_q", "ATTN.hook_v"],
+)
+def test_a_patch_of_ours_is_the_peer_s(run: Run, name: str) -> None:
+    # the decoder of Bolt has one token
+    point, position = at(run, 1, name.replace("ATTN", attention(run))), 0
+    other = run.lens.run([series[::-1].copy() for series in SERIES], 4)
+    acts = run.lens.run_with_cache(other.encoded, names_filter=point)[1]
+
+    def put(value: Tensor, hook: HookPoint) -> Tensor:
+        return patching.layer_pos_patch_setter(
+            value.clone(), [1, position], acts[point]
+        )
+
+    with torch.no_grad(), run.lens.patch(acts, point, positions=[position]):
+        found = run.lens(run.encoded)
+    assert_close(
+        found, run.lens.run_with_hooks(run.encoded, [(point, put)]).detach(), depth=1000
+    )
+    assert name.endswith("_v") or not torch.equal(found, plain(run))
 
 
 # --- what there is not -------------------------------------------------------------------------------------------

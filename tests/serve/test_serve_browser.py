@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import psutil
 import pytest
 
@@ -302,13 +303,16 @@ def test_a_large_file_is_read_a_larger_one_refused_and_a_lost_connection_shown(
             )
         )
 
-    def drop(name: str, size: int, first: str) -> None:
-        """Drop a file with a long text in its first row, as a browser makes it."""
+    def drop(name: str, size: int) -> None:
+        """Drop a file of daily values, as large as notes in its rows make it."""
+        days = pd.date_range("2024-01-01", periods=150).strftime("%Y-%m-%d")
+        rows = [f"{day},{number % 7}," for number, day in enumerate(days)]
         driver.execute_script(
             "const zone = document.querySelector('.tsfm-lens-drop'), data = new DataTransfer();"
-            "data.items.add(new File([arguments[2] + 'x'.repeat(arguments[1] - arguments[2].length)], arguments[0]));"
+            "const rows = arguments[2].map(row => row + 'x'.repeat(arguments[1]) + '\\n');"
+            "data.items.add(new File(['day,level,note\\n', ...rows], arguments[0]));"
             "zone.dispatchEvent(new DragEvent('drop', {dataTransfer: data, bubbles: true, cancelable: true}))",
-            name, size, first,
+            name, size // len(rows) + 1, rows,
         )  # fmt: skip
 
     try:
@@ -317,19 +321,14 @@ def test_a_large_file_is_read_a_larger_one_refused_and_a_lost_connection_shown(
         limit = (
             int(re.search(r"up to (\d+) MiB", shown(".tsfm-lens-drop span"))[1]) * 2**20
         )
-        rows = (
-            "day,level,note\n"
-            + "\n".join(f"2024-01-{d:02d},{d % 7},a" for d in range(1, 31))
-            + "\n2024-01-31,3,"
-        )
-        drop("huge.csv", limit + 1, rows)
+        drop("huge.csv", limit)
         until(
             lambda: "huge.csv has 100.0 MiB" in shown(".tsfm-lens-refusal"),
             "no refusal",
         )
         assert shown(".tsfm-lens-lost") == ""
         # more than a server of Jupyter takes by itself
-        drop("large.csv", 12 * 2**20, rows)
+        drop("large.csv", 12 * 2**20)
         until(
             lambda: "bolt-nano on level, 8 steps." in shown(".tsfm-lens-status"),
             lambda: shown(".tsfm-lens-status"),

@@ -43,22 +43,31 @@ from tsfm_lens.errors import unknown_name
 def report(
     model: Model,
     out: Annotated[Path, typer.Option(help="Folder for index.html.")] = Path("report"),
+    item: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Item for the chapters of one; the first by default."
+        ),
+    ] = "",
     sections: Sections = None,
     *,
     request: Request,
 ) -> None:
     """Analyse a model on series and write one HTML file that opens offline."""
+    from tsfm_lens.explain.segments import item_rows
     from tsfm_lens.report import pipeline
 
     kinds = checked_kinds(model, sections, pipeline.SECTIONS, request.samples)
     pipeline.page_at(out)
     with progress_display() as bar:
         series = series_shown(bar, request, model)
+        # a wrong name is refused before a model is opened
+        item_rows(series, item or 0)
         lens = open_shown(bar, model)
         missing: dict[str, str] = {}
         kinds = kinds if sections else tuple(pipeline.defined_for(lens, kinds, missing))
         progress = steps_shown(bar, lens, kinds)
-        run = request.run(lens, series).compared()
+        run = pipeline.with_item_first(request.run(lens, series), item or 0).compared()
         results = pipeline.analyse(
             run, sections=kinds, progress=progress, left_out=missing
         )

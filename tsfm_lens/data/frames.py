@@ -254,11 +254,15 @@ def _check_not_wide(
 ) -> None:
     """Refuse a table with a column per date, which would be read transposed; name the call that reads it.
 
-    Digits in names count as dates only where each id has one row. ``frame`` is the table with its index as columns.
+    Digits in names count as dates only where each id has one row, or of rows without ids more than there are rows, as
+    a column of each year has more. ``frame`` is the table with its index as columns.
     """
     free = [name for name in frame.columns if name != key]
     dates, time_format = [name for name in free if is_date_name(name)], None
-    if not dates and key is not None and not frame[key].duplicated().any():
+    is_wide = (
+        len(frame) < len(free) if key is None else not frame[key].duplicated().any()
+    )
+    if not dates and is_wide:
         dates, time_format = digit_dates(free)
     numeric = [name for name in free if pd.api.types.is_numeric_dtype(frame[name])]
     if len(dates) < 2 or len(numeric) > 2 * len(dates):

@@ -25,7 +25,7 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import PatchFrom
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.noise import noise_floor
+from tsfm_lens.models.noise import noise_floor, with_noise
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.twins import untrained_twin
 from tsfm_lens.probes.places import places_of
@@ -74,7 +74,7 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
 @probe(
     "route_faithfulness",
     lambda results: (single_pass(results.first), results["input_routes"]),
-    words="route_faithfulness of input_routes",
+    words="route_faithfulness of input_routes of the first item",
     options={"reference": "mean"},
 )
 @saying_once
@@ -640,21 +640,8 @@ def _other_effects(
 
 
 def _with_noise(run: Run, seed: int) -> Run:
-    """Repeat a run with noise on its observed values, a small share of each series' spread; categories stay."""
-    batch, values, futures = run.batch, list(run.batch.values), list(run.batch.futures)
-    for row, future in enumerate(futures):
-        rng, spread = (
-            np.random.default_rng([seed, row]),
-            NOISE * np.nanstd(values[row]) * (not batch.categories[row]),
-        )
-        values[row] = values[row] + spread * rng.standard_normal(batch.lengths[row])
-        futures[row] = (
-            None
-            if future is None
-            else future + spread * rng.standard_normal(len(future))
-        )
-    batch = replace(batch, values=tuple(values), futures=tuple(futures))
-    return replace(run, batch=batch, full_batch=None, forced_path=None, _of=None)
+    """Repeat a run with noise of a small share of each series' spread."""
+    return with_noise(run, [NOISE * np.nanstd(each) for each in run.batch.values], seed)
 
 
 def agreement(

@@ -38,7 +38,7 @@ from tsfm_lens.explain.segments import (
 from tsfm_lens.models.adapter import default_levels
 from tsfm_lens.models.batching import cut, forecast_part, plan, request_of
 from tsfm_lens.models.draws import Piece
-from tsfm_lens.models.noise import rounding
+from tsfm_lens.models.noise import measured_rounding, own_rounding
 from tsfm_lens.models.recording import forward_ranges
 from tsfm_lens.models.run import Run
 
@@ -198,16 +198,19 @@ class Masks(MaskedItem):
         both = np.repeat([[True], [False]], len(self.segments), axis=1)
         whole, nothing = np.mean([each(both) for each in self.per_seed], axis=0)
         if self.run.lens.emits == "quantile":
-            own = self.run.forecast
-            gap, bound = (
-                np.abs(whole - own.quantiles[self.row]).max(),
-                rounding(self.run, own.median)[self.row],
-            )
-            if gap > _FAR * bound:
-                raise InputError(
-                    f"the forecast of {self.name!r} is {gap:.3g} off the run's; explain whole items"
-                )
+            gap = np.abs(whole - self.run.forecast.quantiles[self.row]).max()
+            if gap > _FAR * own_rounding(self.run)[self.row]:
+                self._refuse_other(gap)
         return whole, nothing
+
+    def _refuse_other(self, gap: float) -> None:
+        """Refuse a forecast that is farther off the run's than rounding moves it."""
+        bound = _FAR * float(measured_rounding(self.run)[self.row])
+        if not gap <= bound:
+            raise InputError(
+                f"the forecast of {self.name!r} is {gap:.3g} off the run's, where rounding moves it by up to "
+                f"{bound:.3g}; explain whole items"
+            )
 
     @cached_property
     def per_seed(self) -> tuple[Masks, ...]:

@@ -12,6 +12,7 @@ from tsfm_lens.probes.head_states import head_states
 
 if TYPE_CHECKING:
     from tsfm_lens.explain.masking import Reference
+    from tsfm_lens.explain.segments import Item
     from tsfm_lens.explore.widget import Brush, Explorer
 
 _LIBRARIES = ("ipywidgets", "anywidget", "IPython")
@@ -42,12 +43,12 @@ def explore(run: Run, *, kind: str | None = None) -> Explorer:
     return Explorer(run, head_states(run, kind=kind))
 
 
-def brush(run: Run, item: int | str = 0, *, reference: Reference = "mean") -> Brush:
+def brush(run: Run, item: Item = None, *, reference: Reference = "mean") -> Brush:
     """Brush a stretch of the past in a notebook, over the figure or by a slider, and see the forecast without it.
 
     Args:
         run: the forecast; forecasts without a stretch take its seed.
-        item: whose forecast, by position or name.
+        item: whose forecast, by position or name; the only one if None.
         reference: values of the steps that are left out, see :func:`tsfm_lens.explain.reference_values`.
 
     Returns:
@@ -55,7 +56,7 @@ def brush(run: Run, item: int | str = 0, *, reference: Reference = "mean") -> Br
 
     Raises:
         MissingExtraError: the notebook libraries are not installed.
-        InputError, UnknownNameError: see :func:`tsfm_lens.explain.forecasts`.
+        InputError, UnknownNameError: see :func:`tsfm_lens.explain.forecasts`; several items, and none is chosen.
 
     Example:
         >>> explore.brush(run)  # doctest: +SKIP

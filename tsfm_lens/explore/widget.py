@@ -19,7 +19,7 @@ from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.explain import Masks, Segment
 from tsfm_lens.explain.masking import Reference
-from tsfm_lens.explain.segments import item_of
+from tsfm_lens.explain.segments import Item, item_of
 from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.models.run import Run
 from tsfm_lens.viz import forecast_fan, linked
@@ -223,7 +223,7 @@ _THROUGH = "<style>.selectionlayer path { pointer-events: none !important; }</st
 class Brush(widgets.VBox):
     """Forecast without a brushed stretch ``marked``; see :func:`tsfm_lens.explore.brush`. Medians are (step,)."""
 
-    def __init__(self, run: Run, item: int | str, reference: Reference) -> None:
+    def __init__(self, run: Run, item: Item, reference: Reference) -> None:
         self.run, self.reference = item_of(run, item), reference
         self.series = 0
         self.marked: tuple[int, int] | None = None

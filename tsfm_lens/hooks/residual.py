@@ -20,7 +20,7 @@ from tsfm_lens.errors import (
 )
 from tsfm_lens.hooks.hook_checks import refuse_no_sums
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
-from tsfm_lens.hooks.native import autocast_dtype, rms_scale, without_gain
+from tsfm_lens.hooks.native import autocast_dtype, modules_of, rms_scale, without_gain
 from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Attention, Branch, Mlp, Stack, Wiring, Writer
@@ -73,23 +73,26 @@ def relative_rounding(
     """
     blocks = sum(stack.n_layers for stack in wiring.stacks)
     float32 = torch.finfo(torch.float32).eps
-    parameters = list(model.parameters())
+    weights = [
+        each
+        for module in modules_of(model)
+        for each in module._parameters.values()
+        if each is not None
+    ]
     kinds = {
-        tensor.dtype
-        for tensor in (*parameters, *recorded)
-        if tensor.is_floating_point()
+        tensor.dtype for tensor in (*weights, *recorded) if tensor.is_floating_point()
     }
-    coarser = autocast_dtype(parameters[0].device) if parameters else None
+    coarser = autocast_dtype(weights[0].device) if weights else None
     if coarser is not None:
         kinds.add(coarser)
-    weights = math.sqrt(100 * blocks) * max(
+    relative = math.sqrt(100 * blocks) * max(
         (torch.finfo(kind).eps for kind in kinds), default=float32
     )
     # inside, a coarser format moves what comes out by about one of its own last digits
     return (
-        weights
+        relative
         if wiring.precision == torch.float32
-        else max(weights, torch.finfo(wiring.precision).eps)
+        else max(relative, torch.finfo(wiring.precision).eps)
     )
 
 

@@ -194,6 +194,14 @@ _COMPONENT = re.compile(
 _LETTERS = re.compile(r"([a-z_]+?)_?(\d+)([a-z]\w*)?")
 
 
+PATCHING = (
+    "The functions of transformer_lens.patching go by token ids, and series have none: "
+    "probes.activation_patching(clean, corrupted) patches every layer, position and component, "
+    "lens.patch(activations, point, positions=…) any one point"
+)
+"""Replacement of TransformerLens's loops over patches."""
+
+
 class _Parts(NamedTuple):
     """Parts of a name: ``decoder_blocks.3.cross_attn.hook_z`` is ("z", 3, "decoder", "cross_attn")."""
 
@@ -211,6 +219,21 @@ def refuse_logits(thing: Any, name: str) -> Any:
     raise AttributeError(
         f"a {kind} has no 'logits': lens(run.encoded) is the output of a forward, logits of token models"
     )
+
+
+def refuse_shape(encoded: Any, name: str) -> Any:
+    """Stand in for ``__getattr__`` of encoded batches: AttributeError, which says what patches series."""
+    if name != "shape":
+        return object.__getattribute__(encoded, name)
+    raise AttributeError(
+        f"encoded series have no 'shape': their tokens are in token_table(). {PATCHING}"
+    )
+
+
+def is_of_patching(hook: Any) -> bool:
+    """Whether one of TransformerLens's functions of patching made a hook."""
+    function = getattr(hook, "func", hook)
+    return getattr(function, "__module__", "") == "transformer_lens.patching"
 
 
 def point_of(component: str) -> tuple[str, str]:
@@ -358,4 +381,7 @@ def _ambiguous(key: Key, matches: list[str], points: dict[str, _Parts]) -> str:
     words = [short, *([] if layer is None else [layer])]
     words += [first.stack] if len({points[name].stack for name in matches}) > 1 else []
     words += [first.kind] if len({points[name].kind for name in matches}) > 1 else []
-    return f"{key!r} could be {', '.join(matches)}. Say which by its name, or as acts{words!r}."
+    message = f"{key!r} could be {', '.join(matches)}. Say which by its name, or as acts{words!r}."
+    # what get_act_name gives, which takes no stack
+    by_layer_alone = isinstance(key, str) and key.startswith("blocks.")
+    return f"{message} {PATCHING}" if by_layer_alone else message

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.frequencies import offset_of
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import TokenSpans
+from tsfm_lens.hooks.tl_names import refuse_shape
 
 Levels = tuple[float, ...]
 """Quantile levels, ascending."""
@@ -52,6 +53,8 @@ class Encoded:
     ids: tuple[str, ...] = ()
     stats: dict[str, Tensor] = field(default_factory=dict)
     place: tuple[int, int | None] = (0, None)
+    if not TYPE_CHECKING:
+        __getattr__ = refuse_shape
 
     @property
     def rows(self) -> tuple[str, ...]:

@@ -26,7 +26,13 @@ from tsfm_lens.hooks.names import name_of, select
 from tsfm_lens.hooks.recorder import stream_into
 from tsfm_lens.hooks.registry import HookRegistry, attach_point
 from tsfm_lens.hooks.scopes import HookScope, resolve_hooks
-from tsfm_lens.hooks.tl_names import ARGUMENTS, LENS, PIPELINES
+from tsfm_lens.hooks.tl_names import (
+    ARGUMENTS,
+    LENS,
+    PATCHING,
+    PIPELINES,
+    is_of_patching,
+)
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Attention, Mlp, Wiring
 from tsfm_lens.models.adapter import Adapter, covered, refuse_gradients, versions
@@ -452,6 +458,7 @@ class LensBase(NativeModule):
         Raises:
             UnknownNameError: a name matches no hook point.
             WiringError: compiled or replaced modules would pass a hook by.
+            InputError: TransformerLens's loops over patches of a model of series.
             HookError: on leaving, the model ran and a hook point was never passed, or no gradient came to any backward
                 hook.
         """
@@ -460,6 +467,11 @@ class LensBase(NativeModule):
             resolve_hooks(points, fwd_hooks, "fwd"),
             resolve_hooks(points, bwd_hooks, "bwd"),
         )
+        if not self.takes_ids and any(
+            is_of_patching(hook) for _name, hook, _direction in forward
+        ):
+            # steps of a series are no positions: the loop would end within it or run past them
+            raise InputError(PATCHING)
         if backward:
             refuse_gradients(self.wiring)
         hooks = [*forward, *backward]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks.native import autocast_dtype
+from tsfm_lens.hooks.native import autocast_dtype, modules_of
 from tsfm_lens.models.lens import Lens
 
 # weights of which a number is looked at
@@ -36,7 +36,8 @@ class Conditions:
         self.lens = lens
         self._hooks, self._mode = hooks_of(lens), _mode(lens)
         weights = _weights(lens.model)
-        self._writes, self._samples = _writes(weights), _samples(weights)
+        self._writes, self._numbers = _writes(weights), _last_numbers(weights)
+        self._text = _text_of(self._numbers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # a copy of a run has a lens of its own
@@ -57,8 +58,12 @@ class Conditions:
             self.lens.model_id,
             "so the run would mix two models. Make a new one: lens.run(series, horizon)",
         )
-        weights, mode = _weights(self.lens.model), _mode(self.lens)
-        if _writes(weights) != self._writes or _samples(weights) != self._samples:
+        mode = _mode(self.lens)
+        # the numbers are views: they are of the weights of now as long as those have their memory
+        if (
+            _writes(_weights(self.lens.model)) != self._writes
+            or _text_of(self._numbers) != self._text
+        ):
             raise InputError(
                 f"the weights of {name} have changed since this run was made, {cure}"
             )
@@ -90,13 +95,9 @@ def _mode(lens: Lens) -> str:
 def _weights(model: nn.Module) -> list[Tensor]:
     """List the parameters and buffers of a model's state; other buffers are caches of its library."""
     weights: list[Tensor | None] = []
-    queue: list[nn.Module | None] = [model]
-    while queue:
-        module = queue.pop()
-        if module is None:
-            continue
-        queue += module._modules.values()
-        weights += module._parameters.values()
+    for module in modules_of(model):
+        if module._parameters:
+            weights += module._parameters.values()
         if module._buffers:
             caches = module._non_persistent_buffers_set
             weights += [
@@ -118,11 +119,16 @@ def _writes(weights: Sequence[Tensor]) -> list[tuple[int, int]]:
 
 
 @torch.no_grad()
-def _samples(weights: Sequence[Tensor]) -> str:
-    """Return the last numbers of some weights as text, in which NaN equals itself."""
+def _last_numbers(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Return the last numbers of some weights, each as a view of its weight's memory."""
     chosen = weights[:: 1 + len(weights) // _SAMPLED]
-    some = [tensor[(-1,) * tensor.ndim] for tensor in chosen if tensor.numel()]
-    if len({(number.device, number.dtype) for number in some}) == 1:
+    return [tensor[(-1,) * tensor.ndim] for tensor in chosen if tensor.numel()]
+
+
+@torch.no_grad()
+def _text_of(numbers: Sequence[Tensor]) -> str:
+    """Return numbers as text, in which NaN equals itself."""
+    if len({(number.device, number.dtype) for number in numbers}) == 1:
         # one transfer from the device
-        return str(torch.stack(some).tolist())
-    return str([number.item() for number in some])
+        return str(torch.stack([*numbers]).tolist())
+    return str([number.item() for number in numbers])

@@ -24,7 +24,8 @@ def unread_notes(adapter: Adapter, batch: SeriesBatch) -> list[str]:
         if levels is not None:
             continue
         read = values[-limit:]
-        spread = 0.0 if np.isnan(read).all() else float(np.nanstd(read))
+        read = read[~np.isnan(read)]
+        spread = float(read.std()) if read.size else 0.0
         step = adapter.number_step(read) if spread else 0.0
         if 0.0 < spread < step:
             hidden.append(f"{name!r} by {spread:.3g} in steps of {step:.3g}")

@@ -157,7 +157,7 @@ def decomposed(
     gap, size = (
         np.abs(each).max(axis=over) for each in (attribution.sum(axis=1) - total, total)
     )
-    data = marked_dataset(run).assign_coords(decomposition=list(keys), **coords)
+    data = marked_dataset(run, decomposition=list(keys), **coords)
     data = data.assign(
         attribution=(("decomposition", "component", *axes), attribution),
         total=(("decomposition", *axes), total),

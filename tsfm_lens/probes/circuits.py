@@ -17,8 +17,8 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Intervention, PatchFrom
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import (
-    flat_contexts,
     noise_floor,
+    own_flat_contexts,
     ranges,
     rounding,
     told_apart,
@@ -223,7 +223,7 @@ class _Bench:
         )
         self.gap_share = _rms(self.nothing, self.whole) / np.where(wide > 0, wide, 1.0)
         # a flat forecast of a context that varies has a circuit: faithfulness is a share of the gap, not of the shape
-        self.flat = flat_contexts(run.lens, run.batch)
+        self.flat = own_flat_contexts(run)
         self.no_verdict = (
             (self.gap <= self.noise) | (self.gap_share <= smallest) | self.flat
         )

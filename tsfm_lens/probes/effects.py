@@ -103,7 +103,7 @@ def causal_effects(
         points_without(run, free, how, progress, beside=variants),
         run.point,
     )
-    data = marked_dataset(run).assign_coords(component_coords(targets))
+    data = marked_dataset(run, **component_coords(targets))
     total, direct = forecasts[: len(targets)] - plain, forecasts[len(targets) :] - plain
     axes = ("component", "series", "step")
     parts = {

@@ -34,8 +34,10 @@ _MAX_SERIES = 8  # of a report; each brings its attention and its forecasts
 
 
 def _some_series(results: Any) -> tuple[Run]:
-    """Select the first items of a report's run."""
+    """Select the first items of a report's run; all where none may be left out."""
     run = results.run
+    if results.item is None:
+        return (run,)
     return (run.select(np.flatnonzero(run.batch.group_index < _MAX_SERIES).tolist()),)
 
 

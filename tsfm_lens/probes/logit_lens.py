@@ -68,7 +68,7 @@ def logit_lens(
         )
     refuse_no_sums(run.lens.wiring, run.lens.wiring.output_stack)
     names, streams = layer_streams(run)
-    data = marked_dataset(run.in_one_pass()).assign_coords(layer=names)
+    data = marked_dataset(run.in_one_pass(), layer=names)
     data["native_median"] = (("series", "step"), run.forecast.median)
     data["rounding"] = ("series", rounding(run, data["native_median"].values))
     data.attrs = run.describe(

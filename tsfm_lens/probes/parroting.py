@@ -15,9 +15,9 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import judge
 from tsfm_lens.models.noise import (
-    flat_contexts,
     marked_dataset,
     noise_floor,
+    own_flat_contexts,
     relative_rounding,
 )
 from tsfm_lens.models.run import Run
@@ -80,7 +80,7 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     copy_errors = np.array(
         [row[lag - 1] if lag else np.nan for row, lag in zip(errors, best, strict=True)]
     )
-    data = marked_dataset(run.rolled_out()).assign_coords(lag=np.arange(1, longest))
+    data = marked_dataset(run.rolled_out(), lag=np.arange(1, longest))
     data = data.assign(
         forecast=(("series", "step"), forecast),
         parrot=(("series", "step"), parrots),
@@ -334,7 +334,7 @@ def spread_of(context: np.ndarray) -> float:
 def context_spreads(run: Run) -> np.ndarray:
     """Return the standard deviation of each context, (series,); NaN where the model sees no variation."""
     spreads = np.array([spread_of(values) for values in run.batch.values])
-    return np.where(flat_contexts(run.lens, run.batch), np.nan, spreads)
+    return np.where(own_flat_contexts(run), np.nan, spreads)
 
 
 @probe("head_parroting")
@@ -418,9 +418,7 @@ def head_parroting(
     mass = np.stack([each["mass"].values for each in maps], axis=-1) * weight
     chance = np.array([float(each["chance"]) for each in maps]) * weight
     vacuous = [bool(each["vacuous"]) for each in maps]
-    data = marked_dataset(run).assign_coords(
-        layer=list(map(str, layers)), head=range(row.n_heads)
-    )
+    data = marked_dataset(run, layer=list(map(str, layers)), head=range(row.n_heads))
     data = data.assign(
         mass=(("layer", "head", "series"), mass),
         chance=("series", chance),

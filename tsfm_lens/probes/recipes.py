@@ -18,7 +18,12 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.wiring import Attention, Wiring
 from tsfm_lens.models.ablating import knock_outs, reference_activations
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.noise import Measure, flat_contexts, marked_dataset, noise_floor
+from tsfm_lens.models.noise import (
+    Measure,
+    marked_dataset,
+    noise_floor,
+    own_flat_contexts,
+)
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import attention_over_time
 from tsfm_lens.probes.given import called, refuse_word
@@ -289,8 +294,8 @@ def ablation_recipes(
             if plain.samples is None
             else np.concatenate([plain.samples[None], samples])
         )
-    data = marked_dataset(run.rolled_out()).assign_coords(
-        recipe=list(components_of), quantile=list(result.levels)
+    data = marked_dataset(
+        run.rolled_out(), recipe=list(components_of), quantile=list(result.levels)
     )
     data["quantile_forecast"] = (("recipe", "series", "quantile", "step"), forecasts)
     if samples is not None:
@@ -377,7 +382,7 @@ def _add_effects(data: xr.Dataset, run: Run, medians: np.ndarray) -> xr.Dataset:
         {"spearman_distance": rank_distance(run)} if steps > 1 else {}
     )
     past = np.array([np.nanstd(values[-steps:]) for values in run.batch.values])
-    past = np.where(flat_contexts(run.lens, run.batch), 0.0, past)
+    past = np.where(own_flat_contexts(run), 0.0, past)
     data["mean_shift"], spread = (
         (where, np.abs(medians - medians[0]).mean(axis=-1)),
         medians.std(axis=-1),

@@ -173,9 +173,7 @@ def _with_effects(
     plain: np.ndarray,
 ) -> xr.Dataset:
     """Label what the weights of components moved by, the forecasts with each set back, and their shares."""
-    data = marked_dataset(run).assign_coords(
-        component_coords([each.owner for each in differences])
-    )
+    data = marked_dataset(run, **component_coords([each.owner for each in differences]))
     axes = ("component", "series", "step")
     for name in _SIZES:
         data[name] = (

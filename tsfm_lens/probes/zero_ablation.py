@@ -24,10 +24,10 @@ from tsfm_lens.models.ablating import ablated_variants
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.noise import (
     Measure,
-    flat_contexts,
     flat_series,
     marked_dataset,
     noise_floor,
+    own_flat_contexts,
     own_rounding,
     ranges,
 )
@@ -97,7 +97,7 @@ def ablation_effects(
         targets = lens.components(*listed(components, "components"))
     ablations = ablations_of(run, targets, how, reference)
     plain, forecasts = run.point, points_without(run, ablations, how, progress)
-    data = marked_dataset(run).assign_coords(component_coords(targets))
+    data = marked_dataset(run, **component_coords(targets))
     where, later = ("component", "series"), slice(run.first_step, None)
     data = data.assign(
         forecast=((*where, "step"), forecasts),
@@ -235,4 +235,4 @@ def seasonal_scales(run: Run) -> np.ndarray:
         seasonal_scale(*each)
         for each in zip(batch.values, batch.seasonalities, strict=True)
     ]
-    return np.where(flat_contexts(run.lens, batch), np.nan, scales)
+    return np.where(own_flat_contexts(run), np.nan, scales)

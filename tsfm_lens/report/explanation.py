@@ -18,7 +18,7 @@ from tsfm_lens.explain.attribution import METHODS
 from tsfm_lens.explain.masking import REFERENCES, Reference
 from tsfm_lens.explain.parts import COMPONENTS
 from tsfm_lens.explain.scenarios import explain_change, what_if
-from tsfm_lens.explain.segments import Item, item_rows
+from tsfm_lens.explain.segments import Item
 from tsfm_lens.extensions import extensible
 from tsfm_lens.models.run import Run
 from tsfm_lens.registry import find, frame
@@ -194,7 +194,7 @@ def explain(
     missing: dict[str, str] = {} if left_out is None else left_out
     kinds = pipeline.defined_for(run.lens, sections_for(run.batch, sections), missing)
     if {*kinds} & {*_MASKING_KINDS} or changes or since is not None or item is not None:
-        run = _first(run, item)
+        run = pipeline.with_item_first(run, item)
     items, answers = run.batch.rows_by_group(), Explanation()
     if changes:
         answers["what_if"] = what_if(run, changes, item=0, start=start, stop=stop)
@@ -272,11 +272,3 @@ def refuse_unknown(method: str | None, reference: Reference, parts: Any = None) 
         raise unknown_name("method", method, METHODS)
     if isinstance(reference, str) and reference not in REFERENCES:
         raise unknown_name("reference", reference, REFERENCES)
-
-
-def _first(run: Run, item: Item) -> Run:
-    """Move the explained item to the front of a run."""
-    rows = item_rows(run.batch, item)
-    return run.select(
-        [*rows, *(row for row in range(len(run.batch)) if row not in rows)]
-    )

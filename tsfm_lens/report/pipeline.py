@@ -20,9 +20,11 @@ from tsfm_lens.data import (
     read_series,
 )
 from tsfm_lens.errors import InputError
+from tsfm_lens.explain.segments import Item, item_rows
 from tsfm_lens.findings import corrected
 from tsfm_lens.registry import Measurement, find
 from tsfm_lens.report.build import build_report, page_at
+from tsfm_lens.viz.select import names
 from tsfm_lens.viz.words import capital
 
 if TYPE_CHECKING:
@@ -169,6 +171,7 @@ def report(
     run: Run,
     out: str | Path,
     *,
+    item: Item = 0,
     title: str | None = None,
     sections: Sequence[str] = SECTIONS,
     options: Mapping[str, Mapping[str, Any]] | None = None,
@@ -181,6 +184,7 @@ def report(
     Args:
         run: what every section looks at; at most one pass of the model. Where it says nothing of twins, sections
             of at most :data:`tsfm_lens.findings.TWIN_WORK` compare their effects with 24.
+        item: whose forecast the sections of one item are of, by position or name; the page says which they are.
         out: folder for index.html.
         title: of the report; the model's and the series' names if None.
         sections, options, progress, left_out: see :func:`analyse`.
@@ -191,7 +195,7 @@ def report(
 
     Raises:
         InputError: no section can be computed, see :func:`analyse`; or, before that, the folder cannot be written.
-        UnknownNameError: no measurement has this kind.
+        UnknownNameError: no measurement has this kind, or no item this name.
 
     Example:
         >>> pipeline.report(run, folder, sections=("forecast",)).name
@@ -202,7 +206,7 @@ def report(
     if tuple(sections) == SECTIONS:
         # nobody asked for what this model cannot have
         sections = defined_for(run.lens, sections, missing)
-    run = run.compared()
+    run = with_item_first(run, item).compared()
     results = analyse(
         run, sections=sections, options=options, progress=progress, left_out=missing
     )
@@ -214,6 +218,14 @@ def report(
         sources,
         progress,
         missing,
+    )
+
+
+def with_item_first(run: Run, item: Item) -> Run:
+    """Move the item that sections of one item are of to the front of a run; errors as in ``item_rows``."""
+    rows = item_rows(run.batch, item)
+    return run.select(
+        [*rows, *(row for row in range(len(run.batch)) if row not in rows)]
     )
 
 
@@ -237,6 +249,7 @@ def write_page(
     notify("report", 0, 1)
     notes = [
         *remarks_of(run.batch),
+        *_of_one_item(run.batch, results),
         *(
             f"Left out: {section}, since {reason.partition('; ')[0]}."
             for section, reason in missing.items()
@@ -247,6 +260,24 @@ def write_page(
     )
     notify("report", 1, 1)
     return path
+
+
+def _of_one_item(batch: SeriesBatch, results: Mapping[str, xr.Dataset]) -> list[str]:
+    """Say which chapters are of one item of several, of which, and how another is chosen."""
+    items = batch.rows_by_group()
+    group_of = dict(zip(batch.ids, batch.groups, strict=True))
+    titles: list[str] = []
+    for ds in results.values():
+        series = names(ds, "series") or [str(ds.attrs.get("series", ""))]
+        if len({group_of[name] for name in series if name in group_of}) == 1:
+            titles.append(find(ds.attrs["kind"]).title)
+    if len(items) < 2 or not titles:
+        return []
+    first = next(iter(items))
+    return [
+        f"Of {first} alone, the first of {len(items)} items: {', '.join(dict.fromkeys(titles))}. Choose another item "
+        "with --item NAME, in Python with item=NAME."
+    ]
 
 
 def remarks_of(batch: SeriesBatch) -> list[str]:

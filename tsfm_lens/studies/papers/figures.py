@@ -16,12 +16,12 @@ import xarray as xr
 from tsfm_lens import probes, viz
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
+from tsfm_lens.explain.segments import item_of
 from tsfm_lens.figures.named import FigureFile, NamedFigure, long_run, within_pass
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.registry import declarations
-from tsfm_lens.results import first_item
 from tsfm_lens.studies.papers.items import ITEMS
 from tsfm_lens.sweep.planner.orders import order_words
 from tsfm_lens.sweep.planner.recipes import is_for, read_recipe, to_entries
@@ -128,7 +128,7 @@ def _scheme(run: Run) -> Files:
 
 @figure("1C")
 def _logits(run: Run) -> Files:
-    ds = probes.logit_lens(first_item(run), logits=True)
+    ds = probes.logit_lens(item_of(run, 0), logits=True)
     return [_file(viz.lens_logit_map(ds), ds)]
 
 
@@ -164,7 +164,7 @@ def _counts(entropy: xr.Dataset) -> tuple[int, int]:
 
 @figure("5")
 def _rollouts(run: Run) -> Files:
-    item, steps = first_item(run), 2 * run.lens.adapter.longest_pass
+    item, steps = item_of(run, 0), 2 * run.lens.adapter.longest_pass
     rolls = item.lens.adapter.rollout in _ROLLED_OUT
     attention_run = long_run(
         item if rolls else within_pass(item), steps, within_pass=not rolls
@@ -238,7 +238,7 @@ def _sharp(run: Run) -> Files:
 
 @figure("21")
 def _patches(run: Run) -> Files:
-    item = first_item(run)
+    item = item_of(run, 0)
     # a token model has a row of the matrix for every step, the others one for every pass
     steps_of_row = (
         1 if item.lens.adapter.readout == "token" else item.lens.adapter.longest_pass

@@ -358,17 +358,15 @@ def rolling_windows(
 
 
 def scored_windows(
-    item: str,
-    values: np.ndarray,
-    horizon: int,
-    windows: int = 1,
-    stride: int | None = None,
-    start: pd.Timestamp | None = None,
+    item: str, values: np.ndarray, **cut: Any
 ) -> tuple[list[Window], list[str]]:
     """Cut the last windows of one item whose labels have a value, with notes on what has none.
 
     Steps at the end at which no variate has a value are left out first, as if the series ended before them; then
     windows whose whole label falls into a gap.
+
+    Args:
+        cut: further arguments of :func:`rolling_windows`.
 
     Raises:
         InputError: the series up to its last value is too short for the windows.
@@ -380,14 +378,12 @@ def scored_windows(
         notes.append(
             f"{item!r}: the last {values.shape[-1] - length} steps have no value; its windows end before them"
         )
-    cut = list(
-        rolling_windows(item, values[:, :length], horizon, windows, stride, start)
-    )
-    kept = [window for window in cut if np.isfinite(window.label).any()]
+    windows = list(rolling_windows(item, values[:, :length], **cut))
+    kept = [window for window in windows if np.isfinite(window.label).any()]
     # the last window ends with a value, so that one is always kept
-    if len(kept) < len(cut):
+    if lost := len(windows) - len(kept):
         notes.append(
-            f"{item!r}: {len(cut) - len(kept)} of {len(cut)} windows have no value to score and are left out"
+            f"{item!r}: {lost} of {len(windows)} windows have no value to score and are left out"
         )
     return kept, notes
 

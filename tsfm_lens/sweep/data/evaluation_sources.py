@@ -85,7 +85,12 @@ def _sets(
         first = members[0]
         values = np.stack([batch.values[row] for row in members])
         cut, remarks = scored_windows(
-            group, values, horizon, windows, stride, batch.starts[first]
+            group,
+            values,
+            horizon=horizon,
+            windows=windows,
+            stride=stride,
+            start=batch.starts[first],
         )
         notes += remarks
         windows_of_kind.setdefault(
@@ -162,7 +167,9 @@ def gluonts_set(
         )
         values = np.atleast_2d(to_floats(entry["target"], f"series {item!r}"))
         stamp = start_of(start, freq) if start is not None and freq else None
-        cut, remarks = scored_windows(item, values, horizon, windows, stride, stamp)
+        cut, remarks = scored_windows(
+            item, values, horizon=horizon, windows=windows, stride=stride, start=stamp
+        )
         all_windows += cut
         notes += remarks
     stamps = stamp_frequency(freq) if freq else None
