@@ -232,7 +232,6 @@ class _Table:
 
     def change(self, kept: int, look: int) -> float:
         groups = self.looks.groups
-        assert groups is not None
         ablated, plain = self.errors[kept], self.errors[-1]
         ratios = [
             ablated[groups == g].sum() / plain[groups == g].sum()
