@@ -309,7 +309,8 @@ class Store:
         names = self.plans()
         if not names:
             raise InputError(
-                f"no sweep was planned in {self.path}: run `tsfm-lens sweep CONFIG` first"
+                f"no sweep was planned in {self.path}, or by an older tsfm-lens: run `tsfm-lens sweep CONFIG`, which "
+                "keeps the cells that are finished"
             )
         matches = [
             plan for plan in names if name in (None, plan, plan.rpartition("-")[0])
