@@ -9,8 +9,13 @@ import numpy as np
 import torch
 
 from tsfm_lens.ablation import Variant, mae, point_forecasts
-from tsfm_lens.ablation.looks import Looks, plan_looks
-from tsfm_lens.ablation.search import (
+from tsfm_lens.data import SeriesBatch, bundled, bundled_names
+from tsfm_lens.hooks import Component
+from tsfm_lens.models import Lens, load
+from tsfm_lens.sweep.data.evaluation_sources import holdout_sets
+from tsfm_lens.sweep.planner.looks import Looks, plan_looks
+from tsfm_lens.sweep.planner.orders import ENDS, head_scores
+from tsfm_lens.sweep.planner.search import (
     Answer,
     PairedErrors,
     Search,
@@ -20,11 +25,6 @@ from tsfm_lens.ablation.search import (
     scan,
     sequential,
 )
-from tsfm_lens.data import SeriesBatch, bundled, bundled_names
-from tsfm_lens.data.evaluation_sources import holdout_sets
-from tsfm_lens.hooks import Component
-from tsfm_lens.models import Lens, load
-from tsfm_lens.sweep.plan.orders import ENDS, head_scores
 
 HEADS = 12
 MOST = 60  # windows of one series
@@ -232,7 +232,6 @@ class _Table:
 
     def change(self, kept: int, look: int) -> float:
         groups = self.looks.groups
-        assert groups is not None
         ablated, plain = self.errors[kept], self.errors[-1]
         ratios = [
             ablated[groups == g].sum() / plain[groups == g].sum()

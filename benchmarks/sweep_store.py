@@ -18,13 +18,12 @@ import pandas as pd
 import pyarrow as pa
 
 from tsfm_lens import testing
-from tsfm_lens.sweep.run.engines import run_groups
-from tsfm_lens.sweep.run.ray_engine import connect
-from tsfm_lens.sweep.run.tasks import GroupDone, GroupTask
+from tsfm_lens.sweep.engine.engines import run_groups
+from tsfm_lens.sweep.engine.ray_engine import connect
+from tsfm_lens.sweep.engine.workers import GroupDone, GroupTask
 from tsfm_lens.sweep.statistics.changes import changes
 from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS, per_series
-from tsfm_lens.sweep.store.files import KEY_COLUMNS, cell_key
-from tsfm_lens.sweep.store.folder import Store
+from tsfm_lens.sweep.store import KEY_COLUMNS, Store, cell_key
 
 Row = tuple[str, str, str, str, bool | None]
 VALUES = (*SUMS, *DISTANCES)
@@ -68,7 +67,7 @@ def group_rows(
 
 def write_million(path: Path) -> list[str]:
     """Write a million rows in groups of a realistic size."""
-    store = Store(path, values=VALUES)
+    store = Store(path)
     written = []
     for dataset in range(DATASETS):
         for first in range(0, VARIANTS, BLOCK):
@@ -171,7 +170,7 @@ def run_engine(
 
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        store = Store(folder, values=VALUES)
+        store = Store(folder)
         outcomes = run_groups(
             tasks,
             Toy,

@@ -91,7 +91,7 @@ def test_names_beside_the_tables_exist() -> None:
 
 
 def test_the_configurations_in_the_docs_and_examples_are_valid() -> None:
-    from tsfm_lens.sweep.plan.config import parse_config, read_config
+    from tsfm_lens.sweep.planner.config import parse_config, read_config
 
     text = (ROOT / "docs" / "sweeps.md").read_text()
     config = parse_config(yaml.safe_load(text.split("```yaml\n")[1].split("```")[0]))

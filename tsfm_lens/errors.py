@@ -166,7 +166,7 @@ class StoreError(LensError, OSError):
     """A sweep's store cannot be written or read.
 
     Why:
-        The folder is not a store, is full or read-only, was written by another version, or a file in it is damaged.
+        The folder is not a store, is full or read-only, or was written by another version.
 
     Cure:
         Give the folder that ``tsfm-lens sweep`` printed, or make room; the same command then resumes.
@@ -174,7 +174,7 @@ class StoreError(LensError, OSError):
     Example:
         >>> sweep.gather(folder)
         Traceback (most recent call last):
-        tsfm_lens.errors.StoreError: ... is not a store of a sweep: it has no store.json. Start one with tsfm-lens ...
+        tsfm_lens.errors.StoreError: ... is not a store of a sweep: it has no store.json that can be read. Start ...
     """
 
 

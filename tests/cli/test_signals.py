@@ -43,14 +43,14 @@ DRIVER = """
 import sys
 from pathlib import Path
 from tsfm_lens.cli import app, main
-from tsfm_lens.sweep.run.engines import run_groups
-from tsfm_lens.sweep.store.folder import Store
+from tsfm_lens.sweep.engine.engines import run_groups
+from tsfm_lens.sweep.store import Store
 import slow_toys, sweep_toys
 
 @app.command()
 def wait():
     Path("begun").touch()
-    store = Store(Path("store"), values=sweep_toys.VALUES)
+    store = Store(Path("store"))
     tasks = sweep_toys.toy_tasks(4)
     run_groups(tasks, slow_toys.make, {"seconds": 600}, store, engine="processes", workers=2)
 

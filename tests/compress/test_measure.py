@@ -19,8 +19,8 @@ from tsfm_lens.cli import app
 from tsfm_lens.compress import Compressed
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, Run, load
-from tsfm_lens.sweep.plan.recipes import read_recipe, to_entries
-from tsfm_lens.sweep.plan.variants import VariantPlanner
+from tsfm_lens.sweep.planner.recipes import read_recipe, to_entries
+from tsfm_lens.sweep.planner.variants import VariantPlanner
 from tsfm_lens.testing import assert_close, example_case
 
 SERIES = "bundled:co2,sunspots,elnino"

@@ -21,9 +21,9 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Steer, writers
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.draws import refuse_undrawable
-from tsfm_lens.sweep.plan.config import parse_config
-from tsfm_lens.sweep.run.sweeping import run_sweep
-from tsfm_lens.sweep.store.folder import Store
+from tsfm_lens.sweep.engine.sweeping import run_sweep
+from tsfm_lens.sweep.planner.config import parse_config
+from tsfm_lens.sweep.store import Store
 from tsfm_lens.testing import (
     ORACLES,
     assert_close,

@@ -6,7 +6,7 @@ import pytest
 
 from tiny_lenses import NAMES, lens_of
 from tsfm_lens import load
-from tsfm_lens.core.needs import Needs
+from tsfm_lens.core.needs import NEEDS, Needs
 from tsfm_lens.core.registry import measurements
 from tsfm_lens.hooks.wiring import TABLE_TRAITS
 from tsfm_lens.models import architectures

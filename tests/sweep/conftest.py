@@ -15,8 +15,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tsfm_lens.sweep.store.files import KEY_COLUMNS
-from tsfm_lens.sweep.store.folder import Store
+from tsfm_lens.sweep.store import KEY_COLUMNS, Store
 
 # processes of tests import their worker from this folder
 sys.path.insert(0, str(Path(__file__).parent))
@@ -27,9 +26,8 @@ _PATIENCE = 300
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     """An empty store of toy numbers."""
-    import sweep_toys
 
-    return Store(tmp_path / "store", values=sweep_toys.VALUES)
+    return Store(tmp_path / "store")
 
 
 def _begin(started: Any, run: Callable[..., None], arguments: Sequence[Any]) -> None:
@@ -46,7 +44,7 @@ def start_process() -> Iterator[Callable[..., Any]]:
     # what takes long to import is there before a process starts, and kills hit its work
     context.set_forkserver_preload(
         [
-            "tsfm_lens.sweep.run.sweeping",
+            "tsfm_lens.sweep.engine.sweeping",
             "tsfm_lens.models.wirings.chronos_bolt",
             "chronos",
         ]
@@ -92,7 +90,9 @@ def kill_often(start_process: Callable[..., Any]) -> Callable[..., int]:
                 assert process.exitcode == 0
                 return hit
             if (store / "store.json").exists():
-                assert Store(store).damaged() == []
+                from sweep_toys import check_whole
+
+                check_whole(store)
         return kills
 
     return kill

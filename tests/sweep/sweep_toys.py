@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,10 +15,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from tsfm_lens.sweep.run.engines import run_groups
-from tsfm_lens.sweep.run.tasks import GroupDone, GroupTask
-from tsfm_lens.sweep.store.files import cell_key
-from tsfm_lens.sweep.store.folder import Store
+from tsfm_lens.sweep.engine.engines import run_groups
+from tsfm_lens.sweep.engine.workers import GroupDone, GroupTask
+from tsfm_lens.sweep.store import Store, cell_key
 
 VALUES = ("error", "distance")
 CELLS = tuple(cell_key(cell=number) for number in range(6))
@@ -125,6 +125,13 @@ def notes_of(folder: Path, name: str) -> list[list[str]]:
     )
 
 
+def check_whole(path: Path, store: Store | None = None) -> None:
+    """Check that a store, opened now or before, warns of no file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (store or Store(path, create=False)).done()
+
+
 def ends(outcomes: Sequence[GroupDone]) -> dict[str, int]:
     """How many groups ended in which way."""
     return dict(Counter(outcome.how for outcome in outcomes))
@@ -156,7 +163,7 @@ def run_toy(
         toy_tasks(groups, cells),
         make_toy,
         common,
-        Store(path, values=VALUES),
+        Store(path),
         engine=engine,
         workers=2,
     )

@@ -15,11 +15,10 @@ import sweep_toys as toys
 
 from refusals import expect_error
 from tsfm_lens.errors import SweepFailedError
-from tsfm_lens.sweep.run.engines import run_groups
-from tsfm_lens.sweep.run.sweeping import SweepProgress
-from tsfm_lens.sweep.run.tasks import GroupDone, GroupTask
-from tsfm_lens.sweep.store.files import KEY_COLUMNS
-from tsfm_lens.sweep.store.folder import Store
+from tsfm_lens.sweep.engine.engines import run_groups
+from tsfm_lens.sweep.engine.sweeping import SweepProgress
+from tsfm_lens.sweep.engine.workers import GroupDone, GroupTask
+from tsfm_lens.sweep.store import KEY_COLUMNS, Store
 
 Table = Callable[..., pd.DataFrame]
 
@@ -30,9 +29,7 @@ def run(
     common: dict[str, Any] | None = None,
     **options: Any,
 ) -> list[GroupDone]:
-    return run_groups(
-        tasks, toys.make_toy, common or {}, Store(path, values=toys.VALUES), **options
-    )
+    return run_groups(tasks, toys.make_toy, common or {}, Store(path), **options)
 
 
 def expected(tasks: list[GroupTask]) -> pd.DataFrame:
@@ -131,7 +128,7 @@ def test_an_interrupt_keeps_what_is_finished_and_ends_every_worker(
     kept = len(Store(tmp_path / "store").done()) // 4
     # what a worker had noted last may not have been written
     assert 6 - running <= kept <= 6
-    assert Store(tmp_path / "store").damaged() == []
+    toys.check_whole(tmp_path / "store")
     tasks = toys.toy_tasks(groups)
     assert toys.ends(run(tmp_path / "store", tasks))["resumed"] == kept
     pd.testing.assert_frame_equal(table_of(tmp_path / "store"), expected(tasks))
@@ -228,12 +225,12 @@ def test_a_group_that_fails_is_named_and_all_others_finish(
 def test_a_full_disk_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    store = Store(tmp_path / "store", values=toys.VALUES)
+    store = Store(tmp_path / "store")
     tasks = toys.toy_tasks(4)
     # a file where the folder of the third group should be: what worker processes meet, too
     (store.path / "cells" / tasks[2].key[:2]).touch()
     expect_error(
-        "a file has its name",
+        "File exists",
         run_groups,
         tasks,
         toys.make_toy,

@@ -13,7 +13,7 @@ from tsfm_lens.data import SeriesBatch, as_series, bundled
 from tsfm_lens.models import Lens, load
 from tsfm_lens.probes import heads_by_stable_rank
 from tsfm_lens.probes.attention import attention_over_time, pick_attention
-from tsfm_lens.sweep.plan.orders import (
+from tsfm_lens.sweep.planner.orders import (
     ORDERS,
     head_scores,
     parse_orders,

@@ -20,13 +20,12 @@ import sweep_toys as toys
 
 from refusals import expect_error
 from tsfm_lens.errors import MissingExtraError, install_command
-from tsfm_lens.sweep.plan.config import parse_config
-from tsfm_lens.sweep.run import ray_engine
-from tsfm_lens.sweep.run.engines import run_groups
-from tsfm_lens.sweep.run.sweeping import run_sweep
-from tsfm_lens.sweep.run.tasks import GroupDone
-from tsfm_lens.sweep.store.files import KEY_COLUMNS
-from tsfm_lens.sweep.store.folder import Store
+from tsfm_lens.sweep.engine import ray_engine
+from tsfm_lens.sweep.engine.engines import run_groups
+from tsfm_lens.sweep.engine.sweeping import run_sweep
+from tsfm_lens.sweep.engine.workers import GroupDone
+from tsfm_lens.sweep.planner.config import parse_config
+from tsfm_lens.sweep.store import KEY_COLUMNS, Store
 from tsfm_lens.testing import assert_close
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
@@ -75,7 +74,7 @@ def start_cluster() -> Any:
 def run(
     path: Path, tasks: list[Any], common: dict[str, Any], cluster: Any, **options: Any
 ) -> Any:
-    store = Store(path, values=toys.VALUES)
+    store = Store(path)
     return run_groups(
         tasks,
         toys.make_toy,
@@ -116,7 +115,7 @@ def test_a_node_that_dies_in_the_middle_does_not_change_the_table(
         toys.toy_tasks(40),
         toys.make_toy,
         {},
-        Store(tmp_path / "single", values=toys.VALUES),
+        Store(tmp_path / "single"),
     )
     pd.testing.assert_frame_equal(
         table_of(tmp_path / "ray"), table_of(tmp_path / "single")
@@ -150,7 +149,7 @@ def test_workers_that_die_and_groups_that_fail_are_told(
         toys.toy_tasks(11),
         toys.make_toy,
         {},
-        Store(tmp_path / "single", values=toys.VALUES),
+        Store(tmp_path / "single"),
     )
     pd.testing.assert_frame_equal(
         table_of(tmp_path / "store"), table_of(tmp_path / "single")
@@ -223,7 +222,7 @@ def test_a_cluster_that_fails_loses_nothing_and_leaves_no_process(
     process.join()
     wait_for(lambda: not [each for each in started if alive(each.pid)])
     store, tasks = Store(tmp_path / "store"), toys.toy_tasks(5)
-    assert store.damaged() == []
+    toys.check_whole(store.path)
     assert store.done() >= set(tasks[0].cells)
     assert "failed" not in toys.ends(run_groups(tasks, toys.make_toy, {}, store))
 

@@ -17,10 +17,10 @@ from tiny_lenses import lens_of
 from tsfm_lens.hooks.component import components, select_components
 from tsfm_lens.models import Lens, load
 from tsfm_lens.probes.recipes import ablated_share
-from tsfm_lens.sweep.plan import recipes
-from tsfm_lens.sweep.plan.orders import rankings
-from tsfm_lens.sweep.plan.recipes import Recipe, heads_of, parse_recipe, read_recipe
-from tsfm_lens.sweep.plan.variants import PlanEntry, VariantPlanner
+from tsfm_lens.sweep.planner import recipes
+from tsfm_lens.sweep.planner.orders import rankings
+from tsfm_lens.sweep.planner.recipes import Recipe, heads_of, parse_recipe, read_recipe
+from tsfm_lens.sweep.planner.variants import PlanEntry, VariantPlanner
 from tsfm_lens.testing import last_digit
 
 PUBLISHED = {

@@ -13,11 +13,10 @@ import scipy.stats
 
 import planted
 from refusals import expect_error
-from tsfm_lens.sweep.plan.config import parse_config
+from tsfm_lens.sweep.engine.sweeping import run_sweep
+from tsfm_lens.sweep.planner.config import parse_config
 from tsfm_lens.sweep.results.gathering import Gathered, gather
-from tsfm_lens.sweep.run.cells import read_saved
-from tsfm_lens.sweep.run.sweeping import run_sweep
-from tsfm_lens.sweep.store.folder import Store
+from tsfm_lens.sweep.store import Store
 from tsfm_lens.testing import assert_close
 
 CONTENT: dict[str, Any] = {
@@ -70,7 +69,7 @@ def mase(folder: Path) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def plan(folder: Path) -> pd.DataFrame:
-    return read_saved(Store(folder, create=False), "results").entries
+    return Store(folder, create=False).read_plan("results").entries
 
 
 def geometric(values: pd.Series) -> float:
@@ -174,9 +173,9 @@ def test_heads_kept_follow_the_definition(
 def without(folder: Path, path: Path, gone: pd.Series) -> Path:
     """A copy of a store without some cells."""
     full = Store(folder, create=False)
-    store = Store(path, values=full.values)
+    store = Store(path)
     shutil.copytree(folder / "plans", path / "plans", dirs_exist_ok=True)
-    keys = sorted(set(read_saved(full).cells["key"]) - set(gone))
+    keys = sorted(set(full.read_plan().cells["key"]) - set(gone))
     store.write(full.read(keys).to_pandas(), keys)
     return path
 
@@ -184,7 +183,7 @@ def without(folder: Path, path: Path, gone: pd.Series) -> Path:
 def test_an_unfinished_sweep_shows_the_variants_that_are_whole(
     folder: Path, gathered: Gathered, tmp_path: Path, plan: pd.DataFrame
 ) -> None:
-    cells = read_saved(Store(folder, create=False)).cells
+    cells = Store(folder, create=False).read_plan().cells
     gone = plan[plan["family"] == "layers"]["variant"].iloc[0]
     missing = cells[
         (cells["variant"] == gone) & (cells["dataset"] == "bundled/elnino")
@@ -200,7 +199,7 @@ def test_an_unfinished_sweep_shows_the_variants_that_are_whole(
 def test_an_unfinished_sweep_shows_the_datasets_that_are_whole(
     folder: Path, tmp_path: Path, mase: pd.DataFrame, plan: pd.DataFrame
 ) -> None:
-    cells = read_saved(Store(folder, create=False)).cells
+    cells = Store(folder, create=False).read_plan().cells
     missing = cells[
         (cells["dataset"] == "bundled/elnino") & (cells["model"] == "bolt")
     ]["key"]
@@ -228,7 +227,7 @@ def test_what_was_asked_for_is_known_from_the_first_cell_on(
     outcome = run_sweep(config, tmp_path / "store", progress=stop)
     assert outcome.cancelled
     assert (
-        len(read_saved(Store(tmp_path / "store", create=False)).cells)
+        len(Store(tmp_path / "store", create=False).read_plan().cells)
         == outcome.cells
         > 100
     )
@@ -238,9 +237,9 @@ def test_what_was_asked_for_is_known_from_the_first_cell_on(
         tmp_path / "store",
     )
     # stopping a run that only resumes loses nothing of what is known
-    before = read_saved(Store(folder, create=False), "results")
+    before = Store(folder, create=False).read_plan("results")
     run_sweep(parse_config(before.about["config"]), folder, progress=stop)
-    after = read_saved(Store(folder, create=False), "results")
+    after = Store(folder, create=False).read_plan("results")
     pd.testing.assert_frame_equal(before.cells, after.cells)
     assert after.about == before.about
 

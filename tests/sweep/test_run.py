@@ -18,11 +18,13 @@ from refusals import expect_error
 from tsfm_lens import load
 from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.models import Lens
-from tsfm_lens.sweep.plan.config import SweepConfig, parse_config
-from tsfm_lens.sweep.run import engines
-from tsfm_lens.sweep.run.cells import model_fingerprint, plan_name, read_saved
-from tsfm_lens.sweep.run.sweeping import plan_sweep, run_sweep
-from tsfm_lens.sweep.store.folder import Store
+from tsfm_lens.sweep import plan, run
+from tsfm_lens.sweep.engine import engines
+from tsfm_lens.sweep.engine.sweeping import plan_sweep, run_sweep
+from tsfm_lens.sweep.planner.config import SweepConfig, parse_config
+from tsfm_lens.sweep.planner.models import model_fingerprint
+from tsfm_lens.sweep.planner.table import plan_name
+from tsfm_lens.sweep.store import Store
 from tsfm_lens.testing import assert_close
 
 # rounding swaps neighbours among twelve ranks: four swaps, each of 6 * 2 / (12 * 143)
@@ -74,7 +76,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def entries_of(path: Path, name: str = "small") -> pd.DataFrame:
-    return read_saved(Store(path, create=False), name).entries
+    return Store(path, create=False).read_plan(name).entries
 
 
 def test_rows_are_those_of_plain_forecasts(
@@ -128,30 +130,57 @@ def test_rows_are_those_of_plain_forecasts(
                 assert row["spearman_distance"] == pytest.approx(distance, abs=TIES)
 
 
-@pytest.mark.parametrize("content", [b"{}", None])
-def test_a_damaged_plan_is_written_anew(
-    undisturbed: Path, tmp_path: Path, content: bytes | None
+def test_a_plan_that_cannot_be_read_is_written_anew(
+    undisturbed: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "store"
     shutil.copytree(undisturbed, path)
-    before = read_saved(Store(path, create=False))
-    for pattern in (".json", ".entries.*.parquet", ".cells.*.parquet"):
-        (file,) = (path / "plans").glob(f"{before.name}{pattern}")
-        file.unlink() if content is None else file.write_bytes(content)
+    before = Store(path, create=False).read_plan()
+    file = path / "plans" / f"{before.name}.plan"
+    for spoil in (Path.unlink, Path.touch, lambda file: file.write_bytes(b"PAR1")):
+        file.write_bytes(b"")
+        spoil(file)
         with pytest.raises(
             LensError,
             match=f"tsfm-lens sweep CONFIG.*{path}|in {path}.*tsfm-lens sweep CONFIG",
         ):
-            read_saved(Store(path, create=False))
+            Store(path, create=False).read_plan()
         outcome = run_sweep(config(), path)
         assert outcome.resumed == outcome.cells
-        assert [str(file) in note for note in outcome.notes] == (
-            [] if content is None else [True]
-        )
-        after = read_saved(Store(path, create=False))
+        after = Store(path, create=False).read_plan()
         assert after.about == before.about
         pd.testing.assert_frame_equal(after.cells, before.cells)
         pd.testing.assert_frame_equal(after.entries, before.entries)
+
+
+@pytest.mark.parametrize("engine", ["single", "processes"])
+def test_some_rows_of_a_plan_can_be_run(
+    undisturbed: Path,
+    tmp_path: Path,
+    table_of: Callable[..., pd.DataFrame],
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
+) -> None:
+    # as many threads as the other run had
+    monkeypatch.setattr(engines, "cores", lambda: 1)
+    cells = plan(config())
+    assert list(cells.columns[:6]) == [
+        *("key", "model", "variant", "dataset", "chunk", "series")
+    ]
+    assert set(cells["key"]) == Store(undisturbed).done()
+    some = cells.groupby(["model", "dataset"]).head(2)
+    store = Store(tmp_path / "store")
+    outcomes = run(some, store, engine, workers=1, block=2)
+    assert {group.how for group in outcomes} == {"finished"}
+    assert store.done() == set(some["key"])
+    found = table_of(store.path)
+    expected = table_of(undisturbed, list(some["key"]))
+    assert found["cell"].equals(expected["cell"])
+    # other variants stand beside them in a batch
+    assert_close(
+        found["scaled_error"], expected["scaled_error"], depth=1000, dtype=np.float32
+    )
+    assert run(some, store) == []
 
 
 def test_a_changed_configuration_computes_what_is_new_and_mixes_nothing(
@@ -176,7 +205,7 @@ def test_a_changed_configuration_computes_what_is_new_and_mixes_nothing(
     outcome = run_sweep(parse_config(other), path)
     # only the seasonal naive forecast does not depend on the context that the model is shown
     assert outcome.resumed == 4
-    cells = read_saved(Store(path), "short").cells
+    cells = Store(path).read_plan("short").cells
     short = table_of(path, list(cells["key"]))
     long = table_of(undisturbed)
     together = short.merge(
@@ -188,7 +217,7 @@ def test_a_changed_configuration_computes_what_is_new_and_mixes_nothing(
         moved
     ].all()
     assert table_of(
-        path, list(read_saved(Store(path), plan_name(config())).cells["key"])
+        path, list(Store(path).read_plan(plan_name(config())).cells["key"])
     ).equals(long)
 
 
@@ -269,7 +298,7 @@ def same_numbers(found: pd.DataFrame, expected: pd.DataFrame) -> None:
 def test_a_group_that_fails_is_told_and_the_rest_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Path
 ) -> None:
-    import tsfm_lens.sweep.run.cells as cells
+    import tsfm_lens.sweep.engine.cells as cells
 
     true = cells.run_cells
 
@@ -322,7 +351,7 @@ def test_configurations_name_every_wrong_field(tmp_path: Path) -> None:
     file = tmp_path / "sweep.yaml"
     wrong = {**CONTENT, "chunk": 0, "variants": {"layer": {}}, "memory": "4 XB"}
     file.write_text(json.dumps(wrong))
-    from tsfm_lens.sweep.plan.config import read_config
+    from tsfm_lens.sweep.planner.config import read_config
 
     with pytest.raises(InputError) as caught:
         read_config(file)

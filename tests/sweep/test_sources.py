@@ -16,9 +16,9 @@ from gluonts.dataset.arrow import ArrowWriter
 from gluonts.dataset.common import FileDataset
 
 from refusals import expect_error
-from tsfm_lens.data import EvaluationSet
 from tsfm_lens.errors import InputError
-from tsfm_lens.sweep.plan.config import parse_config, read_config
+from tsfm_lens.sweep import EvaluationSet
+from tsfm_lens.sweep.planner.config import parse_config, read_config
 
 DAYS = pd.date_range("2021-03-01", periods=40, freq="D")
 

@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 
 from tsfm_lens.stats import lead_shares
-from tsfm_lens.sweep.plan.config import Statistics
+from tsfm_lens.sweep.planner.config import Statistics
 from tsfm_lens.sweep.results.families import Results
 from tsfm_lens.sweep.results.gathering import (
     better_orders,

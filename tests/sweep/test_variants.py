@@ -15,7 +15,7 @@ from tsfm_lens.data import bundled
 from tsfm_lens.hooks import writers
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, load
-from tsfm_lens.sweep.plan.variants import (
+from tsfm_lens.sweep.planner.variants import (
     PlanEntry,
     VariantPlanner,
     VariantSpec,

@@ -350,8 +350,8 @@ def _show(facts: dict[str, Any]) -> None:
 
 def _components(lens: Lens, names: Sequence[str]) -> list[str]:
     """Return components and globs, with the components of a recipe in the place of its name."""
-    from tsfm_lens.sweep.plan.recipes import read_recipe, to_entries
-    from tsfm_lens.sweep.plan.variants import VariantPlanner
+    from tsfm_lens.sweep.planner.recipes import read_recipe, to_entries
+    from tsfm_lens.sweep.planner.variants import VariantPlanner
 
     components: list[str] = []
     for name in names:

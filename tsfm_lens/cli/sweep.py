@@ -25,7 +25,7 @@ from tsfm_lens.console import console, echo, interrupt_code
 from tsfm_lens.places import refuse_unwritable
 
 if TYPE_CHECKING:
-    from tsfm_lens.sweep.run.sweeping import Outcome, SweepStatus
+    from tsfm_lens.sweep.engine.sweeping import Outcome, SweepStatus
 
 StoreOption = Annotated[
     Path | None,
@@ -79,8 +79,8 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a sweep, or resume one: finished cells are kept."""
-    from tsfm_lens.sweep.plan.config import read_config
-    from tsfm_lens.sweep.run.sweeping import run_sweep
+    from tsfm_lens.sweep.engine.sweeping import run_sweep
+    from tsfm_lens.sweep.planner.config import read_config
 
     settings = read_config(config)
     folder = store or config.with_suffix(".store")
@@ -108,8 +108,8 @@ def status(
     config: ConfigArgument, store: StoreOption = None, as_json: AsJson = False
 ) -> None:
     """Show which cells of a sweep are finished."""
-    from tsfm_lens.sweep.plan.config import read_config
-    from tsfm_lens.sweep.run.sweeping import plan_sweep
+    from tsfm_lens.sweep.engine.sweeping import plan_sweep
+    from tsfm_lens.sweep.planner.config import read_config
 
     settings = read_config(config)
     with SweepDisplay():
@@ -140,8 +140,8 @@ def report(
     refuse_unwritable(out)
     folder = store if store.is_dir() else store.with_suffix(".store")
     if not store.is_dir() and name is None:
-        from tsfm_lens.sweep.plan.config import read_config
-        from tsfm_lens.sweep.run.cells import plan_name
+        from tsfm_lens.sweep.planner.config import read_config
+        from tsfm_lens.sweep.planner.table import plan_name
 
         # the results of this configuration, not of what it said when the store was made
         name = plan_name(read_config(store))

@@ -15,7 +15,7 @@ from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.core.registry import probe
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.data.evaluation import seasonal_error
+from tsfm_lens.data.seasonal import seasonal_error
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.masking import category_numbers, in_numbers, whole
 from tsfm_lens.findings import judge

@@ -11,7 +11,7 @@ import xarray as xr
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.core.registry import probe
-from tsfm_lens.data.evaluation import seasonal_error
+from tsfm_lens.data.seasonal import seasonal_error
 from tsfm_lens.explain.attribution import input_attribution
 from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.parts import Parts

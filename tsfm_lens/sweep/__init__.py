@@ -6,32 +6,67 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tsfm_lens.sweep.plan.config import SweepConfig, parse_config, read_config
+    from tsfm_lens.sweep.data.dysts_sets import dysts_sets, dysts_systems
+    from tsfm_lens.sweep.data.evaluation import EvaluationSet, Window
+    from tsfm_lens.sweep.data.evaluation_sources import gluonts_set, holdout_sets
+    from tsfm_lens.sweep.data.gift_eval import (
+        GiftEvalConfig,
+        gift_eval,
+        gift_eval_configs,
+        gift_eval_folder,
+    )
+    from tsfm_lens.sweep.engine.cells import run
+    from tsfm_lens.sweep.engine.sweeping import Outcome, plan_sweep, run_sweep
+    from tsfm_lens.sweep.planner.config import SweepConfig, parse_config, read_config
+    from tsfm_lens.sweep.planner.table import plan
     from tsfm_lens.sweep.results.gathering import Gathered, gather
-    from tsfm_lens.sweep.run.sweeping import Outcome, plan_sweep, run_sweep
-    from tsfm_lens.sweep.store.folder import Store
+    from tsfm_lens.sweep.store import Store
 
 # imported at first use: the store and its engines need no torch
-_FROM = {
-    **dict.fromkeys(("SweepConfig", "parse_config", "read_config"), "plan.config"),
-    **dict.fromkeys(("Gathered", "gather"), "results.gathering"),
-    **dict.fromkeys(("Outcome", "plan_sweep", "run_sweep"), "run.sweeping"),
-    "Store": "store.folder",
+_NAMES = {
+    "data.dysts_sets": ("dysts_sets", "dysts_systems"),
+    "data.evaluation": ("EvaluationSet", "Window"),
+    "data.evaluation_sources": ("gluonts_set", "holdout_sets"),
+    "data.gift_eval": (
+        "GiftEvalConfig",
+        "gift_eval",
+        "gift_eval_configs",
+        "gift_eval_folder",
+    ),
+    "engine.cells": ("run",),
+    "planner.table": ("plan",),
+    "planner.config": ("SweepConfig", "parse_config", "read_config"),
+    "results.gathering": ("Gathered", "gather"),
+    "engine.sweeping": ("Outcome", "plan_sweep", "run_sweep"),
+    "store": ("Store",),
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [
+    "EvaluationSet",
     "Gathered",
+    "GiftEvalConfig",
     "Outcome",
     "Store",
     "SweepConfig",
+    "Window",
+    "dysts_sets",
+    "dysts_systems",
     "gather",
+    "gift_eval",
+    "gift_eval_configs",
+    "gift_eval_folder",
+    "gluonts_set",
+    "holdout_sets",
     "parse_config",
+    "plan",
     "plan_sweep",
     "read_config",
+    "run",
     "run_sweep",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _FROM:
+    if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_FROM[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

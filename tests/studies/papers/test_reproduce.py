@@ -27,7 +27,7 @@ from tsfm_lens.studies.papers.items import BY_ID, HOLDS, ITEMS, PAPERS, TABLE_3
 from tsfm_lens.studies.papers.measures import heads as measures
 from tsfm_lens.studies.papers.measures.induction import overlap_values
 from tsfm_lens.studies.papers.reproduce import compare, item_of, reproduce
-from tsfm_lens.sweep.plan.recipes import parse_recipe
+from tsfm_lens.sweep.planner.recipes import parse_recipe
 from tsfm_lens.testing import assert_close, last_digit
 
 DRAWS: dict[str, Any] = {"num_samples": 2, "seed": 1}

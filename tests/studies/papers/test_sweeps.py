@@ -23,9 +23,9 @@ from tsfm_lens.errors import (
 from tsfm_lens.studies.papers.items import ITEMS
 from tsfm_lens.studies.papers.measures.benchmark import DESIGNS, Subject, rows_of
 from tsfm_lens.studies.papers.reproduce import compare, item_of, reproduce
-from tsfm_lens.sweep.plan.recipes import released_lists
+from tsfm_lens.sweep.engine.sweeping import Outcome
+from tsfm_lens.sweep.planner.recipes import released_lists
 from tsfm_lens.sweep.results.gathering import Gathered
-from tsfm_lens.sweep.run.sweeping import Outcome
 from tsfm_lens.testing import assert_close, last_digit
 
 SWEEPS = [item.id for item in ITEMS if item.sweep]
@@ -237,7 +237,7 @@ def test_what_is_missing_is_said_before_anything_is_written(
         )
 
     with monkeypatch.context() as patched:
-        patched.setattr("tsfm_lens.sweep.run.sweeping.open_model", away)
+        patched.setattr("tsfm_lens.sweep.planner.table.open_model", away)
         expect_error(
             "hf download", reproduce, "S3-F17", None, SERIES, horizon=8, store=folder
         )

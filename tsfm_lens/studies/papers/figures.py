@@ -24,9 +24,9 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.sweep.plan.orders import order_words
-from tsfm_lens.sweep.plan.recipes import is_for, read_recipe, to_entries
-from tsfm_lens.sweep.plan.variants import VariantPlanner
+from tsfm_lens.sweep.planner.orders import order_words
+from tsfm_lens.sweep.planner.recipes import is_for, read_recipe, to_entries
+from tsfm_lens.sweep.planner.variants import VariantPlanner
 
 MOST_WINDOWS = 12  # a series
 MOST_SERIES = 4

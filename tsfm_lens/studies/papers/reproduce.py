@@ -20,7 +20,7 @@ from tsfm_lens.studies.papers.items import BY_ID, HOLDS, TABLE_3, Item
 from tsfm_lens.studies.papers.sweeps import Where, sweep_item
 from tsfm_lens.studies.papers.verdicts import AS_NUMBER, NOT_RUN, Tested, Verdict
 from tsfm_lens.studies.recipes.families import WARM_UP, Flow, lorenz, rk4, roessler
-from tsfm_lens.sweep.run.sweeping import Progress
+from tsfm_lens.sweep.engine.sweeping import Progress
 from tsfm_lens.zoo import checkpoint_names
 
 WINDOWS = 16

@@ -13,11 +13,11 @@ from tsfm_lens.report.pipeline import bundled_in
 from tsfm_lens.studies.papers.context import MeasuredValues
 from tsfm_lens.studies.papers.items import TABLE_3, Item
 from tsfm_lens.studies.papers.measures.benchmark import DESIGNS, Subject
-from tsfm_lens.sweep.plan.config import ModelConfig, SweepConfig, parse_config
-from tsfm_lens.sweep.plan.recipes import SAME_WEIGHTS
+from tsfm_lens.sweep.engine.sweeping import Progress, run_sweep
+from tsfm_lens.sweep.planner.config import ModelConfig, SweepConfig, parse_config
+from tsfm_lens.sweep.planner.models import open_model
+from tsfm_lens.sweep.planner.recipes import SAME_WEIGHTS
 from tsfm_lens.sweep.results.gathering import Gathered, gather
-from tsfm_lens.sweep.run.cells import open_model
-from tsfm_lens.sweep.run.sweeping import Progress, run_sweep
 
 
 @dataclass(frozen=True)

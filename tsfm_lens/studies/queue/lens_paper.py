@@ -18,9 +18,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.ablation import Variant, forecast_variants
-from tsfm_lens.data import SeriesBatch, bundled_names, dysts_sets
-from tsfm_lens.data.evaluation import EvaluationSet
-from tsfm_lens.data.evaluation_sources import holdout_sets
+from tsfm_lens.data import SeriesBatch, bundled_names
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models import Lens, Run, load
@@ -37,9 +35,12 @@ from tsfm_lens.probes import (
     sharp_heads,
 )
 from tsfm_lens.studies.queue.driver import QueueCell, Workplace, read_record
-from tsfm_lens.sweep.plan.orders import rankings
-from tsfm_lens.sweep.plan.recipes import Recipe, heads_of, parse_recipe, read_recipe
-from tsfm_lens.sweep.plan.variants import heads_in, kinds_of
+from tsfm_lens.sweep import dysts_sets
+from tsfm_lens.sweep.data.evaluation import EvaluationSet
+from tsfm_lens.sweep.data.evaluation_sources import holdout_sets
+from tsfm_lens.sweep.planner.orders import rankings
+from tsfm_lens.sweep.planner.recipes import Recipe, heads_of, parse_recipe, read_recipe
+from tsfm_lens.sweep.planner.variants import heads_in, kinds_of
 from tsfm_lens.sweep.statistics.scores import (
     SUMS,
     forecast_distances,

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.ablation.search import is_random
 from tsfm_lens.errors import InputError
-from tsfm_lens.sweep.plan.config import parse_config
+from tsfm_lens.sweep.planner.config import parse_config
+from tsfm_lens.sweep.planner.search import is_random
 from tsfm_lens.sweep.results.families import (
     CHANGE,
     EFFECTS,
@@ -21,7 +21,6 @@ from tsfm_lens.sweep.results.families import (
     Results,
     chosen_and_drawn,
 )
-from tsfm_lens.sweep.run.cells import SavedPlan, read_saved
 from tsfm_lens.sweep.statistics.changes import dataset_changes, resilience
 from tsfm_lens.sweep.statistics.scores import (
     DISTANCES,
@@ -32,8 +31,7 @@ from tsfm_lens.sweep.statistics.scores import (
     formula,
     per_series,
 )
-from tsfm_lens.sweep.store.files import KEY_COLUMNS
-from tsfm_lens.sweep.store.folder import Store
+from tsfm_lens.sweep.store import KEY_COLUMNS, SavedPlan, Store
 
 TOLERANCE = 0.01
 # datasets whose rows are held at once
@@ -466,14 +464,14 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
         name: of the sweep, where a store holds several.
 
     Raises:
-        StoreError: the folder is not a store, or a file in it is damaged.
+        StoreError: the folder is not a store, or its plan cannot be read.
         InputError: the store has no sweep, or several and no name is given, or nothing is finished.
 
     Example:
         >>> sweep.gather("sweep-demo.store").results  # doctest: +SKIP
     """
     store = Store(folder, create=False)
-    record = read_saved(store, name)
+    record = store.read_plan(name)
     about, cells = record.about, record.cells
     config = parse_config(about["config"], f"the configuration in {folder}")
     is_finished = cells["key"].isin(store.done())
@@ -498,14 +496,15 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
             f"resumes {record.name!r} and makes it"
         )
     settings, search_rows = config.variants.heads_at, about["heads_at"]
-    sums, same = counted_once(_sums(store, comparable))
+    judged_by = "MASE" if settings is None else settings.metric
+    sums, same = counted_once(_sums(store, comparable, judged_by))
     results = Results(
         sums,
         plan,
         {title: model["layers"] for title, model in about["models"].items()},
         config.statistics,
         better_orders(search_rows) if settings is not None and search_rows else None,
-        "MASE" if settings is None else settings.metric,
+        judged_by,
         {
             "sweep": config.name,
             "how": config.how,
@@ -582,9 +581,9 @@ def _comparable(
     return pd.concat([*parts, cells[:0]]), words
 
 
-def _sums(store: Store, cells: pd.DataFrame) -> pd.DataFrame:
+def _sums(store: Store, cells: pd.DataFrame, judged_by: str) -> pd.DataFrame:
     """Sum each series, with models by the names that the configuration gives them."""
-    measures = [*TABLE_METRICS, "spearman_distance"]
+    measures = [*TABLE_METRICS, "spearman_distance", judged_by]
     values = [
         name
         for measure in measures

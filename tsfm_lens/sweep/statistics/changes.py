@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.data.gift_eval import source_of
 from tsfm_lens.stats import (
     CONFIDENCE,
     half_width,
@@ -18,6 +17,7 @@ from tsfm_lens.stats import (
     over_windows,
     sign_test,
 )
+from tsfm_lens.sweep.data.gift_eval import source_of
 from tsfm_lens.sweep.statistics.scores import (
     KEYS,
     LARGEST,

@@ -13,8 +13,8 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.studies.papers.context import MeasuredValues, verdict_over
 from tsfm_lens.studies.papers.items import TABLE_3, Evaluated
 from tsfm_lens.studies.papers.verdicts import WINDOW, ClaimPart, Interval, larger
-from tsfm_lens.sweep.plan.orders import order_words
-from tsfm_lens.sweep.plan.recipes import Recipe, at_depth, read_recipe
+from tsfm_lens.sweep.planner.orders import order_words
+from tsfm_lens.sweep.planner.recipes import Recipe, at_depth, read_recipe
 from tsfm_lens.sweep.results.gathering import Gathered
 
 PARTS = {"mlp": "the MLP", "heads": "all heads", "both": "heads and MLP"}

@@ -21,7 +21,7 @@ from tsfm_lens.probes import (
 from tsfm_lens.probes.recipes import ORIGINAL
 from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure
 from tsfm_lens.studies.papers.verdicts import ClaimPart, Verdict, exactly
-from tsfm_lens.sweep.plan.recipes import read_recipe
+from tsfm_lens.sweep.planner.recipes import read_recipe
 
 COMPARED = 64  # first steps of a forecast that the paper measures Spearman distances on
 

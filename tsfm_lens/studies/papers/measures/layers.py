@@ -16,7 +16,7 @@ from tsfm_lens.probes import entropic_rank, layer_gain, logit_lens
 from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure
 from tsfm_lens.studies.papers.measures.heads import forecasts_without
 from tsfm_lens.studies.papers.verdicts import ClaimPart, Verdict, judged
-from tsfm_lens.sweep.plan.recipes import middle_third
+from tsfm_lens.sweep.planner.recipes import middle_third
 from tsfm_lens.testing import published
 
 SIZES = {

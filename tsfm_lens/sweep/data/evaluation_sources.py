@@ -12,12 +12,12 @@ import pandas as pd
 from tsfm_lens.data.batch import SeriesBatch, season_of
 from tsfm_lens.data.bundled import bundled, bundled_info, bundled_names
 from tsfm_lens.data.coerce import as_series
-from tsfm_lens.data.evaluation import EvaluationSet, Window, scored_windows
 from tsfm_lens.data.files import local_path
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
 from tsfm_lens.data.stored import gluonts_rows
 from tsfm_lens.data.values import to_floats
 from tsfm_lens.errors import InputError
+from tsfm_lens.sweep.data.evaluation import EvaluationSet, Window, scored_windows
 
 
 def holdout_sets(
@@ -43,7 +43,7 @@ def holdout_sets(
         UnknownNameError: a list has names of bundled series and one that is none.
 
     Example:
-        >>> [each.name for each in data.holdout_sets(["co2", "nile"], horizon=12)]
+        >>> [each.name for each in sweep.holdout_sets(["co2", "nile"], horizon=12)]
         ['bundled/co2', 'bundled/nile']
     """
     cut = horizon, windows, stride
@@ -142,7 +142,7 @@ def gluonts_set(
 
     Example:
         >>> entry = {"target": np.arange(48.0), "start": pd.Period("2020-01", freq="M")}
-        >>> data.gluonts_set([entry], horizon=12, windows=2)[0].seasonality
+        >>> sweep.gluonts_set([entry], horizon=12, windows=2)[0].seasonality
         12
     """
     all_windows: list[Window] = []

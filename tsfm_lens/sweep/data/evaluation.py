@@ -15,6 +15,12 @@ import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch, batch_of
 from tsfm_lens.data.frequencies import offset_of
+from tsfm_lens.data.seasonal import (
+    filled,
+    known_values,
+    last_season,
+    seasonal_error,
+)
 from tsfm_lens.errors import InputError, unknown_name
 
 
@@ -402,45 +408,3 @@ def matching(
 def steps_needed(horizon: int, windows: int, stride: int) -> int:
     """Return the length of the shortest series that these windows fit, with one step of context for the first."""
     return horizon + stride * (windows - 1) + 1
-
-
-def known_values(values: np.ndarray) -> np.ndarray:
-    """Copy values as float64 with infinite ones missing too, as gluonts masks both."""
-    floats = values.astype(np.float64)
-    floats[np.isinf(floats)] = np.nan
-    return floats
-
-
-def seasonal_error(series: np.ndarray, season: int) -> float:
-    """Compute the mean absolute seasonal difference; NaN if it is 0 or there is no pair of values."""
-    season = season if season <= len(series) else 1
-    values = known_values(series)
-    change = np.abs(values[season:] - values[:-season])
-    valid = change[~np.isnan(change)]
-    return float(valid.mean()) if valid.any() else np.nan
-
-
-def filled(series: np.ndarray) -> np.ndarray:
-    """Fill the gaps of a context: with the last value before, at the start the first value after, 0 if none."""
-    values = known_values(series)
-    if not np.isnan(values).any():
-        return values
-    return pd.Series(values).ffill().bfill().fillna(0.0).to_numpy()
-
-
-def last_season(
-    series: np.ndarray, season: int, horizon: int
-) -> tuple[np.ndarray, float]:
-    """Repeat the last season over the horizon, and return the deviation of the seasonal differences."""
-    length = len(series)
-    last: np.ndarray = series[-season:]
-    if length < season:
-        # the part of a season that was never seen takes the first value
-        last = np.concatenate([np.full(season - length, series[0]), series])
-    change = series[season:] - series[:-season]
-    deviation = (
-        float(np.sqrt(np.sum(change**2) / (length - season)))
-        if length > season
-        else 0.0
-    )
-    return np.resize(last, horizon), deviation

@@ -17,17 +17,17 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.batch import season_of
-from tsfm_lens.data.evaluation import (
+from tsfm_lens.data.files import local_path
+from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
+from tsfm_lens.data.stored import StoredSeries, read_folder
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.sweep.data.evaluation import (
     EvaluationSet,
     Window,
     matching,
     rolling_windows,
     steps_needed,
 )
-from tsfm_lens.data.files import local_path
-from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
-from tsfm_lens.data.stored import StoredSeries, read_folder
-from tsfm_lens.errors import InputError, unknown_name
 
 VARIABLE = "GIFT_EVAL"
 """Environment variable with the benchmark's folder."""
@@ -83,7 +83,7 @@ def gift_eval_horizon(folder: str, freq: str, term: str = "short") -> int:
 def gift_eval_configs() -> tuple[GiftEvalConfig, ...]:
     """List the 97 configurations, in the order of the benchmark."""
     configs = []
-    with (files("tsfm_lens.data") / "benchmarks" / "gift_eval.csv").open(
+    with (files("tsfm_lens.sweep.data") / "benchmarks" / "gift_eval.csv").open(
         encoding="utf-8"
     ) as handle:
         table = pd.read_csv(handle, keep_default_na=False)
@@ -123,7 +123,7 @@ def gift_eval(
         Aksu et al. 2024, "GIFT-Eval: A Benchmark For General Time Series Forecasting Model Evaluation".
 
     Example:
-        >>> data.gift_eval("path/to/gift-eval", "m4_*")  # doctest: +SKIP
+        >>> sweep.gift_eval("path/to/gift-eval", "m4_*")  # doctest: +SKIP
     """
     by_key = {config.key: config for config in gift_eval_configs()}
     keys = matching(
@@ -204,7 +204,7 @@ def gift_eval_folder(
         InputError: the folder is missing or damaged, or frequency or horizon are unknown.
 
     Example:
-        >>> data.gift_eval_folder("path/to/gift-eval/us_births/D", "short")  # doctest: +SKIP
+        >>> sweep.gift_eval_folder("path/to/gift-eval/us_births/D", "short")  # doctest: +SKIP
     """
     folder = local_path(path)
     rows = read_folder(folder)

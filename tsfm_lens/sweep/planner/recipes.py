@@ -16,13 +16,13 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from tsfm_lens.data.checked import Strict, complaints, read_fields
 from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.sweep.plan.orders import needs_series, parse_orders, rankings
-from tsfm_lens.sweep.plan.variants import PlanEntry, VariantPlanner, kinds_of
+from tsfm_lens.sweep.planner.orders import needs_series, parse_orders, rankings
+from tsfm_lens.sweep.planner.variants import PlanEntry, VariantPlanner, kinds_of
 
 LayerSelection = tuple[int, ...] | Literal["all", "middle third", "others"]
 HeadRanking = Mapping[int, Sequence[int]]
 """Layer -> heads, the first to be ablated first."""
-_FOLDER = files("tsfm_lens.sweep.plan")
+_FOLDER = files("tsfm_lens.sweep.planner")
 
 
 @dataclass(frozen=True)

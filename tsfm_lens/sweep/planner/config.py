@@ -8,9 +8,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ByteSize, Field, ValidationError, model_validator
 
 from tsfm_lens.data.checked import Strict, Texts, complaints, read_fields
-from tsfm_lens.data.evaluation import EvaluationSet
 from tsfm_lens.errors import InputError
-from tsfm_lens.sweep.plan.data_sources import SOURCES, Source
+from tsfm_lens.sweep.data.config import SOURCES, Source
+from tsfm_lens.sweep.data.evaluation import EvaluationSet
 
 Part = Literal["both", "heads", "mlp"]
 How = Literal["zero", "mean", "resample", "noise"]

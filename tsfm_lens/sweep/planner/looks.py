@@ -22,10 +22,10 @@ _GRID = 801
 
 @dataclass(frozen=True, eq=False)
 class Looks:
-    """Units (series with all their windows) that each look adds; groups: (unit,) number of its data set, or None."""
+    """Units (series with all their windows) that each look adds; groups: (unit,) number of its data set."""
 
     added: tuple[np.ndarray, ...]
-    groups: np.ndarray | None
+    groups: np.ndarray
 
     @property
     def total(self) -> int:
@@ -39,18 +39,17 @@ class Looks:
 
 
 def plan_looks(
-    units: int | Sequence[object], shares: Sequence[float] = SHARES, *, seed: int = 0
+    sets: Sequence[object], shares: Sequence[float] = SHARES, *, seed: int = 0
 ) -> Looks:
-    """Deal units, or the data sets of each, out at random, so that every look is a random sample of each set."""
+    """Deal units out at random, given the data set of each, so that every look is a random sample of each set."""
     bounds = [0.0, *shares]
     if len(bounds) < 2 or bounds[-1] != 1.0 or any(b <= a for a, b in pairwise(bounds)):
         raise InputError(
             f"the shares of looks are {list(shares)}, expected numbers that rise to 1, such as {SHARES}"
         )
-    names = [0] * units if isinstance(units, int) else list(units)
-    if not names:
+    if not len(sets):
         raise InputError("there are no units to look at")
-    groups = pd.factorize(pd.Series(names, dtype=object))[0]
+    groups = pd.factorize(pd.Series(list(sets), dtype=object))[0]
     rng = np.random.default_rng(seed)
     units_of_look: list[list[int]] = [[] for _ in shares]
     for group in range(groups.max() + 1):
@@ -63,13 +62,13 @@ def plan_looks(
     parts = tuple(
         np.array(sorted(members), dtype=int) for members in units_of_look if members
     )
-    return Looks(parts, None if isinstance(units, int) else groups)
+    return Looks(parts, groups)
 
 
 def log_change(
     ablated: np.ndarray,
     plain: np.ndarray,
-    groups: np.ndarray | None,
+    groups: np.ndarray,
     visible: np.ndarray,
 ) -> tuple[float, float, float]:
     """Estimate the log change of the mean error, its standard error and freedom (Cochran 1977, chapters 5 and 6)."""
@@ -77,26 +76,17 @@ def log_change(
         raise InputError(
             "an error is not a number; leave out the series whose error is not defined"
         )
-    strata = np.zeros(len(plain), dtype=int) if groups is None else groups
     values, variances, freedoms = [], [], []
-    for stratum in np.unique(strata):
-        inside = strata == stratum
+    for group in np.unique(groups):
+        inside = groups == group
         a, p = ablated[inside & visible], plain[inside & visible]
-        if groups is not None and not p.sum() > 0:
+        if not p.sum() > 0:
             # no change is defined on such a data set, which the mean over data sets leaves out
             continue
-        if not (p > 0).all() and groups is None:
-            raise InputError(
-                "the plain model has an error of zero, so that no relative change is defined"
-            )
         with np.errstate(divide="ignore", invalid="ignore"):
-            if groups is None:
-                by_unit = np.log(a) - np.log(p)
-                values.append(by_unit.mean())
-            else:
-                # the ratio of sums, and each unit's first-order part of its logarithm
-                values.append(np.log(a.sum()) - np.log(p.sum()))
-                by_unit = a / a.mean() - p / p.mean()
+            # the ratio of sums, and each unit's first-order part of its logarithm
+            values.append(np.log(a.sum()) - np.log(p.sum()))
+            by_unit = a / a.mean() - p / p.mean()
             variance = by_unit.var(ddof=1) if len(by_unit) > 1 else 0.0
         variances.append(variance / len(by_unit) * (1 - len(by_unit) / inside.sum()))
         freedoms.append(max(len(by_unit) - 1, 1))

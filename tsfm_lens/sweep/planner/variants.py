@@ -18,7 +18,7 @@ from tsfm_lens.models.ablating import KINDS, knock_outs, reference_activations
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.attention import attention_over_time
 from tsfm_lens.probes.recipes import ablated_share, random_heads
-from tsfm_lens.sweep.plan.orders import order_words
+from tsfm_lens.sweep.planner.orders import order_words
 from tsfm_lens.sweep.statistics.scores import PLAIN
 
 PARTS = ("both", "heads", "mlp")

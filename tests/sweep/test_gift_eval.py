@@ -15,9 +15,9 @@ from gluonts.dataset.common import ListDataset
 from gluonts.dataset.split import split
 
 from refusals import expect_error
-from tsfm_lens.data import gift_eval, gift_eval_configs, gift_eval_folder
-from tsfm_lens.data.gift_eval import gift_eval_horizon
 from tsfm_lens.errors import InputError
+from tsfm_lens.sweep import gift_eval, gift_eval_configs, gift_eval_folder
+from tsfm_lens.sweep.data.gift_eval import gift_eval_horizon
 
 
 def write_folder(

@@ -15,16 +15,10 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from refusals import expect_error
-from tsfm_lens.data import (
-    EvaluationSet,
-    SeriesBatch,
-    Window,
-    bundled,
-    gluonts_set,
-    holdout_sets,
-)
-from tsfm_lens.data.evaluation import rolling_windows
+from tsfm_lens.data import SeriesBatch, bundled
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
+from tsfm_lens.sweep import EvaluationSet, Window, gluonts_set, holdout_sets
+from tsfm_lens.sweep.data.evaluation import rolling_windows
 from tsfm_lens.testing import assert_close
 
 NAN = np.nan

@@ -11,12 +11,12 @@ from pydantic import BeforeValidator, Field
 
 from tsfm_lens.data.bundled import bundled_names
 from tsfm_lens.data.checked import Strict, Texts
-from tsfm_lens.data.dysts_sets import dysts_sets
-from tsfm_lens.data.evaluation import EvaluationSet
-from tsfm_lens.data.evaluation_sources import gluonts_file, holdout_sets
 from tsfm_lens.data.files import READABLE
-from tsfm_lens.data.gift_eval import gift_eval, gift_eval_folder
 from tsfm_lens.errors import InputError
+from tsfm_lens.sweep.data.dysts_sets import dysts_sets
+from tsfm_lens.sweep.data.evaluation import EvaluationSet
+from tsfm_lens.sweep.data.evaluation_sources import gluonts_file, holdout_sets
+from tsfm_lens.sweep.data.gift_eval import gift_eval, gift_eval_folder
 
 Stamp = Annotated[
     str, BeforeValidator(lambda value: str(value) if isinstance(value, date) else value)
@@ -161,7 +161,7 @@ class Gluonts(_Cut):
 
 
 class Dysts(_Cut):
-    """Trajectories of chaotic systems, integrated by the package dysts; see ``tsfm_lens.data.dysts_sets``."""
+    """Trajectories of chaotic systems, integrated by the package dysts; see ``tsfm_lens.sweep.data.dysts_sets``."""
 
     source: Literal["dysts"]
     systems: Texts = ("*",)

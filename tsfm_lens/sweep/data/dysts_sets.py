@@ -11,12 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from tsfm_lens.data.evaluation import EvaluationSet, Window, matching, rolling_windows
 from tsfm_lens.errors import (
     InputError,
     MissingExtraError,
     install_command,
     unknown_name,
+)
+from tsfm_lens.sweep.data.evaluation import (
+    EvaluationSet,
+    Window,
+    matching,
+    rolling_windows,
 )
 
 TOLERANCES = {"LSODA": 1e-8, "DOP853": 1e-9}
@@ -33,7 +38,7 @@ def dysts_systems() -> tuple[str, ...]:
         MissingExtraError: dysts is not installed.
 
     Example:
-        >>> "Lorenz" in data.dysts_systems()
+        >>> "Lorenz" in sweep.dysts_systems()
         True
     """
     return tuple(
@@ -58,7 +63,7 @@ def dysts_sets(
 
     Args:
         systems: names or patterns, as in "Lorenz" or "Lorenz*".
-        horizon, windows, stride: see :func:`tsfm_lens.data.holdout_sets`.
+        horizon, windows, stride: see :func:`tsfm_lens.sweep.holdout_sets`.
         points: steps of a trajectory.
         periods: of the system's dominant oscillation that these steps span.
         instances: trajectories per system: from its published initial condition, then from points of its attractor.
@@ -75,7 +80,7 @@ def dysts_sets(
         Gilpin 2021, "Chaos as an interpretable benchmark for forecasting and data-driven modelling".
 
     Example:
-        >>> len(data.dysts_sets("Lorenz", horizon=64, points=512))  # doctest: +SKIP
+        >>> len(sweep.dysts_sets("Lorenz", horizon=64, points=512))  # doctest: +SKIP
         1
     """
     if integrator not in TOLERANCES:

@@ -1,37 +1,42 @@
-"""The Ray engine: groups of cells as calls of actors on a cluster, each with its own model."""
+"""The Ray engine: groups of cells as plain tasks on a cluster, whose processes keep their models from task to task."""
 
 from __future__ import annotations
 
 import logging
 import os
+import pickle
 import socket
-import sys
-from collections.abc import Sequence
-from concurrent.futures import BrokenExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import BrokenExecutor, Future
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import lru_cache
 from math import ceil
-from threading import Lock
 from typing import Any
 
 import pyarrow as pa
 
 from tsfm_lens.errors import InputError, SweepFailedError, missing_extra
-from tsfm_lens.sweep.run.tasks import GroupTask, MakeWorker, Worker, cores
+from tsfm_lens.sweep.engine.workers import (
+    GroupTask,
+    RemoteWork,
+    Worker,
+    compute_remotely,
+    cores,
+)
 
 _ADDRESS_SECONDS = 5.0
 
 
 def ray_workers(
-    make_worker: MakeWorker,
-    common: Any,
+    parts: bytes,
     workers: int | None,
     devices: Sequence[str],
     address: str | None,
-    most: int,
+    limit: int,
     stack: ExitStack,
 ) -> list[Worker]:
-    """Connect to a cluster until the end of ``stack``, and return at most ``most`` workers, which start later."""
+    """Connect to a cluster until the end of ``stack``, and return at most ``limit`` workers, a task at a time each."""
     if connect(address):
         stack.callback(_ray().shutdown)
     gpu = any(device.startswith("cuda") for device in devices)
@@ -40,91 +45,49 @@ def ray_workers(
         for node in _ray().nodes()
         if node["Alive"]
     ]
-    count = min(workers or max(1, int(sum(nodes))), most)
+    count = min(workers or max(1, int(sum(nodes))), limit)
     useful = [node for node in nodes if node >= 1] or [1.0]
-    threads = 1 if gpu else max(1, int(min(useful)) // ceil(count / len(useful)))
-    # inside an actor, the GPU that Ray gave it is the only one that it sees
-    device = "cuda" if gpu else (devices[0] if devices else None)
-    actor = _ray().remote(num_cpus=threads, num_gpus=int(gpu))(_RemoteWorker)
-    arguments = _ray().put((make_worker, common)), device, threads
-    memory = _Memory()
-    return [_Actor(actor, arguments, memory) for _ in range(count)]
+    device: str | None = "cuda"
+    threads = 1
+    if not gpu:
+        threads = max(1, int(min(useful)) // ceil(count / len(useful)))
+        device = devices[0] if devices else None
+    # inside a task, the GPU that Ray gave it is the only one that it sees; lost tasks are repeated here
+    remote = _ray().remote(num_cpus=threads, num_gpus=int(gpu), max_retries=0)
+    # data go into the cluster's memory once, not with every task; the last ones stay
+    pack = lru_cache(maxsize=1)(lambda data: _ray().put(pickle.dumps(data)))
+    how = _ray().put(RemoteWork(parts, device, threads))
+    call = remote(compute_remotely)
+    return [_RayWorker(call, how, pack) for _ in range(count)]
 
 
-def limit_threads(threads: int) -> None:
-    """Let the libraries of this process take so many threads."""
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    pa.set_cpu_count(threads)
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(threads)
+class _RayWorker(Worker):
+    """A place in the cluster for one task at a time."""
 
+    def __init__(self, call: Any, how: Any, pack: Callable[[Any], Any]) -> None:
+        self._call, self._how, self._pack = call, how, pack
+        self._reference: Any = None
 
-class _RemoteWorker:
-    """Actor on some node; it is a process of its own, and holds its model until the run ends."""
+    def submit(self, task: GroupTask) -> Future[pa.Table]:
+        bare, data = replace(task, data=None), self._pack(task.data)
+        self._reference = self._call.remote(self._how, bare, data)
+        future: Future[pa.Table] = self._reference.future()
+        return future
 
-    def __init__(
-        self, parts: tuple[MakeWorker, Any], device: str | None, threads: int
-    ) -> None:
-        self._parts, self._device, self._threads = parts, device, threads
-
-    def start(self) -> None:
-        limit_threads(self._threads)
-        make_worker, common = self._parts
-        self._work = make_worker(common, self._device)
-
-    def compute(self, task: GroupTask, data: Any) -> pa.Table:
-        return self._work(replace(task, data=data))
-
-
-class _Memory:
-    """Data that go into the cluster's memory once, not with every task; the last ones stay."""
-
-    def __init__(self) -> None:
-        self._lock, self._data, self._reference = Lock(), None, None
-
-    def put(self, data: Any) -> Any:
-        with self._lock:
-            if data is not self._data:
-                self._data, self._reference = data, _ray().put(data)
-            return self._reference
-
-
-class _Actor(Worker):
-    """An actor, or the place that it waits for."""
-
-    def __init__(self, actor: Any, arguments: tuple[Any, ...], memory: _Memory) -> None:
-        self._class, self._arguments, self._memory = actor, arguments, memory
-        self._actor: Any = None
-
-    def start(self) -> None:
-        self.stop()
-        self._actor = self._class.remote(*self._arguments)
-        _answer(self._actor.start.remote())
-
-    def compute(self, task: GroupTask) -> pa.Table:
-        return _answer(
-            self._actor.compute.remote(
-                replace(task, data=None), self._memory.put(task.data)
-            )
-        )
+    def result(self, future: Future[pa.Table]) -> pa.Table:
+        errors = _ray().exceptions
+        try:
+            return future.result()
+        except errors.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, Exception) else error from None
+        except errors.RayError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise BrokenExecutor(f"{type(error).__name__}: {reason}") from None
 
     def stop(self) -> None:
-        if self._actor is not None:
+        if self._reference is not None:
             with suppress(Exception):
-                _ray().kill(self._actor)
-
-
-def _answer(reference: Any) -> Any:
-    """Wait for the answer of an actor; a BrokenExecutor if it died."""
-    errors = _ray().exceptions
-    try:
-        return _ray().get(reference)
-    except errors.RayTaskError as error:
-        raise error.cause if isinstance(error.cause, Exception) else error from None
-    except errors.RayError as error:
-        raise BrokenExecutor(
-            f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        ) from None
+                _ray().cancel(self._reference, force=True)
 
 
 def _ray() -> Any:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from refusals import expect_error
-from tsfm_lens.data import EvaluationSet, dysts_sets, dysts_systems
 from tsfm_lens.errors import install_command
+from tsfm_lens.sweep import EvaluationSet, dysts_sets, dysts_systems
 
 pytest.importorskip("dysts")
 

@@ -1,0 +1,1 @@
+"""Windows with their truth, on which sweeps are scored: benchmarks, files, bundled series, chaotic systems."""

@@ -1,0 +1,212 @@
+"""Cells: one model, one variant, and a chunk of windows of one dataset, forecast and scored.
+
+:func:`run` is the way in: it computes what a table of cells lists and a store lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.ablation.rollouts import forecast_variants
+from tsfm_lens.models import Lens
+from tsfm_lens.models.ablating import reference_activations
+from tsfm_lens.models.noise import flat_contexts
+from tsfm_lens.sweep.engine.engines import run_groups
+from tsfm_lens.sweep.engine.workers import GroupDone, GroupTask
+from tsfm_lens.sweep.planner.chunks import LEVELS, Chunk, ChunkTask, Windows
+from tsfm_lens.sweep.planner.models import open_model
+from tsfm_lens.sweep.planner.variants import VariantSpec
+from tsfm_lens.sweep.statistics.scores import (
+    DISTANCES,
+    SEASONAL_NAIVE,
+    forecast_distances,
+    window_scores,
+)
+from tsfm_lens.sweep.store import Store
+
+
+def run(
+    cells: pd.DataFrame,
+    store: Store,
+    engine: str = "single",
+    *,
+    workers: int | None = None,
+    devices: Sequence[str] = (),
+    address: str | None = None,
+    block: int = 64,
+    lenses: Mapping[str, Lens] | None = None,
+    on_done: Callable[[GroupDone], object] = lambda group: None,
+) -> list[GroupDone]:
+    """Compute the cells of a plan that a store lacks.
+
+    Args:
+        cells: a table as ``plan`` gives it.
+        store: of the results.
+        engine: "single", "processes" or "ray".
+        workers: of the engine; one per device or core if None.
+        devices: torch devices over which workers are distributed.
+        address: of a Ray cluster.
+        block: variants that are computed and kept as one.
+        lenses: open models by name, for the engine "single"; other workers open their own.
+        on_done: called with the outcome of each group of cells.
+
+    Returns:
+        The outcomes of the groups; one that failed raises no exception.
+
+    Raises:
+        StoreError: the store cannot be written.
+
+    Example:
+        >>> data = [{"source": "bundled", "names": ["nile"], "horizon": 4, "windows": 1}]
+        >>> variants = {"layers": {"sizes": [1]}}
+        >>> config = sweep.parse_config({"models": [{"source": "bolt-nano"}], "data": data, "variants": variants})
+        >>> store = sweep.Store(folder / "of-cells")
+        >>> {group.how for group in sweep.run(sweep.plan(config), store)}
+        {'finished'}
+    """
+    missing = cells[~cells["key"].isin(store.done())].drop_duplicates("key")
+    tasks = []
+    chunks = missing.groupby(["model", "dataset", "chunk"], sort=False)
+    for (model, dataset, number), of_chunk in chunks:
+        for first in range(0, len(of_chunk), block):
+            group = of_chunk.iloc[first : first + block]
+            tasks.append(
+                GroupTask(
+                    tuple(group["key"]),
+                    tuple(group["spec"]),
+                    group["task"].iloc[0],
+                    f"{model} on {dataset}, chunk {number}, {len(group)} variants",
+                )
+            )
+    shared = {} if lenses is None or engine != "single" else lenses
+    return run_groups(
+        tasks,
+        CellWorker,
+        shared,
+        store,
+        engine=engine,
+        workers=workers,
+        devices=devices,
+        address=address,
+        on_done=on_done,
+    )
+
+
+class CellWorker:
+    """Worker that runs groups of cells with the given open lenses; of other lenses, the last one stays open."""
+
+    def __init__(self, common: Mapping[str, Lens], device: str | None = None) -> None:
+        self._lenses = common
+        self._open_model = lru_cache(maxsize=1)(
+            lambda config: open_model(config, device)
+        )
+
+    def __call__(self, task: GroupTask) -> pa.Table:
+        """Compute the rows of a task whose payload are variants and whose data is a :class:`ChunkTask`."""
+        model = task.data.model
+        if model is None:
+            return run_naive(task.data.chunk, task.cells)
+        lens = self._lenses.get(model.title) or self._open_model(model)
+        return run_cells(lens, task.payload, task.data, task.cells)
+
+
+def run_cells(
+    lens: Lens, specs: Sequence[VariantSpec], shared: ChunkTask, cells: Sequence[str]
+) -> pa.Table:
+    """Forecast and score variants on a chunk, ``cells`` by key, together with the plain model."""
+    windows, model = shared.chunk.load(), shared.model
+    assert model is not None
+    horizon, reference = windows.truth.shape[1], None
+    if hows := sorted({spec.how for spec in specs} & {"mean", "resample"}):
+        # a sweep with one of them has reference windows
+        assert shared.reference is not None
+        recorded = shared.reference.load()
+        reference = reference_activations(
+            lens, hows[0], recorded.batch, recorded.truth.shape[1]
+        )
+    variants = [
+        Variant("plain", ()),
+        *(spec.to_variant(lens, reference, horizon) for spec in specs),
+    ]
+    forecasts = forecast_variants(
+        lens,
+        windows.batch,
+        horizon,
+        variants,
+        quantiles=LEVELS,
+        num_samples=model.num_samples,
+        seed=shared.seed,
+        memory=shared.memory,
+        # such a variant's metrics are undefined, and the others go on
+        non_finite="keep",
+    )
+    count = len(specs)
+    # all variants are scored at once: series of every variant stand one below the other
+    quantiles = _stack_variants(forecasts.quantiles[1:])
+    samples = (
+        None if forecasts.samples is None else _stack_variants(forecasts.samples[1:])
+    )
+    scores = window_scores(
+        np.tile(windows.truth, (count, 1)),
+        quantiles,
+        LEVELS,
+        np.tile(windows.scale, count),
+        samples=samples,
+        mean=_stack_variants(forecasts.mean[1:]),
+    )
+    middle = forecasts.quantiles[:, :, LEVELS.index(0.5)]
+    plain = np.tile(middle[0], (count, 1))
+    flat = np.tile(flat_contexts(lens, windows.batch), count)
+    scores |= forecast_distances(
+        _stack_variants(middle[1:]), plain, steps=shared.distance_steps, flat=flat
+    )
+    return _table(windows, cells, model.title, [spec.id for spec in specs], scores)
+
+
+def run_naive(chunk: Chunk, cells: Sequence[str]) -> pa.Table:
+    """Score the seasonal naive forecast; the errors of all models are divided by its error."""
+    windows = chunk.load()
+    scores = window_scores(windows.truth, chunk.seasonal_naive(), LEVELS, windows.scale)
+    # there is no plain forecast that it could be near to
+    scores |= {name: np.full(len(windows.batch), np.nan) for name in DISTANCES}
+    return _table(windows, cells, SEASONAL_NAIVE, [SEASONAL_NAIVE], scores)
+
+
+def _stack_variants(values: np.ndarray) -> np.ndarray:
+    """Reshape (variant, series, …) to (variant × series, …)."""
+    return values.reshape(-1, *values.shape[2:])
+
+
+def _table(
+    windows: Windows,
+    cells: Sequence[str],
+    model: str,
+    variants: Sequence[str],
+    scores: Mapping[str, np.ndarray],
+) -> pa.Table:
+    # one variant after the other, and within it one series after the other
+    place = np.repeat(np.arange(len(cells)), len(windows.batch))
+    series = np.tile(np.arange(len(windows.batch)), len(cells))
+
+    def words(values: Sequence[str], codes: np.ndarray) -> pa.DictionaryArray:
+        return pa.array(values).dictionary_encode().take(pa.array(codes))
+
+    columns: dict[str, Any] = {
+        "cell": words(cells, place),
+        "model": words([model], 0 * place),
+        "variant": words(variants, place),
+        "dataset": words([windows.dataset], 0 * place),
+        "item": words(windows.items, series),
+        "window": np.array(windows.windows, dtype=np.int32)[series],
+        "variate": np.array(windows.variates, dtype=np.int32)[series],
+    }
+    for name, values in scores.items():
+        columns[name] = np.asarray(values, dtype=np.float64)
+    return pa.table(columns)

@@ -1,0 +1,252 @@
+"""Engines that run groups of cells: this process, several processes, or plain tasks of a Ray cluster.
+
+:func:`run_groups` locks a group in the store, lets a worker compute it, and writes it. So engines differ in how a
+worker computes, and a worker that dies loses the one group that it has in hand.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+from tsfm_lens.errors import InputError, StoreError, SweepFailedError, unknown_name
+from tsfm_lens.sweep.engine.ray_engine import ray_workers
+from tsfm_lens.sweep.engine.workers import (
+    GroupDone,
+    GroupTask,
+    MakeWorker,
+    RemoteWork,
+    Worker,
+    compute_remotely,
+    cores,
+    error_line,
+)
+from tsfm_lens.sweep.store import Store
+
+ENGINES = ("single", "processes", "ray")
+# more workers than this seldom help before memory ends: each holds a model
+_MOST_WORKERS = 8
+_RETRY_SECONDS = 0.5
+
+
+def run_groups(
+    tasks: Sequence[GroupTask],
+    make_worker: MakeWorker,
+    common: Any,
+    store: Store,
+    *,
+    engine: str = "single",
+    workers: int | None = None,
+    devices: Sequence[str] = (),
+    retries: int = 2,
+    on_done: Callable[[GroupDone], object] = lambda group: None,
+    address: str | None = None,
+) -> list[GroupDone]:
+    """Compute the groups that a store does not hold yet, and return the outcome of all in the order of their ends."""
+    if engine not in ENGINES:
+        raise unknown_name("engine", engine, ENGINES)
+    if workers is not None and workers < 1:
+        raise InputError(f"a sweep needs at least one worker, not {workers}")
+    outcomes: list[GroupDone] = []
+
+    def report(outcome: GroupDone) -> None:
+        outcomes.append(outcome)
+        on_done(outcome)
+
+    finished = store.done()
+    pending: list[GroupTask] = []
+    for task in tasks:
+        if finished.issuperset(task.cells):
+            report(GroupDone(task, "resumed"))
+        else:
+            pending.append(task)
+    if not pending:
+        return outcomes
+    count = len(pending)
+    with ExitStack() as stack:
+        team: Sequence[Worker]
+        if engine == "single":
+            team = [Worker(make_worker, common, devices[0] if devices else None)]
+        elif engine == "processes":
+            limit = workers or len(devices) or min(cores(), _MOST_WORKERS)
+            team = _process_workers(make_worker, common, min(limit, count), devices)
+        else:
+            parts = pickle.dumps((make_worker, common))
+            team = ray_workers(parts, workers, devices, address, count, stack)
+        for worker in team:
+            stack.callback(worker.stop)
+        _compute(pending, team, store, retries, report)
+    return outcomes
+
+
+def _compute(
+    tasks: Sequence[GroupTask],
+    team: Sequence[Worker],
+    store: Store,
+    retries: int,
+    report: Callable[[GroupDone], None],
+) -> None:
+    """Compute all groups; those that another process holds, or that were lost, come again, last."""
+    pending, idle = deque(tasks), list(team)
+    running: dict[Future[pa.Table], tuple[Worker, GroupTask, float, ExitStack]] = {}
+    losses: Counter[GroupTask] = Counter()
+    try:
+        while pending or running:
+            held: list[GroupTask] = []
+            while idle and pending:
+                task = pending.popleft()
+                with ExitStack() as lock:
+                    if not lock.enter_context(store.lock(task.key)):
+                        held.append(task)
+                    elif store.holds(task.cells):
+                        report(GroupDone(task, "skipped"))
+                    else:
+                        worker, start = idle.pop(), time.perf_counter()
+                        future = worker.submit(task)
+                        running[future] = worker, task, start, lock.pop_all()
+            pending += held
+            if not running:
+                time.sleep(_RETRY_SECONDS if pending else 0)
+                continue
+            timeout = _RETRY_SECONDS if held else None
+            for future in wait(running, timeout, FIRST_COMPLETED).done:
+                worker, task, start, lock = running.pop(future)
+                idle.append(worker)
+                outcome = None
+                with lock:
+                    try:
+                        outcome = _written(store, task, worker, future, start)
+                    except BrokenExecutor as error:
+                        losses[task] += 1
+                        if losses[task] > retries:
+                            why = f"its worker died {losses[task]} times, often for want of memory: {error}"
+                            outcome = GroupDone(task, "failed", error=why)
+                if outcome is None:
+                    pending.append(task)
+                else:
+                    report(outcome)
+    finally:
+        for *_, lock in running.values():
+            lock.close()
+
+
+def _written(
+    store: Store,
+    task: GroupTask,
+    worker: Worker,
+    future: Future[pa.Table],
+    start: float,
+) -> GroupDone:
+    """Write the rows that a worker computed; errors of this group alone are its outcome."""
+    try:
+        store.write(worker.result(future), task.cells)
+    except (BrokenExecutor, StoreError, SweepFailedError):
+        raise
+    except Exception as error:
+        return GroupDone(task, "failed", error=error_line(error))
+    return GroupDone(task, "finished", time.perf_counter() - start)
+
+
+def _process_workers(
+    make_worker: MakeWorker, common: Any, count: int, devices: Sequence[str]
+) -> list[Worker]:
+    # a plain fork would copy locks and CUDA states of the calling process
+    method = "spawn"
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        method = "forkserver"
+    context: Any = multiprocessing.get_context(method)
+    if method == "forkserver":
+        # workers then start with the libraries loaded
+        modules = {__name__, getattr(make_worker, "__module__", "__main__")}
+        context.set_forkserver_preload(sorted(modules - {"__main__"}))
+    parts = pickle.dumps((make_worker, common))
+    threads = max(1, cores() // count)
+    # packed once for all workers; the last data stay
+    pack = lru_cache(maxsize=1)(pickle.dumps)
+    workers: list[Worker] = []
+    for index in range(count):
+        device = devices[index % len(devices)] if devices else None
+        how = RemoteWork(parts, device, threads)
+        workers.append(_ProcessWorker(context, how, pack))
+    return workers
+
+
+class _ProcessWorker(Worker):
+    """A worker process with its own model; a pool of one, so that it dies alone."""
+
+    def __init__(
+        self,
+        context: Any,
+        how: RemoteWork,
+        pack: Callable[[Any], bytes],
+    ) -> None:
+        self._context, self._how, self._pack = context, how, pack
+        self._executor: ProcessPoolExecutor | None = None
+
+    def submit(self, task: GroupTask) -> Future[pa.Table]:
+        bare, data = replace(task, data=None), self._pack(task.data)
+        if self._executor is not None:
+            with suppress(BrokenExecutor):
+                return self._executor.submit(compute_remotely, self._how, bare, data)
+        self._executor = ProcessPoolExecutor(1, self._context, _begin_process)
+        with _signals_blocked():
+            # the first task starts the process
+            self._pid = self._executor.submit(os.getpid)
+        return self._executor.submit(compute_remotely, self._how, bare, data)
+
+    def stop(self) -> None:
+        if self._executor is not None:
+            with suppress(OSError, BrokenExecutor):
+                os.kill(self._pid.result(), signal.SIGKILL)
+            self._executor.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Hold back Ctrl-C and SIGTERM from processes that this thread starts, from before their first import.
+
+    A new process inherits the mask of the thread that starts it, and would print a traceback for a signal that comes
+    while it imports; the parent decides when it ends.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def _begin_process() -> None:
+    """Begin a worker process, which ends with its parent."""
+    # these signals may go to every process of a terminal or a service; the parent decides
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

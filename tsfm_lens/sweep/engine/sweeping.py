@@ -1,0 +1,332 @@
+"""Run of a sweep, from its configuration to a complete store: the plan, stage by stage, and what is told of it.
+
+Read :func:`run_sweep` first, then ``plan`` (the tables of cells) and ``run`` (the cells that a store lacks).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from tsfm_lens.errors import StoreError
+from tsfm_lens.models.extras import require_packages
+from tsfm_lens.sweep.engine.cells import run
+from tsfm_lens.sweep.engine.workers import GroupDone, cores
+from tsfm_lens.sweep.planner.config import SweepConfig
+from tsfm_lens.sweep.planner.table import KEPT_COLUMNS, ModelPlan, SweepPlan
+from tsfm_lens.sweep.planner.variants import PlanEntry, plan_frame
+from tsfm_lens.sweep.statistics.scores import SEASONAL_NAIVE
+from tsfm_lens.sweep.store import Store
+
+Progress = Callable[[str, int, int, float | None], None]
+"""Called with the stage in words, cells finished, cells in all, and seconds left or None."""
+_PACE = 32  # groups finished last, by which time left goes: few enough to follow a change of the model
+
+
+@dataclass
+class Outcome:
+    """Outcome of a run of a sweep.
+
+    Attributes:
+        cells: number in the plan, as far as it was known when the run ended.
+        finished, resumed: cells in the store, and those that were there before this run.
+        failed: groups that could not be computed, a line each.
+        cancelled: whether it was interrupted.
+        notes: what a reader should know, such as windows without a value to score.
+    """
+
+    cells: int = 0
+    finished: int = 0
+    resumed: int = 0
+    failed: list[str] = field(default_factory=list)
+    cancelled: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SweepStatus:
+    """Progress of a sweep: the cells that need no results, a row per model and family, and a sentence on the rest.
+
+    ``notes`` are remarks on the data, such as windows that had no value to be scored on.
+    """
+
+    cells: int
+    finished: int
+    parts: list[dict[str, Any]]
+    later: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+class SweepProgress:
+    """Counts of cells of the running stage and of later ones, and the time left, estimated from the last groups."""
+
+    def __init__(self, progress: Progress | None, workers: int) -> None:
+        self._progress, self._workers = progress, workers
+        self._last: deque[tuple[int, float]] = deque(maxlen=_PACE)
+        self._later: dict[str, int] = {}
+        self._title = ""
+        self._finished = self._pending = 0
+
+    def expect(self, model: str, cells: int) -> None:
+        """Set how many cells of a model are still to come after this stage, at most."""
+        self._later[model] = cells
+
+    def begin(self, title: str, finished: int, pending: int) -> None:
+        """Begin a stage of which so many cells are in the store, and so many are to be computed."""
+        self._title = title
+        self._finished += finished
+        self._pending = pending
+        self.tell()
+
+    def done(self, group: GroupDone) -> None:
+        """Count a finished group of the stage; groups of an earlier run do not enter the estimate of time."""
+        cells = len(group.task.cells)
+        if group.how != "failed":
+            self._finished += cells
+            self._pending -= cells
+        if group.how == "finished":
+            self._last.append((cells, group.seconds))
+        self.tell()
+
+    def seconds_left(self, cells: int) -> float | None:
+        """Estimate the seconds that some cells take all workers; None before the first group."""
+        measured = sum(count for count, _ in self._last)
+        if not measured:
+            return None
+        seconds = sum(seconds for _, seconds in self._last)
+        return seconds / measured * cells / self._workers
+
+    def tell(self) -> None:
+        """Report the present counts."""
+        if self._progress is not None:
+            left = self._pending + sum(self._later.values())
+            self._progress(
+                self._title,
+                self._finished,
+                self._finished + left,
+                self.seconds_left(left),
+            )
+
+
+def plan_sweep(config: SweepConfig, folder: str | Path) -> SweepStatus:
+    """Count the cells of a sweep that are finished; nothing is run.
+
+    Raises:
+        LensError: a model, dataset or variant of the configuration cannot be used.
+
+    Example:
+        >>> data = [{"source": "bundled", "names": ["nile"], "horizon": 4, "windows": 1}]
+        >>> variants = {"layers": {"sizes": [1]}}
+        >>> config = sweep.parse_config({"models": [{"source": "bolt-nano"}], "data": data, "variants": variants})
+        >>> sweep.plan_sweep(config, folder / "store").finished
+        0
+    """
+    require_packages("sweep", "a sweep")
+    return _status(SweepPlan(config), Path(folder))
+
+
+def _status(plan: SweepPlan, folder: Path) -> SweepStatus:
+    """Count the finished cells among those that need no results."""
+    finished: set[str] = set()
+    if (folder / "store.json").exists():
+        finished = Store(folder, create=False).done()
+    naive = pd.DataFrame(
+        {"model": [SEASONAL_NAIVE], "family": "forecast", "variant": SEASONAL_NAIVE}
+    )
+    entries = plan_frame(
+        [entry for model in plan.models.values() for entry in model.first.entries]
+    )
+    families = pd.concat([naive, entries[["model", "family", "variant"]]])
+    cells = families.drop_duplicates().merge(plan.all_cells, on=["model", "variant"])
+    counted = cells.assign(finished=cells["key"].isin(finished))
+    parts = (
+        counted.groupby(["model", "family"], sort=False)
+        .agg(
+            variants=("variant", "nunique"),
+            cells=("key", "size"),
+            finished=("finished", "sum"),
+        )
+        .reset_index()
+        .replace({"model": {SEASONAL_NAIVE: "seasonal naive"}})
+    )
+    later = sum(model.later for model in plan.models.values())
+    words = f"; up to {later} further variants depend on results" if later else ""
+    keys = set(plan.first["key"])
+    records: list[Any] = parts.to_dict("records")
+    return SweepStatus(len(keys), len(keys & finished), records, words, plan.notes)
+
+
+def run_sweep(
+    config: SweepConfig,
+    folder: str | Path,
+    *,
+    engine: str = "single",
+    workers: int | None = None,
+    address: str | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Run or resume a sweep.
+
+    Args:
+        config: what is swept over.
+        folder: of the store; made if it is not there.
+        engine: "single", "processes" or "ray".
+        workers: of the engine; one per device or core if None.
+        address: of a Ray cluster.
+        progress: called with the stage in words, cells finished, cells in all, and seconds left or None.
+
+    Returns:
+        The outcome. A cancelled run and failed groups raise no exception, so that finished cells are reported.
+
+    Raises:
+        StoreError: the store cannot be written.
+        LensError: a model, dataset or variant of the configuration cannot be used.
+
+    Example:
+        >>> data = [{"source": "bundled", "names": ["nile"], "horizon": 4, "windows": 1}]
+        >>> variants = {"layers": {"sizes": [1]}}
+        >>> config = sweep.parse_config({"models": [{"source": "bolt-nano"}], "data": data, "variants": variants})
+        >>> sweep.run_sweep(config, folder / "store").failed
+        []
+    """
+    require_packages("sweep", "a sweep")
+    if engine == "ray":
+        require_packages("ray", "the engine ray")
+    # one process is one worker, so that it takes the first device
+    device = config.devices[0] if engine == "single" and config.devices else None
+    plan = SweepPlan(config, device)
+    store = Store(folder)
+    store.remove_leftovers()
+    before = store.done()
+    n_workers = workers or (1 if engine == "single" else len(plan.devices) or cores())
+    running = _Sweep(
+        plan,
+        store,
+        partial(
+            run,
+            engine=engine,
+            workers=workers,
+            address=address,
+            devices=plan.devices,
+            block=plan.block,
+            lenses=plan.lenses,
+        ),
+        SweepProgress(progress, n_workers),
+        Outcome(notes=plan.notes),
+    )
+    outcome = running.outcome
+    try:
+        running.run()
+    except KeyboardInterrupt:
+        outcome.cancelled = True
+    running.save(complete=not outcome.cancelled and not outcome.failed)
+    outcome.cells = len(running.cells)
+    outcome.finished = len(store.done() & running.cells.keys())
+    outcome.resumed = len(before & running.cells.keys())
+    return outcome
+
+
+class _Sweep:
+    """A plan on its way through an engine: the cells and entries so far, and what became of them."""
+
+    def __init__(
+        self,
+        plan: SweepPlan,
+        store: Store,
+        run_missing: Callable[..., list[GroupDone]],
+        progress: SweepProgress,
+        outcome: Outcome,
+    ) -> None:
+        self.plan, self.store, self.progress = plan, store, progress
+        self.outcome, self._run = outcome, run_missing
+        self.entries: list[PlanEntry] = []
+        self.cells: dict[str, tuple[Any, ...]] = {}
+
+    def run(self) -> None:
+        """Run all stages of every model, one model after the other, and note in the outcome what failed."""
+        self._add(self.plan.naive, [])
+        finished = self.store.done()
+        for model in self.plan.models.values():
+            cells = model.first.cells
+            self._add(cells, model.first.entries)
+            missing = int((~cells["key"].isin(finished)).sum())
+            self.progress.expect(model.name, model.later * len(model.tasks) + missing)
+        # a report of a run that is killed knows what was to come
+        self.save(complete=False)
+        # it takes no model, and no other process
+        run(self.plan.naive, self.store)
+        for model in self.plan.models.values():
+            try:
+                self._run_model(model)
+            except _WaitingError:
+                self.outcome.notes.append(
+                    f"{model.name}: heads@k and recipes wait for the cells that failed"
+                )
+            self.save(complete=False)
+
+    def _run_model(self, model: ModelPlan) -> None:
+        earlier: set[str] = set()
+        later = model.later
+        for stage in model.stages(self._rows):
+            if stage is not model.first:
+                self._add(stage.cells, stage.entries)
+                later -= len({entry.spec.id for entry in stage.entries})
+            self.progress.expect(model.name, max(0, later) * len(model.tasks))
+            keys = set(stage.cells["key"])
+            pending, fresh = keys - self.store.done(), keys - earlier
+            title = f"{model.name}: {stage.title}"
+            self.progress.begin(title, len(fresh - pending), len(pending))
+            self._run(stage.cells, self.store, on_done=self._on_done)
+            earlier |= fresh
+        self.progress.expect(model.name, 0)
+        self.progress.tell()
+
+    def _rows(self, cells: pd.DataFrame) -> pd.DataFrame:
+        """Return the rows of some cells, for what a plan decides on."""
+        if self.outcome.failed and not self.store.done().issuperset(cells["key"]):
+            raise _WaitingError
+        # a cell that another configuration left has the model's name there
+        rows = self.store.read(cells["key"]).to_pandas()
+        return rows.assign(model=cells["model"].iloc[0])
+
+    def _on_done(self, group: GroupDone) -> None:
+        if group.how == "failed":
+            self.outcome.failed.append(f"{group.task}: {group.error}")
+        self.progress.done(group)
+
+    def _add(self, cells: pd.DataFrame, entries: list[PlanEntry]) -> None:
+        self.entries += entries
+        table = cells[list(KEPT_COLUMNS)]
+        self.cells |= {row[0]: row for row in table.itertuples(index=False, name=None)}
+
+    def _is_known(self, complete: bool) -> bool:
+        """Tell if the store's plan holds all that was planned so far, as where a run that resumes begins."""
+        try:
+            saved = self.store.read_plan(self.plan.name)
+        except StoreError:
+            return False
+        keys = set(saved.cells["key"])
+        is_further = keys == self.cells.keys() and saved.about["complete"] >= complete
+        return keys > self.cells.keys() or is_further
+
+    def save(self, *, complete: bool) -> None:
+        """Write what was planned so far, for reports; a plan that holds all of it already stays."""
+        name = self.plan.name
+        if name in self.store.plans() and self._is_known(complete):
+            return
+        self.store.write_plan(
+            name,
+            self.plan.about(complete=complete),
+            entries=plan_frame(self.entries),
+            cells=pd.DataFrame(self.cells.values(), columns=KEPT_COLUMNS),
+        )
+
+
+class _WaitingError(Exception):
+    """Results that a plan depends on are missing, because their group failed."""

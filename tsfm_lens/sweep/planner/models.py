@@ -1,0 +1,113 @@
+"""Models of a sweep: how they are opened, and what identifies their forecasts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.models import Lens, load
+from tsfm_lens.sweep.planner.config import ModelConfig
+
+# raised whenever the same cell would be given other numbers
+NUMERICS = 2
+
+
+def open_model(config: ModelConfig, device: str | None = None) -> Lens:
+    """Open the lens of a model of a sweep."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    where = device or config.device
+    try:
+        torch.empty(0, device=where)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"device {where!r} of {config.title} cannot be used: {reason}"
+        ) from None
+    return load(
+        config.source,
+        revision=config.revision,
+        device=where,
+        dtype=config.dtype,
+        check=False,
+    )
+
+
+def model_fingerprint(lens: Lens, config: ModelConfig) -> dict[str, Any]:
+    """Identify a model's forecasts: weights, settings, architecture, library versions, precision and context."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(lens.adapter.model.state_dict().items()):
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(
+            tensor.detach()
+            .cpu()
+            .contiguous()
+            .reshape(-1)
+            .view(torch.uint8)
+            .numpy()
+            .data
+        )
+    return {
+        "weights": digest.hexdigest(),
+        "settings": _settings(lens),
+        "architecture": lens.wiring.architecture,
+        "versions": {
+            name: version(name)
+            for name in sorted({lens.adapter.package, "torch", "transformers"})
+        },
+        "numerics": NUMERICS,
+        "dtype": config.dtype,
+        "context_length": shown_steps(lens, config),
+        "univariate": config.univariate or not lens.adapter.multivariate,
+    }
+
+
+# settings of a model's origin, without effect on its forecasts
+_PROVENANCE = ("name_or_path", "_name_or_path", "_commit_hash", "transformers_version")
+
+
+def _settings(lens: Lens) -> str:
+    """Hash a model's configuration: its network, its sampling and its pipeline."""
+    adapter = lens.adapter
+    holders = [adapter.model, adapter.native, adapter]
+    settings = {
+        f"{index}.{name}": _values(getattr(holder, name, None))
+        for index, holder in enumerate(holders)
+        for name in ("config", "generation_config", "settings", "forecast_config")
+    }
+    settings["levels"] = list(getattr(adapter, "levels", ()))
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def _values(setting: Any) -> Any:
+    """Return the plain values of a configuration, however a library keeps it."""
+    if isinstance(setting, str | int | float | bool | None):
+        return setting
+    if isinstance(setting, list | tuple):
+        return [_values(item) for item in setting]
+    if hasattr(setting, "to_dict"):
+        setting = setting.to_dict()
+    elif not isinstance(setting, dict):
+        holds_settings = type(setting).__name__.lower().endswith(("config", "settings"))
+        setting = getattr(setting, "__dict__", {}) if holds_settings else {}
+    return {
+        str(key): _values(value)
+        for key, value in setting.items()
+        if key not in _PROVENANCE
+    }
+
+
+def shown_steps(lens: Lens, config: ModelConfig) -> int:
+    """Return the steps of context that a model is shown."""
+    longest = int(lens.adapter.context_length)
+    return (
+        longest
+        if config.context_length is None
+        else min(longest, config.context_length)
+    )

@@ -1,0 +1,504 @@
+"""The plan of a sweep: from a configuration to tables of cells, stage by stage.
+
+:func:`plan` is the way in. Here ends the way of the configuration: what runs, keeps and shows cells reads them from the
+tables. A later stage depends on the rows of earlier ones, as a search for heads@k does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError
+from tsfm_lens.models import Lens
+from tsfm_lens.sweep.data.evaluation import EvaluationSet
+from tsfm_lens.sweep.planner.chunks import LEVELS, Chunk, ChunkTask, Schedule
+from tsfm_lens.sweep.planner.config import ModelConfig, SweepConfig
+from tsfm_lens.sweep.planner.models import (
+    NUMERICS,
+    model_fingerprint,
+    open_model,
+    shown_steps,
+)
+from tsfm_lens.sweep.planner.orders import needs_series, parse_orders, rankings
+from tsfm_lens.sweep.planner.recipes import (
+    Recipe,
+    heads_of,
+    is_for,
+    read_recipe,
+    to_entries,
+)
+from tsfm_lens.sweep.planner.search import (
+    Answer,
+    PairedErrors,
+    Search,
+    better,
+    bisection,
+    scan,
+    sequential,
+)
+from tsfm_lens.sweep.planner.variants import PlanEntry, VariantPlanner, VariantSpec
+from tsfm_lens.sweep.statistics.changes import dataset_changes
+from tsfm_lens.sweep.statistics.scores import (
+    PLAIN,
+    SEASONAL_NAIVE,
+    formula,
+    per_series,
+)
+from tsfm_lens.sweep.store import cell_key
+
+KEPT_COLUMNS = ("key", "model", "variant", "dataset", "chunk", "series")
+"""Columns of the table of cells that a store keeps; in memory it has the two that compute a cell as well."""
+COLUMNS = (*KEPT_COLUMNS, "spec", "task")
+Rows = Callable[[pd.DataFrame], pd.DataFrame]
+"""Stored rows of the cells of a table."""
+_DATASET_FACTS = ("name", "domain", "source", "horizon", "seasonality", "freq")
+_Site = tuple[int, str]
+"""Layer and order of one search."""
+
+
+def plan(config: SweepConfig) -> pd.DataFrame:
+    """Plan the cells of a sweep that need no results, one row each.
+
+    Returns:
+        The ``key`` of a cell's content, ``model``, ``variant``, ``dataset``, number of the ``chunk`` and of its
+        ``series``; ``spec`` and ``task`` are what computes it. ``run`` takes such a table.
+
+    Raises:
+        LensError: a model, dataset or variant of the configuration cannot be used.
+
+    Example:
+        >>> data = [{"source": "bundled", "names": ["nile"], "horizon": 4, "windows": 1}]
+        >>> variants = {"layers": {"sizes": [1]}}
+        >>> config = sweep.parse_config({"models": [{"source": "bolt-nano"}], "data": data, "variants": variants})
+        >>> sweep.plan(config)["dataset"].unique().tolist()
+        ['bundled/nile']
+    """
+    return SweepPlan(config).first
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """Variants of a model that can run without further results, and their cells."""
+
+    title: str
+    entries: list[PlanEntry]
+    cells: pd.DataFrame
+
+
+class SweepPlan:
+    """A plan, model by model; ``device`` is where this process opens models, the one of the configuration if None."""
+
+    def __init__(self, config: SweepConfig, device: str | None = None) -> None:
+        # what is wrong with data, models or variants shows before anything is written
+        self.sets = config.evaluation_sets()
+        self.lenses = {
+            model.title: open_model(model, device) for model in config.models
+        }
+        self.models = {
+            model.title: ModelPlan(config, model, self.lenses[model.title], self.sets)
+            for model in config.models
+        }
+        _check_recipes(config.variants.recipes, list(self.models.values()))
+        self.name = plan_name(config)
+        self.block, self.devices = config.block, config.devices
+        self.naive = _naive_cells(self.sets, config.chunk)
+        tables = [self.naive, *(model.first.cells for model in self.models.values())]
+        self.all_cells = pd.concat(tables, ignore_index=True)
+        self.first = self.all_cells.drop_duplicates("key", ignore_index=True)
+        self._config = config.model_dump(mode="json", exclude_none=True)
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks on the data, each with the name of its dataset."""
+        return [
+            f"{dataset.name}: {note}" for dataset in self.sets for note in dataset.notes
+        ]
+
+    def about(self, *, complete: bool) -> dict[str, Any]:
+        """Describe the plan and what its searches have found, for reports."""
+        models = {}
+        for title, lens in self.lenses.items():
+            stack = lens.wiring.output_stack
+            sizes = {"layers": stack.n_layers, "heads": stack.n_heads}
+            fingerprint = self.models[title].fingerprint
+            models[title] = {**fingerprint, **lens.provenance(), **sizes}
+        datasets = []
+        for dataset in self.sets:
+            facts = {name: getattr(dataset, name) for name in _DATASET_FACTS}
+            facts |= {"windows": len(dataset), "series": dataset.n_series}
+            datasets.append(facts | {"notes": list(dataset.notes)})
+        results = [line for model in self.models.values() for line in model.results]
+        return {
+            "config": self._config,
+            "complete": complete,
+            "models": models,
+            "datasets": datasets,
+            "heads_at": results,
+        }
+
+
+def plan_name(config: SweepConfig) -> str:
+    """Name a sweep's plan: the sweep's name, as files allow it, and a hash of all that determines its results."""
+    content = config.model_dump(
+        mode="json", exclude_none=True, exclude={"memory", "devices"}
+    )
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    name = re.sub(r"[^\w.-]+", "-", config.name).strip(".-") or "sweep"
+    return f"{name}-{digest[:8]}"
+
+
+def _check_recipes(sources: Sequence[str], models: Sequence[ModelPlan]) -> None:
+    for name, times in Counter(read_recipe(source).name for source in sources).items():
+        if times > 1:
+            raise InputError(
+                f"two recipes are called {name!r}; give each its own name in its file"
+            )
+    for source in sources:
+        if all(source in model.unfit for model in models):
+            titles = ", ".join(model.name for model in models)
+            raise InputError(
+                f"recipe {source!r} is written for another model than {titles}; set "
+                "variants.scale_recipes: true to take the same shares of heads at the same depths"
+            )
+
+
+def _naive_cells(sets: Sequence[EvaluationSet], size: int) -> pd.DataFrame:
+    """Plan the cells of the seasonal naive forecast."""
+    rows = []
+    for dataset in sets:
+        for number, indices in enumerate(dataset.chunks(size)):
+            chunk = Chunk(dataset, indices, None)
+            key = cell_key(
+                variant=SEASONAL_NAIVE,
+                numerics=NUMERICS,
+                levels=list(LEVELS),
+                versions={"gluonts": version("gluonts")},
+                dataset=dataset.name,
+                windows=chunk.fingerprint,
+            )
+            names = SEASONAL_NAIVE, SEASONAL_NAIVE, dataset.name
+            task = ChunkTask(number, 0, chunk)
+            rows.append((key, *names, number, chunk.series, None, task))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+class ModelPlan:
+    """The variants of one model and their cells, stage by stage."""
+
+    def __init__(
+        self,
+        config: SweepConfig,
+        model: ModelConfig,
+        lens: Lens,
+        sets: Sequence[EvaluationSet],
+    ) -> None:
+        self.lens, self.name, self.variants = lens, model.title, config.variants
+        self.planner = VariantPlanner(lens, self.name, config.how, config.seed)
+        self.fingerprint = model_fingerprint(lens, model)
+        heads_at = self.variants.heads_at
+        self._schedule = None
+        if heads_at is not None and heads_at.search == "sequential":
+            self._schedule = Schedule.plan(sets, config.seed)
+        self.tasks = self._chunk_tasks(config, model, sets)
+        self._keys: dict[tuple[str, int], str] = {}
+        self._rankings = self._measured_rankings(sets, config.seed)
+        self._searches = self._begun_searches()
+        self.results: list[dict[str, Any]] = []
+        self.unfit: list[str] = []
+        self._recipes: list[Recipe] = []
+        for source in self.variants.recipes:
+            recipe = read_recipe(source)
+            if is_for(recipe, lens) or self._is_scaled(recipe):
+                self._recipes.append(recipe)
+            else:
+                self.unfit.append(source)
+        self._exact = heads_at is not None and heads_at.search == "scan"
+        dependent = [recipe for recipe in self._recipes if recipe.measured]
+        if dependent and not self._searches:
+            raise InputError(
+                f"recipe {dependent[0].name!r} goes by heads@k: give variants.heads_at as well"
+            )
+        self.first = self._stage("what is known beforehand", self._first_entries())
+        self.later = len(dependent) * (1 + self.variants.random_seeds)
+        if not self._exact:
+            self.later += sum(search.of for search in self._searches.values())
+
+    def _chunk_tasks(
+        self, config: SweepConfig, model: ModelConfig, sets: Sequence[EvaluationSet]
+    ) -> list[ChunkTask]:
+        shown = shown_steps(self.lens, model), bool(self.fingerprint["univariate"])
+        how = model, config.seed, config.distance_steps, config.memory
+        tasks: list[ChunkTask] = []
+        for dataset in sets:
+            reference = None
+            if config.how in ("mean", "resample"):
+                subset = dataset.sample(config.reference_windows, config.seed)
+                reference = Chunk(subset, range(len(subset)), *shown)
+            if self._schedule is None:
+                parts = [(0, indices) for indices in dataset.chunks(config.chunk)]
+            else:
+                parts = self._schedule.parts(dataset, config.chunk)
+            for look, indices in parts:
+                chunk = Chunk(dataset, indices, *shown)
+                tasks.append(ChunkTask(len(tasks), look, chunk, reference, *how))
+        return tasks
+
+    def _stage(
+        self, title: str, entries: list[PlanEntry], looks: int | None = None
+    ) -> Stage:
+        """Plan the cells of some variants, on the windows of the first looks, of all if None."""
+        specs = {entry.spec.id: entry.spec for entry in entries}
+        rows = []
+        for task in self.tasks:
+            if looks is not None and task.look >= looks:
+                continue
+            dataset, series = task.chunk.dataset, task.chunk.series
+            for name, spec in specs.items():
+                names = self._key(spec, task), self.name, name, dataset
+                rows.append((*names, task.number, series, spec, task))
+        return Stage(title, entries, pd.DataFrame(rows, columns=COLUMNS))
+
+    def _key(self, spec: VariantSpec, task: ChunkTask) -> str:
+        place = spec.id, task.number
+        if place not in self._keys:
+            reference = None
+            if spec.how in ("mean", "resample") and task.reference is not None:
+                reference = task.reference.fingerprint
+            assert task.model is not None
+            self._keys[place] = cell_key(
+                model=self.fingerprint,
+                components=list(spec.components),
+                how=spec.how,
+                spec_seed=spec.seed,
+                reference=reference,
+                dataset=task.chunk.dataset,
+                windows=task.chunk.fingerprint,
+                num_samples=task.model.num_samples,
+                seed=task.seed,
+                distance_steps=task.distance_steps,
+            )
+        return self._keys[place]
+
+    def _first_entries(self) -> list[PlanEntry]:
+        """Plan the variants that need no results."""
+        entries = [
+            self.planner.plain(),
+            *self._static(),
+            *self._recipe_entries(measured=False),
+        ]
+        for site, search in self._searches.items():
+            # every curve begins at the plain model; a scan needs all counts whatever they turn out to be
+            counts = [0]
+            if self._exact:
+                counts += [search.of - count for count, _ in search.requests()]
+            entries += self._counts(site, counts)
+        return entries
+
+    def stages(self, rows: Rows) -> Iterator[Stage]:
+        """Yield one stage after the other; the next begins when the rows of the last are there."""
+        yield self.first
+        turn = 0
+        while any(search.requests() for search in self._searches.values()):
+            turn += 1
+            # by look, then by site and number of heads kept
+            asked: dict[int, dict[tuple[_Site, int], PlanEntry]] = defaultdict(dict)
+            for site, search in self._searches.items():
+                for count, look in search.requests():
+                    (asked[look][site, count],) = self._counts(
+                        site, [search.of - count]
+                    )
+            stages = {
+                look: self._search_stage(f"heads@k, round {turn}", look, entries)
+                for look, entries in sorted(asked.items())
+            }
+            # a scan's ran with what is known beforehand
+            if turn > 1 or not self._exact:
+                yield from stages.values()
+            answers: dict[_Site, dict[tuple[int, int], Answer]] = defaultdict(dict)
+            for look, stage in stages.items():
+                answer = self._judged(rows(stage.cells), look)
+                for (site, count), entry in asked[look].items():
+                    answers[site][count, look] = answer(entry.spec.id)
+            for site, values in answers.items():
+                self._searches[site].answer(values)
+        self.results += [
+            self._result(site, search) for site, search in self._searches.items()
+        ]
+        if recipes := self._recipe_entries(measured=True):
+            yield self._stage("recipes", [self.planner.plain(), *recipes])
+
+    def _search_stage(
+        self, title: str, look: int, entries: dict[tuple[_Site, int], PlanEntry]
+    ) -> Stage:
+        """Plan what a search asks for at a look, with the plain model that it is compared with."""
+        looks = None
+        if self._schedule is not None and look + 1 < len(self._schedule.looks.added):
+            looks = look + 1
+        return self._stage(title, [self.planner.plain(), *entries.values()], looks)
+
+    def _judged(self, rows: pd.DataFrame, look: int) -> Callable[[str], Answer]:
+        """Return the function that answers a search about a variant."""
+        assert self.variants.heads_at is not None
+        metric = self.variants.heads_at.metric
+        if self._schedule is not None:
+            errors = per_series(rows, [metric]).pivot(
+                index=["dataset", "item"],
+                columns="variant",
+                values=formula(metric)[0][0],
+            )
+            units = self._schedule.looks.added[look]
+            of_look = errors.loc[[self._schedule.series[unit] for unit in units]]
+            return lambda variant: PairedErrors(
+                of_look[variant].to_numpy(), of_look[PLAIN].to_numpy()
+            )
+        changes = pd.Series(dtype=float)
+        if set(rows["variant"]) - {PLAIN}:
+            # the relative change of the geometric mean over datasets
+            table = dataset_changes(rows, metric=metric)
+            logs = np.log1p(table["change"])
+            changes = np.expm1(logs.groupby(table["variant"]).mean())
+        # the plain model's change is 0
+        return lambda variant: float(changes.get(variant, 0.0))
+
+    def _result(self, site: _Site, search: Search) -> dict[str, Any]:
+        result = search.result
+        assert result is not None
+        return {
+            "model": self.name,
+            "layer": site[0],
+            "order": site[1],
+            "of": result.of,
+            "kept": result.kept,
+            "change": float(result.change),
+            "evaluations": float(result.evaluations),
+            "total": result.of,
+            "exact": bool(result.exact),
+        }
+
+    def _measured_rankings(
+        self, sets: Sequence[EvaluationSet], seed: int
+    ) -> dict[str, dict[int, list[int]]]:
+        """Rank the heads of every layer, by order."""
+        heads_at, per_layer = self.variants.heads_at, self.variants.heads_per_layer
+        names = [
+            *(heads_at.orders if heads_at else ()),
+            *(per_layer.orders if per_layer else ()),
+        ]
+        series, horizon = None, None
+        if any(map(needs_series, parse_orders(names))):
+            count = heads_at.windows_for_orders if heads_at else 16
+            series, horizon = _windows_for_orders(self.lens, sets, count, seed)
+        return rankings(self.lens, names, series, horizon, seed=seed)
+
+    def _begun_searches(self) -> dict[_Site, Search]:
+        settings = self.variants.heads_at
+        if settings is None:
+            return {}
+        searches: dict[_Site, Search] = {}
+        for order in parse_orders(settings.orders):
+            for layer, heads in self._rankings[order].items():
+                if settings.layers is not None and layer not in settings.layers:
+                    continue
+                of, tolerance = len(heads), settings.tolerance
+                if self._schedule is not None:
+                    looks = self._schedule.looks
+                    search = sequential(of, looks, tolerance, alpha=settings.alpha)
+                elif settings.search == "scan":
+                    search = scan(of, tolerance)
+                else:
+                    search = bisection(of, tolerance)
+                searches[layer, order] = search
+        missing = set(settings.layers or ()) - {layer for layer, _ in searches}
+        if missing:
+            valid = sorted(next(iter(self._rankings.values())))
+            raise InputError(
+                f"heads_at.layers has layer {min(missing)}, but {self.name} has {valid[0]} to {valid[-1]}"
+            )
+        return searches
+
+    def _static(self) -> list[PlanEntry]:
+        """Plan the families that depend on no result."""
+        variants, planner = self.variants, self.planner
+        entries: list[PlanEntry] = []
+        if variants.layers:
+            entries += planner.layers(variants.layers.parts, variants.layers.sizes)
+        if variants.ranges:
+            for grow in variants.ranges.grow:
+                entries += planner.ranges(grow, variants.ranges.parts)
+        if variants.heads:
+            entries += planner.heads(paired=variants.heads.paired)
+        if variants.heads_per_layer:
+            for order in parse_orders(variants.heads_per_layer.orders):
+                entries += planner.heads_per_layer(
+                    order, self._rankings[order], variants.heads_per_layer.counts
+                )
+        return entries + planner.components(variants.components)
+
+    def _is_scaled(self, recipe: Recipe) -> bool:
+        return recipe.scale or self.variants.scale_recipes
+
+    def _recipe_entries(self, *, measured: bool) -> list[PlanEntry]:
+        """Plan recipes with as many heads at random, those that go by heads@k or the others."""
+        heads_at_k = self._heads_at_k() if measured else {}
+        entries: list[PlanEntry] = []
+        for recipe in self._recipes:
+            if recipe.measured != measured:
+                continue
+            options: dict[str, Any] = {
+                "measured": heads_at_k,
+                "scale": self._is_scaled(recipe),
+            }
+            # where every head of its layers is needed, it would be the plain model
+            if measured and not any(heads_of(recipe, self.lens, **options)):
+                continue
+            seeds = range(self.variants.random_seeds)
+            entries += to_entries(recipe, self.planner, random_seeds=seeds, **options)
+        return entries
+
+    def _heads_at_k(self) -> dict[int, list[int]]:
+        """Return by layer the heads that go in the better order, the first to go first."""
+        going = {}
+        for layer in dict.fromkeys(layer for layer, _ in self._searches):
+            results = {
+                order: search.result
+                for (index, order), search in self._searches.items()
+                if index == layer and search.result is not None
+            }
+            order, best = better(results)
+            going[layer] = self._rankings[order][layer][: best.of - best.kept]
+        return going
+
+    def _counts(self, site: _Site, counts: Iterable[int]) -> list[PlanEntry]:
+        layer, order = site
+        heads = self._rankings[order][layer]
+        return self.planner.head_counts(layer, order, heads, list(counts))
+
+
+def _windows_for_orders(
+    lens: Lens, sets: Sequence[EvaluationSet], count: int, seed: int
+) -> tuple[SeriesBatch, int]:
+    """Select windows of all sets, for scores of heads that are measured on data, and a horizon of one pass."""
+    share = max(1, count // len(sets))
+    batches = []
+    for dataset in list(sets)[:count]:
+        subset = dataset.sample(share, seed)
+        batch, _ = subset.batch(range(len(subset)), int(lens.adapter.context_length))
+        # names are unique within a set only
+        ids, groups = (
+            tuple(f"{dataset.name}:{name}" for name in names)
+            for names in (batch.ids, batch.groups)
+        )
+        batches.append(replace(batch, ids=ids, groups=groups))
+    horizon = min(min(dataset.horizon for dataset in sets), lens.adapter.longest_pass)
+    return SeriesBatch.concat(batches), horizon

@@ -1,0 +1,493 @@
+"""The store of a sweep: a folder of Parquet files, one per finished group of cells, each written once and whole.
+
+A file that cannot be read counts as one that is not there: a warning names it, and a sweep computes its cells again.
+Begin with :class:`Store`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
+
+from tsfm_lens.core import VERSION
+from tsfm_lens.errors import InputError, StoreError, unknown_name
+from tsfm_lens.places import replacing
+
+FORMAT = "tsfm-lens sweep store"
+SCHEMA_VERSION = 3
+TEXT_COLUMNS = ("cell", "model", "variant", "dataset", "item")
+COUNT_COLUMNS = ("window", "variate")
+KEY_COLUMNS = TEXT_COLUMNS + COUNT_COLUMNS
+_FOLDERS = ("cells", "plans", "locks")
+_FOOTER = "tsfm_lens.cells"
+# 128 bits: no two of 10^15 cells share a key by chance
+_KEY_DIGITS = 32
+# a write takes a second; what is left for longer was left by a killed process
+_LEFTOVER_SECONDS = 3600.0
+_UNREADABLE = (
+    pa.ArrowException,
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    MemoryError,
+)
+
+
+def cell_key(**content: object) -> str:
+    """Compute the key of a cell: a hash of everything that determines its numbers, and of the schema version."""
+    return _digest({"schema": SCHEMA_VERSION, **content})
+
+
+def group_key(cells: Sequence[str]) -> str:
+    """Compute the key of a group of cells, whatever their order: the name of its file and of its lock."""
+    return _digest(sorted(cells))
+
+
+def _digest(content: object) -> str:
+    options: dict[str, Any] = {
+        "sort_keys": True,
+        "separators": (",", ":"),
+        "allow_nan": False,
+    }
+    try:
+        # numpy's numbers and arrays count as plain ones
+        text = json.dumps(content, default=lambda value: value.tolist(), **options)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"a key cannot be made of {content!r}: {error}") from None
+    return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
+
+
+@dataclass(frozen=True, eq=False)
+class SavedPlan:
+    """A plan as a store holds it: provenance, a table of entries, a table of cells."""
+
+    name: str
+    about: dict[str, Any]
+    entries: pd.DataFrame
+    cells: pd.DataFrame
+
+
+class Store:
+    """Results of sweeps in a folder; files appear when they are complete and never change.
+
+        store.json            format, schema version, the tsfm-lens that made it
+        cells/xx/KEY.parquet  rows of a group of cells, one row per series and window; the footer lists the cells
+        plans/NAME.plan       a plan, as a Parquet file of one row: its provenance and its tables, each as JSON
+        locks/KEY.lock        held by the process that computes a group; the kernel frees it when the process dies
+
+    Args:
+        path: the folder.
+        create: make it if it does not exist; else nothing is written before the first result.
+
+    Raises:
+        StoreError: the folder is missing, is not a store, or has another schema version.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
+        self.path = Path(path).absolute()
+        # by file: when it was read, and its cells
+        self._files: dict[Path, tuple[tuple[int, int], tuple[str, ...]]] = {}
+        with as_store_error(self.path):
+            schema = self._open(create)
+        if schema != SCHEMA_VERSION:
+            raise StoreError(
+                f"{self.path} has schema version {schema}, and this tsfm-lens reads version {SCHEMA_VERSION}: report "
+                "on it with the tsfm-lens that wrote it (its version is in store.json), or choose another folder."
+            )
+
+    def _open(self, create: bool) -> object:
+        """Read the description of the store, or write that of a new one, and return the schema version."""
+        marker = self.path / "store.json"
+        about = _read_marker(marker)
+        if about is None:
+            if not create:
+                raise StoreError(
+                    f"{self.path} is not a store of a sweep: it has no store.json that can be read. Start one with "
+                    f"tsfm-lens sweep CONFIG --store {shlex.quote(str(self.path))}"
+                )
+            self._check_own()
+            about = {
+                "format": FORMAT,
+                "schema": SCHEMA_VERSION,
+                "created_by": f"tsfm-lens {VERSION}",
+            }
+            self.path.mkdir(parents=True, exist_ok=True)
+            _write(marker, json.dumps(about, indent=1).encode())
+        if create:
+            for name in _FOLDERS:
+                (self.path / name).mkdir(exist_ok=True)
+        return about["schema"]
+
+    def _check_own(self) -> None:
+        """Refuse a folder whose description is missing, unless it is empty or has the cells of a sweep."""
+        if (self.path / "cells").exists() or not self.path.exists():
+            return
+        # another process may be making the same store: its temporary file is hidden
+        foreign = sorted(
+            name
+            for name in os.listdir(self.path)
+            if not name.startswith(".") and name not in _FOLDERS
+        )
+        if foreign:
+            raise StoreError(
+                f"{self.path} is not a store of a sweep but holds {foreign[0]}: give a new or empty folder"
+            )
+
+    def remove_leftovers(self) -> None:
+        """Remove what killed processes left half written, an hour after."""
+        for path in self.path.rglob(".*.part"):
+            # it may have just been renamed, or is not ours
+            with suppress(OSError):
+                if path.stat().st_mtime < time.time() - _LEFTOVER_SECONDS:
+                    path.unlink()
+
+    def write(self, rows: Any, cells: Sequence[str]) -> Path:
+        """Write the rows of a finished group of cells to disk, and return the path.
+
+        Args:
+            rows: pyarrow table or pandas frame: ``KEY_COLUMNS`` and columns of numbers, one row per series and window.
+            cells: keys of the cells; the rows hold each of them, and no other.
+
+        Raises:
+            InputError: the rows are not those of the cells, or a column is wrong.
+            StoreError: no space, or no right to write; earlier files are untouched.
+        """
+        content = _encode(_checked(rows, cells), cells)
+        path = self._path(cells)
+        _write(path, content)
+        with suppress(OSError):
+            self._files[path] = _stamp(path), tuple(cells)
+        return path
+
+    def _path(self, cells: Sequence[str]) -> Path:
+        key = group_key(cells)
+        return self.path / "cells" / key[:2] / f"{key}.parquet"
+
+    def done(self) -> set[str]:
+        """Return the keys of every finished cell; reads files that are new since the last call."""
+        return {cell for path in self._paths() for cell in self._cells(path)}
+
+    def holds(self, cells: Sequence[str]) -> bool:
+        """Tell if exactly this group is finished; this reads one file, so it is fast in a large store."""
+        return set(self._cells(self._path(cells))) == set(cells)
+
+    def _paths(self) -> list[Path]:
+        if not (self.path / "store.json").exists():
+            raise StoreError(f"{self.path} is no longer there")
+        paths = (self.path / "cells").glob("*/[!.]*.parquet")
+        return sorted(paths, key=lambda path: path.name)
+
+    def _cells(self, path: Path) -> tuple[str, ...]:
+        """Return the cells of a file; none where it is not there, or cannot be read, of which a warning is given."""
+        with as_store_error(path):
+            try:
+                stamp = _stamp(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return ()
+            before = self._files.get(path)
+            if before is not None and before[0] == stamp:
+                return before[1]
+            try:
+                cells, _ = _read_group(path)
+            except PermissionError:
+                raise
+            except _UNREADABLE as error:
+                warnings.warn(
+                    f"{path} cannot be read ({error}): its cells count as missing, and a sweep computes them again",
+                    stacklevel=2,
+                )
+                cells = ()
+            self._files[path] = stamp, cells
+            return cells
+
+    def read(
+        self, cells: Iterable[str], columns: Sequence[str] | None = None
+    ) -> pa.Table:
+        """Read rows of some cells, each once even where several files hold it, with dictionary-encoded texts.
+
+        Args:
+            cells: their keys; the order does not matter.
+            columns: names; all if None.
+
+        Raises:
+            StoreError: cells are not finished, or files have different columns.
+        """
+        keys = set(cells)
+        missing = set(keys)
+        wanted: list[tuple[Path, list[str]]] = []
+        for path in self._paths():
+            cells_here = [cell for cell in self._cells(path) if cell in missing]
+            if cells_here:
+                wanted.append((path, cells_here))
+                missing.difference_update(cells_here)
+        if missing:
+            raise StoreError(
+                f"{len(missing)} of {len(keys)} cells are not in {self.path} yet, for example {min(missing)}: run the "
+                "sweep to its end, or ask for a report of what is there."
+            )
+        if not wanted:
+            return _schema(KEY_COLUMNS if columns is None else columns).empty_table()
+
+        def rows(pick: tuple[Path, list[str]]) -> pa.Table:
+            with as_store_error(pick[0]):
+                return _read_group(pick[0], pick[1], columns)[1]
+
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            tables = list(pool.map(rows, wanted))
+        try:
+            return pa.concat_tables(tables).unify_dictionaries()
+        except pa.ArrowInvalid:
+            raise StoreError(
+                f"files of {self.path} have different columns: choose a new folder."
+            ) from None
+
+    @contextmanager
+    def lock(self, key: str) -> Iterator[bool]:
+        """Lock a group of cells by its key inside a ``with`` block; yield False if another process holds the lock.
+
+        On file systems without locks it is always True: a group may then be computed twice, and still counts once.
+
+        Raises:
+            StoreError: its file cannot be made.
+        """
+        path = self.path / "locks" / f"{key}.lock"
+        lock, ours = FileLock(path, timeout=0), True
+        with as_store_error(path), suppress(NotImplementedError):
+            try:
+                lock.acquire()
+            except Timeout:
+                ours = False
+        try:
+            yield ours
+        finally:
+            lock.release()
+
+    def write_plan(
+        self,
+        name: str,
+        about: Mapping[str, Any],
+        entries: pd.DataFrame,
+        cells: pd.DataFrame,
+    ) -> None:
+        """Write a plan's provenance and tables under a name; an older plan is replaced atomically.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        content: dict[str, Any] = {"about": about}
+        content |= {"entries": entries.to_dict("list"), "cells": cells.to_dict("list")}
+        table = pa.table({label: [json.dumps(part)] for label, part in content.items()})
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+        _write(self._plan(name), memoryview(sink.getvalue()))
+
+    def read_plan(self, name: str | None = None) -> SavedPlan:
+        """Read a plan by the name of its sweep, with or without the hash after it; the only one if None.
+
+        Raises:
+            InputError: there is none of this name, or several.
+            StoreError: it cannot be read.
+        """
+        names = self.plans()
+        if not names:
+            raise InputError(
+                f"no sweep was planned in {self.path}, or by an older tsfm-lens: run `tsfm-lens sweep CONFIG`, which "
+                "keeps the cells that are finished"
+            )
+        matches = [
+            plan for plan in names if name in (None, plan, plan.rpartition("-")[0])
+        ]
+        if not matches:
+            raise unknown_name("sweep", name, names)
+        if len(matches) > 1:
+            raise InputError(
+                f"{self.path} holds several sweeps, name one of them: {', '.join(matches)}"
+            )
+        path = self._plan(matches[0])
+        try:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                (row,) = file.read().to_pylist()
+            about, entries, cells = (
+                json.loads(row[label]) for label in ("about", "entries", "cells")
+            )
+            return SavedPlan(
+                matches[0], about, pd.DataFrame(entries), pd.DataFrame(cells)
+            )
+        except _UNREADABLE as error:
+            raise StoreError(
+                f"{path} cannot be read: {error}. Run the sweep again, which makes it again: "
+                f"tsfm-lens sweep CONFIG --store {shlex.quote(str(self.path))}"
+            ) from None
+
+    def plans(self) -> list[str]:
+        """List the names of the plans."""
+        return sorted(path.stem for path in (self.path / "plans").glob("[!.]*.plan"))
+
+    def _plan(self, name: str) -> Path:
+        return self.path / "plans" / f"{name}.plan"
+
+
+def _read_marker(path: Path) -> dict[str, Any] | None:
+    """Read the description of a store; None where there is none, or none that can be read."""
+    try:
+        about = json.loads(path.read_bytes())
+        return about if about["format"] == FORMAT and "schema" in about else None
+    except PermissionError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _write(path: Path, content: bytes | memoryview) -> None:
+    """Write a file under a temporary name first, so that no kill or power loss leaves half of it."""
+    with as_store_error(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as part:
+            part.write_bytes(content)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
+
+
+@contextmanager
+def as_store_error(path: Path) -> Iterator[None]:
+    """Turn an error of the file system into a StoreError that says what it means for the sweep, and what to do."""
+    try:
+        yield
+    except StoreError:
+        # which is an OSError, too
+        raise
+    except OSError as error:
+        raise StoreError(
+            f"{path} could not be written or read: {error}. Finished cells are kept: fix that and run the same "
+            "command again, or choose another folder."
+        ) from error
+
+
+def _checked(rows: Any, cells: Sequence[str]) -> pa.Table:
+    """Convert the rows of a group to the store's columns, cell by cell, or refuse them."""
+    table = rows
+    if isinstance(rows, pd.DataFrame):
+        table = pa.Table.from_pandas(rows, preserve_index=False)
+    names = table.column_names
+    if missing := sorted(set(KEY_COLUMNS) - set(names)):
+        raise InputError(
+            f"rows of a sweep have the columns {', '.join(sorted(names))}; missing: {missing}"
+        )
+    numbers = [name for name in names if name not in KEY_COLUMNS]
+    schema = _schema([*KEY_COLUMNS, *numbers])
+    try:
+        table = table.select(schema.names).cast(schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InputError(
+            f"a column of a sweep's rows is of a wrong type: {error}"
+        ) from None
+    if any(table.column(name).null_count for name in KEY_COLUMNS):
+        raise InputError("a key column of a sweep's rows has missing values")
+    for name in numbers:
+        filled = pc.fill_null(table.column(name), float("nan"))
+        table = table.set_column(schema.get_field_index(name), name, filled)
+    return _in_order(table, cells)
+
+
+def _schema(names: Iterable[str]) -> pa.Schema:
+    """Return the columns of a store with their types."""
+    types = dict.fromkeys(TEXT_COLUMNS, pa.string())
+    types |= dict.fromkeys(COUNT_COLUMNS, pa.int32())
+    return pa.schema([(name, types.get(name, pa.float64())) for name in names])
+
+
+def _in_order(table: pa.Table, cells: Sequence[str]) -> pa.Table:
+    if not cells or len(set(cells)) != len(cells):
+        raise InputError(
+            f"a group holds each of its cells once, and at least one; there are {list(cells)!r}"
+        )
+    place = pc.index_in(table.column("cell"), pa.array(cells)).combine_chunks()
+    if place.null_count:
+        other = pc.unique(table.column("cell").filter(pc.is_null(place)))[0]
+        raise InputError(
+            f"the rows hold the cell {other!s}, which is not one of the group's {len(cells)}"
+        )
+    order = place.to_numpy(zero_copy_only=False)
+    counts = np.bincount(order, minlength=len(cells))
+    if not counts.all():
+        raise InputError(
+            f"the cell {cells[int(counts.argmin())]} of the group has no row"
+        )
+    identity = ["cell", "item", "window", "variate"]
+    if table.group_by(identity).aggregate([]).num_rows != table.num_rows:
+        raise InputError(f"two rows of a sweep are of the same {', '.join(identity)}")
+    return table.take(pa.array(np.argsort(order, kind="stable")))
+
+
+def _encode(table: pa.Table, cells: Sequence[str]) -> memoryview:
+    """Encode rows that ``_checked`` gave as a Parquet file, in memory."""
+    place = pc.index_in(table.column("cell"), pa.array(cells)).to_numpy()
+    counts = np.bincount(place, minlength=len(cells)).tolist()
+    footer = json.dumps(
+        {"cells": list(cells), "counts": counts, "columns": table.column_names}
+    )
+    sink = pa.BufferOutputStream()
+    # no statistics and no Arrow schema: they would make half of a small file
+    with pq.ParquetWriter(
+        sink,
+        table.schema.remove_metadata(),
+        compression="zstd",
+        use_dictionary=list(TEXT_COLUMNS),
+        write_statistics=False,
+        store_schema=False,
+        write_page_checksum=True,
+    ) as writer:
+        writer.write_table(table.replace_schema_metadata(None))
+        writer.add_key_value_metadata({_FOOTER: footer})
+    return memoryview(sink.getvalue())
+
+
+def _read_group(
+    path: Path,
+    cells: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+) -> tuple[tuple[str, ...], pa.Table]:
+    """Read the list of cells of a file, and the rows of some (all if None); texts are dictionary-encoded.
+
+    A ValueError tells that the rows are not those of the list, or that the file does not have the list's name.
+    """
+    with pq.ParquetFile(
+        path, page_checksum_verification=True, read_dictionary=list(TEXT_COLUMNS)
+    ) as file:
+        footer = json.loads(file.metadata.metadata[_FOOTER.encode()])
+        held = tuple(footer["cells"])
+        names = list(footer["columns"] if columns is None else columns)
+        is_ours = path.stem == group_key(held) and (
+            file.metadata.schema.to_arrow_schema().equals(_schema(footer["columns"]))
+        )
+        table = file.read(
+            columns=list(dict.fromkeys(["cell", *names])), use_threads=False
+        )
+    place = pc.index_in(table.column("cell"), pa.array(held)).to_numpy()
+    listed = np.repeat(np.arange(len(held)), footer["counts"])
+    if not is_ours or not np.array_equal(place, listed):
+        raise ValueError("it was changed or renamed after it was written")
+    if cells is not None and len(cells) < len(held):
+        table = table.filter(pc.is_in(table.column("cell"), pa.array(cells)))
+    return held, table.select(names)
