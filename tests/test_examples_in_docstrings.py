@@ -68,7 +68,6 @@ STUDIES = (
         "studies.recipes.figures",
         "studies.samformer",
         "studies.structured",
-        "studies.structured.figures",
     ),
 )
 if find_spec("tsfm_lens.studies") is not None:

@@ -16,10 +16,16 @@ from tsfm_lens.data import as_series
 from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.hooks.wiring import Wiring
 from tsfm_lens.models import Lens, load
-from tsfm_lens.models.wirings._common import spread_weights
 from tsfm_lens.studies.samformer.models import ChannelTransformer, LinearForecaster
 from tsfm_lens.studies.samformer.wiring import ChannelAdapter
-from tsfm_lens.testing import ORACLES, Case, assert_close, check_wiring, example_case
+from tsfm_lens.testing import (
+    ORACLES,
+    Case,
+    assert_close,
+    check_wiring,
+    example_case,
+    spread_weights,
+)
 from tsfm_lens.testing.suite import check_lens
 from wrong_tables import behaviour, mutants, verdict
 
