@@ -28,8 +28,8 @@ from tsfm_lens.models.wirings._common import (
     fused,
     mlp_row,
     projections,
-    spread_weights,
 )
+from tsfm_lens.testing import spread_weights
 
 VOCABULARY, LAYERS, HEADS, WIDTH, HIDDEN = 50, 3, 4, 24, 40
 
