@@ -72,6 +72,17 @@ def stacked(batch: SeriesBatch, length: int) -> torch.Tensor:
     return torch.tensor(np.stack(wide), dtype=torch.float32)
 
 
+def row_wise(batch: SeriesBatch, length: int) -> torch.Tensor:
+    """(series, time): the last steps of each series alone, NaN on the left of what is shorter."""
+    rows = [
+        np.pad(
+            values[-length:], (max(length - len(values), 0), 0), constant_values=np.nan
+        )
+        for values in batch.values
+    ]
+    return torch.tensor(np.stack(rows), dtype=torch.float32)
+
+
 def whole_patches(batch: SeriesBatch, limit: int, patch: int) -> int:
     return -(-min(max(batch.lengths), limit) // patch) * patch
 
@@ -108,7 +119,7 @@ def chronos_2(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
 
 
 def t5(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
-    ids = stacked(batch, min(max(batch.lengths), 512))[:, 0]
+    ids = row_wise(batch, min(max(batch.lengths), 512))
     generated = native.generate(
         input_ids=ids.nan_to_num(0.0).long(),
         attention_mask=(~ids.isnan()).long(),
@@ -295,7 +306,7 @@ def toto_2(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
 
 
 def fracast(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
-    rows = stacked(batch, max(batch.lengths))[:, 0].numpy()
+    rows = row_wise(batch, max(batch.lengths)).numpy()
     return Answer(native.forecast_batch(rows, horizon=horizon).transpose(0, 2, 1))
 
 
@@ -307,7 +318,7 @@ def tirex(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
 
 
 def ttm(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
-    past = stacked(batch, native.config.context_length).transpose(1, 2)
+    past = row_wise(batch, native.config.context_length)[..., None]
     output = native(
         past.nan_to_num(0.0), past_observed_mask=~past.isnan()
     ).prediction_outputs

@@ -60,11 +60,18 @@ def _entry_points(group: str) -> dict[str, EntryPoint]:
 
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
-        parent = point.module.rpartition(".")[0]
-        # an installation outlives a package that was taken out of it
-        if not parent or find_spec(parent) is not None:
+        if _has_package(point.module):
             found[point.name] = point
     return found
+
+
+def _has_package(module: str) -> bool:
+    """Test if the package of a module is there; an installation outlives one that was taken out of it."""
+    parent = module.rpartition(".")[0]
+    try:
+        return not parent or find_spec(parent) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def load_extension(group: str, name: str) -> None:

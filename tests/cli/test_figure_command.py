@@ -22,7 +22,7 @@ def run(*args: str) -> Result:
 
 def test_files_and_caption_are_written_and_named(tmp_path: Path) -> None:
     result = run(
-        "fig. 22",
+        "22",
         "bolt-nano",
         *SERIES,
         "--out",

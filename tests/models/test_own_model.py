@@ -38,7 +38,7 @@ def test_the_right_wiring_passes_and_the_table_is_printed(
     assert printed.out == printed.err == ""
     check_wiring(Wired, model)
     table = capsys.readouterr().out
-    assert "own: Forecaster" in table
+    assert "Forecaster" in table
     assert table.count("passed") == len(ORACLES)
 
 

@@ -29,5 +29,9 @@ def forecast(run: Run) -> xr.Dataset:
     Returns:
         point (series, step), and quantiles or samples where the model has them; see
         :meth:`tsfm_lens.models.Forecast.to_dataset`.
+
+    Example:
+        >>> probes.forecast(run).attrs["kind"]
+        'forecast'
     """
     return run.forecast.to_dataset(run.truth)

@@ -139,7 +139,7 @@ def test_a_figure_that_cannot_be_drawn_leaves_nothing(
     # the matrices have as many panels as heads; one column is too narrow for them
     wide = replace(
         made,
-        files=tuple(
+        panels=tuple(
             replace(p, figure=p.figure.update_layout(meta={"min_width": 900}))
             for p in made.panels
         ),
