@@ -1,4 +1,4 @@
-"""Any items with covariates: the library's own forecast, bit for bit, or a clear error; nothing else."""
+"""Any items with covariates: the library's own forecast, to rounding, or a clear error; nothing else."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tiny_lenses import lens_of
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens
+from tsfm_lens.testing import assert_close
 
 GAPS = ("none", "none", "some", "first", "last", "all but one")
 # beyond one pass
@@ -94,4 +95,5 @@ def test_items_with_covariates_are_forecast_as_the_pipeline_does_or_refused(
         assert any(words in str(error) for words in known)  # noqa: PT017
         return
     theirs = torch.stack(lens.native.predict(items, prediction_length=horizon))[:, 0]
-    np.testing.assert_array_equal(ours.quantiles[batch.is_target], theirs.numpy())
+    # the library may order the covariates of an item in another way, and sums over them round
+    assert_close(ours.quantiles[batch.is_target], theirs, depth=100)
