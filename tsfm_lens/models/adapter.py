@@ -177,7 +177,7 @@ class Adapter(ABC):
 
     def number_step(self, values: np.ndarray) -> float:
         """Return the least difference that the model sees between values (time,) of the context, in data units."""
-        return float(np.spacing(np.float32(np.nanmax(np.abs(values)))))
+        return float(np.spacing(np.float32(np.fmax.reduce(np.abs(values)))))
 
     @property
     def longest_pass(self) -> int:

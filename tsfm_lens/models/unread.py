@@ -24,10 +24,16 @@ def unread_notes(adapter: Adapter, batch: SeriesBatch) -> list[str]:
         if levels is not None:
             continue
         read = values[-limit:]
-        read = read[~np.isnan(read)]
-        spread = float(read.std()) if read.size else 0.0
-        step = adapter.number_step(read) if spread else 0.0
-        if 0.0 < spread < step:
+        # missing values count for nothing in these
+        low, high = float(np.fmin.reduce(read)), float(np.fmax.reduce(read))
+        if not low < high:
+            continue
+        step = adapter.number_step(read)
+        # n values within a range have a standard deviation of at least the range over √(2 n)
+        if high - low >= step * np.sqrt(2 * len(read)):
+            continue
+        spread = float(np.nanstd(read))
+        if spread < step:
             hidden.append(f"{name!r} by {spread:.3g} in steps of {step:.3g}")
     notes = []
     if cut:
