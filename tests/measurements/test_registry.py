@@ -219,6 +219,11 @@ def test_a_measurement_of_ones_own_joins_reports_and_figures(
                 exec(text, {"__name__": "other.part"})
         with pytest.raises(UnknownNameError, match="Closest: first"):
             registry.probe("frst")
+        facts = dict.fromkeys(("title", "summary", "description"), "")
+        with pytest.raises(UnknownNameError, match="Closest: heads"):
+            measurement("other", theme="Causes", needs="head", **facts)
+        with pytest.raises(UnknownNameError, match="Closest: tokens"):
+            registry.figure("first_jump", needs="token")
         with pytest.raises(InputError, match="choose one of"):
             measurement("other", theme="Magic", title="", summary="", description="")
     finally:

@@ -313,8 +313,15 @@ def _declare(entry: Measurement) -> Measurement:
         raise InputError(
             f"theme={entry.theme!r} is not known, choose one of {', '.join(THEMES)}"
         )
+    _check_needs(entry.needs)
     _MEASUREMENTS[entry.kind] = entry
     return entry
+
+
+def _check_needs(name: str) -> None:
+    """Refuse a requirement that no table has, where it is declared."""
+    if name and name not in NEEDS:
+        raise unknown_name("needs", name, NEEDS)
 
 
 @cache
@@ -351,7 +358,7 @@ def probe(
 
     Raises:
         InputError: another module has taken the name, or the theme is not one of :data:`THEMES`.
-        UnknownNameError: ``takes`` is not a word that a probe knows.
+        UnknownNameError: ``takes`` or ``needs`` is not a word that the registry knows.
     """
     if isinstance(takes, str) and takes not in _INPUT_DESCRIPTIONS:
         raise unknown_name("takes", takes, _INPUT_DESCRIPTIONS)
@@ -431,6 +438,8 @@ def figure(
         table: of the report's panel: variables that share their dimensions, or a function of the result.
         facts: ``sentences``, ``options``, ``probe_options``, ``beside``, ``needs``, ``instead``; see :class:`Figure`.
     """
+
+    _check_needs(facts.get("needs", ""))
 
     def register(function: Draw[P]) -> Draw[P]:
         instead = facts.get("instead", "")
