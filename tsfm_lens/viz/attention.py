@@ -24,18 +24,13 @@ from tsfm_lens.viz.select import (
     value_title,
 )
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
+from tsfm_lens.viz.summary import labelled, summarize, summary
 from tsfm_lens.viz.tables import tokens_table
 from tsfm_lens.viz.theme import BLUE, GREY, INK, nats, number, percent, plain
 from tsfm_lens.viz.tokens import Ruler, group_for, grouped, pooled, ruler, token_axis
 from tsfm_lens.viz.words import (
     capital,
-    extremes,
-    head_at,
-    is_head,
     layer_names,
-    layers,
-    listed,
-    nats_of,
     num,
 )
 
@@ -54,32 +49,30 @@ _RESTING = 0.5  # share of attention on tokens that stand for no step, above whi
 
 
 def read_attention(ds: xr.Dataset) -> list[str]:
-    """Describe sharp and diffuse heads, and heads that attend mostly to special tokens."""
+    """Name the sharpest and the most diffuse head, and count heads that attend mostly to special tokens."""
     pattern = array(ds, "pattern", "layer", "head", "query", "key")
     entropy = head_entropy(pattern)
-    low, high = extremes(entropy)
     # a query may see a key that any head of the layer gives a weight to: those of masked keys are exactly 0
-    visible = (pattern[high // pattern.shape[1]] > 0).any(axis=0).sum(axis=-1)
-    most = float(np.log(np.maximum(visible, 1)).mean())
-    out = [
-        f"On {single_series(ds)} the sharpest {is_head(ds, entropy, low, nats_of)} (entropy "
-        f"{nats_of(entropy.flat[low])}), the most diffuse {is_head(ds, entropy, high, nats_of)} "
-        f"({num(entropy.flat[high])} of at most {num(most)} nats)."
-    ]
-    rest = pattern[..., token_axis(ds, "key").aside].sum(-1).mean(-1)
-    if heavy := [head_at(ds, int(flat)) for flat in np.flatnonzero(rest > _RESTING)]:
-        few = listed(heavy[:6]) + (
-            f" and {len(heavy) - 6} more" if len(heavy) > 6 else ""
-        )
-        out.append(f"More than half of the attention goes to special tokens in {few}.")
-    return [
-        *out,
+    diffuse = pattern[int(entropy.argmax()) // pattern.shape[1]]
+    visible = np.maximum((diffuse > 0).any(axis=0).sum(axis=-1), 1)
+    special = pattern[..., token_axis(ds, "key").aside].sum(-1).mean(-1)
+    return summarize(
+        ds,
+        "Sharpest on {series}: {entropies:lowest nats}; most diffuse: "
+        "{entropies:highest nats}, of at most {limit:nats}.",
+        "Heads that give more than half of their attention to special tokens: "
+        "{resting:which}.",
         "Attention shows what a head reads; only an ablation shows whether it matters.",
-    ]
+        noun="heads",
+        series=single_series(ds),
+        entropies=labelled(ds, entropy, "layer", "head"),
+        limit=np.log(visible).mean(),
+        resting=labelled(ds, special > _RESTING, "layer", "head"),
+    )
 
 
 def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
-    """Describe how far back a head looks."""
+    """State the lag and the token at which most queries have their largest weight."""
     weights = array(ds, "pattern", "query", "key", layer=layer, head=head)
     keys, queries = token_axis(ds, "key"), token_axis(ds, "query")
     if not len(keys.timed) or not len(queries.timed):
@@ -91,40 +84,28 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
         return [
             f"Its queries give {percent(resting)} of their attention to special tokens, which stand for no step."
         ]
-    top = part.max(axis=1, keepdims=True)
+    largest = part.max(axis=1, keepdims=True)
     # a query whose largest weight several tokens share looks at none of them most
-    clear = (part >= (1 - _ALIKE) * top).sum(axis=1) == 1
+    clear = (part >= (1 - _ALIKE) * largest).sum(axis=1) == 1
     if not clear.any():
         return ["None of its queries has a single largest weight."]
     peak = keys.timed[part.argmax(axis=1)[clear]]
     back = queries.start[queries.timed][clear] - keys.start[peak]
-    count, mean = len(part), num(float(top.mean()))
     (lag, at_lag), (token, at_token) = _commonest(back), _commonest(peak)
-    steps = f"{abs(lag)} step{'s' * (abs(lag) != 1)}"
-    distance = (
-        f"{steps} back" if lag > 0 else f"{steps} ahead" if lag else "at the same step"
-    )
+    count, mean = len(part), num(float(largest.mean()))
+    often = max(at_lag, at_token)
+    if often < _OFTEN * count:
+        return [
+            f"No lag or token has the largest weight in more than {often} of its {count} "
+            f"queries; it is {mean} on average."
+        ]
     place, time = keys.words(token), timeline(ds, 0)
     if time.stamps is not None:
-        first, last = int(keys.start[token]), int(keys.stop[token]) - 1
-        place = (
-            time.label(first) if first == last else f"{place} (from {time.date(first)})"
-        )
-    if count == 1:
-        return [f"Its only query looks most at {place}, {distance} (weight {mean})."]
-    often = max(at_lag, at_token)
-    if often == 1 or often < _OFTEN * count:
-        where = (
-            "Its queries look at different places: no distance or token has the largest weight in more than "
-            f"{often} of {count} queries"
-        )
-    elif at_token > at_lag:
-        where = (
-            f"{at_token} of its {count} queries look most at {place}, at any distance"
-        )
-    else:
-        where = f"Its queries most often look {distance} (largest weight in {at_lag} of {count} queries)"
-    return [f"{where}; the largest weight is {mean} on average."]
+        place = f"{place} (from {time.date(int(keys.start[token]))})"
+    return [
+        f"Queries with their largest weight at lag {lag}: {at_lag} of {count}; at {place}: "
+        f"{at_token} of {count}. The largest weight is {mean} on average."
+    ]
 
 
 def _commonest(values: np.ndarray) -> tuple[int, int]:
@@ -436,40 +417,17 @@ def _attention(ds: xr.Dataset) -> Iterator[FigurePanel]:
         )
 
 
-def read_head_entropy(ds: xr.Dataset) -> list[str]:
-    """Describe the sharpest and the most diffuse head, and the layers with most sharp heads."""
-    entropy, sharp = (
-        array(ds, "entropy", "layer", "head"),
-        array(ds, "sharp", "layer", "head") > 0,
-    )
-    low, high = extremes(entropy)
-    sharpest, widest = (
-        f"{is_head(ds, entropy, at, nats_of)} ({nats_of(entropy.flat[at])})"
-        for at in (low, high)
-    )
-    out = [f"Over all series the sharpest {sharpest}, the most diffuse {widest}."]
-    counts = sharp.sum(axis=1)
-    if counts.any():
-        most = [
-            word
-            for word, count in zip(layers(ds), counts, strict=True)
-            if count == counts.max()
-        ]
-        where = f"{listed(most)} ({int(counts.max())}{' each' * (len(most) > 1)})"
-        out.append(
-            f"{int(counts.sum())} of {sharp.size} heads are sharp, most of them in {where}."
-        )
-    out.append(
-        "The threshold is relative to this model's heads, so counts of two models do not compare."
-    )
-    return out
-
-
 @figure(
     "head_entropy",
     "Attention entropy of every head.",
     table=("entropy", "normalised", "sharp"),
-    sentences=read_head_entropy,
+    sentences=summary(
+        "Sharpest over all series: {entropy:lowest nats}; most diffuse: "
+        "{entropy:highest nats}.",
+        "Sharp heads: {sharp:count}. The threshold is relative to this model's heads, "
+        "so counts of two models do not compare.",
+        noun="heads",
+    ),
 )
 def head_entropy_map(ds: xr.Dataset) -> go.Figure:
     """Draw the layer × head map of the attention entropy: dark heads are sharp, light ones diffuse."""

@@ -12,7 +12,7 @@ import xarray as xr
 
 from tsfm_lens.core.registry import FigurePanel, figure, panels
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.viz.findings import Finding, finding, flat_words, judged
+from tsfm_lens.viz.findings import Finding, finding, flat_words
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import fitted_range, timeline
 from tsfm_lens.viz.select import (
@@ -30,6 +30,7 @@ from tsfm_lens.viz.select import (
     unit_of,
 )
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet, text_width
+from tsfm_lens.viz.summary import labelled, summarize, summary
 from tsfm_lens.viz.theme import (
     BLUE,
     GREEN,
@@ -43,7 +44,7 @@ from tsfm_lens.viz.theme import (
     percent,
     plain,
 )
-from tsfm_lens.viz.words import listed, num, over_series, signed
+from tsfm_lens.viz.words import over_series
 
 __all__ = ["attribution_bars", "attribution_heatmap", "stream_scheme"]
 
@@ -63,90 +64,52 @@ _METHOD_WORDS = {
 
 
 def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
-    """Describe the components of largest size, their signs, and whether the sum is complete."""
+    """Describe the components of largest size, and whether the sum is complete."""
     if flat := flat_words(ds, series, "components"):
         return flat
     shares = _shares_of(ds, decomposition, series)
-    mean, size = shares.mean, shares.size
-    above, below, steps = (
-        (shares.later > 0).sum(axis=1),
-        (shares.later < 0).sum(axis=1),
-        shares.later.shape[1],
+    place = names(ds, "decomposition").index(decomposition)
+    return summarize(
+        ds.isel(decomposition=place, series=series),
+        "Largest contributions on {series} ({decomposition}, unit {unit}, mean size "
+        "over {steps}): {sizes:largest}.",
+        "Positive means sum to {above:signed}, negative ones to {below}.",
+        "Completeness error of the sum: {completeness_error:percent} of the forecast.",
+        decomposition=shares.decomposition,
+        unit=shares.unit,
+        steps=shares.steps,
+        sizes=labelled(ds, shares.size, "component"),
+        above=shares.mean[shares.mean > 0].sum(),
+        below=shares.mean[shares.mean < 0].sum() + 0.0,
     )
-    sides = [
-        f"above 0 at {a}" if value >= 0 else f"below 0 at {b}"
-        for value, a, b in zip(mean, above, below, strict=True)
-    ]
-    parts = [
-        f"{shares.components[i]} ({number(size[i])}; signed mean {signed(mean[i])}, {sides[i]} of {steps} steps)"
-        for i in np.argsort(-size, kind="stable")[:3]
-        if size[i] > 0
-    ]
-    unit = {"logit": "logits", "probability": "probabilities"}.get(
-        shares.unit, shares.unit
-    )
-    up, down = float(mean[mean > 0].sum()), float(mean[mean < 0].sum())
-    out = [
-        f"Largest contributions on {shares.series} ({shares.decomposition} in {unit}, mean size over {shares.steps}): "
-        f"{listed(parts)}. Positive means sum to {signed(up)}, negative ones to {num(down + 0.0)}."
-        if parts
-        else f"No component moves the forecast of {shares.series} ({shares.decomposition})."
-    ]
-    if "completeness_error" in ds:
-        place = names(ds, "decomposition").index(decomposition)
-        error = float(ds["completeness_error"].isel(decomposition=place, series=series))
-        whole = (
-            "Contributions sum to the forecast"
-            if error < 1e-3
-            else "Contributions do not sum to the forecast"
-        )
-        out.append(f"{whole} (completeness error {percent(error)}).")
-    return out
 
 
 def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str]:
-    """Name the heads and MLPs of largest size over all series, on how many series, and for what that holds."""
+    """Name the components of largest size over all series, on how many series, and for what that holds."""
     if ds.sizes["series"] < 2:
         return []
-    place, labels = (
-        names(ds, "decomposition").index(decomposition),
-        names(ds, "component"),
+    return summarize(
+        ds.isel(decomposition=names(ds, "decomposition").index(decomposition)),
+        "Largest components over all series, as shares of all "
+        "sizes{size_share:basis}: {size_share:largest percent}.",
+        effect="size_share",
+        noun="components",
     )
-    share = judged(ds, "size_share", "component", decomposition=place)
-    heads, agreement = ds["head"].values >= 0, ds["series_agreement"].values[place]
-    out = []
-    for word, among in (
-        ("heads", heads),
-        ("MLPs", (ds["kind"].values == "mlp") & ~heads),
-    ):
-        most = [
-            f"{labels[i]} ({share.told(i, percent)}; same sign on {percent(float(agreement[i]))} of series)"
-            for i in share.named(3, among)
-        ]
-        if most:
-            what = f"as shares of all sizes{share.basis}"
-            out.append(f"Largest {word} over all series, {what}: {listed(most)}.")
-    return [*out, *share.standing(labels, "components")]
 
 
 def read_attribution_steps(
     ds: xr.Dataset, decomposition: str, series: int
 ) -> list[str]:
-    """Describe which component varies most over the steps, and which one leads how often."""
+    """Name the components that vary most over the steps."""
     if flat := flat_words(ds, series, "components"):
         return flat
     shares = _shares_of(ds, decomposition, series)
-    steps = names(ds, "step")[-shares.later.shape[1] :]
-    varying = int(np.ptp(shares.later, axis=1).argmax())
-    row = shares.later[varying]
-    lead = np.abs(shares.later).argmax(axis=0)
-    places, counts = np.unique(lead, return_counts=True)
-    most = int(counts.argmax())
-    return [
-        f"{shares.components[varying]} changes most over the steps: from {signed(row.min())} (step "
-        f"{steps[int(row.argmin())]}) to {signed(row.max())} (step {steps[int(row.argmax())]}), in {shares.unit}.",
-        f"{shares.components[places[most]]} has the largest contribution at {int(counts[most])} of {len(lead)} steps.",
-    ]
+    return summarize(
+        ds,
+        "Largest difference between two steps, in {unit}: {spans:largest}.",
+        unit=shares.unit,
+        spans=labelled(ds, np.ptp(shares.later, axis=1), "component"),
+    )
 
 
 def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.DataFrame:
@@ -437,28 +400,14 @@ _SHARE = (
 )  # of a box in the width of all panels
 
 
-def read_shares(ds: xr.Dataset) -> list[str]:
-    """State how much of what is written heads and MLPs write."""
-    share, kinds = (
-        array(ds, "share", "writer", "series").mean(-1),
-        ds["kind"].values.astype(str),
-    )
-    words = {kind: kind_word(kind) for kind in kinds} | {
-        "mlp": "the MLPs",
-        "embed": "the embedding",
-    }
-    parts = [
-        f"{percent(float(share[kinds == kind].sum()))} from {words[kind]}"
-        for kind in dict.fromkeys(kinds)
-    ]
-    return [f"Contributions to the forecast, by size: {listed(parts)}."]
-
-
 @figure(
     "stream_shares",
     ("Share of the forecast that each component writes to the residual stream."),
     table=("size", "share"),
-    sentences=read_shares,
+    sentences=summary(
+        "Contributions to the forecast, by size: {kinds:each percent}.",
+        kinds=lambda ds: ds["share"].mean("series").groupby("kind").sum(),
+    ),
 )
 def stream_scheme(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
     """Draw the residual stream up to the output head, its writers as boxes, and the share that each writes."""

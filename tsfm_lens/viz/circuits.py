@@ -13,7 +13,7 @@ import xarray as xr
 from tsfm_lens.core.registry import FigurePanel, check, figure, frame, panels
 from tsfm_lens.errors import InputError
 from tsfm_lens.viz.effects import ablation_word
-from tsfm_lens.viz.findings import finding, judged
+from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.panels import fit, scene
 from tsfm_lens.viz.path_patching import path_values
 from tsfm_lens.viz.places import OUTPUT, Places, places_in
@@ -28,6 +28,7 @@ from tsfm_lens.viz.select import (
     unit_of,
 )
 from tsfm_lens.viz.sheet import Look, Panel, blank
+from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import (
     BLUE,
     GREY,
@@ -36,10 +37,9 @@ from tsfm_lens.viz.theme import (
     PURPLE,
     VERMILION,
     mixed,
-    percent,
     plain,
 )
-from tsfm_lens.viz.words import listed, measured, num, over_series
+from tsfm_lens.viz.words import measured, num, over_series
 
 __all__ = ["circuit_curve", "circuit_forecasts", "circuit_graph"]
 _HEIGHT, _WIDTH = 340, 640  # pixels that the nodes share
@@ -60,61 +60,29 @@ _WORTH_NAMING = 0.01  # of faithfulness: what cost less is not named
 
 def read_circuit(ds: xr.Dataset) -> list[str]:
     """Describe size and make-up of the circuit, and how well it does alone."""
-    mask, places = np.asarray(ds["in_circuit"].values, dtype=bool), places_in(ds)
-    by_depth, kinds = mask[places.order], np.array(places.kind)
-    counts = {
-        kind: (int(by_depth[kinds == kind].sum()), int((kinds == kind).sum()))
-        for kind in places.colours()
-    }
-    several = {
-        kind: "MLPs" if kind == "mlp" else f"{kind_word(kind)} heads" for kind in counts
-    }
-    parts = [
-        f"{inside} of {whole} {several[kind]}"
-        for kind, (inside, whole) in counts.items()
-    ]
-    faithful, complete = (
-        judged(ds, name).told(0, percent, over=True)
-        for name in ("faithfulness", "completeness")
+    places = places_in(ds)
+    inside = np.asarray(ds["in_circuit"].values, dtype=bool)[places.order]
+    kinds = xr.DataArray(inside, {"kind": ("component", places.kind)}, ["component"])
+    refused = np.asarray(ds["refused"].values, dtype=bool)
+    cost = ds["cost"]
+    return summarize(
+        ds,
+        "Components that are kept: {in_circuit:count}, namely {kinds:each whole}; "
+        "everything else is {ablation}.",
+        "Faithfulness {faithfulness:percent}: the circuit alone recovers this share "
+        "of the way from no components to the whole model.",
+        "Completeness {completeness:percent}: this share of that way is lost without "
+        "the circuit.",
+        "The circuit is minimal {minimal}: none of these can go as well.",
+        "Largest costs in faithfulness of components that the tolerance of "
+        "{tolerance:percent} let go: {dropped:largest percent}.",
+        "No verdict on {refusals}: ablating all components changes the forecast by "
+        "less than the noise, or by less than {smallest:percent} of the range.",
+        kinds=kinds.groupby("kind").sum(),
+        ablation=ablation_word(ds),
+        dropped=cost.where(cost >= _WORTH_NAMING),
+        refusals=shown(np.array(names(ds, "series"))[refused].tolist()) or None,
     )
-    rest = "" if mask.all() else f" Everything else is {ablation_word(ds)}."
-    out = [
-        f"{int(mask.sum())} of {len(mask)} components are kept: {listed(parts)}.{rest}",
-        f"Faithfulness {faithful}: the circuit alone recovers this share of the way from no components to the whole "
-        f"model. Completeness {complete}: this share of that way is lost without the circuit.",
-    ]
-    if "minimal" in ds.attrs:
-        out += _minimality(ds)
-    refusals = [
-        name
-        for name, no in zip(names(ds, "series"), ds["refused"].values, strict=True)
-        if no
-    ]
-    if refusals:
-        out.append(
-            f"No verdict on {listed(refusals)}: ablating all components changes the forecast by less than the noise, "
-            f"or by less than {percent(float(ds.attrs['smallest']))} of the range."
-        )
-    return out
-
-
-def _minimality(ds: xr.Dataset) -> list[str]:
-    """State in which sense the circuit is minimal, and which of the removed components had a part in the forecast."""
-    end = {
-        "up to pairs": "no component and no pair of them",
-        "up to single components": "no single component",
-    }
-    minimal = str(ds.attrs["minimal"])
-    out = [f"The circuit is minimal {minimal}: {end[minimal]} can go as well."]
-    cost = ds["cost"].to_series().dropna().sort_values(ascending=False)
-    dropped = cost[cost >= _WORTH_NAMING]
-    if len(dropped):
-        parts = [f"{name} ({percent(float(value))})" for name, value in dropped.items()]
-        out.append(
-            f"The tolerance of {percent(float(ds.attrs['tolerance']))} let components go that have a part in the "
-            f"forecast, with the faithfulness that each cost: {listed(parts)}."
-        )
-    return out
 
 
 def read_circuit_forecasts(ds: xr.Dataset, series: int) -> list[str]:

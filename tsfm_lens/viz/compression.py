@@ -12,6 +12,7 @@ from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
 from tsfm_lens.viz.panels import scene
 from tsfm_lens.viz.select import array, median_position, model_of, names
 from tsfm_lens.viz.sheet import blank, sheet, shortened
+from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import (
     BLUE,
     CATEGORICAL,
@@ -43,29 +44,26 @@ def read_curve(ds: xr.Dataset) -> list[str]:
 
 def read_quality(ds: xr.Dataset) -> list[str]:
     """State by how much the errors rise, and for how many series."""
-    rise = array(ds, "mase_rise", "series")
-    finite = np.isfinite(rise)
-    if not finite.any():
+    if not np.isfinite(ds["mase_rise"].values).any():
         return [
-            "The errors are unknown: there is no truth, or a series has no seasonal error."
+            "The errors are unknown: there is no truth, or a series has no seasonal "
+            "error."
         ]
-    mean, low, high = (
-        100 * float(ds[f"mase_rise_{end}"]) for end in ("estimate", "low", "high")
+    rise, low, high = (
+        100 * ds[f"mase_rise_{end}"] for end in ("estimate", "low", "high")
     )
-    ends = (
-        f" ({low:+.2g} to {high:+.2g}, 95 % interval over series)"
-        if np.isfinite([low, high]).all()
-        else ""
+    return summarize(
+        ds,
+        "{sources}",
+        "MASE changes by {rise:signed %}; it falls for {falling:count} series.",
+        "The 95 % interval over series goes from {low:signed %} to {high:signed %}.",
+        "The two models share {overlap:percent} of their ten likeliest tokens "
+        "(Jaccard).",
+        rise=rise,
+        low=low,
+        high=high,
+        falling=(ds["mase_rise"] < 0).where(ds["mase_rise"].notnull()),
     )
-    out = [str(ds.attrs["sources"])] if "sources" in ds.attrs else []
-    out += [
-        f"MASE changes by {mean:+.2g} %{ends}; it falls for {(rise < 0).sum()} of {finite.sum()} series."
-    ]
-    if "overlap" in ds:
-        out.append(
-            f"The two models share {100 * float(ds['overlap']):.3g} % of their ten likeliest tokens (Jaccard)."
-        )
-    return out
 
 
 @figure(

@@ -13,8 +13,9 @@ from tsfm_lens.viz.findings import finding, judged
 from tsfm_lens.viz.grid import panel_grid
 from tsfm_lens.viz.select import array, medians, model_of, names, shown, unit_of
 from tsfm_lens.viz.sheet import Look, Panel, sheet
-from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, mixed, percent, plain
-from tsfm_lens.viz.words import after_number, num, signed
+from tsfm_lens.viz.summary import labelled, summarize
+from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, mixed, plain
+from tsfm_lens.viz.words import after_number, measured, num, signed
 
 __all__ = ["covariate_dots", "response_curves"]
 
@@ -25,35 +26,12 @@ WORDS = {
 }
 _APART = 0.22
 _BENT = 0.2  # of the way up or down, beyond which the other way is no noise
-_WHEN = {
-    "removed": "removing it",
-    "constant": "holding it at its mean",
-    "shuffled": "shuffling it",
-}
 
 
 def read_use(ds: xr.Dataset) -> list[str]:
     """State the worth, the response and the share of each covariate, of what moves the forecast most first."""
-    size = array(ds, "moved_size", "covariate", "way").max(1)
-    order = [int(place) for place in np.argsort(-np.nan_to_num(size), kind="stable")]
-    empty = np.isnan(array(ds, "moved", "covariate", "way", "series")).all(1)
-    out = []
-    for place in order:
-        silent = [
-            name
-            for name, none in zip(names(ds, "series"), empty[place], strict=True)
-            if none
-        ]
-        rest = (
-            f" No verdict on {shown(silent)}, where it or the series is constant."
-            if silent
-            else ""
-        )
-        parts = [_describe(ds, place), _response(ds, place), _share(ds, place)]
-        out.append(
-            f"{names(ds, 'covariate')[place]}: {' '.join(filter(None, parts))}{rest}"
-        )
-    return out
+    size = np.nan_to_num(array(ds, "moved_size", "covariate", "way").max(1))
+    return [_describe(ds, int(place)) for place in np.argsort(-size, kind="stable")]
 
 
 def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
@@ -123,21 +101,6 @@ def _steps(ds: xr.Dataset, place: int) -> str:
     return f"one standard deviation{f' ({num(finite[0])})' * bool(same)} more"
 
 
-def _response(ds: xr.Dataset, place: int) -> str:
-    """State the way and the slope of the response; "" of categories, and where nothing moves."""
-    slope = judged(ds, "slope", "covariate")
-    if not slope.acts[place]:
-        return ""
-    scale, unit = _scale(ds)
-    size = slope.told(
-        place,
-        lambda value: f"{signed(value * float(scale[0]))} {after_number(unit)}",
-        over=True,
-    )
-    sure = ", significantly" * bool(slope.significant[place])
-    return f"Response: the forecast {_way(ds, place)}{sure}, {size} for {_steps(ds, place)}."
-
-
 def _way(ds: xr.Dataset, place: int) -> str:
     """State whether forecasts rise, fall or bend with a covariate, or differ from series to series."""
     line = medians(array(ds, "response", "shift", "series", covariate=place))
@@ -159,21 +122,6 @@ def _way(ds: xr.Dataset, place: int) -> str:
     )
 
 
-def _share(ds: xr.Dataset, place: int) -> str:
-    """State the size of its effect, and of a known covariate which part its past and its known future have."""
-    scale, unit = _scale(ds)
-    size = array(
-        ds, "moved", "series", covariate=place, way=names(ds, "way").index("constant")
-    )
-    total = float(medians((size * scale)[None])[0])
-    if not total > 0:
-        return ""
-    parts = zip(names(ds, "part"), _part_shares(ds, place), strict=True)
-    split = ", ".join(f"{part} {percent(float(share))}" for part, share in parts)
-    split = f" ({split})" if str(ds["role_of"].values[place]) == "known" else ""
-    return f"Share: {num(total)} {after_number(unit)}, its mean absolute effect{split}."
-
-
 def _part_shares(ds: xr.Dataset, place: int) -> np.ndarray:
     """Return the part of a covariate's effect that its past and its known future have, (part,), medians over series.
 
@@ -186,52 +134,50 @@ def _part_shares(ds: xr.Dataset, place: int) -> np.ndarray:
     )
 
 
-def _size(ds: xr.Dataset, place: int) -> str:
-    """Write how far the forecasts move without a covariate; "" if none of them moves by more than rounding."""
-    moved, ways = judged(ds, "moved", "way", covariate=place), names(ds, "way")
-    if not moved.acts.any():
-        return ""
-    way = max(
-        range(len(ways)), key=lambda i: (moved.acts[i] > 0, ways[i] == "shuffled")
-    )
-    there = int(
-        np.isfinite(array(ds, "moved", "series", covariate=place, way=way)).sum()
-    )
-    some = f" ({int(moved.acts[way])} of {there})"
-    return f"{_WHEN[ways[way]]} moves the forecasts{some} by {moved.told(way, _mase, over=True)}"
-
-
 def _describe(ds: xr.Dataset, place: int) -> str:
-    ways = names(ds, "way")
-    size = _size(ds, place)
-    if not size:
-        return "removing it changes no forecast beyond rounding, so the model does not use it."
-    if "worth_size" not in ds:
-        return f"{size}."
-    worth = judged(ds, "worth", "way", covariate=place)
-    shuffled = ways.index("shuffled")
-    change = float(worth.size[shuffled])
-    told = worth.told(
-        shuffled, lambda value: _mase(value if change > 0 else -value), over=True
+    """State the worth, the response and the share of one covariate."""
+    one = ds.isel(covariate=place)
+    acting = one["moved_acts"] > 0
+    known = np.isfinite(one["moved"]).any("way").values
+    silent = np.array(names(ds, "series"))[~known].tolist()
+    worth = finding(one, "worth", "way")
+    verdict = None
+    if worth is not None and acting.any():
+        verdict = worth.for_others(int(worth.significant.argmax()))
+    slope = judged(ds, "slope", "covariate")
+    scale, unit = _scale(ds)
+    response = slope.told(
+        place,
+        lambda value: f"{signed(value * float(scale[0]))} {after_number(unit)}",
+        over=True,
     )
-    helps, harms = (
-        bool((worth.significant & side).any())
-        for side in (worth.size > 0, worth.size < 0)
+    total = (one["moved"].sel(way="constant") * scale).median()
+    sentences = summarize(
+        one.isel(way=acting.values),
+        "without it {count:whole} of {known:whole} forecasts move, by the way of leaving it "
+        "out{moved:basis}: {moved:each MASE}.",
+        "The error is then larger (negative: smaller) by: {worth:each MASE}; {verdict}.",
+        "Response: the forecast {way}, {response} for {steps}.",
+        "Share: {total}, its mean absolute effect: {shares:each percent}.",
+        count=one["moved_acts"].max(),
+        known=known.sum(),
+        verdict=verdict,
+        way=_way(ds, place) if slope.acts[place] else None,
+        response=response,
+        steps=_steps(ds, place),
+        total=measured(unit)(float(total)) if total > 0 else None,
+        shares=labelled(ds, _part_shares(ds, place), "part"),
     )
-    outcome = {
-        (True, False): "it helps, significantly",
-        (False, True): "forecasts are better without it, significantly",
-        (
-            True,
-            True,
-        ): "it helps or harms, significantly, depending on how it is left out",
-    }.get((helps, harms))
-    outcome = outcome or worth.for_others(shuffled)
-    return f"{size}, and the error is {'larger' if change > 0 else 'smaller'} by {told}: {outcome}."
-
-
-def _mase(value: float) -> str:
-    return f"{num(value)} MASE"
+    if not acting.any():
+        sentences.insert(
+            0,
+            "removing it changes no forecast beyond rounding, so the model does not use it.",
+        )
+    if silent:
+        sentences.append(
+            f"No verdict on {shown(silent)}, where it or the series is constant."
+        )
+    return f"{names(ds, 'covariate')[place]}: {' '.join(sentences)}"
 
 
 @figure(

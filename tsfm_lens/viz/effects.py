@@ -8,65 +8,14 @@ import xarray as xr
 
 from tsfm_lens.core.registry import figure
 from tsfm_lens.errors import InputError
-from tsfm_lens.viz.findings import WORTH_A_WORD, finding, judged, middle_of, over_words
+from tsfm_lens.viz.findings import finding, middle_of, over_words
 from tsfm_lens.viz.panels import fitted_range
 from tsfm_lens.viz.select import array, model_of, names, series_rows, unit_of
 from tsfm_lens.viz.sheet import sheet
-from tsfm_lens.viz.theme import GREY, VERMILION, mixed, percent, plain
-from tsfm_lens.viz.words import listed
+from tsfm_lens.viz.summary import summary
+from tsfm_lens.viz.theme import GREY, VERMILION, mixed, plain
 
 __all__ = ["self_repair_bars"]
-
-
-_MAX_NAMES = 3  # components in a sentence
-
-
-def read_effects(ds: xr.Dataset) -> list[str]:
-    """Describe the components with the largest direct and total effects on the forecast."""
-    labels, way = names(ds, "component"), ablation_word(ds)
-    direct, total = (
-        judged(ds, f"{effect}_share", "component") for effect in ("direct", "total")
-    )
-    most = [
-        [
-            f"{labels[flat]} ({share.told(flat, percent)})"
-            for flat in share.named(_MAX_NAMES)
-        ]
-        for share in (direct, total)
-    ]
-    none = f"of any component is below {percent(WORTH_A_WORD)} of its series' range"
-    return [
-        f"Largest direct effects of components {way}, as shares of the series' range{direct.basis}: {listed(most[0])}."
-        if most[0]
-        else f"The direct effect {none}.",
-        f"Largest total effects, with all that follows: {listed(most[1])}."
-        if most[1]
-        else f"The total effect {none}.",
-        *total.standing(labels, "components"),
-    ]
-
-
-def read_self_repair(ds: xr.Dataset) -> list[str]:
-    """State how many direct effects later components undo, and where they undo most."""
-    repair, labels = judged(ds, "self_repair", "component"), names(ds, "component")
-    count = int(np.isfinite(repair.size).sum())
-    if not count:
-        return ["No direct effect is large enough to say what share of it is undone."]
-    undone, added = (
-        int((side & repair.significant).sum())
-        for side in (repair.size > 0, repair.size < 0)
-    )
-    most = [
-        f"{labels[i]} ({repair.told(i, percent)})"
-        for i in repair.named(_MAX_NAMES, repair.size > 0)
-    ]
-    return [
-        f"{count} components have a direct effect large enough to say what share of it later components undo.",
-        f"Self-repair is largest for {listed(most)}."
-        if most
-        else "Later components undo none of these effects.",
-        f"Self-repair is significantly positive for {undone} and negative for {added} of them.",
-    ]
 
 
 def _sizes(ds: xr.Dataset, series: list[int]) -> tuple[np.ndarray, np.ndarray, str]:
@@ -86,7 +35,17 @@ def _sizes(ds: xr.Dataset, series: list[int]) -> tuple[np.ndarray, np.ndarray, s
     "causal_effects",
     "Share of an ablation's direct effect that later layers undo.",
     table=("direct_share", "total_share", "self_repair"),
-    sentences=lambda ds: read_effects(ds) + read_self_repair(ds),
+    sentences=summary(
+        "Largest direct effects of components {way}, as shares of the series' "
+        "range{direct_share:basis}: {direct_share:largest percent}.",
+        "Largest total effects, with all that follows: {total_share:largest percent}.",
+        "Self-repair, the share of a direct effect that later components undo (negative: "
+        "they add to it): {self_repair:largest percent}; significant for "
+        "{self_repair:significant}.",
+        effect="total_share",
+        noun="components",
+        way=lambda ds: ablation_word(ds),
+    ),
 )
 def self_repair_bars(
     ds: xr.Dataset, *, top: int = 15, series: str | int | None = None

@@ -131,10 +131,10 @@ class Finding:
     @property
     def large(self) -> np.ndarray:
         """Members that act, by a size worth a word."""
-        return (self.acts > 0) & (np.abs(self.size) >= self._least)
+        return (self.acts > 0) & (np.abs(self.size) >= self.least)
 
     @property
-    def _least(self) -> float:
+    def least(self) -> float:
         return float(self.facts.get("smallest", WORTH_A_WORD))
 
     def leader(self, among: np.ndarray | None = None) -> int | None:
@@ -223,8 +223,8 @@ class Finding:
         large = int((self.large & mask).sum())
         where = f" on all {self.over}" if entries > 1 else ""
         by = (
-            f"; {large or 'none'} of {whole} by {percent(self._least)} or more"
-            if self._least == SMALLEST
+            f"; {large or 'none'} of {whole} by {percent(self.least)} or more"
+            if self.least == SMALLEST
             else ""
         )
         return f"{always or 'None'} of {whole} {noun} {verb(always, 'act')} above rounding{where}{by}."

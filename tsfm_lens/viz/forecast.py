@@ -20,12 +20,11 @@ from tsfm_lens.viz.select import (
     model_of,
     names,
     shown,
-    unit_of,
 )
 from tsfm_lens.viz.sheet import blank
+from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.tables import quantile_table
 from tsfm_lens.viz.theme import BLUE, mixed
-from tsfm_lens.viz.words import measured
 
 __all__ = ["forecast_fan"]
 
@@ -35,40 +34,39 @@ _MAX_SERIES = 24  # series with a figure of their own
 
 def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
     """Describe course and width of the forecast of one series, and its error where the truth is known."""
-    name, amount = names(ds, "series")[series], measured(unit_of(ds, series))
     levels = np.asarray(ds["quantile"].values, dtype=float)
     values = array(ds, "quantile_forecast", "quantile", "step", series=series)
     median = values[median_position(levels)]
-    out = [
-        f"The median forecast of {name} starts at {amount(median[0])} and ends at {amount(median[-1])} "
-        f"after {len(median)} steps."
-    ]
-    low, high = int(levels.argmin()), int(levels.argmax())
-    share = levels[high] - levels[low]
-    if abs(levels[low] + levels[high] - 1) < 1e-6 and share > 0:
-        width = values[high] - values[low]
-        out.append(
-            f"Its {100 * share:.3g} % band is {amount(width[0])} wide at the first step and "
-            f"{amount(width[-1])} at the last."
-        )
-    truth = (
-        array(ds, "truth", "step", series=series)
-        if "truth" in ds
-        else np.full(len(median), np.nan)
+    low, high = values[levels.argmin()], values[levels.argmax()]
+    share = levels.max() - levels.min()
+    is_band = abs(levels.min() + levels.max() - 1) < 1e-6 and share > 0
+    truth = np.full(len(median), np.nan)
+    if "truth" in ds:
+        truth = array(ds, "truth", "step", series=series)
+    known = np.isfinite(truth)
+    label, repeated = naive_forecast(ds, series)
+    naive = repeated - truth if len(repeated) else truth
+    return summarize(
+        ds.isel(series=[series]),
+        "The median forecast of {series} starts at {first:unit} and ends at "
+        "{last:unit} after {steps} steps.",
+        "Its {band:percent} band is {first_width:unit} wide at the first step and "
+        "{last_width:unit} at the last.",
+        "The band covers the truth at {covered:count} steps (calibrated: about "
+        "{band:percent}).",
+        "The median misses the truth by {error:unit} on average.",
+        "The {label} misses it by {naive:unit}.",
+        first=median[0],
+        last=median[-1],
+        steps=len(median),
+        band=share if is_band else None,
+        first_width=high[0] - low[0],
+        last_width=high[-1] - low[-1],
+        covered=((truth >= low) & (truth <= high))[known],
+        error=np.abs(median - truth)[known].mean() if known.any() else None,
+        label=label,
+        naive=np.abs(naive)[known].mean() if len(repeated) and known.any() else None,
     )
-    finite = np.isfinite(truth)
-    if finite.any():
-        inside = (truth >= values[low]) & (truth <= values[high])
-        label, repeated = naive_forecast(ds, series)
-        naive = ""
-        if len(repeated):
-            naive = f", the {label} by {amount(float(np.abs(repeated - truth)[finite].mean()))}"
-        out.append(
-            f"The band covers the truth at {int(inside[finite].sum())} of {int(finite.sum())} steps (calibrated: about "
-            f"{100 * share:.3g} %). The median misses the truth by "
-            f"{amount(float(np.abs(median - truth)[finite].mean()))} on average{naive}."
-        )
-    return out
 
 
 def naive_forecast(ds: xr.Dataset, series: int) -> tuple[str, np.ndarray]:

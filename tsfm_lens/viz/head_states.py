@@ -24,11 +24,11 @@ from tsfm_lens.viz.select import (
     names,
     position,
     statistic_of,
-    unit_of,
 )
 from tsfm_lens.viz.sheet import sheet
-from tsfm_lens.viz.theme import BLUE, VERMILION, percent
-from tsfm_lens.viz.words import layer_names, measured, num
+from tsfm_lens.viz.summary import summarize
+from tsfm_lens.viz.theme import BLUE, VERMILION
+from tsfm_lens.viz.words import layer_names, num
 
 __all__ = ["explore_figure"]
 
@@ -158,47 +158,31 @@ def heads_table(ds: xr.Dataset) -> pd.DataFrame:
 
 
 def read_explore(ds: xr.Dataset, series: int = 0) -> list[str]:
-    """Name the head of the largest ablation effect with what it reads, and the one that writes most."""
+    """Name the heads of the largest ablation effect, what the first of them reads, and those that write most."""
     if flat := flat_words(ds, series, "heads"):
         return flat
-    amount = measured(unit_of(ds, series) or "data units")
-    shift = (
-        effects_of_heads(ds, "mean_shift")
-        .isel(series=series)
-        .transpose("layer", "head")
-        .values
+    one = ds.isel(series=series)
+    shift = effects_of_heads(one, "mean_shift").transpose("layer", "head")
+    acting = shift.where(shift > one["mean_shift_floor"])
+    reading = None
+    if acting.notnull().any():
+        layer, head = np.unravel_index(np.nanargmax(acting.values), acting.shape)
+        reading = reading_of(ds, series, int(layer), int(head))
+    return summarize(
+        ds.isel(series=[series]),
+        "Heads of {kind} whose ablation moves the forecast most, on average: "
+        "{acting:largest unit}; median head {shift:median unit}.",
+        "Where the first of them looks: {reading} ({share:percent} of its attention, mean "
+        "over steps).",
+        "Heads that write most, on average: {write_size:largest unit}.",
+        noun="heads",
+        labels=lambda ds: ds["name"].transpose("layer", "head").values.ravel().tolist(),
+        kind=attention_kind(ds),
+        acting=acting.fillna(0.0),
+        shift=shift,
+        reading=reading and reading.words,
+        share=reading and reading.most,
     )
-    size = array(ds, "write_size", "layer", "head", series=series)
-    names_of = ds["name"].transpose("layer", "head").values.astype(str)
-    loudest = tuple(int(v) for v in np.unravel_index(size.argmax(), size.shape))
-    share = array(ds, "write_share", "layer", "head", series=series)[loudest]
-    if not (shift > float(ds["mean_shift_floor"].values[series])).any():
-        return [
-            f"No head of {attention_kind(ds)} moves the forecast beyond rounding when it is ablated."
-        ]
-    most = tuple(int(v) for v in np.unravel_index(shift.argmax(), shift.shape))
-    out = [
-        f"Among heads of {attention_kind(ds)}, ablating {names_of[most]} moves the forecast most "
-        f"({amount(shift[most])} on average; median head {amount(float(np.median(shift)))})."
-    ]
-    reading = reading_of(ds, series, *most)
-    if reading.form in ("lag", "place"):
-        out.append(
-            f"It looks most {reading.words} ({percent(reading.share)} of its attention, mean over steps)."
-        )
-    elif reading.form == "even":
-        out.append(
-            f"It attends evenly: {percent(reading.share)} at most to one token or distance."
-        )
-    else:
-        out.append(f"It attends mostly to {reading.others} ({percent(reading.rest)}).")
-    same = (
-        "It also writes most" if most == loudest else f"{names_of[loudest]} writes most"
-    )
-    out.append(
-        f"{same}: {amount(size[loudest])} on average, {percent(float(share))} of all writes."
-    )
-    return out
 
 
 @figure(

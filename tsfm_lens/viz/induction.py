@@ -13,6 +13,7 @@ from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
 from tsfm_lens.viz.panels import fitted_range
 from tsfm_lens.viz.select import array, model_of, names
 from tsfm_lens.viz.sheet import Look, Panel, sheet
+from tsfm_lens.viz.summary import labelled, summary
 from tsfm_lens.viz.theme import (
     BLACK,
     BLUE,
@@ -21,37 +22,14 @@ from tsfm_lens.viz.theme import (
     PALE,
     VERMILION,
     number,
-    percent,
     plain,
 )
-from tsfm_lens.viz.words import head_at, listed, num
 
 __all__ = ["induction_corner", "induction_maps", "overlap_thresholds"]
 
 
 _DIMS = ("layer", "head")
 _THRESHOLDS = {"prefix_matching": "prefix_from", "copy_score": "copy_from"}
-
-
-def read_induction(ds: xr.Dataset) -> list[str]:
-    """Count the heads significantly above both thresholds, and state how well the model copies."""
-    surely, perhaps = past_both(ds)
-    which = (
-        f": {listed([head_at(ds, flat) for flat in np.flatnonzero(surely)[:6]])}"
-        if surely.any()
-        else ""
-    )
-    least = [num(float(ds.attrs[name])) for name in _THRESHOLDS.values()]
-    out = [
-        f"{int(surely.sum())} of {surely.size} heads are significantly induction heads: prefix matching above "
-        f"{least[0]} and a copy score above {least[1]}{which}."
-    ]
-    if perhaps.any():
-        out.append(f"{int(perhaps.sum())} more are undecided.")
-    return [
-        *out,
-        f"The model predicts the motif's next token in {percent(float(ds['copy_accuracy']))} of cases.",
-    ]
 
 
 def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
@@ -81,7 +59,15 @@ def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
     "induction_scores",
     "Prefix-matching and copying of every head.",
     table=("prefix_matching", "copy_score", "induction"),
-    sentences=read_induction,
+    sentences=summary(
+        "Heads significantly above both thresholds, prefix matching of {prefix_from} "
+        "and a copy score of {copy_from}: {surely:which}; undecided: "
+        "{undecided:count}.",
+        "The model predicts the motif's next token in {copy_accuracy:percent} of "
+        "cases.",
+        surely=lambda ds: labelled(ds, past_both(ds)[0], *_DIMS),
+        undecided=lambda ds: labelled(ds, past_both(ds)[1], *_DIMS),
+    ),
 )
 def induction_maps(ds: xr.Dataset) -> go.Figure:
     """Draw layer × head maps of prefix matching and copy score, and of the entropy where known."""
@@ -155,22 +141,21 @@ _GROUPS = (
 )
 
 
-def read_overlap(ds: xr.Dataset) -> list[str]:
-    """Count the induction heads that are sharp."""
-    sharp = array(ds, "sharp", "layer", "head") > 0
-    surely, perhaps = past_both(ds)
-    return [
-        f"{int(surely.sum())} of {sharp.size} heads are significantly induction heads, {int(perhaps.sum())} more are "
-        f"undecided. {int(sharp.sum())} heads are sharp: {int((surely & sharp).sum())} of the significant ones, "
-        f"{int((perhaps & sharp).sum())} of the undecided."
-    ]
-
-
 @figure(
     "induction_overlap",
     "Prefix-matching, copying and entropy against each other.",
     table=(*_AXES, "induction", "sharp"),
-    sentences=read_overlap,
+    sentences=summary(
+        "Heads that are significantly induction heads: {surely:count}; undecided: "
+        "{undecided:count}.",
+        "Sharp heads: {sharp:count}, of which {both:whole} are significantly "
+        "induction heads.",
+        surely=lambda ds: labelled(ds, past_both(ds)[0], *_DIMS),
+        undecided=lambda ds: labelled(ds, past_both(ds)[1], *_DIMS),
+        both=lambda ds: (
+            past_both(ds)[0] & array(ds, "sharp", *_DIMS).astype(bool)
+        ).sum(),
+    ),
 )
 def induction_corner(ds: xr.Dataset) -> go.Figure:
     """Draw prefix matching, copy score and normalised entropy of all heads, each against each."""

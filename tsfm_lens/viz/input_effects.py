@@ -7,15 +7,15 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import figure
-from tsfm_lens.viz.findings import finding, judged
+from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.grid import panel_grid
 from tsfm_lens.viz.input_attribution import method_words
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import segment_words
 from tsfm_lens.viz.select import array, model_of, names, shown
 from tsfm_lens.viz.sheet import Look, blank
+from tsfm_lens.viz.summary import summary
 from tsfm_lens.viz.theme import BLUE, DIVERGING, GREY, PALE, plain
-from tsfm_lens.viz.words import capital, listed, num
 
 __all__ = ["input_beeswarm", "input_dependence"]
 
@@ -27,34 +27,15 @@ _ROW, _DOT, _BINS = (
 )  # pixels of a row and a dot; places along the axis within which dots stand in line
 
 
-def read_effects(ds: xr.Dataset) -> list[str]:
-    """Describe which segments move forecasts over many series."""
-    standing = judged(ds, "size", "segment")
-    labels, kinds = (
-        names(ds, "segment"),
-        np.array(names(ds.swap_dims(segment="kind"), "kind")),
-    )
-    out = []
-    for kind in dict.fromkeys(kinds):
-        leading = standing.named(_MAX_NAMES, kinds == kind)
-        if not leading:
-            out.append(
-                f"{capital(kind)}: no segment moves the forecasts by 0.01 MASE or more."
-            )
-            continue
-        moves = [
-            f"{labels[i]} ({standing.told(i, lambda value: f'{num(value)} MASE')})"
-            for i in leading
-        ]
-        out.append(f"{capital(kind)}: largest effects from {listed(moves)}.")
-    return [*out, *standing.standing(labels, "segments")]
-
-
 @figure(
     "input_effects",
     "Effect of each segment, a dot for each series.",
     table=("effect", "size", "value"),
-    sentences=read_effects,
+    sentences=summary(
+        "Largest effects of segments on forecasts{size:basis}: {size:largest MASE}.",
+        effect="size",
+        noun="segments",
+    ),
 )
 def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
     """Draw a dot per series for each segment: how far it moves the forecast, and how high its values are."""

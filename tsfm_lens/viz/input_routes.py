@@ -7,12 +7,13 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import figure, frame
-from tsfm_lens.viz.findings import finding, judged
+from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.input_attribution import read_tests
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import segment_words
 from tsfm_lens.viz.select import array, kind_word, model_of, names, shown, unit_of
 from tsfm_lens.viz.sheet import Look, blank, sheet
+from tsfm_lens.viz.summary import summarize, summary
 from tsfm_lens.viz.theme import (
     BLUE,
     CATEGORICAL,
@@ -23,7 +24,6 @@ from tsfm_lens.viz.theme import (
     percent,
     plain,
 )
-from tsfm_lens.viz.words import capital, listed, measured
 
 __all__ = ["carried_dots", "faithfulness_dots", "route_map"]
 
@@ -34,100 +34,38 @@ _MAX_NAMES = 3
 
 def read_routes(ds: xr.Dataset) -> list[str]:
     """Describe through which components the most influential segments act, and what the parts sum to."""
-    amount, segments, components = (
-        measured(unit_of(ds)),
-        segment_words(ds),
-        names(ds, "component"),
-    )
-    size, total = (
-        array(ds, "size", "segment", "component"),
-        array(ds, "total", "segment", "step"),
-    )
-    stands = array(ds, "size_acts", "segment", "component") > 0
-    movement = np.abs(total).mean(1)
-    out = []
-    attends = any("attn" in name for name in components)
-    for place in np.argsort(-movement, kind="stable")[:_MAX_NAMES]:
-        if movement[place] <= float(ds["total_floor"]):
-            continue
-        order = [
-            i
-            for i in np.argsort(-np.nan_to_num(size[place]), kind="stable")
-            if stands[place, i]
-        ][:_MAX_NAMES]
-        leading = [f"{components[i]} ({amount(size[place, i])})" for i in order]
-        through = (
-            f" Most of it goes through {listed(leading)}."
-            if leading
-            else " No component carries more than rounding."
-        )
-        words = (
-            past_attention(float(array(ds, "no_attention_share", "segment")[place]))
-            if attends
-            else ""
-        )
-        past = f" {capital(words)}." if words else ""
-        out.append(
-            f"Masking {segments[place]} moves the forecast by {amount(movement[place])} on average.{through}{past}"
-        )
-    if not out:
+    ds = ds.assign_coords(segment=segment_words(ds))
+    movement = np.abs(ds["total"]).mean("step")
+    order = np.argsort(-movement.values, kind="stable")[:_MAX_NAMES]
+    leading = order[movement.values[order] > float(ds["total_floor"])]
+    if not len(leading):
         return ["No segment moves the forecast by more than the noise."]
-    rest = np.abs(array(ds, "rest", "segment", "step")).mean(1).sum() / movement.sum()
-    out.append(
-        f"Direct contributions explain all but {percent(rest)} of these effects; the rest is interaction in the "
-        "output head."
+    acting = ds["size"].where(ds["size_acts"] > 0).fillna(0.0)
+    rest = np.abs(ds["rest"]).mean("step").sum() / movement.sum()
+    return summarize(
+        ds.isel(segment=leading),
+        "Masking moves the forecast most, on average, at these segments: "
+        "{movement:largest unit}.",
+        "Most of that goes through: {routes:largest unit}.",
+        "Components that carry most over all segments: {carried:largest unit}.",
+        "Share of the effect that bypasses attention (negative: attention overshoots; "
+        "above 100 %: attention reverses the excess): {no_attention_share:each percent}.",
+        "Direct contributions explain all but {rest:percent} of these effects; the rest is "
+        "interaction in the output head.",
+        "Gradients selected the {top} components that were tested. A random check of the "
+        "others found {miss_rate:percent} missed (at most {miss_rate_high:percent}).",
+        movement=movement[leading],
+        routes=acting[leading],
+        carried=acting.sum("segment"),
+        rest=rest,
     )
-    if ds.attrs.get("search") == "gradient":
-        rate, high = (
-            percent(float(ds.attrs[name])) for name in ("miss_rate", "miss_rate_high")
-        )
-        out.append(
-            f"Gradients selected the {ds.attrs['top']} components that were tested. A random check of the others found "
-            f"{rate} missed (at most {high})."
-        )
-    return out
-
-
-def read_kinds(ds: xr.Dataset) -> list[str]:
-    """Name the component with the largest effect over all segments, and the largest effect of each kind."""
-    size = np.nan_to_num(array(ds, "size", "segment", "component")).sum(0)
-    if not (array(ds, "size_acts", "segment", "component") > 0).any():
-        return ["No component carries more than the noise."]
-    places = zip(ds["stack"].values, ds["component_kind"].values, strict=True)
-    kinds = [f"{stack} {kind_word(str(kind))}".strip() for stack, kind in places]
-    by_kind = {
-        kind: float(size[[each == kind for each in kinds]].max())
-        for kind in dict.fromkeys(kinds)
-    }
-    amount = measured(unit_of(ds))
-    largest = [
-        f"{kind} {amount(value)}"
-        for kind, value in sorted(by_kind.items(), key=lambda item: -item[1])
-    ]
-    return [
-        f"Over all segments, most of the effect goes through {names(ds, 'component')[int(size.argmax())]}. Largest "
-        f"effect by kind: {listed(largest)}."
-    ]
-
-
-def past_attention(share: float) -> str:
-    """Write the share of an effect that bypasses attention; "" where it is not a number."""
-    if not np.isfinite(share):
-        return ""
-    if abs(share) < WORTH_A_WORD:
-        return "almost none of the effect bypasses attention"
-    if share < 0:
-        return f"the part that bypasses attention reverses {percent(-share)} of the effect: attention overshoots"
-    if share > 1:
-        return f"the part that bypasses attention is {percent(share)} of the effect: attention reverses the excess"
-    return f"{percent(share)} of the effect bypasses attention"
 
 
 @figure(
     "input_routes",
     "Effect of each segment through each component.",
     table=lambda ds: frame(ds, "size", "share").dropna(ignore_index=True),
-    sentences=lambda ds: [*read_routes(ds), *read_kinds(ds)],
+    sentences=read_routes,
 )
 def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     """Draw how much of each segment's influence goes through each component.
@@ -166,27 +104,16 @@ def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     )
 
 
-def read_carried(ds: xr.Dataset) -> list[str]:
-    """Name the components that carry most of the input's influence over all series."""
-    carried = judged(ds, "carried", "component")
-    labels = names(ds, "component")
-    most = [
-        f"{labels[place]} ({carried.told(place, percent)})"
-        for place in carried.named(_MAX_NAMES)
-    ]
-    told = (
-        f"Most of the input's influence goes through {listed(most)}."
-        if most
-        else "No component carries 1 % of it."
-    )
-    return [told, *carried.standing(labels, "components")]
-
-
 @figure(
     "route_effects",
     "Share of the input's effect that each component carries.",
     table=("carried",),
-    sentences=read_carried,
+    sentences=summary(
+        "Components that carry most of the input's influence{carried:basis}: "
+        "{carried:largest percent}.",
+        effect="carried",
+        noun="components",
+    ),
 )
 def carried_dots(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     """Draw what part of the input's influence goes through each component, over many series.

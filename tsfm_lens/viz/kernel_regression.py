@@ -14,70 +14,49 @@ from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import HeadMap, head_maps, two_digits
 from tsfm_lens.viz.select import array, medians, model_of, names, positions
 from tsfm_lens.viz.sheet import Sheet
+from tsfm_lens.viz.summary import summarize, summary
 from tsfm_lens.viz.theme import BLUE, GREY, mixed, plain
-from tsfm_lens.viz.words import extremes, head_at, layer_names, num
+from tsfm_lens.viz.words import layer_names
 
 __all__ = ["kernel_bandwidths", "tilt_map"]
 
 
-def read_bandwidths(ds: xr.Dataset) -> list[str]:
-    """Describe how narrow kernels are, and how much they differ between directions."""
-    widths = array(ds, "bandwidth", "layer", "head", "mode")
-    narrow, wide = np.nanmin(widths, axis=-1), np.nanmax(widths, axis=-1)
-    at = int(np.nanargmin(narrow))
-    return [
-        f"The narrowest kernel is that of {head_at(ds, at)} (bandwidth {num(narrow.flat[at])} along its first "
-        f"direction). In the median head the widest one is {num(np.nanmedian(wide / narrow))} times the narrowest."
-    ]
-
-
-def read_tilt(ds: xr.Dataset) -> list[str]:
-    """Count the heads in which keys draw attention by their length alone."""
-    share = array(ds, "tilt_share", "layer", "head")
-    low, high = extremes(share)
-    strong = int((share >= 1).sum())
-    return [
-        f"The tilt is weakest in {head_at(ds, low)} ({num(share.flat[low])}) and strongest in {head_at(ds, high)} "
-        f"({num(share.flat[high])}). It varies at least as much as the scores in {strong} of {share.size} heads."
-    ]
-
-
 def read_bound(ds: xr.Dataset) -> list[str]:
     """State where the bound holds, where it says something, and how close it comes."""
-    missing, bound = (
-        array(ds, name, "layer", "head", "query") for name in ("missing", "bound")
-    )
-    usable = array(ds, "applicable", "layer", "head", "query") > 0
+    usable = ds["applicable"].astype(bool)
     if not usable.any():
         return [
             "The conditions of the proposition hold for no head, so it gives no bound here."
         ]
-    informative = usable & (bound < 1)
-    out = [
-        f"The conditions hold for {int(usable.sum())} of {usable.size} heads and queries, and the bound is below 1 for "
-        f"{int(informative.sum())} of them. Elsewhere it is vacuous: no attention could exceed it."
-    ]
-    if informative.any():
-        ratio = float(
-            np.median(bound[informative] / np.maximum(missing[informative], 1e-16))
-        )
-        out.append(
-            f"Where it is below 1, it is {num(ratio)} times the measured value (median)."
-        )
-    violations = int((missing[usable] > bound[usable] * (1 + 1e-6) + 1e-9).sum())
-    return [
-        *out,
-        f"It is exceeded {violations} times, which must not happen."
-        if violations
-        else "It is never exceeded.",
-    ]
+    informative = usable & (ds["bound"] < 1)
+    ratio = ds["bound"] / np.maximum(ds["missing"], 1e-16)
+    exceeded = usable & (ds["missing"] > ds["bound"] * (1 + 1e-6) + 1e-9)
+    return summarize(
+        ds,
+        "The conditions hold for {applicable:count} heads and queries, and the bound is "
+        "below 1 for {informative:whole} of them. Elsewhere it is vacuous: no attention "
+        "could exceed it.",
+        "Where it is below 1, it is {ratio:median} times the measured value (median).",
+        "It is exceeded {exceeded:whole} times, and must never be.",
+        "Weakest tilt: {tilt_share:lowest}; strongest: {tilt_share:highest}. It varies at "
+        "least as much as the scores in {strong:count} heads.",
+        informative=informative.sum(),
+        ratio=ratio.where(informative),
+        exceeded=exceeded.sum(),
+        strong=ds["tilt_share"] >= 1,
+    )
 
 
 @figure(
     "kernel_regression",
     "Kernel bandwidths of each head.",
     table=("bandwidth",),
-    sentences=read_bandwidths,
+    sentences=summary(
+        "Narrowest kernel, by the bandwidth along its first direction: {narrow:lowest}. In "
+        "the median head the widest direction has {ratio:median} times that bandwidth.",
+        narrow=lambda ds: ds["bandwidth"].min("mode"),
+        ratio=lambda ds: ds["bandwidth"].max("mode") / ds["bandwidth"].min("mode"),
+    ),
 )
 def kernel_bandwidths(
     ds: xr.Dataset, *, layers: Sequence[str | int] | None = None
@@ -127,7 +106,7 @@ def _head_lines(
     "kernel_regression",
     "Share of tilt in the attention of each head.",
     table=("tilt_share", "identity_error"),
-    sentences=lambda ds: read_tilt(ds) + read_bound(ds),
+    sentences=read_bound,
 )
 def tilt_map(ds: xr.Dataset) -> go.Figure:
     """Draw the layer × head map of the tilt: what keys get by their length alone, against all that tells them apart."""

@@ -13,6 +13,7 @@ from tsfm_lens.viz.logit_lens import logit_sheet
 from tsfm_lens.viz.panels import Scene, fitted_range, scene
 from tsfm_lens.viz.select import array, layer_name, model_of, names, positions, shown
 from tsfm_lens.viz.sheet import Look, Panel, sheet
+from tsfm_lens.viz.summary import summary
 from tsfm_lens.viz.theme import (
     BLUE,
     GREY,
@@ -24,7 +25,7 @@ from tsfm_lens.viz.theme import (
     percent,
     plain,
 )
-from tsfm_lens.viz.words import layer_names, layers, listed
+from tsfm_lens.viz.words import layer_names
 
 __all__ = ["thought_counts", "thought_lines"]
 _ROWS = 72  # of a panel
@@ -32,27 +33,6 @@ _REACH = 2.0  # ranges of the values beyond them up to which lines are followed
 
 
 _LOOKS = {True: ("spurious line", VERMILION, "x"), False: ("other line", SKY, "circle")}
-
-
-def read_thought(ds: xr.Dataset) -> list[str]:
-    """State how many lines there are at each depth, and how many die out."""
-    count, spurious = (
-        array(ds, name, "layer", "series").sum(-1)
-        for name in ("count", "spurious_count")
-    )
-    words = layers(ds)
-    out = [
-        f"Lines of thought by depth: {listed([f'{int(n)} at {word}' for word, n in zip(words, count, strict=True)])}."
-    ]
-    if not spurious.any():
-        return [*out, "All lines continue the context or reach the forecast."]
-    most = [words[place] for place in np.flatnonzero(spurious == spurious.max())]
-    share = percent(float(array(ds, "spurious_mass", "layer", "series").max()))
-    return [
-        *out,
-        f"Spurious lines, which neither continue the context nor reach the forecast, are most frequent at "
-        f"{listed(most)}. They hold at most {share} of the probability.",
-    ]
 
 
 @figure(
@@ -69,7 +49,15 @@ def read_thought(ds: xr.Dataset) -> list[str]:
         "birth",
         "death",
     ),
-    sentences=read_thought,
+    sentences=summary(
+        "Lines of thought by depth: {lines:each whole}.",
+        "Of them are spurious, as they neither continue the context nor reach the "
+        "forecast: {spurious:each whole}; these hold at most {mass:percent} of the "
+        "probability.",
+        lines=lambda ds: ds["count"].sum("series"),
+        spurious=lambda ds: ds["spurious_count"].sum("series"),
+        mass=lambda ds: ds["spurious_mass"].max(),
+    ),
 )
 def thought_lines(
     ds: xr.Dataset, *, series: str | int = 0, layers: Sequence[str | int] | None = None

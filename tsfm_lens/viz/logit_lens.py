@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
-from tsfm_lens.viz.findings import Finding, finding, flat_words, judged
+from tsfm_lens.viz.findings import Finding, finding, flat_words
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import Scene, draw_bands, fit, fitted_range, mark_start, scene
@@ -29,6 +29,7 @@ from tsfm_lens.viz.select import (
     varying,
 )
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
+from tsfm_lens.viz.summary import labelled, summarize
 from tsfm_lens.viz.tables import quantile_table
 from tsfm_lens.viz.theme import (
     CATEGORICAL,
@@ -41,13 +42,8 @@ from tsfm_lens.viz.theme import (
     plain,
 )
 from tsfm_lens.viz.words import (
-    capital,
     layer_names,
     layers,
-    listed,
-    measured,
-    num,
-    signed,
 )
 
 __all__ = ["layer_entropy", "layer_gain", "lens_forecast", "logit_map"]
@@ -61,101 +57,69 @@ _MAX_COLOURS = 5  # up to so many series get a colour and a name of their own
 
 def read_entropy(ds: xr.Dataset) -> list[str]:
     """Describe at which layers the model becomes certain."""
-    entropy = array(ds, "entropy", "layer", "series", "step").mean(axis=-1)[
-        :, varying(ds)
-    ]
-    middle, words = medians(entropy), layers(ds)
-    n = entropy.shape[1]
-    over = f", median over {n} series" if n > 1 else ""
-    out = [
-        f"The entropy of the next value goes from {num(middle[0])} nats at {words[0]} to {num(middle[-1])} nats at "
-        f"{words[-1]}{over}. That is an effective {num(np.exp(middle[0]))} bins at first, {num(np.exp(middle[-1]))} at "
-        "the end (exp of the entropy)."
-    ]
-    if len(middle) < 2:
-        return out
-    change = np.diff(entropy, axis=0)
-    best = int(np.argmin(medians(change)))
-    if (drop := -float(np.median(change[best]))) > 0:
-        led = int((change.argmin(0) == best).sum())
-        where = f" (median; most on {led} of {n} series)" if n > 1 else ""
-        out.append(
-            f"{capital(words[best + 1])} lowers it most, by {num(drop)} nats{where}."
-        )
-    rising = [words[i + 1] for i in range(len(change)) if (change[i] > 0).all()]
-    if rising:
-        every = " on every series" if n > 1 else ""
-        out.append(
-            f"It rises in {listed(rising)}{every}, where the lens forecast becomes less certain."
-        )
-    return out
+    entropy = ds["entropy"].mean("step").isel(series=varying(ds))
+    middle = entropy.median("series")
+    n = entropy.sizes["series"]
+    return summarize(
+        ds,
+        "The entropy of the next value goes from {entropies:ends nats}{over}. That is an "
+        "effective number of bins (its exponential) of {bins:ends}.",
+        "Layers that change it most: {changes:largest signed nats}.",
+        entropies=middle,
+        over=f", median over {n} series" if n > 1 else "",
+        bins=np.exp(middle),
+        changes=entropy.diff("layer"),
+    )
 
 
 def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
     """State from which layer on the top bin agrees with the final one."""
     if flat := flat_words(ds, series, "layers"):
         return flat
-    probability = array(ds, "probability", "layer", "step", "bin", series=series)
-    value = array(ds, "value", "bin", series=series)
-    words, amount = layers(ds), measured(unit_of(ds, series))
-    mode = value[probability.argmax(axis=-1)]
-    width = float(np.median(np.diff(np.sort(value)))) if len(value) > 1 else 0.0
-    agree = (np.abs(mode - mode[-1]) <= 1.5 * width).mean(axis=-1)
-    # the first layer from which on all layers agree at half of the steps and more
-    first = len(agree) - int(np.argmin(np.append(agree[::-1] >= 0.5, False)))
-    later = f"from {words[first]} on, at half of the steps or more"
-    out = [
-        f"On {names(ds, 'series')[series]} the top bin of {words[0]} agrees with the final one (± 1 bin) at "
-        f"{100 * agree[0]:.0f} % of steps; "
-        f"{later if first < len(agree) - 1 else 'only the last layer agrees throughout'}."
-    ]
-    truth = _truth(ds, series)
-    if np.isfinite(truth).all():
-        # one step at which an early layer is far off would decide the mean
-        error = np.median(np.abs(mode - truth), axis=-1)
-        out.append(
-            f"The median distance of the top bin from the truth is {amount(error[0])} at {words[0]} and "
-            f"{amount(error[-1])} at {words[-1]}; it is smallest at {words[int(error.argmin())]} "
-            f"({amount(error.min())})."
-        )
-    return out
+    one = ds.isel(series=[series])
+    probability = array(one, "probability", "layer", "step", "bin", series=0)
+    value = array(one, "value", "bin", series=0)
+    mode = labelled(one, value[probability.argmax(axis=-1)], "layer", "step")
+    width = np.median(np.diff(np.sort(value))) if len(value) > 1 else 0.0
+    agree = (np.abs(mode - mode.isel(layer=-1)) <= 1.5 * width).mean("step")
+    # the last layer at which fewer than half of the steps agree; the next one begins
+    early = np.flatnonzero(agree.values < 0.5)
+    first = int(early[-1]) + 1 if len(early) else 0
+    truth = one["truth"].isel(series=0) if "truth" in one else None
+    # one step at which an early layer is far off would decide the mean
+    error = None if truth is None else np.abs(mode - truth).median("step")
+    return summarize(
+        one,
+        "On {series} the top bin agrees with the final one (± 1 bin) at this share of "
+        "steps: {agree:ends percent}; from {first} on, at half of the steps or more.",
+        "The median distance of the top bin from the truth goes from {error:ends unit}; "
+        "smallest: {error:lowest unit}.",
+        agree=agree,
+        first=layers(one)[first],
+        error=error,
+    )
 
 
 def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
     """State how far each layer's forecast is from the last layer's, and from the truth where known."""
     if flat := flat_words(ds, series, "layers"):
         return flat
-    levels = np.asarray(ds["quantile"].values, dtype=float)
-    values = array(ds, "quantile_forecast", "layer", "quantile", "step", series=series)
-    median, words = values[:, median_position(levels)], layers(ds)
-    amount = measured(unit_of(ds, series))
-    away = np.abs(median - median[-1]).mean(axis=-1)
-    before = f"; before the last layer, {amount(away[-2])}" if len(away) > 2 else ""
-    out = [
-        f"The {statistic_of(ds)} forecast of {names(ds, 'series')[series]} read from {words[0]} is "
-        f"{amount(away[0])} away from the final one (mean over steps){before}."
-    ]
-    truth = _truth(ds, series)
-    finite = np.isfinite(truth)
-    if finite.any():
-        error = np.abs(median - truth)[:, finite].mean(axis=-1)
-        best = int(error.argmin())
-        last = (
-            ""
-            if best == len(error) - 1
-            else f"; the last layer misses by {amount(error[-1])}"
-        )
-        out.append(
-            f"{capital(words[best])} is closest to the truth ({amount(error[best])}){last}."
-        )
-    return out
-
-
-def _truth(ds: xr.Dataset, series: int) -> np.ndarray:
-    return (
-        array(ds, "truth", "step", series=series)
-        if "truth" in ds
-        else np.full(ds.sizes["step"], np.nan)
+    one = ds.isel(series=[series])
+    level = median_position(one["quantile"].values)
+    median = one["quantile_forecast"].isel(quantile=level, series=0)
+    truth = one["truth"].isel(series=0) if "truth" in one else np.nan
+    error = np.abs(median - truth).mean("step")
+    away = np.abs(median - median.isel(layer=-1)).mean("step")
+    return summarize(
+        one,
+        "Distance of the {statistic} forecast of {series} read from a layer to the final "
+        "one, mean over steps: {away:ends unit}.",
+        "Closest to the truth: {error:lowest unit}; the last layer misses it by "
+        "{last:unit}.",
+        statistic=statistic_of(ds),
+        away=away[:-1],
+        error=error,
+        last=error.isel(layer=-1),
     )
 
 
@@ -508,37 +472,19 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
         )
 
 
-_MAX_NAMES = 3  # layers in a sentence
-
-
 def read_gain(ds: xr.Dataset) -> list[str]:
     """Name the layers that lower and raise the error most, for every metric."""
-    words = layers(ds)
-    out: list[str] = []
+    out = []
     if ds.attrs.get("reference", "truth") == "model":
         out.append(
-            "Errors are distances from the model's own forecast; the last layer ends in it, so it has no gain."
+            "Errors are distances from the model's own forecast; the last layer ends in it, "
+            "so it has no gain."
         )
-    for place, metric in enumerate(names(ds, "metric")):
-        gain = judged(ds, "gain", "layer", metric=place)
-        if not np.isfinite(gain.size).any():
-            out += [] if place else gain.flat_words
-            continue
-        lowering, raising = (
-            gain.named(_MAX_NAMES, side) for side in (gain.size < 0, gain.size > 0)
-        )
-        parts = []
-        for places, word in ((lowering, "lowered"), (raising, "raised")):
-            most = [
-                f"{words[i]} ({gain.told(i, lambda value: f'{signed(value)} %')})"
-                for i in places
-            ]
-            parts += [f"{word} most by {listed(most)}"] if most else []
-        out.append(
-            f"{metric}{'' if place else gain.basis} is {'; '.join(parts) or 'changed by less than 1 % by every layer'}."
-        )
-        if not place:
-            out += gain.standing(words, "layers")
+    change = "Change of {metric} by layers{gain:basis}: {gain:largest signed %}."
+    first, *others = (ds.isel(metric=place) for place in range(ds.sizes["metric"]))
+    out += summarize(first, change, effect="gain", noun="layers")
+    for each in others:
+        out += summarize(each, change)
     return out
 
 

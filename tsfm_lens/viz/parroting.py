@@ -12,7 +12,7 @@ import xarray as xr
 
 from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
 from tsfm_lens.viz.attention import attention_kind, single_series
-from tsfm_lens.viz.findings import finding, judged, middle_of
+from tsfm_lens.viz.findings import finding, middle_of
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.panels import fit, scene
@@ -27,6 +27,7 @@ from tsfm_lens.viz.select import (
     shown,
 )
 from tsfm_lens.viz.sheet import Panel, sheet
+from tsfm_lens.viz.summary import summarize, summary
 from tsfm_lens.viz.theme import (
     BLUE,
     GREEN,
@@ -38,7 +39,7 @@ from tsfm_lens.viz.theme import (
     percent,
     plain,
 )
-from tsfm_lens.viz.words import head_at, listed, num, over_series, signed
+from tsfm_lens.viz.words import over_series
 
 __all__ = [
     "head_parroting_map",
@@ -48,80 +49,64 @@ __all__ = [
 ]
 
 _DASHES = "5px,2px"
-_MAX_NAMES = 3  # heads in a sentence
 
 
 def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
     """Compare how near the forecast is to its copies and to the truth."""
+    one = ds.isel(series=series)
     name = names(ds, "series")[series]
-    best, copy, parrot = (
-        float(ds[v].values[series]) for v in ("best_lag", "copy_error", "parrot_error")
-    )
-    errors = array(ds, "lag_error", "lag", series=series)
-    if not np.isfinite(errors).any():
+    if not np.isfinite(one["lag_error"]).any():
         return [
             f"The context of {name} is too short or constant, so there is nothing to copy."
         ]
-    if not np.isfinite(best):
+    if not np.isfinite(one["best_lag"]):
         return [
-            f"The forecast of {name} copies its context at no lag: the context's values in random order come as near."
+            f"The forecast of {name} copies its context at no lag: the context's values in "
+            "random order come as near."
         ]
-    least, lag = num(np.nanmin(errors)), int(ds["lag"].values[np.nanargmin(errors)])
-    others = ", less than at any other lag"
-    if least != num(copy):
-        others = f" (the minimum is {least} at lag {lag}; without the trend, or within chance, this is the nearest)"
-    out = [
-        f"The forecast of {name} is {num(copy)} standard deviations of the context away from its context repeated at "
-        f"lag {int(best)}{others}."
-    ]
-    if np.isfinite(parrot):
-        back, motif = int(ds["parrot_match"].values[series]), ds.attrs.get("motif", "")
-        out.append(
-            f"The naive parrot, which repeats what followed the best match of the last {motif} steps ({back} steps "
-            f"back), is {num(parrot)} away."
-        )
-    truth = (
-        array(ds, "truth", "step", series=series)
-        if "truth" in ds
-        else np.full(ds.sizes["step"], np.nan)
+    truth = one["truth"] if "truth" in ds else np.nan
+    spread = one["context"].std()
+    error = np.abs(one["forecast"] - truth).mean() / spread.where(spread > 0)
+    nearest = np.fmin(one["copy_error"], one["parrot_error"])
+    copies = "a copy of its context than to the truth"
+    return summarize(
+        ds.isel(series=[series]),
+        "The forecast of {series} is {copy} standard deviations of the context away from "
+        "its context repeated at lag {best_lag:whole}; the nearest of all lags is "
+        "{lag_error:lowest}.",
+        "The naive parrot, which repeats what followed the best match of the last {motif} "
+        "steps ({parrot_match:whole} steps back), is {parrot} away.",
+        "The truth is {error} away, so the forecast is nearer to {nearer}.",
+        copy=one["copy_error"],
+        lag_error=one["lag_error"],
+        best_lag=one["best_lag"],
+        parrot_match=one["parrot_match"],
+        parrot=one["parrot_error"],
+        error=error,
+        nearer=copies if nearest < error else "the truth than to either copy",
     )
-    finite, spread = (
-        np.isfinite(truth),
-        float(np.nanstd(array(ds, "context", "time", series=series))),
-    )
-    if finite.any() and spread > 0:
-        gap = array(ds, "forecast", "step", series=series) - truth
-        error = float(np.abs(gap[finite]).mean()) / spread
-        nearest = min(copy, parrot) if np.isfinite(parrot) else copy
-        out.append(
-            f"The truth is {num(error)} away, so the forecast is nearer to "
-            f"{'a copy of its context than to the truth' if nearest < error else 'the truth than to either copy'}."
-        )
-    return out
+
+
+_MOST_SERIES = 6  # in a sentence
 
 
 def read_lag(ds: xr.Dataset) -> list[str]:
     """Name the heads that read at the lag more than uniform attention would."""
-    mass, chance = array(ds, "mass", "layer", "head"), float(ds["chance"])
+    chance = float(ds["chance"])
     if chance > 0.9:
         return [
-            f"Forecast tokens cover so many steps that {percent(chance)} of the context lies at this lag from one of "
-            "them, so the share says nothing about the lag."
+            f"Forecast tokens cover so many steps that {percent(chance)} of the context "
+            "lies at this lag from one of them, so the share says nothing about the lag."
         ]
-    above = [
-        flat
-        for flat in np.argsort(-mass.ravel(), kind="stable")
-        if mass.flat[flat] > 2 * chance
-    ]
-    even = f"Uniform attention would put {percent(chance)} at lag {ds.attrs.get('lag', '?')}"
-    if not above:
-        return [f"{even}; no head puts more than twice that there."]
-    top = [
-        f"{head_at(ds, flat)} ({percent(float(mass.flat[flat]))})" for flat in above[:3]
-    ]
-    return [
-        f"{even}; {len(above)} of {mass.size} heads put more than twice that there, most of all {listed(top)}."
-    ]
+    above = ds["mass"] > 2 * chance
+    return summarize(
+        ds,
+        "Uniform attention would put {chance:percent} at lag {lag}. Heads that put more "
+        "than twice that there: {above:count}.",
+        "Most of all: {mass:largest percent}.",
+        above=above,
+        mass=ds["mass"].where(above),
+    )
 
 
 @figure(
@@ -248,39 +233,20 @@ _CHANGES = {
 }
 
 
-def read_heads(ds: xr.Dataset) -> list[str]:
-    """Count the heads that look at the copied lag, and those that the copy needs."""
-    mass, change = (
-        judged(ds, name, "layer", "head") for name in ("mass", "copy_error_change")
-    )
-    labels = [head_at(ds, flat) for flat in range(mass.size.size)]
-    out = []
-    for effect, words, write in (
-        (mass, "Most attention to the copied lag", percent),
-        (
-            change,
-            "Heads whose ablation moves the forecast furthest from the copy, in standard deviations",
-            num,
-        ),
-    ):
-        most = [
-            f"{labels[flat]} ({effect.told(flat, write)})"
-            for flat in effect.named(_MAX_NAMES, effect.size > 0)
-        ]
-        out.append(f"{words}: {listed(most) if most else 'none of 0.01 or more'}.")
-    out += change.standing(labels, "heads", change.size > 0)
-    if "vacuous" in ds and ds["vacuous"].values.any():
-        out.append(
-            "For some series forecast tokens cover so many steps that the share says nothing."
-        )
-    return out
-
-
 @figure(
     "head_parroting",
     ("Attention to the copied lag, and change of the copy without each head."),
     table=("mass", "copy_error_change", "parrot_error_change"),
-    sentences=read_heads,
+    sentences=summary(
+        "Most attention to the copied lag{mass:basis}: {mass:largest percent}.",
+        "Heads whose ablation moves the forecast furthest from the copy, in standard "
+        "deviations: {copy_error_change:largest}.",
+        "Forecast tokens of {vacuous:count} series cover so many steps that the share says "
+        "nothing.",
+        effect="copy_error_change",
+        noun="heads",
+        side=1,
+    ),
 )
 def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
     """Draw where each head looks, and how the forecast without it departs from copying."""
@@ -343,48 +309,33 @@ _PARTS: dict[str, dict[str, Any]] = {
 
 def read_seasons(ds: xr.Dataset) -> list[str]:
     """Describe which series keep their season, which lose it, and what the patch length adds."""
-    ids = names(ds, "series")
-    ratio, spread = (
-        array(ds, v, "series") for v in ("amplitude_ratio", "spread_ratio")
-    )
-    rows = np.flatnonzero(np.isfinite(ratio))
-    out = []
-    if not len(rows):
-        out.append(
-            "Every horizon is shorter than its context's strongest period, so no season can be compared."
+    ratio = ds["amplitude_ratio"]
+    if not np.isfinite(ratio).any():
+        lead = (
+            "Every horizon is shorter than its context's strongest period, so no season can "
+            "be compared."
         )
     else:
-        parts = [
-            f"{ids[i]} {percent(float(ratio[i]))} (period {num(float(ds['period'].values[i]))})"
-            for i in rows[:6]
-        ]
-        out.append(
-            f"Amplitude of the forecast as a share of the context's, at its strongest period: {listed(parts)}."
+        lead = (
+            "Amplitude of the forecast as a share of the context's, at its strongest period: "
+            "{ratio:each percent}; periods: {periods:each}."
         )
-        truth = (
-            array(ds, "truth_amplitude", "series")[rows]
-            if "truth_amplitude" in ds
-            else np.array([np.nan])
-        )
-        if np.isfinite(truth).any():
-            weaker, both = (
-                (array(ds, "forecast_amplitude", "series")[rows] < truth).sum(),
-                np.isfinite(truth).sum(),
-            )
-            out.append(f"It is weaker than the truth's in {weaker} of {both} series.")
-    flat = [ids[i] for i in np.flatnonzero(spread < 0.25)]
-    if flat:
-        out.append(
-            f"The forecast varies less than a quarter as much as the context for {listed(flat[:6])}."
-        )
-    if "patch_pull" in ds and np.isfinite(ds["patch_pull"].values).any():
-        pull = array(ds, "patch_pull", "series")
-        at = int(np.nanargmax(np.abs(pull)))
-        out.append(
-            f"At the patch length of {ds.attrs.get('patch', '?')} steps it differs most from the context in {ids[at]}, "
-            f"by {signed(pull[at])} standard deviations."
-        )
-    return out
+    known = ds.get("truth_amplitude", ratio * np.nan).where(np.isfinite(ratio))
+    weaker = (ds["forecast_amplitude"] < known).where(np.isfinite(known))
+    return summarize(
+        ds,
+        lead,
+        "It is weaker than the truth's in {weaker:count} series.",
+        "Series whose forecast varies less than a quarter as much as the context: "
+        "{steady:which}.",
+        "At the patch length of {patch} steps the forecast differs from the context, in "
+        "standard deviations, most in {pull:largest signed}.",
+        ratio=ratio[:_MOST_SERIES],
+        periods=ds["period"].where(np.isfinite(ratio))[:_MOST_SERIES],
+        weaker=weaker,
+        steady=ds["spread_ratio"] < 0.25,
+        pull=ds.get("patch_pull"),
+    )
 
 
 @figure(

@@ -14,7 +14,7 @@ from plotly.colors import sample_colorscale
 
 from tsfm_lens.core.registry import FigurePanel, check, figure, frame, panels
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.viz.findings import WORTH_A_WORD, Finding, finding, judged
+from tsfm_lens.viz.findings import Finding, finding, judged
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import Scene, fit, fitted_range, mark_start, scene
@@ -28,9 +28,9 @@ from tsfm_lens.viz.select import (
     names,
     series_rows,
     shown,
-    unit_of,
 )
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
+from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import (
     BLUE,
     GREY,
@@ -40,11 +40,9 @@ from tsfm_lens.viz.theme import (
     VERMILION,
     mixed,
     number,
-    percent,
     plain,
 )
 from tsfm_lens.viz.tokens import token_axis
-from tsfm_lens.viz.words import listed, measured, num, signed
 
 __all__ = ["attribution_patching_scatter", "patched_forecasts", "patching_map"]
 
@@ -65,48 +63,39 @@ _UPPER, _GAP = (
 _BAR = 210  # pixels: the shortest colour bar that its title fits beside
 _BEYOND = 1.5  # shares above run off the colours
 _HALF = 0.5
-_MAX_NAMES = 3  # places in a sentence
 _POSITION = ("position_start", "position_stop", "position_special")
 
 
 def read_patching(ds: xr.Dataset, series: int) -> list[str]:
     """Describe which patches recover most, and how many recover half or more alone."""
-    (base, source), shared = way(ds), path_word(ds)
-    clean, corrupted = (
-        array(ds, f"{name}_forecast", "step", series=series)
-        for name in ("clean", "corrupted")
+    base, source = way(ds)
+    one = ds.isel(series=[series])
+    gap = np.abs(one["clean_forecast"] - one["corrupted_forecast"]).mean()
+    share = one["recovered"]
+    return summarize(
+        one,
+        "The clean and the corrupted forecast of {series} are {gap:unit} apart on "
+        "average{shared}.",
+        "Patches that recover most of the way from the {base} to the {source} one: "
+        "{recovered:largest percent}.",
+        "Patches that recover half of it or more alone: {half:count}; that move away by "
+        "more than a tenth: {away:count}.",
+        effect="recovered",
+        noun="patches",
+        labels=_cell_labels,
+        gap=gap,
+        shared=path_word(ds) and f", both{path_word(ds)}",
+        base=base,
+        source=source,
+        half=share >= _HALF,
+        away=share < -0.1,
     )
-    gap, recovered = (
-        np.abs(clean - corrupted).mean(),
-        judged(ds, "recovered", "component", "position"),
-    )
-    apart = (
-        f"The clean and the corrupted forecast of {names(ds, 'series')[series]} are "
-        f"{measured(unit_of(ds, series))(gap)} apart on average{shared and f', both{shared}'}."
-    )
-    most = [
-        f"{patch_cell(ds, flat)} ({recovered.told(flat, percent)})"
-        for flat in recovered.named(_MAX_NAMES)
-    ]
-    if not most:
-        return [
-            apart,
-            f"No single patch moves the forecast by {percent(WORTH_A_WORD)} of the way or more.",
-        ]
-    share = array(ds, "recovered", "component", "position", series=series)
-    half, away = int((share >= _HALF).sum()), int((share < -0.1).sum())
-    back = (
-        f" {away} {'moves' if away == 1 else 'move'} away by more than a tenth."
-        if away
-        else ""
-    )
-    return [
-        f"{apart} Patches that recover most of the way from the {base} to the {source} one: {listed(most)}.",
-        f"{half} of {share.size} patches {'recovers' if half == 1 else 'recover'} half of it or more alone.{back}",
-        *recovered.standing(
-            [patch_cell(ds, flat) for flat in range(recovered.size.size)], "patches"
-        ),
-    ]
+
+
+def _cell_labels(ds: xr.Dataset) -> list[str]:
+    """Name all pairs of a place and a group of positions."""
+    count = ds.sizes["component"] * ds.sizes["position"]
+    return [patch_cell(ds, flat) for flat in range(count)]
 
 
 def read_patched_forecasts(ds: xr.Dataset, series: int) -> list[str]:
@@ -115,27 +104,20 @@ def read_patched_forecasts(ds: xr.Dataset, series: int) -> list[str]:
     recovered = judged(ds, "recovered", "component", "position")
     best = next(iter(recovered.named(1, recovered.size > 0)), None)
     if best is None:
-        return [
-            f"No patch brings the forecast nearer to the {source} one by {percent(WORTH_A_WORD)} or more."
-        ]
+        return [f"No patch brings the forecast nearer to the {source} one."]
     component, position = divmod(best, ds.sizes["position"])
-    patched = array(
-        ds, "forecast", "step", component=component, position=position, series=series
+    one = ds.isel(series=[series])
+    patched = one["forecast"].isel(component=component, position=position)
+    target = one[f"{source}_forecast"]
+    return summarize(
+        one,
+        "Patched at {cell}, the forecast is {after:unit} from the {source} one on average; "
+        "unpatched it is {before:unit} away.",
+        cell=patch_cell(ds, best),
+        source=source,
+        after=np.abs(patched - target).mean(),
+        before=np.abs(one[f"{base}_forecast"] - target).mean(),
     )
-    target, start = (
-        array(ds, f"{name}_forecast", "step", series=series) for name in (source, base)
-    )
-    amount = measured(unit_of(ds, series))
-    after, before = (
-        float(np.abs(patched - target).mean()),
-        float(np.abs(start - target).mean()),
-    )
-    farther = "It is no nearer than before: the share counts only movement towards that forecast."
-    return [
-        f"Patched at {patch_cell(ds, best)}, the forecast is {amount(after)} from the {source} one on average; "
-        f"unpatched it is {amount(before)} away.",
-        *([farther] if after >= before else []),
-    ]
 
 
 def patch_cell(ds: xr.Dataset, flat: int) -> str:
@@ -447,44 +429,22 @@ _SHADES = (
 )
 
 
-def read_attribution_patching(ds: xr.Dataset) -> list[str]:
-    """State whether the estimate can stand in for patching."""
-    estimate, exact = (
-        array(ds, name, "component", "position", "series")
-        for name in ("first_order", "recovered")
-    )
-    error = np.abs(estimate - exact)
-    both = [
-        next(iter(judged(ds, name, "component", "position").named(1)), None)
-        for name in ("first_order", "recovered")
-    ]
-    first, other = (patch_cell(ds, place or 0) for place in both)
-    if None in both:
-        same = f"One of them is below {percent(WORTH_A_WORD)} everywhere."
-    else:
-        apart = f"The estimate is largest at {first}, patching at {other}."
-        same = f"Both are largest at {first}." if both[0] == both[1] else apart
-    return [
-        f"The estimate differs from the share that patching recovers by {num(error.mean())} on average, at most by "
-        f"{num(error.mean(-1).max())} at one place. Its rank correlation with patching is "
-        f"{num(float(ds.attrs['rank_correlation']))}.",
-        same,
-    ]
-
-
 def read_estimate(ds: xr.Dataset, series: int) -> list[str]:
-    """Describe where the estimated share is largest."""
-    estimate = array(ds, "first_order", "component", "position", series=series)
-    places = judged(ds, "first_order", "component", "position").named(_MAX_NAMES)
-    name = names(ds, "series")[series]
-    if not places:
-        return [f"No estimate for {name} reaches {percent(WORTH_A_WORD)}."]
-    most = [
-        f"{patch_cell(ds, flat)} ({signed(estimate.flat[flat])})" for flat in places
-    ]
-    return [
-        f"The largest estimates for {name}, as shares of the way, are at {listed(most)}."
-    ]
+    """Describe where the estimated share is largest, and how far it is from the one that patching recovers."""
+    one = ds.isel(series=[series])
+    error = None
+    if "recovered" in one:
+        error = np.abs(one["first_order"] - one["recovered"])
+    return summarize(
+        one,
+        "Largest estimates, as shares of the way{first_order:basis}: "
+        "{first_order:largest signed}.",
+        "On {series} an estimate differs from the share that patching recovers by "
+        "{error:mean} on average, most at {error:highest}; the rank correlation is "
+        "{rank_correlation}.",
+        labels=_cell_labels,
+        error=error,
+    )
 
 
 @figure(
@@ -565,10 +525,7 @@ def attribution_patching_scatter(
 def _attribution(ds: xr.Dataset) -> Iterator[FigurePanel]:
     variables = [name for name in ("first_order", "recovered", "error") if name in ds]
     if "recovered" in variables:
-        words = read_attribution_patching(ds)
-        yield FigurePanel(
-            attribution_patching_scatter(ds), patch_cells(ds, *variables), words
-        )
+        yield FigurePanel(attribution_patching_scatter(ds), patch_cells(ds, *variables))
     for i in forecast_series(ds, MAX_DRAWN):
         table = patch_cells(ds.isel(series=[i]), *variables)
         words, of = read_estimate(ds, i), names(ds, "series")[i]

@@ -8,7 +8,7 @@ import xarray as xr
 
 from tsfm_lens.core.registry import figure, frame
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.viz.findings import WORTH_A_WORD, finding, judged, middle_of
+from tsfm_lens.viz.findings import finding, middle_of
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.patching import path_word, way
 from tsfm_lens.viz.places import OUTPUT, places_in, places_named
@@ -21,13 +21,13 @@ from tsfm_lens.viz.select import (
     unit_of,
 )
 from tsfm_lens.viz.sheet import Look, blank
-from tsfm_lens.viz.theme import PALE, percent, plain
-from tsfm_lens.viz.words import listed, over_series, signed
+from tsfm_lens.viz.summary import summarize
+from tsfm_lens.viz.theme import PALE, plain
+from tsfm_lens.viz.words import over_series
 
 __all__ = ["path_map"]
 
 
-_MAX_NAMES = 3  # edges in a sentence
 KINDS = {"path_patching": "Path patching", "edge_attribution": "Edge attribution"}
 WORDS = {
     "recovered": "share recovered",
@@ -39,34 +39,20 @@ _CROWD = 0.99  # where the colours end if the largest values are far above the r
 
 def read_paths(ds: xr.Dataset) -> list[str]:
     """Describe the strongest direct paths to the output, and the strongest between components."""
-    paths = judged(
-        ds,
-        "score" if ds.attrs["kind"] == "edge_attribution" else "recovered",
-        "sender",
-        "receiver",
-    )
-    senders, receivers = names(ds, "sender"), names(ds, "receiver")
-    direct = np.array([name == OUTPUT for name in receivers])
-    out = []
-    for columns, words in (
-        (direct, "straight to the output"),
-        (~direct, "through another component"),
-    ):
-        parts = []
-        for flat in paths.named(_MAX_NAMES, np.broadcast_to(columns, paths.size.shape)):
-            sender, receiver = divmod(flat, len(receivers))
-            end = "" if direct[receiver] else f" to {receivers[receiver]}"
-            parts.append(f"{senders[sender]}{end} ({signed(paths.size.flat[flat])})")
-        if parts:
-            out.append(
-                f"Strongest paths {words}, as shares of the way: {listed(parts)}."
-            )
-    if not out:
-        return [
-            f"No path changes the forecast by {percent(WORTH_A_WORD)} of the way or more."
-        ]
-    labels = [f"{sender} to {receiver}" for sender in senders for receiver in receivers]
-    return [*out, *paths.standing(labels, "paths")]
+    effect = "score" if ds.attrs["kind"] == "edge_attribution" else "recovered"
+    direct = (ds["receiver"] == OUTPUT).values
+    largest = f"as shares of the way{{{effect}:basis}}: {{{effect}:largest signed}}."
+    return [
+        *summarize(
+            ds.isel(receiver=direct),
+            f"Strongest paths straight to the output, {largest}",
+        ),
+        *summarize(
+            ds.isel(receiver=~direct),
+            f"Strongest paths through another component, {largest}",
+        ),
+        *summarize(ds, effect=effect, noun="paths"),
+    ]
 
 
 @figure(

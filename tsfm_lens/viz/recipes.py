@@ -12,7 +12,6 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import figure
-from tsfm_lens.viz.findings import judged
 from tsfm_lens.viz.grid import width_for
 from tsfm_lens.viz.panels import Scene, Timeline, fit, scene
 from tsfm_lens.viz.select import (
@@ -26,6 +25,7 @@ from tsfm_lens.viz.select import (
     unit_of,
 )
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
+from tsfm_lens.viz.summary import summary
 from tsfm_lens.viz.tables import quantile_table
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, VERMILION, mixed, percent
 from tsfm_lens.viz.words import capital, listed, measured
@@ -46,23 +46,6 @@ def _recipe_table(ds: xr.Dataset) -> pd.DataFrame:
     return pd.concat(
         [quantile_table(ds, i, recipe=recipe) for recipe, i in rows], ignore_index=True
     )
-
-
-def read_recipes(ds: xr.Dataset) -> list[str]:
-    """Describe how much each recipe removes, and whether the forecast then differs by more than chance."""
-    out = []
-    distance = judged(ds, "spearman_distance", "recipe")
-    for place, recipe in enumerate(names(ds, "recipe")):
-        if not str(ds["components"].values[place]):
-            continue
-        parts = [f"{percent(float(ds['heads_share'].values[place]))} of the heads"]
-        if int(ds["n_mlps"].values[place]):
-            parts.append(f"{int(ds['n_mlps'].values[place])} MLPs")
-        effect = f"the Spearman distance from the complete model's forecast is {distance.told(place, over=True)}"
-        if ds.sizes["series"] == 1:
-            effect = f"the forecast {_move(ds, place, 0)} on average; {effect}"
-        out.append(f"{capital(recipe)}: {listed(parts)} ablated; {effect}.")
-    return [*out, *distance.standing(names(ds, "recipe"), "recipes")]
 
 
 def overlay(
@@ -147,7 +130,16 @@ def _move(ds: xr.Dataset, recipe: int, series: int) -> str:
     "ablation_recipes",
     "Forecasts without sharp or diffuse heads.",
     table=_recipe_table,
-    sentences=read_recipes,
+    sentences=summary(
+        "Heads that the recipes ablate: {heads_share:each percent}; MLPs: "
+        "{n_mlps:each whole}.",
+        "The forecast moves, on average, by {shift:each unit}.",
+        "Spearman distance from the complete model's forecast{spearman_distance:basis}: "
+        "{spearman_distance:each}.",
+        effect="spearman_distance",
+        noun="recipes",
+        shift=lambda ds: ds["mean_shift"] if ds.sizes["series"] == 1 else None,
+    ),
 )
 def recipe_forecasts(
     ds: xr.Dataset,

@@ -7,12 +7,12 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import figure
-from tsfm_lens.viz.findings import finding, judged
+from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.select import array, kind_word, layer_name, model_of, names, position
 from tsfm_lens.viz.sheet import Panel, sheet
-from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, number, percent
-from tsfm_lens.viz.words import count_of, head_at, listed, verb
+from tsfm_lens.viz.summary import summarize
+from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, number
 
 __all__ = ["repeated_motif_map", "training_history"]
 
@@ -25,18 +25,15 @@ _TARGETS = {
 
 
 def read_motif(ds: xr.Dataset) -> list[str]:
-    """Count the heads that look at the motif's last instance more than at the same steps of a series without one."""
-    advantage = judged(ds, "advantage", "layer", "head", target=0)
-    labels = [head_at(ds, flat) for flat in range(advantage.size.size)]
-    most = [
-        f"{labels[flat]} ({advantage.told(flat, percent)})"
-        for flat in advantage.named(3, advantage.size > 0)
-    ]
-    words = f"largest for {listed(most)}" if most else "below 1 % for every head"
-    return [
-        f"Attention to the motif's last instance, beyond that in a control without repeats: {words}.",
-        *advantage.standing(labels, "heads", advantage.size > 0),
-    ]
+    """Name the heads that look at the motif's last instance more than at the same steps of a series without one."""
+    return summarize(
+        ds.isel(target=0),
+        "Attention to the motif's last instance, beyond that in a control without "
+        "repeats{advantage:basis}: {advantage:largest percent}.",
+        effect="advantage",
+        noun="heads",
+        side=1,
+    )
 
 
 @figure(
@@ -113,42 +110,38 @@ _OF_HEADS = (
 def read_history(ds: xr.Dataset) -> list[str]:
     """State when copying emerged, and how many heads look for the motif at the end."""
     steps = ds["training_step"].values
-    out = []
-    if "copying" in ds:
-        copying = array(ds, "copying", "training_step")
-        half = int(np.argmax(copying >= copying[-1] / 2)) if copying[-1] > 0 else 0
-        share = (
-            "of the motif's tokens"
-            if "copy_score" in ds
-            else "of the distance from the mean to a perfect copy"
-        )
-        out.append(
-            f"At step {int(steps[-1]):,} the model copies {percent(float(copying[-1]))} {share}."
-        )
-        if half:
-            out.append(
-                f"Half of that is reached between steps {int(steps[half - 1]):,} and {int(steps[half]):,}."
-            )
     name = "prefix_matching" if "prefix_matching" in ds else "advantage"
-    heads = array(ds, f"{name}_significant", "training_step", "layer", "head") > 0
-    heads &= array(ds, name, "training_step", "layer", "head") > 0
-    counts = heads.reshape(len(steps), -1).sum(axis=1)
-    against = (
-        "than uniform attention would"
-        if name == "prefix_matching"
-        else "than in the control"
+    significant = ds[f"{name}_significant"].astype(bool) & (ds[name] > 0)
+    counts = significant.sum(["layer", "head"]).values
+    half = 0
+    if "copying" in ds and ds["copying"][-1] > 0:
+        half = int(np.argmax(ds["copying"].values >= float(ds["copying"][-1]) / 2))
+    # steps from which on some head always does
+    without = np.flatnonzero(counts == 0)
+    since = int(without[-1]) + 1 if len(without) else 0
+    is_late = 0 < since < len(counts) - 1
+    against = "than uniform attention would"
+    if name == "advantage":
+        against = "than in the control"
+    share = "of the distance from the mean to a perfect copy"
+    if "copy_score" in ds:
+        share = "of the motif's tokens"
+    return summarize(
+        ds,
+        "At step {last:whole} the model copies {final:percent} {share}.",
+        "Half of that is reached between steps {before:whole} and {after:whole}.",
+        "Heads that give more attention to what followed the last match {against}, "
+        "significantly over motifs: {heads:count}.",
+        "At least one has since step {since:whole}.",
+        last=steps[-1],
+        final=ds["copying"][-1] if "copying" in ds else None,
+        share=share,
+        before=steps[half - 1] if half else None,
+        after=steps[half],
+        against=against,
+        heads=significant[-1],
+        since=steps[since] if is_late else None,
     )
-    since = len(counts) - int(np.argmin(np.append(counts[::-1] > 0, False)))
-    some = (
-        f"; at least one has since step {int(steps[since]):,}"
-        if 0 < since < len(counts) - 1
-        else ""
-    )
-    out.append(
-        f"{count_of(int(counts[-1]), heads[0].size, 'heads')} {verb(int(counts[-1]), 'give')} more attention to what "
-        f"followed the last match {against}, significantly over motifs{some}."
-    )
-    return out
 
 
 @figure(

@@ -21,6 +21,7 @@ from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import draw_bands, fitted_range, scene
 from tsfm_lens.viz.select import array, model_of, names, position, positions
 from tsfm_lens.viz.sheet import Look, Sheet, blank
+from tsfm_lens.viz.summary import labelled, summarize
 from tsfm_lens.viz.tables import tokens_table
 from tsfm_lens.viz.theme import VERMILION, number, percent, plain
 from tsfm_lens.viz.tokens import (
@@ -33,17 +34,8 @@ from tsfm_lens.viz.tokens import (
     token_axis,
 )
 from tsfm_lens.viz.words import (
-    capital,
-    count_of,
-    extremes,
-    head_at,
-    is_head,
     layer_names,
-    layers,
-    listed,
     nats_of,
-    num,
-    verb,
 )
 
 __all__ = [
@@ -62,37 +54,29 @@ _LEAST = 0.01  # of the largest possible value: cells below are in no table
 
 def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
     """Describe what the sharpest or the most diffuse head reads, and how many heads read at a fixed lag."""
-    ranks = array(ds, "sharpness_rank", "layer", "head")
-    place = int(ranks.argmin() if heads == "sharp" else ranks.argmax())
-    entropy = array(ds, "entropy", "layer", "head")
-    which = f"the {'sharpest' if heads == 'sharp' else 'most diffuse'} {is_head(ds, entropy, place, nats_of)}"
-    out = [f"On {single_series(ds)} {which} ({nats_of(entropy.flat[place])})."]
     keys, queries = (token_axis(ds, side, overlaps=True) for side in ("key", "query"))
-    layer, head = divmod(place, ranks.shape[1])
-    one = array(ds, "attention", "query", "key", layer=layer, head=head)
-    rest = float(one[:, keys.aside].sum(axis=1).mean())
-    if rest >= 0.01:
-        out.append(
-            f"{capital(head_at(ds, place))} gives {percent(rest)} of its attention to special tokens."
-        )
+    maps = array(ds, "attention", "layer", "head", "query", "key")
+    special = maps[..., keys.aside].sum(axis=-1).mean(axis=-1)
+    steady = None
     if heads == "sharp" and len(keys.timed) > 1 and len(queries.timed) > 1:
-        maps = array(ds, "attention", "layer", "head", "query", "key").reshape(
-            -1, *one.shape
-        )
-        steady = [
-            flat
-            for flat, each in enumerate(maps)
-            if _steadiest(each, keys, queries) >= 0.5
+        shares = [
+            [_steadiest(weights, keys, queries) for weights in layer] for layer in maps
         ]
-        which = (
-            f": {listed([head_at(ds, flat) for flat in steady[:4]])}" if steady else ""
-        )
-        out.append(
-            f"{count_of(len(steady), ranks.size, 'heads')} {verb(len(steady), 'have', 'has')} "
-            f"{verb(len(steady), 'their', 'its')} largest weight at the same lag for at least half of the queries"
-            f"{which}."
-        )
-    return out
+        steady = labelled(ds, np.array(shares) >= 0.5, "layer", "head")
+    which = "Sharpest head on {series}: {entropy:lowest nats}."
+    if heads != "sharp":
+        which = "Most diffuse head on {series}: {entropy:highest nats}."
+    return summarize(
+        ds,
+        which,
+        "Heads that give most of their attention to special tokens: {resting:which}.",
+        "Heads with their largest weight at the same lag for at least half of the queries: "
+        "{steady:which}.",
+        noun="heads",
+        series=single_series(ds),
+        resting=labelled(ds, special > 0.5, "layer", "head"),
+        steady=steady,
+    )
 
 
 def _steadiest(weights: np.ndarray, keys: TokenAxis, queries: TokenAxis) -> float:
@@ -105,44 +89,39 @@ def _steadiest(weights: np.ndarray, keys: TokenAxis, queries: TokenAxis) -> floa
 def read_flow(ds: xr.Dataset) -> list[str]:
     """Describe how much a token keeps of itself, and which input most of the flow comes from."""
     flow = array(ds, "flow", "layer", "query", "key")
-    words, keys = layers(ds), token_axis(ds, "key")
     if flow.shape[-1] < 2:
         return ["There is only one token, so nothing can flow."]
-    self_share = np.array([np.diag(one).mean() for one in flow])
-    first, last = percent(self_share[0]), percent(self_share[-1])
-    inflow = flow[-1].mean(axis=0)
-    top = int(inflow.argmax())
-    return [
-        f"On average a token keeps {first} of itself after {words[0]} and {last} after {words[-1]}.",
-        f"{capital(_token(keys, top))} reaches the others most: {percent(float(inflow[top]))} of a token on average "
-        f"(uniform: {percent(1 / len(inflow))}).",
+    keys = token_axis(ds, "key")
+    tokens = [_token(keys, place) for place in range(flow.shape[-1])]
+    return summarize(
+        ds,
+        "On average a token keeps of itself {kept:ends percent}.",
+        "What reaches the others most, as a share of a token on average: "
+        "{inflow:highest percent}; uniform would be {uniform:percent}.",
         "This follows attention patterns alone; it sees neither values nor MLPs.",
-    ]
+        kept=labelled(ds, np.trace(flow, axis1=1, axis2=2) / len(tokens), "layer"),
+        inflow=xr.DataArray(flow[-1].mean(axis=0), {"key": tokens}, ["key"]),
+        uniform=1 / len(tokens),
+    )
 
 
 def read_norm_weighted(ds: xr.Dataset) -> list[str]:
     """Name the heads that write most, and how much of it comes from special tokens."""
-    norms, keys = (
-        array(ds, "norm", "layer", "head", "query", "key"),
-        token_axis(ds, "key"),
-    )
+    norms = array(ds, "norm", "layer", "head", "query", "key")
     total = norms.sum(axis=-1).mean(axis=-1)
-    low, high = extremes(total)
-    out = [
-        f"The contributions of all keys to a query are longest in {head_at(ds, high)} ({num(total.flat[high])} on "
-        f"average) and shortest in {head_at(ds, low)} ({num(total.flat[low])}), in residual stream units."
-    ]
-    if len(keys.aside):
-        share = norms[..., keys.aside].sum(axis=-1).mean(axis=-1) / np.where(
-            total > 0, total, np.nan
-        )
-        heavy = np.flatnonzero(share.ravel() > 0.5)
-        most = int(np.nanargmax(share))
-        out.append(
-            f"Special tokens make up most of it in {count_of(len(heavy), total.size, 'heads').lower()}; the largest "
-            f"share is {percent(float(share.flat[most]))} ({head_at(ds, most)})."
-        )
-    return out
+    special = norms[..., token_axis(ds, "key").aside].sum(axis=-1).mean(axis=-1)
+    share = labelled(ds, special / np.where(total > 0, total, np.nan), "layer", "head")
+    return summarize(
+        ds,
+        "The contributions of all keys to a query are longest, on average, in "
+        "{total:highest} and shortest in {total:lowest}, in residual stream units.",
+        "Heads in which special tokens make up most of it: {heavy:count}; largest share: "
+        "{share:highest percent}.",
+        noun="heads",
+        total=labelled(ds, total, "layer", "head"),
+        heavy=share > 0.5,
+        share=share,
+    )
 
 
 def _token(axis: TokenAxis, token: int) -> str:
@@ -351,26 +330,6 @@ _FEW = 5  # rows that are all numbered
 _NARROW = 600  # steps that one column has room for
 
 
-def read_patches(ds: xr.Dataset) -> list[str]:
-    """Describe how many heads have a favourite patch, and where it is."""
-    weight, start = (
-        array(ds, name, "layer", "head") for name in ("argmax_weight", "argmax_start")
-    )
-    strong = weight > 0.5
-    heads = int(strong.sum())
-    out = [
-        f"{count_of(heads, weight.size, 'heads')} {verb(heads, 'give')} more than half of "
-        f"{verb(heads, 'their', 'its')} attention to one token over time."
-    ]
-    if strong.any():
-        first, counts = np.unique(start[strong], return_counts=True)
-        most = int(counts.argmax())
-        out.append(
-            f"For {int(counts[most])} of them it is the token from step {num(int(first[most]))} on."
-        )
-    return out
-
-
 @figure("patch_attention", "Attention matrices of the first layer, head by head.")
 def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
     """Draw every head of a layer as a matrix, forecast tokens downwards and context tokens to the right."""
@@ -470,5 +429,11 @@ def selected_patch(
 @panels("patch_attention")
 def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     table = frame(ds, "stable_rank", "entropy", "argmax_start", "argmax_weight")
-    yield FigurePanel(patch_attention_grid(ds, layer=-1), table, read_patches(ds))
+    words = summarize(
+        ds,
+        "Heads that give more than half of their attention to one token over time: "
+        "{strong:which}.",
+        strong=ds["argmax_weight"] > 0.5,
+    )
+    yield FigurePanel(patch_attention_grid(ds, layer=-1), table, words)
     yield FigurePanel(selected_patch(ds), table, [])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
@@ -18,12 +20,12 @@ from tsfm_lens.viz.select import (
     unit_of,
 )
 from tsfm_lens.viz.sheet import Look, Panel, sheet
-from tsfm_lens.viz.theme import BLUE, GREY, VERMILION, mixed, percent, plain
-from tsfm_lens.viz.words import listed, measured, num, signed
+from tsfm_lens.viz.summary import labelled, summarize
+from tsfm_lens.viz.theme import BLUE, GREY, VERMILION, mixed, plain
+from tsfm_lens.viz.words import listed, signed
 
 __all__ = ["change_bars", "what_if_lines"]
 
-_MAX_NAMES = 3  # components and parts that a sentence names
 _BAR = 22  # pixels of a bar
 
 measurement(
@@ -77,46 +79,58 @@ def _ends(ds: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
     return values[order[0]], values[order[-1]]
 
 
+_REDRAWN = "Other sample paths move the forecast by {redraw:unit} at a step, without any change."
+
+
 def read_what_if(ds: xr.Dataset) -> list[str]:
     """State by how much the forecast moves with the changes, by which of several, and through which components."""
     before, after = _middle(ds, "forecast"), _middle(ds, "changed_forecast")
-    amount, labels = measured(unit_of(ds).strip()), names(ds, "change")
-    move = float((after - before).mean())
-    out = [
-        f"With {ds.attrs.get('changes', '')} the forecast of {ds.attrs['target']} averages {amount(after.mean())} "
-        f"instead of {amount(before.mean())} ({_statistic(ds)}): it moves by {signed(move)}, and by "
-        f"{num(float(np.abs(after - before).mean()))} at a step on average."
-    ]
-    if len(labels) > 1:
-        effects = _middle(ds, "effect", "change").mean(1)
-        parts = [
-            f"{signed(effect)} is by {label}"
-            for label, effect in zip(labels, effects, strict=True)
-        ]
-        out.append(f"Of the {signed(move)}, {listed(parts)}.")
+    move = after - before
     steps = np.arange(ds.sizes["step"])
     edges = list(zip(ds["start"].values, ds["stop"].values, strict=True))
     inside = np.any(
-        [(steps >= first) & (steps < stop) for first, stop in edges], axis=0
+        [(steps >= start) & (steps < stop) for start, stop in edges], axis=0
     )
-    if inside.any() and not inside.all():
-        there, elsewhere = (
-            signed(float((after - before)[at].mean())) for at in (inside, ~inside)
-        )
-        count = int(inside.sum())
-        out.append(
-            f"At the {count} steps that were changed it moves by {there} on average, at the others by {elsewhere}."
-        )
-    out += _drawn(ds) + _routes(ds)
+    is_split = inside.any() and not inside.all()
+    effects = _middle(ds, "effect", "change").mean(1)
     widths = [
         float((high - low).mean())
         for low, high in (_ends(ds, "forecast"), _ends(ds, "changed_forecast"))
     ]
-    if min(widths) > 0:
-        out.append(
-            f"The interval between the outer quantiles is {amount(widths[1])} wide instead of {amount(widths[0])}."
-        )
-    return out
+    facts: dict[str, Any] = {}
+    if "through" in ds:
+        whole = float(np.abs(ds["through_total"]).mean("step").sum())
+        parts = np.abs(ds["through"]).mean("step").sum("change")
+        facts["word"] = ds["through"].attrs["statistic"]
+        facts["whole"] = whole if whole > 0 and (parts > 0).any() else None
+        facts["through"] = parts / whole if whole > 0 else None
+    return summarize(
+        ds,
+        "With {changes} the forecast of {target} averages {after:unit} instead of "
+        "{before:unit} ({statistic}): it moves by {move:signed unit}, and by {size:unit} at "
+        "a step on average.",
+        "Of that mean move, each change makes: {effects:each signed unit}.",
+        "At the {count} steps that were changed it moves by {there:signed} on average, at "
+        "the others by {elsewhere:signed}.",
+        _REDRAWN,
+        "In one pass, the {word} moves by {whole:unit} at a step. Components that this goes "
+        "through: {through:largest percent}; those in series carry the same effect, so the "
+        "shares do not add up.",
+        "The interval between the outer quantiles is {new_width:unit} wide instead of "
+        "{width:unit}.",
+        after=after.mean(),
+        before=before.mean(),
+        statistic=_statistic(ds),
+        move=move.mean(),
+        size=np.abs(move).mean(),
+        effects=labelled(ds, effects, "change") if len(effects) > 1 else None,
+        count=inside.sum(),
+        there=move[inside].mean() if is_split else None,
+        elsewhere=move[~inside].mean() if is_split else None,
+        width=widths[0] if min(widths) > 0 else None,
+        new_width=widths[1],
+        **facts,
+    )
 
 
 def _statistic(ds: xr.Dataset) -> str:
@@ -127,47 +141,6 @@ def _statistic(ds: xr.Dataset) -> str:
         else None
     )
     return f"{statistic_of(ds)} of {paths} sample paths" if paths else statistic_of(ds)
-
-
-def _drawn(ds: xr.Dataset) -> list[str]:
-    """State how far other sample paths move the forecast; nothing of a model that draws none."""
-    if "redraw" not in ds.attrs:
-        return []
-    apart = measured(unit_of(ds).strip())(float(ds.attrs["redraw"]))
-    return [
-        f"Other sample paths move the forecast by {apart} at a step, without any change."
-    ]
-
-
-def _routes(ds: xr.Dataset) -> list[str]:
-    """State the components through which the largest parts of a change go, as shares of its size at a step."""
-    if "through" not in ds:
-        return []
-    size = (
-        np.abs(np.nan_to_num(array(ds, "through", "change", "component", "step")))
-        .mean(-1)
-        .sum(0)
-    )
-    whole = float(np.abs(array(ds, "through_total", "change", "step")).mean(-1).sum())
-    first = [
-        int(at) for at in np.argsort(-size, kind="stable")[:_MAX_NAMES] if size[at] > 0
-    ]
-    if not first or not whole > 0:
-        return []
-    parts = [
-        f"{percent(float(size[at]) / whole)} goes through {names(ds, 'component')[at]}"
-        for at in first
-    ]
-    word, amount = str(ds["through"].attrs["statistic"]), measured(unit_of(ds).strip())
-    start = f"Of the {amount(whole)} at a step"
-    if word != statistic_of(ds):
-        start = f"In one pass, the {word} moves by {amount(whole)} at a step; of that"
-    overlap = (
-        " Components in series carry the same effect, so these do not add up."
-        if len(parts) > 1
-        else ""
-    )
-    return [f"{start}, {listed(parts)}.{overlap}"]
 
 
 @figure(
@@ -260,27 +233,26 @@ def _draw_edit(panel: Panel, ds: xr.Dataset, view: Scene, row: int) -> None:
 
 def read_change(ds: xr.Dataset) -> list[str]:
     """State the change since the earlier forecast, and the parts that made most of it."""
-    before, after = _middle(ds, "before"), _middle(ds, "after")
-    amount, effect = measured(unit_of(ds).strip()), _middle(ds, "effect", "part")
-    labels = _parts(ds)
-    size, least = np.abs(effect).mean(1), 2 * float(ds.attrs.get("rounding", 0.0))
-    order = [int(at) for at in np.argsort(-size, kind="stable") if size[at] > least]
-    parts = [
-        f"{labels[at]} by {num(float(size[at]))} ({signed(float(effect[at].mean()))})"
-        for at in order
-    ]
-    largest = (
-        f" Largest parts, at a step and on average: {listed(parts[:_MAX_NAMES])}."
-        if parts
-        else ""
+    effect = labelled(ds, _middle(ds, "effect", "part"), "part", "step")
+    effect = effect.assign_coords(part=_parts(ds))
+    size, mean = np.abs(effect).mean("step"), effect.mean("step")
+    acting = size > 2 * float(ds.attrs.get("rounding", 0.0))
+    origin = names(ds, "part").index("origin")
+    return summarize(
+        ds,
+        "For the same {steps} steps the forecast of {target} averages {after:unit}; made "
+        "{shift:whole} steps earlier it averaged {before:unit} ({statistic}).",
+        "Largest parts, at a step: {size:largest}; their means over steps: {mean:each signed}.",
+        "The later origin holds no new value: {origin}.",
+        _REDRAWN,
+        steps=ds.sizes["step"],
+        after=_middle(ds, "after").mean(),
+        before=_middle(ds, "before").mean(),
+        statistic=_statistic(ds),
+        size=size.where(acting),
+        mean=mean.where(acting & (size.rank("part", pct=True) > 0)),
+        origin=_origin(ds) if acting[origin] and _origin(ds) else None,
     )
-    out = [
-        f"For the same {ds.sizes['step']} steps the forecast of {ds.attrs['target']} averages {amount(after.mean())}; "
-        f"made {ds.attrs['shift']} steps earlier it averaged {amount(before.mean())} ({_statistic(ds)}).{largest}"
-    ]
-    if names(ds, "part").index("origin") in order and _origin(ds):
-        out.append(f"The later origin holds no new value: {_origin(ds)}.")
-    return out + _drawn(ds)
 
 
 def _origin(ds: xr.Dataset) -> str:

@@ -16,8 +16,9 @@ from tsfm_lens.viz.maps import colour_scale, two_digits
 from tsfm_lens.viz.panels import fitted_range
 from tsfm_lens.viz.select import array, layer_name, model_of, names
 from tsfm_lens.viz.sheet import Look, blank
+from tsfm_lens.viz.summary import labelled, summarize, summary
 from tsfm_lens.viz.theme import BLUE, GREY, mixed, plain
-from tsfm_lens.viz.words import extremes, layer_names, layers, listed, num, signed
+from tsfm_lens.viz.words import layer_names, layers
 
 __all__ = ["entropic_rank_line", "similarity_map"]
 
@@ -25,38 +26,31 @@ __all__ = ["entropic_rank_line", "similarity_map"]
 def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
     """Describe where the stream changes most, or which updates are alike."""
     axis = "stream" if measure == "cka" else "layer"
-    values, words = array(ds, measure, axis, f"other_{axis}"), layers(ds, axis)
-    if len(words) < 2:
-        return ["There is only one layer, so there is nothing to compare."]
+    values, labels = array(ds, measure, axis, f"other_{axis}"), layers(ds, axis)
+    rows, columns = np.triu_indices(len(labels), 1)
     if measure == "cka":
-        steps = np.diag(values, 1)
-        if not np.isfinite(steps).any():
-            return [
-                "The stream is the same for all tokens after every layer, so the CKA is undefined."
-            ]
-        at = int(np.nanargmin(steps))
-        same = [
-            word
-            for word, value in zip(words, np.diag(values), strict=True)
-            if not np.isfinite(value)
-        ]
-        out = f"The stream changes most between {words[at]} and {words[at + 1]} "
-        alike = (
-            [
-                f"At {listed(same)} the stream is the same for all tokens, so the CKA is undefined."
-            ]
-            if same
-            else []
-        )
-        return [f"{out}(CKA {num(steps[at])}).", *alike]
-    rows, columns = np.triu_indices(len(words), 1)
-    pairs = values[rows, columns]
-    low, high = extremes(pairs)
-    return [
-        f"The updates most alike are those of {words[rows[high]]} and {words[columns[high]]} "
-        f"(cosine {signed(pairs[high])}), the least alike those of {words[rows[low]]} and {words[columns[low]]} "
-        f"({signed(pairs[low])})."
+        rows, columns = np.arange(len(labels) - 1), np.arange(1, len(labels))
+    pairs = [
+        f"{labels[row]} and {labels[column]}"
+        for row, column in zip(rows, columns, strict=True)
     ]
+    alike = xr.DataArray(values[rows, columns], {"pair": pairs}, ["pair"])
+    if measure == "cka":
+        undefined = labelled(ds, ~np.isfinite(np.diag(values)), axis)
+        return summarize(
+            ds,
+            "The stream changes most between (by the CKA): {alike:lowest}.",
+            "Where the stream is the same for all tokens, so that the CKA is undefined: "
+            "{undefined:which}.",
+            alike=alike,
+            undefined=undefined if undefined.any() else None,
+        )
+    return summarize(
+        ds,
+        "The updates most alike, by their cosine, are those of {alike:highest signed}, the "
+        "least alike those of {alike:lowest signed}.",
+        alike=alike,
+    )
 
 
 @figure("layer_similarity", "Similarity of the residual stream after each layer.")
@@ -109,34 +103,20 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
         )
 
 
-def read_entropic_rank(ds: xr.Dataset) -> list[str]:
-    """Describe where the heads write most apart."""
-    rank, words, heads = (
-        array(ds, "rank", "layer"),
-        layers(ds),
-        int(ds.attrs.get("heads", 0)),
-    )
-    low, high = extremes(rank)
-    most = f" of at most {heads}" if heads else ""
-    out = [
-        f"The heads write in most directions in {words[high]} ({num(rank[high])}{most}) and in fewest in "
-        f"{words[low]} ({num(rank[low])})."
-    ]
-    each = np.exp(array(ds, "entropy", "layer", "series"))
-    if each.shape[1] > 1:
-        reach = np.ptp(each, axis=1)
-        at = int(reach.argmax())
-        out.append(
-            f"The series differ most in {words[at]}: from {num(each[at].min())} to {num(each[at].max())}."
-        )
-    return out
-
-
 @figure(
     "entropic_rank",
     "Directions that the heads of a layer write in.",
     table=lambda ds: frame(ds, "entropy").merge(frame(ds, "rank"), on="layer"),
-    sentences=read_entropic_rank,
+    sentences=summary(
+        "The heads write in most directions in {rank:highest} and in fewest in "
+        "{rank:lowest}.",
+        "There are {heads} heads, and as many directions are possible.",
+        "From the series with the lowest to that with the highest rank, the difference is "
+        "largest in {spans:highest}.",
+        spans=lambda ds: (
+            np.exp(ds["entropy"]).max("series") - np.exp(ds["entropy"]).min("series")
+        ),
+    ),
 )
 def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
     """Draw the entropic rank layer by layer: how many directions the heads of a layer write in."""

@@ -9,104 +9,69 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import figure, frame
-from tsfm_lens.viz.findings import judged
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.select import array, layer_name, model_of, names, positions, shown
 from tsfm_lens.viz.sheet import blank, sheet
+from tsfm_lens.viz.summary import labelled, summarize, summary
 from tsfm_lens.viz.theme import CATEGORICAL, VERMILION, mixed, plain
 from tsfm_lens.viz.weights import angle_map, depth_lines, level_position, relative
-from tsfm_lens.viz.words import layer_names, layers, listed, num, signed
+from tsfm_lens.viz.words import layer_names, num
 
 __all__ = ["embedding_spectra", "rank_flow_map", "rank_flow_spectra", "token_angle_map"]
 
 _MAX_NUMBERED = 200  # cells of a map that still have room for their number
 
 
-def read_flow_map(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
-    """State the rank of the stream and of W_Q at both ends of the depth."""
-    place = level_position(ds, epsilon)
-    level = f"{float(ds['epsilon'].values[place]):g}"
-    stream = array(ds, "epsilon_rank", "stream", epsilon=place)
-    weights = array(ds, "weight_rank", "layer", epsilon=place)
-    out = [
-        f"At ε = {level} the stream uses {int(stream[0])} of {ds.sizes['mode']} directions at the embedding and "
-        f"{int(stream[-1])} after the last layer."
-    ]
-    if len(weights) > 1:
-        most = ds.sizes["weight_mode"]
-        out.append(
-            f"W_Q uses {int(weights[0])} of {most} directions in the first layer, {int(weights[-1])} in the last."
-        )
-    return out
+def read_flow(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
+    """State the rank of the stream and of W_Q at both ends of the depth, and where that of single series rises."""
+    return summarize(
+        ds.isel(epsilon=level_position(ds, epsilon)),
+        "At ε = {epsilon} the stream uses, of {directions} directions, "
+        "{epsilon_rank:ends whole}.",
+        "W_Q uses, of {weight_directions} directions, {weight_rank:ends whole}.",
+        "Change of the rank of single series from that of their embedding, in "
+        "directions{rank_rise:basis}: {rank_rise:largest signed}.",
+        effect="rank_rise",
+        noun="streams",
+        directions=ds.sizes["mode"],
+        weight_directions=ds.sizes["weight_mode"],
+    )
 
 
 def read_bound(ds: xr.Dataset) -> list[str]:
     """State whether theorem 4 applies to the model, and whether its bound is exceeded."""
-    bound, values = (
-        array(ds, "bound", "layer", "mode"),
-        array(ds, "singular_value", "stream", "mode"),
+    relative = array(ds, "singular_value", "stream", "mode")
+    relative = relative[1:] / relative[1:, :1]
+    bound = array(ds, "bound", "layer", "mode")
+    applies = np.isfinite(bound)
+    exceeded = (relative > bound)[applies].sum()
+    measured = ds.get("attention_bound", xr.DataArray(np.nan))
+    value = ds.get("attention_value", measured)
+    limits = measured < 1
+    theorem = (
+        "The bound of theorem 4 applies to {layers:count} layers and is exceeded "
+        "{exceeded:whole} times (it ignores norms and MLPs)."
     )
-    keys, outputs = (
-        array(ds, name, "layer") for name in ("query_key_norm", "value_norm")
+    if not applies.any():
+        theorem = (
+            "Theorem 4 does not apply to this model. It requires {least_depth:whole} or "
+            "more layers of {heads} heads (here {depth}) and norms up to 1 (here query–key "
+            "products reach {query_key_norm:max}, value–output products {value_norm:max})."
+        )
+    return summarize(
+        ds,
+        "With measured constants, the inequality behind theorem 4 bounds {limits:count} "
+        "relative singular values below 1; a bound is at least {near} times the measured "
+        "value, and exceeded {above:whole} times.",
+        theorem,
+        limits=limits if "attention_bound" in ds else None,
+        near=(measured / value.where(value > 0)).where(limits).min(),
+        above=((value > measured * (1 + 1e-6) + 1e-12) & limits).sum(),
+        layers=labelled(ds, applies.any(axis=1), "layer"),
+        exceeded=exceeded,
+        depth=ds.sizes["layer"],
     )
-    finite = np.isfinite(bound)
-    if not finite.any():
-        return [
-            *_read_measured_bound(ds),
-            f"Theorem 4 does not apply to this model. It requires {ds.attrs['least_depth']} or more layers of "
-            f"{ds.attrs['heads']} heads (here {ds.sizes['layer']}) and norms up to 1 (here query–key products reach "
-            f"{num(float(keys.max()))}, value–output products {num(float(outputs.max()))}).",
-        ]
-    above = int((values[1:] / values[1:, :1] > bound)[finite].sum())
-    outcome = (
-        "is never exceeded"
-        if not above
-        else f"is exceeded {above} times (it ignores norms and MLPs)"
-    )
-    return [
-        *_read_measured_bound(ds),
-        f"The bound of theorem 4 applies to {int(finite.any(1).sum())} of {len(bound)} layers and {outcome}.",
-    ]
-
-
-def _read_measured_bound(ds: xr.Dataset) -> list[str]:
-    """State how near the attentions come to the largest possible rise of the rank."""
-    if "attention_bound" not in ds:
-        return []
-    bound, values = (
-        array(ds, f"attention_{name}", "layer", "mode") for name in ("bound", "value")
-    )
-    says = np.isfinite(bound) & (bound < 1)
-    if not says.any():
-        return [
-            "With measured constants, the inequality behind theorem 4 puts no limit on the rank."
-        ]
-    with np.errstate(divide="ignore"):
-        near = float((bound[says] / values[says]).min())
-    above = int((values > bound * (1 + 1e-6) + 1e-12)[says].sum())
-    outcome = "is never exceeded" if not above else f"is exceeded {above} times"
-    return [
-        f"With measured constants, the inequality behind theorem 4 bounds {says.sum()} of {says.size} relative "
-        f"singular values below 1. The bound {outcome} and is at least {num(near)} times the measured value."
-    ]
-
-
-def read_rank_rise(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
-    """State by how much the rank of single series rises."""
-    place = level_position(ds, epsilon)
-    level, words = f"{float(ds['epsilon'].values[place]):g}", layers(ds, "stream")
-    rise = judged(ds, "rank_rise", "stream", epsilon=place)
-    most = [f"{words[i]} ({rise.told(i, signed)} directions)" for i in rise.named(1)]
-    what = (
-        f"differs most from that of their embedding after {most[0]}"
-        if most
-        else "stays that of their embedding"
-    )
-    return [
-        f"At ε = {level} the rank of single series {what}.",
-        *rise.standing(words, "streams"),
-    ]
 
 
 @figure(
@@ -118,7 +83,7 @@ def read_rank_rise(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
         "told",
         *(f"rank_rise_{part}" for part in ("size", "low", "high")),
     ),
-    sentences=lambda ds: read_flow_map(ds) + read_rank_rise(ds),
+    sentences=read_flow,
 )
 def rank_flow_map(ds: xr.Dataset) -> go.Figure:
     """Draw layer × ε maps: the rank of the stream that each layer reads, and of the layer's W_Q."""
@@ -251,53 +216,31 @@ def _stack_words(ds: xr.Dataset) -> str:
 
 def read_embedding_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
     """State how many directions the families use, and which single signals differ beyond their intervals."""
-    place = level_position(ds, epsilon)
-    level, families = f"{float(ds['epsilon'].values[place]):g}", names(ds, "family")
-    rank, full = (
-        array(ds, "epsilon_rank", "family", epsilon=place),
-        np.asarray(ds["full"].values),
+    one = ds.isel(epsilon=level_position(ds, epsilon))
+    one = one.isel(family=one["told"].values > 0)
+    level = float(one["epsilon"])
+    if not one.sizes["family"]:
+        return [f"At ε = {level:g} rounding may hide every rank."]
+    signals = one.isel(family=(one["signal_rank_high"] > one["signal_rank_low"]).values)
+    apart = None
+    if signals.sizes["family"] > 1:
+        low, high = signals["signal_rank_low"], signals["signal_rank_high"]
+        most = int(low.argmax())
+        others = float(high.drop_isel(family=most).max())
+        apart = "The intervals of the direction counts of single signals overlap."
+        if float(low[most]) > others:
+            apart = (
+                f"A single signal of {names(signals, 'family')[most]} uses the most "
+                f"directions, {num(float(low[most]))} to {num(float(high[most]))}; one of "
+                f"any other family at most {num(others)}."
+            )
+    return summarize(
+        one,
+        "Directions used by embedded tokens at ε = {epsilon}: {epsilon_rank:each whole}; "
+        "possible are at most {full:max whole}.",
+        "{apart}",
+        apart=apart,
     )
-    valid = array(ds, "told", "family", epsilon=place) > 0
-    counts = [
-        f"{name} {int(rank[i])} of {int(full[i])}"
-        for i, name in enumerate(families)
-        if valid[i]
-    ]
-    if not counts:
-        return [f"At ε = {level} rounding may hide every rank."]
-    out = [f"Directions used by embedded tokens at ε = {level}: {listed(counts)}."]
-    low, high = (
-        array(ds, f"signal_rank_{end}", "family", epsilon=place)
-        for end in ("low", "high")
-    )
-    several = [i for i in np.flatnonzero(high > low) if valid[i]]
-    if len(several) > 1:
-        most = max(several, key=lambda i: low[i])
-        others = [i for i in several if i != most]
-        next_high = max(high[i] for i in others)
-        out.append(
-            f"A single signal of {families[most]} uses the most directions, {num(low[most])} to {num(high[most])}; "
-            f"one of any other family at most {num(next_high)}."
-            if low[most] > next_high
-            else "The intervals of the direction counts of single signals overlap."
-        )
-    return out
-
-
-def read_token_angles(ds: xr.Dataset) -> list[str]:
-    """State how far apart tokens lie, against random lines."""
-    means = array(ds, "mean_angle", "family")
-    angles = [
-        f"{name} {num(means[i])}°"
-        for i, name in enumerate(names(ds, "family"))
-        if np.isfinite(means[i])
-    ]
-    if not angles:
-        return ["All tokens are zero, so they have no angles."]
-    random = num(float(ds.attrs["random_angle"]))
-    return [
-        f"Mean angles between two tokens: {listed(angles)}; between random lines {random}°."
-    ]
 
 
 @figure(
@@ -352,7 +295,10 @@ def embedding_spectra(ds: xr.Dataset) -> go.Figure:
         "participation_ratio",
         "rounding_floor",
     ),
-    sentences=read_token_angles,
+    sentences=summary(
+        "Mean angles between two tokens: {mean_angle:each °}; between random lines "
+        "{random_angle:°}.",
+    ),
 )
 def token_angle_map(
     ds: xr.Dataset, *, families: Sequence[str] | None = None

@@ -16,8 +16,9 @@ from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.select import array, layer_name, model_of, names, position, positions
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
+from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, mixed, plain
-from tsfm_lens.viz.words import capital, listed, num
+from tsfm_lens.viz.words import capital
 
 __all__ = ["attention_snapshots", "nuclear_norms", "training_measures"]
 
@@ -86,30 +87,24 @@ def read_watch(ds: xr.Dataset) -> list[str]:
     """Describe from where to where each measure went, and whether the sharpness can be trusted."""
     out = []
     for run, one in run_words(ds):
-        changes = []
+        start = f"{run}: " if run else ""
         for name, *_, words in _ROWS:
             if name not in one or (name == "watched_loss" and "loss" in one):
                 continue
-            mean = (
-                one[name]
-                .mean([dim for dim in one[name].dims if dim != "step"])
-                .dropna("step")
-            )
-            if len(mean) > 1:
-                changes.append(
-                    f"{words} from {num(float(mean[0]))} to {num(float(mean[-1]))}"
-                )
-            elif len(mean):
-                changes.append(f"{words} is {num(float(mean[0]))}")
-        if changes:
-            steps = one["step"].values
-            out.append(
-                f"{run + ': ' if run else ''}{capital(listed(changes))}, step {steps[0]:,} to {steps[-1]:,}."
+            others = [dim for dim in one[name].dims if dim != "step"]
+            out += summarize(
+                one,
+                "{start}{measure} went from {mean:ends}.",
+                start=start,
+                measure=words if run else capital(words),
+                mean=one[name].mean(others).dropna("step"),
             )
         if "sharpness_residual" in one:
-            share = abs(one["sharpness_residual"] / one["sharpness"]).max()
-            out.append(
-                f"{run + ': ' if run else ''}Each sharpness is within {float(share):.1%} of an eigenvalue."
+            out += summarize(
+                one,
+                "{start}Each sharpness is within {share:percent} of an eigenvalue.",
+                start=start,
+                share=abs(one["sharpness_residual"] / one["sharpness"]).max(),
             )
     return out or ["Nothing was measured."]
 
@@ -426,17 +421,15 @@ measurement(
 
 def read_norms(ds: xr.Dataset) -> list[str]:
     """State the median of each run beside what one row for all and the identity would have."""
-    out = []
-    for run, one in run_words(ds):
-        norm, keys = (
-            float(one["nuclear_norm"].median()),
-            [int(value) for value in np.unique(ds["n_keys"].values)],
-        )
-        whole = f", {num(norm / keys[0])} of the identity's" if len(keys) == 1 else ""
-        out.append(
-            f"{run + ': ' if run else ''}The median nuclear norm is {num(norm)}{whole} (minimum 1)."
-        )
-    return out
+    norms = ds["nuclear_norm"]
+    if "run" not in norms.dims:
+        norms = norms.expand_dims(run=["all inputs"])
+    return summarize(
+        ds,
+        "Median nuclear norm of attention, from 1 for equal rows to the number of keys for "
+        "the identity: {norms:each}.",
+        norms=norms.median([dim for dim in norms.dims if dim != "run"]),
+    )
 
 
 @figure(

@@ -13,20 +13,17 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.viz.findings import finding, judged
 from tsfm_lens.viz.select import (
     array,
-    forecast_series,
     model_of,
     names,
     shown,
     statistic_of,
-    unit_of,
 )
 from tsfm_lens.viz.sheet import sheet
+from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import BLUE, GREY, mixed, percent, plain
-from tsfm_lens.viz.words import capital, listed, measured
 
 __all__ = ["weight_effects_bars"]
 
-_MAX_NAMES = 3
 _HALF = 0.5
 
 measurement(
@@ -51,43 +48,25 @@ measurement(
 
 def read_weight_effects(ds: xr.Dataset) -> list[str]:
     """State whether anything was tuned, where the weights moved most, which of it matters, and what the error gains."""
-    model, base = model_of(ds), str(ds.attrs["base"])
     if ds.attrs["identical"]:
         return [
-            f"Nothing differs: {model} is the base model {base}, weight for weight."
+            f"Nothing differs: {model_of(ds)} is the base model {ds.attrs['base']}, weight "
+            "for weight."
         ]
-    labels, moved = names(ds, "component"), array(ds, "relative_norm", "component")
-    share, order = (
-        judged(ds, "share", "component"),
-        np.argsort(-moved, kind="stable")[:_MAX_NAMES],
-    )
-    furthest = [
-        f"{labels[i]} ({percent(float(moved[i]))} of its norm{_rank(ds, i)})"
-        for i in order
-    ]
-    adapters = int(ds.attrs["adapters"])
-    read = (
-        f" {adapters} adapters beside their matrices are read as what they add."
-        if adapters
-        else ""
-    )
-    count = len(labels)
-    many = f"{count} components differ" if count > 1 else "one component differ"
-    out = [
-        f"The weights of {many} from those of {base}, most in {listed(furthest)}.{read}"
-    ]
-    named = [f"{labels[i]} ({share.told(i, percent)})" for i in share.named(_MAX_NAMES)]
-    out += (
-        [
-            f"Set back alone, {listed(named)} move the forecast most, as shares of the series' range{share.basis}."
-        ]
-        if named
-        else [
-            "No component by itself moves the forecast by 1 % of the series' range when it is set back."
-        ]
+    out = summarize(
+        ds,
+        "Components whose weights differ from those of {base}: {components}; most, as a "
+        "share of their norm: {relative_norm:largest percent}.",
+        "{adapters} adapters beside their matrices are read as what they add.",
+        "Components that move the forecast most when set back alone, as shares of the "
+        "series' range{share:basis}: {share:largest percent}.",
+        effect="share",
+        noun="components",
+        components=ds.sizes["component"],
+        adapters=ds.attrs["adapters"] or None,
     )
     # untrained models are no rivals of a tuned one
-    out += share.standing(labels, "components")[:-1]
+    out = out[:-1]
     if "base_error_change" in ds:
         out += _read_errors(ds)
     return out
@@ -103,45 +82,34 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
     if not gain or not change.acts:
         return [f"Tuning left the error of the {word} forecast as it was."]
     better = "lower" if gain > 0 else "higher"
-    start = f"Tuning made the error of the {word} forecast {better}"
-    if int(change.facts["entries"]) == 1:
-        (row,) = forecast_series(ds)
-        of_tuned, of_base = (
-            array(ds, "cumulative_error", "series", back=0)[row],
-            array(ds, "base_error", "series")[row],
-        )
-        amount = measured(unit_of(ds, row))
-        out = [
-            f"{start}: a mean absolute error of {amount(of_tuned)}, and {amount(of_base)} of the base model."
-        ]
-    else:
-        middle, *ends = (
-            _of_base(float(each)) for each in (change.size, change.high, change.low)
-        )
-        out = [
-            f"{start}, by the median over {change.over}: {middle} of the base model's error, {' to '.join(ends)}. "
-            f"{capital(change.for_others())}."
-        ]
+    middle, *ends = (
+        _of_base(float(each)) for each in (change.size, change.high, change.low)
+    )
+    share = f"{middle} of the base model's error"
+    if change.spread:
+        share = f"{share} in the median over {change.over}, {' to '.join(ends)}"
     count = len(together) - 1
+    first = None
     if count > 1 and together[-1]:
         first = int(np.argmax(together / together[-1] >= _HALF))
-        out.append(
-            f"Setting back the first {first} of {count} components undoes half of that."
-        )
-    return out
+    return summarize(
+        ds,
+        "Tuning made the error of the {word} forecast {better}: {share}.",
+        "That is {verdict}.",
+        "Setting back the first {first} of {count} components undoes half of that.",
+        word=word,
+        better=better,
+        share=share,
+        verdict=change.for_others() if int(change.facts["entries"]) > 1 else None,
+        first=first,
+        count=count,
+    )
 
 
 def _of_base(change: float) -> str:
     """Write what tuning adds to the base model's error; ``change`` is the logarithm of that over the tuned model's."""
     share = math.expm1(-change)
     return f"{'+' if share >= 0 else ''}{percent(share)}"
-
-
-def _rank(ds: xr.Dataset, at: int) -> str:
-    rank, full = (
-        int(array(ds, name, "component")[at]) for name in ("rank", "full_rank")
-    )
-    return f", rank {rank} of {full}" if full else ""
 
 
 @figure(

@@ -25,8 +25,9 @@ from tsfm_lens.viz.select import (
     positions,
 )
 from tsfm_lens.viz.sheet import Panel, blank, text_width
-from tsfm_lens.viz.theme import BLUE, VERMILION, mixed, percent, plain
-from tsfm_lens.viz.words import extremes, head_at, layer_names, layers, listed, num
+from tsfm_lens.viz.summary import summarize, summary
+from tsfm_lens.viz.theme import BLUE, VERMILION, mixed, plain
+from tsfm_lens.viz.words import layer_names
 
 __all__ = [
     "rank_histograms",
@@ -50,78 +51,56 @@ _MAX_NUMBERED = 200  # cells that still have room for their number
 
 def read_weight_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
     """State the share of their directions that the matrices use, and which uses the least."""
-    place = level_position(ds, epsilon)
-    level = f"{float(ds['epsilon'].values[place]):g}"
-    share = array(ds, "rank_share", "matrix", epsilon=place)
-    valid = array(ds, "told", "matrix", epsilon=place) > 0
-    parts, labels = names_of(ds, "part"), names(ds, "matrix")
-    whole = [row for row in whole_matrices(ds) if valid[row]]
-    if not whole:
-        return [f"At ε = {level} rounding of the weights hides every rank."]
-    words = []
-    for part in dict.fromkeys(parts[row] for row in whole):
-        own = share[[row for row in whole if parts[row] == part]]
-        words.append(f"{percent(float(np.median(own)))} in {part}")
-    out = [
-        f"At ε = {level} the median matrix uses this share of its directions: {listed(words)}."
-    ]
-    # what is the same in several matrices singles none out
-    least = [row for row in whole if share[row] == share[whole].min()]
-    if len(least) == 1:
-        rank, full = (
-            int(ds["epsilon_rank"].values[place, least[0]]),
-            int(ds["full"].values[least[0]]),
-        )
-        out.append(
-            f"{labels[least[0]]} uses the smallest share, {rank} of {full} directions."
-        )
-    hidden = len(whole_matrices(ds)) - len(whole)
-    if hidden:
-        out.append(
-            f"Rounding of {ds.attrs['precision']} weights hides the ranks of {hidden} matrices."
-        )
-    return out
+    one = ds.isel(epsilon=level_position(ds, epsilon), matrix=whole_matrices(ds))
+    told = one["told"].values > 0
+    if not told.any():
+        return [
+            f"At ε = {float(one['epsilon']):g} rounding of the weights hides every rank."
+        ]
+    share = one["rank_share"][told]
+    return summarize(
+        one,
+        "At ε = {epsilon} the median matrix uses this share of its directions: "
+        "{parts:each percent}.",
+        "Smallest share: {share:lowest percent}.",
+        "Rounding of {precision} weights hides the ranks of {hidden:whole} matrices.",
+        noun="matrices",
+        parts=share.groupby("part").median(),
+        share=share,
+        hidden=None if told.all() else (~told).sum(),
+    )
 
 
 def read_weight_spectra(ds: xr.Dataset) -> list[str]:
     """State how fast the spectra fall, by measures without a threshold."""
-    whole = whole_matrices(ds)
-    effective, full = (
-        array(ds, "effective_rank", "matrix")[whole],
-        np.asarray(ds["full"].values, dtype=float)[whole],
+    one = ds.isel(matrix=whole_matrices(ds))
+    return summarize(
+        one,
+        "The effective rank is {shares:median percent} of the largest possible in the "
+        "median matrix, from {shares:min percent} to {shares:max percent}.",
+        "Weights are stored in {precision}: singular values below {rounding_floor:max} of "
+        "the largest may be rounding.",
+        shares=one["effective_rank"] / one["full"],
     )
-    finite = np.isfinite(effective)
-    if not finite.any():
-        return ["All matrices are zero."]
-    shares, floor = (
-        effective[finite] / full[finite],
-        array(ds, "rounding_floor", "matrix")[whole],
-    )
-    return [
-        f"The effective rank is {percent(float(np.median(shares)))} of the largest possible in the median matrix, "
-        f"from {percent(float(shares.min()))} to {percent(float(shares.max()))}.",
-        f"Weights are stored in {ds.attrs['precision']}: singular values below {num(float(np.nanmax(floor)))} of the "
-        "largest may be rounding.",
-    ]
 
 
 def read_histograms(ds: xr.Dataset) -> list[str]:
     """State how many singular values are within a power of ten of the largest, attention against MLP."""
-    whole = whole_matrices(ds)
-    first = array(ds, "decade_count", "matrix", "decade")[:, 0] / np.asarray(
-        ds["full"].values, dtype=float
-    )
-    parts, out = names_of(ds, "part"), []
-    for words, members in (
+    one = ds.isel(matrix=whole_matrices(ds))
+    first = one["decade_count"].isel(decade=0) / one["full"]
+    out = []
+    for name, members in (
         ("attention", _ATTENTION),
         ("MLP", ("W_in", "W_gate", "W_out")),
     ):
-        own = first[[row for row in whole if parts[row] in members]]
-        if len(own):
-            out.append(
-                f"In the median {words} matrix {percent(float(np.median(own)))} of singular values lie within a power "
-                f"of ten of the largest ({percent(float(own.min()))} to {percent(float(own.max()))} over all)."
-            )
+        out += summarize(
+            one,
+            "Singular values of {name} matrices within a power of ten of the largest: "
+            "{share:median percent} in the median matrix, {share:min percent} to "
+            "{share:max percent} over all.",
+            name=name,
+            share=first[one["part"].isin(members).values],
+        )
     return out
 
 
@@ -354,33 +333,15 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     )
 
 
-def read_row_angles(ds: xr.Dataset) -> list[str]:
-    """Count the layers in which rows of a head are closer than chance."""
-    within, between, closer = (
-        array(ds, name, "layer") for name in ("within", "between", "closer")
-    )
-    if not np.isfinite(closer).any():
-        return [
-            "There is only one head, or all rows are zero, so there is nothing to compare."
-        ]
-    words, part = layers(ds), str(ds.attrs["part"])
-    stands = np.flatnonzero(array(ds, "closer_significant", "layer") > 0)
-    if not len(stands):
-        return [
-            f"In no layer are rows of {part} of one head significantly closer together than shuffled rows."
-        ]
-    most = int(stands[np.argmax(closer[stands])])
-    return [
-        f"Rows of {part} of one head are significantly closer together than shuffled rows in {len(stands)} of "
-        f"{len(words)} layers, most in {words[most]} ({num(within[most])}° against {num(between[most])}°)."
-    ]
-
-
 @figure(
     "row_angles",
     ("Angles between the rows of W_Q, with the blocks of the heads."),
     table=("within", "between", "closer", "closer_floor", "closer_significant"),
-    sentences=read_row_angles,
+    sentences=summary(
+        "Layers in which rows of {part} of one head are significantly closer together than "
+        "shuffled rows: {closer_significant:which}.",
+        "Largest difference of the angle to rows of other heads: {closer:highest °}.",
+    ),
 )
 def row_angle_map(
     ds: xr.Dataset, *, layers: Sequence[str | int] | None = None
@@ -449,48 +410,22 @@ def angle_map(panel: Panel, values: np.ndarray, hover: str, **more: Any) -> None
 _PRODUCTS = {"QK": ("query–key", "W_Q W_Kᵀ"), "OV": ("value–output", "W_V W_O")}
 
 
-def read_stable_rank(ds: xr.Dataset, product: str) -> list[str]:
-    """Describe which heads act along few directions, and how the layers differ."""
-    ranks = array(
-        ds, "stable_rank", "layer", "head", product=position(ds, "product", product)
-    )
-    if not np.isfinite(ranks).any():
-        return ["All these products are zero."]
-    low, high = extremes(ranks)
-    out = [
-        f"The stable rank goes from {num(ranks.flat[low])} ({head_at(ds, low)}) to {num(ranks.flat[high])} "
-        f"({head_at(ds, high)}); the largest possible is {ds.sizes['mode']}."
-    ]
-    means = np.nanmean(ranks, axis=1)
-    if len(means) > 1:
-        words = layers(ds)
-        out.append(
-            f"On average over heads it is lowest in {words[int(np.nanargmin(means))]} ({num(np.nanmin(means))}) and "
-            f"highest in {words[int(np.nanargmax(means))]} ({num(np.nanmax(means))})."
-        )
-    return out
-
-
 def read_spectra(ds: xr.Dataset, product: str) -> list[str]:
-    """State in how many directions most of a head's strength lies."""
-    values = array(
-        ds,
-        "singular_value",
-        "layer",
-        "head",
-        "mode",
-        product=position(ds, "product", product),
+    """State along how many directions heads act."""
+    one = ds.isel(product=position(ds, "product", product))
+    energy = np.square(one["singular_value"]).transpose("layer", "head", "mode")
+    energy = energy.where(energy.sum("mode") > 0)
+    few = (energy.cumsum("mode") / energy.sum("mode") < 0.9 - 1e-12).sum("mode") + 1
+    return summarize(
+        one,
+        "Lowest stable rank: {stable_rank:lowest}; highest: {stable_rank:highest}. The "
+        "largest possible is {modes}.",
+        "90 % of the sum of squared singular values lie in {few:median} of {modes} "
+        "directions for the median head ({few:min} to {few:max} over all heads).",
+        noun="heads",
+        modes=one.sizes["mode"],
+        few=few.where(energy.notnull().any("mode")),
     )
-    energy = np.square(values).reshape(-1, values.shape[-1])
-    energy = energy[energy.sum(axis=1) > 0]
-    if not len(energy):
-        return ["All these products are zero."]
-    shares = np.cumsum(energy, axis=1) / energy.sum(axis=1, keepdims=True)
-    few = (shares < 0.9 - 1e-12).sum(axis=1) + 1
-    return [
-        f"90 % of the sum of squared singular values lie in {int(np.median(few))} of {values.shape[-1]} directions for "
-        f"the median head ({int(few.min())} to {int(few.max())} over all heads)."
-    ]
 
 
 @figure("head_spectra", "Stable rank of every head.")
@@ -516,5 +451,5 @@ def _spectra(ds: xr.Dataset) -> Iterator[FigurePanel]:
         yield FigurePanel(
             stable_rank_map(ds, product=each),
             table,
-            read_stable_rank(ds, each) + read_spectra(ds, each),
+            read_spectra(ds, each),
         )

@@ -13,7 +13,6 @@ import xarray as xr
 from tsfm_lens.core.registry import FigurePanel, check, figure, panels
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.viz.findings import (
-    WORTH_A_WORD,
     Finding,
     finding,
     judged,
@@ -35,47 +34,37 @@ from tsfm_lens.viz.select import (
     names,
     positions,
     statistic_of,
-    unit_of,
     varying,
 )
 from tsfm_lens.viz.sheet import Look, Sheet, sheet
+from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.tables import steps_table
 from tsfm_lens.viz.theme import BLUE, VERMILION, number, percent, plain
-from tsfm_lens.viz.words import listed, measured, num
+from tsfm_lens.viz.words import listed
 
 __all__ = ["ablation_forecasts", "ablation_heatmap"]
 _MAP_SERIES = 12  # series named in a hover box
-_MAX_NAMES = 3  # components in a sentence
 
 
 def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
     """Describe the heads and MLPs with the largest effects, and which are significant."""
-    effect, labels, measure = (
-        judged(ds, metric, "component"),
-        names(ds, "component"),
-        MEASURES[metric],
-    )
+    effect, labels = judged(ds, metric, "component"), names(ds, "component")
+    measure = MEASURES[metric]
+    unit = " percent" if measure.relative else ""
     heads, mlps = ds["head"].values >= 0, ds["kind"].values.astype(str) == "mlp"
-    write = percent if measure.relative else num
     out = []
-    for group, noun in ((heads, "head"), (mlps, "MLP")):
-        if not (group & np.isfinite(effect.size)).any():
-            continue
-        most = effect.named(_MAX_NAMES, group)
-        told = [f"{labels[i]} ({effect.told(i, write)})" for i in most]
-        out.append(
-            f"Largest {measure.word} without one {noun}{effect.basis}: {listed(told)}."
-            if told
-            else f"Without any single {noun} the {measure.word} is below {percent(WORTH_A_WORD)}."
+    for noun, group in (("head", heads), ("MLP", mlps)):
+        lead = f"Largest {measure.word} without one {noun}"
+        out += summarize(
+            ds.isel(component=group),
+            f"{lead}{{{metric}:basis}}: {{{metric}:largest{unit}}}.",
         )
-        if noun == "head" and most and (words := effect.lead(most[0])):
-            out.append(f"{labels[most[0]]}: {words}.")
+    for most in effect.named(1, heads):
+        words = effect.lead(most)
+        out += [f"{labels[most]}: {words}."] if words else []
     if metric == "spearman_distance" and "mean_shift_size" in ds:
         out += read_shift(ds, effect)
-    if heads.any():
-        out += effect.standing(labels, "heads", heads)
-    else:
-        out += effect.flat_words
+    out += effect.standing(labels, "heads", heads)
     return [
         *out,
         "Components are ablated one at a time, so redundant ones look unimportant.",
@@ -120,19 +109,22 @@ def read_ablation_forecasts(
     ds: xr.Dataset, series: int, components: list[str]
 ) -> list[str]:
     """Describe how far the strongest ablation moves the forecast."""
-    base, row = (
-        array(ds, "baseline_forecast", "step", series=series),
-        names(ds, "component").index(components[0]),
+    one = ds.isel(series=[series]).sel(component=components[0])
+    before, after = (
+        float(np.ptp(one[name].values)) for name in ("baseline_forecast", "forecast")
     )
-    after = array(ds, "forecast", "step", component=row, series=series)
-    amount, span = measured(unit_of(ds, series)), float(np.ptp(base))
-    distance = float(array(ds, "mean_shift", component=row, series=series))
-    against = f" ({100 * distance / span:.3g} % of its range)" if span > 0 else ""
-    return [
-        f"Without {components[0]} the {statistic_of(ds)} forecast of {names(ds, 'series')[series]} moves by "
-        f"{amount(distance)} on average{against}. Its range changes from {amount(span)} to "
-        f"{amount(float(np.ptp(after)))}."
-    ]
+    shift = float(one["mean_shift"].values[0])
+    return summarize(
+        one,
+        "Without {component} the {statistic} forecast of {series} moves by {shift:unit} on "
+        "average. Its range changes from {before:unit} to {after:unit}.",
+        "That move is {share:percent} of its range.",
+        statistic=statistic_of(ds),
+        shift=shift,
+        before=before,
+        after=after,
+        share=shift / before if before > 0 else None,
+    )
 
 
 def ablation_table(ds: xr.Dataset, metric: str) -> pd.DataFrame:
