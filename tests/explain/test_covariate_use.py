@@ -146,7 +146,7 @@ def test_what_says_nothing_in_one_series_is_measured_in_the_others(nano: Lens) -
     assert silent.values.tolist() == [False, True, False]
     assert not np.isnan(found["moved"].sel(covariate="noise")).any()
     (told,) = [each for each in read_use(found) if each.startswith("cause")]
-    assert "forecasts (2 of 2) by" in told
+    assert "2 of 2 forecasts move" in told
     assert told.endswith(
         "No verdict on series-1/target, where it or the series is constant."
     )
@@ -236,7 +236,7 @@ def test_parts_of_a_covariate_sum_to_the_whole_over_the_same_series(
                 one["share of past"] + one["share of known future"], one["share"]
             )
         for told in read_use(ds):
-            shares = re.findall(r"(?:past|known future) (−?[\d.e−]+) %", told)
+            shares = re.findall(r"(?:past|known future) \((−?[\d.e−]+) %", told)
             assert sum(
                 float(each.replace("−", "-")) for each in shares
             ) == pytest.approx(100, abs=len(shares) * last_digit(0))

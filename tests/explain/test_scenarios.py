@@ -360,7 +360,7 @@ def test_routes_say_of_which_statistic_they_are(name: str) -> None:
     assert ("In one pass, the expected value moves" in told) == run.tokens_read
     assert found["through"].attrs["statistic"] == run.statistic
     largest = str(size["component"].values[int(np.argmax(size.values))])
-    assert f"{percent(float(size.max()) / whole)} goes through {largest}" in told
+    assert f"{largest} ({percent(float(size.max()) / whole)})" in told
     if not run.tokens_read:
         # of one change what is measured in one pass is the forecast's own
         assert_close(

@@ -15,7 +15,7 @@ import pytest
 from tsfm_lens import explain, explore
 from tsfm_lens.cli.analyses import explain as command
 from tsfm_lens.models import Lens, Run
-from tsfm_lens.viz.input_routes import past_attention, read_routes
+from tsfm_lens.viz.input_routes import read_routes
 from tsfm_lens.viz.theme import true_minus
 
 # a hyphen in the place of a minus sign
@@ -45,23 +45,6 @@ def test_one_reference_stands_for_masked_steps_wherever_none_is_named(
         *defaults.values(),
         *(page.found[kind].attrs["reference"] for kind in masked),
     } == {"mean"}
-
-
-@pytest.mark.parametrize(
-    ("share", "words"),
-    [
-        (-0.0564, "reverses 5.64 % of the effect: attention overshoots"),
-        (0.3, "30 % of the effect bypasses"),
-        (1.25, "attention reverses the excess"),
-        (-0.0004, "almost none"),
-        (float("nan"), ""),
-    ],
-)
-def test_a_share_past_attention_says_which_way_it_goes(
-    share: float, words: str
-) -> None:
-    assert words in past_attention(share)
-    assert not re.search(r"[-−]\d", past_attention(share))
 
 
 def test_no_hyphen_stands_for_a_minus_sign_on_a_page(page: Any) -> None:

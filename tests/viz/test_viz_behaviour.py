@@ -10,10 +10,10 @@ import xarray as xr
 
 from refusals import expect_error
 from tsfm_lens import probes, viz
+from tsfm_lens.core.registry import find_figures
 from tsfm_lens.data import bundled
 from tsfm_lens.models import load
 from tsfm_lens.stats import holm, sign_test
-from tsfm_lens.viz.induction import read_induction
 from tsfm_lens.viz.maps import two_digits
 from tsfm_lens.viz.theme import PALE
 from viz.marks import heatmaps
@@ -73,9 +73,9 @@ def test_induction_maps_frame_the_induction_heads() -> None:
     }
     count = f"{int(surely.sum())} of 12"
     assert f"{count} cross-attention heads" in fig.layout.meta["title"]
-    assert read_induction(ds)[0].startswith(
-        f"{count} heads are significantly induction heads"
-    )
+    (read,) = [each.sentences for each in find_figures("induction_scores")[:1]]
+    assert "significantly above both thresholds" in read(ds)[0]
+    assert f"2: {count}" in read(ds)[0]
     assert "0.32" in fig.layout.meta["subtitle"]
     assert "more are undecided" in fig.layout.meta["subtitle"]
     assert fig.layout.coloraxis3.reversescale

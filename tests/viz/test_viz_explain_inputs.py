@@ -14,7 +14,6 @@ from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import load
 from tsfm_lens.viz.input_attribution import read_inputs
-from tsfm_lens.viz.input_effects import read_effects
 
 HORIZON = 8
 
@@ -213,8 +212,6 @@ def test_readings_tell_the_sum_and_what_stands_out() -> None:
     assert "50 standard deviations from the mean of the context" in " ".join(
         read_inputs(far)
     )
-    kinds = read_effects(results()["effects"])
-    assert [each.split(":")[0] for each in kinds[:2]] == ["Past", "Known covariate"]
 
 
 def test_the_width_of_an_interval_is_split_exactly() -> None:

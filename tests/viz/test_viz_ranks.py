@@ -11,9 +11,7 @@ from tsfm_lens.core.registry import find
 from tsfm_lens.viz.stream_ranks import (
     read_bound,
     read_embedding_ranks,
-    read_flow_map,
-    read_rank_rise,
-    read_token_angles,
+    read_flow,
 )
 from tsfm_lens.viz.weights import read_histograms, read_weight_ranks
 
@@ -23,21 +21,22 @@ KINDS = ("weight_ranks", "row_angles", "embedding_ranks", "flow_of_ranks")
 def test_weights_whose_ranks_cannot_be_told_are_left_empty() -> None:
     ds = planted.weight_ranks()
     assert read_weight_ranks(ds, 0.1) == [
-        "At ε = 0.1 the median matrix uses this share of its directions: 50 % in W_Q and 100 % in W_in.",
-        "encoder.0.self_attn.W_Q uses the smallest share, 1 of 4 directions.",
+        "At ε = 0.1 the median matrix uses this share of its directions: W_Q (50 %) and W_in (100 %).",
+        "Smallest share: encoder.0.self_attn.W_Q (25 %).",
     ]
     assert read_weight_ranks(ds, 0.01) == [
         "At ε = 0.01 rounding of the weights hides every rank."
     ]
-    assert "median attention matrix " in read_histograms(ds)[0]
-    assert "(25 % to 75 % over all)" in read_histograms(ds)[0]
+    assert "of attention matrices" in read_histograms(ds)[0]
+    assert "25 % to 75 % over all" in read_histograms(ds)[0]
 
 
 def test_families_are_told_apart_only_where_their_intervals_are() -> None:
     ds = planted.embedding_ranks()
     first, second = read_embedding_ranks(ds, 0.1)
     assert first == (
-        "Directions used by embedded tokens at ε = 0.1: own series 2 of 3, white noise 3 of 3 and zero 1 of 3."
+        "Directions used by embedded tokens at ε = 0.1: own series (2), white noise (3) and zero (1); possible are at "
+        "most 3."
     )
     assert second == (
         "A single signal of white noise uses the most directions, 2.7 to 3.5; one of any other family at most 1.5."
@@ -46,23 +45,18 @@ def test_families_are_told_apart_only_where_their_intervals_are() -> None:
         signal_rank_low=ds["signal_rank_low"] - 2 * (ds["family"] == "white noise")
     )
     assert read_embedding_ranks(wide, 0.1)[1].endswith("of single signals overlap.")
-    assert read_token_angles(ds) == [
-        "Mean angles between two tokens: own series 10°, white noise 60° and zero 0°; between random lines 60°."
-    ]
     assert len(viz.token_angle_map(ds, families=["zero"]).data) == 1
 
 
 def test_the_flow_is_told_by_its_size() -> None:
     ds = planted.flow_of_ranks()
-    assert read_flow_map(ds, 0.1) == [
-        "At ε = 0.1 the stream uses 1 of 4 directions at the embedding and 4 after the last layer.",
-        "W_Q uses 2 of 3 directions in the first layer, 3 in the last.",
+    words = read_flow(ds, 0.1)
+    assert words[:2] == [
+        "At ε = 0.1 the stream uses, of 4 directions, 1 at the embedding to 4 at layer 1.",
+        "W_Q uses, of 3 directions, 2 at layer 0 to 3 at layer 1.",
     ]
-    words = read_rank_rise(ds, 0.1)
-    assert words[0].startswith(
-        "At ε = 0.1 the rank of single series differs most from that of their embedding after layer 1 (+3, "
-    )
-    assert "too few" in words[2]
+    assert ": layer 1 (+3, " in words[2]
+    assert "too few" in words[4]
     (silent,) = read_bound(ds)
     assert "requires 874 or more layers of 2 heads (here 2)" in silent
     assert "query–key products reach 3, value–output products 5)." in silent
@@ -70,7 +64,7 @@ def test_the_flow_is_told_by_its_size() -> None:
         ds.assign(bound=xr.full_like(ds["bound"], value)) for value in (2.0, 0.7)
     )
     assert read_bound(loose) == [
-        "The bound of theorem 4 applies to 2 of 2 layers and is never exceeded."
+        "The bound of theorem 4 applies to 2 of 2 layers and is exceeded 0 times (it ignores norms and MLPs)."
     ]
     # 1 of the stream after layer 0 and 4 of that after layer 1
     assert "is exceeded 5 times" in read_bound(tight)[0]

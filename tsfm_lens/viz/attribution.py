@@ -30,7 +30,7 @@ from tsfm_lens.viz.select import (
     unit_of,
 )
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet, text_width
-from tsfm_lens.viz.summary import labelled, summarize, summary
+from tsfm_lens.viz.summary import summarize, summary
 from tsfm_lens.viz.theme import (
     BLUE,
     GREEN,
@@ -78,10 +78,14 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
         decomposition=shares.decomposition,
         unit=shares.unit,
         steps=shares.steps,
-        sizes=labelled(ds, shares.size, "component"),
+        sizes=_by_component(shares, shares.size),
         above=shares.mean[shares.mean > 0].sum(),
         below=shares.mean[shares.mean < 0].sum() + 0.0,
     )
+
+
+def _by_component(shares: _Shares, values: np.ndarray) -> xr.DataArray:
+    return xr.DataArray(values, {"component": shares.components}, ["component"])
 
 
 def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str]:
@@ -108,7 +112,7 @@ def read_attribution_steps(
         ds,
         "Largest difference between two steps, in {unit}: {spans:largest}.",
         unit=shares.unit,
-        spans=labelled(ds, np.ptp(shares.later, axis=1), "component"),
+        spans=_by_component(shares, np.ptp(shares.later, axis=1)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Sentences of a result: templates whose fields name a variable and what is told of it.
+"""Sentences of a result: templates whose fields name a variable and what is said of it.
 
 ``{share:largest percent}`` lists the members with the largest effects, ``{rank:lowest}`` the member that is lowest.
 :func:`summary` declares such templates beside a figure, :func:`summarize` fills them.
@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from string import Formatter
 from typing import Any
 
 import numpy as np
@@ -16,34 +17,27 @@ import xarray as xr
 
 from tsfm_lens.viz.findings import Finding, finding, judged
 from tsfm_lens.viz.select import kind_word, layer_name, names, shown, unit_of, varying
-from tsfm_lens.viz.theme import percent
-from tsfm_lens.viz.words import (
-    after_number,
-    listed,
-    measured,
-    nats_of,
-    num,
-    signed,
-)
+from tsfm_lens.viz.theme import nats, percent
+from tsfm_lens.viz.words import after_number, listed, measured, num, signed
 
 _MAX_NAMES = 3  # members in a list
-_MOST_COUNTED = 6  # members that are counted and named
-_REPEATS = {"series", "step"}  # a member has the median over these
+_MAX_COUNTED = 6  # members that are counted and named
 _WRITERS: dict[str, Callable[[float], str]] = {
     "": num,
     "percent": percent,
     "signed": signed,
-    "nats": nats_of,
+    "nats": lambda value: nats(value, 3),
     "whole": lambda value: f"{int(value):,}",
 }
+_COMBINED = ("median", "mean", "max", "min", "sum")
 
 Labels = Callable[[xr.Dataset], list[str]]
 Write = Callable[[float], str]
 
 
-def summary(*sentences: str, **facts: Any) -> Callable[[xr.Dataset], list[str]]:
+def summary(*sentences: str, **options: Any) -> Callable[[xr.Dataset], list[str]]:
     """Declare the sentences of a figure; arguments as in :func:`summarize`."""
-    return lambda result: summarize(result, *sentences, **facts)
+    return lambda result: summarize(result, *sentences, **options)
 
 
 def summarize(
@@ -61,9 +55,9 @@ def summarize(
 
     Args:
         result: labelled result.
-        sentences: templates. A field is one of ``fields``, a variable or an attribute. Behind its colon
-            stand a statement of :class:`Members` and a unit; of a number, the unit alone. A unit is "percent",
-            "signed", "nats", "whole", "unit" for that of the data (with "signed unit" for its sign), or any other.
+        sentences: templates. A field is one of ``fields``, a variable or an attribute. Behind its colon stand a
+            statement of :class:`Members` and a unit; of a number, the unit alone. A unit is "percent", "signed",
+            "nats", "whole", "unit" for that of the data ("signed unit" with a sign), or any other.
         effect: judged variable, see :func:`tsfm_lens.findings.judge`.
         noun: for several members, such as "heads".
         labels: function that names the members; by their coordinates if None.
@@ -73,175 +67,161 @@ def summarize(
     Raises:
         InputError: the result has no test of ``effect``.
     """
-    values = _Fields(result, fields, noun, labels, side)
+    reader = _Reader(result, fields, noun, labels, side)
     out = []
-    for template in sentences:
-        try:
-            text = template.format_map(values)
-        except _NothingToTell:
-            continue
-        out.append(text)
+    for sentence in sentences:
+        used = {name for _, name, _, _ in Formatter().parse(sentence) if name}
+        values = {name: reader.field(name) for name in used}
+        if all(value is not None for value in values.values()):
+            out.append(sentence.format_map(values))
     if effect:
-        dims = result.get(f"{effect}_size", xr.DataArray()).dims
-        members = values.of_finding(judged(result, effect, *dims), effect)
+        members = reader.judged(effect)
         out += members.effect.standing(members.labels, noun, members.mask)
     return out
 
 
-class _NothingToTell(Exception):
-    """The result lacks a field, or it has no finite value."""
-
-
 @dataclass(frozen=True)
 class Members:
-    """Members of a variable, such as heads, as a template tells them: ``{NAME:STATEMENT UNIT}``.
+    """Members of a variable, such as heads, as a template says them: ``{NAME:STATEMENT UNIT}``.
 
-    A statement is one of: largest (the three with the largest effects, with ranges), each, highest, lowest (all that
-    cannot be told apart), ends (the first and the last), count (of those above 0), which (the same, with names),
-    significant (their count), basis (what ranges are over), or median, mean, max, min and sum of all.
+    A statement is the name of a public method, or median, mean, max, min or sum.
     """
 
     effect: Finding
     labels: list[str]
     noun: str
     side: int
-    write: Callable[[str], Write]
+    unit: str
 
     @property
     def mask(self) -> np.ndarray:
         """Members with a value on the side that is spoken of."""
-        finite = np.isfinite(self.effect.size)
-        return finite & (self.effect.size * self.side >= 0)
+        sizes = self.effect.size
+        return np.isfinite(sizes) & (sizes * self.side >= 0)
 
     def __format__(self, spec: str) -> str:
+        sizes = self.effect.size
+        if not sizes.ndim:
+            return self.effect.told(0, self._writer(spec), over=True)
         statement, _, unit = spec.partition(" ")
-        if not self.mask.any():
-            raise _NothingToTell
-        if not self.effect.size.ndim:
-            return self.effect.told(0, self.write(spec), over=True)
-        if statement in ("median", "mean", "max", "min", "sum"):
-            combine = getattr(np, f"nan{statement}")
-            return self.write(unit)(float(combine(self.effect.size)))
-        text: str = getattr(self, f"_{statement}")(self.write(unit))
+        write = self._writer(unit)
+        if statement in _COMBINED:
+            return write(float(getattr(np, f"nan{statement}")(sizes)))
+        text: str = getattr(self, statement)(write)
         return text
 
-    def _largest(self, write: Write) -> str:
+    def largest(self, write: Write) -> str:
+        """List the members with the largest effects, with ranges over series."""
         different = self.mask & (self.effect.size != 0)
         places = self.effect.named(_MAX_NAMES, different)
-        if not places and not self.effect.least:
-            return "none"
-        if not places:
-            return f"none of {write(self.effect.least).lstrip('+')} or more"
-        return listed(
-            [f"{self.labels[i]} ({self.effect.told(i, write)})" for i in places]
-        )
+        if places:
+            return self._listed(places, write)
+        least = self.effect.least
+        return f"none of {write(least).lstrip('+')} or more" if least else "none"
 
-    def _each(self, write: Write) -> str:
-        places = np.flatnonzero(self.mask)
-        return listed(
-            [f"{self.labels[i]} ({self.effect.told(i, write)})" for i in places]
-        )
+    def each(self, write: Write) -> str:
+        """List all members."""
+        return self._listed(np.flatnonzero(self.mask), write)
 
-    def _highest(self, write: Write) -> str:
-        return self._alike(write, float(np.nanmax(self.effect.size)))
+    def highest(self, write: Write) -> str:
+        """Name the highest member, and all that cannot be told from it."""
+        return self._alike(np.nanmax(self.effect.size), write)
 
-    def _lowest(self, write: Write) -> str:
-        return self._alike(write, float(np.nanmin(self.effect.size)))
+    def lowest(self, write: Write) -> str:
+        """Name the lowest member, and all that cannot be told from it."""
+        return self._alike(np.nanmin(self.effect.size), write)
 
-    def _alike(self, write: Write, value: float) -> str:
-        """Name all members that are written as a value is."""
-        alike = [
-            label
-            for label, own in zip(self.labels, self.effect.size.flat, strict=True)
-            if write(float(own)) == write(value)
-        ]
-        if len(alike) > _MAX_NAMES:
-            alike = [f"{len(alike)} equal {self.noun}"]
-        return f"{listed(alike)} ({write(value)})"
-
-    def _ends(self, write: Write) -> str:
-        places = dict.fromkeys((0, self.effect.size.size - 1))
-        sizes = self.effect.size.flat
+    def ends(self, write: Write) -> str:
+        """Write the first and the last member."""
+        sizes = self.effect.size.ravel()
+        places = dict.fromkeys((0, len(sizes) - 1))
         return " to ".join(f"{write(sizes[i])} at {self.labels[i]}" for i in places)
 
-    def _count(self, write: Write) -> str:
-        count, whole = int((self.effect.size > 0).sum()), int(self.mask.sum())
-        return f"{count or 'none'} of {whole}"
+    def count(self, write: Write) -> str:
+        """Count the members above 0."""
+        return f"{int((self.effect.size > 0).sum()) or 'none'} of {self.mask.sum()}"
 
-    def _which(self, write: Write) -> str:
-        places = np.flatnonzero(self.effect.size > 0)
-        if not 0 < len(places) <= _MOST_COUNTED:
-            return self._count(write)
-        return f"{self._count(write)} ({listed([self.labels[i] for i in places])})"
+    def which(self, write: Write) -> str:
+        """Count the members above 0, and name a few."""
+        named = [self.labels[i] for i in np.flatnonzero(self.effect.size > 0)]
+        count = self.count(write)
+        return f"{count} ({listed(named)})" if 0 < len(named) <= _MAX_COUNTED else count
 
-    def _significant(self, write: Write) -> str:
-        count, whole = (
-            int(each.sum()) for each in (self.effect.significant & self.mask, self.mask)
-        )
-        return f"{count or 'none'} of {whole}"
+    def significant(self, write: Write) -> str:
+        """Count the members that are significant."""
+        count = int((self.effect.significant & self.mask).sum())
+        return f"{count or 'none'} of {self.mask.sum()}"
 
-    def _basis(self, write: Write) -> str:
+    def basis(self, write: Write) -> str:
+        """Say what sizes and ranges are over, in brackets."""
         return self.effect.basis
 
+    def _listed(self, places: Sequence[int] | np.ndarray, write: Write) -> str:
+        told = self.effect.told
+        return listed([f"{self.labels[i]} ({told(i, write)})" for i in places])
 
-class _Fields(dict[str, Any]):
-    """Fields of templates: what is given, variables and attributes of a result."""
-
-    def __init__(
-        self,
-        ds: xr.Dataset,
-        given: Mapping[str, Any],
-        noun: str,
-        labels: Labels | None,
-        side: int,
-    ) -> None:
-        super().__init__()
-        self.ds, self.given = ds, given
-        self.noun, self.labels, self.side = noun, labels, side
-
-    def __missing__(self, name: str) -> Any:
-        value = self.given.get(name, self.ds.get(name, self.ds.attrs.get(name)))
-        if callable(value):
-            value = value(self.ds)
-        if value is None:
-            raise _NothingToTell
-        if isinstance(value, str):
-            return value
-        value = value if isinstance(value, xr.DataArray) else xr.DataArray(value)
-        if value.dtype.kind in "OUT":
-            return shown([str(each) for each in np.atleast_1d(value.values)])
-        dims = self.ds.get(f"{name}_size", xr.DataArray()).dims
-        effect = None if name in self.given else finding(self.ds, name, *dims)
-        if effect is not None:
-            return self.of_finding(effect, name)
-        values = _by_member(value, self.ds)
-        sizes = np.asarray(values.values, dtype=float)
-        acts = np.isfinite(sizes).astype(int)
-        told = Finding(sizes, sizes, sizes, acts, acts < 0, facts={"smallest": 0.0})
-        return self._members(told, values)
-
-    def of_finding(self, effect: Finding, name: str) -> Members:
-        """Return the members of a judged effect."""
-        return self._members(effect, self.ds[f"{name}_size"])
-
-    def _members(self, effect: Finding, values: xr.DataArray) -> Members:
-        if self.labels is not None:
-            labels = self.labels(self.ds)
-        else:
-            words = [_words(values, str(dim)) for dim in values.dims]
-            between = ", " if "head" in values.dims else " → "
-            labels = [between.join(each) for each in product(*words)]
-        return Members(effect, labels, self.noun, self.side, self._writer)
+    def _alike(self, value: float, write: Write) -> str:
+        written = [write(float(own)) for own in self.effect.size.flat]
+        alike = [i for i, text in enumerate(written) if text == write(float(value))]
+        words = [self.labels[i] for i in alike]
+        if len(words) > _MAX_NAMES:
+            words = [f"{len(words)} equal {self.noun}"]
+        return f"{listed(words)} ({write(float(value))})"
 
     def _writer(self, unit: str) -> Write:
         if unit in _WRITERS:
             return _WRITERS[unit]
-        word = unit.removeprefix("signed").strip()
-        if word == "unit":
-            word = unit_of(self.ds, 0)
+        word = unit.removeprefix("signed").strip().replace("unit", self.unit)
         if not unit.startswith("signed"):
             return measured(word)
         return lambda value: f"{signed(value)} {after_number(word)}".rstrip()
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reader of the fields of templates: what is given, then variables and attributes of a result."""
+
+    ds: xr.Dataset
+    given: Mapping[str, Any]
+    noun: str
+    labels: Labels | None
+    side: int
+
+    def field(self, name: str) -> Any:
+        """Return a text, or members of which something is finite; None for nothing."""
+        value = self.given.get(name, self.ds.get(name, self.ds.attrs.get(name)))
+        if callable(value):
+            value = value(self.ds)
+        if value is None or isinstance(value, str):
+            return value
+        value = value if isinstance(value, xr.DataArray) else xr.DataArray(value)
+        if value.dtype.kind in "OUT":
+            return shown([str(each) for each in np.atleast_1d(value.values)])
+        size = self.ds.get(f"{name}_size")
+        if name not in self.given and size is not None:
+            if finding(self.ds, name, *size.dims) is not None:
+                return self._finite(self.judged(name))
+        value = _over_series(value, self.ds)
+        sizes = np.asarray(value.values, dtype=float)
+        known = np.isfinite(sizes)
+        unjudged = Finding(
+            *(sizes, sizes, sizes), known, ~known & known, facts={"smallest": 0.0}
+        )
+        return self._finite(self._members(unjudged, value))
+
+    def judged(self, name: str) -> Members:
+        """Return the members of a judged effect."""
+        size = self.ds.get(f"{name}_size", xr.DataArray())
+        return self._members(judged(self.ds, name, *size.dims), size)
+
+    @staticmethod
+    def _finite(members: Members) -> Members | None:
+        return members if members.mask.any() else None
+
+    def _members(self, effect: Finding, value: xr.DataArray) -> Members:
+        labels = self.labels(self.ds) if self.labels else _labels(value)
+        unit = unit_of(self.ds, 0)
+        return Members(effect, labels, self.noun, self.side, unit)
 
 
 def labelled(ds: xr.Dataset, values: Any, *dims: str) -> xr.DataArray:
@@ -249,24 +229,26 @@ def labelled(ds: xr.Dataset, values: Any, *dims: str) -> xr.DataArray:
     return xr.DataArray(values, {dim: ds[dim].values for dim in dims}, dims)
 
 
-def _by_member(value: xr.DataArray, ds: xr.Dataset) -> xr.DataArray:
-    """Take the median over series and steps, without flat series; of an array of nothing else, over steps."""
-    kept = [dim for dim in value.dims if dim not in _REPEATS] or list(value.dims[:1])
-    if "series" in value.dims and "series" not in kept and "series" in ds.dims:
+def _over_series(value: xr.DataArray, ds: xr.Dataset) -> xr.DataArray:
+    """Take the median over series that are not flat, and over steps; leave the only dimension."""
+    repeated = [dim for dim in value.dims if dim in ("series", "step")]
+    if len(repeated) == value.ndim:
+        repeated = repeated[1:]
+    if "series" in repeated and "series" in ds.dims:
         value = value.isel(series=varying(ds))
-    repeated = [dim for dim in value.dims if dim not in kept]
     return value.astype(float).median(repeated) if repeated else value
 
 
-def _words(values: xr.DataArray, dim: str) -> list[str]:
-    """Name the members along a dimension."""
+def _labels(value: xr.DataArray) -> list[str]:
+    """Name the members of an array, by its coordinates."""
+    between = ", " if "head" in value.dims else " → "
+    words = [[_word(name, dim) for name in names(value, dim)] for dim in value.dims]
+    return [between.join(each) for each in product(*words)]
+
+
+def _word(name: str, dim: Any) -> str:
+    if dim in ("layer", "stream"):
+        return "the embedding" if name == "embed" else layer_name(name)
     if dim == "kind":
-        return [kind_word(name) for name in names(values, dim)]
-    if dim == "step":
-        return [f"step {name}" for name in names(values, dim)]
-    if dim == "head":
-        return [f"head {name}" for name in names(values, dim)]
-    if dim not in ("layer", "stream"):
-        return names(values, dim)
-    words = [layer_name(label) for label in names(values, dim)]
-    return ["the embedding" if word == "embedding" else word for word in words]
+        return kind_word(name)
+    return f"{dim} {name}" if dim in ("head", "step") else name
