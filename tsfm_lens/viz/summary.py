@@ -197,10 +197,10 @@ class _Reader:
         value = value if isinstance(value, xr.DataArray) else xr.DataArray(value)
         if value.dtype.kind in "OUT":
             return shown([str(each) for each in np.atleast_1d(value.values)])
-        size = self.ds.get(f"{name}_size")
-        if name not in self.given and size is not None:
-            if finding(self.ds, name, *size.dims) is not None:
-                return self._finite(self.judged(name))
+        size = self.ds.get(f"{name}_size", xr.DataArray())
+        is_judged = finding(self.ds, name, *size.dims) is not None
+        if is_judged and name not in self.given:
+            return self._finite(self.judged(name))
         value = _over_series(value, self.ds)
         sizes = np.asarray(value.values, dtype=float)
         known = np.isfinite(sizes)

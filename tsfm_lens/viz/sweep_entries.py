@@ -21,6 +21,7 @@ PART_COLOURS = {"heads": BLUE, "mlp": VERMILION, "both": GREEN}
 MASE_WORDS = "MASE (geometric mean over datasets, seasonal naive = 1)"
 SIGNIFICANT = "filled: the change of MASE is significant"
 NO_AXIS = {"ticks": "", "showline": False}
+_MAX_NAMED = 8  # changes in a sentence
 _MAX_FIRST = 3  # entries that are named by how often they are first
 _DIRECTIONS = {"low": "lowest", "high": "highest"}
 
@@ -117,15 +118,41 @@ def sizes_words(rows: pd.DataFrame) -> str:
     low, middle, high = (
         change_text(each) for each in rows["change"].quantile([0, 0.5, 1])
     )
-    count, few = (
-        int(rows["significant"].sum()),
-        few_units(told(rows.nlargest(1, "units"))[0], rows),
-    )
-    said = f"{count or 'none'} of {counted(len(rows), 'change')} {'is' if count <= 1 else 'are'} significant"
-    between = (
-        f"by {low} to {high} (median {middle})" if len(rows) > 1 else f"by {middle}"
-    )
-    return f"MASE changes {between}; {few if few and not count else said}"
+    count = int(rows["significant"].sum())
+    few = few_units(told(rows.nlargest(1, "units"))[0], rows)
+    said = f"significant: {count or 'none'} of {len(rows)}"
+    if few and not count:
+        said = few
+    return f"MASE changes by {low} to {high} (median {middle}); {said}"
+
+
+def say_changes(rows: pd.DataFrame, subject: str, names: pd.Series) -> list[str]:
+    """Say of each model the sizes of some changes, which are significant, and which one leads.
+
+    Args:
+        rows: entries of a sweep, with a column "change".
+        subject: what was taken out, such as "without one head".
+        names: of the entries, by the index of ``rows``.
+    """
+    rows = rows.assign(name=names)[np.isfinite(rows["change"])]
+    out = []
+    for model, mine in rows.groupby("model", sort=False):
+        order = mine["change"].abs().sort_values(ascending=False, kind="stable").index
+        significant = mine.loc[order][mine.loc[order, "significant"]]
+        named = [
+            f"{row['name']} ({change_words(row)})"
+            for row in told(significant.head(_MAX_NAMED))
+        ]
+        sizes = f"{model}: {subject}, {sizes_words(mine)}"
+        out.append(f"{sizes}: {listed(named)}." if named else f"{sizes}.")
+        leading = mine[(mine["leads"] == "highest") & (mine["change"] > 0)]
+        often = often_first(mine if leading.empty else leading, "name")
+        if often:
+            sure = "not significantly" if leading.empty else "significantly"
+            out.append(
+                f"Costs most in bootstrap samples, {sure} more than any other: {often}."
+            )
+    return out
 
 
 def verdict(significant: Any) -> str:
@@ -272,25 +299,6 @@ def whole_ticks(canvas: Sheet, most: float) -> None:
     )
 
 
-def runs(numbers: Sequence[int]) -> str:
-    """Write whole numbers with neighbours put together: "0, 3 to 5 and 9"."""
-    ranges: list[list[int]] = []
-    for each in sorted(set(numbers)):
-        if ranges and each == ranges[-1][1] + 1:
-            ranges[-1][1] = each
-        else:
-            ranges.append([each, each])
-    return listed(
-        [
-            word
-            for a, b in ranges
-            for word in (
-                [f"{a} to {b}"] if b > a + 1 else sorted({str(a), str(b)}, key=int)
-            )
-        ]
-    )
-
-
 def sweep_panel(
     name: str,
     table: pd.DataFrame,
@@ -324,21 +332,11 @@ def sweep_subject(table: pd.DataFrame) -> str:
 
 
 def least_words(rows: pd.DataFrame) -> str:
-    """Name the layer that needs its heads most, if losing all of them costs more there than in every other layer."""
-    for row in told(rows[rows["leads"] == "highest"]):
-        share = percent(round(row["lead_share"], 2))
-        words = f"layer {row['layer']} significantly needs its heads most"
-        return f"{words} ({share} of bootstrap samples): it keeps {row['kept']} of {row['of']}"
-    low, high = rows["kept"].min(), rows["kept"].max()
-    often = often_first(rows.assign(name="layer " + rows["layer"].astype(str)), "name")
-    which = (
-        f"; no layer significantly needs its heads most, in bootstrap samples most often {often}"
-        if often
-        else ""
-    )
-    return f"layers keep {low}{f' to {high}' if high > low else ''} of {counted(int(rows['of'].max()), 'head')}{which}"
-
-
-def plural_s(things: Sequence[Any]) -> str:
-    """Return the ending of a plural, for more than one thing."""
-    return "s" if len(things) > 1 else ""
+    """Write how many heads layers keep, and which need theirs most."""
+    low, high, most = rows["kept"].min(), rows["kept"].max(), rows["of"].max()
+    rows = rows.assign(name="layer " + rows["layer"].astype(str))
+    leading = rows[rows["leads"] == "highest"]
+    often = often_first(rows if leading.empty else leading, "name")
+    sure = "not significantly" if leading.empty else "significantly"
+    needs = f"; {sure} most needed, in bootstrap samples: {often}" if often else ""
+    return f"layers keep {low} to {high} of {counted(int(most), 'head')}{needs}"

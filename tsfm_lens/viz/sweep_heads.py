@@ -39,7 +39,6 @@ _MAX_LABELS, _SPREAD = (
     0.84,
 )  # heads with their number, of a model; share of a layer's room that its heads take
 _REACH = 8  # tolerances above the baseline up to which a curve is followed
-_MAX_NAMES = 8  # things that are named one by one
 
 measurement(
     "sweep_heads",
@@ -74,73 +73,36 @@ measurement(
 
 def read_heads(table: pd.DataFrame) -> list[str]:
     """State what single heads cost, which changes are significant, and whether one costs significantly most."""
-    rows, out = table[np.isfinite(table["change"])], []
-    for model in sweep.models_in(rows):
-        mine = rows[rows["model"] == model]
-        named = mine[mine["significant"]]
-        summary = f"{model}: without one head, {sweep.sizes_words(mine)}"
-        by_size = named.loc[
-            named["change"].abs().sort_values(ascending=False, kind="stable").index
-        ]
-        which = [
-            f"{row['label']} ({sweep.change_words(row)})"
-            for row in sweep.told(by_size.head(_MAX_NAMES))
-        ]
-        more = (
-            f", and {len(named) - _MAX_NAMES} more in the table"
-            if len(named) > _MAX_NAMES
-            else ""
-        )
-        out.append(f"{summary}: {listed(which)}{more}." if which else f"{summary}.")
-        first = sweep.told(mine[(mine["leads"] == "highest") & (mine["change"] > 0)])
-        often = sweep.often_first(mine, "label")
-        if first:
-            share = percent(first[0]["lead_share"])
-            words = f"Losing {first[0]['label']} costs significantly more than losing any other head"
-            out.append(f"{words} ({share} of bootstrap samples).")
-        elif often:
-            words = "No single head costs significantly more than the rest"
-            out.append(f"{words}; most often first in bootstrap samples: {often}.")
-    return out
+    return sweep.say_changes(table, "without one head", table["label"])
 
 
 def read_curves(table: pd.DataFrame) -> list[str]:
     """State how many heads the layers of one model can lose, and whether one order is the better one throughout."""
     rows = table[np.isfinite(table["change"])]
-    if rows.empty:
-        return []
-    model = rows["model"].iloc[0]
     layers = rows.drop_duplicates("layer")
     valid = layers[layers["within"] >= 0]
     if valid.empty:
-        return [f"{model}: how many heads of a layer can go is not decided yet."]
-    whole = valid.loc[valid["within"] == valid["of"], "layer"].tolist()
-    which = f" (layer{sweep.plural_s(whole)} {sweep.runs(whole)})" if whole else ""
+        return []
+    free = valid["within"] == valid["of"]
+    least = sweep.least_words(valid.assign(kept=valid["of"] - valid["within"]))
     out = [
-        f"{model}: in {len(whole)} of {sweep.counted(len(valid), 'layer')} all heads can go at once with a rise of "
-        f"{valid['judged_by'].iloc[0]} below {percent(sweep.tolerance_of(table))}{which}; "
-        f"{sweep.least_words(valid.assign(kept=valid['of'] - valid['within']))}."
+        f"{rows['model'].iloc[0]}: in {free.sum()} of "
+        f"{sweep.counted(len(valid), 'layer')} all heads can go at once with a rise of "
+        f"{valid['judged_by'].iloc[0]} below {percent(sweep.tolerance_of(table))}; {least}."
     ]
     # a layer that tolerates every order says nothing about orders
-    open_layers = valid[valid["within"] < valid["of"]]
+    is_part = (rows["within"] > 0) & (rows["within"] < rows["of"])
+    better = rows[rows["better"] & is_part].drop_duplicates("layer")
     orders = [order for order in dict.fromkeys(rows["order"]) if not is_random(order)]
-    if len(orders) > 1 and len(open_layers):
-        better = rows[
-            rows["better"] & (rows["within"] > 0) & (rows["within"] < rows["of"])
-        ].drop_duplicates("layer")
-        parts = [
+    if len(orders) > 1 and not free.all():
+        counts = [
             f"{sweep.order_words(order)} in {(better['order'] == order).sum()}"
             for order in orders
         ]
-        none = int((open_layers["within"] == 0).sum())
-        remark = f"; in {none} no head can go" if none else ""
-        named = better.loc[better["order_significant"], "layer"].tolist()
-        where = (
-            f"layer{sweep.plural_s(named)} {sweep.runs(named)}" if named else "no layer"
-        )
         out.append(
-            f"Of the {sweep.counted(len(open_layers), 'other layer')}, the better order is {listed(parts)}{remark}. "
-            f"The other order costs significantly more in {where}."
+            f"Of the {sweep.counted(int((~free).sum()), 'other layer')}, the better order is "
+            f"{listed(counts)}; in {(valid['within'] == 0).sum()} no head can go. The other "
+            f"order costs significantly more in {better['order_significant'].sum()}."
         )
     return out
 
@@ -383,24 +345,18 @@ measurement(
 
 def read_heads_at(table: pd.DataFrame) -> list[str]:
     """State how many heads each model can do without, and what the search cost."""
-    best, out = table[table["better"]], []
-    for model in sweep.models_in(best):
-        rows = best[best["model"] == model]
-        total, remaining = int(rows["of"].sum()), int(rows["kept"].sum())
-        none = rows.loc[rows["kept"] == 0, "layer"].tolist()
-        plural = sweep.plural_s(none)
-        free = (
-            f"; layer{plural} {sweep.runs(none)} need{'' if plural else 's'} none"
-            if none
-            else ""
-        )
+    out = []
+    for model, rows in table[table["better"]].groupby("model", sort=False):
+        total = int(rows["of"].sum())
+        free = total - int(rows["kept"].sum())
         out.append(
-            f"{model}: layer by layer, {total - remaining} of {sweep.counted(total, 'head')} can go "
-            f"({percent((total - remaining) / total)}); {sweep.least_words(rows)}{free}."
+            f"{model}: layer by layer, {free} of {sweep.counted(total, 'head')} can go "
+            f"({percent(free / total)}); {sweep.least_words(rows)}."
         )
-    evaluations, all_of = int(table["evaluations"].sum()), int(table["total"].sum())
+    used, possible = int(table["evaluations"].sum()), int(table["total"].sum())
+    search = table.attrs.get("search", "scan")
     out.append(
-        f"The search ({table.attrs.get('search', 'scan')}) used {evaluations} of {sweep.counted(all_of, 'evaluation')}."
+        f"The search ({search}) used {used} of {sweep.counted(possible, 'evaluation')}."
     )
     return out
 

@@ -16,7 +16,6 @@ from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import fit
 from tsfm_lens.viz.sheet import Panel
 from tsfm_lens.viz.theme import CATEGORICAL, mixed, percent, plain
-from tsfm_lens.viz.words import listed, num
 
 __all__ = ["layer_distances", "range_curves"]
 _CHANGE = (
@@ -61,51 +60,16 @@ def _sized(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_distances(table: pd.DataFrame, part: str) -> list[str]:
-    """Describe which single layers matter, which changes are significant, and where the forecast keeps its shape."""
+    """Describe which single layers matter, and which changes are significant."""
     rows = _sized(table)
     rows = rows[(rows["part"] == part) & rows["family"].isin(("layers", "groups"))]
-    rows = rows[np.isfinite(rows["spearman_distance"])]
-    out = []
-    for model in sweep.models_in(rows):
-        mine = rows[rows["model"] == model]
-        single, groups = mine[mine["size"] == 1], mine[mine["size"] > 1]
-        if len(single):
-            out += _single_layers(single, model, part)
-        if len(groups):
-            out.append(
-                f"{model}: without a group of layers, {sweep.sizes_words(groups)}."
-            )
-    return out
-
-
-def _single_layers(rows: pd.DataFrame, model: str, part: str) -> list[str]:
-    small = int((rows["change"] < _SMALL).sum())
-    named = rows.loc[rows["significant"], "first"].tolist()
-    which = f" (layer{sweep.plural_s(named)} {sweep.runs(named)})" if named else ""
-    verb = "costs" if small == 1 else "cost"
-    counted_layers = sweep.counted(len(rows), "layer")
-    layers = f"{small} of {counted_layers} {verb} less than {percent(_SMALL)}"
-    summary = f"{model}: without the {sweep.PARTS[part]} of one layer, {sweep.sizes_words(rows)}{which}; {layers}."
-    if len(rows) < 2:
-        return [summary]
-    leaders = {
-        row["distance_leads"]: row
-        for row in sweep.told(rows[rows["distance_leads"] != ""])
-    }
-    verbs = {"lowest": "keeps its shape best", "highest": "loses its shape most"}
-    parts = [
-        f"{verb} without layer {leaders[side]['first']} (Spearman distance {num(leaders[side]['spearman_distance'])})"
-        for side, verb in verbs.items()
-        if side in leaders
+    single, groups = rows[rows["size"] == 1], rows[rows["size"] > 1]
+    layers = "layer " + single["first"].astype(str)
+    subject = f"without the {sweep.PARTS[part]} of one layer"
+    return [
+        *sweep.say_changes(single, subject, layers),
+        *sweep.say_changes(groups, "without a group of layers", groups["label"]),
     ]
-    often = sweep.often_first(
-        rows.assign(name="layer " + rows["first"].astype(str)),
-        "name",
-        "distance_lead_share",
-    )
-    span = f"moves by a Spearman distance of {' to '.join(map(num, rows['spearman_distance'].agg(['min', 'max'])))}"
-    redraws = f"; in bootstrap samples it moves most without {often}" if often else ""
-    return [summary, f"The forecast {listed(parts) if parts else span}{redraws}."]
 
 
 def read_ranges(table: pd.DataFrame) -> list[str]:
@@ -114,15 +78,15 @@ def read_ranges(table: pd.DataFrame) -> list[str]:
     rows = rows[(rows["family"] == "ranges") & np.isfinite(rows["change"])]
     out = []
     for (model, part), lengths in rows.groupby(["model", "part"], sort=False):
-        fine = lengths[lengths["change"] < _SMALL]
+        fine = lengths.loc[lengths["change"] < _SMALL, "size"].max()
         longest = sweep.told(lengths.sort_values("size"))[-1]
-        reach = f"rises by {percent(_SMALL)} or more at once"
-        if len(fine):
-            reach = f"stays within {percent(_SMALL)} up to {sweep.counted(int(fine['size'].max()), 'layer')}"
+        reach = sweep.counted(int(np.nan_to_num(fine)), "layer")
+        whole = sweep.counted(longest["size"], "layer")
         out.append(
-            f"{model}, without {sweep.PARTS[str(part)]}: the MASE {reach}; over all "
-            f"{sweep.counted(longest['size'], 'layer')} it "
-            f"changes by {sweep.change_text(longest['change'])} ({sweep.verdict(longest['significant'])})."
+            f"{model}, without {sweep.PARTS[str(part)]}: the MASE rises by less than "
+            f"{percent(_SMALL)} over at most {reach}; over all {whole} it changes by "
+            f"{sweep.change_text(longest['change'])} "
+            f"({sweep.verdict(longest['significant'])})."
         )
     return out
 

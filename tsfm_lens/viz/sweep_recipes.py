@@ -18,7 +18,6 @@ from tsfm_lens.viz.words import num
 
 __all__ = ["dataset_heatmap", "recipe_table", "selection_comparison"]
 
-_MAX_NAMES = 8  # things that are named one by one
 _KEYS = (
     "model",
     "recipe",
@@ -69,25 +68,21 @@ measurement(
 
 def read_recipes(table: pd.DataFrame) -> list[str]:
     """State what each recipe costs in MASE, whether that is significant, and how many datasets tolerate it."""
-    rows = recipe_rows(table)
-    rows = rows[
-        rows["metric"]
-        == ("MASE" if (rows["metric"] == "MASE").any() else rows["metric"].iloc[0])
-    ]
+    rows = recipe_rows(table).dropna(subset="change")
+    mase = rows["metric"] == "MASE"
+    rows = rows[mase] if mase.any() else rows[rows["metric"] == rows["metric"].iloc[0]]
     out = []
-    for row in sweep.told(rows.head(_MAX_NAMES).dropna(subset="change")):
-        resilient, improved = row["n_resilient"], row["n_improved"]
+    for row in sweep.told(rows):
         middle, low, high = (
             sweep.change_text(row[name]) for name in ("median", "least", "most")
         )
         out.append(
-            f"{row['label']}: {row['metric']} {sweep.change_words(row)}, {sweep.verdict(row['significant'])}. The "
-            f"median over {row['units']} {row['unit']} is {middle} ({low} to {high}). {resilient} of "
-            f"{sweep.counted(row['n_datasets'], 'dataset')} rise{'s' if resilient == 1 else ''} by less than 5 %, "
-            f"{improved} of them improve{'s' if improved == 1 else ''}."
+            f"{row['label']}: {row['metric']} {sweep.change_words(row)}, "
+            f"{sweep.verdict(row['significant'])}. The median over {row['units']} "
+            f"{row['unit']} is {middle} ({low} to {high}). It rises by less than 5 % on "
+            f"{row['n_resilient']} of {sweep.counted(row['n_datasets'], 'dataset')}, and "
+            f"falls on {row['n_improved']}."
         )
-    if (more := len(rows) - _MAX_NAMES) > 0:
-        out.append(f"{more} more {'is' if more == 1 else 'are'} in the table.")
     return out
 
 
@@ -98,15 +93,11 @@ def read_selection(table: pd.DataFrame) -> list[str]:
         same = (table["model"] == row["model"]) & (table["recipe"] == row["recipe"])
         seeds = int((same & (table["selection"] == "random")).sum())
         span = sweep.span_text(row["diff_lower"], row["diff_upper"])
-        mean = (
-            f"the geometric mean of {seeds} random ones"
-            if seeds > 1
-            else "a random one"
-        )
-        said = f"{sweep.change_text(row['diff'])} {span} ({sweep.verdict(row['diff_significant'])})"
         out.append(
-            f"{row['model']}, {row['recipe']}: MASE of the informed choice against {mean}: {said}; "
-            f"{row['n_worse']} of {seeds} cost more."
+            f"{row['model']}, {row['recipe']}: MASE of the informed choice against the "
+            f"geometric mean of {seeds} random ones: {sweep.change_text(row['diff'])} {span} "
+            f"({sweep.verdict(row['diff_significant'])}); {row['n_worse']} of {seeds} cost "
+            "more."
         )
     return out
 
@@ -309,23 +300,19 @@ measurement(
 
 
 def read_datasets(table: pd.DataFrame) -> list[str]:
-    """State on how many datasets a layer can lose its heads, and on how many that helps; of one model."""
+    """State on how many datasets a layer can lose its heads; of one model."""
     out = []
-    for layer, rows in table.groupby("layer", sort=False):
-        finite = rows[np.isfinite(rows["change"])]
-        if finite.empty:
-            continue
-        of, remaining = int(rows["of"].iloc[0]), int(rows["kept"].iloc[0])
+    within = percent(sweep.tolerance_of(table))
+    for layer, rows in table[np.isfinite(table["change"])].groupby("layer", sort=False):
+        of, kept = int(rows["of"].iloc[0]), int(rows["kept"].iloc[0])
         # no head ablated is always within
-        largest = finite.groupby("dataset")["largest_within"].first().clip(lower=0)
-        without = finite.loc[finite["ablated"] == of, "change"]
-        text = (
-            f"Layer {layer} (keeps {remaining} of {of} heads over all datasets): all {of} heads can go within "
-            f"{percent(sweep.tolerance_of(table))} on {int((largest == of).sum())} of "
-            f"{sweep.counted(len(largest), 'dataset')}; the median dataset tolerates {num(float(largest.median()))}"
+        largest = rows.groupby("dataset")["largest_within"].first().clip(lower=0)
+        datasets = sweep.counted(len(largest), "dataset")
+        out.append(
+            f"Layer {layer} (keeps {kept} of {of} heads over all datasets): all {of} heads "
+            f"can go within {within} on {(largest == of).sum()} of {datasets}; the median "
+            f"dataset tolerates {num(float(largest.median()))}."
         )
-        falls = f"; without all heads the MASE falls on {int((without < 0).sum())}"
-        out.append(f"{text}{falls if len(without) else ', of those evaluated'}.")
     return out
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import xarray as xr
 
 from tsfm_lens.viz.select import layer_name, names, shown
 from tsfm_lens.viz.theme import nats, significant
-
-_MAX_NAMES = 3  # heads alike that are named
 
 
 def over_series(ds: xr.Dataset, rows: Sequence[int], how: str = "mean") -> str:
@@ -66,37 +63,6 @@ def measured(unit: str) -> Callable[[float], str]:
     return lambda value: f"{num(value)} {after_number(unit)}".rstrip()
 
 
-def head_at(ds: xr.Dataset, place: int) -> str:
-    """Name the head at a flat place of (layer, head)."""
-    layer, head = divmod(int(place), ds.sizes["head"])
-    return f"{layer_name(names(ds, 'layer')[layer])}, head {names(ds, 'head')[head]}"
-
-
-def count_of(count: int, whole: int, noun: str) -> str:
-    """Write how many of a whole, as a sentence begins: "None of the 12 heads", "1 of 12 heads"."""
-    return f"{count} of {whole} {noun}" if count else f"None of the {whole} {noun}"
-
-
 def verb(count: int, plural: str, single: str = "") -> str:
     """Inflect a verb for so many: "give" for two, "gives" for none and one."""
     return plural if count > 1 else single or f"{plural}s"
-
-
-def is_head(
-    ds: xr.Dataset, values: np.ndarray, flat: int, write: Callable[[float], str]
-) -> str:
-    """Name the head at a flat place, and all that cannot be told from it, as "is …" or "are …"."""
-    alike = [
-        i
-        for i, value in enumerate(np.ravel(values))
-        if write(value) == write(np.ravel(values)[flat])
-    ]
-    if len(alike) > _MAX_NAMES:
-        return f"are {len(alike)} equal heads"
-    return f"{'is' if len(alike) == 1 else 'are'} {listed([head_at(ds, i) for i in alike])}"
-
-
-def extremes(values: np.ndarray) -> tuple[int, int]:
-    """Return flat places of the smallest and the largest finite value."""
-    flat = np.asarray(values, dtype=float).ravel()
-    return int(np.nanargmin(flat)), int(np.nanargmax(flat))
