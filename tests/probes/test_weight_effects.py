@@ -367,7 +367,8 @@ def test_an_adapter_that_is_not_merged_is_read_as_what_it_adds(name: str) -> Non
     apart = weight_effects(base, pipeline, run)
     assert apart.attrs["adapters"] == len(merged(pipeline)[1]) > 0
     assert int(apart["rank"].max()) == 3
-    assert f"{apart.attrs['adapters']} adapters" in read_weight_effects(apart)[0]
+    words = " ".join(read_weight_effects(apart))
+    assert f"{apart.attrs['adapters']} adapters" in words
     # the pipeline still has its adapters, and merging them changes nothing but rounding
     expect_error("hold an adapter beside", load, pipeline)
     tuned.merge_and_unload()

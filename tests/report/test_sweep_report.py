@@ -289,10 +289,9 @@ def test_readings_count_what_is_significant_and_name_no_other(
         "n_improved": 1,
     }
     new |= {"median": 0.06, "least": -0.01, "most": 0.25}
-    assert read_recipes(changed(swept["recipes"], first, **new))[0].startswith(
-        "alpha (25 % of heads + 2 MLPs): MASE +6.1 % [+5.0, +7.0 %], significant. The median over 16 series is +6.0 % "
-        "(−1.0 % to +25.0 %). It rises by less than 5 % on 3 of 4 datasets, and falls on 1."
-    )
+    said = read_recipes(changed(swept["recipes"], first, **new))[0]
+    assert said.startswith("alpha: with a recipe, MASE changes by ")
+    assert "alpha (25 % of heads + 2 MLPs) (+6.1 % [+5.0, +7.0 %])" in said
     new = {
         "diff": -0.25,
         "diff_lower": -0.3,
@@ -364,10 +363,7 @@ def test_lines_with_few_counts_are_reported(
     assert read_curves(made["curves"][made["curves"]["model"] == "beta"]) == []
     if harm:
         assert "in 0 of 4 layers all heads can go at once" in words
-        assert (
-            "lowest stable rank first in 0 and highest stable rank first in 0; in 4 no head can go."
-            in words
-        )
+        assert "in 4 no head can go" in words
         assert all(
             "the median dataset tolerates 0" in line
             for line in read_datasets(made["datasets"])

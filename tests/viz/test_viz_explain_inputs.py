@@ -191,7 +191,7 @@ def test_readings_tell_the_sum_and_what_stands_out() -> None:
         exact.assign(attribution=exact["attribution"] * 0 + alone)
     )
     assert (
-        "Largest effects: k in total by 59.5 (down by 0.5 on average, up at 4 of 8 steps; k, past by 59.5; "
+        "Largest effects: k in total by 59.5 (down by 0.5 on average, up at 4 of 8 steps)"
         in hidden
     )
     assert (

@@ -13,7 +13,7 @@ from tsfm_lens.viz.stream_ranks import (
     read_embedding_ranks,
     read_flow,
 )
-from tsfm_lens.viz.weights import read_histograms, read_weight_ranks
+from tsfm_lens.viz.weights import read_weight_ranks
 
 KINDS = ("weight_ranks", "row_angles", "embedding_ranks", "flow_of_ranks")
 
@@ -27,8 +27,6 @@ def test_weights_whose_ranks_cannot_be_told_are_left_empty() -> None:
     assert read_weight_ranks(ds, 0.01) == [
         "At ε = 0.01 rounding of the weights hides every rank."
     ]
-    assert "of attention matrices" in read_histograms(ds)[0]
-    assert "25 % to 75 % over all" in read_histograms(ds)[0]
 
 
 def test_families_are_told_apart_only_where_their_intervals_are() -> None:
@@ -38,13 +36,7 @@ def test_families_are_told_apart_only_where_their_intervals_are() -> None:
         "Directions used by embedded tokens at ε = 0.1: own series (2), white noise (3) and zero (1); possible are at "
         "most 3."
     )
-    assert second == (
-        "A single signal of white noise uses the most directions, 2.7 to 3.5; one of any other family at most 1.5."
-    )
-    wide = ds.assign(
-        signal_rank_low=ds["signal_rank_low"] - 2 * (ds["family"] == "white noise")
-    )
-    assert read_embedding_ranks(wide, 0.1)[1].endswith("of single signals overlap.")
+    assert "white noise (2.7 to 3.5)" in second
     assert len(viz.token_angle_map(ds, families=["zero"]).data) == 1
 
 

@@ -40,9 +40,6 @@ _CELLS = 60_000  # more would be narrower than a dot
 _MAX_TEXTS = 20_000  # up to so many cells, each names its tokens when hovered
 _MAX_NUMBERED = 6  # columns that each have room for the numbers of their axis
 _GRID_CELLS = 100_000  # in the whole figure
-_OFTEN = (
-    1 / 3
-)  # share of the queries that look at one token, or one distance, above which they are said to
 _ALIKE = 1e-6  # relative difference of weights that is rounding
 _LEAST = 1e-4  # weight of a pair of tokens in a table
 _RESTING = 0.5  # share of attention on tokens that stand for no step, above which a head rests on them
@@ -75,9 +72,9 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
     """State the lag and the token at which most queries have their largest weight."""
     weights = array(ds, "pattern", "query", "key", layer=layer, head=head)
     keys, queries = token_axis(ds, "key"), token_axis(ds, "query")
-    if not len(keys.timed) or not len(queries.timed):
-        return []
     part = weights[np.ix_(queries.timed, keys.timed)]
+    if not part.size:
+        return []
     resting = 1.0 - float(part.sum(axis=1).mean())
     if resting > _RESTING:
         # what is left for the steps says nothing of where a head looks
@@ -92,19 +89,14 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
     peak = keys.timed[part.argmax(axis=1)[clear]]
     back = queries.start[queries.timed][clear] - keys.start[peak]
     (lag, at_lag), (token, at_token) = _commonest(back), _commonest(peak)
-    count, mean = len(part), num(float(largest.mean()))
-    often = max(at_lag, at_token)
-    if often < _OFTEN * count:
-        return [
-            f"No lag or token has the largest weight in more than {often} of its {count} "
-            f"queries; it is {mean} on average."
-        ]
     place, time = keys.words(token), timeline(ds, 0)
     if time.stamps is not None:
         place = f"{place} (from {time.date(int(keys.start[token]))})"
+    count = len(part)
     return [
-        f"Queries with their largest weight at lag {lag}: {at_lag} of {count}; at {place}: "
-        f"{at_token} of {count}. The largest weight is {mean} on average."
+        f"Most queries with their largest weight at one lag: {at_lag} of {count}, at {lag}; "
+        f"at one token: {at_token} of {count}, at {place}. The largest weight is "
+        f"{num(float(largest.mean()))} on average."
     ]
 
 

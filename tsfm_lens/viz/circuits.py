@@ -25,7 +25,6 @@ from tsfm_lens.viz.select import (
     model_of,
     names,
     shown,
-    unit_of,
 )
 from tsfm_lens.viz.sheet import Look, Panel, blank
 from tsfm_lens.viz.summary import summarize
@@ -39,7 +38,7 @@ from tsfm_lens.viz.theme import (
     mixed,
     plain,
 )
-from tsfm_lens.viz.words import measured, num, over_series
+from tsfm_lens.viz.words import over_series
 
 __all__ = ["circuit_curve", "circuit_forecasts", "circuit_graph"]
 _HEIGHT, _WIDTH = 340, 640  # pixels that the nodes share
@@ -87,40 +86,13 @@ def read_circuit(ds: xr.Dataset) -> list[str]:
 
 def read_circuit_forecasts(ds: xr.Dataset, series: int) -> list[str]:
     """State how far each part's forecast is from the whole model's."""
-    amount, parts = measured(unit_of(ds, series)), names(ds, "part")
-    forecasts = {
-        part: array(ds, "forecast", "step", part=i, series=series)
-        for i, part in enumerate(parts)
-    }
-    away = {
-        part: amount(np.abs(values - forecasts["model"]).mean())
-        for part, values in forecasts.items()
-    }
-    return [
-        f"Mean distance from the whole model's forecast on {names(ds, 'series')[series]}: circuit alone "
-        f"{away['circuit']}, all but the circuit {away['complement']}, no components {away['nothing']}."
-    ]
-
-
-def read_curve(ds: xr.Dataset) -> list[str]:
-    """Describe where faithfulness is lost."""
-    curve, sizes = array(ds, "curve", "size"), np.asarray(ds["size"].values, dtype=int)
-    points = np.flatnonzero(np.isfinite(curve))
-    size, least = (
-        int(ds["in_circuit"].values.sum()),
-        1 - float(ds.attrs.get("tolerance", 0.0)),
+    forecast = ds["forecast"].isel(series=series)
+    away = np.abs(forecast - forecast.sel(part="model")).mean("step")
+    return summarize(
+        ds.isel(series=[series]),
+        "Mean distance from the whole model's forecast on {series}: {away:each unit}.",
+        away=away.drop_sel(part="model"),
     )
-    out = [
-        f"The smallest circuit tried with a faithfulness of at least {num(least)} has {size} components."
-    ]
-    if len(points) > 1:
-        loss = np.diff(curve[points])
-        at = int(np.argmax(loss))
-        out.append(
-            f"Faithfulness rises most, by {num(loss[at])}, between {sizes[points[at]]} and {sizes[points[at + 1]]} "
-            "components."
-        )
-    return out
 
 
 @figure(
@@ -465,6 +437,4 @@ def _circuit(ds: xr.Dataset) -> Iterator[FigurePanel]:
         table = frame(ds.isel(series=[i]), "forecast")
         words, of = read_circuit_forecasts(ds, i), names(ds, "series")[i]
         yield FigurePanel(circuit_forecasts(ds, series=i), table, words, series=of)
-    yield FigurePanel(
-        circuit_curve(ds), frame(ds, "curve").dropna(ignore_index=True), read_curve(ds)
-    )
+    yield FigurePanel(circuit_curve(ds), frame(ds, "curve").dropna(ignore_index=True))

@@ -15,7 +15,7 @@ from tsfm_lens.viz.select import array, medians, model_of, names, shown, unit_of
 from tsfm_lens.viz.sheet import Look, Panel, sheet
 from tsfm_lens.viz.summary import labelled, summarize
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, mixed, plain
-from tsfm_lens.viz.words import after_number, measured, num, signed
+from tsfm_lens.viz.words import measured, signed
 
 __all__ = ["covariate_dots", "response_curves"]
 
@@ -25,7 +25,8 @@ WORDS = {
     "shuffled": "in random order",
 }
 _APART = 0.22
-_BENT = 0.2  # of the way up or down, beyond which the other way is no noise
+_BENT = 0.2  # of a response's way up that it goes down, or the other way round
+_IDLE = "removing it changes no forecast beyond rounding, so the model does not use it."
 
 
 def read_use(ds: xr.Dataset) -> list[str]:
@@ -90,36 +91,22 @@ def _scale(ds: xr.Dataset) -> tuple[np.ndarray, str]:
 
 
 def _steps(ds: xr.Dataset, place: int) -> str:
-    """Name the step of a response: of two values both, else a standard deviation, and its size if series agree."""
+    """Name the step of a response: of two values both, else a standard deviation."""
     value = array(ds, "value", "shift", "series", covariate=place)
-    size = array(ds, "step_size", "series", covariate=place)
-    two, finite = np.isnan(value[0]).all(), size[np.isfinite(size)]
-    same = len(finite) and np.allclose(finite, finite[0])
-    if two:
-        low, high = (np.nanmedian(value[at]) for at in (1, -2))
-        return f"{num(low)} to {num(high)}" if same else "the lower to the upper value"
-    return f"one standard deviation{f' ({num(finite[0])})' * bool(same)} more"
+    if np.isnan(value[0]).all():
+        return "the lower to the upper value"
+    return "one standard deviation more"
 
 
 def _way(ds: xr.Dataset, place: int) -> str:
-    """State whether forecasts rise, fall or bend with a covariate, or differ from series to series."""
+    """State in how many series forecasts rise with a covariate, and whether the response bends."""
+    slopes = array(ds, "slope", "covariate", "series")[place]
+    count = int(np.isfinite(slopes).sum())
+    way = f"rises with it in {(slopes > 0).sum()} of {count} series"
     line = medians(array(ds, "response", "shift", "series", covariate=place))
     rises = np.diff(line[np.isfinite(line)])
-    up, down = float(rises[rises > 0].sum()), float(-rises[rises < 0].sum())
-    if min(up, down) > _BENT * max(up, down):
-        return "bends with it"
-    low, high = (
-        float(array(ds, f"slope_{end}", "covariate")[place]) for end in ("low", "high")
-    )
-    if low < 0 < high:
-        many = array(ds, "slope", "covariate", "series")[place]
-        rising, count = int((many > 0).sum()), int(np.isfinite(many).sum())
-        return f"rises with it in {rising} of {count} series, falls in the others"
-    return (
-        "rises with it"
-        if judged(ds, "slope", "covariate").size[place] > 0
-        else "falls with it"
-    )
+    up, down = rises[rises > 0].sum(), -rises[rises < 0].sum()
+    return f"{way}, and bends" if min(up, down) > _BENT * max(up, down) else way
 
 
 def _part_shares(ds: xr.Dataset, place: int) -> np.ndarray:
@@ -138,46 +125,40 @@ def _describe(ds: xr.Dataset, place: int) -> str:
     """State the worth, the response and the share of one covariate."""
     one = ds.isel(covariate=place)
     acting = one["moved_acts"] > 0
-    known = np.isfinite(one["moved"]).any("way").values
-    silent = np.array(names(ds, "series"))[~known].tolist()
+    known = one["moved"].notnull().any("way").values
+    silent = one["series"].values[~known]
     worth = finding(one, "worth", "way")
-    verdict = None
-    if worth is not None and acting.any():
-        verdict = worth.for_others(int(worth.significant.argmax()))
     slope = judged(ds, "slope", "covariate")
     scale, unit = _scale(ds)
-    response = slope.told(
-        place,
-        lambda value: f"{signed(value * float(scale[0]))} {after_number(unit)}",
-        over=True,
-    )
-    total = (one["moved"].sel(way="constant") * scale).median()
-    sentences = summarize(
-        one.isel(way=acting.values),
-        "without it {count:whole} of {known:whole} forecasts move, by the way of leaving it "
-        "out{moved:basis}: {moved:each MASE}.",
-        "The error is then larger (negative: smaller) by: {worth:each MASE}; {verdict}.",
-        "Response: the forecast {way}, {response} for {steps}.",
-        "Share: {total}, its mean absolute effect: {shares:each percent}.",
-        count=one["moved_acts"].max(),
-        known=known.sum(),
-        verdict=verdict,
-        way=_way(ds, place) if slope.acts[place] else None,
-        response=response,
-        steps=_steps(ds, place),
-        total=measured(unit)(float(total)) if total > 0 else None,
-        shares=labelled(ds, _part_shares(ds, place), "part"),
-    )
-    if not acting.any():
-        sentences.insert(
-            0,
-            "removing it changes no forecast beyond rounding, so the model does not use it.",
+    factor = float(scale[0])
+    return " ".join(
+        summarize(
+            one.isel(way=acting.values),
+            "{covariate}:",
+            "{idle}",
+            "without it {count:whole} of {known:whole} forecasts move, by the way of leaving "
+            "it out{moved:basis}: {moved:each MASE}.",
+            "The error is then larger (negative: smaller) by: {worth:each MASE}; {verdict}.",
+            "Response: the forecast {way}, {response} for {steps}.",
+            "Share: {total}, its mean absolute effect: {shares:each percent}.",
+            "No verdict on {silent}, where it or the series is constant.",
+            covariate=names(ds, "covariate")[place],
+            idle=None if acting.any() else _IDLE,
+            count=one["moved_acts"].max(),
+            known=known.sum(),
+            verdict=worth and worth.for_others(int(worth.significant.argmax())),
+            way=_way(ds, place) if slope.acts[place] else None,
+            response=slope.told(
+                place, lambda value: f"{signed(value * factor)} {unit}", over=True
+            ),
+            steps=_steps(ds, place),
+            total=measured(unit)(
+                float((one["moved"].sel(way="constant") * scale).median())
+            ),
+            shares=labelled(ds, _part_shares(ds, place), "part"),
+            silent=shown(silent.tolist()) or None,
         )
-    if silent:
-        sentences.append(
-            f"No verdict on {shown(silent)}, where it or the series is constant."
-        )
-    return f"{names(ds, 'covariate')[place]}: {' '.join(sentences)}"
+    )
 
 
 @figure(

@@ -34,22 +34,20 @@ _MAX_SERIES = 24  # series with a figure of their own
 
 def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
     """Describe course and width of the forecast of one series, and its error where the truth is known."""
+    one = ds.isel(series=[series])
     levels = np.asarray(ds["quantile"].values, dtype=float)
     values = array(ds, "quantile_forecast", "quantile", "step", series=series)
     median = values[median_position(levels)]
     low, high = values[levels.argmin()], values[levels.argmax()]
     share = levels.max() - levels.min()
     is_band = abs(levels.min() + levels.max() - 1) < 1e-6 and share > 0
-    truth = np.full(len(median), np.nan)
-    if "truth" in ds:
-        truth = array(ds, "truth", "step", series=series)
-    known = np.isfinite(truth)
+    truth = one.get("truth", 0 * one["quantile_forecast"][:, 0] + np.nan)[0]
+    covered = (truth >= low) & (truth <= high)
     label, repeated = naive_forecast(ds, series)
-    naive = repeated - truth if len(repeated) else truth
     return summarize(
-        ds.isel(series=[series]),
-        "The median forecast of {series} starts at {first:unit} and ends at "
-        "{last:unit} after {steps} steps.",
+        one,
+        "The median forecast of {series} starts at {first:unit} and ends at {last:unit} "
+        "after {steps} steps.",
         "Its {band:percent} band is {first_width:unit} wide at the first step and "
         "{last_width:unit} at the last.",
         "The band covers the truth at {covered:count} steps (calibrated: about "
@@ -62,10 +60,10 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
         band=share if is_band else None,
         first_width=high[0] - low[0],
         last_width=high[-1] - low[-1],
-        covered=((truth >= low) & (truth <= high))[known],
-        error=np.abs(median - truth)[known].mean() if known.any() else None,
+        covered=covered.where(truth.notnull()),
+        error=np.abs(median - truth).mean(),
         label=label,
-        naive=np.abs(naive)[known].mean() if len(repeated) and known.any() else None,
+        naive=np.abs(repeated - truth).mean() if len(repeated) else None,
     )
 
 

@@ -26,6 +26,7 @@ from tsfm_lens.viz.select import (
     unit_of,
 )
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
+from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import (
     BLUE,
     CATEGORICAL,
@@ -37,7 +38,7 @@ from tsfm_lens.viz.theme import (
     number,
     plain,
 )
-from tsfm_lens.viz.words import after_number, listed, num, signed
+from tsfm_lens.viz.words import listed, measured, num, signed
 
 __all__ = ["deletion_lines", "input_map", "input_timeline", "input_waterfall"]
 
@@ -54,89 +55,78 @@ Quantile = float | tuple[float, float] | None
 
 def read_inputs(ds: xr.Dataset) -> list[str]:
     """State the largest effects on the steps of the forecast, and the way from the reference to the forecast."""
-    level = median_position(ds["quantile"].values)
-    whole, nothing, rest = (
-        array(ds, name, "step", quantile=level).mean()
-        for name in ("forecast", "reference_forecast", "remainder")
-    )
-    steps = array(ds, "attribution", "segment", "step", quantile=level)
-    unit, attrs = after_number(unit_of(ds).strip()), ds.attrs
+    one = ds.isel(quantile=median_position(ds["quantile"].values))
+    steps = array(one, "attribution", "segment", "step")
     reach = np.zeros(len(steps))
     if "half_width" in ds:
-        reach = array(ds, "half_width", "segment", "step", quantile=level).mean(1)
-    largest = [
-        _moves(ds, steps, group, unit)
+        reach = one["half_width"].mean("step").values
+    least = 2 * float(ds.attrs.get("rounding", 0.0))
+    # noise of a sum is at most the sum of noises
+    acting = [
+        group
         for group in ranked(ds, steps)
-        # noise of a sum is at most the sum of noises
-        if np.abs(steps[group].sum(0)).mean()
-        > max(reach[group].sum(), 2 * float(attrs.get("rounding", 0.0)))
-    ][:_MAX_NAMES]
-    most = (
-        f"Largest effects: {listed(largest)}"
-        if largest
-        else "No part of the input moves it beyond the noise"
-    )
-    # one reading, so that the overview of a page says what moves the forecast
-    target, verdict = attrs.get("target", ""), attrs.get("verdict")
-    alone = (
-        ""
-        if attrs.get("masked", 1)
-        else " by its routes alone, as masking was not tested"
-    )
-    out = [
-        f"The forecast of {target} averages {num(whole)} {unit}".rstrip()
-        + f" over {ds.sizes['step']} steps ({statistic_of(ds)}); "
-        f"with all inputs replaced by {reference_of(ds)} it averages {num(nothing)}. {most}."
-        + (
-            f" Verdict: the explanation {verdict}{alone} (criteria below)."
-            if verdict
-            else ""
-        )
+        if np.abs(steps[group].sum(0)).mean() > max(reach[group].sum(), least)
     ]
-    far = float(attrs.get("reference_distance", 0.0))
-    if far > _FAR:
-        out.append(
-            f"The reference forecast lies {num(far)} standard deviations from the mean of the context, so effects "
-            "include the level of the series. A reference that keeps the level shows the other effects better."
-        )
-    if largest and abs(rest) > 0.05 * np.abs(steps.mean(1)).sum():
-        out.append(
-            f"Segments also act jointly: {signed(rest)} {unit}".rstrip()
-            + " belongs to no single one."
-        )
-    out += _widens(ds)
-    drawn = f"95 % intervals reach ±{num(float(reach.max()))} a step"
-    if attrs.get("repeats"):
-        out.append(f"Sample paths were drawn under {attrs['repeats']} seeds; {drawn}.")
-    elif "half_width" in ds and not attrs.get("settled"):
-        out.append(f"Masks were sampled: {drawn}. A larger budget narrows them.")
-    return out
+    largest = [_moves(ds, steps[group], group) for group in acting[:_MAX_NAMES]]
+    most = "No part of the input moves it beyond the noise."
+    if largest:
+        most = f"Largest effects: {listed(largest)}."
+    # one text, so that the overview of a page says what moves the forecast
+    if "verdict" in ds.attrs:
+        most = f"{most} Verdict: the explanation {ds.attrs['verdict']}"
+        if not ds.attrs.get("masked", 1):
+            most = f"{most} by its routes alone, as masking was not tested"
+        most = f"{most} (criteria below)."
+    far = float(ds.attrs.get("reference_distance", 0.0))
+    rest = float(one["remainder"].mean())
+    is_joint = bool(acting) and abs(rest) > 0.05 * np.abs(steps.mean(1)).sum()
+    repeats = ds.attrs.get("repeats") or None
+    is_sampled = "half_width" in ds and not repeats and not ds.attrs.get("settled")
+    return [
+        *summarize(
+            ds,
+            "The forecast of {target} averages {whole:unit} over {steps} steps "
+            "({statistic}); with all inputs replaced by {reference} it averages {nothing}. "
+            "{most}",
+            "The reference forecast lies {far} standard deviations from the mean of the "
+            "context, so effects include the level of the series. A reference that keeps the "
+            "level shows the other effects better.",
+            "Segments also act jointly: {rest:signed unit} belongs to no single one.",
+            "Sample paths were drawn under {repeats:whole} seeds; 95 % intervals reach "
+            "±{reach} a step.",
+            "Masks were sampled: 95 % intervals reach ±{sampled} a step. A larger budget "
+            "narrows them.",
+            whole=one["forecast"].mean(),
+            steps=ds.sizes["step"],
+            statistic=statistic_of(ds),
+            reference=reference_of(ds),
+            nothing=one["reference_forecast"].mean(),
+            most=most,
+            far=far if far > _FAR else None,
+            rest=rest if is_joint else None,
+            repeats=repeats,
+            reach=reach.max(),
+            sampled=reach.max() if is_sampled else None,
+        ),
+        *_read_width(ds),
+    ]
 
 
-def _widens(ds: xr.Dataset) -> list[str]:
+def _read_width(ds: xr.Dataset) -> list[str]:
     """State what widens and what narrows the interval between the outer quantiles most."""
     levels = np.sort(ds["quantile"].values.astype(float))
     if len(levels) < 2:
         return []
     view = _Part(ds, None, (float(levels[0]), float(levels[-1])))
-    groups = ranked(ds, view.values)
-    effects = [float(view.effect[group].sum()) for group in groups]
-    labels = [group_name(names(ds, "segment"), group, view.names) for group in groups]
-    whole, nothing = (
-        view.of(name, "step").mean() for name in ("forecast", "reference_forecast")
+    return summarize(
+        ds,
+        "The {interval} averages {width:unit}; of the reference, {reference}. Most of the "
+        "difference is from {parts:largest signed}.",
+        interval=view.word,
+        width=view.of("forecast", "step").mean(),
+        reference=view.of("reference_forecast", "step").mean(),
+        parts=xr.DataArray(view.effect, {"segment": view.names}, ["segment"]),
     )
-    unit, order = after_number(unit_of(ds).strip()), np.argsort(effects)
-    ends = {"widens": order[-1], "narrows": order[0]}
-    parts = [
-        f"{labels[at]} {verb} it most ({signed(effects[at])})"
-        for verb, at in ends.items()
-        if (effects[at] > 0) == (verb == "widens") and effects[at]
-    ]
-    most = f": {listed(parts)}" if parts else ""
-    return [
-        f"The {view.word} averages {num(whole)} {unit}".rstrip()
-        + f"; of the reference, {num(nothing)}{most}."
-    ]
 
 
 def ranked(ds: xr.Dataset, effect: np.ndarray) -> list[list[int]]:
@@ -187,19 +177,11 @@ def group_name(
     )
 
 
-def _moves(ds: xr.Dataset, steps: np.ndarray, group: list[int], unit: str) -> str:
-    """Write how far a group moves the steps and which way; of a covariate in parts also how far each does."""
-    labels, words = names(ds, "segment"), segment_words(ds)
-    size, way = moved(steps[group].sum(0))
-    parts = (
-        [f"{words[i]} by {num(float(np.abs(steps[i]).mean()))}" for i in group]
-        if len(group) > 1
-        else []
-    )
-    return (
-        f"{group_name(labels, group, words)} by {num(size)} {unit}".rstrip()
-        + f" ({'; '.join([way, *parts])})"
-    )
+def _moves(ds: xr.Dataset, steps: np.ndarray, group: list[int]) -> str:
+    """Write how far a group moves the steps and which way."""
+    name = group_name(names(ds, "segment"), group, segment_words(ds))
+    size, way = moved(steps.sum(0))
+    return f"{name} by {measured(unit_of(ds).strip())(size)} ({way})"
 
 
 def moved(effect: np.ndarray) -> tuple[float, str]:

@@ -43,7 +43,6 @@ from tsfm_lens.viz.theme import (
 )
 from tsfm_lens.viz.words import (
     layer_names,
-    layers,
 )
 
 __all__ = ["layer_entropy", "layer_gain", "lens_forecast", "logit_map"]
@@ -73,7 +72,7 @@ def read_entropy(ds: xr.Dataset) -> list[str]:
 
 
 def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
-    """State from which layer on the top bin agrees with the final one."""
+    """State how often the top bin of layers is the final one, and how far it is from the truth."""
     if flat := flat_words(ds, series, "layers"):
         return flat
     one = ds.isel(series=[series])
@@ -81,22 +80,18 @@ def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
     value = array(one, "value", "bin", series=0)
     mode = labelled(one, value[probability.argmax(axis=-1)], "layer", "step")
     width = np.median(np.diff(np.sort(value))) if len(value) > 1 else 0.0
-    agree = (np.abs(mode - mode.isel(layer=-1)) <= 1.5 * width).mean("step")
-    # the last layer at which fewer than half of the steps agree; the next one begins
-    early = np.flatnonzero(agree.values < 0.5)
-    first = int(early[-1]) + 1 if len(early) else 0
-    truth = one["truth"].isel(series=0) if "truth" in one else None
-    # one step at which an early layer is far off would decide the mean
-    error = None if truth is None else np.abs(mode - truth).median("step")
+    agree = (np.abs(mode - mode[-1]) <= 1.5 * width).mean("step")
+    truth = one["truth"][0] if "truth" in one else np.nan
     return summarize(
         one,
         "On {series} the top bin agrees with the final one (± 1 bin) at this share of "
-        "steps: {agree:ends percent}; from {first} on, at half of the steps or more.",
+        "steps: {agree:ends percent}. At half of them or more at layers: {often:which}.",
         "The median distance of the top bin from the truth goes from {error:ends unit}; "
         "smallest: {error:lowest unit}.",
         agree=agree,
-        first=layers(one)[first],
-        error=error,
+        often=agree >= 0.5,
+        # one step at which an early layer is far off would decide the mean
+        error=np.abs(mode - truth).median("step"),
     )
 
 

@@ -14,7 +14,7 @@ from plotly.colors import sample_colorscale
 
 from tsfm_lens.core.registry import FigurePanel, check, figure, frame, panels
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.viz.findings import Finding, finding, judged
+from tsfm_lens.viz.findings import Finding, finding
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import Scene, fit, fitted_range, mark_start, scene
@@ -96,28 +96,6 @@ def _cell_labels(ds: xr.Dataset) -> list[str]:
     """Name all pairs of a place and a group of positions."""
     count = ds.sizes["component"] * ds.sizes["position"]
     return [patch_cell(ds, flat) for flat in range(count)]
-
-
-def read_patched_forecasts(ds: xr.Dataset, series: int) -> list[str]:
-    """State how far the best patched forecast still is from the run it comes from."""
-    base, source = way(ds)
-    recovered = judged(ds, "recovered", "component", "position")
-    best = next(iter(recovered.named(1, recovered.size > 0)), None)
-    if best is None:
-        return [f"No patch brings the forecast nearer to the {source} one."]
-    component, position = divmod(best, ds.sizes["position"])
-    one = ds.isel(series=[series])
-    patched = one["forecast"].isel(component=component, position=position)
-    target = one[f"{source}_forecast"]
-    return summarize(
-        one,
-        "Patched at {cell}, the forecast is {after:unit} from the {source} one on average; "
-        "unpatched it is {before:unit} away.",
-        cell=patch_cell(ds, best),
-        source=source,
-        after=np.abs(patched - target).mean(),
-        before=np.abs(one[f"{base}_forecast"] - target).mean(),
-    )
 
 
 def patch_cell(ds: xr.Dataset, flat: int) -> str:
@@ -417,7 +395,6 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
         yield FigurePanel(
             patched_forecasts(ds, series=i),
             table,
-            read_patched_forecasts(ds, i),
             series=of,
         )
 

@@ -109,38 +109,30 @@ _OF_HEADS = (
 
 def read_history(ds: xr.Dataset) -> list[str]:
     """State when copying emerged, and how many heads look for the motif at the end."""
-    steps = ds["training_step"].values
-    name = "prefix_matching" if "prefix_matching" in ds else "advantage"
+    name, control = "advantage", "in the control"
+    if "prefix_matching" in ds:
+        name, control = "prefix_matching", "uniform attention would"
     significant = ds[f"{name}_significant"].astype(bool) & (ds[name] > 0)
-    counts = significant.sum(["layer", "head"]).values
-    half = 0
-    if "copying" in ds and ds["copying"][-1] > 0:
-        half = int(np.argmax(ds["copying"].values >= float(ds["copying"][-1]) / 2))
-    # steps from which on some head always does
-    without = np.flatnonzero(counts == 0)
-    since = int(without[-1]) + 1 if len(without) else 0
-    is_late = 0 < since < len(counts) - 1
-    against = "than uniform attention would"
-    if name == "advantage":
-        against = "than in the control"
-    share = "of the distance from the mean to a perfect copy"
-    if "copy_score" in ds:
-        share = "of the motif's tokens"
+    copied, final, half = None, None, None
+    if "copying" in ds:
+        final = ds["copying"][-1]
+        reached = ds["training_step"][ds["copying"] >= final / 2]
+        half = reached[0] if final > 0 else None
+        copied = "of the distance from the mean to a perfect copy"
+        if "copy_score" in ds:
+            copied = "of the motif's tokens"
     return summarize(
         ds,
-        "At step {last:whole} the model copies {final:percent} {share}.",
-        "Half of that is reached between steps {before:whole} and {after:whole}.",
-        "Heads that give more attention to what followed the last match {against}, "
+        "At step {last:whole} the model copies {final:percent} {copied}.",
+        "Half of that is first reached at step {half:whole}.",
+        "Heads that give more attention to what followed the last match than {control}, "
         "significantly over motifs: {heads:count}.",
-        "At least one has since step {since:whole}.",
-        last=steps[-1],
-        final=ds["copying"][-1] if "copying" in ds else None,
-        share=share,
-        before=steps[half - 1] if half else None,
-        after=steps[half],
-        against=against,
+        last=ds["training_step"][-1],
+        final=final,
+        copied=copied,
+        half=half,
+        control=control,
         heads=significant[-1],
-        since=steps[since] if is_late else None,
     )
 
 

@@ -53,16 +53,9 @@ _LEAST = 0.01  # of the largest possible value: cells below are in no table
 
 
 def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
-    """Describe what the sharpest or the most diffuse head reads, and how many heads read at a fixed lag."""
-    keys, queries = (token_axis(ds, side, overlaps=True) for side in ("key", "query"))
+    """Name the sharpest or the most diffuse head, and the heads that read special tokens."""
     maps = array(ds, "attention", "layer", "head", "query", "key")
-    special = maps[..., keys.aside].sum(axis=-1).mean(axis=-1)
-    steady = None
-    if heads == "sharp" and len(keys.timed) > 1 and len(queries.timed) > 1:
-        shares = [
-            [_steadiest(weights, keys, queries) for weights in layer] for layer in maps
-        ]
-        steady = labelled(ds, np.array(shares) >= 0.5, "layer", "head")
+    special = maps[..., token_axis(ds, "key", overlaps=True).aside].sum(-1).mean(-1)
     which = "Sharpest head on {series}: {entropy:lowest nats}."
     if heads != "sharp":
         which = "Most diffuse head on {series}: {entropy:highest nats}."
@@ -70,20 +63,10 @@ def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
         ds,
         which,
         "Heads that give most of their attention to special tokens: {resting:which}.",
-        "Heads with their largest weight at the same lag for at least half of the queries: "
-        "{steady:which}.",
         noun="heads",
         series=single_series(ds),
         resting=labelled(ds, special > 0.5, "layer", "head"),
-        steady=steady,
     )
-
-
-def _steadiest(weights: np.ndarray, keys: TokenAxis, queries: TokenAxis) -> float:
-    """Compute the share of the queries over time whose largest weight is at the most frequent distance."""
-    peak = weights[np.ix_(queries.timed, keys.timed)].argmax(axis=1)
-    back = queries.start[queries.timed] - keys.start[keys.timed][peak]
-    return float(np.unique(back, return_counts=True)[1].max() / len(back))
 
 
 def read_flow(ds: xr.Dataset) -> list[str]:

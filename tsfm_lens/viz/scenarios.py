@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
@@ -27,6 +25,7 @@ from tsfm_lens.viz.words import listed, signed
 __all__ = ["change_bars", "what_if_lines"]
 
 _BAR = 22  # pixels of a bar
+_MAX_PARTS = 3  # in a sentence
 
 measurement(
     "what_if",
@@ -86,32 +85,22 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
     """State by how much the forecast moves with the changes, by which of several, and through which components."""
     before, after = _middle(ds, "forecast"), _middle(ds, "changed_forecast")
     move = after - before
-    steps = np.arange(ds.sizes["step"])
-    edges = list(zip(ds["start"].values, ds["stop"].values, strict=True))
-    inside = np.any(
-        [(steps >= start) & (steps < stop) for start, stop in edges], axis=0
-    )
-    is_split = inside.any() and not inside.all()
     effects = _middle(ds, "effect", "change").mean(1)
-    widths = [
-        float((high - low).mean())
-        for low, high in (_ends(ds, "forecast"), _ends(ds, "changed_forecast"))
-    ]
-    facts: dict[str, Any] = {}
+    width, new_width = (
+        np.subtract(*reversed(_ends(ds, name))).mean()
+        for name in ("forecast", "changed_forecast")
+    )
+    word, whole, through = None, None, None
     if "through" in ds:
-        whole = float(np.abs(ds["through_total"]).mean("step").sum())
-        parts = np.abs(ds["through"]).mean("step").sum("change")
-        facts["word"] = ds["through"].attrs["statistic"]
-        facts["whole"] = whole if whole > 0 and (parts > 0).any() else None
-        facts["through"] = parts / whole if whole > 0 else None
+        word = ds["through"].attrs["statistic"]
+        whole = np.abs(ds["through_total"]).mean("step").sum()
+        through = np.abs(ds["through"]).mean("step").sum("change") / whole
     return summarize(
         ds,
         "With {changes} the forecast of {target} averages {after:unit} instead of "
         "{before:unit} ({statistic}): it moves by {move:signed unit}, and by {size:unit} at "
         "a step on average.",
         "Of that mean move, each change makes: {effects:each signed unit}.",
-        "At the {count} steps that were changed it moves by {there:signed} on average, at "
-        "the others by {elsewhere:signed}.",
         _REDRAWN,
         "In one pass, the {word} moves by {whole:unit} at a step. Components that this goes "
         "through: {through:largest percent}; those in series carry the same effect, so the "
@@ -124,12 +113,11 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         move=move.mean(),
         size=np.abs(move).mean(),
         effects=labelled(ds, effects, "change") if len(effects) > 1 else None,
-        count=inside.sum(),
-        there=move[inside].mean() if is_split else None,
-        elsewhere=move[~inside].mean() if is_split else None,
-        width=widths[0] if min(widths) > 0 else None,
-        new_width=widths[1],
-        **facts,
+        word=word,
+        whole=whole,
+        through=through,
+        width=width if width > 0 else None,
+        new_width=new_width,
     )
 
 
@@ -237,20 +225,22 @@ def read_change(ds: xr.Dataset) -> list[str]:
     effect = effect.assign_coords(part=_parts(ds))
     size, mean = np.abs(effect).mean("step"), effect.mean("step")
     acting = size > 2 * float(ds.attrs.get("rounding", 0.0))
+    largest = np.argsort(-size.where(acting, 0).values, kind="stable")[:_MAX_PARTS]
+    largest = largest[acting.values[largest]]
     origin = names(ds, "part").index("origin")
     return summarize(
         ds,
         "For the same {steps} steps the forecast of {target} averages {after:unit}; made "
         "{shift:whole} steps earlier it averaged {before:unit} ({statistic}).",
-        "Largest parts, at a step: {size:largest}; their means over steps: {mean:each signed}.",
+        "Largest parts, at a step: {size:each}; on average over steps: {mean:each signed}.",
         "The later origin holds no new value: {origin}.",
         _REDRAWN,
         steps=ds.sizes["step"],
         after=_middle(ds, "after").mean(),
         before=_middle(ds, "before").mean(),
         statistic=_statistic(ds),
-        size=size.where(acting),
-        mean=mean.where(acting & (size.rank("part", pct=True) > 0)),
+        size=size[largest],
+        mean=mean[largest],
         origin=_origin(ds) if acting[origin] and _origin(ds) else None,
     )
 

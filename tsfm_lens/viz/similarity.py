@@ -24,32 +24,28 @@ __all__ = ["entropic_rank_line", "similarity_map"]
 
 
 def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
-    """Describe where the stream changes most, or which updates are alike."""
+    """Describe between which layers the stream changes most, or which updates are alike."""
     axis = "stream" if measure == "cka" else "layer"
     values, labels = array(ds, measure, axis, f"other_{axis}"), layers(ds, axis)
     rows, columns = np.triu_indices(len(labels), 1)
+    what = "updates, by their cosine"
     if measure == "cka":
-        rows, columns = np.arange(len(labels) - 1), np.arange(1, len(labels))
+        neighbours = columns == rows + 1
+        rows, columns = rows[neighbours], columns[neighbours]
+        what = "neighbours in the stream, by the CKA"
     pairs = [
-        f"{labels[row]} and {labels[column]}"
-        for row, column in zip(rows, columns, strict=True)
+        " and ".join([labels[a], labels[b]]) for a, b in zip(rows, columns, strict=True)
     ]
+    undefined = labelled(ds, ~np.isfinite(np.diag(values)), axis)
     alike = xr.DataArray(values[rows, columns], {"pair": pairs}, ["pair"])
-    if measure == "cka":
-        undefined = labelled(ds, ~np.isfinite(np.diag(values)), axis)
-        return summarize(
-            ds,
-            "The stream changes most between (by the CKA): {alike:lowest}.",
-            "Where the stream is the same for all tokens, so that the CKA is undefined: "
-            "{undefined:which}.",
-            alike=alike,
-            undefined=undefined if undefined.any() else None,
-        )
     return summarize(
         ds,
-        "The updates most alike, by their cosine, are those of {alike:highest signed}, the "
-        "least alike those of {alike:lowest signed}.",
+        "Least alike of {what}: {alike:lowest signed}; most alike: {alike:highest signed}.",
+        "The CKA is undefined where the stream is the same for all tokens: "
+        "{undefined:which}.",
+        what=what,
         alike=alike,
+        undefined=undefined if undefined.any() else None,
     )
 
 

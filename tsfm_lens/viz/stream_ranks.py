@@ -16,7 +16,7 @@ from tsfm_lens.viz.sheet import blank, sheet
 from tsfm_lens.viz.summary import labelled, summarize, summary
 from tsfm_lens.viz.theme import CATEGORICAL, VERMILION, mixed, plain
 from tsfm_lens.viz.weights import angle_map, depth_lines, level_position, relative
-from tsfm_lens.viz.words import layer_names, num
+from tsfm_lens.viz.words import layer_names, listed, num
 
 __all__ = ["embedding_spectra", "rank_flow_map", "rank_flow_spectra", "token_angle_map"]
 
@@ -215,31 +215,23 @@ def _stack_words(ds: xr.Dataset) -> str:
 
 
 def read_embedding_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
-    """State how many directions the families use, and which single signals differ beyond their intervals."""
+    """State how many directions the families use, and single signals of them with intervals."""
     one = ds.isel(epsilon=level_position(ds, epsilon))
     one = one.isel(family=one["told"].values > 0)
-    level = float(one["epsilon"])
     if not one.sizes["family"]:
-        return [f"At ε = {level:g} rounding may hide every rank."]
-    signals = one.isel(family=(one["signal_rank_high"] > one["signal_rank_low"]).values)
-    apart = None
-    if signals.sizes["family"] > 1:
-        low, high = signals["signal_rank_low"], signals["signal_rank_high"]
-        most = int(low.argmax())
-        others = float(high.drop_isel(family=most).max())
-        apart = "The intervals of the direction counts of single signals overlap."
-        if float(low[most]) > others:
-            apart = (
-                f"A single signal of {names(signals, 'family')[most]} uses the most "
-                f"directions, {num(float(low[most]))} to {num(float(high[most]))}; one of "
-                f"any other family at most {num(others)}."
-            )
+        return [f"At ε = {float(one['epsilon']):g} rounding may hide every rank."]
+    ends = (one[f"signal_rank_{end}"].values for end in ("low", "high"))
+    signals = [
+        f"{name} ({num(low)} to {num(high)})"
+        for name, low, high in zip(names(one, "family"), *ends, strict=True)
+        if high > low
+    ]
     return summarize(
         one,
         "Directions used by embedded tokens at ε = {epsilon}: {epsilon_rank:each whole}; "
         "possible are at most {full:max whole}.",
-        "{apart}",
-        apart=apart,
+        "Directions of a single signal, 95 % intervals: {signals}.",
+        signals=listed(signals) if signals else None,
     )
 
 

@@ -220,7 +220,8 @@ class _Reader:
 
     def _members(self, effect: Finding, value: xr.DataArray) -> Members:
         labels = self.labels(self.ds) if self.labels else _labels(value)
-        unit = unit_of(self.ds, 0)
+        is_single = self.ds.sizes.get("series", 1) == 1
+        unit = unit_of(self.ds, 0 if is_single else None)
         return Members(effect, labels, self.noun, self.side, unit)
 
 

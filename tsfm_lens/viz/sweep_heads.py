@@ -27,7 +27,6 @@ from tsfm_lens.viz.theme import (
     percent,
     plain,
 )
-from tsfm_lens.viz.words import listed
 
 __all__ = ["head_changes", "head_curves", "heads_at_layers"]
 
@@ -77,34 +76,19 @@ def read_heads(table: pd.DataFrame) -> list[str]:
 
 
 def read_curves(table: pd.DataFrame) -> list[str]:
-    """State how many heads the layers of one model can lose, and whether one order is the better one throughout."""
-    rows = table[np.isfinite(table["change"])]
-    layers = rows.drop_duplicates("layer")
+    """State how many heads the layers of one model can lose."""
+    layers = table[np.isfinite(table["change"])].drop_duplicates("layer")
     valid = layers[layers["within"] >= 0]
     if valid.empty:
         return []
-    free = valid["within"] == valid["of"]
+    free = (valid["within"] == valid["of"]).sum()
     least = sweep.least_words(valid.assign(kept=valid["of"] - valid["within"]))
-    out = [
-        f"{rows['model'].iloc[0]}: in {free.sum()} of "
-        f"{sweep.counted(len(valid), 'layer')} all heads can go at once with a rise of "
-        f"{valid['judged_by'].iloc[0]} below {percent(sweep.tolerance_of(table))}; {least}."
+    return [
+        f"{valid['model'].iloc[0]}: in {free} of {sweep.counted(len(valid), 'layer')} all "
+        f"heads can go at once with a rise of {valid['judged_by'].iloc[0]} below "
+        f"{percent(sweep.tolerance_of(table))}, in {(valid['within'] == 0).sum()} no head "
+        f"can go; {least}."
     ]
-    # a layer that tolerates every order says nothing about orders
-    is_part = (rows["within"] > 0) & (rows["within"] < rows["of"])
-    better = rows[rows["better"] & is_part].drop_duplicates("layer")
-    orders = [order for order in dict.fromkeys(rows["order"]) if not is_random(order)]
-    if len(orders) > 1 and not free.all():
-        counts = [
-            f"{sweep.order_words(order)} in {(better['order'] == order).sum()}"
-            for order in orders
-        ]
-        out.append(
-            f"Of the {sweep.counted(int((~free).sum()), 'other layer')}, the better order is "
-            f"{listed(counts)}; in {(valid['within'] == 0).sum()} no head can go. The other "
-            f"order costs significantly more in {better['order_significant'].sum()}."
-        )
-    return out
 
 
 @figure(

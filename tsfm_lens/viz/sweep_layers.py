@@ -15,7 +15,7 @@ from tsfm_lens.viz import sweep_entries as sweep
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import fit
 from tsfm_lens.viz.sheet import Panel
-from tsfm_lens.viz.theme import CATEGORICAL, mixed, percent, plain
+from tsfm_lens.viz.theme import CATEGORICAL, mixed, plain
 
 __all__ = ["layer_distances", "range_curves"]
 _CHANGE = (
@@ -73,21 +73,13 @@ def read_distances(table: pd.DataFrame, part: str) -> list[str]:
 
 
 def read_ranges(table: pd.DataFrame) -> list[str]:
-    """State how long a range may get before the error rises, by part."""
+    """State by how much the error rises without ranges of layers, by part."""
     rows = _sized(table)
-    rows = rows[(rows["family"] == "ranges") & np.isfinite(rows["change"])]
+    rows = rows[rows["family"] == "ranges"]
     out = []
-    for (model, part), lengths in rows.groupby(["model", "part"], sort=False):
-        fine = lengths.loc[lengths["change"] < _SMALL, "size"].max()
-        longest = sweep.told(lengths.sort_values("size"))[-1]
-        reach = sweep.counted(int(np.nan_to_num(fine)), "layer")
-        whole = sweep.counted(longest["size"], "layer")
-        out.append(
-            f"{model}, without {sweep.PARTS[str(part)]}: the MASE rises by less than "
-            f"{percent(_SMALL)} over at most {reach}; over all {whole} it changes by "
-            f"{sweep.change_text(longest['change'])} "
-            f"({sweep.verdict(longest['significant'])})."
-        )
+    for part, lengths in rows.groupby("part", sort=False):
+        subject = f"without {sweep.PARTS[str(part)]} of a range of layers"
+        out += sweep.say_changes(lengths, subject, lengths["label"])
     return out
 
 

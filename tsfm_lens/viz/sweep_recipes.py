@@ -67,23 +67,10 @@ measurement(
 
 
 def read_recipes(table: pd.DataFrame) -> list[str]:
-    """State what each recipe costs in MASE, whether that is significant, and how many datasets tolerate it."""
-    rows = recipe_rows(table).dropna(subset="change")
-    mase = rows["metric"] == "MASE"
-    rows = rows[mase] if mase.any() else rows[rows["metric"] == rows["metric"].iloc[0]]
-    out = []
-    for row in sweep.told(rows):
-        middle, low, high = (
-            sweep.change_text(row[name]) for name in ("median", "least", "most")
-        )
-        out.append(
-            f"{row['label']}: {row['metric']} {sweep.change_words(row)}, "
-            f"{sweep.verdict(row['significant'])}. The median over {row['units']} "
-            f"{row['unit']} is {middle} ({low} to {high}). It rises by less than 5 % on "
-            f"{row['n_resilient']} of {sweep.counted(row['n_datasets'], 'dataset')}, and "
-            f"falls on {row['n_improved']}."
-        )
-    return out
+    """State what recipes cost in MASE, and which changes are significant."""
+    rows = recipe_rows(table)
+    rows = rows[rows["metric"] == "MASE"]
+    return sweep.say_changes(rows, "with a recipe", rows["label"])
 
 
 def read_selection(table: pd.DataFrame) -> list[str]:

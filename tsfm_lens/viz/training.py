@@ -17,7 +17,7 @@ from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.select import array, layer_name, model_of, names, position, positions
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
 from tsfm_lens.viz.summary import summarize
-from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, mixed, plain
+from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, mixed, percent, plain
 from tsfm_lens.viz.words import capital
 
 __all__ = ["attention_snapshots", "nuclear_norms", "training_measures"]
@@ -87,25 +87,21 @@ def read_watch(ds: xr.Dataset) -> list[str]:
     """Describe from where to where each measure went, and whether the sharpness can be trusted."""
     out = []
     for run, one in run_words(ds):
-        start = f"{run}: " if run else ""
         for name, *_, words in _ROWS:
             if name not in one or (name == "watched_loss" and "loss" in one):
                 continue
             others = [dim for dim in one[name].dims if dim != "step"]
             out += summarize(
                 one,
-                "{start}{measure} went from {mean:ends}.",
-                start=start,
-                measure=words if run else capital(words),
+                "{measure} went from {mean:ends}.",
+                measure=capital(f"{run}: {words}".removeprefix(": ")),
                 mean=one[name].mean(others).dropna("step"),
             )
-        if "sharpness_residual" in one:
-            out += summarize(
-                one,
-                "{start}Each sharpness is within {share:percent} of an eigenvalue.",
-                start=start,
-                share=abs(one["sharpness_residual"] / one["sharpness"]).max(),
-            )
+    if "sharpness_residual" in ds:
+        share = abs(ds["sharpness_residual"] / ds["sharpness"]).max()
+        out.append(
+            f"Each sharpness is within {percent(float(share))} of an eigenvalue."
+        )
     return out or ["Nothing was measured."]
 
 

@@ -76,33 +76,22 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
     """State what tuning did to the error of the forecasts, and how few components undo half of it."""
     change = judged(ds, "base_error_change")
     together = array(ds, "cumulative_error_change_size", "back")
-    word, gain = statistic_of(ds), float(change.size)
-    if not np.isfinite(gain):
-        return []
+    gain = float(change.size)
     if not gain or not change.acts:
-        return [f"Tuning left the error of the {word} forecast as it was."]
-    better = "lower" if gain > 0 else "higher"
-    middle, *ends = (
-        _of_base(float(each)) for each in (change.size, change.high, change.low)
-    )
-    share = f"{middle} of the base model's error"
-    if change.spread:
-        share = f"{share} in the median over {change.over}, {' to '.join(ends)}"
-    count = len(together) - 1
+        return [f"Tuning left the error of the {statistic_of(ds)} forecast as it was."]
     first = None
-    if count > 1 and together[-1]:
+    if len(together) > 2 and together[-1]:
         first = int(np.argmax(together / together[-1] >= _HALF))
     return summarize(
         ds,
-        "Tuning made the error of the {word} forecast {better}: {share}.",
-        "That is {verdict}.",
+        "Tuning changed the error of the {word} forecast by {share} of the base model's; "
+        "that is {verdict}.",
         "Setting back the first {first} of {count} components undoes half of that.",
-        word=word,
-        better=better,
-        share=share,
-        verdict=change.for_others() if int(change.facts["entries"]) > 1 else None,
+        word=statistic_of(ds),
+        share=change.told(0, _of_base, over=True) if np.isfinite(gain) else None,
+        verdict=change.for_others(),
         first=first,
-        count=count,
+        count=len(together) - 1,
     )
 
 

@@ -84,26 +84,6 @@ def read_weight_spectra(ds: xr.Dataset) -> list[str]:
     )
 
 
-def read_histograms(ds: xr.Dataset) -> list[str]:
-    """State how many singular values are within a power of ten of the largest, attention against MLP."""
-    one = ds.isel(matrix=whole_matrices(ds))
-    first = one["decade_count"].isel(decade=0) / one["full"]
-    out = []
-    for name, members in (
-        ("attention", _ATTENTION),
-        ("MLP", ("W_in", "W_gate", "W_out")),
-    ):
-        out += summarize(
-            one,
-            "Singular values of {name} matrices within a power of ten of the largest: "
-            "{share:median percent} in the median matrix, {share:min percent} to "
-            "{share:max percent} over all.",
-            name=name,
-            share=first[one["part"].isin(members).values],
-        )
-    return out
-
-
 @figure("weight_ranks", "Share of its directions that each weight matrix uses.")
 def weight_rank_map(
     ds: xr.Dataset, *, epsilon: float | None = None, stack: str | None = None
@@ -328,9 +308,7 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     )
     yield FigurePanel(weight_spectra(ds), measures, read_weight_spectra(ds))
     part = "W_Q" if "W_Q" in parts else parts[0]
-    yield FigurePanel(
-        rank_histograms(ds, part=part), frame(ds, "decade_count"), read_histograms(ds)
-    )
+    yield FigurePanel(rank_histograms(ds, part=part), frame(ds, "decade_count"))
 
 
 @figure(

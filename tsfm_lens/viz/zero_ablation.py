@@ -73,21 +73,23 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
 
 def read_shift(ds: xr.Dataset, shape: Finding) -> list[str]:
     """Name the component that moves the forecast farthest, and say how it can differ from the leader in shape."""
-    shift, labels = judged(ds, "mean_shift", "component"), names(ds, "component")
     parts = ds["kind"].values.astype(str) != "layer"
-    most, first = shift.named(1, parts), shape.named(1, parts)
+    most = judged(ds, "mean_shift", "component").named(1, parts)
     if not most:
         return []
-    name = labels[most[0]]
-    out = [
-        f"Without {name} the forecast moves farthest, by {shift.told(most[0], percent)} of the series' range."
+    first, labels = shape.named(1, parts), names(ds, "component")
+    return [
+        *summarize(
+            ds.isel(component=most),
+            "The forecast moves farthest, as a share of the series' range, without "
+            "{mean_shift:each percent}.",
+            "That is size, in which {size} leads; Spearman distance is shape, in which "
+            "{shape} leads. A change of level or scale has size without shape.",
+            size=labels[most[0]],
+            shape=labels[first[0]] if first and first != most else None,
+        ),
+        *better_without(ds, list(dict.fromkeys([*most, *first]))),
     ]
-    if first and first != most:
-        out.append(
-            f"That is size, in which {name} leads; Spearman distance is shape, in which {labels[first[0]]} leads. "
-            "A change of level or scale has size without shape."
-        )
-    return [*out, *better_without(ds, list(dict.fromkeys([*most, *first])))]
 
 
 def better_without(ds: xr.Dataset, components: Sequence[int]) -> list[str]:
