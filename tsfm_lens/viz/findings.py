@@ -93,20 +93,23 @@ class Finding:
     @property
     def over(self) -> str:
         """Number of series and windows, in words."""
-        units, entries = (
-            int(self.facts.get("units", 1)),
-            int(self.facts.get("entries", 1)),
-        )
-        noun = self._noun
-        if noun == "series" and entries > units:
+        units, entries = self._number("units"), self._number("entries")
+        if self._noun == "series" and entries > units:
             return f"{units} series × {entries / units:.3g} windows"
-        return f"{units} {noun}"
+        return f"{units} {self._noun}"
+
+    def _number(self, name: str) -> int:
+        return int(self.facts.get(name, 1))
+
+    @property
+    def _target(self) -> str:
+        return str(self.facts.get("target", "others"))
 
     @property
     def _noun(self) -> str:
-        target = str(self.facts.get("target", ""))
-        words = target.split()
-        return "windows" if target == OTHER_TIMES else words[1] if words else "series"
+        if self._target == OTHER_TIMES:
+            return "windows"
+        return "series" if self._target == "others" else self._target.split()[1]
 
     def hover(self, i: int | tuple[int, ...]) -> str:
         """Describe one member for a hover box."""
@@ -114,19 +117,12 @@ class Finding:
         ends = f"median {number(self.size[i])}, {number(self.low[i])} to {number(self.high[i])} over {self.over}"
         return f"{ends}<br>{words}" if self.high[i] > self.low[i] else words
 
-    def named(
-        self, count: int, among: np.ndarray | None = None, *, significant: bool = False
-    ) -> list[int]:
+    def named(self, count: int, among: np.ndarray | None = None) -> list[int]:
         """Return flat places of the members to name, the largest first: those above their floor and worth a word."""
         size = np.where(np.isfinite(self.size), np.abs(self.size), -1.0).ravel()
-        mask = (
-            self.large
-            & (True if among is None else among)
-            & (self.significant if significant else True)
-        )
-        return [
-            int(flat) for flat in np.argsort(-size, kind="stable") if mask.flat[flat]
-        ][:count]
+        mask = self.large if among is None else self.large & among
+        order = np.argsort(-size, kind="stable")
+        return [int(flat) for flat in order if mask.flat[flat]][:count]
 
     @property
     def large(self) -> np.ndarray:
@@ -137,13 +133,6 @@ class Finding:
     def least(self) -> float:
         return float(self.facts.get("smallest", WORTH_A_WORD))
 
-    def leader(self, among: np.ndarray | None = None) -> int | None:
-        """Return the flat place of the member that is larger than every other, None if none is."""
-        if self.leads is None:
-            return None
-        places = np.flatnonzero(self.leads if among is None else self.leads & among)
-        return int(places[0]) if len(places) else None
-
     def told(
         self, flat: int, write: Callable[[float], str] = num, *, over: bool = False
     ) -> str:
@@ -151,11 +140,10 @@ class Finding:
         value, low, high = (
             write(float(each.flat[flat])) for each in (self.size, self.low, self.high)
         )
-        return (
-            value
-            if low == high
-            else f"{value}, {low} to {high}{f' over {self.over}' * over}"
-        )
+        if low == high:
+            return value
+        span = f"{value}, {low} to {high}"
+        return f"{span} over {self.over}" if over else span
 
     @property
     def basis(self) -> str:
@@ -164,13 +152,12 @@ class Finding:
 
     def for_others(self, flat: int = 0) -> str:
         """Say whether a member is significant, and for what, or how many units a test of it needs."""
-        units, needed = (int(self.facts.get(name, 1)) for name in ("units", "needed"))
-        target = str(self.facts.get("target", "others"))
         if self.significant.flat[flat]:
-            return f"significant for {target}"
+            return f"significant for {self._target}"
+        units, needed = self._number("units"), self._number("needed")
         if units < needed:
             return f"{units} {self._noun} are too few to test this for others; {needed} are needed"
-        return f"not significant for {target}"
+        return f"not significant for {self._target}"
 
     def standing(
         self, labels: Sequence[str], noun: str, among: np.ndarray | None = None
@@ -182,24 +169,26 @@ class Finding:
             noun: for several of them, such as "heads".
             among: members that are spoken of; all if None.
         """
-        mask = np.isfinite(self.size) & (True if among is None else among)
-        out, whole = self.flat_words, int(mask.sum())
-        if not whole:
-            return out
-        out += [self._acting(mask, whole, noun), self._holding(mask, whole, labels)]
-        return [*out, self._learning(mask, f"{whole} {noun}", labels)]
+        mask = np.isfinite(self.size)
+        if among is not None:
+            mask = mask & among
+        if not mask.any():
+            return self.flat_words
+        members = f"{mask.sum()} {noun}"
+        return [
+            *self.flat_words,
+            self._acting(mask, members),
+            self._holding(mask, labels),
+            self._learning(mask, members, labels),
+        ]
 
     @property
     def flat_words(self) -> list[str]:
         """Say how many series are left out since they are flat; nothing where none is."""
-        flat, entries = (
-            int(self.facts.get("flat", 0)),
-            int(self.facts.get("entries", 1)),
-        )
-        units = int(self.facts.get("units", 1))
+        flat, entries = int(self.facts.get("flat", 0)), self._number("entries")
         if not flat:
             return []
-        noun = self._noun if entries <= units else "windows"
+        noun = "windows" if entries > self._number("units") else self._noun
         subject = f"{flat} {noun} {verb(flat, 'are', 'is')}"
         if not entries:
             return [
@@ -209,63 +198,57 @@ class Finding:
 
     def lead(self, flat: int) -> str:
         """Say in how many bootstrap samples of series a member is largest, and whether significantly so."""
-        if self.lead_share is None or int(self.facts.get("units", 1)) < 2:
+        if self.lead_share is None or self._number("units") < 2:
             return ""
-        sure = (
-            "not " * (self.leads is None or not self.leads.flat[flat])
-            + "significantly larger than the rest"
-        )
-        return f"largest in {100 * self.lead_share.flat[flat]:.0f} % of bootstrap samples of {self._noun}, {sure}"
+        sure = "not significantly"
+        if self.leads is not None and self.leads.flat[flat]:
+            sure = "significantly"
+        share = f"{100 * self.lead_share.flat[flat]:.0f} %"
+        return f"largest in {share} of bootstrap samples of {self._noun}, {sure} larger than the rest"
 
-    def _acting(self, mask: np.ndarray, whole: int, noun: str) -> str:
-        entries = int(self.facts.get("entries", 1))
+    def _acting(self, mask: np.ndarray, members: str) -> str:
+        entries = self._number("entries")
         always = int(((self.acts == entries) & mask).sum())
-        large = int((self.large & mask).sum())
-        where = f" on all {self.over}" if entries > 1 else ""
-        by = (
-            f"; {large or 'none'} of {whole} by {percent(self.least)} or more"
-            if self.least == SMALLEST
-            else ""
-        )
-        return f"{always or 'None'} of {whole} {noun} {verb(always, 'act')} above rounding{where}{by}."
+        text = f"{always or 'None'} of {members} {verb(always, 'act')} above rounding"
+        if entries > 1:
+            text = f"{text} on all {self.over}"
+        if self.least == SMALLEST:
+            large = int((self.large & mask).sum()) or "none"
+            text = f"{text}; {large} of {mask.sum()} by {percent(SMALLEST)} or more"
+        return f"{text}."
 
-    def _holding(self, mask: np.ndarray, whole: int, labels: Sequence[str]) -> str:
-        facts, noun = self.facts, self._noun
-        units, family, needed = (
-            int(facts.get(name, 1)) for name in ("units", "family", "needed")
-        )
-        target = str(facts.get("target", "others"))
+    def _holding(self, mask: np.ndarray, labels: Sequence[str]) -> str:
+        units, needed = self._number("units"), self._number("needed")
+        family, target = self._number("family"), self._target
         if units < 2:
             return "One series says nothing about others; use more series, or windows=… of this one."
-        count = int((self.significant & mask).sum())
         how = f"sign tests over {self.over}, {family} tests together"
-        if count:
-            names = [labels[i] for i in self.named(_MAX_NAMES, mask, significant=True)]
-            most = (
-                f": {listed(names)}"
-                if names and count <= len(names)
-                else f", most {listed(names)}"
-                if names
-                else ""
-            )
-            return f"Significant for {target}: {count} of {whole}{most} ({how})."
-        if units < needed:
-            return f"{units} {noun} are too few for {family} tests on {target}; {needed} are needed."
-        return f"None is significant for {target} ({how})."
+        count = int((self.significant & mask).sum())
+        if not count and units < needed:
+            return f"{units} {self._noun} are too few for {family} tests on {target}; {needed} are needed."
+        if not count:
+            return f"None is significant for {target} ({how})."
+        names = [labels[i] for i in self.named(_MAX_NAMES, mask & self.significant)]
+        start = f"Significant for {target}: {count} of {mask.sum()}"
+        if names:
+            most = ", most" if count > len(names) else ":"
+            start = f"{start}{most} {listed(names)}"
+        return f"{start} ({how})."
 
     def _learning(self, mask: np.ndarray, members: str, labels: Sequence[str]) -> str:
         if self.learned is None:
-            refusal = str(self.facts.get("twins_refused", ""))
+            refusal = self.facts.get("twins_refused", "")
             reason = f", since {refusal}" if refusal else ""
             return f"Not compared with untrained twins{reason}; --twins 24 (in Python twins=24) compares."
-        twins, count = int(self.facts.get("twins", 0)), int((self.learned & mask).sum())
+        learned = self.learned & mask
         test = (
-            f"a size beyond the largest score of any group in {twins} untrained twins"
+            "a size beyond the largest score of any group in "
+            f"{int(self.facts.get('twins', 0))} untrained twins"
         )
-        if not count:
+        if not learned.any():
             return f"None of {members} passes the test of learning: {test}."
-        names = [labels[i] for i in self.named(_MAX_NAMES, mask & self.learned)]
-        return f"Learned, by {test}: {listed(names) if names else count}."
+        names = [labels[i] for i in self.named(_MAX_NAMES, learned)]
+        return f"Learned, by {test}: {listed(names) if names else learned.sum()}."
 
 
 def flat_words(ds: xr.Dataset, series: int, members: str) -> list[str]:

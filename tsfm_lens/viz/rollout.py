@@ -21,7 +21,7 @@ from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import draw_bands, fitted_range, scene
 from tsfm_lens.viz.select import array, model_of, names, position, positions
 from tsfm_lens.viz.sheet import Look, Sheet, blank
-from tsfm_lens.viz.summary import labelled, summarize
+from tsfm_lens.viz.summary import labelled, summarize, summary
 from tsfm_lens.viz.tables import tokens_table
 from tsfm_lens.viz.theme import VERMILION, number, percent, plain
 from tsfm_lens.viz.tokens import (
@@ -85,25 +85,6 @@ def read_flow(ds: xr.Dataset) -> list[str]:
         kept=labelled(ds, np.trace(flow, axis1=1, axis2=2) / len(tokens), "layer"),
         inflow=xr.DataArray(flow[-1].mean(axis=0), {"key": tokens}, ["key"]),
         uniform=1 / len(tokens),
-    )
-
-
-def read_norm_weighted(ds: xr.Dataset) -> list[str]:
-    """Name the heads that write most, and how much of it comes from special tokens."""
-    norms = array(ds, "norm", "layer", "head", "query", "key")
-    total = norms.sum(axis=-1).mean(axis=-1)
-    special = norms[..., token_axis(ds, "key").aside].sum(axis=-1).mean(axis=-1)
-    share = labelled(ds, special / np.where(total > 0, total, np.nan), "layer", "head")
-    return summarize(
-        ds,
-        "The contributions of all keys to a query are longest, on average, in "
-        "{total:highest} and shortest in {total:lowest}, in residual stream units.",
-        "Heads in which special tokens make up most of it: {heavy:count}; largest share: "
-        "{share:highest percent}.",
-        noun="heads",
-        total=labelled(ds, total, "layer", "head"),
-        heavy=share > 0.5,
-        share=share,
     )
 
 
@@ -272,7 +253,12 @@ def _aside(weights: np.ndarray, keys: Ruler) -> str:
     table=lambda ds: tokens_table(
         ds, "norm", _LEAST * float(np.nanmax(ds["norm"].values))
     ),
-    sentences=read_norm_weighted,
+    sentences=summary(
+        "The contributions of all keys to a query are longest, on average, in "
+        "{total:highest} and shortest in {total:lowest}, in residual stream units.",
+        noun="heads",
+        total=lambda ds: ds["norm"].sum("key").mean("query"),
+    ),
 )
 def norm_weighted_map(
     ds: xr.Dataset,
