@@ -27,7 +27,6 @@ DAYS = np.arange("2001-01-01", "2001-01-06", dtype="datetime64[D]").astype(
 )
 Change = Callable[[xr.Dataset], xr.DataArray]
 made = cache(planted.everything)
-sweep = cache(planted.sweep)
 
 
 # what an edge makes of one variable
@@ -89,16 +88,6 @@ SAID: dict[str, tuple[Callable[[], go.Figure], str]] = {
     "special keys": (
         lambda: viz.autoregressive_attention_map(made()[ROLLOUT], heads="diffuse"),
         "90 % on EOS",
-    ),
-    "undecided": (
-        lambda: viz.head_curves(
-            sweep()["curves"].assign(better=False, within=-1, judged_by="")
-        ),
-        "not decided yet",
-    ),
-    "wide bands": (
-        lambda: viz.range_curves(sweep()["layers"].assign(upper=40.0)),
-        "values beyond the axis are cut off",
     ),
     "padded dates": (
         lambda: viz.forecast_fan(
@@ -193,17 +182,6 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
             > 0
         ).all(),
         True,
-    ),
-    "a copy at a short lag repeats itself": (
-        lambda: (
-            named(
-                viz.parroting_forecast(
-                    of("context_parroting", best_lag=lambda ds: 0 * ds["best_lag"] + 2)
-                ),
-                "context 2 back",
-            )[0].y
-        ),
-        [8.0, 9.0, 8.0, 9.0, 8.0],
     ),
     "panels keep their height": (
         lambda: [

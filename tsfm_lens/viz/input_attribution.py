@@ -25,7 +25,7 @@ from tsfm_lens.viz.select import (
     statistic_of,
     unit_of,
 )
-from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
+from tsfm_lens.viz.sheet import Look, Panel, sheet
 from tsfm_lens.viz.theme import (
     BLUE,
     CATEGORICAL,
@@ -39,7 +39,7 @@ from tsfm_lens.viz.theme import (
 )
 from tsfm_lens.viz.words import after_number, listed, num, signed
 
-__all__ = ["deletion_lines", "input_map", "input_timeline", "input_waterfall"]
+__all__ = ["deletion_lines", "input_timeline", "input_waterfall"]
 
 _STRIP, _BAR = 24, 22  # pixels of a strip, and of a bar
 _DASHES = "5px,2px"
@@ -499,52 +499,6 @@ def _draw_way(
         f"{view.word}\n({view.unit})",
         range=[low - 0.06 * span, high + 0.32 * span],
         nticks=6,
-    )
-
-
-@figure(
-    "input_attribution",
-    "Effect of each segment on each forecast step.",
-    table=lambda ds: frame(
-        ds.isel(quantile=median_position(ds["quantile"].values), drop=True),
-        "attribution",
-    ),
-)
-def input_map(ds: xr.Dataset, *, quantile: Quantile = None, top: int = 30) -> go.Figure:
-    """Draw the segment × forecast step map of what each segment does."""
-    view = _Part(ds, None, quantile)
-    values = view.values
-    keep = np.sort(np.argsort(-np.abs(values).mean(1), kind="stable")[:top])
-    window = scene(ds, view.target, context_steps=1)
-    canvas = blank(max(140, 20 * len(keep)), 480)
-    panel = canvas.panel()
-    hover = f"%{{y}}, {window.time.hover}<br>moves it by %{{z:+.4g}} {plain(view.unit)}"
-    where = window.time.at(window.future)
-    panel.cells(
-        values[keep], where, [plain(view.names[i]) for i in keep], hover, xgap=0, ygap=1
-    )
-    panel.y(
-        type="category",
-        autorange="reversed",
-        ticks="",
-        showline=False,
-        dtick=1,
-        tickfont_size=11,
-    )
-    panel.x("" if window.time.stamps is not None else "forecast step")
-    if len(where) == 1:
-        panel.x(tickvals=where, ticktext=[window.time.label(int(window.future[0]))])
-    canvas.colours(colour_scale(f"effect ({view.unit})", values[keep], diverging=True))
-    fewer = (
-        f"the {len(keep)} largest of {len(values)} segments"
-        if len(keep) < len(values)
-        else ""
-    )
-    return canvas.dress(
-        f"Input effects on the forecast of {view.target} by {model_of(ds)}, by step",
-        view.word,
-        view.how,
-        fewer,
     )
 
 

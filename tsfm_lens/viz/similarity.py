@@ -10,14 +10,11 @@ import xarray as xr
 
 from tsfm_lens.core.registry import FigurePanel, check, figure, frame, panels
 from tsfm_lens.errors import InputError
-from tsfm_lens.viz.attention import attention_kind
-from tsfm_lens.viz.logit_lens import layer_axis
+from tsfm_lens.viz.generic import draw_variable
 from tsfm_lens.viz.maps import colour_scale, two_digits
-from tsfm_lens.viz.panels import fitted_range
 from tsfm_lens.viz.select import array, layer_name, model_of, names
-from tsfm_lens.viz.sheet import Look, blank
-from tsfm_lens.viz.theme import BLUE, GREY, mixed, plain
-from tsfm_lens.viz.words import extremes, layer_names, layers, listed, num, signed
+from tsfm_lens.viz.sheet import blank
+from tsfm_lens.viz.words import extremes, layers, listed, num, signed
 
 __all__ = ["entropic_rank_line", "similarity_map"]
 
@@ -140,34 +137,7 @@ def read_entropic_rank(ds: xr.Dataset) -> list[str]:
 )
 def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
     """Draw the entropic rank layer by layer: how many directions the heads of a layer write in."""
-    labels, ids = layer_names(ds), names(ds, "series")
-    heads, canvas = int(ds.attrs.get("heads", 0)), blank(280)
-    panel, hover = canvas.panel(), "%{text}<br>entropic rank %{y:.3g}"
-    thin: Look = {"colour": mixed(GREY, 0.55), "width": 1, "text": labels}
-    each = np.exp(array(ds, "entropy", "layer", "series"))
-    for name, line in zip(ids, each.T, strict=True):
-        panel.line(labels, line, "one series each", f"{plain(name)}, {hover}", **thin)
-    bold: Look = {"colour": BLUE, "width": 2.5, "mode": "lines+markers", "text": labels}
-    panel.line(
-        labels, array(ds, "rank", "layer"), "all series", f"all series, {hover}", **bold
-    )
-    panel.y(range=fitted_range(np.append(each, heads or np.nan), np.empty(0))[0])
-    if heads:
-        panel.level(heads, dash="dot")
-        words = f"{heads} heads: no two share a direction"
-        panel.note(
-            words,
-            1,
-            heads,
-            colour=GREY,
-            xref="domain",
-            xanchor="right",
-            yanchor="bottom",
-        )
-    layer_axis(canvas, labels)
-    panel.y("entropic rank (directions)")
-    over = f"entropy averaged over tokens and {len(ids)} series"
-    title = f"Entropic rank of the heads of {model_of(ds)}"
-    return canvas.dress(
-        title, attention_kind(ds), over, "1: all heads write along one line"
-    )
+    each = np.exp(ds["entropy"])
+    ranged = ds.assign(rank_low=each.min("series"), rank_high=each.max("series"))
+    title = f"Entropic rank of the heads of {model_of(ds)}, and its range over series"
+    return draw_variable(ranged, "rank", title=title)

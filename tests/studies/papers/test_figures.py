@@ -60,7 +60,7 @@ def test_every_renderer_and_every_figure_of_the_paper_has_a_name() -> None:
 
 
 def test_a_name_that_is_not_known_gets_the_nearest() -> None:
-    expect_error("stable_rank_map", find_figure, "stable_rank")
+    expect_error("head_spectra_stable_rank", find_figure, "stable_rank")
     expect_error("figure '99'.*figure --list", find_figure, "99")
 
 
