@@ -148,9 +148,9 @@ def _matching(folder: Path, name: str) -> list[str]:
 
 def test_every_figure_has_code_in_the_gallery() -> None:
     for slug, (measurement, figure) in gallery.slugs().items():
-        assert (
-            f"{scenes.call_of(figure)}(" in scenes.scene_of(measurement, figure).drawing
-        ), slug
+        code = scenes.scene_of(measurement, figure).drawing
+        assert f"{scenes.place_of(figure)}.{scenes.function_of(figure)}(" in code, slug
+        assert figure.variable in code, slug
     assert set(registry.measurements()) <= gallery.pages()
 
 

@@ -113,8 +113,9 @@ def test_depth_alone_is_a_line_and_members_are_dots(own: None) -> None:
     np.testing.assert_array_equal(line.y, depth["lean"])
     members = made("component")
     fig = viz.plot(members)
-    np.testing.assert_array_equal(fig.data[0].x, members["lean"])
-    assert list(fig.layout.yaxis.ticktext) == LABELS["component"]
+    np.testing.assert_array_equal(fig.data[0].x, members["lean"][:1])
+    assert list(fig.layout.yaxis.ticktext) == LABELS["component"][:1]
+    assert "1 without a value" in fig.layout.meta["subtitle"]
     assert fig.layout.xaxis.title.text == "angle of the tower (degrees)"
 
 

@@ -39,6 +39,7 @@ _SPECTRAL = ("mode", "weight_mode")
 _LOGARITHMIC = ("epsilon", "decade")
 _MEMBERS = ("head", "seed", "draw", "sample", "quantile")  # numbered, and still no axis
 _MAX_LINES, _MAX_GROUPS, _MAX_ROWS = 8, 5, 30
+_LOWEST = 1e-9  # of the largest: smaller singular values are not drawn
 _ROW = 22  # pixels of a member
 _SPREAD = 0.5  # of a row, over which its dots stand
 _JUDGEMENT = ("size", "low", "high", "acts", "significant", "leads", "lead_share")
@@ -322,16 +323,26 @@ def _head_map(drawn: _Drawn) -> go.Figure:
     if drawn.dims == ("head", "layer"):
         values = values.T
         effect = None
-    one = HeadMap(
+    one = _map_of(drawn, values, effect)
+    return head_maps(drawn.ds, [one], drawn.title, *drawn.remarks)
+
+
+def _map_of(drawn: _Drawn, values: np.ndarray, effect: Finding | None) -> HeadMap:
+    """Return a map with colours around 0 where values have both signs, and never below it where they have not."""
+    known = values[np.isfinite(values)]
+    low = None
+    if known.size:
+        low = max(0.0, float(known.min() - 0.1 * np.ptp(known)))
+    return HeadMap(
         values,
         "",
         drawn.label,
         drawn.unit,
+        low=low,
         diverging=bool((values < 0).any()),
         write=num,
         noise=effect,
     )
-    return head_maps(drawn.ds, [one], drawn.title, *drawn.remarks)
 
 
 def _heat_map(drawn: _Drawn, dims: Sequence[str]) -> go.Figure:
@@ -348,13 +359,7 @@ def _heat_map(drawn: _Drawn, dims: Sequence[str]) -> go.Figure:
         below=round(52 + 0.7 * longest) if turned else 52,
     )
     panel = canvas.panel()
-    one = HeadMap(
-        values,
-        "",
-        drawn.label,
-        drawn.unit,
-        diverging=bool((values < 0).any()),
-    )
+    one = _map_of(drawn, values, None)
     unit = f" {plain(drawn.unit)}" if drawn.unit else ""
     panel.cells(
         values,
@@ -398,7 +403,9 @@ def _lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
     x = _axis_values(ds, along)
     settings: dict[str, Any] = {}
     if along in _SPECTRAL:
-        lines = np.where(lines > 0, lines, np.nan)
+        # what is smaller is rounding
+        least = _LOWEST * np.nan_to_num(lines).max(axis=1, keepdims=True)
+        lines = np.where(lines > least, lines, np.nan)
         settings = log_axis(lines)
     unit = f" {plain(drawn.unit)}" if drawn.unit else ""
     for place, (label, line) in enumerate(zip(labels, lines, strict=True)):
@@ -492,8 +499,12 @@ def _rows(drawn: _Drawn, top: int) -> go.Figure:
 
 def _largest(values: np.ndarray, top: int, count: int) -> tuple[np.ndarray, str]:
     """Return the places of the members with the largest values, in their order, and a remark on the others."""
-    if count <= top:
-        return np.arange(count), ""
+    known = np.flatnonzero(np.isfinite(values).any(axis=1))
+    if not len(known):
+        return np.arange(min(count, top)), ""
+    if len(known) <= top:
+        missing = count - len(known)
+        return known, f"{missing} without a value are left out" if missing else ""
     sizes = np.nan_to_num(np.abs(values)).max(axis=1)
     order = np.sort(np.argsort(-sizes, kind="stable")[:top])
     return order, f"the {top} largest of {count}"

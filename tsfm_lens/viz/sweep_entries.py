@@ -17,6 +17,14 @@ from tsfm_lens.viz.theme import percent
 from tsfm_lens.viz.words import listed
 
 PARTS = {"both": "heads and MLPs", "heads": "heads", "mlp": "MLPs"}
+_LABELS = {
+    "ablated": "heads ablated",
+    "change": "change of MASE",
+    "first": "first layer",
+    "kept": "heads kept",
+    "mase": "MASE",
+    "size": "layers in the range",
+}
 _MAX_FIRST = 3  # entries that are named by how often they are first
 _DIRECTIONS = {"low": "lowest", "high": "highest"}
 
@@ -232,12 +240,12 @@ def labelled(
         # in the order of the table; numbers in their own
         if not pd.api.types.is_numeric_dtype(labels[name]):
             ds = ds.sel({name: list(dict.fromkeys(labels[name]))})
-    names = {"change": "change of MASE", "mase": "MASE", "kept": "heads kept"}
     if variable == "change":
         for name in set(known) - {"change_significant"}:
             ds[name] = 100 * ds[name]
         ds["change"].attrs["units"] = "%"
-    ds[variable].attrs["long_name"] = names.get(variable, variable.replace("_", " "))
+    for name in (variable, *index):
+        ds[name].attrs["long_name"] = _LABELS.get(name, name.replace("_", " "))
     confidence = float(table.attrs.get("confidence", 0.95))
     return ds.assign_attrs(kind=table.attrs.get("kind", ""), confidence=confidence)
 

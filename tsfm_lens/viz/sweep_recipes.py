@@ -130,7 +130,9 @@ def _recipes(table: pd.DataFrame) -> xr.Dataset:
     rows["entry"] = rows["label"]
     if rows["chosen"].nunique() > 1:
         rows["entry"] += ", " + rows["chosen"]
-    return sweep.labelled(rows, ["entry", "metric"], "change")
+    ds = sweep.labelled(rows, ["entry", "metric"], "change")
+    ds["change"].attrs["long_name"] = "change of each metric"
+    return ds
 
 
 def _choices(table: pd.DataFrame) -> xr.Dataset:
