@@ -40,6 +40,7 @@ _LOGARITHMIC = ("epsilon", "decade")
 _MEMBERS = ("head", "seed", "draw", "sample", "quantile")  # numbered, and still no axis
 _MAX_LINES, _MAX_GROUPS, _MAX_ROWS = 8, 5, 30
 _LOWEST = 1e-9  # of the largest: smaller singular values are not drawn
+_PRINTED, _MAX_NUMBERED = 200, 12  # cells and columns that have room for numbers
 _ROW = 22  # pixels of a member
 _SPREAD = 0.5  # of a row, over which its dots stand
 _JUDGEMENT = ("size", "low", "high", "acts", "significant", "leads", "lead_share")
@@ -67,6 +68,11 @@ class _Drawn:
     def value_title(self) -> str:
         """Title of the axis or the colours of the values."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
+
+    def hover(self, letter: str) -> str:
+        """Write the value in a hover box, where it stands along the axis of a letter."""
+        unit = f" {plain(self.unit)}" if self.unit else ""
+        return f"{plain(self.label)} %{{{letter}:.4g}}{unit}"
 
 
 def draw_variable(
@@ -97,18 +103,16 @@ def draw_variable(
     if name not in result.data_vars:
         raise unknown_name("variable", name, map(str, result.data_vars))
     drawn = _drawn(result, name, title, selection)
-    if set(drawn.dims) == {"layer", "head"}:
-        return _head_map(drawn)
-    along = _axes(drawn)
-    across = [dim for dim in drawn.dims if dim not in along]
-    few = all(drawn.ds.sizes[dim] <= _MAX_LINES for dim in across)
-    if len(along) == 1 and few:
-        return _lines(drawn, along[0], *across)
-    groups = drawn.ds.sizes[drawn.dims[-1]]
-    has_rows = len(drawn.dims) == 1 or drawn.effect is not None
-    if not along and has_rows and (len(drawn.dims) == 1 or groups <= _MAX_GROUPS):
+    if drawn.dims == ("layer", "head"):
+        return head_maps(drawn.ds, [_map_of(drawn)], drawn.title, *drawn.remarks)
+    *across, last = drawn.dims
+    n_axes = len(_axes(drawn.ds, drawn.dims))
+    if n_axes == 1 and all(drawn.ds.sizes[dim] <= _MAX_LINES for dim in across):
+        return _lines(drawn, last, *across)
+    few = drawn.effect is not None and drawn.ds.sizes[last] <= _MAX_GROUPS
+    if not n_axes and (few or not across):
         return _rows(drawn, top)
-    return _heat_map(drawn, [*across, *along])
+    return _heat_map(drawn)
 
 
 def generic_figure(
@@ -170,19 +174,19 @@ def _drawn(
     at = _places(ds, name, selection)
     ds = _without_labels_of_others(ds, name, at)
     left = [str(dim) for dim in values.dims if dim not in at]
-    members = [dim for dim in left if dim != "series"]
+    if len(left) > 2 and "quantile" in left:
+        at["quantile"] = median_position(ds["quantile"].values)
+        left.remove("quantile")
+    members = _in_order(ds, [dim for dim in left if dim != "series"])
     effect = None
     if members and "series" not in selection:
         effect = _effect(ds, name, members, at)
-    dims = left if effect is None else members
-    if len(dims) > 2 and "quantile" in dims:
-        at["quantile"] = median_position(ds["quantile"].values)
-        dims.remove("quantile")
+    dims = _in_order(ds, left) if effect is None else members
     if not dims:
         number = num(float(array(ds, name, **at)))
         raise InputError(f"{name!r} is one number here, {number}; nothing to draw")
     if len(dims) > 2:
-        options = ", ".join(f"{dim}=" for dim in dims)
+        options = ", ".join(f"{dim}=" for dim in left)
         raise InputError(
             f"{name!r} has {len(dims)} dimensions, and two can be drawn; decide with "
             f"{options}"
@@ -303,13 +307,19 @@ def _axis_title(ds: xr.Dataset, dim: str) -> str:
     return f"{words} ({attrs['units']})" if attrs.get("units") else words
 
 
-def _axes(drawn: _Drawn) -> list[str]:
+def _in_order(ds: xr.Dataset, dims: Sequence[str]) -> list[str]:
+    """Order dimensions as they are drawn: the axis of a curve last, heads to the right of their layers."""
+    last = ["head"] if set(dims) == {"layer", "head"} else _axes(ds, dims)
+    return sorted(dims, key=lambda dim: dim in last)
+
+
+def _axes(ds: xr.Dataset, dims: Sequence[str]) -> list[str]:
     """Return the dimensions that are axes of curves: those of numbers, else the depth, unless it is one of a map."""
-    along = [dim for dim in drawn.dims if _is_axis(drawn.ds, dim)]
-    of_pairs = any(dim.startswith("other_") for dim in drawn.dims)
-    if along or of_pairs or "series" in drawn.dims:
+    along = [dim for dim in dims if _is_axis(ds, dim)]
+    of_pairs = any(dim.startswith("other_") for dim in dims)
+    if along or of_pairs or {"series", "head"} & set(dims):
         return along
-    return [dim for dim in drawn.dims if dim in _DEPTH]
+    return [dim for dim in dims if dim in _DEPTH]
 
 
 def _is_axis(ds: xr.Dataset, dim: str) -> bool:
@@ -318,17 +328,9 @@ def _is_axis(ds: xr.Dataset, dim: str) -> bool:
     return not has_names and dim not in (*_MEMBERS, *_DEPTH)
 
 
-def _head_map(drawn: _Drawn) -> go.Figure:
-    values, effect = drawn.values, drawn.effect
-    if drawn.dims == ("head", "layer"):
-        values = values.T
-        effect = None
-    one = _map_of(drawn, values, effect)
-    return head_maps(drawn.ds, [one], drawn.title, *drawn.remarks)
-
-
-def _map_of(drawn: _Drawn, values: np.ndarray, effect: Finding | None) -> HeadMap:
+def _map_of(drawn: _Drawn) -> HeadMap:
     """Return a map with colours around 0 where values have both signs, and never below it where they have not."""
+    values = drawn.values
     known = values[np.isfinite(values)]
     low = None
     if known.size:
@@ -341,62 +343,54 @@ def _map_of(drawn: _Drawn, values: np.ndarray, effect: Finding | None) -> HeadMa
         low=low,
         diverging=bool((values < 0).any()),
         write=num,
-        noise=effect,
+        noise=drawn.effect,
     )
 
 
-def _heat_map(drawn: _Drawn, dims: Sequence[str]) -> go.Figure:
+def _heat_map(drawn: _Drawn) -> go.Figure:
     """Draw a map with the first of the dimensions downwards."""
-    swapped = tuple(dims) != drawn.dims
-    values = drawn.values.T if swapped else drawn.values
-    rows, columns = (_labels(drawn.ds, dim) for dim in dims)
+    rows, columns = (
+        [plain(label) for label in _labels(drawn.ds, dim)] for dim in drawn.dims
+    )
     longest = max(text_width(label, LABEL_TYPE) for label in columns)
     turned = len(columns) > 1 and longest > 40
-    width = 24 * min(len(columns), 30)
     canvas = blank(
         max(int(np.clip(480 / len(rows), 4, 26)) * len(rows), 130),
-        min_width=max(420, 170 + width),
+        min_width=max(420, 170 + 24 * min(len(columns), 30)),
         below=round(52 + 0.7 * longest) if turned else 52,
     )
     panel = canvas.panel()
-    one = _map_of(drawn, values, None)
-    unit = f" {plain(drawn.unit)}" if drawn.unit else ""
     panel.cells(
-        values,
-        [plain(label) for label in columns],
-        [plain(label) for label in rows],
-        f"%{{y}}, %{{x}}<br>{plain(drawn.label)} %{{z:.4g}}{unit}",
-        noise=None if swapped else drawn.effect,
+        drawn.values,
+        columns,
+        rows,
+        f"%{{y}}, %{{x}}<br>{drawn.hover('z')}",
+        write=num if len(columns) <= _MAX_NUMBERED else None,
+        printed=_PRINTED,
+        noise=drawn.effect,
         xgap=1 if len(columns) <= 60 else 0,
         ygap=1 if len(rows) <= 60 else 0,
     )
-    canvas.colours(one.colours())
-    empty = "empty: no value" if np.isnan(values).any() else ""
-    panel.x(
-        _axis_title(drawn.ds, dims[1]),
-        type="category",
-        ticks="",
-        tickangle=40 if turned else 0,
-        nticks=0 if turned else min(len(columns), 12),
-    )
+    canvas.colours(_map_of(drawn).colours())
+    look = {"type": "category", "ticks": ""}
+    across: dict[str, Any] = {"nticks": min(len(columns), 12), "tickangle": 0}
+    if turned:
+        across = {"tickangle": 40}
+    panel.x(_axis_title(drawn.ds, drawn.dims[1]), **look, **across)
     panel.y(
-        _axis_title(drawn.ds, dims[0]),
-        type="category",
-        ticks="",
+        _axis_title(drawn.ds, drawn.dims[0]),
         autorange="reversed",
         nticks=min(len(rows), 40),
+        **look,
     )
+    empty = "empty: no value" if np.isnan(drawn.values).any() else ""
     return canvas.dress(drawn.title, *drawn.remarks, empty)
 
 
 def _lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
     """Draw a line a member of ``across``, with dots where a test or an interval is known."""
     ds, effect = drawn.ds, drawn.effect
-    values = drawn.values
-    lines = values[None] if not across else values
-    if across and drawn.dims[0] == along:
-        lines = values.T
-        effect = None
+    lines = np.atleast_2d(drawn.values)
     labels = _labels(ds, across) if across else [""]
     canvas = blank(280)
     panel = canvas.panel()
@@ -407,11 +401,8 @@ def _lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
         least = _LOWEST * np.nan_to_num(lines).max(axis=1, keepdims=True)
         lines = np.where(lines > least, lines, np.nan)
         settings = log_axis(lines)
-    unit = f" {plain(drawn.unit)}" if drawn.unit else ""
+    point = "%{x}" if along in _DEPTH else f"{plain(along.replace('_', ' '))} %{{x}}"
     for place, (label, line) in enumerate(zip(labels, lines, strict=True)):
-        point = f"{plain(along.replace('_', ' '))} %{{x}}"
-        if along in _DEPTH:
-            point = "%{x}"
         member = f"{plain(label)}, " if label else ""
         noise = effect
         if effect is not None and across:
@@ -420,7 +411,7 @@ def _lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
             x,
             line,
             label,
-            f"{member}{point}<br>{plain(drawn.label)} %{{y:.4g}}{unit}",
+            f"{member}{point}<br>{drawn.hover('y')}",
             colour=CATEGORICAL[place % len(CATEGORICAL)],
             mode="lines+markers" if len(x) <= 40 or noise is not None else "lines",
             size=6,
@@ -470,7 +461,6 @@ def _rows(drawn: _Drawn, top: int) -> go.Figure:
     order, remark = _largest(values, top, len(labels))
     canvas = blank(max(130, _ROW * len(order)), 420, below=60)
     panel = canvas.panel()
-    unit = f" {plain(drawn.unit)}" if drawn.unit else ""
     for place, group in enumerate(groups):
         offset = _SPREAD * (place - (len(groups) - 1) / 2) / len(groups)
         noise = None if effect is None else effect.at((order, place))
@@ -478,7 +468,7 @@ def _rows(drawn: _Drawn, top: int) -> go.Figure:
             values[order, place],
             np.arange(len(order)) + offset,
             group,
-            f"%{{text}}<br>{plain(drawn.label)} %{{x:.4g}}{unit}",
+            f"%{{text}}<br>{drawn.hover('x')}",
             colour=CATEGORICAL[place % len(CATEGORICAL)],
             text=[plain(f"{labels[row]} {group}".strip()) for row in order],
             noise=noise,

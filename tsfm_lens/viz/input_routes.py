@@ -7,16 +7,13 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import figure, frame
-from tsfm_lens.viz.findings import finding, judged
-from tsfm_lens.viz.generic import generic_figure
+from tsfm_lens.viz.findings import judged
+from tsfm_lens.viz.generic import draw_variable, generic_figure
 from tsfm_lens.viz.input_attribution import read_tests
 from tsfm_lens.viz.panels import segment_words
-from tsfm_lens.viz.select import array, kind_word, model_of, names, shown, unit_of
-from tsfm_lens.viz.sheet import Look, blank
+from tsfm_lens.viz.select import array, kind_word, model_of, names, unit_of
 from tsfm_lens.viz.theme import (
-    CATEGORICAL,
     percent,
-    plain,
 )
 from tsfm_lens.viz.words import capital, listed, measured
 
@@ -150,49 +147,8 @@ def carried_dots(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
         >>> "carried_dots" in viz.__all__
         True
     """
-    mean = array(ds, "carried_size", "component")
-    order = np.argsort(-mean, kind="stable")[:components]
-    carried = finding(ds, "carried", "component")
-    labels, kinds = (
-        names(ds, "component"),
-        [kind_word(str(kind)) for kind in ds["component_kind"].values],
-    )
-    sheet = blank(max(160, 20 * len(order)), min_width=420, below=64)
-    panel = sheet.panel()
-    for place, kind in enumerate(dict.fromkeys(kinds)):
-        rows = [row for row, i in enumerate(order) if kinds[i] == kind]
-        if rows:
-            members = order[rows]
-            look: Look = {
-                "colour": CATEGORICAL[place % len(CATEGORICAL)],
-                "text": [plain(labels[i]) for i in members],
-            }
-            noise = None if carried is None else carried.at(members)
-            panel.dots(
-                mean[members],
-                rows,
-                kind,
-                "%{text}<br>%{x:.3g}",
-                noise=noise,
-                across=True,
-                **look,
-            )
-    panel.upright(0.0)
-    panel.x("effect through the component / effect of the input")
-    ticks = [plain(labels[i]) for i in order]
-    panel.y(
-        tickvals=list(range(len(order))), ticktext=ticks, range=[len(order) - 0.5, -0.5]
-    )
-    fewer = (
-        f"the {len(order)} of {len(labels)} components that carry most"
-        if len(order) < len(labels)
-        else ""
-    )
-    title, over = (
-        f"Share of the input's effect by component of {model_of(ds)}",
-        f"mean over {shown(names(ds, 'series'))}",
-    )
-    return sheet.dress(title, over, fewer)
+    title = f"Share of the input's effect by component of {model_of(ds)}"
+    return draw_variable(ds, "carried", title=title, top=components)
 
 
 generic_figure(

@@ -11,9 +11,7 @@ import xarray as xr
 from tsfm_lens.core.registry import FigurePanel, check, figure, frame, panels
 from tsfm_lens.errors import InputError
 from tsfm_lens.viz.generic import draw_variable
-from tsfm_lens.viz.maps import colour_scale, two_digits
-from tsfm_lens.viz.select import array, layer_name, model_of, names
-from tsfm_lens.viz.sheet import blank
+from tsfm_lens.viz.select import array, model_of
 from tsfm_lens.viz.words import extremes, layers, listed, num, signed
 
 __all__ = ["entropic_rank_line", "similarity_map"]
@@ -68,32 +66,9 @@ def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
             f"measure {measure!r} is not known, choose 'cka' or 'update_cosine'"
         )
     check(ds, "layer_similarity", measure)
-    cka = measure == "cka"
-    axis, word = ("stream", "linear CKA") if cka else ("layer", "cosine")
-    labels = [layer_name(name) for name in names(ds, axis)]
-    canvas = blank(min(max(34 * len(labels), 200), 560))
-    panel, hover = canvas.panel(), f"%{{y}} and %{{x}}<br>{word} %{{z:.3f}}"
-    values = array(ds, measure, axis, f"other_{axis}")
-    panel.cells(values, labels, labels, hover, write=two_digits)
-    alike = [
-        label
-        for label, row in zip(labels, values, strict=True)
-        if not np.isfinite(row).any()
-    ]
-    canvas.colours(colour_scale(word, low=0.0, high=1.0, diverging=not cka))
-    panel.x(type="category", ticks="", nticks=12)
-    panel.y(type="category", autorange="reversed", ticks="", nticks=24)
-    what = (
-        "residual streams after each layer"
-        if cka
-        else "what each layer adds to the residual stream"
-    )
-    return canvas.dress(
-        f"Similarity of the layers' {'streams' if cka else 'updates'} in {model_of(ds)}",
-        f"{word} of {what}, over all tokens",
-        "1: alike" if cka else "1: alike, −1: opposite",
-        f"empty: the {' and '.join(alike)}, the same at every token" if alike else "",
-    )
+    word = "streams" if measure == "cka" else "updates"
+    title = f"Similarity of the layers' {word} in {model_of(ds)}"
+    return draw_variable(ds, measure, title=title)
 
 
 @panels("layer_similarity")
