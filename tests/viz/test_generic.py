@@ -179,6 +179,12 @@ def test_a_kind_without_a_figure_has_a_panel_and_a_table(own: None) -> None:
     np.testing.assert_array_equal(panel.figure.data[0].x, ds["lean_size"])
     np.testing.assert_array_equal(panel.table["lean"], ds["lean"].values.ravel())
     assert [each.name for each in find("leaning").figures] == ["leaning"]
+    # a page shows the first of what is to be chosen
+    several = made("layer", "head", "series")
+    (panel,) = find("leaning").draw_panels(several)
+    np.testing.assert_array_equal(
+        heatmaps(panel.figure)[0].z, several["lean"].isel(series=0)
+    )
     assert registry.find_figure("head_spectra").variable == "stable_rank"
 
 

@@ -75,6 +75,7 @@ _FIGURES: defaultdict[str, list[Figure]] = defaultdict(list)
 _PANELS: dict[str, Callable[[Any], Iterator[FigurePanel]]] = {}
 _COMPOSED: dict[str, Figure] = {}
 _DEFAULT: list[tuple[Callable[..., Any], Table]] = []
+_ANY_KIND = ""  # of panels of the kinds that have no figure
 _IS_WITHIN_PROBE = ContextVar("within a probe", default=False)
 _INPUT_DESCRIPTIONS = {
     "run": " on all series",
@@ -263,8 +264,11 @@ class Measurement:
     def draw_panels(self, result: Any) -> Iterator[FigurePanel]:
         """Draw the panels of a report, each with its table and its sentences."""
         figures = self.figures
-        if self.kind in _PANELS:
-            yield from _PANELS[self.kind](result)
+        make = _PANELS.get(self.kind)
+        if make is None and self.kind not in _FIGURES:
+            make = _PANELS.get(_ANY_KIND)
+        if make is not None:
+            yield from make(result)
             return
         for figure in figures:
             if figure.table is None:
@@ -468,9 +472,14 @@ def panels(kind: str) -> Callable[[F], F]:
     return register
 
 
-def default_figure(function: Callable[..., go.Figure], table: Table) -> None:
-    """Register what draws and tabulates results of the kinds that have no figure."""
+def default_figure(
+    function: Callable[..., go.Figure],
+    table: Table,
+    panels: Callable[[Any], Iterator[FigurePanel]],
+) -> None:
+    """Register what draws and tabulates results of the kinds that have no figure, and makes their panels."""
     _DEFAULT[:] = [(function, table)]
+    _PANELS[_ANY_KIND] = panels
 
 
 def composed_figure(name: str, **facts: Any) -> Callable[[F], F]:

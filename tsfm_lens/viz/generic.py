@@ -7,7 +7,7 @@ drawing its place among the figures of a kind, with a table and sentences.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,13 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.core.registry import default_figure, figure, find, frame
+from tsfm_lens.core.registry import (
+    FigurePanel,
+    default_figure,
+    figure,
+    find,
+    frame,
+)
 from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.viz.findings import Finding, finding
 from tsfm_lens.viz.grid import log_axis
@@ -161,7 +167,19 @@ def table_of_first(ds: xr.Dataset) -> pd.DataFrame:
     return frame(ds, name, *same)
 
 
-default_figure(draw_variable, table_of_first)
+def panel_of_first(ds: xr.Dataset) -> Iterator[FigurePanel]:
+    """Draw the first variable of a result for a page, which makes no choice: at the first label where one is needed."""
+    name = first_variable(ds)
+    try:
+        drawn = draw_variable(ds, name)
+    except InputError:
+        dims = [str(dim) for dim in ds[name].dims if ds.sizes[dim] > 1]
+        dims.sort(key=lambda dim: dim != "series")
+        drawn = draw_variable(ds, name, **dict.fromkeys(dims[:-2], 0))
+    yield FigurePanel(drawn, table_of_first(ds))
+
+
+default_figure(draw_variable, table_of_first, panel_of_first)
 
 
 def _drawn(

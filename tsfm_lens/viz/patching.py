@@ -484,10 +484,9 @@ class Contrast:
             clean, self.corrupted, rtol=0, atol=1e-9 * size, equal_nan=True
         )
 
-    def draw(self, panel: Panel, *, tail: int | None = None) -> None:
+    def draw(self, panel: Panel) -> None:
         """Add both series with their forecasts, and shade where the contexts differ if only there."""
         view, differ = self.view, self.differ
-        start = 0 if tail is None else max(len(view.past) - tail, 0)
         shade: Look = {
             "yref": "y domain",
             "layer": "below",
@@ -495,18 +494,18 @@ class Contrast:
             "fillcolor": mixed(VERMILION, 0.1),
         }
         # shading all of it would mark nothing
-        for first, last in [] if differ.all() else _runs(differ[start:]):
+        for first, last in [] if differ.all() else _runs(differ):
             ends = [
-                view.time.scalar(view.past[start + step] + off)
+                view.time.scalar(view.past[step] + off)
                 for step, off in ((first, -0.5), (last, 0.5))
             ]
             panel.shape("rect", ends, (0, 1), **shade)
-        steps = view.time.at(np.concatenate([view.past[start:], view.future]))
+        steps = view.time.at(np.concatenate([view.past, view.future]))
         for name, colour, context, forecast in (
             ("corrupted", VERMILION, self.corrupted, self.forecasts[1]),
             ("clean", BLUE, view.context, self.forecasts[0]),
         ):
-            values = np.concatenate([context[start:], forecast])
+            values = np.concatenate([context, forecast])
             words = f"{name}, and its forecast{'' if name in self.shared_path else self.shared_path}"
             panel.line(steps, values, words, view.hover(name), colour=colour)
         mark_start(panel, view.time)

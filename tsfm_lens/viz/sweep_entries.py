@@ -29,20 +29,12 @@ _MAX_FIRST = 3  # entries that are named by how often they are first
 _DIRECTIONS = {"low": "lowest", "high": "highest"}
 
 
-def finished(table: pd.DataFrame, what: str, *columns: str) -> tuple[pd.DataFrame, str]:
-    """Return the rows whose numbers are all there, and a remark on the others for a subtitle ("" if there are none)."""
-    finite = np.isfinite(table[list(columns)].to_numpy(dtype=float)).all(axis=1)
-    if not finite.any():
+def check_finished(what: str, values: Any) -> None:
+    """Refuse a part of a sweep of which no value is known."""
+    if not np.isfinite(np.asarray(values, dtype=float)).any():
         raise InputError(
             f"this sweep has no finished entry for {what}; it has not run, or was not requested"
         )
-    missing = int((~finite).sum())
-    return (
-        table[finite],
-        f"{missing} without a result {'is' if missing == 1 else 'are'} left out"
-        if missing
-        else "",
-    )
 
 
 def models_in(table: pd.DataFrame) -> list[str]:
@@ -225,7 +217,7 @@ def labelled(
     Raises:
         InputError: no value is known.
     """
-    finished(table, variable.replace("_", " "), variable)
+    check_finished(variable.replace("_", " "), table[variable])
     columns = {variable: table[variable]}
     if variable in ("change", ends.rstrip("_")):
         columns[f"{variable}_low"] = table.get(f"{ends}lower")
