@@ -175,7 +175,8 @@ def panel_of_first(ds: xr.Dataset) -> Iterator[FigurePanel]:
     except InputError:
         dims = [str(dim) for dim in ds[name].dims if ds.sizes[dim] > 1]
         dims.sort(key=lambda dim: dim != "series")
-        drawn = draw_variable(ds, name, **dict.fromkeys(dims[:-2], 0))
+        selection: dict[str, Any] = dict.fromkeys(dims[:-2], 0)
+        drawn = draw_variable(ds, name, **selection)
     yield FigurePanel(drawn, table_of_first(ds))
 
 
@@ -264,7 +265,7 @@ def _place(ds: xr.Dataset, dim: str, value: str | int) -> int:
 
 
 def _effect(
-    ds: xr.Dataset, name: str, dims: Sequence[str], at: Mapping[str, int]
+    ds: xr.Dataset, name: str, dims: Sequence[str], at: dict[str, Any]
 ) -> Finding | None:
     """Read a judged effect, or an interval or a test that stands beside a variable by itself."""
     judged = finding(ds, name, *dims, **at)

@@ -218,7 +218,7 @@ def labelled(
         InputError: no value is known.
     """
     check_finished(variable.replace("_", " "), table[variable])
-    columns = {variable: table[variable]}
+    columns: dict[str, Any] = {variable: table[variable]}
     if variable in ("change", ends.rstrip("_")):
         columns[f"{variable}_low"] = table.get(f"{ends}lower")
         columns[f"{variable}_high"] = table.get(f"{ends}upper")
