@@ -112,7 +112,8 @@ def read_entropic_rank(ds: xr.Dataset) -> list[str]:
 )
 def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
     """Draw the entropic rank layer by layer: how many directions the heads of a layer write in."""
-    each: xr.DataArray = np.exp(ds["entropy"])
+    entropy = ds["entropy"]
+    each = entropy.copy(data=np.exp(entropy.values))
     ranged = ds.assign(rank_low=each.min("series"), rank_high=each.max("series"))
     title = f"Entropic rank of the heads of {model_of(ds)}, and its range over series"
     return draw_variable(ranged, "rank", title=title)
