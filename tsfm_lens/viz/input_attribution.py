@@ -13,6 +13,7 @@ import xarray as xr
 from tsfm_lens.core.registry import figure, frame
 from tsfm_lens.errors import InputError
 from tsfm_lens.verdict import rules_of, verdict
+from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import Scene, fit, scene, segment_words
 from tsfm_lens.viz.select import (
@@ -695,3 +696,17 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
         f"area between the curves, random 0: {', '.join(areas)}",
     ]
     return canvas.dress(f"Deletion and insertion on {model_of(ds)}", *remarks)
+
+
+def _steps_table(ds: xr.Dataset) -> pd.DataFrame:
+    """Tabulate the effect of each segment on each step of the median."""
+    middle = median_position(ds["quantile"].values)
+    return frame(ds.isel(quantile=middle, drop=True), "attribution")
+
+
+generic_figure(
+    "input_attribution",
+    "attribution",
+    "Effect of each segment on each forecast step.",
+    table=_steps_table,
+)

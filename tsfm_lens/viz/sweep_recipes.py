@@ -193,7 +193,7 @@ measurement(
 def read_datasets(table: pd.DataFrame) -> list[str]:
     """State on how many datasets a layer can lose its heads, and on how many that helps; of one model."""
     out = []
-    for layer, rows in table.groupby("layer", sort=False):
+    for (_, layer), rows in table.groupby(["model", "layer"], sort=False):
         finite = rows[np.isfinite(rows["change"])]
         if finite.empty:
             continue
@@ -229,6 +229,6 @@ draw_datasets = generic_figure(
 
 @panels("sweep_datasets")
 def _datasets(table: pd.DataFrame) -> Iterator[FigurePanel]:
-    for layer, rows in table.groupby("layer", sort=False):
+    for (_, layer), rows in table.groupby(["model", "layer"], sort=False):
         draw, words = draw_datasets, read_datasets
         yield from sweep.panels_by_model(draw, words, rows, f"layer-{layer}")
