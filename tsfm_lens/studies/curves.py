@@ -14,8 +14,6 @@ from tsfm_lens.viz.sheet import Panel, Sheet, blank
 from tsfm_lens.viz.theme import CATEGORICAL, INK, mixed, plain
 from tsfm_lens.viz.words import num
 
-__all__ = ["add_curves", "add_points", "curve_sheet", "read_means"]
-
 
 def add_curves(
     panel: Panel,

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.core.registry import FigurePanel, figure, frame, measurement, panels
+from tsfm_lens.core.registry import (
+    FigurePanel,
+    declarations,
+    figure,
+    frame,
+    measurement,
+    panels,
+)
 from tsfm_lens.errors import InputError
 from tsfm_lens.studies.curves import (
     add_curves,
@@ -44,35 +52,15 @@ _X_TITLES = {
 }
 
 
-measurement(
-    "lab_runs",
-    title="Validation error over training",
-    theme="Training",
-    summary="errors of training runs by arm and seed, epoch by epoch",
-    description=(
-        "Arms differ in model or optimiser alone; runs of one seed see the same "
-        "batches."
-    ),
-    source="after SAMformer, figures 1, 2, 5, 8, 13, 14 and 15 (S1-F1)",
-    paper=(
-        "S1-F1",
-        "S1-F15",
-        "S1-F3",
-        "S1-T1",
-        "S1-T6",
-        "S1-T9",
-        "S1-T10",
-        "S1-F5",
-        "S1-F6",
-        "S1-F7",
-        "S1-F8",
-        "S1-F13",
-        "S1-F14",
-        "S2-ETT",
-    ),
-    maker=_MAKER,
-    subject=lambda ds: str(ds.attrs.get("about", ds.attrs["title"])),
-)
+def _subject(ds: xr.Dataset) -> str:
+    return str(ds.attrs.get("about", ds.attrs["title"]))
+
+
+for _kind, _facts in declarations(
+    Path(__file__).with_name("measurements.yaml")
+).items():
+    _of_kind = {"theme": "Training", "maker": _MAKER, "subject": _subject, **_facts}
+    measurement(_kind, **_of_kind)
 
 
 @figure(
@@ -168,26 +156,6 @@ def _seeds(errors: xr.DataArray) -> str:
     return f"{few} to {many} seeds" if few < many else f"{many} seeds"
 
 
-measurement(
-    "in_context_runs",
-    title="Regression in context",
-    theme="Training",
-    summary=(
-        "errors of regression in context by the rank of the scores, the width and "
-        "the number of pairs"
-    ),
-    description=(
-        "1 is the error without learning, 0 that of least squares once there are as "
-        "many pairs as inputs. Few steps: an arm that is high may be slow as well "
-        "as unable."
-    ),
-    source="after structured attention, figures 2, 3, 6 and 11 (S2-F2)",
-    paper=("S2-F2", "S2-F3", "S2-F11"),
-    maker=_MAKER,
-    subject="d = {inputs}",
-)
-
-
 def read_in_context(ds: xr.Dataset) -> list[str]:
     """Describe the error of every arm after the last pair."""
     return read_means(frame(ds.isel(pairs=-1), "by_pairs"), "by_pairs", "arm")
@@ -230,25 +198,6 @@ def in_context_errors(ds: xr.Dataset) -> go.Figure:
     return drawn.dress("Regression in context", inputs, remark)
 
 
-measurement(
-    "transfer_runs",
-    title="Learning rates across widths",
-    theme="Training",
-    summary=(
-        "errors by learning rate at several widths, by μP and by the standard "
-        "parametrisation"
-    ),
-    description=(
-        "Where the rules for weights and rates hold, curves of all widths have "
-        "their lowest point at one rate."
-    ),
-    source="after structured attention, figure 5 (S2-F5)",
-    paper=("S2-F5",),
-    maker=_MAKER,
-    subject="d = {inputs}",
-)
-
-
 def read_rates(ds: xr.Dataset) -> list[str]:
     """Name the best rate of every width, by parametrisation."""
     means = ds["mse"].mean("seed").to_dataframe().dropna().reset_index()
@@ -289,25 +238,6 @@ def learning_rates(ds: xr.Dataset) -> go.Figure:
         axes=("learning rate", "squared error, of 1 without learning"),
     )
     return drawn.dress("Learning rates across widths", "thin: seeds, thick: their mean")
-
-
-measurement(
-    "level_training",
-    title="Chronos with scores by levels of tokens",
-    theme="Training",
-    summary=(
-        "losses of Chronos models trained alike, with scores by nested blocks of "
-        "tokens or standard ones"
-    ),
-    description=(
-        "All arms take the same steps on the same batches; further left, scores "
-        "take fewer multiply-adds."
-    ),
-    source=("after structured attention, section 5.2 and figure 15 (S2-CHR)"),
-    paper=("S2-CHR",),
-    maker=_MAKER,
-    subject="{steps} steps",
-)
 
 
 def read_losses(ds: xr.Dataset) -> list[str]:

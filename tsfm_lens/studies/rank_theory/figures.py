@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.core.registry import figure, frame, measurement
+from tsfm_lens.core.registry import declarations, figure, frame, measurement
 from tsfm_lens.studies.curves import add_curves, add_reference, curve_sheet
+from tsfm_lens.studies.rank_theory.of_models import parameters_of
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.sheet import sheet
@@ -25,21 +26,18 @@ __all__ = [
 ]
 
 LEAST = 1e-17  # of a spectrum relative to its largest: double precision ends
-_NO_PARAMETERS = ("kind", "title", "source")
 
 
-def _parameters(ds: xr.Dataset) -> str:
-    """List the parameters of an experiment."""
-    facts = {key: ds.attrs[key] for key in ds.attrs if key not in _NO_PARAMETERS}
-    return ", ".join(f"{key} {value}" for key, value in facts.items())
-
-
-_theory = partial(
-    measurement,
-    theme="Theory",
-    maker="made of no model: `tsfm_lens.studies.rank_theory` makes it",
-    subject=_parameters,
-)
+for _kind, _facts in declarations(
+    Path(__file__).with_name("measurements.yaml")
+).items():
+    measurement(
+        _kind,
+        theme="Theory",
+        maker="made of no model: `tsfm_lens.studies.rank_theory` makes it",
+        subject=parameters_of,
+        **_facts,
+    )
 
 
 def read_compression_rank(ds: xr.Dataset) -> list[str]:
@@ -108,20 +106,6 @@ def read_chebyshev(ds: xr.Dataset) -> list[str]:
     ]
 
 
-_theory(
-    "theory_compression_rank",
-    title="Cutting attention to a rank",
-    summary=("error of an attention layer cut to the rank of its vocabulary, by rank"),
-    description=(
-        "Query, key and value are projected on the leading directions of the "
-        "vocabulary; what is lost goes with the first singular value that is cut "
-        "off."
-    ),
-    source="Flow of ranks, theorem 3, appendix J.1",
-    paper=("S0-J1A",),
-)
-
-
 @figure(
     "theory_compression_rank",
     ("Error of a layer cut to a rank over the singular value that is cut off."),
@@ -169,21 +153,8 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
     drawn.y(**log_axis(table[["error", "bound"]].to_numpy().ravel()))
     return drawn.dress(
         "Error of attention cut to a rank grows with the singular value that is cut off",
-        _parameters(ds),
+        parameters_of(ds),
     )
-
-
-_theory(
-    "theory_compression_width",
-    title="Cutting attention of any width to one rank",
-    summary="error of an attention layer cut to a fixed rank, by width",
-    description=(
-        "The theorem's rate has a factor √d, which is that of the norm of W_V: it "
-        "is not there if the norm stays."
-    ),
-    source="Flow of ranks, theorem 3, appendix J.1",
-    paper=("S0-J1B",),
-)
 
 
 @figure(
@@ -227,24 +198,9 @@ def compression_width_lines(ds: xr.Dataset) -> go.Figure:
         reference=("slope 1/2", *_power(widths, first, 0.5)),
     )
     return drawn.dress(
-        f"Error of attention cut to rank {ds.attrs['rank']}, by width", _parameters(ds)
+        f"Error of attention cut to rank {ds.attrs['rank']}, by width",
+        parameters_of(ds),
     )
-
-
-_theory(
-    "theory_sketching",
-    title="Sketches of several heads",
-    summary="how much of an input sparse sketches of several heads miss",
-    description=(
-        "Each head sees a few random combinations of a few coordinates; together "
-        "they span a part of the input's rows."
-    ),
-    source="Flow of ranks, appendix J.2",
-    paper=(
-        "S0-J2",
-        "S0-SKETCH",
-    ),
-)
 
 
 @figure(
@@ -286,21 +242,8 @@ def sketching_lines(ds: xr.Dataset) -> go.Figure:
     right.y(**log_axis(distance["distance"].to_numpy()))
     return drawn.dress(
         f"What sketches of {ds.attrs['rank']} rows a head miss of an input of width {ds.attrs['width']}",
-        _parameters(ds),
+        parameters_of(ds),
     )
-
-
-_theory(
-    "theory_head_spectra",
-    title="Heads raise rank",
-    summary=("spectra of an attention layer's output by its number of heads"),
-    description=(
-        "More heads raise the rank of the output, provided that scores differ: "
-        "where softmax is even, attention adds one direction at most."
-    ),
-    source="Flow of ranks, theorem 4, appendix J.3",
-    paper=("S0-J3",),
-)
 
 
 @figure(
@@ -340,20 +283,7 @@ def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
         reference=("input", ds["index"].values, np.where(first > LEAST, first, np.nan)),
     )
     drawn.y(range=[-8, 0.2])
-    return drawn.dress("Spectra of U + attention(U) by heads", _parameters(ds))
-
-
-_theory(
-    "theory_chebyshev",
-    title="Embeddings of Chebyshev polynomials",
-    summary="embeddings of a prescribed rank",
-    description=(
-        "A value is embedded by as many polynomials as the rank is to be, each "
-        "along a direction of its own."
-    ),
-    source="Flow of ranks, appendix I",
-    paper=("S0-F14",),
-)
+    return drawn.dress("Spectra of U + attention(U) by heads", parameters_of(ds))
 
 
 @figure(

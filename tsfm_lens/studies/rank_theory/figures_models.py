@@ -158,9 +158,9 @@ def read_plane(ds: xr.Dataset) -> list[str]:
     ]
 
 
-def read_patches(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
+def read_patches(ds: xr.Dataset) -> list[str]:
     """Describe the rank of embedded noise by patch size."""
-    place = level_position(ds, epsilon)
+    place = level_position(ds, None)
     ranks, full = (
         array(ds, "epsilon_rank", "embedding", epsilon=place),
         np.asarray(ds["full"].values),
@@ -182,9 +182,9 @@ def read_patches(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
     ]
 
 
-def read_models(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
+def read_models(ds: xr.Dataset) -> list[str]:
     """Describe average ranks over widths, model by model."""
-    place = level_position(ds, epsilon)
+    place = level_position(ds, None)
     rank, head = (
         array(ds, name, "model", epsilon=place) for name in ("rank", "head_rank")
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
+from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.core.registry import figure, frame, measurement
+from tsfm_lens.core.registry import declarations, figure, frame, measurement
 from tsfm_lens.studies.curves import curve_sheet
 from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.select import array, names
@@ -93,38 +93,20 @@ def read_spectra(ds: xr.Dataset) -> list[str]:
     ]
 
 
-_training = partial(
-    measurement,
-    theme="Training",
-    maker=(
-        "made by training many models: `python -m "
-        "tsfm_lens.studies.recipes.lowrank` makes it, `tsfm_lens.studies.recipes` "
-        "ships one"
-    ),
-    subject="{model}, {steps} steps of {rows} rows",
+_MAKER = (
+    "made by training many models: `python -m tsfm_lens.studies.recipes.lowrank` "
+    "makes it, `tsfm_lens.studies.recipes` ships one"
 )
-
-
-_training(
-    "low_rank_training",
-    title="Training at low rank",
-    summary=(
-        "skill, size and time of models that were trained at low rank, beside the "
-        "dense one"
-    ),
-    description=(
-        "Matrices of attention are products of two factors from the first step on. "
-        "Arms of one seed begin with the same weights elsewhere and see the same "
-        "series, so their errors are compared seed by seed."
-    ),
-    source="after Flow of ranks, section 5, figure 7, tables 3 and 4",
-    paper=(
-        "S0-F7",
-        "S0-LR",
-        "S0-T3",
-        "S0-T4",
-    ),
-)
+for _kind, _facts in declarations(
+    Path(__file__).with_name("measurements.yaml")
+).items():
+    measurement(
+        _kind,
+        theme="Training",
+        maker=_MAKER,
+        subject="{model}, {steps} steps of {rows} rows",
+        **_facts,
+    )
 
 
 @figure(
@@ -189,20 +171,6 @@ def low_rank_skill(ds: xr.Dataset) -> go.Figure:
     )
 
 
-_training(
-    "vocabulary_ranks",
-    title="Ranks that a vocabulary brings about",
-    summary=("ranks of W_Q after training with a fixed vocabulary of low rank"),
-    description=(
-        "The embedding of the tokens is fixed, made of as many polynomials as its "
-        "rank is to be; all else is trained. A W_Q of random entries has nearly "
-        "full rank, so what training added to it is shown beside it."
-    ),
-    source="after Flow of ranks, figure 4c, appendix I",
-    paper=("S0-F4C",),
-)
-
-
 @figure(
     "vocabulary_ranks",
     "Ranks of W_Q over the rank of a fixed vocabulary.",
@@ -244,19 +212,6 @@ def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
         f"width {ds.attrs['width']}, {ds.attrs['steps']} steps, mean over seeds",
         "singular values above ε of the largest",
     )
-
-
-_training(
-    "training_spectra",
-    title="Spectra over training",
-    summary="singular values of W_Q over training",
-    description=(
-        "Absolute singular values: a few directions grow large while the others "
-        "stay near what they began as."
-    ),
-    source="after Flow of ranks, appendix G, figure 11",
-    paper=("S0-F11",),
-)
 
 
 @figure(
