@@ -43,9 +43,8 @@ def parameters_of(ds: xr.Dataset) -> str:
         "heads"
     ),
     description=(
-        "The average ε-rank of all W_Q of a model against its width, with contours "
-        "of their ratio, and against the number of its heads, beside that of single "
-        "heads."
+        "The average ε-rank of all W_Q of a model against its width, and against the "
+        "number of its heads, beside that of single heads."
     ),
     source="Flow of ranks, figures 4 and 9",
     paper=(
