@@ -71,8 +71,8 @@ def add_points(
             panel.line(means.index, means, "", "", colour=pale, width=1.2, group=name)
         for place, own in rows.groupby(x):
             noise = mean_of_seeds(own[y].to_numpy())
-            seeds = ([place] * len(own), own[y])
-            middle = ([place], noise.size)
+            seeds: tuple[Any, Any] = ([place] * len(own), own[y])
+            middle: tuple[Any, Any] = ([place], noise.size)
             if across:
                 seeds, middle = seeds[::-1], middle[::-1]
             pale = mixed(colour, 0.45)

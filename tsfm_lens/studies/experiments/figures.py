@@ -27,7 +27,7 @@ from tsfm_lens.studies.curves import (
     read_means,
 )
 from tsfm_lens.viz.grid import log_axis
-from tsfm_lens.viz.sheet import blank, sheet
+from tsfm_lens.viz.sheet import Look, blank, sheet
 from tsfm_lens.viz.words import listed, num
 
 __all__ = [
@@ -110,7 +110,7 @@ def run_errors(ds: xr.Dataset) -> go.Figure:
     panel = drawn.panel()
     add_points(panel, table.assign(all=""), "place", "test_mse", "all", across=True)
     panel.x("test error (mean square)", **log_axis(ds["test_mse"].values.ravel()))
-    rows = {"tickvals": list(range(len(arms))), "ticktext": arms}
+    rows: Look = {"tickvals": list(range(len(arms))), "ticktext": arms}
     panel.y(range=[len(arms) - 0.5, -0.5], showgrid=False, **rows)
     return drawn.dress("Test error by arm", _seeds(ds["test_mse"]))
 
@@ -205,8 +205,8 @@ def read_rates(ds: xr.Dataset) -> list[str]:
     sentences = []
     for kind, rows in lowest.groupby("parametrisation", sort=False):
         best = [
-            f"{num(row.rate)} at width {row.width} ({num(row.mse)})"
-            for row in rows.itertuples()
+            f"{num(rate)} at width {width:g} ({num(mse)})"
+            for rate, width, mse in rows[["rate", "width", "mse"]].to_numpy().tolist()
         ]
         sentences.append(f"{kind}: the best rate is {listed(best)}.")
     return sentences

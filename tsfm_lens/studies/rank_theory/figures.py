@@ -130,7 +130,7 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
         'Error of attention cut to a rank grows with the singular value that is cut off'
     """
     squares = ds[["error", "bound"]] ** 2
-    table = frame(np.sqrt(squares.mean("draw")), "error", "bound")
+    table = frame(squares.mean("draw") ** 0.5, "error", "bound")
     places = ds["next_singular_value"].to_series()
     table["cut"] = table["rank"].map(places)
     slopes = ds["slope"].mean("draw").to_series()

@@ -14,7 +14,7 @@ from tsfm_lens.studies.curves import curve_sheet
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.select import array, model_of, names
-from tsfm_lens.viz.sheet import blank
+from tsfm_lens.viz.sheet import Look, blank
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, PALE, mixed, percent
 from tsfm_lens.viz.weights import level_position, names_of, relative
 from tsfm_lens.viz.words import listed, num
@@ -42,7 +42,7 @@ def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
     first, second = array(ds, "share", "direction")
     drawn = blank(320)
     panel = drawn.panel()
-    marks = {"size": 4, "customdata": tokens}
+    marks: Look = {"size": 4, "customdata": tokens}
     if np.isfinite(values).any():
         panel.line(across, up, "", "", colour=mixed(GREY, 0.5), width=0.8)
         hover = "value %{marker.color:.3g}, token %{customdata}<br>%{x:.3g}, %{y:.3g}"
@@ -67,7 +67,7 @@ def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
     variables=("singular_value", "patch", "origin"),
 )
 def patch_spectra(ds: xr.Dataset) -> go.Figure:
-    """Draw relative singular values of embedded white noise, a line per embedding, the longer its patches the darker.
+    """Draw relative singular values of embedded white noise, a line per embedding.
 
     Example:
         >>> fig = figures.patch_spectra(results["spectra_by_patch"])

@@ -12,7 +12,7 @@ from tsfm_lens.core.registry import declarations, figure, frame, measurement
 from tsfm_lens.studies.curves import curve_sheet
 from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.select import array, names
-from tsfm_lens.viz.sheet import sheet
+from tsfm_lens.viz.sheet import Look, sheet
 from tsfm_lens.viz.theme import GREY
 from tsfm_lens.viz.words import listed, num, signed
 
@@ -158,7 +158,11 @@ def low_rank_skill(ds: xr.Dataset) -> go.Figure:
     share, time = 100 * ds["stored_ratio"].values, ds["step_time"].values
     for panel, places in ((left, share), (right, time)):
         panel.level(0.0, colour=GREY, dash="dot")
-        options = {"text": table["arm"], "error_y": whiskers, "mode": "markers+text"}
+        options: Look = {
+            "text": table["arm"],
+            "error_y": whiskers,
+            "mode": "markers+text",
+        }
         hover = "%{text}<br>%{x:.3g}, MASE %{y:+.3g} %"
         panel.dots(places, rise, "", hover, textposition="top center", **options)
     left.x("numbers in attention (% of the dense)")
@@ -191,6 +195,7 @@ def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
         >>> figures.vocabulary_ranks(recipes.low_rank_record("vocabulary")).layout.meta["title"]
         'Ranks of W_Q by the rank of a fixed vocabulary'
     """
+    ranks = ds["vocabulary"].values
     last = ds[["rank", "moved_rank"]].isel(training_step=-1)
     last = last.rename(rank="W_Q", moved_rank="what training added to it")
     table = frame(last.to_array("of").to_dataset(name="rank"), "rank")
@@ -205,7 +210,7 @@ def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
         log="x",
         axes=("rank of the vocabulary", "directions"),
         dots=5,
-        reference=("rank of the vocabulary", *[ds["vocabulary"].values] * 2),
+        reference=("rank of the vocabulary", ranks, ranks),
     )
     return drawn.dress(
         "Ranks of W_Q by the rank of a fixed vocabulary",
