@@ -39,7 +39,7 @@ def _turned(match: re.Match[str]) -> str:
     """Write a colour with the lightness turned, between that of the page and that of its text."""
     before, code, numbers = match.groups()
     if code:
-        channels, opacity = list(bytes.fromhex(code)), "1"
+        channels = [float(value) for value in bytes.fromhex(code)]
     else:
         *parts, opacity = numbers.split(",")
         channels = [float(part) for part in parts]

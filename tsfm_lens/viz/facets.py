@@ -81,9 +81,11 @@ def _share_values(first: Any, second: Any) -> None:
     if first.range and second.range:
         low, high = zip(first.range, second.range, strict=True)
         # an axis that is turned round counts rows
-        if low < high:
+        if first.range[0] < first.range[1]:
             first.range = second.range = [min(low), max(high)]
-    elif first.title.text and first.autorange is first.tickvals is second.matches:
+        return
+    settings = (first.autorange, first.tickvals, second.matches)
+    if first.title.text and all(setting is None for setting in settings):
         second.matches = first.plotly_name.replace("axis", "")
 
 
@@ -169,33 +171,36 @@ def _arrange(
         A figure with the height and margins that its panels need, without room for its legend.
     """
     figures = [figure for row in rows for figure in row]
-    edges = {side: max(_edge(figure, side) for figure in figures) for side in "lrtb"}
-    edges["t"] += _HEADING * bool(headings)
-    heights = [max(map(_panel_height, row)) for row in rows]
-    between = edges["t"] + edges["b"]
-    total = sum(heights) + between * (len(rows) - 1)
+    metas = [figure.layout.meta for figure in figures]
+    above = max(meta["above"] for meta in metas) + _HEADING * bool(headings)
+    below = max(meta["below"] for meta in metas)
+    left = max(map(_left, figures))
+    right = max(figure.layout.margin.r for figure in figures)
+    heights = [max(each.layout.meta["plot_height"] for each in row) for row in rows]
+    total = sum(heights) + (above + below) * (len(rows) - 1)
     sheet = make_subplots(1, sum(map(_panel_count, figures)))
-    sheet.update_layout(margin=edges, height=total + between)
+    margin = {"l": left, "r": right, "t": above, "b": below}
+    sheet.update_layout(margin=margin, height=total + above + below)
     boxes: list[Box] = []
     first, top = 0, 1.0
     for row, height in zip(rows, heights, strict=True):
-        gap = max(_edge(figure, "l") + _edge(figure, "r") for figure in row) / width
+        gap = max(_left(figure) + figure.layout.margin.r for figure in row) / width
         widths = list(map(least_width, row))
         across = make_subplots(
             1, len(row), column_widths=widths, horizontal_spacing=gap
         )
-        for place, figure in enumerate(row, 1):
-            foot = max(0, top - _panel_height(figure) / total)
-            box = {"x": across.get_subplot(1, place).xaxis.domain, "y": (foot, top)}
+        for column, figure in enumerate(row, 1):
+            foot = max(0, top - figure.layout.meta["plot_height"] / total)
+            box = {"x": across.get_subplot(1, column).xaxis.domain, "y": (foot, top)}
             _add_figure(sheet, figure, first, box)
             first += _panel_count(figure)
             boxes.append(box)
-        top -= (height + between) / total
+        top -= (height + above + below) / total
     for box, heading in zip(boxes, headings, strict=False):
-        place = {"x": box["x"][0], "xshift": 8 - edges["l"], "xanchor": "left"}
-        above = {"y": box["y"][1], "yshift": edges["t"] - _HEADING, "yanchor": "bottom"}
+        place = {"x": box["x"][0], "xshift": 8 - left, "xanchor": "left"}
+        over = {"y": box["y"][1], "yshift": above - _HEADING, "yanchor": "bottom"}
         look = {"xref": "paper", "yref": "paper", "font_size": 14}
-        sheet.add_annotation(text=f"<b>{heading}</b>", **place, **above, **look)
+        sheet.add_annotation(text=f"<b>{heading}</b>", **place, **over, **look)
     entries: set[str] = set()
     for trace in sheet.data:
         if trace.showlegend:
@@ -205,25 +210,12 @@ def _arrange(
     return sheet
 
 
-def _edge(fig: go.Figure, side: str) -> float:
-    """Return the pixels at a side of the panels of a figure, without title and legend."""
-    margin, meta = fig.layout.margin[side], fig.layout.meta
-    if side == "t":
-        return margin - meta["title_height"]
-    if side == "b":
-        return margin - meta["legend_height"]
-    if side == "l":
-        # plotly gives room to labels at the side of a sheet alone
-        names = [axis.ticktext for axis in fig.select_yaxes() if axis.ticktext]
-        names += [trace.y for trace in fig.data if trace.y is not None]
-        labels = [text for name in names for text in name if isinstance(text, str)]
-        return max(margin, 40 + LETTER * max(map(len, labels), default=0))
-    return margin
-
-
-def _panel_height(fig: go.Figure) -> float:
-    margin = fig.layout.margin
-    return fig.layout.height - margin.t - margin.b
+def _left(fig: go.Figure) -> float:
+    """Return about the pixels of names at the left: plotly gives them room at the side of a sheet alone."""
+    names = [axis.ticktext for axis in fig.select_yaxes() if axis.ticktext]
+    names += [trace.y for trace in fig.data if trace.y is not None]
+    labels = [text for name in names for text in name if isinstance(text, str)]
+    return max(fig.layout.margin.l, 40 + LETTER * max(map(len, labels), default=0))
 
 
 def _panel_count(fig: go.Figure) -> int:
@@ -247,10 +239,9 @@ def _later(name: str, first: int) -> str:
     return f"{kind} {domain}".strip()
 
 
-def _moved(part: Part, key: str, ends: tuple[float, float]) -> None:
-    """Move a place of a figure, a share from 0 to 1, between these ends."""
-    if key in part:
-        part[key] = ends[0] + part[key] * (ends[1] - ends[0])
+def _within(ends: tuple[float, float], share: float) -> float:
+    """Return the place at a share from 0 to 1 of the way between two ends."""
+    return ends[0] + share * (ends[1] - ends[0])
 
 
 def _add_figure(sheet: go.Figure, figure: go.Figure, first: int, box: Box) -> None:
@@ -270,23 +261,21 @@ def _add_figure(sheet: go.Figure, figure: go.Figure, first: int, box: Box) -> No
     for name, part in layout.items():
         if name.startswith(("xaxis", "yaxis")):
             side = name[0]
-            low, high = part.pop("domain", (0, 1))
-            domain = {"low": low, "high": high}
-            _moved(domain, "low", box[side])
-            _moved(domain, "high", box[side])
+            ends = part.get("domain", (0, 1))
+            part["domain"] = [_within(box[side], end) for end in ends]
             part.pop("anchor", None)
             # plotly loses lines where an axis matches a later one and others match across
             axis = name.replace("axis", "")
             leader = leaders.setdefault(part.pop("matches", axis), axis)
             if leader != axis:
                 part["matches"] = _later(leader, first)
-            sheet.layout[_later(name, first)].update(part, domain=list(domain.values()))
+            sheet.layout[_later(name, first)].update(part)
         elif name.startswith("coloraxis"):
             bar = {"x": 1.02, "y": 0.5, "len": 1, **part["colorbar"]}
             side = "x" if bar.get("orientation") == "h" else "y"
             bar["len"] *= box[side][1] - box[side][0]
-            _moved(bar, "x", box["x"])
-            _moved(bar, "y", box["y"])
+            bar["x"] = _within(box["x"], bar["x"])
+            bar["y"] = _within(box["y"], bar["y"])
             sheet.update_layout({_later(name, first): {**part, "colorbar": bar}})
         elif name in ("barmode", "bargap"):
             sheet.update_layout({name: part})
@@ -300,8 +289,8 @@ def _placed(item: Part, first: int, box: Box) -> Part:
     item = {"xref": "x", "yref": "y", **item}
     for side in "xy":
         if item[f"{side}ref"] == "paper":
-            for key in (side, f"{side}0", f"{side}1"):
-                _moved(item, key, box[side])
+            for key in {side, f"{side}0", f"{side}1"} & item.keys():
+                item[key] = _within(box[side], item[key])
         for key in (f"{side}ref", f"a{side}ref"):
             if item.get(key, "paper")[0] == side:
                 item[key] = _later(item[key], first)

@@ -197,10 +197,10 @@ def _stacked(fig: go.Figure, columns: int) -> go.Figure:
     count = _abreast(fig)
     if columns >= count:
         return fig
-    margin, meta = fig.layout.margin, dict(fig.layout.meta)
+    meta = dict(fig.layout.meta)
     rows = ceil(count / columns)
-    high = fig.layout.height - margin.t - margin.b
-    gap = margin.t - meta["title_height"] + margin.b - meta["legend_height"]
+    gap = meta["above"] + meta["below"]
+    high = meta["plot_height"]
     total = rows * high + (rows - 1) * gap
     grid = make_subplots(
         rows=rows, cols=columns, vertical_spacing=gap / total, horizontal_spacing=0.1
@@ -213,5 +213,6 @@ def _stacked(fig: go.Figure, columns: int) -> go.Figure:
         stacked.layout[y.plotly_name].domain = y.domain
         if number % columns == 0:
             stacked.layout[y.plotly_name].update(title=title, showticklabels=True)
+    meta["plot_height"] = total
     meta["min_width"] = _SIDES + (meta["min_width"] - _SIDES) * columns / count
     return stacked.update_layout(height=fig.layout.height + total - high, meta=meta)

@@ -245,6 +245,9 @@ def dress(
             "min_width": round(min_width),
             "title_height": block,
             "legend_height": legend,
+            "plot_height": plot_height,
+            "above": above,
+            "below": below,
         },
     )
     return fig
