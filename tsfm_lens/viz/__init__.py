@@ -8,11 +8,10 @@ from tsfm_lens.extensions import export
 if TYPE_CHECKING:
     from tsfm_lens.viz.attention import *
     from tsfm_lens.viz.attribution import *
-    from tsfm_lens.viz.beside import *
     from tsfm_lens.viz.circuits import *
-    from tsfm_lens.viz.compose import *
     from tsfm_lens.viz.compression import *
     from tsfm_lens.viz.dark import *
+    from tsfm_lens.viz.facets import *
     from tsfm_lens.viz.forecast import *
     from tsfm_lens.viz.head_states import *
     from tsfm_lens.viz.induction import *

@@ -83,7 +83,7 @@ def test_figures_of_the_paper_on_three_kinds_of_model(model: str, name: str) -> 
     for file in made.panels:
         assert file.figure.data
         assert file.figure.layout.meta["title"]
-        assert viz.for_print(file.figure).layout.width in (336, 692)
+        assert viz.for_print(file.figure).layout.meta["width_mm"] in (89, 183)
         for result in file.results:
             assert result.attrs["kind"] in text
     flat = " ".join(text.split())
