@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tiny_lenses import SUMMING, lens_of
+from tiny_lenses import SUMMING, archetypes, lens_of
 from tsfm_lens.probes import attribution
 from tsfm_lens.probes.attribution import DECOMPOSITIONS, writes_and_stream
 from tsfm_lens.probes.secants import push_forward
@@ -63,7 +63,8 @@ def test_one_hidden_layer_is_integrated_by_the_share_of_the_path_on_which_each_u
 
 
 @pytest.mark.parametrize(
-    "name", ["chronos-2", "toto-1", "moirai-1.1", "timesfm-2.5", "timestral"]
+    "name",
+    archetypes(["chronos-2", "toto-1", "moirai-1.1", "timesfm-2.5", "timestral"]),
 )
 def test_path_integrals_are_those_of_many_points_within_the_tolerance(
     name: str,
@@ -91,7 +92,8 @@ def test_path_integrals_are_those_of_many_points_within_the_tolerance(
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in SUMMING if name not in ("chronos", "t5", "tirex")]
+    "name",
+    archetypes([name for name in SUMMING if name not in ("chronos", "t5", "tirex")]),
 )
 def test_positions_that_are_not_read_are_not_needed(name: str) -> None:
     lens = lens_of(name)
