@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.main import get_command
 from typer.testing import CliRunner
 
-from tsfm_lens.cli import app, common
+from tsfm_lens.cli import app
 from tsfm_lens.core.registry import figures, measurements
 
 RUNNER = CliRunner()
@@ -180,47 +178,3 @@ def test_short_help_and_completion() -> None:
         words["COMP_CWORD"] = str(len(typed.split()))
         result = RUNNER.invoke(app, [], env=words, prog_name="tsfm-lens")
         assert expected in result.output.split(), (typed, result.output)
-
-
-def test_every_command_that_reads_series_has_seed_samples_and_json() -> None:
-    commands = get_command(app).commands  # type: ignore[attr-defined]
-    for name, command in commands.items():
-        options = {flag for parameter in command.params for flag in parameter.opts}
-        if "--data" in options:
-            assert {"--seed", "--samples", "--json"} <= options, name
-        elif name != "sweep":
-            assert "--json" in options, name
-
-
-@pytest.mark.parametrize(
-    "command", [("figure", "--list"), ("measurements",), ("models",)], ids=" ".join
-)
-def test_lists_fit_a_narrow_terminal(
-    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rich.console import Console
-
-    def narrow(**_: Any) -> Console:
-        return Console(
-            width=80,
-            force_terminal=True,
-            color_system=None,
-            markup=False,
-            highlight=False,
-        )
-
-    monkeypatch.setattr(common, "console", narrow)
-    # the line that ends a list is the terminal's to wrap
-    lines = [
-        line
-        for line in RUNNER.invoke(app, command).stdout.splitlines()
-        if "tsfm-lens" not in line
-    ]
-    assert max(map(len, lines)) <= 80
-    # no word is torn
-    names = set(re.findall(r"[\w-]+", " ".join(lines)))
-    assert {
-        "figure": "attribution_patching_scatter",
-        "measurements": "attribution_patching",
-        "models": "chronos-bolt-base",
-    }[command[0]] in names

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import shutil
 import subprocess
@@ -45,12 +44,6 @@ def test_every_figure_belongs_to_a_measurement() -> None:
         if ".viz." in each.function.__module__
     }
     assert core == set(viz.__all__) - WRITERS
-
-
-def test_the_command_lists_the_measurements() -> None:
-    result = CliRunner().invoke(app, ["measurements", "--json"])
-    assert [each["kind"] for each in json.loads(result.stdout)] == list(measurements())
-    assert "induction_maps" in CliRunner().invoke(app, ["measurements"]).stdout
 
 
 PROBE = """

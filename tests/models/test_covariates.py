@@ -310,36 +310,6 @@ def test_a_selected_target_keeps_its_covariates_and_is_explained_with_them(
         )
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "ablation_effects",
-        "layer_gain",
-        "attribution",
-        "head_states",
-        "forecast",
-        "entropic_rank",
-    ],
-)
-def test_covariates_are_neither_judged_nor_drawn(nano: Lens, kind: str) -> None:
-    run = nano.run(as_series(drawn(2)), 8)
-    found = run.measure(kind)
-    assert found["series"].values.tolist() == ["series-0/target", "series-1/target"]
-    assert found.plot()
-    if kind == "head_states":
-        alone = run.select("series-1").measure(kind)["forecast"]
-        assert_close(
-            found["forecast"].sel(series="series-1/target"),
-            alone.squeeze(),
-            depth=600,
-            dtype=np.float32,
-        )
-    if kind == "ablation_effects":
-        np.testing.assert_allclose(
-            found["spearman_distance_size"], found["spearman_distance"].median("series")
-        )
-
-
 def test_a_model_without_covariates_says_so_and_what_to_do() -> None:
     batch = as_series(drawn(1))
     lens = tsfm_lens.load("bolt-nano")

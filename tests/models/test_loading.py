@@ -29,7 +29,7 @@ EXTRAS = optional_libraries()
 CHRONOS = ["chronos", "chronos-bolt", "chronos-2"]
 
 
-@pytest.fixture(scope="module", params=STORED)
+@pytest.fixture(scope="module", params=archetypes(STORED))
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 

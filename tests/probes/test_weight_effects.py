@@ -277,13 +277,10 @@ def test_forecasts_and_errors_are_those_of_each_model_by_itself(
 
 
 @pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano", "chronos2-nano"])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_units_of_a_series_change_neither_order_nor_verdict(
-    name: str, seed: int
-) -> None:
+def test_units_of_a_series_change_neither_order_nor_verdict(name: str) -> None:
     base = tsfm_lens.load(name)
     tuned = base
-    for owner in np.random.default_rng(seed).permutation(
+    for owner in np.random.default_rng(0).permutation(
         [str(each) for each in _owners(base)]
     )[:4]:
         tuned = changed(tuned, owner, 0.1)
