@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import _len_torch_function_stack
 
 import tsfm_lens
-from own_models import Forecaster, Wired
+from homemade_model import Forecaster, Wired
 from tsfm_lens.data import bundled
 from tsfm_lens.hooks.replay import ONE_RUN, recorded_outputs, replayed
 from tsfm_lens.models import Lens

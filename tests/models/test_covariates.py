@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tsfm_lens
-from natives import masked
+from library_forecasts import masked
 from refusals import expect_error
 from tiny_lenses import fresh
 from tsfm_lens import explain

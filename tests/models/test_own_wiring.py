@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from own_models import Forecaster, Wired
+from homemade_model import Forecaster, Wired
 from refusals import expect_error
 from tsfm_lens.models import Adapter, Architecture, architectures, register
 
@@ -38,7 +38,7 @@ def test_it_passes_what_loops_over_architectures(
     metadata.mkdir()
     (metadata / "METADATA").write_text("Name: homemade\nVersion: 0.1\n")
     (metadata / "entry_points.txt").write_text(
-        "[tsfm_lens.wirings]\nhomemade = own_wiring\n"
+        "[tsfm_lens.wirings]\nhomemade = homemade_wiring\n"
     )
     paths = (str(tmp_path), str(TESTS), str(TESTS.parent))
     done = subprocess.run(

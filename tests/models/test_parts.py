@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 import tsfm_lens
-from natives import draws_of
-from parts import DEPTH, assert_same_forecast, plan_for, series_for
+from library_forecasts import draws_of
 from refusals import expect_error
+from split_runs import DEPTH, assert_same_forecast, plan_for, series_for
 from tiny_lenses import archetypes, lens_of
 from tsfm_lens.ablation import Variant, forecast_variants, point_forecasts
 from tsfm_lens.data import as_series

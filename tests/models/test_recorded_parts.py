@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from natives import draws_of
-from parts import DEPTH, plan_for, series_for
+from library_forecasts import draws_of
+from split_runs import DEPTH, plan_for, series_for
 from tiny_lenses import archetypes, lens_of
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError

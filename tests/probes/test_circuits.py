@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from contrasted import series_for
 from refusals import expect_error
 from tiny_lenses import NAMES, archetypes, lens_of
+from tiny_series import series_for
 from tsfm_lens import probes
 from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.data import SeriesBatch, bundled, shift_phase

@@ -9,8 +9,8 @@ import pytest
 import torch
 import xarray as xr
 
-from contrasted import few_draws, forecast_instead
 from tiny_lenses import ATTENDING, archetypes, fresh, lens_of
+from tiny_series import few_draws, forecast_instead
 from tsfm_lens import testing
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import EditPattern

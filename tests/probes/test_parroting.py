@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contrasted import few_draws, forecast_instead, reads_at, series_for
 from tiny_lenses import ATTENDING, archetypes, fresh, lens_of
+from tiny_series import few_draws, forecast_instead, reads_at, series_for
 from tsfm_lens.data import as_series, bundled
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import load

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from contrasted import centred, pair_for, runs_of
 from refusals import expect_error
 from tiny_lenses import ATTENDING, NAMES, archetypes, having, lens_of
+from tiny_series import centred, pair_for, runs_of
 from tsfm_lens import viz
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError

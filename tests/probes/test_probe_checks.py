@@ -19,7 +19,7 @@ from tsfm_lens.models import Run
 from tsfm_lens.testing import ProbeCheck, probe_checks
 
 
-@pytest.mark.parametrize("check", probe_checks(), ids=str)
+@pytest.mark.parametrize("check", tuple(probe_checks()), ids=str)
 def test_every_measurement_passes(check: ProbeCheck) -> None:
     check()
     if check.name == "figures":

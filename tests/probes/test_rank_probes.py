@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from contrasted import few_draws, series_for
 from tiny_lenses import ATTENDING, archetypes, fresh, lens_of
+from tiny_series import few_draws, series_for
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens
 from tsfm_lens.models.run import Run

@@ -9,8 +9,8 @@ import pytest
 import torch
 import xarray as xr
 
-from contrasted import reads_at, series_for
 from tiny_lenses import ATTENDING, archetypes, lens_of
+from tiny_series import reads_at, series_for
 from tsfm_lens.data import bundled
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import load

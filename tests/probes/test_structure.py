@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contrasted import few_draws, series_for
 from tiny_lenses import ATTENDING, archetypes, fresh, lens_of
+from tiny_series import few_draws, series_for
 from tsfm_lens.data import as_series, bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.probes import (
