@@ -26,10 +26,10 @@ from tsfm_lens.findings import judged_names
 from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.testing.tolerance import assert_close
 
-__all__ = ["MODELS", "ProbeCheck", "ProbeTrial", "probe_checks"]
+__all__ = ["ProbeCheck", "ProbeTrial", "probe_checks"]
 
 MODELS = ("bolt-nano", "chronos-nano", "chronos2-nano")
-"""Embedded models that checks run on: two, or the one after them for what neither of these has."""
+"""Embedded models that checks run on: the first two that a measurement is defined for, and the last for covariates."""
 STEPS, HORIZON, SEASON, SERIES = 72, 3, 12, 3
 # roundings between two ways to multiply the same matrices, through all layers and what probes make of them
 DEPTH = 10_000
@@ -153,7 +153,8 @@ def probe_checks(
 
     Args:
         kind: of the measurement; all that a run gives if None.
-        models: embedded models to try it on; the first two that it is defined for, and a refusal by another one.
+        models: embedded models to try it on: the first two that it is defined for, one that takes covariates, and one
+            that it is not defined for, which it must refuse.
 
     Example:
         >>> [check.name for check in testing.probe_checks("head_spectra", ["bolt-nano"])]
@@ -165,17 +166,16 @@ def probe_checks(
             continue
         needs = NEEDS[entry.needs] if entry.needs else None
         able = [name for name in models if needs is None or needs.met(_lens(name))]
-        unable = [name for name in models if name not in able][:1]
-        # the third model is for what the first two are not able to do
-        tried = [name for name in able if name in MODELS[:2]] or able
-        for model in [*tried, *unable]:
+        for model in able[:2]:
             trial = ProbeTrial(entry, model)
             for name, (applies, function) in _CHECKS.items():
-                if applies(trial) and (name == "refusal") == (model in unable):
+                if applies(trial):
                     yield ProbeCheck(trial, name, function)
-        covering = [name for name in able if "covariates" in _lens(name).traits]
+        for model in [name for name in models if name not in able][:1]:
+            yield ProbeCheck(ProbeTrial(entry, model), "refusal", _check_refusal)
         if entry.cost == "weights" or entry.takes not in ("run", "pair", "first"):
             continue
+        covering = [name for name in able if "covariates" in _lens(name).traits]
         for model in covering[:1]:
             yield ProbeCheck(ProbeTrial(entry, model), "covariates", _check_covariates)
 
@@ -330,7 +330,6 @@ def _check_twins(trial: ProbeTrial) -> None:
         assert found.sizes["twin"] == 2
 
 
-@_check("refusal")
 def _check_refusal(trial: ProbeTrial) -> None:
     """Check that a model without what it needs is refused, by the registry with its name and by the probe itself."""
     entry = trial.entry
