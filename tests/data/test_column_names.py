@@ -213,6 +213,37 @@ def test_tables_and_files_with_dates_as_names_are_refused(
     expect_error("named by dates.*melt", as_series, given, **options)
 
 
+@pytest.mark.parametrize("prefix", ["d_", "week ", "T"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_columns_that_count_steps_are_refused_with_the_call(
+    prefix: str, first: int
+) -> None:
+    names = [f"{prefix}{number}" for number in range(first, first + 5)]
+    table = pd.DataFrame(np.arange(15.0).reshape(3, 5), columns=names)
+    table.insert(0, "item_id", ["a", "b", "c"])
+    table["store"] = "north"
+    with pytest.raises(InputError, match="one row per time step") as refusal:
+        as_series(table)
+    call = str(refusal.value).rsplit("In pandas: ", 1)[1]
+    batch = eval(call, {"as_series": as_series, "frame": table})
+    assert batch.ids == ("a", "b", "c")
+    assert batch.values[1].tolist() == [5.0, 6.0, 7.0, 8.0, 9.0]
+    # several rows an id are steps of several series
+    assert as_series(pd.concat([table, table])).lengths == (2,) * 15
+
+
+def test_row_numbers_that_fall_are_told() -> None:
+    falling = pd.Series(np.arange(5.0), index=range(2024, 2019, -1))
+    for batch in (
+        as_series(falling),
+        as_series(falling.to_frame("y")),
+        as_series([falling, falling]),
+    ):
+        assert batch.values[0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+        assert sum("row numbers fall" in note for note in batch.notes) == 1
+    assert not as_series(falling[::-1]).notes
+
+
 def test_tables_that_only_look_wide_are_read() -> None:
     # a column of each series, and rows with dates
     panel = pd.DataFrame({"north": np.arange(4.0), "south": np.arange(4.0)}, index=DAYS)

@@ -271,6 +271,18 @@ def test_a_gap_after_the_data_matters_to_covariates_alone() -> None:
     batch = as_series(past, future=later[KEYS], targets=["target"])
     assert content(batch) == content(as_series(past, targets=["target"]))
     assert not any("filled" in note for note in batch.notes)
+    late = [note for note in batch.notes if "1 step later" in note]
+    assert len(late) == later["item_id"].nunique()
+    on_time = as_series(past, future=future[KEYS], targets=["target"])
+    assert not any("later than" in note for note in on_time.notes)
+
+
+def test_a_future_of_an_index_of_dates_alone_is_one_of_dates() -> None:
+    days = pd.date_range("2024-01-01", periods=STEPS + AHEAD)
+    past = pd.DataFrame({"y": np.arange(float(STEPS))}, index=days[:STEPS])
+    batch = as_series(past, future=pd.DataFrame(index=days[STEPS:]))
+    assert content(batch) == content(as_series(past))
+    expect_error("no rows", as_series, past, future=pd.DataFrame({"y": []}))
 
 
 def test_a_future_that_does_not_fit_the_data_is_refused() -> None:

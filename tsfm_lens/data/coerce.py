@@ -14,7 +14,13 @@ import pandas as pd
 from tsfm_lens.data.batch import SeriesBatch, batch_of, check_unique, known_frequency
 from tsfm_lens.data.categories import category_notes, declared_names, read_cells
 from tsfm_lens.data.files import in_units, read_series, with_season
-from tsfm_lens.data.frames import find, from_frame, holds_times, index_names
+from tsfm_lens.data.frames import (
+    find,
+    from_frame,
+    has_falling_numbers,
+    holds_times,
+    index_names,
+)
 from tsfm_lens.data.frequencies import stamp_frequency
 from tsfm_lens.data.text import ID_COLUMNS, TARGET_COLUMNS, TIME_COLUMNS
 from tsfm_lens.data.times import times_of
@@ -318,7 +324,9 @@ def _needs_frame(series: pd.Series, levels: Mapping[str, Any]) -> bool:
     names = index_names(
         series.index, levels.get("id_column"), levels.get("time_column")
     )
-    return bool(names) or not pd.api.types.is_numeric_dtype(series)
+    if names or not pd.api.types.is_numeric_dtype(series):
+        return True
+    return has_falling_numbers(series.index)
 
 
 def _array_rows(name: str, item: Any) -> list[dict[str, Any]]:

@@ -121,6 +121,8 @@ def from_frame(
     requested = targets if variates is None else variates
     if time is None and requested is None:
         _check_not_wide(table, frame, key, id_option)
+    if time is None:
+        notes += _order_notes(table.index)
     if future is not None:
         later = _flat_future(future, table.index.names, id_option, key, time)
         known, more = _known_in_future(
@@ -177,6 +179,8 @@ def from_frame(
             int(grid.places[n - 1]) + 1 for grid, n in zip(grids, counts, strict=True)
         ]
     )
+    if times is not None and grids is not None:
+        notes += _late_notes(times, owners, grids, counts)
     for (group, _), count, stop in zip(owners, counts, stops, strict=True):
         notes += (
             [f"{group}: {stop - count} missing timestamps were filled with NaN"]
@@ -265,6 +269,12 @@ def _check_not_wide(
     if not dates and is_wide:
         dates, time_format = digit_dates(free)
     numeric = [name for name in free if pd.api.types.is_numeric_dtype(frame[name])]
+    if not dates and is_wide and key is not None and _are_counted(numeric):
+        raise InputError(
+            f"each id has one row, and the columns {_listed(numeric[:3])} … count steps: expected one row per time "
+            "step; transpose the table, or name columns that are series with targets=[…]. In pandas: "
+            f"as_series(frame.set_index({key!r}).loc[:, {numeric[0]!r}:{numeric[-1]!r}].T.reset_index(drop=True))"
+        )
     if len(dates) < 2 or len(numeric) > 2 * len(dates):
         return
     keys = id_names(id_column, [*index_names(table.index, None, None), *table.columns])
@@ -294,6 +304,38 @@ def _check_not_wide(
         "transpose the table, or name columns that are series with targets=[…]. In pandas: "
         f"as_series({source}.melt({labels!r}, var_name='timestamp', value_name='target'){options})"
     )
+
+
+_COUNTED = re.compile(r"(?P<prefix>\D+)(?P<number>\d+)")
+
+
+def _are_counted(names: Sequence[Hashable]) -> bool:
+    """Return whether names are one word and the numbers from 0 or 1, at least three: d_1, d_2, …, as in M5."""
+    matches = [_COUNTED.fullmatch(str(name)) for name in names]
+    found = [match for match in matches if match is not None]
+    if len(found) < len(names) or len(found) < 3:
+        return False
+    first = int(found[0]["number"])
+    expected = list(range(first, first + len(found)))
+    numbers = [int(match["number"]) for match in found]
+    prefixes = {match["prefix"] for match in found}
+    return first in (0, 1) and numbers == expected and len(prefixes) == 1
+
+
+def has_falling_numbers(index: pd.Index) -> bool:
+    """Return whether an index numbers at least two rows from the last to the first."""
+    is_numbered = index.nlevels == 1 and pd.api.types.is_integer_dtype(index.dtype)
+    return is_numbered and len(index) > 1 and index.is_monotonic_decreasing
+
+
+def _order_notes(index: pd.Index) -> list[str]:
+    """Tell that rows without timestamps whose numbers fall are read from the first row to the last."""
+    if not has_falling_numbers(index):
+        return []
+    return [
+        f"the row numbers fall from {index[0]} to {index[-1]}, and rows are read in the order in which they stand; "
+        "sort_index() turns them round"
+    ]
 
 
 def _choices(
@@ -541,7 +583,7 @@ def flat(
         raise InputError(
             f"the frame's columns have {frame.columns.nlevels} levels, expected one name per column"
         )
-    if frame.empty and not (len(frame) and frame.index.nlevels > 1):
+    if not len(frame):
         raise InputError(
             f"the frame has no rows (columns: {', '.join(map(str, frame.columns)) or 'none'})"
         )
@@ -928,6 +970,31 @@ def _check_order(
                 f"future has {time_text(times.clock[early[0]])} of {name!r} (row {index[early[0]]}), whose data end "
                 f"at {time_text(times.clock[last])}; leave the rows up to there out of future"
             )
+
+
+def _late_notes(
+    times: Times,
+    groups: Sequence[tuple[str, np.ndarray]],
+    grids: Sequence[Grid],
+    counts: Sequence[int],
+) -> list[str]:
+    """Tell of a future that begins later than one step after the data of its series, of so many rows each.
+
+    Covariates with such a gap are refused elsewhere, by their first step without a number.
+    """
+    notes = []
+    for (name, rows), grid, count in zip(groups, grids, counts, strict=True):
+        if count == len(rows):
+            continue
+        missing = int(grid.places[count] - grid.places[count - 1]) - 1
+        if missing:
+            first = time_text(times.clock[rows[grid.order[count]]])
+            noun = "step" if missing == 1 else "steps"
+            notes.append(
+                f"future of {name!r} begins at {first}, {missing} {noun} later than its data go on; a forecast begins "
+                "right after the data"
+            )
+    return notes
 
 
 def column_names(texts: Sequence[str], columns: Collection[Hashable]) -> list[str]:

@@ -255,38 +255,31 @@ def context_dataset(
     context = np.full((len(batch), width), np.nan)
     for index, series in enumerate(batch.values):
         context[index, width - len(series) :] = series
-    data = xr.Dataset(
-        {"context": (("series", "time"), context)},
-        coords={
-            "series": list(batch.ids),
-            "time": np.arange(-width, 0),
-            "step": np.arange(horizon),
-            "units": ("series", list(batch.units)),
-        },
-    )
+    # one dataset at the end: xarray merges and aligns at every variable that is added to one
+    variables: dict[str, Any] = {"context": (("series", "time"), context)}
+    coords: dict[str, Any] = {
+        "series": list(batch.ids),
+        "time": np.arange(-width, 0),
+        "step": np.arange(horizon),
+        "units": ("series", list(batch.units)),
+    }
     if batch.multivariate:
-        data = data.assign_coords(
-            group=("series", list(batch.groups)),
-            variate=("series", list(batch.variates)),
-        )
+        coords["group"] = ("series", list(batch.groups))
+        coords["variate"] = ("series", list(batch.variates))
     if batch.items != batch.ids:
-        data = data.assign_coords(item=("series", list(batch.items)))
+        coords["item"] = ("series", list(batch.items))
     if batch.has_covariates:
-        data = data.assign_coords(role=("series", list(batch.roles)))
-        data["known_future"] = (("series", "step"), batch.known_future(horizon))
+        coords["role"] = ("series", list(batch.roles))
+        variables["known_future"] = (("series", "step"), batch.known_future(horizon))
     if truth is not None:
-        data["truth"] = (
-            ("series", "step"),
-            checked_values(truth, (len(batch), horizon)),
-        )
+        values = checked_values(truth, (len(batch), horizon))
+        variables["truth"] = (("series", "step"), values)
     stamps = [batch.timestamps(index, ahead=horizon) for index in range(len(batch))]
-    if any(stamp is None for stamp in stamps):
-        return data
-    times = np.full((len(batch), width + horizon), np.datetime64("NaT", "ns"))
-    for row, stamp in zip(times, stamps, strict=True):
-        assert stamp is not None
-        row[width + horizon - len(stamp) :] = stamp
-    return data.assign_coords(
-        context_timestamp=(("series", "time"), times[:, :width]),
-        forecast_timestamp=(("series", "step"), times[:, width:]),
-    )
+    if all(stamp is not None for stamp in stamps):
+        times = np.full((len(batch), width + horizon), np.datetime64("NaT", "ns"))
+        for row, stamp in zip(times, stamps, strict=True):
+            assert stamp is not None
+            row[width + horizon - len(stamp) :] = stamp
+        coords["context_timestamp"] = (("series", "time"), times[:, :width])
+        coords["forecast_timestamp"] = (("series", "step"), times[:, width:])
+    return xr.Dataset(variables, coords)
