@@ -109,8 +109,8 @@ MUTANTS = [
         ),
         (
             "probes/parroting.py",
-            "run.rolled_out(), lambda other, plain: np.abs(other - plain).mean(-1) / scales",
-            "run.rolled_out(), lambda other, plain: np.abs(other - plain).mean(-1)",
+            "np.abs(forecast - parrots).mean(axis=-1) / scales",
+            "np.abs(forecast - parrots).mean(axis=-1)",
             "probes/test_probe_checks.py::test_every_measurement_passes[context_parroting-bolt-nano-units]",
         ),
         (
@@ -129,13 +129,13 @@ MUTANTS = [
             "data/frames.py",
             "counts = [int((~in_future[rows]).sum())",
             "counts = [int((in_future[rows]).sum())",
-            "data/test_variates.py::test_the_context_ends_with_the_target_and_what_is_known_goes_on",
+            "data/test_variates.py::test_a_file_and_two_frames_give_the_same_batch",
         ),
         (
             "data/categories.py",
             'if {*folded} <= {"false", "true"}:',
             'if {*folded} <= {"no", "yes"}:',
-            "data/test_categories.py::test_truth_values_of_text_files_are_truth_values",
+            "data/test_categories.py::test_words_for_truth_values_are_truth_values",
         ),
         (
             "explain/shapley.py",
