@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ import torch
 
 from benchmarks.apart import apart, status
 from tsfm_lens.models import load
-from tsfm_lens.models.batching import VARIABLE
 
 Row = tuple[str, str, str, str, bool | None]
 """measurement, value, range, target, met (None: no target)."""
@@ -21,16 +19,13 @@ LIMIT = 4 * 10**9
 """Bytes that a process of 10,000 series may hold."""
 
 
-def peak(name: str, count: int, memory: str = "") -> int:
+def peak(name: str, count: int) -> int:
     """Most bytes that this process, interpreter and libraries included, holds while it forecasts so many series.
 
     Args:
         name: of the model.
         count: series of 512 steps; 24 steps ahead.
-        memory: limit of the forecast, such as "1GB"; half of what is free if empty.
     """
-    if memory:
-        os.environ[VARIABLE] = memory
     steps = np.arange(CONTEXT)
     rng = np.random.default_rng(0)
     series = [
@@ -43,21 +38,20 @@ def peak(name: str, count: int, memory: str = "") -> int:
     return status("VmHWM")
 
 
-def memory_rows(count: int, memory: str = "") -> list[Row]:
+def memory_rows(count: int) -> list[Row]:
     """(i) The peak of each model at a quarter, half and all of so many series: it must not grow with their number."""
     rows: list[Row] = []
     if not Path("/proc/self/status").exists():
         return rows
     for name in MODELS:
         for number in (count // 4, count // 2, count):
-            held = apart(peak, name, number, memory)
+            held = apart(peak, name, number)
             what = f"(i) {name}: peak memory of {number:,} series × {CONTEXT}, {HORIZON} ahead"
-            limit = f"limit {memory}" if memory else "no limit set"
             rows.append(
                 (
                     what,
                     f"{held / 2**20:,.0f} MiB",
-                    limit,
+                    "",
                     f"≤ {LIMIT / 10**9:g} GB",
                     held <= LIMIT,
                 )

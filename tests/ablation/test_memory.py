@@ -1,4 +1,4 @@
-"""Variants side by side: as many as a memory is planned for, fewer where it runs out, and always the same numbers."""
+"""Variants side by side: as many as run at once, fewer where memory runs out, and always the same numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tsfm_lens.ablation import (
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import writers
-from tsfm_lens.models import Lens
+from tsfm_lens.models import Lens, batching
 from tsfm_lens.testing import assert_close
 
 BATCH = as_series([np.sin(np.arange(50) / 3), np.cos(np.arange(50) / 2)])
@@ -48,7 +48,7 @@ def lens_and_variants(name: str, count: int) -> tuple[Lens, list[Variant]]:
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "timesfm-2.5"])
-def test_a_memory_bounds_the_variants_side_by_side(
+def test_bytes_at_once_bound_the_variants_side_by_side(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lens, variants = lens_and_variants(name, 8)
@@ -57,11 +57,10 @@ def test_a_memory_bounds_the_variants_side_by_side(
     horizon = 4 if name == "chronos" else lens.adapter.longest_pass + 2
     loop = forecast_variants(lens, BATCH, horizon, variants, economy=False, **draws)
     chunks = counted(monkeypatch)
-    for memory, largest in ((None, 8), (2**40, 8), (1, 1)):
+    for bytes_at_once, largest in ((2**30, 8), (1, 1)):
         chunks.clear()
-        found = forecast_variants(
-            lens, BATCH, horizon, variants, memory=memory, **draws
-        )
+        monkeypatch.setattr(batching, "BYTES_AT_ONCE", bytes_at_once)
+        found = forecast_variants(lens, BATCH, horizon, variants, **draws)
         assert sum(chunks) == 8
         assert max(chunks) == largest
         assert_close(found.quantiles, loop.quantiles, depth=1000, dtype=np.float32)

@@ -443,7 +443,6 @@ def test_values_that_are_no_numbers_stay_where_they_are() -> None:
     [
         ({"variants": []}, "no variant"),
         ({"non_finite": "drop"}, "non_finite is 'drop'"),
-        ({"memory": -1}, "memory is -1"),
         ({"variants": [Variant("", (Zero("decoder.9.mlp"),))]}, r"decoder\.9"),
     ],
 )

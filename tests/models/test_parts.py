@@ -21,7 +21,7 @@ from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Resample, by_row
 from tsfm_lens.models import architectures, batching
-from tsfm_lens.models.batching import VARIABLE, as_bytes, limit_of, plan, request_of
+from tsfm_lens.models.batching import plan, request_of
 from tsfm_lens.models.draws import block_seed
 from tsfm_lens.testing import assert_close
 
@@ -116,33 +116,22 @@ def test_a_part_that_runs_out_of_memory_runs_as_two(
         lens.forecast(series, 4, **draws_of(lens))
 
 
-def test_a_memory_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_need_no_more_bytes_than_run_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lens, series = lens_of("chronos-bolt"), series_for("chronos-bolt")
-    need = request_of(lens, series, 4, memory=1).need(5)
-    assert len(plan(request_of(lens, series, 4))) == 1
-    assert plan(request_of(lens, series, 4, memory=2 * need)) == [
-        (0, 2),
-        (2, 4),
-        (4, 5),
-    ]
-    monkeypatch.setenv(VARIABLE, "1")
-    assert len(plan(request_of(lens, series, 4))) == 5
-    assert limit_of("1MiB", lens.device) == 2**20
-    monkeypatch.setenv(VARIABLE, "half")
-    expect_error(rf"{VARIABLE} is 'half'", lens.forecast, series, 4)
-
-
-def test_sizes_are_read_and_others_refused() -> None:
-    for text, size in (
-        ("2000", 2000),
-        ("2GB", 2 * 10**9),
-        ("1.5 GiB", 3 * 2**29),
-        ("7 mib", 7 * 2**20),
+    request = request_of(lens, series, 4)
+    assert len(plan(request)) == 1
+    # little enough that tokens are counted
+    monkeypatch.setattr(batching, "BYTES_AT_ONCE", 1)
+    need = request.need(5)
+    for bytes_at_once, ranges in (
+        (5 * need, [(0, 5)]),
+        (2 * need, [(0, 2), (2, 4), (4, 5)]),
+        (need - 1, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]),
     ):
-        assert as_bytes(text, "memory") == size
-    for wrong in ("", "lots", "-1", "0", "1e9", "2 XB", "GB", 0, True, 1.5, "9" * 30):
-        with pytest.raises(InputError, match=r"expected a number of bytes"):
-            as_bytes(wrong, "memory")  # type: ignore[arg-type]
+        monkeypatch.setattr(batching, "BYTES_AT_ONCE", bytes_at_once)
+        assert plan(request) == ranges
 
 
 @pytest.mark.parametrize("name", ["chronos", "t5", *UNCUT])

@@ -202,17 +202,25 @@ def test_a_capture_that_cannot_fit_says_so_before_it_runs(
         monkeypatch.setattr(
             Lens, "forward", lambda *_args, **_kwargs: pytest.fail("a forward ran")
         )
-        words = r"hook points of 10 series take about .* is free and memory allows .*names_filter=.*reduce="
+        monkeypatch.setattr("tsfm_lens.models.recording.LITTLE", 0)
+        monkeypatch.setattr(
+            "tsfm_lens.models.batching.free_bytes", lambda _device: kept
+        )
+        words = (
+            r"hook points of 10 series take about .* is free.*names_filter=.*reduce="
+        )
         with pytest.raises(InputError, match=words) as refusal:
-            lens.run_with_cache(series, memory=kept // 2)
+            lens.run_with_cache(series)
         with pytest.raises(InputError, match="take about"):
-            lens.run_with_cache(
-                series, rollout=True, horizon=4, num_samples=2, memory=kept // 2
-            )
-        monkeypatch.undo()
+            lens.run_with_cache(series, rollout=True, horizon=4, num_samples=2)
         # as many as it says do fit
         count = int(str(refusal.value).split("run at most ")[1].split()[0])
-        lens.run_with_cache(series[:count], memory=kept // 2)
+        monkeypatch.undo()
+        monkeypatch.setattr("tsfm_lens.models.recording.LITTLE", 0)
+        monkeypatch.setattr(
+            "tsfm_lens.models.batching.free_bytes", lambda _device: kept
+        )
+        lens.run_with_cache(series[:count])
 
 
 def test_gradients_and_graphs_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:

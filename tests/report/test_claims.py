@@ -109,13 +109,7 @@ def test_the_work_decides_whether_twins_are_run(
     assert "parameters × forwards" not in told(probe(Work(1, n_twins=0)))
 
 
-def work_of(
-    name: str, memory: str | None, monkeypatch: pytest.MonkeyPatch, **options: Any
-) -> tuple[Run, int]:
-    if memory is None:
-        monkeypatch.delenv("TSFM_LENS_MEMORY", raising=False)
-    else:
-        monkeypatch.setenv("TSFM_LENS_MEMORY", memory)
+def work_of(name: str, **options: Any) -> tuple[Run, int]:
     run = tsfm_lens.load(name).run(bundled("co2", "nile").tail(64), 4, **options)
     before = run.work
     ablation_effects(run)
@@ -126,15 +120,14 @@ def work_of(
 def test_work_counts_forwards_and_knows_no_memory(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, work = work_of(
-        name, None, monkeypatch, num_samples=2 if name == "chronos-nano" else None
-    )
+    run, work = work_of(name, num_samples=2 if name == "chronos-nano" else None)
     parameters = sum(each.numel() for each in run.lens.adapter.model.parameters())
     variants = ablation_effects(run).sizes["component"]
     assert work % parameters == 0
     # every variant and the model itself on both series, and little besides
     assert variants * 2 < work // parameters <= variants * 2 + 20
-    again, same = work_of(name, "40 MB", monkeypatch, num_samples=run.num_samples)
+    monkeypatch.setattr("tsfm_lens.models.batching.BYTES_AT_ONCE", 4 * 10**7)
+    again, same = work_of(name, num_samples=run.num_samples)
     assert again is not run
     assert same == work
 

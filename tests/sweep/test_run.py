@@ -349,13 +349,13 @@ def test_what_is_wrong_shows_before_anything_is_written(
 
 def test_configurations_name_every_wrong_field(tmp_path: Path) -> None:
     file = tmp_path / "sweep.yaml"
-    wrong = {**CONTENT, "chunk": 0, "variants": {"layer": {}}, "memory": "4 XB"}
+    wrong = {**CONTENT, "chunk": 0, "variants": {"layer": {}}, "devices": 4}
     file.write_text(json.dumps(wrong))
     from tsfm_lens.sweep.planner.config import read_config
 
     with pytest.raises(InputError) as caught:
         read_config(file)
-    for words in ("chunk", "variants.layer", "'layers'", "memory", "4 XB"):
+    for words in ("chunk", "variants.layer", "'layers'", "devices"):
         assert words in str(caught.value)
     expect_error("there is no file", read_config, tmp_path / "none.yaml")
     file.write_text("models: [")

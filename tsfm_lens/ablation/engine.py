@@ -72,7 +72,6 @@ def run_variants(
     max_rows: int = 256,
     replay: bool = True,
     read: Callable[[Tensor, Encoded], Tensor] | None = None,
-    memory: int | str | None = None,
 ) -> Tensor:
     """Compute the single-forward output of every variant, (variant, …) with the axes of ``lens.forward`` behind.
 
@@ -85,7 +84,6 @@ def run_variants(
         max_rows: series times variants that run side by side at most.
         replay: False computes everything anew (the result is the same).
         read: reduces outputs (…, with the axes of ``lens.forward`` behind) of a batch or a part of it.
-        memory: that a run takes, see ``lens.forecast``; the outputs come on top.
 
     Raises:
         InputError: max_rows below 1, or too little memory.
@@ -115,7 +113,7 @@ def run_variants(
         if whole
         else ""
     )
-    rows = min(max_rows, _rows_abreast(lens, encoded, len(variants), max_rows, memory))
+    rows = min(max_rows, _rows_abreast(lens, encoded, len(variants), max_rows))
 
     def outputs(start: int, stop: int) -> Tensor:
         part = (
@@ -130,9 +128,7 @@ def run_variants(
         )
         return _within_memory(lens, work, variants, rows, replay)
 
-    ranges = (
-        [(0, len(encoded.batch))] if whole else forward_ranges(lens, encoded, memory)
-    )
+    ranges = [(0, len(encoded.batch))] if whole else forward_ranges(lens, encoded)
     of_parts = halved(outputs, encoded.batch, ranges, uncut)
     return of_parts[0] if len(of_parts) == 1 else torch.cat(of_parts, dim=1)
 
@@ -161,15 +157,11 @@ def side_by_side(variants: Sequence[Variant], rows: int) -> list[Intervention]:
     return edits
 
 
-def _rows_abreast(
-    lens: Lens, encoded: Encoded, variants: int, max_rows: int, memory: int | str | None
-) -> int:
+def _rows_abreast(lens: Lens, encoded: Encoded, variants: int, max_rows: int) -> int:
     """Count the rows of variants that fit in the memory side by side."""
     rows, per_item = len(encoded.rows), -(-len(encoded.batch) // encoded.n_items)
     most = encoded.n_items * max(1, min(variants, max_rows // rows))
-    fit = fitting(
-        need_of(lens, lengths_of(encoded), 1, per_item), most, memory, lens.device
-    )
+    fit = fitting(need_of(lens, lengths_of(encoded), 1, per_item), most, lens.device)
     return max_rows if fit == most else max(1, fit * rows // encoded.n_items)
 
 

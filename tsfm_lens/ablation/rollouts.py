@@ -76,7 +76,6 @@ def forecast_variants(
     quantiles: Sequence[float] | None = None,
     num_samples: int | None = None,
     seed: int = 0,
-    memory: int | None = None,
     economy: bool = True,
     non_finite: NonFinite = "refuse",
     progress: Progress | None = None,
@@ -93,7 +92,6 @@ def forecast_variants(
         quantiles: levels between 0 and 1; the deciles, or the model's own where those do not reach so far, if None.
         num_samples: sample paths of a sampling model; its configured number if None.
         seed: of every variant's draws; all variants draw the same random numbers.
-        memory: bytes for which the number of variants side by side is planned; half of what is free if None.
         economy: False runs one forecast a variant (the result is the same).
         non_finite: "refuse" raises where a forecast is not a number; "keep" leaves NaN and infinity in that variant's
             arrays, and nothing but NaN where its distribution cannot be drawn from.
@@ -124,7 +122,6 @@ def forecast_variants(
         levels,
         num_samples,
         int(seed),
-        memory=memory,
         non_finite=non_finite,
     )
     points = list(points_of(lens, *variants))
@@ -325,13 +322,7 @@ class VariantRequest(ForecastRequest):
     def fitting(self, most: int) -> int:
         """Count the variants, of so many, that fit in the memory side by side."""
         items = -(-len(self.batch) // self.per_item)
-        return fitting(
-            items * self.need(items * most),
-            most,
-            self.memory,
-            self.lens.device,
-            comfort=False,
-        )
+        return fitting(items * self.need(items * most), most, self.lens.device)
 
     def abreast(self) -> int:
         """Count the variants that roll out side by side: as many as pay and fit."""

@@ -45,7 +45,7 @@ HookList = Iterable[tuple[Any, Callable[..., Any]]]
 """(name, glob, predicate on names, or (short name, layer, …); function of an activation and ``hook=``)."""
 
 _OF_A_FORWARD = ("future", "horizon", "stop_at_layer", "tokens")
-OF_A_FORECAST = ("batch_size", "horizon", "memory", "num_samples", "quantiles", "seed")
+OF_A_FORECAST = ("batch_size", "horizon", "num_samples", "quantiles", "seed")
 Lasting = list[tuple[str, str, LensHandle]]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -34,16 +32,13 @@ from tsfm_lens.models.draws import (
 )
 from tsfm_lens.models.forecast import Forecast, checked_request, is_count
 
-VARIABLE = "TSFM_LENS_MEMORY"
-"""Environment variable with the bytes that a run may take, such as 2000000000, 2GB or 1.5GiB."""
+BYTES_AT_ONCE = 2**30
+"""Bytes that a part may need on a CPU, where a larger one is no faster; a GPU says when its memory runs out."""
 LITTLE = 2**28
-"""Bytes below which the free memory is not looked up, so that results do not depend on it."""
+"""Bytes below which the free memory is not looked up."""
 
 # of the free memory, left to others
 _SHARE = 0.5
-# bytes at a time beyond which a larger batch is no faster on a CPU
-_COMFORTABLE = 2**30
-_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 DRAWN = 64
 """Series whose sample paths are drawn together, in one native call."""
 
@@ -63,7 +58,6 @@ class ForecastRequest:
     num_samples: int | None = None
     seed: int = 0
     batch_size: int | None = None
-    memory: int | str | None = None
 
     @property
     def draws(self) -> bool:
@@ -160,18 +154,11 @@ class ForecastRequest:
 
     def need(self, items: int) -> int:
         """Guess from above the bytes that one item needs: every step a token, or closer where so many need much."""
-        most = (
-            min(max(self.batch.lengths), self.lens.adapter.context_length)
-            + self.horizon
-            + 8
-        ) * self.per_item
-        need = need_of(
-            self.lens,
-            {stack.name: most for stack in self.lens.wiring.stacks},
-            self.paths,
-            self.per_item,
-        )
-        if need * items <= LITTLE and not is_given(self.memory):
+        longest = min(max(self.batch.lengths), self.lens.adapter.context_length)
+        tokens = (longest + self.horizon + 8) * self.per_item
+        lengths = {stack.name: tokens for stack in self.lens.wiring.stacks}
+        need = need_of(self.lens, lengths, self.paths, self.per_item)
+        if need * items <= BYTES_AT_ONCE:
             return need
         return need_of(self.lens, self.lengths(), self.paths, self.per_item)
 
@@ -184,7 +171,6 @@ def request_of(
     num_samples: int | None = None,
     seed: int = 0,
     batch_size: int | None = None,
-    memory: int | str | None = None,
 ) -> ForecastRequest:
     """Check the arguments of ``lens.forecast``; errors as there."""
     batch = as_series(series)
@@ -198,7 +184,7 @@ def request_of(
             f"batch_size {batch_size!r} is not a number of series; expected an integer of 1 or more"
         )
     return ForecastRequest(
-        lens, batch, steps, levels, num_samples, int(seed), batch_size, memory
+        lens, batch, steps, levels, num_samples, int(seed), batch_size
     )
 
 
@@ -222,9 +208,7 @@ def plan(
     items = -(-max(stop - start for start, stop in request.blocks) // request.per_item)
     if not request.joint:
         need = request.need(items) + kept
-        items = fitting(
-            need, items, request.memory, request.lens.device, comfort=not request.draws
-        )
+        items = fitting(need, items, request.lens.device)
     fit = items * request.per_item
     if request.most is not None:
         # an item stays in one piece, however many series it has
@@ -350,18 +334,9 @@ def forecast_in_parts(
     return Forecast.joined(parts, request.batch)
 
 
-def limit_of(memory: int | str | None, device: torch.device) -> int:
-    """Return the bytes that a run may take: the argument, the environment variable's, or half of the free ones."""
-    if memory is not None:
-        return as_bytes(memory, "memory")
-    if is_given(None):
-        return as_bytes(os.environ[VARIABLE], f"the environment variable {VARIABLE}")
+def memory_limit(device: torch.device) -> int:
+    """Return the bytes that results may take on a device: half of those that are free."""
     return int(_SHARE * free_bytes(device))
-
-
-def is_given(memory: int | str | None) -> bool:
-    """Return whether somebody has set a limit."""
-    return memory is not None or bool(os.environ.get(VARIABLE, "").strip())
 
 
 def free_bytes(device: torch.device) -> int:
@@ -373,25 +348,6 @@ def free_bytes(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def as_bytes(value: int | str, what: str) -> int:
-    """Read a number of bytes, maybe as a text with a unit (kB, MB, GB, TB of 1000; KiB, MiB, GiB, TiB of 1024)."""
-    if isinstance(value, str):
-        form = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", value.lower())
-        number = (
-            float(form[1]) * (1024 if form[3] else 1000) ** _UNITS[form[2]]
-            if form
-            else 0.0
-        )
-        if 1 <= number < 2**63:
-            return int(number)
-    elif isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-        return value
-    raise InputError(
-        f"{what} is {value!r}, expected a number of bytes from 1 up, such as 2000000000 or '2GB', or None for half of "
-        "what is free"
-    )
-
-
 def out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory ran out, on a GPU or in torch's allocator for the CPU."""
     words = ("out of memory", "can't allocate memory", "not enough memory")
@@ -400,21 +356,11 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
-def fitting(
-    need: int,
-    count: int,
-    memory: int | str | None,
-    device: torch.device,
-    *,
-    comfort: bool = True,
-) -> int:
-    """Count the items, of so many, that may run at once: at least one."""
-    if need * count <= LITTLE and not is_given(memory):
+def fitting(need: int, count: int, device: torch.device) -> int:
+    """Count the items, of so many that need so many bytes each, that run at once: at least one."""
+    if device.type == "cuda":
         return count
-    limit = limit_of(memory, device)
-    if comfort and device.type != "cuda" and not is_given(memory):
-        limit = min(limit, _COMFORTABLE)
-    return min(count, max(1, limit // max(need, 1)))
+    return min(count, max(1, BYTES_AT_ONCE // max(need, 1)))
 
 
 def lengths_of(encoded: Encoded) -> dict[str, int]:

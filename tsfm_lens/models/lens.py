@@ -63,7 +63,6 @@ class Lens(LensBase):
         num_samples: int | None = None,
         seed: int = 0,
         batch_size: int | None = None,
-        memory: int | str | None = None,
         progress: Callable[[int, int], None] | None = None,
         **columns: Any,
     ) -> Forecast:
@@ -72,8 +71,8 @@ class Lens(LensBase):
         The forecast has a row for every series of the batch, covariates too: what the model emits for them, NaN if
         nothing. ``forecast.targets()`` has those of the targets alone.
 
-        A batch that does not fit in the memory runs in parts, which moves results by rounding alone. Blocks of 64
-        series draw their paths under seeds of their own.
+        A large batch runs in parts, which moves results by rounding alone. Blocks of 64 series draw their paths under
+        seeds of their own.
 
         Args:
             series: anything that :func:`tsfm_lens.data.as_series` takes.
@@ -83,8 +82,6 @@ class Lens(LensBase):
             num_samples: sample paths of a sampling model; its configured number if None.
             seed: of torch's generators for this call alone; the global state is left as it was.
             batch_size: most series per native call and per block of draws.
-            memory: bytes for which parts are planned, or "2GB"; ``TSFM_LENS_MEMORY`` if None, else half of what is
-                free. At least one item runs at a time.
             progress: called with the series done and their number.
             columns: further arguments of :func:`tsfm_lens.data.as_series`, such as ``targets``, ``known``, ``future``.
 
@@ -97,7 +94,7 @@ class Lens(LensBase):
             )
             series = as_series(series, **columns)
         request = request_of(
-            self, series, horizon, quantiles, num_samples, seed, batch_size, memory
+            self, series, horizon, quantiles, num_samples, seed, batch_size
         )
         forecast = forecast_in_parts(request, progress)
         refuse_non_finite(forecast, self.wiring.architecture)
@@ -141,12 +138,11 @@ class Lens(LensBase):
         reduce: Reducer | Mapping[str, Reducer] | None = None,
         incl_bwd: bool = False,
         loss: Callable[[Tensor], Tensor] | None = None,
-        memory: int | str | None = None,
         remove_batch_dim: bool = False,
         pos_slice: Any = None,
         **run: Any,
     ) -> tuple[Any, Activations]:
-        """Run once and keep activations; in parts of the batch if memory is short.
+        """Run once and keep activations; a large batch runs in parts.
 
         Args:
             series: see :meth:`encode`.
@@ -157,7 +153,6 @@ class Lens(LensBase):
             reduce: function on each activation before it is stored, or one by name or glob.
             incl_bwd: also run backward and keep gradients under ``name + "_grad"``.
             loss: output -> scalar to differentiate; needed with ``incl_bwd``.
-            memory: see :meth:`forecast`.
             remove_batch_dim: of a single row, leave the axis "batch" out.
             pos_slice: keep these positions alone, queries of patterns: an index, (start, stop) or a list.
             run: further arguments of :meth:`forward`, ``stop_at_layer`` among them, or of :meth:`forecast`. With
@@ -193,7 +188,6 @@ class Lens(LensBase):
             reducer,
             device,
             loss if incl_bwd else None,
-            memory,
             rollout,
             stop,
         )

@@ -29,7 +29,6 @@ from tsfm_lens.models.architecture import Encoded, rows_of
 from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.batching import (
     LITTLE,
-    VARIABLE,
     Range,
     by_row_hint,
     cut,
@@ -37,10 +36,9 @@ from tsfm_lens.models.batching import (
     forecast_part,
     free_bytes,
     halved,
-    is_given,
     kept_bytes,
     lengths_of,
-    limit_of,
+    memory_limit,
     need_of,
     plan,
     reason_uncut,
@@ -61,7 +59,6 @@ class Capture:
     reduce: Reducer | Mapping[str, Reducer] | None = None
     device: torch.device | str | None = None
     loss: Callable[[Tensor], Tensor] | None = None
-    memory: int | str | None = None
     rollout: bool = False
     stop: int | str | Component | None = None
 
@@ -94,18 +91,17 @@ class Capture:
             for name, size in sizes.items()
         }
         total = items * sum(sizes.values())
-        if total > LITTLE or is_given(self.memory):
-            limit = limit_of(
-                self.memory, torch.device(self.device) if self.device else lens.device
-            )
+        if total > LITTLE:
+            device = torch.device(self.device) if self.device else lens.device
+            limit = memory_limit(device)
             if total > limit:
                 largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
                 raise InputError(
                     f"{len(self.names)} hook points of {len(self.batch)} series take about {total / 2**20:,.1f} MiB; "
-                    f"{free_bytes(lens.device) / 2**20:,.1f} is free and memory allows {limit / 2**20:,.1f}. To "
+                    f"{free_bytes(device) / 2**20:,.1f} is free, of which they may take {limit / 2**20:,.1f}. To "
                     f"make it fit: keep fewer hook points (names_filter=…; the largest are {', '.join(largest)}); keep "
                     "less of each (reduce=…, such as tsfm_lens.hooks.last_query); run at most "
-                    f"{max(1, limit * items // total)} of the {items} items at once; raise memory=… or {VARIABLE}"
+                    f"{max(1, limit * items // total)} of the {items} items at once"
                 )
         return total // items
 
@@ -144,7 +140,7 @@ class Capture:
             ranges = (
                 [(0, len(encoded.batch))]
                 if uncut
-                else forward_ranges(lens, encoded, self.memory, stored)
+                else forward_ranges(lens, encoded, stored)
             )
             outputs, acts = self._run(ranges, run, uncut=uncut)
             acts.spans = encoded.spans
@@ -158,7 +154,7 @@ class Capture:
                 "every forecast of this model runs on x and on -x; to record one run, compile TimesFM with "
                 "force_flip_invariance=False, and leave lens.adapter.clampsym of Timestral False"
             )
-        request = request_of(lens, batch, **run, memory=self.memory)
+        request = request_of(lens, batch, **run)
         whole = self.whole
         passes = (
             -(-request.horizon // lens.adapter.longest_pass)
@@ -279,14 +275,13 @@ def names_of(
 def forward_ranges(
     lens: LensBase,
     encoded: Encoded,
-    memory: int | str | None = None,
     kept: int = 0,
     copies: int = 1,
 ) -> list[Range]:
     """Plan the parts of a single forward, of about equal size."""
     per_item = -(-len(encoded.batch) // encoded.n_items)
     need = copies * (need_of(lens, lengths_of(encoded), 1, per_item) + kept)
-    fit = fitting(need, encoded.n_items, memory, lens.device)
+    fit = fitting(need, encoded.n_items, lens.device)
     most = lens.adapter.rows_at_once
     if most is not None:
         fit = min(fit, max(1, most // per_item))

@@ -27,7 +27,7 @@ from tsfm_lens.hooks.tl_names import refuse_logits
 from tsfm_lens.models.adapter import default_horizon, refuse_covariates
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.base import refuse_unknown
-from tsfm_lens.models.batching import limit_of
+from tsfm_lens.models.batching import memory_limit
 from tsfm_lens.models.conditions import Conditions
 from tsfm_lens.models.forecast import (
     Forecast,
@@ -323,7 +323,7 @@ class Run:
             self.cost[what] = self.cost.get(what, 0.0) + time.perf_counter() - began
 
     def _keep(self, acts: Activations) -> None:
-        limit = _RECORD_SHARE * limit_of(None, self.lens.device)
+        limit = _RECORD_SHARE * memory_limit(self.lens.device)
         self._records.insert(0, acts)
         # the oldest go first; what does not fit by itself is not kept at all
         while self._records and sum(acts.nbytes for acts in self._records) > limit:

@@ -143,7 +143,6 @@ def run_cells(
         quantiles=LEVELS,
         num_samples=model.num_samples,
         seed=shared.seed,
-        memory=shared.memory,
         # such a variant's metrics are undefined, and the others go on
         non_finite="keep",
     )

@@ -96,7 +96,6 @@ class ChunkTask:
     model: ModelConfig | None = None
     seed: int = 0
     distance_steps: int = 2
-    memory: int | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ByteSize, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from tsfm_lens.data.checked import Strict, Texts, complaints, read_fields
 from tsfm_lens.errors import InputError
@@ -156,7 +156,6 @@ class SweepConfig(Strict):
         how: what replaces the output of ablated components.
         reference_windows: windows on which the values of "mean" and "resample" are recorded.
         seed: of the windows and forecasts.
-        memory: limit for the forecasts of one worker, such as "4 GB"; half of the free memory if None.
         devices: torch devices over which workers are distributed.
         statistics: see there.
     """
@@ -172,7 +171,6 @@ class SweepConfig(Strict):
     how: How = "zero"
     reference_windows: int = Field(default=32, ge=1)
     seed: int = Field(default=0, ge=0)
-    memory: ByteSize | None = Field(default=None, ge=1)
     devices: tuple[str, ...] = ()
     statistics: Statistics = Statistics()
 

@@ -150,9 +150,7 @@ class SweepPlan:
 
 def plan_name(config: SweepConfig) -> str:
     """Name a sweep's plan: the sweep's name, as files allow it, and a hash of all that determines its results."""
-    content = config.model_dump(
-        mode="json", exclude_none=True, exclude={"memory", "devices"}
-    )
+    content = config.model_dump(mode="json", exclude_none=True, exclude={"devices"})
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     name = re.sub(r"[^\w.-]+", "-", config.name).strip(".-") or "sweep"
     return f"{name}-{digest[:8]}"
@@ -238,7 +236,7 @@ class ModelPlan:
         self, config: SweepConfig, model: ModelConfig, sets: Sequence[EvaluationSet]
     ) -> list[ChunkTask]:
         shown = shown_steps(self.lens, model), bool(self.fingerprint["univariate"])
-        how = model, config.seed, config.distance_steps, config.memory
+        how = model, config.seed, config.distance_steps
         tasks: list[ChunkTask] = []
         for dataset in sets:
             reference = None
