@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tsfm_lens.cli import app
-from tsfm_lens.core.registry import figures
 
 RUNNER = CliRunner()
 SERIES = ("--data", "bundled:nile", "--horizon", "6")
@@ -70,14 +69,6 @@ def test_static_files_have_the_width_of_the_column(tmp_path: Path) -> None:
     assert int(width[1]) == round(183 / 25.4 * 96)
     assert "stable rank of" not in svg.lower()
     assert "183 ×" in (tmp_path / "head_spectra_stable_rank-bolt-nano.txt").read_text()
-
-
-def test_list_names_every_figure() -> None:
-    result = run("--list")
-    assert result.exit_code == 0, result.output
-    assert set(figures()) <= {
-        line.split()[0] for line in result.stdout.splitlines() if line.strip()
-    }
 
 
 @pytest.mark.parametrize("kind", ["svg", "pdf", "png"])

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contrasted import few_draws, forecast_instead, reads_at, series_for
-from tiny_lenses import ATTENDING, fresh, lens_of
+from tiny_lenses import ATTENDING, archetypes, fresh, lens_of
+from tiny_series import few_draws, forecast_instead, reads_at, series_for
 from tsfm_lens.data import as_series, bundled
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import load
@@ -170,7 +170,7 @@ def test_the_parrot_finds_a_motif_that_came_once_before() -> None:
     assert naive_parrot(context[:15], 5, 8) is None
 
 
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_a_model_that_repeats_its_context_is_found_out(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,7 +234,7 @@ def test_a_head_that_reads_at_a_lag_has_its_mass_there() -> None:
     assert 0 < float(at["chance"]) < 0.2
 
 
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
     lens, horizon = lens_of(name), 4
     # the tiny token model has wide bins: in one of them a series would be flat to it
@@ -346,7 +346,7 @@ def test_the_period_of_a_season_is_found(period: float) -> None:
     assert dominant_period(values) == pytest.approx(period, rel=FOUND)
 
 
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_a_flat_forecast_has_lost_its_season(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
