@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
-from tsfm_lens.cli import app
+from tsfm_lens.cli import app, common
 from tsfm_lens.core.registry import figures, measurements
 
 RUNNER = CliRunner()
