@@ -5,7 +5,7 @@ SERIES ?= bundled:elnino,nile,seattle_heat,pedestrians
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup report sweep-demo test house core test-hard campaigns figures-check test-latest test-minimal test-sdist lint typecheck docs conformance planted-scores explanation-scores compression-scores bench notebook clean
+.PHONY: setup report sweep-demo test house core test-hard exhaustive campaigns mutants figures-check test-latest test-minimal test-sdist lint typecheck docs conformance planted-scores explanation-scores compression-scores bench notebook clean
 .DEFAULT_GOAL := report
 
 setup: $(STAMP)
@@ -34,9 +34,17 @@ test: $(STAMP)
 test-hard: $(STAMP)
 	$(BIN)/python tools/suite_under_load.py $(HARD) -- $(TESTS)
 
+# what loops over models, on all that are no archetypes
+exhaustive: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m exhaustive $(TESTS)
+
 # thousands of generated cases a kind; TSFM_LENS_CASES sets how many
 campaigns: $(STAMP)
 	$(BIN)/python -m pytest -m campaign
+
+# faults planted in a copy of the package, each of which tests must notice; ONLY="hooks probes" plants those of some
+mutants: $(STAMP)
+	$(BIN)/python tools/mutants.py $(ONLY)
 
 # every figure in a browser, with long names and units, negative values, one and forty series, on the
 # screen and in both columns of print: no text that overlaps or is cut; some eight minutes

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from sitepages import drawing, scenes
 
-import documented
-from documented import ROOT, Mention
+import documented_commands
+from documented_commands import ROOT, Mention
 
 EXTRAS = set(
     tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
@@ -27,21 +27,23 @@ _EXTRAS = re.compile(r"""(?:-e ["']?\.|tsfm-lens(?:-toolbox)?)\[([^\]]+)\]""")
 def named() -> tuple[Mention, ...]:
     return tuple(
         mention
-        for path in documented.documents()
-        for mention in documented.mentions(path)
+        for path in documented_commands.documents()
+        for mention in documented_commands.mentions(path)
     )
 
 
 def programs(mentions: tuple[Mention, ...]) -> list[str]:
     """Modules and scripts that are named with ``python``."""
-    words = [documented.words_of(mention) for mention in mentions]
+    words = [documented_commands.words_of(mention) for mention in mentions]
     modules = {
-        documented.program_of(each)[0] for each in words if each and each[0] == "python"
+        documented_commands.program_of(each)[0]
+        for each in words
+        if each and each[0] == "python"
     }
     return sorted(
         module
         for module in modules
-        if not documented.stands_for(module.rpartition(".")[2])
+        if not documented_commands.stands_for(module.rpartition(".")[2])
     )
 
 
@@ -51,14 +53,17 @@ def faults(
     """What is wrong with the commands of documents, how many were parsed, and how many name no one program."""
     wrong, parsed, skipped = [], 0, 0
     for mention in mentions:
-        words = documented.words_of(mention)
+        words = documented_commands.words_of(mention)
         if not words:
             continue
-        if words[0] == "python" and documented.program_of(words)[0] not in others:
+        if (
+            words[0] == "python"
+            and documented_commands.program_of(words)[0] not in others
+        ):
             skipped += 1
             continue
         parsed += 1
-        if fault := documented.fault(mention, words, others):
+        if fault := documented_commands.fault(mention, words, others):
             wrong.append(f"{mention.place}: {' '.join(words)}: {fault}")
     return wrong, parsed, skipped
 
@@ -107,7 +112,7 @@ def test_what_is_no_command_is_named_with_file_and_line(
     page = tmp_path / "page.md"
     page.write_text(f"# Title\n\n{text}\n")
     (wrong,) = faults(
-        tuple(documented.mentions(page)),
+        tuple(documented_commands.mentions(page)),
         ["tsfm_lens.studies.recipes.train", "benchmarks", "tools/house.py"],
     )[0]
     assert PLANTED[text] in wrong
@@ -118,7 +123,7 @@ def test_what_is_no_command_is_named_with_file_and_line(
 def test_what_a_sentence_leaves_out_is_no_fault(text: str, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(text)
-    assert faults(tuple(documented.mentions(page)), [])[0] == []
+    assert faults(tuple(documented_commands.mentions(page)), [])[0] == []
 
 
 def wrong_targets(mentions: tuple[Mention, ...]) -> tuple[set[str], list[str]]:
@@ -146,7 +151,9 @@ def wrong_extras(mentions: tuple[Mention, ...]) -> tuple[set[str], list[str]]:
         for extra in names.split(",")
     ]
     found = [
-        (place, extra) for place, extra in found if not documented.stands_for(extra)
+        (place, extra)
+        for place, extra in found
+        if not documented_commands.stands_for(extra)
     ]
     return {extra for _, extra in found}, [
         f"{place}: [{extra}]" for place, extra in found if extra not in EXTRAS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -85,15 +84,6 @@ def test_imports_lead_downwards() -> None:
 
 def test_no_modules_import_each_other() -> None:
     assert house.circles(house.own_imports()) == []
-
-
-def test_contributing_names_the_packages_in_their_order() -> None:
-    text = (house.ROOT / "CONTRIBUTING.md").read_text()
-    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", text, flags=re.MULTILINE)
-    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
-    assert [name for name in named if name in house.LEVEL] == [
-        name for layer in house.LAYERS for name in layer if not name.startswith("__")
-    ]
 
 
 def test_measures_of_structure_stay_within_their_bounds() -> None:

@@ -122,15 +122,6 @@ def test_no_third_copy_of_the_version() -> None:
     )
 
 
-def test_the_readme_names_the_commands_and_warns_of_the_other_package() -> None:
-    text = (ROOT.parent / "README.md").read_text()
-    first_screen = "\n".join(text.splitlines()[:30])
-    assert "make report" in first_screen
-    assert "make test" in first_screen
-    assert "pip install tsfm-lens\n" not in text
-    assert "tsfm-lens-toolbox" in text
-
-
 def test_the_readme_code_runs() -> None:
     """The Python of the README is taken from it; it needs the embedded checkpoint."""
     if "chronos-nano" not in tsfm_lens.zoo.checkpoint_names():

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-import documented
+import documented_commands
 from tsfm_lens.cli import app
 from tsfm_lens.core import registry
 from tsfm_lens.core.registry import figures
@@ -74,8 +74,8 @@ def run_commands(page: Path) -> int:
         AssertionError: a command ends with another exit code than 0.
     """
     number = 0
-    for mention in documented.mentions(page):
-        words = documented.words_of(mention)
+    for mention in documented_commands.mentions(page):
+        words = documented_commands.words_of(mention)
         if (
             mention.whole
             and words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -22,6 +23,20 @@ OURS = [
 def having(trait: str) -> list[str]:
     """Names of the architectures whose models have a trait."""
     return [name for name in NAMES if trait in architectures()[name].traits]
+
+
+ARCHETYPES = ("chronos", "chronos-bolt", "chronos-2", "ttm")
+"""A model of tokens, one of patches with an encoder and a decoder, one with group attention, one without attention."""
+
+
+def archetypes(cases: Iterable[Any]) -> list[Any]:
+    """Cases, each a name or begun by one; those of other models than the archetypes run with ``make exhaustive``."""
+    found = []
+    for case in cases:
+        values = case if isinstance(case, tuple) else (case,)
+        marks = () if values[0] in ARCHETYPES else pytest.mark.exhaustive
+        found.append(pytest.param(*values, marks=marks))
+    return found
 
 
 ATTENDING = having("attention")

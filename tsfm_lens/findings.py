@@ -48,6 +48,7 @@ def judge(
     groups: str | xr.DataArray | Sequence[Hashable] | None = None,
     values: xr.DataArray | None = None,
     over: str = "series",
+    contexts: xr.Dataset | None = None,
 ) -> xr.Dataset:
     """Add to an effect on how many series it acts, its unit-free size, and which members are significant or lead.
 
@@ -67,6 +68,7 @@ def judge(
             puts all into one group.
         values: (…, series) the effect by series, where the result has it in some other form.
         over: the dimension that is a sample, if it is not "series".
+        contexts: holds the series, by which equal ones are known, where the result does not.
 
     Returns:
         The result with, by member: ``NAME_acts``, on how many series (and windows) the effect is above its floor;
@@ -91,7 +93,9 @@ def judge(
     )
     degenerate = _degenerate(data, over, sizes[over])
     defined = (np.isfinite(flat) & np.isfinite(beneath) & (scales > 0)).any(0)
-    rows, target = _units(data, over, defined & ~degenerate)
+    rows, target = _units(
+        data, over, defined & ~degenerate, data if contexts is None else contexts
+    )
     flat, beneath, scales = (each[:, rows >= 0] for each in (flat, beneath, scales))
     rows = rows[rows >= 0]
     acts = (np.abs(flat) > beneath).sum(-1)
@@ -340,14 +344,17 @@ def _degenerate(data: xr.Dataset, over: str, count: int) -> np.ndarray:
     return np.asarray(data["flat"].values.astype(bool)) & _targets(data, count)
 
 
-def _units(data: xr.Dataset, over: str, usable: np.ndarray) -> tuple[np.ndarray, str]:
+def _units(
+    data: xr.Dataset, over: str, usable: np.ndarray, contexts: xr.Dataset
+) -> tuple[np.ndarray, str]:
     """Return the number of each entry's unit, -1 for covariates and others, and what a test over units speaks of."""
     rows = np.arange(len(usable))
     if over != "series":
         return np.where(usable, rows, -1), f"other {over}s drawn like these"
     targets = _targets(data, len(usable)) & usable
-    labels = data["item"].values if "item" in data.coords else _digests(data, rows)
-    if "item" in data.coords and len(np.unique(labels[targets])) == 1:
+    is_of_items = "item" in data.coords
+    labels = data["item"].values if is_of_items else _digests(contexts, rows)
+    if is_of_items and len(np.unique(labels[targets])) == 1:
         return np.where(targets, rows, -1), OTHER_TIMES
     return np.where(
         targets, np.unique(labels, return_inverse=True)[1], -1

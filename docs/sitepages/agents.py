@@ -83,7 +83,8 @@ def text() -> str:
         code(SWEEP, "yaml"),
         code(COMMANDS, "console"),
         "## Measurements",
-        "Probes are in tsfm_lens.probes unless another package is named, figures in tsfm_lens.viz. "
+        "Probes are in tsfm_lens.probes unless another package is named, figures in tsfm_lens.viz; "
+        "plot(result, NAME) draws a figure or any variable. "
         "On the command line: tsfm-lens figure NAME MODEL --data FILE.",
     ]
     facts = measurement_facts()

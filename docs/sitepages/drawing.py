@@ -14,7 +14,13 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from sitepages.scenes import Scene, of_core, scene_of, scene_of_pair
+from sitepages.scenes import (
+    Scene,
+    function_of,
+    place_of,
+    scene_of,
+    scene_of_pair,
+)
 from tsfm_lens.core.registry import Figure, FigurePanel, Measurement, measurements
 from tsfm_lens.core.results import Results
 from tsfm_lens.models import Run
@@ -106,8 +112,8 @@ class Studio:
 
     def _draw(self, measurement: Measurement, figure: Figure, scene: Scene) -> Drawn:
         names = self._opening(scene.opening)
-        place = "viz" if of_core(figure) else "figures"
-        watched = _Watched(names[place], figure.name)
+        place = place_of(figure)
+        watched = _Watched(names[place], function_of(figure))
         exec(scene.drawing, {**names, place: watched})
         assert watched.figure is not None, (
             f"{scene.drawing!r} does not draw {figure.name}"
@@ -167,12 +173,11 @@ class _Watched:
         if name != self._name:
             return function
 
-        def drawing(*results: Any, **options: Any) -> go.Figure:
-            self.figure, self.result, self.results = (
-                function(*results, **options),
-                results[0],
-                results,
-            )
+        def drawing(*things: Any, **options: Any) -> go.Figure:
+            # the name of a variable may stand behind the results
+            results = tuple(thing for thing in things if not isinstance(thing, str))
+            self.figure = function(*things, **options)
+            self.result, self.results = results[0], results
             return self.figure
 
         return drawing

@@ -15,6 +15,7 @@ from sitepages.scenes import (
     PAIRED,
     Scene,
     described,
+    function_of,
     of_core,
     scene_of,
     scene_of_pair,
@@ -222,7 +223,7 @@ def _section(
 def _home(figure: Figure) -> str:
     """Where the reference has what draws a figure."""
     return (
-        f"tsfm_lens.viz.{figure.name}"
+        f"tsfm_lens.viz.{function_of(figure)}"
         if of_core(figure)
         else f"{figure.function.__module__}.{figure.name}"
     )
@@ -253,7 +254,7 @@ def _card(
     )
     return (
         f":::{{grid-item-card}} {plain(figure.title.rstrip('.'))}\n{picture}:link: figure-{slug}\n:link-type: ref\n"
-        f":class-img-top: tsfm-thumbnail\n\n`{call if figure.name in call else figure.name}`\n:::"
+        f":class-img-top: tsfm-thumbnail\n\n`{call if function_of(figure) in call else figure.name}`\n:::"
     )
 
 

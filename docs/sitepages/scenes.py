@@ -43,7 +43,12 @@ from tsfm_lens import viz
 series, models = tsfm_lens.bundled("elnino", "co2"), ["chronos-nano", "bolt-nano"]
 runs = [tsfm_lens.load(model).run(series, {HORIZON}, holdout=True) for model in models]
 """
-PAIRED = ("forecast_fan", "head_entropy_map", "stable_rank_map", "similarity_map")
+PAIRED = (
+    "forecast_fan",
+    "head_entropy_map",
+    "head_spectra_stable_rank",
+    "similarity_map",
+)
 """Renderers whose figures of two models the gallery shows side by side."""
 SWEEP = """\
 from tsfm_lens import sweep, viz
@@ -117,7 +122,7 @@ ASKED = {
         "earlier, later = (\n"
         '    lens.run(table[stop - 216 : stop], 24, future=table[stop : stop + 24].drop(columns="people"))\n'
         "    for stop in (end - 6, end)\n)\n"
-        "viz.change_bars(tsfm_lens.explain_change(earlier, later))",
+        'viz.plot(tsfm_lens.explain_change(earlier, later), "effect")',
         "tsfm-lens explain chronos2-nano --data people.csv --target people --known weekend --since earlier.csv",
     ),
 }
@@ -153,9 +158,21 @@ class Scene:
     command: str = ""
 
 
-def call_of(figure: Figure) -> str:
-    """How code calls what draws a figure: from viz, or from the figures of a study."""
-    return f"{'viz' if of_core(figure) else 'figures'}.{figure.name}"
+def call_of(figure: Figure, results: str, options: str = "") -> str:
+    """Code that draws a figure of results: by a function of viz or of a study, or by the name of a variable."""
+    if figure.variable:
+        return f'viz.plot({results}, "{figure.variable}"{options})'
+    return f"{place_of(figure)}.{figure.name}({results}{options})"
+
+
+def place_of(figure: Figure) -> str:
+    """The module that a figure is called from."""
+    return "viz" if of_core(figure) else "figures"
+
+
+def function_of(figure: Figure) -> str:
+    """The name of the function that draws a figure."""
+    return "plot" if figure.variable else figure.name
 
 
 def of_core(figure: Figure) -> bool:
@@ -185,7 +202,7 @@ def _scene_of(measurement: Measurement, figure: Figure) -> Scene:
     if measurement.theme == "Sweeps":
         table = f'tables["{_TABLES[measurement.kind]}"]'
         return Scene(
-            SWEEP, f"{call_of(figure)}({table})", "tsfm-lens sweep report gallery.store"
+            SWEEP, call_of(figure, table), "tsfm-lens sweep report gallery.store"
         )
     return _of_docstring(measurement, figure)
 
@@ -218,14 +235,14 @@ def _of_run(measurement: Measurement, figure: Figure) -> Scene:
     )
     return Scene(
         DRIVEN if driven else CHRONOS,
-        f"{call_of(figure)}({results}{options})",
+        call_of(figure, results, options),
         f"tsfm-lens figure {figure.name} {model} --data {data} --horizon {HORIZON}",
     )
 
 
 def scene_of_pair(measurement: Measurement, figure: Figure) -> Scene:
     """How a figure of two models is drawn in the gallery."""
-    each = f'{call_of(figure)}(run.measure("{measurement.kind}"))'
+    each = call_of(figure, f'run.measure("{measurement.kind}")')
     command = f"tsfm-lens figure {figure.name} chronos-nano bolt-nano --data bundled:elnino,co2 --horizon {HORIZON}"
     title = figure.title.rstrip(".")
     return Scene(
@@ -241,13 +258,16 @@ def _chronos() -> Lens:
 def _of_docstring(measurement: Measurement, figure: Figure) -> Scene:
     """The example of the renderer, which the tests run; what it is drawn of is the renderer's argument."""
     if measurement.kind == "training_watch":
-        return Scene(WATCHED, f"{call_of(figure)}(watch.dataset())")
+        return Scene(WATCHED, call_of(figure, "watch.dataset()"))
     if measurement.function is not None:
         models = 'tsfm_lens.load(name) for name in ("chronos-nano", "bolt-nano", "chronos2-nano")'
         command = f"tsfm-lens figure {figure.name} chronos-nano bolt-nano chronos2-nano --data bundled:elnino"
         return Scene(
             _PACKAGES,
-            f"{call_of(figure)}({measurement.function_name.removeprefix('studies.')}([{models}]))",
+            call_of(
+                figure,
+                f"{measurement.function_name.removeprefix('studies.')}([{models}])",
+            ),
             command,
         )
     lines = [

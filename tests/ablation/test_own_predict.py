@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from own_models import LEVELS, Forecaster, Wired
+from homemade_model import LEVELS, Forecaster, Wired
 from tsfm_lens.ablation import Variant, forecast_variants, run_variants
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.hooks import Component, Steer, writers

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tiny_lenses import NAMES, fresh, lens_of
+from tiny_lenses import NAMES, archetypes, fresh, lens_of
 from tsfm_lens import testing
 from tsfm_lens.ablation import Variant, VariantForecasts, forecast_variants, rollouts
 from tsfm_lens.data import SeriesBatch, as_series
@@ -132,7 +132,7 @@ def part(forecasts: VariantForecasts, chosen: Any) -> VariantForecasts:
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", archetypes(NAMES))
 def test_one_pass_equals_the_plain_loop(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +176,7 @@ SOME = (
 BEYOND = [name for name in NAMES if name in SOME]
 
 
-@pytest.mark.parametrize("name", BEYOND)
+@pytest.mark.parametrize("name", archetypes(BEYOND))
 def test_rollouts_beyond_one_pass_equal_the_plain_loop(name: str) -> None:
     lens = lens_of(name)
     batch = shown(lens)
@@ -195,7 +195,7 @@ def test_rollouts_beyond_one_pass_equal_the_plain_loop(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", archetypes(NAMES))
 def test_the_plain_loop_is_one_forecast_a_variant(name: str) -> None:
     lens = lens_of(name)
     batch = shown(lens)

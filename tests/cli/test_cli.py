@@ -17,7 +17,6 @@ from typer.testing import CliRunner, Result
 import tsfm_lens
 from tsfm_lens import testing
 from tsfm_lens.cli import app
-from tsfm_lens.models.architecture import architectures
 from tsfm_lens.testing import assert_close
 
 RUNNER = CliRunner()
@@ -196,16 +195,6 @@ def test_a_section_that_the_series_do_not_allow_is_left_out_and_named(
     result = run(*given, "activation_patching", "--no-holdout")
     assert result.exit_code != 0
     assert "has no season" in result.stderr
-
-
-def test_models_and_data_list_all() -> None:
-    listed = json.loads(run("models", "--json").stdout)
-    assert {entry["name"] for entry in listed["architectures"]} == set(architectures())
-    assert listed["embedded"] == list(tsfm_lens.zoo.checkpoint_names())
-    series = json.loads(run("data", "--json").stdout)
-    assert [entry["name"] for entry in series] == list(tsfm_lens.data.bundled_names())
-    assert "amazon/chronos-bolt-base" in run("models").stdout
-    assert all(entry["title"] in run("data").stdout for entry in series[:2])
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tsfm_lens.cli import app
-from tsfm_lens.core.registry import figures
 
 RUNNER = CliRunner()
 SERIES = ("--data", "bundled:nile", "--horizon", "6")
@@ -62,22 +61,14 @@ def test_files_and_caption_are_written_and_named(tmp_path: Path) -> None:
 def test_static_files_have_the_width_of_the_column(tmp_path: Path) -> None:
     pytest.importorskip("kaleido")
     args = ("--out", str(tmp_path), "--format", "svg", "--column", "double")
-    result = run("stable_rank_map", "bolt-nano", *SERIES, *args)
+    result = run("head_spectra_stable_rank", "bolt-nano", *SERIES, *args)
     assert result.exit_code == 0, result.output
-    svg = (tmp_path / "stable_rank_map-bolt-nano.svg").read_text()
+    svg = (tmp_path / "head_spectra_stable_rank-bolt-nano.svg").read_text()
     width = re.search(r'<svg[^>]* width="(\d+)"', svg)
     assert width is not None
     assert int(width[1]) == round(183 / 25.4 * 96)
-    assert "Stable rank of the" not in svg
-    assert "183 ×" in (tmp_path / "stable_rank_map-bolt-nano.txt").read_text()
-
-
-def test_list_names_every_figure() -> None:
-    result = run("--list")
-    assert result.exit_code == 0, result.output
-    assert set(figures()) <= {
-        line.split()[0] for line in result.stdout.splitlines() if line.strip()
-    }
+    assert "stable rank of" not in svg.lower()
+    assert "183 ×" in (tmp_path / "head_spectra_stable_rank-bolt-nano.txt").read_text()
 
 
 @pytest.mark.parametrize("kind", ["svg", "pdf", "png"])

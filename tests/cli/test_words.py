@@ -78,7 +78,7 @@ LATE = [
     (("forecast", "./[no-such]folder", *CO2), "[no-such]folder"),
     (("ablate", "bolt-nano", *CO2, "-c", "decoder.77.mlp"), "decoder.77.mlp"),
     (("hooks", "bolt-nano", "--filter", "hook_nothing"), "hook_nothing"),
-    (("figure", "stable_rank", "bolt-nano", *CO2), "stable_rank_map"),
+    (("figure", "stable_rank", "bolt-nano", *CO2), "head_spectra_stable_rank"),
     (("figure", "22", "bolt-nano", *CO2, "--format", "jpg"), "no format 'jpg'"),
     (
         ("figure", "22", "bolt-nano", "--data", "bundled:nile", "--horizon", "200"),
@@ -220,7 +220,7 @@ def test_lists_fit_a_narrow_terminal(
     # no word is torn
     names = set(re.findall(r"[\w-]+", " ".join(lines)))
     assert {
-        "figure": "attribution_patching_scatter",
+        "figure": "attribution_heatmap",
         "measurements": "attribution_patching",
         "models": "chronos-bolt-base",
     }[command[0]] in names

@@ -347,6 +347,13 @@ def test_truth_values_of_text_files_are_truth_values(
     )
 
 
+def test_words_for_truth_values_are_truth_values() -> None:
+    frame = sales(KINDS["truth values"])
+    words = read(frame.assign(kind=frame["kind"].astype(str).str.lower()))
+    assert words.categories[1] == ("False", "True")
+    np.testing.assert_array_equal(words.values[1], read(frame).values[1])
+
+
 QUANTITIES = [
     *(
         ["$9.50", "$10.00"],

@@ -392,16 +392,3 @@ def test_calendars(freq: str, mask: str, dates: list[str]) -> None:
             batch.timestamps(ahead=5)
         )
         assert batch.seasonality == len(mask.split())
-
-
-def test_rows_of_titles_above_the_names_are_guessed_in_the_refusal() -> None:
-    frame = pd.DataFrame({"Sales 2025": ["shop", "1"], "Unnamed: 1": ["pieces", "2"]})
-    expect_error(
-        "delete rows of titles above", as_series, frame, targets=["Unnamed: 1"]
-    )
-    expect_error(
-        "replace the comma",
-        as_series,
-        pd.DataFrame({"x": ["1", "290,3"]}),
-        targets=["x"],
-    )

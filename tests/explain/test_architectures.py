@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tiny_lenses import ATTENDING, having, lens_of
+from tiny_lenses import ATTENDING, archetypes, having, lens_of
 from tsfm_lens import explain
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
@@ -48,7 +48,7 @@ def run_of(name: str) -> Run:
     return lens.run(5 + np.random.default_rng(0).normal(size=(1, several, 64)), 4)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", archetypes(NAMES))
 @pytest.mark.parametrize("reference", ["missing", "mean"])
 def test_shapley_values_sum_to_what_changes(name: str, reference: str) -> None:
     run = run_of(name)
@@ -64,7 +64,7 @@ def test_shapley_values_sum_to_what_changes(name: str, reference: str) -> None:
     assert np.abs(found["attribution"]).max() > 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", archetypes(NAMES))
 def test_slopes_are_those_of_small_steps(name: str) -> None:
     run = run_of(name)
     parts = explain.segments(run, parts=3, season=1)
@@ -100,7 +100,9 @@ def test_slopes_are_those_of_small_steps(name: str) -> None:
     assert np.abs(got - slope).max() <= 0.03 * np.abs(slope).max()
 
 
-@pytest.mark.parametrize("name", [name for name in ATTENDING if name in NAMES])
+@pytest.mark.parametrize(
+    "name", archetypes([name for name in ATTENDING if name in NAMES])
+)
 @pytest.mark.parametrize("method", ["attention rollout", "attention flow"])
 def test_attention_is_shared_among_all_inputs(name: str, method: str) -> None:
     run = run_of(name)

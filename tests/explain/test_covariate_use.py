@@ -20,11 +20,8 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.covariate_use import SHIFTS, WAYS, covariate_use
 from tsfm_lens.models import Lens
-from tsfm_lens.report.cards import cards_of
 from tsfm_lens.testing import assert_close, last_digit
 from tsfm_lens.viz.covariate_use import covariate_totals, read_use
-from tsfm_lens.viz.theme import number
-from tsfm_lens.viz.words import signed
 
 STEPS, HORIZON = 160, 16
 
@@ -239,22 +236,6 @@ def test_parts_of_a_covariate_sum_to_the_whole_over_the_same_series(
             assert sum(
                 float(each.replace("−", "-")) for each in shares
             ) == pytest.approx(100, abs=len(shares) * last_digit(0))
-
-
-@pytest.mark.parametrize("holdout", [False, True])
-def test_the_card_of_covariates_says_what_it_measures(
-    nano: Lens, holdout: bool
-) -> None:
-    run = nano.run(as_series(items(2, 9)), HORIZON, holdout=holdout)
-    found = covariate_use(run, shuffles=1)
-    (card,) = cards_of({"covariate_use": found}, {"covariate_use": "a"})
-    (one, *_) = card["cards"].values()
-    assert ("worth" in card["title"]) == ("worth_size" in found) == holdout
-    assert ("error" in one["note"]) == holdout
-    name, write = ("worth_size", signed) if holdout else ("moved_size", number)
-    for label, value, _ in one["bars"]:
-        # a size has no sign, and no arrow beside a number that has one
-        assert value == write(found[name].sel(covariate=label, way="shuffled").item())
 
 
 def test_a_covariate_of_two_values_is_held_at_each() -> None:

@@ -16,7 +16,7 @@ import xarray as xr
 
 import tsfm_lens
 from tsfm_lens import explain
-from tsfm_lens.errors import InputError
+from tsfm_lens.errors import UnknownNameError
 from tsfm_lens.models import Run
 from tsfm_lens.report import build, explanation
 from tsfm_lens.report.cards import cards_of
@@ -113,7 +113,7 @@ def test_a_frame_with_gaps_in_target_and_covariates_has_every_section(
     assert trust["big"] == f"the explanation {word}"
     assert trust["note"].startswith(reasons[0])
     assert repr(found).startswith("Explanation with input_attribution, ")
-    with pytest.raises(InputError, match=r"'map' means input_map or route_map"):
+    with pytest.raises(UnknownNameError, match="no figure 'map'"):
         found.plot("map")
 
 
@@ -131,7 +131,7 @@ def test_files_hold_the_numbers_of_the_page(page: Any, tmp_path: Path) -> None:
     assert (said["verdict"], said["reasons"]) == explanation.judged(page.found)
     assert said["headline"] in repr(page.found)
     use = page.found["covariate_use"]
-    curves = pd.read_csv(tmp_path / "numbers" / "response_curves.csv").set_index(
+    curves = pd.read_csv(tmp_path / "numbers" / "covariate_use_response.csv").set_index(
         ["covariate", "shift", "series"]
     )
     assert_close(

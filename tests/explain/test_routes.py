@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tiny_lenses import fresh
+from tiny_lenses import archetypes, fresh
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.explain import Segment, input_routes, segments
@@ -60,7 +60,9 @@ def by_hand(run: Run, parts: tuple[Segment, ...], number: int, name: str) -> np.
 
 @pytest.mark.parametrize(
     "name",
-    ["chronos", "chronos-bolt", "chronos-2", "moirai-2", "timesfm-2.5", "timestral"],
+    archetypes(
+        ["chronos", "chronos-bolt", "chronos-2", "moirai-2", "timesfm-2.5", "timestral"]
+    ),
 )
 def test_an_effect_is_that_of_a_patch_set_by_hand(
     name: str, series: SeriesBatch

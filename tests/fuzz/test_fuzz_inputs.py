@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from natives import NATIVE, answer, assert_is, draws_of
+from library_forecasts import NATIVE, answer, assert_is, draws_of
 from tiny_lenses import lens_of
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError, LensError

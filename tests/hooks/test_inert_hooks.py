@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.utils.checkpoint import checkpoint
 
-from tiny_lenses import ATTENDING, fresh
+from tiny_lenses import ATTENDING, archetypes, fresh
 from tsfm_lens.errors import HookError, InputError, WiringError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.recorder import record
 from tsfm_lens.models import Lens, load
 from tsfm_lens.testing import assert_close, example_case, native_traces
 
-EACH = pytest.mark.parametrize("name", ATTENDING)
+EACH = pytest.mark.parametrize("name", archetypes(ATTENDING))
 
 
 def last_attention(lens: Lens) -> tuple[nn.Module, str, str, str]:

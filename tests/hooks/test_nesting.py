@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from own_models import HEADS, LAYERS, Forecaster, Wired
+from homemade_model import HEADS, LAYERS, Forecaster, Wired
 from tsfm_lens.data import bundled
 from tsfm_lens.hooks import Steer, Zero
 from tsfm_lens.models import Lens

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tiny_lenses import ATTENDING, lens_of
+from tiny_lenses import ATTENDING, archetypes, lens_of
 from tsfm_lens.ablation import Variant, forecast_variants
 from tsfm_lens.errors import HookError
 from tsfm_lens.hooks import Component, Resample
@@ -91,7 +91,7 @@ def test_a_choice_of_rows_draws_as_all_rows_do(name: str) -> None:
         assert np.abs(found.quantiles[:, own] - loop.quantiles[:, own]).max() <= bound
 
 
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_a_reference_is_recorded_at_the_horizon_asked_for(name: str) -> None:
     """As if recorded by hand, at a horizon that is not the model's own."""
     lens = lens_of(name)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tiny_lenses import ATTENDING, fresh, lens_of
+from tiny_lenses import ATTENDING, archetypes, fresh, lens_of
 from tsfm_lens import testing
 from tsfm_lens.ablation import Variant, run_variants
 from tsfm_lens.data import as_series
@@ -167,7 +167,9 @@ def test_a_moirai_forecast_keeps_its_settings() -> None:
 # samplers that reject draws use up random numbers according to every row, so other rows draw otherwise
 @pytest.mark.parametrize(
     "name",
-    [name for name in ATTENDING if architectures()[name].readout != "distribution"],
+    archetypes(
+        [name for name in ATTENDING if architectures()[name].readout != "distribution"]
+    ),
 )
 def test_only_the_pattern_of_the_chosen_series_changes_however_a_model_orders_its_rows(
     name: str,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from refusals import expect_error
-from tiny_lenses import ATTENDING, OURS, lens_of
+from tiny_lenses import ATTENDING, OURS, archetypes, lens_of
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks import Activations
 from tsfm_lens.hooks.wiring import Attention, Stack
@@ -57,7 +57,7 @@ def projected(x: Tensor, weights: Any, letter: str) -> Tensor:
     return torch.einsum("bpd,...dc->bp...c", x, matrix) + bias
 
 
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_gains_of_norms_fold_into_the_weights(name: str) -> None:
     """What folded matrices make of the bare stream is what the matrices themselves make of the stream's norm."""
     lens, acts = recorded(name)
@@ -95,7 +95,7 @@ def test_gains_of_norms_fold_into_the_weights(name: str) -> None:
                 )
 
 
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
 @pytest.mark.parametrize(("what", "letter"), [("embedding", "E"), ("unembedding", "U")])
 def test_the_ends_are_one_matrix_or_the_error_names_their_parts(
     name: str, what: str, letter: str
@@ -158,7 +158,7 @@ def test_unknown_places_are_named_and_what_is_left_out_is_the_first_of_the_stack
     )
 
 
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_the_table_names_the_activation_function(name: str) -> None:
     """The hidden layer after it is that function of the layer before it, times the other half of a gated one."""
     from transformers.activations import ACT2FN

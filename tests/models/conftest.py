@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from own_models import Forecaster, drawn
+from homemade_model import Forecaster, drawn
 from tsfm_lens.zoo import checkpoint_path
 
 

@@ -19,7 +19,7 @@ from torch import nn
 
 import tsfm_lens
 from campaigns.spoiling import MARK, poison, save
-from tiny_lenses import STORED, lens_of
+from tiny_lenses import STORED, archetypes, lens_of
 from tsfm_lens.embedded import checkpoint_path
 from tsfm_lens.errors import CheckpointError, MissingExtraError
 from tsfm_lens.models import Lens, load
@@ -70,7 +70,7 @@ def beside(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=archetypes(NAMES))
 def tuned(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Path, Path]]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tsfm_lens
-from own_models import HORIZON, Forecaster, Wired, drawn
+from homemade_model import HORIZON, Forecaster, Wired, drawn
 from tsfm_lens import probes
 from tsfm_lens.ablation import Variant, forecast_variants
 from tsfm_lens.data import bundled

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from campaigns.spoiling import MARK, poison
 from refusals import expect_error
-from tiny_lenses import NAMES, lens_of
+from tiny_lenses import NAMES, archetypes, lens_of
 from tsfm_lens.errors import CheckpointError, UnknownNameError, WiringError
 from tsfm_lens.models import architectures, load, opening
 from tsfm_lens.models.checkpoint import expected_of, module_of
@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_named(
     expect_error(said, load, rewritten(nano, edit), dtype=dtype, check=False)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", archetypes(NAMES))
 def test_the_library_declares_what_it_loads(name: str) -> None:
     """Tensors that share memory, and they alone, count as one."""
     full = module_of(lens_of(name).native)

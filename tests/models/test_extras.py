@@ -26,34 +26,6 @@ def names(requirements: list[str]) -> set[str]:
     return {requirement.split(">=")[0].split("[")[0] for requirement in requirements}
 
 
-def pins(file: str) -> dict[str, str]:
-    lines = [
-        line.split("#")[0].strip() for line in (ROOT / file).read_text().splitlines()
-    ]
-    return dict(line.split("==") for line in lines if line)
-
-
-def test_project_files_say_the_same_as_the_table() -> None:
-    optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    for extra in EXTRAS.values():
-        stated = set(extra.needs) if extra.alone else set(extra.distributions)
-        assert names(optional[extra.name]) == stated
-        assert extra.name in optional["all"][0]
-        assert extra.distributions.items() <= pins("constraints.txt").items()
-    alone = {
-        name: version
-        for e in EXTRAS.values()
-        if e.alone
-        for name, version in e.distributions.items()
-    }
-    assert pins("requirements-nodeps.txt") == alone
-    readme = (ROOT / "README.md").read_text()
-    assert all(f'pip install -e ".[{name}]"' in readme for name in EXTRAS)
-    assert all(extra.install[1] in readme for extra in EXTRAS.values() if extra.alone)
-
-
 @pytest.mark.parametrize("name", sorted(EXTRAS))
 def test_the_library_that_is_there_is_the_real_one(name: str) -> None:
     if not EXTRAS[name].importable:

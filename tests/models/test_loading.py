@@ -16,7 +16,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from campaigns.spoiling import save
 from refusals import expect_error
-from tiny_lenses import STORED, lens_of
+from tiny_lenses import STORED, archetypes, lens_of
 from tsfm_lens import testing
 from tsfm_lens.errors import CheckpointError, WiringError
 from tsfm_lens.models import architectures, extras, load
@@ -29,7 +29,7 @@ EXTRAS = optional_libraries()
 CHRONOS = ["chronos", "chronos-bolt", "chronos-2"]
 
 
-@pytest.fixture(scope="module", params=STORED)
+@pytest.fixture(scope="module", params=archetypes(STORED))
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -184,7 +184,7 @@ def test_sources_that_are_nothing_get_the_nearest() -> None:
     expect_error("choose one of float32", load, "chronos-nano", dtype="int8")
 
 
-@pytest.mark.parametrize("name", sorted(EXTRAS))
+@pytest.mark.parametrize("name", archetypes(sorted(EXTRAS)))
 def test_a_published_model_names_its_missing_library_and_its_files_at_once(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-import natives
-from natives import (
+import library_forecasts
+from library_forecasts import (
     DRAWS,
     LEVELS,
     NATIVE,
@@ -225,7 +225,7 @@ def test_both_options_are_timestrals(
     lens.adapter.clampsym = True  # type: ignore[attr-defined]
     assert_is(
         lens.forecast(series, horizon),
-        natives.timestral(lens.native, as_series(series), horizon, both=True),
+        library_forecasts.timestral(lens.native, as_series(series), horizon, both=True),
     )
     with pytest.raises(InputError, match="clampsym"):
         lens.run_with_cache(series, names_filter="unembed.hook_out", rollout=True)

@@ -11,7 +11,14 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from own_models import Forecaster, Wired, assert_rejected, drawn, failed, with_fields
+from homemade_model import (
+    Forecaster,
+    Wired,
+    assert_rejected,
+    drawn,
+    failed,
+    with_fields,
+)
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.wiring import Projection, Site, Stack

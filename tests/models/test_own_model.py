@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from own_models import (
+from homemade_model import (
     HORIZON,
     LEVELS,
     PATCH,

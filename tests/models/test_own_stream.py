@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from own_models import LAYERS, Block, Forecaster, Wired, failed
+from homemade_model import LAYERS, Block, Forecaster, Wired, failed
 from refusals import expect_error
 from tsfm_lens import probes
 from tsfm_lens.data import SeriesBatch, bundled

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 import tsfm_lens
-from natives import draws_of
-from parts import DEPTH, assert_same_forecast, plan_for, series_for
+from library_forecasts import draws_of
 from refusals import expect_error
-from tiny_lenses import lens_of
+from split_runs import DEPTH, assert_same_forecast, plan_for, series_for
+from tiny_lenses import archetypes, lens_of
 from tsfm_lens.ablation import Variant, forecast_variants, point_forecasts
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
@@ -46,7 +46,7 @@ CASES += [
 ]
 
 
-@pytest.mark.parametrize(("name", "beyond", "items"), CASES)
+@pytest.mark.parametrize(("name", "beyond", "items"), archetypes(CASES))
 def test_parts_of_unequal_series_or_items_give_the_forecast_of_the_whole(
     name: str,
     beyond: int,

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from natives import draws_of
-from parts import DEPTH, plan_for, series_for
-from tiny_lenses import lens_of
+from library_forecasts import draws_of
+from split_runs import DEPTH, plan_for, series_for
+from tiny_lenses import archetypes, lens_of
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Activations, by_row, last_query
@@ -73,7 +73,7 @@ CASES += [
 ]
 
 
-@pytest.mark.parametrize(("name", "items"), CASES)
+@pytest.mark.parametrize(("name", "items"), archetypes(CASES))
 def test_a_forward_in_parts_keeps_what_the_whole_keeps(
     name: str,
     items: bool,
@@ -98,7 +98,17 @@ def test_a_forward_in_parts_keeps_what_the_whole_keeps(
 
 @pytest.mark.parametrize(
     "name",
-    ["chronos", "chronos-bolt", "t5", "timesfm-2.5", "timestral", "moirai-2", "toto-2"],
+    archetypes(
+        [
+            "chronos",
+            "chronos-bolt",
+            "t5",
+            "timesfm-2.5",
+            "timestral",
+            "moirai-2",
+            "toto-2",
+        ]
+    ),
 )
 def test_a_rollout_in_parts_keeps_what_the_whole_keeps(
     name: str, monkeypatch: pytest.MonkeyPatch

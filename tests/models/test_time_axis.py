@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tiny_lenses import ATTENDING, NAMES, lens_of
+from tiny_lenses import ATTENDING, NAMES, archetypes, lens_of
 from tsfm_lens.data import as_series, bundled
 from tsfm_lens.models import Lens, load
 
@@ -20,7 +20,7 @@ def context(lens: Lens, length: int = 48) -> object:
     return own(0, length) if own else bundled("co2").tail(length)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", archetypes(NAMES))
 def test_tokens_of_a_forward_cover_the_context_without_gaps(name: str) -> None:
     lens = lens_of(name)
     _, acts = lens.run_with_cache(context(lens), names_filter="**.hook_embed")
@@ -42,7 +42,7 @@ def test_tokens_of_a_forward_cover_the_context_without_gaps(name: str) -> None:
             assert steps[0][0] == (0 if stack.name == "decoder" else -48)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", archetypes(NAMES))
 def test_tokens_of_a_rollout_move_on_with_it(name: str) -> None:
     lens = lens_of(name)
     adapter = lens.adapter

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
@@ -116,20 +114,6 @@ def test_what_a_hook_returns_is_what_the_next_sees(run: Run) -> None:
     )
     assert torch.equal(seen[1], 0.5 * seen[0])
     assert torch.equal(seen[2], 0.25 * seen[0])
-
-
-def test_permanent_hooks_survive_a_reset(run: Run) -> None:
-    lens, point = run.lens, at(run, 1, "mlp.hook_out")
-    lens.add_perma_hook(point, half)
-    lens.add_hook(point, half)
-    assert lens.hook_dict[point].has_hooks()
-    lens.reset_hooks()
-    assert [handle.is_permanent for handle in lens.hook_dict[point].fwd_hooks] == [True]
-    assert not is_plain(run)
-    assert lens.list_hooks(including_permanent=False) == {}
-    lens.reset_hooks(including_permanent=True)
-    assert not lens.hook_dict[point].has_hooks()
-    assert is_plain(run)
 
 
 def test_blocks_have_levels(run: Run) -> None:
@@ -378,22 +362,6 @@ def test_a_value_may_become_a_leaf(run: Run) -> None:
     assert all(weight.grad is None for weight in lens.parameters())
 
 
-def test_hooks_that_only_look_change_no_bit(run: Run) -> None:
-    seen: list[torch.Size] = []
-    names = [
-        at(run, 1, f"{attention(run)}.hook_z"),
-        at(run, 0, "mlp.hook_out"),
-        at(run, 1, "hook_resid_pre"),
-    ]
-    found = run.lens.run_with_hooks(
-        run.encoded,
-        [(name, lambda value, hook: seen.append(value.shape)) for name in names],
-    )
-    assert len(seen) == 3
-    # torch takes other kernels where gradients are recorded
-    assert torch.equal(found, run.lens(run.encoded))
-
-
 def test_backward_hooks(run: Run) -> None:
     lens, name, seen = run.lens, at(run, 1, "mlp.hook_out"), list[Tensor]()
     lens.run_with_hooks(
@@ -581,31 +549,6 @@ def test_torch_hooks_go_to_the_native_module(run: Run, set_hook: str) -> None:
 
 # --- the cache --------------------------------------------------------------------------------------------------
 
-FILTERS: dict[str, Any] = {
-    "a name": lambda run: at(run, 1, "mlp.hook_out"),
-    "names": lambda run: [at(run, 0, "hook_resid_pre"), at(run, 1, "mlp.hook_out")],
-    "a set": lambda run: {at(run, 0, "hook_resid_pre")},
-    "a glob": lambda run: "**.hook_z",
-    "a predicate": lambda run: lambda name: name.endswith("hook_out") and ".1." in name,
-    "nothing": lambda run: None,
-}
-
-
-@pytest.mark.parametrize("chosen", FILTERS)
-def test_names_filters(run: Run, chosen: str) -> None:
-    names_filter, lens = FILTERS[chosen](run), run.lens
-    output, acts = lens.run_with_cache(run.encoded, names_filter=names_filter)
-    whole = lens.run_with_cache(run.encoded)[1]
-    assert acts
-    assert len(acts) == len(set(acts)) == len(list(acts.keys()))
-    assert all(acts[name].shape == whole[name].shape for name in acts)
-    assert all(not acts[name].requires_grad for name in acts)
-    if chosen in ("a name", "names", "a set"):
-        wanted = [names_filter] if isinstance(names_filter, str) else list(names_filter)
-        assert sorted(acts) == sorted(wanted)
-    assert not lens.list_hooks()
-    assert_close(output.detach(), plain(run), depth=1000)
-
 
 def test_options_of_caching(run: Run) -> None:
     lens, name = run.lens, at(run, 1, "hook_resid_pre")
@@ -661,24 +604,6 @@ def test_slices_are_taken_everywhere(run: Run, which: Slice) -> None:
     if which.mode != "identity":
         assert torch.equal(ablated(None, which), ablated(None, which.slice))
         assert torch.equal(ablated(which, None), ablated(which.slice, None))
-
-
-def test_streams_are_taken_apart(run: Run) -> None:
-    acts = run.lens.run_with_cache(run.encoded)[1]
-    layers = run.lens.cfg.n_layers
-    last = acts[at(run, layers - 1, "hook_resid_post")]
-    writes, labels = acts.decompose_resid(return_labels=True)
-    assert len(writes) == len(labels)
-    assert_close(writes.sum(0), last, depth=1000)
-    streams, labels = acts.accumulated_resid(return_labels=True)
-    assert len(streams) == len(labels) == layers + 1
-    assert torch.equal(streams[-1], last)
-    parts = acts.get_full_resid_decomposition()
-    assert_close(parts.sum(0), last, depth=1000)
-    heads = acts.stack_head_results(layer=1)
-    assert acts.apply_ln_to_stack(heads).shape == heads.shape
-    whole = acts.apply_ln_to_stack(writes).sum(0)
-    assert_close(whole, acts.apply_ln_to_stack(last[None])[0], depth=1000)
 
 
 def test_parts_are_read_out_where_they_sum(run: Run) -> None:
@@ -782,34 +707,6 @@ def test_every_member_of_a_cache_is_there_or_names_what_to_use(run: Run) -> None
     hints = [hint for name in members(ActivationCache) if (hint := hint_of(acts, name))]
     assert len(hints) > 4
     assert all(len(hint) > 10 for hint in hints)
-
-
-def test_hints_name_members_that_are_there(run: Run) -> None:
-    import re
-
-    from tsfm_lens.hooks.tl_names import CACHE, LENS, PIPELINES
-
-    lens, acts = run.lens, run.record([at(run, 0, "mlp.hook_out")])
-    named = 0
-    for hint in [*LENS.values(), *PIPELINES.values(), *CACHE.values()]:
-        for path in re.findall(r"(?<![\w.])lens((?:\.\w+)+)", hint):
-            thing: Any = lens
-            for name in path[1:].split("."):
-                # encoded batches, results and pipelines of other kinds
-                if thing is lens or name in dir(thing):
-                    # a model whose head is no matrix says so
-                    with suppress(InputError):
-                        thing = getattr(thing, name)
-                named += 1
-        for name in re.findall(r"(?:acts|cache)\.(\w+)", hint):
-            assert hasattr(acts, name), hint
-        for module in re.findall(r"(?:models|probes)\.[\w.]+", hint):
-            top, _, rest = module.partition(".")
-            __import__(f"tsfm_lens.{top}")
-            parent, _, last = f"tsfm_lens.{top}.{rest}".rpartition(".")
-            __import__(parent)
-            assert hasattr(sys.modules[parent], last), hint
-    assert named > 30
 
 
 @pytest.mark.parametrize("option", ["hwo", "positons", "sacle", "row", "perr"])

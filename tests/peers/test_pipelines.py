@@ -33,12 +33,6 @@ def wave(length: int, shift: float = 0.0) -> np.ndarray:
     return 10 + shift + 3 * np.sin(2 * np.pi * steps / 12 + shift) + 0.02 * steps
 
 
-def with_gaps(values: np.ndarray, *places: int) -> np.ndarray:
-    values = values.copy()
-    values[list(places)] = np.nan
-    return values
-
-
 def options_of(lens: Lens) -> dict[str, Any]:
     return {"num_samples": PATHS} if lens.emits == "token" else {}
 
@@ -77,82 +71,6 @@ def assert_same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -
         assert mine.shape == other.shape
         assert torch.equal(mine, other.to(mine.dtype))
         assert bool(mine.isfinite().all())
-
-
-INPUTS: dict[str, Any] = {
-    "a tensor": torch.as_tensor(wave(60)),
-    "a tensor in single precision": torch.as_tensor(wave(60)).float(),
-    "a tensor of whole numbers": torch.arange(50),
-    "a batch": torch.as_tensor(np.stack([wave(48), wave(48, 1.0)])),
-    "a batch in single precision": torch.as_tensor(
-        np.stack([wave(48), wave(48, 1.0)])
-    ).float(),
-    "a list": [torch.as_tensor(wave(60)), torch.as_tensor(wave(60, 1.0))],
-    "a list of unequal lengths": [
-        torch.as_tensor(wave(60)),
-        torch.as_tensor(wave(17, 1.0)),
-        torch.as_tensor(wave(33)),
-    ],
-    "a gap": [torch.as_tensor(with_gaps(wave(60), 5, 6, 40))],
-    "a gap at the end": [
-        torch.as_tensor(with_gaps(wave(60), 58, 59)),
-        torch.as_tensor(wave(60)),
-    ],
-    "beyond the context": [torch.as_tensor(wave(700)), torch.as_tensor(wave(20))],
-    "a short series": [torch.as_tensor(wave(3))],
-    "a constant": [torch.full((40,), 7.0)],
-    "zeros": [torch.zeros(40)],
-    "large numbers": [torch.as_tensor(1e6 * wave(60))],
-    "small numbers": [torch.as_tensor(1e-6 * wave(60))],
-    "many": [torch.as_tensor(wave(40, shift)) for shift in np.linspace(0, 2, 9)],
-}
-
-
-@EACH
-@pytest.mark.parametrize("form", INPUTS)
-def test_inputs(name: str, form: str) -> None:
-    lens, inputs = opened(name), INPUTS[form]
-    expected = theirs(
-        lens, inputs if name != "chronos2-nano" else in_three_axes(inputs), 4
-    )
-    assert_same(ours(lens, inputs, 4), expected)
-
-
-def in_three_axes(inputs: Any) -> Any:
-    """Chronos-2's own form of series: a list, or (series, variate, step)."""
-    if isinstance(inputs, list):
-        return inputs
-    return inputs.reshape(-1, 1, inputs.shape[-1])
-
-
-@EACH
-@pytest.mark.parametrize("form", ["a tensor", "a list of unequal lengths", "a gap"])
-def test_arrays_are_tensors(name: str, form: str) -> None:
-    lens, inputs = opened(name), INPUTS[form]
-    arrays = (
-        [each.numpy() for each in inputs]
-        if isinstance(inputs, list)
-        else inputs.numpy()
-    )
-    assert_same(ours(lens, arrays, 4), ours(lens, inputs, 4))
-
-
-@EACH
-@pytest.mark.parametrize("horizon", ["one", "few", "own", "beyond"])
-def test_horizons(name: str, horizon: str) -> None:
-    lens, series = (
-        opened(name),
-        [torch.as_tensor(wave(60)), torch.as_tensor(wave(45, 1.0))],
-    )
-    own = lens.prediction_length
-    steps = {"one": 1, "few": 5, "own": own, "beyond": own + 3}[horizon]
-    assert_same(ours(lens, series, steps), theirs(lens, series, steps))
-
-
-@EACH
-def test_the_horizon_that_nobody_gives(name: str) -> None:
-    lens, series = opened(name), [torch.as_tensor(wave(60))]
-    assert_same(ours(lens, series, None), theirs(lens, series, None))
 
 
 ORDERS = [
@@ -206,40 +124,6 @@ def test_levels_in_tails_are_refused(name: str) -> None:
     outside = min(lens.levels) / 2
     with pytest.raises(InputError, match="tails are not extrapolated; the nearest is"):
         lens.forecast([wave(40)], 4, quantiles=[0.5, outside])
-
-
-@pytest.mark.parametrize("seed", [0, 1, 17])
-@pytest.mark.parametrize("paths", [1, 3, None])
-def test_sample_paths(seed: int, paths: int | None) -> None:
-    lens, series = (
-        opened("chronos-nano"),
-        [torch.as_tensor(wave(60)), torch.as_tensor(wave(45, 1.0))],
-    )
-    before = torch.get_rng_state()
-    forecast = lens.forecast(series, 6, num_samples=paths, seed=seed)
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.manual_seed(seed)
-    expected = lens.native.predict(series, prediction_length=6, num_samples=paths)
-    assert forecast.samples is not None
-    np.testing.assert_array_equal(forecast.samples, expected.numpy())
-
-
-@pytest.mark.parametrize("name", ["bolt-nano", "chronos2-nano"])
-def test_predict_gives_all_levels(name: str) -> None:
-    lens, series = (
-        opened(name),
-        [torch.as_tensor(wave(60)), torch.as_tensor(wave(45, 1.0))],
-    )
-    native = lens.native.predict(series, prediction_length=5)
-    expected = torch.cat(native) if isinstance(native, list) else native
-    found = lens.forecast(series, 5, quantiles=lens.levels).quantiles
-    np.testing.assert_array_equal(found, expected.numpy())
-
-
-@pytest.mark.parametrize("name", ["bolt-nano", "chronos2-nano"])
-def test_no_paths_are_drawn_from_quantiles(name: str) -> None:
-    with pytest.raises(InputError, match="draws no samples"):
-        opened(name).forecast([wave(40)], 3, num_samples=3)
 
 
 EMBEDDED = {
@@ -300,48 +184,6 @@ def test_frames(name: str, levels: tuple[float, ...]) -> None:
         np.testing.assert_array_equal(
             found[level].loc[expected.index], expected[level].astype(float)
         )
-
-
-ITEMS: dict[str, list[dict[str, Any]]] = {
-    "a past covariate": [{"target": wave(50), "past_covariates": {"x": wave(50, 2.0)}}],
-    "two items": [
-        {"target": wave(50), "past_covariates": {"x": wave(50, 2.0)}},
-        {"target": wave(30, 1.0), "past_covariates": {"x": wave(30)}},
-    ],
-    "a known covariate": [
-        {
-            "target": wave(50),
-            "past_covariates": {"x": wave(50, 2.0)},
-            "future_covariates": {"x": wave(4, 2.0)},
-        }
-    ],
-}
-
-
-@pytest.mark.parametrize("form", ITEMS)
-def test_items_with_covariates(form: str) -> None:
-    lens, items = opened("chronos2-nano"), ITEMS[form]
-    expected, _ = lens.native.predict_quantiles(
-        items, prediction_length=4, quantile_levels=list(LEVELS)
-    )
-    forecast = lens.forecast(items, 4, quantiles=LEVELS).targets()
-    np.testing.assert_array_equal(
-        forecast.quantiles.transpose(0, 2, 1), torch.cat(expected).numpy()
-    )
-
-
-def test_several_variates() -> None:
-    lens, items = (
-        opened("chronos2-nano"),
-        np.stack([np.stack([wave(40), wave(40, 1.0)]), np.ones((2, 40))]),
-    )
-    expected, _ = lens.native.predict_quantiles(
-        items, prediction_length=4, quantile_levels=list(LEVELS)
-    )
-    forecast = lens.forecast(list(items), 4, quantiles=LEVELS)
-    np.testing.assert_array_equal(
-        forecast.quantiles.transpose(0, 2, 1), torch.cat(expected).numpy()
-    )
 
 
 @EACH

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from contrasted import series_for
 from refusals import expect_error
-from tiny_lenses import NAMES, lens_of
+from tiny_lenses import NAMES, archetypes, lens_of
+from tiny_series import series_for
 from tsfm_lens import probes
 from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.data import SeriesBatch, bundled, shift_phase
@@ -55,7 +55,17 @@ def sparse_lens() -> Lens:
 
 @pytest.mark.parametrize(
     "name",
-    ["chronos", "chronos-2", "chronos-bolt", "moirai-2", "t5", "timestral", "toto-1"],
+    archetypes(
+        [
+            "chronos",
+            "chronos-2",
+            "chronos-bolt",
+            "moirai-2",
+            "t5",
+            "timestral",
+            "toto-1",
+        ]
+    ),
 )
 def test_a_direct_effect_is_the_readout_without_the_write(name: str) -> None:
     """With everything later held, zeroing a head takes its write off the last stream and does nothing else."""
@@ -81,7 +91,7 @@ def test_a_direct_effect_is_the_readout_without_the_write(name: str) -> None:
     np.testing.assert_allclose(found["indirect"], found["total"] - found["direct"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", archetypes(NAMES))
 def test_nothing_repairs_the_last_branch(name: str) -> None:
     lens = lens_of(name)
     last = writers(lens.wiring)[-1]

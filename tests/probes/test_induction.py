@@ -9,8 +9,8 @@ import pytest
 import torch
 import xarray as xr
 
-from contrasted import few_draws, forecast_instead
-from tiny_lenses import ATTENDING, fresh, lens_of
+from tiny_lenses import ATTENDING, archetypes, fresh, lens_of
+from tiny_series import few_draws, forecast_instead
 from tsfm_lens import testing
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import EditPattern
@@ -267,7 +267,7 @@ def even(pattern: torch.Tensor) -> torch.Tensor:
     return seen / seen.sum(-1, keepdim=True).clamp(min=1)
 
 
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_an_even_head_has_chance_everywhere(name: str) -> None:
     lens = lens_of(name)
     row, kind, layers = pick_attention(lens, None, None)
@@ -287,7 +287,7 @@ def test_an_even_head_has_chance_everywhere(name: str) -> None:
 
 
 @pytest.mark.parametrize("queries", ["forecast", "context"])
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_targets_show_what_comes_next(name: str, queries: str) -> None:
     """Value by value: the key after the last match holds what follows the query, and no later key does."""
     lens = lens_of(name)

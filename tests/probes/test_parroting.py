@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contrasted import few_draws, forecast_instead, reads_at, series_for
-from tiny_lenses import ATTENDING, fresh, lens_of
+from tiny_lenses import ATTENDING, archetypes, fresh, lens_of
+from tiny_series import few_draws, forecast_instead, reads_at, series_for
 from tsfm_lens.data import as_series, bundled
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import load
@@ -28,8 +28,7 @@ from tsfm_lens.probes.parroting import (
     naive_parrot,
 )
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz import lag_attention_map, parroting_forecast
-from tsfm_lens.viz.parroting import read_parroting
+from tsfm_lens.viz.parroting import read_lag, read_parroting
 
 SEASON = np.array([0.0, 2.0, 1.0, 5.0, 3.0, 4.0, -1.0])
 WAVES = {
@@ -156,7 +155,6 @@ def test_a_forecast_that_copies_nothing_has_no_lag_in_results_and_sentences(
         assert np.isnan(name).all()
     assert np.isfinite(parroting["lag_error"]).all()
     assert "at no lag" in read_parroting(parroting, 0)[0]
-    assert "at no lag" in parroting_forecast(parroting).layout.meta["subtitle"]
     assert np.isfinite(head_parroting(run, lag=7)["mass"]).all()
 
 
@@ -172,7 +170,7 @@ def test_the_parrot_finds_a_motif_that_came_once_before() -> None:
     assert naive_parrot(context[:15], 5, 8) is None
 
 
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_a_model_that_repeats_its_context_is_found_out(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +210,7 @@ def test_a_lag_within_the_steps_of_one_output_token_is_said_to_tell_nothing() ->
     within = lag_attention(lens.run(series, 16), 8)
     assert bool(within["vacuous"])
     assert_close(within["chance"], 1.0, depth=10)
-    assert "this says nothing" in lag_attention_map(within).layout.meta["subtitle"]
+    assert "says nothing" in read_lag(within)[0]
     beyond = lag_attention(lens.run(series, 16), 40)
     assert not bool(beyond["vacuous"])
     assert float(beyond["chance"]) < 1
@@ -236,7 +234,7 @@ def test_a_head_that_reads_at_a_lag_has_its_mass_there() -> None:
     assert 0 < float(at["chance"]) < 0.2
 
 
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
     lens, horizon = lens_of(name), 4
     # the tiny token model has wide bins: in one of them a series would be flat to it
@@ -348,7 +346,7 @@ def test_the_period_of_a_season_is_found(period: float) -> None:
     assert dominant_period(values) == pytest.approx(period, rel=FOUND)
 
 
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_a_flat_forecast_has_lost_its_season(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

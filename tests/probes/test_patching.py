@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from contrasted import centred, pair_for, runs_of
 from refusals import expect_error
-from tiny_lenses import ATTENDING, NAMES, having, lens_of
+from tiny_lenses import ATTENDING, NAMES, archetypes, having, lens_of
+from tiny_series import centred, pair_for, runs_of
 from tsfm_lens import viz
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
@@ -42,7 +42,7 @@ TRUE_GRADIENTS = having("gradients")
 PATCHES = [name for name in TRUE_GRADIENTS if architectures()[name].readout != "token"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", archetypes(NAMES))
 def test_a_cell_equals_the_patched_run_alone(name: str) -> None:
     lens, runs = lens_of(name), runs_of(name)
     branch = lens.components()[1]
@@ -104,7 +104,7 @@ def test_the_whole_stream_carries_everything(name: str, direction: str) -> None:
 
 
 # Fracast detects periods, which jump
-@pytest.mark.parametrize("name", sorted(set(PATCHES) - {"fracast"}))
+@pytest.mark.parametrize("name", archetypes(sorted(set(PATCHES) - {"fracast"})))
 def test_a_small_corruption_is_estimated_exactly(name: str) -> None:
     """First order is exact in the limit; token models have no small corruption of a token."""
     lens = lens_of(name)
@@ -175,7 +175,7 @@ def test_in_every_pass_of_a_rollout_the_same_steps_are_patched() -> None:
     )
 
 
-@pytest.mark.parametrize("name", TRUE_GRADIENTS)
+@pytest.mark.parametrize("name", archetypes(TRUE_GRADIENTS))
 def test_slopes_are_finite_differences(name: str) -> None:
     """For token models, too, whose tokens cannot change by little but whose streams can."""
     lens = lens_of(name)
@@ -342,7 +342,10 @@ def test_positions_are_grouped_from_the_newest() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["chronos", "chronos-bolt", "chronos-2", "moirai-2", "timestral", "toto-1"]
+    "name",
+    archetypes(
+        ["chronos", "chronos-bolt", "chronos-2", "moirai-2", "timestral", "toto-1"]
+    ),
 )
 def test_a_receiver_hears_the_sender_alone(name: str) -> None:
     """The held run puts the sender's change on the stream before the receiver; accounting gives that stream too."""
@@ -381,7 +384,7 @@ def test_a_receiver_hears_the_sender_alone(name: str) -> None:
     assert str(branch) in [str(each) for each in later_branches(lens.wiring, sender)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", archetypes(NAMES))
 def test_the_last_branch_acts_directly(name: str) -> None:
     """Nothing comes after it, so its path to the output is all that patching it does."""
     last = writers(lens_of(name).wiring)[-1]

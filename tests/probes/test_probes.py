@@ -8,8 +8,8 @@ import torch
 import xarray as xr
 from scipy.stats import entropy as scipy_entropy
 
-from contrasted import few_draws
 from tiny_lenses import fresh
+from tiny_series import few_draws
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, load

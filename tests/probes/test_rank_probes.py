@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from contrasted import few_draws, series_for
-from tiny_lenses import ATTENDING, fresh, lens_of
+from tiny_lenses import ATTENDING, archetypes, fresh, lens_of
+from tiny_series import few_draws, series_for
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens
 from tsfm_lens.models.run import Run
@@ -58,7 +58,7 @@ def dense(lens: Lens, stack: str, layer: int, kind: str, part: str) -> np.ndarra
     return np.concatenate(list(heads), axis=0 if part == "W_O" else 1)
 
 
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_every_matrix_of_every_architecture_has_the_spectrum_of_its_dense_copy(
     name: str,
 ) -> None:
@@ -181,7 +181,7 @@ def test_streamed_singular_values_are_those_of_the_whole(parts: list[int]) -> No
     )
 
 
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_families_of_every_architecture(name: str) -> None:
     run = run_of(lens_of(name))
     found = embedding_ranks(run, epsilon=[0.01, 0.001], batch_size=64)
@@ -236,7 +236,7 @@ def test_signals_of_ones_own_are_embedded_as_the_model_does() -> None:
 
 
 @pytest.mark.parametrize("part", ["W_Q", "W_K", "W_V", "W_O"])
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_block_angles_of_every_architecture_are_means_over_pairs(
     name: str, part: str
 ) -> None:
@@ -312,7 +312,7 @@ def rows_at(run: Run, point: str) -> torch.Tensor:
     ].double()
 
 
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_the_spectra_of_every_architecture_are_those_of_dense_streams(
     name: str,
 ) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from contrasted import centred, runs_of, series_for
 from tiny_lenses import lens_of
+from tiny_series import centred, runs_of, series_for
 from tsfm_lens import explain, probes
 from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.models import Run

@@ -9,8 +9,8 @@ import pytest
 import torch
 import xarray as xr
 
-from contrasted import reads_at, series_for
-from tiny_lenses import ATTENDING, lens_of
+from tiny_lenses import ATTENDING, archetypes, lens_of
+from tiny_series import reads_at, series_for
 from tsfm_lens.data import bundled
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import load
@@ -37,7 +37,8 @@ def test_a_hand_built_lag_is_a_band() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["chronos", "chronos-2", "chronos-bolt", "moirai-2", "timestral"]
+    "name",
+    archetypes(["chronos", "chronos-2", "chronos-bolt", "moirai-2", "timestral"]),
 )
 def test_a_long_map_begins_with_the_short_one(name: str) -> None:
     lens = lens_of(name)
@@ -153,7 +154,7 @@ def test_flow_of_known_patterns() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_contributions_of_keys_sum_to_the_heads_write(name: str) -> None:
     lens = lens_of(name)
     run = lens.run(series_for(lens), 4)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
-from tiny_lenses import SUMMING, lens_of
+from tiny_lenses import SUMMING, archetypes, lens_of
 from tsfm_lens.probes import attribution
-from tsfm_lens.probes.attribution import DECOMPOSITIONS, writes_and_stream
+from tsfm_lens.probes.attribution import writes_and_stream
 from tsfm_lens.probes.secants import push_forward
 from tsfm_lens.testing import assert_close, example_case
 
 TOLERANCE = 1e-3
-SCORES = pd.read_csv(Path(__file__).parents[2] / "docs" / "planted.csv").query(
-    "condition == 'planted'"
-)
 
 
 def test_one_hidden_layer_is_integrated_by_the_share_of_the_path_on_which_each_unit_is_active() -> (
@@ -63,7 +57,8 @@ def test_one_hidden_layer_is_integrated_by_the_share_of_the_path_on_which_each_u
 
 
 @pytest.mark.parametrize(
-    "name", ["chronos-2", "toto-1", "moirai-1.1", "timesfm-2.5", "timestral"]
+    "name",
+    archetypes(["chronos-2", "toto-1", "moirai-1.1", "timesfm-2.5", "timestral"]),
 )
 def test_path_integrals_are_those_of_many_points_within_the_tolerance(
     name: str,
@@ -91,7 +86,8 @@ def test_path_integrals_are_those_of_many_points_within_the_tolerance(
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in SUMMING if name not in ("chronos", "t5", "tirex")]
+    "name",
+    archetypes([name for name in SUMMING if name not in ("chronos", "t5", "tirex")]),
 )
 def test_positions_that_are_not_read_are_not_needed(name: str) -> None:
     lens = lens_of(name)
@@ -110,25 +106,3 @@ def test_positions_that_are_not_read_are_not_needed(name: str) -> None:
         depth=1000,
         dtype=np.float32,
     )
-
-
-@pytest.mark.parametrize("architecture", sorted(set(SCORES["architecture"])))
-def test_the_default_decomposition_finds_most_on_planted_models(
-    architecture: str,
-) -> None:
-    """Of those whose parts sum to the forecast; the linearised one, which does not, finds hardly more."""
-    lens = lens_of(architecture)
-    mean = (
-        SCORES[SCORES["architecture"] == architecture].groupby("method")["auroc"].mean()
-    )
-    names = DECOMPOSITIONS[lens.emits]
-    scores = {
-        name: mean.get(f"direct attribution, {name.replace('_', ' ')}", 0.0)
-        for name in names
-    }
-    assert (
-        scores[names[0]]
-        == max(scores[name] for name in names if name != "linearised")
-        > 0.9
-    )
-    assert scores[names[0]] > max(scores.values()) - 0.01

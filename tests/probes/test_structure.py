@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contrasted import few_draws, series_for
-from tiny_lenses import ATTENDING, fresh, lens_of
+from tiny_lenses import ATTENDING, archetypes, fresh, lens_of
+from tiny_series import few_draws, series_for
 from tsfm_lens.data import as_series, bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.probes import (
@@ -39,7 +39,7 @@ def test_stable_rank_of_known_spectra(values: list[float], expected: float) -> N
     assert np.isnan(stable_rank(np.zeros(3)))
 
 
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_spectra_of_every_head_are_those_of_the_dense_products(name: str) -> None:
     lens = lens_of(name)
     found = head_spectra(lens)
@@ -130,7 +130,7 @@ def test_cka_of_known_representations() -> None:
     np.testing.assert_allclose(found[:3, :3], found[:3, :3].T)
 
 
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_similarities_of_a_model(name: str) -> None:
     lens = lens_of(name)
     run = lens.run(series_for(lens, "co2", "elnino", example=2), 6, **few_draws(lens))

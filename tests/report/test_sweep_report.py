@@ -47,22 +47,16 @@ def test_page_figures_and_tables_are_there(
     folder = built.parent
     assert built.name == "index.html"
     figures = {path.stem for path in (folder / "figures").iterdir()}
-    assert figures == {
-        *(f"layer_distances-{part}" for part in ("both", "heads", "mlp")),
-        *(
-            "range_curves",
-            "head_changes",
-            "head_curves-alpha",
-            "head_curves-beta",
-            "heads_at_layers",
-        ),
-        *(
-            "dataset_heatmap-alpha",
-            "dataset_heatmap-beta",
-            "recipe_table",
-            "selection_comparison",
-        ),
+    models = ("alpha", "beta")
+    parts = ("", "-both", "-heads", "-mlp")
+    effects = {f"sweep_effects{part}-{each}" for part in parts for each in models}
+    of_models = {
+        f"sweep_{kind}-{each}" for kind in ("heads", "curves") for each in models
     }
+    layers = swept["datasets"].groupby(["model", "layer"], sort=False).groups
+    by_dataset = {f"sweep_datasets-layer-{layer}-{model}" for model, layer in layers}
+    others = {"sweep_heads_at", "sweep_recipes", "sweep_selection"}
+    assert figures == effects | of_models | by_dataset | others
     assert {path.name for path in (folder / "tables").iterdir()} == {
         f"{n}.{k}" for n in swept for k in ("csv", "tex")
     }
@@ -222,7 +216,9 @@ def test_an_unfinished_sweep_is_reported_as_far_as_it_is(
         in words
     )
     assert {path.stem for path in (tmp_path / "figures").iterdir()} == {
-        f"layer_distances-{part}" for part in ("both", "heads", "mlp")
+        f"sweep_effects-{part}-{model}"
+        for part in ("both", "heads", "mlp")
+        for model in ("alpha", "beta")
     }
     assert pd.read_csv(
         io.StringIO((tmp_path / "tables" / "heads_at.csv").read_text())

@@ -8,7 +8,7 @@ import torch
 import xarray as xr
 
 from refusals import expect_error
-from tiny_lenses import ATTENDING, lens_of
+from tiny_lenses import ATTENDING, archetypes, lens_of
 from tsfm_lens.data import SeriesBatch, as_series, bundled
 from tsfm_lens.models import Lens, load
 from tsfm_lens.probes import heads_by_stable_rank
@@ -64,7 +64,7 @@ def numpy_rank(writes: np.ndarray, shown: np.ndarray) -> float:
     return float(np.exp(np.mean(entropies)))
 
 
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_every_score_of_every_architecture(name: str) -> None:
     lens = lens_of(name)
     stack = lens.wiring.output_stack

@@ -1,4 +1,4 @@
-"""Rules of figures at their edges: gaps, missing values, padded dates, two stacks, empty bounds, room for words."""
+"""Rules of figures at their edges: gaps, missing values, padded dates, two stacks, empty bounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tsfm_lens import viz
 from tsfm_lens.core.registry import find
 from tsfm_lens.viz import theme
 from tsfm_lens.viz.grid import log_axis
-from tsfm_lens.viz.sheet import Panel, Sheet, blank, sheet, text_width
+from tsfm_lens.viz.sheet import Panel, Sheet, blank
 from viz.marks import heatmaps, named
 
 LONG = "Wirkleistung am Knoten Köln-Süd " * 3
@@ -27,7 +27,6 @@ DAYS = np.arange("2001-01-01", "2001-01-06", dtype="datetime64[D]").astype(
 )
 Change = Callable[[xr.Dataset], xr.DataArray]
 made = cache(planted.everything)
-sweep = cache(planted.sweep)
 
 
 # what an edge makes of one variable
@@ -89,16 +88,6 @@ SAID: dict[str, tuple[Callable[[], go.Figure], str]] = {
     "special keys": (
         lambda: viz.autoregressive_attention_map(made()[ROLLOUT], heads="diffuse"),
         "90 % on EOS",
-    ),
-    "undecided": (
-        lambda: viz.head_curves(
-            sweep()["curves"].assign(better=False, within=-1, judged_by="")
-        ),
-        "not decided yet",
-    ),
-    "wide bands": (
-        lambda: viz.range_curves(sweep()["layers"].assign(upper=40.0)),
-        "values beyond the axis are cut off",
     ),
     "padded dates": (
         lambda: viz.forecast_fan(
@@ -194,17 +183,6 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
         ).all(),
         True,
     ),
-    "a copy at a short lag repeats itself": (
-        lambda: (
-            named(
-                viz.parroting_forecast(
-                    of("context_parroting", best_lag=lambda ds: 0 * ds["best_lag"] + 2)
-                ),
-                "context 2 back",
-            )[0].y
-        ),
-        [8.0, 9.0, 8.0, 9.0, 8.0],
-    ),
     "panels keep their height": (
         lambda: [
             room(fig(viz.forecast_fan(made()["forecast"])))
@@ -245,35 +223,3 @@ def test_rules_at_the_edges(rule: str) -> None:
         np.testing.assert_allclose(np.asarray(result(), dtype=float), expected)
     else:
         assert result() == expected
-
-
-@pytest.mark.parametrize(
-    ("draw", "canvas", "least"),
-    [
-        (
-            lambda _: None,
-            lambda: sheet([100], [1, 1, 1], titles=[LONG] * 3),
-            text_width(LONG, 36),
-        ),
-        (
-            lambda panel: panel.sheet.x(LONG),
-            lambda: sheet([100], [1, 1, 1]),
-            text_width(LONG, 39),
-        ),
-        (
-            lambda panel: panel.bars([LONG], [1], across=True),
-            blank,
-            text_width(LONG, 12),
-        ),
-        (
-            lambda panel: panel.cells(np.ones((2, 12)), write=lambda _: LONG),
-            blank,
-            12 * text_width(LONG, 10),
-        ),
-    ],
-    ids=["titles of panels", "titles of axes", "names of bars", "numbers of cells"],
-)
-def test_words_have_room(
-    draw: Callable[[Panel], Any], canvas: Callable[[], Sheet], least: float
-) -> None:
-    assert drawn(draw, canvas()).layout.meta["min_width"] >= least

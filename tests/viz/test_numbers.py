@@ -19,30 +19,16 @@ from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.testing import assert_close
 from viz.marks import heatmaps
 
-PARTS = {
-    "whole model": "model",
-    "circuit alone": "circuit",
-    "all but the circuit": "complement",
-}
 Case = tuple[str, dict[str, Any], Callable[[xr.Dataset], Any]]
 everything = cache(planted.everything)
 
 MAPS: dict[str, Case] = {
-    "stable_rank_map": (
-        "head_spectra",
-        {"product": "OV"},
-        lambda ds: [ds["stable_rank"].sel(product="OV")],
-    ),
     "similarity_map": (
         "layer_similarity",
         {"measure": "update_cosine"},
         lambda ds: [ds["update_cosine"]],
     ),
-    "tilt_map": ("kernel", {}, lambda ds: [ds["tilt_share"]]),
-    "lag_attention_map": ("lag", {}, lambda ds: [100 * ds["mass"]]),
     "head_entropy_map": ("head_entropy", {}, lambda ds: [ds["entropy"]]),
-    "row_angle_map": ("row_angles", {"layers": ["0", "1"]}, lambda ds: ds["angle"]),
-    "token_angle_map": ("embedding_ranks", {}, lambda ds: ds["angle"]),
     "weight_rank_map": (
         "weight_ranks",
         {"epsilon": 0.1},
@@ -71,34 +57,12 @@ MAPS: dict[str, Case] = {
     ),
 }
 LINES: dict[str, Case] = {
-    "entropic_rank_line": ("entropic_rank", {}, lambda ds: {"all series": ds["rank"]}),
-    "kernel_bandwidths": (
-        "kernel",
-        {"layers": [1]},
-        lambda ds: {"median over heads": ds["bandwidth"].sel(layer="1").median("head")},
-    ),
     "season_amplitudes": (
         "seasonality_bias",
         {"series": ["b"]},
         lambda ds: {
             name: ds["amplitude"].sel(series="b", part=name.split()[-1])
             for name in ("end of the context", "truth", "forecast")
-        },
-    ),
-    "parroting_forecast": (
-        "context_parroting",
-        {"series": "b"},
-        lambda ds: {
-            "forecast": ds["forecast"][1],
-            "naive parrot": ds["parrot"][1],
-            "context 7 back": ds["forecast"][1],
-        },
-    ),
-    "circuit_forecasts": (
-        "minimal_circuit",
-        {},
-        lambda ds: {
-            name: ds["forecast"].sel(part=part)[0] for name, part in PARTS.items()
         },
     ),
 }
@@ -133,19 +97,14 @@ def test_lines_hold_the_numbers(name: str) -> None:
         np.testing.assert_allclose(np.asarray(lines[word].y, dtype=float), values)
 
 
-def test_sharp_heads_and_heads_of_rows_are_framed() -> None:
-    entropy, angles = everything()["head_entropy"], everything()["row_angles"]
+def test_sharp_heads_are_framed() -> None:
+    entropy = everything()["head_entropy"]
     fig = viz.head_entropy_map(entropy)
     middles = {
         (round((s.y0 + s.y1) / 2), round((s.x0 + s.x1) / 2)) for s in fig.layout.shapes
     }
     assert middles == {tuple(place) for place in np.argwhere(entropy["sharp"].values)}
     assert fig.layout.coloraxis.reversescale is True
-    corners = {
-        (s.x0, s.x1, s.y0, s.y1)
-        for s in viz.row_angle_map(angles, layers=["0"]).layout.shapes
-    }
-    assert corners == {(-0.5, 1.5, -0.5, 1.5), (1.5, 3.5, 1.5, 3.5)}
 
 
 def test_what_cannot_be_told_is_not_drawn() -> None:
@@ -157,39 +116,14 @@ def test_what_cannot_be_told_is_not_drawn() -> None:
     np.testing.assert_array_equal(
         viz.weight_spectra(ranks, parts=["W_Q"]).data[1].y, [1, 0.5, 0.2, np.nan]
     )
-    lines = viz.embedding_spectra(everything()["embedding_ranks"]).data
-    # one direction is drawn as a point
-    assert [line.mode for line in lines] == ["lines", "lines", "lines+markers"]
-    spoiled = everything()["context_parroting"].isel(series=[0]).copy(deep=True)
-    for name in (
-        "lag_error",
-        "parrot",
-        "best_lag",
-        "copy_error",
-        "parrot_error",
-        "parrot_match",
-    ):
-        spoiled[name] = spoiled[name] * np.nan
-    fig = viz.parroting_forecast(spoiled)
-    assert {trace.name for trace in fig.data if trace.name} == {
-        "context",
-        "truth",
-        "forecast",
-    }
-    assert "at no lag" in fig.layout.meta["subtitle"]
 
 
 @pytest.mark.parametrize(
     ("name", "result", "options", "words"),
     [
-        ("stable_rank_map", "head_spectra", {"product": "KQ"}, "QK"),
         ("similarity_map", "layer_similarity", {"measure": "angle"}, "cosine"),
-        ("kernel_bandwidths", "kernel", {"layers": [7]}, "no layer '7'"),
         ("patch_attention_grid", "patch_attention", {"layer": "7"}, "no layer '7'"),
-        ("parroting_forecast", "context_parroting", {"series": "bb"}, "no series 'bb'"),
         ("season_amplitudes", "seasonality_bias", {"series": [5]}, "counted from 0"),
-        ("patched_forecasts", "activation_patching", {"top": 0}, "top is 0"),
-        ("self_repair_bars", "causal_effects", {"top": 0}, "top is 0"),
         ("patching_map", "activation_patching", {"value": "first_order"}, "recovered"),
         ("path_map", "path_patching", {"value": "score"}, "recovered"),
         (

@@ -153,34 +153,6 @@ def test_motif_maps_share_the_colours_of_attention(target: str) -> None:
     expect_error("after_last", viz.repeated_motif_map, ds, target="after_lost")
 
 
-def test_parroting_maps_are_means_over_series_or_one_of_them() -> None:
-    ds = results()["parroting"]
-    names = ("mass", "copy_error_change", "parrot_error_change", "truth_error_change")
-    fig = viz.head_parroting_map(ds)
-    for trace, name in zip(heatmaps(fig), names, strict=True):
-        np.testing.assert_allclose(trace.z, ds[name].mean("series"))
-    # a series whose forecast copies at no lag has no error from a copy
-    copied = str(ds["series"][np.isfinite(ds["lag"])].values[0])
-    one = viz.head_parroting_map(ds, series=copied)
-    for trace, name in zip(heatmaps(one), names, strict=True):
-        np.testing.assert_array_equal(trace.z, ds[name].sel(series=copied))
-    assert f"lag {int(ds['lag'].sel(series=copied))};" in one.layout.meta["subtitle"]
-    # what is unknown for one series is left out of the mean, what is unknown for all is not drawn
-    judged = [
-        name for name in ds if str(name).startswith(("mass_", "parrot_error_change_"))
-    ]
-    holed = ds.drop_vars(judged).copy(deep=True)
-    holed["mass"][..., 0] = np.nan
-    holed["parrot_error_change"][:] = np.nan
-    fig = viz.head_parroting_map(holed)
-    np.testing.assert_array_equal(fig.data[0].z, ds["mass"][..., 1])
-    assert [trace.name for trace in heatmaps(fig)] == [
-        "attention at the lag",
-        "from the copied lag",
-        "from the truth",
-    ]
-
-
 def test_every_line_is_drawn_in_the_panel_of_its_layer() -> None:
     ds = results()["thought"]
     fig = viz.thought_lines(ds, series="elnino")
@@ -209,24 +181,3 @@ def test_every_line_is_drawn_in_the_panel_of_its_layer() -> None:
     last = viz.thought_lines(ds, series="elnino", layers=["2"])
     assert len(heatmaps(last)) == 1
     assert not [trace for trace in last.data if trace.name == "spurious line"]
-
-
-def test_counts_of_lines_are_means_over_series() -> None:
-    ds = results()["thought"]
-    fig = viz.thought_counts(ds)
-    bars = {trace.name: np.array(trace.y) for trace in fig.data if trace.type == "bar"}
-    np.testing.assert_allclose(
-        bars["spurious lines"], ds["spurious_count"].mean("series")
-    )
-    np.testing.assert_allclose(
-        bars["spurious lines"] + bars["other lines"], ds["count"].mean("series")
-    )
-    lines = [trace for trace in fig.data if trace.type == "scatter"]
-    np.testing.assert_allclose(lines[-1].y, 100 * ds["spurious_mass"].mean("series"))
-    np.testing.assert_array_equal(
-        [line.y for line in lines[:-1]], 100 * ds["spurious_mass"].values.T
-    )
-    assert len(viz.thought_counts(results()["thought"].isel(series=[0])).data) == 3
-    expect_error(
-        "thought_lines or thought_counts draws that kind", viz.induction_maps, ds
-    )

@@ -64,43 +64,6 @@ def test_all_positions_at_once_make_a_bar_a_component() -> None:
     }
 
 
-def test_patched_forecasts_are_those_that_recover_most() -> None:
-    ds = planted.patching()
-    fig = viz.patched_forecasts(ds, top=2)
-    lines = [trace.y for trace in named(fig, "patched forecast")]
-    forecasts = [
-        ds["forecast"].isel(component=place, position=place, series=0)
-        for place in (2, 1)
-    ]
-    np.testing.assert_array_equal(lines, forecasts)
-    assert "recovers 1" in fig.layout.annotations[0].text
-    assert "value (m)" in [axis.title.text for axis in fig.select_yaxes()]
-
-
-def test_the_estimate_is_drawn_against_the_exact_share() -> None:
-    ds = planted.attribution_patching()
-    fig = viz.attribution_patching_scatter(ds)
-    for layer in (0, 1):
-        mine, (dots,) = (
-            ds.isel(component=ds["layer_index"].values == layer),
-            named(fig, f"layer {layer}"),
-        )
-        np.testing.assert_array_equal(dots.x, mine["recovered"].values.ravel())
-        np.testing.assert_array_equal(dots.y, mine["first_order"].values.ravel())
-        assert dots.showlegend
-    (identity,) = named(fig, "estimate = exact")
-    assert identity.x == identity.y
-    assert (
-        "mean absolute error 0.05556, rank correlation 0.9"
-        in fig.layout.meta["subtitle"]
-    )
-    expect_error(
-        "no variable 'recovered'",
-        viz.attribution_patching_scatter,
-        ds.drop_vars("recovered"),
-    )
-
-
 def test_paths_are_ordered_by_depth_and_missing_ones_are_not_zero() -> None:
     ds = planted.paths()
     drawn = viz.path_map(ds.isel(sender=[1, 0], receiver=[2, 1, 0]))
@@ -176,12 +139,3 @@ def test_the_strongest_edges_are_drawn_as_wide_as_they_are_strong() -> None:
     expect_error(
         "'edge_attribution' is needed", viz.circuit_graph, circuit, planted.paths()
     )
-
-
-def test_the_curve_has_the_sizes_that_were_tried() -> None:
-    fig = viz.circuit_curve(planted.circuit())
-    assert list(fig.data[0].x) == [3, 4, 5, 8]
-    assert list(fig.data[0].y) == [0.9, 0.9, 0.9, 1.0]
-    level, size = (shape for shape in fig.layout.shapes if shape.type == "line")
-    assert level.y0 == level.y1 == pytest.approx(0.9)
-    assert size.x0 == size.x1 == 3

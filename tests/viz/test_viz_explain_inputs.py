@@ -93,7 +93,7 @@ def test_strips_cover_the_segments_of_each_series() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["input_timeline", "input_waterfall", "input_map"])
+@pytest.mark.parametrize("name", ["input_timeline", "input_waterfall"])
 def test_an_item_without_one_of_its_series_is_refused(name: str) -> None:
     with pytest.raises(InputError, match="covers 2 series, of which 1 are left"):
         getattr(viz, name)(results()["exact"].isel(series=[0]))
@@ -112,7 +112,6 @@ def test_a_single_step_is_drawn() -> None:
         for name in ("forecast", "reference_forecast")
     ]
     assert "one step" in str(fig.layout.title.text)
-    assert viz.input_map(ds).layout.xaxis.ticktext == ("step 0",)
 
 
 @pytest.mark.parametrize("name", ["exact", "occlusion", "sampled"])
@@ -153,15 +152,6 @@ def test_bars_lead_from_the_reference_to_the_forecast(name: str) -> None:
         )
 
 
-def test_the_map_has_every_segment_and_step() -> None:
-    ds = results()["exact"]
-    (cells,) = viz.input_map(ds).data
-    np.testing.assert_array_equal(cells.z, ds["attribution"].sel(quantile=0.5))
-    fewer = viz.input_map(ds, top=2)
-    assert len(fewer.data[0].z) == 2
-    expect_error(r"0\.9", viz.input_map, ds, quantile=0.95)
-
-
 def test_each_series_is_a_dot_in_each_row() -> None:
     ds = results()["effects"]
     fig = viz.input_beeswarm(ds)
@@ -172,9 +162,7 @@ def test_each_series_is_a_dot_in_each_row() -> None:
     # dots in one place stand in line
     level = viz.input_beeswarm(ds.assign(effect=0 * ds["effect"] + 1))
     assert len({float(y) for trace in level.data for y in trace.y}) == ds["effect"].size
-    expect_error(
-        "input_beeswarm or input_dependence draws that kind", viz.input_map, ds
-    )
+    expect_error("input_beeswarm draws that kind", viz.input_timeline, ds)
 
 
 def test_readings_tell_the_sum_and_what_stands_out() -> None:
@@ -245,4 +233,4 @@ def test_the_width_of_an_interval_is_split_exactly() -> None:
     ).mean(1)
     np.testing.assert_allclose(np.ravel(strip.z), size[ds["row"].values == 0])
     with pytest.raises(InputError, match="lower and the upper end"):
-        viz.input_map(ds, quantile=(0.9, 0.1))
+        viz.input_timeline(ds, quantile=(0.9, 0.1))

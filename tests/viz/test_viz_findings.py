@@ -114,57 +114,6 @@ def test_cells_without_numbers_have_a_dot() -> None:
     assert "dotted" in subtitle(fig)
 
 
-@pytest.fixture
-def effects() -> xr.Dataset:
-    """Component c has the direct effect c + 1 and self-repair c / 10 - 0.2 on "rivers", 0.1 more on "roads"."""
-    rows = planted.components(2, 2, ("self_attn", "cross_attn"), whole=False)
-    count = np.arange(len(rows), dtype=float)
-    repair = count[:, None] / 10 - 0.2 + np.array([0.0, 0.1])
-    ds = planted.effects(planted.rivers_and_roads(), rows, count + 1, repair)
-    for part in ("direct", "total"):
-        ds = judged(ds, f"{part}_share", ["component"], count > 5)
-    return judged(ds, "self_repair", ["component"], count % 2 == 0)
-
-
-def test_bars_in_the_noise_are_hatched_over_a_grey_band_with_whiskers(
-    effects: xr.Dataset,
-) -> None:
-    fig = viz.self_repair_bars(effects)
-    bars = [trace for trace in fig.data if trace.type == "bar"][1]
-    stands = dict(
-        zip(
-            effects["component"].values,
-            effects["self_repair_significant"].values,
-            strict=True,
-        )
-    )
-    assert list(bars.marker.pattern.shape) == [
-        "" if stands[name] else "/" for name in bars.y
-    ]
-    shown = effects.sel(component=list(bars.y))
-    np.testing.assert_allclose(
-        np.add(bars.x, bars.error_x.array), shown["self_repair_high"]
-    )
-    np.testing.assert_allclose(
-        np.subtract(bars.x, bars.error_x.arrayminus), shown["self_repair_low"]
-    )
-    bands = [shape for shape in fig.layout.shapes if shape.type == "rect"]
-    assert [(band.x0, band.x1) for band in bands] == [(-FLOOR, FLOOR)]
-    assert "hatched" in subtitle(fig)
-    wide = effects.assign(self_repair_floor=("series", [FLOOR, 99.0]))
-    assert not [
-        shape
-        for shape in viz.self_repair_bars(wide).layout.shapes
-        if shape.type == "rect"
-    ]
-    plain = effects.drop_vars([name for name in effects if "_significant" in str(name)])
-    (bars,) = [
-        trace for trace in viz.self_repair_bars(plain).data if trace.type == "bar"
-    ][1:]
-    assert bars.marker.pattern.shape is None
-    assert bars.error_x.array is None
-
-
 def test_bars_of_an_attribution_are_hatched_unless_one_step_is_asked_for(
     attribution: xr.Dataset,
 ) -> None:

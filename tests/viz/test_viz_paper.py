@@ -34,7 +34,7 @@ def test_recipes_are_columns_and_series_are_rows():
     assert fig.layout.yaxis3.matches == "y"
     assert fig.layout.yaxis4.matches is None
     assert len({axis.matches for axis in fig.select_xaxes()} - {None}) == 1
-    assert fig.layout.yaxis.title.text == "rivers<br>(m³/s)"
+    assert fig.layout.yaxis.title.text == "rivers (m³/s)"
 
 
 def test_logit_maps_are_symmetric_and_peak_where_planted():

@@ -85,14 +85,10 @@ def test_flow_has_a_panel_a_layer_and_keeps_the_rest_visible() -> None:
         "autoregressive_attention_map",
         "attention_map",
         "attention_grid",
-        "norm_weighted_map",
     ],
 )
 def test_long_maps_stay_small_and_keep_the_band(name: str) -> None:
-    kinds = {
-        "autoregressive_attention_map": "autoregressive_attention",
-        "norm_weighted_map": "norm_weighted_attention",
-    }
+    kinds = {"autoregressive_attention_map": "autoregressive_attention"}
     fig = getattr(viz, name)(
         long_map(kinds.get(name, "attention_patterns"), 2048, 512, 24)
     )

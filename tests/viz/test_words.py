@@ -15,7 +15,13 @@ import planted
 import specimens
 from tsfm_lens import viz
 from tsfm_lens.report.build import panels_of
-from tsfm_lens.viz.printing import COLUMNS, PIXELS_PER_POINT, TALLEST, narrowed
+from tsfm_lens.viz.printing import (
+    COLUMNS,
+    LEAST_TYPE,
+    PIXELS_PER_POINT,
+    TALLEST,
+    narrowed,
+)
 from tsfm_lens.viz.theme import untitled
 
 pytestmark = pytest.mark.browser
@@ -197,7 +203,8 @@ def test_a_sheet_of_panels_can_be_read_and_its_type_is_large_enough(
         sizes = page.execute_script(
             "return [...document.querySelectorAll('#plot text')].map(t => parseFloat(getComputedStyle(t).fontSize))"
         )
-        assert min(sizes) / PIXELS_PER_POINT > 5.99
+        scale = sheet.layout.meta["print_scale"]
+        assert scale * min(sizes) / PIXELS_PER_POINT >= LEAST_TYPE
         assert sheet.layout.meta["height_mm"] <= TALLEST
         assert sheet.layout.meta["title"].startswith("a, ")
 

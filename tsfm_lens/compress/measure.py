@@ -358,6 +358,8 @@ def smallest_harmless(curve: xr.Dataset) -> Mapping[str, Any]:
         "S0-T2",
     ),
     cost="search",
+    example={"keeps": [0.5], "methods": ["svd"]},
+    whole_batch=True,
 )
 def compression(
     run: Run,
@@ -391,6 +393,8 @@ def compression(
     ),
     source="after Flow of ranks, section 5 and table 2",
     cost="search",
+    example={"method": "svd"},
+    whole_batch=True,
 )
 def compression_quality(run: Run, *, keep: float = 0.25, **options: Any) -> xr.Dataset:
     """Compress a model as calibrated on other series or earlier steps, and measure its :func:`quality`.

@@ -74,6 +74,8 @@ _MEASUREMENTS: dict[str, Measurement] = {}
 _FIGURES: defaultdict[str, list[Figure]] = defaultdict(list)
 _PANELS: dict[str, Callable[[Any], Iterator[FigurePanel]]] = {}
 _COMPOSED: dict[str, Figure] = {}
+_DEFAULT: list[tuple[Callable[..., Any], Table]] = []
+_ANY_KIND = ""  # of panels of the kinds that have no figure
 _IS_WITHIN_PROBE = ContextVar("within a probe", default=False)
 _INPUT_DESCRIPTIONS = {
     "run": " on all series",
@@ -148,6 +150,7 @@ class Figure:
         needs: requirement on a model beyond that of the measurement.
         instead: figure for models that do not meet it.
         table, sentences: of the result, for the panel of a report.
+        variable: that a drawing by dimensions alone draws; "" for one of its own.
         computes: of a composed figure: what is computed, in words.
         paper: of a composed figure: the setting in the paper.
     """
@@ -163,6 +166,7 @@ class Figure:
     instead: str = ""
     table: Table | None = None
     sentences: Callable[[Any], list[str]] | None = None
+    variable: str = ""
     computes: str = ""
     paper: str = ""
 
@@ -260,8 +264,11 @@ class Measurement:
     def draw_panels(self, result: Any) -> Iterator[FigurePanel]:
         """Draw the panels of a report, each with its table and its sentences."""
         figures = self.figures
-        if self.kind in _PANELS:
-            yield from _PANELS[self.kind](result)
+        make = _PANELS.get(self.kind)
+        if make is None and self.kind not in _FIGURES:
+            make = _PANELS.get(_ANY_KIND)
+        if make is not None:
+            yield from make(result)
             return
         for figure in figures:
             if figure.table is None:
@@ -465,6 +472,16 @@ def panels(kind: str) -> Callable[[F], F]:
     return register
 
 
+def default_figure(
+    function: Callable[..., go.Figure],
+    table: Table,
+    panels: Callable[[Any], Iterator[FigurePanel]],
+) -> None:
+    """Register what draws and tabulates results of the kinds that have no figure, and makes their panels."""
+    _DEFAULT[:] = [(function, table)]
+    _PANELS[_ANY_KIND] = panels
+
+
 def composed_figure(name: str, **facts: Any) -> Callable[[F], F]:
     """Register a function that draws the panels of a run under a name of their own, such as a paper's "6B".
 
@@ -518,14 +535,25 @@ def find(kind: str) -> Measurement:
 
 
 def find_figures(kind: str) -> list[Figure]:
-    """Return the ways to draw results of a kind; loads the figures of this library, or one extension."""
+    """Return the ways to draw results of a kind; loads the figures of this library, or one extension.
+
+    A measurement without a figure is drawn by its dimensions alone, under the name of its kind.
+    """
     for package in _FIGURE_PACKAGES:
         if kind in _FIGURES:
             break
         import_module(f"tsfm_lens.{package}")
     if kind not in _FIGURES:
         load_extension(MEASUREMENTS, kind)
-    return _FIGURES.get(kind, [])
+    if kind in _FIGURES or kind not in _MEASUREMENTS:
+        return _FIGURES.get(kind, [])
+    summary = _MEASUREMENTS[kind].summary or _MEASUREMENTS[kind].title
+    return [
+        Figure(
+            kind, f"{summary[:1].upper()}{summary[1:]}.", function, kind, table=table
+        )
+        for function, table in _DEFAULT
+    ]
 
 
 def figures() -> dict[str, Figure]:
@@ -547,7 +575,7 @@ def _numeric(name: str) -> tuple[int, str]:
 
 
 def find_figure(name: str) -> Figure:
-    """Look up a figure by its name.
+    """Look up a figure by its name; the name of a kind stands for its first figure.
 
     Raises:
         UnknownNameError: no package and no extension has it.
@@ -557,6 +585,8 @@ def find_figure(name: str) -> Figure:
     if name in _COMPOSED:
         return _COMPOSED[name]
     available = figures()
+    if name not in available and name in _MEASUREMENTS:
+        available |= {name: find_figures(name)[0]}
     if name not in available:
         hint = "`tsfm-lens figure --list` names all, and what a sweep draws."
         raise unknown_name("figure", name, available, hint=hint)

@@ -495,7 +495,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     floor = relative_rounding(lens) * np.divide(
         whole, total, out=np.ones_like(total), where=total > 0
     )
-    return judge(data, "share", floor=floor)
+    return judge(data, "share", floor=floor, contexts=result)
 
 
 _SUMMED = ("hook_out", "hook_result", *RESIDUAL_NAMES, "hook_resid_post")

@@ -223,6 +223,7 @@ def _record_call(
     description=("A gradient estimate of path patching for every pair of components."),
     source="Syed et al. 2023; Hanna et al. 2024",
     needs="gradients",
+    example={"nodes": ["*.*.mlp"]},
     whole_batch=True,
 )
 def edge_attribution(

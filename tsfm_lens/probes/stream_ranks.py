@@ -427,8 +427,16 @@ def flow_of_ranks(
     ]
     for place, name in enumerate(("attention_value", "attention_bound")):
         data[name] = (("layer", "mode"), around_attention[:, place])
+    # a row of a packed sequence is of several series
+    is_of_series = set(series) <= set(run.batch.ids)
     data = judge(
-        data, "rank_rise", floor=0.0, signed=True, smallest=0.0, groups="epsilon"
+        data,
+        "rank_rise",
+        floor=0.0,
+        signed=True,
+        smallest=0.0,
+        groups="epsilon",
+        contexts=run.dataset().sel(series=series) if is_of_series else None,
     )
     least = int(np.ceil((2 * _E2 * column.n_heads) ** 2))
     facts = {

@@ -5,6 +5,7 @@ from tsfm_lens.extensions import public_names as _public_names
 from tsfm_lens.testing.models import *
 from tsfm_lens.testing.oracles import *
 from tsfm_lens.testing.oracles_runs import *
+from tsfm_lens.testing.probe_checks import *
 from tsfm_lens.testing.suite import *
 from tsfm_lens.testing.tolerance import *
 

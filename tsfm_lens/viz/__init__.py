@@ -8,20 +8,16 @@ from tsfm_lens.extensions import export
 if TYPE_CHECKING:
     from tsfm_lens.viz.attention import *
     from tsfm_lens.viz.attribution import *
-    from tsfm_lens.viz.beside import *
     from tsfm_lens.viz.circuits import *
-    from tsfm_lens.viz.compose import *
     from tsfm_lens.viz.compression import *
-    from tsfm_lens.viz.covariate_use import *
     from tsfm_lens.viz.dark import *
-    from tsfm_lens.viz.effects import *
+    from tsfm_lens.viz.facets import *
     from tsfm_lens.viz.forecast import *
     from tsfm_lens.viz.head_states import *
     from tsfm_lens.viz.induction import *
     from tsfm_lens.viz.input_attribution import *
     from tsfm_lens.viz.input_effects import *
     from tsfm_lens.viz.input_routes import *
-    from tsfm_lens.viz.kernel_regression import *
     from tsfm_lens.viz.lens_logits import *
     from tsfm_lens.viz.lines_of_thought import *
     from tsfm_lens.viz.logit_lens import *
@@ -37,9 +33,6 @@ if TYPE_CHECKING:
     from tsfm_lens.viz.scenarios import *
     from tsfm_lens.viz.similarity import *
     from tsfm_lens.viz.stream_ranks import *
-    from tsfm_lens.viz.sweep_heads import *
-    from tsfm_lens.viz.sweep_layers import *
-    from tsfm_lens.viz.sweep_recipes import *
     from tsfm_lens.viz.training import *
     from tsfm_lens.viz.weight_effects import *
     from tsfm_lens.viz.weights import *

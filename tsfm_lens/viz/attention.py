@@ -257,24 +257,10 @@ def attention_grid(
     Args:
         layers, heads: labels and numbers to draw, all unless given.
     """
-    title = f"{sentence_start(ds)} of every head of {model_of(ds)}"
-    return pattern_heads(ds, "pattern", layers, heads, "attention weight", title, "")
-
-
-def pattern_heads(
-    ds: xr.Dataset,
-    variable: str,
-    layers: Sequence[str | int] | None,
-    heads: Sequence[str | int] | None,
-    word: str,
-    title: str,
-    remark: str,
-) -> go.Figure:
-    """Draw the grid of heads of a variable (layer, head, query, key); ``word``: what its values are."""
     cut = ds.isel(
         layer=positions(ds, "layer", layers), head=positions(ds, "head", heads)
     )
-    values = array(cut, variable, "layer", "head", "query", "key")
+    values = array(cut, "pattern", "layer", "head", "query", "key")
     rows, columns = values.shape[:2]
     x, y = ruler(token_axis(ds, "key")), ruler(token_axis(ds, "query"))
     ordinary = x.axis.timed if len(x.axis.timed) else x.axis.aside
@@ -301,7 +287,6 @@ def pattern_heads(
         **room,
     )
     entropy = array(cut, "entropy", "layer", "head") if "entropy" in cut else None
-    quantity = word.split(" (")[0].removeprefix("attention ")
     row_names, column_names = layer_names(cut), names(cut, "head")
     for (row, col), panel in zip(canvas.places, canvas, strict=True):
         r, c = row - 1, col - 1
@@ -312,15 +297,14 @@ def pattern_heads(
             else f"<br>entropy of this head {nats(float(entropy[r, c]))}"
         )
         z, x_edges, y_edges = pooled(values[r, c], x, y, group)
-        hover = f"{plain(place)}<br>query around step %{{y}}, key around step %{{x}}<br>{quantity} %{{z:.3g}}"
+        hover = f"{plain(place)}<br>query around step %{{y}}, key around step %{{x}}<br>weight %{{z:.3g}}"
         panel.cells(z, x_edges, y_edges, f"{hover}{note}", name=place, xgap=0, ygap=0)
     head_label(canvas, x, y, row_names, column_names)
-    canvas.colours(weight_colours(limit, word))
+    canvas.colours(weight_colours(limit))
     marks = ", ".join(x.axis.aside_labels())
     return canvas.dress(
-        title,
+        f"{sentence_start(ds)} of every head of {model_of(ds)}",
         single_series(ds),
-        remark,
         "the same axes and colours in every panel",
         f"darkest: {number(limit)} or more"
         if float(np.nanmax(values)) > 1.005 * limit

@@ -14,7 +14,7 @@ from tsfm_lens.core.registry import FigurePanel, check, figure, frame, panels
 from tsfm_lens.errors import InputError
 from tsfm_lens.viz.effects import ablation_word
 from tsfm_lens.viz.findings import finding
-from tsfm_lens.viz.panels import fit, scene
+from tsfm_lens.viz.generic import draw_variable, generic_figure
 from tsfm_lens.viz.path_patching import path_values
 from tsfm_lens.viz.places import OUTPUT, Places, places_in
 from tsfm_lens.viz.select import (
@@ -26,34 +26,19 @@ from tsfm_lens.viz.select import (
     names,
     shown,
 )
-from tsfm_lens.viz.sheet import Look, Panel, blank
+from tsfm_lens.viz.sheet import Panel, blank
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import (
-    BLUE,
     GREY,
     INK,
-    PALE,
     PURPLE,
-    VERMILION,
     mixed,
     plain,
 )
-from tsfm_lens.viz.words import over_series
 
-__all__ = ["circuit_curve", "circuit_forecasts", "circuit_graph"]
+__all__ = ["circuit_graph"]
 _HEIGHT, _WIDTH = 340, 640  # pixels that the nodes share
 _LAYER_GAP = 0.8  # between layers, in columns
-_PARTS: dict[str, tuple[str, str, float, str | None]] = {
-    "model": ("whole model", mixed(GREY, 0.45), 5, None),
-    "circuit": ("circuit alone", BLUE, 2, None),
-    "complement": ("all but the circuit", VERMILION, 1.6, None),
-    "nothing": ("none of the components", INK, 1.4, "2px,2px"),
-}
-_WAYS = {
-    "greedy": "each step removes what costs least, down to the circuit",
-    "effects": "begins with the components of the largest single ablation effects",
-    "edges": "begins with the components of the largest edge attributions",
-}
 _WORTH_NAMING = 0.01  # of faithfulness: what cost less is not named
 
 
@@ -148,108 +133,6 @@ def circuit_graph(
         if edges is not None
         else "",
     )
-
-
-@figure("minimal_circuit", "Faithfulness of circuits by size.")
-def circuit_curve(ds: xr.Dataset) -> go.Figure:
-    """Draw faithfulness against the number of components kept, on the way to the circuit."""
-    curve, sizes = array(ds, "curve", "size"), np.asarray(ds["size"].values, dtype=int)
-    finite = np.isfinite(curve)
-    size = int(ds["in_circuit"].values.sum())
-    least = 1 - float(ds.attrs.get("tolerance", 0.0))
-    sheet = blank(280)
-    panel = sheet.panel()
-    hover = "%{x} components<br>faithfulness %{y:.3g}"
-    panel.line(
-        sizes[finite],
-        curve[finite],
-        "faithfulness",
-        hover,
-        colour=BLUE,
-        dots=6,
-        legend=False,
-    )
-    noise, remark = finding(ds, "faithfulness"), ""
-    if noise is not None and np.isfinite(noise.size):
-        remark = "lone dot: the circuit, with its range over series"
-        hover = "the circuit<br>faithfulness %{y:.3g}, with its range over series"
-        panel.dots(
-            [size],
-            [float(noise.size)],
-            "",
-            hover,
-            colour=VERMILION,
-            size=9,
-            noise=noise.at(None),
-        )
-        panel.floor(noise)
-    panel.level(least, dash="dash")
-    look: Look = {"yanchor": "bottom", "size": 13}
-    panel.note(
-        f"{least:.3g} required",
-        0,
-        least,
-        xref="domain",
-        xanchor="left",
-        colour=GREY,
-        **look,
-    )
-    panel.upright(size, colour=VERMILION, width=1.5, dash="dot")
-    side = "left" if size < len(sizes) / 2 else "right"
-    panel.note(
-        f" {size} components ",
-        size,
-        0.02,
-        yref="domain",
-        xanchor=side,
-        colour=VERMILION,
-        **look,
-    )
-    ends = [] if noise is None else [float(noise.low)]
-    low = float(np.nanmin([np.nanmin(curve), least, *ends]))
-    panel.x("components kept", range=[-0.5, sizes[-1] + 0.5])
-    panel.y(
-        "faithfulness",
-        range=[1 - 1.1 * (1 - low), 1 + 0.08 * (1 - low)],
-        showgrid=True,
-        gridcolor=PALE,
-    )
-    ranking = str(ds.attrs.get("ranking", ""))
-    return sheet.dress(
-        f"Faithfulness of circuits of {model_of(ds)} to {_behaviour(ds)}, by size",
-        f"{over_series(ds, range(ds.sizes['series']))}, others {ablation_word(ds)}",
-        f"ranking {ranking!r}" + (f": {_WAYS[ranking]}" if ranking in _WAYS else ""),
-        "1: the whole model, 0: none of the components",
-        remark,
-        str(ds.attrs.get("refused", "")),
-    )
-
-
-@figure("minimal_circuit", "Forecasts of a minimal circuit and of its complement.")
-def circuit_forecasts(
-    ds: xr.Dataset, *, series: str | int = 0, context_steps: int | None = None
-) -> go.Figure:
-    """Draw the forecasts of the whole model, the circuit alone, all but the circuit, and none of the components."""
-    view, sheet = scene(ds, series, context_steps, least=24), blank()
-    panel = sheet.panel()
-    forecasts = dict(
-        zip(
-            names(ds, "part"),
-            array(ds, "forecast", "part", "step", series=view.place),
-            strict=True,
-        )
-    )
-    for name, (words, colour, width, dash) in _PARTS.items():
-        view.forecast(panel, forecasts[name], words, colour, width, dash)
-    view.draw(panel)
-    core = np.concatenate([view.observations, forecasts["model"], forecasts["circuit"]])
-    cut = fit(
-        sheet, core, np.append(forecasts["complement"], forecasts["nothing"]), reach=1.0
-    )
-    view.title_axes(panel)
-    outside = f"what is outside is {ablation_word(ds)}; {view.statistic} forecasts, {view.remark}"
-    title = f"Forecasts of {view.id} by {model_of(ds)} and by its circuit alone"
-    return sheet.dress(title, _quality(ds, view.place), outside, cut)
 
 
 @dataclass(frozen=True)
@@ -436,5 +319,16 @@ def _circuit(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for i in forecast_series(ds, MAX_DRAWN):
         table = frame(ds.isel(series=[i]), "forecast")
         words, of = read_circuit_forecasts(ds, i), names(ds, "series")[i]
-        yield FigurePanel(circuit_forecasts(ds, series=i), table, words, series=of)
-    yield FigurePanel(circuit_curve(ds), frame(ds, "curve").dropna(ignore_index=True))
+        forecasts = draw_variable(ds, "forecast", series=i)
+        yield FigurePanel(forecasts, table, words, series=of)
+    curve = frame(ds, "curve").dropna(ignore_index=True)
+    yield FigurePanel(draw_variable(ds, "curve"), curve)
+
+
+generic_figure("minimal_circuit", "curve", "Faithfulness of circuits by size.")
+generic_figure(
+    "minimal_circuit",
+    "forecast",
+    "Forecasts of a minimal circuit and of its complement.",
+    options={"series": 0},
+)

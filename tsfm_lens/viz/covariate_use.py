@@ -5,26 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.core.registry import figure
 from tsfm_lens.viz.findings import finding, judged
-from tsfm_lens.viz.grid import panel_grid
-from tsfm_lens.viz.select import array, medians, model_of, names, shown, unit_of
-from tsfm_lens.viz.sheet import Look, Panel, sheet
+from tsfm_lens.viz.generic import generic_figure
+from tsfm_lens.viz.select import array, medians, names, shown, unit_of
 from tsfm_lens.viz.summary import labelled, summarize
-from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, mixed, plain
 from tsfm_lens.viz.words import measured, signed
 
-__all__ = ["covariate_dots", "response_curves"]
-
-WORDS = {
-    "removed": "removed",
-    "constant": "constant, at its mean",
-    "shuffled": "in random order",
-}
-_APART = 0.22
 _BENT = 0.2  # of a response's way up that it goes down, or the other way round
 _IDLE = "removing it changes no forecast beyond rounding, so the model does not use it."
 
@@ -161,151 +149,17 @@ def _describe(ds: xr.Dataset, place: int) -> str:
     )
 
 
-@figure(
+generic_figure(
     "covariate_use",
-    "Change of forecasts and errors without each covariate.",
+    "moved",
+    "Change of forecasts without each covariate.",
     table=("moved", "error_without", "worth"),
     sentences=read_use,
 )
-def covariate_dots(ds: xr.Dataset) -> go.Figure:
-    """Draw how much forecasts move without each covariate and, with the truth, what it was worth."""
-    covariates, ways = names(ds, "covariate"), names(ds, "way")
-    panels = {"moved": "change of the median forecast\n(MASE)"}
-    if "worth" in ds:
-        panels["worth"] = "change of the error without it\n(MASE; above 0: it helps)"
-    height = max(150, 64 * len(covariates))
-    canvas = sheet(
-        [height],
-        [1] * len(panels),
-        column_gap=0.05,
-        min_width=360 * len(panels),
-        below=68,
-        shared_yaxes=True,
-    )
-    for panel, (name, title) in zip(canvas, panels.items(), strict=True):
-        for place, way in enumerate(ways):
-            noise = finding(ds, name, "covariate", unit="MASE", way=place)
-            mean = array(ds, f"{name}_size", "covariate", way=place)
-            at = np.arange(len(covariates)) + _APART * (place - (len(ways) - 1) / 2)
-            text = [f"{plain(each)}, {WORDS.get(way, way)}" for each in covariates]
-            look: Look = {
-                "colour": CATEGORICAL[place % len(CATEGORICAL)],
-                "noise": noise,
-                "across": True,
-                "text": text,
-            }
-            panel.dots(
-                mean, at, WORDS.get(way, way), "%{text}<br>%{x:.3g} MASE", **look
-            )
-        panel.upright(0.0)
-        panel.x(title)
-    ticks = [
-        f"{plain(name)}<br>({role})"
-        for name, role in zip(covariates, ds["role_of"].values, strict=True)
-    ]
-    canvas.y(
-        tickvals=list(range(len(covariates))),
-        ticktext=ticks,
-        range=[len(covariates) - 0.5, -0.5],
-        showgrid=False,
-    )
-    series = names(ds, "series")
-    return canvas.dress(
-        f"Use of covariates by {model_of(ds)}",
-        "median over " * (len(series) > 1) + shown(series),
-    )
-
-
-_MAX_PANELS, _MAX_LINES = 6, 200
-
-
-@figure(
+generic_figure(
     "covariate_use",
-    "Change of the forecast against the value of each covariate.",
+    "response",
+    "Change of the forecast against steps of a covariate.",
     table=("value", "response"),
+    options={"covariate": 0},
 )
-def response_curves(ds: xr.Dataset) -> go.Figure:
-    """Draw the change of the forecast against the value of each covariate: a line per series, median, and 80 % of them.
-
-    Values that differ between series are rows in standard deviations from what they were.
-    """
-    size = np.abs(np.nan_to_num(array(ds, "slope_size", "covariate")))
-    places = [int(at) for at in np.argsort(-size, kind="stable")[:_MAX_PANELS]]
-    labels, stretch = (
-        names(ds, "covariate"),
-        {"known": "known future", "past": "last steps of its past"},
-    )
-    titles = [
-        (labels[place], stretch[str(ds["role_of"].values[place])]) for place in places
-    ]
-    canvas = panel_grid(titles, row_height=190, most=3, least=200, own_x=True)
-    scale, unit = _scale(ds)
-    for panel, place in zip(canvas, places, strict=True):
-        _draw_response(panel, ds, place, scale, unit)
-    canvas.panel().y(f"change of the forecast,\nmean over steps ({unit})", nticks=6)
-    fewer = (
-        f"the {len(places)} steepest of {len(labels)}"
-        if len(places) < len(labels)
-        else ""
-    )
-    title = f"Response of the forecast by {model_of(ds)} to its covariates"
-    return canvas.dress(title, shown(names(ds, "series")), fewer)
-
-
-def _draw_response(
-    panel: Panel, ds: xr.Dataset, place: int, scale: np.ndarray, unit: str
-) -> None:
-    """Draw the lines of one covariate."""
-    change = array(ds, "response", "series", "shift", covariate=place) * scale[:, None]
-    value = array(ds, "value", "series", "shift", covariate=place)
-    ids, step = names(ds, "series"), array(ds, "step_size", "series", covariate=place)
-    rows = np.flatnonzero(np.isfinite(change).any(1))
-    middle = names(ds, "shift").index("0")
-    # of two values the ends agree, whatever lies between
-    ends = np.delete(value[rows], middle, axis=1)
-    same = len(rows) and np.allclose(ends, ends[0], equal_nan=True)
-    if not same:
-        value = (value - value[:, [middle]]) / step[:, None]
-    panel.x("value" if same else "change (standard deviations)", nticks=5)
-    several = len(rows) > 1
-    for row in rows[:_MAX_LINES] if several else ():
-        order = np.argsort(np.where(np.isfinite(change[row]), value[row], np.inf))[
-            : np.isfinite(change[row]).sum()
-        ]
-        hover = f"{plain(ids[row])}<br>value %{{x:.4g}}<br>%{{y:+.3g}} {plain(unit)}"
-        panel.line(
-            value[row, order],
-            change[row, order],
-            "one series",
-            hover,
-            colour=mixed(GREY, 0.45),
-            width=0.7,
-        )
-    if not len(rows):
-        return
-    points = np.flatnonzero(np.isfinite(change).any(0))
-    x, y = (
-        np.nanmedian(each[np.ix_(rows, points)], axis=0) for each in (value, change)
-    )
-    order = np.argsort(x)
-    if several:
-        low, high = np.nanquantile(change[np.ix_(rows, points)], (0.1, 0.9), axis=0)
-        panel.band(
-            x[order],
-            low[order],
-            high[order],
-            mixed(BLUE, 0.22),
-            "80 % of series",
-            legend=True,
-        )
-    name = "median over series" if several else ids[int(rows[0])]
-    panel.line(
-        x[order],
-        y[order],
-        name,
-        f"value %{{x:.4g}}<br>%{{y:+.3g}} {plain(unit)}",
-        colour=BLUE,
-        width=2,
-        dots=5,
-    )
-    panel.level(0.0)

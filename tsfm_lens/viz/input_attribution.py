@@ -13,6 +13,7 @@ import xarray as xr
 from tsfm_lens.core.registry import figure, frame
 from tsfm_lens.errors import InputError
 from tsfm_lens.verdict import rules_of, verdict
+from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import Scene, fit, scene, segment_words
 from tsfm_lens.viz.select import (
@@ -25,7 +26,7 @@ from tsfm_lens.viz.select import (
     statistic_of,
     unit_of,
 )
-from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
+from tsfm_lens.viz.sheet import Look, Panel, sheet
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import (
     BLUE,
@@ -40,7 +41,7 @@ from tsfm_lens.viz.theme import (
 )
 from tsfm_lens.viz.words import listed, measured, num, signed
 
-__all__ = ["deletion_lines", "input_map", "input_timeline", "input_waterfall"]
+__all__ = ["deletion_lines", "input_timeline", "input_waterfall"]
 
 _STRIP, _BAR = 24, 22  # pixels of a strip, and of a bar
 _DASHES = "5px,2px"
@@ -484,52 +485,6 @@ def _draw_way(
     )
 
 
-@figure(
-    "input_attribution",
-    "Effect of each segment on each forecast step.",
-    table=lambda ds: frame(
-        ds.isel(quantile=median_position(ds["quantile"].values), drop=True),
-        "attribution",
-    ),
-)
-def input_map(ds: xr.Dataset, *, quantile: Quantile = None, top: int = 30) -> go.Figure:
-    """Draw the segment × forecast step map of what each segment does."""
-    view = _Part(ds, None, quantile)
-    values = view.values
-    keep = np.sort(np.argsort(-np.abs(values).mean(1), kind="stable")[:top])
-    window = scene(ds, view.target, context_steps=1)
-    canvas = blank(max(140, 20 * len(keep)), 480)
-    panel = canvas.panel()
-    hover = f"%{{y}}, {window.time.hover}<br>moves it by %{{z:+.4g}} {plain(view.unit)}"
-    where = window.time.at(window.future)
-    panel.cells(
-        values[keep], where, [plain(view.names[i]) for i in keep], hover, xgap=0, ygap=1
-    )
-    panel.y(
-        type="category",
-        autorange="reversed",
-        ticks="",
-        showline=False,
-        dtick=1,
-        tickfont_size=11,
-    )
-    panel.x("" if window.time.stamps is not None else "forecast step")
-    if len(where) == 1:
-        panel.x(tickvals=where, ticktext=[window.time.label(int(window.future[0]))])
-    canvas.colours(colour_scale(f"effect ({view.unit})", values[keep], diverging=True))
-    fewer = (
-        f"the {len(keep)} largest of {len(values)} segments"
-        if len(keep) < len(values)
-        else ""
-    )
-    return canvas.dress(
-        f"Input effects on the forecast of {view.target} by {model_of(ds)}, by step",
-        view.word,
-        view.how,
-        fewer,
-    )
-
-
 class _Part:
     """One quantile of an attribution, or the width between two, at one step or over all, in data units.
 
@@ -723,3 +678,17 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
         f"area between the curves, random 0: {', '.join(areas)}",
     ]
     return canvas.dress(f"Deletion and insertion on {model_of(ds)}", *remarks)
+
+
+def _steps_table(ds: xr.Dataset) -> pd.DataFrame:
+    """Tabulate the effect of each segment on each step of the median."""
+    middle = median_position(ds["quantile"].values)
+    return frame(ds.isel(quantile=middle, drop=True), "attribution")
+
+
+generic_figure(
+    "input_attribution",
+    "attribution",
+    "Effect of each segment on each forecast step.",
+    table=_steps_table,
+)

@@ -8,18 +8,16 @@ import xarray as xr
 
 from tsfm_lens.core.registry import figure
 from tsfm_lens.viz.findings import finding
-from tsfm_lens.viz.grid import panel_grid
 from tsfm_lens.viz.input_attribution import method_words
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import segment_words
 from tsfm_lens.viz.select import array, model_of, names, shown
 from tsfm_lens.viz.sheet import Look, blank
 from tsfm_lens.viz.summary import summary
-from tsfm_lens.viz.theme import BLUE, DIVERGING, GREY, PALE, plain
+from tsfm_lens.viz.theme import DIVERGING, GREY, PALE, plain
 
-__all__ = ["input_beeswarm", "input_dependence"]
+__all__ = ["input_beeswarm"]
 
-_MAX_NAMES = 3  # segments that a reading names
 _ROW, _DOT, _BINS = (
     46,
     7,
@@ -124,50 +122,3 @@ def _swarm(values: np.ndarray, span: float) -> np.ndarray:
         turn = np.arange(len(here))
         offsets[here] = np.where(turn % 2, -1, 1) * ((turn + 1) // 2) * _DOT / _ROW
     return np.clip(offsets, -0.42, 0.42)
-
-
-@figure(
-    "input_effects",
-    ("Effect of a segment against the height of its values, a dot for each series."),
-    table=("effect", "value"),
-)
-def input_dependence(ds: xr.Dataset, *, top: int = 6) -> go.Figure:
-    """Draw the effect of a segment against the height of its values, a dot per series, for those that move most.
-
-    Source:
-        Lundberg et al. 2020, Nature Machine Intelligence 2, the dependence plot.
-    """
-    labels, ids = segment_words(ds), names(ds, "series")
-    effect, value = (
-        array(ds, name, "segment", "series") for name in ("effect", "value")
-    )
-    order = np.argsort(
-        -np.nan_to_num(array(ds, "size_size", "segment"), nan=-1.0), kind="stable"
-    )
-    # a whole context has the mean of a context, and so no height
-    order = np.array(
-        [place for place in order if np.isfinite(value[place]).any()] or order[:1]
-    )[:top]
-    canvas = panel_grid(
-        [(labels[place],) for place in order],
-        row_height=170,
-        most=3,
-        least=200,
-        own_x=True,
-    )
-    for panel, place in zip(canvas, order, strict=True):
-        hover = "%{text}<br>values %{x:+.3g} standard deviations from their mean<br>%{y:+.3g} MASE"
-        panel.dots(
-            value[place],
-            effect[place],
-            "",
-            hover,
-            size=_DOT,
-            colour=BLUE,
-            text=[plain(name) for name in ids],
-        )
-        panel.level(0.0)
-        panel.x("values (standard deviations)", nticks=5)
-    canvas.panel().y("moves the forecast\nby (MASE)", nticks=6)
-    title = f"Input effects on the forecasts of {model_of(ds)}, by the values"
-    return canvas.dress(title, "values from the mean of their context", shown(ids))

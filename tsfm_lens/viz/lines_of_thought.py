@@ -9,25 +9,20 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import figure
+from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.logit_lens import logit_sheet
 from tsfm_lens.viz.panels import Scene, fitted_range, scene
-from tsfm_lens.viz.select import array, layer_name, model_of, names, positions, shown
-from tsfm_lens.viz.sheet import Look, Panel, sheet
+from tsfm_lens.viz.select import array, layer_name, model_of, names, positions
+from tsfm_lens.viz.sheet import Panel
 from tsfm_lens.viz.summary import summary
 from tsfm_lens.viz.theme import (
-    BLUE,
-    GREY,
-    PURPLE,
     SKY,
     VERMILION,
-    mixed,
     number,
     percent,
-    plain,
 )
-from tsfm_lens.viz.words import layer_names
 
-__all__ = ["thought_counts", "thought_lines"]
+__all__ = ["thought_lines"]
 _ROWS = 72  # of a panel
 _REACH = 2.0  # ranges of the values beyond them up to which lines are followed
 
@@ -89,62 +84,6 @@ def thought_lines(
     )
 
 
-@figure(
-    "lines_of_thought",
-    "Number of lines of thought by layer, and how many die out.",
-    table=("count", "spurious_count"),
-)
-def thought_counts(ds: xr.Dataset) -> go.Figure:
-    """Draw how many lines of thought each layer has, and how much probability its spurious ones hold."""
-    labels, ids = layer_names(ds), names(ds, "series")
-    spurious = array(ds, "spurious_count", "layer", "series")
-    other = array(ds, "count", "layer", "series") - spurious
-    mass = 100 * array(ds, "spurious_mass", "layer", "series")
-    titles = ["lines of thought", "probability on spurious lines"]
-    canvas = sheet([260], [1, 1], titles=titles, column_gap=0.13, min_width=640)
-    left, right = canvas
-    for word, counts, colour in (
-        ("spurious", spurious, VERMILION),
-        ("other", other, mixed(BLUE, 0.45)),
-    ):
-        hover = f"%{{x}}<br>%{{y:.3g}} {word} lines per series"
-        left.bars(labels, counts.mean(axis=1), f"{word} lines", hover, colour=colour)
-    several, tail = len(ids) > 1, "%{y:.3g} % on spurious lines"
-    for name, line in zip(ids if several else [], mass.T, strict=False):
-        look: Look = {
-            "colour": mixed(GREY, 0.5),
-            "width": 1,
-            "text": [plain(name)] * len(labels),
-        }
-        right.line(labels, line, "one series", f"%{{text}}, %{{x}}<br>{tail}", **look)
-    colour, name = (PURPLE, "mean over series") if several else (BLUE, ids[0])
-    right.line(
-        labels,
-        mass.mean(axis=1),
-        name,
-        f"%{{x}}<br>{tail}",
-        colour=colour,
-        width=2,
-        mode="lines+markers",
-    )
-    canvas.x("residual stream after", type="category")
-    left.y(
-        "lines per series" if several else "lines",
-        **({} if several else {"tickformat": "d", "nticks": 5}),
-    )
-    right.y("probability (%)", rangemode="tozero")
-    canvas.fig.update_layout(barmode="stack")
-    title, which = (
-        f"Lines of thought of {model_of(ds)}, layer by layer",
-        f"{shown(ids)}, {ds.sizes['step']} steps",
-    )
-    return canvas.dress(
-        title,
-        which,
-        "spurious: not continuous with the context, gone in the last layer",
-    )
-
-
 def _line(
     panel: Panel, ds: xr.Dataset, view: Scene, line: int, path: np.ndarray
 ) -> None:
@@ -167,3 +106,11 @@ def _line(
         # a mark at every step would be a bar
         marker={"symbol": symbol, "size": 5, "color": colour, "maxdisplayed": 8},
     )
+
+
+generic_figure(
+    "lines_of_thought",
+    "count",
+    "Number of lines of thought by layer.",
+    table=("count", "spurious_count", "spurious_mass"),
+)

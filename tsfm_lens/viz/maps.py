@@ -10,7 +10,6 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.errors import InputError
 from tsfm_lens.viz.findings import Finding
 from tsfm_lens.viz.select import names
 from tsfm_lens.viz.sheet import PRINTED, Look, sheet, shortened
@@ -190,24 +189,6 @@ def head_maps(
         canvas.panel(row, col).x(visible=False)
         canvas.panel(row, col).y(visible=False)
     return canvas.dress(title, *remarks)
-
-
-def head_map(values: xr.DataArray, *, title: str = "") -> go.Figure:
-    """Draw an array (layer, head), with its name and ``attrs["units"]`` beside the colours; InputError for others."""
-    if set(values.dims) != {"layer", "head"}:
-        raise InputError(
-            f"the array has dimensions {', '.join(map(str, values.dims))}, and a map has layer and head alone; average "
-            'the others, such as values.mean("series")'
-        )
-    word, array = str(values.name or "value"), values.transpose("layer", "head")
-    one = HeadMap(
-        array.values.astype(float),
-        "",
-        word,
-        str(values.attrs.get("units", "")),
-        diverging=bool((array < 0).any()),
-    )
-    return head_maps(array.to_dataset(name=word), [one], title or word)
 
 
 def under(place: Any, height: int) -> dict[str, Any]:

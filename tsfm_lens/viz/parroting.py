@@ -11,11 +11,8 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
-from tsfm_lens.viz.attention import attention_kind, single_series
-from tsfm_lens.viz.findings import finding, middle_of
+from tsfm_lens.viz.generic import draw_variable, generic_figure
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
-from tsfm_lens.viz.maps import HeadMap, head_maps
-from tsfm_lens.viz.panels import fit, scene
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
     array,
@@ -23,32 +20,21 @@ from tsfm_lens.viz.select import (
     model_of,
     names,
     series_position,
-    series_rows,
     shown,
 )
-from tsfm_lens.viz.sheet import Panel, sheet
 from tsfm_lens.viz.summary import summarize, summary
 from tsfm_lens.viz.theme import (
     BLUE,
     GREEN,
     GREY,
     INK,
-    ORANGE,
-    VERMILION,
-    number,
     percent,
     plain,
 )
-from tsfm_lens.viz.words import over_series
 
 __all__ = [
-    "head_parroting_map",
-    "lag_attention_map",
-    "parroting_forecast",
     "season_amplitudes",
 ]
-
-_DASHES = "5px,2px"
 
 
 def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
@@ -109,111 +95,6 @@ def read_lag(ds: xr.Dataset) -> list[str]:
     )
 
 
-@figure(
-    "context_parroting", "The forecast beside the best shifted copy of its context."
-)
-def parroting_forecast(
-    ds: xr.Dataset, *, series: str | int = 0, context_steps: int | None = None
-) -> go.Figure:
-    """Draw a forecast, the context repeated at its best lag and the naive parrot; below, the error of every lag."""
-    at, horizon = scene(ds, series, None).place, ds.sizes["step"]
-    best, parrot = (
-        float(ds["best_lag"].values[at]),
-        float(ds["parrot_error"].values[at]),
-    )
-    has_lag = bool(np.isfinite(best))
-    reach = max(horizon, 60, int(best) if has_lag else 0)
-    view = scene(ds, series, reach if context_steps is None else context_steps)
-    canvas = sheet(
-        [250, 130],
-        titles=["", "context repeated at every lag"],
-        row_gap=78,
-        above=10,
-        min_width=420,
-    )
-    canvas.fig.update_annotations(x=0, xanchor="left")
-    above, below = canvas
-    view.draw(above)
-    forecast, copy = (
-        array(ds, name, "step", series=at) for name in ("forecast", "parrot")
-    )
-    view.forecast(above, forecast, "forecast", BLUE, 2, words="forecast")
-    copies = []
-    if has_lag:
-        context = array(ds, "context", "time", series=at)
-        repeated = context[len(context) - int(best) + np.arange(horizon) % int(best)]
-        copies = [(f"context {int(best)} back", repeated, VERMILION)]
-    for name, values, colour in [*copies, ("naive parrot", copy, ORANGE)]:
-        if np.isfinite(values).any():
-            view.forecast(above, values, name, colour, 1.4, _DASHES, words=name)
-    fit(canvas, np.append(view.observations, forecast), copy, row=1)
-    view.title_axes(above)
-    above.y(nticks=6)
-    _draw_errors(below, ds, at, best, parrot)
-    return canvas.dress(
-        f"Context parroting by {model_of(ds)}: {view.id}",
-        f"distance from its copy at lag {int(best)}: {number(float(ds['copy_error'].values[at]))}"
-        if has_lag
-        else "copies its context at no lag",
-        f"from the naive parrot: {number(parrot)} standard deviations of the context"
-        if np.isfinite(parrot)
-        else "",
-        "below: distance at every lag (line), at the best (dot), of the naive parrot (dashed)"
-        if has_lag
-        else "",
-        view.remark,
-    )
-
-
-@figure(
-    "lag_attention",
-    "Attention one season before each step.",
-    table=("mass",),
-    sentences=read_lag,
-)
-def lag_attention_map(ds: xr.Dataset) -> go.Figure:
-    """Draw the layer × head map of the attention on tokens whole lags before the step that is forecast."""
-    mass = 100 * array(ds, "mass", "layer", "head")
-    top = max(float(np.nanmax(mass)), 1e-9)
-    lag, width = ds.attrs.get("lag", "?"), int(ds.attrs.get("width", 0))
-    return head_maps(
-        ds,
-        [HeadMap(mass, "", "attention", "%", low=0.0, high=top, write="{:.1f}".format)],
-        f"Attention of {model_of(ds)} at lag {lag} of {single_series(ds)}",
-        attention_kind(ds),
-        f"share on tokens {lag} steps and multiples back"
-        + (f" (± {width})" if width else ""),
-        f"uniform attention: {percent(float(ds['chance']))}",
-        "every token lies there, so this says nothing"
-        if bool(ds.get("vacuous", False))
-        else "",
-    )
-
-
-def _draw_errors(
-    panel: Panel, ds: xr.Dataset, series: int, best: float, parrot: float
-) -> None:
-    """Draw the lower panel: the error of every lag, the best one and the parrot's level."""
-    lags, error = (
-        np.asarray(ds["lag"].values, dtype=int),
-        array(ds, "lag_error", "lag", series=series),
-    )
-    off = "<br>distance %{y:.3g} standard deviations"
-    panel.line(lags, error, "", f"lag %{{x}}{off}", colour=GREY, width=1.2)
-    if np.isfinite(best):
-        lowest = [float(ds["copy_error"].values[series])]
-        panel.dots(
-            [best], lowest, "", f"best lag %{{x}}{off}", colour=VERMILION, size=9
-        )
-    if np.isfinite(parrot):
-        panel.level(parrot, colour=ORANGE, width=1.4, dash=_DASHES)
-    finite = np.flatnonzero(np.isfinite(error))
-    last = int(lags[finite[-1]]) if len(finite) else 1
-    top = np.nanmax([np.nanmax(error) if len(finite) else 1.0, parrot])
-    panel.x("lag (steps)", range=[0, last + 1], nticks=10)
-    panel.y("mean error\n(sd of context)", range=[0, 1.06 * top], nticks=4)
-
-
 @panels("context_parroting")
 def _parroting(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for i in forecast_series(ds, MAX_DRAWN):
@@ -223,81 +104,8 @@ def _parroting(ds: xr.Dataset) -> Iterator[FigurePanel]:
         )
         table = pd.concat([steps, frame(one, "lag_error")], ignore_index=True)
         words, of = read_parroting(ds, i), names(ds, "series")[i]
-        yield FigurePanel(parroting_forecast(ds, series=i), table, words, series=of)
-
-
-_CHANGES = {
-    "copy_error_change": ("from the copied lag", "change of distance"),
-    "parrot_error_change": ("from the naive parrot", "change of distance"),
-    "truth_error_change": ("from the truth", "change of error"),
-}
-
-
-@figure(
-    "head_parroting",
-    ("Attention to the copied lag, and change of the copy without each head."),
-    table=("mass", "copy_error_change", "parrot_error_change"),
-    sentences=summary(
-        "Most attention to the copied lag{mass:basis}: {mass:largest percent}.",
-        "Heads whose ablation moves the forecast furthest from the copy, in standard "
-        "deviations: {copy_error_change:largest}.",
-        "Forecast tokens of {vacuous:count} series cover so many steps that the share says "
-        "nothing.",
-        effect="copy_error_change",
-        noun="heads",
-        side=1,
-    ),
-)
-def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
-    """Draw where each head looks, and how the forecast without it departs from copying."""
-    at = series_rows(ds, series)
-    # what is significant is so over all series
-    noise = {
-        name: finding(ds, name, "layer", "head") if series is None else None
-        for name in ("mass", *_CHANGES)
-    }
-    values = {
-        name: middle_of(each, array(ds, name, "layer", "head", "series")[..., at])
-        for name, each in noise.items()
-        if name in ds
-    }
-    maps = [
-        HeadMap(
-            values["mass"],
-            "attention at the lag",
-            "share of attention",
-            low=0.0,
-            noise=noise["mass"],
-        )
-    ]
-    for name, (title, word) in _CHANGES.items():
-        # nothing is known of a parrot where no context is long enough for one
-        if name in values and np.isfinite(values[name]).any():
-            maps.append(
-                HeadMap(
-                    values[name], title, word, "std", diverging=True, noise=noise[name]
-                )
-            )
-    lags = ds["lag"].values[at]
-    distinct = list(dict.fromkeys(lags[np.isfinite(lags)]))
-    chance = ds["chance"].values[at]
-    words = ", ".join(f"{lag:.0f}" for lag in distinct[:6]) + (
-        " …" if len(distinct) > 6 else ""
-    )
-    even = number(float(np.nanmean(chance))) if np.isfinite(chance).any() else "unknown"
-    blind = int(ds["vacuous"].values[at].sum()) if "vacuous" in ds else 0
-    even += (
-        f" (every token lies at the lag in {blind} of {len(at)} series, which says nothing)"
-        if blind
-        else ""
-    )
-    return head_maps(
-        ds,
-        maps,
-        f"Parroting by the heads of {model_of(ds)}",
-        over_series(ds, at),
-        f"lag {words or 'unknown'}; uniform attention: {even}; ablated one by one, brown: further away without it",
-    )
+        errors = draw_variable(ds, "lag_error", series=i)
+        yield FigurePanel(errors, table, words, series=of)
 
 
 _PARTS: dict[str, dict[str, Any]] = {
@@ -386,3 +194,38 @@ def season_amplitudes(
         f"dotted: the patch length, {patch} steps" if patch > 1 else "",
         shown([ids[i] for i in rows]),
     )
+
+
+generic_figure(
+    "context_parroting",
+    "lag_error",
+    "Distance of the forecast from its context repeated at every lag.",
+)
+generic_figure(
+    "lag_attention",
+    "mass",
+    "Attention one season before each step.",
+    table=("mass",),
+    sentences=read_lag,
+)
+generic_figure(
+    "head_parroting",
+    "copy_error_change",
+    "Change of the distance from the copied context without each head.",
+    table=("mass", "copy_error_change", "parrot_error_change"),
+    sentences=summary(
+        "Most attention to the copied lag{mass:basis}: {mass:largest percent}.",
+        "Heads whose ablation moves the forecast furthest from the copy, in standard "
+        "deviations: {copy_error_change:largest}.",
+        "Forecast tokens of {vacuous:count} series cover so many steps that the share says "
+        "nothing.",
+        effect="copy_error_change",
+        noun="heads",
+        side=1,
+    ),
+)
+generic_figure(
+    "head_parroting",
+    "mass",
+    "Attention of each head to the copied lag.",
+)

@@ -10,14 +10,13 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
-from plotly.colors import sample_colorscale
 
 from tsfm_lens.core.registry import FigurePanel, check, figure, frame, panels
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.errors import unknown_name
 from tsfm_lens.viz.findings import Finding, finding
-from tsfm_lens.viz.grid import panel_grid, title_axes
+from tsfm_lens.viz.generic import draw_variable
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.panels import Scene, fit, fitted_range, mark_start, scene
+from tsfm_lens.viz.panels import Scene, mark_start, scene
 from tsfm_lens.viz.places import Places, places_in
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
@@ -26,25 +25,18 @@ from tsfm_lens.viz.select import (
     kind_word,
     model_of,
     names,
-    series_rows,
-    shown,
 )
-from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
+from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import (
     BLUE,
-    GREY,
-    INK,
-    PALE,
-    SEQUENTIAL,
     VERMILION,
     mixed,
-    number,
     plain,
 )
 from tsfm_lens.viz.tokens import token_axis
 
-__all__ = ["attribution_patching_scatter", "patched_forecasts", "patching_map"]
+__all__ = ["patching_map"]
 
 KINDS = {
     "activation_patching": "Activation patching",
@@ -175,61 +167,6 @@ def _noise(ds: xr.Dataset, value: str, places: Places, unit: str) -> Finding | N
         )
     # the range is that of several series, and one is drawn
     return None if noise is None else noise.at(places.order).without_range
-
-
-@figure("activation_patching", "Forecasts after single patches.")
-def patched_forecasts(
-    ds: xr.Dataset, *, top: int = 3, series: str | int = 0
-) -> go.Figure:
-    """Draw the forecasts of the places that recover most, between the clean and the corrupted forecast."""
-    if top < 1:
-        raise InputError(f"top is {top}, expected 1 or more")
-    pair, places = Contrast.of(ds, series), places_in(ds)
-    view = pair.view
-    recovered = array(ds, "recovered", "component", "position", series=view.place)[
-        places.order
-    ]
-    forecasts = array(
-        ds, "forecast", "component", "position", "step", series=view.place
-    )[places.order]
-    order = np.argsort(-recovered.ravel(), kind="stable")[:top]
-    cells = [divmod(int(flat), recovered.shape[1]) for flat in order]
-    titles = [
-        tuple(
-            part
-            for part in (
-                places.labels[row],
-                when(ds, col),
-                f"recovers {recovered[row, col]:.3g}",
-            )
-            if part
-        )
-        for row, col in cells
-    ]
-    grid = panel_grid(titles, row_height=190)
-    tail = max(2 * ds.sizes["step"], 24)
-    for panel, title, place in zip(grid, titles, cells, strict=True):
-        pair.draw(panel, tail=tail)
-        words = f"patched at {title[0]} ({view.statistic})"
-        view.forecast(
-            panel, forecasts[place], "patched forecast", INK, 1.6, "4px,2px", words
-        )
-    core = np.concatenate(
-        [view.context[-tail:], pair.corrupted[-tail:], *pair.forecasts]
-    )
-    cut = fit(
-        grid, core, np.concatenate([forecasts[place] for place in cells]), reach=1.0
-    )
-    grid.y(nticks=5)
-    title_axes(grid, view.time.short_title, view.title)
-    base, source = way(ds)
-    return grid.dress(
-        f"Forecasts of {view.id} by {model_of(ds)} after the patches that recover most",
-        f"{view.statistic} forecasts; activations of the {source} run patched into the {base} run at one place",
-        f"recovers: share of the way to the {source} forecast",
-        cut,
-        view.time.remark,
-    )
 
 
 def _map(
@@ -389,21 +326,8 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for i in forecast_series(ds, MAX_DRAWN):
         table = patch_cells(ds.isel(series=[i]), "recovered", "effect")
         of = names(ds, "series")[i]
-        yield FigurePanel(
-            patching_map(ds, series=i), table, read_patching(ds, i), series=of
-        )
-        yield FigurePanel(
-            patched_forecasts(ds, series=i),
-            table,
-            series=of,
-        )
-
-
-# the first layer is dark enough to be seen
-_SHADES = (
-    (0.0, "#B5DFDA"),
-    *((0.3 + 0.7 * (at - 0.4) / 0.6, colour) for at, colour in SEQUENTIAL if at >= 0.4),
-)
+        words = read_patching(ds, i)
+        yield FigurePanel(patching_map(ds, series=i), table, words, series=of)
 
 
 def read_estimate(ds: xr.Dataset, series: int) -> list[str]:
@@ -424,85 +348,12 @@ def read_estimate(ds: xr.Dataset, series: int) -> list[str]:
     )
 
 
-@figure(
-    "attribution_patching", "Gradient estimates of patching against the exact values."
-)
-def attribution_patching_scatter(
-    ds: xr.Dataset, *, series: str | int | None = None
-) -> go.Figure:
-    """Draw the estimate against what patching recovers, a dot per place, position and series."""
-    ids, rows, places = names(ds, "series"), series_rows(ds, series), places_in(ds)
-    estimate, exact = (
-        array(ds, name, "component", "position", "series")[places.order][..., rows]
-        for name in ("first_order", "recovered")
-    )
-    moments = [when(ds, col) for col in range(ds.sizes["position"])]
-    words = [
-        plain(
-            ", ".join(
-                part
-                for part in (label, time, ids[row] if len(rows) > 1 else "")
-                if part
-            )
-        )
-        for label in places.labels
-        for time in moments
-        for row in rows
-    ]
-    sheet = blank(360)
-    panel = sheet.panel()
-    x, y = exact.ravel(), estimate.ravel()
-    ends = [float(np.nanmin([x, y])), float(np.nanmax([x, y]))]
-    panel.line(ends, ends, "estimate = exact", colour=GREY, width=1, dash="dash")
-    layer, hover = (
-        np.repeat(places.layer, estimate[0].size),
-        "%{text}<br>estimate %{y:.3g}, exact %{x:.3g}",
-    )
-    layers = np.unique(places.layer)
-    shades = sample_colorscale(
-        [list(stop) for stop in _SHADES], np.linspace(0, 1, len(layers)).tolist()
-    )
-    for one, shade in zip(layers, shades, strict=True):
-        mine = np.flatnonzero(layer == one)
-        texts = [words[i] for i in mine]
-        panel.dots(
-            x[mine],
-            y[mine],
-            f"layer {one}",
-            hover,
-            colour=shade,
-            edge="#FFFFFF",
-            text=texts,
-        )
-    look: Look = {
-        "range": fitted_range(np.append(x, y), np.empty(0))[0],
-        "zeroline": True,
-        "zerolinecolor": PALE,
-    }
-    panel.x("share recovered by patching", constrain="domain", **look)
-    panel.y("estimated share", scaleanchor="x", constrain="domain", **look)
-    quality = [
-        f"{word} {number(float(ds.attrs[name]))}"
-        for name, word in (
-            ("mean_absolute_error", "mean absolute error"),
-            ("rank_correlation", "rank correlation"),
-        )
-        if name in ds.attrs
-    ]
-    base, source = way(ds)
-    return sheet.dress(
-        f"Attribution patching of {model_of(ds)} against patching",
-        ", ".join(quality) or "each dot a place, position and series",
-        f"{places.what()}, {shown([ids[row] for row in rows])}",
-        f"1 is the {source} forecast, 0 the {base}{path_word(ds)}",
-    )
-
-
 @panels("attribution_patching")
 def _attribution(ds: xr.Dataset) -> Iterator[FigurePanel]:
     variables = [name for name in ("first_order", "recovered", "error") if name in ds]
     if "recovered" in variables:
-        yield FigurePanel(attribution_patching_scatter(ds), patch_cells(ds, *variables))
+        table = patch_cells(ds, *variables)
+        yield FigurePanel(draw_variable(ds, "first_order"), table)
     for i in forecast_series(ds, MAX_DRAWN):
         table = patch_cells(ds.isel(series=[i]), *variables)
         words, of = read_estimate(ds, i), names(ds, "series")[i]
@@ -570,10 +421,9 @@ class Contrast:
             clean, self.corrupted, rtol=0, atol=1e-9 * size, equal_nan=True
         )
 
-    def draw(self, panel: Panel, *, tail: int | None = None) -> None:
+    def draw(self, panel: Panel) -> None:
         """Add both series with their forecasts, and shade where the contexts differ if only there."""
         view, differ = self.view, self.differ
-        start = 0 if tail is None else max(len(view.past) - tail, 0)
         shade: Look = {
             "yref": "y domain",
             "layer": "below",
@@ -581,18 +431,18 @@ class Contrast:
             "fillcolor": mixed(VERMILION, 0.1),
         }
         # shading all of it would mark nothing
-        for first, last in [] if differ.all() else _runs(differ[start:]):
+        for first, last in [] if differ.all() else _runs(differ):
             ends = [
-                view.time.scalar(view.past[start + step] + off)
+                view.time.scalar(view.past[step] + off)
                 for step, off in ((first, -0.5), (last, 0.5))
             ]
             panel.shape("rect", ends, (0, 1), **shade)
-        steps = view.time.at(np.concatenate([view.past[start:], view.future]))
+        steps = view.time.at(np.concatenate([view.past, view.future]))
         for name, colour, context, forecast in (
             ("corrupted", VERMILION, self.corrupted, self.forecasts[1]),
             ("clean", BLUE, view.context, self.forecasts[0]),
         ):
-            values = np.concatenate([context[start:], forecast])
+            values = np.concatenate([context, forecast])
             words = f"{name}, and its forecast{'' if name in self.shared_path else self.shared_path}"
             panel.line(steps, values, words, view.hover(name), colour=colour)
         mark_start(panel, view.time)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any
 
 import plotly.graph_objects as go
@@ -11,8 +11,8 @@ import xarray as xr
 
 from tsfm_lens.core.registry import Figure, as_dataset, find, find_figures
 from tsfm_lens.errors import InputError, LensError, unknown_name
-from tsfm_lens.viz.beside import compare
-from tsfm_lens.viz.maps import head_map
+from tsfm_lens.viz.facets import compare
+from tsfm_lens.viz.generic import draw_variable
 from tsfm_lens.viz.recipes import overlay
 from tsfm_lens.viz.select import names
 
@@ -22,25 +22,29 @@ __all__ = ["plot"]
 def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
     """Draw a run, a forecast, a result or an explanation; of two, both in one figure.
 
-    Two forecasts of the same series share a panel. Two results of one kind stand side by side. An array (layer, head)
-    of your own is a map.
+    Two forecasts of the same series share a panel. Two results of one kind stand side by side. A kind without a figure
+    of its own, any variable by its name and an array of your own are drawn by their dimensions: layer × head is a map,
+    steps make lines, named members dots.
 
     Args:
         thing: what to draw.
         others: the second thing, and the name of a figure where the first that fits is not wanted; its last words are
-            enough: ``plot(result, "heatmap")`` draws ``attribution_heatmap``.
-        options: of the figure's function; ``names=["one", "two"]`` of two things.
+            enough: ``plot(result, "heatmap")`` draws ``attribution_heatmap``. Or the name of a variable of the result.
+        options: of the figure's function; of a variable a label or a place by dimension, such as ``layer=3``;
+            ``names=["one", "two"]`` of two things.
 
     Raises:
-        InputError: more than two things, or two that share no figure.
-        UnknownNameError: the result has no such figure.
+        InputError: more than two things, two that share no figure, or a variable of more dimensions than two.
+        UnknownNameError: the result has no such figure, variable or label.
 
     Example:
         >>> viz.plot(run).layout.meta["title"]
         'Forecast of co2 by chronos-nano'
     """
     if isinstance(thing, xr.DataArray):
-        return head_map(thing, **options)
+        name = str(thing.name or "value")
+        data = thing.rename(name).to_dataset()
+        return draw_variable(data, name, **{"title": name, **options})
     words = [each for each in others if isinstance(each, str)]
     things = [_sections(each) for each in (thing, *others) if not isinstance(each, str)]
     if len(words) > 1 or len(things) > 2:
@@ -79,8 +83,8 @@ def _sections(thing: Any) -> dict[str, Any]:
         getattr(result, "attrs", {}).get("kind") for result in results
     ):
         raise InputError(
-            f"{type(thing).__name__} cannot be drawn; expected a run, a forecast, a result of a probe or an array "
-            "(layer, head). docs/howto/own-probe.md gives a dataset of your own a kind and a figure"
+            f"{type(thing).__name__} cannot be drawn; expected a run, a forecast, a result of a probe or an "
+            "array. docs/howto/own-probe.md gives a dataset of your own a kind and a figure"
         )
     return {str(result.attrs["kind"]): result for result in results}
 
@@ -96,22 +100,26 @@ def _draw(
     ]
     if word:
         named = {figure.name: (figure, result) for figure, result in figures}
-        matches = [name for name in named if name == word] or [
-            name for name in named if name.endswith(f"_{word}")
-        ]
+        matches = [name for name in named if name == word]
+        holders = [result for result in results.values() if _holds(result, word)]
+        if not matches and holders:
+            of_variable = [
+                name for name, (figure, _) in named.items() if figure.variable == word
+            ]
+            if not of_variable:
+                return draw_variable(holders[0], word, **options)
+            matches = of_variable[:1]
+        matches = matches or [name for name in named if name.endswith(f"_{word}")]
         if not matches:
-            raise unknown_name("figure", word, named)
+            variables = [str(name) for result in results.values() for name in result]
+            raise unknown_name("figure", word, [*named, *variables])
         if len(matches) > 1:
             raise InputError(
                 f"{word!r} means {' or '.join(matches)}; give the whole name"
             )
         figures = [named[matches[0]]]
     # an option decides which figure is meant; without one, the first that the result has everything for
-    fitting = [
-        each
-        for each in figures
-        if options.keys() <= signature(each[0].function).parameters.keys()
-    ]
+    fitting = [each for each in figures if _takes(each[0], options)]
     if not fitting:
         drawings = ", ".join(figure.name for figure, _ in figures)
         raise InputError(
@@ -125,6 +133,18 @@ def _draw(
         except InputError as error:
             refusals.append(error)
     raise refusals[0]
+
+
+def _holds(result: Any, variable: str) -> bool:
+    """Test if a result is a Dataset with this variable."""
+    return variable in getattr(result, "data_vars", ())
+
+
+def _takes(figure: Figure, options: Mapping[str, Any]) -> bool:
+    """Test if a figure has parameters of these names, or takes any dimension."""
+    parameters = signature(figure.function).parameters
+    takes_any = any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
+    return takes_any or options.keys() <= parameters.keys()
 
 
 def _figures(kind: str) -> list[Figure]:

@@ -1,26 +1,24 @@
-"""Figures for print: journal column widths, type from 6 points on, lines told apart without colour."""
+"""Figures for print: journal column widths, type from 5 points on, lines told apart without colour."""
 
 from __future__ import annotations
 
-from itertools import chain
+from math import ceil
 from typing import Any
 
-import numpy as np
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.viz.findings import NOT_SIGNIFICANT
-from tsfm_lens.viz.sheet import legend_rows
-from tsfm_lens.viz.stacking import stacks
 from tsfm_lens.viz.theme import (
     CATEGORICAL,
     GREEN,
-    LEGEND_ROW,
     ORANGE,
     PURPLE,
     SKY,
     VERMILION,
-    template,
+    fit_axes,
+    legend_height,
+    untitled,
 )
 
 __all__ = ["for_print"]
@@ -29,12 +27,13 @@ COLUMNS = {
     "double": 183.0,
 }  # mm, the widths of Nature and of most journals on A4
 PIXELS_PER_MM, PIXELS_PER_POINT = 96 / 25.4, 96 / 72
-SCALE = 0.8  # of all type and lengths on the screen
-SMALLEST = 10  # pixels on the screen, 6 points in print
+SMALLEST = 10  # pixels of the smallest type on the screen
+SCALE = 6 * PIXELS_PER_POINT / SMALLEST  # of a figure in print, by which it has 6 pt
+LEAST_TYPE = 5  # points
+LEAST_SCALE = LEAST_TYPE * PIXELS_PER_POINT / SMALLEST
 TALLEST = 230.0  # mm, what a page leaves beside its caption
-_DATE = 100  # pixels on the screen of the widest date
-_LENGTHS = ("font.size", ".marker.size", ".xshift", ".yshift", ".thickness")
-_TOP = 8  # pixels above the panels, now that no title stands there
+_SIDES = 90  # pixels beside the panels
+_LEAST = 360  # pixels that a figure needs which does not say how many
 # solid stays solid; nearly every other colour of the theme gets dashes and symbols of its own
 _DASHES = (
     None,
@@ -67,7 +66,7 @@ _HATCHES = {VERMILION: "/", GREEN: ".", PURPLE: "x", ORANGE: "\\", SKY: "-"}
 
 
 def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
-    """Copy a figure for a printed column: its width, type from 6 pt on, no title inside.
+    """Copy a figure for a printed column: type from 5 pt on, no title inside.
 
     Lines of different colours get different dashes, markers different symbols, bars different hatches.
 
@@ -77,151 +76,85 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
             be read at as it is if None. Panels side by side are put below each other where a width asks for it.
 
     Returns:
-        A figure in pixels of 1/96 inch; ``layout.meta`` has its title, ``width_mm``, ``height_mm`` and ``type_pt``, the
-        smallest type in points.
+        A figure that :func:`save` writes in its size; ``layout.meta`` has its title, ``width_mm``, ``height_mm``,
+        ``type_pt``, the smallest type in points, and ``print_scale``, millimetres of print in those of the screen.
 
     Raises:
-        InputError: no such column, or one in which the figure cannot be read at 6 pt.
+        InputError: no such column, or one in which the figure cannot be read at 5 pt.
 
     Example:
         >>> fig = viz.for_print(viz.forecast_fan(run), "single")
         >>> fig.layout.meta["width_mm"]
         89.0
     """
-    fig, width_mm = _width(fig, column)
-    width, meta = width_mm * PIXELS_PER_MM, dict(fig.layout.meta or {})
-    margin = {side: fig.layout.margin[side] or 80.0 for side in "lrtb"}
-    panels = (fig.layout.height or 500.0) - margin["t"] - margin["b"]
-    margin["t"] = max(margin["t"] - meta.get("title_height", 0), _TOP)
-    scale = min(SCALE, width / least_width(fig))
-    if "legend_rows" in meta:
-        margin["b"] += LEGEND_ROW * (
-            legend_rows(fig, width / scale) - meta["legend_rows"]
-        )
-    scale = min(scale, TALLEST * PIXELS_PER_MM / (panels + margin["t"] + margin["b"]))
-    height = round(scale * (panels + margin["t"] + margin["b"]))
-    size = {
-        "width_mm": round(width_mm, 1),
-        "height_mm": round(height / PIXELS_PER_MM, 1),
-    }
-    layout = _scaled(fig.layout.to_plotly_json(), scale)
-    layout.pop("title", None)
-    layout |= {
-        "template": template(scale),
-        "width": round(width),
-        "height": height,
-        "autosize": False,
-        "margin": {side: scale * pixels for side, pixels in margin.items()},
-        "meta": {
-            **meta,
-            **size,
-            "type_pt": round(SMALLEST * scale / PIXELS_PER_POINT, 1),
-        },
-    }
-    printed = go.Figure(
-        {
-            "data": _scaled([trace.to_plotly_json() for trace in fig.data], scale),
-            "layout": layout,
-        }
-    )
-    crowded = width < scale * meta.get("min_width", 0)
-    inner = width - printed.layout.margin.l - printed.layout.margin.r
-    for trace in printed.data:
-        if (
-            getattr(trace, "x", None) is not None
-            and np.asarray(trace.x).dtype.kind == "M"
-        ):
-            _thin_dates(
-                printed.layout[(trace.xaxis or "x").replace("x", "xaxis")],
-                inner / scale,
-            )
-        if (
-            trace.type == "heatmap"
-            and crowded
-            and trace.texttemplate
-            and trace.name != NOT_SIGNIFICANT
-        ):
-            # the numbers go, the marks of those in parentheses stay
-            trace.text = [
-                ["·" if str(text).startswith("(") else "" for text in row]
-                for row in trace.text
-            ]
-            words = printed.layout.meta["subtitle"].replace(
-                f"in parentheses: {NOT_SIGNIFICANT}", f"dotted: {NOT_SIGNIFICANT}"
-            )
-            printed.layout.meta = {**printed.layout.meta, "subtitle": words}
-        elif trace.type == "bar":
-            hatch = (
-                _HATCHES.get(trace.marker.color)
-                if isinstance(trace.marker.color, str)
-                else None
-            )
-            if hatch and trace.marker.pattern.shape is None:
-                trace.marker.pattern = {"shape": hatch, "size": 5, "solidity": 0.25}
-        elif trace.type in ("scatter", "scattergl"):
-            colour = (
-                trace.line.color if trace.marker.color is None else trace.marker.color
-            )
-            if "lines" in (trace.mode or "") and trace.line.dash is None:
-                trace.line.dash = DASHES.get(trace.line.color)
-            if (
-                "markers" in (trace.mode or "")
-                and trace.marker.symbol is None
-                and isinstance(colour, str)
-            ):
-                trace.marker.symbol = SYMBOLS.get(colour)
-    return printed
-
-
-def _thin_dates(axis: Any, width: float) -> None:
-    """Leave as many dates on an axis as its part of a width in pixels has room for."""
-    low, high = axis.domain or (0, 1)
-    room = max(1, int((high - low) * width / _DATE))
-    if axis.tickvals is None and axis.dtick is None:
-        # labels that are turned would need room under the axis
-        axis.update(nticks=min(axis.nticks or room, room), tickangle=0)
-
-
-def _scaled(part: Any, scale: float, path: str = "") -> Any:
-    """Multiply sizes of type and points and distances of words in a part of a figure."""
-    if isinstance(part, dict):
-        return {
-            name: value
-            if name == "template"
-            else _scaled(value, scale, f"{path}.{name}")
-            for name, value in part.items()
-        }
-    if isinstance(part, list | tuple):
-        return [_scaled(each, scale, path) for each in part]
-    return scale * part if part is not None and path.endswith(_LENGTHS) else part
-
-
-def fits(fig: go.Figure, width_mm: float) -> bool:
-    """Return whether a figure can be read at a width, from 6 pt on."""
-    return SCALE * least_width(fig) <= width_mm * PIXELS_PER_MM
-
-
-def least_width(fig: go.Figure) -> float:
-    """Return the pixels on the screen that a figure needs without the numbers of its cells."""
-    meta = fig.layout.meta or {}
-    return float(meta.get("bare_width", meta.get("min_width", 360)))
-
-
-def _width(fig: go.Figure, column: str | float | None) -> tuple[go.Figure, float]:
-    """Return the figure, its panels below each other where a column asks for that, and the width in mm."""
     if column is None:
-        return fig, COLUMNS["single"] if fits(fig, COLUMNS["single"]) else COLUMNS[
-            "double"
-        ]
+        column = "single" if fits(fig, COLUMNS["single"]) else "double"
     width = millimetres(column)
     # nothing is wider than both columns of a page, so there is nothing to send the caller to
     narrow = fig if width >= COLUMNS["double"] else narrowed(fig, width)
     if narrow is None:
-        least = SCALE * least_width(fig) / PIXELS_PER_MM
+        least = LEAST_SCALE * least_width(fig) / PIXELS_PER_MM
         raise InputError(
-            f"this figure needs {least:.0f} mm to be read at 6 pt, not {width:g}; choose 'double' (183 mm)"
+            f"this figure needs {least:.0f} mm to be read at 5 pt, not {width:g}; choose 'double' (183 mm)"
         )
-    return narrow, width
+    return in_print(narrow, width)
+
+
+def in_print(fig: go.Figure, width_mm: float) -> go.Figure:
+    """Copy a figure without its title, at a width in mm: as wide as on a screen, to be drawn on a smaller scale."""
+    printed = untitled(fig)
+    room = width_mm * PIXELS_PER_MM
+    scale = min(SCALE, room / least_width(fig))
+    meta = dict(fig.layout.meta or {})
+    more = legend_height(fig, room / scale) - meta.get("legend_height", 0)
+    height = printed.layout.height + more
+    scale = min(scale, TALLEST * PIXELS_PER_MM / height)
+    width = room / scale
+    margin = printed.layout.margin
+    margin.b += more
+    fit_axes(printed, width - _SIDES, height - margin.t - margin.b)
+    meta |= {
+        "width_mm": round(width_mm, 1),
+        "height_mm": round(scale * height / PIXELS_PER_MM, 1),
+        "type_pt": round(SMALLEST * scale / PIXELS_PER_POINT, 1),
+        "print_scale": scale,
+    }
+    printed.update_layout(width=round(width), height=round(height), autosize=False)
+    printed.layout.meta = meta
+    for trace in printed.data:
+        _mark(trace)
+    return printed
+
+
+def _mark(trace: Any) -> None:
+    """Give a trace the dashes, the symbol or the hatches of its colour."""
+    if trace.type not in ("bar", "scatter", "scattergl"):
+        return
+    colour = trace.marker.color
+    if colour is None and trace.type != "bar":
+        colour = trace.line.color
+    if not isinstance(colour, str):
+        return
+    if trace.type == "bar":
+        if colour in _HATCHES and trace.marker.pattern.shape is None:
+            look = {"shape": _HATCHES[colour], "size": 6, "solidity": 0.25}
+            trace.marker.pattern = look
+        return
+    mode = trace.mode or ""
+    if "lines" in mode and trace.line.dash is None:
+        trace.line.dash = DASHES.get(trace.line.color)
+    if "markers" in mode and trace.marker.symbol is None:
+        trace.marker.symbol = SYMBOLS.get(colour)
+
+
+def fits(fig: go.Figure, width_mm: float) -> bool:
+    """Return whether a figure can be read at a width, from 5 pt on."""
+    return LEAST_SCALE * least_width(fig) <= width_mm * PIXELS_PER_MM
+
+
+def least_width(fig: go.Figure) -> float:
+    """Return the pixels on the screen that a figure needs."""
+    return float((fig.layout.meta or {}).get("min_width", _LEAST))
 
 
 def millimetres(column: str | float) -> float:
@@ -241,10 +174,45 @@ def millimetres(column: str | float) -> float:
 
 def narrowed(fig: go.Figure, width_mm: float) -> go.Figure | None:
     """Return a figure that can be read at a width, its panels below each other if they must be; None if none can."""
-    page = TALLEST * PIXELS_PER_MM / SCALE
-    low = (
-        each
-        for each in stacks(fig)
-        if each.layout.height - each.layout.meta["title_height"] <= page
+    for columns in range(_abreast(fig), 0, -1):
+        narrow = _stacked(fig, columns)
+        if fits(narrow, width_mm):
+            return narrow
+    return None
+
+
+def _abreast(fig: go.Figure) -> int:
+    """Return how many panels of one size stand in the one row of a figure; 1 for other figures."""
+    heights = {axis.domain for axis in fig.select_yaxes()}
+    widths = [
+        high - low for low, high in (x.domain or (0, 1) for x in fig.select_xaxes())
+    ]
+    if len(heights) > 1 or max(widths, default=1) - min(widths, default=1) > 1e-6:
+        return 1
+    return len(widths)
+
+
+def _stacked(fig: go.Figure, columns: int) -> go.Figure:
+    """Copy a figure with so many of its panels abreast, the others below."""
+    count = _abreast(fig)
+    if columns >= count:
+        return fig
+    meta = dict(fig.layout.meta)
+    rows = ceil(count / columns)
+    gap = meta["above"] + meta["below"]
+    high = meta["plot_height"]
+    total = rows * high + (rows - 1) * gap
+    grid = make_subplots(
+        rows=rows, cols=columns, vertical_spacing=gap / total, horizontal_spacing=0.1
     )
-    return next((each for each in chain([fig], low) if fits(each, width_mm)), None)
+    stacked = go.Figure(fig)
+    title = fig.layout.yaxis.title
+    for number in range(count):
+        x, y = grid.get_subplot(number // columns + 1, number % columns + 1)
+        stacked.layout[x.plotly_name].domain = x.domain
+        stacked.layout[y.plotly_name].domain = y.domain
+        if number % columns == 0:
+            stacked.layout[y.plotly_name].update(title=title, showticklabels=True)
+    meta["plot_height"] = total
+    meta["min_width"] = _SIDES + (meta["min_width"] - _SIDES) * columns / count
+    return stacked.update_layout(height=fig.layout.height + total - high, meta=meta)

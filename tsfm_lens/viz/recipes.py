@@ -21,16 +21,15 @@ from tsfm_lens.viz.select import (
     model_of,
     names,
     positions,
-    series_position,
     unit_of,
 )
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
 from tsfm_lens.viz.summary import summary
 from tsfm_lens.viz.tables import quantile_table
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, VERMILION, mixed, percent
-from tsfm_lens.viz.words import capital, listed, measured
+from tsfm_lens.viz.words import listed, measured
 
-__all__ = ["forecast_overlay", "recipe_forecasts"]
+__all__ = ["recipe_forecasts"]
 
 
 _PANEL, _GAP = (
@@ -98,27 +97,6 @@ def draw_overlaid(
         medians,
         f"intervals: from the {levels[0]:.3g} to the {levels[-1]:.3g} quantile",
     )
-
-
-@figure("ablation_recipes", "A forecast with and without components, in one panel.")
-def forecast_overlay(
-    ds: xr.Dataset,
-    *,
-    series: str | int = 0,
-    context_steps: int | None = None,
-    recipes: Sequence[str] | None = None,
-) -> go.Figure:
-    """Draw the forecasts of one series with and without components in one panel.
-
-    Args:
-        recipes: names to draw beside the original, all if None.
-    """
-    places = dict.fromkeys([0, *positions(ds, "recipe", recipes)])
-    forecasts = {names(ds, "recipe")[at]: ds.isel(recipe=at) for at in places}
-    title = f"Forecasts by {model_of(ds)} with and without components"
-    if len(forecasts) == 2:
-        title = f"{capital(list(forecasts)[-1])}, the forecast {_move(ds, [*places][-1], series_position(ds, series))}"
-    return overlay(forecasts, series=series, context_steps=context_steps, title=title)
 
 
 def _move(ds: xr.Dataset, recipe: int, series: int) -> str:

@@ -12,11 +12,11 @@ from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
 from tsfm_lens.errors import InputError
 from tsfm_lens.viz.attention import (
     attention_kind,
-    pattern_heads,
     sentence_start,
     single_series,
     weight_colours,
 )
+from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import draw_bands, fitted_range, scene
 from tsfm_lens.viz.select import array, model_of, names, position, positions
@@ -41,7 +41,6 @@ from tsfm_lens.viz.words import (
 __all__ = [
     "attention_rollout_map",
     "autoregressive_attention_map",
-    "norm_weighted_map",
     "patch_attention_grid",
     "selected_patch",
 ]
@@ -247,9 +246,11 @@ def _aside(weights: np.ndarray, keys: Ruler) -> str:
     )
 
 
-@figure(
+generic_figure(
     "norm_weighted_attention",
-    "Norm of what each key contributes to each query.",
+    "norm",
+    "Norm of what each key contributes to each query, of one head.",
+    options={"layer": 0, "head": 0},
     table=lambda ds: tokens_table(
         ds, "norm", _LEAST * float(np.nanmax(ds["norm"].values))
     ),
@@ -260,22 +261,6 @@ def _aside(weights: np.ndarray, keys: Ruler) -> str:
         total=lambda ds: ds["norm"].sum("key").mean("query"),
     ),
 )
-def norm_weighted_map(
-    ds: xr.Dataset,
-    *,
-    layers: Sequence[str | int] | None = None,
-    heads: Sequence[str | int] | None = None,
-) -> go.Figure:
-    """Draw layer × head small multiples of how much each key contributes to each query's write.
-
-    Args:
-        heads: numbers to draw, all if None.
-    """
-    title = f"Norm-weighted {attention_kind(ds)} of every head of {model_of(ds)}"
-    remark = "length of what each key adds to the residual stream"
-    return pattern_heads(
-        ds, "norm", layers, heads, "length (residual stream units)", title, remark
-    )
 
 
 @panels("autoregressive_attention")

@@ -18,6 +18,7 @@ import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError, RenderError, install_command
 from tsfm_lens.places import refuse_unwritable, replacing, writing_to
+from tsfm_lens.viz.printing import for_print
 
 __all__ = ["save"]
 FORMATS = ("html", "json", "png", "svg", "pdf")
@@ -39,6 +40,7 @@ def save(
     fig: go.Figure,
     path: str | Path,
     *,
+    column: str | float | None = None,
     width: int | None = None,
     height: int | None = None,
     scale: float = 2.0,
@@ -48,6 +50,7 @@ def save(
 
     Args:
         path: its suffix is the format: .html, .json, .png, .svg or .pdf. Missing folders are made.
+        column: of print, as of :func:`for_print`: "single" (89 mm), "double" (183 mm), or in mm.
         width, height: in pixels of static images; the figure's own, else 800 and 500.
         scale: dots of a png in a pixel; 2 suits screens, 6 print.
         self_contained: whether an html file carries plotly.js (4.6 MB) and opens offline, or fetches it.
@@ -68,6 +71,8 @@ def save(
             f"{path.name!r} has no known suffix: a figure can be saved as {suffixes}."
         )
     refuse_unwritable(path.parent)
+    if column is not None:
+        fig = for_print(fig, column)
     content = rendered(
         fig,
         kind,
@@ -101,10 +106,12 @@ def rendered(
         "width": width or fig.layout.width or _WIDTH,
         "height": height or fig.layout.height or 500,
     }
-    # vector files keep the size in which the figure was laid out
-    return _static(
-        fig, {"format": kind, **size, "scale": scale if kind == "png" else 1}
-    )
+    # a figure for print is laid out as on a screen, and drawn on a smaller scale
+    shrink = (fig.layout.meta or {}).get("print_scale", 1)
+    if kind != "png":
+        return _static(fig, {"format": kind, **size, "scale": shrink})
+    drawing = _static(fig, {"format": kind, **size, "scale": shrink * scale})
+    return _with_dots(drawing, 96 * scale)
 
 
 def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
@@ -177,18 +184,16 @@ def _static(fig: go.Figure, options: dict[str, Any]) -> bytes:
         page = kaleido.PageGenerator(mathjax=False)
         # kaleido prints a .pdf with margins of its own, which push the figure aside and cut its ends off
         page.footer = page.footer.replace(
-            "</head>", "<style>@page { margin: 0 }</style></head>", 1
+            "</head>",
+            "<style>@page { margin: 0 } img { width: 100vw }</style></head>",
+            1,
         )
         # a kaleido server that the caller runs has options of its own
         warnings.filterwarnings("ignore", message="The kopts argument is ignored")
         drawing: bytes = kaleido.calc_fig_sync(
             fig.to_dict(), opts=options, kopts={"page_generator": page}
         )
-    return (
-        _with_dots(drawing, 96 * options["scale"])
-        if options["format"] == "png"
-        else drawing
-    )
+    return drawing
 
 
 def browser_at(kind: str = "pdf") -> str:

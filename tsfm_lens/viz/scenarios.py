@@ -7,25 +7,25 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import figure, frame, measurement
+from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.panels import Scene, scene, value_hover
 from tsfm_lens.viz.select import (
     array,
     median_position,
     model_of,
     names,
-    series_position,
     statistic_of,
     unit_of,
 )
-from tsfm_lens.viz.sheet import Look, Panel, sheet
+from tsfm_lens.viz.sheet import Panel, sheet
 from tsfm_lens.viz.summary import labelled, summarize
-from tsfm_lens.viz.theme import BLUE, GREY, VERMILION, mixed, plain
-from tsfm_lens.viz.words import listed, signed
+from tsfm_lens.viz.theme import BLUE, GREY, VERMILION, mixed
+from tsfm_lens.viz.words import listed
 
-__all__ = ["change_bars", "what_if_lines"]
+__all__ = ["what_if_lines"]
 
-_BAR = 22  # pixels of a bar
 _MAX_PARTS = 3  # in a sentence
+
 
 measurement(
     "what_if",
@@ -270,58 +270,10 @@ def _parts(ds: xr.Dataset) -> list[str]:
     return ["the later origin" if label == "origin" else label for label in labels]
 
 
-@figure(
+generic_figure(
     "forecast_change",
-    ("Both forecasts, and what each new input adds to their difference."),
+    "effect",
+    "Part of each new input in the change of the forecast, step by step.",
     table=("effect",),
     sentences=read_change,
 )
-def change_bars(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Figure:
-    """Draw both forecasts of the same steps, and what each new input adds to their difference, mean over steps.
-
-    Example:
-        >>> fig = viz.change_bars(explain.explain_change(driven, driven))
-        >>> fig.layout.meta["title"]
-        'Change of the forecast of series-0/target by chronos2-nano'
-    """
-    target = str(ds.attrs["target"])
-    view, effect = (
-        scene(ds, target, context_steps),
-        _middle(ds, "effect", "part").mean(1),
-    )
-    canvas = sheet([190, _BAR * max(len(effect), 3)], row_gap=64, min_width=420)
-    above, below = canvas
-    view.forecast(above, _middle(ds, "before"), "earlier forecast", GREY, 1.6)
-    view.forecast(above, _middle(ds, "after"), "later forecast", BLUE, 2)
-    view.draw(above)
-    above.y(view.title, nticks=5)
-    places, unit = (
-        np.arange(len(effect)),
-        unit_of(ds, series_position(ds, target)) or "data units",
-    )
-    colours = [VERMILION if value >= 0 else BLUE for value in effect]
-    look: Look = {"text": [plain(part) for part in _parts(ds)], "textposition": "none"}
-    below.bars(
-        places,
-        effect,
-        "",
-        f"%{{text}}<br>%{{x:+.4g}} {plain(unit)}",
-        colour=colours,
-        across=True,
-        **look,
-    )
-    below.upright(0.0)
-    below.y(
-        tickvals=places,
-        ticktext=[plain(part) for part in _parts(ds)],
-        range=[len(effect) - 0.4, -0.6],
-        ticks="",
-    )
-    below.x(f"part of the change ({unit})")
-    move = signed(float((_middle(ds, "after") - _middle(ds, "before")).mean()))
-    return canvas.dress(
-        f"Change of the forecast of {target} by {model_of(ds)}",
-        f"{_statistic(ds)}; {move} {unit} on average over {ds.sizes['step']} steps, {ds.attrs['shift']} steps later",
-        "bars sum to the change",
-        f"the later origin: {_origin(ds)}" if _origin(ds) else "",
-    )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from math import ceil
 from textwrap import wrap
 from typing import Any
 
@@ -19,13 +17,16 @@ from tsfm_lens.viz.theme import (
     GREY,
     INK,
     LABEL_TYPE,
+    LETTER,
     PALE,
-    TITLE_TYPE,
+    USUAL,
     dress,
+    fit_axes,
     mixed,
     number,
     plain,
     true_minus,
+    wrapped,
 )
 
 Look = dict[str, Any]
@@ -36,16 +37,9 @@ _MAX_DOTS = 60  # rows or columns of a map that still have room for a dot each
 _ALWAYS: Look = {
     "exclude_empty_subplots": False
 }  # or plotly leaves out what is drawn before the first trace
-_LEFT, _RIGHT = 64, 20  # pixels beside the panels
-_APART, _CELL = 8, 7  # pixels between two texts, and beside a number in its cell
-_COLUMN = 420  # pixels of a figure that a single column of print has room for
-_LINE = 1.3  # of its type, a line of a title
-_HALF = 2.1  # of the figure to what is beside its panels, at least
-_USUAL = 640  # pixels: width for which rows of the legend are counted
-_BAR_MARGIN, _BAR_LENGTH = (
-    96,
-    320,
-)  # pixels: beside the panels for a colour bar, and its longest
+_SIDES, _APART = 84, 10  # pixels beside the panels, and between their titles
+_BAR_MARGIN = 96  # pixels beside the panels for a colour bar
+_BAR_LENGTH = 320  # pixels of the longest
 
 
 @dataclass
@@ -58,8 +52,6 @@ class Sheet:
     min_width: float = 360
     below: int = 52
     above: int = 10
-    words: float = 0
-    numbers: float = 0
     legend: set[str] = field(default_factory=set)
     signs: dict[str, None] = field(default_factory=dict)
     floors: dict[str, None] = field(default_factory=dict)
@@ -87,9 +79,9 @@ class Sheet:
     def colours(self, scale: dict[str, Any]) -> None:
         """Set colours of all maps, with a bar beside them that is no longer than needed to read it."""
         bar = {"len": min(1.0, _BAR_LENGTH / self.plot_height), **scale["colorbar"]}
-        title = wrapped(bar["title"]["text"], bar["len"] * self.plot_height, LABEL_TYPE)
+        title = wrapped(bar["title"]["text"], bar["len"] * self.plot_height)
         bar["title"] = {**bar["title"], "text": title}
-        margin = _BAR_MARGIN + 1.3 * LABEL_TYPE * title.count("<br>")
+        margin = _BAR_MARGIN + 16 * title.count("<br>")
         self.fig.update_layout(coloraxis={**scale, "colorbar": bar}, margin_r=margin)
 
     def noisy(self, noise: Finding, sign: str = "") -> None:
@@ -100,33 +92,9 @@ class Sheet:
         if sign:
             self.signs[sign] = None
 
-    def write_abreast(self, texts: Sequence[tuple[float, str]], size: float) -> None:
-        """Give room to texts beside each other, each with the share of the panels at which its middle stands."""
-        widths = sorted(
-            (middle, text_width(text, size) + _APART) for middle, text in texts
-        )
-        gaps = [
-            ((one + next_one) / 2) / (after - at)
-            for (at, one), (after, next_one) in pairwise(widths)
-            if after > at
-        ]
-        # one text may reach over the margins
-        self.words = max(
-            [self.words, *gaps, *(width - 2 * _RIGHT for _, width in widths)]
-        )
-
     def dress(self, title: str, *remarks: str) -> go.Figure:
         """Finish the figure."""
-        left = self._letter_axes()
-        names = [
-            text_width(trace.name, LABEL_TYPE) + 70
-            for trace in self.fig.data
-            if trace.showlegend
-        ]
-        sides = left + (self.fig.layout.margin.r or _RIGHT)
-        bare = max(self.min_width, sides + self.words, _HALF * left, *names)
-        least = max(bare, sides + self.numbers)
-        rows = legend_rows(self.fig, max(least, _USUAL))
+        fit_axes(self.fig, max(self.min_width, USUAL), self.plot_height)
         remarks = (*remarks, self._noise_words())
         return dress(
             self.fig,
@@ -135,63 +103,8 @@ class Sheet:
             plot_height=self.plot_height,
             above=self.above,
             below=self.below,
-            min_width=round(least),
-            left=left,
-            legend=rows,
-            bare=bare,
+            min_width=self.min_width,
         )
-
-    def _letter_axes(self) -> float:
-        """Break titles of axes that are longer than these; return pixels for titles and names at the left."""
-        labels: list[str] = []
-        breaks = 0
-        for axis in self.fig.select_yaxes():
-            low, high = axis.domain or (0, 1)
-            if axis.title.text:
-                axis.title.text = wrapped(
-                    axis.title.text, (high - low) * self.plot_height, TITLE_TYPE
-                )
-                breaks = max(breaks, axis.title.text.count("<br>"))
-            labels += map(str, axis.ticktext or ())
-        for trace in self.fig.data:
-            y = trace.y
-            if y is not None and len(y) and isinstance(y[0], str):
-                labels.extend(y)
-            if isinstance(trace.x, np.ndarray) and trace.x.dtype.kind == "M":
-                self._thin_dates(trace.xaxis)
-        names = 36 + max(
-            (text_width(label, LABEL_TYPE) for label in labels), default=0.0
-        )
-        left = max(_LEFT, names) + _LINE * TITLE_TYPE * breaks
-        titled = [
-            axis
-            for axis in self.fig.select_xaxes()
-            if axis.title.text and axis.visible is not False
-        ]
-        # one text may reach over the margins
-        room = (
-            max(self.min_width, _COLUMN)
-            - left
-            - (self.fig.layout.margin.r or _RIGHT)
-            + 2 * _RIGHT
-            - _APART
-        )
-        if len(titled) == 1 and "<br>" not in (text := titled[0].title.text):
-            titled[0].title.text = wrapped(text, room, TITLE_TYPE)
-            self.below += round(_LINE * TITLE_TYPE * titled[0].title.text.count("<br>"))
-        self.write_abreast(
-            [(sum(axis.domain or (0, 1)) / 2, axis.title.text) for axis in titled],
-            TITLE_TYPE,
-        )
-        return left
-
-    def _thin_dates(self, name: str | None) -> None:
-        """Set few labels on an axis over dates that has no number of them yet; plotly turns long ones."""
-        axis = self.fig.layout[(name or "x").replace("x", "xaxis")]
-        if axis.nticks is axis.dtick is axis.tickvals is None:
-            low, high = axis.domain or (0, 1)
-            # labels that are turned would need room under the axis
-            axis.update(nticks=5 if high - low > 0.6 else 3, tickangle=0)
 
     def _noise_words(self) -> str:
         """Return words of a subtitle on the noise that is drawn, "" if none is known."""
@@ -231,25 +144,33 @@ def sheet(
         column_widths=list(widths),
         vertical_spacing=row_gap / total if len(heights) > 1 else 0,
         horizontal_spacing=column_gap if len(widths) > 1 else 0,
-        subplot_titles=[plain(title).replace("\n", "<br>") for title in titles]
-        if titles is not None
-        else None,
         **options,
     )
-    # all at once: plotly looks at every note of a figure whenever one is changed
-    notes = fig.layout.to_plotly_json().get("annotations", ())
-    fig.layout.annotations = [
-        {**note, "font": {"size": title_type}, "yshift": 1} for note in notes
-    ]
     places = [
         (row, col)
         for row in range(1, len(heights) + 1)
         for col in range(1, len(widths) + 1)
     ]
+    look = {"yanchor": "bottom", "font": {"size": title_type}, "showarrow": False}
+    # all at once: plotly looks at every note of a figure whenever one is added
+    fig.layout.annotations = [
+        {"text": plain(title).replace("\n", "<br>"), **_over(fig, place), **look}
+        for place, title in zip(places, titles or (), strict=False)
+        if title
+    ]
+    for start in range(0, len(titles or ()), len(widths)):
+        row = (titles or ())[start : start + len(widths)]
+        wide = sum(text_width(title, title_type) + _APART for title in row)
+        min_width = max(min_width, round(_SIDES + wide))
     room = (30 if titles is not None else 10) if above is None else above
-    subplots = Sheet(fig, places, total, above=room, min_width=min_width, below=below)
-    subplots.write_abreast([(note["x"], note["text"]) for note in notes], title_type)
-    return subplots
+    return Sheet(fig, places, total, above=room, min_width=min_width, below=below)
+
+
+def _over(fig: go.Figure, place: tuple[int, int]) -> Look:
+    """Return where the title of a panel stands."""
+    plot = fig.get_subplot(*place)
+    x, y = (axis.plotly_name.replace("axis", "") for axis in (plot.xaxis, plot.yaxis))
+    return {"x": 0.5, "y": 1, "xref": f"{x} domain", "yref": f"{y} domain"}
 
 
 @dataclass(frozen=True)
@@ -446,19 +367,8 @@ class Panel:
                 dtype=object,
             )
             texts = np.where(pale, "(" + texts + ")", texts)
-            size = 10 if z.shape[1] > 12 else 11
-            more = {
-                **more,
-                "text": texts.tolist(),
-                "texttemplate": "%{text}",
-                "textfont": {"size": size},
-            }
-            widest = max(texts.ravel(), key=len, default="")
-            low, high = self._place().xaxis.domain or (0, 1)
-            self.sheet.numbers = max(
-                self.sheet.numbers,
-                (text_width(widest, size) + _CELL) * z.shape[1] / (high - low),
-            )
+            # plotly chooses a type that the cells have room for
+            more = {**more, "text": texts.tolist(), "texttemplate": "%{text}"}
         options: Look = {
             "coloraxis": "coloraxis",
             "xgap": 1,
@@ -699,51 +609,20 @@ def _stroke(colour: str, width: float, dash: str | None) -> dict[str, Any]:
     return {"color": colour, "width": width} | ({"dash": dash} if dash else {})
 
 
-_LETTER = 0.6  # width of a letter, in type sizes; that of DejaVu Sans, which browsers fall back to
 _TAG = re.compile(r"<(?!br)[^>]*>")
-_SIGN = 45  # pixels of an entry of the legend beside its name
 
 
 def text_width(text: str, size: float) -> float:
     """Estimate the width in pixels of the longest line of a text, markup apart."""
-    return (
-        _LETTER
-        * size
-        * max(len(line) for line in re.split(r"<br>|\n", _TAG.sub("", text)))
-    )
+    lines = re.split(r"<br>|\n", _TAG.sub("", text))
+    return LETTER * size / LABEL_TYPE * max(map(len, lines))
 
 
 def shortened(text: str, width: float, size: float, lines: int = 4) -> str:
     """Break a text into at most so many lines of a width in pixels, cut off with an ellipsis where it is longer."""
-    letters = max(int(width / (_LETTER * size)), 6)
+    letters = max(int(width * LABEL_TYPE / (LETTER * size)), 6)
     parts = [part for line in text.split("\n") for part in wrap(line, letters) or [""]]
     if len(parts) > lines:
-        parts = [*parts[: lines - 1], parts[lines - 1][: letters - 1].rstrip() + "…"]
+        last = parts[lines - 1][: letters - 1].rstrip()
+        parts = [*parts[: lines - 1], last + "…"]
     return "\n".join(parts)
-
-
-def wrapped(title: str, length: float, size: float) -> str:
-    """Break a title, safe for plotly, before its unit and at spaces into lines of a length in pixels."""
-    letters = max(int(length / (_LETTER * size)), 8)
-    words = (
-        title
-        if len(title) <= letters or "<br>" in title
-        else title.replace(" (", "<br>(", 1)
-    )
-    return "<br>".join(
-        part
-        for line in words.split("<br>")
-        for part in wrap(line, letters, break_long_words=False)
-    )
-
-
-def legend_rows(fig: go.Figure, width: float) -> int:
-    """Estimate the rows of the legend under a figure of a width in pixels; none without a legend."""
-    if fig.layout.showlegend is False:
-        return 0
-    entries = [
-        trace.name
-        for trace in fig.data
-        if trace.showlegend and trace.legend in (None, "legend")
-    ]
-    return ceil(sum(text_width(name, 12) + _SIGN for name in entries) / (width - 84))

@@ -10,15 +10,10 @@ import xarray as xr
 
 from tsfm_lens.core.registry import FigurePanel, check, figure, frame, panels
 from tsfm_lens.errors import InputError
-from tsfm_lens.viz.attention import attention_kind
-from tsfm_lens.viz.logit_lens import layer_axis
-from tsfm_lens.viz.maps import colour_scale, two_digits
-from tsfm_lens.viz.panels import fitted_range
-from tsfm_lens.viz.select import array, layer_name, model_of, names
-from tsfm_lens.viz.sheet import Look, blank
+from tsfm_lens.viz.generic import draw_variable
+from tsfm_lens.viz.select import array, model_of
 from tsfm_lens.viz.summary import labelled, summarize, summary
-from tsfm_lens.viz.theme import BLUE, GREY, mixed, plain
-from tsfm_lens.viz.words import layer_names, layers
+from tsfm_lens.viz.words import layers
 
 __all__ = ["entropic_rank_line", "similarity_map"]
 
@@ -61,32 +56,9 @@ def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
             f"measure {measure!r} is not known, choose 'cka' or 'update_cosine'"
         )
     check(ds, "layer_similarity", measure)
-    cka = measure == "cka"
-    axis, word = ("stream", "linear CKA") if cka else ("layer", "cosine")
-    labels = [layer_name(name) for name in names(ds, axis)]
-    canvas = blank(min(max(34 * len(labels), 200), 560))
-    panel, hover = canvas.panel(), f"%{{y}} and %{{x}}<br>{word} %{{z:.3f}}"
-    values = array(ds, measure, axis, f"other_{axis}")
-    panel.cells(values, labels, labels, hover, write=two_digits)
-    alike = [
-        label
-        for label, row in zip(labels, values, strict=True)
-        if not np.isfinite(row).any()
-    ]
-    canvas.colours(colour_scale(word, low=0.0, high=1.0, diverging=not cka))
-    panel.x(type="category", ticks="", nticks=12)
-    panel.y(type="category", autorange="reversed", ticks="", nticks=24)
-    what = (
-        "residual streams after each layer"
-        if cka
-        else "what each layer adds to the residual stream"
-    )
-    return canvas.dress(
-        f"Similarity of the layers' {'streams' if cka else 'updates'} in {model_of(ds)}",
-        f"{word} of {what}, over all tokens",
-        "1: alike" if cka else "1: alike, −1: opposite",
-        f"empty: the {' and '.join(alike)}, the same at every token" if alike else "",
-    )
+    word = "streams" if measure == "cka" else "updates"
+    title = f"Similarity of the layers' {word} in {model_of(ds)}"
+    return draw_variable(ds, measure, title=title)
 
 
 @panels("layer_similarity")
@@ -116,34 +88,8 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
 )
 def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
     """Draw the entropic rank layer by layer: how many directions the heads of a layer write in."""
-    labels, ids = layer_names(ds), names(ds, "series")
-    heads, canvas = int(ds.attrs.get("heads", 0)), blank(280)
-    panel, hover = canvas.panel(), "%{text}<br>entropic rank %{y:.3g}"
-    thin: Look = {"colour": mixed(GREY, 0.55), "width": 1, "text": labels}
-    each = np.exp(array(ds, "entropy", "layer", "series"))
-    for name, line in zip(ids, each.T, strict=True):
-        panel.line(labels, line, "one series each", f"{plain(name)}, {hover}", **thin)
-    bold: Look = {"colour": BLUE, "width": 2.5, "mode": "lines+markers", "text": labels}
-    panel.line(
-        labels, array(ds, "rank", "layer"), "all series", f"all series, {hover}", **bold
-    )
-    panel.y(range=fitted_range(np.append(each, heads or np.nan), np.empty(0))[0])
-    if heads:
-        panel.level(heads, dash="dot")
-        words = f"{heads} heads: no two share a direction"
-        panel.note(
-            words,
-            1,
-            heads,
-            colour=GREY,
-            xref="domain",
-            xanchor="right",
-            yanchor="bottom",
-        )
-    layer_axis(canvas, labels)
-    panel.y("entropic rank (directions)")
-    over = f"entropy averaged over tokens and {len(ids)} series"
-    title = f"Entropic rank of the heads of {model_of(ds)}"
-    return canvas.dress(
-        title, attention_kind(ds), over, "1: all heads write along one line"
-    )
+    entropy = ds["entropy"]
+    each = entropy.copy(data=np.exp(entropy.values))
+    ranged = ds.assign(rank_low=each.min("series"), rank_high=each.max("series"))
+    title = f"Entropic rank of the heads of {model_of(ds)}, and its range over series"
+    return draw_variable(ranged, "rank", title=title)

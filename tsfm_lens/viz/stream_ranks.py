@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import figure, frame
-from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
+from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.select import array, layer_name, model_of, names, positions, shown
-from tsfm_lens.viz.sheet import blank, sheet
+from tsfm_lens.viz.select import array, layer_name, model_of, names, shown
+from tsfm_lens.viz.sheet import sheet
 from tsfm_lens.viz.summary import labelled, summarize, summary
-from tsfm_lens.viz.theme import CATEGORICAL, VERMILION, mixed, plain
-from tsfm_lens.viz.weights import angle_map, depth_lines, level_position, relative
+from tsfm_lens.viz.weights import level_position
 from tsfm_lens.viz.words import layer_names, listed, num
 
-__all__ = ["embedding_spectra", "rank_flow_map", "rank_flow_spectra", "token_angle_map"]
+__all__ = ["rank_flow_map"]
 
 _MAX_NUMBERED = 200  # cells of a map that still have room for their number
 
@@ -130,79 +127,6 @@ def rank_flow_map(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@figure(
-    "flow_of_ranks",
-    "Singular values of the stream and of W_Q through the depth.",
-    table=lambda ds: frame(ds, "weight_rank").merge(
-        frame(ds, "query_key_norm", "value_norm"), on="layer"
-    ),
-    sentences=read_bound,
-)
-def rank_flow_spectra(ds: xr.Dataset) -> go.Figure:
-    """Draw relative singular values of the stream before each layer and after the last, and of each layer's W_Q."""
-    values = relative(
-        array(ds, "singular_value", "stream", "mode"),
-        array(ds, "rounding_floor", "stream"),
-    )
-    weights = relative(array(ds, "weight_singular_value", "layer", "weight_mode"))
-    bound = array(ds, "bound", "layer", "mode")
-    growth = "attention_bound" in ds and bool(
-        np.isfinite(array(ds, "attention_bound", "layer", "mode")).any()
-    )
-    titles = ["stream", "W_Q", *["after attention"] * growth]
-    canvas = sheet(
-        [280],
-        [1] * len(titles),
-        titles=titles,
-        column_gap=0.06,
-        min_width=280 * len(titles),
-        shared_yaxes=True,
-    )
-    left, right, *rest = canvas
-    labels = layer_names(ds)
-    for panel in rest:
-        allowed, attention = (
-            array(ds, f"attention_{name}", "layer", "mode")
-            for name in ("bound", "value")
-        )
-        depth_lines(panel, labels, np.where(attention > 0, attention, np.nan), "mode")
-        for place, (label, line) in enumerate(zip(labels, allowed, strict=True)):
-            hover = f"allowed after the attention of {label}, mode %{{x}}<br>%{{y:.3g}} of the largest"
-            colour = mixed(VERMILION, 0.35 + 0.65 * (place + 1) / len(labels))
-            upto, modes = np.where(line < 1, line, np.nan), np.arange(1, len(line) + 1)
-            panel.line(
-                modes,
-                upto,
-                "allowed, measured constants",
-                hover,
-                colour=colour,
-                width=1,
-                dash="dash",
-            )
-    depth_lines(left, _stream_names(ds), values, "mode")
-    depth_lines(right, labels, weights, "mode")
-    modes = np.arange(1, bound.shape[1] + 1)
-    for label, line in zip(labels, bound, strict=True):
-        if np.isfinite(line).any():
-            hover = f"allowed after {label}, mode %{{x}}<br>%{{y:.3g}} of the largest"
-            left.line(
-                modes,
-                line,
-                "bound of theorem 4",
-                hover,
-                colour=VERMILION,
-                width=1,
-                dash="dot",
-            )
-    canvas.y(**log_axis(np.concatenate([values.ravel(), weights.ravel()])))
-    left.y("singular value / largest")
-    canvas.x("mode")
-    which = f"{_stack_words(ds)}, {shown(names(ds, 'series'))}"
-    title = f"Spectra of the stream and of W_Q through the depth of {model_of(ds)}"
-    silent = "theorem 4 does not apply" if np.isnan(bound).all() else ""
-    return canvas.dress(title, "the deeper the darker", which, silent)
-
-
 def _stream_names(ds: xr.Dataset) -> list[str]:
     """Name the streams: "embedding", then after each layer."""
     return [layer_name(label) for label in names(ds, "stream")]
@@ -235,8 +159,18 @@ def read_embedding_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[s
     )
 
 
-@figure(
+generic_figure(
+    "flow_of_ranks",
+    "singular_value",
+    "Singular values of the stream through the depth.",
+    table=lambda ds: frame(ds, "weight_rank").merge(
+        frame(ds, "query_key_norm", "value_norm"), on="layer"
+    ),
+    sentences=read_bound,
+)
+generic_figure(
     "embedding_ranks",
+    "singular_value",
     "Singular values of embedded families of signals.",
     table=(
         "epsilon_rank",
@@ -247,37 +181,10 @@ def read_embedding_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[s
     ),
     sentences=read_embedding_ranks,
 )
-def embedding_spectra(ds: xr.Dataset) -> go.Figure:
-    """Draw relative singular values of embedded families of signals, and of the vocabulary."""
-    values = relative(
-        array(ds, "singular_value", "family", "mode"),
-        array(ds, "rounding_floor", "family"),
-    )
-    tokens = array(ds, "tokens", "family").astype(int)
-    modes, canvas = np.arange(1, values.shape[1] + 1), blank(300)
-    panel = canvas.panel()
-    for place, (family, line) in enumerate(
-        zip(names(ds, "family"), values, strict=True)
-    ):
-        # a single direction is no line
-        alone = int(np.isfinite(line).sum() == 1)
-        hover = f"{plain(family)}, {tokens[place]} tokens, mode %{{x}}<br>%{{y:.3g}} of the largest"
-        colour = CATEGORICAL[place % len(CATEGORICAL)]
-        panel.line(
-            modes, line, family, hover, colour=colour, width=1.8, dots=7.0 * alone
-        )
-    panel.y("singular value / largest", **log_axis(values))
-    panel.x("mode")
-    remarks = [
-        "tokens before the first layer",
-        "each spectrum relative to its largest value",
-    ]
-    return canvas.dress(f"Spectra of series as {model_of(ds)} embeds them", *remarks)
-
-
-@figure(
+generic_figure(
     "embedding_ranks",
-    "Angles between embedded tokens, family by family.",
+    "mean_angle",
+    "Mean angle between two embedded tokens, family by family.",
     table=(
         "tokens",
         "full",
@@ -292,28 +199,3 @@ def embedding_spectra(ds: xr.Dataset) -> go.Figure:
         "{random_angle:°}.",
     ),
 )
-def token_angle_map(
-    ds: xr.Dataset, *, families: Sequence[str] | None = None
-) -> go.Figure:
-    """Draw angles between embedded tokens, a panel per family: dark where two tokens lie on one line.
-
-    Args:
-        families: to draw, all unless given.
-    """
-    rows = positions(ds, "family", families)
-    labels = [names(ds, "family")[place] for place in rows]
-    grid = panel_grid([(label,) for label in labels], row_height=190)
-    angles = array(ds, "angle", "family", "token", "other_token")[rows]
-    for panel, values, label in zip(grid, angles, labels, strict=True):
-        angle_map(
-            panel, values, f"{plain(label)}<br>tokens %{{y}} and %{{x}}: %{{z:.1f}}°"
-        )
-    title_axes(grid, "token", "token")
-    grid.y(autorange="reversed")
-    grid.colours(colour_scale("angle (degrees)", low=0.0, high=90.0, dark_low=True))
-    return grid.dress(
-        f"Angles between tokens that {model_of(ds)} embeds",
-        "tokens before the first layer, as lines",
-        f"dark: on one line; random lines lie {float(ds.attrs['random_angle']):.0f}° apart",
-        "empty: tokens that are zero, or fewer of them",
-    )

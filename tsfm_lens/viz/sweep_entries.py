@@ -2,59 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+import xarray as xr
 
 from tsfm_lens.core.registry import FigurePanel
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.errors import InputError
 from tsfm_lens.stats import units_needed
-from tsfm_lens.viz.sheet import Panel, Sheet
-from tsfm_lens.viz.theme import BLUE, GREEN, INK, VERMILION, percent
+from tsfm_lens.viz.theme import percent
 from tsfm_lens.viz.words import listed
 
 PARTS = {"both": "heads and MLPs", "heads": "heads", "mlp": "MLPs"}
-PART_COLOURS = {"heads": BLUE, "mlp": VERMILION, "both": GREEN}
-MASE_WORDS = "MASE (geometric mean over datasets, seasonal naive = 1)"
-SIGNIFICANT = "filled: the change of MASE is significant"
-NO_AXIS = {"ticks": "", "showline": False}
 _MAX_NAMED = 8  # changes in a sentence
+_LABELS = {
+    "ablated": "heads ablated",
+    "change": "change of MASE",
+    "first": "first layer",
+    "kept": "heads kept",
+    "mase": "MASE",
+    "size": "layers in the range",
+}
 _MAX_FIRST = 3  # entries that are named by how often they are first
 _DIRECTIONS = {"low": "lowest", "high": "highest"}
 
 
-def finished(table: pd.DataFrame, what: str, *columns: str) -> tuple[pd.DataFrame, str]:
-    """Return the rows whose numbers are all there, and a remark on the others for a subtitle ("" if there are none)."""
-    finite = np.isfinite(table[list(columns)].to_numpy(dtype=float)).all(axis=1)
-    if not finite.any():
+def check_finished(what: str, values: Any) -> None:
+    """Refuse a part of a sweep of which no value is known."""
+    if not np.isfinite(np.asarray(values, dtype=float)).any():
         raise InputError(
             f"this sweep has no finished entry for {what}; it has not run, or was not requested"
         )
-    missing = int((~finite).sum())
-    return (
-        table[finite],
-        f"{missing} without a result {'is' if missing == 1 else 'are'} left out"
-        if missing
-        else "",
-    )
 
 
 def models_in(table: pd.DataFrame) -> list[str]:
     """List the models of some rows, in their order."""
     return list(dict.fromkeys(table["model"]))
-
-
-def chosen_model(table: pd.DataFrame, model: str | int) -> str:
-    """Return a model of a result by its name or its place."""
-    models = models_in(table)
-    if isinstance(model, str) and model in models:
-        return model
-    if isinstance(model, int) and -len(models) <= model < len(models):
-        return models[model]
-    raise unknown_name("model", model, models)
 
 
 def told(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -63,12 +49,6 @@ def told(table: pd.DataFrame) -> list[dict[str, Any]]:
         {str(key): value for key, value in row.items()}
         for row in table.to_dict("records")
     ]
-
-
-def baseline_of(table: pd.DataFrame, model: str) -> float:
-    """Return the unablated MASE of a model; NaN where it is not known."""
-    values = table.loc[table["model"] == model, "baseline_mase"]
-    return float(values.iloc[0]) if len(values) else float("nan")
 
 
 def tolerance_of(table: pd.DataFrame) -> float:
@@ -231,72 +211,56 @@ def selection_words(selection: str, seed: int = -1) -> str:
     )
 
 
-def symbols(significant: Iterable[Any], symbol: str = "circle") -> list[str]:
-    """Return a filled symbol for each change that is significant, an open one for the others."""
-    return [symbol if bool(each) else f"{symbol}-open" for each in significant]
+def labelled(
+    table: pd.DataFrame, index: Sequence[str], variable: str, ends: str = ""
+) -> xr.Dataset:
+    """Return a column of a table by the labels of others, with its interval and test; a change is in percent.
+
+    Args:
+        table: a row per combination of the labels in ``index``.
+        index: columns that are dimensions.
+        variable: column of the values.
+        ends: beginning of the names of the columns "lower" and "upper" of its interval.
+
+    Raises:
+        InputError: no value is known.
+    """
+    check_finished(variable.replace("_", " "), table[variable])
+    columns: dict[str, Any] = {variable: table[variable]}
+    if variable in ("change", ends.rstrip("_")):
+        columns[f"{variable}_low"] = table.get(f"{ends}lower")
+        columns[f"{variable}_high"] = table.get(f"{ends}upper")
+        columns[f"{variable}_significant"] = table.get("significant")
+    known = {name: values for name, values in columns.items() if values is not None}
+    values = pd.DataFrame(known).astype(float)
+    labels = table[list(index)]
+    rows = pd.concat([labels, values], axis=1).drop_duplicates(list(index))
+    ds = rows.set_index(list(index)).to_xarray()
+    for name in index:
+        # in the order of the table; numbers in their own
+        if not pd.api.types.is_numeric_dtype(labels[name]):
+            ds = ds.sel({name: list(dict.fromkeys(labels[name]))})
+    if variable == "change":
+        for name in set(known) - {"change_significant"}:
+            ds[name] = 100 * ds[name]
+        ds["change"].attrs["units"] = "%"
+    for name in (variable, *index):
+        ds[name].attrs["long_name"] = _LABELS.get(name, name.replace("_", " "))
+    confidence = float(table.attrs.get("confidence", 0.95))
+    return ds.assign_attrs(kind=table.attrs.get("kind", ""), confidence=confidence)
 
 
-def whiskers(
-    rows: pd.DataFrame, name: str = "", *, colour: str = INK, scale: float = 1.0
-) -> dict[str, Any]:
-    """Return error bars over the intervals of some rows: of changes, or of the column ``name`` before its ends."""
-    ends = [f"{name}_{end}" if name else end for end in ("lower", "upper")]
-    middle, low, high = (
-        rows[each].to_numpy(float) for each in (name or "change", *ends)
-    )
-    bars = {
-        "array": scale * (high - middle),
-        "arrayminus": scale * (middle - low),
-        "symmetric": False,
-    }
-    return {"type": "data", **bars, "color": colour, "thickness": 1.2, "width": 2}
-
-
-def label_rows(canvas: Sheet, words: Sequence[str], **look: Any) -> None:
-    """Put words, safe for plotly, beside the rows of a figure, the first on top."""
-    ticks = {
-        "tickvals": list(range(len(words))),
-        "ticktext": list(words),
-        "ticklabelstandoff": 6,
-        **NO_AXIS,
-    }
-    canvas.fig.update_yaxes(range=[len(words) - 0.5, -0.5], **ticks | look)
-
-
-def band(
-    panel: Panel, x: np.ndarray, rows: pd.DataFrame, base: float, colour: str
-) -> None:
-    """Draw the intervals of the changes of some rows as a band of MASE, where there are any."""
-    lower, upper = (
-        base * (1 + rows[name].to_numpy(float)) for name in ("lower", "upper")
-    )
-    finite = np.isfinite(lower) & np.isfinite(upper)
-    if finite.sum() > 1:
-        red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-        panel.band(
-            x[finite],
-            lower[finite],
-            upper[finite],
-            f"rgba({red},{green},{blue},0.16)",
-            "interval",
-        )
-
-
-def level(panel: Panel, value: float, dash: str) -> None:
-    """Draw a thin horizontal line through a panel, where the value is known."""
-    if np.isfinite(value):
-        panel.level(value, dash=dash)
-
-
-def whole_ticks(canvas: Sheet, most: float) -> None:
-    """Set ticks of the x axes at whole numbers, about six up to ``most``."""
-    canvas.x(
-        dtick=next(
-            step
-            for step in (1, 2, 5, 10, 20, 50, 100, 1000)
-            if most / step <= 6 or step == 1000
-        )
-    )
+def panels_by_model(
+    draw: Callable[..., go.Figure],
+    words: Callable[..., list[str]],
+    table: pd.DataFrame,
+    name: str = "",
+) -> Iterator[FigurePanel]:
+    """Yield a figure of each model of a table, named by its kind, a further name and the model."""
+    for model in models_in(table):
+        parts = (str(table.attrs.get("kind")), name, model)
+        rows = table[table["model"] == model]
+        yield from sweep_panel("-".join(filter(None, parts)), rows, draw, words)
 
 
 def sweep_panel(

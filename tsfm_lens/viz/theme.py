@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from math import ceil
 from textwrap import wrap
 from typing import Any
 
@@ -38,41 +39,45 @@ DIVERGING = tuple(zip((0.0, 0.25, 0.45, 0.5, 0.55, 0.75, 1.0), _SIDES, strict=Tr
 
 TITLE_TYPE, LABEL_TYPE = 13, 12  # pixels: titles of axes, and all other type
 LEGEND_ROW = 24  # pixels
+LETTER = 7.2  # pixels, about the width of one in labels
+USUAL = 640  # pixels of a figure, for which titles are broken and rows of the legend counted
+_DATE = 100  # pixels of the widest date
+_SIGN = 45  # pixels of an entry of the legend beside its name
 _TITLE_CHARACTERS, _SUBTITLE_CHARACTERS = 84, 116
 _TOOLS = 32  # pixels, for the buttons that show when a figure is hovered
 _TITLE_LINE, _SUBTITLE_LINE, _TOP_PAD, _CAPITAL = 21, 17, 12, 11  # pixels
 
 
-def template(scale: float = 1.0) -> go.layout.Template:
-    """Return the look of every figure, with its type and its lengths in pixels multiplied by ``scale``."""
-    title, label = ({"size": scale * size} for size in (TITLE_TYPE, LABEL_TYPE))
+def _template() -> go.layout.Template:
+    """Return the look of every figure."""
+    title, label = {"size": TITLE_TYPE}, {"size": LABEL_TYPE}
     axis: dict[str, Any] = {
         "showgrid": False,
         "zeroline": False,
         "showline": True,
         "linecolor": GREY,
-        "linewidth": scale,
+        "linewidth": 1,
         "ticks": "outside",
-        "ticklen": 4 * scale,
-        "tickwidth": scale,
+        "ticklen": 4,
+        "tickwidth": 1,
         "tickcolor": GREY,
         "automargin": True,
-        "title": {"standoff": 6 * scale, "font": title},
+        "title": {"standoff": 6, "font": title},
         "tickfont": label,
     }
     bar = {
         "outlinewidth": 0,
-        "thickness": 14 * scale,
-        "xpad": 10 * scale,
-        "ypad": 10 * scale,
+        "thickness": 14,
+        "xpad": 10,
+        "ypad": 10,
         "ticks": "outside",
-        "ticklen": 3 * scale,
+        "ticklen": 3,
         "tickfont": label,
         "title": {"side": "right", "font": label},
     }
     return go.layout.Template(
         layout={
-            "font": {"family": FONT, "size": scale * TITLE_TYPE, "color": INK},
+            "font": {"family": FONT, "size": TITLE_TYPE, "color": INK},
             "paper_bgcolor": "#FFFFFF",
             "plot_bgcolor": "#FFFFFF",
             "colorway": list(CATEGORICAL),
@@ -95,9 +100,11 @@ def template(scale: float = 1.0) -> go.layout.Template:
                 "x": 0.5,
                 "xanchor": "center",
                 "y": 0,
+                "yref": "container",
                 "yanchor": "bottom",
+                "maxheight": 1,
                 "font": label,
-                "tracegroupgap": 4 * scale,
+                "tracegroupgap": 4,
             },
             "annotationdefaults": {"font": title, "showarrow": False},
         }
@@ -153,46 +160,73 @@ def _lines(text: str, width: int) -> list[str]:
     return [plain(line) for line in wrap(_PERCENT.sub("\u00a0", text), width)]
 
 
+def wrapped(text: str, length: float) -> str:
+    """Break a title, safe for plotly, into lines of a length in pixels, its unit in one of its own."""
+    letters = max(int(length / LETTER), 8)
+    text = text.replace("<br>", " ")
+    if len(text) > letters:
+        text = text.replace(" (", "\n(", 1)
+    lines = [wrap(line, letters, break_long_words=False) for line in text.split("\n")]
+    return "<br>".join(part for parts in lines for part in parts)
+
+
+def fit_axes(fig: go.Figure, width: float, height: float) -> None:
+    """Break long titles of axes, and thin dates, for panels of a width and height in pixels together."""
+    dated = [
+        t.xaxis or "x" for t in fig.data if "datetime" in str(getattr(t.x, "dtype", ""))
+    ]
+    for axes, length in ((fig.select_xaxes(), width), (fig.select_yaxes(), height)):
+        for axis in axes:
+            low, high = axis.domain or (0, 1)
+            room = (high - low) * length
+            if axis.title.text:
+                axis.title.text = wrapped(axis.title.text, room)
+            if axis.plotly_name.replace("axis", "") in dated:
+                # labels that are turned would need room under the axis
+                axis.update(nticks=max(1, int(room / _DATE)), tickangle=0)
+
+
+def legend_height(fig: go.Figure, width: float) -> int:
+    """Return about the pixels that the legend under a figure of a width takes, 0 for none.
+
+    Plotly lays the legend out and takes from the panels what this falls short.
+    """
+    if fig.layout.showlegend is False:
+        return 0
+    entries = [trace.name for trace in fig.data if trace.showlegend]
+    wide = sum(LETTER * len(name) + _SIGN for name in entries)
+    return LEGEND_ROW * ceil(wide / (width - 60))
+
+
 def dress(
     fig: go.Figure,
     title: str,
     subtitle: str,
     *,
-    plot_height: int,
-    above: int,
-    below: int,
-    min_width: int,
-    left: float = 0,
-    legend: int = 0,
-    bare: float = 0,
+    plot_height: float,
+    above: float,
+    below: float,
+    min_width: float,
 ) -> go.Figure:
-    """Give ``fig`` the template, its title and a height that leaves ``plot_height`` pixels to the panels.
-
-    ``bare``: the width in pixels that it needs without the numbers of its cells.
-    """
+    """Give ``fig`` the template, its title and a height that leaves ``plot_height`` pixels to the panels."""
     heads = _lines(title, _TITLE_CHARACTERS)
     subs = _lines(subtitle, _SUBTITLE_CHARACTERS)
     text = "<b>" + "<br>".join(heads) + "</b>"
     if subs:
-        text += (
-            f'<br><span style="font-size:12px;color:{GREY}">'
-            + "<br>".join(subs)
-            + "</span>"
-        )
+        text += f'<br><span style="font-size:12px;color:{GREY}">'
+        text += "<br>".join(subs) + "</span>"
     block = _TOP_PAD + _TITLE_LINE * len(heads) + _SUBTITLE_LINE * len(subs)
-    below += LEGEND_ROW * legend
-    # plotly gives a legend at most half of the figure
-    height = max(block + above + plot_height + below, 2 * LEGEND_ROW * (legend + 1))
+    legend = legend_height(fig, max(min_width, USUAL))
+    height = round(block + above + plot_height + below + legend)
     fig.update_layout(
         template=TEMPLATE,
         height=height,
         margin={
             "t": block + above,
-            "b": below,
+            "b": below + legend,
             "l": 64,
             "r": fig.layout.margin.r or 20,
         },
-        legend={"yref": "container"},
         title={
             "text": text,
             "font": {"size": 15},
@@ -208,27 +242,29 @@ def dress(
         meta={
             "title": title,
             "subtitle": subtitle,
-            "min_width": min_width,
-            "bare_width": round(bare or min_width),
+            "min_width": round(min_width),
             "title_height": block,
-            "left": left,
-            "legend_rows": legend,
+            "legend_height": legend,
+            "plot_height": plot_height,
+            "above": above,
+            "below": below,
         },
     )
     return fig
 
 
 def untitled(fig: go.Figure) -> go.Figure:
-    """Copy a dressed figure without its title, for a page that writes the title itself."""
+    """Copy a figure without its title, for a page that writes the title itself."""
     bare = go.Figure(fig)
-    top = max(fig.layout.margin.t - fig.layout.meta["title_height"], _TOOLS)
-    bare.update_layout(
-        title=None, height=fig.layout.height - fig.layout.margin.t + top, margin_t=top
-    )
-    return bare
+    margin, meta = fig.layout.margin, fig.layout.meta or {}
+    full = 80 if margin.t is None else margin.t
+    top = max(full - meta.get("title_height", 0), _TOOLS)
+    height = (fig.layout.height or 450) - full + top
+    margins = {"t": top, "b": 80 if margin.b is None else margin.b}
+    return bare.update_layout(title=None, height=height, margin=margins)
 
 
-pio.templates[TEMPLATE] = template()  # plotly's default stays what it is
+pio.templates[TEMPLATE] = _template()  # plotly's default stays what it is
 # a kernel without a session, as of "nbconvert --execute", makes a page, which cannot draw plotly's own form of figures
 if pio.renderers.default == "plotly_mimetype" and not {
     "JPY_SESSION_NAME",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -12,9 +10,9 @@ import xarray as xr
 
 from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.viz.attention import attention_kind
+from tsfm_lens.viz.generic import draw_variable, generic_figure
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
-from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
+from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.select import (
     array,
     kind_word,
@@ -22,17 +20,12 @@ from tsfm_lens.viz.select import (
     model_of,
     names,
     position,
-    positions,
 )
 from tsfm_lens.viz.sheet import Panel, blank, text_width
 from tsfm_lens.viz.summary import summarize, summary
-from tsfm_lens.viz.theme import BLUE, VERMILION, mixed, plain
-from tsfm_lens.viz.words import layer_names
+from tsfm_lens.viz.theme import BLUE, mixed, plain
 
 __all__ = [
-    "rank_histograms",
-    "row_angle_map",
-    "stable_rank_map",
     "weight_rank_map",
     "weight_spectra",
 ]
@@ -171,49 +164,6 @@ def weight_spectra(
     return grid.dress(f"Spectra of the weights of {model_of(ds)}", *remarks)
 
 
-@figure(
-    "weight_ranks",
-    "Singular values of a matrix by power of ten, layer by layer.",
-    variables=("decade",),
-)
-def rank_histograms(
-    ds: xr.Dataset, *, part: str = "W_Q", stack: str | None = None
-) -> go.Figure:
-    """Draw how many relative singular values of a matrix lie in each power of ten, a panel per layer.
-
-    Args:
-        part: "W_Q", "W_K", "W_V", "W_O", "W_in", "W_gate" or "W_out".
-    """
-    whole = whole_matrices(ds, stack=stack, parts=[part])
-    kinds = [kind_word(names_of(ds, "layer_kind")[row]) for row in whole]
-    several = len(set(kinds)) > 1
-    titles = [
-        [words] + [kind] * several
-        for words, kind in zip(_layer_words(ds, whole), kinds, strict=True)
-    ]
-    counts = array(ds, "decade_count", "matrix", "decade")[:, ::-1]
-    edges = np.asarray(ds["decade"].values, dtype=float)[::-1]
-    labels = [f"{edge / 10:g} to {edge:g}" for edge in edges]
-    shades = [
-        mixed(BLUE, 0.25 + 0.75 * (place + 1) / len(edges))
-        for place in range(len(edges))
-    ]
-    grid = panel_grid(titles, row_height=120)
-    for panel, row, title in zip(grid, whole, titles, strict=True):
-        hover = f"{plain(', '.join(title))}<br>%{{y}} singular values, %{{x}} of the largest"
-        panel.bars(labels, counts[row], "", hover, colour=shades)
-    grid.x(
-        type="category",
-        tickvals=labels,
-        ticktext=[f"10<sup>{round(np.log10(edge))}</sup>" for edge in edges],
-    )
-    title_axes(grid, "up to, of the largest", "singular values")
-    return grid.dress(
-        f"Singular values of {part} by decade, layer by layer, in {model_of(ds)}",
-        "each bar counts what lies up to a power of ten and above the next",
-    )
-
-
 def depth_lines(
     panel: Panel, labels: Sequence[str], values: np.ndarray, axis: str
 ) -> None:
@@ -300,20 +250,18 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
         frame(ds, "epsilon_rank", "rank_share", "told"),
         read_weight_ranks(ds),
     )
-    measures, parts = (
-        frame(
-            ds, "stable_rank", "effective_rank", "participation_ratio", "rounding_floor"
-        ),
-        names_of(ds, "part"),
+    measures = frame(
+        ds, "stable_rank", "effective_rank", "participation_ratio", "rounding_floor"
     )
     yield FigurePanel(weight_spectra(ds), measures, read_weight_spectra(ds))
-    part = "W_Q" if "W_Q" in parts else parts[0]
-    yield FigurePanel(rank_histograms(ds, part=part), frame(ds, "decade_count"))
+    decades = draw_variable(ds.isel(matrix=whole_matrices(ds)), "decade_count")
+    yield FigurePanel(decades, frame(ds, "decade_count"))
 
 
-@figure(
+generic_figure(
     "row_angles",
-    ("Angles between the rows of W_Q, with the blocks of the heads."),
+    "closer",
+    "Rows of one head that lie closer together than shuffled rows, layer by layer.",
     table=("within", "between", "closer", "closer_floor", "closer_significant"),
     sentences=summary(
         "Layers in which rows of {part} of one head are significantly closer together than "
@@ -321,71 +269,6 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
         "Largest difference of the angle to rows of other heads: {closer:highest °}.",
     ),
 )
-def row_angle_map(
-    ds: xr.Dataset, *, layers: Sequence[str | int] | None = None
-) -> go.Figure:
-    """Draw angles between the rows of an attention matrix, a panel per layer: heads that read alike are dark blocks.
-
-    Args:
-        layers: labels to draw, the first one unless given.
-    """
-    places = positions(
-        ds, "layer", [names(ds, "layer")[0]] if layers is None else layers
-    )
-    heads, dimensions = ds["row_head"].values, ds["row_dimension"].values
-    words = [
-        f"head {head}, dimension {place}"
-        for head, place in zip(heads, dimensions, strict=True)
-    ]
-    edges = (
-        np.flatnonzero(np.diff(heads, prepend=heads[0] - 1, append=heads[-1] + 1)) - 0.5
-    )
-    grid = panel_grid(
-        [(label,) for label in layer_names(ds, places)],
-        row_height=340 if len(places) == 1 else 220,
-        most=3,
-    )
-    texts = [[f"{row}<br>{column}" for column in words] for row in words]
-    for panel, values in zip(
-        grid, array(ds, "angle", "layer", "row", "other_row")[places], strict=True
-    ):
-        angle_map(panel, values, "%{customdata}<br>%{z:.1f}°", customdata=texts)
-        for low, high in pairwise(edges):
-            panel.shape(
-                "rect",
-                (low, high),
-                (low, high),
-                line={"color": VERMILION, "width": 1.5},
-            )
-    title_axes(grid, "row, head by head", "row, head by head")
-    middles = ((edges[:-1] + edges[1:]) / 2).tolist()
-    labels = [str(head) for head in dict.fromkeys(heads.tolist())]
-    step = -(-len(labels) // 12)
-    ticks = {"tickvals": middles[::step], "ticktext": labels[::step], "ticks": ""}
-    grid.x(**ticks)
-    grid.y(autorange="reversed", **ticks)
-    grid.colours(colour_scale("angle (degrees)", low=0.0, high=90.0, dark_low=True))
-    kind, stack = (
-        kind_word(str(ds.attrs.get("attention", "attn"))),
-        str(ds.attrs.get("stack", "")),
-    )
-    where = f"{kind} of the {stack}" if stack else kind
-    remarks = [
-        where,
-        f"dark: on one line; random lines lie {float(ds.attrs['random_angle']):.0f}° apart",
-    ]
-    return grid.dress(
-        f"Angles between the rows of {ds.attrs.get('part', 'W_Q')} of {model_of(ds)}",
-        *remarks,
-    )
-
-
-def angle_map(panel: Panel, values: np.ndarray, hover: str, **more: Any) -> None:
-    places = np.arange(len(values))
-    panel.cells(values, places, places, hover, xgap=0, ygap=0, **more)
-
-
-_PRODUCTS = {"QK": ("query–key", "W_Q W_Kᵀ"), "OV": ("value–output", "W_V W_O")}
 
 
 def read_spectra(ds: xr.Dataset, product: str) -> list[str]:
@@ -406,20 +289,12 @@ def read_spectra(ds: xr.Dataset, product: str) -> list[str]:
     )
 
 
-@figure("head_spectra", "Stable rank of every head.")
-def stable_rank_map(ds: xr.Dataset, *, product: str = "QK") -> go.Figure:
-    """Draw the layer × head map of the stable rank: dark heads spread their spectrum, light ones use few directions."""
-    values = array(
-        ds, "stable_rank", "layer", "head", product=position(ds, "product", product)
-    )
-    attention = f" of {attention_kind(ds)}" if "attention" in ds.attrs else ""
-    return head_maps(
-        ds,
-        [HeadMap(values, "", "stable rank", write="{:.3g}".format)],
-        f"Stable rank of the {_PRODUCTS[product][0]} products of {model_of(ds)}",
-        f"{' product '.join(_PRODUCTS[product])}{attention}",
-        f"1 is one direction, {ds.sizes['mode']} all of the head's",
-    )
+generic_figure(
+    "head_spectra",
+    "stable_rank",
+    "Stable rank of every head.",
+    options={"product": "QK"},
+)
 
 
 @panels("head_spectra")
@@ -427,7 +302,7 @@ def _spectra(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for each in names(ds, "product"):
         table = frame(ds.sel(product=each), "stable_rank", "order")
         yield FigurePanel(
-            stable_rank_map(ds, product=each),
+            draw_variable(ds, "stable_rank", product=each),
             table,
             read_spectra(ds, each),
         )

@@ -54,15 +54,15 @@ def test_errors_by_rank_are_root_mean_squares_under_their_bounds(
             fig,
             f"{scaling}: slope {float(ds['slope'].sel(scaling=scaling).mean()):.2f}",
         )
-        np.testing.assert_array_equal(dots.x, ds["next_singular_value"])
-        assert_close(
-            dots.y,
-            np.sqrt((ds["error"].sel(scaling=scaling) ** 2).mean("draw")).values,
-            depth=20,
-        )
+        cut = np.sort(ds["next_singular_value"])
+        np.testing.assert_array_equal(dots.x, cut)
+        error = np.sqrt((ds["error"].sel(scaling=scaling) ** 2).mean("draw"))
+        expected = error.sortby(ds["next_singular_value"])
+        assert_close(dots.y, expected.values, depth=20)
     (line,) = named(fig, "slope 1")
     assert_close(line.y[1] / line.y[0], line.x[1] / line.x[0], depth=50)
-    assert len(named(fig, "bound")) == 2
+    bounds = [trace.name for trace in fig.data if "bound" in (trace.name or "")]
+    assert len(bounds) == 2
 
 
 RUNNER = CliRunner()

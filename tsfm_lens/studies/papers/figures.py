@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +20,18 @@ from tsfm_lens.core.registry import (
 )
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.sweep.planner.orders import order_words
-from tsfm_lens.sweep.planner.recipes import is_for, read_recipe, to_entries
-from tsfm_lens.sweep.planner.variants import VariantPlanner
 
 MOST_WINDOWS = 12  # a series
 MOST_SERIES = 4
-HORIZON, TAIL = 512, 512  # steps of the paper's forecasts and of the drawn context
+HORIZON = 512  # steps of the paper's forecasts
 PATCH_ROWS = 128  # forecast tokens of the matrices in figure 21
 SHARE_SHARP, SHARE_DIFFUSE = 6 / 144, 0.25  # of all heads, in figure 20D
 _ROLLED_OUT = (
     "tokens",
     "refeed",
 )  # kinds of rollout along which maps go on beyond one pass
-INFORMED, RANDOM = "by stable rank", "at random"
 _FILE: dict[str, dict[str, Any]] = declarations(
     Path(__file__).with_name("figures.yaml")
 )
@@ -46,17 +40,13 @@ Drawing = Callable[..., Files]
 
 
 def figure(name: str) -> Callable[[Drawing], Drawing]:
-    """Register a drawing as a figure of ``figures.yaml``, called with its options."""
+    """Register a drawing as a figure of ``figures.yaml``."""
     facts = dict(_FILE[name])
-    options = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in facts.pop("options", {}).items()
-    }
     if facts.pop("on_logits", False):
         facts |= {"needs": "tokens", "instead": "lens_forecast"}
 
     def register(draw: Drawing) -> Drawing:
-        composed_figure(name, **facts)(partial(draw, **options))
+        composed_figure(name, **facts)(draw)
         return draw
 
     return register
@@ -279,92 +269,4 @@ def _overlap(run: Run) -> Files:
         _file(viz.head_entropy_map(entropy), entropy, suffix="B"),
         _file(viz.induction_maps(induction), induction, suffix="C"),
         _file(viz.overlap_thresholds(overlap), overlap, suffix="DEF"),
-    ]
-
-
-# --- 6B, 6C and 12 to 15: heavy ablations --------------------------------------------------------------------
-
-
-def recipe_components(lens: Lens, name: str, seed: int) -> dict[str, list[str]]:
-    """List what a recipe takes from a model, as a sweep of the same recipe does, and as many heads at random."""
-    entries = to_entries(
-        read_recipe(name),
-        VariantPlanner(lens, lens.model_id),
-        random_seeds=(seed,),
-        scale=True,
-    )
-    words = {"recipes": INFORMED, "random": RANDOM}
-    return {words[entry.family]: list(entry.spec.components) for entry in entries}
-
-
-def _origin(lens: Lens, name: str) -> str:
-    """Describe where a recipe's heads come from."""
-    recipe, stack = read_recipe(name), lens.wiring.output_stack
-    lists = recipe.lists
-    assert lists is not None
-    order = order_words(recipe.order)
-    if is_for(recipe, lens):
-        which = (
-            "the heads"
-            if lists.heads is not None
-            else f"the numbers of heads ({order})"
-        )
-        return f"recipe {name}: {which} that the paper's authors released"
-    return (
-        f"recipe {name} scaled from {len(lists.kept)} layers of {lists.n_heads} heads to {stack.n_layers} of "
-        f"{stack.n_heads}: the same shares of heads at the same depths, {order}"
-    )
-
-
-def _first(run: Run) -> Run:
-    """Select the first series that a figure has room for, whole items."""
-    rows: list[int] = []
-    for group in dict.fromkeys(run.batch.groups):
-        members = [i for i, label in enumerate(run.batch.groups) if label == group]
-        if rows and len(rows) + len(members) > MOST_SERIES:
-            break
-        rows += members
-    return run.select(rows)
-
-
-@figure("6B")
-def _originals(run: Run) -> Files:
-    few = long_run(_first(run), HORIZON)
-    # one branch alone, so that the plain forecasts are computed in the same way as those of 6C
-    stack = few.lens.wiring.output_stack
-    component = Component(stack.name, 0, stack.rows(0)[-1].kind)
-    ds = probes.ablation_recipes(few.rolled_out(), {"-": [component]}).isel(recipe=[0])
-    return [
-        _file(viz.recipe_forecasts(ds, context_steps=min(TAIL, 2 * few.horizon)), ds)
-    ]
-
-
-@figure("6C")
-@figure("12")
-@figure("13")
-@figure("14")
-@figure("15")
-def _ablated(
-    run: Run, *, recipe: str, sets: tuple[str, ...], original: bool = True
-) -> Files:
-    few, lens = _first(run), run.lens
-    recipes = {
-        key: heads
-        for key, heads in recipe_components(lens, recipe, few.seed).items()
-        if key in sets
-    }
-    if not recipes:
-        raise InputError(
-            f"this figure draws heads at random, and recipe {recipe} takes none from {lens.model_id}"
-        )
-    ds = probes.ablation_recipes(long_run(few, HORIZON).rolled_out(), recipes)
-    ds.attrs["recipe"] = recipe
-    panels = [str(name) for name in ds["recipe"].values][0 if original else 1 :]
-    tail = min(TAIL, 2 * ds.sizes["step"])
-    return [
-        _file(
-            viz.recipe_forecasts(ds, recipes=panels, context_steps=tail),
-            ds,
-            _origin(lens, recipe),
-        )
     ]

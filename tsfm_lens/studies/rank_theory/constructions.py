@@ -189,7 +189,6 @@ def head_sketch(
     rank: int,
     n_tokens: int,
     *,
-    stability: float = 1.0,
     seed: int = 0,
 ) -> HeadSketch:
     """Make the construction by which a sketch for each head does better than one for all (S0-TH6).
@@ -197,7 +196,7 @@ def head_sketch(
     The spectral error with a value matrix of rank d̃ for all heads is σ_{d̃+1}/2 or more, that with the sketches at most
     4√h σ_{hd̃+1}. The result has ``tokens``, U, ``weights``, ``reduced``, the layer of the sketches, and ``right``, the
     factors of its query, key (head, d̃ + 1, d) and value (head, d̃, d). Singular values of the input are (d,), from the
-    largest, at most 1, on; the sketch for all heads may be C times as large as W_V, C being the ``stability``.
+    largest, at most 1, on; the sketch for all heads may be as large as W_V.
 
     Raises:
         InputError: the sizes do not fit, or as in :func:`incompressible`.
@@ -223,9 +222,7 @@ def head_sketch(
     cosines = directions.T @ directions - 2 * np.eye(width)
     gap = 1 - max(float(cosines.max()), 0.0)
     own = diagonal.reshape(heads, size)[:, rank]
-    epsilon = min(
-        values[rank] / 2 / (1 + stability), float((own / 4).min()) / values[0], 1.0
-    )
+    epsilon = min(values[rank] / 4, float((own / 4).min()) / values[0], 1.0)
     alpha = np.sqrt(size) * np.log(np.sqrt(2) * n_tokens**2 / epsilon) / gap
     both = np.tile(np.sqrt(alpha) * directions / diagonal, (heads, 1, 1))
     weights = AttentionWeights(both, both, np.eye(width).reshape(heads, size, width))

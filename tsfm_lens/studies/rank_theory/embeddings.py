@@ -19,16 +19,13 @@ __all__ = [
     "GatedEmbedding",
     "PatchEmbedding",
     "QuantisedEmbedding",
-]
-__all__ += ["ResidualMlpEmbedding"]
-__all__ += [
+    "ResidualMlpEmbedding",
     "analytic_bound",
     "differentiable_bound",
     "gated_bound",
     "mlp_count",
     "patches",
 ]
-__all__ += []
 
 ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "relu": lambda x: np.maximum(x, 0),

@@ -25,6 +25,14 @@ from tsfm_lens.studies.rank_theory.embeddings import ResidualMlpEmbedding
 
 __all__ = ["ranks_by_model", "spectra_by_patch", "vocabulary_plane"]
 
+_HEAD = ("kind", "title", "source")
+
+
+def parameters_of(ds: xr.Dataset) -> str:
+    """List the parameters of a result: its attributes but kind, title and source."""
+    facts = {key: value for key, value in ds.attrs.items() if key not in _HEAD}
+    return ", ".join(f"{key} {value}" for key, value in facts.items())
+
 
 @probe(
     "lenses",
@@ -35,20 +43,15 @@ __all__ = ["ranks_by_model", "spectra_by_patch", "vocabulary_plane"]
         "heads"
     ),
     description=(
-        "The average ε-rank of all W_Q of a model against its width, with contours "
-        "of their ratio, and against the number of its heads, beside that of single "
-        "heads."
+        "The average ε-rank of all W_Q of a model against its width, and against the "
+        "number of its heads, beside that of single heads."
     ),
     source="Flow of ranks, figures 4 and 9",
     paper=(
         "S0-F4",
         "S0-F9",
     ),
-    subject=lambda ds: ", ".join(
-        f"{key} {value}"
-        for key, value in ds.attrs.items()
-        if key not in ("kind", "title", "source")
-    ),
+    subject=parameters_of,
     cost="weights",
 )
 def ranks_by_model(
@@ -150,11 +153,7 @@ NOISE = "white noise"
     source="Flow of ranks, figure 3 a",
     paper=("S0-F3",),
     needs="series",
-    subject=lambda ds: ", ".join(
-        f"{key} {value}"
-        for key, value in ds.attrs.items()
-        if key not in ("kind", "title", "source")
-    ),
+    subject=parameters_of,
     cost="weights",
 )
 def spectra_by_patch(
@@ -263,11 +262,7 @@ def spectra_by_patch(
     source="Flow of ranks, figure 2 b and c",
     paper=("S0-F2",),
     needs="vocabulary",
-    subject=lambda ds: ", ".join(
-        f"{key} {value}"
-        for key, value in ds.attrs.items()
-        if key not in ("kind", "title", "source")
-    ),
+    subject=parameters_of,
     cost="weights",
 )
 def vocabulary_plane(lens: Lens) -> xr.Dataset:

@@ -10,6 +10,7 @@ from statistics import NormalDist
 from typing import Annotated, Any
 
 import numpy as np
+import pandas as pd
 import torch
 import typer
 from chronos import ChronosPipeline
@@ -18,6 +19,7 @@ from scipy.signal import lfilter
 from transformers import PreTrainedModel
 
 from tsfm_lens.console import console
+from tsfm_lens.data import bundled, bundled_names
 from tsfm_lens.data.seasonal import filled, last_season, seasonal_error
 from tsfm_lens.errors import CheckpointError, InputError, unknown_name
 from tsfm_lens.studies.recipes.corpus import arrays_of, series_of
@@ -46,31 +48,8 @@ class SkillCase:
     """That of the covariate's effect."""
 
 
-@dataclass(frozen=True)
-class Skill:
-    """Errors on one series, means over its windows."""
-
-    name: str
-    model: float
-    naive: float
-    last: float
-    model_crps: float
-    naive_crps: float
-
-    @property
-    def ratio(self) -> float:
-        """MASE over that of the seasonal naive forecast; below 1 the model is better."""
-        return self.model / self.naive
-
-    @property
-    def crps_ratio(self) -> float:
-        """CRPS over that of the seasonal naive forecast."""
-        return self.model_crps / self.naive_crps
-
-    @property
-    def last_ratio(self) -> float:
-        """MASE over that of repeating the last value."""
-        return self.model / self.last
+RATIOS = ["/ seasonal naive", "/ last value", "CRPS / seasonal naive"]
+"""Columns of a table of skill: errors over those of naive forecasts, below 1 where the model is better."""
 
 
 @dataclass(frozen=True)
@@ -107,12 +86,10 @@ def geometric_mean(values: Sequence[float] | Array) -> float:
     return float(np.exp(np.mean(np.log(values))))
 
 
-def interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
+def interval(values: Sequence[float] | Array) -> tuple[float, float]:
     """Compute the 95 % bootstrap interval over series of the geometric mean (2,000 draws, percentiles)."""
     logs = np.log(values)
-    sample = np.random.default_rng(seed).integers(
-        len(logs), size=(REPLICATES, len(logs))
-    )
+    sample = np.random.default_rng(0).integers(len(logs), size=(REPLICATES, len(logs)))
     low, high = np.percentile(np.exp(logs[sample].mean(axis=1)), [2.5, 97.5])
     return float(low), float(high)
 
@@ -188,10 +165,14 @@ def measure(
     seed: int = 0,
     covariates: bool = True,
     samples: int | None = None,
-) -> list[Skill]:
-    """Measure skill on each case that is long enough for one window and whose naive errors are not 0."""
+) -> pd.DataFrame:
+    """Measure skill on each case that is long enough for one window and whose naive errors are not 0.
+
+    Returns:
+        A row a series, means over its windows: "MASE" and the columns of :data:`RATIOS`.
+    """
     tasks = [task for case in cases for task in windows(case, horizon)]
-    errors: dict[str, list[tuple[float, ...]]] = {}
+    rows = []
     predictions = forecasts(
         pipeline,
         tasks,
@@ -217,26 +198,17 @@ def measure(
         losses = [
             quantile_loss(levels, task.truth) / scale for levels in (quantiles, naive)
         ]
-        if np.isfinite([*mases, *losses]).all():
-            errors.setdefault(task.case.name, []).append((*mases, *losses))
-    return [
-        Skill(name, *map(float, np.mean(rows, axis=0))) for name, rows in errors.items()
-    ]
-
-
-def summary(skills: Sequence[Skill]) -> dict[str, float | tuple[float, float]]:
-    """Summarise series by geometric means with their intervals, and the worst ratio to the last value."""
-    ratios, crps = (
-        [skill.ratio for skill in skills],
-        [skill.crps_ratio for skill in skills],
+        rows.append((task.case.name, *mases, *losses))
+    columns = ["series", "MASE", "naive", "last", "CRPS", "naive CRPS"]
+    errors = pd.DataFrame(rows, columns=columns).set_index("series")
+    finite = errors[np.isfinite(errors).all(axis=1)]
+    means = finite.groupby("series", sort=False).mean()
+    ratios = (
+        means["MASE"] / means["naive"],
+        means["MASE"] / means["last"],
+        means["CRPS"] / means["naive CRPS"],
     )
-    return {
-        "mase": geometric_mean(ratios),
-        "mase_interval": interval(ratios),
-        "crps": geometric_mean(crps),
-        "crps_interval": interval(crps),
-        "worst_over_last": max(skill.last_ratio for skill in skills),
-    }
+    return means[["MASE"]].assign(**dict(zip(RATIOS, ratios, strict=True)))
 
 
 VALIDATION_SEED, TEST_SEED = 20_261_120, 20_261_122
@@ -262,10 +234,9 @@ def _cycle(rng: np.random.Generator, kind: str, season: int) -> Array:
     return (cycle - cycle.mean()) / (cycle.std() + FLOOR)
 
 
-def synthetic_cases(
-    *, count: int = 48, length: int = 512, seed: int = TEST_SEED
-) -> list[SkillCase]:
+def synthetic_cases(*, count: int = 48, seed: int = TEST_SEED) -> list[SkillCase]:
     """Draw held-out seasonal series: three shapes of season, a drift, a level, and noise of 5 to 40 % of the season."""
+    length = 512
     rng = np.random.default_rng(seed)
     cases = []
     for row in range(count):
@@ -290,10 +261,9 @@ def synthetic_cases(
     return cases
 
 
-def covariate_cases(
-    *, count: int = 48, length: int = 320, seed: int = TEST_SEED
-) -> list[SkillCase]:
+def covariate_cases(*, count: int = 48, seed: int = TEST_SEED) -> list[SkillCase]:
     """Draw held-out targets: a known covariate carries half of the variance, a season and noise the rest."""
+    length = 320
     rng = np.random.default_rng(seed)
     cases = []
     for row in range(count):
@@ -337,9 +307,10 @@ def _drift(rng: np.random.Generator, length: int, hours: float) -> Array:
 
 
 def hourly_cases(
-    *, count: int = 48, length: int = 748, seed: int = TEST_SEED, heated: bool = False
+    *, count: int = 48, seed: int = TEST_SEED, heated: bool = False
 ) -> list[SkillCase]:
     """Draw held-out hours like those of M4, a day's shape in a week on a drift; `heated`: half is by a temperature."""
+    length = 748
     rng = np.random.default_rng([seed, 24])
     hour = np.arange(length)
     cases = []
@@ -408,35 +379,11 @@ def validation_cases(path: Path, split: str = "validation") -> list[SkillCase]:
 
 def real_cases() -> list[SkillCase]:
     """Return every bundled real series: the test set."""
-    from tsfm_lens.data import bundled, bundled_names
-
     return [
         SkillCase(series_id, values, max(1, batch.seasonality))
         for batch in map(bundled, bundled_names())
         for series_id, values in zip(batch.ids, batch.values, strict=True)
     ]
-
-
-def validation(model: PreTrainedModel, *, real: Path) -> dict[str, object]:
-    """Summarise skill on the validation sets, by name; with covariates also their gain and the signs of effects."""
-    pipeline = as_pipeline(model)
-    hours = [
-        case
-        for split in REAL_SPLITS
-        for case in validation_cases(real, split)
-        if case.season in (24, 48)
-    ]
-    summaries: dict[str, object] = {
-        "synthetic": summary(measure(pipeline, synthetic_cases(seed=VALIDATION_SEED))),
-        "real": summary(measure(pipeline, validation_cases(real))),
-        "records": summary(measure(pipeline, validation_cases(real, "records"))),
-        "hours": summary(measure(pipeline, hourly_cases(seed=VALIDATION_SEED))),
-        "real hours": summary(measure(pipeline, hours)),
-    }
-    if type(model).__name__ == "Chronos2Model":
-        summaries["covariates"] = covariate_gain(model, seed=VALIDATION_SEED)
-        summaries["signs"] = covariate_signs(model, seed=VALIDATION_SEED)
-    return summaries
 
 
 def _changed(task: ForecastWindow, horizon: int, *, rise: float) -> ForecastWindow:
@@ -456,9 +403,7 @@ def covariate_gain(
     with_them, without = (
         measure(pipeline, cases, covariates=use) for use in (True, False)
     )
-    ratios = [
-        one.model / other.model for one, other in zip(with_them, without, strict=True)
-    ]
+    ratios = (with_them["MASE"] / without["MASE"]).to_numpy()
     return {"ratio": geometric_mean(ratios), "interval": interval(ratios)}
 
 
@@ -501,29 +446,16 @@ def covariate_signs(
     }
 
 
-def skill_table(title: str, skills: list[Skill]) -> Table:
+def skill_table(title: str, skills: pd.DataFrame) -> Table:
     """Tabulate errors series by series, and their geometric means with 95 % intervals over series."""
-    table = Table(
-        "series",
-        "MASE",
-        "/ seasonal naive",
-        "/ last value",
-        "CRPS / seasonal naive",
-        title=title,
-    )
-    for skill in skills:
-        ratios = (skill.ratio, skill.last_ratio, skill.crps_ratio)
-        table.add_row(
-            skill.name, f"{skill.model:.3f}", *(f"{value:.3f}" for value in ratios)
-        )
-    columns = zip(
-        *((skill.ratio, skill.last_ratio, skill.crps_ratio) for skill in skills),
-        strict=True,
-    )
-    cells = [
-        "{:.3f} ({:.3f} to {:.3f})".format(geometric_mean(values), *interval(values))
-        for values in columns
-    ]
+    table = Table("series", *skills.columns, title=title)
+    for name, numbers in skills.iterrows():
+        table.add_row(str(name), *(f"{number:.3f}" for number in numbers))
+    cells = []
+    for column in RATIOS:
+        values = skills[column].to_numpy()
+        low, high = interval(values)
+        cells.append(f"{geometric_mean(values):.3f} ({low:.3f} to {high:.3f})")
     table.add_row("geometric mean", "", *cells, style="bold")
     return table
 

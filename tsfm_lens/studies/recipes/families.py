@@ -51,6 +51,22 @@ def column(values: Array | float) -> Array:
     return np.asarray(values, dtype=np.float64)[..., None]
 
 
+def pick(rng: np.random.Generator, count: int, *levels: float) -> Array:
+    """Draw one of some levels for each row: (count, 1)."""
+    return rng.choice(levels, (count, 1))
+
+
+def some(rng: np.random.Generator, count: int, share: float) -> NDArray[np.bool_]:
+    """Draw the rows of which a share is to be: (count, 1)."""
+    return rng.random((count, 1)) < share
+
+
+def fading(memory: Array, shocks: Array) -> Array:
+    """Add up shocks (row, length) that fade by each row's factor a step."""
+    rows = zip(memory, shocks, strict=True)
+    return np.stack([lfilter([1.0], [1.0, -factor], row) for factor, row in rows])
+
+
 def unit(series: Array) -> Array:
     """Centre each row and scale it to unit standard deviation."""
     series = series - series.mean(axis=1, keepdims=True)
@@ -95,7 +111,7 @@ def _smooth_shapes(rng: np.random.Generator, periods: NDArray[np.int64]) -> Arra
         + 0.5 * bridge
         + 0.25 * np.roll(bridge, -1, axis=1)
     )
-    shapes = np.where(rng.random((count, 1)) < 0.5, mellow, bridge)
+    shapes = np.where(some(rng, count, 0.5), mellow, bridge)
     inside = np.arange(widest)[None] < periods[:, None]
     mean = (shapes * inside).sum(1, keepdims=True) / periods[:, None]
     deviation = np.sqrt(
@@ -150,7 +166,7 @@ def random_walk(rng: np.random.Generator, count: int, length: int) -> Array:
     steps = rng.standard_normal((count, length)) + column(rng.normal(0, 0.15, count))
     walk = np.cumsum(steps, axis=1)
     twice = np.cumsum(walk, axis=1) / length
-    return unit(np.where(rng.random((count, 1)) < 0.25, twice, walk))
+    return unit(np.where(some(rng, count, 0.25), twice, walk))
 
 
 def trend(rng: np.random.Generator, count: int, length: int) -> Array:
@@ -162,16 +178,14 @@ def trend(rng: np.random.Generator, count: int, length: int) -> Array:
     line = np.choose(
         kind, [t + 0 * knee, 1 - np.exp(-3 * t * knee), np.expm1(2 * t * knee), broken]
     )
-    noise = rng.standard_normal((count, length)) * rng.choice(
-        [0, 0.01, 0.05, 0.15], (count, 1)
-    )
-    return unit(line * rng.choice([-1.0, 1.0], (count, 1)) + noise)
+    noise = rng.standard_normal((count, length)) * pick(rng, count, 0, 0.01, 0.05, 0.15)
+    return unit(line * pick(rng, count, -1.0, 1.0) + noise)
 
 
 def white_noise(rng: np.random.Generator, count: int, length: int) -> Array:
     """Draw independent values: normal or skewed (log-normal)."""
     noise = rng.standard_normal((count, length))
-    return unit(np.where(rng.random((count, 1)) < 0.7, noise, np.exp(0.6 * noise)))
+    return unit(np.where(some(rng, count, 0.7), noise, np.exp(0.6 * noise)))
 
 
 def _any_season(rng: np.random.Generator, count: int, length: int) -> Array:
@@ -190,12 +204,12 @@ def seasonal(rng: np.random.Generator, count: int, length: int) -> Array:
     season = _any_season(rng, count, length)
     drift = unit(
         np.where(
-            rng.random((count, 1)) < 0.5,
+            some(rng, count, 0.5),
             trend(rng, count, length),
             random_walk(rng, count, length),
         )
     )
-    drift = drift * rng.choice([0.0, 0.3, 1.0, 2.0], (count, 1))
+    drift = drift * pick(rng, count, 0.0, 0.3, 1.0, 2.0)
     memory = rng.uniform(0, 0.8, count)
     white = rng.standard_normal((count, length))
     noise = np.stack(
@@ -204,10 +218,10 @@ def seasonal(rng: np.random.Generator, count: int, length: int) -> Array:
             for a, e in zip(memory, white, strict=True)
         ]
     )
-    noise = noise * rng.choice([0.0, 0.05, 0.15, 0.4], (count, 1))
-    growth = 1 + 0.15 * drift * (rng.random((count, 1)) < 0.4)
-    level = np.exp(rng.uniform(np.log(0.5), np.log(60.0), (count, 1))) * (
-        rng.random((count, 1)) < 0.8
+    noise = noise * pick(rng, count, 0.0, 0.05, 0.15, 0.4)
+    growth = 1 + 0.15 * drift * some(rng, count, 0.4)
+    level = np.exp(rng.uniform(np.log(0.5), np.log(60.0), (count, 1))) * some(
+        rng, count, 0.8
     )
     return level + drift + season * growth + noise
 
@@ -216,13 +230,11 @@ def seasonal_walk(rng: np.random.Generator, count: int, length: int) -> Array:
     """Draw a motif that changes at every repeat, x(t) = x(t - q) + noise: only the last repeat is up to date."""
     periods = lengths_for_motifs(rng, count, length)
     shapes = np.where(
-        rng.random((count, 1)) < 0.5,
+        some(rng, count, 0.5),
         _smooth_shapes(rng, periods),
         rng.standard_normal((count, int(periods.max()))),
     )
-    change = rng.standard_normal((count, length)) * rng.choice(
-        [0.05, 0.15, 0.3], (count, 1)
-    )
+    change = rng.standard_normal((count, length)) * pick(rng, count, 0.05, 0.15, 0.3)
     walks = [
         lfilter([1.0], np.r_[1.0, np.zeros(q - 1), -1.0], e)
         for q, e in zip(periods, change, strict=True)
@@ -245,11 +257,20 @@ def double_season(rng: np.random.Generator, count: int, length: int) -> Array:
     outer = np.take_along_axis(days, slot, axis=1)
     level = rng.uniform(1.5, 6.0, (count, 1))
     together = np.where(
-        rng.random((count, 1)) < 0.5, (level + inner) * outer, level + inner + 2 * outer
+        some(rng, count, 0.5), (level + inner) * outer, level + inner + 2 * outer
     )
-    return together + rng.standard_normal((count, length)) * rng.choice(
-        [0.02, 0.1, 0.3], (count, 1)
+    return together + rng.standard_normal((count, length)) * pick(
+        rng, count, 0.02, 0.1, 0.3
     )
+
+
+def _half_raised(
+    rng: np.random.Generator, series: Array, low: float, high: float
+) -> Array:
+    """Take the exponential of about half of the rows, each times a factor within the range."""
+    raised = some(rng, len(series), 0.5)
+    power = rng.uniform(low, high, (len(series), 1))
+    return np.where(raised, series, np.exp(power * series))
 
 
 def day_types(rng: np.random.Generator, count: int, length: int) -> Array:
@@ -260,22 +281,16 @@ def day_types(rng: np.random.Generator, count: int, length: int) -> Array:
     rest = alike * work + (1 - alike) * rest - rng.uniform(0, 1.5, (count, 1))
     start = rng.integers(7 * steps)
     day = (np.arange(length)[None] + start[:, None]) // steps[:, None]
-    resting = day % 7 >= rng.choice([5, 5, 6], (count, 1))
+    resting = day % 7 >= pick(rng, count, 5, 5, 6)
     shape = np.where(
         resting, tile(rest, steps, start, length), tile(work, steps, start, length)
     )
-    busy = rng.standard_normal((count, int(day.max()) + 1)) * rng.choice(
-        [0.0, 0.1, 0.3], (count, 1)
+    busy = rng.standard_normal((count, int(day.max()) + 1)) * pick(
+        rng, count, 0.0, 0.1, 0.3
     )
-    noise = rng.standard_normal((count, length)) * rng.choice(
-        [0.02, 0.1, 0.3], (count, 1)
-    )
+    noise = rng.standard_normal((count, length)) * pick(rng, count, 0.02, 0.1, 0.3)
     together = shape + np.take_along_axis(busy, day, axis=1) + noise
-    return np.where(
-        rng.random((count, 1)) < 0.5,
-        together,
-        np.exp(rng.uniform(0.3, 1.0, (count, 1)) * together),
-    )
+    return _half_raised(rng, together, 0.3, 1.0)
 
 
 def holidays(rng: np.random.Generator, count: int, length: int) -> Array:
@@ -290,19 +305,19 @@ def holidays(rng: np.random.Generator, count: int, length: int) -> Array:
     feast = (
         apart * rest
         + (1 - apart) * feast
-        + rng.normal(-0.5, 1.0, (count, 1)) * (rng.random((count, 1)) < 0.5)
+        + rng.normal(-0.5, 1.0, (count, 1)) * some(rng, count, 0.5)
     )
     start = rng.integers(7 * steps)
     day = (np.arange(length)[None] + start[:, None]) // steps[:, None]
     days = np.arange(int(day.max()) + 1)[None]
-    resting = days % 7 >= rng.choice([5, 5, 6], (count, 1))
+    resting = days % 7 >= pick(rng, count, 5, 5, 6)
     feasting = np.zeros((count, days.size), dtype=bool)
     for _ in range(4):
         first = (rng.random((count, 1)) * (day[:, -1:] + 8)).astype(np.int64) - 4
         feasting |= (
             (days >= first)
             & (days < first + rng.integers(1, 11, (count, 1)))
-            & (rng.random((count, 1)) < 0.6)
+            & some(rng, count, 0.6)
         )
     kind = np.take_along_axis(np.where(feasting, 2, resting), day, axis=1)
     shape = np.choose(
@@ -312,18 +327,10 @@ def holidays(rng: np.random.Generator, count: int, length: int) -> Array:
             for part in (work, rest, feast)
         ],
     )
-    busy = rng.standard_normal((count, days.size)) * rng.choice(
-        [0.0, 0.1, 0.3], (count, 1)
-    )
-    noise = rng.standard_normal((count, length)) * rng.choice(
-        [0.02, 0.1, 0.3], (count, 1)
-    )
+    busy = rng.standard_normal((count, days.size)) * pick(rng, count, 0.0, 0.1, 0.3)
+    noise = rng.standard_normal((count, length)) * pick(rng, count, 0.02, 0.1, 0.3)
     together = shape + np.take_along_axis(busy, day, axis=1) + noise
-    return np.where(
-        rng.random((count, 1)) < 0.5,
-        together,
-        np.exp(rng.uniform(0.3, 1.0, (count, 1)) * together),
-    )
+    return _half_raised(rng, together, 0.3, 1.0)
 
 
 def _slow(
@@ -339,12 +346,7 @@ def _slow(
     noise = rng.standard_normal((len(steps), length))
     # each begins where it may be at any time
     noise[:, 0] /= np.sqrt(1 - memory**2)
-    return np.stack(
-        [
-            np.sqrt(1 - a * a) * lfilter([1.0], [1.0, -a], e)
-            for a, e in zip(memory, noise, strict=True)
-        ]
-    )
+    return column(np.sqrt(1 - memory**2)) * fading(memory, noise)
 
 
 def _waves(
@@ -369,21 +371,19 @@ def hourly(rng: np.random.Generator, count: int, length: int) -> Array:
     start = rng.integers(7 * steps)
     rough = (tile(_smooth_shapes(rng, steps), steps, start, length) for _ in range(2))
     work, rest = (
-        np.where(rng.random((count, 1)) < 0.4, part, _waves(rng, steps, start, length))
+        np.where(some(rng, count, 0.4), part, _waves(rng, steps, start, length))
         for part in rough
     )
     alike = rng.uniform(0, 1, (count, 1))
     weekday = (np.arange(length)[None] + start[:, None]) // steps[:, None] % 7
-    resting = (weekday >= rng.choice([5, 5, 6], (count, 1))) & (
-        rng.random((count, 1)) < 0.7
-    )
+    resting = (weekday >= pick(rng, count, 5, 5, 6)) & some(rng, count, 0.7)
     shape = np.where(
         resting,
         alike * work + (1 - alike) * rest - rng.uniform(0, 1.2, (count, 1)),
         work,
     )
     swing, level = (
-        rng.standard_normal((count, 7)) * rng.choice([0.0, 0.05, 0.2], (count, 1))
+        rng.standard_normal((count, 7)) * pick(rng, count, 0.0, 0.05, 0.2)
         for _ in range(2)
     )
     shape = shape * (1 + np.take_along_axis(swing, weekday, 1)) + np.take_along_axis(
@@ -391,21 +391,15 @@ def hourly(rng: np.random.Generator, count: int, length: int) -> Array:
     )
     shape = shape * (
         1
-        + rng.choice([0.0, 0.1, 0.25], (count, 1))
+        + pick(rng, count, 0.0, 0.1, 0.25)
         * _slow(rng, steps, (2, 15), length).clip(-2, 2)
     )
-    drift = _slow(rng, steps, (0.5, 20), length) * rng.choice(
-        [0.0, 0.1, 0.3, 0.8], (count, 1)
-    )
-    noise = _slow(rng, steps, (0.01, 0.4), length) * rng.choice(
-        [0.02, 0.05, 0.1, 0.2, 0.4], (count, 1)
+    drift = _slow(rng, steps, (0.5, 20), length) * pick(rng, count, 0.0, 0.1, 0.3, 0.8)
+    noise = _slow(rng, steps, (0.01, 0.4), length) * pick(
+        rng, count, 0.02, 0.05, 0.1, 0.2, 0.4
     )
     together = shape + drift + noise
-    return np.where(
-        rng.random((count, 1)) < 0.5,
-        together,
-        np.exp(rng.uniform(0.1, 0.8, (count, 1)) * together),
-    )
+    return _half_raised(rng, together, 0.1, 0.8)
 
 
 def weather(rng: np.random.Generator, count: int, length: int) -> Array:
@@ -415,7 +409,7 @@ def weather(rng: np.random.Generator, count: int, length: int) -> Array:
     day = (
         day
         * (1 + 0.4 * _slow(rng, steps, (0.5, 5), length))
-        * rng.choice([0.0, 0.5, 1.0, 2.0], (count, 1))
+        * pick(rng, count, 0.0, 0.5, 1.0, 2.0)
     )
     series = (
         day
@@ -423,12 +417,10 @@ def weather(rng: np.random.Generator, count: int, length: int) -> Array:
         + 0.7 * _slow(rng, steps, (5, 40), length)
     )
     series = unit(
-        series
-        + rng.standard_normal((count, length))
-        * rng.choice([0.0, 0.05, 0.2], (count, 1))
+        series + rng.standard_normal((count, length)) * pick(rng, count, 0.0, 0.05, 0.2)
     )
     return np.where(
-        rng.random((count, 1)) < 0.25,
+        some(rng, count, 0.25),
         np.maximum(series, rng.uniform(-0.7, 0.5, (count, 1))),
         series,
     )
@@ -439,9 +431,7 @@ def day_flags(rng: np.random.Generator, count: int, length: int) -> Array:
     steps = rng.choice([24, 24, 24, 12, 48, 1, 1], count)
     place = np.arange(length)[None] + rng.integers(7 * steps)[:, None]
     day = place // steps[:, None]
-    weekly = (day % 7 >= rng.choice([5, 5, 6], (count, 1))) & (
-        rng.random((count, 1)) < 0.6
-    )
+    weekly = (day % 7 >= pick(rng, count, 5, 5, 6)) & some(rng, count, 0.6)
     spells = rng.random((count, int(day.max()) + 4)) < rng.uniform(
         0.03, 0.2, (count, 1)
     )
@@ -454,10 +444,10 @@ def day_flags(rng: np.random.Generator, count: int, length: int) -> Array:
         axis=0,
     )
     rare = np.take_along_axis(spells, day, 1) & (
-        (rng.random((count, 1)) < 0.7) | ~weekly.any(1, keepdims=True)
+        some(rng, count, 0.7) | ~weekly.any(1, keepdims=True)
     )
     hour = place % steps[:, None] / steps[:, None]
-    first = rng.uniform(0, 0.6, (count, 1)) * (rng.random((count, 1)) < 0.3)
+    first = rng.uniform(0, 0.6, (count, 1)) * some(rng, count, 0.3)
     open_hours = (hour >= first) & ((first == 0) | (hour < first + 0.4))
     return ((weekly | rare) & open_hours).astype(np.float64)
 
@@ -471,18 +461,15 @@ def shocks(rng: np.random.Generator, count: int, length: int) -> Array:
             rng.integers(length, size=(count, 1)),
             np.exp(rng.uniform(np.log(2), np.log(120), (count, 1))),
         )
-        jump = rng.normal(0, 2.5, (count, 1)) * (rng.random((count, 1)) < 0.6)
+        jump = rng.normal(0, 2.5, (count, 1)) * some(rng, count, 0.6)
         slow = slow + jump * np.where(
             t >= at, np.exp(-np.maximum(t - at, 0) / fade), 0.0
         )
-    season = rng.choice([0.0, 0.0, 0.1, 0.3], (count, 1)) * _any_season(
-        rng, count, length
-    )
+    season = pick(rng, count, 0.0, 0.0, 0.1, 0.3) * _any_season(rng, count, length)
     return (
         slow
         + season
-        + rng.standard_normal((count, length))
-        * rng.choice([0.01, 0.05, 0.15], (count, 1))
+        + rng.standard_normal((count, length)) * pick(rng, count, 0.01, 0.05, 0.15)
     )
 
 
@@ -494,36 +481,29 @@ def walks(rng: np.random.Generator, count: int, length: int) -> Array:
         rng.random((count, length))
         < np.exp(rng.uniform(np.log(0.02), np.log(0.5), (count, 1)))
     )
-    slow = np.stack(
-        [
-            lfilter([1.0], [1.0, -a], e)
-            for a, e in zip(rng.uniform(0.2, 0.9, count), normal, strict=True)
-        ]
-    )
+    slow = fading(rng.uniform(0.2, 0.9, count), normal)
     shocks = np.choose(
         kind, [normal, np.clip(rng.standard_t(3, (count, length)), -12, 12), rare, slow]
     )
     # calm and stormy times, on a third of the rows
     storm = (
         np.cumsum(rng.standard_normal((count, length)), axis=1)
-        * (rng.random((count, 1)) < 0.33)
+        * some(rng, count, 0.33)
         * 0.08
     )
     shocks = shocks * np.exp(np.clip(storm, -1.5, 1.5))
-    shocks = shocks + shocks.std(axis=1, keepdims=True) * rng.choice(
-        [0.0, 0.0, 0.1, -0.1, 0.4], (count, 1)
+    shocks = shocks + shocks.std(axis=1, keepdims=True) * pick(
+        rng, count, 0.0, 0.0, 0.1, -0.1, 0.4
     )
     memory = rng.choice([1.0, 1.0, 1.0, 0.98, 0.93], count)
-    walk = np.stack(
-        [lfilter([1.0], [1.0, -a], e) for a, e in zip(memory, shocks, strict=True)]
-    )
+    walk = fading(memory, shocks)
     step = np.abs(np.diff(walk, axis=1)).mean(axis=1, keepdims=True) + 1e-9
-    walk = walk + step * rng.choice(
-        [0.0, 0.0, 0.5, 1.5, 4.0], (count, 1)
-    ) * _any_season(rng, count, length)
-    unit_of_record = step * rng.choice([0.5, 1.0, 3.0], (count, 1))
+    walk = walk + step * pick(rng, count, 0.0, 0.0, 0.5, 1.5, 4.0) * _any_season(
+        rng, count, length
+    )
+    unit_of_record = step * pick(rng, count, 0.5, 1.0, 3.0)
     rough = np.round(walk / unit_of_record) * unit_of_record
-    return unit(np.where(rng.random((count, 1)) < 0.3, rough, walk))
+    return unit(np.where(some(rng, count, 0.3), rough, walk))
 
 
 def intermittent(rng: np.random.Generator, count: int, length: int) -> Array:
@@ -538,16 +518,14 @@ def intermittent(rng: np.random.Generator, count: int, length: int) -> Array:
 def level_shift(rng: np.random.Generator, count: int, length: int) -> Array:
     """Draw a season or noise whose level jumps once or twice."""
     base = np.where(
-        rng.random((count, 1)) < 0.6,
+        some(rng, count, 0.6),
         _any_season(rng, count, length),
         0.3 * white_noise(rng, count, length),
     )
     t = np.arange(length)[None]
     for _ in range(2):
         at = rng.integers(1, length, size=(count, 1))
-        base = base + rng.normal(0, 2.0, (count, 1)) * (t >= at) * (
-            rng.random((count, 1)) < 0.7
-        )
+        base = base + rng.normal(0, 2.0, (count, 1)) * (t >= at) * some(rng, count, 0.7)
     return base
 
 

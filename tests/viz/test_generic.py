@@ -1,0 +1,218 @@
+"""Any variable of a labelled result is drawn from its dimensions: the traces hold the values of the dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import planted
+from refusals import expect_error
+from specimens.marks import unexplained
+from tsfm_lens import viz
+from tsfm_lens.core import registry
+from tsfm_lens.core.registry import find, measurement
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.findings import judge
+from viz.marks import heatmaps
+
+LABELS = {
+    "layer": ["0", "1", "2"],
+    "head": [0, 1],
+    "series": ["a", "b", "c", "d"],
+    "step": [0, 1, 2, 3, 4],
+    "lag": [1, 2, 3],
+    "component": ["0.mlp", "1.mlp"],
+    "quantile": [0.1, 0.5, 0.9],
+}
+
+
+@pytest.fixture
+def own() -> Iterator[None]:
+    """A measurement of somebody's own, without any figure."""
+    texts = dict.fromkeys(("summary", "description"), "how much it leans")
+    measurement("leaning", theme="Behaviour", title="Leaning", **texts)
+    yield
+    registry._MEASUREMENTS.pop("leaning")
+
+
+def made(*dims: str, name: str = "lean") -> xr.Dataset:
+    """Random values over some dimensions, one of them missing."""
+    shape = tuple(len(LABELS[dim]) for dim in dims)
+    values = np.random.default_rng(len(dims)).normal(size=shape)
+    values.flat[1] = np.nan
+    coords = {dim: LABELS[dim] for dim in dims}
+    facts = {"units": "degrees", "long_name": "angle of the tower"}
+    array = xr.DataArray(values, coords, dims, attrs=facts)
+    return array.to_dataset(name=name).assign_attrs(kind="leaning", model="pisa")
+
+
+def judged(ds: xr.Dataset, name: str = "lean") -> xr.Dataset:
+    """The same with a test over series, for which something acts everywhere."""
+    return judge(ds.fillna(0.5), name, floor=0.0)
+
+
+@pytest.mark.parametrize("dims", [("layer", "head"), ("head", "layer")])
+def test_layer_and_head_are_a_map(own: None, dims: tuple[str, str]) -> None:
+    ds = made(*dims)
+    fig = viz.plot(ds)
+    (cells,) = heatmaps(fig)
+    np.testing.assert_array_equal(cells.z, ds["lean"].transpose("layer", "head"))
+    # what is missing is an empty cell
+    assert sum(np.isnan(np.ravel(np.asarray(cells.z, dtype=float)))) == 1
+    assert cells.hoverongaps is False
+    assert fig.layout.coloraxis.colorbar.title.text.startswith("angle of the tower")
+    assert "(degrees)" in fig.layout.coloraxis.colorbar.title.text
+    assert fig.layout.meta["title"] == "Leaning of pisa: angle of the tower"
+
+
+@pytest.mark.parametrize("dims", [("layer", "series"), ("component", "series")])
+def test_named_dimensions_are_a_heat_map(own: None, dims: tuple[str, str]) -> None:
+    ds = made(*dims)
+    fig = viz.plot(ds)
+    (cells,) = heatmaps(fig)
+    np.testing.assert_array_equal(cells.z, ds["lean"])
+    assert list(cells.x) == LABELS["series"]
+    assert (fig.layout.xaxis.title.text, fig.layout.yaxis.title.text) == dims[::-1]
+    assert "empty: no value" in fig.layout.meta["subtitle"]
+
+
+@pytest.mark.parametrize(
+    "dims", [("step",), ("lag",), ("series", "step"), ("step", "series")]
+)
+def test_numbered_dimensions_are_lines(own: None, dims: tuple[str, ...]) -> None:
+    ds = made(*dims)
+    ds[dims[0]].attrs["units"] = "hours"
+    fig = viz.plot(ds)
+    along = next(dim for dim in dims if dim != "series")
+    names = LABELS["series"] if len(dims) > 1 else [None]
+    assert [trace.name for trace in fig.data] == names
+    rows = ds["lean"].transpose(..., along).values.reshape(len(names), -1)
+    for trace, row in zip(fig.data, rows, strict=True):
+        assert "lines" in trace.mode
+        np.testing.assert_array_equal(trace.x, LABELS[along])
+        np.testing.assert_array_equal(trace.y, row)
+    hours = " (hours)" if dims[0] == along else ""
+    assert fig.layout.xaxis.title.text == f"{along}{hours}"
+    assert fig.layout.yaxis.title.text == "angle of the tower (degrees)"
+    assert unexplained(fig) == []
+
+
+def test_many_lines_are_a_map(own: None) -> None:
+    ds = made("series", "step").isel(series=[0, 1, 2, 3] * 5)
+    (cells,) = heatmaps(viz.plot(ds))
+    np.testing.assert_array_equal(cells.z, ds["lean"])
+
+
+def test_depth_alone_is_a_line_and_members_are_dots(own: None) -> None:
+    depth = made("layer")
+    (line,) = viz.plot(depth).data
+    assert list(line.x) == ["layer 0", "layer 1", "layer 2"]
+    np.testing.assert_array_equal(line.y, depth["lean"])
+    members = made("component")
+    fig = viz.plot(members)
+    np.testing.assert_array_equal(fig.data[0].x, members["lean"][:1])
+    assert list(fig.layout.yaxis.ticktext) == LABELS["component"][:1]
+    assert "1 without a value" in fig.layout.meta["subtitle"]
+    assert fig.layout.xaxis.title.text == "angle of the tower (degrees)"
+
+
+def test_intervals_are_whiskers_and_what_is_not_significant_is_hollow(
+    own: None,
+) -> None:
+    ds = made("component").fillna(0.0)
+    low, high = ds["lean"] - 0.5, ds["lean"] + 0.25
+    significant = ("component", [True, False])
+    tested = ds.assign(lean_low=low, lean_high=high, lean_significant=significant)
+    (dots,) = viz.plot(tested).data
+    np.testing.assert_array_equal(dots.x, ds["lean"])
+    np.testing.assert_allclose(dots.error_x.array, 0.25)
+    np.testing.assert_allclose(dots.error_x.arrayminus, 0.5)
+    assert list(dots.marker.symbol) == ["circle", "circle-open"]
+
+
+@pytest.mark.parametrize("dims", [("component", "series"), ("layer", "head", "series")])
+def test_what_is_tested_over_series_is_drawn_as_medians(
+    own: None, dims: tuple[str, ...]
+) -> None:
+    ds = judged(made(*dims))
+    fig = viz.plot(ds)
+    drawn = fig.data[0].x if len(dims) == 2 else heatmaps(fig)[0].z
+    np.testing.assert_array_equal(drawn, ds["lean"].median("series"))
+    assert "over 4 series" in fig.layout.meta["subtitle"]
+    # one series has no median
+    one = viz.plot(ds, "lean", series="b")
+    drawn = one.data[0].x if len(dims) == 2 else heatmaps(one)[0].z
+    np.testing.assert_array_equal(drawn, ds["lean"].sel(series="b"))
+
+
+def test_what_is_left_over_is_refused_with_the_options_that_decide(own: None) -> None:
+    ds = made("layer", "head", "series")
+    with pytest.raises(InputError, match="layer=, head=, series="):
+        viz.plot(ds)
+    (cells,) = heatmaps(viz.plot(ds, series=-1))
+    np.testing.assert_array_equal(cells.z, ds["lean"].isel(series=-1))
+    # an item alone needs no choice, and forecasts have a median
+    (cells,) = heatmaps(viz.plot(ds.isel(layer=[2]).rename(series="group")))
+    np.testing.assert_array_equal(cells.z, ds["lean"].isel(layer=2))
+    levels = made("quantile", "series", "step")
+    np.testing.assert_array_equal(
+        [line.y for line in viz.plot(levels).data], levels["lean"].sel(quantile=0.5)
+    )
+    with pytest.raises(UnknownNameError, match="Closest: layer"):
+        viz.plot(ds, laier=0, series=0)
+    with pytest.raises(UnknownNameError, match="no head '7'"):
+        viz.plot(ds, head=7)
+    words = ds.assign(word=("head", ["a", "b"]), one=3.0)
+    expect_error("holds text", viz.plot, words, "word")
+    expect_error("is one number here, 3", viz.plot, words, "one")
+    expect_error("Closest: lean", viz.plot, ds, "leen")
+    lens = planted.everything()["lens"]
+    expect_error("'map' means logit_map or lens_logit_map", viz.plot, lens, "map")
+
+
+def test_a_kind_without_a_figure_has_a_panel_and_a_table(own: None) -> None:
+    ds = judged(made("component", "series"))
+    (panel,) = find("leaning").draw_panels(ds)
+    np.testing.assert_array_equal(panel.figure.data[0].x, ds["lean_size"])
+    np.testing.assert_array_equal(panel.table["lean"], ds["lean"].values.ravel())
+    assert [each.name for each in find("leaning").figures] == ["leaning"]
+    # a page shows the first of what is to be chosen
+    several = made("layer", "head", "series")
+    (panel,) = find("leaning").draw_panels(several)
+    np.testing.assert_array_equal(
+        heatmaps(panel.figure)[0].z, several["lean"].isel(series=0)
+    )
+    assert registry.find_figure("head_spectra").variable == "stable_rank"
+
+
+def test_an_array_needs_no_kind() -> None:
+    array = made("layer", "head")["lean"]
+    (cells,) = heatmaps(viz.plot(array, title="Towers"))
+    np.testing.assert_array_equal(cells.z, array)
+    assert viz.plot(array.isel(layer=0).rename(None)).layout.meta["title"] == "value"
+
+
+def test_two_results_stand_side_by_side(own: None) -> None:
+    one, two = made("layer", "head"), 2 * made("layer", "head")
+    two.attrs = {**one.attrs, "model": "siena"}
+    maps = heatmaps(viz.plot(one, two))
+    for cells, ds in zip(maps, (one, two), strict=True):
+        np.testing.assert_array_equal(cells.z, ds["lean"])
+
+
+def test_every_variable_of_every_result_is_drawn_or_refused_in_words() -> None:
+    """With numbers alone and few dimensions, none is refused."""
+    for name, ds in planted.everything().items():
+        for variable in getattr(ds, "data_vars", ()):
+            values = ds[variable]
+            sizes = [dim for dim in values.dims if ds.sizes[dim] > 1]
+            if values.dtype.kind not in "biuf" or not 0 < len(sizes) < 3:
+                continue
+            if not values.size or variable == "context":
+                continue
+            fig = viz.generic.draw_variable(ds, str(variable))
+            assert fig.data, (name, variable)
+            assert unexplained(fig) == [], (name, variable)

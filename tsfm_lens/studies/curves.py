@@ -1,0 +1,158 @@
+"""Curves and points of results of studies, label by label, and sentences on what they end at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tsfm_lens.viz.findings import mean_of_seeds
+from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
+from tsfm_lens.viz.sheet import Panel, Sheet, blank
+from tsfm_lens.viz.theme import CATEGORICAL, INK, mixed, plain
+from tsfm_lens.viz.words import num
+
+
+def add_curves(
+    panel: Panel,
+    table: pd.DataFrame,
+    x: str,
+    y: str,
+    label: str,
+    *,
+    repeat: str | None = None,
+    geometric: bool = False,
+    **look: Any,
+) -> None:
+    """Draw a curve for each label, in the order of the table.
+
+    Args:
+        x, y, label: columns.
+        repeat: column of seeds or draws, which are thin lines below their mean.
+        geometric: whether that mean is geometric, as a logarithmic axis asks for.
+        look: of the curves, see :meth:`Panel.line`.
+    """
+    for name, rows, colour in _by_label(table, y, label):
+        hover = f"{plain(name)}<br>%{{x}}: %{{y:.4g}}"
+        if repeat is not None:
+            for _, own in rows.groupby(repeat):
+                pale = mixed(colour, 0.4)
+                panel.line(own[x], own[y], "", hover, colour=pale, width=0.8)
+        means = rows[y].groupby(rows[x]).mean()
+        if repeat is not None and geometric:
+            means = np.exp(np.log(rows[y]).groupby(rows[x]).mean())
+        style = {"colour": colour, "width": 2.0, **look}
+        panel.line(means.index.to_numpy(), means.to_numpy(), name, hover, **style)
+
+
+def add_points(
+    panel: Panel,
+    table: pd.DataFrame,
+    x: str,
+    y: str,
+    label: str,
+    *,
+    across: bool = False,
+) -> None:
+    """Draw every row as a pale point, and the mean at each place of a label with its 95 % interval.
+
+    Args:
+        x, y, label: columns; places are along ``x``.
+        across: whether places are along the vertical axis and values along the horizontal one.
+    """
+    value = "%{x:.4g}" if across else "%{y:.4g}"
+    for name, rows, colour in _by_label(table, y, label):
+        hover = f"{plain(name)}<br>{value}"
+        means = rows.groupby(x)[y].mean()
+        if len(means) > 1:
+            pale = mixed(colour, 0.6)
+            panel.line(means.index, means, "", "", colour=pale, width=1.2, group=name)
+        for place, own in rows.groupby(x):
+            noise = mean_of_seeds(own[y].to_numpy())
+            seeds: tuple[Any, Any] = ([place] * len(own), own[y])
+            middle: tuple[Any, Any] = ([place], noise.size)
+            if across:
+                seeds, middle = seeds[::-1], middle[::-1]
+            pale = mixed(colour, 0.45)
+            panel.dots(*seeds, "", hover, colour=pale, size=4, group=name)
+            options: dict[str, Any] = {"noise": noise, "across": across}
+            words = f"{hover}, mean of {len(own)}"
+            panel.dots(*middle, name, words, colour=colour, size=9, **options)
+
+
+def _by_label(
+    table: pd.DataFrame, y: str, label: str
+) -> Sequence[tuple[str, pd.DataFrame, str]]:
+    """Return the name, the finite rows and the colour of each label."""
+    groups = table.dropna(subset=[y]).groupby(label, sort=False)
+    return [
+        (str(name), rows, CATEGORICAL[place % len(CATEGORICAL)])
+        for place, (name, rows) in enumerate(groups)
+    ]
+
+
+def curve_sheet(
+    table: pd.DataFrame,
+    x: str,
+    y: str,
+    label: str,
+    *,
+    axes: tuple[str, str],
+    panel: str | None = None,
+    log: str = "",
+    reference: tuple[str, Any, Any] | None = None,
+    **options: Any,
+) -> Sheet:
+    """Draw the curves of a table, a panel for each value of a column.
+
+    Args:
+        x, y, label, panel: columns; one panel unless given.
+        axes: titles of both axes.
+        log: "x", "y" or "xy": axes with a logarithmic scale.
+        reference: name, places and values of a dotted curve in every panel.
+        options: see :func:`add_curves`.
+    """
+    parts = [table] if panel is None else [own for _, own in _panels(table, panel)]
+    if panel is None:
+        figure = blank(310, min_width=440)
+        figure.x(axes[0])
+        figure.y(axes[1])
+    else:
+        titles = [(name,) for name, _ in _panels(table, panel)]
+        figure = panel_grid(titles, row_height=230, most=3)
+        title_axes(figure, *axes)
+    for place, part in zip(figure, parts, strict=True):
+        geometric = "y" in log
+        add_curves(place, part, x, y, label, geometric=geometric, **options)
+        if reference is not None:
+            add_reference(place, *reference)
+    if "x" in log:
+        figure.x(**log_axis(table[x].to_numpy(dtype=float)))
+    if "y" in log:
+        figure.y(**log_axis(table[y].to_numpy(dtype=float)))
+    return figure
+
+
+def _panels(table: pd.DataFrame, panel: str) -> list[tuple[str, pd.DataFrame]]:
+    groups = table.groupby(panel, sort=False)
+    return [(f"{panel} {name}", own) for name, own in groups]
+
+
+def add_reference(panel: Panel, name: str, x: Any, y: Any) -> None:
+    """Draw a dotted curve that is no arm of the comparison."""
+    hover = f"{name}<br>%{{y:.4g}}"
+    panel.line(x, y, name, hover, colour=INK, width=1.2, dash="dot")
+
+
+def read_means(
+    table: pd.DataFrame, value: str, label: str, unit: str = ""
+) -> list[str]:
+    """Describe the mean and the range of a value by label, lowest mean first."""
+    finite = table.dropna(subset=[value])
+    ends = finite.groupby(label, sort=False)[value].agg(["mean", "min", "max", "count"])
+    return [
+        f"{name}: {num(mean)}{unit} ({num(low)} to {num(high)}, {int(count)} values)."
+        for name, mean, low, high, count in ends.sort_values("mean").itertuples()
+    ]

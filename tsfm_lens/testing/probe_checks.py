@@ -1,0 +1,418 @@
+"""Checks that every measurement must pass, of this library and of anybody's, each with a name.
+
+:func:`probe_checks` yields them; a :class:`ProbeTrial` computes what they look at. A check is a function of a trial
+with the decorator :func:`_check`, which says where it applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import xarray as xr
+
+from tsfm_lens.core.needs import NEEDS
+from tsfm_lens.core.registry import FigurePanel, Measurement, find, measurements
+from tsfm_lens.core.results import Results
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import InputError, LensError
+from tsfm_lens.findings import judged_names
+from tsfm_lens.models import Lens, Run, load
+from tsfm_lens.testing.tolerance import assert_close
+
+__all__ = ["ProbeCheck", "ProbeTrial", "probe_checks"]
+
+MODELS = ("bolt-nano", "chronos-nano", "chronos2-nano")
+"""Embedded models that checks run on: the first two that a measurement is defined for, and the last for covariates."""
+STEPS, HORIZON, SEASON, SERIES = 72, 3, 12, 3
+# roundings between two ways to multiply the same matrices, through all layers and what probes make of them
+DEPTH = 10_000
+# a unit that floats divide by without rounding
+UNIT = 2.0**10
+STATEMENTS = ("size", "low", "high", "p", "significant", "leads")
+# differences of equals, and signs of parts of size 0, which are rounding and nothing else
+ROUNDING = {
+    "completeness_error",
+    "identity_error",
+    "path_error",
+    "sign_agreement",
+    "series_agreement",
+}
+LABELLED = ("layer", "head", "step", "series", "quantile", "variant", "metric")
+"""Dimensions along which a result has labels."""
+
+
+class ProbeTrial:
+    """Trial of a measurement on a small model, with the results that several checks look at.
+
+    Attributes:
+        entry: the measurement.
+        model: name of an embedded model.
+        lens: the model.
+    """
+
+    def __init__(self, entry: Measurement, model: str) -> None:
+        self.entry = entry
+        self.model = model
+        self.lens = _lens(model)
+
+    @cached_property
+    def series(self) -> SeriesBatch:
+        """The series that it is tried on; with covariates where it is about these."""
+        return example_series(covariates=self.entry.needs == "covariates")
+
+    @cached_property
+    def result(self) -> xr.Dataset:
+        """What it gives for three series."""
+        return self.compute(self.series)
+
+    @cached_property
+    def panels(self) -> list[FigurePanel]:
+        """The panels of a report of :attr:`result`."""
+        return list(self.entry.draw_panels(self.result))
+
+    @cached_property
+    def results(self) -> Results:
+        """Results of the run of :attr:`result`, each by the options of its ``example``."""
+        return self._results(self.series)
+
+    def compute(self, batch: SeriesBatch, **options: Any) -> xr.Dataset:
+        """Compute it of series as its declaration keeps a trial of it small; ``options`` are those of the runs."""
+        entry = self.entry
+        if entry.takes != "pair":
+            results = self._results(batch, **options)
+            return results.compute(entry.kind, **entry.example)
+        assert entry.function is not None
+        values = tuple(np.roll(values, SEASON // 2) for values in batch.values)
+        pair = [
+            self.lens.run(each, HORIZON, rollout=False, **options)
+            for each in (batch, replace(batch, values=values))
+        ]
+        return entry.function(*pair, **entry.example)
+
+    def _results(self, batch: SeriesBatch, **options: Any) -> Results:
+        run = _run(self.lens, batch, **options)
+        takes = self.entry.takes
+        sources = set(takes if isinstance(takes, tuple) else ())
+        sources.update(*(figure.beside for figure in self.entry.figures))
+        return Results(run, {kind: find(kind).example for kind in sources})
+
+    @property
+    def of_all_series(self) -> bool:
+        """Test if it measures all series of a run, or of a pair of runs."""
+        return self.entry.takes in ("run", "pair") and not self.entry.one_item
+
+    @property
+    def is_of_series(self) -> bool:
+        """Test if it measures all series, each with the same numbers wherever it stands."""
+        # sample paths, and shuffled covariates, are drawn series by series
+        is_drawn = self.lens.emits == "token" or self.entry.needs == "covariates"
+        return self.of_all_series and not is_drawn
+
+
+@dataclass(frozen=True)
+class ProbeCheck:
+    """One check of one measurement on one model; calling it raises an AssertionError that says what is wrong.
+
+    Attributes:
+        trial: the measurement and the model.
+        name: of the check.
+        function: does it.
+    """
+
+    trial: ProbeTrial
+    name: str
+    function: Callable[[ProbeTrial], None]
+
+    def __str__(self) -> str:
+        return f"{self.trial.entry.kind}-{self.trial.model}-{self.name}"
+
+    def __call__(self) -> None:
+        """Do the check."""
+        try:
+            self.function(self.trial)
+        except AssertionError as error:
+            error.add_note(str(self))
+            raise
+
+
+Applies = Callable[[ProbeTrial], bool]
+_CHECKS: dict[str, tuple[Applies, Callable[[ProbeTrial], None]]] = {}
+
+
+def probe_checks(
+    kind: str | None = None, models: Sequence[str] = MODELS
+) -> Iterator[ProbeCheck]:
+    """Yield the checks that a measurement must pass, by name, as scikit-learn yields those of an estimator.
+
+    Args:
+        kind: of the measurement; all that a run gives if None.
+        models: embedded models to try it on: the first two that it is defined for, one that takes covariates, and one
+            that it is not defined for, which it must refuse.
+
+    Example:
+        >>> [check.name for check in testing.probe_checks("head_spectra", ["bolt-nano"])]
+        ['labels', 'figures', 'sentences']
+    """
+    entries = [find(kind)] if kind is not None else list(measurements().values())
+    for entry in entries:
+        if not entry.of_run:
+            continue
+        needs = NEEDS[entry.needs] if entry.needs else None
+        able = [name for name in models if needs is None or needs.met(_lens(name))]
+        for model in able[:2]:
+            trial = ProbeTrial(entry, model)
+            for name, (applies, function) in _CHECKS.items():
+                if applies(trial):
+                    yield ProbeCheck(trial, name, function)
+        for model in [name for name in models if name not in able][:1]:
+            yield ProbeCheck(ProbeTrial(entry, model), "refusal", _check_refusal)
+        if entry.cost == "weights" or entry.takes not in ("run", "pair", "first"):
+            continue
+        covering = [name for name in able if "covariates" in _lens(name).traits]
+        for model in covering[:1]:
+            yield ProbeCheck(ProbeTrial(entry, model), "covariates", _check_covariates)
+
+
+def example_series(*, covariates: bool = False, seed: int = 1) -> SeriesBatch:
+    """Return three noisy seasons, each of another shape; with a covariate of which the future is known if asked for."""
+    steps, rng = np.arange(STEPS), np.random.default_rng(0)
+    seasons = [np.sin(2 * np.pi * (steps / SEASON + i / 5)) for i in range(SERIES)]
+    values = [
+        10 + i + season + 0.1 * rng.normal(size=STEPS)
+        for i, season in enumerate(seasons)
+    ]
+    if not covariates:
+        return as_series(values, seasonality=SEASON)
+    causes = np.random.default_rng(seed).normal(size=(SERIES, STEPS + HORIZON))
+    items = [
+        {
+            "target": target,
+            "past_covariates": {"cause": cause[:STEPS]},
+            "future_covariates": {"cause": cause[STEPS:]},
+        }
+        for target, cause in zip(values, causes, strict=True)
+    ]
+    return as_series(items, seasonality=SEASON)
+
+
+@cache
+def _lens(model: str) -> Lens:
+    return load(model)
+
+
+def _run(lens: Lens, batch: SeriesBatch, **options: Any) -> Run:
+    if lens.emits == "token":
+        options["num_samples"] = 2
+    return lens.run(batch, HORIZON, holdout=True, **options)
+
+
+def _check(
+    name: str, applies: Applies = lambda trial: True
+) -> Callable[[Callable[[ProbeTrial], None]], Callable[[ProbeTrial], None]]:
+    """Register a check under a name, with a test of the trials that it is made for."""
+
+    def register(function: Callable[[ProbeTrial], None]) -> Callable[..., None]:
+        _CHECKS[name] = (applies, function)
+        return function
+
+    return register
+
+
+@_check("labels")
+def _check_labels(trial: ProbeTrial) -> None:
+    """Check that the result says what it is, of what model, and along which labels, and names its units."""
+    result = trial.result
+    assert result.attrs.get("kind") == trial.entry.kind, "attrs['kind'] is not its kind"
+    for fact in ("title", "model"):
+        assert result.attrs.get(fact), f"attrs[{fact!r}] is not set"
+    bare = [
+        name for name in LABELLED if name in result.dims and name not in result.coords
+    ]
+    assert not bare, f"dimensions without labels: {bare}"
+    unnamed = [name for name in result.dims if str(name).startswith("dim_")]
+    assert not unnamed, f"dimensions without a name: {unnamed}"
+    for name, variable in result.data_vars.items():
+        if str(name).endswith(("_p", "_significant")):
+            # the units of a test are counted
+            continue
+        units = variable.attrs.get("units", "")
+        assert isinstance(units, str), f"units of {name} are {units!r}, expected a text"
+
+
+@_check("figures")
+def _check_figures(trial: ProbeTrial) -> None:
+    """Check that figures are drawn where the model has everything for them, one unnamed, and that tables have rows."""
+    entry, lens = trial.entry, trial.lens
+    for figure in entry.figures:
+        if figure.needs and not NEEDS[figure.needs].met(lens):
+            continue
+        result = trial.result
+        if figure.probe_options:
+            options = {**entry.example, **figure.probe_options}
+            result = trial.results.compute(entry.kind, **options)
+        others = [trial.results[kind] for kind in figure.beside]
+        assert figure.draw(result, *others).data, f"{figure.name} draws nothing"
+    if entry.figures:
+        assert trial.result.plot().data, "nothing is drawn where no figure is named"
+    for panel in trial.panels:
+        assert panel.table is None or len(panel.table), "a panel has an empty table"
+
+
+@_check("sentences")
+def _check_sentences(trial: ProbeTrial) -> None:
+    """Check that what it says are whole sentences."""
+    for panel in trial.panels:
+        for sentence in panel.sentences:
+            is_whole = sentence.endswith((".", "!"))
+            assert is_whole, f"does not end in a point: {sentence!r}"
+
+
+@_check("order", lambda trial: trial.is_of_series)
+def _check_order(trial: ProbeTrial) -> None:
+    """Check that a series has the same numbers, and the same is said of all, wherever it stands among others."""
+    if "sources" in trial.result.attrs:
+        # the first series calibrate what the others measure
+        return
+    items = list(dict.fromkeys(trial.series.groups))
+    other = trial.compute(trial.series.select(items[::-1]))
+    _assert_same_statements(other, trial.result)
+    if "series" in other.dims:
+        other = other.sel(series=trial.result["series"].values)
+        of_series = [name for name, each in other.items() if "series" in each.dims]
+        _assert_same(other[of_series], trial.result[of_series])
+
+
+@_check("units", lambda trial: trial.is_of_series)
+def _check_units(trial: ProbeTrial) -> None:
+    """Check that no statement depends on the unit of one of the series."""
+    first, *others = trial.series.values
+    scaled = trial.compute(replace(trial.series, values=(first * UNIT, *others)))
+    _assert_same_statements(scaled, trial.result)
+
+
+@_check("copies", lambda trial: trial.is_of_series)
+def _check_copies(trial: ProbeTrial) -> None:
+    """Check that no statement gets stronger by copies of a series."""
+    values = [*trial.series.values, trial.series.values[-1]]
+    copied = trial.compute(as_series(values, seasonality=SEASON))
+    _assert_same_statements(copied, trial.result)
+
+
+@_check("memory", lambda trial: trial.of_all_series and not trial.entry.whole_batch)
+def _check_memory(trial: ProbeTrial) -> None:
+    """Check that where one series fits into memory only one runs at a time, with the same results."""
+    expected = trial.result
+    with _one_item_at_a_time(trial.lens) as rows:
+        found = trial.compute(trial.series)
+    most = len(trial.series) // SERIES
+    assert max(rows, default=0) <= most, f"runs {max(rows)} series at once"
+    _assert_same(found, expected)
+
+
+@_check("twins", lambda trial: trial.is_of_series)
+def _check_twins(trial: ProbeTrial) -> None:
+    """Check that what it judges is compared with untrained twins of the model."""
+    names = judged_names(trial.result)
+    if not names:
+        return
+    found = trial.compute(trial.series, twins=2)
+    if "twins_refused" in found.attrs:
+        return
+    for name in names:
+        assert f"{name}_twins" in found, f"{name} has no twins"
+        assert found.sizes["twin"] == 2
+
+
+def _check_refusal(trial: ProbeTrial) -> None:
+    """Check that a model without what it needs is refused, by the registry with its name and by the probe itself."""
+    entry = trial.entry
+    for needs in (entry.needs, ""):
+        message = ""
+        with mock.patch.object(entry, "needs", needs):
+            try:
+                trial.compute(example_series())
+            except InputError as error:
+                message = str(error)
+        assert message, f"takes {trial.model}, which has no {entry.needs}"
+        assert not needs or trial.lens.model_id in message, message
+
+
+def _check_covariates(trial: ProbeTrial) -> None:
+    """Check that the model sees the covariates, and that only targets are results."""
+    try:
+        first, second = (
+            trial.compute(example_series(covariates=True, seed=seed)) for seed in (1, 2)
+        )
+    except LensError:
+        # it says so
+        return
+    if "series" in first.dims and "segment" not in first.dims:
+        labels = [label for label in first["series"].values if "cause" in label]
+        assert not labels, f"has results of covariates: {labels}"
+    same = first.drop_attrs().equals(second.drop_attrs())
+    assert not same, "leaves covariates out"
+
+
+@contextmanager
+def _one_item_at_a_time(lens: Lens) -> Iterator[list[int]]:
+    """Plan as where hardly anything fits; gives the sizes of the batches that the model runs."""
+    rows: list[int] = []
+    run, predict = lens.adapter.run, lens.adapter.predict
+
+    def seen(inputs: Any) -> torch.Tensor:
+        tensors = [
+            value for value in inputs.values() if isinstance(value, torch.Tensor)
+        ]
+        rows.append(len(tensors[0]))
+        return run(inputs)
+
+    def seen_batch(part: SeriesBatch, *rest: Any) -> Any:
+        rows.append(len(part))
+        return predict(part, *rest)
+
+    with ExitStack() as patches:
+        for module in ("models.batching", "models.recording", "ablation.engine"):
+            name = f"tsfm_lens.{module}.fitting"
+            patches.enter_context(mock.patch(name, return_value=1))
+        patches.enter_context(mock.patch.object(lens.adapter, "run", seen))
+        patches.enter_context(mock.patch.object(lens.adapter, "predict", seen_batch))
+        yield rows
+
+
+def _assert_same(found: xr.Dataset, expected: xr.Dataset) -> None:
+    """Hold every variable of two results equal to rounding, those that are rounding themselves left out."""
+    assert set(found) == set(expected), set(found) ^ set(expected)
+    for name in set(found) - ROUNDING:
+        actual, wanted = found[name].values, expected[name].values
+        if actual.dtype.kind == "f":
+            assert_close(
+                actual, wanted, depth=DEPTH, dtype=torch.float32, what=str(name)
+            )
+        else:
+            assert np.array_equal(actual, wanted), f"{name}: {actual} != {wanted}"
+
+
+def _assert_same_statements(found: xr.Dataset, expected: xr.Dataset) -> None:
+    """Hold sizes and tests of all judged effects equal."""
+    for effect in judged_names(expected):
+        for part in STATEMENTS:
+            name = f"{effect}_{part}"
+            actual, wanted = (
+                each[name].values.astype(float) for each in (found, expected)
+            )
+            largest = max(1.0, float(np.abs(np.nan_to_num(wanted)).max(initial=0.0)))
+            assert_close(
+                actual,
+                wanted,
+                depth=DEPTH,
+                magnitude=largest,
+                dtype=torch.float32,
+                what=name,
+            )

@@ -1,0 +1,297 @@
+"""Figures as panels of one: two beside each other, or several in rows with letters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from string import ascii_lowercase
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.viz.printing import (
+    LEAST_TYPE,
+    PIXELS_PER_MM,
+    SCALE,
+    in_print,
+    least_width,
+    millimetres,
+    narrowed,
+)
+from tsfm_lens.viz.theme import LETTER, TEMPLATE, dress, plain
+
+__all__ = ["compare", "compose"]
+_HEADING = 30  # pixels over a figure for its name or letter
+Part = dict[str, Any]
+Box = dict[str, tuple[float, float]]  # where a figure starts and ends, by "x" and "y"
+
+
+def compare(
+    figures: Sequence[go.Figure], names: Sequence[str], title: str = ""
+) -> go.Figure:
+    """Draw two figures of the same renderer beside each other, on the same axes and colours, as of two models.
+
+    Args:
+        figures: two, of :mod:`tsfm_lens.viz`.
+        names: over each half.
+        title: that of the first figure if "".
+
+    Raises:
+        InputError: they cannot share a figure.
+
+    Example:
+        >>> ablated = results["ablation_effects"]
+        >>> fig = viz.compare([viz.ablation_heatmap(ablated)] * 2, ["one", "another"])
+        >>> len(fig.data) == 2 * len(viz.ablation_heatmap(ablated).data)
+        True
+    """
+    if len(figures) != 2 or len(names) != 2:
+        raise InputError(
+            f"compare takes two figures and two names, not {len(figures)} and {len(names)}"
+        )
+    least = 2 * max(map(least_width, figures))
+    joint = _arrange([figures], least, [plain(name) for name in names])
+    values = list(joint.select_yaxes())
+    colours = [axis for axis in joint.select_coloraxes() if axis.cmin is not None]
+    for axes, share in ((values, _share_values), (colours, _share_colours)):
+        for first, second in zip(axes, axes[len(axes) // 2 :], strict=False):
+            share(first, second)
+    first, second = [figure.layout.meta for figure in figures]
+    subtitle = first["subtitle"]
+    if subtitle != second["subtitle"]:
+        subtitle = f"{names[0]}: {subtitle}; {names[1]}: {second['subtitle']}"
+    margin = joint.layout.margin
+    return dress(
+        joint,
+        title or first["title"],
+        subtitle,
+        plot_height=joint.layout.height - margin.t - margin.b,
+        above=margin.t,
+        below=margin.b,
+        min_width=least,
+    )
+
+
+def _share_values(first: Any, second: Any) -> None:
+    """Give two value axes of the same title and type the same range."""
+    if (first.title.text, first.type) != (second.title.text, second.type):
+        return
+    if first.range and second.range:
+        low, high = zip(first.range, second.range, strict=True)
+        # an axis that is turned round counts rows
+        if first.range[0] < first.range[1]:
+            first.range = second.range = [min(low), max(high)]
+        return
+    settings = (first.autorange, first.tickvals, second.matches)
+    if first.title.text and all(setting is None for setting in settings):
+        second.matches = first.plotly_name.replace("axis", "")
+
+
+def _share_colours(first: Any, second: Any) -> None:
+    """Give two colour axes the same ends; one bar says it for both."""
+    titles = [axis.colorbar.title.text for axis in (first, second)]
+    meanings = [str(title).replace("<br>", " ") for title in titles]
+    if meanings[0] != meanings[1]:
+        raise InputError(
+            f"the colours of the two figures differ in meaning, {meanings[0]!r} and "
+            f"{meanings[1]!r}; draw each by itself"
+        )
+    first.cmin = second.cmin = min(first.cmin, second.cmin)
+    first.cmax = second.cmax = max(first.cmax, second.cmax)
+    if first.colorbar.orientation != "h":
+        first.showscale = False
+
+
+def compose(
+    figures: Sequence[go.Figure | Sequence[go.Figure]],
+    width: str | float = "double",
+    letters: bool = True,
+) -> go.Figure:
+    """Put figures as panels a, b, c … on a sheet for print, with one legend.
+
+    Args:
+        figures: of :mod:`tsfm_lens.viz`; a list among them is a row, others have one each.
+        width: "single" (89 mm), "double" (183 mm), or in mm.
+        letters: whether each panel has one.
+
+    Returns:
+        A figure as of :func:`for_print`; ``layout.meta["title"]`` has the letters with the titles, for the caption.
+
+    Raises:
+        InputError: no figure, one that cannot be read at this width, or a sheet taller than a page.
+
+    Example:
+        >>> fig = viz.compose([viz.forecast_fan(run), viz.forecast_fan(run)], width=183)
+        >>> fig.layout.meta["title"][:11]
+        'a, Forecast'
+    """
+    if not isinstance(letters, bool):
+        raise InputError(
+            f"letters is {letters!r}, expected True or False: panels have the letters a, b, c …"
+        )
+    room = millimetres(width)
+    rows = [[each] if isinstance(each, go.Figure) else list(each) for each in figures]
+    drawn = [figure for row in rows for figure in row]
+    if not 0 < len(drawn) <= len(ascii_lowercase):
+        raise InputError(
+            f"one to {len(ascii_lowercase)} figures can be composed, not {len(drawn)}"
+        )
+    rows = [
+        [narrowed(figure, room / len(row)) or figure for figure in row] for row in rows
+    ]
+    need = max(sum(map(least_width, row)) for row in rows)
+    page = max(room * PIXELS_PER_MM / SCALE, need)
+    sheet = _arrange(rows, page, ascii_lowercase if letters else "")
+    titles = zip(ascii_lowercase, drawn, strict=False)
+    text = ". ".join(f"{letter}, {one.layout.meta['title']}" for letter, one in titles)
+    meta = {"title": text, "subtitle": "", "min_width": need}
+    sheet.update_layout(template=TEMPLATE, meta=meta)
+    printed = in_print(sheet, room)
+    if printed.layout.meta["type_pt"] < LEAST_TYPE:
+        raise InputError(
+            f"{len(drawn)} figures in {len(rows)} rows cannot be read on a page at {room:g} mm, their type would have "
+            f"{printed.layout.meta['type_pt']:g} pt; take fewer figures, or give each a row of its own"
+        )
+    return printed
+
+
+def _arrange(
+    rows: Sequence[Sequence[go.Figure]], width: float, headings: Sequence[str]
+) -> go.Figure:
+    """Lay figures out in rows.
+
+    Args:
+        rows: figures from left to right; each is as wide as its share of what the row needs.
+        width: of the sheet, in pixels.
+        headings: over each figure; none of any if empty.
+
+    Returns:
+        A figure with the height and margins that its panels need, without room for its legend.
+    """
+    figures = [figure for row in rows for figure in row]
+    metas = [figure.layout.meta for figure in figures]
+    above = max(meta["above"] for meta in metas) + _HEADING * bool(headings)
+    below = max(meta["below"] for meta in metas)
+    left = max(map(_left, figures))
+    right = max(figure.layout.margin.r for figure in figures)
+    heights = [max(each.layout.meta["plot_height"] for each in row) for row in rows]
+    total = sum(heights) + (above + below) * (len(rows) - 1)
+    sheet = make_subplots(1, sum(map(_panel_count, figures)))
+    margin = {"l": left, "r": right, "t": above, "b": below}
+    sheet.update_layout(margin=margin, height=total + above + below)
+    boxes: list[Box] = []
+    first, top = 0, 1.0
+    for row, height in zip(rows, heights, strict=True):
+        gap = max(_left(figure) + figure.layout.margin.r for figure in row) / width
+        widths = list(map(least_width, row))
+        across = make_subplots(
+            1, len(row), column_widths=widths, horizontal_spacing=gap
+        )
+        for column, figure in enumerate(row, 1):
+            foot = max(0, top - figure.layout.meta["plot_height"] / total)
+            box = {"x": across.get_subplot(1, column).xaxis.domain, "y": (foot, top)}
+            _add_figure(sheet, figure, first, box)
+            first += _panel_count(figure)
+            boxes.append(box)
+        top -= (height + above + below) / total
+    for box, heading in zip(boxes, headings, strict=False):
+        place = {"x": box["x"][0], "xshift": 8 - left, "xanchor": "left"}
+        over = {"y": box["y"][1], "yshift": above - _HEADING, "yanchor": "bottom"}
+        look = {"xref": "paper", "yref": "paper", "font_size": 14}
+        sheet.add_annotation(text=f"<b>{heading}</b>", **place, **over, **look)
+    entries: set[str] = set()
+    for trace in sheet.data:
+        if trace.showlegend:
+            entry = trace.legendgroup or trace.name
+            trace.showlegend = entry not in entries
+            entries.add(entry)
+    return sheet
+
+
+def _left(fig: go.Figure) -> float:
+    """Return about the pixels of names at the left: plotly gives them room at the side of a sheet alone."""
+    names = [axis.ticktext for axis in fig.select_yaxes() if axis.ticktext]
+    names += [trace.y for trace in fig.data if trace.y is not None]
+    labels = [text for name in names for text in name if isinstance(text, str)]
+    return max(fig.layout.margin.l, 40 + LETTER * max(map(len, labels), default=0))
+
+
+def _panel_count(fig: go.Figure) -> int:
+    """Return how many pairs of axes a figure has."""
+    names = [axis.plotly_name for axis in fig.select_xaxes()]
+    return max([1, *map(_number, names)])
+
+
+def _number(name: str) -> int:
+    """Return the number of an axis by its name, such as "xaxis2" or "y"."""
+    return int(re.sub(r"\D", "", name) or 1)
+
+
+def _later(name: str, first: int) -> str:
+    """Return the name of an axis, such as "x2" or "y domain", with so many of other figures before it."""
+    axis, _, domain = name.partition(" ")
+    kind = axis.rstrip("0123456789")
+    number = _number(axis) + first
+    if number > 1:
+        kind += str(number)
+    return f"{kind} {domain}".strip()
+
+
+def _within(ends: tuple[float, float], share: float) -> float:
+    """Return the place at a share from 0 to 1 of the way between two ends."""
+    return ends[0] + share * (ends[1] - ends[0])
+
+
+def _add_figure(sheet: go.Figure, figure: go.Figure, first: int, box: Box) -> None:
+    """Add a figure to its place on a sheet, after so many panels of others."""
+    columns = [first + _number(trace.xaxis or "x") for trace in figure.data]
+    start = len(sheet.data)
+    sheet.add_traces(figure.data, rows=[1] * len(columns), cols=columns)
+    for trace in sheet.data[start:]:
+        for part in (trace, getattr(trace, "marker", None)):
+            if part is not None and "coloraxis" in part and part.coloraxis:
+                part.coloraxis = _later(part.coloraxis, first)
+    layout = figure.layout.to_plotly_json()
+    if layout.get("showlegend") is False:
+        for trace in sheet.data[start:]:
+            trace.showlegend = False
+    leaders: dict[str, str] = {}
+    for name, part in layout.items():
+        if name.startswith(("xaxis", "yaxis")):
+            side = name[0]
+            ends = part.get("domain", (0, 1))
+            part["domain"] = [_within(box[side], end) for end in ends]
+            part.pop("anchor", None)
+            # plotly loses lines where an axis matches a later one and others match across
+            axis = name.replace("axis", "")
+            leader = leaders.setdefault(part.pop("matches", axis), axis)
+            if leader != axis:
+                part["matches"] = _later(leader, first)
+            sheet.layout[_later(name, first)].update(part)
+        elif name.startswith("coloraxis"):
+            bar = {"x": 1.02, "y": 0.5, "len": 1, **part["colorbar"]}
+            side = "x" if bar.get("orientation") == "h" else "y"
+            bar["len"] *= box[side][1] - box[side][0]
+            bar["x"] = _within(box["x"], bar["x"])
+            bar["y"] = _within(box["y"], bar["y"])
+            sheet.update_layout({_later(name, first): {**part, "colorbar": bar}})
+        elif name in ("barmode", "bargap"):
+            sheet.update_layout({name: part})
+        elif name in ("annotations", "shapes"):
+            placed = [_placed(item, first, box) for item in part]
+            sheet.layout[name] = [*sheet.layout[name], *placed]
+
+
+def _placed(item: Part, first: int, box: Box) -> Part:
+    """Return a shape or a note of a figure at its place on a sheet."""
+    item = {"xref": "x", "yref": "y", **item}
+    for side in "xy":
+        if item[f"{side}ref"] == "paper":
+            for key in {side, f"{side}0", f"{side}1"} & item.keys():
+                item[key] = _within(box[side], item[key])
+        for key in (f"{side}ref", f"a{side}ref"):
+            if item.get(key, "paper")[0] == side:
+                item[key] = _later(item[key], first)
+    return item

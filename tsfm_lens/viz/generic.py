@@ -1,0 +1,519 @@
+"""Drawing of any variable of a labelled result by its dimensions alone: a map, lines, or dots with intervals.
+
+A kind without a figure of its own is drawn by it; read :func:`draw_variable` first. :func:`generic_figure` gives such a
+drawing its place among the figures of a kind, with a table and sentences.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.core.registry import (
+    FigurePanel,
+    default_figure,
+    figure,
+    find,
+    frame,
+)
+from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
+from tsfm_lens.viz.findings import Finding, finding
+from tsfm_lens.viz.grid import log_axis
+from tsfm_lens.viz.maps import HeadMap, head_maps
+from tsfm_lens.viz.panels import segment_words
+from tsfm_lens.viz.select import (
+    array,
+    layer_name,
+    median_position,
+    names,
+    position,
+    series_position,
+)
+from tsfm_lens.viz.sheet import blank, text_width
+from tsfm_lens.viz.theme import CATEGORICAL, GREY, LABEL_TYPE, mixed, percent, plain
+from tsfm_lens.viz.words import capital, num
+
+_DEPTH = ("layer", "stream")
+_SPECTRAL = ("mode", "weight_mode")
+_LOGARITHMIC = ("epsilon", "decade")
+_MEMBERS = ("head", "seed", "draw", "sample", "quantile")  # numbered, and still no axis
+_MAX_LINES, _MAX_GROUPS, _MAX_ROWS = 8, 5, 30
+_LOWEST = 1e-9  # of the largest: smaller singular values are not drawn
+_PRINTED, _MAX_NUMBERED = 200, 12  # cells and columns that have room for numbers
+_ROW = 22  # pixels of a member
+_SPREAD = 0.5  # of a row, over which its dots stand
+_JUDGEMENT = ("size", "low", "high", "acts", "significant", "leads", "lead_share")
+_PARTS = (*_JUDGEMENT, "learned", "p", "floor")
+_DOCUMENTATION = """Draw ``{variable}`` by its dimensions: a map, lines, or dots with intervals.
+
+Args:
+    selection: a label, or a place counted from 0, by dimension: ``layer=3``."""
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Values of a variable over one or two dimensions, and what a figure says of them."""
+
+    ds: xr.Dataset
+    dims: tuple[str, ...]
+    values: np.ndarray
+    effect: Finding | None
+    label: str
+    unit: str
+    title: str
+    remarks: tuple[str, ...]
+
+    @property
+    def value_title(self) -> str:
+        """Title of the axis or the colours of the values."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+    def hover(self, letter: str) -> str:
+        """Write the value in a hover box, where it stands along the axis of a letter."""
+        unit = f" {plain(self.unit)}" if self.unit else ""
+        return f"{plain(self.label)} %{{{letter}:.4g}}{unit}"
+
+
+def draw_variable(
+    result: Any,
+    variable: str = "",
+    *,
+    title: str = "",
+    top: int = _MAX_ROWS,
+    **selection: str | int,
+) -> go.Figure:
+    """Draw one variable of a result by its dimensions.
+
+    Layer × head is a map, steps, lags and other numbers make lines, named members a row of dots each, with intervals
+    where the result has them. Over series it is the median where the result has a test of it.
+
+    Args:
+        result: labelled result with the attribute "kind", or without.
+        variable: name; the first of the result unless given.
+        title: of the figure; from the measurement and the model unless given.
+        top: most members that are drawn a row each, the largest.
+        selection: a label, or a place counted from 0, by dimension: ``layer=3, series="co2"``.
+
+    Raises:
+        InputError: the variable holds text, or more than two dimensions are left.
+        UnknownNameError: the result has no such variable, dimension or label.
+    """
+    name = variable or first_variable(result)
+    if name not in result.data_vars:
+        raise unknown_name("variable", name, map(str, result.data_vars))
+    drawn = _drawn(result, name, title, selection)
+    if drawn.dims == ("layer", "head"):
+        return head_maps(drawn.ds, [_map_of(drawn)], drawn.title, *drawn.remarks)
+    *across, last = drawn.dims
+    n_axes = len(_axes(drawn.ds, drawn.dims))
+    if n_axes == 1 and all(drawn.ds.sizes[dim] <= _MAX_LINES for dim in across):
+        return _lines(drawn, last, *across)
+    few = drawn.effect is not None and drawn.ds.sizes[last] <= _MAX_GROUPS
+    if not n_axes and (few or not across):
+        return _rows(drawn, top)
+    return _heat_map(drawn)
+
+
+def generic_figure(
+    kind: str,
+    variable: str,
+    title: str,
+    *,
+    prepare: Callable[[Any], xr.Dataset] | None = None,
+    **facts: Any,
+) -> Callable[..., go.Figure]:
+    """Register the drawing of a variable as a figure of a kind, named ``KIND_VARIABLE``, and return it.
+
+    Args:
+        kind: of the measurement.
+        variable: that is drawn.
+        title: content of the figure, as a sentence.
+        prepare: function that gives the Dataset that is drawn of a result; the result itself unless given.
+        facts: ``variables``, ``table``, ``sentences``, ``options`` …; see :func:`tsfm_lens.core.registry.figure`.
+    """
+
+    def draw(result: Any, **selection: Any) -> go.Figure:
+        data = result if prepare is None else prepare(result)
+        return draw_variable(data, variable, **selection)
+
+    draw.__name__ = f"{kind}_{variable}"
+    draw.__module__ = str(sys._getframe(1).f_globals["__name__"])
+    draw.__doc__ = _DOCUMENTATION.format(variable=variable)
+    return figure(kind, title, variable=variable, **facts)(draw)
+
+
+def first_variable(ds: xr.Dataset) -> str:
+    """Return the first variable of numbers that is no part of a judgement of another one."""
+    for name in map(str, ds.data_vars):
+        stem, _, part = name.rpartition("_")
+        is_part = part in _PARTS and stem in ds
+        if ds[name].dtype.kind in "biuf" and ds[name].ndim and not is_part:
+            return name
+    raise InputError("the result has no variable of numbers with a dimension to draw")
+
+
+def table_of_first(ds: xr.Dataset) -> pd.DataFrame:
+    """Tabulate the first variable of a result, with what is judged of it where dimensions agree."""
+    name = first_variable(ds)
+    judged = [f"{name}_{part}" for part in _JUDGEMENT if f"{name}_{part}" in ds]
+    same = [part for part in judged if ds[part].dims == ds[name].dims]
+    return frame(ds, name, *same)
+
+
+def panel_of_first(ds: xr.Dataset) -> Iterator[FigurePanel]:
+    """Draw the first variable of a result for a page, which makes no choice: at the first label where one is needed."""
+    name = first_variable(ds)
+    try:
+        drawn = draw_variable(ds, name)
+    except InputError:
+        dims = [str(dim) for dim in ds[name].dims if ds.sizes[dim] > 1]
+        dims.sort(key=lambda dim: dim != "series")
+        selection: dict[str, Any] = dict.fromkeys(dims[:-2], 0)
+        drawn = draw_variable(ds, name, **selection)
+    yield FigurePanel(drawn, table_of_first(ds))
+
+
+default_figure(draw_variable, table_of_first, panel_of_first)
+
+
+def _drawn(
+    ds: xr.Dataset, name: str, title: str, selection: Mapping[str, Any]
+) -> _Drawn:
+    """Select, take medians where they are tested, and name what is left."""
+    values = ds[name]
+    if values.dtype.kind not in "biuf":
+        raise InputError(f"{name!r} holds text, not numbers; expected a number a label")
+    at = _places(ds, name, selection)
+    ds = _without_labels_of_others(ds, name, at)
+    left = [str(dim) for dim in values.dims if dim not in at]
+    if len(left) > 2 and "quantile" in left:
+        at["quantile"] = median_position(ds["quantile"].values)
+        left.remove("quantile")
+    members = _in_order(ds, [dim for dim in left if dim != "series"])
+    effect = None
+    if members and "series" not in selection:
+        effect = _effect(ds, name, members, at)
+    dims = _in_order(ds, left) if effect is None else members
+    if not dims:
+        number = num(float(array(ds, name, **at)))
+        raise InputError(f"{name!r} is one number here, {number}; nothing to draw")
+    if len(dims) > 2:
+        options = ", ".join(f"{dim}=" for dim in left)
+        raise InputError(
+            f"{name!r} has {len(dims)} dimensions, and two can be drawn; decide with "
+            f"{options}"
+        )
+    remarks = [_label_at(ds, dim, place) for dim, place in at.items()]
+    drawn_values = array(ds, name, *dims, **at) if effect is None else effect.size
+    if effect is not None and "series" in left:
+        ends = " and range" if effect.spread else ""
+        remarks.append(f"median{ends} over {effect.over}")
+    label = str(values.attrs.get("long_name", name.replace("_", " ")))
+    unit = str(values.attrs.get("units", ""))
+    heading = title or _title(ds, label)
+    return _Drawn(
+        ds, tuple(dims), drawn_values, effect, label, unit, heading, tuple(remarks)
+    )
+
+
+def _places(ds: xr.Dataset, name: str, selection: Mapping[str, Any]) -> dict[str, int]:
+    """Return the position along each selected dimension, and 0 along those of one item.
+
+    Where every dimension has one item, the first stays, so that there is a mark.
+    """
+    dims = [str(dim) for dim in ds[name].dims]
+    at: dict[str, int] = {}
+    for dim, value in selection.items():
+        if dim not in dims:
+            raise unknown_name(f"dimension of {name!r}", dim, dims)
+        at[dim] = _place(ds, dim, value)
+    single = [dim for dim in dims if dim not in at and ds.sizes[dim] == 1]
+    if len(at) + len(single) == len(dims):
+        single = single[1:]
+    return at | dict.fromkeys(single, 0)
+
+
+def _without_labels_of_others(
+    ds: xr.Dataset, name: str, at: Mapping[str, int]
+) -> xr.Dataset:
+    """Drop labels that have values for other members alone, such as the layers of a deeper model."""
+    known = ds[name].notnull()
+    chosen = known.isel(at)
+    keep: dict[str, Any] = {}
+    for dim in chosen.dims:
+        here = chosen.any([other for other in chosen.dims if other != dim])
+        anywhere = known.any([other for other in known.dims if other != dim])
+        if here.any():
+            keep[str(dim)] = np.flatnonzero(here | ~anywhere)
+    return ds.isel(keep)
+
+
+def _place(ds: xr.Dataset, dim: str, value: str | int) -> int:
+    if dim == "series":
+        return series_position(ds, value)
+    is_place = isinstance(value, int) and 0 <= value < ds.sizes[dim]
+    if is_place and str(value) not in names(ds, dim):
+        return int(value)
+    return position(ds, dim, value)
+
+
+def _effect(
+    ds: xr.Dataset, name: str, dims: Sequence[str], at: dict[str, Any]
+) -> Finding | None:
+    """Read a judged effect, or an interval or a test that stands beside a variable by itself."""
+    judged = finding(ds, name, *dims, **at)
+    if judged is not None or "series" in set(ds[name].dims) - set(at):
+        return judged
+    parts: dict[str, np.ndarray] = {}
+    for part in ("low", "high", "significant"):
+        variable = f"{name}_{part}"
+        if variable in ds and set(ds[variable].dims) == set(ds[name].dims):
+            parts[part] = array(ds, variable, *dims, **at)
+    if not parts:
+        return None
+    values = array(ds, name, *dims, **at)
+    yes = np.ones(values.shape)
+    return Finding(
+        values,
+        parts.get("low", values),
+        parts.get("high", values),
+        yes,
+        parts.get("significant", yes) > 0,
+    )
+
+
+def _title(ds: xr.Dataset, label: str) -> str:
+    """Write the measurement's title, the model and the variable."""
+    heading = str(ds.attrs.get("title", ""))
+    if kind := str(ds.attrs.get("kind", "")):
+        try:
+            heading = find(kind).title
+        except UnknownNameError:
+            heading = heading or kind.replace("_", " ")
+    model = str(ds.attrs.get("model", ""))
+    subject = f"{heading} of {model}" if heading and model else heading or model
+    if not subject:
+        return capital(label)
+    return subject if label == heading.lower() else f"{capital(subject)}: {label}"
+
+
+def _label_at(ds: xr.Dataset, dim: str, place: int) -> str:
+    label = names(ds, dim)[place]
+    if dim in _DEPTH:
+        return layer_name(label)
+    return label if dim == "series" else f"{dim.replace('_', ' ')} {label}"
+
+
+def _labels(ds: xr.Dataset, dim: str) -> list[str]:
+    """Name the members along a dimension as figures do."""
+    if dim in _DEPTH:
+        return [layer_name(label) for label in names(ds, dim)]
+    if dim == "segment" and "start" in ds:
+        return segment_words(ds)
+    return names(ds, dim)
+
+
+def _axis_title(ds: xr.Dataset, dim: str) -> str:
+    attrs = ds[dim].attrs if dim in ds.coords else {}
+    words = str(attrs.get("long_name", dim.replace("_", " ")))
+    return f"{words} ({attrs['units']})" if attrs.get("units") else words
+
+
+def _in_order(ds: xr.Dataset, dims: Sequence[str]) -> list[str]:
+    """Order dimensions as they are drawn: the axis of a curve last, heads to the right of their layers."""
+    last = ["head"] if set(dims) == {"layer", "head"} else _axes(ds, dims)
+    return sorted(dims, key=lambda dim: dim in last)
+
+
+def _axes(ds: xr.Dataset, dims: Sequence[str]) -> list[str]:
+    """Return the dimensions that are axes of curves: those of numbers, else the depth, unless it is one of a map."""
+    along = [dim for dim in dims if _is_axis(ds, dim)]
+    of_pairs = any(dim.startswith("other_") for dim in dims)
+    if along or of_pairs or {"series", "head"} & set(dims):
+        return along
+    return [dim for dim in dims if dim in _DEPTH]
+
+
+def _is_axis(ds: xr.Dataset, dim: str) -> bool:
+    """Test if a dimension is counted or measured, and its members have no names."""
+    has_names = dim in ds.coords and ds[dim].dtype.kind not in "iufM"
+    return not has_names and dim not in (*_MEMBERS, *_DEPTH)
+
+
+def _map_of(drawn: _Drawn) -> HeadMap:
+    """Return a map with colours around 0 where values have both signs, and never below it where they have not."""
+    values = drawn.values
+    known = values[np.isfinite(values)]
+    low = None
+    if known.size:
+        low = max(0.0, float(known.min() - 0.1 * np.ptp(known)))
+    return HeadMap(
+        values,
+        "",
+        drawn.label,
+        drawn.unit,
+        low=low,
+        diverging=bool((values < 0).any()),
+        write=num,
+        noise=drawn.effect,
+    )
+
+
+def _heat_map(drawn: _Drawn) -> go.Figure:
+    """Draw a map with the first of the dimensions downwards."""
+    rows, columns = (
+        [plain(label) for label in _labels(drawn.ds, dim)] for dim in drawn.dims
+    )
+    longest = max(text_width(label, LABEL_TYPE) for label in columns)
+    turned = len(columns) > 1 and longest > 40
+    canvas = blank(
+        max(int(np.clip(480 / len(rows), 4, 26)) * len(rows), 130),
+        min_width=max(420, 170 + 24 * min(len(columns), 30)),
+        below=round(52 + 0.7 * longest) if turned else 52,
+    )
+    panel = canvas.panel()
+    panel.cells(
+        drawn.values,
+        columns,
+        rows,
+        f"%{{y}}, %{{x}}<br>{drawn.hover('z')}",
+        write=num if len(columns) <= _MAX_NUMBERED else None,
+        printed=_PRINTED,
+        noise=drawn.effect,
+        xgap=1 if len(columns) <= 60 else 0,
+        ygap=1 if len(rows) <= 60 else 0,
+    )
+    canvas.colours(_map_of(drawn).colours())
+    look = {"type": "category", "ticks": ""}
+    across: dict[str, Any] = {"nticks": min(len(columns), 12), "tickangle": 0}
+    if turned:
+        across = {"tickangle": 40}
+    panel.x(_axis_title(drawn.ds, drawn.dims[1]), **look, **across)
+    panel.y(
+        _axis_title(drawn.ds, drawn.dims[0]),
+        autorange="reversed",
+        nticks=min(len(rows), 40),
+        **look,
+    )
+    empty = "empty: no value" if np.isnan(drawn.values).any() else ""
+    return canvas.dress(drawn.title, *drawn.remarks, empty)
+
+
+def _lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
+    """Draw a line a member of ``across``, with dots where a test or an interval is known."""
+    ds, effect = drawn.ds, drawn.effect
+    lines = np.atleast_2d(drawn.values)
+    labels = _labels(ds, across) if across else [""]
+    canvas = blank(280)
+    panel = canvas.panel()
+    x = _axis_values(ds, along)
+    settings: dict[str, Any] = {}
+    if along in _SPECTRAL:
+        # what is smaller is rounding
+        least = _LOWEST * np.nan_to_num(lines).max(axis=1, keepdims=True)
+        lines = np.where(lines > least, lines, np.nan)
+        settings = log_axis(lines)
+    point = "%{x}" if along in _DEPTH else f"{plain(along.replace('_', ' '))} %{{x}}"
+    for place, (label, line) in enumerate(zip(labels, lines, strict=True)):
+        member = f"{plain(label)}, " if label else ""
+        noise = effect
+        if effect is not None and across:
+            noise = effect.at(place)
+        panel.dots(
+            x,
+            line,
+            label,
+            f"{member}{point}<br>{drawn.hover('y')}",
+            colour=CATEGORICAL[place % len(CATEGORICAL)],
+            mode="lines+markers" if len(x) <= 40 or noise is not None else "lines",
+            size=6,
+            noise=noise,
+        )
+    panel.x(_axis_title(ds, along), **_category(along))
+    panel.y(drawn.value_title, **settings)
+    return canvas.dress(drawn.title, *drawn.remarks, _whiskers(drawn))
+
+
+def _whiskers(drawn: _Drawn) -> str:
+    """Name the intervals of a result that says their level."""
+    level = drawn.ds.attrs.get("confidence")
+    if level is None or drawn.effect is None or not drawn.effect.spread:
+        return ""
+    return f"whiskers: {percent(float(level))} intervals"
+
+
+def _axis_values(ds: xr.Dataset, dim: str) -> Any:
+    if dim in _DEPTH:
+        return _labels(ds, dim)
+    if dim not in ds.coords:
+        first = 1 if dim in _SPECTRAL else 0
+        return first + np.arange(ds.sizes[dim])
+    values = ds[dim].values
+    # a file may hold numbers in another form
+    return values if values.dtype.kind == "M" else values.astype(float)
+
+
+def _category(dim: str) -> dict[str, Any]:
+    if dim in _DEPTH:
+        return {"type": "category", "nticks": 16}
+    return {"type": "log"} if dim in _LOGARITHMIC else {"nticks": 10}
+
+
+def _rows(drawn: _Drawn, top: int) -> go.Figure:
+    """Draw a row of dots a member of the first dimension, one for each of the second."""
+    if top < 1:
+        raise InputError(f"top is {top}, expected 1 or more")
+    ds = drawn.ds
+    values = drawn.values if len(drawn.dims) == 2 else drawn.values[:, None]
+    effect = drawn.effect
+    if effect is not None and len(drawn.dims) == 1:
+        effect = effect.at(np.s_[:, None])
+    labels = _labels(ds, drawn.dims[0])
+    groups = _labels(ds, drawn.dims[1]) if len(drawn.dims) == 2 else [""]
+    order, remark = _largest(values, top, len(labels))
+    canvas = blank(max(130, _ROW * len(order)), 420, below=60)
+    panel = canvas.panel()
+    for place, group in enumerate(groups):
+        offset = _SPREAD * (place - (len(groups) - 1) / 2) / len(groups)
+        noise = None if effect is None else effect.at((order, place))
+        panel.dots(
+            values[order, place],
+            np.arange(len(order)) + offset,
+            group,
+            f"%{{text}}<br>{drawn.hover('x')}",
+            colour=CATEGORICAL[place % len(CATEGORICAL)],
+            text=[plain(f"{labels[row]} {group}".strip()) for row in order],
+            noise=noise,
+            across=True,
+        )
+    if noise is not None or (values < 0).any():
+        panel.upright(0.0)
+    panel.x(drawn.value_title)
+    panel.y(
+        _axis_title(ds, drawn.dims[0]),
+        tickvals=list(range(len(order))),
+        ticktext=[plain(labels[row]) for row in order],
+        range=[len(order) - 0.5, -0.5],
+        gridcolor=mixed(GREY, 0.2),
+    )
+    return canvas.dress(drawn.title, *drawn.remarks, _whiskers(drawn), remark)
+
+
+def _largest(values: np.ndarray, top: int, count: int) -> tuple[np.ndarray, str]:
+    """Return the places of the members with the largest values, in their order, and a remark on the others."""
+    known = np.flatnonzero(np.isfinite(values).any(axis=1))
+    if not len(known):
+        return np.arange(min(count, top)), ""
+    if len(known) <= top:
+        missing = count - len(known)
+        return known, f"{missing} without a value are left out" if missing else ""
+    sizes = np.nan_to_num(np.abs(values)).max(axis=1)
+    order = np.sort(np.argsort(-sizes, kind="stable")[:top])
+    return order, f"the {top} largest of {count}"
