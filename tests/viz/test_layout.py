@@ -73,7 +73,9 @@ def test_every_figure_has_the_width_and_type_of_a_journal(figure: go.Figure) -> 
     meta = printed.layout.meta
     assert meta["width_mm"] in COLUMNS.values()
     pixels = meta["width_mm"] * PIXELS_PER_MM
-    assert printed.layout.width * meta["print_scale"] == pytest.approx(pixels, abs=WHOLE)
+    assert printed.layout.width * meta["print_scale"] == pytest.approx(
+        pixels, abs=WHOLE
+    )
     assert not printed.layout.title.text
     found = sizes({**printed.to_dict(), "meta": None})
     assert min(found) * meta["print_scale"] >= LEAST_TYPE * PIXELS_PER_POINT
@@ -198,7 +200,9 @@ def test_a_saved_figure_has_the_width_of_its_column(tmp_path: Path) -> None:
     types = [float(size) for size in re.findall(r"font-size: ([\d.]+)px", text)]
     assert shrink * min(types) >= LEAST_TYPE * PIXELS_PER_POINT
     png = viz.save(fig, tmp_path / "bars.png", column=89, scale=2).read_bytes()
-    assert int.from_bytes(png[16:20]) == pytest.approx(178 * PIXELS_PER_MM, abs=2 * WHOLE)
+    assert int.from_bytes(png[16:20]) == pytest.approx(
+        178 * PIXELS_PER_MM, abs=2 * WHOLE
+    )
 
 
 @pytest.mark.browser
