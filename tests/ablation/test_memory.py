@@ -60,6 +60,9 @@ def test_bytes_at_once_bound_the_variants_side_by_side(
     for bytes_at_once, largest in ((2**30, 8), (1, 1)):
         chunks.clear()
         monkeypatch.setattr(batching, "BYTES_AT_ONCE", bytes_at_once)
+        monkeypatch.setattr(
+            batching, "memory_limit", lambda _device, most=bytes_at_once: most
+        )
         found = forecast_variants(lens, BATCH, horizon, variants, **draws)
         assert sum(chunks) == 8
         assert max(chunks) == largest

@@ -134,6 +134,19 @@ def test_parts_need_no_more_bytes_than_run_at_once(
         assert plan(request) == ranges
 
 
+def test_blocks_of_draws_are_cut_by_the_free_memory_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lens, series = lens_of("chronos"), series_for("chronos")
+    request = request_of(lens, series, 4)
+    monkeypatch.setattr(batching, "BYTES_AT_ONCE", 1)
+    # a part draws the numbers of its whole block
+    assert plan(request) == [(0, 5)]
+    need = request.need(5)
+    monkeypatch.setattr(batching, "memory_limit", lambda _device: 3 * need)
+    assert plan(request) == [(0, 3), (3, 5)]
+
+
 @pytest.mark.parametrize("name", ["chronos", "t5", *UNCUT])
 def test_a_block_of_draws_is_one_native_call(name: str) -> None:
     """Against the library itself, called for each block under its seed."""

@@ -126,7 +126,9 @@ def test_work_counts_forwards_and_knows_no_memory(
     assert work % parameters == 0
     # every variant and the model itself on both series, and little besides
     assert variants * 2 < work // parameters <= variants * 2 + 20
-    monkeypatch.setattr("tsfm_lens.models.batching.BYTES_AT_ONCE", 4 * 10**7)
+    little = 4 * 10**7
+    monkeypatch.setattr("tsfm_lens.models.batching.BYTES_AT_ONCE", little)
+    monkeypatch.setattr("tsfm_lens.models.batching.memory_limit", lambda _: little)
     again, same = work_of(name, num_samples=run.num_samples)
     assert again is not run
     assert same == work

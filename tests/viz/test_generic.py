@@ -16,6 +16,7 @@ from tsfm_lens.core import registry
 from tsfm_lens.core.registry import find, measurement
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.findings import judge
+from tsfm_lens.viz.generic import generic_figure
 from viz.marks import heatmaps
 
 LABELS = {
@@ -98,6 +99,37 @@ def test_numbered_dimensions_are_lines(own: None, dims: tuple[str, ...]) -> None
     assert fig.layout.xaxis.title.text == f"{along}{hours}"
     assert fig.layout.yaxis.title.text == "angle of the tower (degrees)"
     assert unexplained(fig) == []
+
+
+@pytest.mark.parametrize("dim", ["head", "quantile"])
+def test_numbered_members_are_named_in_the_legend(own: None, dim: str) -> None:
+    fig = viz.plot(made(dim, "step"))
+    assert [trace.name for trace in fig.data] == [f"{dim} {n}" for n in LABELS[dim]]
+
+
+def test_pairs_of_layers_have_the_same_names_on_both_axes(own: None) -> None:
+    labels = ["embed", "0", "1"]
+    coords = {"stream": labels, "other_stream": labels}
+    values = xr.DataArray(np.eye(3), coords, ["stream", "other_stream"])
+    ds = values.to_dataset(name="lean").assign_attrs(kind="leaning")
+    (cells,) = heatmaps(viz.plot(ds))
+    assert list(cells.x) == list(cells.y) == ["embedding", "layer 0", "layer 1"]
+
+
+def test_values_that_differ_by_rounding_have_colours_from_zero(own: None) -> None:
+    ds = made("layer", "series")
+    ds["lean"][:] = 1.0
+    ds["lean"][0, 0] = np.nextafter(1.0, 0.0)
+    assert viz.plot(ds).layout.coloraxis.cmin == 0.0
+
+
+def test_a_registered_drawing_says_what_its_values_are(own: None) -> None:
+    draw = generic_figure("leaning", "lean", "Lean of each head, by eye.")
+    try:
+        fig = draw(made("layer", "head"))
+    finally:
+        registry._FIGURES.pop("leaning")
+    assert fig.layout.meta["subtitle"].startswith("Lean of each head, by eye")
 
 
 def test_many_lines_are_a_map(own: None) -> None:

@@ -27,6 +27,7 @@ from tsfm_lens.viz.printing import (
 from tsfm_lens.viz.sheet import sheet, shortened
 from viz.marks import needs_browser
 
+WHOLE = 1  # pixel: widths of files are whole ones
 A_PIXEL = 0.2  # mm: sizes are whole pixels of the screen
 DRAWN: dict[str, Callable[[Any], go.Figure]] = {
     "forecast_fan": lambda get: viz.forecast_fan(get("forecast"), samples=2),
@@ -72,7 +73,9 @@ def test_every_figure_has_the_width_and_type_of_a_journal(figure: go.Figure) -> 
     meta = printed.layout.meta
     assert meta["width_mm"] in COLUMNS.values()
     pixels = meta["width_mm"] * PIXELS_PER_MM
-    assert printed.layout.width * meta["print_scale"] == pytest.approx(pixels, abs=1)
+    assert printed.layout.width * meta["print_scale"] == pytest.approx(
+        pixels, abs=WHOLE
+    )
     assert not printed.layout.title.text
     found = sizes({**printed.to_dict(), "meta": None})
     assert min(found) * meta["print_scale"] >= LEAST_TYPE * PIXELS_PER_POINT
@@ -192,12 +195,14 @@ def test_a_saved_figure_has_the_width_of_its_column(tmp_path: Path) -> None:
     fig = go.Figure(go.Bar(x=["a", "b"], y=[1, 2]), {"template": "tsfm_lens"})
     text = viz.save(fig, tmp_path / "bars.svg", column="single").read_text()
     width, view = re.search(r'width="([\d.]+)".*?viewBox="0 0 (\d+)', text).groups()
-    assert float(width) == pytest.approx(89 * PIXELS_PER_MM, abs=1)
+    assert float(width) == pytest.approx(89 * PIXELS_PER_MM, abs=WHOLE)
     shrink = float(width) / float(view)
     types = [float(size) for size in re.findall(r"font-size: ([\d.]+)px", text)]
     assert shrink * min(types) >= LEAST_TYPE * PIXELS_PER_POINT
     png = viz.save(fig, tmp_path / "bars.png", column=89, scale=2).read_bytes()
-    assert int.from_bytes(png[16:20]) == pytest.approx(178 * PIXELS_PER_MM, abs=2)
+    assert int.from_bytes(png[16:20]) == pytest.approx(
+        178 * PIXELS_PER_MM, abs=2 * WHOLE
+    )
 
 
 @pytest.mark.browser

@@ -322,7 +322,8 @@ class VariantRequest(ForecastRequest):
     def fitting(self, most: int) -> int:
         """Count the variants, of so many, that fit in the memory side by side."""
         items = -(-len(self.batch) // self.per_item)
-        return fitting(items * self.need(items * most), most, self.lens.device)
+        need = items * self.need(items * most)
+        return fitting(need, most, self.lens.device, costs_more_in_parts=True)
 
     def abreast(self) -> int:
         """Count the variants that roll out side by side: as many as pay and fit."""

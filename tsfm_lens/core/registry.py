@@ -307,6 +307,13 @@ def measurement(
     )
 
 
+def declare_measurements(file: Path, **facts: Any) -> None:
+    """Declare the measurements of a YAML file, by kind; ``facts`` are of each that has none of its own."""
+    home = str(sys._getframe(1).f_globals.get("__name__", ""))
+    for kind, own in declarations(file).items():
+        _declare(Measurement(kind=kind, home=home, **{**facts, **own}))
+
+
 def _declare(entry: Measurement) -> Measurement:
     """Add a measurement; one of another module with the same kind is refused."""
     if not entry.home.startswith("tsfm_lens."):

@@ -208,7 +208,8 @@ def plan(
     items = -(-max(stop - start for start, stop in request.blocks) // request.per_item)
     if not request.joint:
         need = request.need(items) + kept
-        items = fitting(need, items, request.lens.device)
+        device = request.lens.device
+        items = fitting(need, items, device, costs_more_in_parts=request.draws)
     fit = items * request.per_item
     if request.most is not None:
         # an item stays in one piece, however many series it has
@@ -356,11 +357,19 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
-def fitting(need: int, count: int, device: torch.device) -> int:
-    """Count the items, of so many that need so many bytes each, that run at once: at least one."""
-    if device.type == "cuda":
+def fitting(
+    need: int, count: int, device: torch.device, *, costs_more_in_parts: bool = False
+) -> int:
+    """Count the items, of so many that need so many bytes each, that run at once: at least one.
+
+    Where parts cost more than the whole, as each draws the random numbers of all, only the free memory asks for them.
+    """
+    if device.type == "cuda" or need * count <= BYTES_AT_ONCE:
         return count
-    return min(count, max(1, BYTES_AT_ONCE // max(need, 1)))
+    limit = BYTES_AT_ONCE
+    if costs_more_in_parts:
+        limit = max(limit, memory_limit(device))
+    return min(count, max(1, limit // need))
 
 
 def lengths_of(encoded: Encoded) -> dict[str, int]:

@@ -276,11 +276,10 @@ def forward_ranges(
     lens: LensBase,
     encoded: Encoded,
     kept: int = 0,
-    copies: int = 1,
 ) -> list[Range]:
     """Plan the parts of a single forward, of about equal size."""
     per_item = -(-len(encoded.batch) // encoded.n_items)
-    need = copies * (need_of(lens, lengths_of(encoded), 1, per_item) + kept)
+    need = need_of(lens, lengths_of(encoded), 1, per_item) + kept
     fit = fitting(need, encoded.n_items, lens.device)
     most = lens.adapter.rows_at_once
     if most is not None:

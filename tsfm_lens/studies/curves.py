@@ -60,13 +60,14 @@ def add_points(
 
     Args:
         x, y, label: columns; places are along ``x``.
-        across: whether places are along the vertical axis and values along the horizontal one.
+        across: whether places are names along the vertical axis and values along the horizontal one.
     """
     value = "%{x:.4g}" if across else "%{y:.4g}"
     for name, rows, colour in _by_label(table, y, label):
         hover = f"{plain(name)}<br>{value}"
         means = rows.groupby(x)[y].mean()
-        if len(means) > 1:
+        # places along the vertical axis are names, which no line joins
+        if len(means) > 1 and not across:
             pale = mixed(colour, 0.6)
             panel.line(means.index, means, "", "", colour=pale, width=1.2, group=name)
         for place, own in rows.groupby(x):
@@ -147,12 +148,22 @@ def add_reference(panel: Panel, name: str, x: Any, y: Any) -> None:
 
 
 def read_means(
-    table: pd.DataFrame, value: str, label: str, unit: str = ""
+    table: pd.DataFrame, value: str, label: str, quantity: str, unit: str = ""
 ) -> list[str]:
-    """Describe the mean and the range of a value by label, lowest mean first."""
+    """Describe the mean over seeds and the range of a value by label, lowest mean first.
+
+    Args:
+        table: a row a seed.
+        value, label: columns.
+        quantity: name of the value.
+        unit: with a space before it.
+    """
     finite = table.dropna(subset=[value])
     ends = finite.groupby(label, sort=False)[value].agg(["mean", "min", "max", "count"])
-    return [
-        f"{name}: {num(mean)}{unit} ({num(low)} to {num(high)}, {int(count)} values)."
-        for name, mean, low, high, count in ends.sort_values("mean").itertuples()
-    ]
+    sentences = []
+    for name, mean, low, high, count in ends.sort_values("mean").itertuples():
+        seeds = "one seed"
+        if count > 1:
+            seeds = f"mean of {int(count)} seeds, {num(low)} to {num(high)}"
+        sentences.append(f"{name}: {quantity} {num(mean)}{unit} ({seeds}).")
+    return sentences

@@ -48,6 +48,8 @@ _MAX_LINES, _MAX_GROUPS, _MAX_ROWS = 8, 5, 30
 _LOWEST = 1e-9  # of the largest: smaller singular values are not drawn
 _PRINTED, _MAX_NUMBERED = 200, 12  # cells and columns that have room for numbers
 _ROW = 22  # pixels of a member
+_ROUNDING = 1e-6  # of the largest value of a map
+_MAP_WIDTH = 480  # pixels that the columns of a map share
 _SPREAD = 0.5  # of a row, over which its dots stand
 _JUDGEMENT = ("size", "low", "high", "acts", "significant", "leads", "lead_share")
 _PARTS = (*_JUDGEMENT, "learned", "p", "floor")
@@ -86,6 +88,7 @@ def draw_variable(
     variable: str = "",
     *,
     title: str = "",
+    about: str = "",
     top: int = _MAX_ROWS,
     **selection: str | int,
 ) -> go.Figure:
@@ -98,6 +101,7 @@ def draw_variable(
         result: labelled result with the attribute "kind", or without.
         variable: name; the first of the result unless given.
         title: of the figure; from the measurement and the model unless given.
+        about: what the values are, a sentence under the title.
         top: most members that are drawn a row each, the largest.
         selection: a label, or a place counted from 0, by dimension: ``layer=3, series="co2"``.
 
@@ -108,7 +112,7 @@ def draw_variable(
     name = variable or first_variable(result)
     if name not in result.data_vars:
         raise unknown_name("variable", name, map(str, result.data_vars))
-    drawn = _drawn(result, name, title, selection)
+    drawn = _drawn(result, name, title, about, selection)
     if drawn.dims == ("layer", "head"):
         return head_maps(drawn.ds, [_map_of(drawn)], drawn.title, *drawn.remarks)
     *across, last = drawn.dims
@@ -141,7 +145,7 @@ def generic_figure(
 
     def draw(result: Any, **selection: Any) -> go.Figure:
         data = result if prepare is None else prepare(result)
-        return draw_variable(data, variable, **selection)
+        return draw_variable(data, variable, **{"about": title, **selection})
 
     draw.__name__ = f"{kind}_{variable}"
     draw.__module__ = str(sys._getframe(1).f_globals["__name__"])
@@ -184,7 +188,7 @@ default_figure(draw_variable, table_of_first, panel_of_first)
 
 
 def _drawn(
-    ds: xr.Dataset, name: str, title: str, selection: Mapping[str, Any]
+    ds: xr.Dataset, name: str, title: str, about: str, selection: Mapping[str, Any]
 ) -> _Drawn:
     """Select, take medians where they are tested, and name what is left."""
     values = ds[name]
@@ -210,7 +214,8 @@ def _drawn(
             f"{name!r} has {len(dims)} dimensions, and two can be drawn; decide with "
             f"{options}"
         )
-    remarks = [_label_at(ds, dim, place) for dim, place in at.items()]
+    remarks = [about.removesuffix(".")]
+    remarks += [_label_at(ds, dim, place) for dim, place in at.items()]
     drawn_values = array(ds, name, *dims, **at) if effect is None else effect.size
     if effect is not None and "series" in left:
         ends = " and range" if effect.spread else ""
@@ -313,11 +318,17 @@ def _label_at(ds: xr.Dataset, dim: str, place: int) -> str:
 
 def _labels(ds: xr.Dataset, dim: str) -> list[str]:
     """Name the members along a dimension as figures do."""
-    if dim in _DEPTH:
+    if dim.removeprefix("other_") in _DEPTH:
         return [layer_name(label) for label in names(ds, dim)]
     if dim == "segment" and "start" in ds:
         return segment_words(ds)
     return names(ds, dim)
+
+
+def _legend_names(ds: xr.Dataset, dim: str) -> list[str]:
+    """Name the members along a dimension where no title of an axis says what their numbers count."""
+    labels = _labels(ds, dim)
+    return [f"{dim} {label}" for label in labels] if dim in _MEMBERS else labels
 
 
 def _axis_title(ds: xr.Dataset, dim: str) -> str:
@@ -354,6 +365,9 @@ def _map_of(drawn: _Drawn) -> HeadMap:
     low = None
     if known.size:
         low = max(0.0, float(known.min() - 0.1 * np.ptp(known)))
+        # values that differ by rounding alone have no ends of their own
+        if np.ptp(known) < _ROUNDING * np.abs(known).max():
+            low = 0.0
     return HeadMap(
         values,
         "",
@@ -372,11 +386,11 @@ def _heat_map(drawn: _Drawn) -> go.Figure:
         [plain(label) for label in _labels(drawn.ds, dim)] for dim in drawn.dims
     )
     longest = max(text_width(label, LABEL_TYPE) for label in columns)
-    turned = len(columns) > 1 and longest > 40
+    are_turned = longest * len(columns) > _MAP_WIDTH
     canvas = blank(
         max(int(np.clip(480 / len(rows), 4, 26)) * len(rows), 130),
         min_width=max(420, 170 + 24 * min(len(columns), 30)),
-        below=round(52 + 0.7 * longest) if turned else 52,
+        below=round(52 + longest) if are_turned else 52,
     )
     panel = canvas.panel()
     panel.cells(
@@ -392,10 +406,12 @@ def _heat_map(drawn: _Drawn) -> go.Figure:
     )
     canvas.colours(_map_of(drawn).colours())
     look = {"type": "category", "ticks": ""}
-    across: dict[str, Any] = {"nticks": min(len(columns), 12), "tickangle": 0}
-    if turned:
-        across = {"tickangle": 40}
-    panel.x(_axis_title(drawn.ds, drawn.dims[1]), **look, **across)
+    panel.x(
+        _axis_title(drawn.ds, drawn.dims[1]),
+        nticks=min(len(columns), 40),
+        autotickangles=[0, -90],
+        **look,
+    )
     panel.y(
         _axis_title(drawn.ds, drawn.dims[0]),
         autorange="reversed",
@@ -410,7 +426,7 @@ def _lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
     """Draw a line a member of ``across``, with dots where a test or an interval is known."""
     ds, effect = drawn.ds, drawn.effect
     lines = np.atleast_2d(drawn.values)
-    labels = _labels(ds, across) if across else [""]
+    labels = _legend_names(ds, across) if across else [""]
     canvas = blank(280)
     panel = canvas.panel()
     x = _axis_values(ds, along)
@@ -476,7 +492,7 @@ def _rows(drawn: _Drawn, top: int) -> go.Figure:
     if effect is not None and len(drawn.dims) == 1:
         effect = effect.at(np.s_[:, None])
     labels = _labels(ds, drawn.dims[0])
-    groups = _labels(ds, drawn.dims[1]) if len(drawn.dims) == 2 else [""]
+    groups = _legend_names(ds, drawn.dims[1]) if len(drawn.dims) == 2 else [""]
     order, remark = _largest(values, top, len(labels))
     canvas = blank(max(130, _ROW * len(order)), 420, below=60)
     panel = canvas.panel()

@@ -92,7 +92,7 @@ def path_map(
         "below": 50 + 6 * max(len(label) for label in receivers.ticks()["ticktext"])
     }
     sheet = blank(
-        height, min_width=140 + max(height, 10 * len(receivers.names)), **options
+        height, min_width=140 + max(height, 16 * len(receivers.names)), **options
     )
     panel, gap = sheet.panel(), 1 if max(z.shape) <= 60 else 0
     words = [

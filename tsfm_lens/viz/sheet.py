@@ -40,6 +40,7 @@ _ALWAYS: Look = {
 _SIDES, _APART = 84, 10  # pixels beside the panels, and between their titles
 _BAR_MARGIN = 96  # pixels beside the panels for a colour bar
 _BAR_LENGTH = 320  # pixels of the longest
+_BAR_TICK = 36  # pixels between two numbers beside it
 
 
 @dataclass
@@ -79,7 +80,10 @@ class Sheet:
     def colours(self, scale: dict[str, Any]) -> None:
         """Set colours of all maps, with a bar beside them that is no longer than needed to read it."""
         bar = {"len": min(1.0, _BAR_LENGTH / self.plot_height), **scale["colorbar"]}
-        title = wrapped(bar["title"]["text"], bar["len"] * self.plot_height)
+        length = bar["len"] * self.plot_height
+        if bar.get("nticks") is None:
+            bar["nticks"] = max(3, int(length / _BAR_TICK))
+        title = wrapped(bar["title"]["text"], length)
         bar["title"] = {**bar["title"], "text": title}
         margin = _BAR_MARGIN + 16 * title.count("<br>")
         self.fig.update_layout(coloraxis={**scale, "colorbar": bar}, margin_r=margin)

@@ -113,7 +113,7 @@ def weight_rank_map(
         table, columns, rows, hover, write="{:.3g}".format, printed=_MAX_NUMBERED
     )
     canvas.colours(colour_scale(word, low=0.0, high=100.0))
-    panel.x("matrix", type="category", ticks="", tickangle=0)
+    panel.x("matrix", type="category", ticks="")
     panel.y(
         type="category",
         autorange="reversed",

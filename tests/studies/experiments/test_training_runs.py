@@ -21,6 +21,7 @@ from tsfm_lens.cli import app
 from tsfm_lens.errors import CheckpointError
 from tsfm_lens.report.build import panels_of
 from tsfm_lens.studies import experiments, recipes, samformer
+from tsfm_lens.studies.experiments import figures
 from tsfm_lens.studies.experiments.grid import Arm
 from tsfm_lens.studies.samformer.models import make_model
 from tsfm_lens.studies.samformer.tasks import errors_of
@@ -351,3 +352,31 @@ def test_every_record_is_drawn_tabulated_read_and_fits_a_column(
             for sentence in plate.sentences
         )
         assert viz.for_print(plate.figure).layout.meta["width_mm"] in COLUMNS.values()
+
+
+def test_errors_of_arms_stand_in_rows_and_no_line_joins_them() -> None:
+    record = experiments.record("benchmarks")
+    fig = figures.run_errors(record)
+    errors = record["test_mse"].values
+    rows = range(record.sizes["arm"])
+    for trace in fig.data:
+        assert trace.mode == "markers"
+        assert set(np.asarray(trace.y)) <= set(rows)
+    # the mean of an arm is larger than its seeds
+    largest = max(trace.marker.size for trace in fig.data)
+    means = [trace.x[0] for trace in fig.data if trace.marker.size == largest]
+    assert_close(np.sort(means), np.sort(np.nanmean(errors, axis=1)), depth=10)
+
+
+def test_sentences_say_which_quantity_of_how_many_seeds() -> None:
+    words = {
+        "benchmarks": ("validation error 0.141", "mean of 5 seeds", "one seed"),
+        "toy": ("validation error", "least-squares oracle"),
+        "in_context": ("error after the last pair", "scores of rank"),
+        "chronos_levels": ("loss", "nats", "0.615 of the multiply-adds"),
+    }
+    for name, parts in words.items():
+        record = experiments.record(name)
+        panel, *_ = panels_of({record.attrs["kind"]: record})[record.attrs["kind"]]
+        told = " ".join(panel.sentences)
+        assert all(part in told for part in parts), (name, told)

@@ -12,10 +12,9 @@ import xarray as xr
 
 from tsfm_lens.core.registry import (
     FigurePanel,
-    declarations,
+    declare_measurements,
     figure,
     frame,
-    measurement,
     panels,
 )
 from tsfm_lens.errors import InputError
@@ -56,11 +55,12 @@ def _subject(ds: xr.Dataset) -> str:
     return str(ds.attrs.get("about", ds.attrs["title"]))
 
 
-for _kind, _facts in declarations(
-    Path(__file__).with_name("measurements.yaml")
-).items():
-    _of_kind = {"theme": "Training", "maker": _MAKER, "subject": _subject, **_facts}
-    measurement(_kind, **_of_kind)
+declare_measurements(
+    Path(__file__).with_name("measurements.yaml"),
+    theme="Training",
+    maker=_MAKER,
+    subject=_subject,
+)
 
 
 @figure(
@@ -157,8 +157,11 @@ def _seeds(errors: xr.DataArray) -> str:
 
 
 def read_in_context(ds: xr.Dataset) -> list[str]:
-    """Describe the error of every arm after the last pair."""
-    return read_means(frame(ds.isel(pairs=-1), "by_pairs"), "by_pairs", "arm")
+    """Describe the error of every arm after the last pair, with the rank of its scores."""
+    table = ds["by_pairs"].isel(pairs=-1).to_dataframe().reset_index()
+    ranks = "scores of rank " + table["rank_ratio"].map(num) + " d"
+    table["arm"] = table["arm"] + ", " + ranks
+    return read_means(table, "by_pairs", "arm", "error after the last pair")
 
 
 @figure(
@@ -241,8 +244,11 @@ def learning_rates(ds: xr.Dataset) -> go.Figure:
 
 
 def read_losses(ds: xr.Dataset) -> list[str]:
-    """Describe the loss of every arm."""
-    return read_means(frame(ds, "loss"), "loss", "arm", " nats")
+    """Describe the loss of every arm, with the cost of its scores."""
+    table = ds["loss"].to_dataframe().reset_index()
+    costs = table["score_share"].map(num) + " of the multiply-adds"
+    table["arm"] = table["arm"] + ", " + costs
+    return read_means(table, "loss", "arm", "loss", " nats")
 
 
 @figure(
@@ -263,7 +269,7 @@ def losses_by_cost(ds: xr.Dataset) -> go.Figure:
     table = ds["loss"].to_dataframe().reset_index()
     drawn = blank(300, min_width=420)
     add_points(drawn.panel(), table, "score_share", "loss", "arm")
-    cost = "multiply-adds of the encoder's scores / those of standard attention"
+    cost = "multiply-adds of the scores / of standard ones"
     drawn.x(cost, rangemode="tozero")
     drawn.y("cross-entropy in nats a step")
     steps = f"{ds.attrs.get('steps', '?')} steps"
@@ -274,11 +280,14 @@ def losses_by_cost(ds: xr.Dataset) -> go.Figure:
 def _plates(ds: xr.Dataset) -> Iterator[FigurePanel]:
     errors = ("validation_mse", "test_mse", "test_mae", "best_epoch", "parameters")
     table = frame(ds, *errors)
-    ends = read_means(table, "validation_mse", "arm")
+    ends = read_means(table, "validation_mse", "arm", "validation error")
+    if "oracle" in ds.attrs:
+        oracle = num(float(ds.attrs["oracle"]))
+        ends.append(f"The expected error of the least-squares oracle is {oracle}.")
     yield FigurePanel(run_curves(ds), table, ends, "curves")
     if "test_mse" not in ds:
         return
-    tests = read_means(table, "test_mse", "arm")
+    tests = read_means(table, "test_mse", "arm", "test error")
     yield FigurePanel(run_errors(ds), table, tests, "errors")
     for over in ("rho", "horizon"):
         if over not in ds.coords:

@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.core.registry import declarations, figure, frame, measurement
+from tsfm_lens.core.registry import declare_measurements, figure, frame
 from tsfm_lens.studies.curves import add_curves, add_reference, curve_sheet
 from tsfm_lens.studies.rank_theory.of_models import parameters_of
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
@@ -28,16 +28,12 @@ __all__ = [
 LEAST = 1e-17  # of a spectrum relative to its largest: double precision ends
 
 
-for _kind, _facts in declarations(
-    Path(__file__).with_name("measurements.yaml")
-).items():
-    measurement(
-        _kind,
-        theme="Theory",
-        maker="made of no model: `tsfm_lens.studies.rank_theory` makes it",
-        subject=parameters_of,
-        **_facts,
-    )
+declare_measurements(
+    Path(__file__).with_name("measurements.yaml"),
+    theme="Theory",
+    maker="made of no model: `tsfm_lens.studies.rank_theory` makes it",
+    subject=parameters_of,
+)
 
 
 def read_compression_rank(ds: xr.Dataset) -> list[str]:

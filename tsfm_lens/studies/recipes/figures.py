@@ -8,12 +8,12 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.core.registry import declarations, figure, frame, measurement
+from tsfm_lens.core.registry import declare_measurements, figure, frame
 from tsfm_lens.studies.curves import curve_sheet
 from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.select import array, names
-from tsfm_lens.viz.sheet import Look, sheet
-from tsfm_lens.viz.theme import GREY
+from tsfm_lens.viz.sheet import sheet
+from tsfm_lens.viz.theme import CATEGORICAL, GREY, plain
 from tsfm_lens.viz.words import listed, num, signed
 
 __all__ = ["low_rank_skill", "training_spectra", "vocabulary_ranks"]
@@ -97,16 +97,12 @@ _MAKER = (
     "made by training many models: `python -m tsfm_lens.studies.recipes.lowrank` "
     "makes it, `tsfm_lens.studies.recipes` ships one"
 )
-for _kind, _facts in declarations(
-    Path(__file__).with_name("measurements.yaml")
-).items():
-    measurement(
-        _kind,
-        theme="Training",
-        maker=_MAKER,
-        subject="{model}, {steps} steps of {rows} rows",
-        **_facts,
-    )
+declare_measurements(
+    Path(__file__).with_name("measurements.yaml"),
+    theme="Training",
+    maker=_MAKER,
+    subject="{model}, {steps} steps of {rows} rows",
+)
 
 
 @figure(
@@ -147,24 +143,24 @@ def low_rank_skill(ds: xr.Dataset) -> go.Figure:
     rise, low, high = (
         100 * table[f"mase_rise_{part}"] for part in ("size", "low", "high")
     )
-    whiskers = {
-        "type": "data",
-        "symmetric": False,
-        "array": high - rise,
-        "arrayminus": rise - low,
-    }
     drawn = sheet([300], [0.5, 0.5], column_gap=0.06, shared_yaxes=True)
     left, right = drawn
     share, time = 100 * ds["stored_ratio"].values, ds["step_time"].values
     for panel, places in ((left, share), (right, time)):
         panel.level(0.0, colour=GREY, dash="dot")
-        options: Look = {
-            "text": table["arm"],
-            "error_y": whiskers,
-            "mode": "markers+text",
-        }
-        hover = "%{text}<br>%{x:.3g}, MASE %{y:+.3g} %"
-        panel.dots(places, rise, "", hover, textposition="top center", **options)
+        for place, arm in enumerate(table["arm"]):
+            at = slice(place, place + 1)
+            whiskers = {
+                "type": "data",
+                "symmetric": False,
+                "array": (high - rise)[at],
+                "arrayminus": (rise - low)[at],
+            }
+            hover = f"{plain(arm)}<br>%{{x:.3g}}, MASE %{{y:+.3g}} %"
+            colour = CATEGORICAL[place % len(CATEGORICAL)]
+            panel.dots(
+                places[at], rise[at], arm, hover, colour=colour, error_y=whiskers
+            )
     left.x("numbers in attention (% of the dense)")
     right.x("CPU time of a training step (of the dense)")
     left.y("MASE: rise over the dense (%)")
