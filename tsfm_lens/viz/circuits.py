@@ -72,7 +72,7 @@ def read_circuit(ds: xr.Dataset) -> list[str]:
 def read_circuit_forecasts(ds: xr.Dataset, series: int) -> list[str]:
     """State how far each part's forecast is from the whole model's."""
     forecast = ds["forecast"].isel(series=series)
-    away = np.abs(forecast - forecast.sel(part="model")).mean("step")
+    away = abs(forecast - forecast.sel(part="model")).mean("step")
     return summarize(
         ds.isel(series=[series]),
         "Mean distance from the whole model's forecast on {series}: {away:each unit}.",

@@ -22,13 +22,13 @@ _MAX_NAMES = 3
 def read_routes(ds: xr.Dataset) -> list[str]:
     """Describe through which components the most influential segments act, and what the parts sum to."""
     ds = ds.assign_coords(segment=segment_words(ds))
-    movement = np.abs(ds["total"]).mean("step")
+    movement = abs(ds["total"]).mean("step")
     order = np.argsort(-movement.values, kind="stable")[:_MAX_NAMES]
     leading = order[movement.values[order] > float(ds["total_floor"])]
     if not len(leading):
         return ["No segment moves the forecast by more than the noise."]
     acting = ds["size"].where(ds["size_acts"] > 0).fillna(0.0)
-    rest = np.abs(ds["rest"]).mean("step").sum() / movement.sum()
+    rest = abs(ds["rest"]).mean("step").sum() / movement.sum()
     return summarize(
         ds.isel(segment=leading),
         "Masking moves the forecast most, on average, at these segments: "

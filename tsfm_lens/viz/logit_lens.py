@@ -80,7 +80,7 @@ def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
     value = array(one, "value", "bin", series=0)
     mode = labelled(one, value[probability.argmax(axis=-1)], "layer", "step")
     width = np.median(np.diff(np.sort(value))) if len(value) > 1 else 0.0
-    agree = (np.abs(mode - mode[-1]) <= 1.5 * width).mean("step")
+    agree = (abs(mode - mode[-1]) <= 1.5 * width).mean("step")
     truth = one["truth"][0] if "truth" in one else np.nan
     return summarize(
         one,
@@ -91,7 +91,7 @@ def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
         agree=agree,
         often=agree >= 0.5,
         # one step at which an early layer is far off would decide the mean
-        error=np.abs(mode - truth).median("step"),
+        error=abs(mode - truth).median("step"),
     )
 
 
@@ -103,8 +103,8 @@ def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
     level = median_position(one["quantile"].values)
     median = one["quantile_forecast"].isel(quantile=level, series=0)
     truth = one["truth"].isel(series=0) if "truth" in one else np.nan
-    error = np.abs(median - truth).mean("step")
-    away = np.abs(median - median.isel(layer=-1)).mean("step")
+    error = abs(median - truth).mean("step")
+    away = abs(median - median.isel(layer=-1)).mean("step")
     return summarize(
         one,
         "Distance of the {statistic} forecast of {series} read from a layer to the final "

@@ -93,8 +93,8 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
     word, whole, through = None, None, None
     if "through" in ds:
         word = ds["through"].attrs["statistic"]
-        whole = np.abs(ds["through_total"]).mean("step").sum()
-        through = np.abs(ds["through"]).mean("step").sum("change") / whole
+        whole = abs(ds["through_total"]).mean("step").sum()
+        through = abs(ds["through"]).mean("step").sum("change") / whole
     return summarize(
         ds,
         "With {changes} the forecast of {target} averages {after:unit} instead of "
@@ -223,7 +223,7 @@ def read_change(ds: xr.Dataset) -> list[str]:
     """State the change since the earlier forecast, and the parts that made most of it."""
     effect = labelled(ds, _middle(ds, "effect", "part"), "part", "step")
     effect = effect.assign_coords(part=_parts(ds))
-    size, mean = np.abs(effect).mean("step"), effect.mean("step")
+    size, mean = abs(effect).mean("step"), effect.mean("step")
     acting = size > 2 * float(ds.attrs.get("rounding", 0.0))
     largest = np.argsort(-size.where(acting, 0).values, kind="stable")[:_MAX_PARTS]
     largest = largest[acting.values[largest]]

@@ -197,8 +197,8 @@ class _Reader:
         value = value if isinstance(value, xr.DataArray) else xr.DataArray(value)
         if value.dtype.kind in "OUT":
             return shown([str(each) for each in np.atleast_1d(value.values)])
-        size = self.ds.get(f"{name}_size", xr.DataArray())
-        is_judged = finding(self.ds, name, *size.dims) is not None
+        dims = map(str, self._size(name).dims)
+        is_judged = finding(self.ds, name, *dims) is not None
         if is_judged and name not in self.given:
             return self._finite(self.judged(name))
         value = _over_series(value, self.ds)
@@ -211,8 +211,12 @@ class _Reader:
 
     def judged(self, name: str) -> Members:
         """Return the members of a judged effect."""
-        size = self.ds.get(f"{name}_size", xr.DataArray())
-        return self._members(judged(self.ds, name, *size.dims), size)
+        size = self._size(name)
+        return self._members(judged(self.ds, name, *map(str, size.dims)), size)
+
+    def _size(self, name: str) -> xr.DataArray:
+        """Return the size of an effect; a scalar without dimensions for what has none."""
+        return self.ds.get(f"{name}_size", xr.DataArray())
 
     @staticmethod
     def _finite(members: Members) -> Members | None:
@@ -243,11 +247,14 @@ def _over_series(value: xr.DataArray, ds: xr.Dataset) -> xr.DataArray:
 def _labels(value: xr.DataArray) -> list[str]:
     """Name the members of an array, by its coordinates."""
     between = ", " if "head" in value.dims else " → "
-    words = [[_word(name, dim) for name in names(value, dim)] for dim in value.dims]
+    words = [
+        [_word(str(label), str(dim)) for label in value[dim].values]
+        for dim in value.dims
+    ]
     return [between.join(each) for each in product(*words)]
 
 
-def _word(name: str, dim: Any) -> str:
+def _word(name: str, dim: str) -> str:
     if dim in ("layer", "stream"):
         return "the embedding" if name == "embed" else layer_name(name)
     if dim == "kind":

@@ -274,7 +274,7 @@ generic_figure(
 def read_spectra(ds: xr.Dataset, product: str) -> list[str]:
     """State along how many directions heads act."""
     one = ds.isel(product=position(ds, "product", product))
-    energy = np.square(one["singular_value"]).transpose("layer", "head", "mode")
+    energy = (one["singular_value"] ** 2).transpose("layer", "head", "mode")
     energy = energy.where(energy.sum("mode") > 0)
     few = (energy.cumsum("mode") / energy.sum("mode") < 0.9 - 1e-12).sum("mode") + 1
     return summarize(
