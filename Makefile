@@ -87,7 +87,7 @@ house: $(STAMP)
 	@$(BIN)/python tools/house.py
 
 # the tests of the core where there are no studies; what speaks of the whole repository is left to make test
-CORE := $(filter-out tests/studies/ tests/__pycache__/,$(wildcard tests/*/)) tests/test_house.py tests/test_places.py tests/test_ranks.py
+CORE := $(filter-out tests/studies/ tests/__pycache__/,$(wildcard tests/*/)) tests/test_house.py
 core: $(STAMP)
 	set -e; package=$$(mktemp -d); trap 'rm -rf "$$package"' EXIT; python=$(abspath $(BIN))/python; \
 	git ls-files -z | grep -zv '/studies/' | xargs -0 cp --parents -t "$$package"; \

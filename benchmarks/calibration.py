@@ -15,12 +15,12 @@ import typer
 import xarray as xr
 
 from tsfm_lens import probes
+from tsfm_lens.core.errors import LensError
+from tsfm_lens.core.estimates import corrected, judged_names, with_twins
+from tsfm_lens.core.stats import LEVEL, SMALLEST, holm, leader, sign_test
 from tsfm_lens.data import SeriesBatch, bundled, bundled_names
-from tsfm_lens.errors import LensError
-from tsfm_lens.findings import corrected, judged_names, with_twins
 from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.models.twins import reinitialised_twin, untrained_twin
-from tsfm_lens.stats import LEVEL, SMALLEST, holm, leader, sign_test
 from tsfm_lens.studies.method_scores.methods import worth_naming
 from tsfm_lens.studies.method_scores.page import markdown, put_between
 from tsfm_lens.studies.method_scores.series import evaluation_case

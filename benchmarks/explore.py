@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from itertools import combinations
 
 from tsfm_lens.data import bundled
-from tsfm_lens.explore.widget import Explorer
 from tsfm_lens.models import load
 from tsfm_lens.models.timing import seconds
+from tsfm_lens.report.explore.widget import Explorer
 
 LIMIT = 0.3  # seconds
 MODELS = {"chronos-nano": "co2", "bolt-nano": "electricity"}

@@ -13,8 +13,8 @@ import pandas as pd
 import typer
 import xarray as xr
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import InputError
 from tsfm_lens.explain import (
     deletion_curves,
     input_attribution,

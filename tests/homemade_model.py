@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from tsfm_lens.core.errors import WiringError
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import Adapter

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tsfm_lens.errors import LensError
+from tsfm_lens.core.errors import LensError
 
 
 def expect_error(

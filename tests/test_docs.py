@@ -35,9 +35,9 @@ from typer.testing import CliRunner
 import tsfm_lens
 from benchmarks.history import append
 from test_examples_in_docstrings import PACKAGES
-from tsfm_lens import data, errors, probes, sweep, viz
+from tsfm_lens import data, probes, sweep, viz
 from tsfm_lens.cli import app
-from tsfm_lens.core import registry
+from tsfm_lens.core import errors, registry
 from tsfm_lens.models.run import Run
 from tsfm_lens.testing.suite import ORACLES
 

@@ -15,8 +15,8 @@ import xarray as xr
 import tsfm_lens
 from tiny_lenses import SUMMING, lens_of
 from tsfm_lens import probes
+from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks.component import writers
 from tsfm_lens.models import Lens
 from tsfm_lens.testing import assert_close

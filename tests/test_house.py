@@ -127,7 +127,7 @@ report = ["report", *series, "--sections", "forecast,ablation_effects"]
 for command in (report, ["figure", "forecast_fan", *series, "--format", "html"]):
     result = CliRunner().invoke(app, [*command, "--out", command[0]])
     assert result.exit_code == 0, result.output
-from tsfm_lens.errors import MissingExtraError
+from tsfm_lens.core.errors import MissingExtraError
 from tsfm_lens.sweep.statistics.scores import window_scores
 import numpy as np
 

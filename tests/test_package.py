@@ -77,7 +77,7 @@ def test_importing_the_package_loads_nothing_heavy_and_some_packages_no_torch() 
 import importlib, sys, tsfm_lens
 heavy = {"torch", "transformers", "transformer_lens", "chronos", "plotly", "pandas", "numpy", "xarray", "scipy"}
 assert not heavy & set(sys.modules)
-for package in ("errors", "ranks", "data", "viz", "report"):
+for package in ("core.errors", "core.ranks", "data", "viz", "report"):
     importlib.import_module(f"tsfm_lens.{package}")
     assert "torch" not in sys.modules, package
 """

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tsfm_lens.ablation.engine import Variant, run_variants
-from tsfm_lens.errors import InputError, WiringError
+from tsfm_lens.core.errors import InputError, WiringError
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.names import HEADS, HIDDEN, PATTERN, RESIDUAL
 from tsfm_lens.hooks.wiring import (

@@ -21,10 +21,6 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "tsfm_lens"
 
 LAYERS = (
-    ("errors",),
-    ("extensions",),
-    ("ranks", "stats", "console", "places", "embedded"),
-    ("findings", "verdict"),
     ("core",),
     ("data",),
     ("hooks",),
@@ -36,9 +32,6 @@ LAYERS = (
     ("testing", "zoo"),
     ("viz",),
     ("report",),
-    ("explore",),
-    ("serve",),
-    ("doctor",),
     ("verbs",),
     ("__init__",),
     ("cli",),
@@ -47,18 +40,7 @@ LAYERS = (
 )
 """Packages from the bottom up; each imports from those below it and from itself alone."""
 LEVEL = {package: level for level, layer in enumerate(LAYERS) for package in layer}
-BELOW_FIGURES = {
-    "errors",
-    "extensions",
-    "core",
-    "ranks",
-    "stats",
-    "places",
-    "embedded",
-    "findings",
-    "verdict",
-    "viz",
-}
+BELOW_FIGURES = {"core", "viz"}
 """Figures are drawn of datasets: viz imports nothing that knows a model."""
 
 PARTICIPLES = frozenset(

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tsfm_lens.extensions import method_of
+from tsfm_lens.core.extensions import method_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from tsfm_lens.core.estimates import Result
     from tsfm_lens.data.batch import Item
-    from tsfm_lens.findings import Result
     from tsfm_lens.hooks import Component
     from tsfm_lens.models import Forecast, Lens, Run
     from tsfm_lens.models.checkpoint import Checkpoint
@@ -106,12 +106,12 @@ def what_if(
 
 @method_of("Run")
 def explore(run: Run, **options: Any) -> Any:
-    """Open one linked view of all heads in a notebook; see :func:`tsfm_lens.explore.explore`.
+    """Open one linked view of all heads in a notebook; see :func:`tsfm_lens.report.explore.explore`.
 
     Args:
         options: ``kind`` of attention, such as "self_attn"; the last kind of the output stack if left out.
     """
-    from tsfm_lens import explore
+    from tsfm_lens.report import explore
 
     return explore.explore(run, **options)
 

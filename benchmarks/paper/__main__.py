@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.main import get_command
 
 from tsfm_lens.cli import app
-from tsfm_lens.errors import CheckpointError, LensError, MissingExtraError
+from tsfm_lens.core.errors import CheckpointError, LensError, MissingExtraError
 from tsfm_lens.studies.papers.items import HOLDS, Item
 from tsfm_lens.studies.papers.reproduce import item_of, reproduce
 

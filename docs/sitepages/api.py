@@ -13,26 +13,26 @@ from sitepages.writing import from_docstring, table, write
 from tsfm_lens.core.registry import THEMES, measurements
 
 PACKAGES = (
+    "core.errors",
+    "core.ranks",
     "data",
     "hooks",
     "models",
     "ablation",
     "probes",
     "explain",
-    "explore",
     "viz",
     "report",
     "report.pipeline",
     "report.explanation",
-    "serve",
+    "report.explore",
+    "report.serve",
     "sweep",
     "compress",
     "training",
-    "ranks",
     "zoo",
     "zoo.planted",
     "testing",
-    "errors",
     "studies.experiments",
     "studies.method_scores.leaderboard",
     "studies.queue",
@@ -57,7 +57,7 @@ def page_of(package: str) -> str:
 def public_names(package: str) -> list[str]:
     """What a package offers, as its ``__all__`` has it."""
     module = module_of(package)
-    if package == "errors":
+    if package == "core.errors":
         return [
             name
             for name, thing in vars(module).items()
@@ -86,7 +86,7 @@ def homes() -> dict[int, str]:
 
 def write_api() -> None:
     """The pages of each package, and one that lists the packages."""
-    shown = [package for package in ("", *PACKAGES) if package != "errors"]
+    shown = [package for package in ("", *PACKAGES) if package != "core.errors"]
     for package in shown:
         for name, text in pages(package).items():
             write(f"{FOLDER}/{name}.md", text)

@@ -16,10 +16,10 @@ def write_errors() -> None:
     """A section per class, in the order of the module."""
     raised = _raised()
     parts = ["# Errors", _tree()]
-    for name in public_names("errors"):
+    for name in public_names("core.errors"):
         parts += [
             f"## {name}",
-            f"```{{eval-rst}}\n.. autoexception:: tsfm_lens.errors.{name}\n```",
+            f"```{{eval-rst}}\n.. autoexception:: tsfm_lens.core.errors.{name}\n```",
         ]
         by = raised.get(name, [])
         if by:
@@ -30,7 +30,7 @@ def write_errors() -> None:
 
 
 def _tree() -> str:
-    text = inspect.getdoc(module_of("errors")) or ""
+    text = inspect.getdoc(module_of("core.errors")) or ""
     _, tree, *after = text.split("\n\n")
     return f"```text\n{inspect.cleandoc(tree)}\n```\n\n" + "\n\n".join(
         part.replace("``", "`") for part in after
@@ -44,7 +44,7 @@ def _raised() -> dict[str, list[str]]:
         for name in public_names(package):
             thing = getattr(module_of(package), name)
             home = homes().get(id(thing), "")
-            if package == "errors" or home != f"tsfm_lens.{package}.{name}":
+            if package == "core.errors" or home != f"tsfm_lens.{package}.{name}":
                 continue
             section = (
                 (inspect.getdoc(thing) or "")

@@ -11,7 +11,7 @@ import numpy as np
 
 from sitepages.drawing import CACHE, sources
 from sitepages.writing import plain, write
-from tsfm_lens.errors import MissingExtraError
+from tsfm_lens.core.errors import MissingExtraError
 from tsfm_lens.hooks import Attention
 from tsfm_lens.models import Architecture, Lens, architectures, load
 from tsfm_lens.testing import tiny

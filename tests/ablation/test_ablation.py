@@ -28,8 +28,8 @@ from tsfm_lens.ablation.metrics import (
     shape_distance,
     spectral_distance,
 )
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Component, EditPattern, Zero, replay, writers
 from tsfm_lens.models import architectures
 from tsfm_lens.testing import assert_close, example_case

@@ -16,8 +16,8 @@ from tsfm_lens.ablation import (
     rollouts,
     run_variants,
 )
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import writers
 from tsfm_lens.models import Lens, batching
 from tsfm_lens.testing import assert_close

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tiny_lenses import NAMES, archetypes, fresh, lens_of
 from tsfm_lens import testing
 from tsfm_lens.ablation import Variant, VariantForecasts, forecast_variants, rollouts
+from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks import (
     Component,
     EditPattern,

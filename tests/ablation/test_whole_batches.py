@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tsfm_lens.ablation import Variant, run_variants
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import EditPattern, Resample
 from tsfm_lens.models import load
 

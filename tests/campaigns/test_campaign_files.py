@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from campaigns import slow_reader
+from tsfm_lens.core.errors import LensError
 from tsfm_lens.data import SeriesBatch, read_series
-from tsfm_lens.errors import LensError
 
 # what may be read in two ways is refused, and these words say so
 OPEN = ("may be", "may part", "thousands", "has no name")

@@ -16,7 +16,7 @@ import pytest
 
 from campaigns.spoiling import KINDS, MARK, save, tensors
 from tiny_lenses import STORED
-from tsfm_lens.errors import LensError
+from tsfm_lens.core.errors import LensError
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.checkpoint import module_of
 from tsfm_lens.testing import tiny

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tsfm_lens.errors import LensError, StoreError
+from tsfm_lens.core.errors import LensError, StoreError
 from tsfm_lens.sweep.engine.sweeping import run_sweep
 from tsfm_lens.sweep.planner import table
 from tsfm_lens.sweep.planner.config import SweepConfig, parse_config

@@ -17,8 +17,8 @@ from typer.testing import CliRunner, Result
 import tsfm_lens
 from tsfm_lens import compress, probes
 from tsfm_lens.cli import app
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError
 from tsfm_lens.report import explanation
 from tsfm_lens.testing import assert_close
 

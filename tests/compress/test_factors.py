@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 
 from tsfm_lens import compress
 from tsfm_lens.compress import Factors, LowRankLinear
-from tsfm_lens.errors import InputError, WiringError
+from tsfm_lens.core.errors import InputError, WiringError
 from tsfm_lens.testing import assert_close, rounding
 
 OUT, IN = 12, 20

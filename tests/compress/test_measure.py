@@ -17,7 +17,7 @@ from tiny_lenses import lens_of
 from tsfm_lens import compress, data, viz
 from tsfm_lens.cli import app
 from tsfm_lens.compress import Compressed
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.sweep.planner.recipes import read_recipe, to_entries
 from tsfm_lens.sweep.planner.variants import VariantPlanner

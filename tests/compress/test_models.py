@@ -26,7 +26,12 @@ from tsfm_lens.compress import LowRankLinear
 from tsfm_lens.compress.checkpoint import folded
 from tsfm_lens.compress.prune import UNIFORM_HEADS, prune_native
 from tsfm_lens.compress.schedule import ranks_by_share
-from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError, WiringError
+from tsfm_lens.core.errors import (
+    CheckpointError,
+    InputError,
+    UnknownNameError,
+    WiringError,
+)
 from tsfm_lens.hooks.replay import recorded_calls
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, architectures, load

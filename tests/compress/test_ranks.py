@@ -13,7 +13,7 @@ from tiny_lenses import lens_of
 from tsfm_lens import compress
 from tsfm_lens.compress import BlockShape
 from tsfm_lens.compress.schedule import ranks_by_share
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.testing.tolerance import last_digit
 
 # signs of gradients are drawn anew for another order of series

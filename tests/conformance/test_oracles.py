@@ -15,8 +15,8 @@ import torch
 from torch.utils._pytree import tree_map
 
 from tiny_lenses import ATTENDING, NAMES, tiny
+from tsfm_lens.core.errors import WiringError
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks import attention_capture, edit, interventions
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Writer
 from tsfm_lens.models import Lens, architectures, load

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from refusals import expect_error
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.errors import InputError
 
 DAYS = pd.date_range("2024-01-01", periods=4)
 LONG: dict[str, Any] = {

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import read_series
-from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.data.evaluation_sources import gluonts_file
 
 ROWS = 30_000_000

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from refusals import expect_error
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import bundled, remove_motif, shift_phase, swap_season
-from tsfm_lens.errors import InputError
 
 # STL parts a clean season of size 1 from its trend to within a few per cent
 PARTED = 0.05

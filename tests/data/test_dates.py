@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from refusals import expect_error
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.data.frequencies import start_of
-from tsfm_lens.errors import InputError
 from tsfm_lens.sweep import gluonts_set
 
 VALUES = [1.0, 2.0, 3.0, 4.0]

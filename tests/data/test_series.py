@@ -17,6 +17,7 @@ from hypothesis.extra import numpy as npst
 
 import tsfm_lens
 from refusals import expect_error
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import (
     SeriesBatch,
     as_series,
@@ -27,7 +28,6 @@ from tsfm_lens.data import (
     read_series,
 )
 from tsfm_lens.data.batch import held_out, known_frequency, missing_at_end, noted_ends
-from tsfm_lens.errors import InputError
 from tsfm_lens.testing import assert_close
 
 SERIES = npst.arrays(

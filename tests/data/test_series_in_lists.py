@@ -11,8 +11,8 @@ import pytest
 import xarray as xr
 
 from refusals import expect_error
+from tsfm_lens.core.errors import LensError
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.errors import LensError
 
 DAYS = pd.date_range("2024-01-01", periods=16)
 MONTHS = pd.date_range("2024-01-01", periods=16, freq="MS")

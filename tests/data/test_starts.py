@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 
 from refusals import expect_error
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.errors import InputError
 from tsfm_lens.sweep import gluonts_set
 
 VALUES = [1.0, 2.0, 3.0]

@@ -18,8 +18,8 @@ import xarray as xr
 
 import tsfm_lens
 from refusals import expect_error
+from tsfm_lens.core.errors import InputError, LensError
 from tsfm_lens.data import SeriesBatch, as_series, from_frame, read_series
-from tsfm_lens.errors import InputError, LensError
 
 WIDE = {"a": [1, 2, 3], "b": [4, 5, 6]}
 LONG = {

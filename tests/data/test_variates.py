@@ -17,8 +17,8 @@ from hypothesis.extra import numpy as npst
 
 from refusals import expect_error
 from tsfm_lens import data
+from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.data import SeriesBatch, as_series, by_variate, read_series
-from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models.forecast import context_dataset
 
 ITEMS = npst.arrays(

@@ -10,8 +10,8 @@ import torch
 
 from tiny_lenses import ATTENDING, archetypes, having, lens_of
 from tsfm_lens import explain
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import InputError
 from tsfm_lens.models import Run
 from tsfm_lens.testing import assert_close
 

@@ -16,8 +16,8 @@ import tsfm_lens
 from explain.test_known_answers import DEPTH, Rule, known_run, linear
 from explain.test_known_answers import HORIZON as KNOWN_HORIZON
 from explain.test_known_answers import STEPS as KNOWN_STEPS
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.errors import InputError
 from tsfm_lens.explain.covariate_use import SHIFTS, WAYS, covariate_use
 from tsfm_lens.models import Lens
 from tsfm_lens.testing import assert_close, last_digit

@@ -8,8 +8,8 @@ from scipy.stats import t
 
 from tiny_lenses import lens_of
 from tsfm_lens import explain
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import InputError
 from tsfm_lens.models import Run
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.input_attribution import read_inputs

@@ -12,8 +12,8 @@ import xarray as xr
 
 from benchmarks.verdict import REFERENCE, accepted, drawn_run
 from tsfm_lens import explain
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import InputError
 from tsfm_lens.explain import (
     deletion_curves,
     input_attribution,

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import tsfm_lens
 from tiny_lenses import having, lens_of
 from tsfm_lens import explain
+from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.data.batch import item_rows
-from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import Lens, Run
 from tsfm_lens.testing import assert_close
 

@@ -16,7 +16,7 @@ import xarray as xr
 
 import tsfm_lens
 from tsfm_lens import explain
-from tsfm_lens.errors import UnknownNameError
+from tsfm_lens.core.errors import UnknownNameError
 from tsfm_lens.models import Run
 from tsfm_lens.report import build, explanation
 from tsfm_lens.report.cards import cards_of

@@ -11,8 +11,8 @@ import torch
 import xarray as xr
 
 from tsfm_lens import explain, load, viz
+from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.explain.segments import segments_in
 from tsfm_lens.models import Run
 from tsfm_lens.testing import assert_close

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.verdict import REFERENCE, drawn_run
 from tsfm_lens import explain, load
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import InputError
 from tsfm_lens.models import Run
 
 HORIZON = 16

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tiny_lenses import archetypes, fresh
+from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.explain import Segment, input_routes, segments
 from tsfm_lens.explain.masking import masked
 from tsfm_lens.explain.routes import PairedRuns

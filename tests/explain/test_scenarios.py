@@ -23,8 +23,8 @@ from explain.test_known_answers import (
 )
 from tiny_lenses import lens_of
 from tsfm_lens import explain
+from tsfm_lens.core.errors import InputError, LensError, UnknownNameError
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.errors import InputError, LensError, UnknownNameError
 from tsfm_lens.models import Lens, Run
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.scenarios import read_change, read_what_if

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsfm_lens import explain
+from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import item_rows
-from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.explain.segments import WAYS, refuse_overlap, token_edges
 from tsfm_lens.models import Run
 

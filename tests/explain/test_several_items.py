@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 import tsfm_lens
 from tsfm_lens import explain
 from tsfm_lens.cli import app
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import find, measurements
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, Run
 from tsfm_lens.testing import assert_close
 
@@ -148,7 +148,7 @@ def test_the_linked_view_of_many_items_has_all_of_them() -> None:
 
 def test_a_brush_is_of_one_item() -> None:
     pytest.importorskip("anywidget")
-    from tsfm_lens.explore import brush
+    from tsfm_lens.report.explore import brush
 
     run = several(tsfm_lens.load("bolt-nano"))
     with pytest.raises(InputError, match=r"run\.select"):

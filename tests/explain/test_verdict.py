@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from tsfm_lens.explain import verdict
-from tsfm_lens.explain.faithfulness import CONTROLS
-from tsfm_lens.verdict import (
+from tsfm_lens.core.verdict import (
     ALIKE,
     BEYOND,
     EXCHANGED,
@@ -19,6 +17,8 @@ from tsfm_lens.verdict import (
     SLOPES,
     rules_of,
 )
+from tsfm_lens.explain import verdict
+from tsfm_lens.explain.faithfulness import CONTROLS
 from tsfm_lens.viz.input_attribution import read_tests
 
 DRAWS = 39

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tsfm_lens import explain, explore
+from tsfm_lens import explain
 from tsfm_lens.cli.analyses import explain as command
 from tsfm_lens.models import Lens, Run
+from tsfm_lens.report import explore
 
 
 def test_one_reference_stands_for_masked_steps_wherever_none_is_named(

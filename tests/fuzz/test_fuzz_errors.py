@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tiny_lenses import lens_of
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.models import architectures
 
 NAN = float("nan")

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from library_forecasts import NATIVE, answer, assert_is, draws_of
 from tiny_lenses import lens_of
+from tsfm_lens.core.errors import InputError, LensError
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.models import Lens
 from tsfm_lens.testing import assert_close
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from refusals import expect_error
 from tiny_lenses import ATTENDING, NAMES, SUMMING, fresh, lens_of
+from tsfm_lens.core.errors import InputError, UnknownNameError, WiringError
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError, UnknownNameError, WiringError
 from tsfm_lens.hooks import Activations
 from tsfm_lens.hooks.residual import Decomposed
 from tsfm_lens.hooks.wiring import Mlp, Stack, Writer

@@ -22,7 +22,7 @@ from language_models import (
     neox,
 )
 from tsfm_lens import testing
-from tsfm_lens.errors import UnknownNameError
+from tsfm_lens.core.errors import UnknownNameError
 from tsfm_lens.models import Lens, load
 from tsfm_lens.testing import assert_close
 

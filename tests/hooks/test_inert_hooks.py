@@ -15,7 +15,7 @@ from torch.distributions import Distribution
 from torch.utils.checkpoint import checkpoint
 
 from tiny_lenses import ATTENDING, archetypes, fresh
-from tsfm_lens.errors import HookError, InputError, WiringError
+from tsfm_lens.core.errors import HookError, InputError, WiringError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.recorder import record
 from tsfm_lens.models import Lens, load

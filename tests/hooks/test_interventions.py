@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tsfm_lens.errors import HookError, InputError, UnknownNameError
+from tsfm_lens.core.errors import HookError, InputError, UnknownNameError
 from tsfm_lens.hooks import (
     Activations,
     EditPattern,

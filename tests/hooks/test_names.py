@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from refusals import expect_error
 from tsfm_lens import testing
-from tsfm_lens.errors import UnknownNameError
+from tsfm_lens.core.errors import UnknownNameError
 from tsfm_lens.hooks import Component, components, select_components, writers
 from tsfm_lens.hooks.names import hook_points, select
 from tsfm_lens.models import architectures

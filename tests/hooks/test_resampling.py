@@ -10,7 +10,7 @@ import torch
 
 from tiny_lenses import ATTENDING, archetypes, lens_of
 from tsfm_lens.ablation import Variant, forecast_variants
-from tsfm_lens.errors import HookError
+from tsfm_lens.core.errors import HookError
 from tsfm_lens.hooks import Component, Resample
 from tsfm_lens.models import Lens
 from tsfm_lens.testing import example_case, rounding

@@ -9,8 +9,8 @@ import torch
 from tiny_lenses import ATTENDING, archetypes, fresh, lens_of
 from tsfm_lens import testing
 from tsfm_lens.ablation import Variant, run_variants
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Component, EditPattern, Intervention, PatchFrom, Steer, Zero
 from tsfm_lens.models import architectures, load
 from tsfm_lens.testing import assert_close

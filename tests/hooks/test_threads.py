@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import _len_torch_function_stack
 
 from tsfm_lens.ablation.engine import Variant, run_variants
-from tsfm_lens.errors import HookError, WiringError
+from tsfm_lens.core.errors import HookError, WiringError
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import Lens
 from tsfm_lens.testing import Case, native_traces

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from refusals import expect_error
 from tiny_lenses import ATTENDING, OURS, archetypes, lens_of
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.hooks import Activations
 from tsfm_lens.hooks.wiring import Attention, Stack
 from tsfm_lens.models import Lens, architectures

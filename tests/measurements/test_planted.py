@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import planted
+from tsfm_lens.core.errors import LensError
+from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.needs import NEEDS
 from tsfm_lens.core.registry import find
 from tsfm_lens.core.results import Results
-from tsfm_lens.errors import LensError
-from tsfm_lens.findings import judge
 
 EVERY = planted.everything()
 

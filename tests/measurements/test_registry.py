@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from tsfm_lens import viz
 from tsfm_lens.cli import app
 from tsfm_lens.core import registry
+from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.core.registry import (
     Figure,
     find,
@@ -28,7 +29,6 @@ from tsfm_lens.core.registry import (
     measurements,
 )
 from tsfm_lens.core.results import Results
-from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.testing import assert_close
 
 ROOT = Path(__file__).parents[2]
@@ -276,7 +276,7 @@ assert "foreign.part" in said and "tsfm_lens.studies.experiments.figures" in sai
 for kind, words in (("lab_runs", "SyntaxError"), ("alien", "ZeroDivisionError")):
     try:
         find(kind)
-    except tsfm_lens.errors.InputError as error:
+    except tsfm_lens.core.errors.InputError as error:
         assert words in str(error) and kind in str(error), error
     else:
         raise AssertionError(kind)

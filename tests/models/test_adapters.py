@@ -20,8 +20,8 @@ from torch import nn
 import tsfm_lens
 from campaigns.spoiling import MARK, poison, save
 from tiny_lenses import STORED, archetypes, lens_of
-from tsfm_lens.embedded import checkpoint_path
-from tsfm_lens.errors import CheckpointError, MissingExtraError
+from tsfm_lens.core.embedded import checkpoint_path
+from tsfm_lens.core.errors import CheckpointError, MissingExtraError
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.checkpoint import module_of
 from tsfm_lens.probes import weight_effects

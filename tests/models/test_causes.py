@@ -13,8 +13,8 @@ import tsfm_lens
 from homemade_model import HORIZON, Forecaster, Wired, drawn
 from tsfm_lens import probes
 from tsfm_lens.ablation import Variant, forecast_variants
+from tsfm_lens.core.errors import InputError, WiringError
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.explain import input_attribution
 from tsfm_lens.hooks import Zero
 from tsfm_lens.models import Lens, Run

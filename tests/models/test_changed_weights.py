@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import tsfm_lens
 from tsfm_lens import probes
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.explain import input_attribution
 from tsfm_lens.models import Lens, Run
 

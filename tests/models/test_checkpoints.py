@@ -18,7 +18,7 @@ from torch import Tensor
 from campaigns.spoiling import MARK, poison
 from refusals import expect_error
 from tiny_lenses import NAMES, archetypes, lens_of
-from tsfm_lens.errors import CheckpointError, UnknownNameError, WiringError
+from tsfm_lens.core.errors import CheckpointError, UnknownNameError, WiringError
 from tsfm_lens.models import architectures, load, opening
 from tsfm_lens.models.checkpoint import expected_of, module_of
 

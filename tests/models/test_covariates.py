@@ -14,8 +14,8 @@ from library_forecasts import masked
 from refusals import expect_error
 from tiny_lenses import fresh
 from tsfm_lens import explain
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens
 from tsfm_lens.testing import assert_close
 

@@ -14,10 +14,10 @@ import xarray as xr
 from tiny_lenses import NAMES, archetypes, fresh
 from tsfm_lens import compress
 from tsfm_lens.ablation import Variant, forecast_variants
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import measurements
 from tsfm_lens.core.results import Results
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Steer, writers
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.draws import refuse_undrawable

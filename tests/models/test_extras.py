@@ -14,7 +14,7 @@ import pytest
 
 import tsfm_lens
 from refusals import expect_error
-from tsfm_lens.errors import MissingExtraError, install_command
+from tsfm_lens.core.errors import MissingExtraError, install_command
 from tsfm_lens.models import extras
 from tsfm_lens.models.architecture import extras as optional_libraries
 

@@ -8,7 +8,7 @@ import pytest
 import tsfm_lens
 from refusals import expect_error
 from tsfm_lens import explain, probes
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.models import Lens
 from tsfm_lens.report import pipeline
 from tsfm_lens.report.pipeline import checked_sections

@@ -18,7 +18,7 @@ from campaigns.spoiling import save
 from refusals import expect_error
 from tiny_lenses import STORED, archetypes, lens_of
 from tsfm_lens import testing
-from tsfm_lens.errors import CheckpointError, WiringError
+from tsfm_lens.core.errors import CheckpointError, WiringError
 from tsfm_lens.models import architectures, extras, load
 from tsfm_lens.models.architecture import extras as optional_libraries
 from tsfm_lens.models.checkpoint import read_checkpoint

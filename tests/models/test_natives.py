@@ -26,8 +26,8 @@ from library_forecasts import (
     stacked,
 )
 from tiny_lenses import fresh, lens_of
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.testing import assert_close
 

@@ -19,8 +19,8 @@ from homemade_model import (
     failed,
     with_fields,
 )
+from tsfm_lens.core.errors import WiringError
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.wiring import Projection, Site, Stack
 from tsfm_lens.models import Lens
 from tsfm_lens.models.wirings._common import attention_row, fused, mlp_row, projections

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from homemade_model import LAYERS, Block, Forecaster, Wired, failed
 from refusals import expect_error
 from tsfm_lens import probes
+from tsfm_lens.core.errors import WiringError
 from tsfm_lens.data import SeriesBatch, bundled
-from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.wiring import Site, Stack
 from tsfm_lens.models import Lens
 from tsfm_lens.testing import assert_close, check_wiring, rounding

@@ -17,8 +17,8 @@ from refusals import expect_error
 from split_runs import DEPTH, assert_same_forecast, plan_for, series_for
 from tiny_lenses import archetypes, lens_of
 from tsfm_lens.ablation import Variant, forecast_variants, point_forecasts
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Resample, by_row
 from tsfm_lens.models import architectures, batching
 from tsfm_lens.models.batching import plan, request_of

@@ -13,8 +13,8 @@ from torch import Tensor
 from library_forecasts import draws_of
 from split_runs import DEPTH, plan_for, series_for
 from tiny_lenses import archetypes, lens_of
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Activations, by_row, last_query
 from tsfm_lens.models import Encoded, Lens, architectures, batching
 from tsfm_lens.testing import assert_close

@@ -14,8 +14,8 @@ import xarray as xr
 from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens import probes
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, bundled
-from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.testing import assert_close
 

@@ -17,7 +17,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.utilities import Slice
 
 import tsfm_lens
-from tsfm_lens.errors import HookError, InputError, LensError
+from tsfm_lens.core.errors import HookError, InputError, LensError
 from tsfm_lens.models import Lens, Run
 from tsfm_lens.testing import assert_close
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import tsfm_lens
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.models import Lens
 from tsfm_lens.testing import assert_close
 

@@ -16,7 +16,7 @@ from planted.series import (
     heads_or_kinds,
     with_components,
 )
-from tsfm_lens.findings import judge
+from tsfm_lens.core.estimates import judge
 
 
 def ablation(

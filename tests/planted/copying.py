@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from planted.series import THREE, described
-from tsfm_lens.findings import judge
+from tsfm_lens.core.estimates import judge
 
 
 def parroting(on: xr.Dataset = THREE) -> xr.Dataset:

@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from planted.series import THREE, described
-from tsfm_lens.findings import judge
+from tsfm_lens.core.estimates import judge
 
 REACH = np.array([2.0, 2.0, 2.0, 0.5, 0.5])
 LEVELS = (0.1, 0.5, 0.9)

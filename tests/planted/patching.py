@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from planted.series import THREE, Row, described, with_components
-from tsfm_lens.findings import judge
+from tsfm_lens.core.estimates import judge
 
 SENDERS: tuple[Row, ...] = (
     ("decoder.0.cross_attn.0", "decoder", "cross_attn", 0, 0),

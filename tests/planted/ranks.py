@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from planted.series import described
-from tsfm_lens.findings import judge
+from tsfm_lens.core.estimates import judge
 
 LEVELS = [0.1, 0.01]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import norm, sem
 
-from tsfm_lens.stats import holm
+from tsfm_lens.core.stats import holm
 
 WINDOWS, TOLERANCE = 8, 0.01
 UNITS = {"unit": "series", "units": 16}

@@ -17,8 +17,8 @@ from tiny_lenses import NAMES, archetypes, lens_of
 from tiny_series import series_for
 from tsfm_lens import probes
 from tsfm_lens.ablation.points import point_forecasts
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, bundled, shift_phase
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.models import Lens, load
 from tsfm_lens.probes import (

@@ -12,9 +12,10 @@ import xarray as xr
 import tsfm_lens
 from tiny_lenses import lens_of
 from tsfm_lens.core import registry
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.estimates import corrected, judge, twins_of_reports, with_twins
+from tsfm_lens.core.stats import holm, ratio_units, sign_test
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError
-from tsfm_lens.findings import corrected, judge, twins_of_reports, with_twins
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.probes import (
     attribution,
@@ -25,7 +26,6 @@ from tsfm_lens.probes import (
     logit_lens,
 )
 from tsfm_lens.probes.induction import frequent_tokens
-from tsfm_lens.stats import holm, ratio_units, sign_test
 from tsfm_lens.testing import assert_close
 
 PARTS = ("acts", "size", "low", "high", "p", "leads", "lead_share")

@@ -11,8 +11,8 @@ import xarray as xr
 
 import tsfm_lens
 from tiny_lenses import lens_of
-from tsfm_lens.errors import InputError
-from tsfm_lens.findings import judge, judged_names, with_twins
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.estimates import judge, judged_names, with_twins
 from tsfm_lens.models import Run
 from tsfm_lens.models.noise import flat_series
 from tsfm_lens.probes import (

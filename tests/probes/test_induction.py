@@ -12,7 +12,7 @@ import xarray as xr
 from tiny_lenses import ATTENDING, archetypes, fresh, lens_of
 from tiny_series import few_draws, forecast_instead
 from tsfm_lens import testing
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import Lens, load
 from tsfm_lens.probes import induction_overlap, induction_scores, repeated_motif

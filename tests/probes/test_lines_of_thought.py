@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError
 from tsfm_lens.models import load
 from tsfm_lens.probes.lines_of_thought import lines_of_thought, trace_lines
 

@@ -13,8 +13,8 @@ from refusals import expect_error
 from tiny_lenses import ATTENDING, NAMES, archetypes, having, lens_of
 from tiny_series import centred, pair_for, runs_of
 from tsfm_lens import viz
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Component, PatchFrom, Steer
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.component import writers

@@ -14,7 +14,7 @@ import xarray as xr
 
 from specimens.marks import unexplained
 from tsfm_lens.core import registry
-from tsfm_lens.findings import judge
+from tsfm_lens.core.estimates import judge
 from tsfm_lens.models import Run
 from tsfm_lens.testing import ProbeCheck, probe_checks
 

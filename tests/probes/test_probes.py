@@ -10,8 +10,8 @@ from scipy.stats import entropy as scipy_entropy
 
 from tiny_lenses import fresh
 from tiny_series import few_draws
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, load
 from tsfm_lens.probes import (
     ablation_effects,

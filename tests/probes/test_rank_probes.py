@@ -12,14 +12,14 @@ import torch
 
 from tiny_lenses import ATTENDING, archetypes, fresh, lens_of
 from tiny_series import few_draws, series_for
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.ranks import epsilon_rank, flow_bound, measured_bound
 from tsfm_lens.models import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.timing import measured
 from tsfm_lens.probes import embedding_ranks, flow_of_ranks, row_angles, weight_ranks
 from tsfm_lens.probes.stream_ranks import StreamedSpectrum, _bound
 from tsfm_lens.probes.weights import random_angle
-from tsfm_lens.ranks import epsilon_rank, flow_bound, measured_bound
 from tsfm_lens.testing import assert_close
 
 QUERIES = "encoder.0.self_attn.W_Q"

@@ -11,8 +11,8 @@ import torch
 import xarray as xr
 
 from tiny_lenses import ATTENDING, archetypes, lens_of
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, load

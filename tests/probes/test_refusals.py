@@ -14,7 +14,7 @@ import xarray as xr
 from tiny_lenses import lens_of
 from tiny_series import centred, runs_of, series_for
 from tsfm_lens import explain, probes
-from tsfm_lens.errors import InputError, LensError
+from tsfm_lens.core.errors import InputError, LensError
 from tsfm_lens.models import Run
 
 TWO = ("co2", "elnino")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tiny_lenses import ATTENDING, archetypes, fresh, lens_of
 from tiny_series import few_draws, series_for
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series, bundled
-from tsfm_lens.errors import InputError
 from tsfm_lens.probes import (
     entropic_rank,
     head_spectra,

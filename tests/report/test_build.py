@@ -14,7 +14,7 @@ import xarray as xr
 
 import planted
 from browsing import Page
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.report import build, build_report
 from tsfm_lens.report.build import download, panels_of
 from tsfm_lens.testing import assert_close

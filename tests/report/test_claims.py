@@ -13,9 +13,9 @@ import xarray as xr
 import planted
 import tsfm_lens
 from tsfm_lens.core import registry
+from tsfm_lens.core.estimates import TWIN_WORK, judge, with_twins
 from tsfm_lens.core.results import Results
 from tsfm_lens.data import bundled
-from tsfm_lens.findings import TWIN_WORK, judge, with_twins
 from tsfm_lens.models import Run
 from tsfm_lens.probes import ablation_effects, layer_gain, logit_lens
 from tsfm_lens.report.cards import cards_of

@@ -10,9 +10,9 @@ import pytest
 import xarray as xr
 
 import planted
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import find_figures
-from tsfm_lens.errors import InputError
-from tsfm_lens.findings import judge
 from tsfm_lens.report.build import measurement_of
 from tsfm_lens.viz.attention import (
     read_attention,

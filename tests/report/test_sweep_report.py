@@ -14,7 +14,7 @@ import pytest
 
 import planted
 from browsing import Page
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.report import sweep as room
 from tsfm_lens.report.sweep import build_sweep_report, latex
 from tsfm_lens.viz.sweep_entries import methods_of

@@ -14,10 +14,10 @@ import xarray as xr
 import planted
 from specimens.examples import drawn_in_examples
 from tsfm_lens import load
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import find, measurements
 from tsfm_lens.core.results import Results
 from tsfm_lens.data import as_series, bundled
-from tsfm_lens.errors import InputError
 
 # tokens; quantiles; covariates; and what no run makes
 SOURCES = ("chronos-nano", "bolt-nano", "chronos2-nano", "elsewhere")

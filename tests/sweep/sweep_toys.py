@@ -190,7 +190,7 @@ def hold_lock(path: Path, key: str, notes: Path) -> None:
 
 def write_and_die(path: Path, cells: Sequence[str], step: str) -> None:
     """Write a group, and be killed at one step of it."""
-    from tsfm_lens import places
+    from tsfm_lens.core import io as places
 
     def die(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from refusals import expect_error
-from tsfm_lens.errors import install_command
+from tsfm_lens.core.errors import install_command
 from tsfm_lens.sweep import EvaluationSet, dysts_sets, dysts_systems
 
 pytest.importorskip("dysts")

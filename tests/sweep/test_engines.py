@@ -14,7 +14,7 @@ import pytest
 import sweep_toys as toys
 
 from refusals import expect_error
-from tsfm_lens.errors import SweepFailedError
+from tsfm_lens.core.errors import SweepFailedError
 from tsfm_lens.sweep.engine.engines import run_groups
 from tsfm_lens.sweep.engine.sweeping import SweepProgress
 from tsfm_lens.sweep.engine.workers import GroupDone, GroupTask

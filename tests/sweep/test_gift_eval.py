@@ -15,7 +15,7 @@ from gluonts.dataset.common import ListDataset
 from gluonts.dataset.split import split
 
 from refusals import expect_error
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.sweep import gift_eval, gift_eval_configs, gift_eval_folder
 from tsfm_lens.sweep.data.gift_eval import gift_eval_horizon
 

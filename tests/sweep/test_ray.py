@@ -19,7 +19,7 @@ import pytest
 import sweep_toys as toys
 
 from refusals import expect_error
-from tsfm_lens.errors import MissingExtraError, install_command
+from tsfm_lens.core.errors import MissingExtraError, install_command
 from tsfm_lens.sweep.engine import ray_engine
 from tsfm_lens.sweep.engine.engines import run_groups
 from tsfm_lens.sweep.engine.sweeping import run_sweep

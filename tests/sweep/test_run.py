@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 
 from refusals import expect_error
 from tsfm_lens import load
-from tsfm_lens.errors import InputError, LensError
+from tsfm_lens.core.errors import InputError, LensError
 from tsfm_lens.models import Lens
 from tsfm_lens.sweep import plan, run
 from tsfm_lens.sweep.engine import engines

@@ -16,7 +16,7 @@ from gluonts.dataset.arrow import ArrowWriter
 from gluonts.dataset.common import FileDataset
 
 from refusals import expect_error
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.sweep import EvaluationSet
 from tsfm_lens.sweep.planner.config import parse_config, read_config
 

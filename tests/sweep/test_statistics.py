@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import scipy.stats
 
-from tsfm_lens.stats import lead_shares
+from tsfm_lens.core.stats import lead_shares
 from tsfm_lens.sweep.planner.config import Statistics
 from tsfm_lens.sweep.results.families import Results
 from tsfm_lens.sweep.results.gathering import (

@@ -20,7 +20,7 @@ import pytest
 import sweep_toys as toys
 
 from refusals import expect_error
-from tsfm_lens.errors import StoreError
+from tsfm_lens.core.errors import StoreError
 from tsfm_lens.sweep import store as stores
 from tsfm_lens.sweep.store import SCHEMA_VERSION, Store, cell_key
 

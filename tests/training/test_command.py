@@ -7,7 +7,7 @@ import sys
 import pytest
 import typer
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.training.command import run_command
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens.core.errors import CheckpointError, InputError
 from tsfm_lens.training import Plan, Task, Training, read_log
 from tsfm_lens.training.state import HISTORY, LOG, STATE, snapshot_files, write_snapshot
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tsfm_lens.errors import UnknownNameError
+from tsfm_lens.core.errors import UnknownNameError
 from tsfm_lens.training.series_source import (
     LENGTH,
     Corpus,

@@ -14,7 +14,7 @@ import torch
 import xarray as xr
 from torch import Tensor, nn
 
-from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
+from tsfm_lens.core.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.training import (
     Plan,
     Training,

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from tiny_lenses import lens_of
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.ranks import epsilon_rank
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError
-from tsfm_lens.ranks import epsilon_rank
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training import Watch, attention_measures, attention_norms, patterns_of
 

@@ -13,9 +13,9 @@ from refusals import expect_error
 from specimens.marks import unexplained
 from tsfm_lens import viz
 from tsfm_lens.core import registry
+from tsfm_lens.core.errors import InputError, UnknownNameError
+from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import find, measurement
-from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.findings import judge
 from tsfm_lens.viz.generic import generic_figure
 from viz.marks import heatmaps
 

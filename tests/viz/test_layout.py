@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 import pytest
 
 from tsfm_lens import viz
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.viz import saving
 from tsfm_lens.viz.printing import (
     COLUMNS,

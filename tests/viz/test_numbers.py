@@ -14,8 +14,8 @@ import xarray as xr
 import planted
 from refusals import expect_error
 from tsfm_lens import viz
+from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.core.registry import measurements
-from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.testing import assert_close
 from viz.marks import heatmaps
 

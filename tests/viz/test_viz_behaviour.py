@@ -11,9 +11,9 @@ import xarray as xr
 from refusals import expect_error
 from tsfm_lens import probes, viz
 from tsfm_lens.core.registry import find_figures
+from tsfm_lens.core.stats import holm, sign_test
 from tsfm_lens.data import bundled
 from tsfm_lens.models import load
-from tsfm_lens.stats import holm, sign_test
 from tsfm_lens.viz.maps import two_digits
 from tsfm_lens.viz.theme import PALE
 from viz.marks import heatmaps

@@ -8,7 +8,7 @@ import pytest
 import planted
 from refusals import expect_error
 from tsfm_lens import viz
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from viz.marks import heatmaps, named
 
 UNDATED = planted.series(dated=False)

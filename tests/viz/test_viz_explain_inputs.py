@@ -10,8 +10,8 @@ import xarray as xr
 
 from refusals import expect_error
 from tsfm_lens import explain, viz
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import InputError
 from tsfm_lens.models import load
 from tsfm_lens.viz.input_attribution import read_inputs
 

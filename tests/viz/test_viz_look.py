@@ -12,7 +12,7 @@ import pytest
 from refusals import expect_error
 from specimens.marks import unexplained
 from tsfm_lens import viz
-from tsfm_lens.errors import RenderError, install_command
+from tsfm_lens.core.errors import RenderError, install_command
 from tsfm_lens.viz import theme
 from tsfm_lens.viz.sheet import blank
 from viz.marks import needs_browser

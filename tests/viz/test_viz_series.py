@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 
 from tsfm_lens import viz
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.report.build import panels_of
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.grid import columns_for

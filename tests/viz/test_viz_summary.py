@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from tsfm_lens.errors import InputError
-from tsfm_lens.findings import judge
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.estimates import judge
 from tsfm_lens.viz.summary import labelled, summarize, summary
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import tiny_lenses
 from refusals import expect_error
-from tsfm_lens.errors import UnknownNameError
+from tsfm_lens.core.errors import UnknownNameError
 from tsfm_lens.testing.suite import check_lens
 from tsfm_lens.zoo.planted import (
     Planted,

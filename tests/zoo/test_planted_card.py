@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens.core.errors import CheckpointError, InputError
 from tsfm_lens.testing import assert_close
 from tsfm_lens.zoo.planted import (
     Attends,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.edit import acts_by_place, as_index, resolve
 from tsfm_lens.hooks.interventions import Intervention, Zero

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.signal import fftconvolve, periodogram
 from scipy.stats import rankdata
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 
 
 def _pair(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from tsfm_lens.ablation.engine import OnePass, Variant, points_of, side_by_side, sweep
 from tsfm_lens.ablation.notices import said_once
 from tsfm_lens.ablation.zeroed import skipped
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.data.batch import COLUMNS
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.edit import acts_by_row
 from tsfm_lens.hooks.repeated import Repeated
 from tsfm_lens.hooks.replay import OtherCalls, map_tensors, shadowed

@@ -2,8 +2,8 @@
 
 from tsfm_lens.cli import analyses, compress, figure, listings, sweep
 from tsfm_lens.cli.common import app
-from tsfm_lens.console import standard_streams, termination
-from tsfm_lens.extensions import COMMANDS, load_all
+from tsfm_lens.core.console import standard_streams, termination
+from tsfm_lens.core.extensions import COMMANDS, load_all
 
 __all__ = ["analyses", "app", "compress", "figure", "listings", "main", "sweep"]
 

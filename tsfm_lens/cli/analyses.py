@@ -34,8 +34,8 @@ from tsfm_lens.cli.reading import (
     forecasts,
     read_data,
 )
-from tsfm_lens.console import echo
-from tsfm_lens.errors import unknown_name
+from tsfm_lens.core.console import echo
+from tsfm_lens.core.errors import unknown_name
 
 
 @app.command()
@@ -380,7 +380,7 @@ def serve(
 
     No data leave the machine. Ctrl-C ends it and leaves nothing running.
     """
-    from tsfm_lens.serve import serve as open_page
+    from tsfm_lens.report.serve import serve as open_page
 
     request = replace(request, data=data or ["bundled:co2"])
     with progress_display() as bar:

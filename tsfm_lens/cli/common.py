@@ -17,9 +17,9 @@ from typer.core import TyperGroup
 
 from tsfm_lens.cli import completing
 from tsfm_lens.cli.reading import Request, check_sampling, in_option_words, read_data
-from tsfm_lens.console import console, echo, interrupt_code, progress, visible
-from tsfm_lens.errors import LensError
-from tsfm_lens.places import WRITTEN
+from tsfm_lens.core.console import console, echo, interrupt_code, progress, visible
+from tsfm_lens.core.errors import LensError
+from tsfm_lens.core.io import WRITTEN
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -46,8 +46,8 @@ def _names() -> dict[str, list[str]]:
 
 
 def _computed_names() -> dict[str, list[str]]:
+    from tsfm_lens.core.embedded import checkpoint_names
     from tsfm_lens.core.registry import figures, measurements
-    from tsfm_lens.embedded import checkpoint_names
     from tsfm_lens.models.architecture import architectures
 
     published = [

@@ -20,8 +20,8 @@ from tsfm_lens.cli.common import (
     stage,
 )
 from tsfm_lens.cli.reading import Request, forecasts, read_data
-from tsfm_lens.console import echo
-from tsfm_lens.places import refuse_unwritable
+from tsfm_lens.core.console import echo
+from tsfm_lens.core.io import refuse_unwritable
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -139,7 +139,7 @@ def compress(
             "give one of --keep, --epsilon, --rank and --without, and --out; or --pareto"
         )
     if out is not None and out.exists():
-        from tsfm_lens.errors import CheckpointError
+        from tsfm_lens.core.errors import CheckpointError
 
         raise CheckpointError(
             f"{out} exists; name a new folder, since nothing is overwritten"

@@ -19,8 +19,8 @@ from tsfm_lens.cli.common import (
     stage,
 )
 from tsfm_lens.cli.reading import DataIfAny, Request, check_sampling, forecasts
-from tsfm_lens.console import echo
-from tsfm_lens.places import refuse_unwritable
+from tsfm_lens.core.console import echo
+from tsfm_lens.core.io import refuse_unwritable
 
 
 @app.command()
@@ -152,7 +152,7 @@ def _requested(formats: str | None) -> list[str]:
     """Return the formats to write; of the default those that can be drawn here, with a word on the others."""
     if formats is not None:
         return [name.strip().lower() for name in formats.split(",") if name.strip()]
-    from tsfm_lens.errors import RenderError
+    from tsfm_lens.core.errors import RenderError
     from tsfm_lens.report.figures import STATIC
     from tsfm_lens.viz.saving import browser_at
 

@@ -19,7 +19,7 @@ from tsfm_lens.cli.common import (
     stage,
 )
 from tsfm_lens.cli.reading import AsJson, check_sampling
-from tsfm_lens.console import echo
+from tsfm_lens.core.console import echo
 
 if TYPE_CHECKING:
     from tsfm_lens.core.registry import Measurement
@@ -189,7 +189,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Show what is installed and what is missing; with MODEL, run the conformance oracles on it."""
-    from tsfm_lens.doctor import examine, plain_oracles, render
+    from tsfm_lens.cli.doctor import examine, plain_oracles, render
 
     if model is not None:
         check_sampling(model, None)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tsfm_lens.cli import completing
-from tsfm_lens.console import echo
+from tsfm_lens.core.console import echo
 
 if TYPE_CHECKING:
     from tsfm_lens.data import SeriesBatch
@@ -365,7 +365,7 @@ def read_data(
 
 def check_sampling(model: str, samples: int | None) -> Architecture | None:
     """Return a model's architecture where it is known without weights; refuse samples of a model of quantiles."""
-    from tsfm_lens.errors import InputError
+    from tsfm_lens.core.errors import InputError
     from tsfm_lens.models.opening import architecture_named
 
     architecture = architecture_named(model)
@@ -384,8 +384,8 @@ def checked_kinds(
     model: str, sections: str | None, default: Sequence[str], samples: int | None
 ) -> tuple[str, ...]:
     """Return the measurements that ``--sections`` names; refuse them if the model's architecture allows none."""
+    from tsfm_lens.core.errors import InputError
     from tsfm_lens.core.needs import NEEDS
-    from tsfm_lens.errors import InputError
     from tsfm_lens.report.pipeline import checked_sections
 
     names = (

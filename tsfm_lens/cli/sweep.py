@@ -21,8 +21,8 @@ from tsfm_lens.cli.common import (
     stage,
 )
 from tsfm_lens.cli.reading import AsJson
-from tsfm_lens.console import console, echo, interrupt_code
-from tsfm_lens.places import refuse_unwritable
+from tsfm_lens.core.console import console, echo, interrupt_code
+from tsfm_lens.core.io import refuse_unwritable
 
 if TYPE_CHECKING:
     from tsfm_lens.sweep.engine.sweeping import Outcome, SweepStatus

@@ -9,6 +9,6 @@ from tsfm_lens.compress.measure import *
 from tsfm_lens.compress.methods import *
 from tsfm_lens.compress.prune import *
 from tsfm_lens.compress.schedule import *
-from tsfm_lens.extensions import public_names as _public_names
+from tsfm_lens.core.extensions import public_names as _public_names
 
 __all__ = _public_names(globals())

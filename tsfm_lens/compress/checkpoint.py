@@ -28,8 +28,9 @@ from tsfm_lens.compress.layers import (
 )
 from tsfm_lens.compress.matrices import matrices
 from tsfm_lens.compress.schedule import ratio_of
+from tsfm_lens.core.errors import CheckpointError, InputError
+from tsfm_lens.core.io import WRITTEN, follow_umask
 from tsfm_lens.data.checked import Strict
-from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.hooks.block import Block, Steps
 from tsfm_lens.models.adapter import versions
 from tsfm_lens.models.architecture import architectures
@@ -48,7 +49,6 @@ from tsfm_lens.models.checkpoint import (
 )
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.opening import load
-from tsfm_lens.places import WRITTEN, follow_umask
 
 __all__ = ["save_compressed"]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tsfm_lens.compress.layers import Compressed
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.training import Plan, Training

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.utils._pytree import tree_map
 
-from tsfm_lens.errors import InputError, WiringError
+from tsfm_lens.core.errors import InputError, WiringError
 from tsfm_lens.hooks.replay import shadowed
 
 __all__ = [

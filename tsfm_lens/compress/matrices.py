@@ -21,7 +21,7 @@ from tsfm_lens.compress.layers import (
     truncate,
 )
 from tsfm_lens.compress.schedule import BlockShape
-from tsfm_lens.errors import InputError, WiringError, unknown_name
+from tsfm_lens.core.errors import InputError, WiringError, unknown_name
 from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Stack, Writer
 from tsfm_lens.models.lens import Lens

@@ -23,8 +23,8 @@ from tsfm_lens.compress.matrices import (
 )
 from tsfm_lens.compress.moments import FOLDS, ITEM, crossed, folds, shortage, weights
 from tsfm_lens.compress.schedule import BlockShape, ranks_by_epsilon, ranks_by_share
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from tsfm_lens.compress.matrices import matrices_by_name
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.stats import FEWEST
 from tsfm_lens.hooks.native import get_input
 from tsfm_lens.models.adapter import refuse_gradients
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.stats import FEWEST
 
 DRAWS = 4
 FOLDS = 2

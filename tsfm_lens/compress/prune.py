@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tsfm_lens.compress.layers import Compressed, PartialLinear, replace_layer
 from tsfm_lens.compress.matrices import matrices
-from tsfm_lens.errors import InputError, WiringError
+from tsfm_lens.core.errors import InputError, WiringError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.hooks.wiring import Attention, Branch, Mlp, Projection, Stack

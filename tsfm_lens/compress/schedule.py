@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from tsfm_lens.errors import InputError
-from tsfm_lens.ranks import epsilon_rank
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.ranks import epsilon_rank
 
 __all__ = [
     "BlockShape",

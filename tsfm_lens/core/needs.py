@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -20,16 +20,16 @@ from inspect import cleandoc, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
+from tsfm_lens.core.errors import InputError, LensError, unknown_name
+from tsfm_lens.core.extensions import FIGURES, MEASUREMENTS, load_all, load_extension
 from tsfm_lens.core.needs import NEEDS
-from tsfm_lens.errors import InputError, LensError, unknown_name
-from tsfm_lens.extensions import FIGURES, MEASUREMENTS, load_all, load_extension
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
     import xarray as xr
 
-    from tsfm_lens.findings import Result
+    from tsfm_lens.core.estimates import Result
 
 THEMES = (
     "Weights alone",
@@ -394,7 +394,7 @@ def probe(
             finally:
                 _IS_WITHIN_PROBE.reset(mark)
             # numpy and xarray take longer to import than the help of the command line
-            from tsfm_lens.findings import Result, beside_twins, of_targets
+            from tsfm_lens.core.estimates import Result, beside_twins, of_targets
 
             if n_twins:
                 spent = _work_of(args) - work

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import xarray as xr
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import Measurement, find
-from tsfm_lens.errors import InputError
 
 if TYPE_CHECKING:
-    from tsfm_lens.findings import Result
+    from tsfm_lens.core.estimates import Result
 
 Options = Mapping[str, Any]
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data.frequencies import calendar_of, grid_date, offset_of, without_gaps
 from tsfm_lens.data.values import to_floats
-from tsfm_lens.errors import InputError, unknown_name
 
 LARGEST = 1e18
 ROLES = ("target", "past", "known")

@@ -10,8 +10,8 @@ from importlib.resources import files
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.data.batch import SeriesBatch
-from tsfm_lens.errors import unknown_name
 
 _FOLDER = files("tsfm_lens.data") / "bundled_series"
 

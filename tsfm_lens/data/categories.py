@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data.text import NUMBER
 from tsfm_lens.data.values import id_texts, is_missing, plain_array, to_floats
-from tsfm_lens.errors import InputError, unknown_name
 
 Coded = tuple[np.ndarray, tuple[str, ...] | None]
 """Numbers (step,), and the levels whose places they are; None of a covariate of numbers."""

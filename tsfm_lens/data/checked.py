@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data.files import missing_file
-from tsfm_lens.errors import InputError
 
 
 class Strict(BaseModel):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.core.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.data.batch import SeriesBatch, batch_of, check_unique, known_frequency
 from tsfm_lens.data.categories import category_notes, declared_names, read_cells
 from tsfm_lens.data.files import in_units, read_series, with_season
@@ -36,7 +37,6 @@ from tsfm_lens.data.values import (
     to_floats,
     to_pandas,
 )
-from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 
 FIELDS = (
     *("target", "start", "item_id", "past_covariates", "future_covariates"),

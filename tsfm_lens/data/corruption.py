@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data.batch import SeriesBatch
 from tsfm_lens.data.coerce import as_series
-from tsfm_lens.errors import InputError
 
 
 def remove_motif(

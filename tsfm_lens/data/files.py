@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.data.batch import SeriesBatch
 from tsfm_lens.data.frames import (
     column_names,
@@ -23,7 +24,6 @@ from tsfm_lens.data.frames import (
 )
 from tsfm_lens.data.text import TextTable, read_table
 from tsfm_lens.data.values import from_arrow, name_lists, texts
-from tsfm_lens.errors import InputError, UnknownNameError
 
 _PARQUET = (".parquet", ".pq")
 READABLE = (".csv", ".csv.gz", ".txt", ".txt.gz", ".tsv", ".tsv.gz", *_PARQUET)

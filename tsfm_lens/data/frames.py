@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.core.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.data.batch import SeriesBatch, batch_of, known_frequency, noted_ends
 from tsfm_lens.data.categories import (
     alike,
@@ -31,7 +32,6 @@ from tsfm_lens.data.times import (
     times_of,
 )
 from tsfm_lens.data.values import id_texts, name_lists, texts, to_floats, without_arrow
-from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 
 _MOST_NAMES = 8  # columns
 _CHOICES = {

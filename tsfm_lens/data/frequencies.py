@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 
 _SPELLINGS = {
     "A": "A Y YE YS AS BYS BYE",

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tsfm_lens.core.errors import InputError, MissingExtraError, missing_extra
 from tsfm_lens.data.text import file_content
 from tsfm_lens.data.values import label
-from tsfm_lens.errors import InputError, MissingExtraError, missing_extra
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 

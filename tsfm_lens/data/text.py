@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 
 _BEFORE, _TRIGGER = r"(^|[;,|\t\r\n\"])", r"[=+\-@\t\r\n＝＋－＠]"
 _RISKY = re.compile(rf"{_BEFORE}('*)(?={_TRIGGER})")

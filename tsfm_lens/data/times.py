@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data.frequencies import nearest_dates, offset_of
 from tsfm_lens.data.text import MISSING, NUMBER
-from tsfm_lens.errors import InputError, unknown_name
 
 _ISO_DATE = re.compile(
     r"\d{4}-\d{2}(-\d{2})?([T ].+)?|\d{8}T\d{2,6}.*|\d{4}-?(Q[1-4]|W\d\d)"

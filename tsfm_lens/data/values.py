@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import xarray as xr
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 
 LISTS = ("targets", "variates", "known", "past", "categories")
 """Options of reading that name columns."""

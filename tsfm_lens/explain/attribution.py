@@ -12,9 +12,10 @@ import xarray as xr
 
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.registry import probe
+from tsfm_lens.core.stats import half_width
 from tsfm_lens.data.batch import Item
-from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.explain.attention import flow_shares, rollout_shares
 from tsfm_lens.explain.gradients import slopes
 from tsfm_lens.explain.masking import Reference, reference_words
@@ -25,7 +26,6 @@ from tsfm_lens.explain.values import Masks, quantiles_of, statistic_of
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
-from tsfm_lens.stats import half_width
 
 __all__ = ["METHODS", "input_attribution"]
 

@@ -13,12 +13,12 @@ import xarray as xr
 from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.seasonal import seasonal_error
-from tsfm_lens.errors import InputError
 from tsfm_lens.explain.masking import category_numbers, in_numbers, whole
-from tsfm_lens.findings import judge
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import marked_dataset, noise_floor
 from tsfm_lens.models.run import Run
@@ -84,7 +84,7 @@ def covariate_use(
         ``value``; ``slope`` (covariate, series) of that line for ``step_size``, one standard deviation or the distance
         of the two values. ``share`` (covariate, part, series): the mean absolute change from "constant", split into
         past and known future by Shapley values, which sum to it; below 0 where a part acts against the whole. What
-        :func:`tsfm_lens.findings.judge` adds for ``moved`` and ``worth`` within each way, and for ``slope``.
+        :func:`.estimates.judge` adds for ``moved`` and ``worth`` within each way, and for ``slope``.
         ``role_of`` (covariate). NaN of a series whose context never changes, or in which the covariate is missing,
         never changes, or is the target; of the response to more than two categories.
 

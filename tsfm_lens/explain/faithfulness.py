@@ -14,9 +14,11 @@ import xarray as xr
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import probe
+from tsfm_lens.core.stats import CONFIDENCE, SMALLEST
+from tsfm_lens.core.verdict import EXCHANGED, RULES, SEGMENT_CONTROLS, verdict
 from tsfm_lens.data.batch import Item
-from tsfm_lens.errors import InputError
 from tsfm_lens.explain.attribution import input_attribution
 from tsfm_lens.explain.masking import Reference, in_random_order, reference_words
 from tsfm_lens.explain.parts import Parts
@@ -31,8 +33,6 @@ from tsfm_lens.models.noise import noise_floor, with_noise
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.twins import untrained_twin
 from tsfm_lens.probes.places import places_of
-from tsfm_lens.stats import CONFIDENCE, SMALLEST
-from tsfm_lens.verdict import EXCHANGED, RULES, SEGMENT_CONTROLS, verdict
 
 __all__ = ["RULES", "deletion_curves", "route_faithfulness", "verdict"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.explain.masking import MaskedBatch
 from tsfm_lens.explain.segments import Segment
 from tsfm_lens.explain.shapley import Array

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import COLUMNS, ROLES, item_rows
 from tsfm_lens.data.categories import TRUTHS
-from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.explain.segments import Segment, refuse_overlap
 from tsfm_lens.models.lens import Lens
 

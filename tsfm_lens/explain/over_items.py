@@ -10,6 +10,7 @@ import xarray as xr
 
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
+from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
 from tsfm_lens.data.seasonal import seasonal_error
 from tsfm_lens.explain.attribution import input_attribution
@@ -18,7 +19,6 @@ from tsfm_lens.explain.parts import Parts
 from tsfm_lens.explain.routes import PairedRuns, all_effects, route_coords
 from tsfm_lens.explain.segments import segment_coords, segments_in
 from tsfm_lens.explain.values import single_pass
-from tsfm_lens.findings import judge
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.noise import marked_dataset, own_rounding, ranges
 from tsfm_lens.models.run import Run
@@ -61,7 +61,7 @@ def input_effects(
     Returns:
         Dataset of kind "input_effects" over (segment, series), NaN where an item has no such segment or its target is
         constant: ``effect``, the change of the median forecast, mean over steps; ``size``, its mean absolute value over
-        steps, with what :func:`tsfm_lens.findings.judge` adds within each kind; ``value``, the mean of the segment's
+        steps, with what :func:`.estimates.judge` adds within each kind; ``value``, the mean of the segment's
         values, in standard deviations from the mean of their context (NaN of a whole context). ``unit`` (series) in
         data units.
 

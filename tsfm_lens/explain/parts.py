@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import Item, item_rows
-from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.explain.segments import Segment, segments, step_of
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.run import Run

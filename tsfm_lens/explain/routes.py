@@ -16,14 +16,14 @@ from torch import Tensor
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
 from tsfm_lens.data.batch import Item
-from tsfm_lens.errors import InputError
 from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.parts import Parts
 from tsfm_lens.explain.segments import segment_coords
 from tsfm_lens.explain.values import MaskedItem, single_pass
-from tsfm_lens.findings import judge
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
@@ -259,7 +259,7 @@ def input_routes(
         tried, and ``estimate``, the same to first order where gradients exist. Over (segment, step)
         ``total``, ``no_component``, ``no_attention`` (every attention held at what it writes with the segment) and
         ``rest``; over (segment, branch, step) ``branch_direct``. Over (segment, component) ``size``, the mean absolute
-        effect, with what :func:`tsfm_lens.findings.judge` adds, and ``share``, the projection of the effect on
+        effect, with what :func:`.estimates.judge` adds, and ``share``, the projection of the effect on
         the total (NaN where the total is noise). Over (segment) ``no_attention_share``. Attributes ``search`` ("full"
         or "gradient"), and of the latter ``spot_checks``, ``miss_rate`` (of random components, those above the fifth
         largest that was tried) and ``miss_rate_high``, the end of its 95 % interval.

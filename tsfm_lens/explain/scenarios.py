@@ -14,11 +14,12 @@ import pandas as pd
 
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
+from tsfm_lens.core.errors import InputError, unknown_name
+from tsfm_lens.core.estimates import Result
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import Item
 from tsfm_lens.data.categories import level_code
 from tsfm_lens.data.frequencies import offset_of
-from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.explain.attribution import METHODS, input_attribution, shapley
 from tsfm_lens.explain.masking import with_future
 from tsfm_lens.explain.routes import input_routes
@@ -30,7 +31,6 @@ from tsfm_lens.explain.values import (
     quantiles_of,
     statistic_of,
 )
-from tsfm_lens.findings import Result
 from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
 

@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import Item, is_position, item_rows
-from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.run import Run
 

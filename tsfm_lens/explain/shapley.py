@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.stats import CONFIDENCE
 from tsfm_lens.models.forecast import is_count
-from tsfm_lens.stats import CONFIDENCE
 
 Array = NDArray[np.float64]
 Value = Callable[[NDArray[np.bool_]], Array]

@@ -13,9 +13,9 @@ import torch
 
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import Item
-from tsfm_lens.errors import InputError
 from tsfm_lens.explain.masking import (
     OWN_MASK,
     MaskedBatch,

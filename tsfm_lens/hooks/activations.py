@@ -10,7 +10,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tsfm_lens.errors import HookError, InputError, unknown_name
+from tsfm_lens.core.errors import HookError, InputError, unknown_name
 from tsfm_lens.hooks.names import Point, nearest
 from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.residual import Decomposed

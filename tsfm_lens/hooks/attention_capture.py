@@ -22,7 +22,7 @@ from torch.overrides import (
     has_torch_function,
 )
 
-from tsfm_lens.errors import WiringError
+from tsfm_lens.core.errors import WiringError
 from tsfm_lens.hooks.native import explicit_attention, softmax_rows
 
 Looks = list[tuple[Any, str]]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, Typ
 
 from torch import nn
 
-from tsfm_lens.errors import HookError
+from tsfm_lens.core.errors import HookError
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tsfm_lens.errors import UnknownNameError
+from tsfm_lens.core.errors import UnknownNameError
 from tsfm_lens.hooks.names import select
 from tsfm_lens.hooks.tl_names import component_of
 from tsfm_lens.hooks.wiring import Attention, Wiring

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import Slice
 
-from tsfm_lens.errors import HookError, InputError
+from tsfm_lens.core.errors import HookError, InputError
 from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component, select_components
 from tsfm_lens.hooks.interventions import (

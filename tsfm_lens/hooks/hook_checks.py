@@ -12,7 +12,7 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from tsfm_lens.errors import HookError, InputError, WiringError
+from tsfm_lens.core.errors import HookError, InputError, WiringError
 from tsfm_lens.hooks.native import axes_of
 from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.hooks.wiring import (

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tsfm_lens.errors import HookError, InputError
+from tsfm_lens.core.errors import HookError, InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.names import Point

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from transformer_lens.hook_points import HookPoint
 
-from tsfm_lens.errors import unknown_name
+from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.hooks.tl_names import Key, full_name, point_of
 from tsfm_lens.hooks.wiring import Attention, Inputs, Mix, Mlp, Site, Stack, Wiring
 

@@ -12,7 +12,7 @@ import torch
 from einops import EinopsError, rearrange
 from torch import Tensor, nn
 
-from tsfm_lens.errors import WiringError
+from tsfm_lens.core.errors import WiringError
 
 
 def get_output(output: Any, arg: int | str) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import Slice
 
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.hooks.activations import Activations, Call
 from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component

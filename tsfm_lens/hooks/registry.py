@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformer_lens.hook_points import HookPoint, LensHandle
 
-from tsfm_lens.errors import HookError, WiringError
+from tsfm_lens.core.errors import HookError, WiringError
 from tsfm_lens.hooks.attention_capture import LOCAL, brackets
 from tsfm_lens.hooks.block import Block, Side, TorchHook
 from tsfm_lens.hooks.hook_checks import check_table, refuse_recomputation

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformer_lens.utilities import Slice
 
-from tsfm_lens.errors import (
+from tsfm_lens.core.errors import (
     HookError,
     InputError,
     LensError,

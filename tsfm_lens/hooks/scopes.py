@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint, LensHandle
 
-from tsfm_lens.errors import HookError, InputError, UnknownNameError
+from tsfm_lens.core.errors import HookError, InputError, UnknownNameError
 from tsfm_lens.hooks.block import Block, Scope, Steps
 from tsfm_lens.hooks.hook_checks import refuse_hidden
 from tsfm_lens.hooks.names import name_of, select

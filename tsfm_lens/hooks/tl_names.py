@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from transformer_lens.utilities import get_act_name
 
-from tsfm_lens.errors import UnknownNameError
+from tsfm_lens.core.errors import UnknownNameError
 
 Key = str | tuple[str | int | None, ...]
 """A hook point's name, or (short name, layer, …) with its stack and kind of attention where several have one."""

@@ -9,7 +9,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from transformer_lens import FactoredMatrix
 
-from tsfm_lens.errors import InputError, WiringError
+from tsfm_lens.core.errors import InputError, WiringError
 from tsfm_lens.hooks.wiring import Projection, Stack, Wiring
 
 

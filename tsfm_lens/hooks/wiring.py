@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.core.errors import InputError, unknown_name
 
 
 @dataclass(frozen=True)

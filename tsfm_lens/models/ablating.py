@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, select_components
 from tsfm_lens.hooks.interventions import Intervention, Mean, Noise, Resample, Zero

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import LayerNorm
 
+from tsfm_lens.core.errors import InputError, WiringError
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.categories import TRUTHS
-from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.block import Block, Steps
 from tsfm_lens.hooks.native import put_output, rms_scale, without_gain
 from tsfm_lens.hooks.wiring import Wiring

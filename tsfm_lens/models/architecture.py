@@ -15,11 +15,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from tsfm_lens.core.errors import InputError, WiringError, unknown_name
+from tsfm_lens.core.extensions import load_all
 from tsfm_lens.core.needs import Needs
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.frequencies import offset_of
-from tsfm_lens.errors import InputError, WiringError, unknown_name
-from tsfm_lens.extensions import load_all
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.tl_names import refuse_shape
 from tsfm_lens.hooks.wiring import TABLE_TRAITS

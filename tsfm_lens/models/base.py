@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from transformer_lens.hook_points import LensHandle
 
+from tsfm_lens.core.embedded import has_training_record
+from tsfm_lens.core.errors import HookError, InputError
 from tsfm_lens.data import as_series
 from tsfm_lens.data.values import to_floats
-from tsfm_lens.embedded import has_training_record
-from tsfm_lens.errors import HookError, InputError
 from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component, select_components
 from tsfm_lens.hooks.component import components as all_components

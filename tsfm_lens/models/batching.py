@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.errors import InputError
 from tsfm_lens.models.adapter import (
     default_horizon,
     default_levels,

@@ -19,8 +19,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from tsfm_lens.errors import CheckpointError, LensError
-from tsfm_lens.extensions import extensible
+from tsfm_lens.core.errors import CheckpointError, LensError
+from tsfm_lens.core.extensions import extensible
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, GENERATION = "config.json", "generation_config.json"

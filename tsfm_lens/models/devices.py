@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 
 
 def checked_device(device: Any) -> torch.device:

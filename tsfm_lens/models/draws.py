@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tsfm_lens.errors import HookError
+from tsfm_lens.core.errors import HookError
 from tsfm_lens.hooks.block import Block, Steps
 from tsfm_lens.hooks.replay import ONE_RUN
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 from packaging.requirements import Requirement
 
-from tsfm_lens.errors import (
+from tsfm_lens.core.errors import (
     DISTRIBUTION,
     MissingExtraError,
     install_command,

@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.extensions import extensible
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.values import to_floats
-from tsfm_lens.errors import InputError
-from tsfm_lens.extensions import extensible
 from tsfm_lens.hooks.tl_names import refuse_logits
 from tsfm_lens.models.architecture import Encoded, Prediction
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.extensions import extensible
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.errors import InputError
-from tsfm_lens.extensions import extensible
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tsfm_lens.errors import CheckpointError, MissingExtraError
+from tsfm_lens.core.errors import CheckpointError, MissingExtraError
 from tsfm_lens.models.checkpoint import CONFIG, in_our_words, module_of, read_settings
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

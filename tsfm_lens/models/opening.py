@@ -12,8 +12,8 @@ from typing import Any, TextIO
 
 import torch
 
-from tsfm_lens.embedded import checkpoint_names, checkpoint_path
-from tsfm_lens.errors import (
+from tsfm_lens.core.embedded import checkpoint_names, checkpoint_path
+from tsfm_lens.core.errors import (
     CheckpointError,
     InputError,
     UnknownNameError,

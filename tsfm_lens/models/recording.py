@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tsfm_lens.core.errors import HookError, InputError, UnknownNameError
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import HookError, InputError, UnknownNameError
 from tsfm_lens.hooks.activations import Activations, TokenSpans
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.names import name_of, select

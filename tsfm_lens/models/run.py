@@ -16,10 +16,11 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.extensions import extensible, method_of
+from tsfm_lens.core.io import replacing, writing_to
 from tsfm_lens.data import SeriesBatch, as_series, shift_phase
 from tsfm_lens.data.batch import Item, held_out, item_rows
-from tsfm_lens.errors import InputError
-from tsfm_lens.extensions import extensible, method_of
 from tsfm_lens.hooks.activations import Activations, TokenSpans
 from tsfm_lens.hooks.names import name_of
 from tsfm_lens.hooks.recorder import at_positions
@@ -41,7 +42,6 @@ from tsfm_lens.models.lens import READING, Lens
 from tsfm_lens.models.recording import Capture, names_of
 from tsfm_lens.models.twins import QUICK, twin_of
 from tsfm_lens.models.unread import unread_notes
-from tsfm_lens.places import replacing, writing_to
 
 # of the memory that a run may take, the share for its recordings
 _RECORD_SHARE = 0.25
@@ -69,7 +69,7 @@ class Run:
         explicit_horizon: whether the caller chose the horizon.
         original: the run that this one is an untrained twin of; None for others.
         n_twins: number of untrained twins that effects are compared with, see :meth:`twin`; None if not requested,
-            ``QUICK`` for as many as a claim takes where :data:`tsfm_lens.findings.TWIN_WORK` allows it.
+            ``QUICK`` for as many as a claim takes where :data:`tsfm_lens.core.estimates.TWIN_WORK` allows it.
         cache: results of probes that they share with one another.
         cost: seconds spent so far on the "forecast", the "path" and "recordings".
     """

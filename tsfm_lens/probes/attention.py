@@ -9,8 +9,8 @@ import torch
 import xarray as xr
 
 from tsfm_lens.ablation.points import Progress
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.registry import probe
-from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens

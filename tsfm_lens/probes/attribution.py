@@ -13,9 +13,9 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tsfm_lens.core.errors import InputError, WiringError, unknown_name
+from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
-from tsfm_lens.errors import InputError, WiringError, unknown_name
-from tsfm_lens.findings import judge
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.hook_checks import refuse_no_sums
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
@@ -98,7 +98,7 @@ def attribution(
         Dataset of kind "attribution": ``attribution`` and ``total`` over ``decomposition``, ``component`` (not total),
         ``series``, (``quantile``), ``step``. Over (decomposition, component, series), of the median, a token decoder's
         first step left out: ``mean_absolute``, mean size over steps; ``size_share``, the same over the sum of all, with
-        what :func:`tsfm_lens.findings.judge` adds, heads among heads; ``mean_attribution``, signed;
+        what :func:`.estimates.judge` adds, heads among heads; ``mean_attribution``, signed;
         ``attribution_share``, the same over the sum of all sizes; ``sign_agreement``, share of steps with its sign.
         ``series_agreement`` (decomposition, component): share of series with the more frequent sign.
         ``completeness_error`` (decomposition, series): the parts' largest deviation from ``total``, over the largest
@@ -411,7 +411,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
         Dataset of kind "stream_shares" over ``writer`` ("embed", "decoder.0.self_attn", …) and ``series``: ``size``,
         mean over steps (a token decoder's first left out) of the whole branch's absolute attribution, in
         ``attrs["unit"]``; ``share``, the same over the sum of all, with what
-        :func:`tsfm_lens.findings.judge` adds; ``head_size`` (writer, head, series), NaN where a writer has none.
+        :func:`.estimates.judge` adds; ``head_size`` (writer, head, series), NaN where a writer has none.
         Coordinates ``layer_index``, ``kind``, and ``keys_from``, the stack that an attention reads.
 
     Source:

@@ -11,9 +11,9 @@ import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.estimates import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.core.registry import probe
-from tsfm_lens.errors import InputError
-from tsfm_lens.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Intervention, PatchFrom
 from tsfm_lens.models.forecast import is_count
@@ -96,7 +96,7 @@ def minimal_circuit(
         removal, -1 for those that stay; ``cost`` (component), the mean faithfulness that its removal lost, of several
         at once in equal parts, NaN for those that stay; ``curve`` (size), faithfulness by size, NaN for sizes not
         reached; ``faithfulness`` and ``completeness`` (series), 1 - faithfulness of the complement, with what
-        :func:`tsfm_lens.findings.judge` adds; ``forecast`` (part, series, step) of "model", "circuit", "complement" and
+        :func:`.estimates.judge` adds; ``forecast`` (part, series, step) of "model", "circuit", "complement" and
         "nothing"; by series ``gap``, the behaviour's difference between model and nothing, ``gap_floor``, that of
         noise, ``gap_share``, the forecast's over the series' range, and ``refused``: a gap below its floor or
         ``smallest``. Attribute ``minimal``: "up to pairs" or "up to single components".

@@ -10,8 +10,8 @@ import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import Progress
+from tsfm_lens.core.estimates import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.core.registry import probe
-from tsfm_lens.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
 from tsfm_lens.models.noise import marked_dataset, noise_floor, ranges, share_floor
@@ -68,7 +68,7 @@ def causal_effects(
         Dataset of kind "causal_effects" over (component, series, step), in data units: ``total``, ``direct``,
         ``indirect``; over (component, series) ``total_share`` and ``direct_share``, their mean sizes over the range of
         context and forecast, and ``self_repair`` = 1 - <total, direct> / <direct, direct>, NaN where the direct effect
-        is no larger than the noise floor or ``smallest``; for each what :func:`tsfm_lens.findings.judge` adds, without
+        is no larger than the noise floor or ``smallest``; for each what :func:`.estimates.judge` adds, without
         a token model's first step (attribute ``first_step``). ``plain_forecast`` (series, step).
 
     Source:

@@ -12,15 +12,15 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
-from tsfm_lens.errors import InputError
-from tsfm_lens.findings import judge
+from tsfm_lens.core.stats import ratio_units
 from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.probes.attention import SHARP_BELOW, normalise, row_entropy
 from tsfm_lens.probes.given import describe, of_kind, refuse_word
-from tsfm_lens.stats import ratio_units
 
 __all__ = ["induction_overlap", "induction_scores"]
 
@@ -93,7 +93,7 @@ def induction_scores(
     Returns:
         Dataset of kind "induction_scores" over (layer, head): ``prefix_matching``, mean attention to the key, and
         ``copy_score``, the head's own logit of the right token in standard deviations over the vocabulary (0 for a head
-        that writes nothing), with what :func:`tsfm_lens.findings.judge` adds over sequences, against an even
+        that writes nothing), with what :func:`.estimates.judge` adds over sequences, against an even
         spread and the copy score of the average token; ``entropy`` of its attention rows in nats; ``induction``,
         whether both scores reach their thresholds; ``copy_accuracy``, share of positions at which the model's most
         probable token is the right one, and ``matched``, share of positions that have a right token.

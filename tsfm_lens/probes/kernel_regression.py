@@ -6,8 +6,8 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import probe
-from tsfm_lens.errors import InputError
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import refuse_several
 from tsfm_lens.probes.weights import core_svd

@@ -13,8 +13,8 @@ import xarray as xr
 from scipy.ndimage import gaussian_filter1d
 from scipy.signal import find_peaks, peak_widths
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import probe
-from tsfm_lens.errors import InputError
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.logit_lens import logit_lens
 

@@ -12,16 +12,16 @@ import xarray as xr
 from scipy.signal import find_peaks
 from torch import Tensor
 
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
-from tsfm_lens.errors import InputError
-from tsfm_lens.findings import judge
+from tsfm_lens.core.stats import SMALLEST
 from tsfm_lens.hooks.hook_checks import refuse_no_sums
 from tsfm_lens.models.adapter import DECILES
 from tsfm_lens.models.noise import marked_dataset, rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution import own_readout
 from tsfm_lens.probes.given import of_kind
-from tsfm_lens.stats import SMALLEST
 
 __all__ = ["layer_gain", "logit_lens"]
 
@@ -236,7 +236,7 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
 
     Returns:
         Dataset of kind "layer_gain": ``error`` and ``gain`` in percent (metric, layer, series), NaN for the first layer
-        and after an error within rounding, with what :func:`tsfm_lens.findings.judge` adds for each metric (MAE,
+        and after an error within rounding, with what :func:`.estimates.judge` adds for each metric (MAE,
         RMSE, and sMAPE, ``100 mean(|x - y| / (|x| + |y|))``); of token models ``first_step_error`` (layer, series).
 
     Source:

@@ -11,10 +11,10 @@ from scipy.stats import norm
 
 from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.points import Progress
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import InputError
-from tsfm_lens.findings import judge
 from tsfm_lens.models.noise import (
     marked_dataset,
     noise_floor,
@@ -61,7 +61,7 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
         of 99 random orders of the context's values. ``parrot_error`` (series), the same difference from what followed
         the best earlier match of the last ``motif`` steps, and ``parrot_match`` (series), how many steps back that
         begins; ``forecast`` and ``parrot`` (series, step). NaN where a context is too short or constant, or there is no
-        lag. For both errors what :func:`tsfm_lens.findings.judge` adds, against the distance of two forecasts of the
+        lag. For both errors what :func:`.estimates.judge` adds, against the distance of two forecasts of the
         unchanged model.
 
     Source:
@@ -393,7 +393,7 @@ def head_parroting(
         Dataset of kind "head_parroting" over (layer, head, series): ``mass``, share of attention at the lag and its
         multiples; ``copy_error_change``, ``parrot_error_change`` and, with a truth, ``truth_error_change``: the rise of
         the distance from each by ablation, in standard deviations of the context (above 0 if the head supports the
-        copy); for each what :func:`tsfm_lens.findings.judge` adds. Over ``series``: ``lag``, ``chance`` (the mass's
+        copy); for each what :func:`.estimates.judge` adds. Over ``series``: ``lag``, ``chance`` (the mass's
         floor), ``vacuous``, and the plain errors; ``forecast``, ``copy`` and ``parrot`` (series, step). The attribute
         ``statistic`` names the statistic of the forecast. NaN where a context is constant, too short, incomplete, or
         copied at no lag.
@@ -527,7 +527,7 @@ def seasonality_bias(run: Run) -> xr.Dataset:
         in data units; ``amplitude_ratio``, forecast over context, and ``amplitude_change``, that less 1;
         ``spread_ratio``, standard deviation of the forecast over the context's; for models that read patches
         ``patch_amplitude`` and ``patch_pull``, the forecast's amplitude at the patch length less the context's, in
-        standard deviations of the context; for change and pull what :func:`tsfm_lens.findings.judge` adds.
+        standard deviations of the context; for change and pull what :func:`.estimates.judge` adds.
         ``amplitude`` (part, series, trial_period), at periods from 3 steps to the horizon, in standard deviations of
         the context, of the end of the context, the forecast, the truth. NaN where a stretch is shorter than the period.
 

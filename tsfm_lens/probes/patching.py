@@ -15,9 +15,9 @@ from transformer_lens.hook_points import HookPoint
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import spearman_distance
 from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
-from tsfm_lens.errors import InputError
-from tsfm_lens.findings import judge
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows
@@ -94,7 +94,7 @@ def activation_patching(
     Returns:
         Dataset of kind "activation_patching" over (component, position, series): ``recovered``, the share of the way
         from the unpatched forecast to the source's (a projection, so it may lie outside 0 and 1); ``effect``, the mean
-        distance from the unpatched forecast in data units; for both what :func:`tsfm_lens.findings.judge` adds, with
+        distance from the unpatched forecast in data units; for both what :func:`.estimates.judge` adds, with
         the noise of both runs; ``forecast`` (…, step); ``clean_forecast`` and ``corrupted_forecast`` (series, step);
         ``corrupted_context``. Positions have ``position_start``, ``position_stop`` in steps, and ``position_special``.
         The attribute ``path`` says whose path both decoders read, such as "corrupted"; others have none.
@@ -417,7 +417,7 @@ def attribution_patching(
         Dataset of kind "attribution_patching" over (component, position, series): ``first_order``, the estimated share
         recovered; with ``exact`` also ``recovered``, ``error`` = first_order - recovered, and attributes
         ``mean_absolute_error`` and ``rank_correlation`` over all cells; for both shares what
-        :func:`tsfm_lens.findings.judge` adds, with the noise of both runs.
+        :func:`.estimates.judge` adds, with the noise of both runs.
 
     Source:
         Nanda 2023; Syed et al. 2023.

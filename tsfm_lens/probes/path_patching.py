@@ -245,7 +245,7 @@ def edge_attribution(
     Returns:
         Dataset of kind "edge_attribution" over (sender, receiver, series): ``score``, the estimated share of the way to
         the source's forecast; 0 where the receiver does not come after the sender; and, for possible edges, what
-        :func:`tsfm_lens.findings.judge` adds, with the noise of both runs. The last receiver is "output".
+        :func:`.estimates.judge` adds, with the noise of both runs. The last receiver is "output".
 
     Source:
         Syed et al. 2023; Hanna et al. 2024. They also take the sender's effect on the receiver to first order.

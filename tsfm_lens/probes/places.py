@@ -8,7 +8,7 @@ from typing import Any
 
 import xarray as xr
 
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.component import Component, components, writers
 from tsfm_lens.hooks.names import select

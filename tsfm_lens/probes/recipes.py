@@ -12,9 +12,9 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.ablation.rollouts import forecast_variants
+from tsfm_lens.core.errors import InputError, unknown_name
+from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
-from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.findings import judge
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.wiring import Attention, Wiring
 from tsfm_lens.models.ablating import knock_outs, reference_activations
@@ -263,7 +263,7 @@ def ablation_recipes(
         quantile, step) and, of sampling models, ``sample`` (…, draw, step), in data units; ``mean_shift``, the mean
         distance of the medians from the original's; ``spearman_distance`` to it; ``spread_ratio``, the median
         forecast's standard deviation over that of as many last context steps; with a truth ``mae``, ``mase``, and
-        ``mae_change``, ablated over original less 1; for distance and change what :func:`tsfm_lens.findings.judge`
+        ``mae_change``, ablated over original less 1; for distance and change what :func:`.estimates.judge`
         adds. Per recipe ``components``, ``n_heads``, ``heads_share`` of all heads of the kinds of attention that it
         touches, and ``n_mlps``.
 

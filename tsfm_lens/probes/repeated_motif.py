@@ -10,10 +10,11 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.ablation.metrics import mae
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
+from tsfm_lens.core.stats import ratio_units
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import InputError
-from tsfm_lens.findings import judge
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
@@ -22,7 +23,6 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention, row_entropy, token_steps
 from tsfm_lens.probes.given import refuse_word
 from tsfm_lens.probes.induction import induction_scores
-from tsfm_lens.stats import ratio_units
 
 __all__ = ["repeated_motif", "training_history"]
 
@@ -92,7 +92,7 @@ def repeated_motif(
         Dataset of kind "repeated_motif". ``prefix_matching`` (target, layer, head): mean attention to the tokens that
         followed the last match ("after_last"), to the match itself ("last"), and to what followed any match
         ("after_any"); ``control``, the same in series that repeat nothing; ``advantage``, the difference, with what
-        :func:`tsfm_lens.findings.judge` adds for each target; ``chance`` (target) of uniform attention over the
+        :func:`.estimates.judge` adds for each target; ``chance`` (target) of uniform attention over the
         keys that a query may see; ``entropy_share`` (layer, head), the entropy over that of uniform attention;
         ``copy_error``, ``naive_error`` and ``relative_copy_error`` (series), mean absolute errors of the forecast and
         of the context's mean against the motif's continuation, and their ratio (not for models of token ids);

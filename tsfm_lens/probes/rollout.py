@@ -11,8 +11,8 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.registry import probe
-from tsfm_lens.errors import unknown_name
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.weights import for_every_head
 from tsfm_lens.hooks.wiring import Stack

@@ -11,8 +11,8 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import probe
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run

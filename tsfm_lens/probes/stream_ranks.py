@@ -11,10 +11,12 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.ranks import angles, epsilon_rank, flow_bound, measured_bound
 from tsfm_lens.core.registry import probe
+from tsfm_lens.core.stats import mean_interval
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.errors import InputError
-from tsfm_lens.findings import judge
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
@@ -32,8 +34,6 @@ from tsfm_lens.probes.weights import (
     rounding_floor,
     weight_matrices,
 )
-from tsfm_lens.ranks import angles, epsilon_rank, flow_bound, measured_bound
-from tsfm_lens.stats import mean_interval
 
 __all__ = ["embedding_ranks", "flow_of_ranks", "signal_families"]
 
@@ -333,7 +333,7 @@ def flow_of_ranks(
         Dataset of kind "flow_of_ranks". Over ``stream`` ("embed", then "0", … after each layer) spectra and ranks
         (epsilon, stream) as of :func:`tsfm_lens.probes.weight_ranks`; ``series_rank`` (epsilon, stream, series) of
         ``apart`` series, evenly over the batch, NaN elsewhere, and ``rank_rise``, the same less that of the embedding,
-        with what :func:`tsfm_lens.findings.judge` adds. Over ``layer`` ``weight_singular_value`` (layer, mode)
+        with what :func:`.estimates.judge` adds. Over ``layer`` ``weight_singular_value`` (layer, mode)
         and ``weight_rank`` (epsilon, layer) of the first attention's W_Q; ``query_key_norm`` and ``value_norm``, the
         largest spectral norms over heads of W_Q W_Kᵀ over √d_head and of W_V W_O; ``bound`` (layer, mode) of the
         relative singular values by theorem 4, NaN where a norm is above 1 or there are fewer than

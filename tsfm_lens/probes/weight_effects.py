@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.points import Progress
-from tsfm_lens.errors import InputError
-from tsfm_lens.findings import Result, judge
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.estimates import Result, judge
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.wiring import Attention, Mlp, Stack
 from tsfm_lens.models.lens import Lens
@@ -61,7 +61,7 @@ def weight_effects(
         errors in data units. Free of units, as natural logarithms of errors over those of the tuned model,
         ``error_change`` (component, series), ``cumulative_error_change`` (back, series), median over series
         ``cumulative_error_change_size``, and of the base model ``base_error_change`` (series). ``share``,
-        ``error_change`` and ``base_error_change`` come with what :func:`tsfm_lens.findings.judge` adds. Attributes:
+        ``error_change`` and ``base_error_change`` come with what :func:`.estimates.judge` adds. Attributes:
         ``statistic`` of all forecasts; ``identical`` is 1 where no weight differs: then there is no component;
         ``adapters`` counts unmerged ones; ``base_files`` and ``tuned_files`` are what was read.
 

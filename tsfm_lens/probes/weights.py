@@ -10,21 +10,21 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tsfm_lens.core.registry import probe
-from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.hooks.weights import HeadWeights, head_output_weights
-from tsfm_lens.hooks.wiring import Attention, Mlp, Stack, Writer
-from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.given import describe
-from tsfm_lens.probes.places import stack_named
-from tsfm_lens.ranks import (
+from tsfm_lens.core.errors import InputError, unknown_name
+from tsfm_lens.core.ranks import (
     angles,
     decade_histogram,
     effective_rank,
     epsilon_rank,
     participation_ratio,
 )
-from tsfm_lens.stats import CONFIDENCE
+from tsfm_lens.core.registry import probe
+from tsfm_lens.core.stats import CONFIDENCE
+from tsfm_lens.hooks.weights import HeadWeights, head_output_weights
+from tsfm_lens.hooks.wiring import Attention, Mlp, Stack, Writer
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.probes.given import describe
+from tsfm_lens.probes.places import stack_named
 
 __all__ = ["head_spectra", "row_angles", "stable_rank", "weight_ranks"]
 

@@ -16,8 +16,8 @@ from tsfm_lens.ablation.metrics import (
     spearman_distance,
 )
 from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
-from tsfm_lens.findings import judge
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import Intervention
@@ -79,7 +79,7 @@ def ablation_effects(
         Dataset of kind "ablation_effects" over ``component`` and ``series``: ``spearman_distance`` to the plain
         forecast; with a truth ``mae``, ``mase``, their baselines and relative changes (``mae_change`` = ablated /
         baseline - 1); ``mean_shift``, the mean distance from the plain forecast in data units; for each what
-        :func:`tsfm_lens.findings.judge` adds. All leave out a token model's first step, whose decoder reads no value;
+        :func:`.estimates.judge` adds. All leave out a token model's first step, whose decoder reads no value;
         it has ``first_step_shift``. ``forecast`` and ``baseline_forecast``: see attribute ``statistic``.
 
     Source:

@@ -16,10 +16,10 @@ import xarray as xr
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
+from tsfm_lens.core.errors import InputError, UnknownNameError, unknown_name
+from tsfm_lens.core.io import refuse_unwritable
 from tsfm_lens.core.registry import FigurePanel, Measurement, find
 from tsfm_lens.data.text import to_csv
-from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
-from tsfm_lens.places import refuse_unwritable
 from tsfm_lens.report.cards import cards_of
 from tsfm_lens.viz.findings import ONCE
 from tsfm_lens.viz.linked import linked_state

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.verdict import verdict
+from tsfm_lens.core.verdict import verdict
 from tsfm_lens.viz.findings import WORTH_A_WORD, finding
 from tsfm_lens.viz.forecast import naive_forecast
 from tsfm_lens.viz.head_states import effects_of_heads, head_name, reading_of

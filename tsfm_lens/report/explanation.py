@@ -11,19 +11,19 @@ import pandas as pd
 import xarray as xr
 
 from tsfm_lens.ablation.notices import saying_once
+from tsfm_lens.core.errors import unknown_name
+from tsfm_lens.core.extensions import extensible
 from tsfm_lens.core.registry import find, frame
+from tsfm_lens.core.verdict import verdict
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import Item
 from tsfm_lens.data.text import to_csv
-from tsfm_lens.errors import unknown_name
 from tsfm_lens.explain.attribution import METHODS
 from tsfm_lens.explain.masking import REFERENCES, Reference
 from tsfm_lens.explain.parts import COMPONENTS
 from tsfm_lens.explain.scenarios import explain_change, what_if
-from tsfm_lens.extensions import extensible
 from tsfm_lens.models.run import Run
 from tsfm_lens.report import pipeline
-from tsfm_lens.verdict import verdict
 from tsfm_lens.viz.covariate_use import covariate_totals
 from tsfm_lens.viz.input_attribution import input_totals, read_inputs
 from tsfm_lens.viz.saving import browser_at, printed, write_together

@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens import viz
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.needs import NEEDS, Needs
 from tsfm_lens.core.registry import (
     Figure,
@@ -23,7 +24,6 @@ from tsfm_lens.core.registry import (
     find_figure,
 )
 from tsfm_lens.core.results import Results
-from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models.architecture import Architecture
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.estimates import corrected
 from tsfm_lens.core.registry import Measurement, find
 from tsfm_lens.data import (
     SeriesBatch,
@@ -21,8 +23,6 @@ from tsfm_lens.data import (
     read_series,
 )
 from tsfm_lens.data.batch import Item, item_rows
-from tsfm_lens.errors import InputError
-from tsfm_lens.findings import corrected
 from tsfm_lens.report.build import build_report, page_at
 from tsfm_lens.viz.select import names
 from tsfm_lens.viz.words import capital
@@ -180,7 +180,7 @@ def report(
 
     Args:
         run: what every section looks at; at most one pass of the model. Where it says nothing of twins, sections
-            of at most :data:`tsfm_lens.findings.TWIN_WORK` compare their effects with 24.
+            of at most :data:`tsfm_lens.core.estimates.TWIN_WORK` compare their effects with 24.
         item: whose forecast the sections of one item are of, by position or name; the page says which they are.
         out: folder for index.html.
         title: of the report; the model's and the series' names if None.

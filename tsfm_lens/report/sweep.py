@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.io import refuse_unwritable
 from tsfm_lens.core.registry import FigurePanel, check, find_figures
 from tsfm_lens.data.text import to_csv
-from tsfm_lens.errors import InputError
-from tsfm_lens.places import refuse_unwritable
 from tsfm_lens.report.build import page_of, panels_of
 from tsfm_lens.viz.saving import rendered, write_together
 from tsfm_lens.viz.sweep_entries import (

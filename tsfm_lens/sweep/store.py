@@ -27,8 +27,8 @@ import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
 from tsfm_lens.core import VERSION
-from tsfm_lens.errors import InputError, StoreError, unknown_name
-from tsfm_lens.places import replacing
+from tsfm_lens.core.errors import InputError, StoreError, unknown_name
+from tsfm_lens.core.io import replacing
 
 FORMAT = "tsfm-lens sweep store"
 SCHEMA_VERSION = 3

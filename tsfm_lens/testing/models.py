@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from tsfm_lens.core.errors import WiringError, unknown_name
 from tsfm_lens.core.registry import declarations
-from tsfm_lens.errors import WiringError, unknown_name
 from tsfm_lens.models import wirings
 from tsfm_lens.models.architecture import architecture_by_name
 from tsfm_lens.testing import builders

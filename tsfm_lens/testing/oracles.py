@@ -14,8 +14,8 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn.utils import parametrize
 
+from tsfm_lens.core.errors import WiringError
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.names import RESIDUAL_NAMES

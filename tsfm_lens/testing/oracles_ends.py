@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tsfm_lens.core.errors import WiringError
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.replay import recorded_calls, recorded_outputs, replayed
 from tsfm_lens.models.draws import BlockDraws, Piece

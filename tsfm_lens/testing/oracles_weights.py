@@ -9,7 +9,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from tsfm_lens.errors import WiringError
+from tsfm_lens.core.errors import WiringError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.names import RESIDUAL
 from tsfm_lens.hooks.native import fold_leading, to_vocabulary

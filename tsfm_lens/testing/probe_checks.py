@@ -17,12 +17,12 @@ import numpy as np
 import torch
 import xarray as xr
 
+from tsfm_lens.core.errors import InputError, LensError
+from tsfm_lens.core.estimates import judged_names
 from tsfm_lens.core.needs import NEEDS
 from tsfm_lens.core.registry import FigurePanel, Measurement, find, measurements
 from tsfm_lens.core.results import Results
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.errors import InputError, LensError
-from tsfm_lens.findings import judged_names
 from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.testing.tolerance import assert_close
 

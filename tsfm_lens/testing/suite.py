@@ -10,7 +10,7 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-from tsfm_lens.console import console
+from tsfm_lens.core.console import console
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing import (  # noqa: F401

@@ -1,7 +1,7 @@
 """Training: one loop, sharpness-aware minimisation, and a watch on any training."""
 
 # ruff: noqa: F403
-from tsfm_lens.extensions import public_names as _public_names
+from tsfm_lens.core.extensions import public_names as _public_names
 from tsfm_lens.training.loop import *
 from tsfm_lens.training.sam import *
 from tsfm_lens.training.state import *

@@ -7,8 +7,8 @@ from typing import Any
 
 import typer
 
-from tsfm_lens.console import console, standard_streams, termination
-from tsfm_lens.errors import LensError
+from tsfm_lens.core.console import console, standard_streams, termination
+from tsfm_lens.core.errors import LensError
 
 __all__ = ["HELP", "run_command"]
 

@@ -14,10 +14,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from tsfm_lens.console import progress as progress_display
+from tsfm_lens.core.console import progress as progress_display
+from tsfm_lens.core.errors import CheckpointError, InputError
+from tsfm_lens.core.io import write_whole
 from tsfm_lens.data.checked import Strict
-from tsfm_lens.errors import CheckpointError, InputError
-from tsfm_lens.places import write_whole
 from tsfm_lens.training.state import (
     LOG,
     STATE,

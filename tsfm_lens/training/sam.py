@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 
 __all__ = ["SAM"]
 

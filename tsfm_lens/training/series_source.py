@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tsfm_lens.errors import unknown_name
+from tsfm_lens.core.errors import unknown_name
 
 STRIDES, STRIDE_SHARES = (1, 2, 3), (0.7, 0.2, 0.1)
 """Rows are also read at every second or third step: more lengths of season from one corpus."""

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from tsfm_lens.errors import CheckpointError
-from tsfm_lens.places import replacing, write_whole
+from tsfm_lens.core.errors import CheckpointError
+from tsfm_lens.core.io import replacing, write_whole
 
 __all__ = ["read_log"]
 

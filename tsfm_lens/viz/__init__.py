@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tsfm_lens.extensions import export
+from tsfm_lens.core.extensions import export
 
 # exports are found at run time; these lines are for type checkers and editors alone
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.registry import FigurePanel, figure, panels
-from tsfm_lens.errors import unknown_name
 from tsfm_lens.viz.findings import Finding, finding, flat_words
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import fitted_range, timeline

@@ -10,8 +10,8 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import FigurePanel, check, figure, frame, panels
-from tsfm_lens.errors import InputError
 from tsfm_lens.viz.effects import ablation_word
 from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.generic import draw_variable, generic_figure

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.errors import InputError
-from tsfm_lens.findings import OTHER_TIMES
-from tsfm_lens.stats import SMALLEST, mean_interval
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.estimates import OTHER_TIMES
+from tsfm_lens.core.stats import SMALLEST, mean_interval
 from tsfm_lens.viz.select import array, flat_series, medians, names
 from tsfm_lens.viz.theme import number, percent
 from tsfm_lens.viz.words import listed, num, over_series, verb
@@ -38,7 +38,7 @@ class Finding:
         floor, lowest: largest and smallest noise floor of any series.
         leads, lead_share: member significantly larger than every other; share of bootstrap samples it is largest in.
         learned: members that pass the test beside untrained twins; None where there are no twins.
-        facts: what was tested, and over how many: attributes of ``NAME_p``, see :func:`tsfm_lens.findings.judge`;
+        facts: what was tested, and over how many: attributes of ``NAME_p``, see :func:`.estimates.judge`;
             "twins_refused", why there are no twins.
     """
 
@@ -327,6 +327,6 @@ def judged(ds: xr.Dataset, name: str, *dims: str, **at: Any) -> Finding:
     if effect is None:
         raise InputError(
             f"the {ds.attrs.get('kind')!r} result has no test of {name} over series; compute it again, or add one "
-            "with tsfm_lens.findings.judge"
+            "with tsfm_lens.core.estimates.judge"
         )
     return effect

@@ -16,6 +16,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.core.registry import (
     FigurePanel,
     default_figure,
@@ -23,7 +24,6 @@ from tsfm_lens.core.registry import (
     find,
     frame,
 )
-from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.viz.findings import Finding, finding
 from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.maps import HeadMap, head_maps

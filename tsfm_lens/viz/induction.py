@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import figure
-from tsfm_lens.stats import LEVEL, holm, sign_test
+from tsfm_lens.core.stats import LEVEL, holm, sign_test
 from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
 from tsfm_lens.viz.panels import fitted_range

@@ -10,9 +10,9 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import figure, frame
-from tsfm_lens.errors import InputError
-from tsfm_lens.verdict import rules_of, verdict
+from tsfm_lens.core.verdict import rules_of, verdict
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import Scene, fit, scene, segment_words
@@ -606,7 +606,7 @@ _CURVES = (("deletion", "largest masked first"), ("insertion", "largest shown fi
 
 
 def read_tests(ds: xr.Dataset) -> list[str]:
-    """State the verdict by the rules of :mod:`tsfm_lens.verdict`: on all tests of the page, where there are others."""
+    """State the verdict by :mod:`tsfm_lens.core.verdict`: on all tests of the page, where there are others."""
     word, sentences = verdict(ds)
     whole, by = (
         ds.attrs.get("verdict", word),

@@ -11,8 +11,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.registry import FigurePanel, check, figure, frame, panels
-from tsfm_lens.errors import unknown_name
 from tsfm_lens.viz.findings import Finding, finding
 from tsfm_lens.viz.generic import draw_variable
 from tsfm_lens.viz.maps import colour_scale

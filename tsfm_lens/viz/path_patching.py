@@ -6,8 +6,8 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.registry import figure, frame
-from tsfm_lens.errors import unknown_name
 from tsfm_lens.viz.findings import finding, middle_of
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.patching import path_word, way

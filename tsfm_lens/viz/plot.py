@@ -9,8 +9,8 @@ from typing import Any
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.errors import InputError, LensError, unknown_name
 from tsfm_lens.core.registry import Figure, as_dataset, find, find_figures
-from tsfm_lens.errors import InputError, LensError, unknown_name
 from tsfm_lens.viz.facets import compare
 from tsfm_lens.viz.generic import draw_variable
 from tsfm_lens.viz.recipes import overlay

@@ -16,8 +16,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tsfm_lens.errors import InputError, RenderError, install_command
-from tsfm_lens.places import refuse_unwritable, replacing, writing_to
+from tsfm_lens.core.errors import InputError, RenderError, install_command
+from tsfm_lens.core.io import refuse_unwritable, replacing, writing_to
 from tsfm_lens.viz.printing import for_print
 
 __all__ = ["save"]

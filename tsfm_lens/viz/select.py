@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.registry import check
-from tsfm_lens.errors import InputError, unknown_name
 
 
 def names(ds: xr.Dataset, dim: str) -> list[str]:

@@ -8,8 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import FigurePanel, check, figure, frame, panels
-from tsfm_lens.errors import InputError
 from tsfm_lens.viz.generic import draw_variable
 from tsfm_lens.viz.select import array, model_of
 from tsfm_lens.viz.summary import labelled, summarize, summary

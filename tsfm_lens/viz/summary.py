@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.viz.findings import Finding, finding, judged
-from tsfm_lens.viz.select import kind_word, layer_name, names, shown, unit_of, varying
+from tsfm_lens.viz.select import kind_word, layer_name, shown, unit_of, varying
 from tsfm_lens.viz.theme import nats, percent
 from tsfm_lens.viz.words import after_number, listed, measured, num, signed
 
@@ -58,7 +58,7 @@ def summarize(
         sentences: templates. A field is one of ``fields``, a variable or an attribute. Behind its colon stand a
             statement of :class:`Members` and a unit; of a number, the unit alone. A unit is "percent", "signed",
             "nats", "whole", "unit" for that of the data ("signed unit" with a sign), or any other.
-        effect: judged variable, see :func:`tsfm_lens.findings.judge`.
+        effect: judged variable, see :func:`.estimates.judge`.
         noun: for several members, such as "heads".
         labels: function that names the members; by their coordinates if None.
         side: sign of the members that are named and counted; 0 for both.

@@ -10,9 +10,9 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import FigurePanel
-from tsfm_lens.errors import InputError
-from tsfm_lens.stats import units_needed
+from tsfm_lens.core.stats import units_needed
 from tsfm_lens.viz.theme import percent
 from tsfm_lens.viz.words import listed
 

@@ -10,8 +10,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import FigurePanel, figure, measurement, panels
-from tsfm_lens.errors import InputError
 from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.select import array, layer_name, model_of, names, position, positions

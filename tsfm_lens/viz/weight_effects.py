@@ -8,8 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import figure, measurement
-from tsfm_lens.errors import InputError
 from tsfm_lens.viz.findings import finding, judged
 from tsfm_lens.viz.select import (
     array,

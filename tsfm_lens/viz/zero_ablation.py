@@ -10,8 +10,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.registry import FigurePanel, check, figure, panels
-from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.viz.findings import (
     Finding,
     finding,

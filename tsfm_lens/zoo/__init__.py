@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tsfm_lens.core.registry import measurement
-from tsfm_lens.embedded import (
+from tsfm_lens.core.embedded import (
     RECORD,
     checkpoint_names,
     checkpoint_path,
     has_training_record,
 )
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.registry import measurement
 
 if TYPE_CHECKING:
-    from tsfm_lens.findings import Result
+    from tsfm_lens.core.estimates import Result
 
 _FOLDER = Path(__file__).parent
 
@@ -50,7 +50,7 @@ def training_record(name: str) -> Result:
     # the help of the command line reads this module, and xarray takes long to import
     import xarray as xr
 
-    from tsfm_lens.findings import Result
+    from tsfm_lens.core.estimates import Result
 
     with xr.open_dataset(_FOLDER / name / RECORD, engine="scipy") as data:
         data.load()

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from refusals import expect_error
 from tsfm_lens import viz
 from tsfm_lens.cli import app
-from tsfm_lens.errors import CheckpointError
+from tsfm_lens.core.errors import CheckpointError
 from tsfm_lens.report.build import panels_of
 from tsfm_lens.studies import experiments, recipes, samformer
 from tsfm_lens.studies.experiments import figures

@@ -13,7 +13,7 @@ import torch
 
 from planted.model import ALIVE, stand_in
 from tsfm_lens import probes
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.studies.method_scores.methods import worth_naming
 from tsfm_lens.studies.method_scores.scores import (
     Condition,

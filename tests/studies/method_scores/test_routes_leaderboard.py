@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from refusals import expect_error
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.studies.method_scores import leaderboard as explained
 from tsfm_lens.zoo.planted import plant
 

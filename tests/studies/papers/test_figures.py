@@ -11,9 +11,9 @@ import pytest
 from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens import viz
+from tsfm_lens.core.errors import InputError, RenderError
 from tsfm_lens.core.registry import figures, find_figure, measurements
 from tsfm_lens.data import SeriesBatch, bundled
-from tsfm_lens.errors import InputError, RenderError
 from tsfm_lens.report import figures as room
 from tsfm_lens.report.figures import make_figure, write_figure
 from tsfm_lens.studies.papers.figures import windows

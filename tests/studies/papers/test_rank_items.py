@@ -17,8 +17,9 @@ import tsfm_lens
 from refusals import expect_error
 from reproductions import nano, ours, parts, row, settings, verdict, words
 from tiny_lenses import fresh
-from tsfm_lens import compress, ranks
-from tsfm_lens.errors import InputError
+from tsfm_lens import compress
+from tsfm_lens.core import ranks
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.models import Lens
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.papers.context import MEASURES, Context, MeasuredValues

@@ -14,7 +14,7 @@ import xarray as xr
 import tsfm_lens
 from refusals import expect_error
 from reproductions import nano, ours, row, settings
-from tsfm_lens.errors import (
+from tsfm_lens.core.errors import (
     CheckpointError,
     InputError,
     SweepFailedError,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.studies.queue.driver import (
     RECORDS,
     Queue,

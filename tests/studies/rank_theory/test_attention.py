@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.rank_theory.compression import AttentionWeights
 from tsfm_lens.testing import assert_close

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tsfm_lens import ranks
-from tsfm_lens.errors import InputError, LensError, UnknownNameError
+from tsfm_lens.core import ranks
+from tsfm_lens.core.errors import InputError, LensError, UnknownNameError
 from tsfm_lens.studies import rank_theory as theory
 from tsfm_lens.studies.rank_theory.compression import AttentionWeights, residual_layer
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from refusals import expect_error
-from tsfm_lens.errors import CheckpointError
+from tsfm_lens.core.errors import CheckpointError
 from tsfm_lens.studies.recipes import train
 from tsfm_lens.studies.recipes.corpus import arrays_of, load_corpus
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe

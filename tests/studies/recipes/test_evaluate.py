@@ -17,7 +17,7 @@ from chronos import (
 )
 
 from refusals import expect_error
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.hooks import Component
 from tsfm_lens.models import load
 from tsfm_lens.studies.recipes import evaluate, mechanisms

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from refusals import expect_error
 from tsfm_lens import probes
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.studies.recipes.history import TrainingHistory, initial_model, main
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer

@@ -18,7 +18,7 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from recipe_runs import assert_same_weights, resumed, run
 from refusals import expect_error
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.studies.recipes.export import as_pipeline, export, native_model
 from tsfm_lens.studies.recipes.models import build_model, widened
 from tsfm_lens.studies.recipes.muon import Muon, MuonAdamW, layer_matrices

@@ -15,8 +15,8 @@ from recipe_runs import resumed, run
 from refusals import expect_error
 from tsfm_lens import load
 from tsfm_lens.compress import Compressed, LowRankLinear, matrices, sizes
+from tsfm_lens.core.ranks import epsilon_rank
 from tsfm_lens.models import Lens
-from tsfm_lens.ranks import epsilon_rank
 from tsfm_lens.studies.rank_theory.embeddings import ChebyshevEmbedding
 from tsfm_lens.studies.recipes import levels
 from tsfm_lens.studies.recipes.export import as_pipeline, export

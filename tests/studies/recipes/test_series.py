@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.linalg import expm
 
-from tsfm_lens.errors import CheckpointError
+from tsfm_lens.core.errors import CheckpointError
 from tsfm_lens.studies.recipes import corpus as corpora
 from tsfm_lens.studies.recipes import covariates, families
 from tsfm_lens.studies.recipes.models import build_model

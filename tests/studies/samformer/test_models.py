@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.studies.samformer.models import (
     ChannelTransformer,
     LinearForecaster,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.studies.samformer import benchmark
 from tsfm_lens.studies.samformer.models import make_model
 from tsfm_lens.studies.samformer.tasks import (

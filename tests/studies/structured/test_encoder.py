@@ -10,7 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from tsfm_lens.errors import InputError, UnknownNameError, WiringError
+from tsfm_lens.core.errors import InputError, UnknownNameError, WiringError
 from tsfm_lens.studies import experiments, structured
 from tsfm_lens.studies.structured.forms import (
     BilinearLevels,

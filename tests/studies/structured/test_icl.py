@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from refusals import expect_error
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.studies import experiments
 from tsfm_lens.studies.structured.forms import REGRESSORS
 from tsfm_lens.studies.structured.training import (

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tsfm_lens.core.errors import CheckpointError, InputError, WiringError
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import CheckpointError, InputError, WiringError
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site
 
 

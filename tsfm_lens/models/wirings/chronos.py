@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tsfm_lens.core.errors import WiringError
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import WiringError
 from tsfm_lens.models.architecture import (
     Architecture,
     Encoded,

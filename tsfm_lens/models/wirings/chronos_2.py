@@ -12,8 +12,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Site, Stack, Wiring
 from tsfm_lens.models.adapter import ALL_DTYPES, DECILES, Adapter

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Branch, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import DECILES, Adapter

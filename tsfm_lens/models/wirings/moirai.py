@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tsfm_lens.core.errors import CheckpointError, InputError, WiringError
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import CheckpointError, InputError, WiringError
 from tsfm_lens.hooks.wiring import Site, Wiring
 from tsfm_lens.models.architecture import (
     Architecture,

@@ -14,8 +14,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from tsfm_lens.core.errors import InputError, WiringError
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import Adapter

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import (
     Attention,

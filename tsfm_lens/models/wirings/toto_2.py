@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tsfm_lens.core.errors import WiringError
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mix, Mlp, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import DECILES, Adapter

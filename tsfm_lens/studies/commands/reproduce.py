@@ -29,7 +29,7 @@ from tsfm_lens.cli.reading import (
     read_data,
     reads_files,
 )
-from tsfm_lens.console import echo
+from tsfm_lens.core.console import echo
 
 if TYPE_CHECKING:
     import xarray as xr

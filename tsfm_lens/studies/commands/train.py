@@ -10,7 +10,7 @@ import typer
 
 from tsfm_lens.cli.common import app, show_rows
 from tsfm_lens.cli.reading import AsJson
-from tsfm_lens.console import echo
+from tsfm_lens.core.console import echo
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """Small trainable models and controlled experiments of the literature, a package each; runs, and grids of runs."""
 
 # ruff: noqa: F403
-from tsfm_lens.extensions import public_names as _public_names
+from tsfm_lens.core.extensions import public_names as _public_names
 from tsfm_lens.studies import samformer, structured
 from tsfm_lens.studies.experiments.config import *
 from tsfm_lens.studies.experiments.grid import *

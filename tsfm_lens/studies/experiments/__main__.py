@@ -13,9 +13,9 @@ import torch
 import typer
 import xarray as xr
 
-from tsfm_lens.console import console
-from tsfm_lens.errors import InputError
-from tsfm_lens.places import replacing
+from tsfm_lens.core.console import console
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.io import replacing
 from tsfm_lens.studies.experiments import grids
 from tsfm_lens.studies.experiments.config import TrainConfig
 from tsfm_lens.studies.experiments.grid import Arm, ends, gathered, of_seeds, run_arms

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data.checked import Strict, complaints, read_fields
-from tsfm_lens.errors import InputError
 from tsfm_lens.studies.samformer.models import MODELS
 from tsfm_lens.studies.samformer.tasks import SPLITS
 from tsfm_lens.studies.structured.forms import REGRESSORS

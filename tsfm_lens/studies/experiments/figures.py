@@ -10,6 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import (
     FigurePanel,
     declare_measurements,
@@ -17,7 +18,6 @@ from tsfm_lens.core.registry import (
     frame,
     panels,
 )
-from tsfm_lens.errors import InputError
 from tsfm_lens.studies.curves import (
     add_curves,
     add_points,

@@ -14,7 +14,7 @@ import torch
 import xarray as xr
 from safetensors.torch import load_file
 
-from tsfm_lens.errors import CheckpointError, InputError, unknown_name
+from tsfm_lens.core.errors import CheckpointError, InputError, unknown_name
 from tsfm_lens.studies.experiments.config import FileData, TrainConfig
 from tsfm_lens.studies.experiments.running import (
     RESULT,

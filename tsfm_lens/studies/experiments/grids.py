@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.registry import declarations
-from tsfm_lens.errors import unknown_name
 from tsfm_lens.studies.experiments.config import InContextData, ModelFields, TrainConfig
 from tsfm_lens.studies.experiments.grid import Arm, gathered
 from tsfm_lens.studies.structured.matrices import (

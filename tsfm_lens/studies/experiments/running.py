@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from tsfm_lens.core.errors import CheckpointError, InputError
+from tsfm_lens.core.io import replacing, write_whole
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.models import load
-from tsfm_lens.places import replacing, write_whole
 from tsfm_lens.studies.experiments.config import (
     FileData,
     InContextData,

@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 import typer
 
-from tsfm_lens.errors import InputError, LensError, unknown_name
+from tsfm_lens.core.errors import InputError, LensError, unknown_name
+from tsfm_lens.core.stats import mean_interval
 from tsfm_lens.explain.attribution import METHODS, input_attribution
 from tsfm_lens.explain.routes import all_writers, input_routes
 from tsfm_lens.explain.segments import Segment, segments
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes import attention_patterns
-from tsfm_lens.stats import mean_interval
 from tsfm_lens.studies.method_scores.marks import marks
 from tsfm_lens.studies.method_scores.page import (
     PLANTED,

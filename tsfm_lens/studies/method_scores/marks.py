@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from tsfm_lens.stats import auroc
+from tsfm_lens.core.stats import auroc
 
 Scores = NDArray[np.float64]
 Labels = NDArray[np.bool_]

@@ -13,7 +13,7 @@ import xarray as xr
 
 from tsfm_lens import probes
 from tsfm_lens.ablation import Variant, point_forecasts
-from tsfm_lens.findings import SMALLEST_SHARE
+from tsfm_lens.core.estimates import SMALLEST_SHARE
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.noise import ranges

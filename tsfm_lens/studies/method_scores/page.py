@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from tsfm_lens.errors import InputError
-from tsfm_lens.places import replacing
-from tsfm_lens.stats import FEWEST, mean_interval
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.io import replacing
+from tsfm_lens.core.stats import FEWEST, mean_interval
 from tsfm_lens.studies.method_scores.methods import METHODS
 
 START, STOP = "<!-- from the scores -->\n", "<!-- end of the scores -->"

@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 import typer
 
-from tsfm_lens.console import console
-from tsfm_lens.errors import InputError, LensError, unknown_name
+from tsfm_lens.core.console import console
+from tsfm_lens.core.errors import InputError, LensError, unknown_name
 from tsfm_lens.models import Lens
 from tsfm_lens.studies.method_scores.marks import (
     Labels,

@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens import probes, viz
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.needs import NEEDS
 from tsfm_lens.core.registry import (
     FigurePanel,
@@ -19,7 +20,6 @@ from tsfm_lens.core.registry import (
     declarations,
 )
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 

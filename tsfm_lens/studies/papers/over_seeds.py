@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from scipy import stats
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 
 CellName = TypeVar("CellName", bound=Hashable)
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.run import Run
 from tsfm_lens.studies.papers import measures  # noqa: F401  registers every measure

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tsfm_lens.core.errors import InputError, SweepFailedError, unknown_name
 from tsfm_lens.data import bundled_names
-from tsfm_lens.errors import InputError, SweepFailedError, unknown_name
 from tsfm_lens.report.pipeline import bundled_in
 from tsfm_lens.studies.papers.context import MeasuredValues
 from tsfm_lens.studies.papers.items import TABLE_3, Item

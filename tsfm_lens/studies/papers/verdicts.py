@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 from scipy.stats import rankdata
 
-from tsfm_lens.errors import InputError
-from tsfm_lens.stats import (
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.stats import (
     CONFIDENCE,
     FEWEST,
     expanded_interval,

@@ -9,7 +9,7 @@ import torch
 import typer
 
 import tsfm_lens
-from tsfm_lens.console import console
+from tsfm_lens.core.console import console
 from tsfm_lens.studies.queue.driver import RECORDS, Queue, unfinished
 from tsfm_lens.studies.queue.orders import all_cells
 from tsfm_lens.training.command import run_command

@@ -19,8 +19,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from tsfm_lens.errors import InputError
-from tsfm_lens.places import replacing
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.io import replacing
 
 __all__ = [
     "RECORDS",

@@ -18,8 +18,8 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.ablation import Variant, forecast_variants
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, bundled_names
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.models.twins import twin_of

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 
 SYMBOLS = "\n" + "".join(map(chr, range(32, 127)))
 """The 96 characters of the text; what has another is left out."""

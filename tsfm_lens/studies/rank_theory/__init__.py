@@ -1,7 +1,7 @@
 """Theory as code: ranks, embeddings, constructions and bounds on attention, in numpy and float64, without any model."""
 
 # ruff: noqa: F403
-from tsfm_lens.extensions import public_names as _public_names
+from tsfm_lens.core.extensions import public_names as _public_names
 from tsfm_lens.studies.rank_theory.channel_attention import *
 from tsfm_lens.studies.rank_theory.compression import *
 from tsfm_lens.studies.rank_theory.constructions import *

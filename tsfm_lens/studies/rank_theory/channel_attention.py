@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 
 __all__ = [
     "nuclear_norm",

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.ranks import positive_and_falling
+from tsfm_lens.core.errors import InputError, unknown_name
+from tsfm_lens.core.ranks import positive_and_falling
 
 __all__ = ["AttentionWeights", "SCALINGS"]
 __all__ += [

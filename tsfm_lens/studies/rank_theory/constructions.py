@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import orth
 
-from tsfm_lens.errors import InputError
-from tsfm_lens.ranks import positive_and_falling
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.ranks import positive_and_falling
 from tsfm_lens.studies.rank_theory.compression import AttentionWeights
 
 __all__ = [

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.polynomial import chebyshev
 from scipy.special import erf, expit
 
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.studies.rank_theory.compression import orthonormal
 
 __all__ = [

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.errors import InputError
-from tsfm_lens.ranks import epsilon_rank, relative_spectrum
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.ranks import epsilon_rank, relative_spectrum
 from tsfm_lens.studies.rank_theory.compression import (
     AttentionWeights,
     column_softmax,

@@ -8,8 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
-from tsfm_lens.errors import unknown_name
 from tsfm_lens.studies.curves import curve_sheet
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 import xarray as xr
 
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.ranks import epsilon_rank
 from tsfm_lens.core.registry import probe
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.given import describe
@@ -20,7 +21,6 @@ from tsfm_lens.probes.stream_ranks import (
     vocabulary_of,
 )
 from tsfm_lens.probes.weights import EPSILON, checked_levels, weight_ranks
-from tsfm_lens.ranks import epsilon_rank
 from tsfm_lens.studies.rank_theory.embeddings import ResidualMlpEmbedding
 
 __all__ = ["ranks_by_model", "spectra_by_patch", "vocabulary_plane"]

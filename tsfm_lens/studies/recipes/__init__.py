@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tsfm_lens.errors import unknown_name
+from tsfm_lens.core.errors import unknown_name
 
 if TYPE_CHECKING:
     import xarray as xr

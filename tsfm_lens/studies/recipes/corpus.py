@@ -14,9 +14,9 @@ import torch
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
-from tsfm_lens.console import console
-from tsfm_lens.errors import CheckpointError, unknown_name
-from tsfm_lens.places import replacing
+from tsfm_lens.core.console import console
+from tsfm_lens.core.errors import CheckpointError, unknown_name
+from tsfm_lens.core.io import replacing
 from tsfm_lens.studies.recipes.families import FAMILIES, chaotic, kernelsynth, unit
 from tsfm_lens.training.series_source import LENGTH, Corpus
 

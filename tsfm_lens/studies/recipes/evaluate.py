@@ -18,10 +18,10 @@ from rich.table import Table
 from scipy.signal import lfilter
 from transformers import PreTrainedModel
 
-from tsfm_lens.console import console
+from tsfm_lens.core.console import console
+from tsfm_lens.core.errors import CheckpointError, InputError, unknown_name
 from tsfm_lens.data import bundled, bundled_names
 from tsfm_lens.data.seasonal import filled, last_season, seasonal_error
-from tsfm_lens.errors import CheckpointError, InputError, unknown_name
 from tsfm_lens.studies.recipes.corpus import arrays_of, series_of
 from tsfm_lens.studies.recipes.export import Pipeline, as_pipeline, open_pipeline
 from tsfm_lens.studies.recipes.families import CALENDAR_PERIODS, Array

@@ -16,10 +16,10 @@ from chronos.chronos import ChronosModel
 from transformers import PreTrainedModel
 
 from tsfm_lens.compress import Compressed, save_compressed
-from tsfm_lens.errors import CheckpointError
+from tsfm_lens.core.errors import CheckpointError
+from tsfm_lens.core.io import follow_umask
 from tsfm_lens.models import load
 from tsfm_lens.models.checkpoint import WEIGHTS
-from tsfm_lens.places import follow_umask
 
 Pipeline = Any
 """A native pipeline: `ChronosPipeline`, `ChronosBoltPipeline` or `Chronos2Pipeline`."""

@@ -17,10 +17,10 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from tsfm_lens.console import console
-from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens.core.console import console
+from tsfm_lens.core.errors import CheckpointError, InputError
+from tsfm_lens.core.io import replacing
 from tsfm_lens.models import Lens, load
-from tsfm_lens.places import replacing
 from tsfm_lens.studies.recipes.export import as_pipeline
 from tsfm_lens.studies.recipes.models import build_model
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe

@@ -14,15 +14,15 @@ import typer
 import xarray as xr
 
 from tsfm_lens.compress import BlockShape, matrices, quality, ratio_of, sizes
-from tsfm_lens.console import console
+from tsfm_lens.core.console import console
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.estimates import judge
+from tsfm_lens.core.io import refuse_unwritable, replacing
+from tsfm_lens.core.ranks import epsilon_rank
+from tsfm_lens.core.stats import mean_interval
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import InputError
-from tsfm_lens.findings import judge
 from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.models import Lens
-from tsfm_lens.places import refuse_unwritable, replacing
-from tsfm_lens.ranks import epsilon_rank
-from tsfm_lens.stats import mean_interval
 from tsfm_lens.studies.recipes.corpus import build_corpus, load_corpus
 from tsfm_lens.studies.recipes.history import TrainingHistory
 from tsfm_lens.studies.recipes.models import attention_ranks

@@ -16,7 +16,7 @@ import xarray as xr
 from rich.table import Table
 
 from tsfm_lens.ablation import Variant, point_forecasts
-from tsfm_lens.console import console
+from tsfm_lens.core.console import console
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks import Component
 from tsfm_lens.models import Lens, load

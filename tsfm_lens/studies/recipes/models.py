@@ -33,7 +33,7 @@ from tsfm_lens.compress import (
     truncate,
 )
 from tsfm_lens.compress.layers import replace_layer
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.models import Lens, load
 from tsfm_lens.studies.rank_theory.embeddings import ChebyshevEmbedding
 from tsfm_lens.studies.recipes.export import as_pipeline

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.registry import declarations
-from tsfm_lens.errors import unknown_name
 from tsfm_lens.training.losses import Stage, trapezoid_rate
 
 

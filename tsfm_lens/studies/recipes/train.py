@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tsfm_lens.errors import CheckpointError, InputError
-from tsfm_lens.places import refuse_unwritable
+from tsfm_lens.core.errors import CheckpointError, InputError
+from tsfm_lens.core.io import refuse_unwritable
 from tsfm_lens.studies.recipes.corpus import load_corpus
 from tsfm_lens.studies.recipes.covariates import covariate_batch, group_loss
 from tsfm_lens.studies.recipes.export import export, native_model, open_pipeline

@@ -5,7 +5,7 @@ Sharpness-Aware Minimization and Channel-Wise Attention". The optimiser is :clas
 """
 
 # ruff: noqa: F403
-from tsfm_lens.extensions import public_names as _public_names
+from tsfm_lens.core.extensions import public_names as _public_names
 from tsfm_lens.studies.samformer.models import *
 from tsfm_lens.studies.samformer.tasks import *
 from tsfm_lens.studies.samformer.wiring import *

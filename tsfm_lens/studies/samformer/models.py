@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.extensions import extensible
+from tsfm_lens.core.errors import InputError, unknown_name
+from tsfm_lens.core.extensions import extensible
 
 __all__ = [
     "ATTENTIONS",

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data import SeriesBatch, as_series, read_series
-from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.studies.samformer.models import refuse_sizes
 
 __all__ = [

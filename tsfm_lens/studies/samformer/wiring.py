@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.extensions import method_of
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.errors import InputError
-from tsfm_lens.extensions import method_of
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import Adapter

@@ -4,7 +4,7 @@ Kuang et al. (2025), "Customizing the Inductive Biases of Softmax Attention usin
 """
 
 # ruff: noqa: F403
-from tsfm_lens.extensions import public_names as _public_names
+from tsfm_lens.core.extensions import public_names as _public_names
 from tsfm_lens.studies.structured.counts import *
 from tsfm_lens.studies.structured.forms import *
 from tsfm_lens.studies.structured.matrices import *

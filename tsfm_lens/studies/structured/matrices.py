@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 
 __all__ = [
     "BlockTensorTrain",

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.extensions import extensible
+from tsfm_lens.core.errors import InputError, unknown_name
+from tsfm_lens.core.extensions import extensible
 from tsfm_lens.studies.samformer.models import RevIN
 from tsfm_lens.studies.structured.forms import (
     ScoringForm,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.studies.samformer.tasks import stream
 from tsfm_lens.studies.structured.forms import LevelFactor, TrainFactor, form_of_name
 from tsfm_lens.studies.structured.matrices import whole

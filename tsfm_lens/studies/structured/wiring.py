@@ -6,7 +6,7 @@ from typing import cast
 
 from torch import Tensor
 
-from tsfm_lens.extensions import method_of
+from tsfm_lens.core.extensions import method_of
 from tsfm_lens.hooks import Attention, Mlp, Projection, Site, Stack, Wiring
 from tsfm_lens.studies.samformer.wiring import ChannelAdapter
 from tsfm_lens.studies.structured.models import EncoderBlock, StepForecaster

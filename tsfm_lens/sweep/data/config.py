@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data.bundled import bundled_names
 from tsfm_lens.data.checked import Strict, Texts
 from tsfm_lens.data.files import READABLE
-from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.data.dysts_sets import dysts_sets
 from tsfm_lens.sweep.data.evaluation import EvaluationSet
 from tsfm_lens.sweep.data.evaluation_sources import gluonts_file, holdout_sets

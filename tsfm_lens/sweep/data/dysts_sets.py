@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tsfm_lens.errors import (
+from tsfm_lens.core.errors import (
     InputError,
     MissingExtraError,
     install_command,

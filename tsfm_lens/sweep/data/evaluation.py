@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data.batch import SeriesBatch, batch_of
 from tsfm_lens.data.frequencies import offset_of
 from tsfm_lens.data.seasonal import (
@@ -21,7 +22,6 @@ from tsfm_lens.data.seasonal import (
     last_season,
     seasonal_error,
 )
-from tsfm_lens.errors import InputError, unknown_name
 
 
 @dataclass(frozen=True, eq=False)

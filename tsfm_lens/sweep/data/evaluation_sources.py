@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data.batch import SeriesBatch, season_of
 from tsfm_lens.data.bundled import bundled, bundled_info, bundled_names
 from tsfm_lens.data.coerce import as_series
@@ -16,7 +17,6 @@ from tsfm_lens.data.files import local_path
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
 from tsfm_lens.data.stored import gluonts_rows
 from tsfm_lens.data.values import to_floats
-from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.data.evaluation import EvaluationSet, Window, scored_windows
 
 

@@ -16,11 +16,11 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data.batch import season_of
 from tsfm_lens.data.files import local_path
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
 from tsfm_lens.data.stored import StoredSeries, read_folder
-from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.sweep.data.evaluation import (
     EvaluationSet,
     Window,

@@ -28,7 +28,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tsfm_lens.errors import InputError, StoreError, SweepFailedError, unknown_name
+from tsfm_lens.core.errors import InputError, StoreError, SweepFailedError, unknown_name
 from tsfm_lens.sweep.engine.ray_engine import ray_workers
 from tsfm_lens.sweep.engine.workers import (
     GroupDone,

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tsfm_lens.errors import InputError, SweepFailedError, missing_extra
+from tsfm_lens.core.errors import InputError, SweepFailedError, missing_extra
 from tsfm_lens.sweep.engine.workers import (
     GroupTask,
     RemoteWork,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from tsfm_lens.errors import StoreError
+from tsfm_lens.core.errors import StoreError
 from tsfm_lens.models.extras import require_packages
 from tsfm_lens.sweep.engine.cells import run
 from tsfm_lens.sweep.engine.workers import GroupDone, cores

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tsfm_lens.errors import LensError, SweepFailedError
+from tsfm_lens.core.errors import LensError, SweepFailedError
 from tsfm_lens.sweep.store import group_key
 
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data.checked import Strict, Texts, complaints, read_fields
-from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.data.config import SOURCES, Source
 from tsfm_lens.sweep.data.evaluation import EvaluationSet
 

@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 from scipy.stats import norm, t
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
 _LEAST = 4  # units of a group in the first look, if there are as many: a variance needs a few

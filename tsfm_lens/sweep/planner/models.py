@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.models import Lens, load
 from tsfm_lens.sweep.planner.config import ModelConfig
 

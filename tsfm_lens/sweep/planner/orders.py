@@ -12,7 +12,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import attention_over_time, head_entropy

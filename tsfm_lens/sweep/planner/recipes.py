@@ -13,8 +13,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from tsfm_lens.core.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.data.checked import Strict, complaints, read_fields
-from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.sweep.planner.orders import needs_series, parse_orders, rankings
 from tsfm_lens.sweep.planner.variants import PlanEntry, VariantPlanner, kinds_of

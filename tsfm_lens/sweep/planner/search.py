@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.sweep.planner.looks import (
     Looks,
     log_change,

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens
 from tsfm_lens.sweep.data.evaluation import EvaluationSet
 from tsfm_lens.sweep.planner.chunks import LEVELS, Chunk, ChunkTask, Schedule

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from tsfm_lens.ablation.engine import Variant
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.hooks.component import Component, components
 from tsfm_lens.hooks.wiring import Attention, Stack
 from tsfm_lens.models.ablating import KINDS, knock_outs, reference_activations

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.stats import holm
+from tsfm_lens.core.stats import holm
 from tsfm_lens.sweep.planner.config import Statistics
 from tsfm_lens.sweep.planner.search import is_random
 from tsfm_lens.sweep.statistics.changes import SIZES, changes, difference, leaders

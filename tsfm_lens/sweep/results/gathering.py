@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.sweep.planner.config import parse_config
 from tsfm_lens.sweep.planner.search import is_random
 from tsfm_lens.sweep.results.families import (

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.stats import (
+from tsfm_lens.core.stats import (
     CONFIDENCE,
     half_width,
     lead_shares,

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.data.stored import gluonts_module
-from tsfm_lens.errors import unknown_name
 
 SUMS = (
     *(

@@ -10,7 +10,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.attention import row_entropy
 
@@ -43,7 +43,7 @@ def attention_measures(
     Returns:
         Each (…), in float64. ``entropy`` in nats, the mean over queries. ``nuclear_norm``, the sum of singular values.
         ``diagonal_mass``, the mean of A_ii, NaN where queries are not as many as keys. ``numerical_rank`` is that of
-        :func:`tsfm_lens.ranks.epsilon_rank`, ``stable_rank`` ‖A‖_F² / ‖A‖₂².
+        :func:`tsfm_lens.core.ranks.epsilon_rank`, ``stable_rank`` ‖A‖_F² / ‖A‖₂².
 
     Source:
         SAMformer, sections 2.3 and 3.2 (S1-AENT, S1-NUC, S1-DIAG); entropy: Zhai et al. 2023, arXiv:2303.06296.

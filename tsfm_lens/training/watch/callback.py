@@ -14,9 +14,9 @@ import torch
 import xarray as xr
 from torch import Tensor, nn
 
-from tsfm_lens.errors import CheckpointError, InputError, unknown_name
+from tsfm_lens.core.errors import CheckpointError, InputError, unknown_name
+from tsfm_lens.core.io import replacing
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.places import replacing
 from tsfm_lens.training.state import append, cut, read_log
 from tsfm_lens.training.watch.attention import (
     EPSILON,

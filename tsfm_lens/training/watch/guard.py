@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 
 Loss = Callable[[], Tensor]
 """Gives the scalar loss of fixed data on a model as it is."""

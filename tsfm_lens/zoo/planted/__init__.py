@@ -1,7 +1,7 @@
 """Models whose mechanism is known, because their weights are set and not trained."""
 
 # ruff: noqa: F403
-from tsfm_lens.extensions import public_names as _public_names
+from tsfm_lens.core.extensions import public_names as _public_names
 from tsfm_lens.zoo.planted.cancelling import *
 from tsfm_lens.zoo.planted.card import *
 from tsfm_lens.zoo.planted.draft import *

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tsfm_lens.console import console
-from tsfm_lens.places import refuse_unwritable
+from tsfm_lens.core.console import console
+from tsfm_lens.core.io import refuse_unwritable
 from tsfm_lens.training.command import run_command
 from tsfm_lens.zoo.planted import plant
 from tsfm_lens.zoo.planted.rules import Reads

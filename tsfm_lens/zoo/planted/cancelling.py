@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.weights import head_output_weights
 from tsfm_lens.models import Lens, load

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
+from tsfm_lens.core.errors import CheckpointError
+from tsfm_lens.core.io import replacing
 from tsfm_lens.data.checked import Strict
-from tsfm_lens.errors import CheckpointError
-from tsfm_lens.places import replacing
 from tsfm_lens.zoo.planted.rules import Rule
 
 __all__ = ["Attends", "Card", "PlantedPart", "read_card", "write_card"]

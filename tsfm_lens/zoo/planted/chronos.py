@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.models import load
 from tsfm_lens.zoo.planted.card import Role

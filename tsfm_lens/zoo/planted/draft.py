@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tsfm_lens.errors import LensError
+from tsfm_lens.core.errors import LensError
 from tsfm_lens.models import Lens, load
 from tsfm_lens.zoo.planted.card import Attends, Card, PlantedPart, Query, Role
 from tsfm_lens.zoo.planted.planting import Planted

@@ -9,10 +9,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.core.errors import InputError, unknown_name
+from tsfm_lens.core.io import follow_umask
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.checkpoint import WEIGHTS
-from tsfm_lens.places import follow_umask
 from tsfm_lens.zoo.planted.card import Card, read_card, write_card
 from tsfm_lens.zoo.planted.rules import Reads
 

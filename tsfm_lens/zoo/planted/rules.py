@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt
 
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data.checked import Strict
-from tsfm_lens.errors import InputError
 
 __all__ = [
     "CovariateTimes",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.studies.papers.context import MeasuredValues, verdict_over
 from tsfm_lens.studies.papers.items import TABLE_3, Evaluated
 from tsfm_lens.studies.papers.verdicts import WINDOW, ClaimPart, Interval, larger

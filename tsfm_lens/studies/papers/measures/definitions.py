@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from tsfm_lens import compress, ranks
+from tsfm_lens import compress
+from tsfm_lens.core import ranks
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure
 from tsfm_lens.studies.rank_theory.compression import column_softmax, orthonormal

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.hooks import Component
 from tsfm_lens.probes import (
     ablation_recipes,

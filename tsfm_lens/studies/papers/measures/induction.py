@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.probes import head_entropy, induction_overlap, induction_scores
 from tsfm_lens.probes.attention import SHARP_BELOW
 from tsfm_lens.probes.induction import (

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.core.errors import InputError, MissingExtraError
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import InputError, MissingExtraError
 from tsfm_lens.hooks import Component
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, load

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tsfm_lens.ranks import flow_bound
+from tsfm_lens.core.ranks import flow_bound
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.papers.context import (
     Context,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 
 __all__ = [
     "angles",

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tsfm_lens.errors import install_command
+from tsfm_lens.core.errors import install_command
 from tsfm_lens.models.extras import (
     installed,
     missing_packages,

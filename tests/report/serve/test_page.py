@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("anywidget")
 pytest.importorskip("ipywidgets")
 
-from tsfm_lens.serve.page import Page
-from tsfm_lens.serve.server import _free, _notebook, _settings
+from tsfm_lens.report.serve.page import Page
+from tsfm_lens.report.serve.server import _free, _notebook, _settings
 
 
 def said(page: Page) -> str:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 
 WRITTEN: deque[Path] = deque(maxlen=1000)
 """Latest files and folders that this process has put in their places."""

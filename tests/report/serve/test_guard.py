@@ -25,18 +25,18 @@ import websocket
 from tornado.web import create_signed_value
 
 from browsing import PATIENCE, until
-from tsfm_lens.serve import guard
+from tsfm_lens.report.serve import guard
 
 LIMIT = 2
 # a page without a model, which starts faster
 SCRIPT = f"""
 import os
-from tsfm_lens.serve import guard, server
+from tsfm_lens.report.serve import guard, server
 guard.PAGES = {LIMIT}
 write = server._notebook
 def notebook(folder, given):
     path = write(folder, given)
-    path.write_text(path.read_text().replace("from tsfm_lens.serve.page import Page", "Page = dict"))
+    path.write_text(path.read_text().replace("from tsfm_lens.report.serve.page import Page", "Page = dict"))
     return path
 server._notebook = notebook
 server.serve(port=20_000 + os.getpid() % 10_000, browser=False, started=lambda address: print(address, flush=True))

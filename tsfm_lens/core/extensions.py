@@ -12,7 +12,7 @@ from inspect import ismodule
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

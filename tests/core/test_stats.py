@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 from statsmodels.stats.multitest import multipletests
 
-from tsfm_lens.stats import (
+from tsfm_lens.core.stats import (
     auroc,
     expanded_interval,
     expanded_p,

@@ -16,8 +16,8 @@ import xarray as xr
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.points import point_forecasts
+from tsfm_lens.core.errors import InputError, LensError
 from tsfm_lens.data.batch import Item
-from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.explain import Masks, Segment
 from tsfm_lens.explain.masking import Reference
 from tsfm_lens.hooks.interventions import Zero
@@ -111,7 +111,7 @@ export default { render({ model, el }) {
 
 
 class Explorer(anywidget.AnyWidget):
-    """One linked view of a model's components; made by :func:`tsfm_lens.explore.explore`.
+    """One linked view of a model's components; made by :func:`tsfm_lens.report.explore.explore`.
 
     ``chosen`` is a component, ``ablated`` a set of them by name, ``marked`` a stretch ``(start, stop)`` in steps from
     the forecast start, ``masked`` the forecast (step,) without it, ``error`` why the last choice was refused. Forecasts
@@ -221,7 +221,7 @@ _THROUGH = "<style>.selectionlayer path { pointer-events: none !important; }</st
 
 
 class Brush(widgets.VBox):
-    """Forecast without a brushed stretch ``marked``; see :func:`tsfm_lens.explore.brush`. Medians are (step,)."""
+    """Forecast without the brushed stretch ``marked``, see :func:`brush`; medians are (step,)."""
 
     def __init__(self, run: Run, item: Item, reference: Reference) -> None:
         self.run, self.reference = run.item(item), reference

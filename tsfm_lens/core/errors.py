@@ -38,7 +38,7 @@ class LensError(Exception):
     Example:
         >>> try:
         ...     lens.forecast([[1.0, 2.0]], 0)
-        ... except tsfm_lens.errors.LensError as error:
+        ... except tsfm_lens.core.errors.LensError as error:
         ...     print(error)
         horizon 0 is not a number of steps; expected an integer from 1 to 100000
     """
@@ -58,7 +58,7 @@ class InputError(LensError, ValueError):
     Example:
         >>> tsfm_lens.data.as_series([])
         Traceback (most recent call last):
-        tsfm_lens.errors.InputError: there is no series: expected at least one
+        tsfm_lens.core.errors.InputError: there is no series: expected at least one
     """
 
 
@@ -75,7 +75,7 @@ class UnknownNameError(LensError, KeyError):
     Example:
         >>> lens.components("decoder.9.mlp")
         Traceback (most recent call last):
-        tsfm_lens.errors.UnknownNameError: no component 'decoder.9.mlp'. Closest: decoder.2.mlp, decoder.1.mlp, ...
+        tsfm_lens.core.errors.UnknownNameError: no component 'decoder.9.mlp'. Closest: decoder.2.mlp, decoder.1.mlp, ...
     """
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ class WiringError(LensError, ValueError):
     Example:
         >>> tsfm_lens.load(torch.nn.Linear(2, 2))
         Traceback (most recent call last):
-        tsfm_lens.errors.WiringError: no wiring knows an object of type Linear. ...
+        tsfm_lens.core.errors.WiringError: no wiring knows an object of type Linear. ...
     """
 
 
@@ -116,7 +116,7 @@ class CheckpointError(LensError, OSError):
     Example:
         >>> tsfm_lens.load(folder)
         Traceback (most recent call last):
-        tsfm_lens.errors.CheckpointError: ... is not a checkpoint: it has no *.safetensors file (found: nothing)
+        tsfm_lens.core.errors.CheckpointError: ... is not a checkpoint: it has no *.safetensors file (found: nothing)
     """
 
 
@@ -135,7 +135,7 @@ class HookError(LensError, RuntimeError):
         >>> with lens.edit(EditPattern("decoder.0.mlp", lambda pattern: pattern)):
         ...     lens.forecast(run.batch, 2)
         Traceback (most recent call last):
-        tsfm_lens.errors.HookError: EditPattern needs an attention branch or head, decoder.0.mlp is an MLP
+        tsfm_lens.core.errors.HookError: EditPattern needs an attention branch or head, decoder.0.mlp is an MLP
     """
 
 
@@ -174,7 +174,7 @@ class StoreError(LensError, OSError):
     Example:
         >>> sweep.gather(folder)
         Traceback (most recent call last):
-        tsfm_lens.errors.StoreError: ... is not a store of a sweep: it has no store.json that can be read. Start ...
+        tsfm_lens.core.errors.StoreError: ... is not a store of a sweep: it has no store.json that can be read. ...
     """
 
 
@@ -227,7 +227,7 @@ def install_command(extra: str) -> str:
         recorded = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except metadata.PackageNotFoundError:
         # imported from a folder on Python's path
-        return f'pip install -e "{Path(__file__).parent.parent}[{extra}]"'
+        return f'pip install -e "{Path(__file__).parents[2]}[{extra}]"'
     if recorded is None:
         return f'pip install "{DISTRIBUTION}[{extra}]"'
     origin = json.loads(recorded)

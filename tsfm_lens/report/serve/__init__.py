@@ -1,5 +1,5 @@
 """Local page: drop a file, choose a model, and see forecast, heads, ablations and explanations."""
 
-from tsfm_lens.serve.server import serve
+from tsfm_lens.report.serve.server import serve
 
 __all__ = ["serve"]

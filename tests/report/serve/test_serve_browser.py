@@ -28,8 +28,8 @@ from tsfm_lens.testing import assert_close
 
 pytest.importorskip("voila")
 
-from tsfm_lens.explore import brush
-from tsfm_lens.explore.widget import WITHOUT, Brush
+from tsfm_lens.report.explore import brush
+from tsfm_lens.report.explore.widget import WITHOUT, Brush
 
 pytestmark = pytest.mark.browser
 

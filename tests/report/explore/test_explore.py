@@ -13,11 +13,11 @@ import torch
 
 from browsing import Linked, until
 from tiny_lenses import fresh
+from tsfm_lens.core.errors import InputError, MissingExtraError, UnknownNameError
 from tsfm_lens.data import SeriesBatch, bundled
-from tsfm_lens.errors import InputError, MissingExtraError, UnknownNameError
-from tsfm_lens.explore import opening, widget
-from tsfm_lens.explore.widget import Explorer
 from tsfm_lens.models import Lens
+from tsfm_lens.report.explore import opening, widget
+from tsfm_lens.report.explore.widget import Explorer
 from tsfm_lens.testing import assert_close, last_digit
 
 H = 6

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tsfm_lens.errors import unknown_name
+from tsfm_lens.core.errors import unknown_name
 
-_ZOO = Path(__file__).parent / "zoo"
+_ZOO = Path(__file__).parents[1] / "zoo"
 
 __all__ = ["checkpoint_names", "checkpoint_path", "has_training_record"]
 

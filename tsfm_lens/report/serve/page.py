@@ -15,17 +15,17 @@ import traitlets
 import xarray as xr
 from transformers.utils import logging
 
+from tsfm_lens.core.errors import InputError, LensError
 from tsfm_lens.core.registry import find
 from tsfm_lens.data import SeriesBatch, bundled_names
 from tsfm_lens.data.files import READABLE, columns_of
-from tsfm_lens.errors import InputError, LensError
-from tsfm_lens.explore import brush, explore
-from tsfm_lens.explore.widget import WIDE, Fit, figure_widget
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.run import Run
 from tsfm_lens.report import explanation
+from tsfm_lens.report.explore import brush, explore
+from tsfm_lens.report.explore.widget import WIDE, Fit, figure_widget
 from tsfm_lens.report.pipeline import read_sources
-from tsfm_lens.serve.server import FILE_LIMIT
+from tsfm_lens.report.serve.server import FILE_LIMIT
 from tsfm_lens.viz.words import capital
 from tsfm_lens.zoo import checkpoint_names
 
@@ -155,7 +155,7 @@ _BUNDLED = "bundled:"
 
 
 class Page(widgets.VBox):
-    """Local page as a widget; made by the notebook that :func:`tsfm_lens.serve.serve` opens."""
+    """Local page as a widget; made by the notebook that :func:`tsfm_lens.report.serve.serve` opens."""
 
     def __init__(
         self,

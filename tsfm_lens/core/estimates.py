@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.errors import InputError
-from tsfm_lens.extensions import extensible
-from tsfm_lens.stats import (
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.extensions import extensible
+from tsfm_lens.core.stats import (
     LEVEL,
     SMALLEST,
     holm,
@@ -217,8 +217,8 @@ def with_twins(data: xr.Dataset, twins: Iterable[xr.Dataset]) -> xr.Dataset:
 
     Returns:
         The result with ``NAME_twins`` (twin, …), the absolute sizes in each; ``NAME_twin_rank``, the place of the
-        model's own among them, 1 the largest; ``NAME_learned``, see :func:`tsfm_lens.stats.stands_apart`; what does not
-        act is not learned.
+        model's own among them, 1 the largest; ``NAME_learned``, see :func:`.stats.stands_apart`; what does
+        not act is not learned.
     """
     others = list(twins)
     for name in judged_names(data):

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tsfm_lens.errors import InputError
-from tsfm_lens.places import refuse_unwritable, replacing
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.io import refuse_unwritable, replacing
 
 
 def test_a_folder_that_cannot_be_made_is_told_and_nothing_is_made(

@@ -9,8 +9,8 @@ import xarray as xr
 from scipy.stats import spearmanr
 
 from tiny_lenses import fresh
+from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import Lens
 from tsfm_lens.probes import attribution, head_states
 from tsfm_lens.testing import assert_close

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsfm_lens import ranks
-from tsfm_lens.errors import InputError
+from tsfm_lens.core import ranks
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.testing import assert_close, rounding
 
 SPECTRA = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20).map(np.array)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.core.errors import InputError
 
 __all__ = ["serve"]
 
@@ -73,10 +73,10 @@ def serve(
     Example:
         >>> serve.serve("chronos-nano", ["load.csv"])  # doctest: +SKIP
     """
-    from tsfm_lens.explore.opening import need
+    from tsfm_lens.report.explore.opening import need
 
     need("serve", "voila")
-    from tsfm_lens.serve.guard import Server
+    from tsfm_lens.report.serve.guard import Server
 
     place, token = _free(port), secrets.token_hex(16)
     arguments = {
@@ -118,7 +118,7 @@ def _notebook(folder: Path, arguments: Mapping[str, Any]) -> Path:
 
     lines = [
         "import json",
-        "from tsfm_lens.serve.page import Page",
+        "from tsfm_lens.report.serve.page import Page",
         f"Page(**json.loads({json.dumps(arguments)!r}))",
     ]
     words = json.dumps(f"Opening {arguments['model']} and forecasting …").replace(
@@ -143,7 +143,7 @@ def _notebook(folder: Path, arguments: Mapping[str, Any]) -> Path:
 def _settings(port: int, token: str, *, browser: bool) -> Any:
     from traitlets.config import Config
 
-    from tsfm_lens.serve.guard import Pages
+    from tsfm_lens.report.serve.guard import Pages
 
     # the browser itself refuses whatever would come from, or go to, another place
     policy = (

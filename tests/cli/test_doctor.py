@@ -13,9 +13,8 @@ from huggingface_hub import constants
 from typer.testing import CliRunner, Result
 
 import tsfm_lens.testing
-from tsfm_lens import doctor
-from tsfm_lens.cli import app
-from tsfm_lens.doctor import examine
+from tsfm_lens.cli import app, doctor
+from tsfm_lens.cli.doctor import examine
 from tsfm_lens.models.architecture import extras as optional_libraries
 from tsfm_lens.testing import OracleResult
 from tsfm_lens.zoo import checkpoint_names

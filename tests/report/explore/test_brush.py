@@ -8,10 +8,10 @@ import pytest
 from plotly.serializers import _py_to_js
 
 import tsfm_lens
-from tsfm_lens import explore
 from tsfm_lens.data import as_series, bundled
-from tsfm_lens.explore.widget import WITHOUT, Brush
 from tsfm_lens.models import Lens
+from tsfm_lens.report import explore
+from tsfm_lens.report.explore.widget import WITHOUT, Brush
 
 STEPS, H = 64, 8
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from tsfm_lens.errors import missing_extra
+from tsfm_lens.core.errors import missing_extra
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import refuse_several
 from tsfm_lens.probes.head_states import head_states
@@ -13,7 +13,7 @@ from tsfm_lens.probes.head_states import head_states
 if TYPE_CHECKING:
     from tsfm_lens.data.batch import Item
     from tsfm_lens.explain.masking import Reference
-    from tsfm_lens.explore.widget import Brush, Explorer
+    from tsfm_lens.report.explore.widget import Brush, Explorer
 
 _LIBRARIES = ("ipywidgets", "anywidget", "IPython")
 
@@ -38,7 +38,7 @@ def explore(run: Run, *, kind: str | None = None) -> Explorer:
     """
     need("explore", instead="viz.explore_figure draws one head of probes.head_states")
     refuse_several(run, "heads are explored", covariates=True)
-    from tsfm_lens.explore.widget import Explorer
+    from tsfm_lens.report.explore.widget import Explorer
 
     return Explorer(run, head_states(run, kind=kind))
 
@@ -62,7 +62,7 @@ def brush(run: Run, item: Item = None, *, reference: Reference = "mean") -> Brus
         >>> explore.brush(run)  # doctest: +SKIP
     """
     need("brush", instead="explain.forecasts makes the same forecasts")
-    from tsfm_lens.explore.widget import Brush
+    from tsfm_lens.report.explore.widget import Brush
 
     return Brush(run, item, reference)
 

@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.errors import InputError
-from tsfm_lens.stats import CONFIDENCE
+from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.stats import CONFIDENCE
 
 __all__ = ["RULES", "verdict"]
 
