@@ -287,7 +287,7 @@ def test_a_day_that_is_copied_is_a_day_on_the_whole_page(
         chapters = driver.execute_script("return document.body.textContent").replace(
             "\u00a0", " "
         )
-        assert f"It looks most 24 steps back ({mean} of its attention" in chapters
+        assert f"looks: 24 steps back ({mean} of its attention" in chapters
         assert f"up to {100 * shares.max():.3g} %" in linked.text("context")
         # at every step the slider says the same of its own row
         for step in range(DAY):
