@@ -24,7 +24,6 @@ from tsfm_lens.core.embedded import checkpoint_path
 from tsfm_lens.core.errors import CheckpointError, MissingExtraError
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.checkpoint import module_of
-from tsfm_lens.probes import weight_effects
 from tsfm_lens.testing import assert_close, example_case
 
 # the linear layers of Toto 2 scale their outputs and are none that peft adds to
@@ -182,11 +181,6 @@ def test_the_files_that_were_read_are_named(beside: Path) -> None:
     ]
     assert copy.deepcopy(lens).files == lens.files
     assert [file.name for file in load("bolt-nano").files] == ["model.safetensors"]
-    base = load("chronos2-nano")
-    result = weight_effects(base, lens, base.run(SERIES, 4))
-    assert "adapter_model" in result.attrs["tuned_files"]
-    assert "adapter_model" not in result.attrs["base_files"]
-    assert result.sizes["component"] > 0
 
 
 # --- refusals ----------------------------------------------------------------------------------------------------
@@ -255,15 +249,6 @@ def test_a_base_that_is_ambiguous_or_not_at_hand_is_refused_and_the_advice_works
         shutil.move(aside / name, beside / name)
     rebase(beside, "someone/far-away")
     np.testing.assert_array_equal(load(beside).forecast(SERIES, 4).quantiles, expected)
-
-
-def test_an_adapter_of_another_model_is_refused(beside: Path) -> None:
-    folder = beside.parent / "bolt"
-    shutil.copytree(checkpoint_path("bolt-nano"), folder)
-    for file in files_of_adapter(beside):
-        shutil.copyfile(file, folder / file.name)
-    rebase(folder, str(folder))
-    refused(folder, "adapter cannot be merged")
 
 
 def test_without_peft_its_installation_is_named(
