@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from tiny_lenses import NAMES, archetypes, fresh, lens_of
+from tiny_lenses import NAMES, archetypes, lens_of
 from tsfm_lens import testing
 from tsfm_lens.ablation import Variant, VariantForecasts, forecast_variants, rollouts
 from tsfm_lens.core.errors import InputError, UnknownNameError
@@ -215,46 +214,6 @@ def test_the_plain_loop_is_one_forecast_a_variant(name: str) -> None:
         np.testing.assert_array_equal(kept.samples[0], edited.samples)
 
 
-class Products(TorchDispatchMode):
-    """Counts the rows that are really multiplied with some weights."""
-
-    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
-        super().__init__()
-        self._names = {weight.data_ptr(): name for name, weight in weights.items()}
-        self.rows: dict[str, list[int]] = {name: [] for name in weights}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if func.overloadpacket.__name__ == "mm" and (
-            name := self._names.get(args[1].data_ptr())
-        ):
-            self.rows[name].append(len(args[0]))
-        return func(*args, **kwargs or {})
-
-
-def test_the_encoder_runs_once_a_batch_and_keys_are_held_once_a_series(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lens = lens_of("chronos")
-    model = lens.adapter.model
-    keys = model.decoder.block[0].layer[1].EncDecAttention.k
-    products = Products(
-        {
-            "queries": model.encoder.block[0].layer[0].SelfAttention.q.weight,
-            "keys": keys.weight,
-        }
-    )
-    batch = as_series([np.sin(np.arange(40) / 3), np.cos(np.arange(40) / 2)])
-    variants = [Variant.zero(part) for part in writers(lens.wiring, "decoder")[:8]]
-    monkeypatch.setattr(rollouts.VariantRequest, "abreast", lambda _request: 4)
-    with products:
-        forecast_variants(lens, batch, 4, variants, num_samples=5)
-    rows = 2 * len(lens.encode(batch).spans["encoder"])
-    # one pass of the encoder; the keys once in each of two groups of variants
-    assert products.rows == {"queries": [rows], "keys": [rows, rows]}
-
-
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "toto-1"])
 def test_nothing_is_left_behind(name: str) -> None:
     lens = lens_of(name)
@@ -391,20 +350,3 @@ def test_whatever_an_object_was_compiled_with(options: dict[str, Any]) -> None:
     )
     loop = forecast_variants(lens, batch, 6, variants, economy=False)
     check(lens, batch, forecast_variants(lens, batch, 6, variants), loop)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "timesfm-2.5", "toto-1"])
-def test_on_a_gpu(name: str) -> None:
-    lens = fresh(name).to("cuda")
-    batch, state = shown(lens), torch.cuda.get_rng_state()
-    variants = [Variant.zero(part) for part in writers(lens.wiring)[::3]]
-    loop = forecast_variants(
-        lens, batch, 4, variants, seed=1, economy=False, **draws(lens)
-    )
-    found = forecast_variants(lens, batch, 4, variants, seed=1, **draws(lens))
-    assert (
-        np.abs(found.quantiles - loop.quantiles).max()
-        <= 1e-4 * np.abs(loop.quantiles).max()
-    )
-    assert torch.equal(torch.cuda.get_rng_state(), state)
