@@ -10,7 +10,6 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import render_notebooks
 import torch
@@ -32,7 +31,6 @@ from sitepages import (
 from typer.testing import CliRunner
 
 import tsfm_lens
-from benchmarks.history import append
 from tsfm_lens import data, sweep
 from tsfm_lens.cli import app
 from tsfm_lens.core import errors
@@ -146,28 +144,6 @@ def test_every_error_says_why_and_what_to_do_and_its_example_is_true(
         error, error.__name__, globs=names
     )
     assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example).failed == 0
-
-
-def test_benchmarks_are_kept_and_drawn(tmp_path: Path) -> None:
-    file = tmp_path / "history.csv"
-    ends = list(history.KINDS)
-    rows = [
-        (f"(a) chronos: {ends[0]}", "1.013", "0.98–1.05", "≤ 1.02", True),
-        ("(g) words", "none", "", "", None),
-    ]
-    assert append(rows, "here", file) == 1
-    assert append(rows, "here", file) == 1
-    kept = pd.read_csv(file)
-    assert list(kept.columns) == list(pd.read_csv(history.HISTORY).columns)
-    assert kept[["median", "low", "high"]].values.tolist() == [[1.013, 0.98, 1.05]] * 2
-    (line,) = history.drawn(kept.assign(when=["first", "second"]), ends[0]).data
-    assert (line.name, list(line.x), list(line.y)) == (
-        "chronos",
-        ["first", "second"],
-        [1.013, 1.013],
-    )
-    shipped = pd.read_csv(history.HISTORY)
-    assert all(shipped["measurement"].str.endswith(kind).any() for kind in ends)
 
 
 @pytest.mark.parametrize("page", outputs.ROOTS)

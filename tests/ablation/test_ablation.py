@@ -96,9 +96,7 @@ def test_seasonal_scale_is_the_mean_seasonal_difference(
     context: np.ndarray, season: int
 ) -> None:
     used = season if season < len(context) else 1
-    expected = np.mean(
-        [abs(context[t] - context[t - used]) for t in range(used, len(context))]
-    )
+    expected = np.abs(context[used:] - context[:-used]).mean()
     found = seasonal_scale(context, season)
     assert np.isnan(found) if expected == 0 else found == pytest.approx(expected)
     # pairs with NaN are left out

@@ -353,6 +353,8 @@ def test_ids_come_from_any_iterable() -> None:
     series = [np.arange(3.0), np.arange(4.0)]
     for ids in (np.array([5, 6]), (each for each in (5, 6)), pd.Index([5, 6])):
         assert as_series(series, ids=ids).ids == ("5", "6")
+    # and a name is not its letters
+    assert as_series([1.0, 2.0], ids="ab").ids == ("ab",)
 
 
 @pytest.mark.parametrize(
