@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import yaml
-
 import tsfm_lens
 
 ROOT = Path(__file__).parent.parent
@@ -23,23 +21,6 @@ def test_what_the_readme_names_exists() -> None:
         for path in named
         if not (ROOT / path).exists() and not path.startswith("docs/_build")
     ] == []
-
-
-def test_forms_of_issues_ask_for_what_can_be_answered() -> None:
-    forms = [
-        path
-        for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")
-        if path.name != "config.yml"
-    ]
-    assert len(forms) >= 3
-    for path in forms:
-        form = yaml.safe_load(path.read_text())
-        assert {"name", "description", "body"} <= form.keys(), path.name
-        ids = [field["id"] for field in form["body"]]
-        assert len(set(ids)) == len(ids)
-        assert any(
-            field.get("validations", {}).get("required") for field in form["body"]
-        )
 
 
 def test_hosted_checks_and_hooks_run_what_everybody_runs() -> None:
