@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import yaml
+
 import tsfm_lens
 
 ROOT = Path(__file__).parent.parent

@@ -138,7 +138,8 @@ _TABLES = {
     "sweep_selection": "selection",
 }
 _PACKAGES = (
-    "import torch\nimport tsfm_lens\nfrom tsfm_lens import compress, probes, ranks, training, viz, zoo\n"
+    "import torch\nimport tsfm_lens\nfrom tsfm_lens import compress, probes, training, viz, zoo\n"
+    "from tsfm_lens.core import ranks\n"
     "from tsfm_lens.studies import experiments, rank_theory, recipes\n"
 )
 
