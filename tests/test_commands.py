@@ -17,6 +17,8 @@ def named() -> tuple[Mention, ...]:
     return tuple(
         mention
         for path in documented_commands.documents()
+        # commands of its walks are run, on names that the walks make
+        if path.name != "CONTRIBUTING.md"
         for mention in documented_commands.mentions(path)
     )
 
