@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 from sitepages import drawing, scenes
 
 import documented_commands
-from documented_commands import Mention
+from documented_commands import ROOT, Mention
 
 
 @cache
@@ -102,3 +104,47 @@ def test_what_is_no_command_is_named_with_file_and_line(
     )[0]
     assert PLANTED[text] in wrong
     assert wrong.startswith(f"page.md:{4 if text.startswith('```') else 3}: ")
+
+
+def find_unknown_targets(mentions: tuple[Mention, ...]) -> list[str]:
+    """Name the targets of make that the Makefile does not have, with their places."""
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.findall(r"^([\w-]+):", makefile, re.MULTILINE)
+    unknown = []
+    for mention in mentions:
+        command = re.match(r"\s*(?:[A-Z_]+=\S+ )*make ([^#;&|]+)", mention.text)
+        words = command[1].split() if command else []
+        for word in words:
+            if re.fullmatch(r"[a-z][\w-]*", word) and word not in targets:
+                unknown.append(f"{mention.place}: make {word}")
+    return unknown
+
+
+def find_unknown_extras(mentions: tuple[Mention, ...]) -> list[str]:
+    """Name the extras that pyproject.toml does not have, with their places."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pattern = r"""(?:-e ["']?\.|tsfm-lens(?:-toolbox)?)\[([^\]]+)\]"""
+    unknown = []
+    for mention in mentions:
+        for names in re.findall(pattern, mention.text):
+            for extra in names.split(","):
+                is_known = extra in project["optional-dependencies"]
+                if not is_known and not documented_commands.stands_for(extra):
+                    unknown.append(f"{mention.place}: [{extra}]")
+    return unknown
+
+
+def test_targets_and_extras_of_documents_exist() -> None:
+    documents = tuple(
+        mention
+        for path in documented_commands.documents()
+        for mention in documented_commands.mentions(path)
+    )
+    assert find_unknown_targets(documents) == []
+    assert find_unknown_extras(documents) == []
+    planted = (
+        Mention("HARD=avx2 make test-harder", "a:1", True),
+        Mention('pip install -e ".[ray,rey]"', "a:2", True),
+    )
+    assert find_unknown_targets(planted) == ["a:1: make test-harder"]
+    assert find_unknown_extras(planted) == ["a:2: [rey]"]

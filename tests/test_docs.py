@@ -9,6 +9,7 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import walk_packages
 
 import pytest
 import render_notebooks
@@ -163,3 +164,34 @@ def test_the_first_pages_show_what_their_code_draws(page: str) -> None:
 @pytest.mark.parametrize("name", notebooks.names())
 def test_notebooks_ship_with_pictures_of_what_their_code_draws(name: str) -> None:
     assert not render_notebooks.faults(notebooks.EXAMPLES / f"{name}.ipynb")
+
+
+# rooms of the command line and of studies, wirings, and parts of rooms that offer their
+# names themselves
+_PRIVATE = (
+    "cli",
+    "models.wirings",
+    "studies",
+    "studies.commands",
+    "studies.method_scores",
+    "studies.papers",
+    "training.watch",
+)
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    packages = {
+        module.name.removeprefix("tsfm_lens.")
+        for module in walk_packages(tsfm_lens.__path__, "tsfm_lens.")
+        if module.ispkg
+    }
+    offering = {
+        package
+        for package in packages.difference(_PRIVATE)
+        if hasattr(api.module_of(package), "__all__")
+    }
+    assert offering <= set(api.PACKAGES)
+    listed = [api.pages(package).values() for package in ("", *api.PACKAGES)]
+    text = "".join(page for pages in listed for page in pages)
+    documented = set(re.findall(r":: (\S+)$", text, flags=re.MULTILINE))
+    assert set(api.homes().values()) <= documented

@@ -102,7 +102,7 @@ MUTANTS = [
             "explain/test_attention.py::test_roll_out_over_one_stack_is_the_probe_s",
         ),
         (
-            "findings.py",
+            "core/estimates.py",
             "acts = (np.abs(flat) > beneath).sum(-1)",
             "acts = (np.abs(flat) >= 0).sum(-1)",
             "probes/test_findings.py::test_the_four_statements_on_planted_effects",
@@ -112,6 +112,12 @@ MUTANTS = [
             "np.abs(forecast - parrots).mean(axis=-1) / scales",
             "np.abs(forecast - parrots).mean(axis=-1)",
             "probes/test_probe_checks.py::test_every_measurement_passes[context_parroting-bolt-nano-units]",
+        ),
+        (
+            "viz/scenarios.py",
+            "(steps >= start) & (steps < stop)",
+            "(steps >= start) & (steps <= stop)",
+            "cli/test_explain.py::test_what_if_and_what_changed_come_first_on_the_page",
         ),
         (
             "data/corruption.py",
@@ -229,10 +235,17 @@ def is_caught(mutant: Mutant, copy: Path) -> bool:
 
 def main(packages: list[str]) -> None:
     """Plant every fault, or those of some packages."""
+    by_package: dict[str, list[Mutant]] = {}
+    for mutant in MUTANTS:
+        by_package.setdefault(mutant.file.partition("/")[0], []).append(mutant)
+    unknown = sorted(set(packages) - set(by_package))
+    if unknown:
+        known = ", ".join(sorted(by_package))
+        raise SystemExit(
+            f"no faults of {', '.join(unknown)}; there are some of {known}"
+        )
     chosen = [
-        mutant
-        for mutant in MUTANTS
-        if not packages or mutant.tests.partition("/")[0] in packages
+        mutant for package in packages or by_package for mutant in by_package[package]
     ]
     passed = []
     with tempfile.TemporaryDirectory() as folder:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tiny_lenses import NAMES, archetypes, lens_of
+from tiny_lenses import NAMES, archetypes, fresh, lens_of
 from tsfm_lens import testing
 from tsfm_lens.ablation import Variant, VariantForecasts, forecast_variants, rollouts
 from tsfm_lens.core.errors import InputError, UnknownNameError
@@ -350,3 +350,20 @@ def test_whatever_an_object_was_compiled_with(options: dict[str, Any]) -> None:
     )
     loop = forecast_variants(lens, batch, 6, variants, economy=False)
     check(lens, batch, forecast_variants(lens, batch, 6, variants), loop)
+
+
+def test_what_is_zeroed_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = fresh("chronos")
+    rows: list[int] = []
+    mm = torch.mm
+    monkeypatch.setattr(
+        torch, "mm", lambda a, b, **kwargs: rows.append(len(a)) or mm(a, b, **kwargs)
+    )
+    batch = as_series([np.sin(np.arange(40) / 3)])
+    variants = [
+        Variant.zero(Component("decoder", 0, "mlp")),
+        *[Variant.zero(Component("decoder", 1))] * 3,
+    ]
+    forecast_variants(lens, batch, 1, variants, num_samples=2)
+    # block 0: wi and wo for three of four variants; block 1: q, k, v, o, q, o, wi, wo for one
+    assert sorted(rows) == [2] * 8 + [6] * 2

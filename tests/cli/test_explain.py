@@ -153,6 +153,7 @@ def test_what_if_and_what_changed_come_first_on_the_page(tmp_path: Path) -> None
     told = json.loads(done.stdout)
     assert "temperature +5 from 2 until 2024-01-03 06:00" in told["answers"][0]
     said = " ".join(told["answers"])
+    assert "(4 of 12)" in said
     for part in ("goes through", "outer quantiles", "same 11 steps", "1 steps nearer"):
         assert part in said
     assert list(told["results"]) == ["what_if", "forecast_change", "forecast"]

@@ -209,3 +209,11 @@ def test_auroc_counts_pairs_and_lets_nan_be_lowest() -> None:
     )
     assert auroc(scores, labels) == pytest.approx(5.5 / 6)
     assert np.isnan(auroc(scores, np.zeros(5, dtype=bool)))
+
+
+def test_p_values_say_no_more_than_the_replicates() -> None:
+    far = np.random.default_rng(0).normal(20, 1, size=(199, 3))
+    for units in (4, 30, 500):
+        p = expanded_p(far, units)
+        assert (p >= 2 / 200).all()
+    assert p == pytest.approx(2 / 200)

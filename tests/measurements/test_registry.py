@@ -30,6 +30,7 @@ from tsfm_lens.core.registry import (
 )
 from tsfm_lens.core.results import Results
 from tsfm_lens.testing import assert_close
+from walks import find_blocks
 
 ROOT = Path(__file__).parents[2]
 # functions that write or lay out figures
@@ -46,59 +47,8 @@ def test_every_figure_belongs_to_a_measurement() -> None:
     assert core == set(viz.__all__) - WRITERS
 
 
-PROBE = """
-import xarray as xr
-
-from tsfm_lens.core.registry import probe
-from tsfm_lens.models.run import Run
-
-__all__ = ["first_jump"]
-
-
-@probe(
-    theme="Behaviour",
-    title="First jumps",
-    summary="distance of the first step of the forecast from the last value",
-    description="A forecast that goes on where the series ends has none.",
-)
-def first_jump(run: Run) -> xr.Dataset:
-    data = run.dataset()
-    data["jump"] = ("series", run.point[:, 0] - [values[-1] for values in run.batch.values])
-    data.attrs = run.describe("first_jump", "First jump", "")
-    return data
-"""
-FIGURE = """
-import plotly.graph_objects as go
-import xarray as xr
-
-from tsfm_lens.core.registry import figure
-
-__all__ = ["jump_bars"]
-
-
-def largest(ds: xr.Dataset) -> list[str]:
-    return [f"The largest jump is {float(abs(ds['jump']).max()):.3g}."]
-
-
-@figure("first_jump", "First step of each forecast, from the last value.", table=["jump"], sentences=largest)
-def jump_bars(ds: xr.Dataset) -> go.Figure:
-    return go.Figure(go.Bar(x=ds["series"].values, y=ds["jump"].values))
-"""
-COMMANDS = """
-from typer.testing import CliRunner
-from tsfm_lens.cli import app
-
-series = "bolt-nano --data bundled:nile --horizon 6"
-for command in (
-    "figure --list",
-    "measurements",
-    f"figure jump_bars {series} --format html --out drawn",
-    f"report {series} --sections forecast,first_jump --out told",
-):
-    result = CliRunner().invoke(app, command.split())
-    assert result.exit_code == 0, result.output
-    print(result.output)
-"""
+(PROBE,) = find_blocks("Add a probe", "python")
+(FIGURE,) = find_blocks("Add a figure", "python")
 
 
 @pytest.mark.parametrize(
@@ -125,27 +75,6 @@ def test_chapters_that_cannot_be_are_refused_before_anything_is_written(
     assert result.exit_code == 1
     assert words in " ".join(result.stderr.split())
     assert not out.exists()
-
-
-def test_a_measurement_is_two_files(tmp_path: Path) -> None:
-    # with what is compiled, which counts as fresh by the times of the files
-    shutil.copytree(ROOT / "tsfm_lens", tmp_path / "tsfm_lens")
-    for package, text in (("probes", PROBE), ("viz", FIGURE)):
-        (tmp_path / "tsfm_lens" / package / "first_jump.py").write_text(text)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", COMMANDS],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "jump_bars" in done.stdout
-    assert "first_jump" in done.stdout
-    assert (tmp_path / "drawn" / "jump_bars-bolt-nano.html").exists()
-    assert "The largest jump is" in (tmp_path / "told" / "index.html").read_text()
 
 
 def test_a_measurement_of_ones_own_joins_reports_and_figures(

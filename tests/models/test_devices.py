@@ -19,6 +19,7 @@ from tsfm_lens.core.results import Results
 from tsfm_lens.data import bundled
 from tsfm_lens.hooks import Steer, writers
 from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models.draws import refuse_undrawable
 from tsfm_lens.sweep.engine.sweeping import run_sweep
 from tsfm_lens.sweep.planner.config import parse_config
 from tsfm_lens.sweep.store import Store
@@ -197,3 +198,13 @@ def test_a_sweep_on_a_gpu_finds_the_rows_of_the_cpu(
     assert len(tables[0]) == len(tables[1]) > 0
     numbers = [table.select_dtypes("float").to_numpy() for table in tables]
     assert_close(numbers[1], numbers[0], depth=10_000, dtype=np.float32)
+
+
+def test_logits_without_probabilities_are_not_drawn_from() -> None:
+    head = torch.nn.Linear(2, 3)
+    with head.register_forward_hook(refuse_undrawable), torch.no_grad():
+        head(torch.ones(1, 2))
+        for value in (np.nan, np.inf):
+            with pytest.raises(RuntimeError, match="probability tensor"):
+                head(torch.full((1, 2), value))
+    head(torch.full((1, 2), np.nan))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from homemade_model import Forecaster, Wired
 from refusals import expect_error
 from tsfm_lens.models import Adapter, Architecture, architectures, register
+from walks import find_blocks, write_modules
 
 TESTS = Path(__file__).parents[1]
 SOME = ("conformance/test_oracles.py", "hooks/test_weights.py", "models/test_traits.py")
@@ -22,6 +24,17 @@ LOOPS = sorted(
     for file in TESTS.rglob("test_*.py")
     if "tiny_lenses" in file.read_text() or "architectures()" in file.read_text()
 )
+
+
+def read_entry_points() -> str:
+    """Write the entry points of CONTRIBUTING's walk as installed metadata has them."""
+    (text,) = find_blocks("Add a wiring", "toml")
+    groups = tomllib.loads(text)["project"]["entry-points"]
+    lines = []
+    for group, points in groups.items():
+        lines.append(f"[{group}]")
+        lines += [f"{name} = {module}" for name, module in points.items()]
+    return "\n".join(lines)
 
 
 @pytest.mark.parametrize(
@@ -37,9 +50,8 @@ def test_it_passes_what_loops_over_architectures(
     metadata = tmp_path / "homemade-0.1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Name: homemade\nVersion: 0.1\n")
-    (metadata / "entry_points.txt").write_text(
-        "[tsfm_lens.wirings]\nhomemade = homemade_wiring\n"
-    )
+    (metadata / "entry_points.txt").write_text(read_entry_points())
+    write_modules("Add a wiring", tmp_path)
     paths = (str(tmp_path), str(TESTS), str(TESTS.parent))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-k", "homemade", "-m", WANTED, *files],

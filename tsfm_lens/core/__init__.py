@@ -1,3 +1,3 @@
-"""Foundation that every package stands on: the registry of measurements and figures, and extensions."""
+"""What every package stands on: errors, statistics, ranks, estimates, safe writing, the registry."""
 
 VERSION = "0.1.0"

@@ -341,8 +341,7 @@ def read_estimate(ds: xr.Dataset, series: int) -> list[str]:
         "Largest estimates, as shares of the way{first_order:basis}: "
         "{first_order:largest signed}.",
         "On {series} an estimate differs from the share that patching recovers by "
-        "{error:mean} on average, most at {error:highest}; the rank correlation is "
-        "{rank_correlation}.",
+        "{error:mean} on average, most at {error:highest}.",
         labels=_cell_labels,
         error=error,
     )
@@ -350,12 +349,12 @@ def read_estimate(ds: xr.Dataset, series: int) -> list[str]:
 
 def read_agreement(ds: xr.Dataset) -> list[str]:
     """State how far estimates are from what patching recovers, over all series."""
-    error = abs(ds["first_order"] - ds["recovered"])
+    error = abs(ds["first_order"] - ds["recovered"]).mean("series")
     return summarize(
         ds,
-        "An estimate differs from the share that patching recovers by {error:mean} on "
-        "average over all series, most at {error:highest}; the rank correlation is "
-        "{rank_correlation}.",
+        "On average over all series and patches an estimate differs from the share that "
+        "patching recovers by {error:mean}; most, on average over series, at "
+        "{error:highest}. Their rank correlation is {rank_correlation}.",
         labels=_cell_labels,
         error=error,
     )

@@ -106,8 +106,8 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         "{before:unit} ({statistic}): it moves by {move:signed unit}, and by {size:unit} at "
         "a step on average.",
         "Of that mean move, each change makes: {effects:each signed unit}.",
-        "At the {changed_steps} steps that were changed it moves by {inside:signed unit} on "
-        "average, at the others by {outside:signed unit}.",
+        "It moves by {inside:signed unit} on average at the steps that were changed "
+        "({changed_steps} of {n_steps}), by {outside:signed unit} at the others.",
         _REDRAWN,
         "In one pass, the {word} moves by {whole:unit} at a step. Components that this goes "
         "through: {through:largest percent}; those in series carry the same effect, so the "
@@ -121,6 +121,7 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         size=np.abs(move).mean(),
         effects=labelled(ds, effects, "change") if len(effects) > 1 else None,
         changed_steps=int(is_changed.sum()),
+        n_steps=ds.sizes["step"],
         inside=inside,
         outside=outside,
         word=word,
