@@ -35,6 +35,7 @@ from tsfm_lens.viz.logit_lens import (
 )
 from tsfm_lens.viz.parroting import read_lag, read_parroting, read_seasons
 from tsfm_lens.viz.patching import (
+    read_agreement,
     read_estimate,
     read_patching,
 )
@@ -311,8 +312,9 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
         read_estimate,
         "attribution_patching",
         (0,),
-        ("by 0.0556 on average", "(0.5)", "correlation is 0.9"),
+        ("by 0.0556 on average", "(0.5)"),
     ),
+    (read_agreement, "attribution_patching", (), ("correlation is 0.9",)),
     (read_estimate, "attribution_patching", (0,), ("steps −12 to −1 (+1.25)",)),
     (
         read_paths,
