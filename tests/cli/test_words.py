@@ -49,7 +49,7 @@ EARLY = [
     ),
     (("figure", "nofig", "bolt-nano", *CO2), "no figure 'nofig'"),
     (
-        ("figure", "1C", "bolt-nano", *CO2),
+        ("figure", "lens_logit_map", "bolt-nano", *CO2),
         "figure 'lens_forecast' shows what its layers hold",
     ),
     (
@@ -79,13 +79,21 @@ LATE = [
     (("ablate", "bolt-nano", *CO2, "-c", "decoder.77.mlp"), "decoder.77.mlp"),
     (("hooks", "bolt-nano", "--filter", "hook_nothing"), "hook_nothing"),
     (("figure", "stable_rank", "bolt-nano", *CO2), "head_spectra_stable_rank"),
-    (("figure", "22", "bolt-nano", *CO2, "--format", "jpg"), "no format 'jpg'"),
+    (("figure", "layer_gain", "bolt-nano", *CO2, "--format", "jpg"), "no format 'jpg'"),
     (
-        ("figure", "22", "bolt-nano", "--data", "bundled:nile", "--horizon", "200"),
+        (
+            "figure",
+            "layer_gain",
+            "bolt-nano",
+            "--data",
+            "bundled:nile",
+            "--horizon",
+            "200",
+        ),
         "hold out",
     ),
     (
-        ("figure", "22", *["bolt-nano"] * 3, *CO2),
+        ("figure", "layer_gain", *["bolt-nano"] * 3, *CO2),
         "can show two models side by side, but 3 are named",
     ),
     (("figure", "model_rank_dots", *["bolt-nano"] * 2, *CO2), "two models are called"),
@@ -121,11 +129,11 @@ def test_an_error_is_a_message_and_writes_nothing(
         *(
             ("forecast", "x", *CO2, "--csv", "--json"),
             ("figure",),
-            ("figure", "22"),
-            ("figure", "22", "x"),
+            ("figure", "layer_gain"),
+            ("figure", "layer_gain", "x"),
         ),
         *(
-            ("figure", "22", "x", *CO2, flag, word)
+            ("figure", "layer_gain", "x", *CO2, flag, word)
             for flag, word in (("--column", "triple"), ("--format", ","))
         ),
     ],

@@ -11,7 +11,6 @@ import pytest
 import torch
 from chronos import (
     BaseChronosPipeline,
-    Chronos2Pipeline,
     ChronosBoltPipeline,
     ChronosPipeline,
 )
@@ -30,7 +29,7 @@ from tsfm_lens.studies.recipes.evaluate import (
 from tsfm_lens.studies.recipes.models import build_model
 from tsfm_lens.studies.recipes.recipe import RECIPES
 from tsfm_lens.testing import assert_close
-from tsfm_lens.zoo import checkpoint_names, checkpoint_path
+from tsfm_lens.zoo import checkpoint_path
 
 
 class LastSeason:
@@ -192,11 +191,10 @@ def test_a_horizon_that_no_series_has_is_answered_with_the_longest() -> None:
 KINDS = {
     "bolt-nano": ChronosBoltPipeline,
     "chronos-nano": ChronosPipeline,
-    "chronos2-nano": Chronos2Pipeline,
 }
 
 
-@pytest.mark.parametrize("name", checkpoint_names())
+@pytest.mark.parametrize("name", RECIPES)
 def test_a_checkpoint_is_small_and_is_what_its_recipe_describes(name: str) -> None:
     folder = checkpoint_path(name)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 12e6
@@ -224,7 +222,7 @@ def test_chronos2_nano_uses_the_known_future_of_a_covariate() -> None:
     pipeline = BaseChronosPipeline.from_pretrained(
         str(checkpoint_path("chronos2-nano"))
     )
-    gain = covariate_gain(pipeline.model, count=12)
+    gain = covariate_gain(pipeline, count=12)
     assert gain["ratio"] < 0.7
 
 
@@ -238,7 +236,6 @@ def test_signs_of_effects_are_those_of_what_a_model_does_with_a_covariate(
             np.repeat(task.covariates[0, -horizon:, None], 9, axis=1) for task in tasks
         ]
 
-    monkeypatch.setattr(evaluate, "as_pipeline", lambda model: model)
     monkeypatch.setattr(evaluate, "forecasts", always_up)
     assert evaluate.covariate_signs(None, count=12) == {
         "negative": 0.0,

@@ -16,14 +16,13 @@ import typer
 from chronos import ChronosPipeline
 from rich.table import Table
 from scipy.signal import lfilter
-from transformers import PreTrainedModel
 
 from tsfm_lens.core.console import console
 from tsfm_lens.core.errors import CheckpointError, InputError, unknown_name
 from tsfm_lens.data import bundled, bundled_names
 from tsfm_lens.data.seasonal import filled, last_season, seasonal_error
 from tsfm_lens.studies.recipes.corpus import arrays_of, series_of
-from tsfm_lens.studies.recipes.export import Pipeline, as_pipeline, open_pipeline
+from tsfm_lens.studies.recipes.export import Pipeline, open_pipeline
 from tsfm_lens.studies.recipes.families import CALENDAR_PERIODS, Array
 from tsfm_lens.training.command import run_command
 
@@ -396,10 +395,10 @@ def _changed(task: ForecastWindow, horizon: int, *, rise: float) -> ForecastWind
 
 
 def covariate_gain(
-    model: PreTrainedModel, *, count: int = 48, seed: int = TEST_SEED
+    pipeline: Pipeline, *, count: int = 48, seed: int = TEST_SEED
 ) -> dict[str, Any]:
     """Compute MASE with known covariates over MASE without, geometric mean with its interval."""
-    pipeline, cases = as_pipeline(model), covariate_cases(count=count, seed=seed)
+    cases = covariate_cases(count=count, seed=seed)
     with_them, without = (
         measure(pipeline, cases, covariates=use) for use in (True, False)
     )
@@ -408,7 +407,7 @@ def covariate_gain(
 
 
 def covariate_signs(
-    model: PreTrainedModel, *, count: int = 96, horizon: int = 24, seed: int = TEST_SEED
+    pipeline: Pipeline, *, count: int = 96, horizon: int = 24, seed: int = TEST_SEED
 ) -> dict[str, float]:
     """Compute the share of cases in which the forecast moves with a known covariate by the right sign, by sign.
 
@@ -420,9 +419,7 @@ def covariate_signs(
         *hourly_cases(count=count, seed=seed, heated=True),
     ]
     tasks = [next(windows(case, horizon)) for case in cases]
-    forecast = partial(
-        forecasts, as_pipeline(model), horizon=horizon, seed=0, covariates=True
-    )
+    forecast = partial(forecasts, pipeline, horizon=horizon, seed=0, covariates=True)
     before, signs, right = (
         forecast(tasks),
         np.array([case.sign for case in cases]),
@@ -533,13 +530,13 @@ def main(
         )
     if seed is None and type(pipeline).__name__ == "Chronos2Pipeline":
         gain_seed = TEST_SEED if real is None else VALIDATION_SEED
-        gain = covariate_gain(pipeline.model, seed=gain_seed)
+        gain = covariate_gain(pipeline, seed=gain_seed)
         low, high = gain["interval"]
         which = "test" if real is None else "validation"
         console().print(
             f"{which}: MASE with known covariates / without: {gain['ratio']:.3f} ({low:.3f} to {high:.3f})"
         )
-        shares = covariate_signs(pipeline.model, seed=gain_seed)
+        shares = covariate_signs(pipeline, seed=gain_seed)
         console().print(
             f"{which}: effects of the right sign: "
             + ", ".join(f"{of} {s:.1%}" for of, s in shares.items())

@@ -45,7 +45,7 @@ class TrainingRecipe(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     name: str
-    kind: Literal["token", "patch", "group"]
+    kind: Literal["token", "patch"]
     config: dict[str, Any]
     stages: tuple[Stage, ...]
     steps: int = Field(gt=0)

@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from tsfm_lens.core.errors import CheckpointError, InputError
 from tsfm_lens.core.io import refuse_unwritable
 from tsfm_lens.studies.recipes.corpus import load_corpus
-from tsfm_lens.studies.recipes.covariates import covariate_batch, group_loss
 from tsfm_lens.studies.recipes.export import export, native_model, open_pipeline
 from tsfm_lens.studies.recipes.models import build_model, widened
 from tsfm_lens.studies.recipes.muon import BETAS, MuonAdamW
@@ -64,10 +63,6 @@ class RecipeTask:
         with torch.autocast(
             "cuda", torch.bfloat16, enabled=self.device.startswith("cuda")
         ):
-            if self.recipe.kind == "group":
-                return group_loss(
-                    self.model, covariate_batch(self.source, step, stage), stage
-                )
             context, future = self.source.batch(
                 step,
                 mix=stage.mix,
@@ -246,9 +241,7 @@ def _refuse_run(out: Path, cures: str) -> None:
 
 
 def main(
-    name: Annotated[
-        str, typer.Argument(help="chronos-nano, bolt-nano or chronos2-nano")
-    ],
+    name: Annotated[str, typer.Argument(help="chronos-nano or bolt-nano")],
     out: Annotated[
         Path,
         typer.Option(
