@@ -15,7 +15,6 @@ from chronos import (
     ChronosPipeline,
 )
 
-from refusals import expect_error
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.hooks import Component
 from tsfm_lens.models import load
@@ -115,33 +114,6 @@ def test_tuning_sees_no_test(
     assert "test" not in second
     assert "validation: MASE with known covariates" in second
     assert second.count("effects of the right sign: negative 50.0%") == 1
-
-
-def test_real_series_to_tune_on_are_of_a_known_split(tmp_path: Path) -> None:
-    path = tmp_path / "real.npz"
-    np.savez(
-        path,
-        **{
-            "validation/a": np.arange(5.0),
-            "season/a": np.array(3),
-            "training/b": np.arange(9.0),
-        },
-    )
-    (case,) = evaluate.validation_cases(path)
-    assert (case.name, case.season, case.values.tolist()) == ("a", 3, [0, 1, 2, 3, 4])
-    expect_error("has no array records", evaluate.validation_cases, path, "records")
-    expect_error("records", evaluate.validation_cases, path, "record")
-
-
-def test_seasons_that_are_none_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "real.npz"
-    for season in ({"season/a": np.array(0)}, {"season/a": np.array([3])}, {}):
-        np.savez(path, **{"validation/a": np.arange(9.0)}, **season)
-        expect_error(
-            r"array season/a is .*, expected a number of steps from 1 on",
-            evaluate.validation_cases,
-            path,
-        )
 
 
 def test_a_forecast_that_is_not_finite_is_an_error_and_no_series_that_is_left_out(

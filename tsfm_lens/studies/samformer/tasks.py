@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -100,18 +100,6 @@ class LinearToy:
             pairs.append((x[inside], y[inside]))
         windows, forecasts = zip(*pairs, strict=True)
         return torch.cat(windows), torch.cat(forecasts)
-
-    def batches(
-        self, *, validation: bool = False, size: int = BLOCK
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield all training pairs, or those of validation, in batches."""
-        first, last = (
-            (self.training, self.training + self.validation)
-            if validation
-            else (0, self.training)
-        )
-        for start in range(first, last, size):
-            yield self.pairs(start, min(start + size, last))
 
 
 _MONTH = 30 * 24
@@ -304,7 +292,6 @@ class ForecastTask:
     Args:
         name, model: title; windows (batch, channel, L) to forecasts (batch, channel, H).
         training, validation, batch, seed: pairs; windows in a batch, and of the order.
-        as_printed: whether the loss adds the steps of a forecast up, as equation 1 is printed: H times the mean (E1-1).
         settings: further settings that the weights depend on, for ``identity``, the JSON of all.
 
     Raises:
@@ -320,7 +307,6 @@ class ForecastTask:
         *,
         batch: int = 32,
         seed: int = 0,
-        as_printed: bool = False,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         if min(len(training), len(validation), batch) < 1:
@@ -334,13 +320,14 @@ class ForecastTask:
             training,
             validation,
         )
-        self.batch, self.seed, self.as_printed = batch, seed, as_printed
+        self.batch, self.seed = batch, seed
         self.batches_per_epoch = math.ceil(len(training) / batch)
         settings_of = dict(getattr(model, "settings", {}))
         own = {
             "batch": batch,
             "seed": seed,
-            "as_printed": as_printed,
+            # of a loss that runs could have once
+            "as_printed": False,
             "pairs": [len(training), len(validation)],
         }
         of_model = {
@@ -368,12 +355,12 @@ class ForecastTask:
         return self._order[1][place * self.batch : (place + 1) * self.batch]
 
     def loss(self, step: int) -> Tensor:
-        """Compute the mean squared error of the batch of a step, or equation 1 as printed."""
+        """Compute the mean squared error of the batch of a step."""
         x, y = (
             part.to(self.device) for part in self.training.take(self.pairs_of(step))
         )
-        error = (self.model(x) - y).square().mean()
-        return error * y.shape[-1] if self.as_printed else error
+        error: Tensor = (self.model(x) - y).square().mean()
+        return error
 
     def evaluate(self) -> dict[str, float]:
         """Compute the means of squared and absolute errors over the validation pairs, "mse" and "mae"."""
