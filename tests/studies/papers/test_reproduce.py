@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -205,30 +203,6 @@ def test_forecasts_without_heads_are_compared_over_the_papers_steps() -> None:
         depth=1000,
         magnitude=2.0,
     )
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The benchmark's own module: benchmarks are not installed."""
-    monkeypatch.syspath_prepend(ROOT)
-    return importlib.import_module("benchmarks.paper.__main__")
-
-
-def test_every_command_of_the_readme_parses_and_none_is_missing(
-    bench: ModuleType,
-) -> None:
-    found = bench.commands()
-    measured = {item.id for item in ITEMS if not item.why}
-    assert {bench.parsed(arguments)["name"] for arguments in found} == measured
-    for arguments in found:
-        asked = bench.parsed(arguments)
-        item = item_of(asked["name"])
-        assert set(asked["model"] or ()) <= {*item.model.split(", "), *item.others}
-        assert bool(asked["store"]) == item.sweep
-    text = bench.README.read_text()
-    assert measured == set(re.findall(r"S\d-[A-Z0-9]+", text))
-    # every model of the statements about five
-    assert sum(asked[0] == "S3-F2" for asked in found) == 5
 
 
 RUNNER = CliRunner()
