@@ -201,7 +201,6 @@ def test_a_new_option_leaves_old_identities_alone(
             "rank 9 of .* expected 1 to 8",
         ),
         ({"attention_rank": AttentionRank(rank=2, growth=-0.5)}, "exponent -0.5"),
-        ({"attention_rank": AttentionRank(rank=2, sketch="by heads")}, "by head"),
         ({"attention_levels": (3, 2)}, "from 1 that sum to 4"),
         ({"attention_levels": (5, -1)}, "from 1 that sum to 4"),
         ({"vocabulary_rank": 0}, "vocabulary of rank 0; expected 1 to .* 16"),

@@ -35,7 +35,7 @@ from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.models import Lens, load
 from tsfm_lens.studies.rank_theory.embeddings import ChebyshevEmbedding
 from tsfm_lens.studies.recipes.export import as_pipeline
-from tsfm_lens.studies.recipes.recipe import SKETCHES, AttentionRank, TrainingRecipe
+from tsfm_lens.studies.recipes.recipe import AttentionRank, TrainingRecipe
 from tsfm_lens.studies.structured.forms import token_blocks
 from tsfm_lens.studies.structured.matrices import level_blocks
 
@@ -44,8 +44,6 @@ EMBEDDING_NOISE = 0.1
 
 def attention_ranks(lens: Lens, target: AttentionRank) -> dict[str, int]:
     """Return the rank of every attention matrix, or of each of its heads, by the matrix's name."""
-    if target.sketch not in SKETCHES:
-        raise unknown_name("sketch", target.sketch, SKETCHES)
     by_head, layers = (
         target.sketch == "by head",
         {stack.name: stack.n_layers for stack in lens.wiring.stacks},

@@ -26,9 +26,6 @@ class Phase(BaseModel):
     config: dict[str, Any] = Field(default_factory=dict)
 
 
-SKETCHES = ("by head", "shared")
-
-
 class AttentionRank(BaseModel):
     """Attention whose matrices are the product of two factors from the first step on."""
 
@@ -36,7 +33,7 @@ class AttentionRank(BaseModel):
 
     rank: int
     growth: float = 0.0
-    sketch: str = SKETCHES[0]
+    sketch: Literal["by head", "shared"] = "by head"
 
 
 class TrainingRecipe(BaseModel):
