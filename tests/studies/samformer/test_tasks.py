@@ -173,3 +173,5 @@ def test_series_with_gaps_and_constant_channels_are_refused() -> None:
     still[2] = 3.0
     expect_error("no value in row 250", benchmark, gap)
     expect_error("is constant over the training rows", benchmark, still)
+    other = make_model("linear", 16, 6, 3)
+    expect_error("horizon=6, the data horizon=5", ToyTask, other, SMALL)

@@ -18,7 +18,7 @@ from rich.table import Table
 from scipy.signal import lfilter
 
 from tsfm_lens.core.console import console
-from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.errors import CheckpointError, InputError
 from tsfm_lens.data import bundled, bundled_names
 from tsfm_lens.data.seasonal import filled, last_season, seasonal_error
 from tsfm_lens.studies.recipes.corpus import arrays_of
@@ -354,6 +354,10 @@ def validation_cases(path: Path, split: str = "validation") -> list[SkillCase]:
             for key in arrays
             if key.startswith(f"{split}/")
         )
+        if not names:
+            raise CheckpointError(
+                f"{path} has no array {split}/…: make it again with tools/build_training_series.py"
+            )
         series = [arrays[f"{split}/{name}"].astype(np.float64) for name in names]
         steps = [int(arrays[f"season/{name}"]) for name in names]
     return list(map(SkillCase, names, series, steps))

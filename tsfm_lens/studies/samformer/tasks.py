@@ -372,12 +372,17 @@ def errors_of(
 
 
 class ToyTask(ForecastTask):
-    """Task of a model on the toy problem (S1-TOY), whose pairs are made once and held."""
+    """Task of a model on the toy problem (S1-TOY), whose pairs are made once and held.
+
+    Raises:
+        InputError: the model's length, horizon or channels are not the toy's.
+    """
 
     def __init__(
         self, model: nn.Module, toy: LinearToy | None = None, **options: Any
     ) -> None:
         self.toy = LinearToy() if toy is None else toy
+        _refuse_other_sizes(model, self.toy.length, self.toy.horizon, self.toy.channels)
         last = self.toy.training + self.toy.validation
         pairs = [
             HeldPairs(*self.toy.pairs(*ends))
@@ -389,10 +394,16 @@ class ToyTask(ForecastTask):
 
 
 class BenchmarkTask(ForecastTask):
-    """Task of a model on a benchmark, split as :func:`tsfm_lens.studies.samformer.benchmark` does."""
+    """Task of a model on a benchmark, split as :func:`tsfm_lens.studies.samformer.benchmark` does.
+
+    Raises:
+        InputError: the model's length, horizon or channels are not those of the windows.
+    """
 
     def __init__(self, model: nn.Module, data: Benchmark, **options: Any) -> None:
         self.data = data
+        part = data.training
+        _refuse_other_sizes(model, part.length, part.horizon, len(data.channels))
         options["settings"] = {
             "data": data.name,
             "digest": data.digest,
@@ -427,3 +438,16 @@ def cosine_by_epoch(
         return floor + (first - floor) * (1 + math.cos(math.pi * epoch / epochs)) / 2
 
     return rate
+
+
+def _refuse_other_sizes(
+    model: nn.Module, length: int, horizon: int, channels: int
+) -> None:
+    """Refuse a model of other sizes, whose forecasts could be broadcast against the data."""
+    sizes = {"length": length, "horizon": horizon, "channels": channels}
+    for name, size in sizes.items():
+        of_model = getattr(model, name, None)
+        if of_model not in (None, size):
+            raise InputError(
+                f"the model has {name}={of_model}, the data {name}={size}; make the model of that size"
+            )
