@@ -13,7 +13,7 @@ import pytest
 from refusals import expect_error
 from tsfm_lens.studies.recipes import train
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe
-from tsfm_lens.studies.recipes.train import Trainer, main
+from tsfm_lens.studies.recipes.train import main
 from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import STATE
 
@@ -118,37 +118,12 @@ def test_a_run_is_not_written_over(
 ) -> None:
     command()
     run = contents(tmp_path / "run")
-    for asked in ({}, {"start": tmp_path / "run" / "chronos-nano"}):
-        with monkeypatch.context() as patch:
-            patch.setattr(train, "load_corpus", undrawn)
-            expect_error(
-                r"holds a run .*state\.pt, log\.jsonl, history.* by --resume",
-                command,
-                **asked,
-            )
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "load_corpus", undrawn)
+        expect_error(
+            r"holds a run .*state\.pt, log\.jsonl, history.* by --resume", command
+        )
     assert contents(tmp_path / "run") == run
     command(resume=True)
-    command(end_within=2)
     (tmp_path / "run" / STATE).unlink()
-    expect_error(
-        r"\(log\.jsonl, history\); give another --out, or remove that folder", command
-    )
-
-
-def test_ends_are_kept(
-    command: partial[None], token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
-    Trainer(token_recipe, tmp_path / "run", corpus, device="cpu").run(
-        until=4, quiet=True
-    )
-    run = {
-        name: data
-        for name, data in contents(tmp_path / "run").items()
-        if "ended" not in name
-    }
-    command(end_within=2)
-    ended = contents(tmp_path / "run" / "ended")
-    expect_error(
-        r"ended holds a run already .*; remove that folder", command, end_within=2
-    )
-    assert contents(tmp_path / "run") == run | ended
+    expect_error(r"\(log\.jsonl, history\); .*give another --out", command)

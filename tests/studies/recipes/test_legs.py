@@ -16,7 +16,7 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 from recipe_runs import assert_same_weights, resumed, run
 from refusals import expect_error
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.studies.recipes.export import as_pipeline, export, native_model
+from tsfm_lens.studies.recipes.export import as_pipeline, export
 from tsfm_lens.studies.recipes.models import build_model, widened
 from tsfm_lens.studies.recipes.muon import Muon, MuonAdamW, layer_matrices
 from tsfm_lens.studies.recipes.recipe import Phase, TrainingRecipe, recipe
@@ -270,19 +270,6 @@ def growing(plan: TrainingRecipe) -> TrainingRecipe:
     return plan.model_copy(update={"restarts": (again,), "warmup": 1, "steps": 8})
 
 
-def test_a_wider_leg_starts_from_a_narrow_one(
-    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
-    plan = growing(token_recipe)
-    whole = run(plan, tmp_path / "whole", corpus, until=4)
-    export(whole.model, tmp_path / "narrow")
-    whole.run(quiet=True)
-    second = Trainer(plan, tmp_path / "second", corpus, device="cpu")
-    second.go_on_from(tmp_path / "narrow")
-    assert second.run(quiet=True)
-    assert_same_weights(whole, second)
-
-
 @pytest.mark.parametrize(
     ("leg", "stops"), [("muon", (6,)), ("mean", (6, 7)), ("wider", (3, 4, 6))]
 )
@@ -320,11 +307,10 @@ def test_the_native_pipeline_computes_exactly_what_was_trained(
             "attention_mask": mask,
             "decoder_input_ids": torch.tensor([[0, 5], [0, 9]]),
         }
-        expected, got = model(**inputs).logits, native_model(pipeline)(**inputs).logits
+        expected, got = model(**inputs).logits, pipeline.inner_model(**inputs).logits
     else:
         expected, got = (
-            each(context=past).quantile_preds
-            for each in (model, native_model(pipeline))
+            each(context=past).quantile_preds for each in (model, pipeline.inner_model)
         )
     assert torch.equal(got, expected)
     levels = [0.1, 0.5, 0.9]

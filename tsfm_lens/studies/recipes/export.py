@@ -26,11 +26,6 @@ Pipeline = Any
 """A native pipeline: `ChronosPipeline`, `ChronosBoltPipeline` or `Chronos2Pipeline`."""
 
 
-def native_model(pipeline: Pipeline) -> PreTrainedModel:
-    """Return the transformers model inside a native pipeline."""
-    return pipeline.inner_model
-
-
 def as_pipeline(model: PreTrainedModel) -> Pipeline:
     """Put a model into its native pipeline, as it stands, on its device."""
     if isinstance(model, ChronosBoltModelForForecasting):

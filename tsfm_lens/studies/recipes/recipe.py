@@ -121,25 +121,6 @@ class TrainingRecipe(BaseModel):
             step, peak, first=first, last=last, warmup=self.warmup, decay=decay
         )
 
-    def ending(self, step: int, decay: int) -> TrainingRecipe:
-        """Return the recipe at `step` with an end within `decay` steps: its phase's last stage, the rate falling."""
-        earlier = tuple(restart for restart in self.restarts if restart.at <= step)
-        later = [restart.at for restart in self.restarts if restart.at > step]
-        stages = [stage for stage in self.stages if not later or stage.start < later[0]]
-        last = stages[-1].model_copy(update={"start": step})
-        changes = {
-            "steps": step + decay,
-            "stages": (*(stage for stage in stages if stage.start < step), last),
-        }
-        if earlier:
-            changes["restarts"] = (
-                *earlier[:-1],
-                earlier[-1].model_copy(update={"decay": decay}),
-            )
-        else:
-            changes |= {"restarts": (), "decay": decay}
-        return self.model_copy(update=changes)
-
 
 _FILE: dict[str, Any] = declarations(Path(__file__).with_name("recipes.yaml"))
 MIXES: Mapping[str, dict[str, float]] = _FILE["mixes"]
