@@ -15,12 +15,10 @@ import xarray as xr
 from tsfm_lens.core.ranks import epsilon_rank, relative_spectrum
 from tsfm_lens.studies.rank_theory.compression import (
     AttentionWeights,
-    column_softmax,
     compression_bound,
     compression_errors,
     logits,
     orthonormal,
-    projector,
     residual_layer,
 )
 from tsfm_lens.studies.rank_theory.constructions import (
@@ -154,8 +152,8 @@ def compression_by_width(
     """Measure the error of a layer cut to a fixed rank over its width, with ‖W_V‖ growing as √d and not (S0-J1b).
 
     Returns:
-        Dataset of kind "theory_compression_width". ``error`` (weights, draw, width); ``value_error`` and ``residual``
-        ‖(I − P)UG‖_F (draw, width), of orthogonal weights; ``slope`` (weights) of log RMS over log d, with its ends.
+        Dataset of kind "theory_compression_width". ``error`` (weights, draw, width); ``slope`` (weights) of log RMS
+        over log d, with its ends.
 
     Example:
         >>> errors = rank_theory.compression_by_width(widths=(16, 32), rank=4, n_tokens=64, draws=3)
@@ -164,7 +162,6 @@ def compression_by_width(
     """
     kinds = ("theorem", "orthogonal", "normalised")
     errors = np.empty((len(kinds), draws, len(widths)))
-    values, residuals = np.empty((2, draws, len(widths)))
     for draw, child in enumerate(children(seed, draws)):
         for place, width in enumerate(widths):
             rng = np.random.default_rng([child, width])
@@ -181,17 +178,11 @@ def compression_by_width(
                 errors[which, draw, place] = compression_errors(
                     tokens, weights, [rank]
                 )[0]
-            residual = tokens - projector(tokens, rank) @ tokens
-            mixed = column_softmax(logits(tokens, orthogonal)[0])
-            values[draw, place] = np.linalg.norm(orthogonal.value[0] @ residual @ mixed)
-            residuals[draw, place] = np.linalg.norm(residual @ mixed)
     fits = np.array(
         [slope_of_rms(np.array(widths, dtype=float), of, seed) for of in errors]
     ).T
     data = {
         "error": (("weights", "draw", "width"), errors),
-        "value_error": (("draw", "width"), values),
-        "residual": (("draw", "width"), residuals),
         **{
             name: ("weights", fit)
             for name, fit in zip(
@@ -226,7 +217,7 @@ def sketching_by_heads(
 
     Returns:
         Dataset of kind "theory_sketching". ``distance`` and ``effective_index`` (sketch, draw, heads) of "sparse" and
-        "dense" sketches; ``floor`` σ_{hd̃+1} and ``entries`` of the sparse sketch (heads); ``slope`` (sketch, draw): of
+        "dense" sketches; ``floor`` σ_{hd̃+1} (heads); ``slope`` (sketch, draw): of
         log effective index over log h; ``singular_value`` (index).
 
     Example:
@@ -236,10 +227,7 @@ def sketching_by_heads(
     """
     counts = list(heads)
     singular = np.exp(-np.arange(width) / decay)
-    distances, entries = (
-        np.empty((2, draws, len(counts))),
-        np.zeros(len(counts), dtype=int),
-    )
+    distances = np.empty((2, draws, len(counts)))
     for draw, child in enumerate(children(seed, draws)):
         rng = np.random.default_rng(child)
         matrix = orthonormal(width, width, rng) * singular
@@ -249,7 +237,6 @@ def sketching_by_heads(
             distances[1, draw, place] = sketching_distance(
                 matrix, rng.normal(size=sparse.shape)
             )
-            entries[place] = np.count_nonzero(sparse)
     indices = np.vectorize(lambda distance: effective_index(singular, distance))(
         distances
     )
@@ -264,7 +251,6 @@ def sketching_by_heads(
             "heads",
             np.append(singular, 0.0)[[rank * count for count in counts]],
         ),
-        "entries": ("heads", entries),
         "singular_value": ("index", singular),
     }
     coords = {
