@@ -20,7 +20,7 @@ def run(*args: str) -> Result:
 
 def test_files_and_caption_are_written_and_named(tmp_path: Path) -> None:
     result = run(
-        "22",
+        "layer_gain",
         "bolt-nano",
         *SERIES,
         "--out",
@@ -31,16 +31,19 @@ def test_files_and_caption_are_written_and_named(tmp_path: Path) -> None:
         "5",
     )
     assert result.exit_code == 0, result.output
-    names = ["22-bolt-nano.json", "22-bolt-nano.html", "22-bolt-nano.txt"]
+    names = [
+        "layer_gain-bolt-nano.json",
+        "layer_gain-bolt-nano.html",
+        "layer_gain-bolt-nano.txt",
+    ]
     assert result.stdout.split() == [str(tmp_path / name) for name in names]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
     text = " ".join((tmp_path / names[2]).read_text().split())
     for words in (
-        "Figure 22.",
+        "Figure layer_gain.",
         "seed = 5",
         "horizon = 6",
         "bundled:nile",
-        "117 windows",
         "torch",
         "S3-GAIN",
     ):

@@ -59,9 +59,17 @@ LATE = [
     (("forecast", "bolt-nano", "--data", "bundled:"), "names no series"),
     (("ablate", "bolt-nano", *CO2, "-c", "decoder.77.mlp"), "decoder.77.mlp"),
     (("figure", "stable_rank", "bolt-nano", *CO2), "head_spectra_stable_rank"),
-    (("figure", "22", "bolt-nano", *CO2, "--format", "jpg"), "no format 'jpg'"),
+    (("figure", "layer_gain", "bolt-nano", *CO2, "--format", "jpg"), "no format 'jpg'"),
     (
-        ("figure", "22", "bolt-nano", "--data", "bundled:nile", "--horizon", "200"),
+        (
+            "figure",
+            "layer_gain",
+            "bolt-nano",
+            "--data",
+            "bundled:nile",
+            "--horizon",
+            "200",
+        ),
         "hold out",
     ),
     (("figure", "model_rank_dots", *["bolt-nano"] * 2, *CO2), "two models are called"),
@@ -96,11 +104,11 @@ def test_an_error_is_a_message_and_writes_nothing(
         *(
             ("forecast", "x", *CO2, "--csv", "--json"),
             ("figure",),
-            ("figure", "22"),
-            ("figure", "22", "x"),
+            ("figure", "layer_gain"),
+            ("figure", "layer_gain", "x"),
         ),
         *(
-            ("figure", "22", "x", *CO2, flag, word)
+            ("figure", "layer_gain", "x", *CO2, flag, word)
             for flag, word in (("--column", "triple"), ("--format", ","))
         ),
     ],

@@ -30,7 +30,7 @@ def figure(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="Such as 1C, 20 or logit_map; see --list.",
+            help="Such as layer_gain or logit_map; see --list.",
             autocompletion=completing.figures,
         ),
     ] = None,

@@ -43,8 +43,6 @@ class Stage(BaseModel):
     log_floor: float = Field(default=0.0, ge=0)
     far: float = Field(default=FAR_SHARE, ge=0, le=1)
     short: float = Field(default=SHORT_SHARE, ge=0, le=1)
-    members: float = Field(default=0.75, ge=0, le=1)
-    drivers: dict[str, float] = Field(default_factory=dict)
 
 
 def trapezoid_rate(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,14 +14,13 @@ from scipy.stats import spearmanr
 from typer.testing import CliRunner, Result
 
 import tsfm_lens
-from refusals import expect_error
 from reproductions import nano, ours, settings, words
 from tsfm_lens import testing
 from tsfm_lens.cli import app
 from tsfm_lens.models import load
 from tsfm_lens.probes import head_entropy, induction_overlap, sharp_heads
 from tsfm_lens.studies.papers.context import MeasuredValues
-from tsfm_lens.studies.papers.items import BY_ID, HOLDS, ITEMS, PAPERS, TABLE_3
+from tsfm_lens.studies.papers.items import BY_ID, HOLDS, ITEMS, PAPERS
 from tsfm_lens.studies.papers.measures import heads as measures
 from tsfm_lens.studies.papers.measures.induction import overlap_values
 from tsfm_lens.studies.papers.reproduce import compare, item_of, reproduce
@@ -179,55 +176,6 @@ def test_every_id_of_the_papers_is_known_and_what_is_not_run_has_a_reason() -> N
     assert "A claim holds" not in shown.stdout
 
 
-def test_settings_are_listed_that_differ_and_not_given_only_where_the_paper_says_so() -> (
-    None
-):
-    silence = re.compile(r"not (given|said|defined|stated)|which one")
-    silent = {
-        (item.id, name)
-        for item in ITEMS
-        for name, value in item.settings.items()
-        if silence.search(value)
-    }
-    toy = {
-        (f"S1-{figure}", name)
-        for figure in ("F1", "F3", "F15")
-        for name in ("optimiser", "epochs")
-    }
-    assert silent == toy | {
-        ("S1-IMP", "formula"),
-        ("S1-T7", "test"),
-        ("S0-T2", "ratio"),
-        ("S0-SCHED", "layers"),
-    }
-    # tables 2 and 3 are of every figure; what the paper does not state is left empty
-    found = reproduce("S3-F2", nano("chronos-nano"), **FAST)
-    stated = dict(
-        zip(
-            found["setting"].values.tolist(),
-            found["paper_setting"].values.tolist(),
-            strict=True,
-        )
-    )
-    assert (stated["context"], stated["samples"], stated["intervals over"]) == (
-        "512",
-        "20",
-        "",
-    )
-    values, item = {"induction heads of all": 8.3}, item_of("S3-PREF")
-    found = compare(
-        item, MeasuredValues(values, {"motif": "32", "repeats": "5", "lags": "64"})
-    )
-    assert found["setting"].values.tolist() == ["repeats", "lags"]
-    assert found["paper_setting"].values.tolist() == ["4", ""]
-    expect_error(
-        "reports no number for this model",
-        compare,
-        item,
-        MeasuredValues({"something else": 1.0}),
-    )
-
-
 def test_forecasts_without_heads_are_compared_over_the_papers_steps() -> None:
     lens = nano("chronos-nano")
     data = tsfm_lens.bundled("co2", "elnino").tail(200)
@@ -257,56 +205,11 @@ def test_forecasts_without_heads_are_compared_over_the_papers_steps() -> None:
     )
 
 
-def test_requests_that_cannot_be_measured_are_refused() -> None:
-    expect_error(
-        "no cross-attention between patches",
-        reproduce,
-        "S3-F21",
-        nano("chronos-nano"),
-        **FAST,
-    )
-    expect_error("windows is 0", reproduce, "S3-F2", nano("bolt-nano"), windows=0)
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The benchmark's own module: benchmarks are not installed."""
-    monkeypatch.syspath_prepend(ROOT)
-    return importlib.import_module("benchmarks.paper.__main__")
-
-
-def test_every_command_of_the_readme_parses_and_none_is_missing(
-    bench: ModuleType,
-) -> None:
-    found = bench.commands()
-    measured = {item.id for item in ITEMS if not item.why}
-    assert {bench.parsed(arguments)["name"] for arguments in found} == measured
-    for arguments in found:
-        asked = bench.parsed(arguments)
-        item = item_of(asked["name"])
-        assert set(asked["model"] or ()) <= {*item.model.split(", "), *item.others}
-        assert bool(asked["store"]) == item.sweep
-    text = bench.README.read_text()
-    assert measured == set(re.findall(r"S\d-[A-Z0-9]+", text))
-    # every model of the statements about five
-    assert sum(asked[0] == "S3-F2" for asked in found) == 5
-
-
 RUNNER = CliRunner()
 
 
 def run(*args: str) -> Result:
     return RUNNER.invoke(app, ["reproduce", *args])
-
-
-def test_the_list_has_every_id_and_number() -> None:
-    shown = run("--list")
-    assert shown.exit_code == 0, shown.output
-    listed = json.loads(run("--list", "--json").stdout)
-    assert [(entry["id"], len(entry["values"])) for entry in listed] == [
-        (item.id, len(item.values)) for item in ITEMS
-    ]
-    assert all(item.id in shown.stdout for item in ITEMS)
 
 
 def test_claims_are_words_for_people_and_numbers_for_scripts() -> None:
@@ -414,18 +317,3 @@ def test_a_sweep_shows_intervals_and_keeps_its_cells(
         ]
         is None
     )
-
-
-def test_the_paper_s_settings_stand_in_the_docs() -> None:
-    text = (ROOT / "docs" / "measurements.md").read_text()
-    for model in TABLE_3.values():
-        samples = "quantiles" if model.samples is None else str(model.samples)
-        cells = (
-            model.title,
-            model.tokens,
-            model.patch,
-            model.loss,
-            model.context,
-            samples,
-        )
-        assert f"| {' | '.join(map(str, cells))} |" in text

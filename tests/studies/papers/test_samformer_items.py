@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import pytest
 import xarray as xr
 from scipy import stats
 
-from refusals import expect_error
 from reproductions import ours, row, settings, verdict
-from tsfm_lens.studies import experiments
 from tsfm_lens.studies.papers.items import PAPERS
 from tsfm_lens.studies.papers.measures import samformer
 from tsfm_lens.studies.papers.measures.samformer import (
@@ -273,48 +268,6 @@ def means(cells: Mapping[Cell, Printed]) -> dict[Cell, float]:
     return {cell: value.mean for cell, value in cells.items()}
 
 
-@pytest.mark.parametrize("error", ["MSE", "MAE"])
-def test_tables_are_whole_and_items_print_their_cells(error: str) -> None:
-    datasets = PAPERS["samformer"]["datasets"]
-    for place, (model, cells) in enumerate(TABLES[error].items()):
-        without = {"Electricity"} if model in ("iTransformer", "PatchTST") else set()
-        assert set(cells) == {
-            (name, horizon)
-            for name in datasets
-            if name not in without
-            for horizon in HORIZONS
-        }
-        # the first four were trained by the authors
-        assert all(math.isnan(value.std) == (place >= 4) for value in cells.values())
-    # without a neighbourhood both mixers are printed alike
-    for cell in (
-        cell for cell, rho in TABLES["rho"]["TSMixer+SAM"].items() if rho.mean == 0
-    ):
-        assert (
-            TABLES[error]["TSMixer+SAM"][cell].mean
-            == TABLES[error]["TSMixer"][cell].mean
-        )
-    ablated = TABLES[f"ablated_{error}"]
-    assert set(ablated["temporal"]) == set(ablated["identity"]) - {("Traffic", 720)}
-    whole = {
-        **TABLES[error],
-        **{f"{name} attention": cells for name, cells in ablated.items()},
-    }
-    for value in (
-        value
-        for name in ("F13", "T1", "T6", "T9", "T10")
-        for value in item_of(f"S1-{name}").values
-    ):
-        if match := re.fullmatch(rf"{error} of (.*), (\w+), H = (\d+)", value.quantity):
-            assert whole[match[1]][match[2], int(match[3])].mean == value.paper
-    for value in item_of("S1-F5").values:
-        if match := re.fullmatch(
-            r"deviation of the test MSE over seeds, (\w+), (\w+), H = (\d+)",
-            value.quantity,
-        ):
-            assert TABLES["MSE"][match[1]][match[2], int(match[3])].std == value.paper
-
-
 def test_overall_improvements_follow_from_the_tables_but_for_two() -> None:
     known = {"iTransformer": (2.06, -1.25), "PatchTST": (3.96, -0.57)}
     found = reproduce("S1-IMP")
@@ -342,10 +295,6 @@ def test_both_tests_are_those_of_samples() -> None:
     assert_close(found.pooled, stats.ttest_ind(first, second).pvalue, depth=1000)
     assert compare((1.0, 0.0), (1.0, 0.0)).welch == 1.0
     assert compare((1.0, 0.0), (2.0, 0.0)).pooled == 0.0
-    for case in ({"n": 1}, {"n_second": 1}):
-        expect_error("two seeds or more", compare, (1.0, 0.1), (2.0, 0.1), **case)
-    expect_error("deviations of at least 0", compare, (1.0, math.nan), (2.0, 0.1))
-    expect_error("0 common cells", improvement, {"a": 1.0}, {"b": 1.0})
 
 
 def test_bold_numbers_of_table_7_are_those_of_the_pooled_test() -> None:
@@ -388,18 +337,3 @@ def test_propositions_hold_in_every_draw() -> None:
     for name, key in (("S1-P4", "missed"), ("S1-P5", "violations")):
         assert ours(reproduce(name, seeds=60, seed=3), key) == 0
     assert ours(reproduce("S1-P9", seeds=20), "apart") < 1e-12
-
-
-def test_shipped_results_are_complete() -> None:
-    data = experiments.record("toy")
-    assert {"sharpness", "entropy", "pattern", "curve"} <= set(data)
-    assert data["validation_mse"].notnull().all()
-    # the curve ends where the run does
-    assert_close(
-        data["curve"].isel(epoch=-1),
-        data["validation_mse"],
-        depth=4000,
-        dtype="float32",
-    )
-    card = (Path(experiments.__file__).parent / "results" / "README.md").read_text()
-    assert all(f"`{name}.nc`" in card for name in experiments.record_names())

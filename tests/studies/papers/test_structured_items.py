@@ -14,7 +14,6 @@ from tsfm_lens.studies.experiments import figures
 from tsfm_lens.studies.papers.measures import low_rank
 from tsfm_lens.studies.papers.measures import structured as measures
 from tsfm_lens.studies.papers.reproduce import reproduce
-from tsfm_lens.studies.recipes.levels import LEVELS, level_runs
 from tsfm_lens.studies.structured.training import oracle_errors
 from tsfm_lens.testing import assert_close
 
@@ -273,37 +272,6 @@ def test_counts_are_the_printed_formulas_but_for_what_is_a_bound() -> None:
     assert verdict(costs, "best 8 of 8") == "does not hold"
 
 
-def test_shipped_runs_are_of_the_stated_grids() -> None:
-    names = ("in_context", "encoders", "chronos_levels", "transfer")
-    data, encoders, levels, rates = (experiments.record(name) for name in names)
-    assert set(map(str, data["arm"].values)) <= set(experiments.in_context_arms())
-    done = np.isfinite(data["by_pairs"].values[..., -1])
-    assert done.any(axis=1).all()
-    assert data["oracle"].values.tolist() == oracle_errors(6, 12).tolist()
-    # the curve ends where the points' mean is
-    ends = data["curve"].isel(epoch=-1).values[done]
-    assert_close(ends, data["by_pairs"].mean("pairs").values[done], depth=100)
-    assert set(map(str, encoders["arm"].values)) <= set(
-        experiments.encoder_arms("ETTh1.csv")
-    )
-    assert np.isfinite(encoders["test_mae"].sel(arm="standard, T = 96")).any()
-    assert set(map(str, levels["arm"].values)) <= set(LEVELS)
-    assert levels.attrs["steps"] == level_runs(seeds=1)[0].recipe.steps
-    assert np.isfinite(levels["loss"].sel(arm="standard")).all()
-    assert set(rates["parametrisation"].values.tolist()) <= set(
-        experiments.TRANSFER_ARMS
-    )
-
-
-def test_the_printed_size_ratios_are_those_of_the_ranks_of_the_arms() -> None:
-    record, found = recipes.low_rank_record("attention"), reproduce("S0-F7")
-    # three layers of ranks 3, 4, 5 in the encoder and one of 3, twice over, in the decoder, of heads of 16
-    share = (3 + 4 + 5 + 3 + 3) / (5 * 16)
-    assert_close(ours(found, "size ratio, schedule (7, 0.4)"), share, depth=8)
-    rise = record.sel(arm="medium schedule")["mase_rise_size"]
-    assert_close(ours(found, "zero-shot MASE, schedule (7, 0.4)"), 1 + rise, depth=8)
-
-
 def test_a_model_is_cut_where_its_ranks_come_to_the_printed_ratio(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -322,3 +290,12 @@ def test_a_model_is_cut_where_its_ranks_come_to_the_printed_ratio(
     )
     # a model that is read out by quantiles has no tokens to overlap
     assert np.isnan(ours(found, "overlap of the ten likeliest tokens, ratio 0.237"))
+
+
+def test_the_printed_size_ratios_are_those_of_the_ranks_of_the_arms() -> None:
+    record, found = recipes.low_rank_record("attention"), reproduce("S0-F7")
+    # three layers of ranks 3, 4, 5 in the encoder and one of 3, twice over, in the decoder, of heads of 16
+    share = (3 + 4 + 5 + 3 + 3) / (5 * 16)
+    assert_close(ours(found, "size ratio, schedule (7, 0.4)"), share, depth=8)
+    rise = record.sel(arm="medium schedule")["mase_rise_size"]
+    assert_close(ours(found, "zero-shot MASE, schedule (7, 0.4)"), 1 + rise, depth=8)

@@ -447,14 +447,3 @@ def test_half_of_the_mlps_of_bolt_and_toto(bolt_rise: float, holds: float) -> No
     assert float(row(found, "half_mlps")["paper"]) == 1
     assert ours(found, "half_mlps") == holds
     assert ours(found, "Toto: MASE over the seasonal naive's, whole model") == 0.7
-
-
-def test_a_lens_has_no_name_that_a_worker_could_open(tmp_path: Path) -> None:
-    expect_error(
-        "opens its models by name",
-        reproduce,
-        "S3-T1",
-        nano("bolt-nano"),
-        SERIES,
-        store=tmp_path / "store",
-    )

@@ -32,7 +32,7 @@ def drawn(
         * np.exp(-rng.uniform(0, 2) * np.arange(width))[:, None]
     )
     weights = AttentionWeights.random(
-        width, heads, scaling=str(rng.choice(rank_theory.SCALINGS)), seed=seed
+        width, heads, scaling=str(rng.choice(list(rank_theory.SCALINGS))), seed=seed
     )
     return vocabulary, weights, rng
 

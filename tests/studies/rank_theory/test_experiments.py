@@ -30,7 +30,7 @@ SLACK = rounding("float64", 1.0, depth=1000)
 @pytest.fixture(scope="module")
 def by_rank() -> xr.Dataset:
     return rank_theory.compression_by_rank(
-        width=64, n_tokens=256, n_ranks=16, scalings=rank_theory.SCALINGS, draws=4
+        width=64, n_tokens=256, n_ranks=16, scalings=list(rank_theory.SCALINGS), draws=4
     )
 
 
@@ -183,10 +183,6 @@ def test_random_embeddings_have_the_directions_of_their_patches() -> None:
         depth=1000,
         dtype=np.float32,
     )
-    for patches, given in (((0,), runs), ((1,), [])):
-        expect_error(
-            "expected one run or more", spectra_by_patch, given, patches=patches
-        )
     text = fresh("t5")
     expect_error("reads text", spectra_by_patch, text.run([np.full(20, 7.0)], 2))
 
@@ -210,4 +206,3 @@ def test_ranks_of_several_models_are_the_means_of_each() -> None:
     expect_error(
         "two models are called 'bolt-nano'", ranks_by_model, [lenses[0], lenses[0]]
     )
-    expect_error("there is no model", ranks_by_model, [])

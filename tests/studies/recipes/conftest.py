@@ -84,24 +84,10 @@ def tiny_patch() -> TrainingRecipe:
     )
 
 
-def tiny_group() -> TrainingRecipe:
-    """A model with covariates, of four steps a patch."""
-    return shrink(
-        find_recipe("chronos2-nano"),
-        context_length=24,
-        time_encoding_scale=24,
-        max_output_patches=2,
-    )
-
-
-@pytest.fixture(
-    params=[tiny_token, tiny_patch, tiny_group], ids=["token", "patch", "group"]
-)
+@pytest.fixture(params=[tiny_token, tiny_patch], ids=["token", "patch"])
 def tiny(request: pytest.FixtureRequest) -> TrainingRecipe:
     """A recipe of each kind."""
     return request.param()
 
 
-token_recipe, patch_recipe, group_recipe = map(
-    pytest.fixture, (tiny_token, tiny_patch, tiny_group)
-)
+token_recipe, patch_recipe = map(pytest.fixture, (tiny_token, tiny_patch))

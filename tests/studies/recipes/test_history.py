@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import typer
 import xarray as xr
 from typer.testing import CliRunner
@@ -101,6 +100,22 @@ def test_what_is_no_run_is_refused(
     expect_error("no training run", TrainingHistory, trained.folder)
 
 
+def test_losses_of_another_measure_are_left_out(
+    patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    first, second = patch_recipe.stages
+    plan = patch_recipe.model_copy(
+        update={
+            "stages": (first, second.model_copy(update={"start": 4, "log_floor": 0.1}))
+        }
+    )
+    Trainer(plan, tmp_path, corpus, device="cpu").run(quiet=True)
+    steps = [line["step"] for line in read_log(tmp_path / LOG)]
+    history = TrainingHistory(tmp_path)
+    assert list(history.losses) == [step for step in steps if step <= 4]
+    assert max(steps) == 8
+
+
 def test_the_command_writes_a_file_that_opens(
     patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -126,28 +141,3 @@ def test_the_command_writes_a_file_that_opens(
             "bolt-nano",
         )
     assert [path.name for path in tmp_path.glob("history.nc*")] == ["history.nc"]
-
-
-def test_a_run_of_another_task_is_refused(
-    patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
-    Trainer(patch_recipe, tmp_path, corpus).run(until=1, quiet=True)
-    state = torch.load(tmp_path / "state.pt", weights_only=True)
-    torch.save({**state, "identity": '{"seed": 0}'}, tmp_path / "state.pt")
-    expect_error(r"state\.pt is of another run", TrainingHistory, tmp_path)
-
-
-def test_losses_of_another_measure_are_left_out(
-    patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
-    first, second = patch_recipe.stages
-    plan = patch_recipe.model_copy(
-        update={
-            "stages": (first, second.model_copy(update={"start": 4, "log_floor": 0.1}))
-        }
-    )
-    Trainer(plan, tmp_path, corpus, device="cpu").run(quiet=True)
-    steps = [line["step"] for line in read_log(tmp_path / LOG)]
-    history = TrainingHistory(tmp_path)
-    assert list(history.losses) == [step for step in steps if step <= 4]
-    assert max(steps) == 8

@@ -24,7 +24,6 @@ from tsfm_lens.studies.recipes.history import TrainingHistory, initial_model
 from tsfm_lens.studies.recipes.lowrank import (
     DENSE,
     RecipeRun,
-    attention_record,
     held_out,
     records,
     trained,
@@ -94,18 +93,6 @@ def test_only_attentions_differ_from_the_dense_model_and_keep_their_norm(
             depth=D,
             dtype=torch.float32,
         )
-
-
-def test_full_rank_leaves_the_dense_model(token_recipe: TrainingRecipe) -> None:
-    dense, full = (
-        build_model(token_recipe),
-        build_model(with_rank(token_recipe, rank=D_HEAD)),
-    )
-    assert not any(isinstance(module, Compressed) for module in full.modules())
-    assert all(
-        torch.equal(weight, full.state_dict()[name])
-        for name, weight in dense.state_dict().items()
-    )
 
 
 def test_ranks_rise_by_the_schedule_and_end_at_the_size_of_a_head(
@@ -214,7 +201,6 @@ def test_a_new_option_leaves_old_identities_alone(
             "rank 9 of .* expected 1 to 8",
         ),
         ({"attention_rank": AttentionRank(rank=2, growth=-0.5)}, "exponent -0.5"),
-        ({"attention_rank": AttentionRank(rank=2, sketch="by heads")}, "by head"),
         ({"attention_levels": (3, 2)}, "from 1 that sum to 4"),
         ({"attention_levels": (5, -1)}, "from 1 that sum to 4"),
         ({"vocabulary_rank": 0}, "vocabulary of rank 0; expected 1 to .* 16"),
@@ -298,23 +284,6 @@ def test_records_are_of_svds(
     assert vocabulary["vocabulary"].values.tolist() == [2]
 
 
-def test_an_ended_arm_stays(
-    few: list[RecipeRun], corpus: Corpus, tmp_path: Path
-) -> None:
-    assert trained(few[1], tmp_path, corpus, quiet=True)
-    before = (tmp_path / few[1].folder / STATE).read_bytes()
-    assert trained(few[1], tmp_path, corpus, quiet=True)
-    assert (tmp_path / few[1].folder / STATE).read_bytes() == before
-
-
-def test_arms_without_a_dense_one_are_not_compared(
-    few: list[RecipeRun], corpus: Corpus, folder: Path
-) -> None:
-    expect_error(
-        "'dense'", attention_record, {few[1].name: {0: (few[1], folder)}}, corpus
-    )
-
-
 @pytest.mark.parametrize(
     ("tokens", "ranks"), [(16, (3, 2, 2)), (13, (2, 0, 1)), (9, (4,))]
 )
@@ -376,11 +345,22 @@ def test_arms_are_trained_alike_and_measured(
     assert float(again["loss"][0, 0]) == float(found["loss"][0, 0])
 
 
-def test_a_model_without_tokens_has_no_vocabulary_to_fix(
-    patch_recipe: TrainingRecipe,
-) -> None:
-    expect_error(
-        "reads no tokens",
-        build_model,
-        patch_recipe.model_copy(update={"vocabulary_rank": 2}),
+def test_full_rank_leaves_the_dense_model(token_recipe: TrainingRecipe) -> None:
+    dense, full = (
+        build_model(token_recipe),
+        build_model(with_rank(token_recipe, rank=D_HEAD)),
     )
+    assert not any(isinstance(module, Compressed) for module in full.modules())
+    assert all(
+        torch.equal(weight, full.state_dict()[name])
+        for name, weight in dense.state_dict().items()
+    )
+
+
+def test_an_ended_arm_stays(
+    few: list[RecipeRun], corpus: Corpus, tmp_path: Path
+) -> None:
+    assert trained(few[1], tmp_path, corpus, quiet=True)
+    before = (tmp_path / few[1].folder / STATE).read_bytes()
+    assert trained(few[1], tmp_path, corpus, quiet=True)
+    assert (tmp_path / few[1].folder / STATE).read_bytes() == before

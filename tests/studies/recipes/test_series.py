@@ -6,16 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from scipy.linalg import expm
 
-from tsfm_lens.core.errors import CheckpointError
 from tsfm_lens.studies.recipes import corpus as corpora
-from tsfm_lens.studies.recipes import covariates, families
-from tsfm_lens.studies.recipes.models import build_model
-from tsfm_lens.studies.recipes.recipe import TrainingRecipe
+from tsfm_lens.studies.recipes import families
 from tsfm_lens.testing import assert_close
-from tsfm_lens.training.losses import Stage
 from tsfm_lens.training.series_source import SeriesSource
 
 # the error of a method of fourth order falls by 2^4 when the step is halved, and by a term of the next order more
@@ -129,11 +124,6 @@ def test_families_are_finite_and_depend_on_their_seed_only(name: str) -> None:
     assert not np.array_equal(first, other)
 
 
-@pytest.fixture
-def source(corpus: corpora.Corpus) -> SeriesSource:
-    return SeriesSource(corpus, seed=0)
-
-
 def test_series_shorter_than_a_row_end_at_its_end(tmp_path: Path) -> None:
     short, long = (
         np.arange(100.0, dtype=np.float32),
@@ -165,118 +155,3 @@ def test_series_shorter_than_a_row_end_at_its_end(tmp_path: Path) -> None:
     # a crop never asks for what lies before the series, but where the series is too short for it
     assert (crops.starts >= np.minimum(first, corpora.LENGTH - 96)).all()
     assert (crops.starts + 95 * crops.strides < corpora.LENGTH).all()
-
-
-def test_no_training_series_are_told_where_to_come_from(tmp_path: Path) -> None:
-    np.savez(tmp_path / "empty.npz", other=np.zeros(3))
-    with pytest.raises(CheckpointError, match="no array training"):
-        corpora.real_rows(tmp_path / "empty.npz")
-
-
-def test_covariates_carry_their_share_of_the_target(
-    source: SeriesSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in (("SHARES", (1.0,)), ("LAGS", (0,))):
-        monkeypatch.setattr(f"tsfm_lens.studies.recipes.covariates.{name}", value)
-    stage = Stage(start=0, context=40, horizon=8, rows=30, mix={"harmonics": 1.0})
-    batch = covariates.covariate_batch(source, 0, stage)
-    rows = covariates.standardised(torch.cat([batch.context, batch.future], 1)).view(
-        30, 3, -1
-    )
-    ids = batch.group_ids.view(30, 3)
-    straight = 0
-    for target, one, two, row_ids in zip(
-        rows[:, 0], rows[:, 1], rows[:, 2], ids, strict=True
-    ):
-        joined = [
-            part
-            for part, same in zip(
-                (one, two), (row_ids[1:] == row_ids[0]).tolist(), strict=True
-            )
-            if same
-        ]
-        if joined and not target.isnan().any():
-            basis = torch.stack(
-                [*joined, *(part.abs() for part in joined), torch.ones_like(target)], 1
-            )
-            rest = (
-                target
-                - basis @ torch.linalg.lstsq(basis, target[:, None]).solution[:, 0]
-            )
-            straight += int(rest.square().mean() < 0.2)
-    # with all of the variance carried, most targets are a sum of their covariates or of their absolute values
-    assert straight >= 10
-    known = ~batch.future_covariates.view(30, 3, 8).isnan().any(-1)
-    assert not known[:, 0].any()
-    assert (known[:, 1:] <= (ids[:, 1:] == ids[:, :1])).all()
-
-
-def test_drivers_take_the_place_of_the_series_that_move_a_target(
-    source: SeriesSource,
-) -> None:
-    stage = Stage(
-        start=0, context=40, horizon=8, rows=20, mix={"harmonics": 1.0}, members=0.5
-    )
-    driven = stage.model_copy(update={"drivers": {"motif_rough": 1.0}, "short": 0.0})
-    chance = np.random.default_rng([source.seed, 3, 3]).random((20, 2)) < 0.5
-    batch = covariates.covariate_batch(source, 3, driven)
-    ids = batch.group_ids.view(20, 3)
-    np.testing.assert_array_equal((ids[:, 1:] == ids[:, :1]).numpy(), chance)
-    assert batch.context.shape == (60, 40)
-    shorter = driven.model_copy(update={"short": 1.0, "context": 400})
-    sizes = {
-        covariates.covariate_batch(source, step, shorter).context.shape
-        for step in range(8)
-    }
-    # about as many steps in each batch, but no more than four times the groups
-    assert all(16 <= context < 400 and 60 <= rows <= 240 for rows, context in sizes)
-    assert len(sizes) > 4
-
-
-def test_effects_bend_where_they_say() -> None:
-    line = torch.linspace(-2, 2, 41).expand(1, 5, -1)
-    shapes = covariates.bent(
-        line, torch.full((1, 5, 1), 0.5), torch.arange(5).view(1, 5, 1)
-    )[0]
-    # where they turn: nowhere, a V and a U at the bend, and a line above or below it alone
-    assert (shapes[0].diff() > 0).all()
-    assert shapes[1].argmin() == shapes[2].argmin() == 25
-    assert (shapes[3][:25].diff().abs() < 1e-6).all()
-    assert (shapes[4][26:].diff().abs() < 1e-6).all()
-    assert_close(shapes.mean(-1), 0.0, depth=100, magnitude=2.0)
-    assert_close(shapes.square().mean(-1), 1.0, depth=100)
-
-
-def test_rows_count_by_the_logarithm_of_what_is_not_given(
-    source: SeriesSource, group_recipe: TrainingRecipe
-) -> None:
-    stage = Stage(
-        start=0, context=24, horizon=8, rows=6, mix={"harmonics": 1.0}, log_floor=0.03
-    )
-    batch, model = (
-        covariates.covariate_batch(source, 0, stage),
-        build_model(group_recipe).eval(),
-    )
-    quantiles = model(
-        context=batch.context,
-        group_ids=batch.group_ids,
-        future_covariates=batch.future_covariates,
-        num_output_patches=2,
-    ).quantile_preds
-    losses = []
-    for row, levels in enumerate(quantiles):
-        past = batch.context[row][~batch.context[row].isnan()]
-        spread = past.std(correction=0)
-        if batch.future_covariates[row].isnan().all() and spread > 0:
-            near = (batch.future[row] - past.mean()).abs() <= 25 * spread
-            error = (batch.future[row] - levels)[:, near]
-            pinball = 2 * torch.maximum(
-                model.quantiles[:, None] * error, (model.quantiles[:, None] - 1) * error
-            )
-            losses.append(torch.log(pinball.mean() / spread + 0.03))
-    assert 0 < len(losses) < 18
-    assert_close(
-        covariates.group_loss(model, batch, stage),
-        torch.stack(losses).mean(),
-        depth=1000,
-    )

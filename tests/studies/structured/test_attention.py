@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -11,11 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from refusals import expect_error
 from tsfm_lens.studies.structured.counts import (
     bilinear_level_operations,
-    bilinear_train_operations,
-    key_cache_entries,
     level_attention_operations,
 )
 from tsfm_lens.studies.structured.forms import (
@@ -28,10 +25,7 @@ from tsfm_lens.studies.structured.forms import (
 )
 from tsfm_lens.studies.structured.matrices import level_blocks
 from tsfm_lens.studies.structured.models import (
-    Encoder,
-    InContextRegressor,
     ScoredAttention,
-    TokenEmbedding,
 )
 from tsfm_lens.studies.structured.scores import (
     Reach,
@@ -211,61 +205,6 @@ def test_the_operations_of_token_levels_are_those_of_the_formula(
         operations(q, q, v, reach)
         == level_attention_operations(tokens, ranks) + tokens**2 * 5
     )
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: bilinear_train_operations(0, 4), "0 tokens of width 4"),
-        (
-            lambda: key_cache_entries(100, (1, 1, 1, 1)),
-            "tokens of 100 is not divided by 8 blocks.*10 blocks, or 96",
-        ),
-        (
-            lambda: bilinear_level_operations(8, 12, (1, 1, 1, 1)),
-            "a width of 12 is not divided by 8 blocks",
-        ),
-        (lambda: Standard(scale="sqr"), "sqrt"),  # type: ignore[arg-type]
-        (
-            lambda: ScoredAttention(16, 3, Standard()),
-            "16 is not divided by 3 blocks; .* 2 blocks, or 15",
-        ),
-        (
-            lambda: ScoredAttention(16, 2, BilinearLevels((17,))),
-            "17, more than the width of 16",
-        ),
-        (
-            lambda: ScoredAttention(12, 2, BilinearLevels((1, 1, 1, 1))),
-            "12 is not divided by 8 blocks",
-        ),
-        (lambda: ScoredAttention(13, 1, BilinearTrain()), "13 is a prime"),
-        (
-            lambda: ScoredAttention(16, 2, TokenLevels((1,) * 5))(
-                torch.zeros(1, 8, 16)
-            ),
-            "8 tokens are fewer.* 16 .*4 l",
-        ),
-        (
-            lambda: ScoredAttention(16, 2, TokenLevels((4, 4), length=8))(
-                torch.zeros(1, 9, 16)
-            ),
-            "9 tokens are more",
-        ),
-        (lambda: BilinearTrain(norm=True), "choose norm=False"),
-        (lambda: Standard(window=-1), "a window of -1"),
-        (
-            lambda: InContextRegressor(
-                2, 4, Encoder(12, 1, 2, Standard(), causal=False), 12
-            ),
-            "not causal",
-        ),
-        (lambda: TokenEmbedding(2, 4, 3, "learnt"), "learned"),  # type: ignore[arg-type]
-    ],
-)
-def test_what_does_not_fit_is_refused_by_name(
-    make: Callable[[], object], message: str
-) -> None:
-    expect_error(message, make)
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -9,12 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from refusals import expect_error
-from tsfm_lens.core.errors import InputError
 from tsfm_lens.studies import experiments
 from tsfm_lens.studies.structured.forms import REGRESSORS
 from tsfm_lens.studies.structured.training import (
@@ -207,31 +204,3 @@ def test_a_grid_is_gathered_with_the_oracle_and_the_ranks_of_its_scores(
     assert float(one["validation_last"]) == kept["by_pairs"][-1]
     assert data["oracle"].values.tolist() == oracle_errors(6, 12).tolist()
     assert data.attrs["tokens"] == "pairs"
-
-
-def test_wrong_settings_are_refused_by_name() -> None:
-    for fields, words in (
-        (
-            {"model": "samformer"},
-            "'samformer' is not for prompts in context; there are attention",
-        ),
-        ({"watch": {"every": 1}}, "watch looks at models of series alone"),
-        (
-            {"optimizer": {"name": "sgd", "betas": [0.9, 0.95]}},
-            "betas are arguments of adam and adamw",
-        ),
-    ):
-        with pytest.raises(ValidationError, match=words):
-            config(**fields)
-    for options, words in (
-        ({"wdith": 3}, r"model\.options"),
-        ({"heads": 3}, "divided"),
-    ):
-        expect_error(words, experiments.prepare, config(options=options))
-    expect_error("attention", make_regressor, "atention", Prompts(3))
-    expect_error("curriculum of -1", Prompts, 3, curriculum=-1)
-    with pytest.raises(InputError, match="takes 6 points of 3 inputs"):
-        InContextTask(
-            make_regressor("attention", Prompts(3), width=8, layers=1, heads=1),
-            Prompts(4),
-        )

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from tsfm_lens.core.errors import InputError
+from refusals import expect_error
 from tsfm_lens.studies import structured
 from tsfm_lens.testing import assert_close
 
@@ -91,7 +91,7 @@ def test_product_numbers_operations_and_rank_are_those_of_the_definition(
         product = matrix(x)
     assert_close(product, np.einsum("oi,abi->abo", expected, x.numpy()), depth=100)
     # torch counts a multiplication and an addition
-    assert counter.get_total_flops() == 2 * matrix.operations(6)
+    assert counter.get_total_flops() == 2 * 6 * matrix.n_parameters
     assert matrix.n_parameters == sum(part.numel() for part in matrix.parameters())
     assert np.linalg.matrix_rank(expected) == matrix.generic_rank
 
@@ -146,56 +146,6 @@ def slices_of(
         for beta in range(b)
         for gamma in range(c)
     ]
-
-
-def test_a_train_of_rank_two_holds_low_rank_products() -> None:
-    torch.manual_seed(3)
-    low = structured.LowRank(16, 16, 2).double().dense()
-    assert_close(structured.nearest_tensor_train(low, 2).dense(), low, depth=100)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: structured.MultiLevelLowRank(12, 12, (1, 1, 1, 1)),
-            "12 is not divided by 8 blocks.* 6 blocks, or 16",
-        ),
-        (
-            lambda: structured.LowRank(8, 6, 7),
-            "7, more than the width of 6; the nearest valid rank is 6",
-        ),
-        (lambda: structured.LowRank(8, 6, 0), "leave nothing"),
-        (lambda: structured.LowRank(8, 6, -1), "-1, expected a whole number from 0 on"),
-        (lambda: structured.LowRank(0, 6, 1), "out_features is 0"),
-        (
-            lambda: structured.MultiLevelLowRank(8, 8, (1, 1), (1,)),
-            "2 ranks for 1 levels",
-        ),
-        (
-            lambda: structured.MultiLevelLowRank(12, 12, (1, 1), (2, 3)).generic_rank,
-            "not nested: 2 does not divide 3",
-        ),
-        (
-            lambda: structured.BlockTensorTrain(12, 12, 1, (5, 2)),
-            r"5 · 2 is 10, expected 12; .*\(3, 4\)",
-        ),
-        (lambda: structured.BlockTensorTrain(16, 16, 5), "5, more than the width of 4"),
-        (lambda: structured.BlockTensorTrain(13, 16), "13 is a prime.*14"),
-        (lambda: structured.nearest_tensor_train(torch.ones(4), 1), r"shape \(4,\)"),
-        (lambda: structured.MultiLevelLowRank(8, 8, ()), "leave nothing|0 levels"),
-        (lambda: structured.parameter_groups(nn.Linear(2, 2), 0.0, 4), "rate of 0"),
-        (
-            lambda: structured.parameter_groups(nn.Linear(2, 2), 1.0, 0),
-            "base_width is 0",
-        ),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused_by_name(
-    make: Callable[[], object], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        make()
 
 
 def model_of(form: structured.ScoringForm, width: int) -> structured.InContextRegressor:
@@ -281,3 +231,28 @@ def test_a_step_moves_features_as_much_at_every_width(name: str) -> None:
                 out.append(float((layer(x) - before).square().mean().sqrt()))
     steady, growing = moved[True], moved[False]
     assert max(steady) / min(steady) < 2 < growing[-1] / growing[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: structured.MultiLevelLowRank(12, 12, (1,) * 4), "by 8 blocks"),
+        (lambda: structured.LowRank(8, 6, 7), "0 to the width of 6"),
+        (lambda: structured.LowRank(8, 6, 0), "leave nothing"),
+        (lambda: structured.BlockTensorTrain(12, 12, 1, (5, 2)), r"\(3, 4\)"),
+        (lambda: structured.BlockTensorTrain(13, 16), "13 is a prime"),
+        (lambda: structured.BilinearTrain(norm=True), "choose norm=False"),
+        (lambda: structured.Standard(scale="sqr"), "sqrt"),
+        (lambda: structured.token_blocks(9, 2, length=8), "9 tokens are more"),
+        (lambda: structured.token_blocks(8, 5), "8 tokens are fewer"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_by_name(
+    make: Callable[[], object], message: str
+) -> None:
+    expect_error(message, make)
+
+
+def test_an_encoder_that_sees_the_future_is_no_regressor() -> None:
+    ahead = structured.Encoder(12, 1, 2, structured.Standard(), causal=False)
+    expect_error("not causal", structured.InContextRegressor, 2, 4, ahead, 12)

@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from scipy import stats
 
-from tsfm_lens.core.errors import InputError
-
 CellName = TypeVar("CellName", bound=Hashable)
 
 
@@ -31,11 +29,6 @@ def compare(
 ) -> Comparison:
     """Compare two means with their sample deviations over seeds, by Welch's and by Student's pooled t-test."""
     other = n if n_second is None else n_second
-    if min(n, other) < 2 or not (first[1] >= 0 and second[1] >= 0):
-        raise InputError(
-            f"{n} and {other} seeds with deviations {first[1]} and {second[1]}; a test takes two seeds or more and "
-            "deviations of at least 0"
-        )
     difference = first[0] - second[0]
     if first[1] == second[1] == 0:
         return Comparison(difference, *(2 * [0.0 if difference else 1.0]))
@@ -56,8 +49,4 @@ def improvement(
     """Compute the improvement in per cent, 100 · (1 − Σ ours / Σ theirs), over the cells that both have."""
     both = [cell for cell in ours if cell in theirs]
     total = sum(theirs[cell] for cell in both)
-    if not both or total == 0:
-        raise InputError(
-            f"{len(both)} common cells of {len(ours)} and {len(theirs)}, summing to {total} in the second"
-        )
     return 100 * (1 - sum(ours[cell] for cell in both) / total)

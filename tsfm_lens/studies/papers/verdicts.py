@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 from scipy.stats import rankdata
 
-from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.stats import (
     CONFIDENCE,
     FEWEST,
@@ -210,8 +209,6 @@ def _decide(
     over: str = WINDOW,
 ) -> Verdict:
     """Decide every part, corrected for their number."""
-    if not parts:
-        raise InputError("a claim has no part to test: expected at least one")
     tests = []
     for part, each, p in zip(parts, intervals, holm(np.array(p_values)), strict=True):
         outcome, why = (
@@ -331,10 +328,6 @@ def _by_cluster(
 ) -> np.ndarray:
     """Return (seed, cluster) the mean or median of each cluster that has any value."""
     table = np.atleast_2d(np.asarray(values, dtype=float))
-    if table.ndim != 2 or table.shape[1] != len(clusters):
-        raise InputError(
-            f"values have shape {table.shape}, expected (seed, window) with {len(clusters)} windows"
-        )
     whole = pd.DataFrame(
         table.T, index=pd.factorize(pd.Series(list(clusters), dtype=object))[0]
     ).dropna()

@@ -61,7 +61,7 @@ class LanguageModel(nn.Module):
         tokens: int,
     ) -> None:
         super().__init__()
-        self.embed = TokenEmbedding(len(SYMBOLS), width, tokens, "learned")
+        self.embed = TokenEmbedding(len(SYMBOLS), width, tokens)
         self.encoder = Encoder(width, layers, heads, forms)
         self.read_out = nn.Linear(width, len(SYMBOLS))
 

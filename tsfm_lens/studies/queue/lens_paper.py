@@ -671,13 +671,7 @@ def patches_measured(
 
 def lens_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
     """List the cells: the models themselves first, then their twins."""
-    costs = plan["seconds"]
-
-    def cell(
-        record: str, name: str, function: Any, group: str, seconds: float
-    ) -> QueueCell:
-        return QueueCell(ORDER, record, name, function, group, seconds)
-
+    costs, cell = plan["seconds"], partial(QueueCell, ORDER)
     for model, facts in plan["models"].items():
         if facts["heads"]:
             for record, measured in (

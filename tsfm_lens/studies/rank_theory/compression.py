@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tsfm_lens.core.errors import InputError, unknown_name
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.ranks import positive_and_falling
 
 __all__ = ["AttentionWeights", "SCALINGS"]
@@ -24,9 +24,10 @@ __all__ += [
 ]
 __all__ += ["logits", "projector"]
 
-SCALINGS = ("theorem", "unit", "normalised")
-"""How large random weights of width d are: entries of query and key with variance 1/√d and of value with variance 1, by
-which the norms of W_QᵀW_K and W_V grow as √d, as theorem 3 allows; all with variance 1; all with variance 1/d."""
+SCALINGS = {"theorem": (-0.25, 0.0), "unit": (0.0, 0.0), "normalised": (-0.5, -0.5)}
+"""Powers of the width d that random queries and keys, and values, are drawn with: entries of queries and keys with
+variance 1/√d and of values with variance 1, by which the norms of W_QᵀW_K and W_V grow as √d, as theorem 3 allows; all
+with variance 1; all with variance 1/d."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,29 +36,11 @@ class AttentionWeights:
 
     Attributes:
         query, key, value: W_Q, of tokens that are attended to, W_K, of tokens that attend, and W_V.
-
-    Raises:
-        InputError: the three have different shapes, or an entry is no number.
     """
 
     query: np.ndarray
     key: np.ndarray
     value: np.ndarray
-
-    def __post_init__(self) -> None:
-        shapes = {}
-        for name in ("query", "key", "value"):
-            matrix = np.asarray(getattr(self, name), dtype=np.float64)
-            if matrix.ndim != 3 or not matrix.size or not np.isfinite(matrix).all():
-                raise InputError(
-                    f"{name} has shape {matrix.shape}, expected a finite array (head, d_head, d)"
-                )
-            object.__setattr__(self, name, matrix)
-            shapes[name] = matrix.shape
-        if len(set(shapes.values())) > 1:
-            raise InputError(
-                f"the matrices have shapes {shapes}, expected one and the same"
-            )
 
     @classmethod
     def stacked(
@@ -73,13 +56,7 @@ class AttentionWeights:
         cls, width: int, heads: int = 1, *, scaling: str = "theorem", seed: int = 0
     ) -> AttentionWeights:
         """Draw weights of Gaussian entries of a width d, which the heads divide, by one of :data:`SCALINGS`."""
-        if scaling not in SCALINGS:
-            raise unknown_name("scaling", scaling, SCALINGS)
-        inner, outer = {
-            "theorem": (-0.25, 0.0),
-            "unit": (0.0, 0.0),
-            "normalised": (-0.5, -0.5),
-        }[scaling]
+        inner, outer = SCALINGS[scaling]
         query, key, value = np.random.default_rng(seed).normal(size=(3, width, width))
         small, large = float(width) ** inner, float(width) ** outer
         return cls.stacked(small * query, small * key, large * value, heads)
@@ -150,38 +127,31 @@ def logits(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
 
     Section 3 of the paper prints W_K transposed, its proofs and equation 18 do not.
 
-    Raises:
-        InputError: the tokens have another width than the weights.
-
     Example:
         >>> weights = rank_theory.AttentionWeights.random(6, heads=2)
         >>> rank_theory.logits(np.ones((6, 4)), weights).shape
         (2, 4, 4)
     """
-    matrix = _tokens(tokens, weights)
     return np.stack(
-        [_head_logits(matrix, weights, head) for head in range(weights.heads)]
+        [_head_logits(tokens, weights, head) for head in range(weights.heads)]
     )
 
 
 def attention(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
     """Compute W_V U softmax(UᵀW_QᵀW_KU / √d_h) of U (d, L), heads stacked, (head · d_head, L) (S0-ATT, S0-MHA).
 
-    Raises:
-        InputError: the tokens have another width than the weights.
-
     Example:
         >>> alike = rank_theory.AttentionWeights.stacked(np.eye(2), np.eye(2), np.eye(2))
         >>> rank_theory.attention(np.array([[3.0, 3.0], [1.0, 1.0]]), alike).tolist()
         [[3.0, 3.0], [1.0, 1.0]]
     """
-    matrix, outputs = _tokens(tokens, weights), []
+    outputs = []
     for head, value in enumerate(weights.value):
-        pattern = column_softmax(_head_logits(matrix, weights, head))
+        pattern = column_softmax(_head_logits(tokens, weights, head))
         # tokens of few coordinates are mixed before they become values, which is less work
         early = weights.width >= weights.head_width
         outputs.append(
-            value @ matrix @ pattern if early else value @ (matrix @ pattern)
+            value @ tokens @ pattern if early else value @ (tokens @ pattern)
         )
     return np.concatenate(outputs)
 
@@ -190,13 +160,6 @@ def residual_layer(
     tokens: np.ndarray, weights: AttentionWeights, depth: int = 1
 ) -> np.ndarray:
     """Compute U + attention(U) / √D of tokens U (d, L), the output of a layer of D layers, (d, L) (S0-TH4)."""
-    if depth < 1:
-        raise InputError(f"depth is {depth}, expected 1 layer or more")
-    if weights.heads * weights.head_width != weights.width:
-        raise InputError(
-            f"{weights.heads} heads of {weights.head_width} rows write {weights.heads * weights.head_width} rows, "
-            f"expected {weights.width} as the tokens have"
-        )
     return np.asarray(tokens + attention(tokens, weights) / np.sqrt(depth))
 
 
@@ -213,18 +176,12 @@ def orthonormal(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray
 def projector(vocabulary: np.ndarray, rank: int) -> np.ndarray:
     """Compute P (d, d), the projector onto the leading left singular vectors of a vocabulary Ξ (d, N) (S0-TH5).
 
-    Raises:
-        InputError: the vocabulary is no finite matrix, or the rank is not from 1 to d.
-
     Example:
         >>> rank_theory.projector(np.diag([2.0, 3.0, 1.0]), 1).tolist()
         [[0.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
     """
-    matrix = _vocabulary(vocabulary)
-    _check_ranks([rank], len(matrix))
-    directions = np.linalg.svd(matrix, full_matrices=matrix.shape[1] < rank)[0][
-        :, :rank
-    ]
+    whole = vocabulary.shape[1] < rank
+    directions = np.linalg.svd(vocabulary, full_matrices=whole)[0][:, :rank]
     return np.asarray(directions @ directions.T)
 
 
@@ -246,9 +203,7 @@ def compression_errors(
     vocabulary: np.ndarray, weights: AttentionWeights, ranks: Sequence[int]
 ) -> np.ndarray:
     """Compute ‖Att(Ξ; W) − Att(Ξ; W̃)‖_F of the whole vocabulary Ξ (d, N) at several ranks, (rank,) (S0-J1a)."""
-    matrix = _vocabulary(vocabulary)
-    _check_ranks(ranks, len(matrix))
-    directions, singular, right = np.linalg.svd(matrix, full_matrices=False)
+    directions, singular, right = np.linalg.svd(vocabulary, full_matrices=False)
     coordinates, inner = singular[:, None] * right, weights.times(directions)
     whole = attention(coordinates, inner)
     errors = []
@@ -276,12 +231,11 @@ def compression_bound(
         >>> round(float(often / once), 9)
         10.0
     """
-    matrix = _vocabulary(vocabulary)
-    longest = float(np.linalg.norm(matrix, axis=0).max())
+    longest = float(np.linalg.norm(vocabulary, axis=0).max())
     scores = weights.score_norms / np.sqrt(weights.head_width)
     constant = np.linalg.norm(weights.value_norms * (1 + 2 * longest**2 * scores))
     return np.asarray(
-        np.sqrt(n_tokens) * constant * _next_singular_value(matrix, ranks)
+        np.sqrt(n_tokens) * constant * _next_singular_value(vocabulary, ranks)
     )
 
 
@@ -321,7 +275,7 @@ def least_value_error(
     """Compute the smallest error (Frobenius norm) of a value matrix of a rank beside one head's scores (Eckart-Young).
 
     Raises:
-        InputError: the layer has several heads, or the rank is not from 1 to d.
+        InputError: the layer has several heads.
 
     Example:
         >>> alike = rank_theory.AttentionWeights.stacked(30 * np.eye(2), 30 * np.eye(2), np.eye(2))
@@ -330,30 +284,12 @@ def least_value_error(
     """
     if weights.heads > 1:
         raise InputError(f"the layer has {weights.heads} heads, expected one")
-    _check_ranks([rank], weights.width)
     output = weights.value[0] @ tokens @ column_softmax(logits(tokens, weights)[0])
     return float(np.linalg.norm(np.linalg.svd(output, compute_uv=False)[rank:]))
 
 
 def _by_head(matrix: np.ndarray, heads: int) -> np.ndarray:
-    if matrix.ndim != 2 or heads < 1 or len(matrix) % heads:
-        raise InputError(
-            f"a matrix of shape {matrix.shape} cannot be shared out over {heads} heads by rows"
-        )
     return matrix.reshape(heads, len(matrix) // heads, matrix.shape[1])
-
-
-def _tokens(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
-    matrix = np.asarray(tokens, dtype=np.float64)
-    if (
-        matrix.ndim != 2
-        or matrix.shape[0] != weights.width
-        or not np.isfinite(matrix).all()
-    ):
-        raise InputError(
-            f"tokens have shape {matrix.shape}, expected a finite matrix ({weights.width}, tokens)"
-        )
-    return matrix
 
 
 def _head_logits(
@@ -366,23 +302,7 @@ def _head_logits(
     return np.asarray((query @ tokens).T @ (key @ tokens))
 
 
-def _vocabulary(vocabulary: np.ndarray) -> np.ndarray:
-    matrix = np.asarray(vocabulary, dtype=np.float64)
-    if matrix.ndim != 2 or not matrix.size or not np.isfinite(matrix).all():
-        raise InputError(
-            f"the vocabulary has shape {matrix.shape}, expected a finite matrix (d, tokens)"
-        )
-    return matrix
-
-
-def _check_ranks(ranks: Sequence[int], width: int) -> None:
-    wrong = [rank for rank in ranks if not 1 <= rank <= width]
-    if wrong:
-        raise InputError(f"rank is {wrong[0]}, expected 1 to {width}")
-
-
 def _next_singular_value(matrix: np.ndarray, ranks: Sequence[int]) -> np.ndarray:
-    _check_ranks(ranks, len(matrix))
     values = np.zeros(len(matrix) + 1)
     singular = np.linalg.svd(matrix, compute_uv=False)
     values[: len(singular)] = singular

@@ -122,22 +122,12 @@ def sketching_distance(matrix: np.ndarray, sketch: np.ndarray) -> float:
 
     It lies between σ_{m+1}(X), which no sketch of m rows goes below, and σ_1(X).
 
-    Raises:
-        InputError: the shapes do not fit, or an entry is no number.
-
     Example:
         >>> round(rank_theory.sketching_distance(np.diag([3.0, 2.0, 1.0]), np.eye(3)[:1]), 9)
         2.0
     """
-    x, w = np.asarray(matrix, dtype=np.float64), np.asarray(sketch, dtype=np.float64)
-    if x.ndim != 2 or w.ndim != 2 or w.shape[1] != x.shape[0]:
-        raise InputError(
-            f"a sketch of shape {w.shape} does not fit a matrix of shape {x.shape}, expected (rows, d)"
-        )
-    if not (np.isfinite(x).all() and np.isfinite(w).all()):
-        raise InputError("the matrix or its sketch holds an entry that is not a number")
-    basis = orth((w @ x).T)
-    residual = x - (x @ basis) @ basis.T
+    basis = orth((sketch @ matrix).T)
+    residual = matrix - (matrix @ basis) @ basis.T
     # the Gram matrix of the residual is small and as exact as this number needs
     gram = (
         residual @ residual.T

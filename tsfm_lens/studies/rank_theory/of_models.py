@@ -65,7 +65,7 @@ def ranks_by_model(
         all matrices, and over all heads of all, with ``…_low`` and ``…_high``. NaN where rounding hides one.
 
     Raises:
-        InputError: there is no model, two have one name, or as in :func:`weight_ranks`.
+        InputError: two models have one name, or as in :func:`weight_ranks`.
 
     Example:
         >>> found = rank_theory.ranks_by_model([lens], epsilon=0.1)
@@ -102,8 +102,6 @@ def ranks_by_model(
         attrs = describe(
             lens, "ranks_by_model", "Ranks of queries, model by model", _FIGURES
         )
-    if not rows:
-        raise InputError("there is no model, expected one or more")
     names = next(iter(rows.values()))
     of_model = zip(
         ("width", "heads", "architecture", "reads"),
@@ -176,7 +174,7 @@ def spectra_by_patch(
         beyond the last, ``rounding_floor``, relative, ``epsilon_rank`` (epsilon, embedding), and ``full``, the largest.
 
     Raises:
-        InputError: an ε outside (0, 1), a patch below 1 step, or a model that reads text.
+        InputError: an ε outside (0, 1), or a model that reads text.
 
     Example:
         >>> found = rank_theory.spectra_by_patch(run, patches=[2], epsilon=0.01)
@@ -185,10 +183,6 @@ def spectra_by_patch(
     """
     levels = checked_levels(epsilon)
     runs = [run] if isinstance(run, Run) else list(run)
-    if not runs or min(patches, default=1) < 1:
-        raise InputError(
-            f"{len(runs)} runs and patches {list(patches)}, expected one run or more and 1 step or more"
-        )
     entries: list[tuple[str, int, int, str, np.ndarray, float]] = []
     for each in runs:
         lens = each.lens
@@ -276,7 +270,7 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
         ``neighbour_ratio``: the median distance of tokens with neighbouring ids over that of two others.
 
     Raises:
-        InputError: the model has no vocabulary, or its embedding is not finite.
+        InputError: the model has no vocabulary.
 
     Example:
         >>> rank_theory.vocabulary_plane(lens)["coordinate"].dims
@@ -289,10 +283,6 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
         )
     first = 0 if lens.takes_ids else lens.first_value_token
     rows = table.detach().cpu().double()[first:]
-    if not torch.isfinite(rows).all():
-        raise InputError(
-            f"the embedding of {lens.model_id} holds values that are not finite; mend the weights"
-        )
     values, vectors = torch.linalg.eigh(rows.T @ rows)
     leading, sizes = vectors.flip(1)[:, :2].numpy(), values.flip(0).clamp_min(0).numpy()
     leading = leading * np.sign(leading[np.abs(leading).argmax(0), [0, 1]])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,38 +61,12 @@ def known_families() -> tuple[str, ...]:
 def arrays_of(path: Path) -> Iterator[NpzFile]:
     """Open the arrays of a file that `tools/build_training_series.py` or :func:`save_corpus` wrote."""
     advice = f"make it with tools/build_training_series.py {path}"
-    if not path.exists():
-        raise CheckpointError(f"no training series at {path}: {advice}")
     try:
         arrays = np.load(path)
-    except (ValueError, BadZipFile, EOFError) as error:
+    except (OSError, ValueError, BadZipFile, EOFError) as error:
         raise CheckpointError(f"{path} holds no series (.npz): {advice}") from error
-    if not isinstance(arrays, NpzFile):
-        raise CheckpointError(f"{path} holds one array, no series (.npz): {advice}")
     with arrays:
         yield arrays
-
-
-def series_of(arrays: NpzFile, name: str, path: Path) -> NDArray[np.number]:
-    """Read a series (time,) from the arrays of a file; NaN is a gap, CheckpointError for what is none."""
-    advice = f"make it again with tools/build_training_series.py {path}"
-    try:
-        values = arrays[name]
-    except (ValueError, EOFError, OSError, BadZipFile, zlib.error) as error:
-        raise CheckpointError(
-            f"{path}: array {name} cannot be read, expected a series of numbers; {advice}"
-        ) from error
-    whole = values.ndim == 1 and values.dtype.kind in "iuf"
-    if whole:
-        with np.errstate(over="ignore"):
-            single = values.astype(np.float32)
-        whole = bool(np.isfinite(single).any() and not np.isinf(single).any())
-    if not whole:
-        raise CheckpointError(
-            f"{path}: array {name} of shape {list(values.shape)} and type {values.dtype} is no series; expected finite "
-            f"numbers of float32 along one axis, NaN where there is a gap; {advice}"
-        )
-    return values
 
 
 def real_rows(path: Path) -> NDArray[np.float32]:
@@ -101,7 +74,7 @@ def real_rows(path: Path) -> NDArray[np.float32]:
     rows: list[NDArray[np.float32]] = []
     with arrays_of(path) as arrays:
         for name in sorted(key for key in arrays if key.startswith("training/")):
-            series = series_of(arrays, name, path)
+            series = arrays[name]
             pieces = 1 if len(series) <= LENGTH else -(-len(series) // OVERLAP)
             series = np.concatenate(
                 [np.full(max(0, LENGTH - len(series)), np.nan, np.float32), series]

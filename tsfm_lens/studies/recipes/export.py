@@ -13,6 +13,7 @@ from chronos import (
     ChronosPipeline,
 )
 from chronos.chronos import ChronosModel
+from chronos.chronos_bolt import ChronosBoltModelForForecasting
 from transformers import PreTrainedModel
 
 from tsfm_lens.compress import Compressed, save_compressed
@@ -25,21 +26,9 @@ Pipeline = Any
 """A native pipeline: `ChronosPipeline`, `ChronosBoltPipeline` or `Chronos2Pipeline`."""
 
 
-def native_model(pipeline: Pipeline) -> PreTrainedModel:
-    """Return the transformers model inside a native pipeline."""
-    return (
-        pipeline.model
-        if isinstance(pipeline, Chronos2Pipeline)
-        else pipeline.inner_model
-    )
-
-
 def as_pipeline(model: PreTrainedModel) -> Pipeline:
     """Put a model into its native pipeline, as it stands, on its device."""
-    kind = type(model).__name__
-    if kind == "Chronos2Model":
-        return Chronos2Pipeline(model)
-    if kind == "ChronosBoltModelForForecasting":
+    if isinstance(model, ChronosBoltModelForForecasting):
         return ChronosBoltPipeline(model)
     config = ChronosConfig(**model.config.chronos_config)
     return ChronosPipeline(config.create_tokenizer(), ChronosModel(config, model))

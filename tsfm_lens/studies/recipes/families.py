@@ -333,125 +333,6 @@ def holidays(rng: np.random.Generator, count: int, length: int) -> Array:
     return _half_raised(rng, together, 0.3, 1.0)
 
 
-def _slow(
-    rng: np.random.Generator,
-    steps: NDArray[np.int64],
-    days: tuple[float, float],
-    length: int,
-) -> Array:
-    """Draw unit series (row, length) whose memory fades over a number of days in the range `days`."""
-    memory = np.exp(
-        -1 / (steps * np.exp(rng.uniform(np.log(days[0]), np.log(days[1]), len(steps))))
-    )
-    noise = rng.standard_normal((len(steps), length))
-    # each begins where it may be at any time
-    noise[:, 0] /= np.sqrt(1 - memory**2)
-    return column(np.sqrt(1 - memory**2)) * fading(memory, noise)
-
-
-def _waves(
-    rng: np.random.Generator,
-    steps: NDArray[np.int64],
-    start: NDArray[np.int64],
-    length: int,
-) -> Array:
-    """Draw days (row, length) of three harmonics, standard deviation about 1."""
-    angle = 2 * np.pi * (np.arange(length)[None] + start[:, None]) / steps[:, None]
-    terms = np.arange(1, 4)
-    height, phase = (
-        rng.normal(size=(3, len(steps), 1)) / terms[:, None, None],
-        rng.uniform(0, 7, (3, len(steps), 1)),
-    )
-    return unit((height * np.sin(terms[:, None, None] * angle + phase)).sum(0))
-
-
-def hourly(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw hours of a week in which each day has a height of its own, on slow drifts of level and swing: loads."""
-    steps = rng.choice([24, 24, 24, 24, 24, 24, 48, 12], count)
-    start = rng.integers(7 * steps)
-    rough = (tile(_smooth_shapes(rng, steps), steps, start, length) for _ in range(2))
-    work, rest = (
-        np.where(some(rng, count, 0.4), part, _waves(rng, steps, start, length))
-        for part in rough
-    )
-    alike = rng.uniform(0, 1, (count, 1))
-    weekday = (np.arange(length)[None] + start[:, None]) // steps[:, None] % 7
-    resting = (weekday >= pick(rng, count, 5, 5, 6)) & some(rng, count, 0.7)
-    shape = np.where(
-        resting,
-        alike * work + (1 - alike) * rest - rng.uniform(0, 1.2, (count, 1)),
-        work,
-    )
-    swing, level = (
-        rng.standard_normal((count, 7)) * pick(rng, count, 0.0, 0.05, 0.2)
-        for _ in range(2)
-    )
-    shape = shape * (1 + np.take_along_axis(swing, weekday, 1)) + np.take_along_axis(
-        level, weekday, 1
-    )
-    shape = shape * (
-        1
-        + pick(rng, count, 0.0, 0.1, 0.25)
-        * _slow(rng, steps, (2, 15), length).clip(-2, 2)
-    )
-    drift = _slow(rng, steps, (0.5, 20), length) * pick(rng, count, 0.0, 0.1, 0.3, 0.8)
-    noise = _slow(rng, steps, (0.01, 0.4), length) * pick(
-        rng, count, 0.02, 0.05, 0.1, 0.2, 0.4
-    )
-    together = shape + drift + noise
-    return _half_raised(rng, together, 0.1, 0.8)
-
-
-def weather(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw days whose swing changes on fronts of hours to days, a quarter cut off below: temperature, sun, wind."""
-    steps = rng.choice([24, 24, 24, 24, 48, 12, 7, 12], count)
-    day = _waves(rng, steps, rng.integers(steps), length)
-    day = (
-        day
-        * (1 + 0.4 * _slow(rng, steps, (0.5, 5), length))
-        * pick(rng, count, 0.0, 0.5, 1.0, 2.0)
-    )
-    series = (
-        day
-        + _slow(rng, steps, (0.2, 6), length)
-        + 0.7 * _slow(rng, steps, (5, 40), length)
-    )
-    series = unit(
-        series + rng.standard_normal((count, length)) * pick(rng, count, 0.0, 0.05, 0.2)
-    )
-    return np.where(
-        some(rng, count, 0.25),
-        np.maximum(series, rng.uniform(-0.7, 0.5, (count, 1))),
-        series,
-    )
-
-
-def day_flags(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw 1 on whole days or some hours of them, 0 otherwise: days off, spells of holidays, opening hours, offers."""
-    steps = rng.choice([24, 24, 24, 12, 48, 1, 1], count)
-    place = np.arange(length)[None] + rng.integers(7 * steps)[:, None]
-    day = place // steps[:, None]
-    weekly = (day % 7 >= pick(rng, count, 5, 5, 6)) & some(rng, count, 0.6)
-    spells = rng.random((count, int(day.max()) + 4)) < rng.uniform(
-        0.03, 0.2, (count, 1)
-    )
-    long = rng.integers(1, 4, (count, 1))
-    spells = np.any(
-        [
-            spells[:, late : late + int(day.max()) + 1] & (late < long)
-            for late in range(3)
-        ],
-        axis=0,
-    )
-    rare = np.take_along_axis(spells, day, 1) & (
-        some(rng, count, 0.7) | ~weekly.any(1, keepdims=True)
-    )
-    hour = place % steps[:, None] / steps[:, None]
-    first = rng.uniform(0, 0.6, (count, 1)) * some(rng, count, 0.3)
-    open_hours = (hour >= first) & ((first == 0) | (hour < first + 0.4))
-    return ((weekly | rare) & open_hours).astype(np.float64)
-
-
 def shocks(rng: np.random.Generator, count: int, length: int) -> Array:
     """Draw slow cycles with sudden jumps that fade, on half of them a season: unemployment, prices, claims."""
     t = np.arange(length)[None]
@@ -542,7 +423,6 @@ FAMILIES: Mapping[str, Generator] = {
             day_types,
             holidays,
         ),
-        *(hourly, weather, day_flags),
         *(
             shocks,
             walks,

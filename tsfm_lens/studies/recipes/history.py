@@ -13,7 +13,6 @@ from typing import Annotated
 import torch
 import typer
 import xarray as xr
-from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
@@ -56,12 +55,7 @@ class TrainingHistory(Mapping[int, Lens]):
             raise CheckpointError(
                 f"no training run in {folder}: expected {STATE} and {LOG} of `tsfm_lens.studies.recipes.train`"
             )
-        try:
-            self.recipe = TrainingRecipe.model_validate_json(identity_of(self.folder))
-        except ValidationError as error:
-            raise CheckpointError(
-                f"{state} is of another run than one of a recipe of `tsfm_lens.studies.recipes.train`"
-            ) from error
+        self.recipe = TrainingRecipe.model_validate_json(identity_of(self.folder))
         self._files = snapshot_files(self.folder)
         if not self._files:
             raise CheckpointError(f"no checkpoints in {self.folder / HISTORY}")

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from chronos.chronos import ChronosConfig
-from chronos.chronos2 import Chronos2Model
-from chronos.chronos2.config import Chronos2CoreConfig
 from chronos.chronos_bolt import ChronosBoltModelForForecasting
 from torch import Tensor, nn
 from transformers import (
@@ -37,7 +35,7 @@ from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.models import Lens, load
 from tsfm_lens.studies.rank_theory.embeddings import ChebyshevEmbedding
 from tsfm_lens.studies.recipes.export import as_pipeline
-from tsfm_lens.studies.recipes.recipe import SKETCHES, AttentionRank, TrainingRecipe
+from tsfm_lens.studies.recipes.recipe import AttentionRank, TrainingRecipe
 from tsfm_lens.studies.structured.forms import token_blocks
 from tsfm_lens.studies.structured.matrices import level_blocks
 
@@ -46,8 +44,6 @@ EMBEDDING_NOISE = 0.1
 
 def attention_ranks(lens: Lens, target: AttentionRank) -> dict[str, int]:
     """Return the rank of every attention matrix, or of each of its heads, by the matrix's name."""
-    if target.sketch not in SKETCHES:
-        raise unknown_name("sketch", target.sketch, SKETCHES)
     by_head, layers = (
         target.sketch == "by head",
         {stack.name: stack.n_layers for stack in lens.wiring.stacks},
@@ -193,8 +189,7 @@ def widened(
     model: PreTrainedModel, changes: Mapping[str, Any], *, seed: int
 ) -> PreTrainedModel:
     """Widen a model to one with the same logits or quantiles, up to the epsilon of its norms and their rounding."""
-    with_groups = isinstance(model, Chronos2Model)
-    entries = WIDTHS if with_groups else (*WIDTHS, *BUCKETS)
+    entries = (*WIDTHS, *BUCKETS)
     for name, value in changes.items():
         if name not in entries:
             raise unknown_name("entry that can grow", name, entries)
@@ -203,10 +198,6 @@ def widened(
                 f"{name}={value} is below the model's {getattr(model.config, name)}; a model only grows"
             )
     config = type(model.config)(**copy.deepcopy(model.config.to_dict()) | dict(changes))
-    if with_groups and config.d_kv % model.config.d_kv:
-        raise InputError(
-            f"d_kv={config.d_kv}; expected a multiple of the model's {model.config.d_kv}, as it rotates"
-        )
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         wider = type(model)(config).to(model.dtype)
@@ -258,16 +249,10 @@ def _wider(
         return torch.cat([gain * old, old.new_full((shape[0] - len(old),), gain)])
     if kind in ("q", "k", "v"):
         new = random.view(heads, -1, shape[1])
-        places = (
-            _places(config, new.shape[1]) if kind != "v" else torch.arange(config.d_kv)
-        )
         if kind == "k":
             # a new feature of the scores is 0 until its key is learnt
-            free = torch.ones(new.shape[1], dtype=torch.bool).index_fill(
-                0, places, False
-            )
-            new[:, free] = 0.0
-        new[:, places, : config.d_model] = old.view(heads, config.d_kv, -1)
+            new[:, config.d_kv :] = 0.0
+        new[:, : config.d_kv, : config.d_model] = old.view(heads, config.d_kv, -1)
         return new.reshape(shape)
     new = (
         random
@@ -280,16 +265,6 @@ def _wider(
         return new.reshape(shape)
     new[: old.shape[0], : old.shape[1]] = old
     return new
-
-
-def _places(config: PretrainedConfig, size: int) -> Tensor:
-    """Return where the features of a head's queries and keys go in one of `size`: pairs that rotate keep their rate."""
-    if not isinstance(config, Chronos2CoreConfig):
-        return torch.arange(config.d_kv)
-    half, times = config.d_kv // 2, size // config.d_kv
-    return (
-        times * torch.arange(half)[None] + torch.tensor([[0], [size // 2]])
-    ).flatten()
 
 
 def _finer_table(
@@ -341,19 +316,6 @@ def ordinal_embedding(
 
 def _dense(recipe: TrainingRecipe) -> PreTrainedModel:
     """Draw the native model; where its own initialisation ignores the fan-in, linear layers are drawn anew."""
-    if recipe.kind == "group":
-        model = Chronos2Model(Chronos2CoreConfig(**recipe.config))
-        for name, module in model.named_modules():
-            if isinstance(module, nn.Linear):
-                # queries take the dot product's scale on as well (as in T5)
-                fan_in = module.in_features * (
-                    model.config.d_kv if name.endswith(".q") else 1
-                )
-                nn.init.normal_(
-                    module.weight,
-                    std=(0.5 if "patch_embedding" in name else 1.0) * fan_in**-0.5,
-                )
-        return model
     config = T5Config(**recipe.config)
     if recipe.kind == "patch":
         model = ChronosBoltModelForForecasting(config)

@@ -26,9 +26,6 @@ class Phase(BaseModel):
     config: dict[str, Any] = Field(default_factory=dict)
 
 
-SKETCHES = ("by head", "shared")
-
-
 class AttentionRank(BaseModel):
     """Attention whose matrices are the product of two factors from the first step on."""
 
@@ -36,7 +33,7 @@ class AttentionRank(BaseModel):
 
     rank: int
     growth: float = 0.0
-    sketch: str = SKETCHES[0]
+    sketch: Literal["by head", "shared"] = "by head"
 
 
 class TrainingRecipe(BaseModel):
@@ -45,7 +42,7 @@ class TrainingRecipe(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     name: str
-    kind: Literal["token", "patch", "group"]
+    kind: Literal["token", "patch"]
     config: dict[str, Any]
     stages: tuple[Stage, ...]
     steps: int = Field(gt=0)
@@ -123,25 +120,6 @@ class TrainingRecipe(BaseModel):
         return trapezoid_rate(
             step, peak, first=first, last=last, warmup=self.warmup, decay=decay
         )
-
-    def ending(self, step: int, decay: int) -> TrainingRecipe:
-        """Return the recipe at `step` with an end within `decay` steps: its phase's last stage, the rate falling."""
-        earlier = tuple(restart for restart in self.restarts if restart.at <= step)
-        later = [restart.at for restart in self.restarts if restart.at > step]
-        stages = [stage for stage in self.stages if not later or stage.start < later[0]]
-        last = stages[-1].model_copy(update={"start": step})
-        changes = {
-            "steps": step + decay,
-            "stages": (*(stage for stage in stages if stage.start < step), last),
-        }
-        if earlier:
-            changes["restarts"] = (
-                *earlier[:-1],
-                earlier[-1].model_copy(update={"decay": decay}),
-            )
-        else:
-            changes |= {"restarts": (), "decay": decay}
-        return self.model_copy(update=changes)
 
 
 _FILE: dict[str, Any] = declarations(Path(__file__).with_name("recipes.yaml"))

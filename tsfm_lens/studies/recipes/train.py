@@ -13,11 +13,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tsfm_lens.core.errors import CheckpointError, InputError
+from tsfm_lens.core.errors import CheckpointError
 from tsfm_lens.core.io import refuse_unwritable
 from tsfm_lens.studies.recipes.corpus import load_corpus
-from tsfm_lens.studies.recipes.covariates import covariate_batch, group_loss
-from tsfm_lens.studies.recipes.export import export, native_model, open_pipeline
+from tsfm_lens.studies.recipes.export import export
 from tsfm_lens.studies.recipes.models import build_model, widened
 from tsfm_lens.studies.recipes.muon import BETAS, MuonAdamW
 from tsfm_lens.studies.recipes.recipe import Phase, TrainingRecipe
@@ -27,7 +26,6 @@ from tsfm_lens.training.command import run_command
 from tsfm_lens.training.losses import Stage, patch_loss, token_loss
 from tsfm_lens.training.series_source import Corpus, SeriesSource
 from tsfm_lens.training.state import (
-    STATE,
     put_back,
     read_state,
     run_files,
@@ -37,7 +35,6 @@ from tsfm_lens.training.state import (
 SAVE_EVERY = 200
 CHECKPOINTS, LATER_CHECKPOINTS = 20, 9
 GRADIENT_NORM = 1.0
-ENDED = "ended"
 
 
 class RecipeTask:
@@ -64,10 +61,6 @@ class RecipeTask:
         with torch.autocast(
             "cuda", torch.bfloat16, enabled=self.device.startswith("cuda")
         ):
-            if self.recipe.kind == "group":
-                return group_loss(
-                    self.model, covariate_batch(self.source, step, stage), stage
-                )
             context, future = self.source.batch(
                 step,
                 mix=stage.mix,
@@ -200,55 +193,19 @@ class Trainer(Training):
             )
         self._turn_to(phase)
 
-    def go_on_from(self, checkpoint: Path) -> None:
-        """Take the weights of a native checkpoint for those at the recipe's last restart, or for their mean."""
-        self.task.model = _before_last_phase(self.recipe, checkpoint).to(self.device)
-        phase = self.recipe.phases_within()[-1]
-        self.step = phase.at
-        self._after()
-        self._begin(phase)
 
-    def end_within(self, steps: int, out: Path) -> None:
-        """Turn this run into its own last phase of `steps` steps, saved in the folder `out`."""
-        # a phase that begins here may need the checkpoints of this folder
-        self._begin_if_due()
-        out.mkdir(parents=True, exist_ok=True)
-        self.task.recipe, self.out = self.recipe.ending(self.step, steps), out
-        self.plan, self.rate = _plan(self.recipe), self.recipe.rate
-
-
-def _before_last_phase(recipe: TrainingRecipe, checkpoint: Path) -> PreTrainedModel:
-    """Return the model of a native checkpoint that the recipe's last phase can start from."""
-    restarts = recipe.phases_within()
-    if not restarts:
-        raise InputError(
-            f"{recipe.name} is trained in one phase of {recipe.steps} steps, from its first"
-        )
-    model = build_model(recipe, restarts[-1].at - 1)
-    weights = native_model(open_pipeline(checkpoint)).state_dict()
-    shapes = {name: part.shape for name, part in model.state_dict().items()}
-    if {name: part.shape for name, part in weights.items()} != shapes:
-        raise CheckpointError(
-            f"{checkpoint} has other weights than {recipe.name} at step {restarts[-1].at}; give one of that"
-        )
-    model.load_state_dict(weights)
-    return model
-
-
-def _refuse_run(out: Path, cures: str) -> None:
+def _refuse_run(out: Path) -> None:
     """Refuse a folder whose run would be overwritten."""
     files = run_files(out)
     if files:
-        going_on = "go on with it by --resume, " if STATE in files and cures else ""
         raise CheckpointError(
-            f"{out} holds a run already ({', '.join(files)}); {going_on}{cures}remove that folder"
+            f"{out} holds a run already ({', '.join(files)}); go on with it by --resume, give another --out, or remove "
+            "that folder"
         )
 
 
 def main(
-    name: Annotated[
-        str, typer.Argument(help="chronos-nano, bolt-nano or chronos2-nano")
-    ],
+    name: Annotated[str, typer.Argument(help="chronos-nano or bolt-nano")],
     out: Annotated[
         Path,
         typer.Option(
@@ -272,27 +229,8 @@ def main(
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
     resume: Annotated[bool, typer.Option(help="go on from the state in --out")] = False,
-    start: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            file_okay=False,
-            help="checkpoint from before the last phase, which goes on from it",
-        ),
-    ] = None,
-    end_within: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help=f"end the run of --out within so many steps, in OUT/{ENDED}; the run itself stays",
-        ),
-    ] = None,
 ) -> None:
     """Train a reference checkpoint and write it in the native format to OUT/NAME."""
-    if start is not None and (resume or end_within):
-        raise InputError(
-            "--start begins the last phase and goes with neither --resume nor --end-within"
-        )
     torch.set_num_threads(threads)
     changes = {
         key: value
@@ -302,34 +240,22 @@ def main(
     recipe = find_recipe(name).model_copy(update=changes)
     # refuse errors now: the series take minutes to draw
     refuse_unwritable(out)
-    if resume or end_within:
+    if resume:
         # a state from which the recipe cannot go on
         state = read_state(out, recipe.identity, torch.device("cpu"))
         model = build_model(recipe, state["step"] - 1)
-        put_back(
-            out,
-            state,
-            model,
-            _optimizer(model, recipe, recipe.phase(state["step"] - 1)),
-        )
+        optimizer = _optimizer(model, recipe, recipe.phase(state["step"] - 1))
+        put_back(out, state, model, optimizer)
     else:
-        _refuse_run(out, "give another --out, or ")
-    if end_within:
-        _refuse_run(out / ENDED, "")
-    if start is not None:
-        _before_last_phase(recipe, start)
+        _refuse_run(out)
     corpus = load_corpus(
         recipe.corpus, seed=recipe.seed, cache=out.parent / "corpora", real=real
     )
     trainer = Trainer(recipe, out, corpus)
-    if resume or end_within:
+    if resume:
         trainer.resume()
-    elif start is not None:
-        trainer.go_on_from(start)
-    if end_within:
-        trainer.end_within(end_within, out / ENDED)
     if trainer.run():
-        export(trainer.model, (out / ENDED if end_within else out) / name)
+        export(trainer.model, out / name)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
@@ -24,7 +24,7 @@ __all__ = [
     "SigmaReparam",
     "TSMixer",
 ]
-__all__ += ["least_squares", "make_model", "oracle_loss", "sigma_reparametrised"]
+__all__ += ["make_model", "oracle_loss", "sigma_reparametrised"]
 
 
 class RevIN(nn.Module):
@@ -32,17 +32,10 @@ class RevIN(nn.Module):
 
     x̃ = γ (x − μ̂) / √(σ̂² + ε) + β, with the biased variance σ̂² of the window alone; ``weight`` and ``bias`` are γ and β,
     (channel,), 1 and 0 at first.
-
-    Raises:
-        InputError: there is no channel, or ε is not above 0.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
         super().__init__()
-        if channels < 1 or not eps > 0:
-            raise InputError(
-                f"channels={channels} and eps={eps}, expected at least 1 channel and an eps above 0"
-            )
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
@@ -94,31 +87,15 @@ class SigmaReparam(nn.Module):
 def sigma_reparametrised(model: nn.Module) -> nn.Module:
     """Put σReparam on every weight matrix of a model's linear layers, in place, with a γ each.
 
-    Raises:
-        InputError: a matrix is all zeros and has no direction to keep, or is reparametrised already.
-
     Example:
         >>> layer = samformer.sigma_reparametrised(torch.nn.Linear(6, 4))
         >>> bool(torch.isclose(torch.linalg.matrix_norm(layer.weight, 2), torch.tensor(1.0)))
         True
     """
-    layers = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    }
-    for name, layer in layers.items():
-        if parametrize.is_parametrized(layer, "weight"):
-            raise InputError(
-                f"the weight of {name or 'the layer'} is reparametrised already"
-            )
-        if not bool(layer.weight.detach().any()):
-            raise InputError(
-                f"the weight of {name or 'the layer'} is all zeros, so it has no largest singular value"
-            )
-        parametrize.register_parametrization(
-            layer, "weight", SigmaReparam(layer.weight.dtype)
-        )
+    for layer in list(model.modules()):
+        if isinstance(layer, nn.Linear):
+            reparam = SigmaReparam(layer.weight.dtype)
+            parametrize.register_parametrization(layer, "weight", reparam)
     return model
 
 
@@ -362,53 +339,6 @@ class LinearForecaster(nn.Module):
             if self.revin is None
             else self.revin.around(x, self.readout)
         )
-
-    def fit(self, batches: Iterable[tuple[Tensor, Tensor]]) -> LinearForecaster:
-        """Set W to the least squares over batches of windows and what followed them, exactly."""
-        if self.readout.bias is not None:
-            raise InputError(
-                "the closed form is that of a map without bias; make the model with bias=False"
-            )
-        pairs = batches
-        if self.revin is not None:
-            pairs = (
-                (x - x.mean(-1, keepdim=True), y - x.mean(-1, keepdim=True))
-                for x, y in batches
-            )
-        with torch.no_grad():
-            self.readout.weight.copy_(least_squares(pairs).mT)
-            if self.revin is not None:
-                self.revin.weight.fill_(1.0)
-                self.revin.bias.zero_()
-        return self
-
-
-def least_squares(batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Compute Ŵ = argmin Σ ‖Y − XW‖² over all rows of batches (…, L), (…, H), (L, H), float64 (S1-ORACLE).
-
-    Raises:
-        InputError: there is no batch, or there are fewer rows than L, so that no one solution is the least.
-
-    Example:
-        >>> x = torch.eye(3).repeat(2, 1)
-        >>> samformer.least_squares([(x, x.sum(-1, keepdim=True))]).squeeze().tolist()
-        [1.0, 1.0, 1.0]
-    """
-    rows, squares, products = 0, torch.zeros(()), torch.zeros(())
-    for x, y in batches:
-        left, right = (part.detach().flatten(0, -2).double() for part in (x, y))
-        rows, squares, products = (
-            rows + len(left),
-            squares + left.mT @ left,
-            products + left.mT @ right,
-        )
-    unknowns = len(squares) if squares.ndim else 0
-    if not rows or rows < unknowns:
-        raise InputError(
-            f"{rows} rows for {unknowns} unknowns a column: give at least as many rows"
-        )
-    # through eigenvalues, so that constant or repeated columns give the solution of least norm
-    return torch.linalg.pinv(squares, hermitian=True) @ products
 
 
 def oracle_loss(length: int, rows: int, *, noise: float = 1.0) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,6 @@ class LinearToy:
 
     Attributes:
         training, validation, noise: pairs; standard deviation of ε.
-
-    Raises:
-        InputError: a size is below 1, or the noise is negative.
     """
 
     length: int = 512
@@ -62,18 +59,6 @@ class LinearToy:
     noise: float = 1.0
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        sizes = {
-            name: value
-            for name, value in asdict(self).items()
-            if name not in ("noise", "seed")
-        }
-        refuse_sizes(**sizes)
-        if not 0 <= self.noise < float("inf"):
-            raise InputError(
-                f"noise={self.noise}, expected a finite standard deviation of at least 0"
-            )
-
     def weight(self) -> Tensor:
         """Return W_toy, (L, H)."""
         return torch.randn(
@@ -82,10 +67,6 @@ class LinearToy:
 
     def pairs(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Draw windows (pair, D, L) and forecasts (pair, D, H); training pairs first, then those of validation."""
-        if not 0 <= start < stop <= self.training + self.validation:
-            raise InputError(
-                f"pairs {start} to {stop} of {self.training + self.validation}, counted from 0"
-            )
         weight, pairs = self.weight(), []
         # drawn in blocks, so that one pair is the same whichever others are asked for
         for block in range(start // BLOCK, -(-stop // BLOCK)):
@@ -100,18 +81,6 @@ class LinearToy:
             pairs.append((x[inside], y[inside]))
         windows, forecasts = zip(*pairs, strict=True)
         return torch.cat(windows), torch.cat(forecasts)
-
-    def batches(
-        self, *, validation: bool = False, size: int = BLOCK
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield all training pairs, or those of validation, in batches."""
-        first, last = (
-            (self.training, self.training + self.validation)
-            if validation
-            else (0, self.training)
-        )
-        for start in range(first, last, size):
-            yield self.pairs(start, min(start + size, last))
 
 
 _MONTH = 30 * 24
@@ -304,7 +273,6 @@ class ForecastTask:
     Args:
         name, model: title; windows (batch, channel, L) to forecasts (batch, channel, H).
         training, validation, batch, seed: pairs; windows in a batch, and of the order.
-        as_printed: whether the loss adds the steps of a forecast up, as equation 1 is printed: H times the mean (E1-1).
         settings: further settings that the weights depend on, for ``identity``, the JSON of all.
 
     Raises:
@@ -320,7 +288,6 @@ class ForecastTask:
         *,
         batch: int = 32,
         seed: int = 0,
-        as_printed: bool = False,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         if min(len(training), len(validation), batch) < 1:
@@ -334,13 +301,14 @@ class ForecastTask:
             training,
             validation,
         )
-        self.batch, self.seed, self.as_printed = batch, seed, as_printed
+        self.batch, self.seed = batch, seed
         self.batches_per_epoch = math.ceil(len(training) / batch)
         settings_of = dict(getattr(model, "settings", {}))
         own = {
             "batch": batch,
             "seed": seed,
-            "as_printed": as_printed,
+            # of a loss that runs could have once
+            "as_printed": False,
             "pairs": [len(training), len(validation)],
         }
         of_model = {
@@ -368,12 +336,12 @@ class ForecastTask:
         return self._order[1][place * self.batch : (place + 1) * self.batch]
 
     def loss(self, step: int) -> Tensor:
-        """Compute the mean squared error of the batch of a step, or equation 1 as printed."""
+        """Compute the mean squared error of the batch of a step."""
         x, y = (
             part.to(self.device) for part in self.training.take(self.pairs_of(step))
         )
-        error = (self.model(x) - y).square().mean()
-        return error * y.shape[-1] if self.as_printed else error
+        error: Tensor = (self.model(x) - y).square().mean()
+        return error
 
     def evaluate(self) -> dict[str, float]:
         """Compute the means of squared and absolute errors over the validation pairs, "mse" and "mae"."""
@@ -434,9 +402,8 @@ class BenchmarkTask(ForecastTask):
 
     def __init__(self, model: nn.Module, data: Benchmark, **options: Any) -> None:
         self.data = data
-        _refuse_other_sizes(
-            model, data.training.length, data.training.horizon, len(data.channels)
-        )
+        part = data.training
+        _refuse_other_sizes(model, part.length, part.horizon, len(data.channels))
         options["settings"] = {
             "data": data.name,
             "digest": data.digest,
@@ -476,11 +443,9 @@ def cosine_by_epoch(
 def _refuse_other_sizes(
     model: nn.Module, length: int, horizon: int, channels: int
 ) -> None:
-    for name, size in (
-        ("length", length),
-        ("horizon", horizon),
-        ("channels", channels),
-    ):
+    """Refuse a model of other sizes, whose forecasts could be broadcast against the data."""
+    sizes = {"length": length, "horizon": horizon, "channels": channels}
+    for name, size in sizes.items():
         of_model = getattr(model, name, None)
         if of_model not in (None, size):
             raise InputError(

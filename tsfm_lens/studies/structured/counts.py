@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from tsfm_lens.core.errors import InputError
 from tsfm_lens.studies.structured.matrices import (
-    factors_of,
+    balanced_factors,
     level_blocks,
     refuse_ranks,
     refuse_remainder,
@@ -38,7 +37,6 @@ def bilinear_level_operations(
         >>> {order: int(cost) for order, cost in structured.bilinear_level_operations(16, 8, (2, 1)).items()}
         {'a': 3248, 'b': 5792, 'c': 1792, 'd': 4864, 'e': 2816}
     """
-    _refuse_sizes(tokens, width)
     ranks = refuse_ranks(ranks, width)
     blocks = level_blocks(len(ranks))
     refuse_remainder(width, blocks[-1], "a width")
@@ -66,13 +64,7 @@ def bilinear_level_operations(
     }
 
 
-def bilinear_train_operations(
-    tokens: int,
-    width: int,
-    rank: int = 1,
-    out_factors: tuple[int, int] | None = None,
-    in_factors: tuple[int, int] | None = None,
-) -> dict[str, int]:
+def bilinear_train_operations(tokens: int, width: int, rank: int = 1) -> dict[str, int]:
     """Count the multiply-adds of bilinear block-tensor-train scores of rank s by order of contraction (S2-T3).
 
     "both" forms queries and keys of size b c s, "keys" keys of full width and no queries.
@@ -81,11 +73,7 @@ def bilinear_train_operations(
         >>> structured.bilinear_train_operations(tokens=4, width=16, rank=2)
         {'both': 1536, 'keys': 1280}
     """
-    _refuse_sizes(tokens, width)
-    (_, b), (c, _) = (
-        factors_of(width, out_factors, "out_factors"),
-        factors_of(width, in_factors, "in_factors"),
-    )
+    c, b = balanced_factors(width)
     projections = tokens * width * rank * (b + c)
     return {
         "both": tokens**2 * b * c * rank + projections,
@@ -93,10 +81,8 @@ def bilinear_train_operations(
     }
 
 
-def level_attention_operations(
-    tokens: int, ranks: Sequence[int], width: int = 0
-) -> Fraction:
-    """Compute T² Σ r_l / 2^(l-1), and 2 T D Σ r_l for queries and keys where a ``width`` is given (S2-FL).
+def level_attention_operations(tokens: int, ranks: Sequence[int]) -> Fraction:
+    """Compute T² Σ r_l / 2^(l-1) (S2-FL).
 
     Example:
         >>> float(structured.level_attention_operations(256, [8] * 8) / (256**2 * 64))
@@ -109,7 +95,7 @@ def level_attention_operations(
         (Fraction(rank, count) for rank, count in zip(ranks, blocks, strict=True)),
         Fraction(),
     )
-    return tokens**2 * shares + 2 * tokens * width * sum(ranks)
+    return tokens**2 * shares
 
 
 def key_cache_entries(tokens: int, ranks: Sequence[int]) -> int:
@@ -123,8 +109,3 @@ def key_cache_entries(tokens: int, ranks: Sequence[int]) -> int:
         1.1428571428571428
     """
     return int(level_attention_operations(tokens, ranks) / tokens)
-
-
-def _refuse_sizes(tokens: int, width: int) -> None:
-    if tokens < 1 or width < 1:
-        raise InputError(f"{tokens} tokens of width {width}; both are at least 1")

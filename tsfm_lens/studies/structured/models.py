@@ -42,7 +42,6 @@ class ScoredAttention(nn.Module):
         n_heads: int,
         form: ScoringForm,
         *,
-        d_head: int | None = None,
         causal: bool = True,
     ) -> None:
         super().__init__()
@@ -52,9 +51,7 @@ class ScoredAttention(nn.Module):
             form,
             causal,
         )
-        if d_head is None:
-            d_head = refuse_remainder(width, n_heads, "a width for heads")
-        self.d_head = whole(d_head, "d_head")
+        self.d_head = refuse_remainder(width, n_heads, "a width for heads")
         self.q, self.k, self.d_score = form.projections(width, n_heads, self.d_head)
         self.v = nn.Linear(width, n_heads * self.d_head, bias=False)
         self.o = nn.Linear(n_heads * self.d_head, width, bias=False)
@@ -133,24 +130,17 @@ class Encoder(nn.Module):
 
 
 class TokenEmbedding(nn.Module):
-    """Linear read-in of so many inputs a token, and a vector for every position where positions are "learned"."""
+    """Linear read-in of so many inputs a token, and a learned vector for every position."""
 
     def __init__(
         self,
         inputs: int,
         width: int,
         tokens: int,
-        positions: Literal["learned", "none"],
     ) -> None:
         super().__init__()
-        if positions not in ("learned", "none"):
-            raise unknown_name("kind of positions", positions, ("learned", "none"))
         self.read_in, self.tokens = nn.Linear(inputs, width), tokens
-        self.positions = (
-            nn.Parameter(0.02 * torch.randn(tokens, width))
-            if positions == "learned"
-            else None
-        )
+        self.positions = nn.Parameter(0.02 * torch.randn(tokens, width))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, token, inputs) to (batch, token, width)."""
@@ -159,20 +149,20 @@ class TokenEmbedding(nn.Module):
                 f"{x.shape[1]} tokens are more than the {self.tokens} that the model was made for"
             )
         out: Tensor = self.read_in(x)
-        return out if self.positions is None else out + self.positions[: x.shape[1]]
+        return out + self.positions[: x.shape[1]]
 
 
 class InContextRegressor(nn.Module):
     """Regressor that predicts y of each x from the pairs before it, at most ``points`` pairs with ``d_input`` numbers.
 
     Args:
-        encoder, width, positions: causal, and of its stream; "learned" or "none".
+        encoder, width: causal, and of its stream.
         tokens: "single", x_1, y_1, x_2, y_2, …, y filled up with zeros, as in the paper (S2-ICL); or "pairs", where
             token i holds x_i and the pair before it.
 
     Raises:
         InputError: the encoder is not causal.
-        UnknownNameError: other tokens or positions.
+        UnknownNameError: other tokens.
     """
 
     def __init__(
@@ -181,7 +171,6 @@ class InContextRegressor(nn.Module):
         points: int,
         encoder: Encoder,
         width: int,
-        positions: Literal["learned", "none"] = "learned",
         tokens: Literal["single", "pairs"] = "single",
     ) -> None:
         super().__init__()
@@ -193,7 +182,7 @@ class InContextRegressor(nn.Module):
             tokens == "pairs",
         )
         sizes = (2 * d_input + 1, points) if self.paired else (d_input, 2 * points)
-        self.embed = TokenEmbedding(sizes[0], width, sizes[1], positions)
+        self.embed = TokenEmbedding(sizes[0], width, sizes[1])
         self.encoder, self.read_out = encoder, nn.Linear(width, 1)
         if not all(block.attn.causal for block in encoder.blocks):  # type: ignore[union-attr]
             raise InputError(
@@ -237,7 +226,7 @@ class StepForecaster(nn.Module):
         self.channels, self.width = whole(channels, "channels"), width
         self.settings = {"length": length, "channels": channels, **(settings or {})}
         self.revin = RevIN(channels)
-        self.embed = TokenEmbedding(channels, width, length, "learned")
+        self.embed = TokenEmbedding(channels, width, length)
         self.encoder, self.read_out = encoder, nn.Linear(width, channels)
 
     def forward(self, x: Tensor) -> Tensor:

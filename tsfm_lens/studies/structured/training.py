@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tsfm_lens.core.errors import InputError
 from tsfm_lens.studies.samformer.tasks import stream
 from tsfm_lens.studies.structured.forms import LevelFactor, TrainFactor, form_of_name
-from tsfm_lens.studies.structured.matrices import whole
 from tsfm_lens.studies.structured.models import (
     Encoder,
     InContextRegressor,
@@ -45,13 +43,6 @@ class Prompts:
     points: int | None = None
     curriculum: int = 0
 
-    def __post_init__(self) -> None:
-        whole(self.inputs, "inputs")
-        if self.points is not None:
-            whole(self.points, "points")
-        if self.curriculum < 0:
-            raise InputError(f"a curriculum of {self.curriculum} steps; 0 is for none")
-
     @property
     def count(self) -> int:
         """N."""
@@ -74,9 +65,7 @@ class Prompts:
         generator = stream(seed, *parts)
         dimensions, points = self.sizes(self.curriculum if step is None else step)
         x = (
-            torch.randn(
-                whole(prompts, "prompts"), points, self.inputs, generator=generator
-            )
+            torch.randn(prompts, points, self.inputs, generator=generator)
             * self.inputs**-0.5
         )
         x[..., dimensions:] = 0
@@ -110,8 +99,8 @@ def oracle_errors(inputs: int, points: int) -> Tensor:
         >>> structured.oracle_errors(4, 6).tolist()
         [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
     """
-    pairs = torch.arange(whole(points, "points"), dtype=torch.float64)
-    return (1 - pairs / whole(inputs, "inputs")).clamp(min=0)
+    pairs = torch.arange(points, dtype=torch.float64)
+    return (1 - pairs / inputs).clamp(min=0)
 
 
 def make_regressor(
@@ -122,7 +111,6 @@ def make_regressor(
     layers: int = 6,
     heads: int = 8,
     d_mlp: int | None = None,
-    positions: str = "learned",
     tokens: str = "single",
     seed: int = 0,
     **form: Any,
@@ -145,7 +133,7 @@ def make_regressor(
         torch.manual_seed(seed)
         encoder = Encoder(width, layers, heads, scoring, d_mlp=d_mlp)
         sizes = (prompts.inputs, prompts.count, encoder, width)
-        return InContextRegressor(*sizes, positions, tokens)  # type: ignore[arg-type]
+        return InContextRegressor(*sizes, tokens)  # type: ignore[arg-type]
 
 
 def errors_by_pairs(
@@ -172,9 +160,6 @@ class InContextTask:
         model, prompts: from :func:`make_regressor`, and those that it is trained on.
         batch, epoch, held_out: prompts of a step; steps between two evaluations; prompts that it is measured on.
         seed, settings: of the prompts; further settings that the weights depend on, for ``identity``, their JSON.
-
-    Raises:
-        InputError: a number is below 1, or the model was made for other prompts.
     """
 
     def __init__(
@@ -188,19 +173,11 @@ class InContextTask:
         seed: int = 0,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        if (model.d_input, model.points) != (prompts.inputs, prompts.count):
-            raise InputError(
-                f"the model takes {model.points} points of {model.d_input} inputs, the prompts have "
-                f"{prompts.count} of {prompts.inputs}; make the model of that size"
-            )
         self.name = "regression in context"
         self.model: torch.nn.Module = model
         self.prompts, self.seed = prompts, seed
-        self.batch, self.batches_per_epoch = (
-            whole(batch, "batch"),
-            whole(epoch, "epoch"),
-        )
-        self.x, self.y = prompts.draw(whole(held_out, "held_out"), 0, HELD_OUT)
+        self.batch, self.batches_per_epoch = batch, epoch
+        self.x, self.y = prompts.draw(held_out, 0, HELD_OUT)
         forms = [repr(form) for form in model.encoder.forms]
         sizes = {name: list(part.shape) for name, part in model.named_parameters()}
         own = {
@@ -250,7 +227,7 @@ def first_deviation(d_out: int, d_in: int) -> float:
         >>> structured.first_deviation(d_out=16, d_in=64)
         0.0625
     """
-    return whole(d_in, "d_in") ** -0.5 * min(1.0, (whole(d_out, "d_out") / d_in) ** 0.5)
+    return float(d_in**-0.5 * min(1.0, (d_out / d_in) ** 0.5))
 
 
 def fan_in_of(module: nn.Module, name: str) -> int | None:
@@ -271,17 +248,11 @@ def parameter_groups(
 
     ``rate`` is tuned at the width ``base_width``. Each group has "params", "lr", and the "names" of its parameters.
 
-    Raises:
-        InputError: a rate that is not above 0.
-
     Example:
         >>> encoder = structured.Encoder(32, 1, 2, structured.Standard())
         >>> sorted(group["lr"] for group in structured.parameter_groups(encoder, 1e-3, 16))
         [0.000125, 0.0005, 0.001]
     """
-    if not rate > 0:
-        raise InputError(f"a learning rate of {rate}, expected one above 0")
-    whole(base_width, "base_width")
     groups: dict[float, dict[str, Any]] = {}
     for path, parameter, fan_in in _parameters(model):
         own = rate if fan_in is None else rate * base_width / fan_in

@@ -1,0 +1,121 @@
+"""The planted covariate: forecasts by its rule, parts that matter, where its head looks, and turned streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tsfm_lens.zoo.planted import CovariateTimes, Planted, plant
+from tsfm_lens.zoo.planted.chronos2 import HORIZON, NAME, draw_cases, forecast_with
+from tsfm_lens.zoo.planted.patches import DECILES, PATCH
+from zoo import planted_oracles as oracles
+
+Array = oracles.Array
+
+
+MEDIAN = len(DECILES) // 2
+
+
+READS: dict[tuple[int, ...], Any] = {(0,): "recent", (80,): "old", (24, 72): "spread"}
+
+
+@pytest.fixture(scope="module", params=READS.values())
+def planted(request: pytest.FixtureRequest) -> Planted:
+    """Turned."""
+    return plant("covariate", NAME, seed=3, reads=request.param)
+
+
+def cases_of(planted: Planted) -> list[Array]:
+    """Other than those that the builder tries."""
+    return draw_cases(planted.card.context, 6, seed=7)
+
+
+def median_of(planted: Planted, cases: list[Array]) -> Array:
+    """Median forecasts by the library's pipeline: (case, step)."""
+    return forecast_with(oracles.lens_of(planted).native, cases)[:, MEDIAN]
+
+
+def rule_of(planted: Planted) -> CovariateTimes:
+    """The rule."""
+    rule = planted.card.rule
+    assert isinstance(rule, CovariateTimes)
+    return rule
+
+
+@pytest.mark.parametrize("seed", [4, 5, 6, 7])
+def test_forecasts_by_its_rule(seed: int) -> None:
+    planted = plant("covariate", NAME, seed=seed, reads=None)
+    cases = cases_of(planted)
+    for case, forecast in zip(cases, median_of(planted, cases), strict=True):
+        expected = rule_of(planted).forecast_of(*case[:, :-HORIZON], case[1, -HORIZON:])
+        assert np.abs(forecast - expected).max() <= reach(planted, case)
+    assert 0 < planted.card.error <= oracles.SMALL
+
+
+def reach(planted: Planted, case: Array) -> float:
+    """Rounding of what the covariate moves."""
+    return max(1.0, abs(rule_of(planted).coefficient)) * oracles.tolerance(
+        case[0, :-HORIZON]
+    )
+
+
+def test_parts_matter_as_stated(planted: Planted) -> None:
+    lens, cases = oracles.lens_of(planted), cases_of(planted)[:2]
+    plain = median_of(planted, cases)
+    heads = planted.card.components("mechanism")
+    for part in oracles.parts_of(lens):
+        with lens.ablate(part):
+            off = np.abs(median_of(planted, cases) - plain).max(1)
+        bounds = np.array([reach(planted, case) for case in cases])
+        assert (
+            (off > oracles.EFFECT * bounds).all()
+            if part in heads
+            else (off <= bounds).all()
+        ), part
+
+
+def test_the_head_looks_from_the_target_to_the_known_series(planted: Planted) -> None:
+    looks = planted.card.attends[0]
+    assert {each.component for each in planted.card.attends} == set(
+        planted.card.components("mechanism")
+    )
+    assert (looks.query, looks.back, looks.series) == (
+        "forecast token",
+        (0,),
+        "known covariate",
+    )
+    layer, _, head = looks.component.split(".")
+    generator = torch.Generator().manual_seed(0)
+    context = torch.randn(4, 40, generator=generator)
+    # two items: a target and its covariate each, of which the second knows one value of the last patch alone
+    future = torch.full((4, HORIZON), torch.nan)
+    future[1] = torch.randn(HORIZON, generator=generator)
+    future[3, : PATCH + 1] = torch.randn(PATCH + 1, generator=generator)
+    patterns = planted.model(
+        context=context,
+        group_ids=torch.tensor([0, 0, 1, 1]),
+        future_covariates=future,
+        num_output_patches=HORIZON // PATCH,
+        output_attentions=True,
+    ).enc_group_self_attn_weights[int(layer)]
+    # (token, head, query, key)
+    ahead = patterns[-HORIZON // PATCH :, int(head)].detach()
+    sharp = looks.weight * torch.tensor(
+        [[0.0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 1]]
+    ).expand_as(ahead)
+    oracles.assert_close(ahead, sharp, depth=64, magnitude=1.0)
+
+
+def test_turning_the_stream_changes_weights_and_nothing_else(planted: Planted) -> None:
+    plain = plant(
+        "covariate", NAME, seed=3, reads=READS[rule_of(planted).ago], rotate=False
+    )
+    cases = cases_of(planted)
+    off = np.abs(median_of(plain, cases) - median_of(planted, cases)).max(1)
+    assert (off <= [reach(planted, case) for case in cases]).all()
+    unturned = {"rotated": False, "error": plain.card.error}
+    assert planted.card.model_copy(update=unturned) == plain.card
+    assert oracles.share_of_zeros(plain.model) > oracles.share_of_zeros(planted.model)
