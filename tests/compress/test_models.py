@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForSeq2SeqLM
 
+from closeness import close_in_float32
 from tiny_lenses import ATTENDING, STORED, lens_of
 from tsfm_lens import compress
 from tsfm_lens.compress import LowRankLinear
@@ -39,7 +40,6 @@ from tsfm_lens.models.checkpoint import read_checkpoint
 from tsfm_lens.models.timing import LiveBytes
 from tsfm_lens.testing import (
     ORACLES,
-    assert_close,
     example_case,
     oracles,
     oracles_attention,
@@ -178,20 +178,15 @@ def test_moments_are_those_of_what_enters(calibration: Callable, name: str) -> N
             own[key].append(x.T @ x / len(x))
     for key in names:
         mean, n = torch.stack(own[key]).mean(0), len(own[key])
-        assert_close(
-            moments[key].total / n, mean, depth=1000, dtype=torch.float32, what=key
-        )
+        close_in_float32(moments[key].total / n, mean, depth=1000, what=key)
         # towards the identity by the squared error of the mean, over the squared distance from it
         even = mean.trace() / len(mean) * torch.eye(len(mean))
         error = (
             float(sum((each - mean).square().sum() for each in own[key])) / n / (n - 1)
         )
         share = min(1.0, error / float((mean - even).square().sum()))
-        assert_close(
-            moments[key].shrunk,
-            (1 - share) * mean + share * even,
-            depth=10_000,
-            dtype=torch.float32,
+        close_in_float32(
+            moments[key].shrunk, (1 - share) * mean + share * even, depth=10000
         )
 
 
@@ -488,7 +483,7 @@ def test_what_is_taken_out_is_as_if_ablated(name: str, tmp_path: Path) -> None:
     smaller = compress.prune(lens, gone)
     with lens.ablate(*gone):
         ablated = forward(lens)
-    assert_close(forward(smaller), ablated, depth=200, dtype=torch.float32)
+    close_in_float32(forward(smaller), ablated, depth=200)
     assert float((ablated - forward(lens)).abs().max()) > 0
     sizes = [compress.sizes(each) for each in (lens, smaller)]
     assert sizes[1]["attention"] < sizes[0]["attention"]
@@ -523,7 +518,7 @@ def test_where_the_configuration_can_say_it_the_library_itself_opens_it(
     theirs, again = load(library.from_pretrained(folder), check=False), load(folder)
     assert [stack.n_heads for stack in again.wiring.stacks] == [3, 3]
     with lens.ablate(*gone):
-        assert_close(forward(theirs), forward(lens), depth=200, dtype=torch.float32)
+        close_in_float32(forward(theirs), forward(lens), depth=200)
     assert torch.equal(forward(theirs), forward(again))
     result = oracles.zero_ablation(example_case(again))
     assert result.passed, result

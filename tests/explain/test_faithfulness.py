@@ -11,6 +11,7 @@ import pytest
 import xarray as xr
 
 from benchmarks.verdict import REFERENCE, accepted, drawn_run
+from closeness import close_in_float32
 from tsfm_lens import explain
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
@@ -83,13 +84,8 @@ def test_the_curves_are_distances_of_masked_forecasts(bolt_run: Run) -> None:
                 lens.forecast(batch, bolt_run.horizon).median[0] - whole
             ).mean()
             found = float(curves[name].values[0, count])
-            assert_close(
-                found,
-                away,
-                depth=400,
-                magnitude=float(np.abs(whole).max()),
-                dtype="float32",
-                what=name,
+            close_in_float32(
+                found, away, depth=400, magnitude=float(np.abs(whole).max()), what=name
             )
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from closeness import close_in_float32
 from tsfm_lens import explain
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, as_series
@@ -170,17 +171,10 @@ def test_a_linear_forecaster(method: str, reference: str, others: str) -> None:
     answer = linear_answer(run, parts, reference, weights)
     for level in run.lens.levels:
         got = found["attribution"].sel(quantile=level)
-        assert_close(
-            got,
-            answer,
-            depth=DEPTH,
-            magnitude=10.0,
-            dtype=torch.float32,
-            what=f"{method} at {level}",
+        close_in_float32(
+            got, answer, depth=DEPTH, magnitude=10.0, what=f"{method} at {level}"
         )
-    assert_close(
-        found["remainder"], 0.0, depth=DEPTH, magnitude=10.0, dtype=torch.float32
-    )
+    close_in_float32(found["remainder"], 0.0, depth=DEPTH, magnitude=10.0)
 
 
 @pytest.mark.parametrize("method", EXACT)
@@ -202,17 +196,8 @@ def test_a_linear_forecaster_gives_additive_parts_their_weights(method: str) -> 
         for part in own
     ]
     got = found["attribution"].sel(quantile=0.5)[: len(own)]
-    assert_close(
-        got,
-        np.stack(answer),
-        depth=DEPTH,
-        magnitude=10.0,
-        dtype=torch.float32,
-        what=method,
-    )
-    assert_close(
-        found["remainder"], 0.0, depth=DEPTH, magnitude=10.0, dtype=torch.float32
-    )
+    close_in_float32(got, np.stack(answer), depth=DEPTH, magnitude=10.0, what=method)
+    close_in_float32(found["remainder"], 0.0, depth=DEPTH, magnitude=10.0)
 
 
 def test_seasonal_naive_copies_the_last_season_of_each_part() -> None:
@@ -251,12 +236,8 @@ def test_sampled_masks_of_a_linear_forecaster() -> None:
     assert len(parts) > 12
     assert found.attrs["settled"] == 1
     answer = linear_answer(run, parts, "zero", weights)
-    assert_close(
-        found["attribution"].sel(quantile=0.5),
-        answer,
-        depth=DEPTH,
-        magnitude=10.0,
-        dtype=torch.float32,
+    close_in_float32(
+        found["attribution"].sel(quantile=0.5), answer, depth=DEPTH, magnitude=10.0
     )
 
 
@@ -289,16 +270,10 @@ def test_what_two_inputs_do_together_is_told() -> None:
             run, method=method, reference="zero", parts=parts
         )
         got = found["attribution"].sel(quantile=0.5)
-        assert_close(
-            got, answer, depth=DEPTH, magnitude=20.0, dtype=torch.float32, what=method
-        )
+        close_in_float32(got, answer, depth=DEPTH, magnitude=20.0, what=method)
         rest = both + single - answer.sum(0)
-        assert_close(
-            found["remainder"].sel(quantile=0.5),
-            rest,
-            depth=DEPTH,
-            magnitude=20.0,
-            dtype=torch.float32,
+        close_in_float32(
+            found["remainder"].sel(quantile=0.5), rest, depth=DEPTH, magnitude=20.0
         )
 
 
@@ -316,7 +291,7 @@ def test_one_target_of_several_is_explained() -> None:
     assert list(found.kind.values) == ["past", "variate"]
     got = found["attribution"].sel(quantile=0.5)
     answer = np.stack([np.zeros(HORIZON), values[0, -SEASON:]])
-    assert_close(got, answer, depth=DEPTH, magnitude=10.0, dtype=torch.float32)
+    close_in_float32(got, answer, depth=DEPTH, magnitude=10.0)
 
 
 @pytest.mark.parametrize("mechanism", ["seasonal-copy", "local-mean"])

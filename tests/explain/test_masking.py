@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tsfm_lens
+from closeness import close_in_float32
 from tiny_lenses import having, lens_of
 from tsfm_lens import explain
 from tsfm_lens.core.errors import InputError, UnknownNameError
@@ -128,9 +128,7 @@ def test_masks_side_by_side_are_masks_one_by_one(
         alone = one.lens.forecast(
             explain.masked(one.batch, parts, mask, reference, horizon=16), 16
         )
-        assert_close(
-            got, alone.quantiles[0], depth=BLOCKS, magnitude=40.0, dtype=torch.float32
-        )
+        close_in_float32(got, alone.quantiles[0], depth=BLOCKS, magnitude=40.0)
 
 
 def test_each_mask_runs_once(bolt_run: Run) -> None:
@@ -151,15 +149,11 @@ def test_a_token_model_is_led_along_its_own_path() -> None:
         [[True] * len(parts), [False, *[True] * (len(parts) - 1)]],
         "missing",
     )
-    assert_close(
-        values[0, 0], run.point[0], depth=BLOCKS, magnitude=20.0, dtype=torch.float32
-    )
+    close_in_float32(values[0, 0], run.point[0], depth=BLOCKS, magnitude=20.0)
     hidden = np.array(run.batch.values[0])
     hidden[: len(parts[0])] = np.nan
     alone = run.lens.run(hidden, 8, forced_path=run.path)
-    assert_close(
-        values[1, 0], alone.point[0], depth=BLOCKS, magnitude=20.0, dtype=torch.float32
-    )
+    close_in_float32(values[1, 0], alone.point[0], depth=BLOCKS, magnitude=20.0)
 
 
 # what each library does with a gap, by what its documentation or code says

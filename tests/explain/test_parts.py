@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import xarray as xr
 
+from closeness import close_in_float32
 from tsfm_lens import explain, load, viz
 from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.data import SeriesBatch, as_series
@@ -110,9 +110,7 @@ def run() -> Run:
 def test_results_and_figures_keep_their_parts(run: Run, tmp_path: Path) -> None:
     parts = explain.components(run, events={"dip": (-20, -15)})
     found = explain.input_attribution(run, parts=parts)
-    assert_close(
-        found["remainder"], 0.0, depth=DEPTH, magnitude=200.0, dtype=torch.float32
-    )
+    close_in_float32(found["remainder"], 0.0, depth=DEPTH, magnitude=200.0)
     found.to_netcdf(tmp_path / "found.nc")
     with xr.open_dataset(tmp_path / "found.nc") as read:
         again = segments_in(read.transpose())
@@ -123,12 +121,8 @@ def test_results_and_figures_keep_their_parts(run: Run, tmp_path: Path) -> None:
     assert float(curves["r2"][0]) > 0.5
     routes = explain.input_routes(run, parts=parts, components=["*.mlp"])
     hidden = explain.forecasts(run, parts, ~np.eye(len(parts), dtype=bool))[:, 4]
-    assert_close(
-        routes["total"],
-        run.forecast.median[0] - hidden,
-        depth=DEPTH,
-        magnitude=200.0,
-        dtype=torch.float32,
+    close_in_float32(
+        routes["total"], run.forecast.median[0] - hidden, depth=DEPTH, magnitude=200.0
     )
     over = explain.input_effects(
         run, method="occlusion", parts={"parts": "components", "seasons": [WEEK]}

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from closeness import close_in_float32
 from tiny_lenses import fresh
 from tsfm_lens import explain
 from tsfm_lens.models import Lens, Run
-from tsfm_lens.testing import assert_close
 
 PARTS, PATCHES, DEPTH = 6, 12, 1000
 
@@ -71,7 +71,7 @@ def test_shared_forecasts_are_those_of_each_mask(
     keep = keep[np.random.default_rng(1).permutation(len(keep))]
     shared = explain.Masks(run, parts, reference)(keep)
     alone = apart(explain.Masks(run, parts, reference))(keep)
-    assert_close(shared, alone, depth=DEPTH, magnitude=20.0, dtype=torch.float32)
+    close_in_float32(shared, alone, depth=DEPTH, magnitude=20.0)
 
 
 def test_shared_forecasts_of_additive_parts_are_those_of_each_mask(lens: Lens) -> None:
@@ -79,12 +79,8 @@ def test_shared_forecasts_of_additive_parts_are_those_of_each_mask(lens: Lens) -
     parts = explain.components(run, seasons=[24], events={"dip": (-30, -11)})
     keep = explain.shapley.all_masks(len(parts))
     alone = apart(explain.Masks(run, parts, "mean"))(keep)
-    assert_close(
-        explain.Masks(run, parts, "mean")(keep),
-        alone,
-        depth=DEPTH,
-        magnitude=20.0,
-        dtype=torch.float32,
+    close_in_float32(
+        explain.Masks(run, parts, "mean")(keep), alone, depth=DEPTH, magnitude=20.0
     )
 
 

@@ -18,6 +18,7 @@ import pytest
 import xarray as xr
 from typer.testing import CliRunner
 
+from closeness import close_in_float32
 from tsfm_lens import viz
 from tsfm_lens.cli import app
 from tsfm_lens.core import registry
@@ -29,7 +30,6 @@ from tsfm_lens.core.registry import (
     measurements,
 )
 from tsfm_lens.core.results import Results
-from tsfm_lens.testing import assert_close
 
 ROOT = Path(__file__).parents[2]
 # functions that write or lay out figures
@@ -206,12 +206,8 @@ def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
     magnitude = float(abs(work.first.point).max())
     for name in ("mean_shift", "spearman_distance", "forecast"):
         own = heads[name].sel(component=single["component"])
-        assert_close(
-            single[name].values,
-            own.values,
-            depth=300,
-            magnitude=magnitude,
-            dtype="float32",
+        close_in_float32(
+            single[name].values, own.values, depth=300, magnitude=magnitude
         )
     ranks = alone["head_spectra"]["stable_rank"].sel(product="QK")
     np.testing.assert_array_equal(ranks, alone["patch_attention"]["stable_rank"])
@@ -221,15 +217,11 @@ def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
         ("causal_effects", alone["causal_effects"]["plain_forecast"]),
         ("head_parroting", alone["head_parroting"]["forecast"]),
     ):
-        assert_close(forecast.values, point, depth=300, dtype="float32", what=kind)
+        close_in_float32(forecast.values, point, depth=300, what=kind)
     # where the season is moved, gaps are filled first
     whole = alone["minimal_circuit"]["forecast"].sel(part="model")
-    assert_close(
-        whole.values,
-        alone.shifted[0].point,
-        depth=300,
-        dtype="float32",
-        what="minimal_circuit",
+    close_in_float32(
+        whole.values, alone.shifted[0].point, depth=300, what="minimal_circuit"
     )
     original = alone["ablation_recipes"]["quantile_forecast"].sel(recipe="original")
     for kind, forecast in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 import xarray as xr
 
+from closeness import close_in_float32
 from tiny_lenses import ATTENDING, archetypes, fresh, lens_of
 from tiny_series import few_draws, forecast_instead
 from tsfm_lens import testing
@@ -82,13 +84,7 @@ def test_a_hand_built_induction_head_is_found(offset: int) -> None:
     assert float(other.prefix_matching.sel(layer="1", head=1)) == 0
     assert int(found.copy_score.values.argmax()) == 5
     # the start token's row is empty here, so it has no entropy either
-    assert_close(
-        found.entropy.sel(layer="1", head=1),
-        0.0,
-        depth=16,
-        magnitude=1.0,
-        dtype=np.float32,
-    )
+    close_in_float32(found.entropy.sel(layer="1", head=1), 0.0, depth=16, magnitude=1.0)
     assert not strict.induction.any()
     assert strict.attrs["positions"] == "last"
 
@@ -155,31 +151,21 @@ def test_sweeps_are_the_table_at_every_threshold() -> None:
     rng = np.random.default_rng(0)
     scores = rng.random((4, 5)), 4 * rng.random((4, 5)), rng.random((4, 5))
     one, two = results(*scores)
-    grids = {
-        "copy_grid": [0.0, 1.0, 2.5],
-        "entropy_grid": [0.2, 0.5],
-        "prefix_grid": [0.0, 0.3, 0.6, 0.9],
-    }
-    found = induction_overlap(one, two, **grids)
-    for copy in grids["copy_grid"]:
-        for level in grids["entropy_grid"]:
-            single = induction_overlap(one, two, copy_from=copy, sharp_below=level)
-            at = {"copy_threshold": copy, "entropy_threshold": level}
-            for name in ("sharp_given_induction", "induction_given_sharp"):
-                assert float(found[f"sweep_{name}"].sel(at)) == float(
-                    single[f"p_{name}"]
-                )
-            assert int(found["sweep_sharp_count"].sel(entropy_threshold=level)) == int(
-                single["count"][:, 0].sum()
+    grids = {"copy_grid": [0.0, 1.0, 2.5], "entropy_grid": [0.2, 0.5]}
+    found = induction_overlap(one, two, **grids, prefix_grid=[0.0, 0.3, 0.9])
+    for copy, level, prefix in product(*grids.values(), [0.0, 0.3, 0.9]):
+        single = induction_overlap(one, two, copy_from=copy, sharp_below=level)
+        at = {"copy_threshold": copy, "entropy_threshold": level}
+        for name in ("sharp_given_induction", "induction_given_sharp"):
+            np.testing.assert_equal(
+                float(found[f"sweep_{name}"].sel(at)), float(single[f"p_{name}"])
             )
-        for prefix in grids["prefix_grid"]:
-            single = induction_overlap(one, two, copy_from=copy, prefix_from=prefix)
-            cell = found["sweep_proportion_induction"].sel(
-                copy_threshold=copy, prefix_threshold=prefix
-            )
-            assert float(cell) == pytest.approx(
-                float(single["proportion_induction"][0])
-            )
+        sharp = found["sweep_sharp_count"].sel(entropy_threshold=level)
+        assert int(sharp) == int(single["count"][:, 0].sum())
+        single = induction_overlap(one, two, copy_from=copy, prefix_from=prefix)
+        at = {"copy_threshold": copy, "prefix_threshold": prefix}
+        share = found["sweep_proportion_induction"].sel(at)
+        assert float(share) == pytest.approx(float(single["proportion_induction"][0]))
     flat = [score.ravel() for score in scores]
     assert_close(found["correlation"], np.corrcoef(flat), depth=100, magnitude=1.0)
 
@@ -253,12 +239,7 @@ def test_copy_scores_are_the_z_scores_of_the_logits(
             z = ((chosen - logits.mean(-1)) / logits.std(-1))[..., read].mean(
                 dim=(1, 2)
             )
-            assert_close(
-                found["copy_score"].values[layer],
-                z.numpy(),
-                depth=100,
-                dtype=np.float32,
-            )
+            close_in_float32(found["copy_score"].values[layer], z.numpy())
 
 
 def even(pattern: torch.Tensor) -> torch.Tensor:
@@ -278,8 +259,8 @@ def test_an_even_head_has_chance_everywhere(name: str) -> None:
     expected = np.broadcast_to(
         found["chance"].values[:, None, None], found["prefix_matching"].shape
     )
-    assert_close(found["prefix_matching"], expected, depth=100, dtype=np.float32)
-    assert_close(found["advantage"], 0, depth=100, magnitude=1.0, dtype=np.float32)
+    close_in_float32(found["prefix_matching"], expected)
+    close_in_float32(found["advantage"], 0, magnitude=1.0)
     assert (found["chance"] > 0).all()
     assert (found["chance"] < 1).all()
     if not getattr(lens.adapter, "integers", False):
@@ -305,51 +286,32 @@ def test_targets_show_what_comes_next(name: str, queries: str) -> None:
         with pytest.raises(InputError, match=f"is a {queries} query"):
             _targets(encoded, row, keys_from, lengths, plan, queries)
         return
-    places = _targets(encoded, row, keys_from, lengths, plan, queries)
-    assert places[0].any(axis=(1, 2)).all()
+    after_last, last, _ = _targets(encoded, row, keys_from, lengths, plan, queries)
+    assert after_last.any(axis=(1, 2)).all()
     for series, length in enumerate(lengths):
-        whole = np.concatenate([context[series], np.tile(future[series], 4)])
         zero = context.shape[1]
         held = {
-            key: whole[zero + shown.start[key] : zero + shown.stop[key]]
+            key: context[series, zero + shown.start[key] : zero + shown.stop[key]]
             for key in range(len(shown))
             if not shown.special[key] and shown.stop[key] <= 0
         }
-        for query in np.flatnonzero(places[0, series].any(axis=-1)):
+        # the first value of a motif stands at the forecast start
+        motif = context[series, -length:]
+        for query in np.flatnonzero(after_last[series].any(axis=-1)):
             begin = asking.start[query] if queries == "forecast" else asking.stop[query]
-            end = (
-                begin + patch
-                if queries == "context"
-                else min(asking.stop[query], begin + length)
+            wanted, before = (
+                motif[np.arange(start, start + patch) % length]
+                for start in (begin, begin - patch)
             )
-            wanted = [
-                drawn_after(context[series], int(length), start, patch)
-                for start in range(begin, end, patch)
-            ]
-            alike = [
-                [key for key, values in held.items() if np.array_equal(values, want)]
-                for want in wanted
-            ]
             earlier = [
-                [key for key in keys if shown.start[key] < begin] for keys in alike
+                key
+                for key, values in held.items()
+                if np.array_equal(values, wanted) and shown.start[key] < begin
             ]
-            assert np.flatnonzero(places[2, series, query]).tolist() == sorted(
-                {key for keys in earlier for key in keys}
-            )
-            assert np.flatnonzero(places[0, series, query]).tolist() == sorted(
-                {keys[-1] for keys in earlier}
-            )
-            match = np.flatnonzero(places[1, series, query])
-            assert match.tolist() == [earlier[0][-1] - 1]
-            np.testing.assert_array_equal(
-                held[match[0]],
-                drawn_after(context[series], int(length), begin - patch, patch),
-            )
-
-
-def drawn_after(context: np.ndarray, length: int, start: int, patch: int) -> np.ndarray:
-    """Values from a step on, by the motif alone: its first value stands at the forecast start."""
-    return context[-length:][np.arange(start, start + patch) % length]
+            assert after_last[series, query, earlier[-1]]
+            (match,) = np.flatnonzero(last[series, query])
+            assert match == earlier[-1] - 1
+            np.testing.assert_array_equal(held[match], before)
 
 
 def matching(lens: Lens, at: str) -> list[tuple[str, object]]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tsfm_lens
+from closeness import close_in_float32
 from refusals import expect_error
 from tiny_lenses import ATTENDING, NAMES, archetypes, lens_of
 from tsfm_lens.hooks import writers
@@ -118,20 +119,8 @@ def test_all_set_back_is_the_base_model(name: str) -> None:
     )
     # each model by its own lens, on its own path
     own = tuned.run(run.batch, run.horizon)
-    assert_close(
-        found["base_forecast"],
-        run.point,
-        depth=depth,
-        magnitude=level,
-        dtype=np.float32,
-    )
-    assert_close(
-        found["tuned_forecast"],
-        own.point,
-        depth=depth,
-        magnitude=level,
-        dtype=np.float32,
-    )
+    close_in_float32(found["base_forecast"], run.point, depth=depth, magnitude=level)
+    close_in_float32(found["tuned_forecast"], own.point, depth=depth, magnitude=level)
     assert found.attrs["statistic"] == run.statistic
     before = dict(lens_of(name).adapter.model.named_parameters())
     after = dict(tuned.adapter.model.named_parameters())
@@ -240,33 +229,14 @@ def test_forecasts_and_errors_are_those_of_each_model_by_itself(
         found = weight_effects(base, tuned, given)
         level = float(np.abs(run.point).max())
         for kind, expected in (("base", run.point), ("tuned", own.point)):
-            assert_close(
-                found[f"{kind}_forecast"],
-                expected,
-                depth=400,
-                magnitude=level,
-                dtype=np.float32,
+            close_in_float32(
+                found[f"{kind}_forecast"], expected, depth=400, magnitude=level
             )
-        assert_close(
-            found["forecast"][0],
-            run.point,
-            depth=400,
-            magnitude=level,
-            dtype=np.float32,
-        )
+        close_in_float32(found["forecast"][0], run.point, depth=400, magnitude=level)
         errors = [np.abs(each.point - run.truth).mean(-1) for each in (own, run)]
-        assert_close(
-            found["cumulative_error"],
-            errors,
-            depth=400,
-            magnitude=level,
-            dtype=np.float32,
-        )
-        assert_close(
-            found["base_error_change"],
-            np.log(errors[1] / errors[0]),
-            depth=10**5,
-            dtype=np.float32,
+        close_in_float32(found["cumulative_error"], errors, depth=400, magnitude=level)
+        close_in_float32(
+            found["base_error_change"], np.log(errors[1] / errors[0]), depth=10**5
         )
         assert found.attrs["statistic"] == run.statistic
         assert all(
@@ -305,21 +275,16 @@ def test_units_of_a_series_change_neither_order_nor_verdict(name: str) -> None:
             "base_error_change_size",
             "cumulative_error_change_size",
         ):
-            assert_close(
-                other[variable],
-                first[variable],
-                depth=2000,
-                magnitude=1.0,
-                dtype=np.float32,
+            close_in_float32(
+                other[variable], first[variable], depth=2000, magnitude=1.0
             )
         assert read_weight_effects(other) == read_weight_effects(first)
         for mine, its in zip(other.plot().data, first.plot().data, strict=True):
-            assert_close(
+            close_in_float32(
                 np.asarray(mine.x, float),
                 np.asarray(its.x, float),
                 depth=2000,
                 magnitude=1.0,
-                dtype=np.float32,
             )
 
 
@@ -378,7 +343,7 @@ def test_an_adapter_that_is_not_merged_is_read_as_what_it_adds(name: str) -> Non
             each.set_index(component="component")[name_of].sel(component=order)
             for each in (apart, together)
         )
-        assert_close(one, other, depth=400, magnitude=30.0, dtype=np.float32)
+        close_in_float32(one, other, depth=400, magnitude=30.0)
 
 
 def test_models_of_other_sizes_are_refused() -> None:

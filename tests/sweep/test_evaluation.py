@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+from closeness import close_in_float32
 from refusals import expect_error
 from tsfm_lens.data import SeriesBatch, bundled
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
@@ -97,8 +98,8 @@ def test_windows_are_those_of_gluonts(
         assert ours.item == context["item_id"]
         assert ours.start == context["start"].start_time
         # gluonts keeps single precision
-        assert_close(same.context, ours.context, depth=16, dtype=np.float32)
-        assert_close(same.label, ours.label, depth=16, dtype=np.float32)
+        close_in_float32(same.context, ours.context, depth=16)
+        close_in_float32(same.label, ours.label, depth=16)
     assert [w.index for w in found.windows] == list(range(windows)) * 3
     assert (found.freq, found.seasonality) == ("h", 24)
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import psutil
 import pytest
 import sweep_toys as toys
 
+from closeness import close_in_float32
 from refusals import expect_error
 from tsfm_lens.core.errors import MissingExtraError, install_command
 from tsfm_lens.sweep.engine import ray_engine
@@ -26,7 +26,6 @@ from tsfm_lens.sweep.engine.sweeping import run_sweep
 from tsfm_lens.sweep.engine.workers import GroupDone
 from tsfm_lens.sweep.planner.config import parse_config
 from tsfm_lens.sweep.store import KEY_COLUMNS, Store
-from tsfm_lens.testing import assert_close
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 from ray.cluster_utils import Cluster  # noqa: E402
@@ -179,9 +178,7 @@ def test_a_sweep_of_a_model_gives_the_table_of_one_process(
         actual[list(KEY_COLUMNS)], expected[list(KEY_COLUMNS)]
     )
     for name in set(expected) - set(KEY_COLUMNS):
-        assert_close(
-            actual[name], expected[name], depth=1000, dtype=np.float32, what=name
-        )
+        close_in_float32(actual[name], expected[name], depth=1000, what=name)
 
 
 @pytest.mark.campaign

@@ -14,6 +14,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
+from closeness import close_in_float32
 from refusals import expect_error
 from tsfm_lens import load
 from tsfm_lens.core.errors import InputError, LensError
@@ -25,7 +26,6 @@ from tsfm_lens.sweep.planner.config import SweepConfig, parse_config
 from tsfm_lens.sweep.planner.models import model_fingerprint
 from tsfm_lens.sweep.planner.table import plan_name
 from tsfm_lens.sweep.store import Store
-from tsfm_lens.testing import assert_close
 
 # rounding swaps neighbours among twelve ranks: four swaps, each of 6 * 2 / (12 * 143)
 TIES = 4 * 6 * 2 / (12 * 143)
@@ -107,11 +107,8 @@ def test_rows_are_those_of_plain_forecasts(
                 )
                 error = np.abs(truth[place] - made[place, 4])
                 known = np.isfinite(error)
-                assert_close(
-                    row["scaled_error"],
-                    (error[known] / season).sum(),
-                    depth=1000,
-                    dtype=np.float32,
+                close_in_float32(
+                    row["scaled_error"], (error[known] / season).sum(), depth=1000
                 )
                 assert row["n_scaled"] == known.sum()
                 levels = np.arange(1, 10) / 10
@@ -120,12 +117,7 @@ def test_rows_are_those_of_plain_forecasts(
                     (truth[place] - made[place]) * (below - levels[:, None])
                 )
                 # gluonts averages over the levels
-                assert_close(
-                    row["quantile_loss"],
-                    np.nansum(loss) / 9,
-                    depth=1000,
-                    dtype=np.float32,
-                )
+                close_in_float32(row["quantile_loss"], np.nansum(loss) / 9, depth=1000)
                 distance = 1 - spearmanr(made[place, 4], plain[place, 4]).statistic
                 assert row["spearman_distance"] == pytest.approx(distance, abs=TIES)
 
@@ -177,9 +169,7 @@ def test_some_rows_of_a_plan_can_be_run(
     expected = table_of(undisturbed, list(some["key"]))
     assert found["cell"].equals(expected["cell"])
     # other variants stand beside them in a batch
-    assert_close(
-        found["scaled_error"], expected["scaled_error"], depth=1000, dtype=np.float32
-    )
+    close_in_float32(found["scaled_error"], expected["scaled_error"], depth=1000)
     assert run(some, store) == []
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from closeness import close_in_float32
 from refusals import expect_error
 from tiny_lenses import NAMES, archetypes, lens_of
 from tsfm_lens.ablation import run_variants
@@ -22,7 +23,7 @@ from tsfm_lens.sweep.planner.variants import (
     plan_frame,
     variant_spec,
 )
-from tsfm_lens.testing import assert_close, example_case
+from tsfm_lens.testing import example_case
 
 
 def without(
@@ -118,7 +119,7 @@ def test_families_are_the_model_with_those_weights_zeroed() -> None:
     plain = lens.forecast(context, 33).quantiles
     for spec, edited in cases:
         expected = edited.forecast(context, 33).quantiles
-        assert_close(forecast(lens, spec), expected, depth=200, dtype=np.float32)
+        close_in_float32(forecast(lens, spec), expected, depth=200)
         assert np.abs(expected - plain).max() > 5e-4 * np.abs(plain).max(), (
             "nothing was ablated"
         )
