@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForSeq2SeqLM
 
 from closeness import close_in_float32
+from refusals import expect_error
 from tiny_lenses import ATTENDING, STORED, lens_of
 from tsfm_lens import compress
 from tsfm_lens.compress import LowRankLinear
@@ -28,10 +29,8 @@ from tsfm_lens.compress.checkpoint import folded
 from tsfm_lens.compress.prune import UNIFORM_HEADS, prune_native
 from tsfm_lens.compress.schedule import ranks_by_share
 from tsfm_lens.core.errors import (
-    CheckpointError,
     InputError,
     UnknownNameError,
-    WiringError,
 )
 from tsfm_lens.hooks.replay import recorded_calls
 from tsfm_lens.hooks.wiring import Attention
@@ -301,17 +300,18 @@ def test_what_cannot_be_compressed_is_refused(
             "3 entries that are not finite",
         ),
     ):
-        with pytest.raises((InputError, UnknownNameError), match=words):
-            call()
+        expect_error(words, call)
     layer.weight.data.nan_to_num_()
     layer.forward = lambda x: 2 * torch.nn.functional.linear(x, layer.weight)
-    with pytest.raises(WiringError, match="something else"):
-        compress.matrices(spoilt)
+    expect_error("something else", compress.matrices, spoilt)
     turning = lens_of("toto-1")
-    with pytest.raises(InputError, match="alternate in its rows"):
-        compress.factorised(
-            turning, {next(iter(compress.matrices(turning))): 2}, by_head=True
-        )
+    expect_error(
+        "alternate in its rows",
+        compress.factorised,
+        turning,
+        {next(iter(compress.matrices(turning))): 2},
+        by_head=True,
+    )
 
 
 def native_loaders(name: str) -> Iterator[Callable[[Path], object]]:
@@ -357,15 +357,13 @@ def test_nothing_is_written_over_and_nothing_half(
 ) -> None:
     smaller = small(lens_of("chronos-bolt"))
     (tmp_path / "there").mkdir()
-    with pytest.raises(CheckpointError, match="exists"):
-        compress.save_compressed(smaller, tmp_path / "there")
+    expect_error("exists", compress.save_compressed, smaller, tmp_path / "there")
 
     def fail(*_: object, **__: object) -> None:
         raise OSError("no space left on device")
 
     monkeypatch.setattr("tsfm_lens.compress.checkpoint._write_native", fail)
-    with pytest.raises(CheckpointError, match="no space left"):
-        compress.save_compressed(smaller, tmp_path / "new")
+    expect_error("no space left", compress.save_compressed, smaller, tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
@@ -388,8 +386,7 @@ def test_what_another_thread_builds_meanwhile_is_a_whole_model(tmp_path: Path) -
         if isinstance(model.get_submodule(path), LowRankLinear)
     ] == ["own"]
     folded(files).finish(built["own"], {})
-    with pytest.raises(CheckpointError, match="as a Linear"):
-        folded(files).finish(built["sub"], {})
+    expect_error("as a Linear", folded(files).finish, built["sub"], {})
 
 
 def test_a_record_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None:
@@ -412,8 +409,7 @@ def test_a_record_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None
         ({"more": 1}, "more"),
     ):
         record.write_text(json.dumps({**said, **change}))
-        with pytest.raises(CheckpointError, match=words):
-            load(folder)
+        expect_error(words, load, folder)
     # layers that the model does not have
     for name, down, words in (
         ("encoder.block.9.q", tensors[f"{layer}.down"], r"block\.9.*it has none"),
@@ -428,21 +424,18 @@ def test_a_record_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None
         factors = {f"{name}.down": down, f"{name}.up": tensors[f"{layer}.up"]}
         save_file({**rest, **factors}, weights, metadata={"format": "pt"})
         record.write_text(json.dumps({**said, "layers": {name: said["layers"][layer]}}))
-        with pytest.raises(CheckpointError, match=words):
-            load(folder)
+        expect_error(words, load, folder)
     record.write_text("[]")
-    with pytest.raises(CheckpointError, match="expected an object"):
-        load(folder)
+    expect_error("expected an object", load, folder)
     weights.rename(folder / "model.safetensors")
-    with pytest.raises(
-        CheckpointError,
-        match=r"holds model\.safetensors beside .*, expected model\.compressed: ",
-    ):
-        load(folder)
+    expect_error(
+        r"holds model\.safetensors beside .*, expected model\.compressed: ",
+        load,
+        folder,
+    )
     (folder / "model.safetensors").rename(weights)
     record.unlink()
-    with pytest.raises(CheckpointError, match=r"compression\.json is missing"):
-        load(folder)
+    expect_error(r"compression\.json is missing", load, folder)
     pruned = compress.save_compressed(
         compress.prune(lens_of("chronos-bolt"), ["decoder.0.cross_attn.1"]),
         tmp_path / "b",
@@ -458,8 +451,7 @@ def test_a_record_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None
         (pruned / "compression.json").write_text(
             json.dumps({**said, "layers": {**said["layers"], layer: part | change}})
         )
-        with pytest.raises(CheckpointError, match=words):
-            load(pruned)
+        expect_error(words, load, pruned)
 
 
 def some_of(lens: Lens) -> list[str]:
@@ -535,13 +527,10 @@ def test_what_the_configuration_cannot_say_is_refused() -> None:
         ),
         (["decoder.0.mlp"], "is not a head"),
     ):
-        with pytest.raises(InputError, match=words):
-            prune_native(lens, gone)
-    with pytest.raises(InputError, match="no place"):
-        prune_native(lens_of("chronos-2"), ["0.time_attn.0"])
+        expect_error(words, prune_native, lens, gone)
+    expect_error("no place", prune_native, lens_of("chronos-2"), ["0.time_attn.0"])
     for nothing, error in (([], InputError), (["decoder.9.mlp"], UnknownNameError)):
         with pytest.raises(error):
             compress.prune(lens, nothing)
     cut = compress.factorised(lens, {"decoder_blocks.0.cross_attn.q": 2})
-    with pytest.raises(InputError, match="compressed already"):
-        compress.prune(cut, ["decoder.0.cross_attn.0"])
+    expect_error("compressed already", compress.prune, cut, ["decoder.0.cross_attn.0"])

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from torch import Tensor, nn
 
 import tsfm_lens
@@ -17,7 +18,7 @@ from closeness import close_in_float32
 from explain.test_known_answers import DEPTH, Rule, known_run, linear
 from explain.test_known_answers import HORIZON as KNOWN_HORIZON
 from explain.test_known_answers import STEPS as KNOWN_STEPS
-from tsfm_lens.core.errors import InputError
+from refusals import expect_error
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.explain.covariate_use import SHIFTS, WAYS, covariate_use
 from tsfm_lens.models import Lens
@@ -131,8 +132,7 @@ def test_what_says_nothing_is_refused(
         else as_series([{"target": TARGET, **item}]),
         4,
     )
-    with pytest.raises(InputError, match=words):
-        covariate_use(run, shuffles=shuffles)
+    expect_error(words, covariate_use, run, shuffles=shuffles)
 
 
 def test_what_says_nothing_in_one_series_is_measured_in_the_others(nano: Lens) -> None:
@@ -229,7 +229,7 @@ def test_parts_of_a_covariate_sum_to_the_whole_over_the_same_series(
     other["moved_size"].loc[{"way": "constant"}] = np.median(parts.sum(1), axis=-1)
     for ds in (found, other):
         for one in covariate_totals(ds):
-            np.testing.assert_allclose(
+            assert_allclose(
                 one["share of past"] + one["share of known future"], one["share"]
             )
         for told in read_use(ds):

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
+from numpy.testing import assert_array_equal
 
 from benchmarks.verdict import REFERENCE, accepted, drawn_run
 from closeness import close_in_float32
+from refusals import expect_error
 from tsfm_lens import explain
-from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
 from tsfm_lens.explain import (
     deletion_curves,
@@ -239,23 +240,19 @@ def test_areas_bands_and_chances_are_those_of_the_curves(bolt_run: Run) -> None:
     assert float(tried["everything_masked"]) == whole
     for curves, areas in (("", "area"), ("random_", "random_area")):
         gap = tried[f"{curves}deletion"].values - tried[f"{curves}insertion"].values
-        np.testing.assert_array_equal(tried[areas].values, gap.mean(1) / whole)
+        assert_array_equal(tried[areas].values, gap.mean(1) / whole)
     drawn = np.stack(
         [tried["random_deletion"].values, tried["random_insertion"].values]
     )
-    np.testing.assert_array_equal(
-        tried["random_low"].values, np.quantile(drawn, 0.025, axis=1)
-    )
-    np.testing.assert_array_equal(
-        tried["random_high"].values, np.quantile(drawn, 0.975, axis=1)
-    )
+    assert_array_equal(tried["random_low"].values, np.quantile(drawn, 0.025, axis=1))
+    assert_array_equal(tried["random_high"].values, np.quantile(drawn, 0.975, axis=1))
     as_good = [
         (tried["random_area"].values >= area).sum() for area in tried["area"].values
     ]
     # of 3 segments there are 6 orders, so that the one on trial is drawn, too, and is as good as itself
     assert min(as_good) > 0
-    np.testing.assert_array_equal(tried["p"].values, (1 + np.array(as_good)) / 20)
-    np.testing.assert_array_equal(tried["order"].values, [[2, 1, 0], [0, 1, 2]])
+    assert_array_equal(tried["p"].values, (1 + np.array(as_good)) / 20)
+    assert_array_equal(tried["order"].values, [[2, 1, 0], [0, 1, 2]])
 
 
 REFUSALS: list[tuple[Any, dict[str, Any], str]] = [
@@ -294,5 +291,4 @@ def test_what_proves_nothing_is_refused(
     run = bolt_run
     if function is route_faithfulness:
         run, how = planted_run()[0], {"routes": routes_of_planted(), **how}
-    with pytest.raises(InputError, match=words):
-        function(run, **how)
+    expect_error(words, function, run, **how)

@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_array_equal
 
 from tsfm_lens import explain
 from tsfm_lens.data import SeriesBatch, as_series
@@ -81,7 +82,7 @@ def test_shuffled_series_keep_values_gaps_and_agreement() -> None:
     )
     found = shuffled(batch)
     assert sorted(found.values[0]) == sorted(values)
-    np.testing.assert_array_equal(found.values[1], 2 * found.values[0])
+    assert_array_equal(found.values[1], 2 * found.values[0])
     assert np.isnan(found.values[2][3])
     assert sorted(found.values[2][~np.isnan(gappy)]) == sorted(gappy[~np.isnan(gappy)])
     assert not np.array_equal(found.values[0], values)
@@ -96,7 +97,7 @@ def test_shuffled_series_keep_values_gaps_and_agreement() -> None:
     }
     ahead = SeriesBatch((values,) * 3, futures=(None, values, 2 * values), **roles)  # type: ignore[arg-type]
     futures = shuffled(ahead).futures
-    np.testing.assert_array_equal(futures[2], 2 * np.asarray(futures[1]))
+    assert_array_equal(futures[2], 2 * np.asarray(futures[1]))
     assert sorted(np.asarray(futures[1])) == sorted(values)
     assert not np.array_equal(futures[1], values)  # type: ignore[arg-type]
 

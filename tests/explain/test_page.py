@@ -15,8 +15,8 @@ import pytest
 import xarray as xr
 
 import tsfm_lens
+from refusals import expect_error
 from tsfm_lens import explain
-from tsfm_lens.core.errors import UnknownNameError
 from tsfm_lens.models import Run
 from tsfm_lens.report import build, explanation
 from tsfm_lens.report.cards import cards_of
@@ -113,8 +113,7 @@ def test_a_frame_with_gaps_in_target_and_covariates_has_every_section(
     assert trust["big"] == f"the explanation {word}"
     assert trust["note"].startswith(reasons[0])
     assert repr(found).startswith("Explanation with input_attribution, ")
-    with pytest.raises(UnknownNameError, match="no figure 'map'"):
-        found.plot("map")
+    expect_error("no figure 'map'", found.plot, "map")
 
 
 def test_files_hold_the_numbers_of_the_page(page: Any, tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from closeness import close_in_float32
+from refusals import expect_error
 from tiny_lenses import archetypes, fresh
-from tsfm_lens.core.errors import InputError, UnknownNameError
+from tsfm_lens.core.errors import UnknownNameError
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.explain import Segment, input_routes, segments
 from tsfm_lens.explain.masking import masked
@@ -189,9 +190,12 @@ def test_a_search_by_gradient_finds_what_a_full_one_does(bolt_run: Run) -> None:
 
 
 def test_what_is_no_component_is_refused(bolt_run: Run) -> None:
-    with pytest.raises(InputError, match="residual stream"):
-        input_routes(bolt_run, components=["decoder_blocks.0.hook_resid_pre"])
+    expect_error(
+        "residual stream",
+        input_routes,
+        bolt_run,
+        components=["decoder_blocks.0.hook_resid_pre"],
+    )
     with pytest.raises(UnknownNameError):
         input_routes(bolt_run, components=["decoder.0.mpl"])
-    with pytest.raises(InputError, match="top is 0"):
-        input_routes(bolt_run, top=0)
+    expect_error("top is 0", input_routes, bolt_run, top=0)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsfm_lens.core.errors import InputError
+from refusals import expect_error
 from tsfm_lens.explain.shapley import (
     Value,
     _pairs,
@@ -238,5 +238,4 @@ def test_masks_end_when_they_may() -> None:
     ],
 )
 def test_what_is_no_game_is_refused(game: Callable[[], object], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        game()
+    expect_error(words, game)

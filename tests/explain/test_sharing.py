@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_array_equal
 
 from closeness import close_in_float32
 from tiny_lenses import fresh
@@ -128,4 +129,4 @@ def test_the_model_is_left_as_it_was(lens: Lens) -> None:
         raise IndexError
     masks(explain.shapley.all_masks(len(masks.segments)))
     assert "forward" not in lens.adapter.model.__dict__
-    np.testing.assert_array_equal(lens.forecast(run.batch, 8).quantiles, before)
+    assert_array_equal(lens.forecast(run.batch, 8).quantiles, before)

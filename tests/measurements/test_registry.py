@@ -13,16 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import xarray as xr
+from numpy.testing import assert_array_equal
 from typer.testing import CliRunner
 
 from closeness import close_in_float32
+from refusals import expect_error
 from tsfm_lens import viz
 from tsfm_lens.cli import app
 from tsfm_lens.core import registry
-from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.core.registry import (
     Figure,
     find,
@@ -167,34 +167,48 @@ def test_a_measurement_of_ones_own_joins_reports_and_figures(
         assert [each.name for each in find("first_jump").figures] == ["jump_bars"]
         for kind, owner in (("first_jump", "own.part"), ("attribution", "probes")):
             text = PROBE.replace("def first_jump", f"def {kind}")
-            with pytest.raises(InputError, match=f"is taken by .*{owner}"):
-                exec(text, {"__name__": "other.part"})
-        with pytest.raises(UnknownNameError, match="Closest: first"):
-            registry.probe("frst")
+            expect_error(
+                f"is taken by .*{owner}", exec, text, {"__name__": "other.part"}
+            )
+        expect_error("Closest: first", registry.probe, "frst")
         facts = dict.fromkeys(("title", "summary", "description"), "")
-        with pytest.raises(UnknownNameError, match="Closest: heads"):
-            measurement("other", theme="Causes", needs="head", **facts)
-        with pytest.raises(UnknownNameError, match="Closest: tokens"):
-            registry.figure("first_jump", needs="token")
-        with pytest.raises(InputError, match="choose one of"):
-            measurement("other", theme="Magic", title="", summary="", description="")
+        expect_error(
+            "Closest: heads",
+            measurement,
+            "other",
+            theme="Causes",
+            needs="head",
+            **facts,
+        )
+        expect_error("Closest: tokens", registry.figure, "first_jump", needs="token")
+        expect_error(
+            "choose one of",
+            measurement,
+            "other",
+            theme="Magic",
+            title="",
+            summary="",
+            description="",
+        )
     finally:
         registry._MEASUREMENTS.pop("first_jump")
         registry._FIGURES.pop("first_jump")
-    with pytest.raises(UnknownNameError, match="first_jump"):
-        find("first_jump")
+    expect_error("first_jump", find, "first_jump")
 
 
 @pytest.mark.parametrize(("earlier", "now"), sorted(registry._EARLIER_KINDS.items()))
 def test_a_result_with_an_earlier_name_is_told_the_one_of_now(
     earlier: str, now: str
 ) -> None:
-    with pytest.raises(UnknownNameError, match=f"Closest: {now}[.]"):
-        find(earlier)
+    expect_error(f"Closest: {now}[.]", find, earlier)
     assert find(now).function.__name__ == now
     saved = xr.Dataset(attrs={"kind": earlier})
-    with pytest.raises(UnknownNameError, match=f"Closest: {now}[.]"):
-        find(now).figures[0].draw(saved, *find(now).figures[0].beside)
+    expect_error(
+        f"Closest: {now}[.]",
+        find(now).figures[0].draw,
+        saved,
+        *find(now).figures[0].beside,
+    )
 
 
 def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
@@ -210,7 +224,7 @@ def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
             single[name].values, own.values, depth=300, magnitude=magnitude
         )
     ranks = alone["head_spectra"]["stable_rank"].sel(product="QK")
-    np.testing.assert_array_equal(ranks, alone["patch_attention"]["stable_rank"])
+    assert_array_equal(ranks, alone["patch_attention"]["stable_rank"])
     point, quantiles = work.first.point, work.first.forecast.quantiles
     for kind, forecast in (
         ("ablation_effects", parts["baseline_forecast"]),
@@ -228,19 +242,19 @@ def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
         ("ablation_recipes", original),
         ("patch_attention", alone["patch_attention"]["quantile_forecast"]),
     ):
-        np.testing.assert_array_equal(
+        assert_array_equal(
             forecast.transpose("series", "quantile", "step").values,
             quantiles,
             err_msg=kind,
         )
-    np.testing.assert_array_equal(
+    assert_array_equal(
         alone["context_parroting"]["best_lag"].values,
         alone["head_parroting"]["lag"].values,
     )
-    np.testing.assert_array_equal(
+    assert_array_equal(
         alone["attention_patterns"]["native_median"].values, work.first.forecast.median
     )
-    np.testing.assert_array_equal(
+    assert_array_equal(
         alone["context_parroting"]["forecast"].values, work.first.forecast.median
     )
 

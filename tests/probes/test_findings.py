@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from numpy.testing import assert_allclose, assert_array_equal
 
 import tsfm_lens
 from closeness import close_in_float32
+from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens.core import registry
-from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import corrected, judge, twins_of_reports, with_twins
 from tsfm_lens.core.stats import holm, ratio_units, sign_test
 from tsfm_lens.data import bundled
@@ -46,9 +47,9 @@ def test_the_four_statements_on_planted_effects() -> None:
     assert found["effect_acts"].values.tolist() == [
         12 * (i in (3, 7)) for i in range(10)
     ]
-    np.testing.assert_allclose(found["effect_size"], np.median(values, axis=1))
-    np.testing.assert_allclose(found["effect_low"], values.min(1))
-    np.testing.assert_allclose(found["effect_high"], values.max(1))
+    assert_allclose(found["effect_size"], np.median(values, axis=1))
+    assert_allclose(found["effect_low"], values.min(1))
+    assert_allclose(found["effect_high"], values.max(1))
     for part in ("significant", "leads"):
         assert np.flatnonzero(found[f"effect_{part}"]).tolist() == [3, 7]
     assert found["effect_lead_share"].values[[3, 7]].tolist() == [1.0, 1.0]
@@ -99,12 +100,12 @@ def test_windows_are_averaged_within_series_and_units_of_a_single_one() -> None:
 
     found = of_items([f"s{i % 3}" for i in range(12)])
     by_series = values.reshape(4, 4, 3).mean(1)
-    np.testing.assert_allclose(found["effect_size"], np.median(by_series, axis=1))
+    assert_allclose(found["effect_size"], np.median(by_series, axis=1))
     facts = found["effect_p"].attrs
     assert (facts["units"], facts["entries"]) == (3, 12)
     alone = of_items(["s"] * 12)
     assert alone["effect_p"].attrs["target"] == "other times of this series"
-    np.testing.assert_allclose(alone["effect_p"], sign_test(values, 0.01))
+    assert_allclose(alone["effect_p"], sign_test(values, 0.01))
 
 
 def test_a_page_is_one_family() -> None:
@@ -164,7 +165,7 @@ def test_members_of_several_dimensions_are_judged_as_one_list_of_them() -> None:
         alone = judge(flat, "effect", floor=floor, signed=True)
         for part in PARTS:
             cell = found[f"effect_{part}"].isel(metric=at)
-            np.testing.assert_array_equal(cell.values.ravel(), alone[f"effect_{part}"])
+            assert_array_equal(cell.values.ravel(), alone[f"effect_{part}"])
     assert np.argwhere(found["effect_leads"].values).tolist() == [[0, 3, 2], [2, 1, 0]]
 
 
@@ -174,13 +175,13 @@ def test_a_ratio_by_unit_has_the_pooled_mean_and_the_ratios_spread() -> None:
     totals, counts = rng.normal(size=(3, 12)), rng.integers(1, 9, 12)
     units = ratio_units(totals, counts)
     ratio = totals.sum(-1) / counts.sum()
-    np.testing.assert_allclose(units.mean(-1), ratio)
+    assert_allclose(units.mean(-1), ratio)
     error = (
         np.sqrt(np.square(totals - ratio[:, None] * counts).sum(-1) / 11 / 12)
         / counts.mean()
     )
-    np.testing.assert_allclose(units.std(-1, ddof=1) / np.sqrt(12), error)
-    np.testing.assert_allclose(ratio_units(totals, np.full(12, 2)), totals / 2)
+    assert_allclose(units.std(-1, ddof=1) / np.sqrt(12), error)
+    assert_allclose(ratio_units(totals, np.full(12, 2)), totals / 2)
 
 
 def test_heads_of_repeated_tokens_are_held_against_chance_and_other_tokens() -> None:
@@ -218,7 +219,7 @@ def test_heads_of_repeated_tokens_are_held_against_chance_and_other_tokens() -> 
     assert found["copy_score_p"].attrs["target"] == "other sequences drawn like these"
     overlap = induction_overlap(found)
     spread = found["entropy"] - found["entropy"].min()
-    np.testing.assert_allclose(overlap["normalised"], spread / spread.max())
+    assert_allclose(overlap["normalised"], spread / spread.max())
     for part in (*PARTS, "floor"):
         name = f"copy_score_{part}"
         xr.testing.assert_identical(overlap[name], found[name])
@@ -256,7 +257,7 @@ def test_a_forecast_that_is_a_copy_is_one_within_its_noise(
     found = context_parroting(run)
     assert not bool(found["copy_error_significant"])
     apart = np.abs(run.redraw().forecast.median - run.forecast.median).mean(-1)
-    np.testing.assert_allclose(found["copy_error_floor"], apart / season.std())
+    assert_allclose(found["copy_error_floor"], apart / season.std())
 
 
 @pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano"])
@@ -279,7 +280,7 @@ def test_attributions_and_gains_say_on_how_many_series_they_act(name: str) -> No
         (parts["sign_agreement"], (np.sign(steps) == np.sign(mean)).mean("step")),
         (parts["series_agreement"], np.maximum(up, down)),
     ):
-        np.testing.assert_allclose(found, expected.transpose(*found.dims))
+        assert_allclose(found, expected.transpose(*found.dims))
     gain = layer_gain(logit_lens(run))
     assert gain["gain_leads"].dims == ("metric", "layer")
     assert not gain["gain_acts"].isel(layer=0).any()
@@ -341,5 +342,4 @@ def test_a_number_of_twins_that_is_none_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TSFM_LENS_TWINS", "many")
-    with pytest.raises(InputError, match="TSFM_LENS_TWINS='many'"):
-        twins_of_reports()
+    expect_error("TSFM_LENS_TWINS='many'", twins_of_reports)

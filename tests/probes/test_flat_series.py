@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 import xarray as xr
+from numpy.testing import assert_allclose, assert_array_equal
 
 import tsfm_lens
 from refusals import expect_error
@@ -108,7 +109,7 @@ def test_flat_series_among_others_change_no_statement_and_are_counted(
         for effect in judged_names(plain):
             for part in PARTS:
                 one, other = plain[f"{effect}_{part}"], found[f"{effect}_{part}"]
-                np.testing.assert_allclose(
+                assert_allclose(
                     other, one, rtol=NEAR, atol=NEAR, err_msg=f"{effect}_{part}"
                 )
             facts, before = found[f"{effect}_p"].attrs, plain[f"{effect}_p"].attrs
@@ -190,7 +191,7 @@ def test_statistics_are_those_of_the_series_that_vary() -> None:
         found = judge(data, "effect", floor=floors, scale=scales, signed=True)
         for part in PARTS:
             name = f"effect_{part}"
-            np.testing.assert_array_equal(found[name], alone[name])
+            assert_array_equal(found[name], alone[name])
         assert found["effect_p"].attrs["units"] == 11
         assert found["effect_p"].attrs["flat"] == left_out.sum()
 
@@ -201,7 +202,7 @@ def test_flat_windows_are_left_out_within_their_series_and_of_a_single_one() -> 
     found = judge(several, "effect", floor=0.0)
     assert found["effect_p"].attrs["units"] == 3
     assert found["effect_p"].attrs["entries"] == 3
-    np.testing.assert_array_equal(found["effect_size"], [3.0, 9.0])
+    assert_array_equal(found["effect_size"], [3.0, 9.0])
     # the second series is flat at all times, so that the windows of the first one are the units
     flat = np.array([False] * 4 + [True] * 2)
     single = effects(values, flat, item=("series", list("aaaabb")))
@@ -246,5 +247,5 @@ def test_an_error_within_rounding_is_no_denominator(name: str) -> None:
     change = found["mae_change"].transpose("component", "series")
     expected = found["mae"] / found["mae_baseline"] - 1
     expected[{"series": 0}] = np.nan
-    np.testing.assert_allclose(change, expected.transpose("component", "series"))
+    assert_allclose(change, expected.transpose("component", "series"))
     assert found["mae_change_p"].attrs["units"] == 2

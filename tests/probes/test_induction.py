@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from numpy.testing import assert_allclose, assert_array_equal, assert_equal
 
 from closeness import close_in_float32
+from refusals import expect_error
 from tiny_lenses import ATTENDING, archetypes, fresh, lens_of
 from tiny_series import few_draws, forecast_instead
 from tsfm_lens import testing
-from tsfm_lens.core.errors import InputError
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import Lens, load
 from tsfm_lens.probes import induction_overlap, induction_scores, repeated_motif
@@ -97,8 +98,9 @@ def test_the_last_instance_with_a_continuation_counts() -> None:
     ]  # 9 ends the context, 4 never came
     assert found.keys[0, :2].tolist() == [3, 1]
     assert found.right[0, :2].tolist() == [8, 7]
-    with pytest.raises(InputError, match="no token of its context"):
-        _match_targets(context, torch.tensor([[9, 4]]))
+    expect_error(
+        "no token of its context", _match_targets, context, torch.tensor([[9, 4]])
+    )
 
 
 def results(
@@ -133,16 +135,12 @@ def test_the_papers_table() -> None:
     entropy = np.where((flat >= 10) & (flat < 19), 0.0, 1.0)
     entropy.flat[19], entropy.flat[20] = 0.379, 0.38
     found = induction_overlap(*results(prefix, copy, entropy))
-    np.testing.assert_array_equal(found["count"], [[2, 10], [8, 124]])
-    np.testing.assert_allclose(
+    assert_array_equal(found["count"], [[2, 10], [8, 124]])
+    assert_allclose(
         found["proportion"], [[0.0139, 0.0694], [0.0556, 0.8611]], atol=last_digit(4)
     )
-    np.testing.assert_allclose(
-        found["proportion_induction"], [0.0833, 0.9167], atol=last_digit(4)
-    )
-    np.testing.assert_allclose(
-        found["proportion_sharp"], [0.0694, 0.9306], atol=last_digit(4)
-    )
+    assert_allclose(found["proportion_induction"], [0.0833, 0.9167], atol=last_digit(4))
+    assert_allclose(found["proportion_sharp"], [0.0694, 0.9306], atol=last_digit(4))
     assert float(found["p_sharp_given_induction"]) == pytest.approx(1 / 6)
     assert float(found["p_induction_given_sharp"]) == pytest.approx(0.2)
 
@@ -157,7 +155,7 @@ def test_sweeps_are_the_table_at_every_threshold() -> None:
         single = induction_overlap(one, two, copy_from=copy, sharp_below=level)
         at = {"copy_threshold": copy, "entropy_threshold": level}
         for name in ("sharp_given_induction", "induction_given_sharp"):
-            np.testing.assert_equal(
+            assert_equal(
                 float(found[f"sweep_{name}"].sel(at)), float(single[f"p_{name}"])
             )
         sharp = found["sweep_sharp_count"].sel(entropy_threshold=level)
@@ -200,10 +198,8 @@ def test_only_results_of_the_same_heads_are_compared() -> None:
         ),
         ((one, two.isel(head=[0, 1])), "the heads"),
     ):
-        with pytest.raises(InputError, match=words):
-            induction_overlap(*probes)
-    with pytest.raises(InputError, match="ascending"):
-        induction_overlap(one, two, copy_grid=[2.0, 1.0])
+        expect_error(words, induction_overlap, *probes)
+    expect_error("ascending", induction_overlap, one, two, copy_grid=[2.0, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -283,8 +279,16 @@ def test_targets_show_what_comes_next(name: str, queries: str) -> None:
     if (queries == "forecast" and not forecasting) or (
         queries == "context" and keys_from != row.name
     ):
-        with pytest.raises(InputError, match=f"is a {queries} query"):
-            _targets(encoded, row, keys_from, lengths, plan, queries)
+        expect_error(
+            f"is a {queries} query",
+            _targets,
+            encoded,
+            row,
+            keys_from,
+            lengths,
+            plan,
+            queries,
+        )
         return
     after_last, last, _ = _targets(encoded, row, keys_from, lengths, plan, queries)
     assert after_last.any(axis=(1, 2)).all()
@@ -311,47 +315,7 @@ def test_targets_show_what_comes_next(name: str, queries: str) -> None:
             assert after_last[series, query, earlier[-1]]
             (match,) = np.flatnonzero(last[series, query])
             assert match == earlier[-1] - 1
-            np.testing.assert_array_equal(held[match], before)
-
-
-def matching(lens: Lens, at: str) -> list[tuple[str, object]]:
-    """An induction head made of content alone: it looks for its own token in the context and attends to the next."""
-    seen: dict[str, torch.Tensor] = {}
-
-    def keep(name: str) -> object:
-        def hook(value: torch.Tensor, hook: object) -> None:
-            seen[name] = value.detach()
-
-        return hook
-
-    def attend(pattern: torch.Tensor, hook: object) -> torch.Tensor:
-        context, queries = seen["encoder"][:, :-1], seen["decoder"]
-        same = (queries[:, :, None] == context[:, None, :-1]).all(-1)
-        places = torch.where(same, torch.arange(same.shape[-1]), -1).amax(-1)
-        pattern = torch.zeros_like(pattern)
-        found = places >= 0
-        weight = found.to(pattern)[:, None, :, None].expand(*pattern.shape[:2], -1, 1)
-        return pattern.scatter(
-            -1, (places.clamp(min=0) + 1)[:, None, :, None].expand_as(weight), weight
-        )
-
-    return [
-        ("encoder.hook_embed", keep("encoder")),
-        ("decoder.hook_embed", keep("decoder")),
-        (f"{at}.hook_pattern", attend),
-    ]
-
-
-def test_a_head_that_matches_by_content_has_the_advantage() -> None:
-    lens = load("chronos-nano")
-    with lens.hooks(matching(lens, "decoder_blocks.1.cross_attn")):  # type: ignore[arg-type]
-        found = repeated_motif(lens, n_series=24, num_samples=1).sel(layer="1", head=0)
-    # the start token matches nothing, and two values of a motif may share a bin
-    steps = found.sizes["step"]
-    best = (steps - 1) / steps
-    assert best - 0.1 < float(found["prefix_matching"].sel(target="after_last")) <= best
-    assert float(found["advantage"].sel(target="after_last")) > 0.7
-    assert float(found["prefix_matching"].sel(target="last")) < 0.1
+            assert_array_equal(held[match], before)
 
 
 def test_a_forecast_that_goes_on_with_the_motif_has_no_error(
@@ -361,13 +325,11 @@ def test_a_forecast_that_goes_on_with_the_motif_has_no_error(
     context, wanted, _ = _draw(lens, _Plan(2, 4, 4, 4, 6, 16), seed=3)
     forecast_instead(monkeypatch, lens, wanted[:, None])
     found = repeated_motif(lens, n_series=6, seed=3)
-    np.testing.assert_array_equal(found["relative_copy_error"], 0)
-    np.testing.assert_array_equal(found["truth"], wanted)
+    assert_array_equal(found["relative_copy_error"], 0)
+    assert_array_equal(found["truth"], wanted)
     forecast_instead(
         monkeypatch,
         lens,
         np.broadcast_to(context.mean(axis=1)[:, None, None], (6, 1, 16)),
     )
-    np.testing.assert_allclose(
-        repeated_motif(lens, n_series=6, seed=3)["relative_copy_error"], 1
-    )
+    assert_allclose(repeated_motif(lens, n_series=6, seed=3)["relative_copy_error"], 1)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 
 from closeness import close_in_float32
 from tiny_lenses import ATTENDING, archetypes, fresh, lens_of
@@ -133,7 +134,7 @@ def test_the_parrot_finds_a_motif_that_came_once_before() -> None:
         [rng.normal(size=20), motif, follows, rng.normal(size=20), motif + 3.0]
     )
     forecast, back = naive_parrot(context, 5, 8)  # type: ignore[misc]
-    np.testing.assert_array_equal(forecast, follows)
+    assert_array_equal(forecast, follows)
     assert back == 5 + 20 + 8
     assert naive_parrot(context[:15], 5, 8) is None
 
@@ -197,8 +198,8 @@ def test_a_head_that_reads_at_a_lag_has_its_mass_there() -> None:
         off = lag_attention(lens.run(bundled("co2").tail(40), 6), 11, width=0).sel(
             layer="0"
         )
-    np.testing.assert_allclose(at["mass"], 1)
-    np.testing.assert_allclose(off["mass"], 0)
+    assert_allclose(at["mass"], 1)
+    assert_allclose(off["mass"], 0)
     assert 0 < float(at["chance"]) < 0.2
 
 
@@ -230,7 +231,7 @@ def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
         change = found[f"{error}_change"].sel(layer=layer, head=head)
         close_in_float32(float(change), after - before, magnitude=before)
     looked = lag_attention(run, 3)
-    np.testing.assert_allclose(found["mass"], looked["mass"])
+    assert_allclose(found["mass"], looked["mass"])
     assert float(found["chance"]) == float(looked["chance"])
 
 
@@ -238,13 +239,13 @@ def test_the_lag_is_that_of_the_whole_forecast() -> None:
     run = load("bolt-nano").run(bundled("electricity").tail(120), 8)
     found, whole = head_parroting(run), context_parroting(run)
     assert float(found["lag"][0]) == float(whole["best_lag"][0]) == 24
-    np.testing.assert_allclose(found["parrot"], whole["parrot"])
+    assert_allclose(found["parrot"], whole["parrot"])
     # the lag curve's own minimum, up to the 1 % by which a shorter lag is preferred
     for name in ("parrot_error", "copy_error"):
         close_in_float32(found[name], whole[name])
     given = head_parroting(run, lag=12)
     assert (given["lag"] == 12).all()
-    np.testing.assert_allclose(given["copy"][0], run.batch.values[0][-12:][:8])
+    assert_allclose(given["copy"][0], run.batch.values[0][-12:][:8])
 
 
 def test_what_cannot_be_parroted_is_unknown_or_refused() -> None:

@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
 
 from closeness import close_in_float32
 from refusals import expect_error
 from tiny_lenses import ATTENDING, NAMES, archetypes, having, lens_of
 from tiny_series import centred, pair_for, runs_of
 from tsfm_lens import viz
-from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks import Component, PatchFrom, Steer
 from tsfm_lens.hooks.activations import TokenSpans
@@ -210,8 +210,7 @@ def test_runs_that_are_not_alike_are_refused() -> None:
             "grouped into items diff",
         ),
     ):
-        with pytest.raises(InputError, match=words):
-            activation_patching(lens.run(clean, 4), lens.run(other, 4))
+        expect_error(words, activation_patching, lens.run(clean, 4), lens.run(other, 4))
     expect_error("rollout is 'yes'", runs_of, "chronos-bolt", rollout="yes")
     expect_error(
         "holds values that are no numbers",
@@ -240,7 +239,7 @@ def test_a_frozen_model_has_slopes_and_no_model_keeps_any() -> None:
     assert float(np.abs(free["first_order"]).max()) > 0
     exact = activation_patching(*free_runs, at=places, positions="all")
     close_in_float32(free["recovered"], exact["recovered"], magnitude=1.0)
-    np.testing.assert_allclose(free["error"], free["first_order"] - free["recovered"])
+    assert_allclose(free["error"], free["first_order"] - free["recovered"])
     for model in (lens, free_runs[0].lens):
         assert all(weight.grad is None for weight in model.parameters())
 
@@ -253,11 +252,11 @@ def test_floors_are_those_of_the_noisier_run() -> None:
     way = found["clean_forecast"].values - found["corrupted_forecast"].values
     again = np.stack([run.redraw().forecast.median - run.point for run in runs])
     apart = np.abs(again).mean(-1).max(0)
-    np.testing.assert_allclose(found["effect_floor"], apart)
+    assert_allclose(found["effect_floor"], apart)
     shares = np.abs((again * way).sum(-1)) / np.square(way).sum(-1)
     assert (found["recovered_floor"] >= shares.max(0)).all()
     other = activation_patching(*runs, **options, direction="noise")
-    np.testing.assert_array_equal(other["effect_floor"], found["effect_floor"])
+    assert_array_equal(other["effect_floor"], found["effect_floor"])
     single = activation_patching(*runs_of("chronos", 8, select=0), **options)
     assert (single["recovered_floor"] < found["recovered_floor"]).all()
     assert bool((single["recovered_acts"] > 0).any())
@@ -341,12 +340,12 @@ def test_edges_of_a_small_corruption_are_paths() -> None:
     runs = [lens_of("chronos-bolt").run(each, 4) for each in small_change()]
     edges = edge_attribution(*runs)["score"].values
     paths = path_patching(*runs)["recovered"].values
-    np.testing.assert_array_equal(edges[np.isnan(paths)], 0)
+    assert_array_equal(edges[np.isnan(paths)], 0)
     close_in_float32(edges[:, -1], paths[:, -1], magnitude=1.0)
     inner = np.nan_to_num(paths[:, :-1])
     largest = np.abs(inner).max()
     assert largest > 1e-3
-    np.testing.assert_allclose(edges[:, :-1], inner, atol=CURVATURE * largest)
+    assert_allclose(edges[:, :-1], inner, atol=CURVATURE * largest)
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "timesfm-2.5", "toto-1"])

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
-import torch
 import xarray as xr
+from numpy.testing import assert_allclose, assert_array_equal
 
 from closeness import close_in_float32
+from edited_weights import silenced
+from refusals import expect_error
 from tiny_lenses import ATTENDING, archetypes, lens_of
 from tiny_series import few_draws
-from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import bundled
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.hooks.wiring import Attention
-from tsfm_lens.models import Lens, load
+from tsfm_lens.models import load
 from tsfm_lens.probes import (
     ablation_recipes,
     diffuse_heads,
@@ -25,27 +23,6 @@ from tsfm_lens.probes import (
 )
 from tsfm_lens.probes import sharp_heads as sharpest
 from tsfm_lens.probes.attention import attention_over_time
-
-
-def without(lens: Lens, components: list[Component]) -> Lens:
-    """A copy of an encoder-decoder model in which the components' rows of the output matrices are zero."""
-    native = copy.deepcopy(lens.native)
-    edited = load(native, check=False)
-    model = edited.adapter.model
-    for component in components:
-        stack = edited.wiring.stack(component.stack)
-        row = stack.writer(component.kind, component.layer)
-        block = stack.block(component.layer)
-        with torch.no_grad():
-            if isinstance(row, Attention):
-                weight = model.get_submodule(f"{block}.{row.o.module}").weight
-                weight[
-                    :,
-                    component.head * stack.d_head : (component.head + 1) * stack.d_head,
-                ] = 0
-            else:
-                model.get_submodule(f"{block}.{row.o}").weight.zero_()
-    return edited
 
 
 @pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano"])
@@ -64,8 +41,8 @@ def test_a_recipe_is_the_model_with_those_weights_zeroed_along_the_rollout(
     run = lens.run(context, 33, truth=truth, **draws)
     result = ablation_recipes(run, {"three heads": recipe})
     plain, found = (result.sel(recipe=each) for each in ("original", "three heads"))
-    expected = without(lens, lens.components(*recipe)).forecast(context, 33, **draws)
-    np.testing.assert_array_equal(plain["quantile_forecast"], run.forecast.quantiles)
+    expected = silenced(lens, lens.components(*recipe)).forecast(context, 33, **draws)
+    assert_array_equal(plain["quantile_forecast"], run.forecast.quantiles)
     close_in_float32(found["quantile_forecast"], expected.quantiles, depth=200)
     assert ("sample" in result) == (lens.emits == "token")
     # the recipe changes the forecast by far more than that tolerance
@@ -80,7 +57,7 @@ def test_a_recipe_is_the_model_with_those_weights_zeroed_along_the_rollout(
     assert float(found["heads_share"]) == 3 / 24
     past = [np.std(values[-33:]) for values in context.values]
     spread = run.point.std(axis=-1) / past
-    np.testing.assert_allclose(plain["spread_ratio"], spread)
+    assert_allclose(plain["spread_ratio"], spread)
 
 
 @pytest.mark.parametrize("name", archetypes(ATTENDING))
@@ -137,7 +114,9 @@ def test_sharp_and_diffuse_heads_are_the_ends_of_the_entropies() -> None:
         "decoder.4.cross_attn.1",
         "decoder.1.cross_attn.0",
     ]
-    with pytest.raises(InputError, match="1 to 4"):
-        sharpest(entropy, 5)
-    with pytest.raises(InputError, match=r"head_entropy\(\.\.\.\) gives"):
-        sharpest(xr.Dataset(attrs={"kind": "forecast"}))
+    expect_error("1 to 4", sharpest, entropy, 5)
+    expect_error(
+        r"head_entropy\(\.\.\.\) gives",
+        sharpest,
+        xr.Dataset(attrs={"kind": "forecast"}),
+    )

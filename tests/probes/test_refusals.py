@@ -13,7 +13,6 @@ from refusals import expect_error
 from tiny_lenses import lens_of
 from tiny_series import centred, runs_of, series_for
 from tsfm_lens import explain, probes
-from tsfm_lens.core.errors import InputError, LensError
 from tsfm_lens.models import Run
 
 TWO = ("co2", "elnino")
@@ -125,8 +124,7 @@ def test_a_run_is_refused_what_its_probe_cannot_use(
     probe: str, options: dict[str, Any], words: str
 ) -> None:
     runs = runs_of("chronos-bolt") if probe in CONTRASTS else [one_run("chronos-bolt")]
-    with pytest.raises(LensError, match=words):
-        getattr(probes, probe)(*runs, **options)
+    expect_error(words, getattr(probes, probe), *runs, **options)
 
 
 @pytest.mark.parametrize(
@@ -180,8 +178,7 @@ def test_a_run_is_refused_what_its_probe_cannot_use(
 def test_a_lens_is_refused_what_its_probe_cannot_use(
     probe: str, model: str, options: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(LensError, match=words):
-        getattr(probes, probe)(lens_of(model), **options)
+    expect_error(words, getattr(probes, probe), lens_of(model), **options)
 
 
 @pytest.mark.parametrize(
@@ -224,8 +221,7 @@ def test_a_lens_is_refused_what_its_probe_cannot_use(
 def test_a_model_batch_or_run_of_another_kind_is_refused(
     call: Callable[[], object], words: str
 ) -> None:
-    with pytest.raises(InputError, match=words):
-        call()
+    expect_error(words, call)
 
 
 ROOMS = {"probes": probes, "explain": explain}

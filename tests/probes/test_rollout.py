@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_array_equal
 
 from closeness import close_in_float32
 from tiny_lenses import ATTENDING, archetypes, lens_of
@@ -63,7 +64,7 @@ def test_a_long_map_begins_with_the_short_one(name: str) -> None:
     # columns of later passes follow on without gap
     ahead = found["query_start"].values >= 0
     starts, stops = (found[f"query_{edge}"].values[ahead] for edge in ("start", "stop"))
-    np.testing.assert_array_equal(starts[1:], stops[:-1])
+    assert_array_equal(starts[1:], stops[:-1])
 
 
 def test_a_long_map_is_the_rollout_of_the_library() -> None:

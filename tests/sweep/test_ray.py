@@ -19,7 +19,7 @@ import sweep_toys as toys
 
 from closeness import close_in_float32
 from refusals import expect_error
-from tsfm_lens.core.errors import MissingExtraError, install_command
+from tsfm_lens.core.errors import install_command
 from tsfm_lens.sweep.engine import ray_engine
 from tsfm_lens.sweep.engine.engines import run_groups
 from tsfm_lens.sweep.engine.sweeping import run_sweep
@@ -228,8 +228,15 @@ def test_without_ray_the_message_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtraError, match=re.escape(install_command("ray"))):
-        run_groups(toys.toy_tasks(1), toys.make_toy, {}, Store(tmp_path), engine="ray")
+    expect_error(
+        re.escape(install_command("ray")),
+        run_groups,
+        toys.toy_tasks(1),
+        toys.make_toy,
+        {},
+        Store(tmp_path),
+        engine="ray",
+    )
 
 
 class Answering(threading.Thread):

@@ -15,6 +15,7 @@ from gluonts.model.evaluation import evaluate_forecasts
 from gluonts.model.forecast import QuantileForecast, SampleForecast
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 from scipy.stats import pearsonr, spearmanr
 
 from tsfm_lens.sweep.statistics.scores import (
@@ -191,7 +192,7 @@ def test_distances_take_the_first_steps() -> None:
     a, b = np.random.default_rng(0).normal(size=(2, 3, 80))
     cut = forecast_distances(a[:, :64], b[:, :64])
     for name, value in forecast_distances(a, b).items():
-        np.testing.assert_array_equal(value, cut[name])
+        assert_array_equal(value, cut[name])
 
 
 def sbd(x: np.ndarray, y: np.ndarray) -> float:

@@ -20,7 +20,6 @@ import pytest
 import sweep_toys as toys
 
 from refusals import expect_error
-from tsfm_lens.core.errors import StoreError
 from tsfm_lens.sweep import store as stores
 from tsfm_lens.sweep.store import SCHEMA_VERSION, Store, cell_key
 
@@ -157,10 +156,12 @@ def test_a_full_disk_stops_with_what_to_do_and_loses_nothing(store: Store) -> No
     # files of this process grow no further, as on a full disk
     resource.setrlimit(resource.RLIMIT_FSIZE, (16384, hard))
     try:
-        with pytest.raises(
-            StoreError, match=r"could not be written .* run the same command again"
-        ):
-            store.write(toys.toy_rows(CELLS[3:], 2000), CELLS[3:])
+        expect_error(
+            r"could not be written .* run the same command again",
+            store.write,
+            toys.toy_rows(CELLS[3:], 2000),
+            CELLS[3:],
+        )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert temporary_files(store) == []

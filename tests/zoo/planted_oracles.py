@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.testing import assert_array_equal
 
 from closeness import close_in_float32
 from tsfm_lens.ablation import Variant, point_forecasts
@@ -346,7 +347,7 @@ def assert_saved_is_the_same(planted: Planted, folder: Path) -> None:
     opened, made = (
         one.forecast(series, card.horizon).quantiles for one in (lens, lens_of(planted))
     )
-    np.testing.assert_array_equal(opened, made)
+    assert_array_equal(opened, made)
     assert all(result.passed for result in quick_check(lens))
 
 
