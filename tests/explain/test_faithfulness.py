@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 
 from benchmarks.verdict import REFERENCE, accepted, drawn_run
 from closeness import close_in_float32
@@ -209,50 +209,39 @@ def test_controls_by_segment_are_explanations_with_one_effect_changed(
 ) -> None:
     parts = segments(bolt_run, parts=4)
     found = input_attribution(bolt_run, parts=parts, reference="mean")
-    effects = found["attribution"].transpose("segment", ...)
     tried = {"mine": found}
     for factor, label in ((0.0, "effect 0"), (-1.0, "sign flipped")):
-        factors = xr.DataArray(
-            np.where(np.arange(len(parts)) == 1, factor, 1.0), dims="segment"
-        )
-        tried[label] = found.assign(attribution=effects * factors)
+        changed = found.copy(deep=True)
+        changed["attribution"][{"segment": 1}] *= factor
+        tried[label] = changed
     curves = deletion_curves(
         bolt_run, tried, parts=parts, reference="mean", orders=1, twin=False
     )
     controls = curves["segment_control_r2"].isel(explanation=0, segment=1)
     for label in ("effect 0", "sign flipped"):
-        assert_close(
-            float(controls.sel(segment_control=label)),
-            float(curves["r2"].sel(explanation=label)),
-            depth=64,
-        )
-    assert (
-        (curves["segment_agreement"] >= 0) & (curves["segment_agreement"] <= 1 + 1e-9)
-    ).all()
+        alone = curves["r2"].sel(explanation=label)
+        assert_close(controls.sel(segment_control=label), alone, depth=64)
+    agreement = curves["segment_agreement"]
+    assert ((agreement >= 0) & (agreement <= 1 + 1e-9)).all()
 
 
 def test_areas_bands_and_chances_are_those_of_the_curves(bolt_run: Run) -> None:
     scores = {"newest first": [0.0, 1.0, 2.0], "oldest first": [2.0, 1.0, 0.0]}
-    tried = deletion_curves(
-        bolt_run, scores, parts={"parts": 3, "season": 1}, orders=19, seed=5
-    )
-    whole = float(tried["deletion"].values[0, -1])
-    assert float(tried["everything_masked"]) == whole
-    for curves, areas in (("", "area"), ("random_", "random_area")):
-        gap = tried[f"{curves}deletion"].values - tried[f"{curves}insertion"].values
-        assert_array_equal(tried[areas].values, gap.mean(1) / whole)
-    drawn = np.stack(
-        [tried["random_deletion"].values, tried["random_insertion"].values]
-    )
-    assert_array_equal(tried["random_low"].values, np.quantile(drawn, 0.025, axis=1))
-    assert_array_equal(tried["random_high"].values, np.quantile(drawn, 0.975, axis=1))
-    as_good = [
-        (tried["random_area"].values >= area).sum() for area in tried["area"].values
-    ]
+    parts = {"parts": 3, "season": 1}
+    tried = deletion_curves(bolt_run, scores, parts=parts, orders=19, seed=5)
+    whole = tried["deletion"].values[0, -1]
+    assert tried["everything_masked"] == whole
+    for curves in ("", "random_"):
+        gap = tried[f"{curves}deletion"] - tried[f"{curves}insertion"]
+        assert_allclose(tried[f"{curves}area"], gap.mean("masked") / whole)
+    drawn = np.stack([tried["random_deletion"], tried["random_insertion"]])
+    for edge, level in (("low", 0.025), ("high", 0.975)):
+        assert_array_equal(tried[f"random_{edge}"], np.quantile(drawn, level, axis=1))
+    as_good = (tried["random_area"].values >= tried["area"].values[:, None]).sum(1)
     # of 3 segments there are 6 orders, so that the one on trial is drawn, too, and is as good as itself
     assert min(as_good) > 0
-    assert_array_equal(tried["p"].values, (1 + np.array(as_good)) / 20)
-    assert_array_equal(tried["order"].values, [[2, 1, 0], [0, 1, 2]])
+    assert_array_equal(tried["p"], (1 + as_good) / 20)
+    assert_array_equal(tried["order"], [[2, 1, 0], [0, 1, 2]])
 
 
 REFUSALS: list[tuple[Any, dict[str, Any], str]] = [
