@@ -70,7 +70,7 @@ class Made(LiveBytes):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shapes: set[tuple[int, ...]] = set()
+        self.shapes = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -155,7 +155,7 @@ def test_moments_are_those_of_what_enters(calibration: Callable, name: str) -> N
         "encoder_blocks.0.mlp.out"
     ]
     moments, _ = compress.moments.calibrate(run, names)
-    own: dict[str, list[Tensor]] = {key: [] for key in names}
+    own = {key: [] for key in names}
     known = compress.matrices(lens, mlps=True)
     # series by series, by the recording of calls, which keeps all that enters
     for index in range(len(run.batch)):

@@ -158,7 +158,7 @@ def test_response_and_share_of_a_linear_forecaster() -> None:
     found = covariate_use(run, shuffles=1).isel(series=0)
     unit = found["unit"].item()
     k = np.concatenate([run.batch.values[2], run.batch.futures[2]])
-    close: dict[str, Any] = {"depth": DEPTH, "magnitude": 10.0 / unit}
+    close = {"depth": DEPTH, "magnitude": 10.0 / unit}
     for name, step, own in (
         ("a", run.batch.values[1].std(), weights[:, 1, -2 * KNOWN_HORIZON :]),
         ("k", k.std(), weights[:, 2, KNOWN_STEPS:]),
@@ -194,7 +194,7 @@ def test_a_covariate_of_two_values_is_held_at_each() -> None:
         / one["unit"].item()
         for level in (0, 3)
     )
-    close: dict[str, Any] = {"depth": DEPTH, "magnitude": 10.0}
+    close = {"depth": DEPTH, "magnitude": 10.0}
     close_in_float32(middle["response"], np.array([low, 0, high]), **close)
     assert middle["value"].values.tolist() == [0, 1.5, 3]
     assert np.isnan(one["response"].sel(shift=[-2, 2])).all()

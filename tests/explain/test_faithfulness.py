@@ -93,7 +93,7 @@ def test_the_curves_are_distances_of_masked_forecasts(bolt_run: Run) -> None:
 def test_a_true_attribution_beats_random_orders_and_a_false_one_fails() -> None:
     run, _ = planted_run()
     true = true_segments().astype(float)
-    how: dict[str, Any] = {"parts": _parts(), "reference": "mean", "orders": 64}
+    how = {"parts": _parts(), "reference": "mean", "orders": 64}
     found = input_attribution(run, method="shapley", reference="mean", parts=_parts())
     tried = {
         "shapley": found,
@@ -173,7 +173,7 @@ def test_routes_of_a_trained_model_hold_and_those_of_its_untrained_twins_do_not(
 ) -> None:
     """The known future of a covariate, which a trained model passes to the target through a few heads."""
     run = covariate_run.lens.run(covariate_run.batch.select([0, 1, 2]), 16)
-    how: dict[str, Any] = {"reference": "seasonal naive"}
+    how = {"reference": "seasonal naive"}
 
     def word(of: Run) -> str:
         routes = input_routes(of, parts=1, **how)
@@ -244,7 +244,7 @@ def test_areas_bands_and_chances_are_those_of_the_curves(bolt_run: Run) -> None:
     assert_array_equal(tried["order"], [[2, 1, 0], [0, 1, 2]])
 
 
-REFUSALS: list[tuple[Any, dict[str, Any], str]] = [
+REFUSALS = [
     (deletion_curves, {"explanations": {"mine": [1.0]}, "parts": 3}, "one a part"),
     (
         deletion_curves,

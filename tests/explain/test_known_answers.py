@@ -225,22 +225,9 @@ def test_seasonal_naive_copies_the_last_season_of_each_part() -> None:
     answer = np.stack(
         [(line - line.mean())[-SEASON:], season[-SEASON:], *np.zeros((4, SEASON))]
     )
-    how: dict[str, Any] = {"depth": DEPTH, "magnitude": 20.0, "dtype": torch.float32}
+    how = {"depth": DEPTH, "magnitude": 20.0, "dtype": torch.float32}
     assert_close(found["attribution"], answer, **how)
     assert_close(found["reference_forecast"], line.mean(), **how)
-
-
-def test_sampled_masks_of_a_linear_forecaster() -> None:
-    rule, weights = linear(3)
-    run = known_run(rule)
-    parts = explain.segments(run, parts=12, season=1, others="stretches")
-    found = explain.input_attribution(run, reference="zero", parts=parts)
-    assert len(parts) > 12
-    assert found.attrs["settled"] == 1
-    answer = linear_answer(run, parts, "zero", weights)
-    close_in_float32(
-        found["attribution"].sel(quantile=0.5), answer, depth=DEPTH, magnitude=10.0
-    )
 
 
 def product(context: Tensor, future: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ def test_effects_are_those_of_each_item_in_its_unit(covariate_run: Run) -> None:
 def test_items_of_unequal_length_have_what_they_have(bolt: Lens) -> None:
     rng = np.random.default_rng(0)
     batch = SeriesBatch((rng.normal(size=64), rng.normal(size=48)))
-    seen: list[tuple[int, int]] = []
+    seen = []
     found = explain.input_effects(
         bolt.run(batch, 8),
         method="occlusion",

@@ -144,7 +144,7 @@ def test_parts_that_cannot_be_are_refused(how: dict[str, Any], words: str) -> No
 
 def test_uses_that_parts_do_not_have_are_refused(run: Run) -> None:
     part = explain.components(run)[0]
-    cases: dict[str, tuple[Any, str]] = {
+    cases = {
         "attention goes to stretches": ("components", "attention rollout"),
         "components": ("component", "occlusion"),
         "called 'target, rest'": (

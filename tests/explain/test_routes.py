@@ -36,10 +36,8 @@ def by_hand(run: Run, parts: tuple[Segment, ...], number: int, name: str) -> np.
     """(step,): plain torch hooks put what a component writes without a segment into the forward with it."""
     lens, (place,) = run.lens, places_of(run.lens, [name])
     keep = np.arange(len(parts))[None] != number
-    other: SeriesBatch = masked(run.batch, parts, keep, "mean", horizon=run.horizon)
-    how: dict[str, Any] = (
-        {"future": run.path} if run.tokens_read else {"horizon": run.horizon}
-    )
+    other = masked(run.batch, parts, keep, "mean", horizon=run.horizon)
+    how = {"future": run.path} if run.tokens_read else {"horizon": run.horizon}
     whole, without = lens.encode(run.batch, **how), lens.encode(other, **how)
     _, there = lens.run_with_cache(without, names_filter=[place.point])
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-import xarray as xr
 from typer.testing import CliRunner
 
 import tsfm_lens
@@ -23,8 +20,8 @@ from tsfm_lens.core.registry import find, measurements
 from tsfm_lens.data import as_series
 from tsfm_lens.models import Lens, Run
 
-OCCLUSION: dict[str, Any] = {"method": "occlusion", "parts": 2}
-ASKED: dict[str, Callable[..., xr.Dataset]] = {
+OCCLUSION = {"method": "occlusion", "parts": 2}
+ASKED = {
     "what_if": lambda run, **item: run.what_if(
         start=-8, routes=False, **{run.batch.ids[-1]: "+1"}, **item
     ),
@@ -48,7 +45,7 @@ ASKED: dict[str, Callable[..., xr.Dataset]] = {
         "autoregressive_attention", **item
     ),
 }
-CUT: dict[str, Callable[..., Any]] = {
+CUT = {
     "segments": lambda run, **item: explain.segments(run, parts=2, **item),
     "components": lambda run, **item: explain.components(run, seasons=[], **item),
 }

@@ -31,7 +31,7 @@ def run_of(lens: Lens, horizon: int, steps: int = 96) -> Run:
 
 def patches(layer: torch.nn.Module, masks: explain.Masks, keep: np.ndarray) -> int:
     """Rows times patches that a layer is shown while masks are forecast."""
-    shapes: list[torch.Size] = []
+    shapes = []
     handle = layer.register_forward_pre_hook(
         lambda _module, args: shapes.append(args[0].shape)
     )

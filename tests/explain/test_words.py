@@ -12,7 +12,7 @@ import pytest
 from tsfm_lens import explain
 from tsfm_lens.models import Lens, Run
 
-ASKED: dict[str, Any] = {
+ASKED = {
     "input_attribution": lambda run: explain.input_attribution(run, parts=3),
     "deletion_curves": lambda run: explain.deletion_curves(
         run=run, explanations={"mine": [1, 2]}, parts=2, orders=4

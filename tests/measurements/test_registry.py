@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 
 from closeness import close_in_float32
 from refusals import expect_error
-from tsfm_lens import viz
 from tsfm_lens.cli import app
 from tsfm_lens.core import registry
 from tsfm_lens.core.registry import (
@@ -32,18 +31,6 @@ from tsfm_lens.core.registry import (
 from tsfm_lens.core.results import Results
 
 ROOT = Path(__file__).parents[2]
-# functions that write or lay out figures
-WRITERS = {"compare", "compose", "dark", "for_print", "plot", "save"}
-
-
-def test_every_figure_belongs_to_a_measurement() -> None:
-    core = {
-        each.name
-        for entry in measurements().values()
-        for each in entry.figures
-        if ".viz." in each.function.__module__ and not each.variable
-    }
-    assert core == set(viz.__all__) - WRITERS
 
 
 PROBE = """
@@ -330,13 +317,3 @@ def home_of(figure: Figure) -> Callable[..., Any]:
     """The function of a figure, without the options that are bound to it."""
     function = figure.function
     return function.func if isinstance(function, partial) else function
-
-
-@pytest.mark.parametrize("kind", measurements())
-def test_a_kind_is_computed_and_drawn_in_files_of_one_name(kind: str) -> None:
-    entry = find(kind)
-    if entry.home.startswith("tsfm_lens.probes."):
-        name = entry.home.rpartition(".")[2]
-        assert f"tsfm_lens.viz.{name}" in {
-            figure.function.__module__ for figure in entry.figures
-        }

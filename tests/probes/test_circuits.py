@@ -231,7 +231,7 @@ def test_greedy_stops_where_nothing_more_can_go(how: str) -> None:
     lens = lens_of("chronos-bolt")
     context = bundled("co2", "elnino").tail(40)
     others = bundled("pedestrians", "electricity", "sunspots").tail(40)
-    options: dict[str, Any] = {"how": how}
+    options = {"how": how}
     if how == "mean":
         options["reference"] = others
     found = minimal_circuit(lens.run(context, 4), **options, tolerance=0.3)
@@ -353,7 +353,7 @@ def test_what_was_ablated_is_not_run_again_and_is_the_same(
     """Forecasts of a rollout by ablation_effects are those of causal_effects."""
     lens = lens_of("chronos-bolt")
     series, horizon = bundled("co2").tail(40), lens.adapter.longest_pass + 3
-    asked: list[str] = []
+    asked = []
 
     def counted(run: Any, variants: Any, progress: Any = None) -> np.ndarray:
         asked.extend(variant.name for variant in variants)

@@ -129,15 +129,16 @@ def test_effects_are_those_of_the_edited_forecast(
     lens: str, rollout: bool, request: pytest.FixtureRequest
 ) -> None:
     """In rollouts those of the forecast's median, in single forwards those of what is read out along the path."""
-    model: Lens = request.getfixturevalue(lens)
+    model = request.getfixturevalue(lens)
     run = model.run(BATCH, H, truth=FUTURE, rollout=rollout)
     result = ablation_effects(
         run, components=["decoder.0.mlp", "decoder.*.cross_attn.1", "decoder.1"]
     )
+    encoded = run.encoded
     for component in result.component.values:
         found = result.sel(component=component)
         with model.ablate(component), torch.no_grad():
-            edited = run.read(model.forward(run.encoded)).double().numpy()
+            edited = run.read(model.forward(encoded)).double().numpy()
             expected = model.forecast(BATCH, H).median if rollout else edited
         close_in_float32(found.forecast, expected)
         # a decoder's first step reads no value

@@ -19,7 +19,7 @@ from tsfm_lens.sweep.planner.config import parse_config
 from tsfm_lens.sweep.results.gathering import Gathered, gather
 from tsfm_lens.sweep.store import Store
 
-CONTENT: dict[str, Any] = {
+CONTENT = {
     "name": "results",
     "models": [{"source": "bolt-nano", "name": "bolt", "context_length": 128}],
     "data": [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy.stats import spearmanr
+from sweep_toys import KillOften, ReadTable, Start
 
 from closeness import close_in_float32
 from refusals import expect_error
@@ -30,7 +30,7 @@ from tsfm_lens.sweep.store import Store
 # rounding swaps neighbours among twelve ranks: four swaps, each of 6 * 2 / (12 * 143)
 TIES = 4 * 6 * 2 / (12 * 143)
 
-CONTENT: dict[str, Any] = {
+CONTENT = {
     "name": "small",
     "models": [{"source": "bolt-nano", "context_length": 200}],
     "data": [
@@ -80,7 +80,7 @@ def entries_of(path: Path, name: str = "small") -> pd.DataFrame:
 
 
 def test_rows_are_those_of_plain_forecasts(
-    undisturbed: Path, lens: Lens, table_of: Callable[..., pd.DataFrame]
+    undisturbed: Path, lens: Lens, table_of: ReadTable
 ) -> None:
     rows = (
         table_of(undisturbed)
@@ -148,7 +148,7 @@ def test_a_plan_that_cannot_be_read_is_written_anew(
 def test_some_rows_of_a_plan_can_be_run(
     undisturbed: Path,
     tmp_path: Path,
-    table_of: Callable[..., pd.DataFrame],
+    table_of: ReadTable,
     monkeypatch: pytest.MonkeyPatch,
     engine: str,
 ) -> None:
@@ -173,7 +173,7 @@ def test_some_rows_of_a_plan_can_be_run(
 
 
 def test_a_changed_configuration_computes_what_is_new_and_mixes_nothing(
-    undisturbed: Path, tmp_path: Path, table_of: Callable[..., pd.DataFrame]
+    undisturbed: Path, tmp_path: Path, table_of: ReadTable
 ) -> None:
     path = tmp_path / "store"
     sweep(str(path), CONTENT)
@@ -240,7 +240,7 @@ def test_what_decides_a_number_decides_the_cell(
 def test_processes_give_the_same_table(
     undisturbed: Path,
     tmp_path: Path,
-    table_of: Callable[..., pd.DataFrame],
+    table_of: ReadTable,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # as many threads a worker as the other run had: one
@@ -252,9 +252,9 @@ def test_processes_give_the_same_table(
 def test_kills_end_in_the_same_table(
     undisturbed: Path,
     tmp_path: Path,
-    kill_often: Callable[..., int],
-    start_process: Callable[..., Any],
-    table_of: Callable[..., pd.DataFrame],
+    kill_often: KillOften,
+    start_process: Start,
+    table_of: ReadTable,
 ) -> None:
     path = tmp_path / "store"
     hits, turn = 0, 0

@@ -116,9 +116,9 @@ def test_sums_of_any_chunks_pool_to_what_gluonts_says_of_the_whole(
         pd.Period("2020-01-21", freq="D"),
     )
     scale = scales(windows["context"], season)
-    given: dict[str, Any] = {}
+    given = {}
     if isinstance(kind, str):
-        levels: tuple[float, ...] = DECILES
+        levels = DECILES
         quantiles = np.zeros((n, 9, horizon))
         samples = rng.normal(
             size=(n, 1 if kind == "one sample" else int(rng.integers(2, 24)), horizon)

@@ -18,6 +18,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import sweep_toys as toys
+from sweep_toys import Start, Wait
 
 from refusals import expect_error
 from tsfm_lens.sweep import store as stores
@@ -137,7 +138,7 @@ def test_rows_that_are_not_those_of_the_cells_are_refused(
 
 @pytest.mark.parametrize("step", ["write", "fsync", "replace", "sync folder"])
 def test_a_kill_at_any_step_of_a_write_leaves_a_whole_file_or_none(
-    store: Store, start_process: Callable[..., Any], step: str
+    store: Store, start_process: Start, step: str
 ) -> None:
     store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
     process = start_process(toys.write_and_die, store.path, CELLS[3:], step)
@@ -195,8 +196,8 @@ def test_another_schema_is_never_mixed_in(store: Store, version: int) -> None:
 
 def test_a_lock_excludes_others_until_it_ends(
     store: Store,
-    start_process: Callable[..., Any],
-    wait_for: Callable[..., None],
+    start_process: Start,
+    wait_for: Wait,
     tmp_path: Path,
 ) -> None:
     with (

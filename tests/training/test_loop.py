@@ -28,11 +28,11 @@ class Regression:
 
     def __init__(self, seed: int = 0, width: int = 6) -> None:
         torch.manual_seed(seed)
-        self.model: nn.Module = nn.Sequential(
+        self.model = nn.Sequential(
             nn.Linear(4, width), nn.Dropout(0.3), nn.Tanh(), nn.Linear(width, 1)
         )
         self.identity = json.dumps({"seed": seed, "width": width})
-        self.errors: list[float] = []
+        self.errors = []
 
     def loss(self, step: int) -> Tensor:
         given = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
@@ -220,7 +220,7 @@ def test_patience_ends_with_the_best_weights(tmp_path: Path) -> None:
 
     errors = [5.0, 3.0, 4.0, 3.5, 9.0, 1.0]
     run = impatient(tmp_path, list(errors))
-    kept: dict[int, dict[str, Tensor]] = {}
+    kept = {}
     run.callbacks.append(
         lambda now: kept.update(
             {now.step: {k: v.clone() for k, v in now.model.state_dict().items()}}
@@ -279,7 +279,7 @@ def test_a_group_with_a_share_has_that_much_of_the_rate() -> None:
         {"params": list(task.model[0].parameters()), "share": 0.25},
         {"params": list(task.model[3].parameters())},
     ]
-    rates: list[list[float]] = []
+    rates = []
     run = Training(
         task,
         torch.optim.SGD(groups, lr=1.0),

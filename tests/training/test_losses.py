@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -35,7 +33,7 @@ SIZES = {
 IDS = {"pad_token_id": 0, "eos_token_id": 1}
 STEPS = {"context_length": 24, "prediction_length": 8}
 QUANTILES = [level / 10 for level in range(1, 10)]
-TOKENS: dict[str, Any] = {
+TOKENS = {
     "tokenizer_class": "MeanScaleUniformBins",
     "tokenizer_kwargs": {"low_limit": -5.0, "high_limit": 5.0},
     "n_tokens": 64,

@@ -17,7 +17,7 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training import SAM
 
-BASES: dict[str, Callable[..., torch.optim.Optimizer]] = {
+BASES = {
     "Adam": lambda weights: torch.optim.Adam(weights, lr=0.01),
     "AdamW": lambda weights: torch.optim.AdamW(weights, lr=0.01, weight_decay=0.1),
     "SGD": lambda weights: torch.optim.SGD(

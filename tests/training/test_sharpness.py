@@ -86,8 +86,7 @@ def dense(model: nn.Module, losses: list[Callable[[], Tensor]]) -> Tensor:
             ).mean()  # type: ignore[misc]
 
     flat = torch.cat([weight.detach().flatten() for weight in named.values()])
-    found: Tensor = torch.autograd.functional.hessian(of_flat, flat)  # type: ignore[assignment]
-    return found
+    return torch.autograd.functional.hessian(of_flat, flat)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -96,7 +96,7 @@ class Case:
         return float(loss.detach())
 
     def watch(self, out: Path | None = None, **options: Any) -> Watch:
-        how: dict[str, Any] = {
+        how = {
             "every": 2,
             "loss": self.losses,
             "patterns": self.patterns,
