@@ -350,7 +350,7 @@ def test_wrong_use_is_told() -> None:
     expect_error("step 3 after step 4", watch, 3)
     frozen = Case()
     frozen.model.requires_grad_(False)
-    expect_error("takes a gradient", frozen.watch(), 0)
+    expect_error("takes a gradient", lambda: frozen.watch()(0))
 
 
 def test_measures_of_ones_own_are_recorded_and_held_to_their_form(
