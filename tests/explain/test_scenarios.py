@@ -291,7 +291,7 @@ def test_routes_say_of_which_statistic_they_are(name: str) -> None:
     assert ("In one pass, the expected value moves" in told) == run.tokens_read
     assert found["through"].attrs["statistic"] == run.statistic
     size = abs(found["through"]).mean("step").sum("change")
-    assert str(size["component"].values[int(size.argmax())]) in told
+    assert str(size["component"].values[np.argmax(size.values)]) in told
     if not run.tokens_read:
         # of one change what is measured in one pass is the forecast's own
         effect = middle(found, "effect")[0]
