@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from refusals import expect_error
 from tsfm_lens import compress
 from tsfm_lens.compress import Factors, LowRankLinear
-from tsfm_lens.core.errors import InputError, WiringError
 from tsfm_lens.testing import assert_close, rounding
 
 OUT, IN = 12, 20
@@ -81,58 +81,44 @@ def test_inputs_of_fewer_directions_than_ranks_lose_nothing(weight: Tensor) -> N
 def test_no_matrix_of_the_rank_is_felt_less(weight: Tensor) -> None:
     x, rank = inputs(), 3
     gradients = torch.randn(OUT, OUT).double() * 2.0 ** -torch.arange(OUT)
-    felt = gradients @ gradients.T
-    factors = compress.truncate(weight, rank, moment=moment_of(x), sensitivity=felt)
+    felt, moment = gradients @ gradients.T, moment_of(x)
 
-    def feels(other: Tensor) -> float:
+    def cut(**options: Tensor) -> Factors:
+        return compress.truncate(weight, rank, moment=moment, **options)
+
+    def feels(factors: Factors) -> float:
         # what is added to the diagonal counts, too
         even = felt + 1e-3 * felt.diagonal().mean() * torch.eye(OUT)
-        left = (weight - other) @ x.T / len(x) ** 0.5
+        left = (weight - compress.product(factors)) @ x.T / len(x) ** 0.5
         return float((left * (even @ left)).sum())
 
-    found = feels(compress.product(factors))
+    factors, plain = cut(sensitivity=felt), cut()
+    found = feels(factors)
     assert torch.linalg.matrix_rank(compress.product(factors)) == rank
-    assert found < feels(
-        compress.product(compress.truncate(weight, rank, moment=moment_of(x)))
-    )
+    assert found < feels(plain)
     for _ in range(100):
-        other = Factors(
-            *(
-                part + 0.003 * part.abs().mean() * torch.randn_like(part)
-                for part in factors
-            )
+        near = (
+            part + 0.003 * part.abs().mean() * torch.randn_like(part)
+            for part in factors
         )
-        assert feels(compress.product(other)) > found
+        assert feels(Factors(*near)) > found
     # all errors felt alike is as if nothing were said of it
-    same = compress.truncate(
-        weight, rank, moment=moment_of(x), sensitivity=2 * torch.eye(OUT)
-    )
-    plain = compress.truncate(weight, rank, moment=moment_of(x))
-    assert_close(compress.product(same), compress.product(plain), depth=1000)
-    unfelt = compress.truncate(
-        weight, rank, moment=moment_of(x), sensitivity=torch.zeros(OUT, OUT)
-    )
-    assert torch.equal(compress.product(unfelt), compress.product(plain))
+    for alike in (2 * torch.eye(OUT), torch.zeros(OUT, OUT)):
+        same = compress.product(cut(sensitivity=alike))
+        assert_close(same, compress.product(plain), depth=1000)
 
 
 @pytest.mark.parametrize("of", ["rows", "columns"])
 def test_heads_are_cut_off_by_themselves(weight: Tensor, of: str) -> None:
-    moment = moment_of(inputs())
+    moment, size = moment_of(inputs()), IN // 4
     found = compress.product(
         compress.truncate(weight, 2, moment=moment, heads=4, of=of)
     )
     side = 0 if of == "rows" else 1
-    for head, (block, cut) in enumerate(
-        zip(weight.chunk(4, side), found.chunk(4, side), strict=True)
-    ):
-        size = IN // 4
-        own = (
-            moment
-            if side == 0
-            else moment[
-                head * size : (head + 1) * size, head * size : (head + 1) * size
-            ]
-        )
+    blocks = zip(weight.chunk(4, side), found.chunk(4, side), strict=True)
+    for head, (block, cut) in enumerate(blocks):
+        at = slice(None) if of == "rows" else slice(head * size, (head + 1) * size)
+        own = moment[at, at]
         alone = compress.product(compress.truncate(block, 2, moment=own))
         assert torch.linalg.matrix_rank(cut) == 2
         errors = [compress.layers.error_of(block, each, own) for each in (cut, alone)]
@@ -168,8 +154,7 @@ def test_the_weight_reads_as_a_matrix_and_is_no_place_to_write(weight: Tensor) -
     matrix = compress.product(layer.factors).detach()
     assert torch.equal(read.T.detach(), matrix.T)
     assert torch.equal(torch.ones(2, OUT) @ read, torch.ones(2, OUT) @ matrix)
-    with pytest.raises(WiringError, match="parameters that the layer holds"):
-        read.zero_()
+    expect_error("parameters that the layer holds", read.zero_)
 
 
 @pytest.mark.parametrize(
@@ -195,8 +180,7 @@ def test_the_weight_reads_as_a_matrix_and_is_no_place_to_write(weight: Tensor) -
 def test_what_has_no_factors_is_refused(
     weight: Tensor, call: object, words: str
 ) -> None:
-    with pytest.raises(InputError, match=words):
-        call(weight)  # type: ignore[operator]
+    expect_error(words, call, weight)  # type: ignore[operator]
 
 
 def test_the_error_is_the_mean_over_inputs(weight: Tensor) -> None:

@@ -20,6 +20,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForSeq2SeqLM
 
+from closeness import close_in_float32
+from refusals import expect_error
 from tiny_lenses import ATTENDING, STORED, lens_of
 from tsfm_lens import compress
 from tsfm_lens.compress import LowRankLinear
@@ -27,10 +29,8 @@ from tsfm_lens.compress.checkpoint import folded
 from tsfm_lens.compress.prune import UNIFORM_HEADS, prune_native
 from tsfm_lens.compress.schedule import ranks_by_share
 from tsfm_lens.core.errors import (
-    CheckpointError,
     InputError,
     UnknownNameError,
-    WiringError,
 )
 from tsfm_lens.hooks.replay import recorded_calls
 from tsfm_lens.hooks.wiring import Attention
@@ -39,7 +39,6 @@ from tsfm_lens.models.checkpoint import read_checkpoint
 from tsfm_lens.models.timing import LiveBytes
 from tsfm_lens.testing import (
     ORACLES,
-    assert_close,
     example_case,
     oracles,
     oracles_attention,
@@ -71,7 +70,7 @@ class Made(LiveBytes):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shapes: set[tuple[int, ...]] = set()
+        self.shapes = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -156,7 +155,7 @@ def test_moments_are_those_of_what_enters(calibration: Callable, name: str) -> N
         "encoder_blocks.0.mlp.out"
     ]
     moments, _ = compress.moments.calibrate(run, names)
-    own: dict[str, list[Tensor]] = {key: [] for key in names}
+    own = {key: [] for key in names}
     known = compress.matrices(lens, mlps=True)
     # series by series, by the recording of calls, which keeps all that enters
     for index in range(len(run.batch)):
@@ -178,20 +177,15 @@ def test_moments_are_those_of_what_enters(calibration: Callable, name: str) -> N
             own[key].append(x.T @ x / len(x))
     for key in names:
         mean, n = torch.stack(own[key]).mean(0), len(own[key])
-        assert_close(
-            moments[key].total / n, mean, depth=1000, dtype=torch.float32, what=key
-        )
+        close_in_float32(moments[key].total / n, mean, depth=1000, what=key)
         # towards the identity by the squared error of the mean, over the squared distance from it
         even = mean.trace() / len(mean) * torch.eye(len(mean))
         error = (
             float(sum((each - mean).square().sum() for each in own[key])) / n / (n - 1)
         )
         share = min(1.0, error / float((mean - even).square().sum()))
-        assert_close(
-            moments[key].shrunk,
-            (1 - share) * mean + share * even,
-            depth=10_000,
-            dtype=torch.float32,
+        close_in_float32(
+            moments[key].shrunk, (1 - share) * mean + share * even, depth=10000
         )
 
 
@@ -306,17 +300,18 @@ def test_what_cannot_be_compressed_is_refused(
             "3 entries that are not finite",
         ),
     ):
-        with pytest.raises((InputError, UnknownNameError), match=words):
-            call()
+        expect_error(words, call)
     layer.weight.data.nan_to_num_()
     layer.forward = lambda x: 2 * torch.nn.functional.linear(x, layer.weight)
-    with pytest.raises(WiringError, match="something else"):
-        compress.matrices(spoilt)
+    expect_error("something else", compress.matrices, spoilt)
     turning = lens_of("toto-1")
-    with pytest.raises(InputError, match="alternate in its rows"):
-        compress.factorised(
-            turning, {next(iter(compress.matrices(turning))): 2}, by_head=True
-        )
+    expect_error(
+        "alternate in its rows",
+        compress.factorised,
+        turning,
+        {next(iter(compress.matrices(turning))): 2},
+        by_head=True,
+    )
 
 
 def native_loaders(name: str) -> Iterator[Callable[[Path], object]]:
@@ -362,15 +357,13 @@ def test_nothing_is_written_over_and_nothing_half(
 ) -> None:
     smaller = small(lens_of("chronos-bolt"))
     (tmp_path / "there").mkdir()
-    with pytest.raises(CheckpointError, match="exists"):
-        compress.save_compressed(smaller, tmp_path / "there")
+    expect_error("exists", compress.save_compressed, smaller, tmp_path / "there")
 
     def fail(*_: object, **__: object) -> None:
         raise OSError("no space left on device")
 
     monkeypatch.setattr("tsfm_lens.compress.checkpoint._write_native", fail)
-    with pytest.raises(CheckpointError, match="no space left"):
-        compress.save_compressed(smaller, tmp_path / "new")
+    expect_error("no space left", compress.save_compressed, smaller, tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
@@ -393,8 +386,7 @@ def test_what_another_thread_builds_meanwhile_is_a_whole_model(tmp_path: Path) -
         if isinstance(model.get_submodule(path), LowRankLinear)
     ] == ["own"]
     folded(files).finish(built["own"], {})
-    with pytest.raises(CheckpointError, match="as a Linear"):
-        folded(files).finish(built["sub"], {})
+    expect_error("as a Linear", folded(files).finish, built["sub"], {})
 
 
 def test_a_record_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None:
@@ -417,8 +409,7 @@ def test_a_record_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None
         ({"more": 1}, "more"),
     ):
         record.write_text(json.dumps({**said, **change}))
-        with pytest.raises(CheckpointError, match=words):
-            load(folder)
+        expect_error(words, load, folder)
     # layers that the model does not have
     for name, down, words in (
         ("encoder.block.9.q", tensors[f"{layer}.down"], r"block\.9.*it has none"),
@@ -433,21 +424,18 @@ def test_a_record_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None
         factors = {f"{name}.down": down, f"{name}.up": tensors[f"{layer}.up"]}
         save_file({**rest, **factors}, weights, metadata={"format": "pt"})
         record.write_text(json.dumps({**said, "layers": {name: said["layers"][layer]}}))
-        with pytest.raises(CheckpointError, match=words):
-            load(folder)
+        expect_error(words, load, folder)
     record.write_text("[]")
-    with pytest.raises(CheckpointError, match="expected an object"):
-        load(folder)
+    expect_error("expected an object", load, folder)
     weights.rename(folder / "model.safetensors")
-    with pytest.raises(
-        CheckpointError,
-        match=r"holds model\.safetensors beside .*, expected model\.compressed: ",
-    ):
-        load(folder)
+    expect_error(
+        r"holds model\.safetensors beside .*, expected model\.compressed: ",
+        load,
+        folder,
+    )
     (folder / "model.safetensors").rename(weights)
     record.unlink()
-    with pytest.raises(CheckpointError, match=r"compression\.json is missing"):
-        load(folder)
+    expect_error(r"compression\.json is missing", load, folder)
     pruned = compress.save_compressed(
         compress.prune(lens_of("chronos-bolt"), ["decoder.0.cross_attn.1"]),
         tmp_path / "b",
@@ -463,8 +451,7 @@ def test_a_record_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None
         (pruned / "compression.json").write_text(
             json.dumps({**said, "layers": {**said["layers"], layer: part | change}})
         )
-        with pytest.raises(CheckpointError, match=words):
-            load(pruned)
+        expect_error(words, load, pruned)
 
 
 def some_of(lens: Lens) -> list[str]:
@@ -488,7 +475,7 @@ def test_what_is_taken_out_is_as_if_ablated(name: str, tmp_path: Path) -> None:
     smaller = compress.prune(lens, gone)
     with lens.ablate(*gone):
         ablated = forward(lens)
-    assert_close(forward(smaller), ablated, depth=200, dtype=torch.float32)
+    close_in_float32(forward(smaller), ablated, depth=200)
     assert float((ablated - forward(lens)).abs().max()) > 0
     sizes = [compress.sizes(each) for each in (lens, smaller)]
     assert sizes[1]["attention"] < sizes[0]["attention"]
@@ -523,7 +510,7 @@ def test_where_the_configuration_can_say_it_the_library_itself_opens_it(
     theirs, again = load(library.from_pretrained(folder), check=False), load(folder)
     assert [stack.n_heads for stack in again.wiring.stacks] == [3, 3]
     with lens.ablate(*gone):
-        assert_close(forward(theirs), forward(lens), depth=200, dtype=torch.float32)
+        close_in_float32(forward(theirs), forward(lens), depth=200)
     assert torch.equal(forward(theirs), forward(again))
     result = oracles.zero_ablation(example_case(again))
     assert result.passed, result
@@ -540,13 +527,10 @@ def test_what_the_configuration_cannot_say_is_refused() -> None:
         ),
         (["decoder.0.mlp"], "is not a head"),
     ):
-        with pytest.raises(InputError, match=words):
-            prune_native(lens, gone)
-    with pytest.raises(InputError, match="no place"):
-        prune_native(lens_of("chronos-2"), ["0.time_attn.0"])
+        expect_error(words, prune_native, lens, gone)
+    expect_error("no place", prune_native, lens_of("chronos-2"), ["0.time_attn.0"])
     for nothing, error in (([], InputError), (["decoder.9.mlp"], UnknownNameError)):
         with pytest.raises(error):
             compress.prune(lens, nothing)
     cut = compress.factorised(lens, {"decoder_blocks.0.cross_attn.q": 2})
-    with pytest.raises(InputError, match="compressed already"):
-        compress.prune(cut, ["decoder.0.cross_attn.0"])
+    expect_error("compressed already", compress.prune, cut, ["decoder.0.cross_attn.0"])

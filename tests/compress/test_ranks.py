@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens import compress
 from tsfm_lens.compress import BlockShape
 from tsfm_lens.compress.schedule import ranks_by_share
-from tsfm_lens.core.errors import InputError
 from tsfm_lens.testing.tolerance import last_digit
 
 # signs of gradients are drawn anew for another order of series
@@ -75,8 +75,13 @@ def test_budgets_without_a_common_divisor_are_kept_and_nearly_used() -> None:
 def test_a_budget_below_the_smallest_ranks_is_refused() -> None:
     effects = {"a": {2: 1.0, 4: 0.5}}
     assert compress.methods.allocate(effects, FORMS, 96) == ({"a": 2}, 1.0)
-    with pytest.raises(InputError, match="no rank meets a budget of 95 parameters"):
-        compress.methods.allocate(effects, FORMS, 95)
+    expect_error(
+        "no rank meets a budget of 95 parameters",
+        compress.methods.allocate,
+        effects,
+        FORMS,
+        95,
+    )
 
 
 @pytest.mark.parametrize("by_head", [False, True])
@@ -223,5 +228,4 @@ def test_both_readings_of_the_ratio() -> None:
     ],
 )
 def test_what_cannot_be_met_is_refused(call: object, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        call()  # type: ignore[operator]
+    expect_error(words, call)  # type: ignore[operator]

@@ -7,8 +7,8 @@ from itertools import pairwise
 import networkx as nx
 import numpy as np
 import pytest
-import torch
 
+from closeness import close_in_float32
 from tiny_lenses import fresh
 from tsfm_lens import explain, probes
 from tsfm_lens.explain.attention import Graph, graph_of, largest_flows, rollout_shares
@@ -32,12 +32,8 @@ def test_roll_out_over_one_stack_is_the_probe_s() -> None:
     starts, stops = run.encoded.spans[""].start, run.encoded.spans[""].stop
     assert len(by_token) == len(flow)
     for start, stop, expected in zip(starts, stops, flow, strict=True):
-        assert_close(
-            by_token[start, stop],
-            np.full(4, expected),
-            depth=DEPTH,
-            magnitude=1.0,
-            dtype=torch.float32,
+        close_in_float32(
+            by_token[start, stop], np.full(4, expected), depth=DEPTH, magnitude=1.0
         )
 
 
@@ -57,13 +53,7 @@ def test_roll_out_over_an_encoder_is_behind_the_cross_attention(bolt_run: Run) -
     masks = explain.Masks(bolt_run, explain.segments(bolt_run, parts=4, season=1))
     tokens = graph_of(masks).inputs[:, : len(held)] @ held
     answer = tokens / tokens.sum()
-    assert_close(
-        rollout_shares(masks)[:, 0],
-        answer,
-        depth=DEPTH,
-        magnitude=1.0,
-        dtype=torch.float32,
-    )
+    close_in_float32(rollout_shares(masks)[:, 0], answer, depth=DEPTH, magnitude=1.0)
 
 
 def by_networkx(graph: Graph, covered: np.ndarray) -> float:
@@ -105,13 +95,7 @@ def test_flow_through_any_graph_is_the_largest(seed: int) -> None:
     graph = Graph(updates, tokens, inputs, asking)
     expected = [by_networkx(graph, covered) for covered in inputs]
     # capacities are rounded to millionths, a few units of single precision, over some forty connections
-    assert_close(
-        largest_flows(graph),
-        np.array(expected),
-        depth=400,
-        magnitude=1.0,
-        dtype=torch.float32,
-    )
+    close_in_float32(largest_flows(graph), np.array(expected), depth=400, magnitude=1.0)
     assert expected[0] < 1
 
 

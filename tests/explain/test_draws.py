@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 from scipy.stats import t
 
+from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens import explain
-from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
 from tsfm_lens.models import Run
 from tsfm_lens.testing import assert_close
@@ -40,8 +41,8 @@ def test_each_mask_is_the_librarys_own_forecast_under_the_same_seed(
     for mask, values in zip(keep, got, strict=True):
         alone = explain.masked(run.batch, parts, mask, "mean", horizon=run.horizon)
         own = run.lens.forecast(alone, run.horizon, num_samples=PATHS, seed=run.seed)
-        np.testing.assert_array_equal(values, own.quantiles[0])
-    np.testing.assert_array_equal(got[-1], run.forecast.quantiles[0])
+        assert_array_equal(values, own.quantiles[0])
+    assert_array_equal(got[-1], run.forecast.quantiles[0])
 
 
 def test_effects_are_the_mean_over_seeds_and_their_spread_is_the_error(
@@ -76,14 +77,20 @@ def test_effects_are_the_mean_over_seeds_and_their_spread_is_the_error(
 
 
 def test_what_draws_cannot_give_is_refused(chronos: Run) -> None:
-    with pytest.raises(InputError, match="repeats is 0"):
-        explain.input_attribution(chronos, parts=2, repeats=0)
-    with pytest.raises(InputError, match="sample paths, which have no gradient"):
-        explain.input_attribution(
-            run_of("moirai-1.1"), method="gradient × input", parts=2
-        )
+    expect_error("repeats is 0", explain.input_attribution, chronos, parts=2, repeats=0)
+    expect_error(
+        "sample paths, which have no gradient",
+        explain.input_attribution,
+        run_of("moirai-1.1"),
+        method="gradient × input",
+        parts=2,
+    )
     # the curves of a model that learned nothing
-    with pytest.raises(InputError, match="no more than its noise"):
-        explain.deletion_curves(
-            chronos, {"newest first": [0, 1]}, parts={"parts": 2, "season": 1}, orders=2
-        )
+    expect_error(
+        "no more than its noise",
+        explain.deletion_curves,
+        chronos,
+        {"newest first": [0, 1]},
+        parts={"parts": 2, "season": 1},
+        orders=2,
+    )

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from closeness import close_in_float32
+from refusals import expect_error
 from tsfm_lens import explain
-from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
@@ -157,12 +158,14 @@ def test_a_linear_forecaster(method: str, reference: str, others: str) -> None:
     run = known_run(rule)
     parts = explain.segments(run, parts=3, others=others)
     if reference == "missing" and method in EXACT[3:]:
-        with pytest.raises(
-            InputError, match="missing values, towards which there is no gradient"
-        ):
-            explain.input_attribution(
-                run, method=method, reference=reference, parts=parts
-            )
+        expect_error(
+            "missing values, towards which there is no gradient",
+            explain.input_attribution,
+            run,
+            method=method,
+            reference=reference,
+            parts=parts,
+        )
         return
     found = explain.input_attribution(
         run, method=method, reference=reference, parts=parts
@@ -170,17 +173,10 @@ def test_a_linear_forecaster(method: str, reference: str, others: str) -> None:
     answer = linear_answer(run, parts, reference, weights)
     for level in run.lens.levels:
         got = found["attribution"].sel(quantile=level)
-        assert_close(
-            got,
-            answer,
-            depth=DEPTH,
-            magnitude=10.0,
-            dtype=torch.float32,
-            what=f"{method} at {level}",
+        close_in_float32(
+            got, answer, depth=DEPTH, magnitude=10.0, what=f"{method} at {level}"
         )
-    assert_close(
-        found["remainder"], 0.0, depth=DEPTH, magnitude=10.0, dtype=torch.float32
-    )
+    close_in_float32(found["remainder"], 0.0, depth=DEPTH, magnitude=10.0)
 
 
 @pytest.mark.parametrize("method", EXACT)
@@ -202,17 +198,8 @@ def test_a_linear_forecaster_gives_additive_parts_their_weights(method: str) -> 
         for part in own
     ]
     got = found["attribution"].sel(quantile=0.5)[: len(own)]
-    assert_close(
-        got,
-        np.stack(answer),
-        depth=DEPTH,
-        magnitude=10.0,
-        dtype=torch.float32,
-        what=method,
-    )
-    assert_close(
-        found["remainder"], 0.0, depth=DEPTH, magnitude=10.0, dtype=torch.float32
-    )
+    close_in_float32(got, np.stack(answer), depth=DEPTH, magnitude=10.0, what=method)
+    close_in_float32(found["remainder"], 0.0, depth=DEPTH, magnitude=10.0)
 
 
 def test_seasonal_naive_copies_the_last_season_of_each_part() -> None:
@@ -238,26 +225,9 @@ def test_seasonal_naive_copies_the_last_season_of_each_part() -> None:
     answer = np.stack(
         [(line - line.mean())[-SEASON:], season[-SEASON:], *np.zeros((4, SEASON))]
     )
-    how: dict[str, Any] = {"depth": DEPTH, "magnitude": 20.0, "dtype": torch.float32}
+    how = {"depth": DEPTH, "magnitude": 20.0, "dtype": torch.float32}
     assert_close(found["attribution"], answer, **how)
     assert_close(found["reference_forecast"], line.mean(), **how)
-
-
-def test_sampled_masks_of_a_linear_forecaster() -> None:
-    rule, weights = linear(3)
-    run = known_run(rule)
-    parts = explain.segments(run, parts=12, season=1, others="stretches")
-    found = explain.input_attribution(run, reference="zero", parts=parts)
-    assert len(parts) > 12
-    assert found.attrs["settled"] == 1
-    answer = linear_answer(run, parts, "zero", weights)
-    assert_close(
-        found["attribution"].sel(quantile=0.5),
-        answer,
-        depth=DEPTH,
-        magnitude=10.0,
-        dtype=torch.float32,
-    )
 
 
 def product(context: Tensor, future: Tensor) -> Tensor:
@@ -289,16 +259,10 @@ def test_what_two_inputs_do_together_is_told() -> None:
             run, method=method, reference="zero", parts=parts
         )
         got = found["attribution"].sel(quantile=0.5)
-        assert_close(
-            got, answer, depth=DEPTH, magnitude=20.0, dtype=torch.float32, what=method
-        )
+        close_in_float32(got, answer, depth=DEPTH, magnitude=20.0, what=method)
         rest = both + single - answer.sum(0)
-        assert_close(
-            found["remainder"].sel(quantile=0.5),
-            rest,
-            depth=DEPTH,
-            magnitude=20.0,
-            dtype=torch.float32,
+        close_in_float32(
+            found["remainder"].sel(quantile=0.5), rest, depth=DEPTH, magnitude=20.0
         )
 
 
@@ -316,7 +280,7 @@ def test_one_target_of_several_is_explained() -> None:
     assert list(found.kind.values) == ["past", "variate"]
     got = found["attribution"].sel(quantile=0.5)
     answer = np.stack([np.zeros(HORIZON), values[0, -SEASON:]])
-    assert_close(got, answer, depth=DEPTH, magnitude=10.0, dtype=torch.float32)
+    close_in_float32(got, answer, depth=DEPTH, magnitude=10.0)
 
 
 @pytest.mark.parametrize("mechanism", ["seasonal-copy", "local-mean"])

@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 
 import tsfm_lens
+from closeness import close_in_float32
+from refusals import expect_error
 from tiny_lenses import having, lens_of
 from tsfm_lens import explain
-from tsfm_lens.core.errors import InputError, UnknownNameError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.data.batch import item_rows
 from tsfm_lens.models import Lens, Run
@@ -54,7 +56,7 @@ def test_a_copy_shows_what_is_kept_and_the_reference_elsewhere(
             for part, kept in zip(parts, shown, strict=True):
                 if part.row == row:
                     place = slice(part.start + 96, part.stop + 96)
-                    np.testing.assert_array_equal(
+                    assert_array_equal(
                         got[place], (plain if kept else stands[row])[place]
                     )
 
@@ -69,11 +71,11 @@ def test_references_are_what_they_are_called(items: SeriesBatch) -> None:
     assert not values["zero"][2].any()
     assert_close(values["mean"][1], one.values[1].mean(), depth=1)
     naive = values["seasonal naive"][2]
-    np.testing.assert_array_equal(naive[24:96], one.values[2][:72])
-    np.testing.assert_array_equal(naive[96:], one.values[2][72:88])
-    np.testing.assert_array_equal(naive[:24], one.values[2][24:48])
+    assert_array_equal(naive[24:96], one.values[2][:72])
+    assert_array_equal(naive[96:], one.values[2][72:88])
+    assert_array_equal(naive[:24], one.values[2][24:48])
     whole = np.concatenate([one.values[2], one.futures[2]])
-    np.testing.assert_array_equal(np.sort(values["shuffled"][2]), np.sort(whole))
+    assert_array_equal(np.sort(values["shuffled"][2]), np.sort(whole))
     assert not np.array_equal(values["shuffled"][2], whole)
 
 
@@ -89,7 +91,7 @@ def test_a_seasonal_reference_goes_on_over_seasons_and_fills_gaps() -> None:
     )
     naive = explain.reference_values(batch, "seasonal naive", 5)[1]
     # the gap at its phase is filled by the mean of that phase, which is 1
-    np.testing.assert_array_equal(naive, [1, 2, 5, 1, 2, 3, 1, 2, 5, 1, 2])
+    assert_array_equal(naive, [1, 2, 5, 1, 2, 3, 1, 2, 5, 1, 2])
 
 
 def test_references_differ_by_role_and_say_what_they_miss(items: SeriesBatch) -> None:
@@ -106,14 +108,21 @@ def test_references_differ_by_role_and_say_what_they_miss(items: SeriesBatch) ->
         "past": {"x": "mean"},
     }
     for words, reference in refused.items():
-        with pytest.raises((InputError, UnknownNameError), match=words):
-            explain.reference_values(one, reference, 16)
+        expect_error(words, explain.reference_values, one, reference, 16)
     parts = explain.segments(items, 0, horizon=16, parts=2)
-    with pytest.raises(InputError, match="of one item"):
-        explain.masked(items, parts, np.ones((1, 4)), horizon=16)
+    expect_error(
+        "of one item", explain.masked, items, parts, np.ones((1, 4)), horizon=16
+    )
     for kind in (None, 3.0):
-        with pytest.raises(InputError, match="expected one of 'missing'"):
-            explain.masked(one, parts, np.ones((1, len(parts))), kind, horizon=16)  # type: ignore[arg-type]
+        expect_error(
+            "expected one of 'missing'",
+            explain.masked,
+            one,
+            parts,
+            np.ones((1, len(parts))),
+            kind,
+            horizon=16,
+        )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("reference", ["missing", "shuffled"])
@@ -128,9 +137,7 @@ def test_masks_side_by_side_are_masks_one_by_one(
         alone = one.lens.forecast(
             explain.masked(one.batch, parts, mask, reference, horizon=16), 16
         )
-        assert_close(
-            got, alone.quantiles[0], depth=BLOCKS, magnitude=40.0, dtype=torch.float32
-        )
+        close_in_float32(got, alone.quantiles[0], depth=BLOCKS, magnitude=40.0)
 
 
 def test_each_mask_runs_once(bolt_run: Run) -> None:
@@ -139,7 +146,7 @@ def test_each_mask_runs_once(bolt_run: Run) -> None:
     made = masks.made
     again = masks(explain.shapley.all_masks(len(masks.segments))[::-1])
     assert masks.made == made == len(first)
-    np.testing.assert_array_equal(first[::-1], again)
+    assert_array_equal(first[::-1], again)
 
 
 def test_a_token_model_is_led_along_its_own_path() -> None:
@@ -151,15 +158,11 @@ def test_a_token_model_is_led_along_its_own_path() -> None:
         [[True] * len(parts), [False, *[True] * (len(parts) - 1)]],
         "missing",
     )
-    assert_close(
-        values[0, 0], run.point[0], depth=BLOCKS, magnitude=20.0, dtype=torch.float32
-    )
+    close_in_float32(values[0, 0], run.point[0], depth=BLOCKS, magnitude=20.0)
     hidden = np.array(run.batch.values[0])
     hidden[: len(parts[0])] = np.nan
     alone = run.lens.run(hidden, 8, forced_path=run.path)
-    assert_close(
-        values[1, 0], alone.point[0], depth=BLOCKS, magnitude=20.0, dtype=torch.float32
-    )
+    close_in_float32(values[1, 0], alone.point[0], depth=BLOCKS, magnitude=20.0)
 
 
 # what each library does with a gap, by what its documentation or code says
@@ -179,8 +182,9 @@ def test_what_a_model_knows_of_gaps_and_makes_of_nothing(name: str) -> None:
     parts = explain.segments(run, parts=2)
     nothing = np.zeros((1, len(parts)), bool)
     if name in FILLS or name == "fracast":
-        with pytest.raises(InputError, match="reference='mean'"):
-            explain.forecasts(run, parts, nothing, "missing")
+        expect_error(
+            "reference='mean'", explain.forecasts, run, parts, nothing, "missing"
+        )
     else:
         assert np.isfinite(explain.forecasts(run, parts, nothing, "missing")).all()
 
@@ -200,11 +204,21 @@ def test_categories_are_masked_as_the_numbers_that_the_model_is_shown(
     found = explain.input_attribution(run, reference="missing", parts=2)
     assert np.isfinite(found["attribution"]).all()
     assert_close(found["remainder"], 0.0, depth=100, magnitude=10.0)
-    with pytest.raises(InputError, match="categories, which have no zero"):
-        explain.input_attribution(run, reference="zero", parts=2)
+    expect_error(
+        "categories, which have no zero",
+        explain.input_attribution,
+        run,
+        reference="zero",
+        parts=2,
+    )
     codes = [np.zeros(steps + 8), np.full(steps + 8, 7.0)]
-    with pytest.raises(InputError, match=r"never 7 in its series.*'high', 'low'"):
-        explain.input_attribution(run, reference=codes, parts=2)
+    expect_error(
+        r"never 7 in its series.*'high', 'low'",
+        explain.input_attribution,
+        run,
+        reference=codes,
+        parts=2,
+    )
 
 
 @pytest.mark.parametrize(
@@ -212,8 +226,7 @@ def test_categories_are_masked_as_the_numbers_that_the_model_is_shown(
 )
 def test_masks_of_another_shape_are_refused(bolt_run: Run, keep: Any) -> None:
     parts = explain.segments(bolt_run, parts=3, season=1)
-    with pytest.raises(InputError, match="expected bools"):
-        explain.forecasts(bolt_run, parts, keep)
+    expect_error("expected bools", explain.forecasts, bolt_run, parts, keep)
 
 
 def test_masks_and_run_are_of_one_model(bolt: Lens) -> None:
@@ -227,7 +240,7 @@ def test_masks_and_run_are_of_one_model(bolt: Lens) -> None:
     with bolt.ablate("decoder.0.mlp"):
         inside = bolt.run(run.batch, 8)
         shown = explain.forecasts(inside, parts, np.ones((1, len(parts))))
-        np.testing.assert_array_equal(shown[0], inside.forecast.quantiles[0])
+        assert_array_equal(shown[0], inside.forecast.quantiles[0])
 
 
 def test_a_reference_that_is_no_forecast_of_the_series_is_told(bolt: Lens) -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from closeness import close_in_float32
 from tsfm_lens import explain
 from tsfm_lens.models import Run
-from tsfm_lens.testing import assert_close
 
 PARTS, DEPTH = 5, 1000
 
@@ -74,12 +74,11 @@ def test_captum_gives_the_same_values(bolt_run: Run) -> None:
             found = theirs.attribute(
                 own, baselines=away, target=step, feature_mask=number
             )
-            assert_close(
+            close_in_float32(
                 mine[:, step],
                 by_segment(found),
                 depth=DEPTH,
                 magnitude=12.0,
-                dtype=torch.float32,
                 what=method,
             )
     mine = ours(bolt_run, "integrated gradients", parts, steps=16)
@@ -90,11 +89,6 @@ def test_captum_gives_the_same_values(bolt_run: Run) -> None:
         summed = np.array(
             [found[number == index].sum().item() for index in range(len(parts))]
         )
-        assert_close(
-            mine[:, step],
-            summed,
-            depth=DEPTH,
-            magnitude=12.0,
-            dtype=torch.float32,
-            what="integrated",
+        close_in_float32(
+            mine[:, step], summed, depth=DEPTH, magnitude=12.0, what="integrated"
         )

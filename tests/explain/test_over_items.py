@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_array_equal
 
 from tsfm_lens import explain
 from tsfm_lens.data import SeriesBatch, as_series
@@ -43,87 +44,74 @@ def test_a_planted_head_carries_more_than_any_component_of_untrained_twins() -> 
 @pytest.mark.parametrize("name", checkpoint_names())
 def test_a_twin_is_the_same_by_whatever_name_its_files_are_opened(name: str) -> None:
     """Its weights are the trained ones in another order."""
-    by_name, by_path = (
+    twins = [
         untrained_twin(load(source, check=False), 1)
         for source in (name, str(checkpoint_path(name)))
-    )
-    first, second = (each.adapter.model.state_dict() for each in (by_name, by_path))
-    assert all(torch.equal(first[key], weight) for key, weight in second.items())
-    assert by_name.model_id == f"{name} (weights in random order, seed 1)"
-    own, other = (
-        dict(each.adapter.model.named_parameters())
-        for each in (load(name, check=False), by_name)
-    )
-    moved = [key for key, weight in own.items() if not torch.equal(weight, other[key])]
-    assert moved
-    assert all(
-        key in moved
-        for key, weight in own.items()
-        if weight.ndim > 1 and weight.std() > 0
+    ]
+    assert twins[0].model_id == f"{name} (weights in random order, seed 1)"
+    own, first, second = (
+        each.adapter.model.state_dict() for each in (load(name, check=False), *twins)
     )
     for key, weight in own.items():
-        assert torch.equal(
-            weight.flatten().sort().values, other[key].flatten().sort().values
-        )
+        assert torch.equal(first[key], second[key])
+        if weight.ndim > 1 and weight.std() > 0:
+            assert not torch.equal(weight, first[key])
+    for key, weight in load(name, check=False).adapter.model.named_parameters():
+        ours, theirs = (each.flatten().sort().values for each in (weight, first[key]))
+        assert torch.equal(ours, theirs)
 
 
 def test_shuffled_series_keep_values_gaps_and_agreement() -> None:
-    def shuffled(batch: SeriesBatch) -> SeriesBatch:
-        first, second = (in_random_order(batch, [0, draw]) for draw in range(2))
-        assert not np.array_equal(first.values[0], second.values[0])
-        return first
-
     values = np.arange(12.0)
     gappy = values.copy()
     gappy[3] = np.nan
     batch = SeriesBatch(
         (values, values * 2, gappy), groups=("a", "a", "b"), variates=("x", "y", "z")
     )
-    found = shuffled(batch)
-    assert sorted(found.values[0]) == sorted(values)
-    np.testing.assert_array_equal(found.values[1], 2 * found.values[0])
-    assert np.isnan(found.values[2][3])
-    assert sorted(found.values[2][~np.isnan(gappy)]) == sorted(gappy[~np.isnan(gappy)])
-    assert not np.array_equal(found.values[0], values)
-    # another item is in another order, and what is known ahead is, too
-    assert not np.array_equal(
-        found.values[2][~np.isnan(gappy)], found.values[0][found.values[0] != values[3]]
+    found, again = (in_random_order(batch, [0, draw]).values for draw in range(2))
+    for each in (again[0], values):
+        assert not np.array_equal(found[0], each)
+    # another item is in another order
+    known = np.isfinite(found[2])
+    assert not np.array_equal(found[2][known], found[0][known])
+    for own, shuffled in zip(batch.values, found, strict=True):
+        assert_array_equal(np.sort(shuffled), np.sort(own))
+    assert_array_equal(found[1], 2 * found[0])
+    assert np.isnan(found[2][3])
+    # what is known ahead is shuffled, too
+    ahead = SeriesBatch(
+        (values,) * 3,
+        futures=(None, values, 2 * values),
+        groups=("a",) * 3,
+        variates=("x", "y", "z"),
+        roles=("target", "known", "known"),
     )
-    roles = {
-        "groups": ("a",) * 3,
-        "variates": ("x", "y", "z"),
-        "roles": ("target", "known", "known"),
-    }
-    ahead = SeriesBatch((values,) * 3, futures=(None, values, 2 * values), **roles)  # type: ignore[arg-type]
-    futures = shuffled(ahead).futures
-    np.testing.assert_array_equal(futures[2], 2 * np.asarray(futures[1]))
-    assert sorted(np.asarray(futures[1])) == sorted(values)
-    assert not np.array_equal(futures[1], values)  # type: ignore[arg-type]
+    _, first, second = in_random_order(ahead, [0, 0]).futures
+    assert_array_equal(second, 2 * first)
+    assert_array_equal(np.sort(first), values)
+    assert not np.array_equal(first, values)
 
 
 def test_effects_are_those_of_each_item_in_its_unit(covariate_run: Run) -> None:
     found = explain.input_effects(covariate_run, parts=2)
-    context = covariate_run.batch.values
-    for column, item in enumerate(("series-0", "series-1")):
+    batch = covariate_run.batch
+    for item in range(2):
         one = explain.input_attribution(covariate_run, item, reference="mean", parts=2)
-        middle = one["attribution"].sel(quantile=0.5)
-        target = context[3 * column]
+        middle, ours = one["attribution"].sel(quantile=0.5), found.isel(series=item)
+        target, _, known = batch.values[3 * item : 3 * item + 3]
+        ahead, last = batch.futures[3 * item + 2], target[int(one["start"][1]) :]
         unit = np.abs(target[24:] - target[:-24]).mean()
-        assert_close(found["unit"][column], unit, depth=100)
-        assert_close(found["effect"][:, column], middle.mean("step") / unit, depth=100)
-        assert_close(
-            found["size"][:, column], np.abs(middle).mean("step") / unit, depth=100
-        )
-        ahead = covariate_run.batch.futures[3 * column + 2]
-        known = context[3 * column + 2]
-        height = found["value"].sel(segment="k, future")[column]
-        assert_close(height, (ahead.mean() - known.mean()) / known.std(), depth=100)
-        last = target[int(one["start"][1]) :]
-        assert_close(
-            found["value"][1, column],
-            (last.mean() - target.mean()) / target.std(),
-            depth=100,
-        )
+        # each in deviations of its series from the mean
+        height = (ahead.mean() - known.mean()) / known.std()
+        newest = (last.mean() - target.mean()) / target.std()
+        for actual, expected in (
+            (ours["unit"], unit),
+            (ours["effect"], middle.mean("step") / unit),
+            (ours["size"], np.abs(middle).mean("step") / unit),
+            (ours["value"].sel(segment="k, future"), height),
+            (ours["value"][1], newest),
+        ):
+            assert_close(actual, expected, depth=100)
     # the mean of the whole past is its mean
     assert np.isnan(found["value"].sel(segment=["a", "k, past"])).all()
     assert (found["size_acts"] > 0).any()
@@ -132,28 +120,16 @@ def test_effects_are_those_of_each_item_in_its_unit(covariate_run: Run) -> None:
 
 def test_items_of_unequal_length_have_what_they_have(bolt: Lens) -> None:
     rng = np.random.default_rng(0)
-    batch = SeriesBatch(
-        (rng.normal(size=64), rng.normal(size=48)), ids=("long", "short")
-    )
-    seen: list[tuple[int, int]] = []
+    batch = SeriesBatch((rng.normal(size=64), rng.normal(size=48)))
+    seen = []
     found = explain.input_effects(
         bolt.run(batch, 8),
         method="occlusion",
         parts=2,
-        progress=lambda done, of: seen.append((done, of)),
+        progress=lambda *done: seen.append(done),
     )
     assert seen == [(1, 2), (2, 2)]
-    assert list(np.isfinite(found["effect"].sel(series="long")).values) == [
-        True,
-        True,
-        False,
-        False,
-    ]
-    assert list(np.isfinite(found["effect"].sel(series="short")).values) == [
-        False,
-        False,
-        True,
-        True,
-    ]
+    has = found["effect"].notnull().transpose("series", "segment").values
+    assert has.tolist() == [[True, True, False, False], [False, False, True, True]]
     assert found["start"].values.tolist() == [-64, -32, -48, -24]
     assert found.attrs["forecasts"] == 2 * 4

@@ -15,8 +15,8 @@ import pytest
 import xarray as xr
 
 import tsfm_lens
+from refusals import expect_error
 from tsfm_lens import explain
-from tsfm_lens.core.errors import UnknownNameError
 from tsfm_lens.models import Run
 from tsfm_lens.report import build, explanation
 from tsfm_lens.report.cards import cards_of
@@ -45,8 +45,8 @@ def test_every_method_gives_a_section_and_its_proof_or_says_why_not(
     """A model meets every reference, and a method a different one in every model."""
     turn = list(explain.METHODS).index(method) + 2 * list(REFUSED).index(name)
     run, reference = run_of(name), explain.REFERENCES[turn % len(explain.REFERENCES)]
-    left: dict[str, str] = {}
-    asked: dict[str, Any] = {
+    left = {}
+    asked = {
         "method": method,
         "reference": reference,
         "options": few,
@@ -113,8 +113,7 @@ def test_a_frame_with_gaps_in_target_and_covariates_has_every_section(
     assert trust["big"] == f"the explanation {word}"
     assert trust["note"].startswith(reasons[0])
     assert repr(found).startswith("Explanation with input_attribution, ")
-    with pytest.raises(UnknownNameError, match="no figure 'map'"):
-        found.plot("map")
+    expect_error("no figure 'map'", found.plot, "map")
 
 
 def test_files_hold_the_numbers_of_the_page(page: Any, tmp_path: Path) -> None:

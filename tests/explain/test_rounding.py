@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks.verdict import REFERENCE, drawn_run
+from refusals import expect_error
 from tsfm_lens import explain, load
-from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.models import Run
 
@@ -51,8 +51,9 @@ def test_a_forecast_is_its_own_and_no_other(model: str, case: int, unit: float) 
     assert np.isfinite(explained(run, "shapley")).all()
     # another run, whose forecast is a hundredth larger
     larger = drawn.lens.run(in_units(drawn.batch, 1.01 * unit), HORIZON)
-    with pytest.raises(InputError, match="off the run's"):
-        explained(forecast_of_another(run, larger), "occlusion")
+    expect_error(
+        "off the run's", explained, forecast_of_another(run, larger), "occlusion"
+    )
 
 
 @pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
@@ -69,5 +70,6 @@ def test_a_forecast_by_other_weights_is_refused(
     with lens.ablate(component) as changed:
         other = changed.run(batch, HORIZON)
         assert not np.array_equal(other.forecast.median, run.forecast.median)
-    with pytest.raises(InputError, match="off the run's"):
-        explained(forecast_of_another(run, other), "occlusion")
+    expect_error(
+        "off the run's", explained, forecast_of_another(run, other), "occlusion"
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
 
 import tsfm_lens
 from explain.test_known_answers import (
@@ -21,16 +21,15 @@ from explain.test_known_answers import (
     known_run,
     linear,
 )
+from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens import explain
-from tsfm_lens.core.errors import InputError, LensError, UnknownNameError
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.models import Lens, Run
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.scenarios import read_change, read_what_if
-from tsfm_lens.viz.theme import percent
 
-CLOSE: dict[str, Any] = {"depth": DEPTH, "magnitude": 10.0, "dtype": torch.float32}
+CLOSE = {"depth": DEPTH, "magnitude": 10.0, "dtype": torch.float32}
 
 
 def whole(batch: SeriesBatch) -> np.ndarray:
@@ -47,67 +46,26 @@ def middle(ds: Any, name: str) -> np.ndarray:
 def test_changes_of_a_linear_forecaster_add_up() -> None:
     rule, weights = linear()
     run = known_run(rule)
-    found = explain.what_if(run, {"k": "*1.5"}, target="target", routes=False)
     own = whole(run.batch)
+    found = explain.what_if(run, {"k": "*1.5"}, target="target", routes=False)
     moved = (weights[:, 2, STEPS:] * 0.5 * own[2, STEPS:]).sum(-1)
-    assert_close(middle(found, "effect")[0], moved, **CLOSE)
-    assert_close(
-        middle(found, "changed_forecast") - middle(found, "forecast"), moved, **CLOSE
-    )
-    assert_close(
-        found["changed_future"].values[2],
-        1.5 * own[2, STEPS:],
-        depth=10,
-        magnitude=10.0,
-    )
+    change = middle(found, "changed_forecast") - middle(found, "forecast")
+    for effect in (middle(found, "effect")[0], change):
+        assert_close(effect, moved, **CLOSE)
+    assert_allclose(found["changed_future"][2], 1.5 * own[2, STEPS:])
     both = explain.what_if(
         run, k=np.arange(4.0), a=2.0, start=-6, stop=-2, routes=False
     )
+    at = slice(STEPS - 6, STEPS - 2)
     expected = [
-        (
-            weights[:, row, STEPS - 6 : STEPS - 2]
-            * (new - own[row, STEPS - 6 : STEPS - 2])
-        ).sum(-1)
-        for row, new in ((2, np.arange(4.0)), (1, np.full(4, 2.0)))
+        (weights[:, row, at] * (new - own[row, at])).sum(-1)
+        for row, new in ((2, np.arange(4.0)), (1, 2.0))
     ]
     assert both["change"].values.tolist() == ["k", "a"]
     assert_close(middle(both, "effect"), np.stack(expected), **CLOSE)
-    assert_close(
-        both["changed_context"].values[1, STEPS - 6 : STEPS - 2],
-        np.full(4, 2.0),
-        depth=10,
-        magnitude=2.0,
-    )
+    assert (both["changed_context"].values[1, at] == 2.0).all()
     # the run keeps its own input
-    assert_close(whole(run.batch), own, depth=1, magnitude=10.0)
-
-
-def test_a_change_is_the_forecast_of_the_edited_series(covariate_run: Run) -> None:
-    run = covariate_run.select(covariate_run.batch.ids[:3])
-    found = explain.what_if(run, k="+1")
-    futures = tuple(
-        None if future is None else future[:16] + 1 for future in run.batch.futures
-    )
-    edited = run.lens.forecast(replace(run.batch, futures=futures), 16)
-    assert_close(
-        middle(found, "changed_forecast"),
-        edited.median[0],
-        depth=600,
-        magnitude=40.0,
-        dtype=torch.float32,
-    )
-    assert_close(
-        middle(found, "forecast"),
-        run.forecast.median[0],
-        depth=600,
-        magnitude=40.0,
-        dtype=torch.float32,
-    )
-    # the planted covariate moves the target up, and its route is through the attention over series
-    assert middle(found, "effect").mean() > 0
-    size = abs(found["through"]).mean("step").isel(change=0)
-    heads = [str(name) for name in size["component"].values if "attn" in str(name)]
-    assert "group_attn" in str(size.sel(component=heads).idxmax().values)
+    assert_array_equal(whole(run.batch), own)
 
 
 def test_gaps_of_the_past_stay_gaps_under_a_change(bolt: Lens) -> None:
@@ -121,7 +79,7 @@ def test_gaps_of_the_past_stay_gaps_under_a_change(bolt: Lens) -> None:
         routes=False,
     )
     expected = values + np.r_[np.zeros(96), np.ones(32)]
-    np.testing.assert_array_equal(found["changed_context"].values[0], expected)
+    assert_array_equal(found["changed_context"].values[0], expected)
 
 
 def test_dates_and_categories() -> None:
@@ -146,13 +104,11 @@ def test_dates_and_categories() -> None:
         ("2016-01-26", "outside of .*shown.*2026-01-01"),
         ("2036-01-26", "outside of"),
     ):
-        with pytest.raises(InputError, match=message):
-            explain.what_if(run, k="=wet", start=where, routes=False)
-    with pytest.raises(UnknownNameError, match=r"'sunny'.*dry"):
-        explain.what_if(run, k="sunny")
+        expect_error(message, explain.what_if, run, k="=wet", start=where, routes=False)
+    expect_error(r"'sunny'.*dry", explain.what_if, run, k="sunny")
 
 
-LARGE: dict[str, Any] = {"depth": 100, "magnitude": 200.0, "dtype": torch.float32}
+LARGE = {"depth": 100, "magnitude": 200.0, "dtype": torch.float32}
 WORDS = np.resize(["dry", "wet", "wet", "dry", "dry"], 40 + HORIZON)
 
 
@@ -203,12 +159,13 @@ def test_words_of_an_earlier_run_are_read_by_the_later_ones_codes() -> None:
         - of_words(lens, ["wet"] * HORIZON).forecast.quantiles[0]
     )
     assert_close(future, expected, **LARGE)
-    with pytest.raises(
-        InputError, match="was 'calm' in the earlier run and is only dry, wet"
-    ):
-        explain.explain_change(
-            of_words(lens, ["calm"] * HORIZON, ("calm", "calm")), after, shift=0
-        )
+    expect_error(
+        "was 'calm' in the earlier run and is only dry, wet",
+        explain.explain_change,
+        of_words(lens, ["calm"] * HORIZON, ("calm", "calm")),
+        after,
+        shift=0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,8 +188,7 @@ def test_what_cannot_be_changed_is_refused(
     changes: dict[str, Any], where: dict[str, Any], message: str
 ) -> None:
     run = known_run(linear()[0])
-    with pytest.raises(LensError, match=message):
-        explain.what_if(run, changes, routes=False, **where)
+    expect_error(message, explain.what_if, run, changes, routes=False, **where)
 
 
 @pytest.mark.parametrize(
@@ -263,18 +219,6 @@ def test_a_change_starts_at_the_forecast_unless_told(
     ]
 
 
-def test_the_advice_on_a_missing_start_works() -> None:
-    run = known_run(linear()[0])
-    for where in ({}, {"stop": 0}, {"stop": -3}):
-        with pytest.raises(InputError, match="give the first step") as caught:
-            explain.what_if(run, a="+1", routes=False, **where)
-        start, stop = map(
-            int, re.findall(r"start=(-?\d+), stop=(-?\d+)", str(caught.value))[0]
-        )
-        found = explain.what_if(run, a="+1", start=start, stop=stop, routes=False)
-        assert found["stop"].item() == where.get("stop", 0)
-
-
 def rounded(magnitude: float) -> dict[str, Any]:
     return {"depth": 600, "magnitude": magnitude, "dtype": torch.float32}
 
@@ -297,55 +241,44 @@ def test_both_forecasts_are_those_of_the_librarys_pipeline(
     name: str, scale: float, where: tuple[int, int]
 ) -> None:
     lens, values = lens_of(name), waves(scale=scale)
-    how: dict[str, Any] = {"num_samples": PATHS} if name in DRAWING else {}
+    how = {"num_samples": PATHS} if name in DRAWING else {}
     run = lens.run(as_series(values), 4, seed=5, **how)
+    start, stop = where
     found = explain.what_if(
-        run, {"series-0": "*1.5"}, start=where[0], stop=where[1], routes=False
+        run, {"series-0": "*1.5"}, start=start, stop=stop, routes=False
     )
     edited = values.copy()
-    edited[len(values) + where[0] : len(values) + where[1]] *= 1.5
+    edited[len(values) + start : len(values) + stop] *= 1.5
     expected = lens.forecast(as_series(edited), 4, seed=5, **how)
+    close = rounded(40 * scale)
     for variable, own in (("forecast", run.forecast), ("changed_forecast", expected)):
-        assert_close(
-            found[variable].transpose("quantile", "step"),
-            own.quantiles[0],
-            **rounded(40 * scale),
-        )
-    assert_close(
-        found["effect"].sum("change"),
-        found["changed_forecast"] - found["forecast"],
-        **rounded(40 * scale),
-    )
+        ours = found[variable].transpose("quantile", "step")
+        assert_close(ours, own.quantiles[0], **close)
+    change = found["changed_forecast"] - found["forecast"]
+    assert_close(found["effect"].sum("change"), change, **close)
     told = " ".join(read_what_if(found))
-    words = f"median of {PATHS} sample paths" if name in DRAWING else "median"
-    assert f"({words})" in told
-    assert words in found.plot().layout.meta["subtitle"]
-    assert ("Other sample paths" in told) == (name in DRAWING)
+    assert (f"median of {PATHS} sample paths" in told) == (name in DRAWING)
 
 
 @pytest.mark.parametrize("name", ["chronos-nano", *DRAWING])
 def test_new_values_stand_for_the_median_that_was_forecast(name: str) -> None:
     lens, values = tsfm_lens.load(name) if "nano" in name else lens_of(name), waves(41)
     days = pd.date_range("2026-01-01", periods=41, freq="D")
-    how: dict[str, Any] = {"num_samples": PATHS}
+    how = {"num_samples": PATHS}
     before, after = (
         lens.run(pd.Series(values[:stop], days[:stop]), 4, **how) for stop in (40, 41)
     )
     found = explain.explain_change(before, after)
-    assert_close(
-        middle(found, "before"), before.forecast.median[0, 1:], depth=10, magnitude=40.0
-    )
-    assert_close(
-        middle(found, "after"), after.forecast.median[0, :3], depth=10, magnitude=40.0
-    )
+    earlier, later = before.forecast.median[0, 1:], after.forecast.median[0, :3]
     hidden = np.append(values[:40], before.forecast.median[0, 0])
     old = lens.forecast(pd.Series(hidden, days), 4, **how).median[0, :3]
-    assert_close(
-        middle(found, "effect")[1], after.forecast.median[0, :3] - old, **rounded(40.0)
-    )
-    assert_close(
-        middle(found, "effect")[0], old - before.forecast.median[0, 1:], **rounded(40.0)
-    )
+    for ours, expected in (
+        (middle(found, "before"), earlier),
+        (middle(found, "after"), later),
+        (middle(found, "effect")[1], later - old),
+        (middle(found, "effect")[0], old - earlier),
+    ):
+        assert_close(ours, expected, **rounded(40.0))
     assert found.attrs["redraw"] > 0
     assert f"median of {PATHS} sample paths" in " ".join(read_change(found))
 
@@ -354,35 +287,15 @@ def test_new_values_stand_for_the_median_that_was_forecast(name: str) -> None:
 def test_routes_say_of_which_statistic_they_are(name: str) -> None:
     run = lens_of(name).run(as_series(waves()), 3)
     found = explain.what_if(run, {"series-0": "+5"}, start=-6)
-    whole = abs(found["through_total"]).mean("step").sum("change").item()
-    size = abs(found["through"]).mean("step").sum("change")
     told = " ".join(read_what_if(found))
     assert ("In one pass, the expected value moves" in told) == run.tokens_read
     assert found["through"].attrs["statistic"] == run.statistic
-    largest = str(size["component"].values[int(np.argmax(size.values))])
-    assert f"{largest} ({percent(float(size.max()) / whole)})" in told
+    size = abs(found["through"]).mean("step").sum("change")
+    assert str(size["component"].values[np.argmax(size.values)]) in told
     if not run.tokens_read:
         # of one change what is measured in one pass is the forecast's own
-        assert_close(
-            found["through_total"][0], middle(found, "effect")[0], **rounded(40.0)
-        )
-
-
-def test_one_of_several_items_is_that_item_alone() -> None:
-    lens = lens_of("chronos")
-    batch = as_series({"a": waves(seed=1), "b": waves(36, seed=2)})
-    run = lens.run(batch, 4, num_samples=PATHS)
-    alone = lens.run(batch.select(["b"]), 4, num_samples=PATHS)
-    expected = explain.what_if(alone, b="+3", start=-9, routes=False)
-    for found in (
-        explain.what_if(run, b="+3", item="b", start=-9, routes=False),
-        run.select("b").what_if(b="+3", start=-9, routes=False),
-    ):
-        np.testing.assert_array_equal(found["forecast"], expected["forecast"])
-        np.testing.assert_array_equal(
-            found["changed_forecast"], expected["changed_forecast"]
-        )
-    np.testing.assert_array_equal(expected["forecast"].T, alone.forecast.quantiles[0])
+        effect = middle(found, "effect")[0]
+        assert_close(found["through_total"][0], effect, **rounded(40.0))
 
 
 def pair(shift: int, seed: int = 1) -> tuple[Run, Run, np.ndarray]:
@@ -449,24 +362,21 @@ def test_a_linear_forecast_changes_by_what_is_new(shift: int) -> None:
 
 def test_runs_that_cannot_be_compared_are_refused(covariate_run: Run) -> None:
     before, after, _ = pair(1)
-    with pytest.raises(InputError, match="make both with one lens"):
-        explain.explain_change(before, covariate_run)
-    with pytest.raises(InputError, match="the earlier run first"):
-        explain.explain_change(after, before)
-    undated = [
-        replace(run, batch=replace(run.batch, starts=(None,) * 3), _of=None)
-        for run in (before, after)
-    ]
-    with pytest.raises(InputError, match="give shift="):
-        explain.explain_change(*undated)
-    half = replace(
-        after,
-        batch=replace(after.batch, starts=(pd.Timestamp("2026-01-01 01:30"),) * 3),
-        _of=None,
+
+    def starting(run: Run, start: Any) -> Run:
+        return replace(run, batch=replace(run.batch, starts=(start,) * 3), _of=None)
+
+    undated = [starting(run, None) for run in (before, after)]
+    half = starting(after, pd.Timestamp("2026-01-01 01:30"))
+    for words, runs in {
+        "make both with one lens": (before, covariate_run),
+        "the earlier run first": (after, before),
+        "give shift=": undated,
+        "no whole steps apart": (before, half),
+    }.items():
+        expect_error(words, explain.explain_change, *runs)
+    found, dated = (
+        explain.explain_change(*undated, shift=1),
+        explain.explain_change(before, after),
     )
-    with pytest.raises(InputError, match="no whole steps apart"):
-        explain.explain_change(before, half)
-    found = explain.explain_change(*undated, shift=1)
-    assert_close(
-        found["effect"], explain.explain_change(before, after)["effect"], **CLOSE
-    )
+    assert_close(found["effect"], dated["effect"], **CLOSE)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from refusals import expect_error
 from tsfm_lens import explain
 from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.data import SeriesBatch
@@ -127,5 +128,11 @@ def test_segments_that_are_no_parts_are_refused(items: SeriesBatch) -> None:
         "no segments": [],
     }
     for words, parts in wrong.items():
-        with pytest.raises(InputError, match=words):
-            explain.masked(one, parts, np.ones((1, len(parts)), bool), horizon=16)
+        expect_error(
+            words,
+            explain.masked,
+            one,
+            parts,
+            np.ones((1, len(parts)), bool),
+            horizon=16,
+        )

@@ -7,11 +7,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_array_equal
 
+from closeness import close_in_float32
 from tiny_lenses import fresh
 from tsfm_lens import explain
 from tsfm_lens.models import Lens, Run
-from tsfm_lens.testing import assert_close
 
 PARTS, PATCHES, DEPTH = 6, 12, 1000
 
@@ -30,7 +31,7 @@ def run_of(lens: Lens, horizon: int, steps: int = 96) -> Run:
 
 def patches(layer: torch.nn.Module, masks: explain.Masks, keep: np.ndarray) -> int:
     """Rows times patches that a layer is shown while masks are forecast."""
-    shapes: list[torch.Size] = []
+    shapes = []
     handle = layer.register_forward_pre_hook(
         lambda _module, args: shapes.append(args[0].shape)
     )
@@ -71,7 +72,7 @@ def test_shared_forecasts_are_those_of_each_mask(
     keep = keep[np.random.default_rng(1).permutation(len(keep))]
     shared = explain.Masks(run, parts, reference)(keep)
     alone = apart(explain.Masks(run, parts, reference))(keep)
-    assert_close(shared, alone, depth=DEPTH, magnitude=20.0, dtype=torch.float32)
+    close_in_float32(shared, alone, depth=DEPTH, magnitude=20.0)
 
 
 def test_shared_forecasts_of_additive_parts_are_those_of_each_mask(lens: Lens) -> None:
@@ -79,12 +80,8 @@ def test_shared_forecasts_of_additive_parts_are_those_of_each_mask(lens: Lens) -
     parts = explain.components(run, seasons=[24], events={"dip": (-30, -11)})
     keep = explain.shapley.all_masks(len(parts))
     alone = apart(explain.Masks(run, parts, "mean"))(keep)
-    assert_close(
-        explain.Masks(run, parts, "mean")(keep),
-        alone,
-        depth=DEPTH,
-        magnitude=20.0,
-        dtype=torch.float32,
+    close_in_float32(
+        explain.Masks(run, parts, "mean")(keep), alone, depth=DEPTH, magnitude=20.0
     )
 
 
@@ -132,4 +129,4 @@ def test_the_model_is_left_as_it_was(lens: Lens) -> None:
         raise IndexError
     masks(explain.shapley.all_masks(len(masks.segments)))
     assert "forward" not in lens.adapter.model.__dict__
-    np.testing.assert_array_equal(lens.forecast(run.batch, 8).quantiles, before)
+    assert_array_equal(lens.forecast(run.batch, 8).quantiles, before)

@@ -15,11 +15,9 @@ from tsfm_lens.core.verdict import (
     SEGMENT_CONTROLS,
     SIGNED,
     SLOPES,
-    rules_of,
 )
 from tsfm_lens.explain import verdict
 from tsfm_lens.explain.faithfulness import CONTROLS
-from tsfm_lens.viz.input_attribution import read_tests
 
 DRAWS = 39
 """So many that 5 % of them can be told."""
@@ -201,20 +199,3 @@ NONE = {"necessity": 0.1, "sufficiency": 0.1, "prediction_error": 2.0}
 )
 def test_rules(proofs: list[xr.Dataset], word: str) -> None:
     assert verdict(*proofs)[0] == word
-
-
-@pytest.mark.parametrize(
-    "proof", [routes({}, NONE), curves(r2=0.1)], ids=["routes", "curves"]
-)
-def test_a_section_begins_with_the_verdict(proof: xr.Dataset) -> None:
-    word, said = verdict(proof)
-    first, *rest = read_tests(proof)
-    assert (
-        first
-        == f"Verdict by this test: the explanation {word} (criteria below). {said[0]}"
-    )
-    assert tuple(rest) == (*said[1:], *rules_of(proof))
-    joint = read_tests(proof.assign_attrs(verdict="holds in part"))[0]
-    assert joint.startswith(
-        "Verdict by all tests of this page: the explanation holds in part (criteria below)."
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,37 +10,9 @@ import numpy as np
 import pytest
 
 from tsfm_lens import explain
-from tsfm_lens.cli.analyses import explain as command
 from tsfm_lens.models import Lens, Run
-from tsfm_lens.report import explore
 
-
-def test_one_reference_stands_for_masked_steps_wherever_none_is_named(
-    page: Any,
-) -> None:
-    asking = [
-        each for name in explain.__all__ if callable(each := getattr(explain, name))
-    ]
-    defaults = {
-        each.__qualname__: given.default
-        for each in (*asking, explore.brush, command)
-        if (given := inspect.signature(each).parameters.get("reference")) is not None
-        and given.default is not inspect.Parameter.empty
-    }
-    assert len(defaults) > 10
-    masked = (
-        "input_attribution",
-        "input_routes",
-        "deletion_curves",
-        "route_faithfulness",
-    )
-    assert {
-        *defaults.values(),
-        *(page.found[kind].attrs["reference"] for kind in masked),
-    } == {"mean"}
-
-
-ASKED: dict[str, Any] = {
+ASKED = {
     "input_attribution": lambda run: explain.input_attribution(run, parts=3),
     "deletion_curves": lambda run: explain.deletion_curves(
         run=run, explanations={"mine": [1, 2]}, parts=2, orders=4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import xarray as xr
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tiny_lenses import OURS, archetypes, having, lens_of
 from tsfm_lens.models import Run
@@ -54,13 +55,11 @@ def test_statements_know_no_units_order_or_copies(name: str) -> None:
 def assert_same(one: xr.Dataset, other: xr.Dataset, *, counts: bool = True) -> None:
     for effect in EFFECTS:
         for part in SIZES:
-            np.testing.assert_allclose(
+            assert_allclose(
                 other[f"{effect}_{part}"], one[f"{effect}_{part}"], rtol=NEAR, atol=NEAR
             )
         for part in STATEMENTS if counts else STATEMENTS[1:]:
-            np.testing.assert_array_equal(
-                other[f"{effect}_{part}"], one[f"{effect}_{part}"]
-            )
+            assert_array_equal(other[f"{effect}_{part}"], one[f"{effect}_{part}"])
     if counts:
         # the sentences before these tell sizes, which rounding moves
         assert (

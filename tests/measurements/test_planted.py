@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import planted
 from tsfm_lens.core.errors import LensError
@@ -60,7 +60,7 @@ def test_planted_judgements_are_those_of_the_probes() -> None:
     assert {"decoder.1.cross_attn.1", "decoder.0.mlp"} <= set(first)
     again = judge(ds, "spearman_distance", floor=0.9, groups="kind")
     assert not again["spearman_distance_significant"].any()
-    np.testing.assert_array_equal(
+    assert_array_equal(
         again["spearman_distance_size"], ds["spearman_distance"].median("series")
     )
 

@@ -13,15 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import xarray as xr
+from numpy.testing import assert_array_equal
 from typer.testing import CliRunner
 
-from tsfm_lens import viz
+from closeness import close_in_float32
+from refusals import expect_error
 from tsfm_lens.cli import app
 from tsfm_lens.core import registry
-from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.core.registry import (
     Figure,
     find,
@@ -29,22 +29,9 @@ from tsfm_lens.core.registry import (
     measurements,
 )
 from tsfm_lens.core.results import Results
-from tsfm_lens.testing import assert_close
 from walks import find_blocks
 
 ROOT = Path(__file__).parents[2]
-# functions that write or lay out figures
-WRITERS = {"compare", "compose", "dark", "for_print", "plot", "save"}
-
-
-def test_every_figure_belongs_to_a_measurement() -> None:
-    core = {
-        each.name
-        for entry in measurements().values()
-        for each in entry.figures
-        if ".viz." in each.function.__module__ and not each.variable
-    }
-    assert core == set(viz.__all__) - WRITERS
 
 
 (PROBE,) = find_blocks("Add a probe", "python")
@@ -96,34 +83,48 @@ def test_a_measurement_of_ones_own_joins_reports_and_figures(
         assert [each.name for each in find("first_jump").figures] == ["jump_bars"]
         for kind, owner in (("first_jump", "own.part"), ("attribution", "probes")):
             text = PROBE.replace("def first_jump", f"def {kind}")
-            with pytest.raises(InputError, match=f"is taken by .*{owner}"):
-                exec(text, {"__name__": "other.part"})
-        with pytest.raises(UnknownNameError, match="Closest: first"):
-            registry.probe("frst")
+            expect_error(
+                f"is taken by .*{owner}", exec, text, {"__name__": "other.part"}
+            )
+        expect_error("Closest: first", registry.probe, "frst")
         facts = dict.fromkeys(("title", "summary", "description"), "")
-        with pytest.raises(UnknownNameError, match="Closest: heads"):
-            measurement("other", theme="Causes", needs="head", **facts)
-        with pytest.raises(UnknownNameError, match="Closest: tokens"):
-            registry.figure("first_jump", needs="token")
-        with pytest.raises(InputError, match="choose one of"):
-            measurement("other", theme="Magic", title="", summary="", description="")
+        expect_error(
+            "Closest: heads",
+            measurement,
+            "other",
+            theme="Causes",
+            needs="head",
+            **facts,
+        )
+        expect_error("Closest: tokens", registry.figure, "first_jump", needs="token")
+        expect_error(
+            "choose one of",
+            measurement,
+            "other",
+            theme="Magic",
+            title="",
+            summary="",
+            description="",
+        )
     finally:
         registry._MEASUREMENTS.pop("first_jump")
         registry._FIGURES.pop("first_jump")
-    with pytest.raises(UnknownNameError, match="first_jump"):
-        find("first_jump")
+    expect_error("first_jump", find, "first_jump")
 
 
 @pytest.mark.parametrize(("earlier", "now"), sorted(registry._EARLIER_KINDS.items()))
 def test_a_result_with_an_earlier_name_is_told_the_one_of_now(
     earlier: str, now: str
 ) -> None:
-    with pytest.raises(UnknownNameError, match=f"Closest: {now}[.]"):
-        find(earlier)
+    expect_error(f"Closest: {now}[.]", find, earlier)
     assert find(now).function.__name__ == now
     saved = xr.Dataset(attrs={"kind": earlier})
-    with pytest.raises(UnknownNameError, match=f"Closest: {now}[.]"):
-        find(now).figures[0].draw(saved, *find(now).figures[0].beside)
+    expect_error(
+        f"Closest: {now}[.]",
+        find(now).figures[0].draw,
+        saved,
+        *find(now).figures[0].beside,
+    )
 
 
 def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
@@ -135,49 +136,41 @@ def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
     magnitude = float(abs(work.first.point).max())
     for name in ("mean_shift", "spearman_distance", "forecast"):
         own = heads[name].sel(component=single["component"])
-        assert_close(
-            single[name].values,
-            own.values,
-            depth=300,
-            magnitude=magnitude,
-            dtype="float32",
+        close_in_float32(
+            single[name].values, own.values, depth=300, magnitude=magnitude
         )
     ranks = alone["head_spectra"]["stable_rank"].sel(product="QK")
-    np.testing.assert_array_equal(ranks, alone["patch_attention"]["stable_rank"])
+    assert_array_equal(ranks, alone["patch_attention"]["stable_rank"])
     point, quantiles = work.first.point, work.first.forecast.quantiles
     for kind, forecast in (
         ("ablation_effects", parts["baseline_forecast"]),
         ("causal_effects", alone["causal_effects"]["plain_forecast"]),
         ("head_parroting", alone["head_parroting"]["forecast"]),
     ):
-        assert_close(forecast.values, point, depth=300, dtype="float32", what=kind)
+        close_in_float32(forecast.values, point, depth=300, what=kind)
     # where the season is moved, gaps are filled first
     whole = alone["minimal_circuit"]["forecast"].sel(part="model")
-    assert_close(
-        whole.values,
-        alone.shifted[0].point,
-        depth=300,
-        dtype="float32",
-        what="minimal_circuit",
+    close_in_float32(
+        whole.values, alone.shifted[0].point, depth=300, what="minimal_circuit"
     )
     original = alone["ablation_recipes"]["quantile_forecast"].sel(recipe="original")
     for kind, forecast in (
         ("ablation_recipes", original),
         ("patch_attention", alone["patch_attention"]["quantile_forecast"]),
     ):
-        np.testing.assert_array_equal(
+        assert_array_equal(
             forecast.transpose("series", "quantile", "step").values,
             quantiles,
             err_msg=kind,
         )
-    np.testing.assert_array_equal(
+    assert_array_equal(
         alone["context_parroting"]["best_lag"].values,
         alone["head_parroting"]["lag"].values,
     )
-    np.testing.assert_array_equal(
+    assert_array_equal(
         alone["attention_patterns"]["native_median"].values, work.first.forecast.median
     )
-    np.testing.assert_array_equal(
+    assert_array_equal(
         alone["context_parroting"]["forecast"].values, work.first.forecast.median
     )
 
@@ -253,13 +246,3 @@ def home_of(figure: Figure) -> Callable[..., Any]:
     """The function of a figure, without the options that are bound to it."""
     function = figure.function
     return function.func if isinstance(function, partial) else function
-
-
-@pytest.mark.parametrize("kind", measurements())
-def test_a_kind_is_computed_and_drawn_in_files_of_one_name(kind: str) -> None:
-    entry = find(kind)
-    if entry.home.startswith("tsfm_lens.probes."):
-        name = entry.home.rpartition(".")[2]
-        assert f"tsfm_lens.viz.{name}" in {
-            figure.function.__module__ for figure in entry.figures
-        }

@@ -10,11 +10,11 @@ import xarray as xr
 from planted.series import THREE, Row, described, with_components
 from tsfm_lens.core.estimates import judge
 
-SENDERS: tuple[Row, ...] = (
+SENDERS = (
     ("decoder.0.cross_attn.0", "decoder", "cross_attn", 0, 0),
     ("decoder.1.mlp", "decoder", "mlp", 1, -1),
 )
-PLACES: tuple[Row, ...] = (
+PLACES = (
     ("blocks.0.hook_resid_pre", "decoder", "stream", 0, -1),
     ("blocks.1.hook_resid_pre", "decoder", "stream", 1, -1),
     ("blocks.1.hook_resid_post", "decoder", "stream", 1, -1),

@@ -30,10 +30,10 @@ def weight_ranks() -> xr.Dataset:
         singular_value=(("matrix", "mode"), values),
         epsilon_rank=(("epsilon", "matrix"), ranks),
         rank_share=(("epsilon", "matrix"), ranks / 4),
-        told=(("epsilon", "matrix"), np.array([[True] * 4, [False] * 4])),
+        told=(("epsilon", "matrix"), [[True] * 4, [False] * 4]),
         decade_count=(
             ("matrix", "decade"),
-            np.array([[1, 0, 0], [3, 0, 0], [4, 0, 0], [4, 0, 0]]),
+            [[1, 0, 0], [3, 0, 0], [4, 0, 0], [4, 0, 0]],
         ),
         rounding_floor=("matrix", np.full(4, 0.05)),
         **measures("matrix", 1.0, 2.0, 4.0, 4.0),
@@ -77,13 +77,13 @@ def row_angles() -> xr.Dataset:
         angle=(("layer", "row", "other_row"), np.stack([close, apart])),
         block_angle=(
             ("layer", "head", "other_head"),
-            np.array([[[10.0, 80], [80, 10]], [[80, 80], [80, 80]]]),
+            [[[10.0, 80], [80, 10]], [[80, 80], [80, 80]]],
         ),
-        within=("layer", np.array([10.0, 80.0])),
-        between=("layer", np.array([80.0, 80.0])),
-        closer=("layer", np.array([70.0, 0.0])),
-        closer_floor=("layer", np.array([20.0, 5.0])),
-        closer_significant=("layer", np.array([True, False])),
+        within=("layer", [10.0, 80.0]),
+        between=("layer", [80.0, 80.0]),
+        closer=("layer", [70.0, 0.0]),
+        closer_floor=("layer", [20.0, 5.0]),
+        closer_significant=("layer", [True, False]),
     )
     heads = {"head": [0, 1], "other_head": [0, 1], "row_head": ("row", [0, 0, 1, 1])}
     return ds.assign_coords(
@@ -121,7 +121,7 @@ def embedding_ranks() -> xr.Dataset:
             ("family", "token", "other_token"),
             np.stack([10 * (1 - np.eye(3)), 60 * (1 - np.eye(3)), np.zeros((3, 3))]),
         ),
-        mean_angle=("family", np.array([10.0, 60.0, 0.0])),
+        mean_angle=("family", [10.0, 60.0, 0.0]),
         tokens=("family", [30, 30, 10]),
         full=("family", [3, 3, 3]),
         rounding_floor=("family", np.full(3, 1e-8)),
@@ -152,11 +152,11 @@ def flow_of_ranks() -> xr.Dataset:
         rank_rise=(("epsilon", "stream", "series"), rise),
         weight_singular_value=(
             ("layer", "weight_mode"),
-            np.array([[1, 1, 0.001], [1, 0.5, 0.2]]),
+            [[1, 1, 0.001], [1, 0.5, 0.2]],
         ),
         weight_rank=(("epsilon", "layer"), np.array([[2, 3]] * 2)),
-        query_key_norm=("layer", np.array([3.0, 2.0])),
-        value_norm=("layer", np.array([0.5, 5.0])),
+        query_key_norm=("layer", [3.0, 2.0]),
+        value_norm=("layer", [0.5, 5.0]),
         bound=(("layer", "mode"), np.full((2, 4), np.nan)),
         **measures("stream", 1.0, 2.0, 4.0),
     )

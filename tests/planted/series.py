@@ -73,7 +73,7 @@ def components(
     whole: bool = True,
 ) -> list[Row]:
     """Heads of every layer, its MLP and, unless told otherwise, the layer as a whole."""
-    rows: list[Row] = []
+    rows = []
     for layer in range(layers):
         name = f"decoder.{layer}"
         rows += [
@@ -86,7 +86,7 @@ def components(
     return rows
 
 
-EMBED: Row = ("embed", "decoder", "embed", -1, -1)
+EMBED = ("embed", "decoder", "embed", -1, -1)
 
 
 def with_components(

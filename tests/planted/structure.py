@@ -42,11 +42,11 @@ def layer_similarity() -> xr.Dataset:
     ds = described(None, "layer_similarity")
     ds["cka"] = (
         ("stream", "other_stream"),
-        np.array([[1, 0.75, 0.2], [0.75, 1, 0.25], [0.2, 0.25, 1]]),
+        [[1, 0.75, 0.2], [0.75, 1, 0.25], [0.2, 0.25, 1]],
     )
     ds["update_cosine"] = (
         ("layer", "other_layer"),
-        np.array([[1.0, -0.5], [-0.5, 1.0]]),
+        [[1.0, -0.5], [-0.5, 1.0]],
     )
     return ds.assign_coords(
         stream=streams, other_stream=streams, layer=streams[1:], other_layer=streams[1:]

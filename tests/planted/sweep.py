@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -83,13 +84,40 @@ def table(rows: list[dict] | pd.DataFrame, kind: str, **attrs: object) -> pd.Dat
 def in_families(rows: list[dict], *keys: str) -> list[dict]:
     """The rows with Holm's correction within each family, and which of them leads: planted errors have no doubt."""
     found = pd.DataFrame(rows)
-    for _, own in found.groupby(list(keys), sort=False):
-        found.loc[own.index, "p_holm"] = holm(own["p_value"].to_numpy())
-        found.loc[own.index, "tests"] = len(own)
+    p_values = found.groupby(list(keys), sort=False)["p_value"]
+    corrected = p_values.transform(lambda p: holm(p.to_numpy()))
     found = found.assign(
-        significant=found["p_holm"] <= 0.05, tests=found["tests"].astype(int), **UNITS
+        p_holm=corrected,
+        tests=p_values.transform("size"),
+        significant=corrected <= 0.05,
+        leads="",
+        lead_share=0.0,
+        **UNITS,
     )
-    return found.assign(leads="", lead_share=0.0).to_dict("records")
+    return found.to_dict("records")
+
+
+def of_variant(
+    m: Planted, errors: np.ndarray, label: str, **more: object
+) -> dict[str, object]:
+    """The row of a variant of a model."""
+    found = m.change(errors)
+    return {
+        "model": m.model,
+        "label": label,
+        "baseline_mase": m.baseline,
+        "mase": m.baseline * (1 + found["change"]),
+        **found,
+        **more,
+    }
+
+
+def distance(away: float, most: float) -> dict[str, float]:
+    return {
+        "spearman_distance": away,
+        "spearman_distance_lower": 0.9 * away,
+        "spearman_distance_upper": min(most * away, 2.0),
+    }
 
 
 def effects(models: Sequence[Planted]) -> pd.DataFrame:
@@ -102,28 +130,23 @@ def effects(models: Sequence[Planted]) -> pd.DataFrame:
             for i in range(0, m.layers - size + 1, size)
         ]
         spans += [("ranges", m.layers // 2, i) for i in range(m.layers // 2, m.layers)]
-        mine: list[dict] = []
+        mine = []
         for part, weight in (("both", 1.0), ("heads", 0.7), ("mlp", 0.4)):
             for family, first, last in spans:
                 strength = weight * sum(m.depth(i) for i in range(first, last + 1))
-                found = m.change(m.ablated(strength))
-                away = 1 - np.exp(-4 * strength)
                 # the middle of every model costs so little that its interval reaches into gains
-                mine.append(
-                    {
-                        "model": m.model,
-                        "family": family,
-                        "label": f"{part} of {first} to {last}",
-                        "part": part,
-                    }
-                    | {"first": first, "last": last, "n_layers": m.layers}
-                    | {"spearman_distance": away, "spearman_distance_lower": 0.9 * away}
-                    | {
-                        "spearman_distance_upper": min(1.15 * away, 2.0),
-                        "baseline_mase": m.baseline,
-                    }
-                    | {"mase": m.baseline * (1 + found["change"]), **found}
+                row = of_variant(
+                    m,
+                    m.ablated(strength),
+                    f"{part} of {first} to {last}",
+                    family=family,
+                    part=part,
+                    first=first,
+                    last=last,
+                    n_layers=m.layers,
+                    **distance(1 - np.exp(-4 * strength), 1.15),
                 )
+                mine.append(row)
         rows += in_families(mine, "model")
     return table(pd.DataFrame(rows).assign(**NO_LEAD), "sweep_effects")
 
@@ -134,34 +157,19 @@ def single_heads(
     """Every head by itself: head 0 of a model's first and last layer costs what the layer does, the others nothing."""
     rows = []
     for m in models:
-        mine: list[dict] = []
-        for layer in range(m.layers):
-            for kind in kinds:
-                for head in range(m.heads):
-                    found = m.change(
-                        m.ablated(
-                            m.depth(layer) * (head == 0 and layer in (0, m.layers - 1)),
-                            0.02,
-                        )
-                    )
-                    away = 0.1 + head / 100
-                    mine.append(
-                        {
-                            "model": m.model,
-                            "label": f"head {head} of layer {layer} ({kind})",
-                            "layer": layer,
-                        }
-                        | {"attention": kind, "head": head, "spearman_distance": away}
-                        | {
-                            "spearman_distance_lower": 0.9 * away,
-                            "spearman_distance_upper": 1.1 * away,
-                        }
-                        | {
-                            "baseline_mase": m.baseline,
-                            "mase": m.baseline * (1 + found["change"]),
-                            **found,
-                        }
-                    )
+        mine = []
+        for layer, kind, head in product(range(m.layers), kinds, range(m.heads)):
+            costs = head == 0 and layer in (0, m.layers - 1)
+            row = of_variant(
+                m,
+                m.ablated(m.depth(layer) * costs, 0.02),
+                f"head {head} of layer {layer} ({kind})",
+                layer=layer,
+                attention=kind,
+                head=head,
+                **distance(0.1 + head / 100, 1.1),
+            )
+            mine.append(row)
         rows += in_families(mine, "model")
     return table(pd.DataFrame(rows).assign(**NO_LEAD), "sweep_heads")
 
@@ -172,46 +180,33 @@ def curves(
     """Errors over heads ablated; only at some ``counts``, and with ``harm`` added to the log error, where given."""
     rows = []
     for m in models:
-        for layer in range(m.layers):
-            for order in ORDERS:
-                worse = dict(
-                    zip(ORDERS, (1.0 + layer % 2, 2.0 - layer % 2, 2.5), strict=True)
-                )[order]
-                for count in range(m.heads + 1):
-                    share = count / m.heads
-                    if counts is not None and count not in counts:
-                        continue
-                    errors = (
-                        m.ablated(worse * m.depth(layer) * share**2 + harm, 0.02)
-                        if count
-                        else m.plain
-                    )
-                    found = m.change(errors)
-                    rows.append(
-                        {
-                            "model": m.model,
-                            "layer": layer,
-                            "order": order,
-                            "ablated": count,
-                            "of": m.heads,
-                        }
-                        | {
-                            "share": share,
-                            "baseline_mase": m.baseline,
-                            "mase": m.baseline * (1 + found["change"]),
-                        }
-                        | {
-                            "label": f"{count} of {m.heads} heads of layer {layer}",
-                            "tests": 1,
-                            **UNITS,
-                        }
-                        | {
-                            **found,
-                            "p_holm": found["p_value"],
-                            "significant": found["p_value"] < 0.001,
-                        }
-                    )
+        for layer, (place, order) in product(range(m.layers), enumerate(ORDERS)):
+            worse = (1.0 + layer % 2, 2.0 - layer % 2, 2.5)[place]
+            for count in range(m.heads + 1):
+                share = count / m.heads
+                if counts is not None and count not in counts:
+                    continue
+                errors = m.plain
+                if count:
+                    strength = worse * m.depth(layer) * share**2 + harm
+                    errors = m.ablated(strength, 0.02)
+                label = f"{count} of {m.heads} heads of layer {layer}"
+                row = of_variant(
+                    m,
+                    errors,
+                    label,
+                    layer=layer,
+                    order=order,
+                    ablated=count,
+                    of=m.heads,
+                    share=share,
+                    tests=1,
+                    **UNITS,
+                )
+                rows.append(row)
     made = table(rows, "sweep_curves", tolerance=TOLERANCE)
+    p_values = made["p_value"]
+    made = made.assign(p_holm=p_values, significant=p_values < 0.001)
     best = _kept(made).query("better")[
         ["model", "layer", "order", "ablated", "leads", "lead_share"]
     ]
@@ -225,45 +220,27 @@ def curves(
 
 def _kept(curves_: pd.DataFrame) -> pd.DataFrame:
     """What each order keeps, by definition 5.2, and which order keeps fewest, of equals at the smaller change."""
-    rows = []
     named = curves_[~curves_["order"].str.startswith("random")]
-    for (model, layer, order), line in named.groupby(
-        ["model", "layer", "order"], sort=False
-    ):
-        within = line[(line["change"] < TOLERANCE) & (line["ablated"] > 0)].sort_values(
-            "ablated"
-        )
-        of, ablated = (
-            int(line["of"].iloc[0]),
-            int(within["ablated"].max()) if len(within) else 0,
-        )
-        change = float(within["change"].iloc[-1]) if len(within) else 0.0
-        rows.append(
-            {
-                "model": model,
-                "layer": layer,
-                "order": order,
-                "ablated": ablated,
-                "of": of,
-                "kept": of - ablated,
-            }
-            | {
-                "better": False,
-                "change": change,
-                "judged_by": "MASE",
-                "order_significant": False,
-                "leads": "",
-            }
-            | {"lead_share": 0.0, "evaluations": float(of), "total": float(of)}
-        )
-    made = pd.DataFrame(rows)
+    keys = ["model", "layer", "order"]
+    made = named.groupby(keys, sort=False)[["of"]].first()
+    within = named[(named["change"] < TOLERANCE) & (named["ablated"] > 0)]
+    most = within.sort_values("ablated").groupby(keys)[["ablated", "change"]].last()
+    made = made.join(most).fillna(0).astype({"ablated": int}).reset_index()
+    made = made.assign(
+        kept=made["of"] - made["ablated"],
+        judged_by="MASE",
+        order_significant=False,
+        leads="",
+        lead_share=0.0,
+        evaluations=made["of"].astype(float),
+        total=made["of"].astype(float),
+    )
     best = (
         made.sort_values(["kept", "change"], kind="stable")
         .drop_duplicates(["model", "layer"])
         .index
     )
-    made.loc[best, "better"] = True
-    return made
+    return made.assign(better=made.index.isin(best))
 
 
 def heads_at(curves_: pd.DataFrame) -> pd.DataFrame:
@@ -283,38 +260,25 @@ def maps(
     rows = []
     for m in models:
         for layer, kept in ((0, m.heads), (m.layers // 2, 0)):
-            for count in [
-                each for each in range(m.heads + 1) if counts is None or each in counts
-            ]:
-                errors = (
-                    m.ablated(m.depth(layer) * (count / m.heads) ** 2 + harm, 0.03)
-                    if count
-                    else m.plain
+            for count in range(m.heads + 1):
+                if counts is not None and count not in counts:
+                    continue
+                errors = m.plain
+                if count:
+                    strength = m.depth(layer) * (count / m.heads) ** 2 + harm
+                    errors = m.ablated(strength, 0.03)
+                row = pd.DataFrame({"dataset": m.datasets, "mase": errors.mean(-1)})
+                row = row.assign(
+                    change=row["mase"] / m.plain.mean(-1) - 1,
+                    model=m.model,
+                    layer=layer,
+                    kept=kept,
+                    order="stable_rank:low",
+                    ablated=count,
+                    of=m.heads,
                 )
-                where = {
-                    "model": m.model,
-                    "layer": layer,
-                    "kept": kept,
-                    "order": "stable_rank:low",
-                }
-                values = zip(
-                    m.datasets,
-                    errors.mean(-1),
-                    errors.mean(-1) / m.plain.mean(-1) - 1,
-                    strict=True,
-                )
-                rows += [
-                    where
-                    | {
-                        "ablated": count,
-                        "of": m.heads,
-                        "dataset": name,
-                        "mase": mase,
-                        "change": change,
-                    }
-                    for name, mase, change in values
-                ]
-    made = pd.DataFrame(rows)
+                rows.append(row)
+    made = pd.concat(rows, ignore_index=True)
     within = made["ablated"].where(made["change"] < TOLERANCE, -1)
     made["largest_within"] = within.groupby(
         [made["model"], made["layer"], made["dataset"]]
@@ -334,30 +298,23 @@ def recipes(
         ):
             listed = m.ablated(strength)
             randoms = [m.ablated(strength + 0.25) for _ in range(seeds)]
-            for selection, seed, errors in [("listed", -1, listed)] + [
-                ("random", seed, errors) for seed, errors in enumerate(randoms)
-            ]:
+            for seed, errors in enumerate([listed, *randoms], -1):
+                selection = "listed" if seed < 0 else "random"
                 own = m.change(errors)
                 each = errors.mean(-1) / m.plain.mean(-1) - 1
-                entry = (
-                    {
-                        "model": m.model,
-                        "recipe": recipe,
-                        "selection": selection,
-                        "seed": seed,
-                    }
-                    | {"label": f"{recipe}, {selection} {seed}"}
-                    | {
-                        "heads_ablated": round(share * m.layers * m.heads),
-                        "heads_total": m.layers * m.heads,
-                    }
-                    | {
-                        "n_mlps": mlps,
-                        "n_resilient": int((each < 0.05).sum()),
-                        "n_improved": int((each < 0).sum()),
-                    }
-                    | {"n_datasets": len(each)}
-                )
+                entry = {
+                    "model": m.model,
+                    "recipe": recipe,
+                    "selection": selection,
+                    "seed": seed,
+                    "label": f"{recipe}, {selection} {seed}",
+                    "heads_ablated": round(share * m.layers * m.heads),
+                    "heads_total": m.layers * m.heads,
+                    "n_mlps": mlps,
+                    "n_resilient": int((each < 0.05).sum()),
+                    "n_improved": int((each < 0).sum()),
+                    "n_datasets": len(each),
+                }
                 others = [
                     m.change(m.ablated(strength * k)) for k in (-2.0, 0.8, 1.0, -0.5)
                 ]
@@ -367,30 +324,25 @@ def recipes(
                 ]
             own, *others = (np.log(errors.mean(-1)) for errors in (listed, *randoms))
             found = sized(own - np.mean(others, axis=0))
-            names = {
-                "diff": "change",
-                "diff_lower": "lower",
-                "diff_upper": "upper",
-                "diff_p": "p_value",
+            row = {
+                "model": m.model,
+                "recipe": recipe,
+                "selection": "listed",
+                "diff": found["change"],
+                "diff_lower": found["lower"],
+                "diff_upper": found["upper"],
+                "diff_p": found["p_value"],
+                "n_worse": sum(other.sum() > own.sum() for other in others),
             }
-            diff = {name: found[key] for name, key in names.items()}
-            diff["n_worse"] = sum(other.sum() > own.sum() for other in others)
-            against.append(
-                {"model": m.model, "recipe": recipe, "selection": "listed"} | diff
-            )
+            against.append(row)
     heavy = table(in_families(rows, "metric"), "sweep_recipes")
     counts = "heads_ablated heads_total n_mlps metric n_resilient n_improved n_datasets".split()
     choice = heavy[heavy["metric"] == "MASE"].drop(columns=counts)
-    choice = (
-        choice.merge(
-            pd.DataFrame(against), on=["model", "recipe", "selection"], how="left"
-        )
-        .fillna({"n_worse": -1})
-        .astype({"n_worse": int})
-    )
-    return heavy, table(
-        choice.assign(diff_significant=choice["diff_p"] < 0.01), "sweep_selection"
-    )
+    keys = ["model", "recipe", "selection"]
+    choice = choice.merge(pd.DataFrame(against), on=keys, how="left")
+    choice = choice.fillna({"n_worse": -1}).astype({"n_worse": int})
+    choice["diff_significant"] = choice["diff_p"] < 0.01
+    return heavy, table(choice, "sweep_selection")
 
 
 def sweep(

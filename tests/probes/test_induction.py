@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
+from numpy.testing import assert_allclose, assert_array_equal, assert_equal
 
+from closeness import close_in_float32
+from refusals import expect_error
 from tiny_lenses import ATTENDING, archetypes, fresh, lens_of
 from tiny_series import few_draws, forecast_instead
 from tsfm_lens import testing
-from tsfm_lens.core.errors import InputError
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import Lens, load
 from tsfm_lens.probes import induction_overlap, induction_scores, repeated_motif
@@ -82,13 +85,7 @@ def test_a_hand_built_induction_head_is_found(offset: int) -> None:
     assert float(other.prefix_matching.sel(layer="1", head=1)) == 0
     assert int(found.copy_score.values.argmax()) == 5
     # the start token's row is empty here, so it has no entropy either
-    assert_close(
-        found.entropy.sel(layer="1", head=1),
-        0.0,
-        depth=16,
-        magnitude=1.0,
-        dtype=np.float32,
-    )
+    close_in_float32(found.entropy.sel(layer="1", head=1), 0.0, depth=16, magnitude=1.0)
     assert not strict.induction.any()
     assert strict.attrs["positions"] == "last"
 
@@ -101,8 +98,9 @@ def test_the_last_instance_with_a_continuation_counts() -> None:
     ]  # 9 ends the context, 4 never came
     assert found.keys[0, :2].tolist() == [3, 1]
     assert found.right[0, :2].tolist() == [8, 7]
-    with pytest.raises(InputError, match="no token of its context"):
-        _match_targets(context, torch.tensor([[9, 4]]))
+    expect_error(
+        "no token of its context", _match_targets, context, torch.tensor([[9, 4]])
+    )
 
 
 def results(
@@ -137,16 +135,12 @@ def test_the_papers_table() -> None:
     entropy = np.where((flat >= 10) & (flat < 19), 0.0, 1.0)
     entropy.flat[19], entropy.flat[20] = 0.379, 0.38
     found = induction_overlap(*results(prefix, copy, entropy))
-    np.testing.assert_array_equal(found["count"], [[2, 10], [8, 124]])
-    np.testing.assert_allclose(
+    assert_array_equal(found["count"], [[2, 10], [8, 124]])
+    assert_allclose(
         found["proportion"], [[0.0139, 0.0694], [0.0556, 0.8611]], atol=last_digit(4)
     )
-    np.testing.assert_allclose(
-        found["proportion_induction"], [0.0833, 0.9167], atol=last_digit(4)
-    )
-    np.testing.assert_allclose(
-        found["proportion_sharp"], [0.0694, 0.9306], atol=last_digit(4)
-    )
+    assert_allclose(found["proportion_induction"], [0.0833, 0.9167], atol=last_digit(4))
+    assert_allclose(found["proportion_sharp"], [0.0694, 0.9306], atol=last_digit(4))
     assert float(found["p_sharp_given_induction"]) == pytest.approx(1 / 6)
     assert float(found["p_induction_given_sharp"]) == pytest.approx(0.2)
 
@@ -155,31 +149,21 @@ def test_sweeps_are_the_table_at_every_threshold() -> None:
     rng = np.random.default_rng(0)
     scores = rng.random((4, 5)), 4 * rng.random((4, 5)), rng.random((4, 5))
     one, two = results(*scores)
-    grids = {
-        "copy_grid": [0.0, 1.0, 2.5],
-        "entropy_grid": [0.2, 0.5],
-        "prefix_grid": [0.0, 0.3, 0.6, 0.9],
-    }
-    found = induction_overlap(one, two, **grids)
-    for copy in grids["copy_grid"]:
-        for level in grids["entropy_grid"]:
-            single = induction_overlap(one, two, copy_from=copy, sharp_below=level)
-            at = {"copy_threshold": copy, "entropy_threshold": level}
-            for name in ("sharp_given_induction", "induction_given_sharp"):
-                assert float(found[f"sweep_{name}"].sel(at)) == float(
-                    single[f"p_{name}"]
-                )
-            assert int(found["sweep_sharp_count"].sel(entropy_threshold=level)) == int(
-                single["count"][:, 0].sum()
+    grids = {"copy_grid": [0.0, 1.0, 2.5], "entropy_grid": [0.2, 0.5]}
+    found = induction_overlap(one, two, **grids, prefix_grid=[0.0, 0.3, 0.9])
+    for copy, level, prefix in product(*grids.values(), [0.0, 0.3, 0.9]):
+        single = induction_overlap(one, two, copy_from=copy, sharp_below=level)
+        at = {"copy_threshold": copy, "entropy_threshold": level}
+        for name in ("sharp_given_induction", "induction_given_sharp"):
+            assert_equal(
+                float(found[f"sweep_{name}"].sel(at)), float(single[f"p_{name}"])
             )
-        for prefix in grids["prefix_grid"]:
-            single = induction_overlap(one, two, copy_from=copy, prefix_from=prefix)
-            cell = found["sweep_proportion_induction"].sel(
-                copy_threshold=copy, prefix_threshold=prefix
-            )
-            assert float(cell) == pytest.approx(
-                float(single["proportion_induction"][0])
-            )
+        sharp = found["sweep_sharp_count"].sel(entropy_threshold=level)
+        assert int(sharp) == int(single["count"][:, 0].sum())
+        single = induction_overlap(one, two, copy_from=copy, prefix_from=prefix)
+        at = {"copy_threshold": copy, "prefix_threshold": prefix}
+        share = found["sweep_proportion_induction"].sel(at)
+        assert float(share) == pytest.approx(float(single["proportion_induction"][0]))
     flat = [score.ravel() for score in scores]
     assert_close(found["correlation"], np.corrcoef(flat), depth=100, magnitude=1.0)
 
@@ -214,10 +198,8 @@ def test_only_results_of_the_same_heads_are_compared() -> None:
         ),
         ((one, two.isel(head=[0, 1])), "the heads"),
     ):
-        with pytest.raises(InputError, match=words):
-            induction_overlap(*probes)
-    with pytest.raises(InputError, match="ascending"):
-        induction_overlap(one, two, copy_grid=[2.0, 1.0])
+        expect_error(words, induction_overlap, *probes)
+    expect_error("ascending", induction_overlap, one, two, copy_grid=[2.0, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -253,12 +235,7 @@ def test_copy_scores_are_the_z_scores_of_the_logits(
             z = ((chosen - logits.mean(-1)) / logits.std(-1))[..., read].mean(
                 dim=(1, 2)
             )
-            assert_close(
-                found["copy_score"].values[layer],
-                z.numpy(),
-                depth=100,
-                dtype=np.float32,
-            )
+            close_in_float32(found["copy_score"].values[layer], z.numpy())
 
 
 def even(pattern: torch.Tensor) -> torch.Tensor:
@@ -278,8 +255,8 @@ def test_an_even_head_has_chance_everywhere(name: str) -> None:
     expected = np.broadcast_to(
         found["chance"].values[:, None, None], found["prefix_matching"].shape
     )
-    assert_close(found["prefix_matching"], expected, depth=100, dtype=np.float32)
-    assert_close(found["advantage"], 0, depth=100, magnitude=1.0, dtype=np.float32)
+    close_in_float32(found["prefix_matching"], expected)
+    close_in_float32(found["advantage"], 0, magnitude=1.0)
     assert (found["chance"] > 0).all()
     assert (found["chance"] < 1).all()
     if not getattr(lens.adapter, "integers", False):
@@ -302,94 +279,43 @@ def test_targets_show_what_comes_next(name: str, queries: str) -> None:
     if (queries == "forecast" and not forecasting) or (
         queries == "context" and keys_from != row.name
     ):
-        with pytest.raises(InputError, match=f"is a {queries} query"):
-            _targets(encoded, row, keys_from, lengths, plan, queries)
+        expect_error(
+            f"is a {queries} query",
+            _targets,
+            encoded,
+            row,
+            keys_from,
+            lengths,
+            plan,
+            queries,
+        )
         return
-    places = _targets(encoded, row, keys_from, lengths, plan, queries)
-    assert places[0].any(axis=(1, 2)).all()
+    after_last, last, _ = _targets(encoded, row, keys_from, lengths, plan, queries)
+    assert after_last.any(axis=(1, 2)).all()
     for series, length in enumerate(lengths):
-        whole = np.concatenate([context[series], np.tile(future[series], 4)])
         zero = context.shape[1]
         held = {
-            key: whole[zero + shown.start[key] : zero + shown.stop[key]]
+            key: context[series, zero + shown.start[key] : zero + shown.stop[key]]
             for key in range(len(shown))
             if not shown.special[key] and shown.stop[key] <= 0
         }
-        for query in np.flatnonzero(places[0, series].any(axis=-1)):
+        # the first value of a motif stands at the forecast start
+        motif = context[series, -length:]
+        for query in np.flatnonzero(after_last[series].any(axis=-1)):
             begin = asking.start[query] if queries == "forecast" else asking.stop[query]
-            end = (
-                begin + patch
-                if queries == "context"
-                else min(asking.stop[query], begin + length)
+            wanted, before = (
+                motif[np.arange(start, start + patch) % length]
+                for start in (begin, begin - patch)
             )
-            wanted = [
-                drawn_after(context[series], int(length), start, patch)
-                for start in range(begin, end, patch)
-            ]
-            alike = [
-                [key for key, values in held.items() if np.array_equal(values, want)]
-                for want in wanted
-            ]
             earlier = [
-                [key for key in keys if shown.start[key] < begin] for keys in alike
+                key
+                for key, values in held.items()
+                if np.array_equal(values, wanted) and shown.start[key] < begin
             ]
-            assert np.flatnonzero(places[2, series, query]).tolist() == sorted(
-                {key for keys in earlier for key in keys}
-            )
-            assert np.flatnonzero(places[0, series, query]).tolist() == sorted(
-                {keys[-1] for keys in earlier}
-            )
-            match = np.flatnonzero(places[1, series, query])
-            assert match.tolist() == [earlier[0][-1] - 1]
-            np.testing.assert_array_equal(
-                held[match[0]],
-                drawn_after(context[series], int(length), begin - patch, patch),
-            )
-
-
-def drawn_after(context: np.ndarray, length: int, start: int, patch: int) -> np.ndarray:
-    """Values from a step on, by the motif alone: its first value stands at the forecast start."""
-    return context[-length:][np.arange(start, start + patch) % length]
-
-
-def matching(lens: Lens, at: str) -> list[tuple[str, object]]:
-    """An induction head made of content alone: it looks for its own token in the context and attends to the next."""
-    seen: dict[str, torch.Tensor] = {}
-
-    def keep(name: str) -> object:
-        def hook(value: torch.Tensor, hook: object) -> None:
-            seen[name] = value.detach()
-
-        return hook
-
-    def attend(pattern: torch.Tensor, hook: object) -> torch.Tensor:
-        context, queries = seen["encoder"][:, :-1], seen["decoder"]
-        same = (queries[:, :, None] == context[:, None, :-1]).all(-1)
-        places = torch.where(same, torch.arange(same.shape[-1]), -1).amax(-1)
-        pattern = torch.zeros_like(pattern)
-        found = places >= 0
-        weight = found.to(pattern)[:, None, :, None].expand(*pattern.shape[:2], -1, 1)
-        return pattern.scatter(
-            -1, (places.clamp(min=0) + 1)[:, None, :, None].expand_as(weight), weight
-        )
-
-    return [
-        ("encoder.hook_embed", keep("encoder")),
-        ("decoder.hook_embed", keep("decoder")),
-        (f"{at}.hook_pattern", attend),
-    ]
-
-
-def test_a_head_that_matches_by_content_has_the_advantage() -> None:
-    lens = load("chronos-nano")
-    with lens.hooks(matching(lens, "decoder_blocks.1.cross_attn")):  # type: ignore[arg-type]
-        found = repeated_motif(lens, n_series=24, num_samples=1).sel(layer="1", head=0)
-    # the start token matches nothing, and two values of a motif may share a bin
-    steps = found.sizes["step"]
-    best = (steps - 1) / steps
-    assert best - 0.1 < float(found["prefix_matching"].sel(target="after_last")) <= best
-    assert float(found["advantage"].sel(target="after_last")) > 0.7
-    assert float(found["prefix_matching"].sel(target="last")) < 0.1
+            assert after_last[series, query, earlier[-1]]
+            (match,) = np.flatnonzero(last[series, query])
+            assert match == earlier[-1] - 1
+            assert_array_equal(held[match], before)
 
 
 def test_a_forecast_that_goes_on_with_the_motif_has_no_error(
@@ -399,13 +325,11 @@ def test_a_forecast_that_goes_on_with_the_motif_has_no_error(
     context, wanted, _ = _draw(lens, _Plan(2, 4, 4, 4, 6, 16), seed=3)
     forecast_instead(monkeypatch, lens, wanted[:, None])
     found = repeated_motif(lens, n_series=6, seed=3)
-    np.testing.assert_array_equal(found["relative_copy_error"], 0)
-    np.testing.assert_array_equal(found["truth"], wanted)
+    assert_array_equal(found["relative_copy_error"], 0)
+    assert_array_equal(found["truth"], wanted)
     forecast_instead(
         monkeypatch,
         lens,
         np.broadcast_to(context.mean(axis=1)[:, None, None], (6, 1, 16)),
     )
-    np.testing.assert_allclose(
-        repeated_motif(lens, n_series=6, seed=3)["relative_copy_error"], 1
-    )
+    assert_allclose(repeated_motif(lens, n_series=6, seed=3)["relative_copy_error"], 1)

@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
 
+from closeness import close_in_float32
 from refusals import expect_error
 from tiny_lenses import ATTENDING, NAMES, archetypes, having, lens_of
 from tiny_series import centred, pair_for, runs_of
 from tsfm_lens import viz
-from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks import Component, PatchFrom, Steer
 from tsfm_lens.hooks.activations import TokenSpans
@@ -49,35 +50,21 @@ def test_a_cell_equals_the_patched_run_alone(name: str) -> None:
     found = activation_patching(*runs, at=[branch], positions=3)
     pair = contrast(*runs, places_of(lens, [branch]))
     groups = position_groups(pair.base.encoded.spans[branch.stack], 3)
-    assert list(found["position"]) == [group[0] for group in groups]
-    last = max(
-        index for index, word in enumerate(found["position_special"].values) if not word
-    )
+    last = int(np.flatnonzero(found["position_special"] == "")[-1])
     edit = PatchFrom(branch, pair.source_acts, positions=groups[last])
     with torch.no_grad(), lens.edit(edit):
         alone = pair.base.read(lens.forward(pair.base.encoded)).double().numpy()
     cell = found.isel(component=0, position=last)
     size = np.abs(alone).max()
-    assert_close(cell["forecast"], alone, depth=200, magnitude=size, dtype=np.float32)
+    close_in_float32(cell["forecast"], alone, depth=200, magnitude=size)
     way = found["clean_forecast"].values - found["corrupted_forecast"].values
     moved = alone - found["corrupted_forecast"].values
+    length = (way**2).sum(-1)
     # a share of the way, which may be short beside the level of both forecasts
-    far = size / np.sqrt((way**2).sum(-1).min())
-    expected = (moved * way).sum(-1) / (way**2).sum(-1)
-    assert_close(
-        cell["recovered"],
-        expected,
-        depth=100,
-        magnitude=max(far, 1.0),
-        dtype=np.float32,
-    )
-    assert_close(
-        cell["effect"],
-        np.abs(moved).mean(-1),
-        depth=200,
-        magnitude=size,
-        dtype=np.float32,
-    )
+    far = max(size / np.sqrt(length.min()), 1.0)
+    close_in_float32(cell["recovered"], (moved * way).sum(-1) / length, magnitude=far)
+    effect = np.abs(moved).mean(-1)
+    close_in_float32(cell["effect"], effect, depth=200, magnitude=size)
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
@@ -93,29 +80,26 @@ def test_the_whole_stream_carries_everything(name: str, direction: str) -> None:
     assert (
         "forecast on the" in "".join(each.name or "" for each in viz.plot(found).data)
     ) == (path is not None)
-    assert_close(found["recovered"], 1, depth=100, dtype=np.float32)
+    close_in_float32(found["recovered"], 1)
     goal = found["clean_forecast" if direction == "denoise" else "corrupted_forecast"]
-    assert_close(
-        found["forecast"].isel(component=0, position=0),
-        goal,
-        depth=100,
-        dtype=np.float32,
-    )
+    close_in_float32(found["forecast"].isel(component=0, position=0), goal)
 
 
-# Fracast detects periods, which jump
+def small_change() -> tuple[SeriesBatch, SeriesBatch]:
+    """A series, and the same with a wiggle of two thousandths of its spread."""
+    clean = centred("co2")
+    wiggle = 2e-3 * clean.values[0].std() * np.sin(np.arange(40) * 1.7)
+    return clean, replace(clean, values=(clean.values[0] + wiggle,))
+
+
 @pytest.mark.parametrize("name", archetypes(sorted(set(PATCHES) - {"fracast"})))
 def test_a_small_corruption_is_estimated_exactly(name: str) -> None:
     """First order is exact in the limit; token models have no small corruption of a token."""
     lens = lens_of(name)
-    clean = centred("co2")
-    wiggle = 2e-3 * clean.values[0].std() * np.sin(np.arange(40) * 1.7)
-    corrupted = replace(clean, values=(clean.values[0] + wiggle,))
+    runs = [lens.run(each, 4) for each in small_change()]
     stack = lens.wiring.output_stack.name
     for at in ("branches", "heads") if name in ATTENDING else ("branches",):
-        found = attribution_patching(
-            lens.run(clean, 4), lens.run(corrupted, 4), at=at, stack=stack, positions=4
-        )
+        found = attribution_patching(*runs, at=at, stack=stack, positions=4)
         size = float(np.abs(found["recovered"]).max())
         assert size > 1e-3
         assert float(np.abs(found["error"]).max()) < 0.03 * size
@@ -153,12 +137,7 @@ def test_in_every_pass_of_a_rollout_the_same_steps_are_patched() -> None:
     register = found.isel(
         component=0, position=list(found["position_special"].values).index("REG")
     )
-    assert_close(
-        register["forecast"],
-        forecast([slice(-1, None)] * 2),
-        depth=100,
-        dtype=np.float32,
-    )
+    close_in_float32(register["forecast"], forecast([slice(-1, None)] * 2))
     oldest = found.isel(component=0, position=1)
     spans = lens.encode(corrupted).spans["encoder"]
     width = spans.stop[0] - spans.start[0]
@@ -167,12 +146,7 @@ def test_in_every_pass_of_a_rollout_the_same_steps_are_patched() -> None:
         for edge in ("start", "stop")
     )
     # both passes show the same context from its beginning; it is not full yet
-    assert_close(
-        oldest["forecast"],
-        forecast([slice(first, stop)] * 2),
-        depth=100,
-        dtype=np.float32,
-    )
+    close_in_float32(oldest["forecast"], forecast([slice(first, stop)] * 2))
 
 
 @pytest.mark.parametrize("name", archetypes(TRUE_GRADIENTS))
@@ -236,8 +210,7 @@ def test_runs_that_are_not_alike_are_refused() -> None:
             "grouped into items diff",
         ),
     ):
-        with pytest.raises(InputError, match=words):
-            activation_patching(lens.run(clean, 4), lens.run(other, 4))
+        expect_error(words, activation_patching, lens.run(clean, 4), lens.run(other, 4))
     expect_error("rollout is 'yes'", runs_of, "chronos-bolt", rollout="yes")
     expect_error(
         "holds values that are no numbers",
@@ -253,73 +226,38 @@ def test_runs_that_are_not_alike_are_refused() -> None:
 
 
 def test_a_frozen_model_has_slopes_and_no_model_keeps_any() -> None:
+    """At places of several stacks: each is patched at all of its own positions."""
     lens = copy.deepcopy(lens_of("chronos-bolt"))
-    clean, corrupted = pair_for("chronos-bolt")
-    for weight in lens.parameters():
-        weight.grad = None
-    free = attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4), exact=False)
-    assert all(weight.grad is None for weight in lens.parameters())
-    for weight in lens.parameters():
-        weight.requires_grad_(False)
+    lens.requires_grad_(False)
+    runs = [lens.run(each, 4) for each in pair_for("chronos-bolt")]
+    places = ["encoder.0.mlp", "decoder.0.cross_attn"]
     with torch.no_grad():
-        frozen = attribution_patching(
-            lens.run(clean, 4), lens.run(corrupted, 4), exact=False
-        )
-    assert_close(
-        frozen["first_order"], free["first_order"], depth=100, dtype=np.float32
-    )
+        frozen = attribution_patching(*runs, at=places, positions="all")
+    free_runs = runs_of("chronos-bolt")
+    free = attribution_patching(*free_runs, at=places, positions="all")
+    close_in_float32(frozen["first_order"], free["first_order"])
     assert float(np.abs(free["first_order"]).max()) > 0
-
-
-def test_places_of_several_stacks_at_all_positions() -> None:
-    """Bolt's decoder has one token, its encoder several: each place is patched at all of its own."""
-    runs, places = runs_of("chronos-bolt"), ["encoder.0.mlp", "decoder.0.cross_attn"]
-    both = attribution_patching(*runs, at=places, positions="all")
-    exact = activation_patching(*runs, at=places, positions="all")
-    assert_close(
-        both["recovered"],
-        exact["recovered"],
-        depth=100,
-        magnitude=1.0,
-        dtype=np.float32,
-    )
-    np.testing.assert_allclose(both["error"], both["first_order"] - both["recovered"])
-    assert both.attrs["mean_absolute_error"] == pytest.approx(
-        float(np.abs(both["error"]).mean())
-    )
-    alone = attribution_patching(*runs, at=places[:1], positions="each")
-    assert_close(
-        both["first_order"][0, 0],
-        alone["first_order"].sum("position")[0],
-        depth=100,
-        dtype=np.float32,
-    )
+    exact = activation_patching(*free_runs, at=places, positions="all")
+    close_in_float32(free["recovered"], exact["recovered"], magnitude=1.0)
+    assert_allclose(free["error"], free["first_order"] - free["recovered"])
+    for model in (lens, free_runs[0].lens):
+        assert all(weight.grad is None for weight in model.parameters())
 
 
 def test_floors_are_those_of_the_noisier_run() -> None:
     """In rollouts of a sampling model another seed of either run, in single passes rounding."""
-    lens, runs = (
-        lens_of("chronos"),
-        runs_of("chronos", 8, select=0, rollout=True, num_samples=20, seed=7),
-    )
-    found = activation_patching(*runs, at="branches", positions="all")
+    runs = runs_of("chronos", 8, select=0, rollout=True, num_samples=20, seed=7)
+    options = {"at": "branches", "positions": "all"}
+    found = activation_patching(*runs, **options)
     way = found["clean_forecast"].values - found["corrupted_forecast"].values
-    again = [
-        lens.forecast(run.batch, 8, num_samples=20, seed=8).median - run.point
-        for run in runs
-    ]
-    np.testing.assert_allclose(
-        found["effect_floor"], np.max([np.abs(each).mean(-1) for each in again], axis=0)
-    )
-    shares = [np.abs((each * way).sum(-1)) / np.square(way).sum(-1) for each in again]
-    assert (found["recovered_floor"] >= np.max(shares, axis=0)).all()
-    other = activation_patching(
-        *runs, at="branches", positions="all", direction="noise"
-    )
-    np.testing.assert_array_equal(other["effect_floor"], found["effect_floor"])
-    single = activation_patching(
-        *runs_of("chronos", 8, select=0), at="branches", positions="all"
-    )
+    again = np.stack([run.redraw().forecast.median - run.point for run in runs])
+    apart = np.abs(again).mean(-1).max(0)
+    assert_allclose(found["effect_floor"], apart)
+    shares = np.abs((again * way).sum(-1)) / np.square(way).sum(-1)
+    assert (found["recovered_floor"] >= shares.max(0)).all()
+    other = activation_patching(*runs, **options, direction="noise")
+    assert_array_equal(other["effect_floor"], found["effect_floor"])
+    single = activation_patching(*runs_of("chronos", 8, select=0), **options)
     assert (single["recovered_floor"] < found["recovered_floor"]).all()
     assert bool((single["recovered_acts"] > 0).any())
 
@@ -394,26 +332,20 @@ def test_the_last_branch_acts_directly(name: str) -> None:
     )
     direct = paths["recovered"].sel(receiver="output").isel(sender=0)
     expected = whole["recovered"].isel(component=0, position=0)
-    assert_close(direct, expected, depth=100, magnitude=1.0, dtype=np.float32)
+    close_in_float32(direct, expected, magnitude=1.0)
     assert np.isnan(paths["recovered"].isel(receiver=slice(None, -1))).all()
 
 
 def test_edges_of_a_small_corruption_are_paths() -> None:
-    lens = lens_of("chronos-bolt")
-    clean = centred("co2")
-    wiggle = 2e-3 * clean.values[0].std() * np.sin(np.arange(40) * 1.7)
-    corrupted = replace(clean, values=(clean.values[0] + wiggle,))
-    edges = edge_attribution(lens.run(clean, 4), lens.run(corrupted, 4))["score"].values
-    paths = path_patching(lens.run(clean, 4), lens.run(corrupted, 4))[
-        "recovered"
-    ].values
-    np.testing.assert_array_equal(edges[np.isnan(paths)], 0)
-    assert_close(edges[:, -1], paths[:, -1], depth=100, magnitude=1.0, dtype=np.float32)
+    runs = [lens_of("chronos-bolt").run(each, 4) for each in small_change()]
+    edges = edge_attribution(*runs)["score"].values
+    paths = path_patching(*runs)["recovered"].values
+    assert_array_equal(edges[np.isnan(paths)], 0)
+    close_in_float32(edges[:, -1], paths[:, -1], magnitude=1.0)
     inner = np.nan_to_num(paths[:, :-1])
-    assert np.abs(inner).max() > 1e-3
-    np.testing.assert_allclose(
-        edges[:, :-1], inner, atol=CURVATURE * np.abs(inner).max()
-    )
+    largest = np.abs(inner).max()
+    assert largest > 1e-3
+    assert_allclose(edges[:, :-1], inner, atol=CURVATURE * largest)
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "timesfm-2.5", "toto-1"])
@@ -429,12 +361,7 @@ def test_paths_in_rollouts(name: str) -> None:
         *pair, senders=[earlier, last], receivers=[last, "output"], direction="noise"
     )
     whole = activation_patching(*pair, at=[last], positions="all", direction="noise")
-    assert_close(
-        paths["forecast"].values[1, 1],
-        whole["forecast"].values[0, 0],
-        depth=100,
-        dtype=np.float32,
-    )
+    close_in_float32(paths["forecast"].values[1, 1], whole["forecast"].values[0, 0])
     heard = paths["forecast"].values[0, 0]
     assert np.isfinite(heard).all()
     assert np.abs(heard - paths["clean_forecast"].values).max() > 0

@@ -82,7 +82,7 @@ def nothing(data: xr.Dataset) -> go.Figure:
     return go.Figure()
 
 
-BROKEN: dict[str, tuple[Callable[[Run], xr.Dataset], dict[str, Any]]] = {
+BROKEN = {
     "": (spread, {}),
     "labels": (without_title, {}),
     "figures": (spread, {"draw": nothing}),

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import entropy as scipy_entropy
 
+from closeness import close_in_float32
+from refusals import expect_error
 from tiny_lenses import fresh
 from tiny_series import few_draws
-from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import bundled
 from tsfm_lens.models import Lens, load
 from tsfm_lens.probes import (
@@ -27,7 +29,6 @@ from tsfm_lens.probes import (
 )
 from tsfm_lens.probes.attention import row_entropy
 from tsfm_lens.probes.logit_lens import bin_quantiles, count_peaks
-from tsfm_lens.testing import assert_close
 
 H = 6
 
@@ -57,24 +58,16 @@ def test_lens_statistics_against_scipy(token_lens: Lens) -> None:
         assert model.config.scale_decoder_outputs
         logits = model.lm_head(model.decoder.final_layer_norm(stream) * 36**-0.5)
     p = torch.softmax(logits.double(), -1).numpy()
-    assert_close(
-        result.entropy.sel(layer="0").values,
-        scipy_entropy(p, axis=-1),
-        depth=100,
-        dtype=np.float32,
-    )
-    np.testing.assert_array_equal(
+    close_in_float32(result.entropy.sel(layer="0").values, scipy_entropy(p, axis=-1))
+    assert_array_equal(
         result.effective_vocabulary.sel(layer="0").values, (p > 0.01).sum(-1)
     )
     scale = np.nanmean(np.abs(BATCH.values[0]))
     centers = np.linspace(-15, 15, 61)
-    assert_close(result.value[0].values, centers * scale, depth=100, dtype=np.float32)
+    close_in_float32(result.value[0].values, centers * scale)
     best = result.probability.sel(layer="0").argmax("bin").values
-    assert_close(
-        result.point_forecast.sel(layer="0")[0].values,
-        centers[best[0]] * scale,
-        depth=100,
-        dtype=np.float32,
+    close_in_float32(
+        result.point_forecast.sel(layer="0")[0].values, centers[best[0]] * scale
     )
 
 
@@ -114,41 +107,20 @@ def test_gain_known_answers() -> None:
         -50.0,
     ]
     assert np.isnan(result.gain.values[:, 0]).all()
-    np.testing.assert_allclose(
-        result.error.sel(metric="sMAPE", series="a"), [50.0, 50.0, 100 / 3]
-    )
+    assert_allclose(result.error.sel(metric="sMAPE", series="a"), [50.0, 50.0, 100 / 3])
     own = layer_gain(
         lens_result([[3.0, 3.0], [3.0, 3.0], [2.0, 2.0]], [1.0, 1.0]), reference="model"
     )
     assert own.error.sel(metric="MAE", series="a").values.tolist() == [1.0, 1.0, 0.0]
-    with pytest.raises(InputError, match="choose 'truth' or 'model'"):
-        layer_gain(lens_result([[1.0]] * 3, [1.0]), reference="median")
-    with pytest.raises(InputError, match="has no truth"):
-        layer_gain(lens_result([[1.0]] * 3, [1.0]).drop_vars("truth"))
-
-
-def test_one_heads_logit_is_its_write_times_the_frozen_unembedding(
-    token_lens: Lens,
-) -> None:
-    run = token_lens.run(BATCH, H)
-    result = attribution(run)
-    assert run.tokens is not None
-    model = token_lens.adapter.model
-    with torch.no_grad():
-        _, acts = token_lens.run_with_cache(run.encoded)
-        z = acts["decoder_blocks.1.cross_attn.hook_z"][:, :, 2]
-        write = z @ model.decoder.block[1].layer[1].EncDecAttention.o.weight[:, 16:24].T
-        last = acts["decoder_blocks.1.hook_resid_post"]
-        rms = last.pow(2).mean(-1, keepdim=True).add(1e-6).sqrt()
-        w = model.lm_head.weight
-        direction = (w[run.tokens] - w.mean(0)) * model.decoder.final_layer_norm.weight
-        if model.config.scale_decoder_outputs:
-            direction = direction * model.config.d_model**-0.5
-        expected = ((write / rms) * direction).sum(-1)
-    found = result.attribution.sel(
-        decomposition="logit", component="decoder.1.cross_attn.2"
-    ).values
-    assert_close(found, expected.numpy(), depth=100, dtype=np.float32)
+    expect_error(
+        "choose 'truth' or 'model'",
+        layer_gain,
+        lens_result([[1.0]] * 3, [1.0]),
+        reference="median",
+    )
+    expect_error(
+        "has no truth", layer_gain, lens_result([[1.0]] * 3, [1.0]).drop_vars("truth")
+    )
 
 
 @pytest.mark.parametrize("rollout", [True, False])
@@ -157,33 +129,28 @@ def test_effects_are_those_of_the_edited_forecast(
     lens: str, rollout: bool, request: pytest.FixtureRequest
 ) -> None:
     """In rollouts those of the forecast's median, in single forwards those of what is read out along the path."""
-    model: Lens = request.getfixturevalue(lens)
+    model = request.getfixturevalue(lens)
     run = model.run(BATCH, H, truth=FUTURE, rollout=rollout)
     result = ablation_effects(
         run, components=["decoder.0.mlp", "decoder.*.cross_attn.1", "decoder.1"]
     )
     encoded = run.encoded
     for component in result.component.values:
+        found = result.sel(component=component)
         with model.ablate(component), torch.no_grad():
             edited = run.read(model.forward(encoded)).double().numpy()
             expected = model.forecast(BATCH, H).median if rollout else edited
-        found = result.forecast.sel(component=component).values
-        assert_close(found, expected, depth=100, dtype=np.float32)
+        close_in_float32(found.forecast, expected)
         # a decoder's first step reads no value
         later = slice(1 if run.tokens_read else 0, None)
         error = np.abs(expected - FUTURE)[:, later].mean(axis=1)
-        assert_close(
-            result.mae.sel(component=component), error, depth=100, dtype=np.float32
-        )
-    change = result.mae_change.sel(component="decoder.1").values
-    np.testing.assert_allclose(
-        change, (result.mae.sel(component="decoder.1") / result.mae_baseline - 1).values
-    )
+        close_in_float32(found.mae, error)
+        xr.testing.assert_allclose(found.mae_change, found.mae / found.mae_baseline - 1)
 
 
 def test_row_entropy_known_answers() -> None:
     rows = np.array([[1.0, 0, 0, 0], [0.25] * 4, [0.0] * 4, [2.0, 2.0, 0, 0]])
-    np.testing.assert_allclose(row_entropy(rows), [0.0, np.log(4), 0.0, np.log(2)])
+    assert_allclose(row_entropy(rows), [0.0, np.log(4), 0.0, np.log(2)])
 
 
 def test_patterns_are_placed_in_time(patch_lens: Lens, token_lens: Lens) -> None:
@@ -195,7 +162,7 @@ def test_patterns_are_placed_in_time(patch_lens: Lens, token_lens: Lens) -> None
     assert patch.attrs["attention"] == "cross_attn"
     token = attention_patterns(token_lens.run(BATCH.select(0), H), kind="self_attn")
     assert token.key_start.values.tolist() == list(range(H))
-    assert_close(token.pattern.sum("key"), 1.0, depth=100, dtype=np.float32)
+    close_in_float32(token.pattern.sum("key"), 1.0)
 
 
 def test_head_entropy_is_scaled_over_all_heads(token_lens: Lens) -> None:
@@ -205,7 +172,7 @@ def test_head_entropy_is_scaled_over_all_heads(token_lens: Lens) -> None:
     single = [
         attention_patterns(token_lens.run(BATCH.select(i), H)).entropy for i in (0, 1)
     ]
-    np.testing.assert_allclose(result.entropy, (single[0] + single[1]) / 2)
+    assert_allclose(result.entropy, (single[0] + single[1]) / 2)
 
 
 def test_the_last_layers_logits_are_the_models_own_and_all_give_the_lens_probabilities() -> (
@@ -218,10 +185,10 @@ def test_the_last_layers_logits_are_the_models_own_and_all_give_the_lens_probabi
     first = lens.adapter.first_value_token  # type: ignore[attr-defined]
     with torch.no_grad():
         native = lens.forward(context, future=run.path)[..., first:]
-    assert_close(found["logit"].values[-1], native.numpy(), depth=100, dtype=np.float32)
+    close_in_float32(found["logit"].values[-1], native.numpy())
     mine = torch.softmax(torch.tensor(found["logit"].values).double(), dim=-1).numpy()
     bins = found["probability"].values
-    assert_close(mine, bins / bins.sum(-1, keepdims=True), depth=100, dtype=np.float32)
+    close_in_float32(mine, bins / bins.sum(-1, keepdims=True))
 
 
 @pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano"])
@@ -229,52 +196,25 @@ def test_shares_are_sums_of_the_attribution_in_the_order_of_the_wiring(
     name: str,
 ) -> None:
     lens = load(name)
-    context = bundled("co2", "sunspots").tail(90)
-    found = stream_shares(
-        lens.run(context, 8, num_samples=3 if name == "chronos-nano" else None)
-    )
-    whole = attribution(
-        lens.run(context, 8, num_samples=3 if name == "chronos-nano" else None)
-    )
-    decomposition = found.attrs["decomposition"]
-    parts = whole["attribution"].sel(decomposition=decomposition)
+    run = lens.run(bundled("co2", "sunspots").tail(90), 8, **few_draws(lens))
+    found, whole = stream_shares(run), attribution(run)
+    parts = whole["attribution"].sel(decomposition=found.attrs["decomposition"])
     if "quantile" in parts.dims:
-        parts = parts.sel({"quantile": 0.5})
-    branch = [
-        c
-        for c in parts["component"].values
-        if str(c).startswith("decoder.1.cross_attn.")
-    ]
-    parts = parts.isel(step=slice(found.attrs["horizon"] - found.attrs["steps"], None))
-    expected = np.abs(parts.sel(component=branch).sum("component")).mean("step")
-    assert_close(
-        found["size"].sel(writer="decoder.1.cross_attn"),
-        expected,
-        depth=16,
-        dtype=np.float32,
-    )
-    heads = (
-        np.abs(parts.sel(component=branch))
-        .mean("step")
-        .transpose("component", "series")
-    )
-    assert_close(
-        found["head_size"].sel(writer="decoder.1.cross_attn"),
-        heads,
-        depth=16,
-        dtype=np.float32,
-    )
-    np.testing.assert_allclose(found["share"].sum("writer"), 1.0)
-    rows = [
-        f"decoder.{layer}.{kind}"
-        for layer in range(3)
-        for kind in ("self_attn", "cross_attn", "mlp")
-    ]
+        parts = parts.sel(quantile=0.5)
+    branch = "decoder.1.cross_attn"
+    heads = parts.sel(component=[f"{branch}.{head}" for head in range(4)])
+    heads = heads.isel(step=slice(found.attrs["horizon"] - found.attrs["steps"], None))
+    at = found.sel(writer=branch)
+    size = np.abs(heads.sum("component")).mean("step")
+    close_in_float32(at["size"], size, depth=16)
+    sizes = np.abs(heads).mean("step").transpose("component", "series")
+    close_in_float32(at["head_size"], sizes, depth=16)
+    assert_allclose(found["share"].sum("writer"), 1.0)
+    kinds = {"self_attn": "decoder", "cross_attn": "encoder", "mlp": ""}
+    rows = [f"decoder.{layer}.{kind}" for layer in range(3) for kind in kinds]
     assert [w for w in found["writer"].values if w != "bias"] == ["embed", *rows]
-    sources = dict(zip(found["writer"].values, found["keys_from"].values, strict=True))
-    assert {w for w, source in sources.items() if source == "encoder"} == {
-        w for w in rows if "cross" in w
-    }
+    encoder = found["writer"][(found["keys_from"] == "encoder").values]
+    assert encoder.values.tolist() == [row for row in rows if "cross" in row]
     assert np.isnan(found["head_size"].sel(writer="decoder.0.mlp")).all()
 
 
@@ -285,34 +225,21 @@ def test_patch_attention_is_the_windows_of_the_rollout_with_the_rank_of_each_hea
     model: str, horizon: int
 ) -> None:
     lens = fresh(model)
-    context, truth = bundled("co2").tail(64 + horizon).split(horizon)
-    draws = few_draws(lens)
-    found = patch_attention(lens.run(context, horizon, truth=truth, **draws))
-    maps = autoregressive_attention(lens.run(context, horizon, **draws), keys="window")
-    np.testing.assert_array_equal(
-        found["attention"], maps["attention"].transpose("layer", "head", "query", "key")
-    )
-    assert_close(found["attention"].sum("key"), 1.0, depth=100, dtype=np.float32)
-    ranks = head_spectra(lens, kind=found.attrs["attention"])["stable_rank"].sel(
-        product="QK"
-    )
-    np.testing.assert_array_equal(found["stable_rank"], ranks)
-    special = np.array([bool(str(word)) for word in found["key_special"].values])
+    run = lens.run(bundled("co2").tail(64), horizon, **few_draws(lens))
+    found = patch_attention(run)
+    attention, keys = found["attention"], found["key_start"].values
+    maps = autoregressive_attention(run, keys="window")["attention"]
+    assert_array_equal(attention, maps.transpose(*attention.dims))
+    close_in_float32(attention.sum("key"), 1.0)
+    ranks = head_spectra(lens, kind=found.attrs["attention"])["stable_rank"]
+    assert_array_equal(found["stable_rank"], ranks.sel(product="QK"))
     # the last token alone forecasts in a causal model, every decoder token elsewhere
-    rows = (
-        found["attention"].isel(query=[-1])
-        if model == "timesfm-2.5"
-        else found["attention"]
-    )
+    rows = attention.isel(query=[-1]) if model == "timesfm-2.5" else attention
     if model == "chronos":
         rows = rows.isel(query=found["query_start"].values >= 0)
-    mean = rows.mean("query").transpose("layer", "head", "key").values
-    mean[..., special] = -1
-    np.testing.assert_array_equal(found["argmax_key"], mean.argmax(-1))
-    assert_close(found["argmax_weight"], mean.max(-1), depth=100, dtype=np.float32)
-    np.testing.assert_array_equal(
-        found["argmax_start"], found["key_start"].values[mean.argmax(-1)]
-    )
-    np.testing.assert_array_equal(
-        found["quantile_forecast"], lens.forecast(context, horizon, **draws).quantiles
-    )
+    mean = rows.mean("query").where(found["key_special"] == "", -1)
+    mean = mean.transpose("layer", "head", "key").values
+    assert_array_equal(found["argmax_key"], mean.argmax(-1))
+    assert_array_equal(found["argmax_start"], keys[mean.argmax(-1)])
+    close_in_float32(found["argmax_weight"], mean.max(-1))
+    assert_array_equal(found["quantile_forecast"], run.forecast.quantiles)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any
-
 import numpy as np
 import pytest
-import torch
 import xarray as xr
+from numpy.testing import assert_allclose, assert_array_equal
 
+from closeness import close_in_float32
+from edited_weights import silenced
+from refusals import expect_error
 from tiny_lenses import ATTENDING, archetypes, lens_of
-from tsfm_lens.core.errors import InputError
+from tiny_series import few_draws
 from tsfm_lens.data import bundled
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.hooks.wiring import Attention
-from tsfm_lens.models import Lens, load
+from tsfm_lens.models import load
 from tsfm_lens.probes import (
     ablation_recipes,
     diffuse_heads,
@@ -24,28 +23,6 @@ from tsfm_lens.probes import (
 )
 from tsfm_lens.probes import sharp_heads as sharpest
 from tsfm_lens.probes.attention import attention_over_time
-from tsfm_lens.testing import assert_close
-
-
-def without(lens: Lens, components: list[Component]) -> Lens:
-    """A copy of an encoder-decoder model in which the components' rows of the output matrices are zero."""
-    native = copy.deepcopy(lens.native)
-    edited = load(native, check=False)
-    model = edited.adapter.model
-    for component in components:
-        stack = edited.wiring.stack(component.stack)
-        row = stack.writer(component.kind, component.layer)
-        block = stack.block(component.layer)
-        with torch.no_grad():
-            if isinstance(row, Attention):
-                weight = model.get_submodule(f"{block}.{row.o.module}").weight
-                weight[
-                    :,
-                    component.head * stack.d_head : (component.head + 1) * stack.d_head,
-                ] = 0
-            else:
-                model.get_submodule(f"{block}.{row.o}").weight.zero_()
-    return edited
 
 
 @pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano"])
@@ -60,48 +37,27 @@ def test_a_recipe_is_the_model_with_those_weights_zeroed_along_the_rollout(
         "decoder.2.self_attn.1",
         "decoder.1.mlp",
     ]
-    draws: dict[str, Any] = {
-        "num_samples": 2 if lens.adapter.readout == "token" else None,
-        "seed": 3,
-    }
-    found = ablation_recipes(
-        lens.run(context, 33, truth=truth, **draws), {"three heads": recipe}
-    )
-    expected = without(lens, lens.components(*recipe)).forecast(context, 33, **draws)
-    plain = lens.forecast(context, 33, **draws)
-    np.testing.assert_array_equal(
-        found["quantile_forecast"].sel(recipe="original"), plain.quantiles
-    )
-    assert_close(
-        found["quantile_forecast"].sel(recipe="three heads"),
-        expected.quantiles,
-        depth=200,
-        dtype=np.float32,
-    )
-    assert ("sample" in found) == (lens.adapter.readout == "token")
+    draws = {**few_draws(lens), "seed": 3}
+    run = lens.run(context, 33, truth=truth, **draws)
+    result = ablation_recipes(run, {"three heads": recipe})
+    plain, found = (result.sel(recipe=each) for each in ("original", "three heads"))
+    expected = silenced(lens, lens.components(*recipe)).forecast(context, 33, **draws)
+    assert_array_equal(plain["quantile_forecast"], run.forecast.quantiles)
+    close_in_float32(found["quantile_forecast"], expected.quantiles, depth=200)
+    assert ("sample" in result) == (lens.emits == "token")
     # the recipe changes the forecast by far more than that tolerance
-    assert found["spearman_distance"].sel(recipe="three heads").max() > 1e-3
-    assert (found["spearman_distance"].sel(recipe="original") < 1e-12).all()
-    moved = np.abs(expected.median - plain.median).mean(axis=-1)
-    assert_close(
-        found["mean_shift"].sel(recipe="three heads"),
-        moved,
-        depth=200,
-        magnitude=500,
-        dtype=np.float32,
-    )
-    assert found["n_heads"].values.tolist() == [0, 3]
-    assert found["n_mlps"].values.tolist() == [0, 1]
-    # two kinds of attention are touched, each with 3 layers of 4 heads
-    np.testing.assert_allclose(found["heads_share"], [0, 3 / 24])
+    assert found["spearman_distance"].max() > 1e-3
+    assert (plain["spearman_distance"] < 1e-12).all()
+    moved = np.abs(expected.median - run.point).mean(axis=-1)
+    close_in_float32(found["mean_shift"], moved, depth=200, magnitude=500)
     error = np.abs(expected.median - truth).mean(axis=-1)
-    assert_close(
-        found["mae"].sel(recipe="three heads"), error, depth=100, dtype=np.float32
-    )
+    close_in_float32(found["mae"], error)
+    assert (found["n_heads"], found["n_mlps"]) == (3, 1)
+    # two kinds of attention are touched, each with 3 layers of 4 heads
+    assert float(found["heads_share"]) == 3 / 24
     past = [np.std(values[-33:]) for values in context.values]
-    np.testing.assert_allclose(
-        found["spread_ratio"].sel(recipe="original"), plain.median.std(axis=-1) / past
-    )
+    spread = run.point.std(axis=-1) / past
+    assert_allclose(plain["spread_ratio"], spread)
 
 
 @pytest.mark.parametrize("name", archetypes(ATTENDING))
@@ -110,21 +66,17 @@ def test_stable_rank_chooses_as_the_dense_product_does(name: str) -> None:
     stack = lens.wiring.output_stack
     kind = attention_over_time(stack)
     layer = stack.layers_with(kind)[1][-1]
-    weights = lens.weights.heads(layer, kind, stack.name)
-    dense = (
-        (weights.W_Q.double() @ weights.W_K.double().transpose(-2, -1)).detach().numpy()
-    )
-    values = np.linalg.svd(dense, compute_uv=False)
+    dense = lens.weights.heads(layer, kind, stack.name).W_QK.AB.detach().double()
+    values = np.linalg.svd(dense.numpy(), compute_uv=False)
     ranks = (values**2).sum(-1) / values[:, 0] ** 2
     for order, ends in (("low", ranks.argsort()), ("high", (-ranks).argsort())):
         for kept in range(stack.n_heads + 1):
             chosen = heads_by_stable_rank(
                 lens, {layer: kept}, order=order, paired=False
             )
-            assert {(c.layer, c.kind) for c in chosen} <= {(layer, kind)}
-            assert sorted(c.head for c in chosen) == sorted(
-                ends[: stack.n_heads - kept]
-            )
+            heads = sorted(ends[: stack.n_heads - kept])
+            expected = [Component(stack.name, layer, kind, head) for head in heads]
+            assert sorted(chosen, key=lambda each: each.head) == expected
 
 
 def test_random_heads_have_the_counts_of_the_informed_ones_and_pairs_share_their_index() -> (
@@ -132,25 +84,20 @@ def test_random_heads_have_the_counts_of_the_informed_ones_and_pairs_share_their
 ):
     lens = load("chronos-nano")
     keep = {0: 1, 2: 3}
-    first, second = (random_heads(lens, keep, seed=seed) for seed in (0, 1))
-    for chosen in (first, second, heads_by_stable_rank(lens, keep)):
-        assert len(chosen) == 2 * (3 + 1)
+    informed = heads_by_stable_rank(lens, keep)
+    drawn = [random_heads(lens, keep, seed=seed) for seed in range(6)]
+    for chosen in (informed, *drawn):
         assert sum(c.layer == 0 for c in chosen) == 6
-        by_kind = [
+        assert sum(c.layer == 2 for c in chosen) == 2
+        of_self, of_cross = (
             {(c.layer, c.head) for c in chosen if c.kind == kind}
             for kind in ("self_attn", "cross_attn")
-        ]
-        assert by_kind[0] == by_kind[1]
+        )
+        assert of_self == of_cross
     alone = heads_by_stable_rank(lens, keep, paired=False)
-    assert {c.kind for c in alone} == {"cross_attn"}
-    assert alone == [
-        c for c in heads_by_stable_rank(lens, keep) if c.kind == "cross_attn"
-    ]
-    assert first == random_heads(lens, keep, seed=0)
-    assert any(
-        random_heads(lens, keep, seed=seed) != random_heads(lens, keep)
-        for seed in range(1, 6)
-    )
+    assert alone == [c for c in informed if c.kind == "cross_attn"]
+    assert drawn[0] == random_heads(lens, keep, seed=0)
+    assert any(each != drawn[0] for each in drawn[1:])
 
 
 def test_sharp_and_diffuse_heads_are_the_ends_of_the_entropies() -> None:
@@ -167,7 +114,9 @@ def test_sharp_and_diffuse_heads_are_the_ends_of_the_entropies() -> None:
         "decoder.4.cross_attn.1",
         "decoder.1.cross_attn.0",
     ]
-    with pytest.raises(InputError, match="1 to 4"):
-        sharpest(entropy, 5)
-    with pytest.raises(InputError, match=r"head_entropy\(\.\.\.\) gives"):
-        sharpest(xr.Dataset(attrs={"kind": "forecast"}))
+    expect_error("1 to 4", sharpest, entropy, 5)
+    expect_error(
+        r"head_entropy\(\.\.\.\) gives",
+        sharpest,
+        xr.Dataset(attrs={"kind": "forecast"}),
+    )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
-import xarray as xr
+from numpy.testing import assert_array_equal
 
+from closeness import close_in_float32
 from tiny_lenses import ATTENDING, archetypes, lens_of
 from tiny_series import reads_at, series_for
 from tsfm_lens.data import bundled
@@ -33,7 +32,7 @@ def test_a_hand_built_lag_is_a_band() -> None:
         key = int(column.argmax())
         assert column[key] == pytest.approx(1)
         assert int(found["query_start"][query]) - int(found["key_start"][key]) == 12
-    assert_close(found["entropy"], 0, depth=16, magnitude=1.0, dtype=np.float32)
+    close_in_float32(found["entropy"], 0, depth=16, magnitude=1.0)
 
 
 @pytest.mark.parametrize(
@@ -44,114 +43,68 @@ def test_a_long_map_begins_with_the_short_one(name: str) -> None:
     lens = lens_of(name)
     width = lens.adapter.longest_pass
     forced_path = bundled("co2").values[0][None, -(2 * width + 3) :].copy()
-    short = autoregressive_attention(
-        lens.run(series_for(lens), width, forced_path=forced_path[:, :width])
+    short, found = (
+        autoregressive_attention(
+            lens.run(series_for(lens), steps, forced_path=forced_path[:, :steps])
+        )
+        for steps in (width, 2 * width + 3)
     )
-    found = autoregressive_attention(
-        lens.run(series_for(lens), 2 * width + 3, forced_path=forced_path)
-    )
-    assert_close(found["attention"].sum("key"), 1, depth=100, dtype=np.float32)
+    close_in_float32(found["attention"].sum("key"), 1)
     assert found.attrs["passes"] == 3
-    first = found.isel(query=found["pass_start"].values == 0)
-    same = {
-        (int(key["key_start"]), str(key["key_special"].values)): i
-        for i, key in enumerate(_each(first, "key"))
-    }
-    rows = [
-        same[int(key["key_start"]), str(key["key_special"].values)]
-        for key in _each(short, "key")
+    first = found.isel(query=found["pass_start"].values == 0)["attention"]
+    places = [
+        list(zip(each["key_start"].values, each["key_special"].values, strict=True))
+        for each in (short, found)
     ]
-    assert_close(
-        first["attention"].values[:, :, rows],
-        short["attention"],
-        depth=16,
-        magnitude=1.0,
-        dtype=np.float32,
-    )
+    rows = [places[1].index(place) for place in places[0]]
+    ours = first.isel(key=rows)
+    close_in_float32(ours, short["attention"], depth=16, magnitude=1.0)
     # what a pass does not read has no attention
-    left = np.setdiff1d(np.arange(found.sizes["key"]), rows)
-    assert not first["attention"].values[:, :, left].any()
+    assert not first.drop_isel(key=rows).any()
     # columns of later passes follow on without gap
-    covered = [
-        (int(q["query_start"]), int(q["query_stop"]))
-        for q in _each(found, "query")
-        if q["query_start"] >= 0
-    ]
-    assert all(after[0] == before[1] for before, after in pairwise(covered))
-
-
-def _each(data: xr.Dataset, axis: str) -> list[xr.Dataset]:
-    return [data.isel({axis: index}) for index in range(data.sizes[axis])]
+    ahead = found["query_start"].values >= 0
+    starts, stops = (found[f"query_{edge}"].values[ahead] for edge in ("start", "stop"))
+    assert_array_equal(starts[1:], stops[:-1])
 
 
 def test_a_long_map_is_the_rollout_of_the_library() -> None:
     lens = load("chronos-nano")
     series, width = bundled("co2").tail(100), lens.adapter.prediction_length
-    steps = width + 5
-    found = autoregressive_attention(lens.run(series, steps, num_samples=1, seed=4))
-    window = autoregressive_attention(
-        lens.run(series, steps, num_samples=1, seed=4), keys="window"
+    options = {"horizon": width + 5, "num_samples": 1, "seed": 4}
+    run = lens.run(series, **options)
+    found, window = (
+        autoregressive_attention(run, keys=keys)["attention"].sel(layer="1")
+        for keys in ("time", "window")
     )
     point = "decoder_blocks.1.cross_attn.hook_pattern"
-    _, acts = lens.run_with_cache(
-        series, rollout=True, horizon=steps, num_samples=1, seed=4, names_filter=point
-    )
-    for step, call in enumerate(acts.calls(point)):
+    _, acts = lens.run_with_cache(series, rollout=True, names_filter=point, **options)
+    calls = acts.calls(point)
+    assert len(calls) == width + 5
+    for step, call in enumerate(calls):
         native = call.value[0, :, -1].numpy()
-        context = native.shape[-1] - 1
         known = step // width * width
-        assert context == 100 + known
-        column = found["attention"].sel(layer="1").isel(query=step)
-        ordinary = column.where(
-            (column["key_special"] == "") & (column["key_start"] < known), drop=True
-        )
-        np.testing.assert_array_equal(ordinary["key_start"], np.arange(-100, known))
-        assert_close(
-            ordinary.values, native[:, :-1], depth=100, magnitude=1.0, dtype=np.float32
-        )
-        assert_close(
-            column.isel(key=-1),
-            native[:, -1],
-            depth=100,
-            magnitude=1.0,
-            dtype=np.float32,
-        )
-        moved = window["attention"].sel(layer="1").isel(query=step)
-        last = moved.where(
-            (moved["key_special"] == "") & (moved["key_start"] >= -context), drop=True
-        )
-        assert_close(
-            last.values, native[:, :-1], depth=100, magnitude=1.0, dtype=np.float32
-        )
-    assert step == steps - 1
-
-
-def test_the_second_patch_of_a_long_map_is_the_library_s() -> None:
-    lens = lens_of("chronos-bolt")
-    series, width = series_for(lens), lens.adapter.prediction_length
-    found = autoregressive_attention(lens.run(series, 2 * width))
-    point = "decoder_blocks.0.cross_attn.hook_pattern"
-    _, acts = lens.run_with_cache(
-        series, rollout=True, horizon=2 * width, names_filter=point
-    )
-    # the library goes on from every quantile; the fifth of nine is the median
-    native = acts.calls(point)[1].value[4, :, 0].numpy()
-    column = found["attention"].sel(layer="0").isel(query=1)
-    assert_close(column.values, native, depth=100, magnitude=1.0, dtype=np.float32)
+        for keys, newest in ((found, known), (window, 0)):
+            column = keys.isel(query=step)
+            is_read = (column["key_special"] == "") & (column["key_start"] < newest)
+            read = column.where(
+                is_read & (column["key_start"] >= newest - 100 - known), drop=True
+            )
+            close_in_float32(read.values, native[:, :-1], magnitude=1.0)
+        end = found.isel(query=step, key=-1)
+        close_in_float32(end, native[:, -1], magnitude=1.0)
 
 
 def test_flow_of_known_patterns() -> None:
-    eye = torch.eye(5, dtype=torch.float64)[None]
-    assert_close(rolled([eye, eye, eye])[-1], eye[0], depth=100, magnitude=1.0)
-    even = torch.full((2, 4, 4), 0.25, dtype=torch.float64)
+    eye = torch.eye(4, dtype=torch.float64)
     # (E + I)/2 has eigenvalue 1 along the mean and 1/2 elsewhere, E being the projection on the mean
-    projection = torch.full((4, 4), 0.25, dtype=torch.float64)
-    expected = projection + (torch.eye(4, dtype=torch.float64) - projection) / 8
-    assert_close(rolled([even, even, even])[-1], expected, depth=100, magnitude=1.0)
-    silent = torch.zeros(1, 3, 3, dtype=torch.float64)
-    assert_close(
-        rolled([silent])[0], torch.eye(3, dtype=torch.float64), depth=100, magnitude=1.0
-    )
+    even = torch.full((2, 4, 4), 0.25, dtype=torch.float64)
+    thrice = even[0] + (eye - even[0]) / 8
+    for patterns, expected in (
+        ([eye[None]] * 3, eye),
+        ([even] * 3, thrice),
+        ([0 * eye[None]], eye),
+    ):
+        assert_close(rolled(patterns)[-1], expected, depth=100, magnitude=1.0)
 
 
 @pytest.mark.parametrize("name", archetypes(ATTENDING))
@@ -188,7 +141,7 @@ def test_one_hot_patterns_contribute_what_is_written(name: str, at: str) -> None
             layer="1"
         )
         written = run.record([point])[point][0].norm(dim=-1).T.numpy()
-    assert_close(norms.sum("key"), written, depth=100, dtype=np.float32)
+    close_in_float32(norms.sum("key"), written)
 
 
 def test_flow_takes_a_stack_where_something_flows() -> None:

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from closeness import close_in_float32
 from tiny_lenses import SUMMING, archetypes, lens_of
 from tsfm_lens.probes import attribution
 from tsfm_lens.probes.attribution import writes_and_stream
 from tsfm_lens.probes.secants import push_forward
-from tsfm_lens.testing import assert_close, example_case
+from tsfm_lens.testing import example_case
 
 TOLERANCE = 1e-3
 
@@ -21,39 +22,30 @@ def test_one_hidden_layer_is_integrated_by_the_share_of_the_path_on_which_each_u
     lens = lens_of("chronos-bolt")
     run = lens.run(example_case(lens).encoded.batch, 3)
     found = attribution(run)
-    _, writes, last = writes_and_stream(run)
+    writes, last = (each.double() for each in writes_and_stream(run)[1:])
     model = lens.adapter.model
     norm, block = model.decoder.final_layer_norm, model.output_patch_embedding
-    layers = (block.hidden_layer, block.output_layer, block.residual_layer)
-    (w1, w2, w3), b = (
-        ([each.weight.detach().double().numpy() for each in layers]),
-        layers[0].bias.detach().double(),
+    w1, w2, w3 = (
+        layer.weight.detach().double().numpy()
+        for layer in (block.hidden_layer, block.output_layer, block.residual_layer)
     )
-    scale = (
-        norm.weight.double()
-        * (
-            last.double().square().mean(-1, keepdim=True) + norm.variance_epsilon
-        ).rsqrt()
-    )
+    power = last.square().mean(-1, keepdim=True) + norm.variance_epsilon
+    scale = norm.weight.double() * power.rsqrt()
     parts, whole = (
-        (each.double() * scale)[..., 0, :].detach().numpy() for each in (writes, last)
+        (each * scale)[..., 0, :].detach().numpy() for each in (writes, last)
     )
-    start, stop = b.numpy(), whole @ w1.T + b.numpy()
-    crossing = np.divide(
-        start, start - stop, out=np.ones_like(stop), where=start != stop
-    )
-    active = np.where(
-        (start > 0) & (stop > 0),
-        1.0,
-        np.where(start > 0, crossing, np.where(stop > 0, 1 - crossing, 0)),
+    start = block.hidden_layer.bias.detach().double().numpy()
+    stop = whole @ w1.T + start
+    # the share of the way from start to stop that is above 0
+    above = np.maximum(start, 0) - np.maximum(stop, 0)
+    active = np.divide(
+        above, start - stop, out=(stop > 0).astype(float), where=start != stop
     )
     flat = ((parts @ w1.T) * active) @ w2.T + parts @ w3.T
-    expected = (
-        flat.reshape(*flat.shape[:-1], len(lens.levels), -1)[..., :3]
-        * run.encoded.scale.numpy()[:, None, None]
-    )
+    values = flat.reshape(*flat.shape[:-1], len(lens.levels), -1)[..., :3]
+    expected = values * run.encoded.scale.numpy()[:, None, None]
     assert found["nodes"].values.tolist() == [1]
-    assert_close(found["attribution"].values[0], expected, depth=1000, dtype=np.float32)
+    close_in_float32(found["attribution"].values[0], expected, depth=1000)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +92,6 @@ def test_positions_that_are_not_read_are_not_needed(name: str) -> None:
             [lens.readout(stream, run.encoded)[..., : run.horizon] for stream in sums]
         )
     level = float(expected.nan_to_num().abs().max())
-    assert_close(
-        found / level,
-        expected.diff(dim=0).double().numpy() / level,
-        depth=1000,
-        dtype=np.float32,
+    close_in_float32(
+        found / level, expected.diff(dim=0).double().numpy() / level, depth=1000
     )

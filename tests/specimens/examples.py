@@ -23,7 +23,7 @@ _STUDIES = ("experiments", "rank_theory", "recipes")
 
 def drawn_in_examples() -> list[xr.Dataset]:
     """The results that docstrings draw of measurements that no run gives, each once."""
-    found: list[xr.Dataset] = []
+    found = []
 
     def recorded(name: str) -> Any:
         def draw(ds: Any, *args: Any, **options: Any) -> Any:

@@ -30,7 +30,7 @@ def unexplained(fig: go.Figure) -> list[str]:
         for each in marks
         if each.showlegend and fig.layout.showlegend is not False
     }
-    open_marks: dict[tuple[str, str], dict[str, str]] = {}
+    open_marks = {}
     for trace in marks:
         if trace.type not in ("scatter", "scattergl", "bar") or not _seen(trace):
             continue

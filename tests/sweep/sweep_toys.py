@@ -20,6 +20,11 @@ from tsfm_lens.sweep.engine.workers import GroupDone, GroupTask
 from tsfm_lens.sweep.store import Store, cell_key
 
 VALUES = ("error", "distance")
+ReadTable = Callable[..., pd.DataFrame]
+Start = Callable[..., Any]
+Wait = Callable[..., None]
+KillOften = Callable[..., int]
+IsAlive = Callable[[int], bool]
 CELLS = tuple(cell_key(cell=number) for number in range(6))
 
 

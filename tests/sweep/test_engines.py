@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import sweep_toys as toys
+from sweep_toys import IsAlive, KillOften, ReadTable, Start, Wait
 
 from refusals import expect_error
 from tsfm_lens.core.errors import SweepFailedError
@@ -19,8 +19,6 @@ from tsfm_lens.sweep.engine.engines import run_groups
 from tsfm_lens.sweep.engine.sweeping import SweepProgress
 from tsfm_lens.sweep.engine.workers import GroupDone, GroupTask
 from tsfm_lens.sweep.store import KEY_COLUMNS, Store
-
-Table = Callable[..., pd.DataFrame]
 
 
 def run(
@@ -43,9 +41,9 @@ def expected(tasks: list[GroupTask]) -> pd.DataFrame:
 )
 def test_kills_end_in_the_table_of_an_undisturbed_run(
     tmp_path: Path,
-    kill_often: Callable[..., int],
-    wait_for: Callable[..., None],
-    table_of: Table,
+    kill_often: KillOften,
+    wait_for: Wait,
+    table_of: ReadTable,
     engine: str,
 ) -> None:
     groups, kills, workers = 300, 8, 1 if engine == "single" else 2
@@ -84,7 +82,7 @@ def test_kills_end_in_the_table_of_an_undisturbed_run(
 
 
 def test_two_processes_share_a_store_and_compute_each_group_once(
-    tmp_path: Path, start_process: Callable[..., Any], table_of: Table
+    tmp_path: Path, start_process: Start, table_of: ReadTable
 ) -> None:
     groups = 40
     common = {"notes": tmp_path, "together": 2}
@@ -106,10 +104,10 @@ def test_two_processes_share_a_store_and_compute_each_group_once(
 @pytest.mark.parametrize("engine", ["single", "processes"])
 def test_an_interrupt_keeps_what_is_finished_and_ends_every_worker(
     tmp_path: Path,
-    start_process: Callable[..., Any],
-    wait_for: Callable[..., None],
-    alive: Callable[[int], bool],
-    table_of: Table,
+    start_process: Start,
+    wait_for: Wait,
+    alive: IsAlive,
+    table_of: ReadTable,
     engine: str,
 ) -> None:
     groups, running = 100, 1 if engine == "single" else 2
@@ -136,9 +134,9 @@ def test_an_interrupt_keeps_what_is_finished_and_ends_every_worker(
 
 def test_workers_end_when_their_driver_is_killed(
     tmp_path: Path,
-    start_process: Callable[..., Any],
-    wait_for: Callable[..., None],
-    alive: Callable[[int], bool],
+    start_process: Start,
+    wait_for: Wait,
+    alive: IsAlive,
 ) -> None:
     # a group that takes longer than any test: only the death of the driver can end it
     process = start_process(
@@ -159,7 +157,7 @@ def test_workers_end_when_their_driver_is_killed(
 
 
 def test_a_group_whose_worker_died_is_computed_by_a_fresh_one(
-    tmp_path: Path, table_of: Table
+    tmp_path: Path, table_of: ReadTable
 ) -> None:
     tasks = toys.toy_tasks(8, misbehave="die once", which=3)
     # the only one: what is computed after its death is computed by its successor

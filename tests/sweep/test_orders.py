@@ -7,6 +7,7 @@ import pytest
 import torch
 import xarray as xr
 
+from closeness import close_in_float32
 from refusals import expect_error
 from tiny_lenses import ATTENDING, archetypes, lens_of
 from tsfm_lens.data import SeriesBatch, as_series, bundled
@@ -20,7 +21,6 @@ from tsfm_lens.sweep.planner.orders import (
     ranking,
     rankings,
 )
-from tsfm_lens.testing import assert_close
 
 
 def series_for(lens: Lens) -> SeriesBatch:
@@ -89,32 +89,23 @@ def test_every_score_of_every_architecture(name: str) -> None:
         (weights.W_Q.double() @ weights.W_K.double().transpose(-2, -1)).detach().numpy()
     )
     values = np.linalg.svd(dense, compute_uv=False)
-    assert_close(
-        found["stable_rank"][-1],
-        (values**2).sum(-1) / values[:, 0] ** 2,
-        depth=1000,
-        dtype=np.float32,
+    close_in_float32(
+        found["stable_rank"][-1], (values**2).sum(-1) / values[:, 0] ** 2, depth=1000
     )
     last, plain, shown = writes_of(lens, series, 6)
     norms = [
         np.linalg.norm(row[mask], axis=-1).mean(0)
         for row, mask in zip(last, shown, strict=True)
     ]
-    assert_close(
-        found["output_norm"][-1], np.mean(norms, axis=0), depth=1000, dtype=np.float32
-    )
+    close_in_float32(found["output_norm"][-1], np.mean(norms, axis=0), depth=1000)
     whole = numpy_rank(plain, shown)
     parts = [
         numpy_rank(np.delete(plain, head, axis=2), shown)
         for head in range(stack.n_heads)
     ]
     lost = whole - np.array(parts)
-    assert_close(
-        found["entropic_contribution"][-1],
-        lost,
-        depth=1000,
-        magnitude=whole,
-        dtype=np.float32,
+    close_in_float32(
+        found["entropic_contribution"][-1], lost, depth=1000, magnitude=whole
     )
 
 

@@ -8,25 +8,25 @@ import socket
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import psutil
 import pytest
 import sweep_toys as toys
+from sweep_toys import IsAlive, ReadTable, Start, Wait
 
+from closeness import close_in_float32
 from refusals import expect_error
-from tsfm_lens.core.errors import MissingExtraError, install_command
+from tsfm_lens.core.errors import install_command
 from tsfm_lens.sweep.engine import ray_engine
 from tsfm_lens.sweep.engine.engines import run_groups
 from tsfm_lens.sweep.engine.sweeping import run_sweep
 from tsfm_lens.sweep.engine.workers import GroupDone
 from tsfm_lens.sweep.planner.config import parse_config
 from tsfm_lens.sweep.store import KEY_COLUMNS, Store
-from tsfm_lens.testing import assert_close
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 from ray.cluster_utils import Cluster  # noqa: E402
@@ -87,11 +87,11 @@ def run(
 
 
 def test_a_node_that_dies_in_the_middle_does_not_change_the_table(
-    tmp_path: Path, cluster: Any, table_of: Callable[..., pd.DataFrame]
+    tmp_path: Path, cluster: Any, table_of: ReadTable
 ) -> None:
     tasks = toys.toy_tasks(40, data=toys.Counted(tmp_path))
     common = {"notes": tmp_path, "seconds": 0.1}
-    workers_then: list[set[str]] = []
+    workers_then = []
 
     def kill_a_node(done: GroupDone) -> None:
         pids = {pid for _, pid, *_ in toys.notes_of(tmp_path, "computed")}
@@ -123,7 +123,7 @@ def test_a_node_that_dies_in_the_middle_does_not_change_the_table(
 
 
 def test_workers_that_die_and_groups_that_fail_are_told(
-    tmp_path: Path, cluster: Any, table_of: Callable[..., pd.DataFrame]
+    tmp_path: Path, cluster: Any, table_of: ReadTable
 ) -> None:
     common = {"notes": tmp_path}
     tasks = [
@@ -157,7 +157,7 @@ def test_workers_that_die_and_groups_that_fail_are_told(
 
 
 def test_a_sweep_of_a_model_gives_the_table_of_one_process(
-    tmp_path: Path, cluster: Any, table_of: Callable[..., pd.DataFrame]
+    tmp_path: Path, cluster: Any, table_of: ReadTable
 ) -> None:
     config = parse_config(
         {
@@ -179,9 +179,7 @@ def test_a_sweep_of_a_model_gives_the_table_of_one_process(
         actual[list(KEY_COLUMNS)], expected[list(KEY_COLUMNS)]
     )
     for name in set(expected) - set(KEY_COLUMNS):
-        assert_close(
-            actual[name], expected[name], depth=1000, dtype=np.float32, what=name
-        )
+        close_in_float32(actual[name], expected[name], depth=1000, what=name)
 
 
 @pytest.mark.campaign
@@ -190,9 +188,9 @@ def test_a_cluster_that_fails_loses_nothing_and_leaves_no_process(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     victim: str,
-    alive: Callable[[int], bool],
-    start_process: Callable[..., Any],
-    wait_for: Callable[..., None],
+    alive: IsAlive,
+    start_process: Start,
+    wait_for: Wait,
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     (tmp_path / "rfc3987_syntax.py").write_text("raise ImportError('not in tests')")
@@ -231,8 +229,15 @@ def test_without_ray_the_message_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtraError, match=re.escape(install_command("ray"))):
-        run_groups(toys.toy_tasks(1), toys.make_toy, {}, Store(tmp_path), engine="ray")
+    expect_error(
+        re.escape(install_command("ray")),
+        run_groups,
+        toys.toy_tasks(1),
+        toys.make_toy,
+        {},
+        Store(tmp_path),
+        engine="ray",
+    )
 
 
 class Answering(threading.Thread):
@@ -243,7 +248,7 @@ class Answering(threading.Thread):
         self.answer = answer
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.listening.getsockname()[1]}"
-        self.open: list[socket.socket] = []
+        self.open = []
 
     def run(self) -> None:
         while True:

@@ -12,14 +12,14 @@ import pytest
 import scipy.stats
 
 import planted
+from closeness import close_in_float32
 from refusals import expect_error
 from tsfm_lens.sweep.engine.sweeping import run_sweep
 from tsfm_lens.sweep.planner.config import parse_config
 from tsfm_lens.sweep.results.gathering import Gathered, gather
 from tsfm_lens.sweep.store import Store
-from tsfm_lens.testing import assert_close
 
-CONTENT: dict[str, Any] = {
+CONTENT = {
     "name": "results",
     "models": [{"source": "bolt-nano", "name": "bolt", "context_length": 128}],
     "data": [
@@ -282,6 +282,4 @@ def test_shorter_searches_find_what_the_scan_finds(search: str, tmp_path: Path) 
     scan = gather(tmp_path / "store", "scan").results["heads_at"]
     assert found["kept"].tolist() == scan["kept"].tolist()
     assert (found["evaluations"] <= scan["evaluations"]).all()
-    assert_close(
-        found["change"], scan["change"], depth=100, magnitude=1.0, dtype=np.float32
-    )
+    close_in_float32(found["change"], scan["change"], magnitude=1.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,12 @@ import pandas as pd
 import pytest
 import torch
 from scipy.stats import spearmanr
+from sweep_toys import KillOften, ReadTable, Start
 
+from closeness import close_in_float32
 from refusals import expect_error
 from tsfm_lens import load
-from tsfm_lens.core.errors import InputError, LensError
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.models import Lens
 from tsfm_lens.sweep import plan, run
 from tsfm_lens.sweep.engine import engines
@@ -25,12 +26,11 @@ from tsfm_lens.sweep.planner.config import SweepConfig, parse_config
 from tsfm_lens.sweep.planner.models import model_fingerprint
 from tsfm_lens.sweep.planner.table import plan_name
 from tsfm_lens.sweep.store import Store
-from tsfm_lens.testing import assert_close
 
 # rounding swaps neighbours among twelve ranks: four swaps, each of 6 * 2 / (12 * 143)
 TIES = 4 * 6 * 2 / (12 * 143)
 
-CONTENT: dict[str, Any] = {
+CONTENT = {
     "name": "small",
     "models": [{"source": "bolt-nano", "context_length": 200}],
     "data": [
@@ -80,7 +80,7 @@ def entries_of(path: Path, name: str = "small") -> pd.DataFrame:
 
 
 def test_rows_are_those_of_plain_forecasts(
-    undisturbed: Path, lens: Lens, table_of: Callable[..., pd.DataFrame]
+    undisturbed: Path, lens: Lens, table_of: ReadTable
 ) -> None:
     rows = (
         table_of(undisturbed)
@@ -107,11 +107,8 @@ def test_rows_are_those_of_plain_forecasts(
                 )
                 error = np.abs(truth[place] - made[place, 4])
                 known = np.isfinite(error)
-                assert_close(
-                    row["scaled_error"],
-                    (error[known] / season).sum(),
-                    depth=1000,
-                    dtype=np.float32,
+                close_in_float32(
+                    row["scaled_error"], (error[known] / season).sum(), depth=1000
                 )
                 assert row["n_scaled"] == known.sum()
                 levels = np.arange(1, 10) / 10
@@ -120,12 +117,7 @@ def test_rows_are_those_of_plain_forecasts(
                     (truth[place] - made[place]) * (below - levels[:, None])
                 )
                 # gluonts averages over the levels
-                assert_close(
-                    row["quantile_loss"],
-                    np.nansum(loss) / 9,
-                    depth=1000,
-                    dtype=np.float32,
-                )
+                close_in_float32(row["quantile_loss"], np.nansum(loss) / 9, depth=1000)
                 distance = 1 - spearmanr(made[place, 4], plain[place, 4]).statistic
                 assert row["spearman_distance"] == pytest.approx(distance, abs=TIES)
 
@@ -140,11 +132,10 @@ def test_a_plan_that_cannot_be_read_is_written_anew(
     for spoil in (Path.unlink, Path.touch, lambda file: file.write_bytes(b"PAR1")):
         file.write_bytes(b"")
         spoil(file)
-        with pytest.raises(
-            LensError,
-            match=f"tsfm-lens sweep CONFIG.*{path}|in {path}.*tsfm-lens sweep CONFIG",
-        ):
-            Store(path, create=False).read_plan()
+        expect_error(
+            f"tsfm-lens sweep CONFIG.*{path}|in {path}.*tsfm-lens sweep CONFIG",
+            Store(path, create=False).read_plan,
+        )
         outcome = run_sweep(config(), path)
         assert outcome.resumed == outcome.cells
         after = Store(path, create=False).read_plan()
@@ -157,7 +148,7 @@ def test_a_plan_that_cannot_be_read_is_written_anew(
 def test_some_rows_of_a_plan_can_be_run(
     undisturbed: Path,
     tmp_path: Path,
-    table_of: Callable[..., pd.DataFrame],
+    table_of: ReadTable,
     monkeypatch: pytest.MonkeyPatch,
     engine: str,
 ) -> None:
@@ -177,14 +168,12 @@ def test_some_rows_of_a_plan_can_be_run(
     expected = table_of(undisturbed, list(some["key"]))
     assert found["cell"].equals(expected["cell"])
     # other variants stand beside them in a batch
-    assert_close(
-        found["scaled_error"], expected["scaled_error"], depth=1000, dtype=np.float32
-    )
+    close_in_float32(found["scaled_error"], expected["scaled_error"], depth=1000)
     assert run(some, store) == []
 
 
 def test_a_changed_configuration_computes_what_is_new_and_mixes_nothing(
-    undisturbed: Path, tmp_path: Path, table_of: Callable[..., pd.DataFrame]
+    undisturbed: Path, tmp_path: Path, table_of: ReadTable
 ) -> None:
     path = tmp_path / "store"
     sweep(str(path), CONTENT)
@@ -251,7 +240,7 @@ def test_what_decides_a_number_decides_the_cell(
 def test_processes_give_the_same_table(
     undisturbed: Path,
     tmp_path: Path,
-    table_of: Callable[..., pd.DataFrame],
+    table_of: ReadTable,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # as many threads a worker as the other run had: one
@@ -263,9 +252,9 @@ def test_processes_give_the_same_table(
 def test_kills_end_in_the_same_table(
     undisturbed: Path,
     tmp_path: Path,
-    kill_often: Callable[..., int],
-    start_process: Callable[..., Any],
-    table_of: Callable[..., pd.DataFrame],
+    kill_often: KillOften,
+    start_process: Start,
+    table_of: ReadTable,
 ) -> None:
     path = tmp_path / "store"
     hits, turn = 0, 0

@@ -15,6 +15,7 @@ from gluonts.model.evaluation import evaluate_forecasts
 from gluonts.model.forecast import QuantileForecast, SampleForecast
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 from scipy.stats import pearsonr, spearmanr
 
 from tsfm_lens.sweep.statistics.scores import (
@@ -115,9 +116,9 @@ def test_sums_of_any_chunks_pool_to_what_gluonts_says_of_the_whole(
         pd.Period("2020-01-21", freq="D"),
     )
     scale = scales(windows["context"], season)
-    given: dict[str, Any] = {}
+    given = {}
     if isinstance(kind, str):
-        levels: tuple[float, ...] = DECILES
+        levels = DECILES
         quantiles = np.zeros((n, 9, horizon))
         samples = rng.normal(
             size=(n, 1 if kind == "one sample" else int(rng.integers(2, 24)), horizon)
@@ -191,7 +192,7 @@ def test_distances_take_the_first_steps() -> None:
     a, b = np.random.default_rng(0).normal(size=(2, 3, 80))
     cut = forecast_distances(a[:, :64], b[:, :64])
     for name, value in forecast_distances(a, b).items():
-        np.testing.assert_array_equal(value, cut[name])
+        assert_array_equal(value, cut[name])
 
 
 def sbd(x: np.ndarray, y: np.ndarray) -> float:

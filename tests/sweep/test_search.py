@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal, norm
 
+from closeness import close_in_float32
 from refusals import expect_error
 from tsfm_lens.sweep.planner.looks import plan_looks, spending_bounds
 from tsfm_lens.sweep.planner.search import (
@@ -19,7 +20,6 @@ from tsfm_lens.sweep.planner.search import (
     scan,
     sequential,
 )
-from tsfm_lens.testing import assert_close
 
 # of the normal integral by which the bounds are checked, in several dimensions and at the tails
 QUADRATURE = 0.05
@@ -126,12 +126,7 @@ def test_bounds_spend_alpha_under_the_joint_distribution_of_the_looks(
     stays = multivariate_normal(cov=joint, seed=0).cdf(bounds)
     assert 1 - stays == pytest.approx(alpha, rel=QUADRATURE)
     time = shares[0] / shares[2]
-    assert_close(
-        norm.sf(bounds[0]),
-        alpha * np.log1p((np.e - 1) * time),
-        depth=16,
-        dtype=np.float32,
-    )
+    close_in_float32(norm.sf(bounds[0]), alpha * np.log1p((np.e - 1) * time), depth=16)
     assert spending_bounds((1.0,), alpha) == ()
 
 

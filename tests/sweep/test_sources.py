@@ -14,9 +14,10 @@ import pytest
 import yaml
 from gluonts.dataset.arrow import ArrowWriter
 from gluonts.dataset.common import FileDataset
+from numpy.testing import assert_array_equal
 
 from refusals import expect_error
-from tsfm_lens.core.errors import InputError
+from sweep.test_gift_eval import write_folder
 from tsfm_lens.sweep import EvaluationSet
 from tsfm_lens.sweep.planner.config import parse_config, read_config
 
@@ -70,8 +71,8 @@ def test_columns_of_a_file_are_the_variates_of_an_item(
     for window in found.windows:
         series = values["ab".index(window.item)].T[[2, 1]]
         cut = 33 + 3 * window.index
-        np.testing.assert_array_equal(window.context, series[:, :cut])
-        np.testing.assert_array_equal(window.label, series[:, cut : cut + 4])
+        assert_array_equal(window.context, series[:, :cut])
+        assert_array_equal(window.label, series[:, cut : cut + 4])
         assert window.start == DAYS[0]
     assert found.notes == (
         "not read: 'y'; past=[…] or known=[…] reads columns as covariates",
@@ -121,9 +122,7 @@ def test_a_folder_or_a_glob_of_files_is_a_dataset_a_file(tmp_path: Path) -> None
         found = sets(file(plants / path if path else plants))
         assert [each.name for each in found] == names
         for each in found:
-            np.testing.assert_array_equal(
-                each.windows[0].label, alone[each.name].windows[0].label
-            )
+            assert_array_equal(each.windows[0].label, alone[each.name].windows[0].label)
     assert [each.name for each in sets(file(plants, name="p"))] == [
         "p/north",
         "p/sea",
@@ -179,8 +178,8 @@ def test_gluonts_files_are_what_gluonts_reads(
         assert (first.item, last.item) == (entry["item_id"], entry["item_id"])
         assert first.start == entry["start"].start_time
         series = np.atleast_2d(entry["target"])
-        np.testing.assert_array_equal(first.label, series[:, -8:-4])
-        np.testing.assert_array_equal(np.hstack([last.context, last.label]), series)
+        assert_array_equal(first.label, series[:, -8:-4])
+        assert_array_equal(np.hstack([last.context, last.label]), series)
 
 
 def test_wrong_gluonts_datasets(
@@ -226,29 +225,9 @@ def test_wrong_gluonts_datasets(
     )
 
 
-def write_stored(folder: Path, values: np.ndarray, freq: str) -> Path:
-    """A folder in the layout of GIFT-Eval."""
-    folder.mkdir(parents=True)
-    common = {"start": pd.Timestamp("2021-03-01").to_pydatetime(), "freq": freq}
-    rows = [
-        {"item_id": f"i{n}", "target": each, **common}
-        for n, each in enumerate(values.tolist())
-    ]
-    table = pa.Table.from_pylist(rows)
-    with (
-        pa.OSFile(str(folder / "data-0.arrow"), "wb") as sink,
-        pa.ipc.new_stream(sink, table.schema) as stream,
-    ):
-        stream.write_table(table)
-    (folder / "state.json").write_text(
-        json.dumps({"_data_files": [{"filename": "data-0.arrow"}]})
-    )
-    return folder
-
-
 def test_folders_in_the_layout_of_gift_eval(tmp_path: Path) -> None:
     values = numbers((2, 700))
-    write_stored(tmp_path / "mine", values, "H")
+    write_folder(tmp_path / "mine", list(values), "H")
     # a bare word beside the configuration is its folder too
     (tmp_path / "sweep.yaml").write_text(
         yaml.safe_dump(content({"source": "folder", "path": "mine"}))
@@ -262,7 +241,7 @@ def test_folders_in_the_layout_of_gift_eval(tmp_path: Path) -> None:
         24,
         4,
     )
-    np.testing.assert_array_equal(found.windows[2].label[0], values[1, -96:-48])
+    assert_array_equal(found.windows[2].label[0], values[1, -96:-48])
     own = {"source": "folder", "path": str(tmp_path / "mine")}
     (changed,) = sets(
         {
@@ -344,10 +323,8 @@ def test_windows_end_before_values_that_are_missing_at_the_end(
     (found,) = sets(source)
     assert any(str(empty) in note and "no value" in note for note in found.notes)
     assert [window.index for window in found.windows] == [0, 1]
-    np.testing.assert_array_equal(
-        found.windows[1].label[0], values[36 - empty : 40 - empty]
-    )
-    np.testing.assert_array_equal(found.windows[1].context[0], values[: 36 - empty])
+    assert_array_equal(found.windows[1].label[0], values[36 - empty : 40 - empty])
+    assert_array_equal(found.windows[1].context[0], values[: 36 - empty])
     _, truth = found.batch([0, 1])
     assert np.isfinite(truth).all()
 
@@ -362,8 +339,7 @@ def test_a_window_inside_a_gap_is_left_out_and_said(
     assert [window.index for window in found.windows] == [0, 2]
     assert any("1 of 3 windows" in note for note in found.notes)
     empty = CARRIERS[carrier](tmp_path / "empty", with_gap(numbers(40), slice(3, None)))
-    with pytest.raises(InputError, match="3 steps"):
-        sets(empty)
+    expect_error("3 steps", sets, empty)
 
 
 def test_a_complete_file_has_no_note(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -104,47 +105,23 @@ def simulated(
 
 def test_sums_of_a_series_are_those_of_its_windows_and_variates() -> None:
     rng = np.random.default_rng(0)
-    rows = [
-        row(
-            v,
-            d,
-            i,
-            1.0,
-            window=w,
-            variate=c,
-            **{name: float(rng.random()) for name in (*SUMS, *DISTANCES)},
-        )
-        for v in ("plain", "v")
-        for d in ("b", "a")
-        for i in ("x", "y")
-        for w in range(2)
-        for c in range(2)
-    ]
-    rows[3]["pearson_distance"] = np.nan
-    frame = pd.DataFrame(rows).sample(frac=1.0, random_state=0)
-    as_categories = frame.assign(
-        **{
-            name: frame[name].astype("category")
-            for name in ("variant", "dataset", "item")
-        }
-    )
-    for given in (frame, as_categories):
-        found = per_series(given).astype(
-            dict.fromkeys(("variant", "dataset", "item"), str)
-        )
-        assert len(found) == 8
-        for _, sums in found.iterrows():
-            of = frame[
-                (frame["variant"] == sums["variant"])
-                & (frame["dataset"] == sums["dataset"])
-            ]
-            of = of[of["item"] == sums["item"]]
-            assert sums["n_rows"] == len(of) == 4
-            for name in SUMS:
-                assert sums[name] == pytest.approx(of[name].sum())
-            for name in DISTANCES:
-                assert sums[name] == pytest.approx(of[name].sum())
-                assert sums[f"n_{name}"] == of[name].notna().sum()
+    names = [*SUMS, *DISTANCES]
+    places = pd.MultiIndex.from_product(
+        [["plain", "v"], list("ba"), list("xy"), range(2), range(2)],
+        names=["variant", "dataset", "item", "window", "variate"],
+    ).to_frame(index=False)
+    numbers = pd.DataFrame(rng.random((len(places), len(names))), columns=names)
+    frame = pd.concat([places, numbers], axis=1).assign(cell="c", model="m")
+    frame.loc[3, "pearson_distance"] = np.nan
+    frame = frame.sample(frac=1.0, random_state=0)
+    keys = ["variant", "dataset", "item"]
+    groups = frame.groupby(keys)[names]
+    counts = groups.count()[list(DISTANCES)].add_prefix("n_")
+    expected = groups.sum().join(counts).assign(n_rows=4)
+    for given in (frame, frame.astype(dict.fromkeys(keys, "category"))):
+        found = per_series(given).astype(dict.fromkeys(keys, str)).set_index(keys)
+        found = found.sort_index()[list(expected)]
+        pd.testing.assert_frame_equal(found, expected, check_dtype=False)
 
 
 def test_a_change_by_hand() -> None:
@@ -204,19 +181,14 @@ def test_one_dataset_and_one_series() -> None:
     assert one[["unit", "units"]].tolist() == ["series", 20]
     # the jackknife of the pooled ratio, and the signs of each series' own
     errors = frame.pivot(index="item", columns="variant", values="scaled_error")
-    logs = np.array(
-        [np.log(errors.drop(item).sum()).diff().iloc[-1] for item in errors.index]
+    total = errors.sum()
+    pooled, logs = (
+        np.log(each["v1"] / each["plain"]) for each in (total, total - errors)
     )
-    # "plain" is the first of the columns
-    pooled = float(np.log(errors.sum()).diff().iloc[-1])
-    reach = scipy.stats.t.ppf(0.975, 19) * np.sqrt(
-        19 / 20 * np.square(logs - logs.mean()).sum()
-    )
-    assert_close(
-        one[["lower", "upper"]].astype(float),
-        np.expm1([pooled - reach, pooled + reach]),
-        depth=10000,
-    )
+    spread = np.sqrt(19 / 20 * np.square(logs - logs.mean()).sum())
+    reach = scipy.stats.t.ppf(0.975, 19) * spread
+    interval = one[["lower", "upper"]].astype(float)
+    assert_close(interval, np.expm1([pooled - reach, pooled + reach]), depth=10000)
     risen = int((errors["v1"] > errors["plain"]).sum())
     assert one["p_value"] == pytest.approx(scipy.stats.binomtest(risen, 20).pvalue)
     alone = changes(frame[frame["item"] == "s0"]).iloc[0]
@@ -240,88 +212,50 @@ def test_series_that_do_not_change_speak_for_neither_side() -> None:
 
 def test_datasets_without_a_metric_are_left_out_of_both_sides_and_named() -> None:
     plain = {"a": [1.0, 1.0], "b": [4.0, 4.0], "c": [9.0, 9.0], "d": [2.0, 2.0]}
-    frame = study(
-        {
-            "plain": plain,
-            "broken": plain,
-            "whole": plain,
-            "perfect": plain | {"c": [0.0, 0.0]},
-        }
-    )
-    frame.loc[
-        (frame["variant"] == "broken")
-        & (frame["dataset"] == "b")
-        & (frame["item"] == "s0"),
-        "n_invalid",
-    ] = 1.0
+    perfect = plain | {"c": [0.0, 0.0]}
+    frame = study({"plain": plain, "broken": plain, "whole": plain, "perfect": perfect})
+    broken = frame.eval("variant == 'broken' and dataset == 'b' and item == 's0'")
+    frame.loc[broken, "n_invalid"] = 1.0
     found = changes(frame).set_index("variant")
-    assert found.loc["broken", "left_out"] == ("b",)
-    assert found.loc["perfect", "left_out"] == ("c",)
-    assert found.loc["whole", "left_out"] == ()
-    assert (
-        found.loc["broken", "baseline"]
-        == found.loc["broken", "value"]
-        == pytest.approx(18 ** (1 / 3))
-    )
+    left_out = {"broken": ("b",), "perfect": ("c",), "whole": ()}
+    assert found["left_out"].to_dict() == left_out
     assert found["n_datasets"].to_dict() == {"broken": 3, "perfect": 3, "whole": 4}
-    assert resilience(frame).set_index("variant").loc[
-        "broken", ["n_datasets", "n_left_out"]
-    ].tolist() == [3, 1]
-    none = changes(frame.assign(n_invalid=1.0)).iloc[0]
+    both = found.loc["broken", ["baseline", "value"]].tolist()
+    assert both == pytest.approx([18 ** (1 / 3)] * 2)
+    counts = resilience(frame).set_index("variant")[["n_datasets", "n_left_out"]]
+    assert counts.loc["broken"].tolist() == [3, 1]
+    nothing = frame.assign(n_invalid=1.0)
+    none = changes(nothing).iloc[0]
     assert np.isnan(none["change"])
     assert none["left_out"] == ("a", "b", "c", "d")
-    assert dataset_changes(frame.assign(n_invalid=1.0))["change"].isna().all()
+    assert dataset_changes(nothing)["change"].isna().all()
 
 
 def test_series_are_compared_on_the_same_windows_only() -> None:
     rows = [
         row(v, d, i, 1.0 if v == "plain" else 2.0, window=w)
-        for v in ("plain", "v")
-        for d in "ab"
-        for i in "xy"
-        for w in range(2)
+        for v, d, i, w in product(("plain", "v"), "ab", "xy", range(2))
     ]
     frame = pd.DataFrame(rows)
-    lost = (
-        (frame["variant"] == "v")
-        & (frame["dataset"] == "a")
-        & (frame["item"] == "x")
-        & (frame["window"] == 1)
-    )
-    frame.loc[(frame["item"] == "x") & (frame["dataset"] == "a"), "scaled_error"] *= 100
-    found = changes(frame[~lost]).iloc[0]
-    assert found["n_series"] == 3
-    assert (found["baseline"], found["value"]) == (
-        pytest.approx(1.0),
-        pytest.approx(2.0),
-    )
+    lost = frame.eval("variant == 'v' and dataset == 'a' and item == 'x' and window")
+    frame.loc[frame.eval("dataset == 'a' and item == 'x'"), "scaled_error"] *= 100
+    # gone, or as many windows, but others
+    for given in (frame[~lost], frame.assign(window=frame["window"].where(~lost, 5))):
+        found = changes(given).iloc[0]
+        assert found["n_series"] == 3
+        assert found[["baseline", "value"]].tolist() == pytest.approx([1.0, 2.0])
     # what is left of dataset a has no geometric mean, whatever the series that is not compared says
     perfect = frame[~lost].copy()
-    perfect.loc[
-        (frame["variant"] == "v") & (frame["dataset"] == "a") & (frame["item"] == "y"),
-        "scaled_error",
-    ] = 0.0
+    exact = perfect.eval("variant == 'v' and dataset == 'a' and item == 'y'")
+    perfect.loc[exact, "scaled_error"] = 0.0
     assert changes(perfect).iloc[0]["left_out"] == ("a",)
-    # as many windows, but others
-    assert (
-        changes(frame.assign(window=frame["window"].where(~lost, 5))).iloc[0][
-            "n_series"
-        ]
-        == 3
-    )
     extra = pd.concat([frame, pd.DataFrame([row("v", "c", "z", 50.0)])])
-    assert changes(extra).iloc[0]["value"] == pytest.approx(
-        changes(frame).iloc[0]["value"]
-    )
+    pd.testing.assert_series_equal(*(changes(e)["value"] for e in (extra, frame)))
 
 
 def test_distances_have_an_interval_and_no_test() -> None:
-    frame = study(
-        {
-            "plain": {"a": [1.0] * 3, "b": [1.0] * 3},
-            "v": {"a": [1.0] * 3, "b": [1.0] * 3},
-        }
-    )
+    same = {"a": [1.0] * 3, "b": [1.0] * 3}
+    frame = study({"plain": same, "v": same})
     changed = frame["variant"] == "v"
     frame.loc[changed, "spearman_distance"] = [0.1, 0.2, 0.3, 0.4, np.nan, 0.8]
     found = changes(frame, metric="spearman_distance").iloc[0]
@@ -332,66 +266,48 @@ def test_distances_have_an_interval_and_no_test() -> None:
 
 
 def test_resilient_and_improved_datasets_by_hand() -> None:
-    names = "abcdef"
     factors = {"a": 0.9, "b": 0.999, "c": 1.0, "d": 1.049, "e": 1.05, "f": 2.0}
-    plain = {name: [4.0] for name in names}
-    frame = study(
-        {"plain": plain, "v": {name: [4.0 * factors[name]] for name in names}}
-    )
-    frame.loc[(frame["variant"] == "v") & (frame["dataset"] == "e"), "scaled_error"] = (
-        4.2 * STEPS
-    )
-    assert resilience(frame).iloc[0][
-        ["n_resilient", "n_improved", "n_datasets", "n_left_out"]
-    ].tolist() == [4, 2, 6, 0]
+    plain = {name: [4.0] for name in factors}
+    ablated = {name: [4.0 * factor] for name, factor in factors.items()}
+    frame = study({"plain": plain, "v": ablated | {"e": [4.2]}})
+    counts = ["n_resilient", "n_improved", "n_datasets", "n_left_out"]
+    assert resilience(frame)[counts].iloc[0].tolist() == [4, 2, 6, 0]
     assert resilience(frame, tolerance=0.06).iloc[0]["n_resilient"] == 5
-    table = dataset_changes(frame).set_index("dataset")["change"]
-    assert table.to_dict() == pytest.approx(
-        {name: factor - 1 for name, factor in factors.items()}
-    )
+    table = dataset_changes(frame).set_index("dataset")["change"] + 1
+    assert table.to_dict() == pytest.approx(factors)
 
 
 def test_informed_against_random_choices() -> None:
     rng = np.random.default_rng(9)
-    plain = {f"d{d}": list(rng.random(3) + 0.5) for d in range(30)}
-    factors = {"informed": 1.1, "r0": 1.2, "r1": 1.0, "r2": 1.5}
-    errors = {
-        v: {
-            d: [e * factor * np.exp(0.01 * rng.normal()) for e in values]
-            for d, values in plain.items()
+    plain = rng.random((30, 3)) + 0.5
+    names, factors = ["informed", "r0", "r1", "r2"], np.array([1.1, 1.2, 1.0, 1.5])
+    errors = plain * np.exp(
+        np.log(factors)[:, None, None] + 0.01 * rng.normal(size=(4, 30, 3))
+    )
+
+    def compared(of: dict[str, np.ndarray], *others: str) -> pd.Series:
+        rows = {
+            variant: {f"d{d}": list(each) for d, each in enumerate(values)}
+            for variant, values in of.items()
         }
-        for v, factor in factors.items()
-    }
-    frame = study({"plain": plain, **errors})
-    logs = np.log(
-        pd.DataFrame(
-            {
-                v: {d: np.mean(values) for d, values in of.items()}
-                for v, of in errors.items()
-            }
-        )
-    )
-    effects = logs["informed"] - logs[["r0", "r1", "r2"]].mean(axis=1)
-    found = difference(
-        changes(frame).set_index("variant"), "informed", ["r0", "r1", "r2"]
-    )
+        table = changes(study(rows)).set_index("variant")
+        return difference(table, "informed", list(others))
+
+    every = {"plain": plain, **dict(zip(names, errors, strict=True))}
+    found = compared(every, *names[1:])
+    logs = np.log(errors.mean(-1))
+    effects = logs[0] - logs[1:].mean(0)
     reach = scipy.stats.sem(effects) * scipy.stats.t.ppf(0.975, 29)
-    want = np.expm1([effects.mean(), effects.mean() - reach, effects.mean() + reach])
-    assert_close(
-        found[["difference", "lower", "upper"]].astype(float), want, depth=10000
-    )
+    want = np.expm1(effects.mean() + reach * np.array([0, -1, 1]))
+    sizes = found[["difference", "lower", "upper"]].astype(float)
+    assert_close(sizes, want, depth=10000)
     assert found["p_value"] == pytest.approx(2 * 0.5**30)
     assert found[["n_worse", "n_others"]].tolist() == [2, 3]
     # measured on other series, r2 is no comparison
-    fewer = frame[~((frame["variant"] == "r2") & (frame["dataset"] == "d3"))]
-    without = difference(
-        changes(fewer).set_index("variant"), "informed", ["r0", "r1", "r2"]
-    )
-    assert without[["n_worse", "n_others"]].tolist() == [1, 2]
-    same = changes(
-        study({"plain": plain, **dict.fromkeys(factors, errors["r1"])})
-    ).set_index("variant")
-    nothing = difference(same, "informed", ["r0", "r1"])
+    fewer = compared({**every, "r2": errors[3, :-1]}, *names[1:])
+    assert fewer[["n_worse", "n_others"]].tolist() == [1, 2]
+    same = {"plain": plain, **dict.fromkeys(names, errors[2])}
+    nothing = compared(same, "r0", "r1")
     assert_close(nothing["difference"], 0.0, depth=100, magnitude=1.0)
     assert nothing["p_value"] == 1.0
 
@@ -425,49 +341,26 @@ def test_names_and_duplicates_of_series_and_datasets_change_nothing(
     frame = simulated(np.random.default_rng(11), datasets, 7, 0.1, 0.1, 2)
     naive = frame[frame["variant"] == "plain"].assign(variant="seasonal_naive")
     sums = per_series(pd.concat([frame, naive]), ["MASE"])
-    other_names = {
-        name: f"z{-int(name[1:]) % 90}" for name in {*sums["dataset"], *sums["item"]}
-    }
+    first = sums[sums["dataset"] == "d00"]
+    renamed = sums.replace(
+        {"dataset": {f"d{k:02d}": f"z{9 - k}" for k in range(5)}}
+    ).replace({"item": {f"s{k}": f"z{9 - k}" for k in range(7)}})
     once = {
-        "other names": sums.assign(
-            dataset=sums["dataset"].map(other_names), item=sums["item"].map(other_names)
-        ),
-        "all series twice": pd.concat(
-            [sums, sums.assign(item="copy of " + sums["item"])]
-        ),
-        "a dataset twice": pd.concat(
-            [sums, sums[sums["dataset"] == "d00"].assign(dataset="copy")]
-        ),
+        "other names": renamed,
+        "all series twice": pd.concat([sums, sums.assign(item="copy" + sums["item"])]),
+        "a dataset twice": pd.concat([sums, first.assign(dataset="copy")]),
     }
     want = changes(sums)
-    same = [
-        "change",
-        "lower",
-        "upper",
-        "median",
-        "least",
-        "most",
-        "p_value",
-        "units",
-        "n_datasets",
-        "n_series",
-    ]
+    same = ["change", "lower", "upper", "median", "least", "most", "p_value"]
+    same += ["units", "n_datasets", "n_series"]
     for what, given in once.items():
         kept, notes = counted_once(given)
-        found = changes(kept)
-        for name in same:
-            assert_close(found[name].to_numpy(), want[name].to_numpy(), depth=1000)
-        assert notes == ["d00 holds the same series as copy; they count once."] * (
-            what == "a dataset twice"
-        )
+        assert_close(changes(kept)[same], want[same], depth=1000)
+        twice = ["d00 holds the same series as copy; they count once."]
+        assert notes == (twice if what == "a dataset twice" else [])
     # one more copy of a series weighs more in its dataset's metric, and is no other witness
-    one = sums[(sums["dataset"] == "d00") & (sums["item"] == "s0")].assign(item="copy")
-    kept, _ = counted_once(pd.concat([sums, one]))
-    assert (
-        changes(kept)[["p_value", "units", "n_series"]].equals(
-            want[["p_value", "units", "n_series"]]
-        )
-        or datasets > 1
+    kept, _ = counted_once(
+        pd.concat([sums, first[first["item"] == "s0"].assign(item="copy")])
     )
     assert changes(kept)["units"].equals(want["units"])
 
@@ -475,75 +368,54 @@ def test_names_and_duplicates_of_series_and_datasets_change_nothing(
 def test_terms_of_one_set_say_no_more_than_one_of_them() -> None:
     """Three horizons on the same series, with the same errors, leave value, interval, p-value and units as they are."""
     rng = np.random.default_rng(4)
-    sets = [f"set{k}/H/short" for k in range(5)]
-    known = {
-        variant: {name: list(rng.random(6) + 1) for name in sets}
-        for variant in ("plain", "v")
-    }
-    more = {
-        variant: {
-            name.replace("short", term): errors
-            for name, errors in of.items()
-            for term in ("short", "long")
-        }
-        for variant, of in known.items()
-    }
-    first, both = (
-        {v: {n: of[n] for n in list(of)[:count]} for v, of in more.items()}
-        for count in (1, 2)
-    )
-    for few, many, unit in ((known, more, "sources"), (first, both, "series")):
-        alone, all_terms = (changes(study(errors)).iloc[0] for errors in (few, many))
-        for name in (
-            "value",
-            "baseline",
-            "change",
-            "lower",
-            "upper",
-            "median",
-            "least",
-            "most",
-            "p_value",
-        ):
-            assert_close(float(all_terms[name]), float(alone[name]), depth=10000)
-        assert all_terms[["unit", "units", "n_datasets"]].tolist() == [
-            unit,
-            alone["units"],
-            2 * alone["n_datasets"],
-        ]
+    numbers = ["value", "baseline", "change", "lower", "upper", "median"]
+    numbers += ["least", "most", "p_value", "units"]
+    for sets, unit in ((5, "sources"), (1, "series")):
+        errors = rng.random((2, sets, 6)) + 1
+        alone, both = (
+            changes(
+                study(
+                    {
+                        variant: {
+                            f"set{k}/H/{term}": list(each)
+                            for term in terms
+                            for k, each in enumerate(of)
+                        }
+                        for variant, of in zip(("plain", "v"), errors, strict=True)
+                    }
+                )
+            ).iloc[0]
+            for terms in (("short",), ("short", "long"))
+        )
+        ours, known = (each[numbers].astype(float) for each in (both, alone))
+        assert_close(ours, known, depth=10000)
+        assert both["unit"] == unit
+        assert both["n_datasets"] == 2 * alone["n_datasets"]
 
 
 def test_one_of_a_family_leads_only_if_it_differs_from_every_other() -> None:
     rng = np.random.default_rng(2)
-    plain = {f"d{d}": list(rng.random(4) + 0.5) for d in range(12)}
-
-    def harmed(by: float) -> dict[str, list[float]]:
-        return {
-            d: [e * (1 + by + 0.02 * rng.normal()) for e in values]
-            for d, values in plain.items()
-        }
-
+    plain = rng.random((12, 4)) + 0.5
+    harms = {"plain": 0.0, "a": 0.05, "b": 0.05, "c": 0.5, "d": 0.06}
     errors = {
-        "plain": plain,
-        "a": harmed(0.05),
-        "b": harmed(0.05),
-        "c": harmed(0.5),
-        "d": harmed(0.06),
+        name: {
+            f"d{d}": list(plain[d] * (1 + harm + 0.02 * rng.normal(size=4)))
+            for d in range(12)
+        }
+        for name, harm in harms.items()
     }
     frame = study(errors)
     table = changes(frame).set_index("variant")
     found = leaders(table)
     assert found["leads"].to_dict() == {"a": "", "b": "", "c": "highest", "d": ""}
     assert found["lead_share"].to_dict() == {"a": 0.0, "b": 0.0, "c": 1.0, "d": 0.0}
-    close = leaders(table.drop(index="c"))
+    others = table.drop(index="c")
+    close = leaders(others)
     assert set(close["leads"]) == {""}
-    assert_close(
-        close["lead_share"].to_numpy(),
-        lead_shares(np.stack(table.drop(index="c")["by_unit"])),
-        depth=1,
-    )
+    shares = lead_shares(np.stack(others["by_unit"]))
+    assert_close(close["lead_share"], shares, depth=1)
     # measured on other series, it can be compared with none
-    fewer = frame[~((frame["variant"] == "a") & (frame["dataset"] == "d3"))]
+    fewer = frame[~frame.eval("variant == 'a' and dataset == 'd3'")]
     assert set(leaders(changes(fewer))["leads"]) == {""}
 
 

@@ -18,9 +18,9 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import sweep_toys as toys
+from sweep_toys import Start, Wait
 
 from refusals import expect_error
-from tsfm_lens.core.errors import StoreError
 from tsfm_lens.sweep import store as stores
 from tsfm_lens.sweep.store import SCHEMA_VERSION, Store, cell_key
 
@@ -138,7 +138,7 @@ def test_rows_that_are_not_those_of_the_cells_are_refused(
 
 @pytest.mark.parametrize("step", ["write", "fsync", "replace", "sync folder"])
 def test_a_kill_at_any_step_of_a_write_leaves_a_whole_file_or_none(
-    store: Store, start_process: Callable[..., Any], step: str
+    store: Store, start_process: Start, step: str
 ) -> None:
     store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
     process = start_process(toys.write_and_die, store.path, CELLS[3:], step)
@@ -157,10 +157,12 @@ def test_a_full_disk_stops_with_what_to_do_and_loses_nothing(store: Store) -> No
     # files of this process grow no further, as on a full disk
     resource.setrlimit(resource.RLIMIT_FSIZE, (16384, hard))
     try:
-        with pytest.raises(
-            StoreError, match=r"could not be written .* run the same command again"
-        ):
-            store.write(toys.toy_rows(CELLS[3:], 2000), CELLS[3:])
+        expect_error(
+            r"could not be written .* run the same command again",
+            store.write,
+            toys.toy_rows(CELLS[3:], 2000),
+            CELLS[3:],
+        )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert temporary_files(store) == []
@@ -194,8 +196,8 @@ def test_another_schema_is_never_mixed_in(store: Store, version: int) -> None:
 
 def test_a_lock_excludes_others_until_it_ends(
     store: Store,
-    start_process: Callable[..., Any],
-    wait_for: Callable[..., None],
+    start_process: Start,
+    wait_for: Wait,
     tmp_path: Path,
 ) -> None:
     with (

@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tsfm_lens.core.errors import CheckpointError, InputError
+from refusals import expect_error
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.training import Plan, Task, Training, read_log
 from tsfm_lens.training.state import HISTORY, LOG, STATE, snapshot_files, write_snapshot
 
@@ -27,11 +28,11 @@ class Regression:
 
     def __init__(self, seed: int = 0, width: int = 6) -> None:
         torch.manual_seed(seed)
-        self.model: nn.Module = nn.Sequential(
+        self.model = nn.Sequential(
             nn.Linear(4, width), nn.Dropout(0.3), nn.Tanh(), nn.Linear(width, 1)
         )
         self.identity = json.dumps({"seed": seed, "width": width})
-        self.errors: list[float] = []
+        self.errors = []
 
     def loss(self, step: int) -> Tensor:
         given = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
@@ -134,12 +135,9 @@ def test_a_signal_ends_the_run_after_the_step_at_hand_and_saves(
 
 def test_the_state_of_other_settings_is_refused(tmp_path: Path) -> None:
     training(tmp_path).run(until=3, quiet=True)
-    with pytest.raises(CheckpointError, match="width=6 then, 5 now"):
-        training(tmp_path, Regression(width=5)).resume()
-    with pytest.raises(CheckpointError, match="start without --resume"):
-        training(tmp_path / "other").resume()
-    with pytest.raises(InputError, match="without a folder"):
-        training().resume()
+    expect_error("width=6 then, 5 now", training(tmp_path, Regression(width=5)).resume)
+    expect_error("start without --resume", training(tmp_path / "other").resume)
+    expect_error("without a folder", training().resume)
 
 
 def changed(state: dict, part: str, value: object) -> dict:
@@ -189,11 +187,9 @@ def test_a_damaged_state_is_named_with_what_is_wrong(
     )
     run = training(tmp_path)
     before = {name: weight.clone() for name, weight in run.model.state_dict().items()}
-    with pytest.raises(
-        CheckpointError,
-        match=rf"state\.pt is damaged: {said}.*; put a whole copy of it there, or",
-    ):
-        run.resume()
+    expect_error(
+        rf"state\.pt is damaged: {said}.*; put a whole copy of it there, or", run.resume
+    )
     if "optimizer" not in said and "random" not in said:
         assert all(
             torch.equal(weight, before[name])
@@ -206,16 +202,12 @@ def test_a_state_that_is_cut_short_is_damaged_wherever_it_ends(tmp_path: Path) -
     whole = (tmp_path / STATE).read_bytes()
     for share in (0.0, 0.01, 0.3, 0.6, 0.9, 0.999):
         (tmp_path / STATE).write_bytes(whole[: int(share * len(whole))])
-        with pytest.raises(
-            CheckpointError, match=r"state\.pt is damaged: it is cut short"
-        ):
-            training(tmp_path).resume()
+        expect_error(
+            r"state\.pt is damaged: it is cut short", training(tmp_path).resume
+        )
     (tmp_path / STATE).unlink()
     (tmp_path / STATE).mkdir()
-    with pytest.raises(
-        CheckpointError, match=r"state\.pt cannot be read: Is a directory"
-    ):
-        training(tmp_path).resume()
+    expect_error(r"state\.pt cannot be read: Is a directory", training(tmp_path).resume)
 
 
 def test_patience_ends_with_the_best_weights(tmp_path: Path) -> None:
@@ -228,7 +220,7 @@ def test_patience_ends_with_the_best_weights(tmp_path: Path) -> None:
 
     errors = [5.0, 3.0, 4.0, 3.5, 9.0, 1.0]
     run = impatient(tmp_path, list(errors))
-    kept: dict[int, dict[str, Tensor]] = {}
+    kept = {}
     run.callbacks.append(
         lambda now: kept.update(
             {now.step: {k: v.clone() for k, v in now.model.state_dict().items()}}
@@ -260,8 +252,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_state(
     run.callbacks.append(
         lambda now: now.step == 7 and next(now.model.parameters()).data.fill_(torch.nan)
     )
-    with pytest.raises(InputError, match="regression at step 7 is not finite"):
-        run.run(quiet=True)
+    expect_error("regression at step 7 is not finite", run.run, quiet=True)
     assert (tmp_path / STATE).read_bytes() == before
     assert read_log(tmp_path / LOG)[-1]["step"] == 6
 
@@ -288,7 +279,7 @@ def test_a_group_with_a_share_has_that_much_of_the_rate() -> None:
         {"params": list(task.model[0].parameters()), "share": 0.25},
         {"params": list(task.model[3].parameters())},
     ]
-    rates: list[list[float]] = []
+    rates = []
     run = Training(
         task,
         torch.optim.SGD(groups, lr=1.0),

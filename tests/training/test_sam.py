@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from refusals import expect_error
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training import SAM
 
-BASES: dict[str, Callable[..., torch.optim.Optimizer]] = {
+BASES = {
     "Adam": lambda weights: torch.optim.Adam(weights, lr=0.01),
     "AdamW": lambda weights: torch.optim.AdamW(weights, lr=0.01, weight_decay=0.1),
     "SGD": lambda weights: torch.optim.SGD(
@@ -162,12 +163,15 @@ def test_the_weights_are_as_before_whatever_fails(fails_at: int, how: str) -> No
 
 def test_what_cannot_be_wrapped_and_steps_without_a_closure_are_refused() -> None:
     for rho in (-0.1, float("inf"), float("nan")):
-        with pytest.raises(InputError, match="rho="):
-            SAM(torch.optim.Adam(network().parameters()), rho)
-    with pytest.raises(InputError, match="LBFGS calls closures itself"):
-        SAM(torch.optim.LBFGS(network().parameters()), 0.1)
+        expect_error("rho=", SAM, torch.optim.Adam(network().parameters()), rho)
+    expect_error(
+        "LBFGS calls closures itself",
+        SAM,
+        torch.optim.LBFGS(network().parameters()),
+        0.1,
+    )
     optimizer = SAM(torch.optim.Adam(network().parameters()), 0.1)
-    with pytest.raises(InputError, match="step\\(closure\\)"):
-        optimizer.step()
-    with pytest.raises(InputError, match="no eps and no rho"):
-        optimizer.load_state_dict(optimizer.base.state_dict())
+    expect_error("step\\(closure\\)", optimizer.step)
+    expect_error(
+        "no eps and no rho", optimizer.load_state_dict, optimizer.base.state_dict()
+    )

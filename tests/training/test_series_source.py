@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
 
-from tsfm_lens.core.errors import UnknownNameError
+from refusals import expect_error
 from tsfm_lens.training.series_source import (
     LENGTH,
     Corpus,
@@ -33,20 +34,18 @@ def test_mixup_equals_the_algorithm_written_as_a_loop() -> None:
                     * slices[row, slot]
                     / np.mean(np.abs(slices[row, slot, :8]))
                 )
-    np.testing.assert_allclose(
+    assert_allclose(
         tsmixup(torch.from_numpy(slices), torch.from_numpy(weights), 8), expected
     )
 
 
 def test_weights_are_dirichlet_over_one_to_three_series() -> None:
     weights = draw_weights(np.random.default_rng(0), 30_000)
-    np.testing.assert_allclose(weights.sum(1), 1.0)
+    assert_allclose(weights.sum(1), 1.0)
     used = (weights > 0).sum(1)
     # five standard errors of a share of so many draws
     shares = [(used == count).mean() for count in (1, 2, 3)]
-    np.testing.assert_allclose(
-        shares, 1 / 3, atol=5 * (1 / 3 * 2 / 3 / len(used)) ** 0.5
-    )
+    assert_allclose(shares, 1 / 3, atol=5 * (1 / 3 * 2 / 3 / len(used)) ** 0.5)
     # variance of a Dirichlet(1.5, 1.5, 1.5) component: (1/3)(2/3) / 5.5
     variance, draws = 2 / 9 / 5.5, (used == 3).sum()
     # five standard errors of the variance of so many draws
@@ -66,7 +65,7 @@ def test_a_batch_depends_on_seed_and_step_only() -> None:
     for one, two in zip(
         SOURCE.batch(7, **kwargs), again.batch(7, **kwargs), strict=True
     ):
-        np.testing.assert_array_equal(one, two)
+        assert_array_equal(one, two)
     assert not np.array_equal(
         SOURCE.batch(8, **kwargs)[1], SOURCE.batch(7, **kwargs)[1]
     )
@@ -84,8 +83,15 @@ def test_only_the_left_of_a_context_is_cut() -> None:
 
 
 def test_an_unknown_family_is_named_with_its_neighbour() -> None:
-    with pytest.raises(UnknownNameError, match="harmonics"):
-        SOURCE.batch(0, mix={"harmonic": 1.0}, rows=2, context=8, horizon=4)
+    expect_error(
+        "harmonics",
+        SOURCE.batch,
+        0,
+        mix={"harmonic": 1.0},
+        rows=2,
+        context=8,
+        horizon=4,
+    )
 
 
 def test_a_row_is_a_crop_of_its_family(monkeypatch: pytest.MonkeyPatch) -> None:

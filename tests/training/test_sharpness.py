@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from closeness import close_in_float32
+from refusals import expect_error
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training import gradient_noise, sharpness
@@ -84,8 +86,7 @@ def dense(model: nn.Module, losses: list[Callable[[], Tensor]]) -> Tensor:
             ).mean()  # type: ignore[misc]
 
     flat = torch.cat([weight.detach().flatten() for weight in named.values()])
-    found: Tensor = torch.autograd.functional.hessian(of_flat, flat)  # type: ignore[assignment]
-    return found
+    return torch.autograd.functional.hessian(of_flat, flat)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -188,12 +189,8 @@ def test_the_same_seed_gives_the_same_bits_and_random_numbers_are_left_alone() -
     assert all(weight.grad is None for weight in model.parameters())
     # dropout is drawn once for all products, or the map would not be linear
     anew = sharpness(2 * losses, model)
-    assert_close(
-        anew.largest,
-        first.largest,
-        depth=1000,
-        magnitude=abs(first.dominant),
-        dtype=torch.float32,
+    close_in_float32(
+        anew.largest, first.largest, depth=1000, magnitude=abs(first.dominant)
     )
 
 
@@ -244,11 +241,15 @@ def test_what_cannot_be_is_refused() -> None:
             "no parameter of the model",
         ),
     ):
-        with pytest.raises(InputError, match=words):
-            sharpness(losses, parameters)  # type: ignore[arg-type]
+        expect_error(words, sharpness, losses, parameters)  # type: ignore[arg-type]
     for options in ({"steps": 0}, {"tolerance": -1.0}, {"tolerance": 1.0}):
-        with pytest.raises(InputError, match="expected steps of 1 or more"):
-            sharpness(lambda: weights.sum(), [weights], **options)  # type: ignore[arg-type]
+        expect_error(
+            "expected steps of 1 or more",
+            sharpness,
+            lambda: weights.sum(),
+            [weights],
+            **options,
+        )  # type: ignore[arg-type]
     with torch.inference_mode(), pytest.raises(InputError, match="inference_mode"):
         sharpness(lambda: weights.sum(), [weights])
 
@@ -269,11 +270,19 @@ def test_what_has_no_second_derivative_is_named() -> None:
         torch.randn(1, 1, 4, 8, requires_grad=True),
     )
     # without a look at the graph its products would be 0
-    with pytest.raises(InputError, match="once_differentiable"):
-        sharpness(lambda: Once.apply(weights).square().sum(), [weights])
+    expect_error(
+        "once_differentiable",
+        sharpness,
+        lambda: Once.apply(weights).square().sum(),
+        [weights],
+    )
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    with pytest.raises(InputError, match=r"differentiated twice .*flash_attention"):
-        sharpness(lambda: fused(q, q, q)[0].sum(), [q])
+    expect_error(
+        r"differentiated twice .*flash_attention",
+        sharpness,
+        lambda: fused(q, q, q)[0].sum(),
+        [q],
+    )
 
 
 def test_the_gradient_noise_of_a_linear_regression_is_that_of_its_formula() -> None:
@@ -313,8 +322,7 @@ def test_gradient_noise_refuses_what_has_none() -> None:
         ([lambda: w.sum()] * 2, 0, "batch_size=0"),
         ([lambda: torch.ones(())] * 2, 1, "depend on none"),
     ):
-        with pytest.raises(InputError, match=words):
-            gradient_noise(losses, [w], batch_size=size)
+        expect_error(words, gradient_noise, losses, [w], batch_size=size)
     # a mean that the noise hides has no scale
     hidden = gradient_noise([lambda: (w * 1).sum(), lambda: (w * -1).sum()], [w])
     assert hidden.squared_norm < 0

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from refusals import expect_error
 from tiny_lenses import lens_of
-from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.ranks import epsilon_rank
 from tsfm_lens.data import bundled
 from tsfm_lens.testing import assert_close
@@ -65,8 +65,7 @@ def test_rectangular_and_masked_patterns() -> None:
 def test_what_is_no_attention_is_refused(
     pattern: Tensor, epsilon: float, words: str
 ) -> None:
-    with pytest.raises(InputError, match=words):
-        attention_measures(pattern, epsilon=epsilon)
+    expect_error(words, attention_measures, pattern, epsilon=epsilon)
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
@@ -104,5 +103,4 @@ def test_layers_of_other_sizes_stand_side_by_side() -> None:
         ({"a": torch.ones(2, 2)}, r"shape \(2, 2\)"),
         ({"a": 1}, "int"),
     ):
-        with pytest.raises(InputError, match=words):
-            attention_norms(wrong)  # type: ignore[arg-type]
+        expect_error(words, attention_norms, wrong)  # type: ignore[arg-type]

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.testing import assert_array_equal
 
+from closeness import close_in_float32
 from tsfm_lens.ablation import Variant, point_forecasts
 from tsfm_lens.hooks import Component, PatchFrom, Zero
 from tsfm_lens.models import Lens
-from tsfm_lens.testing import assert_close, quick_check, rounding
+from tsfm_lens.testing import quick_check, rounding
 from tsfm_lens.zoo.planted import (
     Attends,
     Card,
@@ -326,12 +328,8 @@ def assert_heads_look_where_stated(planted: Planted) -> None:
             shares = pattern[query, places]
             if of.tokens:
                 assert pattern.shape[1] == of.tokens
-                assert_close(
-                    shares,
-                    looks.weight / len(places),
-                    depth=64,
-                    magnitude=1.0,
-                    dtype="float32",
+                close_in_float32(
+                    shares, looks.weight / len(places), depth=64, magnitude=1.0
                 )
             else:
                 assert shares.sum() > looks.weight - 1e-3, f"{looks}: query {query}"
@@ -349,7 +347,7 @@ def assert_saved_is_the_same(planted: Planted, folder: Path) -> None:
     opened, made = (
         one.forecast(series, card.horizon).quantiles for one in (lens, lens_of(planted))
     )
-    np.testing.assert_array_equal(opened, made)
+    assert_array_equal(opened, made)
     assert all(result.passed for result in quick_check(lens))
 
 
@@ -401,4 +399,4 @@ def assert_quantiles_spread(planted: Planted, deviates: Array) -> None:
         written = of.squash((levels - np.mean(one)) / of.scale(one))
         stated = np.repeat(deviates[:, None], card.horizon, 1)
         apart = written - written[len(deviates) // 2]
-        assert_close(apart, stated, depth=40, magnitude=1 / SIGNAL, dtype="float32")
+        close_in_float32(apart, stated, depth=40, magnitude=1 / SIGNAL)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import tiny_lenses
 from refusals import expect_error
-from tsfm_lens.core.errors import UnknownNameError
 from tsfm_lens.testing.suite import check_lens
 from tsfm_lens.zoo.planted import (
     Planted,
@@ -112,7 +112,7 @@ def test_a_seed_is_one_model_and_another_seed_another() -> None:
     weights = [
         planted.model.shared.weight.detach().numpy() for planted in (one, again, other)
     ]
-    np.testing.assert_array_equal(weights[0], weights[1])
+    assert_array_equal(weights[0], weights[1])
     assert one.card == again.card
     assert not np.array_equal(weights[0], weights[2])
 
@@ -164,6 +164,7 @@ def test_the_command_builds_one(tmp_path: Path) -> None:
     assert card.name == f"local-mean-{NAME}-2"
     expect_error("reads one stretch", plant, "gate", NAME, reads="spread")
     expect_error("recent", plant, "gate", NAME, reads="recently")
-    with pytest.raises(UnknownNameError, match=f"seasonal-copy in {NAME}"):
-        main("seasonal-copi", NAME, tmp_path / "other")
+    expect_error(
+        f"seasonal-copy in {NAME}", main, "seasonal-copi", NAME, tmp_path / "other"
+    )
     assert not (tmp_path / "other").exists()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tsfm_lens.core.errors import CheckpointError, InputError
+from refusals import expect_error
 from tsfm_lens.testing import assert_close
 from tsfm_lens.zoo.planted import (
     Attends,
@@ -75,8 +75,7 @@ def test_what_is_no_card_is_refused(tmp_path: Path, change: Any, words: str) -> 
         ).encode()
     if change is not None:
         (tmp_path / "mechanism.json").write_bytes(change)
-    with pytest.raises(CheckpointError, match=words):
-        read_card(tmp_path)
+    expect_error(words, read_card, tmp_path)
 
 
 def test_a_card_is_of_its_weights_and_neither_may_change(tmp_path: Path) -> None:
@@ -97,24 +96,27 @@ def test_a_card_is_of_its_weights_and_neither_may_change(tmp_path: Path) -> None
         {"rule": {"kind": "seasonal copy", "period": 6}},
     ):
         (tmp_path / "mechanism.json").write_text(json.dumps({**whole, **change}))
-        with pytest.raises(CheckpointError, match="not the card of the weights"):
-            read_card(tmp_path)
+        expect_error("not the card of the weights", read_card, tmp_path)
     write_card(CARD, tmp_path)
     for tensors in (
         {"a": np.arange(4.0), "b": np.array([1.0, 2.0])},
         {"a": np.arange(4.0)},
     ):
         save_file(tensors, weights)
-        with pytest.raises(CheckpointError, match="not the card of the weights"):
-            read_card(tmp_path)
+        expect_error("not the card of the weights", read_card, tmp_path)
     weights.write_bytes(b"no tensors")
-    with pytest.raises(CheckpointError, match="holds no weights"):
-        read_card(tmp_path)
+    expect_error("holds no weights", read_card, tmp_path)
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:
-    with pytest.raises(InputError, match="noise 3 hides the seasons"):
-        draw_contexts(Gate(period=5, tolerance=0.2), 2, (12, 20), noise=3.0)
+    expect_error(
+        "noise 3 hides the seasons",
+        draw_contexts,
+        Gate(period=5, tolerance=0.2),
+        2,
+        (12, 20),
+        noise=3.0,
+    )
 
 
 def by_hand(
