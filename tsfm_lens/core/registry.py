@@ -401,6 +401,9 @@ def probe(
                 result = beside_twins(function, result, n_twins, args, arguments, spent)
             if not is_within:
                 result = of_targets(result, args)
+            if "kind" not in result.attrs:
+                subject = [*args, *arguments.values()][0]
+                result.attrs = _attributes(entry, subject) | result.attrs
             return Result(result.data_vars, result.coords, result.attrs)
 
         entry = Measurement(
@@ -428,6 +431,15 @@ def _input_description(takes: Takes) -> str:
     if isinstance(takes, tuple):
         return f" of {' and '.join(takes)}"
     return ""
+
+
+def _attributes(entry: Measurement, subject: Any) -> dict[str, Any]:
+    """Return what its declaration says of every result, and what its run or lens says of itself."""
+    names = (entry.kind, entry.title, entry.source)
+    if hasattr(subject, "describe"):
+        attributes: dict[str, Any] = subject.describe(*names)
+        return attributes
+    return dict(zip(("kind", "title", "source"), names, strict=True))
 
 
 def _work_of(args: Sequence[Any]) -> int:

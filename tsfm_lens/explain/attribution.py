@@ -232,10 +232,8 @@ def input_attribution(
     context = masks.batch.values[masks.row]
     spread = float(np.nanstd(context))
     distance = np.abs(nothing[masks.middle] - np.nanmean(context)).mean()
-    data.attrs = masks.run.describe(
-        "input_attribution",
-        "Input attribution",
-        source,
+    return data.assign_attrs(
+        source=source,
         method=method,
         reference=reference_words(reference),
         missing_values=masks.mask,
@@ -247,7 +245,6 @@ def input_attribution(
         reference_distance=float(distance) / spread if spread > 0 else float("nan"),
         **result.attrs,
     )
-    return data
 
 
 def _over_seeds(results: Sequence[MethodResult]) -> MethodResult:

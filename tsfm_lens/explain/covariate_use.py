@@ -29,7 +29,6 @@ WAYS = ("removed", "constant", "shuffled")
 PARTS = ("past", "known future")
 SHIFTS = (-2, -1, 0, 1, 2)
 """Standard deviations by which a covariate is shifted for its response."""
-_SOURCE = "permutation importance (Breiman 2001) of whole series; partial dependence (Friedman 2001)"
 _MANY = 32  # series
 Edit = Callable[[int, np.ndarray], np.ndarray]
 """Row, past with known future (time + ahead,) -> its other values."""
@@ -163,7 +162,6 @@ def covariate_use(
             values if name in _OF_COVARIATE else values / unit,
         )
     data["unit"] = (("series",), unit)
-    data.attrs = run.describe("covariate_use", "Use of covariates", _SOURCE)
     noise = (
         noise_floor(run, lambda other, same: np.abs(other - same).mean(-1))[rows] / unit
     )

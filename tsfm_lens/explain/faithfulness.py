@@ -36,7 +36,6 @@ from tsfm_lens.probes.places import places_of
 
 __all__ = ["RULES", "deletion_curves", "route_faithfulness", "verdict"]
 
-_SOURCE = "Geiger et al. 2021, arXiv:2106.02997 (interchange); Wang et al. 2022 (faithfulness of circuits)"
 # components named for a segment at most, sets of others at random, segments that are proved
 _MOST, _CONTROLS, _SEGMENTS = 6, 32, 4
 WORTH_NAMING = 0.25
@@ -84,7 +83,7 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
         "the forecast without the segment. They explain its effect if cutting "
         "removes it and restoring brings it back, more than with random components."
     ),
-    source="Geiger et al. 2021; Wang et al. 2022",
+    source="Geiger et al. 2021, arXiv:2106.02997 (interchange); Wang et al. 2022 (faithfulness of circuits)",
     needs="series",
     computes="route_faithfulness of input_routes of the first item",
     one_item=True,
@@ -227,16 +226,12 @@ def route_faithfulness(
         # all of the effect is 1; what overturns it is as far off as what leaves it
         as_good = (np.abs(1 - values[:, 1:]) <= np.abs(1 - values[:, :1])).sum(-1)
         data[f"{name}_p"] = (of, (1 + as_good) / values.shape[1])
-    words = reference_words(reference)
-    data.attrs = pair.run.describe(
-        "route_faithfulness",
-        "Tests of routes",
-        _SOURCE,
-        units=pair.units,
-        reference=words,
-    )
     return data.assign_attrs(
-        target=pair.name, controls=controls, rollout=int(pair.run.rollout)
+        units=pair.units,
+        reference=reference_words(reference),
+        target=pair.name,
+        controls=controls,
+        rollout=int(pair.run.rollout),
     )
 
 
@@ -290,7 +285,6 @@ def _kind(component: Component) -> tuple[object, ...]:
     return component.stack, component.kind, component.head is None
 
 
-_MASKING = "Samek et al. 2017, arXiv:1509.06321; Petsiuk et al. 2018, arXiv:1806.07421 (deletion and insertion)"
 # orders of all segments that are drawn, sets of one and two segments whose effects are predicted
 _ORDERS, _SETS = 64, 78
 NOISE = 0.05
@@ -348,7 +342,7 @@ def _reference(results: Any) -> dict[str, Any]:
         "explanation moves the forecast sooner than most random orders (band: 95 "
         "%)."
     ),
-    source="Samek et al. 2017; Petsiuk et al. 2018",
+    source="Samek et al. 2017, arXiv:1509.06321; Petsiuk et al. 2018, arXiv:1806.07421 (deletion and insertion)",
     needs="series",
     computes="deletion_curves of attributions of the first item",
     one_item=True,
@@ -478,23 +472,16 @@ def deletion_curves(
         order=(("explanation", "rank"), rankings),
         everything_masked=((), float(everything)),
     )
-    facts = {
-        "reference": reference_words(reference),
-        "target": masks.name,
-        "orders": orders,
-    }
     data = data.assign(_predictions(masks, list(explanations.values()), twin, seed))
     data = data.assign_coords(
         control=list(CONTROLS), segment_control=list(SEGMENT_CONTROLS)
     )
-    data.attrs = masks.run.describe(
-        "deletion_curves",
-        "Deletion and insertion",
-        _MASKING,
+    return data.assign_attrs(
         units=masks.units,
-        **facts,
+        reference=reference_words(reference),
+        target=masks.name,
+        orders=orders,
     )
-    return data
 
 
 def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

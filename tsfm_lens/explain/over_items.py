@@ -118,13 +118,10 @@ def input_effects(
     )
     facts = {
         name: results[0].attrs[name]
-        for name in ("method", "reference", "statistic", "missing_values")
+        for name in ("source", "method", "reference", "statistic", "missing_values")
     }
     total = sum(int(one.attrs["forecasts"]) for one in results)
-    source = results[0].attrs["source"]
-    data.attrs = run.describe(
-        "input_effects", "Effects of inputs", source, **facts, forecasts=total
-    )
+    data.attrs = facts | {"forecasts": total}
     return judge(data, "size", floor=own_rounding(run)[rows] / unit, groups="kind")
 
 
@@ -220,14 +217,7 @@ def route_effects(
             progress(item + 1, len(rows))
     data = marked_dataset(run).isel(series=rows).assign_coords(route_coords(places))
     data["carried"] = (("component", "series"), np.stack(shares, axis=1))
-    words = reference_words(reference)
-    data.attrs = run.describe(
-        "route_effects",
-        "Routes over many series",
-        "Wang et al. 2022",
-        reference=words,
-        units="",
-    )
+    data.attrs = {"reference": reference_words(reference), "units": ""}
     floor = own_rounding(run)[rows] / np.maximum(
         ranges(run, run.point)[rows], np.finfo(float).tiny
     )

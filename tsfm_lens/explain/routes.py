@@ -196,7 +196,6 @@ class PairedRuns(MaskedItem):
         return data.assign(forecast=(("step",), self.run.point[self.row]))
 
 
-_SOURCE = "Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023, arXiv:2304.05969 (path patching)"
 # components up to which all are tried; how many are tried of more, and how many beside them at random
 _ALL, _TOP, _SPOT = 96, 32, 8
 LARGEST = 5
@@ -218,7 +217,7 @@ LARGEST = 5
         "numbers do not add up. In a component's name the first number is its layer "
         "and a last one its head, from 0."
     ),
-    source="Wang et al. 2022; Goldowsky-Dill et al. 2023",
+    source="Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023, arXiv:2304.05969 (path patching)",
     needs="series",
     computes="input_routes of the first item",
     one_item=True,
@@ -331,11 +330,10 @@ def input_routes(
             else ("segment", "step")
         )
         data[name] = (dims, np.stack([each[name] for each in terms]))
-    facts: dict[str, object] = {
+    data.attrs = {
+        "units": pair.units,
         "reference": reference_words(reference),
         "target": pair.name,
-    }
-    facts |= {
         "rollout": int(pair.run.rollout),
         "search": "full" if full else "gradient",
     }
@@ -347,15 +345,12 @@ def input_routes(
             else 1.0
         )
         rate = misses / checks if checks else 0.0
-        facts |= {
+        data.attrs |= {
             "top": count,
             "spot_checks": checks,
             "miss_rate": rate,
             "miss_rate_high": high,
         }
-    data.attrs = pair.run.describe(
-        "input_routes", "Routes of the input", _SOURCE, units=pair.units, **facts
-    )
     return _with_findings(data, pair)
 
 

@@ -41,7 +41,6 @@ _NUMBERS = 2**21
 TOLERANCE = 1e-3
 """Of the largest total: error of a path integral, by default."""
 _NODES = (1, *(2**power for power in range(2, 11)))
-_SOURCE = "tsfm-lens paper, section 2 (S3-DLA, S3-HEAD); Sundararajan et al. 2017 for the path integral"
 DECOMPOSITIONS = {
     "token": ("logit", "probability", "expected_value"),
     "quantile": ("integrated", "linearised", "lens_difference"),
@@ -64,7 +63,7 @@ def decompositions_of(lens: Lens) -> tuple[str, ...]:
         "The forecast is split into a signed contribution of each component, by "
         "what it writes to the residual stream."
     ),
-    source="tsfm-lens, section 2; Sundararajan et al. 2017",
+    source="tsfm-lens paper, section 2 (S3-DLA, S3-HEAD); Sundararajan et al. 2017 for the path integral",
     needs="sums",
     example={"decompositions": "all"},
 )
@@ -179,11 +178,7 @@ def decomposed(
         nodes=("decomposition", nodes),
         path_error=("decomposition", errors),
     )
-    facts: dict[str, Any] = {"tolerance": tolerance, "first_step": run.first_step}
-    data.attrs = run.describe(
-        "attribution", "Attribution of the forecast", _SOURCE, **facts
-    )
-    return data
+    return data.assign_attrs(tolerance=tolerance, first_step=run.first_step)
 
 
 def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
@@ -397,7 +392,7 @@ def count_read(run: Run) -> int:
         "Every attention and MLP adds to one stream. The size of a box is its share "
         "of the forecast."
     ),
-    source="tsfm-lens, section 2 and figure 1B",
+    source="tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA)",
     needs="sums",
 )
 def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
@@ -481,14 +476,13 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
             "head": range(stack.n_heads),
         },
     )
-    facts: dict[str, Any] = {
-        name: str(result[name].item()) for name in ("decomposition", "unit")
+    data.attrs = {
+        "decomposition": str(result["decomposition"].item()),
+        "unit": str(result["unit"].item()),
+        "stack": stack.name,
+        "d_model": stack.d_model,
+        "steps": parts.shape[-1],
     }
-    facts |= {"stack": stack.name, "d_model": stack.d_model, "steps": parts.shape[-1]}
-    source = "tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA)"
-    data.attrs = run.describe(
-        "stream_shares", "Contributions to the residual stream", source, **facts
-    )
     whole = np.abs(of_median(result["total"]).transpose("series", "step").values).mean(
         -1
     )

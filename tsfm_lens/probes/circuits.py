@@ -34,7 +34,6 @@ from tsfm_lens.probes.zero_ablation import ablations_of
 __all__ = ["minimal_circuit"]
 
 
-_OF_CIRCUITS = "Wang et al. 2022, arXiv:2211.00593; Conmy et al. 2023; Syed et al. 2023; Marks et al. 2024"
 Ablations = dict[Component, tuple[Intervention, ...]]
 Behaviour = Callable[[np.ndarray], np.ndarray]
 """Map of forecasts (…, series, step) to the features that a circuit keeps, (…, series, feature)."""
@@ -49,7 +48,7 @@ Behaviour = Callable[[np.ndarray], np.ndarray]
         "The fewest heads and MLPs that keep the forecast within a tolerance while "
         "everything else is ablated."
     ),
-    source="Wang et al. 2022; Conmy et al. 2023; Marks et al. 2024",
+    source="Wang et al. 2022, arXiv:2211.00593; Conmy et al. 2023; Syed et al. 2023; Marks et al. 2024",
     cost="search",
     example={"nodes": ["*.*.mlp"]},
 )
@@ -145,24 +144,16 @@ def minimal_circuit(
         if behaviour is not None
         else "forecast"
     )
-    facts: dict[str, object] = {
+    data.attrs = {
         "ranking": ranking,
         "tolerance": tolerance,
         "smallest": smallest,
         "behaviour": label,
-    }
-    facts["minimal"] = "up to pairs" if pairs else "up to single components"
-    facts |= {
+        "minimal": "up to pairs" if pairs else "up to single components",
         "how": "corrupted" if corrupted is not None else how,
         "rollout": int(clean.rollout),
+        "statistic": clean.statistic,
     }
-    data.attrs = clean.describe(
-        "minimal_circuit",
-        "Minimal circuit",
-        _OF_CIRCUITS,
-        **facts,
-        statistic=clean.statistic,
-    )
     if bench.no_verdict.any():
         without = ", ".join(
             name

@@ -28,9 +28,6 @@ from tsfm_lens.probes.zero_ablation import ablations_of, points_without
 __all__ = ["causal_effects"]
 
 
-_OF_EFFECTS = "Pearl 2001 (direct and indirect effects); McGrath et al. 2023, arXiv:2307.15771; Rushing and Nanda 2024"
-
-
 @probe(
     title="Direct and total effects",
     theme="Causes",
@@ -40,7 +37,7 @@ _OF_EFFECTS = "Pearl 2001 (direct and indirect effects); McGrath et al. 2023, ar
         "with all free to respond. Where later components undo part of the change, "
         "the model repairs itself."
     ),
-    source="Pearl 2001; McGrath et al. 2023",
+    source="Pearl 2001 (direct and indirect effects); McGrath et al. 2023, arXiv:2307.15771; Rushing and Nanda 2024",
     example={"components": ["*.*.mlp"]},
 )
 def causal_effects(
@@ -123,15 +120,13 @@ def causal_effects(
         "indirect": (axes, total - direct),
     }
     data = data.assign(parts | {"plain_forecast": (axes[1:], plain)})
-    facts: dict[str, object] = {
+    data.attrs = {
         "how": how,
         "rollout": int(run.rollout),
         "statistic": run.statistic,
+        "smallest": smallest,
+        "first_step": run.first_step,
     }
-    facts |= {"smallest": smallest, "first_step": run.first_step}
-    data.attrs = run.describe(
-        "causal_effects", "Direct and total effects", _OF_EFFECTS, **facts
-    )
     later, wide, heads = (
         slice(run.first_step, None),
         ranges(run, plain),

@@ -25,11 +25,6 @@ from tsfm_lens.probes.zero_ablation import ablation_effects
 
 __all__ = ["head_states"]
 
-_SOURCE = (
-    "tsfm-lens paper, sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT, S3-SRANK)"
-)
-
-
 _MAX_SERIES = 8  # of a report; each brings its attention and its forecasts
 
 
@@ -56,6 +51,7 @@ def _some_series(results: Any) -> tuple[Run]:
         "notebook, run.explore() shows what the head that you click attends to, and "
         "the forecast without any set of heads and MLPs or any stretch of the past."
     ),
+    source="tsfm-lens paper, sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT, S3-SRANK)",
     needs="heads",
     computes="`probes.head_states` on the first 8 series",
     each=lambda lens: {"head_states": {}} if shown_attention(lens) else {},
@@ -156,19 +152,15 @@ def head_states(
         quantile_forecast=(("series", "quantile", "step"), quantiles)
     )
     special = " ".join(sorted({*first["key_special"].values.tolist()} - {""}))
-    facts = {
+    data.attrs = {
         "stack": stack,
         "attention": attention,
         "decomposition": decomposition,
         "special": special,
-    }
-    facts |= {
         "statistic": run.statistic,
         "write_to": "expected value" if run.tokens_read else "median",
+        "first_step": run.first_step,
     }
-    data.attrs = run.describe(
-        "head_states", "One head at a time", _SOURCE, **facts, first_step=run.first_step
-    )
     return data
 
 

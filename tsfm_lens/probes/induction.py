@@ -20,7 +20,7 @@ from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.probes.attention import SHARP_BELOW, normalise, row_entropy
-from tsfm_lens.probes.given import describe, of_kind, refuse_word
+from tsfm_lens.probes.given import of_kind, refuse_word
 
 __all__ = ["induction_overlap", "induction_scores"]
 
@@ -28,7 +28,6 @@ __all__ = ["induction_overlap", "induction_scores"]
 PREFIX_FROM = 0.3
 COPY_FROM = 2.0
 WITHIN = 1.0124
-_SOURCE = "tsfm-lens paper, appendix G (S3-RRT, S3-PREF, S3-COPY)"
 
 
 class _Targets(NamedTuple):
@@ -48,7 +47,7 @@ class _Targets(NamedTuple):
         "A motif of random tokens is repeated. An induction head attends to the "
         "token that followed earlier instances, and raises its probability."
     ),
-    source="tsfm-lens, appendix G; Olsson et al. 2022",
+    source="tsfm-lens paper, appendix G (S3-RRT, S3-PREF, S3-COPY)",
     paper=(
         "S3-PREF",
         "S3-RRT",
@@ -181,22 +180,18 @@ def induction_scores(
     data["induction"] = (data["prefix_matching"] >= prefix_from) & (
         data["copy_score"] >= copy_from
     )
-    settings: dict[str, Any] = {
+    data.attrs = {
+        "attention": "cross_attn",
         "motif": motif,
         "repeats": repeats,
         "n_sequences": n_sequences,
         "seed": seed,
+        "offset": offset,
+        "positions": positions,
+        "decoding": decoding,
+        "prefix_from": prefix_from,
+        "copy_from": copy_from,
     }
-    settings |= {"offset": offset, "positions": positions, "decoding": decoding}
-    settings |= {"prefix_from": prefix_from, "copy_from": copy_from}
-    data.attrs = describe(
-        lens,
-        "induction_scores",
-        "Repeated random tokens",
-        _SOURCE,
-        attention="cross_attn",
-        **settings,
-    )
     off, axes = relative_rounding(lens), ("layer", "head", "sequence")
     of_chance = xr.DataArray(
         np.fmax(others, 0.0) + off * (1 + np.abs(others)), dims=axes
@@ -359,7 +354,7 @@ _KEEP = "model revision architecture versions motif repeats n_sequences offset d
         "Whether the heads that copy a motif are the sharp ones, and how much that "
         "depends on the thresholds."
     ),
-    source="tsfm-lens, table 5 and figure 23",
+    source="tsfm-lens paper, appendix G (S3-OVER, S3-F23)",
     paper=(
         "S3-T5",
         "S3-F23",
@@ -448,9 +443,6 @@ def induction_overlap(
     data["correlation"] = (("score", "other_score"), correlation)
     data = data.assign_coords(score=list(SCORES), other_score=list(SCORES))
     data.attrs = {
-        "kind": "induction_overlap",
-        "title": "Overlap of induction heads and sharp heads",
-        "source": "tsfm-lens paper, appendix G (S3-OVER, S3-F23)",
         **{key: induction.attrs[key] for key in _KEEP if key in induction.attrs},
         "entropy_along": "repeated tokens" if entropy is None else "forecasts",
         "prefix_from": prefix_from,

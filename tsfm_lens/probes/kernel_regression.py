@@ -86,7 +86,7 @@ def concentration_bound(
         "singular directions of its query–key product, times a tilt towards long "
         "keys. A proposition bounds the attention outside a single key."
     ),
-    source="tsfm-lens, section 4, equation 1 and proposition C.1",
+    source="tsfm-lens paper, equation 1 and proposition C.1 (S3-NW, S3-NW2, S3-PC1)",
     needs="cross_attention",
 )
 def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
@@ -167,19 +167,12 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
             "head": range(stack.n_heads),
         },
     )
-    source = "tsfm-lens paper, equation 1 and proposition C.1 (S3-NW, S3-NW2, S3-PC1)"
-    parameters = {
+    data.attrs = {
         "series": run.batch.ids[0],
         "keys": len(hidden[0][1]),
+        "beta": 1.0,
         **({} if rank is None else {"rank": rank}),
     }
-    data.attrs = run.describe(
-        "kernel_regression",
-        "Attention as kernel regression",
-        source,
-        beta=1.0,
-        **parameters,
-    )
     return data
 
 

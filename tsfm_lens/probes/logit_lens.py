@@ -29,8 +29,6 @@ __all__ = ["layer_gain", "logit_lens"]
 PEAK_HEIGHT = 0.02
 PEAK_DISTANCE = 2
 EFFECTIVE_PROBABILITY = 0.01
-_SOURCE = "tsfm-lens paper, section 2 and figure 1C-D (S3-DLA, S3-ENT); "
-_SOURCE += "nostalgebraist, interpreting GPT: the logit lens"
 
 
 @probe(
@@ -42,7 +40,10 @@ _SOURCE += "nostalgebraist, interpreting GPT: the logit lens"
         "layer, as if the model ended there. This shows at which layers the "
         "forecast forms."
     ),
-    source="nostalgebraist 2020; tsfm-lens, section 2",
+    source=(
+        "tsfm-lens paper, section 2 and figure 1C-D (S3-DLA, S3-ENT); "
+        "nostalgebraist, interpreting GPT: the logit lens"
+    ),
     paper=("S3-F1D",),
     needs="sums",
 )
@@ -83,9 +84,7 @@ def logit_lens(
     data = marked_dataset(run.in_one_pass(), layer=names)
     data["native_median"] = (("series", "step"), run.forecast.median)
     data["rounding"] = ("series", rounding(run, data["native_median"].values))
-    data.attrs = run.describe(
-        "logit_lens", "Logit lens", _SOURCE, readout=readout, first_step=run.first_step
-    )
+    data.attrs = {"readout": readout, "first_step": run.first_step}
     if readout == "token":
         return _token_lens(run, streams, data, tuple(levels), with_logits=logits)
     return _quantile_lens(run, streams, data)
@@ -218,7 +217,7 @@ def _reference(results: Any) -> dict[str, str]:
         "The error of the forecast read after a layer, compared with that of the "
         "layer before. Negative is better."
     ),
-    source="tsfm-lens, appendix F",
+    source="tsfm-lens paper, appendix F (S3-GAIN)",
     paper=("S3-F22",),
     needs="sums",
     options=_reference,
@@ -303,9 +302,6 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
         }
     )
     result.attrs = {
-        "kind": "layer_gain",
-        "title": "Gain per layer",
-        "source": "tsfm-lens paper, appendix F (S3-GAIN)",
         "reference": reference,
         **{key: lens_result.attrs[key] for key in keep if key in lens_result.attrs},
     }

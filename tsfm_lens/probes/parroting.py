@@ -44,7 +44,7 @@ _DEVIATION = float(
         "shifted by every lag, and with a naive parrot that repeats what followed "
         "the most similar earlier stretch."
     ),
-    source="tsfm-lens, sections 4 and 5",
+    source="tsfm-lens paper, sections 4 and 5",
 )
 def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     """Measure how close a forecast is to repeating its context at a lag, and to the naive parrot.
@@ -100,11 +100,7 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
         parrot_error=("series", np.abs(forecast - parrots).mean(axis=-1) / scales),
         parrot_match=("series", matches),
     )
-    source = "tsfm-lens paper, sections 4 and 5"
-    data.attrs = {
-        **run.describe("context_parroting", "Context parroting", source, motif=motif),
-        "statistic": "median",
-    }
+    data.attrs = {"motif": motif, "statistic": "median"}
     floor = noise_floor(
         run.rolled_out(), lambda other, plain: np.abs(other - plain).mean(-1) / scales
     )
@@ -172,14 +168,8 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
     data = xr.Dataset(
         {"mass": mass, "chance": chance, "vacuous": vacuous}, coords=coords
     )
-    facts = {
-        "kind": "lag_attention",
-        "title": f"Attention at lag {lag}",
-        "lag": lag,
-        "width": width,
-    }
-    data.attrs = {**maps.attrs, **facts}
-    return data
+    facts = {"kind": "lag_attention", "title": f"Attention at lag {lag}"}
+    return data.assign_attrs(maps.attrs, **facts, lag=lag, width=width)
 
 
 def lag_errors(context: np.ndarray, forecast: np.ndarray) -> np.ndarray:
@@ -362,7 +352,7 @@ def context_spreads(run: Run) -> np.ndarray:
         "Each head's attention to the lag that the forecast copies, and how far "
         "ablating the head moves the forecast away from the copy."
     ),
-    source="tsfm-lens, section 4",
+    source="tsfm-lens paper, sections 4 and 5",
     needs="heads",
 )
 def head_parroting(
@@ -474,17 +464,14 @@ def head_parroting(
     data["forecast"], data["copy"], data["parrot"] = (
         (("series", "step"), each) for each in (plain, copy, parrot)
     )
-    settings: dict[str, object] = {
+    data.attrs = {
         "attention": attention,
         "motif": motif,
         "width": width,
         "how": how,
+        "rollout": int(run.rollout),
+        "statistic": run.statistic,
     }
-    settings |= {"rollout": int(run.rollout), "statistic": run.statistic}
-    source = "tsfm-lens paper, sections 4 and 5"
-    data.attrs = run.describe(
-        "head_parroting", "Context parroting by heads", source, **settings
-    )
     data = judge(data, "mass", floor=chance * (1 + relative_rounding(run.lens)))
     for name, target in references.items():
 
@@ -513,7 +500,7 @@ _FINENESS = (
         "context and the truth. It shows seasons that the model keeps, flattens or "
         "adds."
     ),
-    source="tsfm-lens, section 5",
+    source="tsfm-lens paper, section 5 and figure 20",
 )
 def seasonality_bias(run: Run) -> xr.Dataset:
     """Measure amplitudes of the forecast at the context's period and at the model's patch length.
@@ -587,11 +574,7 @@ def seasonality_bias(run: Run) -> xr.Dataset:
         ("part", "series", "trial_period"),
         np.array(grid) / spread[:, None],
     )
-    source = "tsfm-lens paper, section 5 and figure 20"
-    data.attrs = {
-        **run.describe("seasonality_bias", "Seasonality bias", source, patch=patch),
-        "statistic": "median",
-    }
+    data.attrs = {"patch": patch, "statistic": "median"}
     references = {"amplitude_change": (period, context)}
     if patch > 1:
         references["patch_pull"] = (patches, spread)

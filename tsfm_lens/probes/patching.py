@@ -45,11 +45,6 @@ from tsfm_lens.probes.places import (
 __all__ = ["activation_patching", "attribution_patching"]
 
 
-_SOURCE = (
-    "Meng et al. 2022 (causal tracing); Heimersheim and Nanda 2024, arXiv:2404.15255"
-)
-
-
 @probe(
     "pair",
     title="Activation patching",
@@ -60,7 +55,7 @@ _SOURCE = (
         "of one run are patched into the other, place by place. Where the forecast "
         "follows, that place carries the difference."
     ),
-    source="Meng et al. 2022; Heimersheim and Nanda 2024",
+    source="Meng et al. 2022 (causal tracing); Heimersheim and Nanda 2024, arXiv:2404.15255",
     example={"at": ["*.*.mlp"], "positions": "all"},
 )
 def activation_patching(
@@ -117,11 +112,8 @@ def activation_patching(
     groups, where = grid_of(pair, places, positions)
     forecasts = point_forecasts(pair.base, patches(pair, places, groups), progress)
     forecasts = forecasts.reshape(len(places), len(groups), *forecasts.shape[1:])
-    parameters = {**pair.parameters(), "positions": str(positions)}
-    attrs = clean.describe(
-        "activation_patching", "Activation patching", _SOURCE, **parameters
-    )
-    return pair.result(forecasts, {**place_coords(places), **where}, attrs)
+    data = pair.result(forecasts, {**place_coords(places), **where})
+    return data.assign_attrs(positions=str(positions))
 
 
 def patches(
@@ -247,7 +239,6 @@ class RunPair:
         self,
         forecasts: np.ndarray,
         coords: dict[str, Any],
-        attrs: dict[str, object],
         dims: tuple[str, ...] = ("component", "position"),
     ) -> xr.Dataset:
         """Return patched forecasts (…, series, step), the share recovered and the effect in data units, judged."""
@@ -261,7 +252,6 @@ class RunPair:
             .assign_coords(coords)
             .assign(shares | {"forecast": ((*axes, "step"), forecasts)})
         )
-        data.attrs = attrs
         return self.judged(data)
 
     def judged(self, data: xr.Dataset) -> xr.Dataset:
@@ -294,9 +284,11 @@ class RunPair:
         }
         flat = flat_series(clean) & flat_series(corrupted)
         data = clean.dataset().assign_coords(flat=("series", flat))
-        return data.assign(
+        data = data.assign(
             {"corrupted_context": corrupted.dataset()["context"]} | forecasts
         )
+        data.attrs = self.parameters()
+        return data
 
     def parameters(self) -> dict[str, object]:
         """Return attributes that say how a result was run."""
@@ -389,7 +381,7 @@ def _refuse_unlike(clean: Run, corrupted: Run) -> None:
         "A first-order estimate of activation patching for all places from one "
         "gradient, compared with exact patching where available."
     ),
-    source="Nanda 2023; Syed et al. 2023",
+    source="Nanda 2023 (attribution patching); Syed et al. 2023, arXiv:2310.10348",
     needs="gradients",
     whole_batch=True,
 )
@@ -446,7 +438,7 @@ def attribution_patching(
     data = pair.dataset().assign_coords({**place_coords(places), **where})
     axes = ("component", "position", "series")
     data["first_order"] = (axes, first_order)
-    parameters: dict[str, object] = {**pair.parameters(), "positions": str(positions)}
+    data.attrs["positions"] = str(positions)
     if exact:
         forecasts = point_forecasts(pair.base, patches(pair, places, groups), progress)
         recovered = pair.recovered(forecasts).reshape(first_order.shape)
@@ -454,14 +446,10 @@ def attribution_patching(
             (axes, recovered),
             (axes, first_order - recovered),
         )
-        parameters["mean_absolute_error"] = float(
-            np.abs(first_order - recovered).mean()
-        )
-        parameters["rank_correlation"] = rank_correlation(first_order, recovered)
-    source = "Nanda 2023 (attribution patching); Syed et al. 2023, arXiv:2310.10348"
-    data.attrs = pair.base.describe(
-        "attribution_patching", "Attribution patching", source, **parameters
-    )
+        data.attrs |= {
+            "mean_absolute_error": float(np.abs(first_order - recovered).mean()),
+            "rank_correlation": rank_correlation(first_order, recovered),
+        }
     return pair.judged(data)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import xarray as xr
 
-from tsfm_lens.core.errors import InputError, unknown_name
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.component import Component, components, writers
 from tsfm_lens.hooks.names import select
@@ -57,7 +57,7 @@ def places_of(
 ) -> list[Place]:
     """Return places by a word, or by names and globs."""
     wiring = lens.wiring
-    row = stack_named(wiring, stack, wiring.stacks[0])
+    row = first_stack(lens, stack)
     if not isinstance(at, str) or at not in ("stream", "branches", "heads"):
         # two patterns may name one place
         return list(
@@ -81,12 +81,9 @@ def places_of(
     ]
 
 
-def stack_named(wiring: Wiring, name: str | None, default: Stack) -> Stack:
-    """Return a stack by its name, the default for None."""
-    stacks = {each.name: each for each in wiring.stacks}
-    if name is not None and name not in stacks:
-        raise unknown_name("stack", name, list(stacks))
-    return default if name is None else stacks[name]
+def first_stack(lens: Lens, name: str | None) -> Stack:
+    """Return a stack by its name; the first one, which reads the series, if None."""
+    return lens.wiring.stack(lens.wiring.stacks[0].name if name is None else name)
 
 
 def listed(names: Any, what: str) -> list[str | Component]:

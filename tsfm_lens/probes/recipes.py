@@ -230,7 +230,7 @@ def _sharp_and_diffuse(results: Any) -> tuple[Run, dict[str, Sequence[Component]
         "Many heads and MLPs are set to zero at once. How far the forecast moves "
         "shows how much of the model it needs."
     ),
-    source="tsfm-lens, sections 4 and 5",
+    source="tsfm-lens paper, section 5, figures 6 and 12 to 15 (S3-HEAVY)",
     paper=(
         "S3-F6",
         "S3-F13",
@@ -333,15 +333,11 @@ def ablation_recipes(
         n_mlps=("recipe", [mlps for _, _, mlps in counts]),
     )
     middle = int(np.argmin(np.abs(np.array(result.levels) - 0.5)))
-    source = "tsfm-lens paper, section 5, figures 6 and 12 to 15 (S3-HEAVY)"
-    facts = {
+    data.attrs = {
         "how": how,
         "num_samples": 0 if samples is None else samples.shape[2],
         "statistic": "median",
     }
-    data.attrs = run.describe(
-        "ablation_recipes", "Forecasts under heavy ablation", source, **facts
-    )
     return _add_effects(data, run.rolled_out(), forecasts[:, :, middle])
 
 

@@ -159,14 +159,14 @@ def repeated_motif(
         data = data.assign(
             {name: ("series", values) for name, values in errors.items()}
         )
-    settings: dict[str, Any] = {
+    data.attrs = {
         "motif": [low, high],
         "repeats": repeats,
         "n_series": n_series,
         "patch": patch,
+        "attention": attention,
+        "stack": row.name,
     }
-    settings |= {"attention": attention, "stack": row.name}
-    data.attrs = run.describe("repeated_motif", "Repeated motifs", _SOURCE, **settings)
     advantage = xr.DataArray(plain - other, dims=(*where, "series"))
     return judge(
         data,

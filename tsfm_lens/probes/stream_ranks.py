@@ -23,7 +23,7 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import flat_contexts
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import token_steps
-from tsfm_lens.probes.places import stack_named
+from tsfm_lens.probes.places import first_stack
 from tsfm_lens.probes.similarity import item_groups
 from tsfm_lens.probes.weights import (
     EPSILON,
@@ -53,7 +53,7 @@ _FIRST_ROWS = 4096
         "Tokens have many dimensions, and smooth series use few of them. Sinusoids, "
         "exponentials, white noise and zeros are shown for comparison."
     ),
-    source="Flow of ranks, figures 2, 3 and 13",
+    source="Flow of ranks, sections 2 and 3 (S0-F2, S0-F3, S0-F13)",
     paper=(
         "S0-F2",
         "S0-F3",
@@ -132,20 +132,13 @@ def embedding_ranks(
         **_of_signals(embeddings, levels),
         **_angles(embeddings, tokens),
     ).assign_coords(family=list(embeddings))
-    d_model = lens.wiring.stacks[0].d_model
-    facts = {
-        "stack": lens.wiring.stacks[0].name,
-        "random_angle": random_angle(d_model),
-        "d_model": d_model,
-    }
-    title, source = (
-        "Ranks of embedded series",
-        "Flow of ranks, sections 2 and 3 (S0-F2, S0-F3, S0-F13)",
+    stack = lens.wiring.stacks[0]
+    return data.assign_attrs(
+        stack=stack.name,
+        random_angle=random_angle(stack.d_model),
+        d_model=stack.d_model,
+        signal_seed=seed,
     )
-    data.attrs = run.describe(
-        "embedding_ranks", title, source, signal_seed=seed, **facts
-    )
-    return data
 
 
 def signal_families(run: Run, *, seed: int = 0) -> dict[str, SeriesBatch]:
@@ -301,7 +294,7 @@ _AGREES = 1e-3
         "Layers are not linear, so the rank of the residual stream may grow with "
         "depth. The next layer can then use a higher rank."
     ),
-    source="Flow of ranks, section 4, figure 5 and theorem 4",
+    source="Flow of ranks, section 4 and theorem 4 (S0-FOR, S0-TH4)",
     paper=(
         "S0-F5",
         "S0-F6",
@@ -356,7 +349,7 @@ def flow_of_ranks(
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, expected 1 or more")
     lens = run.lens
-    column = stack_named(lens.wiring, stack, lens.wiring.stacks[0])
+    column = first_stack(lens, stack)
     for layer in range(column.n_layers):
         if not any(column.attentions(layer)):
             raise InputError(
@@ -439,18 +432,12 @@ def flow_of_ranks(
         contexts=run.dataset().sel(series=series) if is_of_series else None,
     )
     least = int(np.ceil((2 * _E2 * column.n_heads) ** 2))
-    facts = {
-        "stack": column.name,
-        "tokens": spectra[0].rows,
-        "heads": column.n_heads,
-        "least_depth": least,
-    }
-    title, source = (
-        "Flow of ranks",
-        "Flow of ranks, section 4 and theorem 4 (S0-FOR, S0-TH4)",
+    return data.assign_attrs(
+        stack=column.name,
+        tokens=spectra[0].rows,
+        heads=column.n_heads,
+        least_depth=least,
     )
-    data.attrs |= run.describe("flow_of_ranks", title, source, **facts)
-    return data
 
 
 def _of_weights(

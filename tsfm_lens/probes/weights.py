@@ -23,8 +23,7 @@ from tsfm_lens.core.stats import CONFIDENCE
 from tsfm_lens.hooks.weights import HeadWeights, head_output_weights
 from tsfm_lens.hooks.wiring import Attention, Mlp, Stack, Writer
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.given import describe
-from tsfm_lens.probes.places import stack_named
+from tsfm_lens.probes.places import first_stack
 
 __all__ = ["head_spectra", "row_angles", "stable_rank", "weight_ranks"]
 
@@ -41,7 +40,7 @@ PRODUCTS = ("QK", "OV")
         "a head matches, value–output what it moves. A head with few large values "
         "acts along few directions."
     ),
-    source="tsfm-lens, definition 5.1 (S3-SRANK)",
+    source="tsfm-lens paper, definition 5.1 (S3-SRANK)",
     needs="heads",
     cost="weights",
 )
@@ -77,7 +76,7 @@ def head_spectra(
         >>> probes.head_spectra(lens)["stable_rank"].dims
         ('product', 'layer', 'head')
     """
-    column = stack_named(lens.wiring, stack, lens.wiring.output_stack)
+    column = lens.wiring.stack(stack)
     attention, layers = column.layers_with(kind)
     names = list(products)
     for product in names:
@@ -108,13 +107,12 @@ def head_spectra(
             "head": range(column.n_heads),
         },
     )
-    title, source = (
-        f"Spectra of {attention}",
-        "tsfm-lens paper, definition 5.1 (S3-SRANK)",
+    return data.assign_attrs(
+        title=f"Spectra of {attention}",
+        stack=column.name,
+        attention=attention,
+        fold_norm=int(fold_norm),
     )
-    facts = {"stack": column.name, "attention": attention, "fold_norm": int(fold_norm)}
-    data.attrs = describe(lens, "head_spectra", title, source, **facts)
-    return data
 
 
 def stable_rank(singular_values: np.ndarray) -> np.ndarray:
@@ -173,7 +171,7 @@ _PRECISIONS = (torch.bfloat16, torch.float16, torch.float32)
         "largest. Truncation there changes the matrix by at most ε of its norm. It "
         "is exact for the weights as stored."
     ),
-    source="Flow of ranks, equation 1 and figure 10",
+    source="Flow of ranks, equation 1 (S0-ERANK)",
     paper=(
         "S0-ERANK",
         "S0-HIST",
@@ -266,11 +264,7 @@ def weight_ranks(
         matrix=list(map(str, matrices)), decade=[10.0**-n for n in range(decades)]
     )
     data = data.assign_coords(columns)
-    title, source = "Ranks of the weights", "Flow of ranks, equation 1 (S0-ERANK)"
-    data.attrs = describe(
-        lens, "weight_ranks", title, source, precision=name, per_head=int(per_head)
-    )
-    return data
+    return data.assign_attrs(precision=name, per_head=int(per_head))
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,10 +295,8 @@ def weight_matrices(
     for part in names:
         if part not in PARTS:
             raise unknown_name("part", part, PARTS)
-    columns = lens.wiring.stacks
-    for column in (
-        columns if stack is None else [stack_named(lens.wiring, stack, columns[0])]
-    ):
+    wiring = lens.wiring
+    for column in wiring.stacks if stack is None else [wiring.stack(stack)]:
         for layer in range(column.n_layers):
             for row in column.rows(layer):
                 for part, weight in _weights_of(lens, column, layer, row):
@@ -455,7 +447,7 @@ def checked_levels(epsilon: float | Iterable[float]) -> list[float]:
         "reads. If the rows of a head lie close together, the head reads few "
         "directions, and the map has dark blocks on its diagonal."
     ),
-    source="Flow of ranks, equation 2 and figures 9 and 12",
+    source="Flow of ranks, equation 2 with arccos (S0-ANG)",
     paper=(
         "S0-ANG",
         "S0-F9",
@@ -511,7 +503,7 @@ def row_angles(
         raise InputError(
             f"rows {rows} and permutations {permutations}, expected at least 2 and 19"
         )
-    column = stack_named(lens.wiring, stack, lens.wiring.stacks[0])
+    column = first_stack(lens, stack)
     attention, layers = column.layers_with(
         kind or next(iter(column.attention_kinds()), None)
     )
@@ -562,18 +554,15 @@ def row_angles(
     )
     for name in ("angle", "block_angle", "within", "between", "closer", "closer_floor"):
         data[name].attrs["units"] = "degrees"
-    title, source = (
-        f"Angles of the rows of {part}",
-        "Flow of ranks, equation 2 with arccos (S0-ANG)",
+    return data.assign_attrs(
+        title=f"Angles of the rows of {part}",
+        random_angle=random_angle(column.d_model),
+        stack=column.name,
+        part=part,
+        attention=attention,
+        permutations=permutations,
+        seed=seed,
     )
-    facts: dict[str, object] = {
-        "random_angle": random_angle(column.d_model),
-        "stack": column.name,
-        "part": part,
-    }
-    facts |= {"attention": attention, "permutations": permutations, "seed": seed}
-    data.attrs = describe(lens, "row_angles", title, source, **facts)
-    return data
 
 
 @dataclass(frozen=True, eq=False)

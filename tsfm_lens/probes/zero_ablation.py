@@ -46,7 +46,7 @@ __all__ = ["ablation_effects"]
         "Each attention head, MLP and layer is set to zero in turn. The larger the "
         "change, the more the forecast relies on that component."
     ),
-    source="tsfm-lens, section 3",
+    source="tsfm-lens paper, section 3 (S3-ZA, S3-SPEAR)",
     paper=(
         "S3-F2",
         "S3-F8",
@@ -118,13 +118,11 @@ def ablation_effects(
         forecast=((*where, "step"), forecasts),
         baseline_forecast=(("series", "step"), plain),
     )
-    source = "tsfm-lens paper, section 3 (S3-ZA, S3-SPEAR)"
-    facts: dict[str, object] = {
+    data.attrs = {
         "how": how,
         "rollout": int(run.rollout),
         "statistic": run.statistic,
     }
-    data.attrs = run.describe("ablation_effects", "Ablation effects", source, **facts)
     if later.start:
         data["first_step_shift"] = (where, np.abs(forecasts - plain)[..., 0])
     measures: dict[str, Measure] = (
