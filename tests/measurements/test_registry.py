@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import xarray as xr
 from typer.testing import CliRunner
 
 from tsfm_lens import viz
@@ -183,18 +182,6 @@ def test_a_measurement_of_ones_own_joins_reports_and_figures(
         registry._FIGURES.pop("first_jump")
     with pytest.raises(UnknownNameError, match="first_jump"):
         find("first_jump")
-
-
-@pytest.mark.parametrize(("earlier", "now"), sorted(registry._EARLIER_KINDS.items()))
-def test_a_result_with_an_earlier_name_is_told_the_one_of_now(
-    earlier: str, now: str
-) -> None:
-    with pytest.raises(UnknownNameError, match=f"Closest: {now}[.]"):
-        find(earlier)
-    assert find(now).function.__name__ == now
-    saved = xr.Dataset(attrs={"kind": earlier})
-    with pytest.raises(UnknownNameError, match=f"Closest: {now}[.]"):
-        find(now).figures[0].draw(saved, *find(now).figures[0].beside)
 
 
 def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:

@@ -18,6 +18,7 @@ from tsfm_lens.core.stats import (
     lead_shares,
     leader,
     over_windows,
+    ratio,
     sign_test,
     stands_apart,
     units_needed,
@@ -99,11 +100,7 @@ def judge(
     flat, beneath, scales = (each[:, rows >= 0] for each in (flat, beneath, scales))
     rows = rows[rows >= 0]
     acts = (np.abs(flat) > beneath).sum(-1)
-    nothing = np.full_like(flat, np.nan)
-    free, least = (
-        np.divide(each, scales, out=nothing.copy(), where=scales > 0)
-        for each in (flat, beneath)
-    )
+    free, least = ratio(flat, scales), ratio(beneath, scales)
     effects, least = _by_unit(free, rows), over_windows(_by_unit(least, rows))
     by_unit = over_windows(effects)
     p = sign_test(by_unit, np.fmax(least, smallest), sides=1 + signed)
@@ -137,15 +134,15 @@ def judge(
         }
     )
     units, entries = by_unit.shape[1], flat.shape[1]
-    facts = {
+    data[f"{name}_p"].attrs = {
         "groups": labels,
         "target": target,
         "units": units,
         "entries": entries,
         "sides": 1 + signed,
+        "flat": int(degenerate.sum()),
+        "smallest": smallest,
     }
-    facts |= {"flat": int(degenerate.sum())}
-    data[f"{name}_p"].attrs = {**facts, "smallest": smallest}
     return corrected({"": data.assign({f"{name}_floor": floors})})[""]
 
 

@@ -51,23 +51,6 @@ Options = Mapping[str, Any]
 Cost = Literal["weights", "forwards", "search"]
 """What a measurement costs: the weights alone, a number of forwards that grows with the model, or a search of them."""
 
-_EARLIER_KINDS = {
-    "ablation": "ablation_effects",
-    "attention": "attention_patterns",
-    "circuit": "minimal_circuit",
-    "edges": "edge_attribution",
-    "effects": "causal_effects",
-    "explore": "head_states",
-    "induction": "induction_scores",
-    "norm_weighted": "norm_weighted_attention",
-    "parroting": "context_parroting",
-    "patching": "activation_patching",
-    "paths": "path_patching",
-    "recipes": "ablation_recipes",
-    "seasonality": "seasonality_bias",
-    "spectra": "head_spectra",
-}
-"""Kinds that results have that were saved before version 0.2, and those of now, for the message that refuses them."""
 _PROBE_PACKAGES = ("probes", "explain", "compress", "zoo")
 _FIGURE_PACKAGES = ("viz",)
 _MEASUREMENTS: dict[str, Measurement] = {}
@@ -547,9 +530,7 @@ def find(kind: str) -> Measurement:
         load_extension(MEASUREMENTS, kind)
     if kind not in _MEASUREMENTS:
         hint = "`tsfm-lens measurements` lists them all; docs/howto/own-probe.md gives a probe of your own a figure."
-        earlier = _EARLIER_KINDS.get(kind)
-        known = [earlier] if earlier else measurements()
-        raise unknown_name("measurement", kind, known, hint=hint)
+        raise unknown_name("measurement", kind, measurements(), hint=hint)
     return _MEASUREMENTS[kind]
 
 
@@ -635,8 +616,6 @@ def check(
     )
     # a run holds its forecast
     if str(actual) not in kinds and not (actual == "run" and "forecast" in kinds):
-        if actual in _EARLIER_KINDS:
-            find(actual)
         help_text = (
             f" {figures} draws that kind." if (figures := drawn_by(actual)) else ""
         )

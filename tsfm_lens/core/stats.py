@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ __all__ = [
     "mean_interval",
     "median_interval",
     "over_windows",
+    "ratio",
     "ratio_units",
     "sign_test",
     "stands_apart",
@@ -84,6 +84,12 @@ def median_interval(values: np.ndarray) -> tuple[float, float, float]:
         if trim
         else (middle, math.nan, math.nan)
     )
+
+
+def ratio(part: Any, whole: Any, otherwise: float = math.nan) -> np.ndarray:
+    """Divide by what is above 0; ``otherwise`` where it is not."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(whole > 0, np.divide(part, whole), otherwise)
 
 
 def ratio_units(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -206,15 +212,9 @@ def stands_apart(
 # correction for many tests
 
 
-def holm(p_values: np.ndarray, families: Sequence[Any] | None = None) -> np.ndarray:
-    """Correct p-values by Holm's step-down method, family by family; NaN stays NaN and counts for nothing."""
+def holm(p_values: np.ndarray) -> np.ndarray:
+    """Correct p-values by Holm's step-down method; NaN stays NaN and counts for nothing."""
     p = np.asarray(p_values, dtype=float)
-    if families is not None:
-        labels = np.array([str(family) for family in families])
-        corrected = np.full(p.shape, np.nan)
-        for label in np.unique(labels):
-            corrected[labels == label] = holm(p[labels == label])
-        return corrected
     order = np.argsort(p)
     count = int(np.isfinite(p).sum())
     adjusted = np.maximum.accumulate((count - np.arange(len(p))) * p[order])

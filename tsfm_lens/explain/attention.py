@@ -9,6 +9,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.stats import ratio
 from tsfm_lens.explain.shapley import Array
 from tsfm_lens.explain.values import Masks
 
@@ -92,8 +93,7 @@ def largest_flows(graph: Graph) -> Array:
 
 def _shares(mass: Array) -> Array:
     """Normalise (segment, step) to sum to 1 over segments; 0 where no segment contributes."""
-    total = mass.sum(0)
-    return np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
+    return ratio(mass, mass.sum(0), 0.0)
 
 
 def graph_of(masks: Masks) -> Graph:

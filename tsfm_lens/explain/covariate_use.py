@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -123,10 +122,8 @@ def covariate_use(
     rng = np.random.default_rng(run.seed if seed is None else seed)
     numbers = category_numbers(run.lens, batch)
     trials = {name: _trials(batch, run.horizon, name, shuffles, rng) for name in roles}
-    count, total = (
-        0,
-        sum(len(edits) for each in trials.values() for edits in each.values()),
-    )
+    count = 0
+    total = sum(len(edits) for each in trials.values() for edits in each.values())
     measured = []
     for name, edits in trials.items():
         medians: dict[str | int, list[np.ndarray]] = {}
@@ -134,17 +131,14 @@ def covariate_use(
             medians[trial] = []
             for edit in each:
                 changed = _as_numbers(_with_covariate(batch, name, edit), numbers)
-                notify = partial(_notify, progress, count, total)
-                how: dict[str, Any] = {
-                    "num_samples": run.num_samples,
-                    "seed": run.seed,
-                    "progress": notify,
-                }
-                medians[trial].append(
-                    run.lens.forecast(changed, run.horizon, **how).median[
-                        changed.is_target
-                    ]
+                forecast = run.lens.forecast(
+                    changed,
+                    run.horizon,
+                    num_samples=run.num_samples,
+                    seed=run.seed,
+                    progress=partial(_notify, progress, count, total),
                 )
+                medians[trial].append(forecast.median[changed.is_target])
                 count += 1
         owners = {
             batch.groups[row]: row for row in informative if batch.variates[row] == name
@@ -331,20 +325,14 @@ def _measure(
         [np.nan if owner is None else _unit_step(batch, owner)[0] for owner in owners]
     )
     for place, shift in enumerate(SHIFTS):
-        change = (
-            (medians[shift][0] - plain).mean(-1)
-            if shift in medians
-            else np.zeros(len(plain))
-        )
+        change = (medians.get(shift, [plain])[0] - plain).mean(-1)
         for column, owner in enumerate(owners):
-            stretch = (
-                None if owner is None else _shifted(batch, run.horizon, shift, owner)
-            )
+            if owner is None:
+                continue
+            stretch = _shifted(batch, run.horizon, shift, owner)
             if stretch is not None:
-                out["value"][place, column], out["response"][place, column] = (
-                    np.nanmean(stretch),
-                    change[column],
-                )
+                out["value"][place, column] = np.nanmean(stretch)
+                out["response"][place, column] = change[column]
     out["slope"] = _slopes(out["value"] / out["step_size"], out["response"])
     return out
 

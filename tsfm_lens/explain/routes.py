@@ -23,7 +23,7 @@ from tsfm_lens.data.batch import Item
 from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.parts import Parts
 from tsfm_lens.explain.segments import segment_coords
-from tsfm_lens.explain.values import MaskedItem, single_pass
+from tsfm_lens.explain.values import Masks, single_pass
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
@@ -37,6 +37,7 @@ from tsfm_lens.probes.places import (
     later_branches,
     listed,
     place_coords,
+    place_of,
     places_of,
 )
 
@@ -47,7 +48,7 @@ _STEPS, _NUMBERS = 48, 2**26
 
 
 @dataclass(eq=False)
-class PairedRuns(MaskedItem):
+class PairedRuns(Masks):
     """One item's run with everything shown, and runs of the same item with segments masked."""
 
     def without(self, hidden: Sequence[int]) -> Run:
@@ -91,11 +92,8 @@ class PairedRuns(MaskedItem):
 
     def written_at(self, branches: Sequence[Component]) -> list[str]:
         """Return the hook points of branches' writes."""
-        stack = self.run.lens.wiring.stack
-        return [
-            f"{stack(branch.stack).prefix}.{branch.layer}.{branch.kind}.hook_out"
-            for branch in branches
-        ]
+        wiring = self.run.lens.wiring
+        return [place_of(wiring, branch).point for branch in branches]
 
     @cached_property
     def branches(self) -> list[Component]:

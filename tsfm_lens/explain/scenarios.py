@@ -149,13 +149,8 @@ def what_if(
         if end is not None
     )
     facts = draw_facts(one, target_row(one.batch, target))
-    data.attrs = {
-        **attribution.attrs,
-        "kind": "what_if",
-        "title": "What if",
-        "changes": words,
-        **facts,
-    }
+    names = {"kind": "what_if", "title": "What if", "changes": words}
+    data.attrs = {**attribution.attrs, **names, **facts}
     return data
 
 
@@ -246,22 +241,18 @@ def explain_change(
         effect=(("part", *axes), effect),
     )
     data = data.transpose(..., "step", "quantile")
-    facts: dict[str, object] = {
-        "target": masks.name,
-        "units": masks.units,
-        "shift": ahead,
-        "forecasts": masks.made,
-    }
-    facts |= {
-        "lost": old.batch.lengths[place] + ahead - new.batch.lengths[place],
-        "statistic": statistic_of(new),
-    }
-    facts |= {
-        "rounding": float(rounding(new, new.forecast.median)[place]),
-        **draw_facts(new, place),
-    }
     data.attrs = new.describe(
-        "forecast_change", "Change of the forecast", METHODS["shapley"][1], **facts
+        "forecast_change",
+        "Change of the forecast",
+        METHODS["shapley"][1],
+        target=masks.name,
+        units=masks.units,
+        shift=ahead,
+        forecasts=masks.made,
+        lost=old.batch.lengths[place] + ahead - new.batch.lengths[place],
+        statistic=statistic_of(new),
+        rounding=float(rounding(new, new.forecast.median)[place]),
+        **draw_facts(new, place),
     )
     return Result(data.data_vars, data.coords, data.attrs)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.stats import CONFIDENCE
+from tsfm_lens.core.stats import CONFIDENCE, ratio
 from tsfm_lens.models.forecast import is_count
 
 Array = NDArray[np.float64]
@@ -209,12 +209,8 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
     attribution += (2 * halves[0] - attribution.sum(0)) / players
     # a pair that only itself determines has no prediction without it
     own = np.diag(residual)[:, None]
-    without_one = np.divide(
-        residual @ halves,
-        own,
-        out=np.zeros_like(halves),
-        where=own > np.finfo(float).eps,
-    )
+    own = np.where(own > np.finfo(float).eps, own, 0.0)
+    without_one = ratio(residual @ halves, own, 0.0)
     sizes = np.minimum(masks.sum(1), (~masks).sum(1))
     counts = np.bincount(sizes)
     rest = np.array([1 - counts[size] / _number(players, int(size)) for size in sizes])

@@ -11,6 +11,7 @@ import xarray as xr
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.registry import probe
+from tsfm_lens.core.stats import ratio
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
@@ -219,7 +220,7 @@ def refuse_variates(run: Run, *, covariates: bool = False) -> list[int]:
 def row_entropy(pattern: np.ndarray) -> np.ndarray:
     """Compute the entropy in nats of attention rows, normalised, (…, query, key) -> (…, query); 0 of empty rows."""
     total = pattern.sum(axis=-1, keepdims=True)
-    p = np.divide(pattern, total, out=np.zeros_like(pattern), where=total > 0)
+    p = ratio(pattern, total, 0.0)
     return -np.sum(p * np.log(p, out=np.zeros_like(p), where=p > 0), axis=-1)
 
 

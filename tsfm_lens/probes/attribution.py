@@ -16,6 +16,7 @@ from torch import Tensor
 from tsfm_lens.core.errors import InputError, WiringError, unknown_name
 from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
+from tsfm_lens.core.stats import ratio
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.hook_checks import refuse_no_sums
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
@@ -31,7 +32,7 @@ from tsfm_lens.models.batching import width_of_output
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import marked_dataset, own_rounding, relative_rounding
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.places import component_coords, head_or_kind
+from tsfm_lens.probes.places import component_coords, head_or_kind, place_of
 from tsfm_lens.probes.secants import Secants, push_forward
 
 __all__ = ["attribution", "component_writes", "stream_shares"]
@@ -238,10 +239,8 @@ class _Split:
 
     def __init__(self, run: Run, tolerance: float) -> None:
         self.run, self.lens, self.tolerance = run, run.lens, tolerance
-        positions, count = (
-            len(run.encoded.spans[run.lens.wiring.output_stack.name]),
-            count_read(run),
-        )
+        positions = len(run.encoded.spans[run.lens.wiring.output_stack.name])
+        count = count_read(run)
         self._unread = positions - count
         self.components, self.writes, self.last = writes_and_stream(run, count)
         self.empty = torch.zeros_like(self.last)
@@ -322,20 +321,12 @@ class _Split:
         return self._telescope(self.readout), self._whole, 0, 0.0
 
     def linearised(self) -> Parts:
-        return (
-            push_forward(self.frozen, self.last, self.writes, self._at_once),
-            self._whole,
-            1,
-            0.0,
-        )
+        parts = push_forward(self.frozen, self.last, self.writes, self._at_once)
+        return parts, self._whole, 1, 0.0
 
     def integrated(self) -> Parts:
-        size = (
-            self._whole.abs()
-            .flatten(1)
-            .amax(1)
-            .clamp(min=torch.finfo(self._whole.dtype).tiny)
-        )
+        tiny = torch.finfo(self._whole.dtype).tiny
+        size = self._whole.abs().flatten(1).amax(1).clamp(min=tiny)
         own = float(np.nanmax(own_rounding(self.run) / size.cpu().double().numpy()))
         rounding = 10 * (relative_rounding(self.lens) + own)
         for nodes in _NODES:
@@ -427,23 +418,11 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     parts = (
         of_median(result["attribution"]).transpose("component", "series", "step").values
     )
-    places = list(
-        zip(
-            result["layer_index"].values.tolist(),
-            result["kind"].values.tolist(),
-            strict=True,
-        )
-    )
+    places = [*zip(result["layer_index"].values, result["kind"].values, strict=True)]
     order = list(dict.fromkeys(places))
-    branch, heads = (
-        np.array([order.index(place) for place in places]),
-        result["head"].values,
-    )
+    branch, heads = np.array(list(map(order.index, places))), result["head"].values
     size = np.stack(
-        [
-            np.abs(parts[branch == row].sum(axis=0)).mean(axis=-1)
-            for row in range(len(order))
-        ]
+        [np.abs(parts[branch == row].sum(0)).mean(-1) for row in range(len(order))]
     )
     head_size = np.full((len(order), stack.n_heads, parts.shape[1]), np.nan)
     head_size[branch[heads >= 0], heads[heads >= 0]] = np.abs(parts[heads >= 0]).mean(
@@ -456,7 +435,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
             "size": (("writer", "series"), size),
             "share": (
                 ("writer", "series"),
-                np.divide(size, total, out=np.zeros_like(size), where=total > 0),
+                ratio(size, total, 0.0),
             ),
             "head_size": (("writer", "head", "series"), head_size),
         },
@@ -486,9 +465,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     whole = np.abs(of_median(result["total"]).transpose("series", "step").values).mean(
         -1
     )
-    floor = relative_rounding(lens) * np.divide(
-        whole, total, out=np.ones_like(total), where=total > 0
-    )
+    floor = relative_rounding(lens) * ratio(whole, total, 1.0)
     return judge(data, "share", floor=floor, contexts=result)
 
 
@@ -517,18 +494,14 @@ def writes_and_stream(
 
     Of all positions, or of so many last ones.
     """
-    lens, stack, components = (
-        run.lens,
-        run.lens.wiring.output_stack,
-        writers(run.lens.wiring),
-    )
+    lens, stack = run.lens, run.lens.wiring.output_stack
+    components = writers(lens.wiring)
     refuse_no_sums(lens.wiring, stack)
-    embed, end = (
-        f"{stack.name}.hook_embed".lstrip("."),
-        f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post",
-    )
+    embed = f"{stack.name}.hook_embed".lstrip(".")
+    end = f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
+    # a head's place is its z, which the output projection has yet to write
     points = [
-        f"{stack.prefix}.{each.layer}.{each.kind}.{'hook_out' if each.head is None else 'hook_result'}"
+        place_of(lens.wiring, each).point.replace("hook_z", "hook_result")
         for each in components
     ]
     acts = run.in_one_pass().record([embed, *points, end], last=count)
@@ -542,33 +515,25 @@ def writes_and_stream(
             write = write if component.head is None else write[..., component.head, :]
             parts.append(write * factors[component.layer, str(component.kind)])
         bias = _biases(lens, factors)
-        names: list[Component | str] = [
-            "embed",
-            *components,
-            *(["bias"] if bias is not None else []),
-        ]
-        parts += [] if bias is None else [bias.expand_as(parts[0])]
+        names: list[Component | str] = ["embed", *components]
+        if bias is not None:
+            names.append("bias")
+            parts.append(bias.expand_as(parts[0]))
         writes, last = torch.stack(parts), acts[end][:, cut]
         apart = excess(
             writes.sum(0), writes.abs().sum(0), last, relative_rounding(lens)
         )
         if apart is not None:
+            start = f"{stack.prefix}."
             points = [
                 name
                 for name in lens.registry.points
-                if name.startswith(f"{stack.prefix}.")
+                if name.startswith(start) and name.endswith(_SUMMED)
             ]
-            sums = run.in_one_pass().record(
-                [name for name in points if name.endswith(_SUMMED)]
-            )
+            sums = run.in_one_pass().record(points)
             first = first_deviation(lens.model, lens.wiring, stack, sums)
-            raise no_sum(
-                lens.wiring,
-                f"that is read out ({end})",
-                apart,
-                first,
-                edited_points(lens),
-            )
+            what, edited = f"that is read out ({end})", edited_points(lens)
+            raise no_sum(lens.wiring, what, apart, first, edited)
     return names, writes, last
 
 
@@ -615,6 +580,4 @@ def _biases(lens: Lens, factors: Mapping[Place, float]) -> Tensor | None:
         for row in stack.attentions(layer)
         if not row.post_norm
     ]
-    return (
-        sum(biases[1:], biases[0]) if any(bool(bias.any()) for bias in biases) else None
-    )
+    return sum(biases[1:], biases[0]) if any(map(torch.any, biases)) else None

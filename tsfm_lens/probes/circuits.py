@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -125,14 +125,12 @@ def minimal_circuit(
     places = _nodes(clean, nodes)
     components = [place.component for place in places]
     sources = [clean]
-    if corrupted is not None:
+    if corrupted is None:
+        ablations: Ablations = ablations_of(clean, components, how, reference)
+    else:
         pair = contrast(clean, corrupted, places, direction="noise")
         sources.append(pair.source)
-        ablations: Ablations = {
-            node: (PatchFrom(node, pair.source_acts),) for node in components
-        }
-    else:
-        ablations = ablations_of(clean, components, how, reference)
+        ablations = {node: (PatchFrom(node, pair.source_acts),) for node in components}
     bench = _Bench(clean, ablations, behaviour, sources, smallest)
     search = _Search(bench, tolerance, progress)
     if ranking != "greedy":
@@ -155,11 +153,7 @@ def minimal_circuit(
         "statistic": clean.statistic,
     }
     if bench.no_verdict.any():
-        without = ", ".join(
-            name
-            for name, none in zip(clean.batch.ids, bench.no_verdict, strict=True)
-            if none
-        )
+        without = ", ".join(np.array(clean.batch.ids)[bench.no_verdict])
         data.attrs["refused"] = (
             f"no verdict on {without}: all nodes together change too little there"
         )
@@ -246,18 +240,11 @@ class _Bench:
     def forecasts(self, sets: Sequence[set[Component]]) -> np.ndarray:
         """Forecast with each set of nodes ablated, (set, series, step)."""
         together = [
-            [
-                i
-                for node in self.ablations
-                if node in members
-                for i in self.ablations[node]
-            ]
+            [parts for node, parts in self.ablations.items() if node in members]
             for members in sets
         ]
-        forecasts = point_forecasts(
-            self.run,
-            [Variant("ablated", tuple(interventions)) for interventions in together],
-        )
+        variants = [Variant("ablated", tuple(chain(*parts))) for parts in together]
+        forecasts = point_forecasts(self.run, variants)
         # faithfulness and rankings by it must not depend on rounding
         for plain in (self.nothing, self.whole):
             forecasts = (
@@ -396,25 +383,19 @@ def _dataset(bench: _Bench, nodes: list[Component], search: _Search) -> xr.Datas
         size=range(len(nodes) + 1),
         part=["model", "circuit", "complement", "nothing"],
     )
-    data["in_circuit"] = ("component", [node in inside for node in nodes])
-    data["taken"] = (
-        "component",
-        [-1 if node in inside else order.index(node) for node in nodes],
+    taken = [-1 if node in inside else order.index(node) for node in nodes]
+    curve = [search.curve.get(int(size), np.nan) for size in data["size"]]
+    forecasts = np.stack([bench.whole, circuit, complement, bench.nothing])
+    return data.assign(
+        in_circuit=("component", [node in inside for node in nodes]),
+        taken=("component", taken),
+        cost=("component", [search.cost.get(node, np.nan) for node in nodes]),
+        curve=("size", curve),
+        faithfulness=("series", bench.faithfulness(circuit)),
+        completeness=("series", 1.0 - bench.faithfulness(complement)),
+        gap=("series", bench.gap),
+        gap_floor=("series", bench.noise),
+        gap_share=("series", bench.gap_share),
+        refused=("series", bench.no_verdict),
+        forecast=(("part", "series", "step"), forecasts),
     )
-    data["cost"] = ("component", [search.cost.get(node, np.nan) for node in nodes])
-    data["curve"] = (
-        "size",
-        [search.curve.get(size, np.nan) for size in range(len(nodes) + 1)],
-    )
-    data["faithfulness"] = ("series", bench.faithfulness(circuit))
-    data["completeness"] = ("series", 1.0 - bench.faithfulness(complement))
-    data["gap"], data["gap_floor"] = ("series", bench.gap), ("series", bench.noise)
-    data["gap_share"], data["refused"] = (
-        ("series", bench.gap_share),
-        ("series", bench.no_verdict),
-    )
-    data["forecast"] = (
-        ("part", "series", "step"),
-        np.stack([bench.whole, circuit, complement, bench.nothing]),
-    )
-    return data

@@ -124,14 +124,10 @@ def head_states(
     parts = decomposed(run, "expected_value" if run.tokens_read else None).isel(
         decomposition=0
     )
-    decomposition, attribution = (
-        str(parts["decomposition"].item()),
-        of_median(parts["attribution"]),
-    )
-    order = {
-        str(name): place for place, name in enumerate(attribution["component"].values)
-    }
-    each_head = [[order[name] for name in row] for row in names]
+    decomposition = str(parts["decomposition"].item())
+    attribution = of_median(parts["attribution"])
+    each_head = attribution.get_index("component").get_indexer(np.ravel(names))
+    each_head = each_head.reshape(np.shape(names))
     writes = attribution.transpose("series", "component", "step").values[rows]
     sizes = np.abs(writes[..., run.first_step :]).mean(axis=-1)
     of_series = ("series", *where)
@@ -165,14 +161,12 @@ def head_states(
 
 
 _OF_COMPONENTS = (
-    *(
-        "mean_shift",
-        "mean_shift_acts",
-        "mean_shift_floor",
-        "spearman_distance",
-        "forecast",
-        "baseline_forecast",
-    ),
+    "mean_shift",
+    "mean_shift_acts",
+    "mean_shift_floor",
+    "spearman_distance",
+    "forecast",
+    "baseline_forecast",
 )
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +13,7 @@ from torch import Tensor
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
-from tsfm_lens.core.stats import ratio_units
+from tsfm_lens.core.stats import ratio, ratio_units
 from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import relative_rounding
@@ -339,9 +337,12 @@ def _unembedding(lens: Lens) -> tuple[Tensor, Tensor]:
 
 
 SCORES = ("prefix_matching", "copy_score", "normalised")
-COPY_GRID = tuple(np.round(np.arange(0.0, 4.01, 0.25), 2))
-ENTROPY_GRID = tuple(np.round(np.arange(0.05, 1.01, 0.05), 2))
-PREFIX_GRID = tuple(np.round(np.arange(0.0, 1.01, 0.05), 2))
+GRIDS = {
+    "copy_threshold": np.round(np.arange(0.0, 4.01, 0.25), 2),
+    "entropy_threshold": np.round(np.arange(0.05, 1.01, 0.05), 2),
+    "prefix_threshold": np.round(np.arange(0.0, 1.01, 0.05), 2),
+}
+"""Thresholds of the sweeps."""
 _KEEP = "model revision architecture versions motif repeats n_sequences offset decoding".split()
 
 
@@ -368,9 +369,6 @@ def induction_overlap(
     prefix_from: float = PREFIX_FROM,
     copy_from: float = COPY_FROM,
     sharp_below: float = SHARP_BELOW,
-    copy_grid: Sequence[float] = COPY_GRID,
-    entropy_grid: Sequence[float] = ENTROPY_GRID,
-    prefix_grid: Sequence[float] = PREFIX_GRID,
 ) -> xr.Dataset:
     """Count the heads that are induction heads, sharp heads, both or neither; then sweep the thresholds.
 
@@ -381,7 +379,6 @@ def induction_overlap(
         entropy: of kind "head_entropy", of the same heads (the paper's figure 5); None means the entropies along the
             repeated tokens in ``induction`` (the paper's text).
         prefix_from, copy_from, sharp_below: the thresholds of the table.
-        copy_grid, entropy_grid, prefix_grid: the thresholds of the sweeps, ascending.
 
     Returns:
         Dataset of kind "induction_overlap". Over (layer, head): ``prefix_matching``, ``copy_score`` and ``normalised``
@@ -396,7 +393,7 @@ def induction_overlap(
         tsfm-lens paper, appendix G, table 5 and figure 23 (S3-OVER, S3-F23).
 
     Raises:
-        InputError: a Dataset of another kind, two of different heads, or a grid that does not ascend.
+        InputError: a Dataset of another kind, or two of different heads.
 
     Example:
         >>> data = probes.induction_overlap(probes.induction_scores(lens, motif=8, n_sequences=8))
@@ -413,21 +410,10 @@ def induction_overlap(
         if entropy is None
         else _align(induction, entropy)
     )
-    grids = {
-        "copy_threshold": copy_grid,
-        "entropy_threshold": entropy_grid,
-        "prefix_threshold": prefix_grid,
-    }
-    axes = {name: [float(value) for value in values] for name, values in grids.items()}
-    for name, grid in axes.items():
-        if not grid or any(not a < b for a, b in pairwise(grid)):
-            raise InputError(
-                f"the grid of {name} is {grid}, expected ascending numbers"
-            )
     data = induction[
         [each for each in induction.data_vars if str(each).startswith(SCORES[:2])]
     ]
-    data = data.assign(normalised=normalised).assign_coords(axes)
+    data = data.assign(normalised=normalised).assign_coords(GRIDS)
     data["induction"] = (data["prefix_matching"] >= prefix_from) & (
         data["copy_score"] >= copy_from
     )
@@ -437,10 +423,7 @@ def induction_overlap(
         [data[name].values.ravel() - data[name].values.mean() for name in SCORES]
     )
     lengths = np.outer(*[np.linalg.norm(flat, axis=1)] * 2)
-    correlation = np.divide(
-        flat @ flat.T, lengths, out=np.full(lengths.shape, np.nan), where=lengths > 0
-    )
-    data["correlation"] = (("score", "other_score"), correlation)
+    data["correlation"] = (("score", "other_score"), ratio(flat @ flat.T, lengths))
     data = data.assign_coords(score=list(SCORES), other_score=list(SCORES))
     data.attrs = {
         **{key: induction.attrs[key] for key in _KEEP if key in induction.attrs},
@@ -509,16 +492,11 @@ def _align(induction: xr.Dataset, entropy: xr.Dataset) -> xr.DataArray:
             )
     for dim in ("layer", "head"):
         ours, theirs = (
-            list(map(str, induction[dim].values)),
-            list(map(str, entropy[dim].values)),
+            list(map(str, each[dim].values)) for each in (induction, entropy)
         )
         if ours != theirs:
             raise InputError(
                 f"the induction scores have the {dim}s {ours}, the entropies {theirs}"
             )
-    values = entropy["normalised"].transpose("layer", "head").values
-    return xr.DataArray(
-        values,
-        dims=("layer", "head"),
-        coords={dim: induction[dim] for dim in ("layer", "head")},
-    )
+    normalised = entropy["normalised"].transpose("layer", "head")
+    return induction["copy_score"].copy(data=normalised.values).drop_attrs()

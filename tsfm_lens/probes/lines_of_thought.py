@@ -150,14 +150,15 @@ def trace_lines(
             f"jump {jump}, gap {gap}, min_steps {min_steps}, overlap {overlap}: expected a "
             "jump above 0, a gap of 0 or more, 1 or more steps, and an overlap above 0 and up to 1"
         )
-    shape = {
-        "smooth": smooth,
-        "height": height,
-        "prominence": prominence,
-        "distance": distance,
-    }
     rules = SimpleNamespace(
-        **shape, jump=jump, gap=gap, min_steps=min_steps, overlap=overlap
+        smooth=smooth,
+        height=height,
+        prominence=prominence,
+        distance=distance,
+        jump=jump,
+        gap=gap,
+        min_steps=min_steps,
+        overlap=overlap,
     )
     probability = maps["probability"].transpose("layer", "series", "step", "bin").values
     values, context = (

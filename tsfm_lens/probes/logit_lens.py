@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,13 +14,13 @@ from torch import Tensor
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
-from tsfm_lens.core.stats import SMALLEST
+from tsfm_lens.core.stats import SMALLEST, over_windows, ratio
 from tsfm_lens.hooks.hook_checks import refuse_no_sums
 from tsfm_lens.models.adapter import DECILES
 from tsfm_lens.models.noise import marked_dataset, rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution import own_readout
-from tsfm_lens.probes.given import of_kind
+from tsfm_lens.probes.given import of_kind, refuse_word
 
 __all__ = ["layer_gain", "logit_lens"]
 
@@ -93,9 +92,8 @@ def logit_lens(
 def layer_streams(run: Run) -> tuple[list[str], list[Tensor]]:
     """Return names and residual streams (series, pos, d_model) before the first and after every block."""
     stack = run.lens.wiring.output_stack
-    dot = f"{stack.name}." if stack.name else ""
     points = [
-        f"{dot}hook_embed",
+        f"{stack.name}.hook_embed".lstrip("."),
         *(f"{stack.prefix}.{layer}.hook_resid_post" for layer in range(stack.n_layers)),
     ]
     acts = run.in_one_pass().record(points)
@@ -188,11 +186,10 @@ def bin_quantiles(
     """Compute quantiles of distributions over bins: the first value whose cumulative probability reaches the level."""
     cumulative = np.cumsum(probability, axis=-1)
     cumulative /= cumulative[..., -1:]
-    out = np.empty((probability.shape[0], len(levels), probability.shape[1]))
-    for index, level in enumerate(levels):
-        first = np.argmax(cumulative >= level - 1e-12, axis=-1)
-        out[:, index] = np.take_along_axis(values, first, axis=-1)
-    return out
+    first = [np.argmax(cumulative >= level - 1e-12, axis=-1) for level in levels]
+    return np.stack(
+        [np.take_along_axis(values, index, axis=-1) for index in first], axis=1
+    )
 
 
 METRICS = ("sMAPE", "MAE", "RMSE")
@@ -258,12 +255,9 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
                 "this logit lens has no truth; make its run with truth=… or holdout=True, or use reference='model'"
             )
         target = lens_result["truth"]
-    elif reference == "model":
-        target = lens_result["point_forecast"].isel(layer=-1)
     else:
-        raise InputError(
-            f"reference={reference!r} is not known, choose 'truth' or 'model'"
-        )
+        refuse_word("reference", reference, ("truth", "model"))
+        target = lens_result["point_forecast"].isel(layer=-1)
     forecast, axes = (
         lens_result["point_forecast"].transpose("layer", "series", "step"),
         ("metric", "layer", "series"),
@@ -275,10 +269,10 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     off = np.broadcast_to(lens_result.get("rounding", 0.0), targets.shape[:1])[:, None]
     turn = np.where(np.arange(targets.shape[-1]) % 2, 1.0, -1.0)
     shifts = [
-        _errors((predictions + each)[..., first:], targets[..., first:])
+        _errors((predictions + each)[..., first:], targets[..., first:]) - error
         for each in (off * turn, off + 0 * turn)
     ]
-    doubt = np.fmax(np.abs(shifts[0] - error), np.abs(shifts[1] - error))
+    doubt = np.fmax(*np.abs(shifts))
     before = _before(error, doubt)
     gain = 100 * (error / before - 1)
     if reference == "model":
@@ -322,17 +316,12 @@ def _errors(forecast: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Compute sMAPE in percent, MAE and RMSE over known steps, (layer, series, step) -> (metric, layer, series)."""
     deviation = np.abs(forecast - target)
     size = np.abs(forecast) + np.abs(target)
-    share = np.divide(deviation, size, out=np.zeros_like(deviation), where=size > 0)
-    valid = np.isfinite(deviation)
-    share = np.where(valid, share, np.nan)
-    with warnings.catch_warnings():
-        # a series may have no values at all
-        warnings.simplefilter("ignore", RuntimeWarning)
-        means = [np.nanmean(each, axis=-1) for each in (share, deviation, deviation**2)]
+    share = np.where(np.isfinite(deviation), ratio(deviation, size, 0.0), np.nan)
+    means = [over_windows(each) for each in (share, deviation, deviation**2)]
     return np.stack([100 * means[0], means[1], np.sqrt(means[2])])
 
 
 def _before(error: np.ndarray, doubt: np.ndarray) -> np.ndarray:
     """Return the error of the layer before, NaN where there is none or it is no more than rounding."""
     known = np.where(error > doubt, error, np.nan)
-    return np.concatenate([np.full_like(error[:, :1], np.nan), known[:, :-1]], axis=1)
+    return np.pad(known[:, :-1], ((0, 0), (1, 0), (0, 0)), constant_values=np.nan)

@@ -14,7 +14,9 @@ from tsfm_lens.ablation.points import Progress
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
+from tsfm_lens.core.stats import over_windows, ratio
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.noise import (
     marked_dataset,
     noise_floor,
@@ -81,12 +83,7 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     scales = context_spreads(run)
     for row, values in enumerate(batch.values):
         errors[row, : len(values) - 1] = lag_errors(values, forecast[row]) / scales[row]
-    best = np.array(
-        [
-            best_lag(values, row)
-            for values, row in zip(batch.values, forecast, strict=True)
-        ]
-    )
+    best = best_lags(run)
     copy_errors = np.array(
         [row[lag - 1] if lag else np.nan for row, lag in zip(errors, best, strict=True)]
     )
@@ -148,11 +145,8 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
             f"lag {lag} and width {width}: expected a lag of 1 or more and a width of 0 or more"
         )
     maps = autoregressive_attention(run, **options)
-    starts, stops, attention = (
-        maps["key_start"].values,
-        maps["key_stop"].values,
-        maps["attention"].values,
-    )
+    names = ("key_start", "key_stop", "attention")
+    starts, stops, attention = (maps[name].values for name in names)
     # distances between a step of the query and a step of the key
     near = maps["query_start"].values - (stops - 1)[:, None] - width
     far = maps["query_stop"].values - 1 - starts[:, None] + width
@@ -176,13 +170,7 @@ def lag_errors(context: np.ndarray, forecast: np.ndarray) -> np.ndarray:
     """Compute the mean absolute difference of a forecast from the context repeated at every lag."""
     lags = np.arange(1, len(context))[:, None]
     copies = context[len(context) - lags + np.arange(len(forecast)) % lags]
-    gaps = np.abs(forecast - copies)
-    observed = np.isfinite(gaps)
-    count = observed.sum(axis=1)
-    total = np.where(observed, gaps, 0.0).sum(axis=1)
-    return np.asarray(
-        np.divide(total, count, out=np.full(len(lags), np.nan), where=count > 0)
-    )
+    return over_windows(np.abs(forecast - copies))
 
 
 def repeated(context: np.ndarray, lag: int, steps: int) -> np.ndarray:
@@ -217,14 +205,17 @@ def naive_parrots(
     """Return forecasts (series, step) of :func:`naive_parrot`, and where copies begin (series,); NaN for None."""
     if motif < 2:
         raise InputError(f"motif is {motif}, expected 2 or more steps")
-    parrots, matches = (
-        np.full((len(batch), horizon), np.nan),
-        np.full(len(batch), np.nan),
-    )
+    parrots = np.full((len(batch), horizon), np.nan)
+    matches = np.full(len(batch), np.nan)
     for row, values in enumerate(batch.values):
         if parrot := naive_parrot(values, horizon, motif):
             parrots[row], matches[row] = parrot
     return parrots, matches
+
+
+def best_lags(run: Run) -> np.ndarray:
+    """Find the :func:`best_lag` of the library's own forecast of each series, (series,)."""
+    return np.array(list(map(best_lag, run.batch.values, run.forecast.median)))
 
 
 def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
@@ -318,17 +309,10 @@ def _folded_gaps(
         at = np.concatenate(
             [np.arange(half, length), length + np.arange(len(forecast)) % lag]
         )
-        total, count = np.zeros(len(at)), np.zeros(len(at))
-        for back in range(int(lag), length + int(lag), int(lag)):
-            usable = (at >= back) & (at - back < length)
-            copy = np.where(usable, context[np.where(usable, at - back, 0)], np.nan)
-            finite = np.isfinite(copy)
-            total[finite] += copy[finite]
-            count += finite
-        out[row] = np.abs(
-            whole[half:]
-            - np.divide(total, count, out=np.full(len(at), np.nan), where=count > 0)
-        )
+        source = at - np.arange(int(lag), length + int(lag), int(lag))[:, None]
+        is_there = (source >= 0) & (source < length)
+        copies = np.where(is_there, context[source.clip(0, length - 1)], np.nan)
+        out[row] = np.abs(whole[half:] - over_windows(copies.T))
     return out
 
 
@@ -408,25 +392,18 @@ def head_parroting(
             f"lag is {lag}, expected 1 to {shortest - 1}: the shortest context has {shortest} steps"
         )
     row, attention, layers = pick_attention(run.lens, None, kind)
-    dot = f"{row.name}." if row.name else ""
-    names = [
-        f"{dot}{layer}.{attention}.{head}"
+    heads = [
+        Component(row.name, layer, attention, head)
         for layer in layers
         for head in range(row.n_heads)
     ]
     plain = run.point
-    ablations = ablations_of(run, run.lens.components(*names), how, reference)
+    ablations = ablations_of(run, heads, how, reference)
     ablated = points_without(run, ablations, how, progress).reshape(
         len(layers), row.n_heads, *plain.shape
     )
     # the lag that the library's forecast copies at, as context_parroting has it
-    lags = np.array(
-        [
-            best_lag(values, one)
-            for values, one in zip(batch.values, run.forecast.median, strict=True)
-        ]
-    )
-    lags = lags if lag is None else np.full(len(batch), lag)
+    lags = best_lags(run) if lag is None else np.full(len(batch), lag)
     maps = [
         lag_attention(run.select(i), max(int(each), 1), width=width, kind=attention)
         for i, each in enumerate(lags)
@@ -441,15 +418,10 @@ def head_parroting(
         chance=("series", chance),
         vacuous=("series", vacuous),
     )
-    data["lag"] = (
-        "series",
-        np.where(lags > 0, lags, np.nan).astype(float),
-        {"units": "steps"},
-    )
-    pairs, gap = zip(batch.values, lags, strict=True), np.full(steps, np.nan)
-    copy = np.array(
-        [repeated(values, each, steps) if each > 0 else gap for values, each in pairs]
-    )
+    data["lag"] = ("series", lags * weight, {"units": "steps"})
+    copy = np.full((len(batch), steps), np.nan)
+    for series in np.flatnonzero(lags):
+        copy[series] = repeated(batch.values[series], lags[series], steps)
     references = {"copy_error": copy, "parrot_error": parrot}
     if run.truth is not None:
         references["truth_error"] = data["truth"].values
@@ -530,13 +502,13 @@ def seasonality_bias(run: Run) -> xr.Dataset:
     data = marked_dataset(run.rolled_out())
     context, ahead = amplitudes(batch.values, period), amplitudes(forecast, period)
     spread = context_spreads(run)
-    ratio = ahead / np.where(context > 0, context, np.nan)
+    relative = ratio(ahead, context)
     columns = {
         "period": period.astype(float),
         "context_amplitude": context,
         "forecast_amplitude": ahead,
-        "amplitude_ratio": ratio,
-        "amplitude_change": ratio - 1,
+        "amplitude_ratio": relative,
+        "amplitude_change": relative - 1,
         "spread_ratio": forecast.std(axis=1) / spread,
     }
     if "truth" in data:
@@ -587,9 +559,7 @@ def seasonality_bias(run: Run) -> xr.Dataset:
             scale: Any = scale,
         ) -> np.ndarray:
             gap = np.abs(amplitudes(other, periods) - amplitudes(plain, periods))
-            return np.divide(
-                gap, scale, out=np.full(gap.shape, np.nan), where=scale > 0
-            )
+            return ratio(gap, scale)
 
         data = judge(
             data, name, floor=noise_floor(run.rolled_out(), change), signed=True
@@ -599,12 +569,7 @@ def seasonality_bias(run: Run) -> xr.Dataset:
 
 def amplitudes(stretches: Iterable[np.ndarray], periods: Iterable[float]) -> np.ndarray:
     """Compute :func:`amplitude_at` of each stretch at its period."""
-    return np.array(
-        [
-            amplitude_at(values, period)
-            for values, period in zip(stretches, periods, strict=True)
-        ]
-    )
+    return np.array(list(map(amplitude_at, stretches, periods)))
 
 
 def amplitude_at(values: np.ndarray, period: float) -> float:

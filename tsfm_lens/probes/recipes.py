@@ -15,6 +15,7 @@ from tsfm_lens.ablation.rollouts import forecast_variants
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
+from tsfm_lens.core.stats import ratio
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.wiring import Attention, Wiring
 from tsfm_lens.models.ablating import knock_outs, reference_activations
@@ -192,16 +193,14 @@ def _by_entropy(entropy: xr.Dataset, count: int, sign: float) -> list[Component]
             "heads are sorted by a result with entropy (layer, head), such as probes.head_entropy(...) gives; "
             f"this one is {words}"
         )
-    values = entropy["entropy"].transpose("layer", "head")
+    values = entropy["entropy"].stack(place=("layer", "head"))
     if not 1 <= count <= values.size:
         raise InputError(f"count is {count}, expected 1 to {values.size} heads")
-    order = np.argsort(sign * values.values.ravel(), kind="stable")[:count]
+    order = np.argsort(sign * values.values, kind="stable")[:count]
     stack, kind = str(entropy.attrs.get("stack", "")), str(entropy.attrs["attention"])
-    layers, heads = values["layer"].values, values["head"].values
-    places = [divmod(int(flat), len(heads)) for flat in order]
     return [
-        Component(stack, int(layers[row]), kind, int(heads[column]))
-        for row, column in places
+        Component(stack, int(layer), kind, int(head))
+        for layer, head in values["place"].values[order]
     ]
 
 
@@ -294,14 +293,15 @@ def ablation_recipes(
     ]
     # where the run's own levels will do, its forecast is the original
     plain = run.forecast if quantiles is None else None
-    options: dict[str, Any] = {
-        "num_samples": run.num_samples,
-        "seed": run.seed,
-        "progress": progress,
-    }
-    options["quantiles"] = run.forecast.levels if quantiles is None else quantiles
     result = forecast_variants(
-        lens, run.batch, run.horizon, variants[plain is not None :], **options
+        lens,
+        run.batch,
+        run.horizon,
+        variants[plain is not None :],
+        num_samples=run.num_samples,
+        seed=run.seed,
+        progress=progress,
+        quantiles=run.forecast.levels if quantiles is None else quantiles,
     )
     forecasts, samples = result.quantiles, result.samples
     if plain is not None:
@@ -317,20 +317,16 @@ def ablation_recipes(
     data["quantile_forecast"] = (("recipe", "series", "quantile", "step"), forecasts)
     if samples is not None:
         data["sample"] = (("recipe", "series", "draw", "step"), samples)
-    counts = [
-        ablated_share(lens.wiring, components) for components in components_of.values()
-    ]
+    counts = [ablated_share(lens.wiring, parts) for parts in components_of.values()]
+    n_heads, totals, n_mlps = np.array(counts).T
     data = data.assign(
         components=(
             "recipe",
             [" ".join(map(str, parts)) for parts in components_of.values()],
         ),
-        n_heads=("recipe", [heads for heads, _, _ in counts]),
-        heads_share=(
-            "recipe",
-            [heads / total if total else 0.0 for heads, total, _ in counts],
-        ),
-        n_mlps=("recipe", [mlps for _, _, mlps in counts]),
+        n_heads=("recipe", n_heads),
+        heads_share=("recipe", ratio(n_heads, totals, 0.0)),
+        n_mlps=("recipe", n_mlps),
     )
     middle = int(np.argmin(np.abs(np.array(result.levels) - 0.5)))
     data.attrs = {
@@ -402,7 +398,7 @@ def _add_effects(data: xr.Dataset, run: Run, medians: np.ndarray) -> xr.Dataset:
     )
     data["spread_ratio"] = (
         where,
-        np.divide(spread, past, out=np.full_like(spread, np.nan), where=past > 0),
+        ratio(spread, past),
     )
     if run.truth is not None:
         truth = run.truth

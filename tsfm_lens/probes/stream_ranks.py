@@ -29,6 +29,7 @@ from tsfm_lens.probes.weights import (
     EPSILON,
     checked_levels,
     core_singular_values,
+    padded,
     random_angle,
     ranks_of,
     rounding_floor,
@@ -204,10 +205,7 @@ class _Tokens:
 def _tokens_of(lens: Lens, batch: SeriesBatch, size: int) -> _Tokens:
     """Embed series, in groups of whole items."""
     stack, item = lens.wiring.stacks[0], batch.group_index
-    tokens, point = (
-        _Tokens(stack.d_model),
-        f"{stack.name}.hook_embed" if stack.name else "hook_embed",
-    )
+    tokens, point = _Tokens(stack.d_model), f"{stack.name}.hook_embed".lstrip(".")
     for start in range(0, int(item.max()) + 1, size):
         encoded = lens.encode(
             batch.select(
@@ -455,13 +453,6 @@ def _of_weights(
     norms = np.array(
         [_norms(lens, column, layer, kind) for layer, kind in first.items()]
     )
-    width = max(len(values) for values in queries)
-    padded = np.stack(
-        [
-            np.pad(values, (0, width - len(values)), constant_values=np.nan)
-            for values in queries
-        ]
-    )
     bound = np.stack(
         [
             _bound(values, column, norm)
@@ -469,7 +460,7 @@ def _of_weights(
         ]
     )
     return {
-        "weight_singular_value": (("layer", "weight_mode"), padded),
+        "weight_singular_value": (("layer", "weight_mode"), padded(queries)),
         "weight_rank": (
             ("epsilon", "layer"),
             np.stack([epsilon_rank(values, levels) for values in queries], axis=1),

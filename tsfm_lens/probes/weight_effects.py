@@ -103,17 +103,16 @@ def weight_effects(
     axes = ("series", "step")
     data["cumulative_forecast"] = (("back", *axes), np.array(together))
     data["tuned_forecast"], data["base_forecast"] = (axes, plain), (axes, of_base)
-    facts: dict[str, Any] = {
-        "base": first.model_id,
-        "identical": int(not differences),
-        "adapters": len(adapters),
-    }
-    facts["statistic"] = subject.statistic
-    facts["base_files"], facts["tuned_files"] = (
-        ", ".join(map(str, lens.files)) for lens in (first, second)
-    )
     data.attrs = subject.describe(
-        "weight_effects", "Effects of tuned weights", _SOURCE, **facts
+        "weight_effects",
+        "Effects of tuned weights",
+        _SOURCE,
+        base=first.model_id,
+        identical=int(not differences),
+        adapters=len(adapters),
+        statistic=subject.statistic,
+        base_files=", ".join(map(str, first.files)),
+        tuned_files=", ".join(map(str, second.files)),
     )
     if differences and run.truth is not None and np.isfinite(run.truth).any():
         data = _with_errors(data, subject, run.truth)
@@ -245,9 +244,8 @@ def _lens(source: Any) -> tuple[Lens, list[str]]:
 def _differences(base: Lens, tuned: Lens) -> list[_Difference]:
     """List the components whose weights differ."""
     others, own = (dict(lens.model.named_parameters()) for lens in (base, tuned))
-    same = base.wiring.architecture == tuned.wiring.architecture and set(others) == set(
-        own
-    )
+    is_alike = base.wiring.architecture == tuned.wiring.architecture
+    same = is_alike and set(others) == set(own)
     wrong = [name for name in own if same and own[name].shape != others[name].shape]
     if not same or wrong:
         about = (

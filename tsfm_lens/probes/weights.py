@@ -19,7 +19,7 @@ from tsfm_lens.core.ranks import (
     participation_ratio,
 )
 from tsfm_lens.core.registry import probe
-from tsfm_lens.core.stats import CONFIDENCE
+from tsfm_lens.core.stats import CONFIDENCE, ratio
 from tsfm_lens.hooks.weights import HeadWeights, head_output_weights
 from tsfm_lens.hooks.wiring import Attention, Mlp, Stack, Writer
 from tsfm_lens.models.lens import Lens
@@ -124,31 +124,27 @@ def stable_rank(singular_values: np.ndarray) -> np.ndarray:
     """
     values = np.asarray(singular_values, dtype=float)
     # relative to the largest, so that tiny and huge weights neither underflow nor overflow
-    top = values[..., :1]
-    shares = np.divide(values, top, out=np.full_like(values, np.nan), where=top > 0)
-    return np.square(shares).sum(axis=-1)
+    return np.square(ratio(values, values[..., :1])).sum(axis=-1)
 
 
 def core_singular_values(left: Tensor, right: Tensor) -> Tensor:
     """Compute the singular values of ``left @ right``, descending, in float64."""
-    a, b = left.detach().double(), right.detach().double().transpose(-2, -1)
-    core = torch.linalg.qr(a, mode="r").R @ torch.linalg.qr(b, mode="r").R.transpose(
-        -2, -1
-    )
+    a, b = left.detach().double(), right.detach().double().mT
+    core = torch.linalg.qr(a, mode="r").R @ torch.linalg.qr(b, mode="r").R.mT
     return torch.linalg.svdvals(core)
 
 
 def core_svd(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the singular value decomposition of ``left @ right`` without that product, in float64."""
-    a, b = left.detach().double(), right.detach().double().transpose(-2, -1)
+    a, b = left.detach().double(), right.detach().double().mT
     (q_a, r_a), (q_b, r_b) = torch.linalg.qr(a), torch.linalg.qr(b)
-    u, s, vt = torch.linalg.svd(r_a @ r_b.transpose(-2, -1))
-    return q_a @ u, s, vt @ q_b.transpose(-2, -1)
+    u, s, vt = torch.linalg.svd(r_a @ r_b.mT)
+    return q_a @ u, s, vt @ q_b.mT
 
 
 def _factors(weights: HeadWeights, product: str) -> tuple[Tensor, Tensor]:
     if product == "QK":
-        return weights.W_Q, weights.W_K.transpose(-2, -1)
+        return weights.W_Q, weights.W_K.mT
     return weights.W_V, weights.W_O
 
 
@@ -186,7 +182,6 @@ def weight_ranks(
     per_head: bool = False,
     stack: str | None = None,
     parts: Iterable[str] = PARTS,
-    decades: int = DECADES,
 ) -> xr.Dataset:
     """Compute singular values and ranks of the matrices of every attention and every MLP, in float64.
 
@@ -199,7 +194,6 @@ def weight_ranks(
         per_head: also the part of every head, as a matrix of its own.
         stack: one stack; all if None.
         parts: names of matrices; a model need not have all.
-        decades: number of decades of the histogram.
 
     Returns:
         Dataset of kind "weight_ranks" over ``matrix`` ("decoder.3.cross_attn.W_Q", of one head
@@ -240,7 +234,7 @@ def weight_ranks(
     data = ranks_of(spectra, floors, levels, "matrix").assign(
         decade_count=(
             ("matrix", "decade"),
-            np.stack([decade_histogram(spectrum, decades) for spectrum in spectra]),
+            np.stack([decade_histogram(spectrum, DECADES) for spectrum in spectra]),
         )
     )
     names = ("stack", "layer", "layer_kind", "part", "head", "rows", "columns", "full")
@@ -261,7 +255,7 @@ def weight_ranks(
         for each, column in zip(names, zip(*rows, strict=True), strict=True)
     }
     data = data.assign_coords(
-        matrix=list(map(str, matrices)), decade=[10.0**-n for n in range(decades)]
+        matrix=list(map(str, matrices)), decade=[10.0**-n for n in range(DECADES)]
     )
     data = data.assign_coords(columns)
     return data.assign_attrs(precision=name, per_head=int(per_head))
@@ -353,6 +347,14 @@ def _measure(matrix: Matrix, precision: torch.dtype) -> tuple[np.ndarray, float]
     return values, rounding_floor(values, longest, error, max(weight.shape))
 
 
+def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Stack rows of unequal length, (row, column), with NaN beyond the end of each."""
+    width = max(map(len, rows))
+    return np.stack(
+        [np.pad(row, (0, width - len(row)), constant_values=np.nan) for row in rows]
+    )
+
+
 def ranks_of(
     spectra: Sequence[np.ndarray],
     floors: Sequence[float],
@@ -361,10 +363,6 @@ def ranks_of(
 ) -> xr.Dataset:
     """Compute the ranks of matrices from their singular values, each descending."""
     full = np.array([len(values) for values in spectra])
-    padded = [
-        np.pad(values, (0, full.max() - len(values)), constant_values=np.nan)
-        for values in spectra
-    ]
     ranks, axes = (
         np.stack([epsilon_rank(values, levels) for values in spectra], axis=1),
         ("epsilon", dim),
@@ -376,7 +374,7 @@ def ranks_of(
     }
     return xr.Dataset(
         {
-            "singular_value": ((dim, "mode"), np.stack(padded)),
+            "singular_value": ((dim, "mode"), padded(spectra)),
             "epsilon_rank": (axes, ranks),
             "rank_share": (axes, ranks / full),
             "told": (axes, ~(np.array(levels)[:, None] < np.array(floors))),
@@ -536,7 +534,7 @@ def row_angles(
             ),
             "block_angle": (
                 ("layer", "head", "other_head"),
-                np.stack([one.blocks(n_heads) for one in layers_rows]),
+                np.stack([one.blocks() for one in layers_rows]),
             ),
             "within": ("layer", means[:, 0]),
             "between": ("layer", means[:, 1]),
@@ -595,22 +593,17 @@ class _Rows:
         sizes = groups.sum(0)
         return groups.T @ among @ groups, np.outer(sizes, sizes) - np.diag(sizes)
 
-    def blocks(self, n_heads: int) -> np.ndarray:
+    def blocks(self) -> np.ndarray:
         """Average angles over pairs of different rows, (head, head)."""
         sums, counts = self._sums(self.heads[self.nonzero])
-        return np.divide(
-            sums, counts, out=np.full((n_heads, n_heads), np.nan), where=counts > 0
-        )
+        return ratio(sums, counts)
 
     def within_and_between(self, labels: np.ndarray) -> tuple[float, float]:
         """Average angles over pairs with the same label and with different ones, NaN where there are none."""
         sums, counts = self._sums(labels)
-        own, own_count = np.trace(sums), np.trace(counts)
-        other, other_count = sums.sum() - own, counts.sum() - own_count
-        return (
-            own / own_count if own_count else np.nan,
-            other / other_count if other_count else np.nan,
-        )
+        own = np.array([np.trace(sums), np.trace(counts)])
+        other = np.array([sums.sum(), counts.sum()]) - own
+        return float(ratio(*own)), float(ratio(*other))
 
     def shuffle(self, permutations: int, rng: np.random.Generator) -> np.ndarray:
         """Compute between less within for rows shuffled among the heads, (permutation,)."""
@@ -642,13 +635,10 @@ def _shuffle_floors(
 
 def random_angle(dimensions: int) -> float:
     """Compute the mean angle in degrees of two random lines: density sin(θ)^(d − 2) from 0 to 90 degrees."""
+    if dimensions < 2:
+        return 0.0
     # midpoints, so that nothing is evaluated at the ends
     theta = (np.arange(20000) + 0.5) * (np.pi / 2 / 20000)
-    weight = (
-        np.sin(theta) ** (dimensions - 2) if dimensions > 1 else np.zeros_like(theta)
-    )
-    return (
-        float(np.degrees((theta * weight).sum() / weight.sum()))
-        if dimensions > 1
-        else 0.0
+    return float(
+        np.degrees(np.average(theta, weights=np.sin(theta) ** (dimensions - 2)))
     )

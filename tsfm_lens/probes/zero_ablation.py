@@ -201,7 +201,6 @@ def points_without(
     ablations: Mapping[Component, tuple[Intervention, ...]],
     how: str,
     progress: Progress | None = None,
-    *,
     beside: Sequence[Variant] = (),
 ) -> np.ndarray:
     """Forecast without each component, then with further variants, (variant, series, step)."""

@@ -151,10 +151,7 @@ class Oracle:
         if not deviations:
             return OracleResult(self.title, 0.0, bound, self.absent, skipped=True)
         where = max(
-            deviations,
-            key=lambda key: (
-                deviations[key] if deviations[key] == deviations[key] else float("inf")
-            ),
+            deviations, key=lambda key: np.nan_to_num(deviations[key], nan=np.inf)
         )
         return OracleResult(self.title, deviations[where], bound, where)
 
@@ -198,17 +195,13 @@ def branches(stack: Stack) -> list[Row]:
 
 def first_stream(stack: Stack) -> str:
     """Return the hook point of a stack's first stream."""
-    return f"{stack.name}.hook_embed" if stack.name else "hook_embed"
+    return f"{stack.name}.hook_embed".lstrip(".")
 
 
 def last_stream(stack: Stack, *, normalized: bool = False) -> str:
     """Return the hook point of a stack's last stream, or of what its last norm makes of it, if it has one."""
     if normalized and stack.ln_final:
-        return (
-            f"{stack.name}.ln_final.hook_normalized"
-            if stack.name
-            else "ln_final.hook_normalized"
-        )
+        return f"{stack.name}.ln_final.hook_normalized".lstrip(".")
     return f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
 
 

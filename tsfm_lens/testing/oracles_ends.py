@@ -135,13 +135,9 @@ def _at_factor(rows: Tensor, source: Tensor, factor: Tensor) -> float:
     # rows of one direction and several lengths are told apart by the factor
     # torch has no distances in half precision
     # by differences: by products, rows that are alike are not told apart
-    exact = "donot_use_mm_for_euclid_dist"
-    near = source[
-        torch.cdist(rows.float(), (factor * source).float(), compute_mode=exact).argmin(
-            dim=-1
-        )
-    ]
-    return relative(factor * near, rows)
+    exact, targets = "donot_use_mm_for_euclid_dist", factor * source
+    distances = torch.cdist(rows.float(), targets.float(), compute_mode=exact)
+    return relative(targets[distances.argmin(dim=-1)], rows)
 
 
 def _unembedding(case: Case) -> Deviations:
