@@ -219,7 +219,8 @@ def measured_bound(stream: np.ndarray, written: np.ndarray) -> np.ndarray:
         >>> ranks.measured_bound(np.array([1.0, 0.1, 0.01]), np.array([[0.5, 0.2]])).round(3).tolist()
         [1.5, 0.6, 0.3]
     """
-    values, heads = np.asarray(stream, dtype=float), np.asarray(written, dtype=float)
+    values = np.asarray(stream, dtype=float)
+    heads = np.asarray(written, dtype=float)
     for each in (values, *heads):
         if not (
             np.isfinite(each).all() and (each >= 0).all() and (np.diff(each) <= 0).all()

@@ -648,7 +648,8 @@ def _checked(
     if hasattr(function, "kinds"):
         function.kinds.append(kind)
         return function
-    call, kinds = signature(function), [kind]
+    call = signature(function)
+    kinds = [kind]
 
     @wraps(function)
     def draw(*args: P.args, **kwargs: P.kwargs) -> go.Figure:

@@ -113,7 +113,8 @@ def sign_test(
         Dixon and Mood 1946; Conover 1999, section 3.4.
     """
     valid = np.isfinite(values)
-    above, below = (values > smallest) & valid, (values < -np.asarray(smallest)) & valid
+    above = (values > smallest) & valid
+    below = (values < -np.asarray(smallest)) & valid
     count = valid.sum(-1)
     most = np.maximum(above.sum(-1), below.sum(-1)) if sides == 2 else above.sum(-1)
     p = np.minimum(sides * bdtrc(most - 1.0, np.maximum(count, 1), 0.5), 1.0)
@@ -130,7 +131,8 @@ def auroc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
     from scipy.stats import mannwhitneyu
 
     values = np.where(np.isnan(scores), -np.inf, scores)
-    true, false = values[labels], values[~labels]
+    true = values[labels]
+    false = values[~labels]
     if not (len(true) and len(false)):
         return math.nan
     return float(mannwhitneyu(true, false).statistic / (len(true) * len(false)))
@@ -177,7 +179,8 @@ def lead_shares(
     # the order in which units come must not matter
     columns = np.lexsort(np.sort(means[members], axis=0))
     table = np.where(np.isfinite(table), table, means[..., None])[members][:, columns]
-    rng, shape = np.random.default_rng(0), (replicates, table.shape[1])
+    rng = np.random.default_rng(0)
+    shape = (replicates, table.shape[1])
     units = rng.integers(table.shape[1], size=shape)
     windows = rng.integers(table.shape[2], size=(*shape, table.shape[2]))
     medians = np.array(
@@ -230,7 +233,8 @@ def expanded_interval(draws: np.ndarray, confidence: float, units: int) -> np.nd
     tail = float(ndtr(z))
     if tail * (len(draws) + 1) >= 1:
         return np.quantile(draws, [tail, 1 - tail], axis=0)
-    middle, reach = draws.mean(axis=0), -z * draws.std(axis=0, ddof=1)
+    middle = draws.mean(axis=0)
+    reach = -z * draws.std(axis=0, ddof=1)
     return np.stack(
         [
             np.minimum(draws.min(axis=0), middle - reach),
@@ -244,7 +248,8 @@ def expanded_p(draws: np.ndarray, units: int) -> np.ndarray:
     n = len(draws)
     beyond = np.minimum((draws <= 0).sum(axis=0), (draws >= 0).sum(axis=0))
     z = ndtri(np.minimum((1 + beyond) / (n + 1), 0.5))
-    middle, spread = np.abs(draws.mean(axis=0)), draws.std(axis=0, ddof=1)
+    middle = np.abs(draws.mean(axis=0))
+    spread = draws.std(axis=0, ddof=1)
     # without spread, but for rounding, nothing is known about the tail
     use_t = (beyond == 0) & (spread > 1e-9 * middle)
     z = np.where(use_t, np.minimum(z, -middle / np.where(use_t, spread, 1.0)), z)

@@ -221,10 +221,8 @@ def input_attribution(
     data["attribution"] = (axes, result.attribution)
     if result.half_width is not None:
         data["half_width"] = (axes, result.half_width)
-    data["forecast"], data["reference_forecast"] = (
-        (axes[1:], whole),
-        (axes[1:], nothing),
-    )
+    data["forecast"] = (axes[1:], whole)
+    data["reference_forecast"] = (axes[1:], nothing)
     data["remainder"] = (axes[1:], whole - nothing - result.attribution.sum(0))
     for name, variable in result.variables.items():
         data[name] = variable

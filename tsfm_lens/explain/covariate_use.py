@@ -243,7 +243,8 @@ def _shifted(
     batch: SeriesBatch, horizon: int, shift: int, row: int
 ) -> np.ndarray | None:
     """Return the stretch that acts, shifted or held at one of two values; None where neither is defined."""
-    past, future = batch.values[row], batch.futures[row]
+    past = batch.values[row]
+    future = batch.futures[row]
     stretch = past[-horizon:] if future is None else future[:horizon]
     size, ends = _unit_step(batch, row)
     if not size > 0 or not np.isfinite(stretch).any():
@@ -287,7 +288,8 @@ def _measure(
 
     ``owners`` are the covariate's rows, by target; None where it tells nothing.
     """
-    batch, targets = run.batch, run.batch.is_target
+    batch = run.batch
+    targets = run.batch.is_target
     plain = run.forecast.median[targets]
     blank = np.where([owner is None for owner in owners], np.nan, 0.0)
     moved = [
@@ -340,7 +342,8 @@ def _measure(
 def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Fit lines by least squares, (point, line) -> (line,); NaN where there is none."""
     finite = np.isfinite(x * y)
-    x, y = np.where(finite, x, 0.0), np.where(finite, y, 0.0)
+    x = np.where(finite, x, 0.0)
+    y = np.where(finite, y, 0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
         centred = np.where(finite, x - x.sum(0) / finite.sum(0), 0.0)
         slopes: np.ndarray = (centred * y).sum(0) / (centred**2).sum(0)
@@ -370,7 +373,8 @@ def _informative_rows(batch: SeriesBatch) -> list[int]:
 
 def _fault(batch: SeriesBatch, row: int) -> str:
     """Return the reason for which a covariate is not informative in its item; "" if it is."""
-    name, values = batch.ids[row], whole(batch, row)
+    name = batch.ids[row]
+    values = whole(batch, row)
     finite = values[np.isfinite(values)]
     if not len(finite):
         return f"covariate {name!r} has no value"
@@ -411,7 +415,8 @@ def _with_covariate(batch: SeriesBatch, name: str, edit: Edit | None) -> SeriesB
 
 
 def _edited(batch: SeriesBatch, rows: Sequence[int], edit: Edit) -> SeriesBatch:
-    values, futures = list(batch.values), list(batch.futures)
+    values = list(batch.values)
+    futures = list(batch.futures)
     for row in rows:
         both = edit(row, whole(batch, row))
         values[row] = both[: batch.lengths[row]]

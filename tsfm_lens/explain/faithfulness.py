@@ -37,7 +37,9 @@ from tsfm_lens.probes.places import places_of
 __all__ = ["RULES", "deletion_curves", "route_faithfulness", "verdict"]
 
 # components named for a segment at most, sets of others at random, segments that are proved
-_MOST, _CONTROLS, _SEGMENTS = 6, 32, 4
+_MOST = 6
+_CONTROLS = 32
+_SEGMENTS = 4
 WORTH_NAMING = 0.25
 """Of a segment's largest route: smaller ones are not named."""
 MATTERS = 0.1
@@ -145,7 +147,8 @@ def route_faithfulness(
         if not is_count(value):
             raise InputError(f"{what} is {value!r}, expected a number of 1 or more")
     pair = PairedRuns(run, segments_in(routes), reference, item, target, seed)
-    lens, names = pair.run.lens, [part.name for part in pair.segments]
+    lens = pair.run.lens
+    names = [part.name for part in pair.segments]
     by_segment = {
         name: [
             component for each in selection for component in lens.components(str(each))
@@ -163,15 +166,14 @@ def route_faithfulness(
         raise InputError(
             "no segment has a named route to test: no effect is above the noise"
         )
-    cuts, steps = (
-        1 + max(len(by_segment[names[number]]) for number in numbers),
-        pair.run.horizon,
-    )
+    cuts = 1 + max(len(by_segment[names[number]]) for number in numbers)
+    steps = pair.run.horizon
     cut_names = np.full((len(numbers), cuts), "", dtype=object)
     predicted, measured = (
         np.full((len(numbers), cuts, steps), np.nan) for _ in range(2)
     )
-    total, single = routes["total"].values[numbers], np.empty(len(numbers))
+    total = routes["total"].values[numbers]
+    single = np.empty(len(numbers))
     # of the effect, lost without and restored by the named components and random ones
     shares = np.empty((2, len(numbers), 1 + controls))
     candidates = [str(name) for name in routes["component"].values]
@@ -205,7 +207,8 @@ def route_faithfulness(
         single[place] = (lost[: len(components)] @ total[place]).sum() / size
         if progress is not None:
             progress(place + 1, len(numbers))
-    of, pairs = ("segment",), list(zip(measured[:, -1], predicted[:, -1], strict=True))
+    of = ("segment",)
+    pairs = list(zip(measured[:, -1], predicted[:, -1], strict=True))
     data = pair.dataset().isel(segment=numbers).assign_coords(cut=np.arange(cuts))
     data = data.assign(
         cut_name=(("segment", "cut"), cut_names.astype(str)),
@@ -219,10 +222,8 @@ def route_faithfulness(
         overlap=(of, single / shares[0, :, 0]),
     )
     for name, values in zip(("necessity", "sufficiency"), shares, strict=True):
-        data[name], data[f"random_{name}"] = (
-            (of, values[:, 0]),
-            (("segment", "draw"), values[:, 1:]),
-        )
+        data[name] = (of, values[:, 0])
+        data[f"random_{name}"] = (("segment", "draw"), values[:, 1:])
         # all of the effect is 1; what overturns it is as far off as what leaves it
         as_good = (np.abs(1 - values[:, 1:]) <= np.abs(1 - values[:, :1])).sum(-1)
         data[f"{name}_p"] = (of, (1 + as_good) / values.shape[1])
@@ -245,7 +246,8 @@ def _cut_and_restore(
     points = sorted(
         {place.point for each in sets for place in places_of(pair.run.lens, list(each))}
     )
-    there, whole = without.record(points), pair.run.record(points)
+    there = without.record(points)
+    whole = pair.run.record(points)
     cuts = [*([component] for component in components), *sets]
     lost = pair.change(
         [Variant("cut", tuple(PatchFrom(each, there) for each in cut)) for cut in cuts]
@@ -286,7 +288,8 @@ def _kind(component: Component) -> tuple[object, ...]:
 
 
 # orders of all segments that are drawn, sets of one and two segments whose effects are predicted
-_ORDERS, _SETS = 64, 78
+_ORDERS = 64
+_SETS = 78
 NOISE = 0.05
 """Of a series' spread: added to the copy in which predicted effects are measured."""
 CONTROLS = (
@@ -302,10 +305,8 @@ _TWIN = 20_000_000  # weights up to which a twin takes less than a second
 def _explanations(results: Any) -> tuple[Run, dict[str, Any]]:
     """Take the attribution of the inputs, with attention for a rival."""
     attribution = results["input_attribution"]
-    explanations, rival = (
-        {str(attribution.attrs["method"]): attribution},
-        "attention rollout",
-    )
+    explanations = {str(attribution.attrs["method"]): attribution}
+    rival = "attention rollout"
     attends = results.first.lens.wiring.output_stack.attention_kinds()
     # attention is on stretches alone
     if (
@@ -448,7 +449,9 @@ def deletion_curves(
             "masked, so no order is better than another; choose another reference"
         )
     area = (deletion - insertion).mean(-1) / everything
-    count, axes, tail = len(scores), ("explanation", "masked"), (1 - CONFIDENCE) / 2
+    count = len(scores)
+    axes = ("explanation", "masked")
+    tail = (1 - CONFIDENCE) / 2
     bands = np.quantile(
         np.stack([deletion[count:], insertion[count:]]), [tail, 1 - tail], axis=1
     )
@@ -531,7 +534,8 @@ def _predictions(
     masks: Masks, explanations: Sequence[Any], twin: bool | None, seed: int
 ) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
     """Measure what one and two segments do, masked and alone, and how well explanations and controls predict it."""
-    rng, players = np.random.default_rng([seed, 1]), len(masks.segments)
+    rng = np.random.default_rng([seed, 1])
+    players = len(masks.segments)
     pairs = rng.permutation(list(combinations(range(players), 2)))[
         : max(_SETS - players, 1)
     ]
@@ -550,8 +554,10 @@ def _predictions(
     effects = [
         nothing if each is None else each for each in map(effects_of, explanations)
     ]
-    predicted, controls = np.stack([hidden @ each for each in effects]), []
-    by_segment, alike = [], []
+    predicted = np.stack([hidden @ each for each in effects])
+    controls = []
+    by_segment = []
+    alike = []
     negligible = SMALLEST * np.abs(values[0] - values[1]).mean()
     others = [
         [hidden @ each] for each in _other_effects(masks, nothing.shape, twin, seed)
@@ -586,7 +592,8 @@ def _predictions(
             ]
         )
     marks = np.array([agreement(measured, each) for each in predicted])
-    by, names = ("explanation",), ("r2", "slope", "sign_agreement")
+    by = ("explanation",)
+    names = ("r2", "slope", "sign_agreement")
     return {
         "hidden": (("set", "segment"), hidden),
         "measured": (("set", "step"), measured),
@@ -608,7 +615,8 @@ def _alike(left: np.ndarray, effect: np.ndarray, negligible: float) -> float:
     """
     best = 0.0
     for rest in (left, left - effect):
-        count, mean = len(rest), rest.mean(0)
+        count = len(rest)
+        mean = rest.mean(0)
         square = np.square(rest).sum(-1).mean()
         if count > 1 and np.abs(mean).mean() > negligible:
             best = max(best, (count * np.square(mean).sum() / square - 1) / (count - 1))
@@ -619,7 +627,8 @@ def _other_effects(
     masks: Masks, shape: tuple[int, ...], twin: bool | None, seed: int
 ) -> list[np.ndarray]:
     """Occlude the values in random order and the untrained twin, (segment, step); NaN where a model refuses that."""
-    run, effects = masks.run, [np.full(shape, np.nan) for _ in range(2)]
+    run = masks.run
+    effects = [np.full(shape, np.nan) for _ in range(2)]
     others = [
         replace(
             run,

@@ -75,7 +75,8 @@ def input_effects(
         >>> dict(explain.input_effects(driven, method="occlusion", parts=2)["effect"].sizes)
         {'segment': 4, 'series': 1}
     """
-    batch, rows = run.batch, _first_rows(run)
+    batch = run.batch
+    rows = _first_rows(run)
     unit = np.array(
         [seasonal_error(batch.values[row], batch.seasonalities[row]) for row in rows]
     )
@@ -120,8 +121,7 @@ def input_effects(
         name: results[0].attrs[name]
         for name in ("source", "method", "reference", "statistic", "missing_values")
     }
-    total = sum(int(one.attrs["forecasts"]) for one in results)
-    data.attrs = facts | {"forecasts": total}
+    data.attrs = facts | {"forecasts": sum(one.attrs["forecasts"] for one in results)}
     return judge(data, "size", floor=own_rounding(run)[rows] / unit, groups="kind")
 
 
@@ -206,12 +206,14 @@ def route_effects(
         >>> dict(explain.route_effects(driven, parts=2)["carried"].sizes)["series"]
         1
     """
-    rows, shares = _first_rows(run), []
+    rows = _first_rows(run)
+    shares = []
     for item in range(len(rows)):
         places, effect, total = all_effects(
             PairedRuns(run, parts, reference, item, 0, seed), components
         )
-        sizes, whole = np.abs(effect).mean(-1).sum(0), np.abs(total).mean(-1).sum()
+        sizes = np.abs(effect).mean(-1).sum(0)
+        whole = np.abs(total).mean(-1).sum()
         shares.append(sizes / whole if whole > 0 else np.zeros(len(sizes)))
         if progress is not None:
             progress(item + 1, len(rows))

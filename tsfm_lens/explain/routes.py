@@ -44,7 +44,8 @@ from tsfm_lens.probes.places import (
 __all__ = ["input_routes"]
 
 # steps of a forecast that have gradients of their own at most, and numbers that are held of all gradients
-_STEPS, _NUMBERS = 48, 2**26
+_STEPS = 48
+_NUMBERS = 2**26
 
 
 @dataclass(eq=False)
@@ -107,10 +108,8 @@ class PairedRuns(Masks):
 
     def directly(self, acts: Activations, components: Sequence[Any]) -> list[Variant]:
         """Build variants in which one component alone writes ``acts``, and every later branch its own write."""
-        whole, wiring = (
-            self.run.record(self.written_at(self.branches)),
-            self.run.lens.wiring,
-        )
+        whole = self.run.record(self.written_at(self.branches))
+        wiring = self.run.lens.wiring
         return [
             Variant(
                 f"{component} alone",
@@ -169,13 +168,10 @@ class PairedRuns(Masks):
         self, without: Run, places: Sequence[Place], slopes: Activations
     ) -> np.ndarray:
         """Estimate effects through places to first order, (place, step), in data units."""
-        forced_path = self.run.in_one_pass().path if self.run.tokens_read else None
-        once = (
-            without
-            if not without.rollout
-            else replace(without, rollout=False, forced_path=forced_path, _of=None)
-        )
-        there = once.record(sorted({place.point for place in places}))
+        if without.rollout:
+            path = self.run.in_one_pass().path if self.run.tokens_read else None
+            without = replace(without, rollout=False, forced_path=path, _of=None)
+        there = without.record(sorted({place.point for place in places}))
         effects = np.empty((len(places), self.run.horizon))
         for values, place in zip(effects, places, strict=True):
             product = (slopes[place.point] - there[place.point]) * slopes[
@@ -195,7 +191,9 @@ class PairedRuns(Masks):
 
 
 # components up to which all are tried; how many are tried of more, and how many beside them at random
-_ALL, _TOP, _SPOT = 96, 32, 8
+_ALL = 96
+_TOP = 32
+_SPOT = 8
 LARGEST = 5
 """Routes of a segment that a search must find."""
 
@@ -295,9 +293,12 @@ def input_routes(
         for branch in pair.branches
         if branch.stack == pair.run.lens.wiring.output_stack.name
     ]
-    terms, checks, misses = [], 0, 0
+    terms = []
+    checks = 0
+    misses = 0
     for number in range(len(pair.segments)):
-        without, tried = pair.without([number]), np.arange(len(places))
+        without = pair.without([number])
+        tried = np.arange(len(places))
         if slopes is not None:
             effects["estimate"][number] = pair.estimated(without, places, slopes)
         if not full:
@@ -419,10 +420,8 @@ def _terms(
     direct = pair.change(
         pair.directly(without.record(pair.written_at(branches)), branches)
     )
-    wiring, whole = (
-        pair.run.lens.wiring,
-        pair.run.record(pair.written_at(pair.branches)),
-    )
+    wiring = pair.run.lens.wiring
+    whole = pair.run.record(pair.written_at(pair.branches))
     attentions = [
         Component(stack.name, layer, row.kind)
         for stack in wiring.stacks

@@ -284,7 +284,8 @@ class Masks:
     @cached_property
     def _shares(self) -> bool:
         """True if masks that begin alike can share the model's work on it: nothing may look ahead."""
-        lens, series = self.run.lens, self.batch
+        lens = self.run.lens
+        series = self.batch
         whole = [*series.values, *self.stands]
         alone = len(series) == 1 and not lens.registry.in_use
         return (

@@ -167,7 +167,8 @@ def pick_attention(
 
 def forecast_queries(maps: xr.Dataset) -> np.ndarray:
     """Return the tokens that a forecast is read from, (query,): those of its steps, or the last one of the context."""
-    start, stop = maps["query_start"].values, maps["query_stop"].values
+    start = maps["query_start"].values
+    stop = maps["query_stop"].values
     ordinary = maps["query_special"].values == ""
     ahead = np.flatnonzero(ordinary & (start >= 0) & (start < maps.sizes["step"]))
     tokens = np.flatnonzero(ordinary)

@@ -188,7 +188,8 @@ def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
         of_median(data[name]).values[..., run.first_step :]
         for name in ("attribution", "total")
     )
-    mean, sizes = parts.mean(-1), np.abs(parts).mean(-1)
+    mean = parts.mean(-1)
+    sizes = np.abs(parts).mean(-1)
     size = sizes.sum(1, keepdims=True)
     size = np.where(size > 0, size, np.nan)
     # parts round as the whole that they sum to does, and values in data units at their own level, too
@@ -238,7 +239,9 @@ class _Split:
     """
 
     def __init__(self, run: Run, tolerance: float) -> None:
-        self.run, self.lens, self.tolerance = run, run.lens, tolerance
+        self.run = run
+        self.lens = run.lens
+        self.tolerance = tolerance
         positions = len(run.encoded.spans[run.lens.wiring.output_stack.name])
         count = count_read(run)
         self._unread = positions - count
@@ -271,7 +274,8 @@ class _Split:
 
     def logit(self) -> Parts:
         # the frozen readout is linear, so each write goes through it alone, less the readout of an empty stream
-        empty, full = self._centred(self.frozen(self.empty)), self._centred(self.output)
+        empty = self._centred(self.frozen(self.empty))
+        full = self._centred(self.output)
         parts = self._each(
             lambda streams: self._centred(self.frozen(streams)), self.writes
         )
@@ -349,7 +353,9 @@ class _Split:
 
 def count_read(run: Run) -> int:
     """Count the last positions of the stream that the output head reads; earlier ones change no value."""
-    encoded, lens, stack = run.encoded, run.lens, run.lens.wiring.output_stack
+    encoded = run.encoded
+    lens = run.lens
+    stack = run.lens.wiring.output_stack
     positions = len(encoded.spans[stack.name])
     if run.tokens is not None:
         return positions
@@ -411,7 +417,8 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
         >>> round(float(probes.stream_shares(run)["share"].sum()), 3)
         1.0
     """
-    lens, stack = run.lens, run.lens.wiring.output_stack
+    lens = run.lens
+    stack = run.lens.wiring.output_stack
     result = decomposed(run, decomposition).isel(
         decomposition=0, step=slice(run.first_step, None)
     )
@@ -420,7 +427,8 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     )
     places = [*zip(result["layer_index"].values, result["kind"].values, strict=True)]
     order = list(dict.fromkeys(places))
-    branch, heads = np.array(list(map(order.index, places))), result["head"].values
+    branch = np.array(list(map(order.index, places)))
+    heads = result["head"].values
     size = np.stack(
         [np.abs(parts[branch == row].sum(0)).mean(-1) for row in range(len(order))]
     )
@@ -494,7 +502,8 @@ def writes_and_stream(
 
     Of all positions, or of so many last ones.
     """
-    lens, stack = run.lens, run.lens.wiring.output_stack
+    lens = run.lens
+    stack = run.lens.wiring.output_stack
     components = writers(lens.wiring)
     refuse_no_sums(lens.wiring, stack)
     embed = f"{stack.name}.hook_embed".lstrip(".")
@@ -519,7 +528,8 @@ def writes_and_stream(
         if bias is not None:
             names.append("bias")
             parts.append(bias.expand_as(parts[0]))
-        writes, last = torch.stack(parts), acts[end][:, cut]
+        writes = torch.stack(parts)
+        last = acts[end][:, cut]
         apart = excess(
             writes.sum(0), writes.abs().sum(0), last, relative_rounding(lens)
         )
@@ -532,7 +542,8 @@ def writes_and_stream(
             ]
             sums = run.in_one_pass().record(points)
             first = first_deviation(lens.model, lens.wiring, stack, sums)
-            what, edited = f"that is read out ({end})", edited_points(lens)
+            what = f"that is read out ({end})"
+            edited = edited_points(lens)
             raise no_sum(lens.wiring, what, apart, first, edited)
     return names, writes, last
 
@@ -542,14 +553,13 @@ def own_readout(run: Run, output: Tensor) -> Tensor:
     single = run.in_one_pass()
     forecast = single.read(output.detach()).cpu().double().numpy()
     same = (forecast == single.point) | (np.isnan(forecast) & np.isnan(single.point))
-    apart, bound = (
-        np.where(same, 0.0, np.abs(forecast - single.point)),
-        own_rounding(single),
-    )
+    apart = np.where(same, 0.0, np.abs(forecast - single.point))
+    bound = own_rounding(single)
     wrong = ~(apart.max(-1) <= bound)
     if not wrong.any():
         return output
-    row, hooked = int(wrong.argmax()), edited_points(run.lens)
+    row = int(wrong.argmax())
+    hooked = edited_points(run.lens)
     message = (
         f"the output head of {run.lens.wiring.architecture!r} on the last stream differs from the model's own forecast "
         f"of series {run.batch.ids[row]!r} by up to {apart[row].max():.3g}, but rounding allows {bound[row]:.1g}"

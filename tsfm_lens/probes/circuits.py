@@ -209,7 +209,8 @@ class _Bench:
         sources: Sequence[Run],
         smallest: float,
     ) -> None:
-        self.run, self.ablations = run, ablations
+        self.run = run
+        self.ablations = ablations
         self.behaviour: Behaviour = behaviour or (lambda forecasts: forecasts)
         self.whole = self.nothing = np.empty(0)
         # side by side, so that both have the same rounding
@@ -296,7 +297,9 @@ class _Search:
     def __init__(
         self, bench: _Bench, tolerance: float, progress: Progress | None
     ) -> None:
-        self.bench, self.required, self.progress = bench, 1 - tolerance, progress
+        self.bench = bench
+        self.required = 1 - tolerance
+        self.progress = progress
         self.kept = list(bench.ablations)
         self.cost: dict[Component, float] = {}
         self.curve = {len(self.kept): 1.0}
@@ -319,12 +322,14 @@ class _Search:
             singles = [[node] for node in self.kept]
             values = self.values(singles)
             order = np.argsort(-values, kind="stable")
-            best, value = singles[order[0]], float(values[order[0]])
+            best = singles[order[0]]
+            value = float(values[order[0]])
             if value >= self.required and per_round > 1:
                 together = [self.kept[index] for index in order[:per_round]]
                 value_together = float(self.values([together])[0])
                 if value_together >= self.required:
-                    best, value = together, value_together
+                    best = together
+                    value = value_together
             if value < self.required and pairs and len(self.kept) > 1:
                 best, value = self.best_pair()
             if value < self.required:
@@ -375,7 +380,8 @@ def _scores(
 
 
 def _dataset(bench: _Bench, nodes: list[Component], search: _Search) -> xr.Dataset:
-    order, inside = list(search.cost), set(search.kept)
+    order = list(search.cost)
+    inside = set(search.kept)
     circuit, complement = bench.forecasts([set(order), inside])
     data = bench.run.dataset()
     data = data.assign_coords(component_coords(nodes)).assign_coords(

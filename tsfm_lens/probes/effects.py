@@ -103,9 +103,11 @@ def causal_effects(
         )
         for component, ablations in free.items()
     ]
-    plain, forecasts = run.point, points_without(run, free, how, progress, variants)
+    plain = run.point
+    forecasts = points_without(run, free, how, progress, variants)
     data = marked_dataset(run, **component_coords(targets))
-    total, direct = forecasts[: len(targets)] - plain, forecasts[len(targets) :] - plain
+    total = forecasts[: len(targets)] - plain
+    direct = forecasts[len(targets) :] - plain
     axes = ("component", "series", "step")
     parts = {
         "total": (axes, total),
@@ -120,7 +122,8 @@ def causal_effects(
         "smallest": smallest,
         "first_step": run.first_step,
     }
-    steps, wide = slice(run.first_step, None), ranges(run, plain)
+    steps = slice(run.first_step, None)
+    wide = ranges(run, plain)
     heads = head_or_kind(data)
 
     def share(other: np.ndarray, plain: np.ndarray) -> np.ndarray:

@@ -100,7 +100,8 @@ def head_states(
     rows = refuse_variates(run, covariates=True)
     maps = [attention_patterns(run.select([row]), kind=kind) for row in rows]
     first = maps[0]
-    attention, stack = str(first.attrs["attention"]), str(first.attrs["stack"])
+    attention = str(first.attrs["attention"])
+    stack = str(first.attrs["stack"])
     data = (
         marked_dataset(run)
         .isel(series=rows)
@@ -126,15 +127,13 @@ def head_states(
     )
     decomposition = str(parts["decomposition"].item())
     attribution = of_median(parts["attribution"])
-    each_head = attribution.get_index("component").get_indexer(np.ravel(names))
-    each_head = each_head.reshape(np.shape(names))
+    order = attribution["component"].values.tolist()
+    each_head = [list(map(order.index, row)) for row in names]
     writes = attribution.transpose("series", "component", "step").values[rows]
     sizes = np.abs(writes[..., run.first_step :]).mean(axis=-1)
     of_series = ("series", *where)
-    data["write"], data["write_size"] = (
-        ((*of_series, "step"), writes[:, each_head]),
-        (of_series, sizes[:, each_head]),
-    )
+    data["write"] = ((*of_series, "step"), writes[:, each_head])
+    data["write_size"] = (of_series, sizes[:, each_head])
     total = sizes.sum(axis=-1)
     data["write_share"] = data["write_size"] / xr.DataArray(
         np.where(total > 0, total, 1.0), dims="series"
@@ -143,7 +142,8 @@ def head_states(
         run, components=writers(run.lens.wiring), progress=progress
     )
     data = data.merge(_as_of_components(effects.isel(series=rows)))
-    levels, quantiles = list(run.forecast.levels), run.forecast.quantiles[rows]
+    levels = list(run.forecast.levels)
+    quantiles = run.forecast.quantiles[rows]
     data = data.assign_coords(quantile=levels).assign(
         quantile_forecast=(("series", "quantile", "step"), quantiles)
     )
@@ -198,7 +198,8 @@ def past_attention(maps: xr.Dataset) -> xr.Dataset:
     """Measure on which tokens of the past the heads of one series look, and where the mean over steps is largest."""
     queries = forecast_queries(maps)
     pattern = maps["pattern"].values[:, :, queries].astype(float)
-    start, stop = maps["key_start"].values, maps["key_stop"].values
+    start = maps["key_start"].values
+    stop = maps["key_stop"].values
     ordinary = maps["key_special"].values == ""
     past = ordinary & (start < 0) & (stop > int(maps["time"].values[0]))
     ahead = ordinary & (start >= 0)
@@ -208,14 +209,16 @@ def past_attention(maps: xr.Dataset) -> xr.Dataset:
     # every step counts alike
     counts = np.bincount(step_query, minlength=len(queries)) / maps.sizes["step"]
     mean = np.einsum("lhqk,q->lhk", pattern, counts)
-    weights, at_place = pattern[..., past], mean[..., past]
+    weights = pattern[..., past]
+    at_place = mean[..., past]
     back = begin[:, None] - start[past]
     lags, index = np.unique(back, return_inverse=True)
     sums = np.zeros((len(lags), *mean.shape[:2]))
     for query, at in enumerate(index.reshape(back.shape)):
         np.add.at(sums, at, counts[query] * np.moveaxis(weights[:, :, query], -1, 0))
     by_lag = np.moveaxis(sums, 0, -1)
-    keys, heads = np.arange(-int(past.sum()), 0), ("layer", "head")
+    keys = np.arange(-int(past.sum()), 0)
+    heads = ("layer", "head")
     values = {
         "entropy": maps["entropy"].variable,
         "attention": ((*heads, "query", "key"), weights.astype(np.float32)),

@@ -190,7 +190,8 @@ def induction_scores(
         "prefix_from": prefix_from,
         "copy_from": copy_from,
     }
-    off, axes = relative_rounding(lens), ("layer", "head", "sequence")
+    off = relative_rounding(lens)
+    axes = ("layer", "head", "sequence")
     of_chance = xr.DataArray(
         np.fmax(others, 0.0) + off * (1 + np.abs(others)), dims=axes
     )
@@ -212,7 +213,8 @@ def induction_scores(
 def _refuse(
     lens: Lens, motif: int, repeats: int, offset: int, decoding: str, positions: str
 ) -> Any:
-    tokens, kinds = lens.tokens, lens.wiring.output_stack.attention_kinds()
+    tokens = lens.tokens
+    kinds = lens.wiring.output_stack.attention_kinds()
     if tokens is None or "cross_attn" not in kinds:
         raise InputError(
             f"{lens.model_id} is not an encoder-decoder model over value tokens; the repeated-tokens test needs one. "
@@ -458,11 +460,10 @@ def _table(data: xr.Dataset) -> xr.Dataset:
 
 def _sweeps(data: xr.Dataset, prefix_from: float) -> xr.Dataset:
     """Add the same shares at every threshold of the grids."""
-    heads, copies = ["layer", "head"], data["copy_score"] >= data["copy_threshold"]
-    induction, sharp = (
-        copies & (data["prefix_matching"] >= prefix_from),
-        data["normalised"] < data["entropy_threshold"],
-    )
+    heads = ["layer", "head"]
+    copies = data["copy_score"] >= data["copy_threshold"]
+    induction = copies & (data["prefix_matching"] >= prefix_from)
+    sharp = data["normalised"] < data["entropy_threshold"]
     both, n_induction, n_sharp = (
         each.sum(heads) for each in (induction & sharp, induction, sharp)
     )
@@ -485,7 +486,8 @@ def _align(induction: xr.Dataset, entropy: xr.Dataset) -> xr.DataArray:
     """Return the normalised entropies, if they are of the heads that were tested for induction."""
     of_kind(entropy, "head_entropy", "induction_overlap")
     for key in ("model", "attention"):
-        ours, theirs = induction.attrs.get(key), entropy.attrs.get(key)
+        ours = induction.attrs.get(key)
+        theirs = entropy.attrs.get(key)
         if None not in (ours, theirs) and ours != theirs:
             raise InputError(
                 f"the induction scores are of the {key} {ours!r}, the entropies of {theirs!r}"

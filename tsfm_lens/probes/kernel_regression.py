@@ -25,7 +25,8 @@ def spectral_kernel(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return log kernel, log tilt, weights softmax(q M kᵀ), and bandwidths in M's singular directions (equation 1)."""
     u, s, vt = core_svd(product[0], product[1].T)
-    q, k = queries.double() @ u, keys.double() @ vt.T
+    q = queries.double() @ u
+    k = keys.double() @ vt.T
     log_tilt = 0.5 * (s * k.square()).sum(-1)
     gap = q[:, None] - k[None]
     log_kernel = -0.5 * (s * gap.square()).sum(-1)
@@ -45,7 +46,8 @@ def concentration_bound(
         raise InputError(f"rank is {rank}, expected 1 or more")
     u, s, vt = core_svd(product[0], product[1].T)
     n_modes = int((s > s[0] * 1e-12).sum()) if rank is None else min(rank, len(s))
-    q, k = queries.double() @ u[:, :n_modes], keys.double() @ vt[:n_modes].T
+    q = queries.double() @ u[:, :n_modes]
+    k = keys.double() @ vt[:n_modes].T
     scaled = q * s[:n_modes]
     exact = (queries.double() @ product[0].double()) @ (
         keys.double() @ product[1].double()

@@ -111,10 +111,8 @@ def _token_lens(
     with_logits: bool,
 ) -> xr.Dataset:
     lens = run.lens
-    first, values = (
-        lens.first_value_token,
-        lens.bin_values(run.encoded).double().numpy(),
-    )
+    first = lens.first_value_token
+    values = lens.bin_values(run.encoded).double().numpy()
     rows: list[tuple[np.ndarray, ...]] = []
     bin_logits: list[np.ndarray] = []
     for stream in streams:
@@ -124,18 +122,18 @@ def _token_lens(
             p = torch.softmax(logits.double(), dim=-1).cpu()
         if with_logits:
             bin_logits.append(logits[..., first:].float().cpu().numpy())
-        bins, wide = p[..., first:].numpy(), (p > EFFECTIVE_PROBABILITY).sum(-1).numpy()
-        entropy, quantiles = (
-            torch.special.entr(p).sum(-1).numpy(),
-            bin_quantiles(bins, values, levels),
-        )
+        bins = p[..., first:].numpy()
+        wide = (p > EFFECTIVE_PROBABILITY).sum(-1).numpy()
+        entropy = torch.special.entr(p).sum(-1).numpy()
+        quantiles = bin_quantiles(bins, values, levels)
         rows.append(
             (bins.astype(np.float32), entropy, count_peaks(bins), wide, quantiles)
         )
     probability, entropy, peaks, effective, quantiles = (
         np.stack(row) for row in zip(*rows, strict=True)
     )
-    best, where = probability.argmax(axis=-1), ("layer", "series", "step")
+    best = probability.argmax(axis=-1)
+    where = ("layer", "series", "step")
     data = (
         data.assign(logit=((*where, "bin"), np.stack(bin_logits)))
         if bin_logits
@@ -258,12 +256,11 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     else:
         refuse_word("reference", reference, ("truth", "model"))
         target = lens_result["point_forecast"].isel(layer=-1)
-    forecast, axes = (
-        lens_result["point_forecast"].transpose("layer", "series", "step"),
-        ("metric", "layer", "series"),
-    )
+    forecast = lens_result["point_forecast"].transpose("layer", "series", "step")
+    axes = ("metric", "layer", "series")
     first = int(lens_result.attrs.get("first_step", 0))
-    predictions, targets = forecast.values, target.transpose("series", "step").values
+    predictions = forecast.values
+    targets = target.transpose("series", "step").values
     error = _errors(predictions[..., first:], targets[..., first:])
     # each layer's forecast may be off by itself
     off = np.broadcast_to(lens_result.get("rounding", 0.0), targets.shape[:1])[:, None]

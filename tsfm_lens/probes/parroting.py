@@ -76,7 +76,9 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
         >>> probes.context_parroting(run)["best_lag"].dims
         ('series',)
     """
-    batch, steps, forecast = run.batch, run.horizon, run.forecast.median
+    batch = run.batch
+    steps = run.horizon
+    forecast = run.forecast.median
     longest = max(len(values) for values in batch.values)
     errors = np.full((len(batch), longest - 1), np.nan)
     parrots, matches = naive_parrots(batch, steps, motif)
@@ -301,7 +303,8 @@ def _folded_gaps(
     context: np.ndarray, forecast: np.ndarray, lags: np.ndarray
 ) -> np.ndarray:
     """Compute distances of later half and forecast from the mean of all earlier copies, (lag, time)."""
-    length, half = len(context), len(context) // 2
+    length = len(context)
+    half = len(context) // 2
     whole = np.concatenate([context, forecast])
     out = np.full((len(lags), len(whole) - half), np.nan)
     for row, lag in enumerate(lags):
@@ -384,9 +387,11 @@ def head_parroting(
         >>> probes.head_parroting(run)["mass"].dims
         ('layer', 'head', 'series')
     """
-    batch, steps = run.batch, run.horizon
+    batch = run.batch
+    steps = run.horizon
     refuse_variates(run)
-    shortest, parrot = min(batch.lengths), naive_parrots(batch, steps, motif)[0]
+    shortest = min(batch.lengths)
+    parrot = naive_parrots(batch, steps, motif)[0]
     if lag is not None and not 1 <= lag < shortest:
         raise InputError(
             f"lag is {lag}, expected 1 to {shortest - 1}: the shortest context has {shortest} steps"
@@ -497,10 +502,13 @@ def seasonality_bias(run: Run) -> xr.Dataset:
         >>> probes.seasonality_bias(run)["period"].round().values.tolist()
         [12.0]
     """
-    batch, steps, forecast = run.batch, run.horizon, run.forecast.median
+    batch = run.batch
+    steps = run.horizon
+    forecast = run.forecast.median
     period = np.array([dominant_period(values) for values in batch.values])
     data = marked_dataset(run.rolled_out())
-    context, ahead = amplitudes(batch.values, period), amplitudes(forecast, period)
+    context = amplitudes(batch.values, period)
+    ahead = amplitudes(forecast, period)
     spread = context_spreads(run)
     relative = ratio(ahead, context)
     columns = {

@@ -189,10 +189,8 @@ def _steps_patch(
 
     def patch(value: Tensor, state: RunState, point: Point) -> Tensor:
         assert source.spans_at is not None
-        first, offset = (
-            source.calls(point.name)[0].value.shape[1],
-            state.offset.get(point.stack, 0),
-        )
+        first = source.calls(point.name)[0].value.shape[1]
+        offset = state.offset.get(point.stack, 0)
         spans = source.spans_at(point.stack, state.step, offset, value.shape[1], first)
         tokens = zip(spans.start, spans.stop, spans.special, strict=True)
         inside = [
@@ -242,7 +240,8 @@ class RunPair:
         dims: tuple[str, ...] = ("component", "position"),
     ) -> xr.Dataset:
         """Return patched forecasts (…, series, step), the share recovered and the effect in data units, judged."""
-        axes, effect = (*dims, "series"), np.abs(forecasts - self.base.point).mean(-1)
+        axes = (*dims, "series")
+        effect = np.abs(forecasts - self.base.point).mean(-1)
         shares = {
             "recovered": (axes, self.recovered(forecasts)),
             "effect": (axes, effect),
@@ -292,7 +291,8 @@ class RunPair:
 
     def parameters(self) -> dict[str, object]:
         """Return attributes that say how a result was run."""
-        base, path = self.base, self.source.forced_path
+        base = self.base
+        path = self.source.forced_path
         shared = (
             path is not None and not base.rollout and np.array_equal(path, base.path)
         )
@@ -323,7 +323,8 @@ def contrast(
     source, base = (clean, corrupted) if direction == "denoise" else (corrupted, clean)
     if base.tokens_read and not base.rollout and source.forced_path is None:
         source = source.following(base.path)
-    base_acts, source_acts = _record(base, base_names), _record(source, _points(places))
+    base_acts = _record(base, base_names)
+    source_acts = _record(source, _points(places))
     same = (told_apart(base, source.point, base.point) == base.point).all(-1)
     if same.any():
         name = clean.batch.ids[int(np.argmax(same))]
@@ -349,12 +350,14 @@ def _refuse_unlike(clean: Run, corrupted: Run) -> None:
             "make both with the same lens"
         )
     for what in ("horizon", "rollout", "num_samples", "seed"):
-        one, other = getattr(clean, what), getattr(corrupted, what)
+        one = getattr(clean, what)
+        other = getattr(corrupted, what)
         if one != other:
             raise InputError(
                 f"the clean run has {what} {one}, the corrupted {other}; make both with the same {what}"
             )
-    batch, changed = clean.batch, corrupted.batch
+    batch = clean.batch
+    changed = corrupted.batch
     if batch.ids != changed.ids:
         raise InputError(
             f"the clean series are {', '.join(batch.ids)}, the corrupted ones {', '.join(changed.ids)}, and a pair has "
@@ -442,10 +445,8 @@ def attribution_patching(
     if exact:
         forecasts = point_forecasts(pair.base, patches(pair, places, groups), progress)
         recovered = pair.recovered(forecasts).reshape(first_order.shape)
-        data["recovered"], data["error"] = (
-            (axes, recovered),
-            (axes, first_order - recovered),
-        )
+        data["recovered"] = (axes, recovered)
+        data["error"] = (axes, first_order - recovered)
         data.attrs |= {
             "mean_absolute_error": float(np.abs(first_order - recovered).mean()),
             "rank_correlation": rank_correlation(first_order, recovered),
@@ -459,7 +460,9 @@ def _points(places: Sequence[Place]) -> list[str]:
 
 def slopes(pair: RunPair, places: Sequence[Place]) -> Activations:
     """Record the base run with the gradients of the share recovered, under ``name + "_grad"``."""
-    run, encoded, names = pair.base, pair.base.encoded, _points(places)
+    run = pair.base
+    encoded = pair.base.encoded
+    names = _points(places)
     if run.batch.multivariate:
         raise InputError(
             "gradients of variates that see each other cannot be told apart; patch them exactly instead"
@@ -488,7 +491,9 @@ def with_gradients(
 ) -> Activations:
     """Record activations of one forward and a loss's gradients at them; weights get no gradients, to save time."""
     # the path of a token model is no forecast under these hooks
-    lens, encoded, leaves = run.lens, run.encoded, dict[str, list[Tensor]]()
+    lens = run.lens
+    encoded = run.encoded
+    leaves = dict[str, list[Tensor]]()
     refuse_run(lens, rollout=False, gradients=True, loss=loss)
 
     def enter(value: Tensor, hook: HookPoint) -> Tensor:

@@ -37,7 +37,9 @@ __all__ = ["edge_attribution", "path_patching"]
 
 OUTPUT = "output"
 # least senders run together, numbers in memory up to which more of them are, and most paths gathered before a run
-_SENDERS, _NUMBERS, _MOST_PATHS = 16, 2**24, 256
+_SENDERS = 16
+_NUMBERS = 2**24
+_MOST_PATHS = 256
 
 
 @probe(
@@ -189,7 +191,8 @@ def _run_together(
                 (PatchFrom(sender.target, pair.source_acts), *listeners, *patches),
             )
         )
-    direct, hook_points = point_forecasts(run, variants), run.lens.registry.points
+    direct = point_forecasts(run, variants)
+    hook_points = run.lens.registry.points
     receiver_acts = [
         Activations(hook_points, run.rollout, run.batch.ids, recorded=store)
         for store in stores

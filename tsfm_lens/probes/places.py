@@ -175,7 +175,8 @@ def component_coords(names: Sequence[Component | str]) -> dict[str, Any]:
 
 def head_or_kind(data: xr.Dataset) -> list[str]:
     """Return the group in which each component is compared: "head" for heads, the kind for all others."""
-    kinds, heads = data["kind"].values.astype(str), data["head"].values
+    kinds = data["kind"].values.astype(str)
+    heads = data["head"].values
     return [
         "head" if head >= 0 else kind for kind, head in zip(kinds, heads, strict=True)
     ]

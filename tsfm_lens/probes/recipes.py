@@ -171,7 +171,8 @@ def _heads(
     lens: Lens, indices: Mapping[int, Sequence[int]], kind: str, paired: bool
 ) -> list[Component]:
     """Return heads by layer and index, also those of other attentions over time if paired, in model order."""
-    stack, heads = lens.wiring.output_stack, []
+    stack = lens.wiring.output_stack
+    heads = []
     for layer, own in indices.items():
         for row in stack.attentions(layer):
             if row.kind == kind or (paired and row.over == "time"):
@@ -197,7 +198,8 @@ def _by_entropy(entropy: xr.Dataset, count: int, sign: float) -> list[Component]
     if not 1 <= count <= values.size:
         raise InputError(f"count is {count}, expected 1 to {values.size} heads")
     order = np.argsort(sign * values.values, kind="stable")[:count]
-    stack, kind = str(entropy.attrs.get("stack", "")), str(entropy.attrs["attention"])
+    stack = str(entropy.attrs.get("stack", ""))
+    kind = str(entropy.attrs["attention"])
     return [
         Component(stack, int(layer), kind, int(head))
         for layer, head in values["place"].values[order]
@@ -303,7 +305,8 @@ def ablation_recipes(
         progress=progress,
         quantiles=run.forecast.levels if quantiles is None else quantiles,
     )
-    forecasts, samples = result.quantiles, result.samples
+    forecasts = result.quantiles
+    samples = result.samples
     if plain is not None:
         forecasts = np.concatenate([plain.quantiles[None], forecasts])
         samples = (
@@ -386,16 +389,15 @@ def _resolve(
 
 def _add_effects(data: xr.Dataset, run: Run, medians: np.ndarray) -> xr.Dataset:
     """Add distances, spreads and errors of median forecasts (recipe, series, step), and judge them."""
-    steps, where = medians.shape[-1], ("recipe", "series")
+    steps = medians.shape[-1]
+    where = ("recipe", "series")
     measures: dict[str, Measure] = (
         {"spearman_distance": rank_distance(run)} if steps > 1 else {}
     )
     past = np.array([np.nanstd(values[-steps:]) for values in run.batch.values])
     past = np.where(own_flat_contexts(run), 0.0, past)
-    data["mean_shift"], spread = (
-        (where, np.abs(medians - medians[0]).mean(axis=-1)),
-        medians.std(axis=-1),
-    )
+    data["mean_shift"] = (where, np.abs(medians - medians[0]).mean(axis=-1))
+    spread = medians.std(axis=-1)
     data["spread_ratio"] = (
         where,
         ratio(spread, past),
@@ -403,17 +405,13 @@ def _add_effects(data: xr.Dataset, run: Run, medians: np.ndarray) -> xr.Dataset:
     if run.truth is not None:
         truth = run.truth
         error = mae(medians, truth)
-        data["mae"], data["mase"] = (
-            (where, error),
-            (where, error / seasonal_scales(run)),
-        )
+        data["mae"] = (where, error)
+        data["mase"] = (where, error / seasonal_scales(run))
         measures["mae_change"] = error_change(run, truth)
     for name, measure in measures.items():
         data[name] = (where, measure(medians, medians[0]))
-        floor, effect = (
-            noise_floor(run, size_of(measure)),
-            data[name].where(data["recipe"] != ORIGINAL),
-        )
+        floor = noise_floor(run, size_of(measure))
+        effect = data[name].where(data["recipe"] != ORIGINAL)
         data = judge(
             data, name, floor=floor, signed=name == "mae_change", values=effect
         )

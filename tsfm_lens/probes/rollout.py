@@ -136,7 +136,9 @@ def autoregressive_attention(
 
 def _passes(run: Run) -> list[tuple[int, Encoded]]:
     """Return the forwards of a rollout: the number of forecast steps known to each, and its input."""
-    lens, batch, steps = run.lens, run.batch, run.horizon
+    lens = run.lens
+    batch = run.batch
+    steps = run.horizon
     width = lens.longest_pass
     if steps <= width or not lens.rereads:
         # the run refuses a horizon that one pass cannot forecast
@@ -145,15 +147,13 @@ def _passes(run: Run) -> list[tuple[int, Encoded]]:
     passes = []
     for start in range(0, steps, width):
         stop = min(start + width, steps)
-        longer = replace(
-            batch, values=(np.concatenate([batch.values[0], values[0, :start]]),)
-        )
-        reads = (
-            {"future": values[:, start:stop]}
-            if lens.emits == "token"
-            else {"horizon": stop - start}
-        )
-        passes.append((start, lens.encode(longer, **reads)))
+        context = np.concatenate([batch.values[0], values[0, :start]])
+        longer = replace(batch, values=(context,))
+        if lens.emits == "token":
+            encoded = lens.encode(longer, future=values[:, start:stop])
+        else:
+            encoded = lens.encode(longer, horizon=stop - start)
+        passes.append((start, encoded))
     return passes
 
 
@@ -196,10 +196,8 @@ def _columns(
             for i in range(len(spans))
             if not first or (spans.start[i] >= first and not spans.special[i])
         ]
-        start, stop = (
-            tuple(part[i] for i in indices) for part in (spans.start, spans.stop)
-        )
-        axis += TokenSpans(start, stop, tuple(spans.special[i] for i in indices))
+        parts = (spans.start, spans.stop, spans.special)
+        axis += TokenSpans(*(tuple(part[i] for i in indices) for part in parts))
         tokens.append(np.array(indices))
     return axis, tokens
 
@@ -270,15 +268,10 @@ def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
         f"{column.prefix}.{layer}.{kinds[column.name]}.hook_pattern" for layer in layers
     ]
     acts = run.in_one_pass().record(points)
-    flows = np.stack(
-        [
-            flow.cpu().numpy()
-            for flow in rolled([acts[point][0].double() for point in points])
-        ]
-    )
+    flows = torch.stack(rolled([acts[point][0].double() for point in points]))
     coords = pattern_coords(run, column, kinds[column.name], layers)
     data = xr.Dataset(
-        {"flow": (("layer", "query", "key"), flows)}, coords=coords
+        {"flow": (("layer", "query", "key"), flows.cpu().numpy())}, coords=coords
     ).drop_vars("head")
     return data.assign_attrs(stack=column.name, series=run.batch.ids[0])
 
@@ -419,7 +412,8 @@ def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
         ('layer', 'head', 'query', 'key')
     """
     maps = autoregressive_attention(run, kind=kind, keys="window")
-    attention, stack = str(maps.attrs["attention"]), str(maps.attrs["stack"])
+    attention = str(maps.attrs["attention"])
+    stack = str(maps.attrs["stack"])
     data = run.dataset().assign_coords(quantile=list(run.forecast.levels))
     data["quantile_forecast"] = (("series", "quantile", "step"), run.forecast.quantiles)
     data["attention"] = maps["attention"].transpose("layer", "head", "query", "key")

@@ -170,7 +170,8 @@ def mean_over_tokens(
         weights = visible.reshape(*visible.shape, *[1] * (each.ndim - 3))
         tokens.append(visible.sum(dim=1).numpy())
         means.append(((each * weights).sum(dim=2) / weights.sum(dim=1)).numpy())
-    values, counts = np.concatenate(means, axis=1), np.concatenate(tokens)
+    values = np.concatenate(means, axis=1)
+    counts = np.concatenate(tokens)
     parts = ("part",) * (values.ndim - 2)
     # a series counts by its tokens
     over_all = np.average(values, axis=1, weights=counts)

@@ -129,14 +129,16 @@ def stable_rank(singular_values: np.ndarray) -> np.ndarray:
 
 def core_singular_values(left: Tensor, right: Tensor) -> Tensor:
     """Compute the singular values of ``left @ right``, descending, in float64."""
-    a, b = left.detach().double(), right.detach().double().mT
+    a = left.detach().double()
+    b = right.detach().double().mT
     core = torch.linalg.qr(a, mode="r").R @ torch.linalg.qr(b, mode="r").R.mT
     return torch.linalg.svdvals(core)
 
 
 def core_svd(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the singular value decomposition of ``left @ right`` without that product, in float64."""
-    a, b = left.detach().double(), right.detach().double().mT
+    a = left.detach().double()
+    b = right.detach().double().mT
     (q_a, r_a), (q_b, r_b) = torch.linalg.qr(a), torch.linalg.qr(b)
     u, s, vt = torch.linalg.svd(r_a @ r_b.mT)
     return q_a @ u, s, vt @ q_b.mT
@@ -222,10 +224,8 @@ def weight_ranks(
         raise InputError(f"{lens.model_id} has none of {', '.join(parts)}")
     precision = stored_precision(lens)
     spectra, floors = zip(*(_measure(one, precision) for one in matrices), strict=True)
-    name, finite = (
-        str(precision).removeprefix("torch."),
-        [floor for floor in floors if np.isfinite(floor)],
-    )
+    name = str(precision).removeprefix("torch.")
+    finite = [floor for floor in floors if np.isfinite(floor)]
     if finite and min(levels) < min(finite):
         raise InputError(
             f"epsilon {min(levels):g} is below what these weights can tell: they are stored in {name}, whose rounding "
@@ -363,10 +363,8 @@ def ranks_of(
 ) -> xr.Dataset:
     """Compute the ranks of matrices from their singular values, each descending."""
     full = np.array([len(values) for values in spectra])
-    ranks, axes = (
-        np.stack([epsilon_rank(values, levels) for values in spectra], axis=1),
-        ("epsilon", dim),
-    )
+    ranks = np.stack([epsilon_rank(values, levels) for values in spectra], axis=1)
+    axes = ("epsilon", dim)
     measures = {
         "stable_rank": stable_rank,
         "effective_rank": effective_rank,
@@ -622,7 +620,8 @@ def _shuffle_floors(
     rng = np.random.default_rng(seed)
     chance = np.stack([one.shuffle(permutations, rng) for one in layers])
     # in units of each layer's own spread, so that no layer sets the scale of all
-    middle, spread = chance.mean(1), chance.std(1)
+    middle = chance.mean(1)
+    spread = chance.std(1)
     usable = np.isfinite(spread) & (spread > 0)
     if not usable.any():
         return np.full(len(layers), np.nan), np.zeros(len(layers), dtype=bool)

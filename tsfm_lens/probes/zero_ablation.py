@@ -93,7 +93,8 @@ def ablation_effects(
         >>> data["component"].values.tolist()
         ['decoder.0.mlp', 'decoder.1.mlp', 'decoder.2.mlp']
     """
-    lens, stack = run.lens, run.lens.wiring.output_stack
+    lens = run.lens
+    stack = run.lens.wiring.output_stack
     if components is None:
         targets = [
             *writers(lens.wiring),
@@ -111,9 +112,11 @@ def ablation_effects(
     else:
         targets = lens.components(*listed(components, "components"))
     ablations = ablations_of(run, targets, how, reference)
-    plain, forecasts = run.point, points_without(run, ablations, how, progress)
+    plain = run.point
+    forecasts = points_without(run, ablations, how, progress)
     data = marked_dataset(run, **component_coords(targets))
-    where, later = ("component", "series"), slice(run.first_step, None)
+    where = ("component", "series")
+    later = slice(run.first_step, None)
     data = data.assign(
         forecast=((*where, "step"), forecasts),
         baseline_forecast=(("series", "step"), plain),
@@ -130,11 +133,10 @@ def ablation_effects(
     )
     measures["mean_shift"] = lambda other, plain: np.abs(other - plain).mean(axis=-1)
     if run.truth is not None:
-        truth, scale = run.truth[..., later], seasonal_scales(run)
-        error, baseline = (
-            mae(forecasts[..., later], truth),
-            mae(plain[..., later], truth),
-        )
+        truth = run.truth[..., later]
+        scale = seasonal_scales(run)
+        error = mae(forecasts[..., later], truth)
+        baseline = mae(plain[..., later], truth)
         data = data.assign(mae=(where, error), mase=(where, error / scale))
         data = data.assign(
             mae_baseline=("series", baseline),
@@ -152,10 +154,8 @@ def ablation_effects(
             else effect,
         )
         floor = noise_floor(run, size_of(measure, later))
-        signed, wide = (
-            name.endswith("change"),
-            ranges(run, plain) if name == "mean_shift" else 1.0,
-        )
+        signed = name.endswith("change")
+        wide = ranges(run, plain) if name == "mean_shift" else 1.0
         data = judge(
             data,
             name,
@@ -173,7 +173,8 @@ def rank_distance(run: Run) -> Measure:
     It is NaN for a series of :func:`tsfm_lens.models.noise.flat_series`. A flat forecast where the plain one is not has
     distance 1: nothing of the order of steps is left.
     """
-    flat, rounding = flat_series(run), own_rounding(run)
+    flat = flat_series(run)
+    rounding = own_rounding(run)
 
     def distance(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
         ranked = spearman_distance(other, np.broadcast_to(plain, other.shape))

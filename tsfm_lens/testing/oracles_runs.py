@@ -35,7 +35,8 @@ def rollout_equals_forward(case: Case) -> Deviations:
 
 def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
     """Decode step by step, then feed the very same decoder embeddings to one teacher-forced pass."""
-    lens, stack = case.lens, case.lens.wiring.output_stack
+    lens = case.lens
+    stack = case.lens.wiring.output_stack
     embed = first_stream(stack)
     kinds = (
         "hook_embed",
@@ -154,7 +155,8 @@ def _cache_rollout(case: Case) -> Deviations:
     draws: dict[str, Any] = (
         {"num_samples": 2} if lens.adapter.readout == "distribution" else {}
     )
-    model, path = lens.adapter.model, lens.wiring.output_stack.entry
+    model = lens.adapter.model
+    path = lens.wiring.output_stack.entry
     with recorded_calls(model, [path]) as calls:
         _, steps = lens.run_with_cache(
             case.batch, names_filter=names, rollout=True, horizon=horizon, **draws

@@ -37,11 +37,10 @@ class _Linear(Strict):
 
     def inputs(self, context: Array, horizon: int) -> Array:
         """Return the change of every forecast step per unit of every observed value: (horizon, time)."""
-        most, end = max(self.ago), len(context)
-        own, weights = (
-            self._weights(end - most, horizon) / len(self.ago),
-            np.zeros((horizon, end)),
-        )
+        most = max(self.ago)
+        end = len(context)
+        own = self._weights(end - most, horizon) / len(self.ago)
+        weights = np.zeros((horizon, end))
         for each in self.ago:
             weights[:, most - each : end - each] += own
         return weights
@@ -158,7 +157,8 @@ Rule = Annotated[
     Field(discriminator="kind"),
 ]
 
-LEVELS, MOST = 6, 100
+LEVELS = 6
+MOST = 100
 """Of a shape, at least; draws for a series, at most on average."""
 
 
@@ -198,16 +198,12 @@ def draw_contexts(
         series *= rng.uniform(0.2, 20.0) / np.abs(series).mean()
         series += noise * np.abs(series).mean() * rng.standard_normal(time)
         # of a gate on the side that is due, and not close to its edge
-        edges = (
-            (0.8 * rule.tolerance, 1.25 * rule.tolerance)
-            if isinstance(rule, Gate)
-            else ()
-        )
-        gates = (
-            [rule.model_copy(update={"tolerance": edge}) for edge in edges]
-            if isinstance(rule, Gate)
-            else []
-        )
+        gates = []
+        if isinstance(rule, Gate):
+            gates = [
+                rule.model_copy(update={"tolerance": edge * rule.tolerance})
+                for edge in (0.8, 1.25)
+            ]
         if all(gate.seasonal(series) == (len(contexts) % 2 == 0) for gate in gates):
             contexts.append(series)
     raise InputError(
