@@ -155,8 +155,7 @@ class Figure:
 
     def draw(self, *results: xr.Dataset) -> go.Figure:
         """Draw a result, with those that the function takes beside it."""
-        drawn: go.Figure = self.function(*results, **self.options)
-        return drawn
+        return self.function(*results, **self.options)
 
 
 @dataclass
@@ -329,10 +328,9 @@ def declarations(file: Path) -> dict[str, dict[str, Any]]:
     if not file.is_file():
         return {}
     # the loader in C takes a tenth of the time
-    texts: dict[str, dict[str, Any]] = yaml.load(
+    return yaml.load(
         file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     )
-    return texts
 
 
 def probe(
@@ -420,8 +418,7 @@ def _attributes(entry: Measurement, subject: Any) -> dict[str, Any]:
     """Return what its declaration says of every result, and what its run or lens says of itself."""
     names = (entry.kind, entry.title, entry.source)
     if hasattr(subject, "describe"):
-        attributes: dict[str, Any] = subject.describe(*names)
-        return attributes
+        return subject.describe(*names)
     return dict(zip(("kind", "title", "source"), names, strict=True))
 
 

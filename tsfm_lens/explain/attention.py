@@ -173,7 +173,7 @@ def _parts(
     over_variates: bool, pattern: Array, own: int, keys: int, sizes: tuple[int, int]
 ) -> list[Update]:
     """Split one attention into its independent parts: one for each series, or for each position over the series."""
-    parts: list[Update] = []
+    parts = []
     for index, rows in enumerate(pattern):
         total = rows.sum(-1, keepdims=True)
         # a token that may attend to nothing keeps to itself

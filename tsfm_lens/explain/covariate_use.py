@@ -346,8 +346,7 @@ def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     y = np.where(finite, y, 0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
         centred = np.where(finite, x - x.sum(0) / finite.sum(0), 0.0)
-        slopes: np.ndarray = (centred * y).sum(0) / (centred**2).sum(0)
-    return slopes
+        return (centred * y).sum(0) / (centred**2).sum(0)
 
 
 def _informative_rows(batch: SeriesBatch) -> list[int]:

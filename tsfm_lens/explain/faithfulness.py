@@ -545,9 +545,9 @@ def _predictions(
     keep = np.concatenate(
         [np.array([[True] * players, [False] * players]), ~hidden, hidden]
     )
-    values = replace(masks, run=_with_noise(masks.run, seed), item=0)(keep)[
-        :, masks.middle
-    ]
+    spreads = [NOISE * np.nanstd(each) for each in masks.run.batch.values]
+    noisy = with_noise(masks.run, spreads, seed)
+    values = replace(masks, run=noisy, item=0)(keep)[:, masks.middle]
     without, alone = np.split(values[2:], 2)
     measured = (values[0] - without + alone - values[1]) / 2
     nothing = np.full((players, measured.shape[1]), np.nan)
@@ -648,7 +648,7 @@ def _other_effects(
                 run, lens=untrained_twin(run.lens, seed), forced_path=None, _of=None
             )
         )
-    how: dict[str, Any] = {
+    how = {
         "reference": masks.reference,
         "parts": masks.segments,
         "target": masks.target,
@@ -660,11 +660,6 @@ def _other_effects(
                 input_attribution(other, 0, "occlusion", repeats=1, **how)
             )
     return effects
-
-
-def _with_noise(run: Run, seed: int) -> Run:
-    """Repeat a run with noise of a small share of each series' spread."""
-    return with_noise(run, [NOISE * np.nanstd(each) for each in run.batch.values], seed)
 
 
 def agreement(

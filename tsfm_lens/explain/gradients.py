@@ -134,7 +134,7 @@ def _entries(masks: Masks) -> Entries:
     count = _bounds(masks)[-1]
     # whole numbers below 2 ** 24 are exact in single precision
     marks = 2.0**16 + np.arange(count)
-    entries: Entries = {}
+    entries = {}
     visible = np.zeros(count, dtype=bool)
     for name, value in _encode(masks, marks).inputs.items():
         if isinstance(value, Tensor) and value.is_floating_point():

@@ -107,7 +107,7 @@ def category_numbers(lens: Lens, batch: SeriesBatch) -> dict[str, np.ndarray]:
     mask may leave it out.
     """
     numbered = lens.adapter.numbered(batch)
-    tables: dict[str, np.ndarray] = {}
+    tables = {}
     for row, categories in enumerate(batch.categories if numbered is not batch else ()):
         if categories is not None:
             kept = batch.level_numbers[row]
@@ -339,9 +339,7 @@ def masked(
             strict=True,
         )
     )
-    columns: dict[str, Any] = {
-        name: getattr(batch, name) * len(masks) for name in COLUMNS
-    }
+    columns = {name: getattr(batch, name) * len(masks) for name in COLUMNS}
     columns |= {
         name: tuple(f"{mask}/{each}" for mask in masks for each in getattr(batch, name))
         for name in ("ids", "groups")

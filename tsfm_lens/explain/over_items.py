@@ -80,7 +80,7 @@ def input_effects(
     unit = np.array(
         [seasonal_error(batch.values[row], batch.seasonalities[row]) for row in rows]
     )
-    results: list[xr.Dataset] = []
+    results = []
     for item in range(len(rows)):
         results.append(
             input_attribution(

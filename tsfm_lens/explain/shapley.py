@@ -144,7 +144,7 @@ def _pairs(players: int, rng: np.random.Generator) -> Iterator[NDArray[np.bool_]
     """Yield one mask of each pair of complements, each once: that of all players, then sizes in turn."""
     yield np.ones(players, dtype=bool)
     left = {size: _number(players, size) for size in range(1, players // 2 + 1)}
-    before: set[bytes] = set()
+    before = set()
     turn = 0
     while left:
         # pairs within one size are half as many

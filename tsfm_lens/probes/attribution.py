@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -138,7 +137,7 @@ def decomposed(
     for name in names:
         if name not in allowed:
             raise unknown_name("attribution decomposition", name, allowed)
-    cache: dict[Hashable, Any] = run.cache.setdefault("attribution", {})
+    cache = run.cache.setdefault("attribution", {})
     keys = {name: (name, tolerance) if name == "integrated" else name for name in names}
     lacking = [name for name, key in keys.items() if key not in cache]
     if lacking:

@@ -126,7 +126,7 @@ def minimal_circuit(
     components = [place.component for place in places]
     sources = [clean]
     if corrupted is None:
-        ablations: Ablations = ablations_of(clean, components, how, reference)
+        ablations = ablations_of(clean, components, how, reference)
     else:
         pair = contrast(clean, corrupted, places, direction="noise")
         sources.append(pair.source)

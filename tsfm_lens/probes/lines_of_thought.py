@@ -278,7 +278,7 @@ def _lines(
 
 def _nearest(cost: np.ndarray) -> list[tuple[int, int]]:
     """Pair rows and columns one to one, the cheapest of all pairs first; infinite costs are never paired."""
-    pairs: list[tuple[int, int]] = []
+    pairs = []
     rows = set(range(cost.shape[0]))
     columns = set(range(cost.shape[1]))
     for flat in np.argsort(cost, axis=None, kind="stable"):

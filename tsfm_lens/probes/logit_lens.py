@@ -113,8 +113,8 @@ def _token_lens(
     lens = run.lens
     first = lens.first_value_token
     values = lens.bin_values(run.encoded).double().numpy()
-    rows: list[tuple[np.ndarray, ...]] = []
-    bin_logits: list[np.ndarray] = []
+    rows = []
+    bin_logits = []
     for stream in streams:
         with torch.no_grad():
             logits = lens.readout(stream, run.encoded)
@@ -270,7 +270,9 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
         for each in (off * turn, off + 0 * turn)
     ]
     doubt = np.fmax(*np.abs(shifts))
-    before = _before(error, doubt)
+    # no error before the first layer, and none of more than rounding
+    known = np.where(error > doubt, error, np.nan)[:, :-1]
+    before = np.pad(known, ((0, 0), (1, 0), (0, 0)), constant_values=np.nan)
     gain = 100 * (error / before - 1)
     if reference == "model":
         # its distance from itself is 0 by definition, whatever it does
@@ -316,9 +318,3 @@ def _errors(forecast: np.ndarray, target: np.ndarray) -> np.ndarray:
     share = np.where(np.isfinite(deviation), ratio(deviation, size, 0.0), np.nan)
     means = [over_windows(each) for each in (share, deviation, deviation**2)]
     return np.stack([100 * means[0], means[1], np.sqrt(means[2])])
-
-
-def _before(error: np.ndarray, doubt: np.ndarray) -> np.ndarray:
-    """Return the error of the layer before, NaN where there is none or it is no more than rounding."""
-    known = np.where(error > doubt, error, np.nan)
-    return np.pad(known[:, :-1], ((0, 0), (1, 0), (0, 0)), constant_values=np.nan)

@@ -203,7 +203,7 @@ def position_groups(spans: TokenSpans, positions: str | int | None) -> list[list
         return [everything]
     ordinary = [token for token in everything if not spans.special[token]]
     few = max(-(-len(ordinary) // MOST_GROUPS), 1)
-    size: Any = few if positions is None else 1 if positions == "each" else positions
+    size = few if positions is None else 1 if positions == "each" else positions
     if not is_count(size):
         raise InputError(
             f"positions={positions!r} is not known, choose 'all', 'each' or 1 or more tokens a group"

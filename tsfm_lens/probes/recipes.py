@@ -21,7 +21,6 @@ from tsfm_lens.hooks.wiring import Attention, Wiring
 from tsfm_lens.models.ablating import knock_outs, reference_activations
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import (
-    Measure,
     marked_dataset,
     noise_floor,
     own_flat_contexts,
@@ -344,8 +343,8 @@ def ablated_share(
     wiring: Wiring, components: Sequence[Component]
 ) -> tuple[int, int, int]:
     """Count the heads and MLPs that a recipe ablates, and all heads of the kinds of attention concerned."""
-    heads: set[tuple[str, str, int, int]] = set()
-    mlps: set[tuple[str, int]] = set()
+    heads = set()
+    mlps = set()
     for component in components:
         stack = wiring.stack(component.stack)
         for row in stack.rows(component.layer):
@@ -391,9 +390,7 @@ def _add_effects(data: xr.Dataset, run: Run, medians: np.ndarray) -> xr.Dataset:
     """Add distances, spreads and errors of median forecasts (recipe, series, step), and judge them."""
     steps = medians.shape[-1]
     where = ("recipe", "series")
-    measures: dict[str, Measure] = (
-        {"spearman_distance": rank_distance(run)} if steps > 1 else {}
-    )
+    measures = {"spearman_distance": rank_distance(run)} if steps > 1 else {}
     past = np.array([np.nanstd(values[-steps:]) for values in run.batch.values])
     past = np.where(own_flat_contexts(run), 0.0, past)
     data["mean_shift"] = (where, np.abs(medians - medians[0]).mean(axis=-1))

@@ -120,7 +120,7 @@ def repeated_motif(
     )
     plan = _Plan(low, high, patch, repeats, n_series, steps)
     context, future, lengths = _draw(lens, plan, seed)
-    options: dict[str, Any] = {
+    options = {
         "rollout": False,
         "num_samples": num_samples,
         "seed": seed,

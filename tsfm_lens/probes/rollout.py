@@ -196,8 +196,9 @@ def _columns(
             for i in range(len(spans))
             if not first or (spans.start[i] >= first and not spans.special[i])
         ]
-        parts = (spans.start, spans.stop, spans.special)
-        axis += TokenSpans(*(tuple(part[i] for i in indices) for part in parts))
+        edges = (spans.start, spans.stop)
+        start, stop = (tuple(part[i] for i in indices) for part in edges)
+        axis += TokenSpans(start, stop, tuple(spans.special[i] for i in indices))
         tokens.append(np.array(indices))
     return axis, tokens
 

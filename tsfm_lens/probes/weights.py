@@ -20,7 +20,7 @@ from tsfm_lens.core.ranks import (
 )
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import CONFIDENCE, ratio
-from tsfm_lens.hooks.weights import HeadWeights, head_output_weights
+from tsfm_lens.hooks.weights import head_output_weights
 from tsfm_lens.hooks.wiring import Attention, Mlp, Stack, Writer
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.places import first_stack
@@ -87,10 +87,12 @@ def head_spectra(
     values = np.empty((len(names), len(layers), column.n_heads, column.d_head))
     for place, layer in enumerate(layers):
         weights = lens.weights.heads(layer, attention, column.name, fold_norm=fold_norm)
+        factors = {
+            "QK": (weights.W_Q, weights.W_K.mT),
+            "OV": (weights.W_V, weights.W_O),
+        }
         for index, product in enumerate(names):
-            values[index, place] = (
-                core_singular_values(*_factors(weights, product)).cpu().numpy()
-            )
+            values[index, place] = core_singular_values(*factors[product]).cpu()
     ranks = stable_rank(values)
     data = xr.Dataset(
         {
@@ -142,12 +144,6 @@ def core_svd(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     (q_a, r_a), (q_b, r_b) = torch.linalg.qr(a), torch.linalg.qr(b)
     u, s, vt = torch.linalg.svd(r_a @ r_b.mT)
     return q_a @ u, s, vt @ q_b.mT
-
-
-def _factors(weights: HeadWeights, product: str) -> tuple[Tensor, Tensor]:
-    if product == "QK":
-        return weights.W_Q, weights.W_K.mT
-    return weights.W_V, weights.W_O
 
 
 PARTS = ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_gate", "W_out")

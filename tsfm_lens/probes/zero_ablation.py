@@ -128,9 +128,7 @@ def ablation_effects(
     }
     if later.start:
         data["first_step_shift"] = (where, np.abs(forecasts - plain)[..., 0])
-    measures: dict[str, Measure] = (
-        {"spearman_distance": rank_distance(run)} if run.horizon > 1 else {}
-    )
+    measures = {"spearman_distance": rank_distance(run)} if run.horizon > 1 else {}
     measures["mean_shift"] = lambda other, plain: np.abs(other - plain).mean(axis=-1)
     if run.truth is not None:
         truth = run.truth[..., later]
@@ -207,9 +205,7 @@ def points_without(
     """Forecast without each component, then with further variants, (variant, series, step)."""
     # the caller's own hooks may change before the next call
     shares = how == "zero" and not run.lens.registry.in_use
-    cache: dict[Component, np.ndarray] = (
-        run.cache.setdefault("ablated", {}) if shares else {}
-    )
+    cache = run.cache.setdefault("ablated", {}) if shares else {}
     missing = {
         component: parts
         for component, parts in ablations.items()

@@ -110,7 +110,7 @@ def _refeed_rollout(case: Case) -> Deviations:
         case.batch, names_filter=names, rollout=True, horizon=first + 1
     )
     paths = lens.forecast(case.batch, first, quantiles=levels).quantiles
-    contexts: list[np.ndarray] = []
+    contexts = []
     # paths outermost, so that the variates of a group stay together
     for path in range(len(levels)):
         for series, quantiles, future in zip(
@@ -297,7 +297,7 @@ def _last_write(stack: Stack) -> str:
 def fan_out_equals_alone(case: Case, *, most: int = 24) -> Deviations:
     """Check that a variant in a fanned-out batch, or on a replayed prefix, = the same variant run alone."""
     lens = case.lens
-    variants: list[Variant] = []
+    variants = []
     for stack in lens.wiring.stacks:
         components = writers(lens.wiring, stack.name)
         variants += [

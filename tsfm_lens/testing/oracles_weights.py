@@ -128,7 +128,7 @@ class _Rebuilt:
 
     def _mlp(self, row: Mlp) -> Deviations:
         at = self.branch.at
-        mlp: Any = self.lens.weights.mlp(*self.place)
+        mlp = self.lens.weights.mlp(*self.place)
         layout = row.pre.layout.replace("d_mlp", "d_model")
         x = self.branch_input
         pre = self.acts[f"{at}.hook_pre"]
@@ -227,7 +227,7 @@ def activation(case: Case) -> Deviations:
     ]
     if not mlps:
         return
-    hooks: list[tuple[str, Callable[..., Tensor]]] = []
+    hooks = []
     for branch in mlps:
         hooks.append(
             (

@@ -368,7 +368,7 @@ def _check_covariates(trial: ProbeTrial) -> None:
 @contextmanager
 def _one_item_at_a_time(lens: Lens) -> Iterator[list[int]]:
     """Plan as where hardly anything fits; gives the sizes of the batches that the model runs."""
-    rows: list[int] = []
+    rows = []
     run = lens.adapter.run
     predict = lens.adapter.predict
 

@@ -73,7 +73,7 @@ def copy_canvas(
 ) -> ChronosBuilder:
     """Build a canvas whose values have waves, with logits as sharp as one bin where a single value is copied."""
     bend = sum(WAVE / len(WAVES) * (2 * torch.pi / wave) ** 2 for wave in WAVES)
-    settings: dict[str, Any] = {
+    settings = {
         "sharpness": loud * BIN**-2 / bend,
         "needs": rule.period + BACKS,
         **options,

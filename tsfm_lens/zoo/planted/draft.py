@@ -96,7 +96,7 @@ class Draft:
             )
         )
         if query is not None:
-            fields: dict[str, Any] = {"weight": 1.0, "back": tuple(back), **attention}
+            fields = {"weight": 1.0, "back": tuple(back), **attention}
             self.attends.append(Attends(component=component, query=query, **fields))
         return component
 
@@ -130,7 +130,7 @@ class Draft:
 
     def tried(self, model: Any, contexts: Iterable[Array]) -> Trials:
         """Forecast series by the model and by the rule; those near a gate's threshold are left out."""
-        margin: Callable[[Array], float] | None = getattr(self.rule, "margin", None)
+        margin = getattr(self.rule, "margin", None)
         series = [
             one for one in contexts if margin is None or abs(margin(one)) > HALF_OPEN
         ]

@@ -217,7 +217,7 @@ def shape(period: int, rng: np.random.Generator) -> Array:
     levels = np.linspace(-2.0, 2.0, count) + rng.uniform(-0.1, 0.1, count)
     while True:
         path = [int(rng.integers(count))]
-        pairs: set[tuple[int, int]] = set()
+        pairs = set()
         while len(path) <= period:
             free = [after for after in range(count) if (path[-1], after) not in pairs]
             if not free:
