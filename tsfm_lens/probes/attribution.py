@@ -182,7 +182,7 @@ def decomposed(
 
 
 def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
-    """Add sizes and means over steps, their shares and signs, and what ``findings.judge`` adds."""
+    """Add sizes and means over steps, their shares and signs, and what ``estimates.judge`` adds."""
     parts, total = (
         of_median(data[name]).values[..., run.first_step :]
         for name in ("attribution", "total")
