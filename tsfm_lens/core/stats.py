@@ -95,7 +95,7 @@ def ratio(part: Any, whole: Any, otherwise: float = math.nan) -> np.ndarray:
 def ratio_units(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return units whose mean is the ratio of totals (…, unit) to counts, and whose spread is its (Cochran 1977)."""
     ratio = totals.sum(-1, keepdims=True) / counts.sum()
-    return np.asarray(ratio + (totals - ratio * counts) / counts.mean())
+    return ratio + (totals - ratio * counts) / counts.mean()
 
 
 # tests
@@ -209,7 +209,7 @@ def stands_apart(
         middle = np.median(largest)
         spread = np.median(np.abs(largest - middle)) + _LEAST_SPREAD
         score[:, members] = (models[:, members] - middle) / spread
-    return np.asarray(score[0] > score[1:].max(initial=0.0))
+    return score[0] > score[1:].max(initial=0.0)
 
 
 # correction for many tests

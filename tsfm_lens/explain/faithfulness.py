@@ -527,7 +527,7 @@ def effects_of(explanation: Any) -> Any:
         values = values.isel(
             quantile=int(np.argmin(np.abs(values["quantile"].values - 0.5)))
         )
-    return np.asarray(values.transpose("segment", ...).values)
+    return values.transpose("segment", ...).values
 
 
 def _predictions(

@@ -208,8 +208,6 @@ def _derivatives(
         .transpose(-1, -2)
         .numpy()
     )
-    return np.asarray(
-        derivatives.reshape(copies, len(masks.batch), *derivatives.shape[1:])[
-            :, masks.row
-        ]
-    )
+    return derivatives.reshape(copies, len(masks.batch), *derivatives.shape[1:])[
+        :, masks.row
+    ]

@@ -80,7 +80,7 @@ class PairedRuns(Masks):
 
     def total(self, without: Run) -> np.ndarray:
         """Compute the loss of the target's forecast in another run of the item, (step,), in data units."""
-        return np.asarray(self.run.point[self.row] - without.point[self.row])
+        return self.run.point[self.row] - without.point[self.row]
 
     def change(self, variants: Sequence[Variant], of: Run | None = None) -> np.ndarray:
         """Compute the loss of the target's forecast under variants of a run, (variant, step), in data units."""

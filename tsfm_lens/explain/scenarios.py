@@ -340,7 +340,7 @@ def _edited(
         raise InputError(
             f"{name}={edit!r} makes values that are not finite, of which nothing can be forecast"
         )
-    return np.asarray(edited)
+    return edited
 
 
 def _shift(old: Run, new: Run) -> int:

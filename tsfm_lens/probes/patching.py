@@ -542,7 +542,7 @@ def _products(
     if place.head is not None:
         product = product[:, :, place.head]
     total = (product if group is None else product[:, list(group)]).sum(dim=(1, 2))
-    return np.asarray(total.detach().cpu().double().numpy())
+    return total.detach().cpu().double().numpy()
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:

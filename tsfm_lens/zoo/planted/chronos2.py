@@ -149,7 +149,7 @@ def forecast_with(pipeline: Any, cases: Sequence[Array]) -> Array:
         }
         for case in cases
     ]
-    return np.asarray(
+    return (
         torch.cat(pipeline.predict(inputs, prediction_length=HORIZON)).double().numpy()
     )
 

@@ -151,7 +151,7 @@ class Draft:
         actual, target = (
             self.squash((part - loc) / scale) for part in (quantiles, rule[:, None])
         )
-        return np.asarray(np.median(actual - target, axis=0))
+        return np.median(actual - target, axis=0)
 
     def easy(self) -> Iterable[Array]:
         """Return series on which the constant part of the error is measured."""

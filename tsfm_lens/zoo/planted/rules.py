@@ -51,7 +51,7 @@ class _Linear(Strict):
 
     def forecast(self, context: Array, horizon: int) -> Array:
         """Forecast (horizon,) from the observed values (time,)."""
-        return np.asarray(self.inputs(context, horizon) @ context)
+        return self.inputs(context, horizon) @ context
 
 
 class SeasonalCopy(_Linear):
@@ -93,7 +93,7 @@ class LinearTrend(_Linear):
         early[end - self.width : end] = 1 / self.width
         # the last `width` values are centred (width - 1) / 2 steps before the last one
         ahead = (np.arange(1, horizon + 1) + (self.width - 1) / 2)[:, None]
-        return np.asarray(late + ahead * (late - early) / self.lag)
+        return late + ahead * (late - early) / self.lag
 
 
 class Gate(_Linear):
@@ -139,7 +139,7 @@ class CovariateTimes(Strict):
     def forecast_of(self, target: Array, covariate: Array, future: Array) -> Array:
         """Forecast in data units, (horizon,), from observed values (time,) and future ones of the covariate."""
         both = np.concatenate([covariate, future])
-        return np.asarray(
+        return (
             self.inputs(target, covariate, len(future)) @ (both - covariate.mean())
             + target.mean()
         )
@@ -149,7 +149,7 @@ class CovariateTimes(Strict):
         weights = np.zeros((horizon, len(covariate) + horizon))
         for each in self.ago:
             weights += np.eye(*weights.shape, k=len(covariate) - each) / len(self.ago)
-        return np.asarray(self.coefficient * weights * target.std() / covariate.std())
+        return self.coefficient * weights * target.std() / covariate.std()
 
 
 Rule = Annotated[
@@ -234,13 +234,11 @@ def shape(period: int, rng: np.random.Generator) -> Array:
 
 def _series(rule: Rule, number: int, time: int, rng: np.random.Generator) -> Array:
     if isinstance(rule, Gate) and number % 2:
-        return np.asarray(rng.standard_normal() + rng.standard_normal(time).cumsum())
+        return rng.standard_normal() + rng.standard_normal(time).cumsum()
     if isinstance(rule, SeasonalCopy | Gate):
         return np.resize(shape(rule.period, rng), time)
     steps = np.arange(time) / time
     slope = rng.standard_normal() if isinstance(rule, LinearTrend) else 0.0
     if isinstance(rule, LinearTrend | LocalMean):
-        return np.asarray(
-            rng.standard_normal() + slope * steps + 0.5 * rng.standard_normal(time)
-        )
+        return rng.standard_normal() + slope * steps + 0.5 * rng.standard_normal(time)
     raise TypeError(f"no series are drawn for a rule of kind {rule.kind!r}")
