@@ -61,7 +61,7 @@ def test_a_page_is_written_whether_or_not_the_future_is_in_the_file(
         table = pd.read_csv(tmp_path / "page" / "numbers" / "input_attribution.csv")
         assert table.query("kind == 'past'")["segment"].nunique() == 2
     page = (tmp_path / "page" / "index.html").read_text()
-    masked = ("Input attribution", "Routes of the input", "Deletion and insertion")
+    masked = ("Routes of the input", "Faithfulness by masking")
     for heading in ("Use of covariates", *(masked if ahead else ())):
         assert heading in page
     assert "temperature" in page

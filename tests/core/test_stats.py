@@ -108,17 +108,14 @@ def test_one_of_many_alike_models_stands_apart_once_in_so_many() -> None:
     assert np.flatnonzero(stands_apart(models[0], models[1:], groups)).tolist() == [5]
 
 
-def test_holm_is_that_of_statsmodels_in_each_family() -> None:
-    rng = np.random.default_rng(5)
-    p, families = rng.random(20) ** 4, rng.integers(0, 3, 20).tolist()
+def test_holm_is_that_of_statsmodels() -> None:
+    p = np.random.default_rng(5).random(20) ** 4
     p[3] = np.nan
-    corrected = holm(p, families)
+    corrected = holm(p)
     assert np.isnan(corrected[3])
-    for label in set(families):
-        own = [i for i in range(20) if families[i] == label and i != 3]
-        np.testing.assert_allclose(
-            corrected[own], multipletests(p[own], method="holm")[1]
-        )
+    tested = np.isfinite(p)
+    expected = multipletests(p[tested], method="holm")[1]
+    np.testing.assert_allclose(corrected[tested], expected)
 
 
 def dependent_effects(rng: np.random.Generator, heads: int, true: int) -> np.ndarray:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import xarray as xr
 from numpy.testing import assert_array_equal
 from typer.testing import CliRunner
 
@@ -110,21 +109,6 @@ def test_a_measurement_of_ones_own_joins_reports_and_figures(
         registry._MEASUREMENTS.pop("first_jump")
         registry._FIGURES.pop("first_jump")
     expect_error("first_jump", find, "first_jump")
-
-
-@pytest.mark.parametrize(("earlier", "now"), sorted(registry._EARLIER_KINDS.items()))
-def test_a_result_with_an_earlier_name_is_told_the_one_of_now(
-    earlier: str, now: str
-) -> None:
-    expect_error(f"Closest: {now}[.]", find, earlier)
-    assert find(now).function.__name__ == now
-    saved = xr.Dataset(attrs={"kind": earlier})
-    expect_error(
-        f"Closest: {now}[.]",
-        find(now).figures[0].draw,
-        saved,
-        *find(now).figures[0].beside,
-    )
 
 
 def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:

@@ -66,7 +66,7 @@ def progress(
 ) -> Progress:
     """Return a progress display on stderr, which leaves stdout alone: a description, a bar, counts, time."""
     description = _PlainColumn(f"{{task.description:<{width}}}")
-    columns: list[Any] = [
+    columns = [
         description,
         BarColumn(),
         MofNCompleteColumn(),

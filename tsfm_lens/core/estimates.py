@@ -18,6 +18,7 @@ from tsfm_lens.core.stats import (
     lead_shares,
     leader,
     over_windows,
+    ratio,
     sign_test,
     stands_apart,
     units_needed,
@@ -27,7 +28,8 @@ SMALLEST_SHARE = SMALLEST
 """Share of a series' range: smaller changes of a forecast are no denominator, unless a caller allows it."""
 TWIN_WORK = 10**9
 """Largest work of a result, in parameters × forwards of its model, that is repeated in twins nobody asked for."""
-OTHER_SERIES, OTHER_TIMES = "other series like these", "other times of this series"
+OTHER_SERIES = "other series like these"
+OTHER_TIMES = "other times of this series"
 
 
 @extensible
@@ -99,15 +101,14 @@ def judge(
     flat, beneath, scales = (each[:, rows >= 0] for each in (flat, beneath, scales))
     rows = rows[rows >= 0]
     acts = (np.abs(flat) > beneath).sum(-1)
-    nothing = np.full_like(flat, np.nan)
-    free, least = (
-        np.divide(each, scales, out=nothing.copy(), where=scales > 0)
-        for each in (flat, beneath)
-    )
-    effects, least = _by_unit(free, rows), over_windows(_by_unit(least, rows))
+    free = ratio(flat, scales)
+    least = ratio(beneath, scales)
+    effects = _by_unit(free, rows)
+    least = over_windows(_by_unit(least, rows))
     by_unit = over_windows(effects)
     p = sign_test(by_unit, np.fmax(least, smallest), sides=1 + signed)
-    leads, shares = np.zeros(len(flat), dtype=bool), np.zeros(len(flat))
+    leads = np.zeros(len(flat), dtype=bool)
+    shares = np.zeros(len(flat))
     labels = _labels(data, groups, {dim: sizes[dim] for dim in dims})
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
@@ -136,16 +137,17 @@ def judge(
             for part, each in parts.items()
         }
     )
-    units, entries = by_unit.shape[1], flat.shape[1]
-    facts = {
+    units = by_unit.shape[1]
+    entries = flat.shape[1]
+    data[f"{name}_p"].attrs = {
         "groups": labels,
         "target": target,
         "units": units,
         "entries": entries,
         "sides": 1 + signed,
+        "flat": int(degenerate.sum()),
+        "smallest": smallest,
     }
-    facts |= {"flat": int(degenerate.sum())}
-    data[f"{name}_p"].attrs = {**facts, "smallest": smallest}
     return corrected({"": data.assign({f"{name}_floor": floors})})[""]
 
 

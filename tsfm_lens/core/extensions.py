@@ -58,7 +58,7 @@ def _entry_points(group: str) -> dict[str, EntryPoint]:
     # half of the time that an import of the package takes
     from importlib.metadata import entry_points
 
-    found: dict[str, EntryPoint] = {}
+    found = {}
     for point in entry_points(group=group):
         if _has_package(point.module):
             found[point.name] = point

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.stats import ratio
 
 __all__ = [
     "angles",
@@ -46,7 +47,7 @@ def relative_spectrum(singular_values: np.ndarray) -> np.ndarray:
         )
     values = -np.sort(-values, axis=-1)
     largest = values[..., :1]
-    return np.divide(values, largest, out=np.zeros_like(values), where=largest > 0)
+    return ratio(values, largest, 0.0)
 
 
 def epsilon_rank(
@@ -163,7 +164,7 @@ def angles(columns: np.ndarray) -> np.ndarray:
             f"columns of shape {matrix.shape}, expected a finite matrix (d, n)"
         )
     length = np.linalg.norm(matrix, axis=0)
-    unit = np.divide(matrix, length, out=np.full_like(matrix, np.nan), where=length > 0)
+    unit = ratio(matrix, length)
     return np.asarray(np.arccos(np.minimum(np.abs(unit.T @ unit), 1.0)))
 
 
@@ -218,7 +219,8 @@ def measured_bound(stream: np.ndarray, written: np.ndarray) -> np.ndarray:
         >>> ranks.measured_bound(np.array([1.0, 0.1, 0.01]), np.array([[0.5, 0.2]])).round(3).tolist()
         [1.5, 0.6, 0.3]
     """
-    values, heads = np.asarray(stream, dtype=float), np.asarray(written, dtype=float)
+    values = np.asarray(stream, dtype=float)
+    heads = np.asarray(written, dtype=float)
     for each in (values, *heads):
         if not (
             np.isfinite(each).all() and (each >= 0).all() and (np.diff(each) <= 0).all()

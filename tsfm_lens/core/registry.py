@@ -51,23 +51,6 @@ Options = Mapping[str, Any]
 Cost = Literal["weights", "forwards", "search"]
 """What a measurement costs: the weights alone, a number of forwards that grows with the model, or a search of them."""
 
-_EARLIER_KINDS = {
-    "ablation": "ablation_effects",
-    "attention": "attention_patterns",
-    "circuit": "minimal_circuit",
-    "edges": "edge_attribution",
-    "effects": "causal_effects",
-    "explore": "head_states",
-    "induction": "induction_scores",
-    "norm_weighted": "norm_weighted_attention",
-    "parroting": "context_parroting",
-    "patching": "activation_patching",
-    "paths": "path_patching",
-    "recipes": "ablation_recipes",
-    "seasonality": "seasonality_bias",
-    "spectra": "head_spectra",
-}
-"""Kinds that results have that were saved before version 0.2, and those of now, for the message that refuses them."""
 _PROBE_PACKAGES = ("probes", "explain", "compress", "zoo")
 _FIGURE_PACKAGES = ("viz",)
 _MEASUREMENTS: dict[str, Measurement] = {}
@@ -172,8 +155,7 @@ class Figure:
 
     def draw(self, *results: xr.Dataset) -> go.Figure:
         """Draw a result, with those that the function takes beside it."""
-        drawn: go.Figure = self.function(*results, **self.options)
-        return drawn
+        return self.function(*results, **self.options)
 
 
 @dataclass
@@ -346,10 +328,9 @@ def declarations(file: Path) -> dict[str, dict[str, Any]]:
     if not file.is_file():
         return {}
     # the loader in C takes a tenth of the time
-    texts: dict[str, dict[str, Any]] = yaml.load(
+    return yaml.load(
         file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     )
-    return texts
 
 
 def probe(
@@ -401,6 +382,9 @@ def probe(
                 result = beside_twins(function, result, n_twins, args, arguments, spent)
             if not is_within:
                 result = of_targets(result, args)
+            if "kind" not in result.attrs:
+                subject = [*args, *arguments.values()][0]
+                result.attrs = _attributes(entry, subject) | result.attrs
             return Result(result.data_vars, result.coords, result.attrs)
 
         entry = Measurement(
@@ -428,6 +412,14 @@ def _input_description(takes: Takes) -> str:
     if isinstance(takes, tuple):
         return f" of {' and '.join(takes)}"
     return ""
+
+
+def _attributes(entry: Measurement, subject: Any) -> dict[str, Any]:
+    """Return what its declaration says of every result, and what its run or lens says of itself."""
+    names = (entry.kind, entry.title, entry.source)
+    if hasattr(subject, "describe"):
+        return subject.describe(*names)
+    return dict(zip(("kind", "title", "source"), names, strict=True))
 
 
 def _work_of(args: Sequence[Any]) -> int:
@@ -535,9 +527,7 @@ def find(kind: str) -> Measurement:
         load_extension(MEASUREMENTS, kind)
     if kind not in _MEASUREMENTS:
         hint = "`tsfm-lens measurements` lists them all; docs/howto/own-probe.md gives a probe of your own a figure."
-        earlier = _EARLIER_KINDS.get(kind)
-        known = [earlier] if earlier else measurements()
-        raise unknown_name("measurement", kind, known, hint=hint)
+        raise unknown_name("measurement", kind, measurements(), hint=hint)
     return _MEASUREMENTS[kind]
 
 
@@ -623,8 +613,6 @@ def check(
     )
     # a run holds its forecast
     if str(actual) not in kinds and not (actual == "run" and "forecast" in kinds):
-        if actual in _EARLIER_KINDS:
-            find(actual)
         help_text = (
             f" {figures} draws that kind." if (figures := drawn_by(actual)) else ""
         )
@@ -657,7 +645,8 @@ def _checked(
     if hasattr(function, "kinds"):
         function.kinds.append(kind)
         return function
-    call, kinds = signature(function), [kind]
+    call = signature(function)
+    kinds = [kind]
 
     @wraps(function)
     def draw(*args: P.args, **kwargs: P.kwargs) -> go.Figure:

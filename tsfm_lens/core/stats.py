@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ __all__ = [
     "mean_interval",
     "median_interval",
     "over_windows",
+    "ratio",
     "ratio_units",
     "sign_test",
     "stands_apart",
@@ -86,10 +86,16 @@ def median_interval(values: np.ndarray) -> tuple[float, float, float]:
     )
 
 
+def ratio(part: Any, whole: Any, otherwise: float = math.nan) -> np.ndarray:
+    """Divide by what is above 0; ``otherwise`` where it is not."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(whole > 0, np.divide(part, whole), otherwise)
+
+
 def ratio_units(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return units whose mean is the ratio of totals (…, unit) to counts, and whose spread is its (Cochran 1977)."""
     ratio = totals.sum(-1, keepdims=True) / counts.sum()
-    return np.asarray(ratio + (totals - ratio * counts) / counts.mean())
+    return ratio + (totals - ratio * counts) / counts.mean()
 
 
 # tests
@@ -107,7 +113,8 @@ def sign_test(
         Dixon and Mood 1946; Conover 1999, section 3.4.
     """
     valid = np.isfinite(values)
-    above, below = (values > smallest) & valid, (values < -np.asarray(smallest)) & valid
+    above = (values > smallest) & valid
+    below = (values < -np.asarray(smallest)) & valid
     count = valid.sum(-1)
     most = np.maximum(above.sum(-1), below.sum(-1)) if sides == 2 else above.sum(-1)
     p = np.minimum(sides * bdtrc(most - 1.0, np.maximum(count, 1), 0.5), 1.0)
@@ -124,7 +131,8 @@ def auroc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
     from scipy.stats import mannwhitneyu
 
     values = np.where(np.isnan(scores), -np.inf, scores)
-    true, false = values[labels], values[~labels]
+    true = values[labels]
+    false = values[~labels]
     if not (len(true) and len(false)):
         return math.nan
     return float(mannwhitneyu(true, false).statistic / (len(true) * len(false)))
@@ -171,7 +179,8 @@ def lead_shares(
     # the order in which units come must not matter
     columns = np.lexsort(np.sort(means[members], axis=0))
     table = np.where(np.isfinite(table), table, means[..., None])[members][:, columns]
-    rng, shape = np.random.default_rng(0), (replicates, table.shape[1])
+    rng = np.random.default_rng(0)
+    shape = (replicates, table.shape[1])
     units = rng.integers(table.shape[1], size=shape)
     windows = rng.integers(table.shape[2], size=(*shape, table.shape[2]))
     medians = np.array(
@@ -200,21 +209,15 @@ def stands_apart(
         middle = np.median(largest)
         spread = np.median(np.abs(largest - middle)) + _LEAST_SPREAD
         score[:, members] = (models[:, members] - middle) / spread
-    return np.asarray(score[0] > score[1:].max(initial=0.0))
+    return score[0] > score[1:].max(initial=0.0)
 
 
 # correction for many tests
 
 
-def holm(p_values: np.ndarray, families: Sequence[Any] | None = None) -> np.ndarray:
-    """Correct p-values by Holm's step-down method, family by family; NaN stays NaN and counts for nothing."""
+def holm(p_values: np.ndarray) -> np.ndarray:
+    """Correct p-values by Holm's step-down method; NaN stays NaN and counts for nothing."""
     p = np.asarray(p_values, dtype=float)
-    if families is not None:
-        labels = np.array([str(family) for family in families])
-        corrected = np.full(p.shape, np.nan)
-        for label in np.unique(labels):
-            corrected[labels == label] = holm(p[labels == label])
-        return corrected
     order = np.argsort(p)
     count = int(np.isfinite(p).sum())
     adjusted = np.maximum.accumulate((count - np.arange(len(p))) * p[order])
@@ -230,7 +233,8 @@ def expanded_interval(draws: np.ndarray, confidence: float, units: int) -> np.nd
     tail = float(ndtr(z))
     if tail * (len(draws) + 1) >= 1:
         return np.quantile(draws, [tail, 1 - tail], axis=0)
-    middle, reach = draws.mean(axis=0), -z * draws.std(axis=0, ddof=1)
+    middle = draws.mean(axis=0)
+    reach = -z * draws.std(axis=0, ddof=1)
     return np.stack(
         [
             np.minimum(draws.min(axis=0), middle - reach),
@@ -244,7 +248,8 @@ def expanded_p(draws: np.ndarray, units: int) -> np.ndarray:
     n = len(draws)
     beyond = np.minimum((draws <= 0).sum(axis=0), (draws >= 0).sum(axis=0))
     z = ndtri(np.minimum((1 + beyond) / (n + 1), 0.5))
-    middle, spread = np.abs(draws.mean(axis=0)), draws.std(axis=0, ddof=1)
+    middle = np.abs(draws.mean(axis=0))
+    spread = draws.std(axis=0, ddof=1)
     # without spread, but for rounding, nothing is known about the tail
     use_t = (beyond == 0) & (spread > 1e-9 * middle)
     z = np.where(use_t, np.minimum(z, -middle / np.where(use_t, spread, 1.0)), z)

@@ -199,9 +199,11 @@ def _of_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:
     for place, segment in enumerate(test["segment"].values):
         one = test.isel(segment=place)
         names = [str(name) for name in one["cut_name"].values[:-1] if name]
-        good, parts = [], []
+        good = []
+        parts = []
         for name, (word, *phrases) in _SHARES.items():
-            value, random = float(one[name]), one[f"random_{name}"].values
+            value = float(one[name])
+            random = one[f"random_{name}"].values
             if _is_carried(value, random, float(one[f"{name}_p"]), smallest):
                 good.append(word)
             phrase = phrases[1] if value < 0 else phrases[0]
@@ -235,7 +237,8 @@ def _of_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:
 
 def _is_carried(share: float, random: np.ndarray, p: float, smallest: float) -> bool:
     """Test whether routes carry a segment's effect: about all of it, and clearly nearer to all than random sets."""
-    away, away_random = abs(1 - share), float(np.median(np.abs(1 - random)))
+    away = abs(1 - share)
+    away_random = float(np.median(np.abs(1 - random)))
     return (
         away <= HALF
         and away_random - away >= BEYOND

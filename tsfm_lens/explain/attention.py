@@ -9,6 +9,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
 from tsfm_lens.core.errors import InputError
+from tsfm_lens.core.stats import ratio
 from tsfm_lens.explain.shapley import Array
 from tsfm_lens.explain.values import Masks
 
@@ -47,7 +48,9 @@ def flow_shares(masks: Masks) -> Array:
 def largest_flows(graph: Graph) -> Array:
     """Compute the largest flow from each segment to the tokens that the forecast is read from, (segment,)."""
     layers = len(graph.updates) + 1
-    starts, ends, most = [], [], []
+    starts = []
+    ends = []
+    most = []
 
     def join(start: np.ndarray, end: np.ndarray, share: np.ndarray) -> None:
         starts.append(start.ravel())
@@ -56,14 +59,16 @@ def largest_flows(graph: Graph) -> Array:
 
     every = np.arange(graph.tokens)
     for layer, attention in enumerate(graph.updates):
-        here, after = layer * graph.tokens, (layer + 1) * graph.tokens
+        here = layer * graph.tokens
+        after = (layer + 1) * graph.tokens
         own = np.ones(graph.tokens)
         for targets, sources, pattern in attention:
             own[targets] = 0.5
             end, start = np.meshgrid(targets + after, sources + here, indexing="ij")
             join(start, end, 0.5 * pattern)
         join(every + here, every + after, own)
-    source, sink = layers * graph.tokens, layers * graph.tokens + 1
+    source = layers * graph.tokens
+    sink = layers * graph.tokens + 1
     outputs = np.flatnonzero(graph.readout.sum(0))
     join(
         outputs + (layers - 1) * graph.tokens,
@@ -92,19 +97,17 @@ def largest_flows(graph: Graph) -> Array:
 
 def _shares(mass: Array) -> Array:
     """Normalise (segment, step) to sum to 1 over segments; 0 where no segment contributes."""
-    total = mass.sum(0)
-    return np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
+    return ratio(mass, mass.sum(0), 0.0)
 
 
 def graph_of(masks: Masks) -> Graph:
     """Build the graph of one item's tokens and their attention; errors as in :func:`rollout_shares`."""
     run = masks.run.in_one_pass()
-    stacks, spans, packed = (
-        run.lens.wiring.stacks,
-        run.encoded.spans,
-        run.encoded.packed,
-    )
-    first, count = {}, 0
+    stacks = run.lens.wiring.stacks
+    spans = run.encoded.spans
+    packed = run.encoded.packed
+    first = {}
+    count = 0
     for stack in stacks:
         first[stack.name] = count
         count += (1 if packed else len(masks.batch)) * len(spans[stack.name])
@@ -170,7 +173,7 @@ def _parts(
     over_variates: bool, pattern: Array, own: int, keys: int, sizes: tuple[int, int]
 ) -> list[Update]:
     """Split one attention into its independent parts: one for each series, or for each position over the series."""
-    parts: list[Update] = []
+    parts = []
     for index, rows in enumerate(pattern):
         total = rows.sum(-1, keepdims=True)
         # a token that may attend to nothing keeps to itself

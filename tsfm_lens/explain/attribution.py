@@ -221,10 +221,8 @@ def input_attribution(
     data["attribution"] = (axes, result.attribution)
     if result.half_width is not None:
         data["half_width"] = (axes, result.half_width)
-    data["forecast"], data["reference_forecast"] = (
-        (axes[1:], whole),
-        (axes[1:], nothing),
-    )
+    data["forecast"] = (axes[1:], whole)
+    data["reference_forecast"] = (axes[1:], nothing)
     data["remainder"] = (axes[1:], whole - nothing - result.attribution.sum(0))
     for name, variable in result.variables.items():
         data[name] = variable
@@ -232,10 +230,8 @@ def input_attribution(
     context = masks.batch.values[masks.row]
     spread = float(np.nanstd(context))
     distance = np.abs(nothing[masks.middle] - np.nanmean(context)).mean()
-    data.attrs = masks.run.describe(
-        "input_attribution",
-        "Input attribution",
-        source,
+    return data.assign_attrs(
+        source=source,
         method=method,
         reference=reference_words(reference),
         missing_values=masks.mask,
@@ -247,7 +243,6 @@ def input_attribution(
         reference_distance=float(distance) / spread if spread > 0 else float("nan"),
         **result.attrs,
     )
-    return data
 
 
 def _over_seeds(results: Sequence[MethodResult]) -> MethodResult:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -29,7 +28,6 @@ WAYS = ("removed", "constant", "shuffled")
 PARTS = ("past", "known future")
 SHIFTS = (-2, -1, 0, 1, 2)
 """Standard deviations by which a covariate is shifted for its response."""
-_SOURCE = "permutation importance (Breiman 2001) of whole series; partial dependence (Friedman 2001)"
 _MANY = 32  # series
 Edit = Callable[[int, np.ndarray], np.ndarray]
 """Row, past with known future (time + ahead,) -> its other values."""
@@ -124,10 +122,8 @@ def covariate_use(
     rng = np.random.default_rng(run.seed if seed is None else seed)
     numbers = category_numbers(run.lens, batch)
     trials = {name: _trials(batch, run.horizon, name, shuffles, rng) for name in roles}
-    count, total = (
-        0,
-        sum(len(edits) for each in trials.values() for edits in each.values()),
-    )
+    count = 0
+    total = sum(len(edits) for each in trials.values() for edits in each.values())
     measured = []
     for name, edits in trials.items():
         medians: dict[str | int, list[np.ndarray]] = {}
@@ -135,17 +131,14 @@ def covariate_use(
             medians[trial] = []
             for edit in each:
                 changed = _as_numbers(_with_covariate(batch, name, edit), numbers)
-                notify = partial(_notify, progress, count, total)
-                how: dict[str, Any] = {
-                    "num_samples": run.num_samples,
-                    "seed": run.seed,
-                    "progress": notify,
-                }
-                medians[trial].append(
-                    run.lens.forecast(changed, run.horizon, **how).median[
-                        changed.is_target
-                    ]
+                forecast = run.lens.forecast(
+                    changed,
+                    run.horizon,
+                    num_samples=run.num_samples,
+                    seed=run.seed,
+                    progress=partial(_notify, progress, count, total),
                 )
+                medians[trial].append(forecast.median[changed.is_target])
                 count += 1
         owners = {
             batch.groups[row]: row for row in informative if batch.variates[row] == name
@@ -163,7 +156,6 @@ def covariate_use(
             values if name in _OF_COVARIATE else values / unit,
         )
     data["unit"] = (("series",), unit)
-    data.attrs = run.describe("covariate_use", "Use of covariates", _SOURCE)
     noise = (
         noise_floor(run, lambda other, same: np.abs(other - same).mean(-1))[rows] / unit
     )
@@ -251,7 +243,8 @@ def _shifted(
     batch: SeriesBatch, horizon: int, shift: int, row: int
 ) -> np.ndarray | None:
     """Return the stretch that acts, shifted or held at one of two values; None where neither is defined."""
-    past, future = batch.values[row], batch.futures[row]
+    past = batch.values[row]
+    future = batch.futures[row]
     stretch = past[-horizon:] if future is None else future[:horizon]
     size, ends = _unit_step(batch, row)
     if not size > 0 or not np.isfinite(stretch).any():
@@ -295,7 +288,8 @@ def _measure(
 
     ``owners`` are the covariate's rows, by target; None where it tells nothing.
     """
-    batch, targets = run.batch, run.batch.is_target
+    batch = run.batch
+    targets = run.batch.is_target
     plain = run.forecast.median[targets]
     blank = np.where([owner is None for owner in owners], np.nan, 0.0)
     moved = [
@@ -333,20 +327,14 @@ def _measure(
         [np.nan if owner is None else _unit_step(batch, owner)[0] for owner in owners]
     )
     for place, shift in enumerate(SHIFTS):
-        change = (
-            (medians[shift][0] - plain).mean(-1)
-            if shift in medians
-            else np.zeros(len(plain))
-        )
+        change = (medians.get(shift, [plain])[0] - plain).mean(-1)
         for column, owner in enumerate(owners):
-            stretch = (
-                None if owner is None else _shifted(batch, run.horizon, shift, owner)
-            )
+            if owner is None:
+                continue
+            stretch = _shifted(batch, run.horizon, shift, owner)
             if stretch is not None:
-                out["value"][place, column], out["response"][place, column] = (
-                    np.nanmean(stretch),
-                    change[column],
-                )
+                out["value"][place, column] = np.nanmean(stretch)
+                out["response"][place, column] = change[column]
     out["slope"] = _slopes(out["value"] / out["step_size"], out["response"])
     return out
 
@@ -354,11 +342,11 @@ def _measure(
 def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Fit lines by least squares, (point, line) -> (line,); NaN where there is none."""
     finite = np.isfinite(x * y)
-    x, y = np.where(finite, x, 0.0), np.where(finite, y, 0.0)
+    x = np.where(finite, x, 0.0)
+    y = np.where(finite, y, 0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
         centred = np.where(finite, x - x.sum(0) / finite.sum(0), 0.0)
-        slopes: np.ndarray = (centred * y).sum(0) / (centred**2).sum(0)
-    return slopes
+        return (centred * y).sum(0) / (centred**2).sum(0)
 
 
 def _informative_rows(batch: SeriesBatch) -> list[int]:
@@ -384,7 +372,8 @@ def _informative_rows(batch: SeriesBatch) -> list[int]:
 
 def _fault(batch: SeriesBatch, row: int) -> str:
     """Return the reason for which a covariate is not informative in its item; "" if it is."""
-    name, values = batch.ids[row], whole(batch, row)
+    name = batch.ids[row]
+    values = whole(batch, row)
     finite = values[np.isfinite(values)]
     if not len(finite):
         return f"covariate {name!r} has no value"
@@ -425,7 +414,8 @@ def _with_covariate(batch: SeriesBatch, name: str, edit: Edit | None) -> SeriesB
 
 
 def _edited(batch: SeriesBatch, rows: Sequence[int], edit: Edit) -> SeriesBatch:
-    values, futures = list(batch.values), list(batch.futures)
+    values = list(batch.values)
+    futures = list(batch.futures)
     for row in rows:
         both = edit(row, whole(batch, row))
         values[row] = both[: batch.lengths[row]]

@@ -36,9 +36,10 @@ from tsfm_lens.probes.places import places_of
 
 __all__ = ["RULES", "deletion_curves", "route_faithfulness", "verdict"]
 
-_SOURCE = "Geiger et al. 2021, arXiv:2106.02997 (interchange); Wang et al. 2022 (faithfulness of circuits)"
 # components named for a segment at most, sets of others at random, segments that are proved
-_MOST, _CONTROLS, _SEGMENTS = 6, 32, 4
+_MOST = 6
+_CONTROLS = 32
+_SEGMENTS = 4
 WORTH_NAMING = 0.25
 """Of a segment's largest route: smaller ones are not named."""
 MATTERS = 0.1
@@ -84,7 +85,7 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
         "the forecast without the segment. They explain its effect if cutting "
         "removes it and restoring brings it back, more than with random components."
     ),
-    source="Geiger et al. 2021; Wang et al. 2022",
+    source="Geiger et al. 2021, arXiv:2106.02997 (interchange); Wang et al. 2022 (faithfulness of circuits)",
     needs="series",
     computes="route_faithfulness of input_routes of the first item",
     one_item=True,
@@ -146,7 +147,8 @@ def route_faithfulness(
         if not is_count(value):
             raise InputError(f"{what} is {value!r}, expected a number of 1 or more")
     pair = PairedRuns(run, segments_in(routes), reference, item, target, seed)
-    lens, names = pair.run.lens, [part.name for part in pair.segments]
+    lens = pair.run.lens
+    names = [part.name for part in pair.segments]
     by_segment = {
         name: [
             component for each in selection for component in lens.components(str(each))
@@ -164,15 +166,14 @@ def route_faithfulness(
         raise InputError(
             "no segment has a named route to test: no effect is above the noise"
         )
-    cuts, steps = (
-        1 + max(len(by_segment[names[number]]) for number in numbers),
-        pair.run.horizon,
-    )
+    cuts = 1 + max(len(by_segment[names[number]]) for number in numbers)
+    steps = pair.run.horizon
     cut_names = np.full((len(numbers), cuts), "", dtype=object)
     predicted, measured = (
         np.full((len(numbers), cuts, steps), np.nan) for _ in range(2)
     )
-    total, single = routes["total"].values[numbers], np.empty(len(numbers))
+    total = routes["total"].values[numbers]
+    single = np.empty(len(numbers))
     # of the effect, lost without and restored by the named components and random ones
     shares = np.empty((2, len(numbers), 1 + controls))
     candidates = [str(name) for name in routes["component"].values]
@@ -206,7 +207,8 @@ def route_faithfulness(
         single[place] = (lost[: len(components)] @ total[place]).sum() / size
         if progress is not None:
             progress(place + 1, len(numbers))
-    of, pairs = ("segment",), list(zip(measured[:, -1], predicted[:, -1], strict=True))
+    of = ("segment",)
+    pairs = list(zip(measured[:, -1], predicted[:, -1], strict=True))
     data = pair.dataset().isel(segment=numbers).assign_coords(cut=np.arange(cuts))
     data = data.assign(
         cut_name=(("segment", "cut"), cut_names.astype(str)),
@@ -220,23 +222,17 @@ def route_faithfulness(
         overlap=(of, single / shares[0, :, 0]),
     )
     for name, values in zip(("necessity", "sufficiency"), shares, strict=True):
-        data[name], data[f"random_{name}"] = (
-            (of, values[:, 0]),
-            (("segment", "draw"), values[:, 1:]),
-        )
+        data[name] = (of, values[:, 0])
+        data[f"random_{name}"] = (("segment", "draw"), values[:, 1:])
         # all of the effect is 1; what overturns it is as far off as what leaves it
         as_good = (np.abs(1 - values[:, 1:]) <= np.abs(1 - values[:, :1])).sum(-1)
         data[f"{name}_p"] = (of, (1 + as_good) / values.shape[1])
-    words = reference_words(reference)
-    data.attrs = pair.run.describe(
-        "route_faithfulness",
-        "Tests of routes",
-        _SOURCE,
-        units=pair.units,
-        reference=words,
-    )
     return data.assign_attrs(
-        target=pair.name, controls=controls, rollout=int(pair.run.rollout)
+        units=pair.units,
+        reference=reference_words(reference),
+        target=pair.name,
+        controls=controls,
+        rollout=int(pair.run.rollout),
     )
 
 
@@ -250,7 +246,8 @@ def _cut_and_restore(
     points = sorted(
         {place.point for each in sets for place in places_of(pair.run.lens, list(each))}
     )
-    there, whole = without.record(points), pair.run.record(points)
+    there = without.record(points)
+    whole = pair.run.record(points)
     cuts = [*([component] for component in components), *sets]
     lost = pair.change(
         [Variant("cut", tuple(PatchFrom(each, there) for each in cut)) for cut in cuts]
@@ -290,9 +287,9 @@ def _kind(component: Component) -> tuple[object, ...]:
     return component.stack, component.kind, component.head is None
 
 
-_MASKING = "Samek et al. 2017, arXiv:1509.06321; Petsiuk et al. 2018, arXiv:1806.07421 (deletion and insertion)"
 # orders of all segments that are drawn, sets of one and two segments whose effects are predicted
-_ORDERS, _SETS = 64, 78
+_ORDERS = 64
+_SETS = 78
 NOISE = 0.05
 """Of a series' spread: added to the copy in which predicted effects are measured."""
 CONTROLS = (
@@ -308,10 +305,8 @@ _TWIN = 20_000_000  # weights up to which a twin takes less than a second
 def _explanations(results: Any) -> tuple[Run, dict[str, Any]]:
     """Take the attribution of the inputs, with attention for a rival."""
     attribution = results["input_attribution"]
-    explanations, rival = (
-        {str(attribution.attrs["method"]): attribution},
-        "attention rollout",
-    )
+    explanations = {str(attribution.attrs["method"]): attribution}
+    rival = "attention rollout"
     attends = results.first.lens.wiring.output_stack.attention_kinds()
     # attention is on stretches alone
     if (
@@ -348,7 +343,7 @@ def _reference(results: Any) -> dict[str, Any]:
         "explanation moves the forecast sooner than most random orders (band: 95 "
         "%)."
     ),
-    source="Samek et al. 2017; Petsiuk et al. 2018",
+    source="Samek et al. 2017, arXiv:1509.06321; Petsiuk et al. 2018, arXiv:1806.07421 (deletion and insertion)",
     needs="series",
     computes="deletion_curves of attributions of the first item",
     one_item=True,
@@ -454,7 +449,9 @@ def deletion_curves(
             "masked, so no order is better than another; choose another reference"
         )
     area = (deletion - insertion).mean(-1) / everything
-    count, axes, tail = len(scores), ("explanation", "masked"), (1 - CONFIDENCE) / 2
+    count = len(scores)
+    axes = ("explanation", "masked")
+    tail = (1 - CONFIDENCE) / 2
     bands = np.quantile(
         np.stack([deletion[count:], insertion[count:]]), [tail, 1 - tail], axis=1
     )
@@ -478,23 +475,16 @@ def deletion_curves(
         order=(("explanation", "rank"), rankings),
         everything_masked=((), float(everything)),
     )
-    facts = {
-        "reference": reference_words(reference),
-        "target": masks.name,
-        "orders": orders,
-    }
     data = data.assign(_predictions(masks, list(explanations.values()), twin, seed))
     data = data.assign_coords(
         control=list(CONTROLS), segment_control=list(SEGMENT_CONTROLS)
     )
-    data.attrs = masks.run.describe(
-        "deletion_curves",
-        "Deletion and insertion",
-        _MASKING,
+    return data.assign_attrs(
         units=masks.units,
-        **facts,
+        reference=reference_words(reference),
+        target=masks.name,
+        orders=orders,
     )
-    return data
 
 
 def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -537,14 +527,15 @@ def effects_of(explanation: Any) -> Any:
         values = values.isel(
             quantile=int(np.argmin(np.abs(values["quantile"].values - 0.5)))
         )
-    return np.asarray(values.transpose("segment", ...).values)
+    return values.transpose("segment", ...).values
 
 
 def _predictions(
     masks: Masks, explanations: Sequence[Any], twin: bool | None, seed: int
 ) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
     """Measure what one and two segments do, masked and alone, and how well explanations and controls predict it."""
-    rng, players = np.random.default_rng([seed, 1]), len(masks.segments)
+    rng = np.random.default_rng([seed, 1])
+    players = len(masks.segments)
     pairs = rng.permutation(list(combinations(range(players), 2)))[
         : max(_SETS - players, 1)
     ]
@@ -554,17 +545,19 @@ def _predictions(
     keep = np.concatenate(
         [np.array([[True] * players, [False] * players]), ~hidden, hidden]
     )
-    values = replace(masks, run=_with_noise(masks.run, seed), item=0)(keep)[
-        :, masks.middle
-    ]
+    spreads = [NOISE * np.nanstd(each) for each in masks.run.batch.values]
+    noisy = with_noise(masks.run, spreads, seed)
+    values = replace(masks, run=noisy, item=0)(keep)[:, masks.middle]
     without, alone = np.split(values[2:], 2)
     measured = (values[0] - without + alone - values[1]) / 2
     nothing = np.full((players, measured.shape[1]), np.nan)
     effects = [
         nothing if each is None else each for each in map(effects_of, explanations)
     ]
-    predicted, controls = np.stack([hidden @ each for each in effects]), []
-    by_segment, alike = [], []
+    predicted = np.stack([hidden @ each for each in effects])
+    controls = []
+    by_segment = []
+    alike = []
     negligible = SMALLEST * np.abs(values[0] - values[1]).mean()
     others = [
         [hidden @ each] for each in _other_effects(masks, nothing.shape, twin, seed)
@@ -599,7 +592,8 @@ def _predictions(
             ]
         )
     marks = np.array([agreement(measured, each) for each in predicted])
-    by, names = ("explanation",), ("r2", "slope", "sign_agreement")
+    by = ("explanation",)
+    names = ("r2", "slope", "sign_agreement")
     return {
         "hidden": (("set", "segment"), hidden),
         "measured": (("set", "step"), measured),
@@ -621,7 +615,8 @@ def _alike(left: np.ndarray, effect: np.ndarray, negligible: float) -> float:
     """
     best = 0.0
     for rest in (left, left - effect):
-        count, mean = len(rest), rest.mean(0)
+        count = len(rest)
+        mean = rest.mean(0)
         square = np.square(rest).sum(-1).mean()
         if count > 1 and np.abs(mean).mean() > negligible:
             best = max(best, (count * np.square(mean).sum() / square - 1) / (count - 1))
@@ -632,7 +627,8 @@ def _other_effects(
     masks: Masks, shape: tuple[int, ...], twin: bool | None, seed: int
 ) -> list[np.ndarray]:
     """Occlude the values in random order and the untrained twin, (segment, step); NaN where a model refuses that."""
-    run, effects = masks.run, [np.full(shape, np.nan) for _ in range(2)]
+    run = masks.run
+    effects = [np.full(shape, np.nan) for _ in range(2)]
     others = [
         replace(
             run,
@@ -652,7 +648,7 @@ def _other_effects(
                 run, lens=untrained_twin(run.lens, seed), forced_path=None, _of=None
             )
         )
-    how: dict[str, Any] = {
+    how = {
         "reference": masks.reference,
         "parts": masks.segments,
         "target": masks.target,
@@ -664,11 +660,6 @@ def _other_effects(
                 input_attribution(other, 0, "occlusion", repeats=1, **how)
             )
     return effects
-
-
-def _with_noise(run: Run, seed: int) -> Run:
-    """Repeat a run with noise of a small share of each series' spread."""
-    return with_noise(run, [NOISE * np.nanstd(each) for each in run.batch.values], seed)
 
 
 def agreement(

@@ -27,12 +27,11 @@ Entries = dict[str, tuple[Tensor, np.ndarray]]
 
 def slopes(masks: Masks, nodes: Array, weights: Array) -> Array:
     """Compute slopes towards each segment's input, weighted over nodes from reference (0) to input (1)."""
-    run, lens = masks.run, masks.run.lens
-    name, steps, instead = (
-        lens.wiring.architecture,
-        lens.longest_pass,
-        "choose method='shapley' or 'occlusion'",
-    )
+    run = masks.run
+    lens = masks.run.lens
+    name = lens.wiring.architecture
+    steps = lens.longest_pass
+    instead = "choose method='shapley' or 'occlusion'"
     refusals = {
         f"the gradients of {name} are not its derivatives (a rescaled backward pass, or steps of bfloat16 inside); "
         f"{instead}": not lens.wiring.true_gradients,
@@ -50,7 +49,8 @@ def slopes(masks: Masks, nodes: Array, weights: Array) -> Array:
         if applies:
             raise InputError(words)
     actual, reference = _ends(masks)
-    entries, encoded = _entries(masks), _encode(masks, actual)
+    entries = _entries(masks)
+    encoded = _encode(masks, actual)
     per = max(1, _ROWS // len(masks.batch))
     parts = []
     for part in masks.segments:
@@ -91,7 +91,8 @@ def _ends(masks: Masks) -> tuple[Array, Array]:
     actual = np.concatenate(
         [each for pair in zip(batch.values, futures, strict=True) for each in pair]
     )
-    stands, reference = np.concatenate(masks.stands), actual.copy()
+    stands = np.concatenate(masks.stands)
+    reference = actual.copy()
     for part in masks.segments:
         inside = _values_of(masks, part)
         # a gap stays one on the whole way
@@ -133,7 +134,7 @@ def _entries(masks: Masks) -> Entries:
     count = _bounds(masks)[-1]
     # whole numbers below 2 ** 24 are exact in single precision
     marks = 2.0**16 + np.arange(count)
-    entries: Entries = {}
+    entries = {}
     visible = np.zeros(count, dtype=bool)
     for name, value in _encode(masks, marks).inputs.items():
         if isinstance(value, Tensor) and value.is_floating_point():
@@ -173,7 +174,9 @@ def _derivatives(
     masks: Masks, encoded: Encoded, entries: Entries, points: Array, direction: Array
 ) -> Array:
     """Compute the forecast's derivatives at points (node, value) along a direction, (node, quantile, step)."""
-    run, lens, copies = masks.run, masks.run.lens, len(points)
+    run = masks.run
+    lens = masks.run.lens
+    copies = len(points)
     inputs = encoded.repeated(copies)
     with forward_ad.dual_level(), torch.no_grad():
         for name, (index, which) in entries.items():
@@ -182,7 +185,8 @@ def _derivatives(
             tangent = torch.zeros_like(flat)
             # missing values stand in the input as the library fills them
             finite = ~np.isnan(points[:, which]).any(0)
-            at, values = index[torch.as_tensor(finite)].to(flat.device), which[finite]
+            at = index[torch.as_tensor(finite)].to(flat.device)
+            values = which[finite]
             flat[:, at] = torch.as_tensor(points[:, values]).to(flat)
             tangent[:, at] = torch.as_tensor(direction[values]).to(flat)
             inputs[name] = forward_ad.make_dual(
@@ -204,8 +208,6 @@ def _derivatives(
         .transpose(-1, -2)
         .numpy()
     )
-    return np.asarray(
-        derivatives.reshape(copies, len(masks.batch), *derivatives.shape[1:])[
-            :, masks.row
-        ]
-    )
+    return derivatives.reshape(copies, len(masks.batch), *derivatives.shape[1:])[
+        :, masks.row
+    ]

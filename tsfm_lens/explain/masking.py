@@ -107,14 +107,15 @@ def category_numbers(lens: Lens, batch: SeriesBatch) -> dict[str, np.ndarray]:
     mask may leave it out.
     """
     numbered = lens.adapter.numbered(batch)
-    tables: dict[str, np.ndarray] = {}
+    tables = {}
     for row, categories in enumerate(batch.categories if numbered is not batch else ()):
         if categories is not None:
             kept = batch.level_numbers[row]
             if kept is not None:
                 tables[batch.ids[row]] = kept[:-1]
                 continue
-            codes, numbers = whole(batch, row), whole(numbered, row)
+            codes = whole(batch, row)
+            numbers = whole(numbered, row)
             is_there = np.isfinite(codes)
             table = tables[batch.ids[row]] = np.full(len(categories), np.nan)
             table[codes[is_there].astype(int)] = numbers[is_there]
@@ -125,10 +126,12 @@ def in_numbers(
     codes: np.ndarray, batch: SeriesBatch, row: int, tables: Mapping[str, np.ndarray]
 ) -> np.ndarray:
     """Replace codes of categories by the numbers of :func:`category_numbers`; gaps stay gaps."""
-    name, categories = batch.ids[row], batch.categories[row]
+    name = batch.ids[row]
+    categories = batch.categories[row]
     if categories is None or name not in tables:
         return codes
-    table, is_there = tables[name], np.isfinite(codes)
+    table = tables[name]
+    is_there = np.isfinite(codes)
     choices = np.flatnonzero(np.isfinite(table))
     others = np.setdiff1d(codes[is_there], choices)
     if len(others):
@@ -202,7 +205,8 @@ def _season_before(
 
 def in_random_order(batch: SeriesBatch, seed: Sequence[int]) -> SeriesBatch:
     """Put values in random order, gaps where they were; the series of an item share one order, so they still agree."""
-    values, futures = list(batch.values), list(batch.futures)
+    values = list(batch.values)
+    futures = list(batch.futures)
     for number, rows in enumerate(batch.rows_by_group().values()):
         rng = np.random.default_rng([*seed, number])
         order = rng.permutation(batch.lengths[rows[0]])
@@ -213,7 +217,8 @@ def in_random_order(batch: SeriesBatch, seed: Sequence[int]) -> SeriesBatch:
             )
         )
         for row in rows:
-            series, gaps = batch.values[row][order], np.isnan(batch.values[row])
+            series = batch.values[row][order]
+            gaps = np.isnan(batch.values[row])
             # observed values go where observed values were
             result = np.full(len(series), np.nan)
             result[~gaps] = series[~np.isnan(series)]
@@ -234,7 +239,8 @@ def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
     if gap.stop >= length or values[gap.start - 1] == values[-1]:
         # values that no two fills agree on
         values = values + np.arange(length)
-    steps, inside = np.arange(length), np.zeros(length, bool)
+    steps = np.arange(length)
+    inside = np.zeros(length, bool)
     inside[gap] = True
     fills = {
         "linear interpolation": np.interp(steps[gap], steps[~inside], values[~inside]),
@@ -333,9 +339,7 @@ def masked(
             strict=True,
         )
     )
-    columns: dict[str, Any] = {
-        name: getattr(batch, name) * len(masks) for name in COLUMNS
-    }
+    columns = {name: getattr(batch, name) * len(masks) for name in COLUMNS}
     columns |= {
         name: tuple(f"{mask}/{each}" for mask in masks for each in getattr(batch, name))
         for name in ("ids", "groups")

@@ -75,11 +75,12 @@ def input_effects(
         >>> dict(explain.input_effects(driven, method="occlusion", parts=2)["effect"].sizes)
         {'segment': 4, 'series': 1}
     """
-    batch, rows = run.batch, _first_rows(run)
+    batch = run.batch
+    rows = _first_rows(run)
     unit = np.array(
         [seasonal_error(batch.values[row], batch.seasonalities[row]) for row in rows]
     )
-    results: list[xr.Dataset] = []
+    results = []
     for item in range(len(rows)):
         results.append(
             input_attribution(
@@ -118,13 +119,9 @@ def input_effects(
     )
     facts = {
         name: results[0].attrs[name]
-        for name in ("method", "reference", "statistic", "missing_values")
+        for name in ("source", "method", "reference", "statistic", "missing_values")
     }
-    total = sum(int(one.attrs["forecasts"]) for one in results)
-    source = results[0].attrs["source"]
-    data.attrs = run.describe(
-        "input_effects", "Effects of inputs", source, **facts, forecasts=total
-    )
+    data.attrs = facts | {"forecasts": sum(one.attrs["forecasts"] for one in results)}
     return judge(data, "size", floor=own_rounding(run)[rows] / unit, groups="kind")
 
 
@@ -209,25 +206,20 @@ def route_effects(
         >>> dict(explain.route_effects(driven, parts=2)["carried"].sizes)["series"]
         1
     """
-    rows, shares = _first_rows(run), []
+    rows = _first_rows(run)
+    shares = []
     for item in range(len(rows)):
         places, effect, total = all_effects(
             PairedRuns(run, parts, reference, item, 0, seed), components
         )
-        sizes, whole = np.abs(effect).mean(-1).sum(0), np.abs(total).mean(-1).sum()
+        sizes = np.abs(effect).mean(-1).sum(0)
+        whole = np.abs(total).mean(-1).sum()
         shares.append(sizes / whole if whole > 0 else np.zeros(len(sizes)))
         if progress is not None:
             progress(item + 1, len(rows))
     data = marked_dataset(run).isel(series=rows).assign_coords(route_coords(places))
     data["carried"] = (("component", "series"), np.stack(shares, axis=1))
-    words = reference_words(reference)
-    data.attrs = run.describe(
-        "route_effects",
-        "Routes over many series",
-        "Wang et al. 2022",
-        reference=words,
-        units="",
-    )
+    data.attrs = {"reference": reference_words(reference), "units": ""}
     floor = own_rounding(run)[rows] / np.maximum(
         ranges(run, run.point)[rows], np.finfo(float).tiny
     )

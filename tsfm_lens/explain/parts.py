@@ -75,7 +75,8 @@ def components(
     past, *beside = segments(
         run_or_batch, item, target=target, horizon=horizon, parts=1, others=others
     )
-    row, length = past.row, len(past)
+    row = past.row
+    length = len(past)
     periods = (
         [each for each in [batch.seasonalities[row]] if each > 1]
         if seasons is None
@@ -95,7 +96,8 @@ def components(
         filled, periods, _classes(batch, row, length, calendar), occasions
     ):
         at = np.flatnonzero(occasions.get(name, np.ones(length)))
-        first, stop = int(at[0]), int(at[-1]) + 1
+        first = int(at[0])
+        stop = int(at[-1]) + 1
         result.append(
             Segment(
                 prefix + name,
@@ -127,7 +129,8 @@ def _classes(
     batch: SeriesBatch, row: int, length: int, calendar: Iterable[str]
 ) -> dict[str, np.ndarray]:
     """Return the place of each step in each part of the calendar, (time,)."""
-    stamps, classes = batch.timestamps(row), {}
+    stamps = batch.timestamps(row)
+    classes = {}
     for name in [calendar] if isinstance(calendar, str) else calendar:
         if name not in CALENDAR:
             raise unknown_name("part of the calendar", name, CALENDAR)
@@ -143,7 +146,8 @@ def _occasions(
     batch: SeriesBatch, row: int, length: int, events: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
     """Return the steps of each event as bools (time,)."""
-    occasions, free = {}, np.ones(length, dtype=bool)
+    occasions = {}
+    free = np.ones(length, dtype=bool)
     for name, when in events.items():
         inside = np.zeros(length, dtype=bool)
         for each in when if isinstance(when, list) else [when]:
@@ -154,7 +158,8 @@ def _occasions(
                 raise InputError(
                     f"event {name!r} at {each!r} overlaps another, or lies outside of the {length} steps"
                 )
-            inside[place], free[place] = True, False
+            inside[place] = True
+            free[place] = False
         if inside.any():
             occasions[name] = inside
     return occasions
@@ -171,7 +176,8 @@ def _split(
     series = _interpolated(np.where(named, np.nan, filled))
     for _ in range(_ROUNDS if named.any() else 1):
         trend, seasonal = _smoothed(series, periods)
-        profiles, left = [], series - trend
+        profiles = []
+        left = series - trend
         for each in classes.values():
             mean = pd.Series(left).groupby(each).transform("mean").to_numpy()
             profiles.append(mean - mean.mean())
@@ -222,7 +228,8 @@ def _smoothed(
 
 def _interpolated(values: np.ndarray) -> np.ndarray:
     """Fill gaps by linear interpolation, ends by the nearest value."""
-    at, finite = np.arange(len(values)), np.isfinite(values)
+    at = np.arange(len(values))
+    finite = np.isfinite(values)
     if not finite.any():
         raise InputError(
             "gaps or events take all of the past; nothing is left to tell parts from"

@@ -23,7 +23,7 @@ from tsfm_lens.data.batch import Item
 from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.parts import Parts
 from tsfm_lens.explain.segments import segment_coords
-from tsfm_lens.explain.values import MaskedItem, single_pass
+from tsfm_lens.explain.values import Masks, single_pass
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
@@ -37,17 +37,19 @@ from tsfm_lens.probes.places import (
     later_branches,
     listed,
     place_coords,
+    place_of,
     places_of,
 )
 
 __all__ = ["input_routes"]
 
 # steps of a forecast that have gradients of their own at most, and numbers that are held of all gradients
-_STEPS, _NUMBERS = 48, 2**26
+_STEPS = 48
+_NUMBERS = 2**26
 
 
 @dataclass(eq=False)
-class PairedRuns(MaskedItem):
+class PairedRuns(Masks):
     """One item's run with everything shown, and runs of the same item with segments masked."""
 
     def without(self, hidden: Sequence[int]) -> Run:
@@ -78,7 +80,7 @@ class PairedRuns(MaskedItem):
 
     def total(self, without: Run) -> np.ndarray:
         """Compute the loss of the target's forecast in another run of the item, (step,), in data units."""
-        return np.asarray(self.run.point[self.row] - without.point[self.row])
+        return self.run.point[self.row] - without.point[self.row]
 
     def change(self, variants: Sequence[Variant], of: Run | None = None) -> np.ndarray:
         """Compute the loss of the target's forecast under variants of a run, (variant, step), in data units."""
@@ -91,11 +93,8 @@ class PairedRuns(MaskedItem):
 
     def written_at(self, branches: Sequence[Component]) -> list[str]:
         """Return the hook points of branches' writes."""
-        stack = self.run.lens.wiring.stack
-        return [
-            f"{stack(branch.stack).prefix}.{branch.layer}.{branch.kind}.hook_out"
-            for branch in branches
-        ]
+        wiring = self.run.lens.wiring
+        return [place_of(wiring, branch).point for branch in branches]
 
     @cached_property
     def branches(self) -> list[Component]:
@@ -109,10 +108,8 @@ class PairedRuns(MaskedItem):
 
     def directly(self, acts: Activations, components: Sequence[Any]) -> list[Variant]:
         """Build variants in which one component alone writes ``acts``, and every later branch its own write."""
-        whole, wiring = (
-            self.run.record(self.written_at(self.branches)),
-            self.run.lens.wiring,
-        )
+        whole = self.run.record(self.written_at(self.branches))
+        wiring = self.run.lens.wiring
         return [
             Variant(
                 f"{component} alone",
@@ -171,13 +168,10 @@ class PairedRuns(MaskedItem):
         self, without: Run, places: Sequence[Place], slopes: Activations
     ) -> np.ndarray:
         """Estimate effects through places to first order, (place, step), in data units."""
-        forced_path = self.run.in_one_pass().path if self.run.tokens_read else None
-        once = (
-            without
-            if not without.rollout
-            else replace(without, rollout=False, forced_path=forced_path, _of=None)
-        )
-        there = once.record(sorted({place.point for place in places}))
+        if without.rollout:
+            path = self.run.in_one_pass().path if self.run.tokens_read else None
+            without = replace(without, rollout=False, forced_path=path, _of=None)
+        there = without.record(sorted({place.point for place in places}))
         effects = np.empty((len(places), self.run.horizon))
         for values, place in zip(effects, places, strict=True):
             product = (slopes[place.point] - there[place.point]) * slopes[
@@ -196,9 +190,10 @@ class PairedRuns(MaskedItem):
         return data.assign(forecast=(("step",), self.run.point[self.row]))
 
 
-_SOURCE = "Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023, arXiv:2304.05969 (path patching)"
 # components up to which all are tried; how many are tried of more, and how many beside them at random
-_ALL, _TOP, _SPOT = 96, 32, 8
+_ALL = 96
+_TOP = 32
+_SPOT = 8
 LARGEST = 5
 """Routes of a segment that a search must find."""
 
@@ -218,7 +213,7 @@ LARGEST = 5
         "numbers do not add up. In a component's name the first number is its layer "
         "and a last one its head, from 0."
     ),
-    source="Wang et al. 2022; Goldowsky-Dill et al. 2023",
+    source="Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023, arXiv:2304.05969 (path patching)",
     needs="series",
     computes="input_routes of the first item",
     one_item=True,
@@ -298,9 +293,12 @@ def input_routes(
         for branch in pair.branches
         if branch.stack == pair.run.lens.wiring.output_stack.name
     ]
-    terms, checks, misses = [], 0, 0
+    terms = []
+    checks = 0
+    misses = 0
     for number in range(len(pair.segments)):
-        without, tried = pair.without([number]), np.arange(len(places))
+        without = pair.without([number])
+        tried = np.arange(len(places))
         if slopes is not None:
             effects["estimate"][number] = pair.estimated(without, places, slopes)
         if not full:
@@ -331,11 +329,10 @@ def input_routes(
             else ("segment", "step")
         )
         data[name] = (dims, np.stack([each[name] for each in terms]))
-    facts: dict[str, object] = {
+    data.attrs = {
+        "units": pair.units,
         "reference": reference_words(reference),
         "target": pair.name,
-    }
-    facts |= {
         "rollout": int(pair.run.rollout),
         "search": "full" if full else "gradient",
     }
@@ -347,15 +344,12 @@ def input_routes(
             else 1.0
         )
         rate = misses / checks if checks else 0.0
-        facts |= {
+        data.attrs |= {
             "top": count,
             "spot_checks": checks,
             "miss_rate": rate,
             "miss_rate_high": high,
         }
-    data.attrs = pair.run.describe(
-        "input_routes", "Routes of the input", _SOURCE, units=pair.units, **facts
-    )
     return _with_findings(data, pair)
 
 
@@ -426,10 +420,8 @@ def _terms(
     direct = pair.change(
         pair.directly(without.record(pair.written_at(branches)), branches)
     )
-    wiring, whole = (
-        pair.run.lens.wiring,
-        pair.run.record(pair.written_at(pair.branches)),
-    )
+    wiring = pair.run.lens.wiring
+    whole = pair.run.record(pair.written_at(pair.branches))
     attentions = [
         Component(stack.name, layer, row.kind)
         for stack in wiring.stacks

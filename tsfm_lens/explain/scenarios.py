@@ -102,7 +102,8 @@ def what_if(
             'there is no change; give one for a series, such as temperature="+5"'
         )
     one = alone_as_forecast(run, item)
-    segments, values = [], _inputs(one)
+    segments = []
+    values = _inputs(one)
     for name, edit in edits.items():
         row = _row(one.batch, name)
         segment = _stretch(one, row, target_row(one.batch, target), start, stop)
@@ -149,13 +150,8 @@ def what_if(
         if end is not None
     )
     facts = draw_facts(one, target_row(one.batch, target))
-    data.attrs = {
-        **attribution.attrs,
-        "kind": "what_if",
-        "title": "What if",
-        "changes": words,
-        **facts,
-    }
+    names = {"kind": "what_if", "title": "What if", "changes": words}
+    data.attrs = {**attribution.attrs, **names, **facts}
     return data
 
 
@@ -204,7 +200,8 @@ def explain_change(
         raise InputError(
             f"the runs are of {before.lens.model_id} and {after.lens.model_id}; make both with one lens"
         )
-    old, new = alone_as_forecast(before, item), alone_as_forecast(after, item)
+    old = alone_as_forecast(before, item)
+    new = alone_as_forecast(after, item)
     if (old.batch.ids, old.batch.roles) != (new.batch.ids, new.batch.roles):
         raise InputError(
             f"the items hold {', '.join(old.batch.ids)} and {', '.join(new.batch.ids)}; give the same one"
@@ -246,22 +243,18 @@ def explain_change(
         effect=(("part", *axes), effect),
     )
     data = data.transpose(..., "step", "quantile")
-    facts: dict[str, object] = {
-        "target": masks.name,
-        "units": masks.units,
-        "shift": ahead,
-        "forecasts": masks.made,
-    }
-    facts |= {
-        "lost": old.batch.lengths[place] + ahead - new.batch.lengths[place],
-        "statistic": statistic_of(new),
-    }
-    facts |= {
-        "rounding": float(rounding(new, new.forecast.median)[place]),
-        **draw_facts(new, place),
-    }
     data.attrs = new.describe(
-        "forecast_change", "Change of the forecast", METHODS["shapley"][1], **facts
+        "forecast_change",
+        "Change of the forecast",
+        METHODS["shapley"][1],
+        target=masks.name,
+        units=masks.units,
+        shift=ahead,
+        forecasts=masks.made,
+        lost=old.batch.lengths[place] + ahead - new.batch.lengths[place],
+        statistic=statistic_of(new),
+        rounding=float(rounding(new, new.forecast.median)[place]),
+        **draw_facts(new, place),
     )
     return Result(data.data_vars, data.coords, data.attrs)
 
@@ -289,8 +282,10 @@ def _row(batch: SeriesBatch, name: str) -> int:
 
 def _stretch(run: Run, row: int, target: int, start: Any, stop: Any) -> Segment:
     """Return the steps of a series that change; those of a known covariate's future unless others are asked for."""
-    batch, known = run.batch, run.batch.roles[row] == "known"
-    first, last = -batch.lengths[row], run.horizon if known else 0
+    batch = run.batch
+    known = run.batch.roles[row] == "known"
+    first = -batch.lengths[row]
+    last = run.horizon if known else 0
     begin = 0 if start is None else step_of(batch, row, start)
     end = last if stop is None else step_of(batch, row, stop)
     if start is None and end <= 0:
@@ -345,7 +340,7 @@ def _edited(
         raise InputError(
             f"{name}={edit!r} makes values that are not finite, of which nothing can be forecast"
         )
-    return np.asarray(edited)
+    return edited
 
 
 def _shift(old: Run, new: Run) -> int:
@@ -362,7 +357,8 @@ def _shift(old: Run, new: Run) -> int:
                 f"the forecasts start at {first[-1]} and {last[-1]}, which are no whole steps apart"
             )
         return len(between) - 1
-    before, after = old.batch.values[0], new.batch.values[0]
+    before = old.batch.values[0]
+    after = new.batch.values[0]
     if np.array_equal(before, after[: len(before)], equal_nan=True):
         return len(after) - len(before)
     raise InputError(
@@ -374,10 +370,8 @@ def _expected(old: Run, new: Run, ahead: int) -> list[np.ndarray]:
     """Return what the earlier run read, or else forecast, for each step of the later one, (time + horizon,)."""
     values = _inputs(new)
     for row, (value, length) in enumerate(zip(values, new.batch.lengths, strict=True)):
-        before, coded = (
-            old.batch.values[row],
-            partial(_coded, old.batch, new.batch, row),
-        )
+        before = old.batch.values[row]
+        coded = partial(_coded, old.batch, new.batch, row)
         steps = (
             np.arange(len(value)) - length + ahead
         )  # from the earlier forecast start
@@ -404,7 +398,9 @@ def _coded(
     old: SeriesBatch, new: SeriesBatch, row: int, values: np.ndarray
 ) -> np.ndarray:
     """Return values of the earlier run, its categories by the codes that the same words have in the later one."""
-    name, words, choices = new.ids[row], old.categories[row], new.categories[row]
+    name = new.ids[row]
+    words = old.categories[row]
+    choices = new.categories[row]
     if words == choices:
         return values
     if words is None or choices is None:
@@ -428,12 +424,11 @@ def _news(
     new: Run, row: int, target: int, before: np.ndarray, ahead: int
 ) -> list[Segment]:
     """Return the stretches of a series that differ from what they were before: revised, new, and of the future."""
-    batch, own = new.batch, _inputs(new)[row]
-    name, role, length = (
-        batch.variates[row] or batch.ids[row],
-        batch.roles[row],
-        batch.lengths[row],
-    )
+    batch = new.batch
+    own = _inputs(new)[row]
+    name = batch.variates[row] or batch.ids[row]
+    role = batch.roles[row]
+    length = batch.lengths[row]
     cuts = (
         np.unique(
             np.linspace(-ahead, 0, min(ahead, _MOST) + 1).round().astype(int)
@@ -456,7 +451,8 @@ def _news(
             )
         ]
         if len(where):
-            first, last = int(where[0]) - length, int(where[-1]) - length
+            first = int(where[0]) - length
+            last = int(where[-1]) - length
             label = f"{name}, {word}" + (
                 f" {first}" + f" to {last}" * (last > first)
             ) * (word == "new" and len(news) > 1)

@@ -130,7 +130,8 @@ def segments(
     batch.known_future(ahead)
     if isinstance(run_or_batch, Run):
         one = run_or_batch.select(rows)
-        edges, first = token_edges(one), -min(batch.lengths[0], one.lens.context_length)
+        edges = token_edges(one)
+        first = -min(batch.lengths[0], one.lens.context_length)
     else:
         first = -batch.lengths[0]
         edges = tuple(range(first, 1))
@@ -295,10 +296,8 @@ def refuse_overlap(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -
             raise InputError(
                 f"segment {part.name!r} is of series {part.row} of an item with {len(batch)}"
             )
-        first, last = (
-            -batch.lengths[part.row],
-            horizon if batch.roles[part.row] == "known" else 0,
-        )
+        first = -batch.lengths[part.row]
+        last = horizon if batch.roles[part.row] == "known" else 0
         if not first <= part.start < part.stop <= last:
             raise InputError(
                 f"segment {part.name!r} covers steps {part.start} to {part.stop - 1}, and {batch.ids[part.row]!r} is "
@@ -327,10 +326,8 @@ def segment_coords(parts: Sequence[Segment]) -> dict[str, Any]:
     }
     coords: dict[str, Any] = {"segment": [part.name for part in parts], **columns}
     if any(part.values is not None for part in parts):
-        first, last = (
-            min(part.start for part in parts),
-            max(part.stop for part in parts),
-        )
+        first = min(part.start for part in parts)
+        last = max(part.stop for part in parts)
         own = [
             np.full(len(part), np.nan) if part.values is None else part.values
             for part in parts
@@ -358,10 +355,8 @@ def segments_in(data: xr.Dataset) -> tuple[Segment, ...]:
     parts = [Segment(*values) for values in zip(*columns, strict=True)]
     if "part_values" not in data.coords:
         return tuple(parts)
-    first, table = (
-        int(data["part_step"].values[0]),
-        data["part_values"].transpose("segment", "part_step").values,
-    )
+    first = int(data["part_step"].values[0])
+    table = data["part_values"].transpose("segment", "part_step").values
     own = [
         row[part.start - first : part.stop - first]
         for part, row in zip(parts, table, strict=True)

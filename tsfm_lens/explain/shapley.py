@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.stats import CONFIDENCE
+from tsfm_lens.core.stats import CONFIDENCE, ratio
 from tsfm_lens.models.forecast import is_count
 
 Array = NDArray[np.float64]
@@ -23,7 +23,9 @@ Value = Callable[[NDArray[np.bool_]], Array]
 # all masks of more players would take days
 _MOST = 20
 # expected interactions of a player with all others, least size of a player in means, variance of a half difference
-_JOINT, _LEAST, _NOISE = 2.0, 0.1, 1e-9
+_JOINT = 2.0
+_LEAST = 0.1
+_NOISE = 1e-9
 
 
 def all_masks(players: int) -> NDArray[np.bool_]:
@@ -103,9 +105,13 @@ def sampled_shapley(
     if 2**players <= budget:
         exact = exact_shapley(value(all_masks(players)), players)
         return Sampled(exact, np.zeros_like(exact), 2**players, True)
-    pairs, count, settled = _pairs(players, np.random.default_rng(seed)), 0, False
-    chunks, parts = [], []
-    lowest, highest = np.array(np.inf), np.array(-np.inf)
+    pairs = _pairs(players, np.random.default_rng(seed))
+    count = 0
+    settled = False
+    chunks = []
+    parts = []
+    lowest = np.array(np.inf)
+    highest = np.array(-np.inf)
     while count < budget // 2 and not settled:
         more = np.array(
             list(islice(pairs, min(max(count, 2 * players), budget // 2 - count)))
@@ -113,11 +119,10 @@ def sampled_shapley(
         values = value(np.concatenate([more, ~more]))
         chunks.append(more)
         parts.append((values[: len(more)] - values[len(more) :]) / 2)
-        lowest, highest = (
-            np.minimum(lowest, values.min(0)),
-            np.maximum(highest, values.max(0)),
-        )
-        masks, halves = np.concatenate(chunks), np.concatenate(parts)
+        lowest = np.minimum(lowest, values.min(0))
+        highest = np.maximum(highest, values.max(0))
+        masks = np.concatenate(chunks)
+        halves = np.concatenate(parts)
         count = len(masks)
         attribution, error, freedom = _regressed(masks, halves.reshape(count, -1))
         # where complements are equal but masks differ, what tells players apart was not met: a rule of three bounds it
@@ -139,7 +144,7 @@ def _pairs(players: int, rng: np.random.Generator) -> Iterator[NDArray[np.bool_]
     """Yield one mask of each pair of complements, each once: that of all players, then sizes in turn."""
     yield np.ones(players, dtype=bool)
     left = {size: _number(players, size) for size in range(1, players // 2 + 1)}
-    before: set[bytes] = set()
+    before = set()
     turn = 0
     while left:
         # pairs within one size are half as many
@@ -177,11 +182,9 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
     size = np.full(players, 1 / players)
     for _ in range(2):
         # interactions of all orders at once: products over players, of which odd ones remain
-        plus, minus, along = (
-            np.ones((count, count)),
-            np.ones((count, count)),
-            np.ones((count, len(nodes))),
-        )
+        plus = np.ones((count, count))
+        minus = np.ones((count, count))
+        along = np.ones((count, len(nodes)))
         scales = np.minimum(_JOINT * size, 0.9)
         for scale, sign in zip(scales, signs.T, strict=True):
             plus *= 1 + scale * np.outer(sign, sign)
@@ -209,12 +212,8 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
     attribution += (2 * halves[0] - attribution.sum(0)) / players
     # a pair that only itself determines has no prediction without it
     own = np.diag(residual)[:, None]
-    without_one = np.divide(
-        residual @ halves,
-        own,
-        out=np.zeros_like(halves),
-        where=own > np.finfo(float).eps,
-    )
+    own = np.where(own > np.finfo(float).eps, own, 0.0)
+    without_one = ratio(residual @ halves, own, 0.0)
     sizes = np.minimum(masks.sum(1), (~masks).sum(1))
     counts = np.bincount(sizes)
     rest = np.array([1 - counts[size] / _number(players, int(size)) for size in sizes])

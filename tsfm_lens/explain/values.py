@@ -109,8 +109,17 @@ def statistic_of(run: Run) -> str:
 
 
 @dataclass(eq=False)
-class MaskedItem:
-    """One item of a run, cut into segments that can be masked; ``row`` is that of the target in the item."""
+class Masks:
+    """Forecast of one target as a function of the visible segments of its item; each mask is run once.
+
+    In causal models whose wiring allows it (TimesFM 2.5), masks with the same beginning share its computation, up to
+    rounding, if the reference is numbers.
+
+    Attributes:
+        progress: called with the masks done and their number.
+        repeats: seeds under which a rollout of a model that draws is run.
+        row: of the target in the item.
+    """
 
     run: Run
     segments: Any = None
@@ -118,7 +127,10 @@ class MaskedItem:
     item: Item = None
     target: int | str = 0
     seed: int = 0
+    progress: Progress | None = None
+    repeats: int = 1
     row: int = field(init=False)
+    _cache: dict[bytes, np.ndarray] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.run = self.run.item(self.item)
@@ -158,23 +170,6 @@ class MaskedItem:
         return masked(
             self.batch, self.segments, keep, self.stands, horizon=self.run.horizon
         )
-
-
-@dataclass(eq=False)
-class Masks(MaskedItem):
-    """Forecast of one target as a function of the visible segments; each mask is run once.
-
-    In causal models whose wiring allows it (TimesFM 2.5), masks with the same beginning share its computation, up to
-    rounding, if the reference is numbers.
-
-    Attributes:
-        progress: called with the masks done and their number.
-        repeats: seeds under which a rollout of a model that draws is run.
-    """
-
-    progress: Progress | None = None
-    repeats: int = 1
-    _cache: dict[bytes, np.ndarray] = field(init=False, default_factory=dict)
 
     @cached_property
     def mask(self) -> str:
@@ -289,7 +284,8 @@ class Masks(MaskedItem):
     @cached_property
     def _shares(self) -> bool:
         """True if masks that begin alike can share the model's work on it: nothing may look ahead."""
-        lens, series = self.run.lens, self.batch
+        lens = self.run.lens
+        series = self.batch
         whole = [*series.values, *self.stands]
         alone = len(series) == 1 and not lens.registry.in_use
         return (

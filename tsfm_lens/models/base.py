@@ -208,6 +208,13 @@ class LensBase(NativeModule):
             "versions": versions(self.adapter.package),
         }
 
+    def describe(
+        self, kind: str, title: str, source: str, **parameters: object
+    ) -> dict[str, object]:
+        """Return the attributes of a result: kind, title, source, provenance, and the probe's parameters."""
+        names = {"kind": kind, "title": title, "source": source}
+        return {**names, **self.provenance(), **parameters}
+
     def running(
         self, rows: int, place: tuple[int, int | None] = (0, None)
     ) -> Block[None]:

@@ -11,17 +11,16 @@ import xarray as xr
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.registry import probe
+from tsfm_lens.core.stats import ratio
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.places import stack_named
 
 __all__ = ["attention_patterns", "head_entropy"]
 
 
 SHARP_BELOW = 0.38
-_SOURCE = "tsfm-lens paper, section 4 and appendix D.2 (S3-ROLL, S3-HENT)"
 
 
 def shown_attention(lens: Lens) -> dict[str, dict[str, str]]:
@@ -50,6 +49,7 @@ def shown_attention(lens: Lens) -> dict[str, dict[str, str]]:
     description=(
         "Each head's attention weights, drawn over the time that each token covers."
     ),
+    source="tsfm-lens paper, section 4 and appendix D.2 (S3-ROLL, S3-HENT)",
     needs="heads",
     each=shown_attention,
 )
@@ -100,9 +100,8 @@ def _patterns(run: Run, row: Stack, kind: str, layers: list[int]) -> xr.Dataset:
         row_entropy(pattern.numpy()).mean(axis=-1),
         {"units": "nats"},
     )
-    title, source = f"{kind} of the {row.name or 'model'}", _SOURCE
-    data.attrs = describe_attention(run, "attention_patterns", title, source, row, kind)
-    return data
+    title = f"{kind} of the {row.name or 'model'}"
+    return data.assign_attrs(title=title, **attention_facts(run, row, kind))
 
 
 def token_steps(spans: TokenSpans) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -134,30 +133,21 @@ def pattern_coords(
     )
 
 
-def describe_attention(
-    run: Run,
-    kind: str,
-    title: str,
-    source: str,
-    row: Stack,
-    attention: str,
-    **more: object,
-) -> dict[str, object]:
-    """Return attributes of a result on one series' attention; see :meth:`tsfm_lens.models.run.Run.describe`."""
-    facts = {
+def attention_facts(run: Run, row: Stack, attention: str) -> dict[str, str]:
+    """Return what attributes say of a result on one series' attention."""
+    return {
         "stack": row.name,
         "attention": attention,
         "series": run.batch.ids[0],
         "units": run.batch.units[0],
     }
-    return run.describe(kind, title, source, **facts, **more)
 
 
 def pick_attention(
     lens: Lens, stack: str | None, kind: str | None
 ) -> tuple[Stack, str, list[int]]:
     """Return a stack, one of its kinds of attention, and the layers in which that kind attends over time."""
-    row = stack_named(lens.wiring, stack, lens.wiring.output_stack)
+    row = lens.wiring.stack(stack)
     kinds = row.attention_kinds()
     attention = attention_over_time(row) if kind is None and kinds else str(kind)
     if not kinds:
@@ -177,7 +167,8 @@ def pick_attention(
 
 def forecast_queries(maps: xr.Dataset) -> np.ndarray:
     """Return the tokens that a forecast is read from, (query,): those of its steps, or the last one of the context."""
-    start, stop = maps["query_start"].values, maps["query_stop"].values
+    start = maps["query_start"].values
+    stop = maps["query_stop"].values
     ordinary = maps["query_special"].values == ""
     ahead = np.flatnonzero(ordinary & (start >= 0) & (start < maps.sizes["step"]))
     tokens = np.flatnonzero(ordinary)
@@ -230,7 +221,7 @@ def refuse_variates(run: Run, *, covariates: bool = False) -> list[int]:
 def row_entropy(pattern: np.ndarray) -> np.ndarray:
     """Compute the entropy in nats of attention rows, normalised, (…, query, key) -> (…, query); 0 of empty rows."""
     total = pattern.sum(axis=-1, keepdims=True)
-    p = np.divide(pattern, total, out=np.zeros_like(pattern), where=total > 0)
+    p = ratio(pattern, total, 0.0)
     return -np.sum(p * np.log(p, out=np.zeros_like(p), where=p > 0), axis=-1)
 
 
@@ -242,7 +233,7 @@ def row_entropy(pattern: np.ndarray) -> np.ndarray:
         "How widely each head spreads its attention along the forecast. A sharp "
         "head reads few places; a diffuse one averages over many."
     ),
-    source="tsfm-lens, section 4",
+    source="tsfm-lens paper, section 4 (S3-HENT)",
     paper=("S3-HENT",),
     needs="heads",
 )
@@ -291,8 +282,6 @@ def head_entropy(
     entropy = xr.concat(entropies, dim="series").mean("series")
     data = xr.Dataset({"entropy": entropy, "normalised": normalise(entropy)})
     data["sharp"] = data["normalised"] < sharp_below
-    facts = {"stack": row.name, "attention": attention, "sharp_below": sharp_below}
-    data.attrs = run.describe(
-        "head_entropy", "Head entropy", "tsfm-lens paper, section 4 (S3-HENT)", **facts
+    return data.assign_attrs(
+        stack=row.name, attention=attention, sharp_below=sharp_below
     )
-    return data

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from tsfm_lens.core.errors import InputError, WiringError, unknown_name
 from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
+from tsfm_lens.core.stats import ratio
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.hook_checks import refuse_no_sums
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
@@ -31,7 +31,7 @@ from tsfm_lens.models.batching import width_of_output
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import marked_dataset, own_rounding, relative_rounding
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.places import component_coords, head_or_kind
+from tsfm_lens.probes.places import component_coords, head_or_kind, place_of
 from tsfm_lens.probes.secants import Secants, push_forward
 
 __all__ = ["attribution", "component_writes", "stream_shares"]
@@ -41,7 +41,6 @@ _NUMBERS = 2**21
 TOLERANCE = 1e-3
 """Of the largest total: error of a path integral, by default."""
 _NODES = (1, *(2**power for power in range(2, 11)))
-_SOURCE = "tsfm-lens paper, section 2 (S3-DLA, S3-HEAD); Sundararajan et al. 2017 for the path integral"
 DECOMPOSITIONS = {
     "token": ("logit", "probability", "expected_value"),
     "quantile": ("integrated", "linearised", "lens_difference"),
@@ -64,7 +63,7 @@ def decompositions_of(lens: Lens) -> tuple[str, ...]:
         "The forecast is split into a signed contribution of each component, by "
         "what it writes to the residual stream."
     ),
-    source="tsfm-lens, section 2; Sundararajan et al. 2017",
+    source="tsfm-lens paper, section 2 (S3-DLA, S3-HEAD); Sundararajan et al. 2017 for the path integral",
     needs="sums",
     example={"decompositions": "all"},
 )
@@ -138,7 +137,7 @@ def decomposed(
     for name in names:
         if name not in allowed:
             raise unknown_name("attribution decomposition", name, allowed)
-    cache: dict[Hashable, Any] = run.cache.setdefault("attribution", {})
+    cache = run.cache.setdefault("attribution", {})
     keys = {name: (name, tolerance) if name == "integrated" else name for name in names}
     lacking = [name for name, key in keys.items() if key not in cache]
     if lacking:
@@ -179,11 +178,7 @@ def decomposed(
         nodes=("decomposition", nodes),
         path_error=("decomposition", errors),
     )
-    facts: dict[str, Any] = {"tolerance": tolerance, "first_step": run.first_step}
-    data.attrs = run.describe(
-        "attribution", "Attribution of the forecast", _SOURCE, **facts
-    )
-    return data
+    return data.assign_attrs(tolerance=tolerance, first_step=run.first_step)
 
 
 def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
@@ -192,7 +187,8 @@ def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
         of_median(data[name]).values[..., run.first_step :]
         for name in ("attribution", "total")
     )
-    mean, sizes = parts.mean(-1), np.abs(parts).mean(-1)
+    mean = parts.mean(-1)
+    sizes = np.abs(parts).mean(-1)
     size = sizes.sum(1, keepdims=True)
     size = np.where(size > 0, size, np.nan)
     # parts round as the whole that they sum to does, and values in data units at their own level, too
@@ -242,11 +238,11 @@ class _Split:
     """
 
     def __init__(self, run: Run, tolerance: float) -> None:
-        self.run, self.lens, self.tolerance = run, run.lens, tolerance
-        positions, count = (
-            len(run.encoded.spans[run.lens.wiring.output_stack.name]),
-            count_read(run),
-        )
+        self.run = run
+        self.lens = run.lens
+        self.tolerance = tolerance
+        positions = len(run.encoded.spans[run.lens.wiring.output_stack.name])
+        count = count_read(run)
         self._unread = positions - count
         self.components, self.writes, self.last = writes_and_stream(run, count)
         self.empty = torch.zeros_like(self.last)
@@ -277,7 +273,8 @@ class _Split:
 
     def logit(self) -> Parts:
         # the frozen readout is linear, so each write goes through it alone, less the readout of an empty stream
-        empty, full = self._centred(self.frozen(self.empty)), self._centred(self.output)
+        empty = self._centred(self.frozen(self.empty))
+        full = self._centred(self.output)
         parts = self._each(
             lambda streams: self._centred(self.frozen(streams)), self.writes
         )
@@ -327,20 +324,12 @@ class _Split:
         return self._telescope(self.readout), self._whole, 0, 0.0
 
     def linearised(self) -> Parts:
-        return (
-            push_forward(self.frozen, self.last, self.writes, self._at_once),
-            self._whole,
-            1,
-            0.0,
-        )
+        parts = push_forward(self.frozen, self.last, self.writes, self._at_once)
+        return parts, self._whole, 1, 0.0
 
     def integrated(self) -> Parts:
-        size = (
-            self._whole.abs()
-            .flatten(1)
-            .amax(1)
-            .clamp(min=torch.finfo(self._whole.dtype).tiny)
-        )
+        tiny = torch.finfo(self._whole.dtype).tiny
+        size = self._whole.abs().flatten(1).amax(1).clamp(min=tiny)
         own = float(np.nanmax(own_rounding(self.run) / size.cpu().double().numpy()))
         rounding = 10 * (relative_rounding(self.lens) + own)
         for nodes in _NODES:
@@ -363,7 +352,9 @@ class _Split:
 
 def count_read(run: Run) -> int:
     """Count the last positions of the stream that the output head reads; earlier ones change no value."""
-    encoded, lens, stack = run.encoded, run.lens, run.lens.wiring.output_stack
+    encoded = run.encoded
+    lens = run.lens
+    stack = run.lens.wiring.output_stack
     positions = len(encoded.spans[stack.name])
     if run.tokens is not None:
         return positions
@@ -397,7 +388,7 @@ def count_read(run: Run) -> int:
         "Every attention and MLP adds to one stream. The size of a box is its share "
         "of the forecast."
     ),
-    source="tsfm-lens, section 2 and figure 1B",
+    source="tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA)",
     needs="sums",
 )
 def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
@@ -425,30 +416,20 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
         >>> round(float(probes.stream_shares(run)["share"].sum()), 3)
         1.0
     """
-    lens, stack = run.lens, run.lens.wiring.output_stack
+    lens = run.lens
+    stack = run.lens.wiring.output_stack
     result = decomposed(run, decomposition).isel(
         decomposition=0, step=slice(run.first_step, None)
     )
     parts = (
         of_median(result["attribution"]).transpose("component", "series", "step").values
     )
-    places = list(
-        zip(
-            result["layer_index"].values.tolist(),
-            result["kind"].values.tolist(),
-            strict=True,
-        )
-    )
+    places = [*zip(result["layer_index"].values, result["kind"].values, strict=True)]
     order = list(dict.fromkeys(places))
-    branch, heads = (
-        np.array([order.index(place) for place in places]),
-        result["head"].values,
-    )
+    branch = np.array(list(map(order.index, places)))
+    heads = result["head"].values
     size = np.stack(
-        [
-            np.abs(parts[branch == row].sum(axis=0)).mean(axis=-1)
-            for row in range(len(order))
-        ]
+        [np.abs(parts[branch == row].sum(0)).mean(-1) for row in range(len(order))]
     )
     head_size = np.full((len(order), stack.n_heads, parts.shape[1]), np.nan)
     head_size[branch[heads >= 0], heads[heads >= 0]] = np.abs(parts[heads >= 0]).mean(
@@ -461,7 +442,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
             "size": (("writer", "series"), size),
             "share": (
                 ("writer", "series"),
-                np.divide(size, total, out=np.zeros_like(size), where=total > 0),
+                ratio(size, total, 0.0),
             ),
             "head_size": (("writer", "head", "series"), head_size),
         },
@@ -481,20 +462,17 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
             "head": range(stack.n_heads),
         },
     )
-    facts: dict[str, Any] = {
-        name: str(result[name].item()) for name in ("decomposition", "unit")
+    data.attrs = {
+        "decomposition": str(result["decomposition"].item()),
+        "unit": str(result["unit"].item()),
+        "stack": stack.name,
+        "d_model": stack.d_model,
+        "steps": parts.shape[-1],
     }
-    facts |= {"stack": stack.name, "d_model": stack.d_model, "steps": parts.shape[-1]}
-    source = "tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA)"
-    data.attrs = run.describe(
-        "stream_shares", "Contributions to the residual stream", source, **facts
-    )
     whole = np.abs(of_median(result["total"]).transpose("series", "step").values).mean(
         -1
     )
-    floor = relative_rounding(lens) * np.divide(
-        whole, total, out=np.ones_like(total), where=total > 0
-    )
+    floor = relative_rounding(lens) * ratio(whole, total, 1.0)
     return judge(data, "share", floor=floor, contexts=result)
 
 
@@ -523,18 +501,15 @@ def writes_and_stream(
 
     Of all positions, or of so many last ones.
     """
-    lens, stack, components = (
-        run.lens,
-        run.lens.wiring.output_stack,
-        writers(run.lens.wiring),
-    )
+    lens = run.lens
+    stack = run.lens.wiring.output_stack
+    components = writers(lens.wiring)
     refuse_no_sums(lens.wiring, stack)
-    embed, end = (
-        f"{stack.name}.hook_embed".lstrip("."),
-        f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post",
-    )
+    embed = f"{stack.name}.hook_embed".lstrip(".")
+    end = f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
+    # a head's place is its z, which the output projection has yet to write
     points = [
-        f"{stack.prefix}.{each.layer}.{each.kind}.{'hook_out' if each.head is None else 'hook_result'}"
+        place_of(lens.wiring, each).point.replace("hook_z", "hook_result")
         for each in components
     ]
     acts = run.in_one_pass().record([embed, *points, end], last=count)
@@ -548,33 +523,27 @@ def writes_and_stream(
             write = write if component.head is None else write[..., component.head, :]
             parts.append(write * factors[component.layer, str(component.kind)])
         bias = _biases(lens, factors)
-        names: list[Component | str] = [
-            "embed",
-            *components,
-            *(["bias"] if bias is not None else []),
-        ]
-        parts += [] if bias is None else [bias.expand_as(parts[0])]
-        writes, last = torch.stack(parts), acts[end][:, cut]
+        names: list[Component | str] = ["embed", *components]
+        if bias is not None:
+            names.append("bias")
+            parts.append(bias.expand_as(parts[0]))
+        writes = torch.stack(parts)
+        last = acts[end][:, cut]
         apart = excess(
             writes.sum(0), writes.abs().sum(0), last, relative_rounding(lens)
         )
         if apart is not None:
+            start = f"{stack.prefix}."
             points = [
                 name
                 for name in lens.registry.points
-                if name.startswith(f"{stack.prefix}.")
+                if name.startswith(start) and name.endswith(_SUMMED)
             ]
-            sums = run.in_one_pass().record(
-                [name for name in points if name.endswith(_SUMMED)]
-            )
+            sums = run.in_one_pass().record(points)
             first = first_deviation(lens.model, lens.wiring, stack, sums)
-            raise no_sum(
-                lens.wiring,
-                f"that is read out ({end})",
-                apart,
-                first,
-                edited_points(lens),
-            )
+            what = f"that is read out ({end})"
+            edited = edited_points(lens)
+            raise no_sum(lens.wiring, what, apart, first, edited)
     return names, writes, last
 
 
@@ -583,14 +552,13 @@ def own_readout(run: Run, output: Tensor) -> Tensor:
     single = run.in_one_pass()
     forecast = single.read(output.detach()).cpu().double().numpy()
     same = (forecast == single.point) | (np.isnan(forecast) & np.isnan(single.point))
-    apart, bound = (
-        np.where(same, 0.0, np.abs(forecast - single.point)),
-        own_rounding(single),
-    )
+    apart = np.where(same, 0.0, np.abs(forecast - single.point))
+    bound = own_rounding(single)
     wrong = ~(apart.max(-1) <= bound)
     if not wrong.any():
         return output
-    row, hooked = int(wrong.argmax()), edited_points(run.lens)
+    row = int(wrong.argmax())
+    hooked = edited_points(run.lens)
     message = (
         f"the output head of {run.lens.wiring.architecture!r} on the last stream differs from the model's own forecast "
         f"of series {run.batch.ids[row]!r} by up to {apart[row].max():.3g}, but rounding allows {bound[row]:.1g}"
@@ -621,6 +589,4 @@ def _biases(lens: Lens, factors: Mapping[Place, float]) -> Tensor | None:
         for row in stack.attentions(layer)
         if not row.post_norm
     ]
-    return (
-        sum(biases[1:], biases[0]) if any(bool(bias.any()) for bias in biases) else None
-    )
+    return sum(biases[1:], biases[0]) if any(map(torch.any, biases)) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,6 @@ from tsfm_lens.probes.zero_ablation import ablations_of
 __all__ = ["minimal_circuit"]
 
 
-_OF_CIRCUITS = "Wang et al. 2022, arXiv:2211.00593; Conmy et al. 2023; Syed et al. 2023; Marks et al. 2024"
 Ablations = dict[Component, tuple[Intervention, ...]]
 Behaviour = Callable[[np.ndarray], np.ndarray]
 """Map of forecasts (…, series, step) to the features that a circuit keeps, (…, series, feature)."""
@@ -49,7 +48,7 @@ Behaviour = Callable[[np.ndarray], np.ndarray]
         "The fewest heads and MLPs that keep the forecast within a tolerance while "
         "everything else is ablated."
     ),
-    source="Wang et al. 2022; Conmy et al. 2023; Marks et al. 2024",
+    source="Wang et al. 2022, arXiv:2211.00593; Conmy et al. 2023; Syed et al. 2023; Marks et al. 2024",
     cost="search",
     example={"nodes": ["*.*.mlp"]},
 )
@@ -126,14 +125,12 @@ def minimal_circuit(
     places = _nodes(clean, nodes)
     components = [place.component for place in places]
     sources = [clean]
-    if corrupted is not None:
+    if corrupted is None:
+        ablations = ablations_of(clean, components, how, reference)
+    else:
         pair = contrast(clean, corrupted, places, direction="noise")
         sources.append(pair.source)
-        ablations: Ablations = {
-            node: (PatchFrom(node, pair.source_acts),) for node in components
-        }
-    else:
-        ablations = ablations_of(clean, components, how, reference)
+        ablations = {node: (PatchFrom(node, pair.source_acts),) for node in components}
     bench = _Bench(clean, ablations, behaviour, sources, smallest)
     search = _Search(bench, tolerance, progress)
     if ranking != "greedy":
@@ -145,30 +142,18 @@ def minimal_circuit(
         if behaviour is not None
         else "forecast"
     )
-    facts: dict[str, object] = {
+    data.attrs = {
         "ranking": ranking,
         "tolerance": tolerance,
         "smallest": smallest,
         "behaviour": label,
-    }
-    facts["minimal"] = "up to pairs" if pairs else "up to single components"
-    facts |= {
+        "minimal": "up to pairs" if pairs else "up to single components",
         "how": "corrupted" if corrupted is not None else how,
         "rollout": int(clean.rollout),
+        "statistic": clean.statistic,
     }
-    data.attrs = clean.describe(
-        "minimal_circuit",
-        "Minimal circuit",
-        _OF_CIRCUITS,
-        **facts,
-        statistic=clean.statistic,
-    )
     if bench.no_verdict.any():
-        without = ", ".join(
-            name
-            for name, none in zip(clean.batch.ids, bench.no_verdict, strict=True)
-            if none
-        )
+        without = ", ".join(np.array(clean.batch.ids)[bench.no_verdict])
         data.attrs["refused"] = (
             f"no verdict on {without}: all nodes together change too little there"
         )
@@ -224,7 +209,8 @@ class _Bench:
         sources: Sequence[Run],
         smallest: float,
     ) -> None:
-        self.run, self.ablations = run, ablations
+        self.run = run
+        self.ablations = ablations
         self.behaviour: Behaviour = behaviour or (lambda forecasts: forecasts)
         self.whole = self.nothing = np.empty(0)
         # side by side, so that both have the same rounding
@@ -255,18 +241,11 @@ class _Bench:
     def forecasts(self, sets: Sequence[set[Component]]) -> np.ndarray:
         """Forecast with each set of nodes ablated, (set, series, step)."""
         together = [
-            [
-                i
-                for node in self.ablations
-                if node in members
-                for i in self.ablations[node]
-            ]
+            [parts for node, parts in self.ablations.items() if node in members]
             for members in sets
         ]
-        forecasts = point_forecasts(
-            self.run,
-            [Variant("ablated", tuple(interventions)) for interventions in together],
-        )
+        variants = [Variant("ablated", tuple(chain(*parts))) for parts in together]
+        forecasts = point_forecasts(self.run, variants)
         # faithfulness and rankings by it must not depend on rounding
         for plain in (self.nothing, self.whole):
             forecasts = (
@@ -318,7 +297,9 @@ class _Search:
     def __init__(
         self, bench: _Bench, tolerance: float, progress: Progress | None
     ) -> None:
-        self.bench, self.required, self.progress = bench, 1 - tolerance, progress
+        self.bench = bench
+        self.required = 1 - tolerance
+        self.progress = progress
         self.kept = list(bench.ablations)
         self.cost: dict[Component, float] = {}
         self.curve = {len(self.kept): 1.0}
@@ -341,12 +322,14 @@ class _Search:
             singles = [[node] for node in self.kept]
             values = self.values(singles)
             order = np.argsort(-values, kind="stable")
-            best, value = singles[order[0]], float(values[order[0]])
+            best = singles[order[0]]
+            value = float(values[order[0]])
             if value >= self.required and per_round > 1:
                 together = [self.kept[index] for index in order[:per_round]]
                 value_together = float(self.values([together])[0])
                 if value_together >= self.required:
-                    best, value = together, value_together
+                    best = together
+                    value = value_together
             if value < self.required and pairs and len(self.kept) > 1:
                 best, value = self.best_pair()
             if value < self.required:
@@ -397,7 +380,8 @@ def _scores(
 
 
 def _dataset(bench: _Bench, nodes: list[Component], search: _Search) -> xr.Dataset:
-    order, inside = list(search.cost), set(search.kept)
+    order = list(search.cost)
+    inside = set(search.kept)
     circuit, complement = bench.forecasts([set(order), inside])
     data = bench.run.dataset()
     data = data.assign_coords(component_coords(nodes)).assign_coords(
@@ -405,25 +389,19 @@ def _dataset(bench: _Bench, nodes: list[Component], search: _Search) -> xr.Datas
         size=range(len(nodes) + 1),
         part=["model", "circuit", "complement", "nothing"],
     )
-    data["in_circuit"] = ("component", [node in inside for node in nodes])
-    data["taken"] = (
-        "component",
-        [-1 if node in inside else order.index(node) for node in nodes],
+    taken = [-1 if node in inside else order.index(node) for node in nodes]
+    curve = [search.curve.get(int(size), np.nan) for size in data["size"]]
+    forecasts = np.stack([bench.whole, circuit, complement, bench.nothing])
+    return data.assign(
+        in_circuit=("component", [node in inside for node in nodes]),
+        taken=("component", taken),
+        cost=("component", [search.cost.get(node, np.nan) for node in nodes]),
+        curve=("size", curve),
+        faithfulness=("series", bench.faithfulness(circuit)),
+        completeness=("series", 1.0 - bench.faithfulness(complement)),
+        gap=("series", bench.gap),
+        gap_floor=("series", bench.noise),
+        gap_share=("series", bench.gap_share),
+        refused=("series", bench.no_verdict),
+        forecast=(("part", "series", "step"), forecasts),
     )
-    data["cost"] = ("component", [search.cost.get(node, np.nan) for node in nodes])
-    data["curve"] = (
-        "size",
-        [search.curve.get(size, np.nan) for size in range(len(nodes) + 1)],
-    )
-    data["faithfulness"] = ("series", bench.faithfulness(circuit))
-    data["completeness"] = ("series", 1.0 - bench.faithfulness(complement))
-    data["gap"], data["gap_floor"] = ("series", bench.gap), ("series", bench.noise)
-    data["gap_share"], data["refused"] = (
-        ("series", bench.gap_share),
-        ("series", bench.no_verdict),
-    )
-    data["forecast"] = (
-        ("part", "series", "step"),
-        np.stack([bench.whole, circuit, complement, bench.nothing]),
-    )
-    return data

@@ -12,6 +12,7 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.core.estimates import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.core.registry import probe
+from tsfm_lens.core.stats import ratio
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
 from tsfm_lens.models.noise import marked_dataset, noise_floor, ranges, share_floor
@@ -28,9 +29,6 @@ from tsfm_lens.probes.zero_ablation import ablations_of, points_without
 __all__ = ["causal_effects"]
 
 
-_OF_EFFECTS = "Pearl 2001 (direct and indirect effects); McGrath et al. 2023, arXiv:2307.15771; Rushing and Nanda 2024"
-
-
 @probe(
     title="Direct and total effects",
     theme="Causes",
@@ -40,7 +38,7 @@ _OF_EFFECTS = "Pearl 2001 (direct and indirect effects); McGrath et al. 2023, ar
         "with all free to respond. Where later components undo part of the change, "
         "the model repairs itself."
     ),
-    source="Pearl 2001; McGrath et al. 2023",
+    source="Pearl 2001 (direct and indirect effects); McGrath et al. 2023, arXiv:2307.15771; Rushing and Nanda 2024",
     example={"components": ["*.*.mlp"]},
 )
 def causal_effects(
@@ -94,13 +92,8 @@ def causal_effects(
         c: [b for b in later_branches(lens.wiring, c) if b.stack == c.stack]
         for c in targets
     }
-    branches = sorted(
-        {
-            place_of(lens.wiring, branch).point
-            for each in behind.values()
-            for branch in each
-        }
-    )
+    later = {branch for branches in behind.values() for branch in branches}
+    branches = sorted(place_of(lens.wiring, branch).point for branch in later)
     acts = run.record(branches or ["unembed.hook_out"])
     free = ablations_of(run, targets, how, reference)
     variants = [
@@ -110,12 +103,11 @@ def causal_effects(
         )
         for component, ablations in free.items()
     ]
-    forecasts, plain = (
-        points_without(run, free, how, progress, beside=variants),
-        run.point,
-    )
+    plain = run.point
+    forecasts = points_without(run, free, how, progress, variants)
     data = marked_dataset(run, **component_coords(targets))
-    total, direct = forecasts[: len(targets)] - plain, forecasts[len(targets) :] - plain
+    total = forecasts[: len(targets)] - plain
+    direct = forecasts[len(targets) :] - plain
     axes = ("component", "series", "step")
     parts = {
         "total": (axes, total),
@@ -123,44 +115,34 @@ def causal_effects(
         "indirect": (axes, total - direct),
     }
     data = data.assign(parts | {"plain_forecast": (axes[1:], plain)})
-    facts: dict[str, object] = {
+    data.attrs = {
         "how": how,
         "rollout": int(run.rollout),
         "statistic": run.statistic,
+        "smallest": smallest,
+        "first_step": run.first_step,
     }
-    facts |= {"smallest": smallest, "first_step": run.first_step}
-    data.attrs = run.describe(
-        "causal_effects", "Direct and total effects", _OF_EFFECTS, **facts
-    )
-    later, wide, heads = (
-        slice(run.first_step, None),
-        ranges(run, plain),
-        head_or_kind(data),
-    )
+    steps = slice(run.first_step, None)
+    wide = ranges(run, plain)
+    heads = head_or_kind(data)
 
     def share(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
-        size = np.abs(other - plain)[..., later].mean(-1)
-        return np.divide(size, wide, out=np.full_like(size, np.nan), where=wide > 0)
+        size = np.abs(other - plain)[..., steps].mean(-1)
+        return ratio(size, wide)
 
     floor = noise_floor(run, share)
     for name, part in (("total_share", total), ("direct_share", direct)):
         data[name] = (axes[:2], share(part, np.zeros(run.horizon)))
         data = judge(data, name, floor=floor, groups=heads)
     none = data["direct_share"].values <= np.fmax(floor, smallest)
-    data["self_repair"] = (
-        axes[:2],
-        self_repair(total[..., later], direct[..., later], none),
-    )
-    direct[..., : later.start] = 0.0
+    repair = self_repair(total[..., steps], direct[..., steps], none)
+    data["self_repair"] = (axes[:2], repair)
+    direct[..., : run.first_step] = 0.0
     floors = xr.DataArray(share_floor(run, direct), dims=axes[:2])
     return judge(data, "self_repair", floor=floors, signed=True, groups=heads)
 
 
 def self_repair(total: np.ndarray, direct: np.ndarray, none: np.ndarray) -> np.ndarray:
     """Compute the share of a direct effect that later components undo."""
-    size = np.square(direct).sum(-1)
-    valid = ~none & (size > 0)
-    share = np.divide(
-        (total * direct).sum(-1), size, out=np.full(size.shape, np.nan), where=valid
-    )
-    return 1.0 - share
+    share = ratio((total * direct).sum(-1), np.square(direct).sum(-1))
+    return np.where(none, np.nan, 1.0 - share)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from inspect import isfunction, signature
 from typing import Any
 
-import numpy as np
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError
@@ -17,7 +16,13 @@ from tsfm_lens.models.run import Run
 
 __all__ = []
 
-_RUN, _LENS = "a Run, as lens.run(...) gives", "a Lens, as tsfm_lens.load(...) gives"
+# annotation -> the type of the argument, and its name in messages
+_TYPES: dict[str, tuple[Any, str]] = {
+    "Run": (Run, "a Run, as lens.run(...) gives"),
+    "Run | None": (Run | None, "a Run, as lens.run(...) gives, or None"),
+    "Lens": (Lens, "a Lens, as tsfm_lens.load(...) gives"),
+    "Mapping[int, Lens]": (Mapping, "a mapping of steps to lenses"),
+}
 
 
 def refuse_word(name: str, value: object, words: Sequence[str]) -> None:
@@ -26,37 +31,6 @@ def refuse_word(name: str, value: object, words: Sequence[str]) -> None:
         raise InputError(
             f"{name}={value!r} is not known, choose {' or '.join(map(repr, words))}"
         )
-
-
-def _several(kind: type, value: object) -> bool:
-    """Check a list or tuple by its entries; those of other iterables are made one by one, and not looked at."""
-    if isinstance(value, list | tuple):
-        return all(isinstance(each, kind) for each in value)
-    return (
-        kind is Lens
-        and isinstance(value, Iterable)
-        and not isinstance(value, str | np.ndarray)
-    )
-
-
-# annotation -> a check of the argument, and the argument's name in messages
-_CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
-    "Run": (lambda value: isinstance(value, Run), _RUN),
-    "Run | None": (lambda value: isinstance(value, Run | None), f"{_RUN}, or None"),
-    "Run | Sequence[Run]": (
-        lambda value: _several(Run, [value]) or _several(Run, value),
-        f"{_RUN}, or a list of such",
-    ),
-    "Lens": (lambda value: isinstance(value, Lens), _LENS),
-    "Iterable[Lens]": (
-        lambda value: _several(Lens, value),
-        "several lenses, as tsfm_lens.load(...) gives each",
-    ),
-    "Mapping[int, Lens]": (
-        lambda value: isinstance(value, Mapping),
-        "a mapping of steps to lenses",
-    ),
-}
 
 
 def refuse_others(package: str) -> None:
@@ -73,32 +47,27 @@ def refuse_others(package: str) -> None:
 def _guard(name: str, probe: Callable[..., Any]) -> Callable[..., Any]:
     call = signature(probe)
     checks = {
-        each.name: str(each.annotation)
-        for each in call.parameters.values()
-        if str(each.annotation) in _CHECKS
+        parameter: _TYPES[str(declared.annotation)]
+        for parameter, declared in call.parameters.items()
+        if str(declared.annotation) in _TYPES
     }
-    first = next(iter(call.parameters), "")
-    if not checks:
-        return probe
 
     @wraps(probe)
     def checked(*args: Any, **options: Any) -> Any:
         values = call.bind_partial(*args, **options).arguments
-        for argument, words in checks.items():
-            fits, requirement = _CHECKS[words]
-            if argument in values and not fits(value := values[argument]):
-                cure = (
-                    "; its .lens is one"
-                    if words == "Lens" and isinstance(value, Run)
-                    else ""
-                )
-                of = "" if argument == first else f"as {argument} "
-                raise InputError(
-                    f"{name} takes {of}{requirement}; this is {called(value)}{cure}"
-                )
+        for argument, (expected, requirement) in checks.items():
+            if argument not in values or isinstance(values[argument], expected):
+                continue
+            value = values[argument]
+            is_first = argument == next(iter(call.parameters))
+            what = requirement if is_first else f"as {argument} {requirement}"
+            cure = ""
+            if expected is Lens and isinstance(value, Run):
+                cure = "; its .lens is one"
+            raise InputError(f"{name} takes {what}; this is {called(value)}{cure}")
         return probe(*args, **options)
 
-    return checked
+    return checked if checks else probe
 
 
 def of_kind(result: Any, kind: str, probe: str) -> xr.Dataset:
@@ -116,22 +85,4 @@ def of_kind(result: Any, kind: str, probe: str) -> xr.Dataset:
 
 def called(value: object) -> str:
     """Name an object in a message, by its type."""
-    name = type(value).__name__
-    return (
-        "None"
-        if value is None
-        else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
-    )
-
-
-def describe(
-    lens: Lens, kind: str, title: str, source: str, **parameters: object
-) -> dict[str, object]:
-    """Return kind, title, source, provenance and the probe's parameters; results of runs take ``run.describe``."""
-    return {
-        "kind": kind,
-        "title": title,
-        "source": source,
-        **lens.provenance(),
-        **parameters,
-    }
+    return "None" if value is None else f"a {type(value).__name__}"

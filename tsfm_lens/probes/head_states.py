@@ -25,11 +25,6 @@ from tsfm_lens.probes.zero_ablation import ablation_effects
 
 __all__ = ["head_states"]
 
-_SOURCE = (
-    "tsfm-lens paper, sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT, S3-SRANK)"
-)
-
-
 _MAX_SERIES = 8  # of a report; each brings its attention and its forecasts
 
 
@@ -56,6 +51,7 @@ def _some_series(results: Any) -> tuple[Run]:
         "notebook, run.explore() shows what the head that you click attends to, and "
         "the forecast without any set of heads and MLPs or any stretch of the past."
     ),
+    source="tsfm-lens paper, sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT, S3-SRANK)",
     needs="heads",
     computes="`probes.head_states` on the first 8 series",
     each=lambda lens: {"head_states": {}} if shown_attention(lens) else {},
@@ -104,7 +100,8 @@ def head_states(
     rows = refuse_variates(run, covariates=True)
     maps = [attention_patterns(run.select([row]), kind=kind) for row in rows]
     first = maps[0]
-    attention, stack = str(first.attrs["attention"]), str(first.attrs["stack"])
+    attention = str(first.attrs["attention"])
+    stack = str(first.attrs["stack"])
     data = (
         marked_dataset(run)
         .isel(series=rows)
@@ -128,21 +125,15 @@ def head_states(
     parts = decomposed(run, "expected_value" if run.tokens_read else None).isel(
         decomposition=0
     )
-    decomposition, attribution = (
-        str(parts["decomposition"].item()),
-        of_median(parts["attribution"]),
-    )
-    order = {
-        str(name): place for place, name in enumerate(attribution["component"].values)
-    }
-    each_head = [[order[name] for name in row] for row in names]
+    decomposition = str(parts["decomposition"].item())
+    attribution = of_median(parts["attribution"])
+    order = attribution["component"].values.tolist()
+    each_head = [list(map(order.index, row)) for row in names]
     writes = attribution.transpose("series", "component", "step").values[rows]
     sizes = np.abs(writes[..., run.first_step :]).mean(axis=-1)
     of_series = ("series", *where)
-    data["write"], data["write_size"] = (
-        ((*of_series, "step"), writes[:, each_head]),
-        (of_series, sizes[:, each_head]),
-    )
+    data["write"] = ((*of_series, "step"), writes[:, each_head])
+    data["write_size"] = (of_series, sizes[:, each_head])
     total = sizes.sum(axis=-1)
     data["write_share"] = data["write_size"] / xr.DataArray(
         np.where(total > 0, total, 1.0), dims="series"
@@ -151,36 +142,31 @@ def head_states(
         run, components=writers(run.lens.wiring), progress=progress
     )
     data = data.merge(_as_of_components(effects.isel(series=rows)))
-    levels, quantiles = list(run.forecast.levels), run.forecast.quantiles[rows]
+    levels = list(run.forecast.levels)
+    quantiles = run.forecast.quantiles[rows]
     data = data.assign_coords(quantile=levels).assign(
         quantile_forecast=(("series", "quantile", "step"), quantiles)
     )
     special = " ".join(sorted({*first["key_special"].values.tolist()} - {""}))
-    facts = {
+    data.attrs = {
         "stack": stack,
         "attention": attention,
         "decomposition": decomposition,
         "special": special,
-    }
-    facts |= {
         "statistic": run.statistic,
         "write_to": "expected value" if run.tokens_read else "median",
+        "first_step": run.first_step,
     }
-    data.attrs = run.describe(
-        "head_states", "One head at a time", _SOURCE, **facts, first_step=run.first_step
-    )
     return data
 
 
 _OF_COMPONENTS = (
-    *(
-        "mean_shift",
-        "mean_shift_acts",
-        "mean_shift_floor",
-        "spearman_distance",
-        "forecast",
-        "baseline_forecast",
-    ),
+    "mean_shift",
+    "mean_shift_acts",
+    "mean_shift_floor",
+    "spearman_distance",
+    "forecast",
+    "baseline_forecast",
 )
 
 
@@ -212,7 +198,8 @@ def past_attention(maps: xr.Dataset) -> xr.Dataset:
     """Measure on which tokens of the past the heads of one series look, and where the mean over steps is largest."""
     queries = forecast_queries(maps)
     pattern = maps["pattern"].values[:, :, queries].astype(float)
-    start, stop = maps["key_start"].values, maps["key_stop"].values
+    start = maps["key_start"].values
+    stop = maps["key_stop"].values
     ordinary = maps["key_special"].values == ""
     past = ordinary & (start < 0) & (stop > int(maps["time"].values[0]))
     ahead = ordinary & (start >= 0)
@@ -222,14 +209,16 @@ def past_attention(maps: xr.Dataset) -> xr.Dataset:
     # every step counts alike
     counts = np.bincount(step_query, minlength=len(queries)) / maps.sizes["step"]
     mean = np.einsum("lhqk,q->lhk", pattern, counts)
-    weights, at_place = pattern[..., past], mean[..., past]
+    weights = pattern[..., past]
+    at_place = mean[..., past]
     back = begin[:, None] - start[past]
     lags, index = np.unique(back, return_inverse=True)
     sums = np.zeros((len(lags), *mean.shape[:2]))
     for query, at in enumerate(index.reshape(back.shape)):
         np.add.at(sums, at, counts[query] * np.moveaxis(weights[:, :, query], -1, 0))
     by_lag = np.moveaxis(sums, 0, -1)
-    keys, heads = np.arange(-int(past.sum()), 0), ("layer", "head")
+    keys = np.arange(-int(past.sum()), 0)
+    heads = ("layer", "head")
     values = {
         "entropy": maps["entropy"].variable,
         "attention": ((*heads, "query", "key"), weights.astype(np.float32)),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,12 +13,12 @@ from torch import Tensor
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
-from tsfm_lens.core.stats import ratio_units
+from tsfm_lens.core.stats import ratio, ratio_units
 from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.probes.attention import SHARP_BELOW, normalise, row_entropy
-from tsfm_lens.probes.given import describe, of_kind, refuse_word
+from tsfm_lens.probes.given import of_kind, refuse_word
 
 __all__ = ["induction_overlap", "induction_scores"]
 
@@ -28,7 +26,6 @@ __all__ = ["induction_overlap", "induction_scores"]
 PREFIX_FROM = 0.3
 COPY_FROM = 2.0
 WITHIN = 1.0124
-_SOURCE = "tsfm-lens paper, appendix G (S3-RRT, S3-PREF, S3-COPY)"
 
 
 class _Targets(NamedTuple):
@@ -48,7 +45,7 @@ class _Targets(NamedTuple):
         "A motif of random tokens is repeated. An induction head attends to the "
         "token that followed earlier instances, and raises its probability."
     ),
-    source="tsfm-lens, appendix G; Olsson et al. 2022",
+    source="tsfm-lens paper, appendix G (S3-RRT, S3-PREF, S3-COPY)",
     paper=(
         "S3-PREF",
         "S3-RRT",
@@ -181,23 +178,20 @@ def induction_scores(
     data["induction"] = (data["prefix_matching"] >= prefix_from) & (
         data["copy_score"] >= copy_from
     )
-    settings: dict[str, Any] = {
+    data.attrs = {
+        "attention": "cross_attn",
         "motif": motif,
         "repeats": repeats,
         "n_sequences": n_sequences,
         "seed": seed,
+        "offset": offset,
+        "positions": positions,
+        "decoding": decoding,
+        "prefix_from": prefix_from,
+        "copy_from": copy_from,
     }
-    settings |= {"offset": offset, "positions": positions, "decoding": decoding}
-    settings |= {"prefix_from": prefix_from, "copy_from": copy_from}
-    data.attrs = describe(
-        lens,
-        "induction_scores",
-        "Repeated random tokens",
-        _SOURCE,
-        attention="cross_attn",
-        **settings,
-    )
-    off, axes = relative_rounding(lens), ("layer", "head", "sequence")
+    off = relative_rounding(lens)
+    axes = ("layer", "head", "sequence")
     of_chance = xr.DataArray(
         np.fmax(others, 0.0) + off * (1 + np.abs(others)), dims=axes
     )
@@ -219,7 +213,8 @@ def induction_scores(
 def _refuse(
     lens: Lens, motif: int, repeats: int, offset: int, decoding: str, positions: str
 ) -> Any:
-    tokens, kinds = lens.tokens, lens.wiring.output_stack.attention_kinds()
+    tokens = lens.tokens
+    kinds = lens.wiring.output_stack.attention_kinds()
     if tokens is None or "cross_attn" not in kinds:
         raise InputError(
             f"{lens.model_id} is not an encoder-decoder model over value tokens; the repeated-tokens test needs one. "
@@ -344,9 +339,12 @@ def _unembedding(lens: Lens) -> tuple[Tensor, Tensor]:
 
 
 SCORES = ("prefix_matching", "copy_score", "normalised")
-COPY_GRID = tuple(np.round(np.arange(0.0, 4.01, 0.25), 2))
-ENTROPY_GRID = tuple(np.round(np.arange(0.05, 1.01, 0.05), 2))
-PREFIX_GRID = tuple(np.round(np.arange(0.0, 1.01, 0.05), 2))
+GRIDS = {
+    "copy_threshold": np.round(np.arange(0.0, 4.01, 0.25), 2),
+    "entropy_threshold": np.round(np.arange(0.05, 1.01, 0.05), 2),
+    "prefix_threshold": np.round(np.arange(0.0, 1.01, 0.05), 2),
+}
+"""Thresholds of the sweeps."""
 _KEEP = "model revision architecture versions motif repeats n_sequences offset decoding".split()
 
 
@@ -359,7 +357,7 @@ _KEEP = "model revision architecture versions motif repeats n_sequences offset d
         "Whether the heads that copy a motif are the sharp ones, and how much that "
         "depends on the thresholds."
     ),
-    source="tsfm-lens, table 5 and figure 23",
+    source="tsfm-lens paper, appendix G (S3-OVER, S3-F23)",
     paper=(
         "S3-T5",
         "S3-F23",
@@ -373,9 +371,6 @@ def induction_overlap(
     prefix_from: float = PREFIX_FROM,
     copy_from: float = COPY_FROM,
     sharp_below: float = SHARP_BELOW,
-    copy_grid: Sequence[float] = COPY_GRID,
-    entropy_grid: Sequence[float] = ENTROPY_GRID,
-    prefix_grid: Sequence[float] = PREFIX_GRID,
 ) -> xr.Dataset:
     """Count the heads that are induction heads, sharp heads, both or neither; then sweep the thresholds.
 
@@ -386,7 +381,6 @@ def induction_overlap(
         entropy: of kind "head_entropy", of the same heads (the paper's figure 5); None means the entropies along the
             repeated tokens in ``induction`` (the paper's text).
         prefix_from, copy_from, sharp_below: the thresholds of the table.
-        copy_grid, entropy_grid, prefix_grid: the thresholds of the sweeps, ascending.
 
     Returns:
         Dataset of kind "induction_overlap". Over (layer, head): ``prefix_matching``, ``copy_score`` and ``normalised``
@@ -401,7 +395,7 @@ def induction_overlap(
         tsfm-lens paper, appendix G, table 5 and figure 23 (S3-OVER, S3-F23).
 
     Raises:
-        InputError: a Dataset of another kind, two of different heads, or a grid that does not ascend.
+        InputError: a Dataset of another kind, or two of different heads.
 
     Example:
         >>> data = probes.induction_overlap(probes.induction_scores(lens, motif=8, n_sequences=8))
@@ -418,21 +412,10 @@ def induction_overlap(
         if entropy is None
         else _align(induction, entropy)
     )
-    grids = {
-        "copy_threshold": copy_grid,
-        "entropy_threshold": entropy_grid,
-        "prefix_threshold": prefix_grid,
-    }
-    axes = {name: [float(value) for value in values] for name, values in grids.items()}
-    for name, grid in axes.items():
-        if not grid or any(not a < b for a, b in pairwise(grid)):
-            raise InputError(
-                f"the grid of {name} is {grid}, expected ascending numbers"
-            )
     data = induction[
         [each for each in induction.data_vars if str(each).startswith(SCORES[:2])]
     ]
-    data = data.assign(normalised=normalised).assign_coords(axes)
+    data = data.assign(normalised=normalised).assign_coords(GRIDS)
     data["induction"] = (data["prefix_matching"] >= prefix_from) & (
         data["copy_score"] >= copy_from
     )
@@ -442,15 +425,9 @@ def induction_overlap(
         [data[name].values.ravel() - data[name].values.mean() for name in SCORES]
     )
     lengths = np.outer(*[np.linalg.norm(flat, axis=1)] * 2)
-    correlation = np.divide(
-        flat @ flat.T, lengths, out=np.full(lengths.shape, np.nan), where=lengths > 0
-    )
-    data["correlation"] = (("score", "other_score"), correlation)
+    data["correlation"] = (("score", "other_score"), ratio(flat @ flat.T, lengths))
     data = data.assign_coords(score=list(SCORES), other_score=list(SCORES))
     data.attrs = {
-        "kind": "induction_overlap",
-        "title": "Overlap of induction heads and sharp heads",
-        "source": "tsfm-lens paper, appendix G (S3-OVER, S3-F23)",
         **{key: induction.attrs[key] for key in _KEEP if key in induction.attrs},
         "entropy_along": "repeated tokens" if entropy is None else "forecasts",
         "prefix_from": prefix_from,
@@ -483,11 +460,10 @@ def _table(data: xr.Dataset) -> xr.Dataset:
 
 def _sweeps(data: xr.Dataset, prefix_from: float) -> xr.Dataset:
     """Add the same shares at every threshold of the grids."""
-    heads, copies = ["layer", "head"], data["copy_score"] >= data["copy_threshold"]
-    induction, sharp = (
-        copies & (data["prefix_matching"] >= prefix_from),
-        data["normalised"] < data["entropy_threshold"],
-    )
+    heads = ["layer", "head"]
+    copies = data["copy_score"] >= data["copy_threshold"]
+    induction = copies & (data["prefix_matching"] >= prefix_from)
+    sharp = data["normalised"] < data["entropy_threshold"]
     both, n_induction, n_sharp = (
         each.sum(heads) for each in (induction & sharp, induction, sharp)
     )
@@ -510,23 +486,19 @@ def _align(induction: xr.Dataset, entropy: xr.Dataset) -> xr.DataArray:
     """Return the normalised entropies, if they are of the heads that were tested for induction."""
     of_kind(entropy, "head_entropy", "induction_overlap")
     for key in ("model", "attention"):
-        ours, theirs = induction.attrs.get(key), entropy.attrs.get(key)
+        ours = induction.attrs.get(key)
+        theirs = entropy.attrs.get(key)
         if None not in (ours, theirs) and ours != theirs:
             raise InputError(
                 f"the induction scores are of the {key} {ours!r}, the entropies of {theirs!r}"
             )
     for dim in ("layer", "head"):
         ours, theirs = (
-            list(map(str, induction[dim].values)),
-            list(map(str, entropy[dim].values)),
+            list(map(str, each[dim].values)) for each in (induction, entropy)
         )
         if ours != theirs:
             raise InputError(
                 f"the induction scores have the {dim}s {ours}, the entropies {theirs}"
             )
-    values = entropy["normalised"].transpose("layer", "head").values
-    return xr.DataArray(
-        values,
-        dims=("layer", "head"),
-        coords={dim: induction[dim] for dim in ("layer", "head")},
-    )
+    normalised = entropy["normalised"].transpose("layer", "head")
+    return induction["copy_score"].copy(data=normalised.values).drop_attrs()

@@ -25,7 +25,8 @@ def spectral_kernel(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return log kernel, log tilt, weights softmax(q M kᵀ), and bandwidths in M's singular directions (equation 1)."""
     u, s, vt = core_svd(product[0], product[1].T)
-    q, k = queries.double() @ u, keys.double() @ vt.T
+    q = queries.double() @ u
+    k = keys.double() @ vt.T
     log_tilt = 0.5 * (s * k.square()).sum(-1)
     gap = q[:, None] - k[None]
     log_kernel = -0.5 * (s * gap.square()).sum(-1)
@@ -45,7 +46,8 @@ def concentration_bound(
         raise InputError(f"rank is {rank}, expected 1 or more")
     u, s, vt = core_svd(product[0], product[1].T)
     n_modes = int((s > s[0] * 1e-12).sum()) if rank is None else min(rank, len(s))
-    q, k = queries.double() @ u[:, :n_modes], keys.double() @ vt[:n_modes].T
+    q = queries.double() @ u[:, :n_modes]
+    k = keys.double() @ vt[:n_modes].T
     scaled = q * s[:n_modes]
     exact = (queries.double() @ product[0].double()) @ (
         keys.double() @ product[1].double()
@@ -86,7 +88,7 @@ def concentration_bound(
         "singular directions of its query–key product, times a tilt towards long "
         "keys. A proposition bounds the attention outside a single key."
     ),
-    source="tsfm-lens, section 4, equation 1 and proposition C.1",
+    source="tsfm-lens paper, equation 1 and proposition C.1 (S3-NW, S3-NW2, S3-PC1)",
     needs="cross_attention",
 )
 def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
@@ -167,19 +169,12 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
             "head": range(stack.n_heads),
         },
     )
-    source = "tsfm-lens paper, equation 1 and proposition C.1 (S3-NW, S3-NW2, S3-PC1)"
-    parameters = {
+    data.attrs = {
         "series": run.batch.ids[0],
         "keys": len(hidden[0][1]),
+        "beta": 1.0,
         **({} if rank is None else {"rank": rank}),
     }
-    data.attrs = run.describe(
-        "kernel_regression",
-        "Attention as kernel regression",
-        source,
-        beta=1.0,
-        **parameters,
-    )
     return data
 
 

@@ -150,20 +150,19 @@ def trace_lines(
             f"jump {jump}, gap {gap}, min_steps {min_steps}, overlap {overlap}: expected a "
             "jump above 0, a gap of 0 or more, 1 or more steps, and an overlap above 0 and up to 1"
         )
-    shape = {
-        "smooth": smooth,
-        "height": height,
-        "prominence": prominence,
-        "distance": distance,
-    }
     rules = SimpleNamespace(
-        **shape, jump=jump, gap=gap, min_steps=min_steps, overlap=overlap
+        smooth=smooth,
+        height=height,
+        prominence=prominence,
+        distance=distance,
+        jump=jump,
+        gap=gap,
+        min_steps=min_steps,
+        overlap=overlap,
     )
     probability = maps["probability"].transpose("layer", "series", "step", "bin").values
-    values, context = (
-        maps["value"].transpose("series", "bin").values,
-        maps["context"].values,
-    )
+    values = maps["value"].transpose("series", "bin").values
+    context = maps["context"].values
     n_layers, n_series, steps, _ = probability.shape
     # steps of the context, and at least the width of a bin
     steps_of = [np.abs(np.diff(past)) for past in context]
@@ -179,7 +178,8 @@ def trace_lines(
         ]
         for layer, layer_lines in enumerate(layers):
             for line in layer_lines:
-                line.layer, line.series = layer, series
+                line.layer = layer
+                line.series = series
                 gaps = [
                     _apart(line, end, largest[series], rules.overlap)
                     for end in layers[-1]
@@ -207,7 +207,8 @@ def trace_lines(
         data[name] = (("layer", "series"), values)
     data = _add_table(data, lines, steps)
     keep = {key: value for key, value in maps.attrs.items() if key != "readout"}
-    title, source = "Lines of thought", "tsfm-lens paper, section 2.3 and figure 1C"
+    title = "Lines of thought"
+    source = "tsfm-lens paper, section 2.3 and figure 1C"
     data.attrs = {
         **keep,
         "kind": "lines_of_thought",
@@ -230,8 +231,10 @@ def _modes(
         if blur > 0
         else probability
     )
-    padded, top = np.pad(density, 1), density.max()
-    height, prominence = rules.height * top, rules.prominence * top
+    padded = np.pad(density, 1)
+    top = density.max()
+    height = rules.height * top
+    prominence = rules.prominence * top
     peaks, _ = find_peaks(
         padded, height=height, distance=rules.distance, prominence=prominence
     )
@@ -275,8 +278,9 @@ def _lines(
 
 def _nearest(cost: np.ndarray) -> list[tuple[int, int]]:
     """Pair rows and columns one to one, the cheapest of all pairs first; infinite costs are never paired."""
-    pairs: list[tuple[int, int]] = []
-    rows, columns = set(range(cost.shape[0])), set(range(cost.shape[1]))
+    pairs = []
+    rows = set(range(cost.shape[0]))
+    columns = set(range(cost.shape[1]))
     for flat in np.argsort(cost, axis=None, kind="stable"):
         row, column = divmod(int(flat), cost.shape[1])
         if row in rows and column in columns and np.isfinite(cost[row, column]):
@@ -291,7 +295,8 @@ def _mark_continuous(
 ) -> None:
     """Mark lines that begin at the context's end, or branch off one that does."""
     for line in sorted(lines, key=lambda each: each.start):
-        begin, width = line.path[line.start], line.width[line.start]
+        begin = line.path[line.start]
+        width = line.width[line.start]
         if line.start == 0:
             line.continuous = bool(abs(begin - last_value) <= largest + width)
             continue
@@ -332,7 +337,8 @@ def _mark_threads(
             layer_lines[other].thread = before[one].thread
         for line in layer_lines:
             if line.thread < 0:
-                line.thread, first = first, first + 1
+                line.thread = first
+                first = first + 1
         before = layer_lines
 
 
@@ -340,7 +346,8 @@ def _add_table(
     data: xr.Dataset, lines: Sequence[_Trajectory], steps: int
 ) -> xr.Dataset:
     """Add one entry a line."""
-    layers, series = data["layer"].values, data["series"].values
+    layers = data["layer"].values
+    series = data["series"].values
     ends: dict[int, tuple[int, int]] = {}
     for line in lines:
         low, high = ends.get(line.thread, (line.layer, line.layer))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,13 +14,13 @@ from torch import Tensor
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
-from tsfm_lens.core.stats import SMALLEST
+from tsfm_lens.core.stats import SMALLEST, over_windows, ratio
 from tsfm_lens.hooks.hook_checks import refuse_no_sums
 from tsfm_lens.models.adapter import DECILES
 from tsfm_lens.models.noise import marked_dataset, rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution import own_readout
-from tsfm_lens.probes.given import of_kind
+from tsfm_lens.probes.given import of_kind, refuse_word
 
 __all__ = ["layer_gain", "logit_lens"]
 
@@ -29,8 +28,6 @@ __all__ = ["layer_gain", "logit_lens"]
 PEAK_HEIGHT = 0.02
 PEAK_DISTANCE = 2
 EFFECTIVE_PROBABILITY = 0.01
-_SOURCE = "tsfm-lens paper, section 2 and figure 1C-D (S3-DLA, S3-ENT); "
-_SOURCE += "nostalgebraist, interpreting GPT: the logit lens"
 
 
 @probe(
@@ -42,7 +39,10 @@ _SOURCE += "nostalgebraist, interpreting GPT: the logit lens"
         "layer, as if the model ended there. This shows at which layers the "
         "forecast forms."
     ),
-    source="nostalgebraist 2020; tsfm-lens, section 2",
+    source=(
+        "tsfm-lens paper, section 2 and figure 1C-D (S3-DLA, S3-ENT); "
+        "nostalgebraist, interpreting GPT: the logit lens"
+    ),
     paper=("S3-F1D",),
     needs="sums",
 )
@@ -83,9 +83,7 @@ def logit_lens(
     data = marked_dataset(run.in_one_pass(), layer=names)
     data["native_median"] = (("series", "step"), run.forecast.median)
     data["rounding"] = ("series", rounding(run, data["native_median"].values))
-    data.attrs = run.describe(
-        "logit_lens", "Logit lens", _SOURCE, readout=readout, first_step=run.first_step
-    )
+    data.attrs = {"readout": readout, "first_step": run.first_step}
     if readout == "token":
         return _token_lens(run, streams, data, tuple(levels), with_logits=logits)
     return _quantile_lens(run, streams, data)
@@ -94,9 +92,8 @@ def logit_lens(
 def layer_streams(run: Run) -> tuple[list[str], list[Tensor]]:
     """Return names and residual streams (series, pos, d_model) before the first and after every block."""
     stack = run.lens.wiring.output_stack
-    dot = f"{stack.name}." if stack.name else ""
     points = [
-        f"{dot}hook_embed",
+        f"{stack.name}.hook_embed".lstrip("."),
         *(f"{stack.prefix}.{layer}.hook_resid_post" for layer in range(stack.n_layers)),
     ]
     acts = run.in_one_pass().record(points)
@@ -114,12 +111,10 @@ def _token_lens(
     with_logits: bool,
 ) -> xr.Dataset:
     lens = run.lens
-    first, values = (
-        lens.first_value_token,
-        lens.bin_values(run.encoded).double().numpy(),
-    )
-    rows: list[tuple[np.ndarray, ...]] = []
-    bin_logits: list[np.ndarray] = []
+    first = lens.first_value_token
+    values = lens.bin_values(run.encoded).double().numpy()
+    rows = []
+    bin_logits = []
     for stream in streams:
         with torch.no_grad():
             logits = lens.readout(stream, run.encoded)
@@ -127,18 +122,18 @@ def _token_lens(
             p = torch.softmax(logits.double(), dim=-1).cpu()
         if with_logits:
             bin_logits.append(logits[..., first:].float().cpu().numpy())
-        bins, wide = p[..., first:].numpy(), (p > EFFECTIVE_PROBABILITY).sum(-1).numpy()
-        entropy, quantiles = (
-            torch.special.entr(p).sum(-1).numpy(),
-            bin_quantiles(bins, values, levels),
-        )
+        bins = p[..., first:].numpy()
+        wide = (p > EFFECTIVE_PROBABILITY).sum(-1).numpy()
+        entropy = torch.special.entr(p).sum(-1).numpy()
+        quantiles = bin_quantiles(bins, values, levels)
         rows.append(
             (bins.astype(np.float32), entropy, count_peaks(bins), wide, quantiles)
         )
     probability, entropy, peaks, effective, quantiles = (
         np.stack(row) for row in zip(*rows, strict=True)
     )
-    best, where = probability.argmax(axis=-1), ("layer", "series", "step")
+    best = probability.argmax(axis=-1)
+    where = ("layer", "series", "step")
     data = (
         data.assign(logit=((*where, "bin"), np.stack(bin_logits)))
         if bin_logits
@@ -189,11 +184,10 @@ def bin_quantiles(
     """Compute quantiles of distributions over bins: the first value whose cumulative probability reaches the level."""
     cumulative = np.cumsum(probability, axis=-1)
     cumulative /= cumulative[..., -1:]
-    out = np.empty((probability.shape[0], len(levels), probability.shape[1]))
-    for index, level in enumerate(levels):
-        first = np.argmax(cumulative >= level - 1e-12, axis=-1)
-        out[:, index] = np.take_along_axis(values, first, axis=-1)
-    return out
+    first = [np.argmax(cumulative >= level - 1e-12, axis=-1) for level in levels]
+    return np.stack(
+        [np.take_along_axis(values, index, axis=-1) for index in first], axis=1
+    )
 
 
 METRICS = ("sMAPE", "MAE", "RMSE")
@@ -218,7 +212,7 @@ def _reference(results: Any) -> dict[str, str]:
         "The error of the forecast read after a layer, compared with that of the "
         "layer before. Negative is better."
     ),
-    source="tsfm-lens, appendix F",
+    source="tsfm-lens paper, appendix F (S3-GAIN)",
     paper=("S3-F22",),
     needs="sums",
     options=_reference,
@@ -259,28 +253,26 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
                 "this logit lens has no truth; make its run with truth=… or holdout=True, or use reference='model'"
             )
         target = lens_result["truth"]
-    elif reference == "model":
-        target = lens_result["point_forecast"].isel(layer=-1)
     else:
-        raise InputError(
-            f"reference={reference!r} is not known, choose 'truth' or 'model'"
-        )
-    forecast, axes = (
-        lens_result["point_forecast"].transpose("layer", "series", "step"),
-        ("metric", "layer", "series"),
-    )
+        refuse_word("reference", reference, ("truth", "model"))
+        target = lens_result["point_forecast"].isel(layer=-1)
+    forecast = lens_result["point_forecast"].transpose("layer", "series", "step")
+    axes = ("metric", "layer", "series")
     first = int(lens_result.attrs.get("first_step", 0))
-    predictions, targets = forecast.values, target.transpose("series", "step").values
+    predictions = forecast.values
+    targets = target.transpose("series", "step").values
     error = _errors(predictions[..., first:], targets[..., first:])
     # each layer's forecast may be off by itself
     off = np.broadcast_to(lens_result.get("rounding", 0.0), targets.shape[:1])[:, None]
     turn = np.where(np.arange(targets.shape[-1]) % 2, 1.0, -1.0)
     shifts = [
-        _errors((predictions + each)[..., first:], targets[..., first:])
+        _errors((predictions + each)[..., first:], targets[..., first:]) - error
         for each in (off * turn, off + 0 * turn)
     ]
-    doubt = np.fmax(np.abs(shifts[0] - error), np.abs(shifts[1] - error))
-    before = _before(error, doubt)
+    doubt = np.fmax(*np.abs(shifts))
+    # no error before the first layer, and none of more than rounding
+    known = np.where(error > doubt, error, np.nan)[:, :-1]
+    before = np.pad(known, ((0, 0), (1, 0), (0, 0)), constant_values=np.nan)
     gain = 100 * (error / before - 1)
     if reference == "model":
         # its distance from itself is 0 by definition, whatever it does
@@ -303,9 +295,6 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
         }
     )
     result.attrs = {
-        "kind": "layer_gain",
-        "title": "Gain per layer",
-        "source": "tsfm-lens paper, appendix F (S3-GAIN)",
         "reference": reference,
         **{key: lens_result.attrs[key] for key in keep if key in lens_result.attrs},
     }
@@ -326,17 +315,6 @@ def _errors(forecast: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Compute sMAPE in percent, MAE and RMSE over known steps, (layer, series, step) -> (metric, layer, series)."""
     deviation = np.abs(forecast - target)
     size = np.abs(forecast) + np.abs(target)
-    share = np.divide(deviation, size, out=np.zeros_like(deviation), where=size > 0)
-    valid = np.isfinite(deviation)
-    share = np.where(valid, share, np.nan)
-    with warnings.catch_warnings():
-        # a series may have no values at all
-        warnings.simplefilter("ignore", RuntimeWarning)
-        means = [np.nanmean(each, axis=-1) for each in (share, deviation, deviation**2)]
+    share = np.where(np.isfinite(deviation), ratio(deviation, size, 0.0), np.nan)
+    means = [over_windows(each) for each in (share, deviation, deviation**2)]
     return np.stack([100 * means[0], means[1], np.sqrt(means[2])])
-
-
-def _before(error: np.ndarray, doubt: np.ndarray) -> np.ndarray:
-    """Return the error of the layer before, NaN where there is none or it is no more than rounding."""
-    known = np.where(error > doubt, error, np.nan)
-    return np.concatenate([np.full_like(error[:, :1], np.nan), known[:, :-1]], axis=1)

@@ -14,7 +14,9 @@ from tsfm_lens.ablation.points import Progress
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
+from tsfm_lens.core.stats import over_windows, ratio
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.noise import (
     marked_dataset,
     noise_floor,
@@ -44,7 +46,7 @@ _DEVIATION = float(
         "shifted by every lag, and with a naive parrot that repeats what followed "
         "the most similar earlier stretch."
     ),
-    source="tsfm-lens, sections 4 and 5",
+    source="tsfm-lens paper, sections 4 and 5",
 )
 def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     """Measure how close a forecast is to repeating its context at a lag, and to the naive parrot.
@@ -74,19 +76,16 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
         >>> probes.context_parroting(run)["best_lag"].dims
         ('series',)
     """
-    batch, steps, forecast = run.batch, run.horizon, run.forecast.median
+    batch = run.batch
+    steps = run.horizon
+    forecast = run.forecast.median
     longest = max(len(values) for values in batch.values)
     errors = np.full((len(batch), longest - 1), np.nan)
     parrots, matches = naive_parrots(batch, steps, motif)
     scales = context_spreads(run)
     for row, values in enumerate(batch.values):
         errors[row, : len(values) - 1] = lag_errors(values, forecast[row]) / scales[row]
-    best = np.array(
-        [
-            best_lag(values, row)
-            for values, row in zip(batch.values, forecast, strict=True)
-        ]
-    )
+    best = best_lags(run)
     copy_errors = np.array(
         [row[lag - 1] if lag else np.nan for row, lag in zip(errors, best, strict=True)]
     )
@@ -100,11 +99,7 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
         parrot_error=("series", np.abs(forecast - parrots).mean(axis=-1) / scales),
         parrot_match=("series", matches),
     )
-    source = "tsfm-lens paper, sections 4 and 5"
-    data.attrs = {
-        **run.describe("context_parroting", "Context parroting", source, motif=motif),
-        "statistic": "median",
-    }
+    data.attrs = {"motif": motif, "statistic": "median"}
     floor = noise_floor(
         run.rolled_out(), lambda other, plain: np.abs(other - plain).mean(-1) / scales
     )
@@ -152,11 +147,8 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
             f"lag {lag} and width {width}: expected a lag of 1 or more and a width of 0 or more"
         )
     maps = autoregressive_attention(run, **options)
-    starts, stops, attention = (
-        maps["key_start"].values,
-        maps["key_stop"].values,
-        maps["attention"].values,
-    )
+    names = ("key_start", "key_stop", "attention")
+    starts, stops, attention = (maps[name].values for name in names)
     # distances between a step of the query and a step of the key
     near = maps["query_start"].values - (stops - 1)[:, None] - width
     far = maps["query_stop"].values - 1 - starts[:, None] + width
@@ -172,27 +164,15 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
     data = xr.Dataset(
         {"mass": mass, "chance": chance, "vacuous": vacuous}, coords=coords
     )
-    facts = {
-        "kind": "lag_attention",
-        "title": f"Attention at lag {lag}",
-        "lag": lag,
-        "width": width,
-    }
-    data.attrs = {**maps.attrs, **facts}
-    return data
+    facts = {"kind": "lag_attention", "title": f"Attention at lag {lag}"}
+    return data.assign_attrs(maps.attrs, **facts, lag=lag, width=width)
 
 
 def lag_errors(context: np.ndarray, forecast: np.ndarray) -> np.ndarray:
     """Compute the mean absolute difference of a forecast from the context repeated at every lag."""
     lags = np.arange(1, len(context))[:, None]
     copies = context[len(context) - lags + np.arange(len(forecast)) % lags]
-    gaps = np.abs(forecast - copies)
-    observed = np.isfinite(gaps)
-    count = observed.sum(axis=1)
-    total = np.where(observed, gaps, 0.0).sum(axis=1)
-    return np.asarray(
-        np.divide(total, count, out=np.full(len(lags), np.nan), where=count > 0)
-    )
+    return over_windows(np.abs(forecast - copies))
 
 
 def repeated(context: np.ndarray, lag: int, steps: int) -> np.ndarray:
@@ -227,14 +207,17 @@ def naive_parrots(
     """Return forecasts (series, step) of :func:`naive_parrot`, and where copies begin (series,); NaN for None."""
     if motif < 2:
         raise InputError(f"motif is {motif}, expected 2 or more steps")
-    parrots, matches = (
-        np.full((len(batch), horizon), np.nan),
-        np.full(len(batch), np.nan),
-    )
+    parrots = np.full((len(batch), horizon), np.nan)
+    matches = np.full(len(batch), np.nan)
     for row, values in enumerate(batch.values):
         if parrot := naive_parrot(values, horizon, motif):
             parrots[row], matches[row] = parrot
     return parrots, matches
+
+
+def best_lags(run: Run) -> np.ndarray:
+    """Find the :func:`best_lag` of the library's own forecast of each series, (series,)."""
+    return np.array(list(map(best_lag, run.batch.values, run.forecast.median)))
 
 
 def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
@@ -320,7 +303,8 @@ def _folded_gaps(
     context: np.ndarray, forecast: np.ndarray, lags: np.ndarray
 ) -> np.ndarray:
     """Compute distances of later half and forecast from the mean of all earlier copies, (lag, time)."""
-    length, half = len(context), len(context) // 2
+    length = len(context)
+    half = len(context) // 2
     whole = np.concatenate([context, forecast])
     out = np.full((len(lags), len(whole) - half), np.nan)
     for row, lag in enumerate(lags):
@@ -328,17 +312,10 @@ def _folded_gaps(
         at = np.concatenate(
             [np.arange(half, length), length + np.arange(len(forecast)) % lag]
         )
-        total, count = np.zeros(len(at)), np.zeros(len(at))
-        for back in range(int(lag), length + int(lag), int(lag)):
-            usable = (at >= back) & (at - back < length)
-            copy = np.where(usable, context[np.where(usable, at - back, 0)], np.nan)
-            finite = np.isfinite(copy)
-            total[finite] += copy[finite]
-            count += finite
-        out[row] = np.abs(
-            whole[half:]
-            - np.divide(total, count, out=np.full(len(at), np.nan), where=count > 0)
-        )
+        source = at - np.arange(int(lag), length + int(lag), int(lag))[:, None]
+        is_there = (source >= 0) & (source < length)
+        copies = np.where(is_there, context[source.clip(0, length - 1)], np.nan)
+        out[row] = np.abs(whole[half:] - over_windows(copies.T))
     return out
 
 
@@ -362,7 +339,7 @@ def context_spreads(run: Run) -> np.ndarray:
         "Each head's attention to the lag that the forecast copies, and how far "
         "ablating the head moves the forecast away from the copy."
     ),
-    source="tsfm-lens, section 4",
+    source="tsfm-lens paper, sections 4 and 5",
     needs="heads",
 )
 def head_parroting(
@@ -410,33 +387,28 @@ def head_parroting(
         >>> probes.head_parroting(run)["mass"].dims
         ('layer', 'head', 'series')
     """
-    batch, steps = run.batch, run.horizon
+    batch = run.batch
+    steps = run.horizon
     refuse_variates(run)
-    shortest, parrot = min(batch.lengths), naive_parrots(batch, steps, motif)[0]
+    shortest = min(batch.lengths)
+    parrot = naive_parrots(batch, steps, motif)[0]
     if lag is not None and not 1 <= lag < shortest:
         raise InputError(
             f"lag is {lag}, expected 1 to {shortest - 1}: the shortest context has {shortest} steps"
         )
     row, attention, layers = pick_attention(run.lens, None, kind)
-    dot = f"{row.name}." if row.name else ""
-    names = [
-        f"{dot}{layer}.{attention}.{head}"
+    heads = [
+        Component(row.name, layer, attention, head)
         for layer in layers
         for head in range(row.n_heads)
     ]
     plain = run.point
-    ablations = ablations_of(run, run.lens.components(*names), how, reference)
+    ablations = ablations_of(run, heads, how, reference)
     ablated = points_without(run, ablations, how, progress).reshape(
         len(layers), row.n_heads, *plain.shape
     )
     # the lag that the library's forecast copies at, as context_parroting has it
-    lags = np.array(
-        [
-            best_lag(values, one)
-            for values, one in zip(batch.values, run.forecast.median, strict=True)
-        ]
-    )
-    lags = lags if lag is None else np.full(len(batch), lag)
+    lags = best_lags(run) if lag is None else np.full(len(batch), lag)
     maps = [
         lag_attention(run.select(i), max(int(each), 1), width=width, kind=attention)
         for i, each in enumerate(lags)
@@ -451,15 +423,10 @@ def head_parroting(
         chance=("series", chance),
         vacuous=("series", vacuous),
     )
-    data["lag"] = (
-        "series",
-        np.where(lags > 0, lags, np.nan).astype(float),
-        {"units": "steps"},
-    )
-    pairs, gap = zip(batch.values, lags, strict=True), np.full(steps, np.nan)
-    copy = np.array(
-        [repeated(values, each, steps) if each > 0 else gap for values, each in pairs]
-    )
+    data["lag"] = ("series", lags * weight, {"units": "steps"})
+    copy = np.full((len(batch), steps), np.nan)
+    for series in np.flatnonzero(lags):
+        copy[series] = repeated(batch.values[series], lags[series], steps)
     references = {"copy_error": copy, "parrot_error": parrot}
     if run.truth is not None:
         references["truth_error"] = data["truth"].values
@@ -474,17 +441,14 @@ def head_parroting(
     data["forecast"], data["copy"], data["parrot"] = (
         (("series", "step"), each) for each in (plain, copy, parrot)
     )
-    settings: dict[str, object] = {
+    data.attrs = {
         "attention": attention,
         "motif": motif,
         "width": width,
         "how": how,
+        "rollout": int(run.rollout),
+        "statistic": run.statistic,
     }
-    settings |= {"rollout": int(run.rollout), "statistic": run.statistic}
-    source = "tsfm-lens paper, sections 4 and 5"
-    data.attrs = run.describe(
-        "head_parroting", "Context parroting by heads", source, **settings
-    )
     data = judge(data, "mass", floor=chance * (1 + relative_rounding(run.lens)))
     for name, target in references.items():
 
@@ -513,7 +477,7 @@ _FINENESS = (
         "context and the truth. It shows seasons that the model keeps, flattens or "
         "adds."
     ),
-    source="tsfm-lens, section 5",
+    source="tsfm-lens paper, section 5 and figure 20",
 )
 def seasonality_bias(run: Run) -> xr.Dataset:
     """Measure amplitudes of the forecast at the context's period and at the model's patch length.
@@ -538,18 +502,21 @@ def seasonality_bias(run: Run) -> xr.Dataset:
         >>> probes.seasonality_bias(run)["period"].round().values.tolist()
         [12.0]
     """
-    batch, steps, forecast = run.batch, run.horizon, run.forecast.median
+    batch = run.batch
+    steps = run.horizon
+    forecast = run.forecast.median
     period = np.array([dominant_period(values) for values in batch.values])
     data = marked_dataset(run.rolled_out())
-    context, ahead = amplitudes(batch.values, period), amplitudes(forecast, period)
+    context = amplitudes(batch.values, period)
+    ahead = amplitudes(forecast, period)
     spread = context_spreads(run)
-    ratio = ahead / np.where(context > 0, context, np.nan)
+    relative = ratio(ahead, context)
     columns = {
         "period": period.astype(float),
         "context_amplitude": context,
         "forecast_amplitude": ahead,
-        "amplitude_ratio": ratio,
-        "amplitude_change": ratio - 1,
+        "amplitude_ratio": relative,
+        "amplitude_change": relative - 1,
         "spread_ratio": forecast.std(axis=1) / spread,
     }
     if "truth" in data:
@@ -587,11 +554,7 @@ def seasonality_bias(run: Run) -> xr.Dataset:
         ("part", "series", "trial_period"),
         np.array(grid) / spread[:, None],
     )
-    source = "tsfm-lens paper, section 5 and figure 20"
-    data.attrs = {
-        **run.describe("seasonality_bias", "Seasonality bias", source, patch=patch),
-        "statistic": "median",
-    }
+    data.attrs = {"patch": patch, "statistic": "median"}
     references = {"amplitude_change": (period, context)}
     if patch > 1:
         references["patch_pull"] = (patches, spread)
@@ -604,9 +567,7 @@ def seasonality_bias(run: Run) -> xr.Dataset:
             scale: Any = scale,
         ) -> np.ndarray:
             gap = np.abs(amplitudes(other, periods) - amplitudes(plain, periods))
-            return np.divide(
-                gap, scale, out=np.full(gap.shape, np.nan), where=scale > 0
-            )
+            return ratio(gap, scale)
 
         data = judge(
             data, name, floor=noise_floor(run.rolled_out(), change), signed=True
@@ -616,12 +577,7 @@ def seasonality_bias(run: Run) -> xr.Dataset:
 
 def amplitudes(stretches: Iterable[np.ndarray], periods: Iterable[float]) -> np.ndarray:
     """Compute :func:`amplitude_at` of each stretch at its period."""
-    return np.array(
-        [
-            amplitude_at(values, period)
-            for values, period in zip(stretches, periods, strict=True)
-        ]
-    )
+    return np.array(list(map(amplitude_at, stretches, periods)))
 
 
 def amplitude_at(values: np.ndarray, period: float) -> float:

@@ -45,11 +45,6 @@ from tsfm_lens.probes.places import (
 __all__ = ["activation_patching", "attribution_patching"]
 
 
-_SOURCE = (
-    "Meng et al. 2022 (causal tracing); Heimersheim and Nanda 2024, arXiv:2404.15255"
-)
-
-
 @probe(
     "pair",
     title="Activation patching",
@@ -60,7 +55,7 @@ _SOURCE = (
         "of one run are patched into the other, place by place. Where the forecast "
         "follows, that place carries the difference."
     ),
-    source="Meng et al. 2022; Heimersheim and Nanda 2024",
+    source="Meng et al. 2022 (causal tracing); Heimersheim and Nanda 2024, arXiv:2404.15255",
     example={"at": ["*.*.mlp"], "positions": "all"},
 )
 def activation_patching(
@@ -117,11 +112,8 @@ def activation_patching(
     groups, where = grid_of(pair, places, positions)
     forecasts = point_forecasts(pair.base, patches(pair, places, groups), progress)
     forecasts = forecasts.reshape(len(places), len(groups), *forecasts.shape[1:])
-    parameters = {**pair.parameters(), "positions": str(positions)}
-    attrs = clean.describe(
-        "activation_patching", "Activation patching", _SOURCE, **parameters
-    )
-    return pair.result(forecasts, {**place_coords(places), **where}, attrs)
+    data = pair.result(forecasts, {**place_coords(places), **where})
+    return data.assign_attrs(positions=str(positions))
 
 
 def patches(
@@ -197,10 +189,8 @@ def _steps_patch(
 
     def patch(value: Tensor, state: RunState, point: Point) -> Tensor:
         assert source.spans_at is not None
-        first, offset = (
-            source.calls(point.name)[0].value.shape[1],
-            state.offset.get(point.stack, 0),
-        )
+        first = source.calls(point.name)[0].value.shape[1]
+        offset = state.offset.get(point.stack, 0)
         spans = source.spans_at(point.stack, state.step, offset, value.shape[1], first)
         tokens = zip(spans.start, spans.stop, spans.special, strict=True)
         inside = [
@@ -247,11 +237,11 @@ class RunPair:
         self,
         forecasts: np.ndarray,
         coords: dict[str, Any],
-        attrs: dict[str, object],
         dims: tuple[str, ...] = ("component", "position"),
     ) -> xr.Dataset:
         """Return patched forecasts (…, series, step), the share recovered and the effect in data units, judged."""
-        axes, effect = (*dims, "series"), np.abs(forecasts - self.base.point).mean(-1)
+        axes = (*dims, "series")
+        effect = np.abs(forecasts - self.base.point).mean(-1)
         shares = {
             "recovered": (axes, self.recovered(forecasts)),
             "effect": (axes, effect),
@@ -261,7 +251,6 @@ class RunPair:
             .assign_coords(coords)
             .assign(shares | {"forecast": ((*axes, "step"), forecasts)})
         )
-        data.attrs = attrs
         return self.judged(data)
 
     def judged(self, data: xr.Dataset) -> xr.Dataset:
@@ -294,13 +283,16 @@ class RunPair:
         }
         flat = flat_series(clean) & flat_series(corrupted)
         data = clean.dataset().assign_coords(flat=("series", flat))
-        return data.assign(
+        data = data.assign(
             {"corrupted_context": corrupted.dataset()["context"]} | forecasts
         )
+        data.attrs = self.parameters()
+        return data
 
     def parameters(self) -> dict[str, object]:
         """Return attributes that say how a result was run."""
-        base, path = self.base, self.source.forced_path
+        base = self.base
+        path = self.source.forced_path
         shared = (
             path is not None and not base.rollout and np.array_equal(path, base.path)
         )
@@ -331,7 +323,8 @@ def contrast(
     source, base = (clean, corrupted) if direction == "denoise" else (corrupted, clean)
     if base.tokens_read and not base.rollout and source.forced_path is None:
         source = source.following(base.path)
-    base_acts, source_acts = _record(base, base_names), _record(source, _points(places))
+    base_acts = _record(base, base_names)
+    source_acts = _record(source, _points(places))
     same = (told_apart(base, source.point, base.point) == base.point).all(-1)
     if same.any():
         name = clean.batch.ids[int(np.argmax(same))]
@@ -357,12 +350,14 @@ def _refuse_unlike(clean: Run, corrupted: Run) -> None:
             "make both with the same lens"
         )
     for what in ("horizon", "rollout", "num_samples", "seed"):
-        one, other = getattr(clean, what), getattr(corrupted, what)
+        one = getattr(clean, what)
+        other = getattr(corrupted, what)
         if one != other:
             raise InputError(
                 f"the clean run has {what} {one}, the corrupted {other}; make both with the same {what}"
             )
-    batch, changed = clean.batch, corrupted.batch
+    batch = clean.batch
+    changed = corrupted.batch
     if batch.ids != changed.ids:
         raise InputError(
             f"the clean series are {', '.join(batch.ids)}, the corrupted ones {', '.join(changed.ids)}, and a pair has "
@@ -389,7 +384,7 @@ def _refuse_unlike(clean: Run, corrupted: Run) -> None:
         "A first-order estimate of activation patching for all places from one "
         "gradient, compared with exact patching where available."
     ),
-    source="Nanda 2023; Syed et al. 2023",
+    source="Nanda 2023 (attribution patching); Syed et al. 2023, arXiv:2310.10348",
     needs="gradients",
     whole_batch=True,
 )
@@ -446,22 +441,16 @@ def attribution_patching(
     data = pair.dataset().assign_coords({**place_coords(places), **where})
     axes = ("component", "position", "series")
     data["first_order"] = (axes, first_order)
-    parameters: dict[str, object] = {**pair.parameters(), "positions": str(positions)}
+    data.attrs["positions"] = str(positions)
     if exact:
         forecasts = point_forecasts(pair.base, patches(pair, places, groups), progress)
         recovered = pair.recovered(forecasts).reshape(first_order.shape)
-        data["recovered"], data["error"] = (
-            (axes, recovered),
-            (axes, first_order - recovered),
-        )
-        parameters["mean_absolute_error"] = float(
-            np.abs(first_order - recovered).mean()
-        )
-        parameters["rank_correlation"] = rank_correlation(first_order, recovered)
-    source = "Nanda 2023 (attribution patching); Syed et al. 2023, arXiv:2310.10348"
-    data.attrs = pair.base.describe(
-        "attribution_patching", "Attribution patching", source, **parameters
-    )
+        data["recovered"] = (axes, recovered)
+        data["error"] = (axes, first_order - recovered)
+        data.attrs |= {
+            "mean_absolute_error": float(np.abs(first_order - recovered).mean()),
+            "rank_correlation": rank_correlation(first_order, recovered),
+        }
     return pair.judged(data)
 
 
@@ -471,7 +460,9 @@ def _points(places: Sequence[Place]) -> list[str]:
 
 def slopes(pair: RunPair, places: Sequence[Place]) -> Activations:
     """Record the base run with the gradients of the share recovered, under ``name + "_grad"``."""
-    run, encoded, names = pair.base, pair.base.encoded, _points(places)
+    run = pair.base
+    encoded = pair.base.encoded
+    names = _points(places)
     if run.batch.multivariate:
         raise InputError(
             "gradients of variates that see each other cannot be told apart; patch them exactly instead"
@@ -500,7 +491,9 @@ def with_gradients(
 ) -> Activations:
     """Record activations of one forward and a loss's gradients at them; weights get no gradients, to save time."""
     # the path of a token model is no forecast under these hooks
-    lens, encoded, leaves = run.lens, run.encoded, dict[str, list[Tensor]]()
+    lens = run.lens
+    encoded = run.encoded
+    leaves = dict[str, list[Tensor]]()
     refuse_run(lens, rollout=False, gradients=True, loss=loss)
 
     def enter(value: Tensor, hook: HookPoint) -> Tensor:
@@ -549,7 +542,7 @@ def _products(
     if place.head is not None:
         product = product[:, :, place.head]
     total = (product if group is None else product[:, list(group)]).sum(dim=(1, 2))
-    return np.asarray(total.detach().cpu().double().numpy())
+    return total.detach().cpu().double().numpy()
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:

@@ -35,12 +35,11 @@ from tsfm_lens.probes.places import (
 __all__ = ["edge_attribution", "path_patching"]
 
 
-_SOURCE = (
-    "Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023, arXiv:2304.05969"
-)
 OUTPUT = "output"
 # least senders run together, numbers in memory up to which more of them are, and most paths gathered before a run
-_SENDERS, _NUMBERS, _MOST_PATHS = 16, 2**24, 256
+_SENDERS = 16
+_NUMBERS = 2**24
+_MOST_PATHS = 256
 
 
 @probe(
@@ -53,7 +52,7 @@ _SENDERS, _NUMBERS, _MOST_PATHS = 16, 2**24, 256
     description=(
         "The effect of one component through one other, with every other path frozen."
     ),
-    source="Wang et al. 2022; Goldowsky-Dill et al. 2023",
+    source="Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023, arXiv:2304.05969",
     cost="search",
     whole_batch=True,
 )
@@ -131,11 +130,8 @@ def path_patching(
         if progress is not None:
             progress(row + 1, len(froms))
     names = [*(str(place.target) for place in tos), *([OUTPUT] if to_output else [])]
-    attrs = clean.describe(
-        "path_patching", "Path patching", _SOURCE, **pair.parameters()
-    )
     coords = {**place_coords(froms, "sender"), "receiver": names}
-    return pair.result(forecasts, coords, attrs, ("sender", "receiver"))
+    return pair.result(forecasts, coords, ("sender", "receiver"))
 
 
 def sender_contrast(
@@ -195,7 +191,8 @@ def _run_together(
                 (PatchFrom(sender.target, pair.source_acts), *listeners, *patches),
             )
         )
-    direct, hook_points = point_forecasts(run, variants), run.lens.registry.points
+    direct = point_forecasts(run, variants)
+    hook_points = run.lens.registry.points
     receiver_acts = [
         Activations(hook_points, run.rollout, run.batch.ids, recorded=store)
         for store in stores
@@ -221,7 +218,7 @@ def _record_call(
     theme="Causes",
     summary="edge attribution",
     description=("A gradient estimate of path patching for every pair of components."),
-    source="Syed et al. 2023; Hanna et al. 2024",
+    source="Syed et al. 2023, arXiv:2310.10348; Hanna et al. 2024, arXiv:2403.17806",
     needs="gradients",
     example={"nodes": ["*.*.mlp"]},
     whole_batch=True,
@@ -269,10 +266,6 @@ def edge_attribution(
         receiver=[*(str(place.target) for place in places), OUTPUT]
     )
     scores = edge_scores(pair, places)
-    source = "Syed et al. 2023, arXiv:2310.10348; Hanna et al. 2024, arXiv:2403.17806"
-    data.attrs = pair.base.describe(
-        "edge_attribution", "Edge attribution", source, **pair.parameters()
-    )
     axes = ("sender", "receiver", "series")
     # receivers that come after the sender, and the output
     after = [later_branches(lens.wiring, place.component) for place in places]

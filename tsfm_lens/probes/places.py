@@ -8,7 +8,7 @@ from typing import Any
 
 import xarray as xr
 
-from tsfm_lens.core.errors import InputError, unknown_name
+from tsfm_lens.core.errors import InputError
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.component import Component, components, writers
 from tsfm_lens.hooks.names import select
@@ -57,7 +57,7 @@ def places_of(
 ) -> list[Place]:
     """Return places by a word, or by names and globs."""
     wiring = lens.wiring
-    row = stack_named(wiring, stack, wiring.stacks[0])
+    row = first_stack(lens, stack)
     if not isinstance(at, str) or at not in ("stream", "branches", "heads"):
         # two patterns may name one place
         return list(
@@ -81,12 +81,9 @@ def places_of(
     ]
 
 
-def stack_named(wiring: Wiring, name: str | None, default: Stack) -> Stack:
-    """Return a stack by its name, the default for None."""
-    stacks = {each.name: each for each in wiring.stacks}
-    if name is not None and name not in stacks:
-        raise unknown_name("stack", name, list(stacks))
-    return default if name is None else stacks[name]
+def first_stack(lens: Lens, name: str | None) -> Stack:
+    """Return a stack by its name; the first one, which reads the series, if None."""
+    return lens.wiring.stack(lens.wiring.stacks[0].name if name is None else name)
 
 
 def listed(names: Any, what: str) -> list[str | Component]:
@@ -178,7 +175,8 @@ def component_coords(names: Sequence[Component | str]) -> dict[str, Any]:
 
 def head_or_kind(data: xr.Dataset) -> list[str]:
     """Return the group in which each component is compared: "head" for heads, the kind for all others."""
-    kinds, heads = data["kind"].values.astype(str), data["head"].values
+    kinds = data["kind"].values.astype(str)
+    heads = data["head"].values
     return [
         "head" if head >= 0 else kind for kind, head in zip(kinds, heads, strict=True)
     ]
@@ -205,7 +203,7 @@ def position_groups(spans: TokenSpans, positions: str | int | None) -> list[list
         return [everything]
     ordinary = [token for token in everything if not spans.special[token]]
     few = max(-(-len(ordinary) // MOST_GROUPS), 1)
-    size: Any = few if positions is None else 1 if positions == "each" else positions
+    size = few if positions is None else 1 if positions == "each" else positions
     if not is_count(size):
         raise InputError(
             f"positions={positions!r} is not known, choose 'all', 'each' or 1 or more tokens a group"

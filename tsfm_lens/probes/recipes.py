@@ -15,12 +15,12 @@ from tsfm_lens.ablation.rollouts import forecast_variants
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import probe
+from tsfm_lens.core.stats import ratio
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.wiring import Attention, Wiring
 from tsfm_lens.models.ablating import knock_outs, reference_activations
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import (
-    Measure,
     marked_dataset,
     noise_floor,
     own_flat_contexts,
@@ -170,7 +170,8 @@ def _heads(
     lens: Lens, indices: Mapping[int, Sequence[int]], kind: str, paired: bool
 ) -> list[Component]:
     """Return heads by layer and index, also those of other attentions over time if paired, in model order."""
-    stack, heads = lens.wiring.output_stack, []
+    stack = lens.wiring.output_stack
+    heads = []
     for layer, own in indices.items():
         for row in stack.attentions(layer):
             if row.kind == kind or (paired and row.over == "time"):
@@ -192,16 +193,15 @@ def _by_entropy(entropy: xr.Dataset, count: int, sign: float) -> list[Component]
             "heads are sorted by a result with entropy (layer, head), such as probes.head_entropy(...) gives; "
             f"this one is {words}"
         )
-    values = entropy["entropy"].transpose("layer", "head")
+    values = entropy["entropy"].stack(place=("layer", "head"))
     if not 1 <= count <= values.size:
         raise InputError(f"count is {count}, expected 1 to {values.size} heads")
-    order = np.argsort(sign * values.values.ravel(), kind="stable")[:count]
-    stack, kind = str(entropy.attrs.get("stack", "")), str(entropy.attrs["attention"])
-    layers, heads = values["layer"].values, values["head"].values
-    places = [divmod(int(flat), len(heads)) for flat in order]
+    order = np.argsort(sign * values.values, kind="stable")[:count]
+    stack = str(entropy.attrs.get("stack", ""))
+    kind = str(entropy.attrs["attention"])
     return [
-        Component(stack, int(layers[row]), kind, int(heads[column]))
-        for row, column in places
+        Component(stack, int(layer), kind, int(head))
+        for layer, head in values["place"].values[order]
     ]
 
 
@@ -230,7 +230,7 @@ def _sharp_and_diffuse(results: Any) -> tuple[Run, dict[str, Sequence[Component]
         "Many heads and MLPs are set to zero at once. How far the forecast moves "
         "shows how much of the model it needs."
     ),
-    source="tsfm-lens, sections 4 and 5",
+    source="tsfm-lens paper, section 5, figures 6 and 12 to 15 (S3-HEAVY)",
     paper=(
         "S3-F6",
         "S3-F13",
@@ -294,16 +294,18 @@ def ablation_recipes(
     ]
     # where the run's own levels will do, its forecast is the original
     plain = run.forecast if quantiles is None else None
-    options: dict[str, Any] = {
-        "num_samples": run.num_samples,
-        "seed": run.seed,
-        "progress": progress,
-    }
-    options["quantiles"] = run.forecast.levels if quantiles is None else quantiles
     result = forecast_variants(
-        lens, run.batch, run.horizon, variants[plain is not None :], **options
+        lens,
+        run.batch,
+        run.horizon,
+        variants[plain is not None :],
+        num_samples=run.num_samples,
+        seed=run.seed,
+        progress=progress,
+        quantiles=run.forecast.levels if quantiles is None else quantiles,
     )
-    forecasts, samples = result.quantiles, result.samples
+    forecasts = result.quantiles
+    samples = result.samples
     if plain is not None:
         forecasts = np.concatenate([plain.quantiles[None], forecasts])
         samples = (
@@ -317,31 +319,23 @@ def ablation_recipes(
     data["quantile_forecast"] = (("recipe", "series", "quantile", "step"), forecasts)
     if samples is not None:
         data["sample"] = (("recipe", "series", "draw", "step"), samples)
-    counts = [
-        ablated_share(lens.wiring, components) for components in components_of.values()
-    ]
+    counts = [ablated_share(lens.wiring, parts) for parts in components_of.values()]
+    n_heads, totals, n_mlps = np.array(counts).T
     data = data.assign(
         components=(
             "recipe",
             [" ".join(map(str, parts)) for parts in components_of.values()],
         ),
-        n_heads=("recipe", [heads for heads, _, _ in counts]),
-        heads_share=(
-            "recipe",
-            [heads / total if total else 0.0 for heads, total, _ in counts],
-        ),
-        n_mlps=("recipe", [mlps for _, _, mlps in counts]),
+        n_heads=("recipe", n_heads),
+        heads_share=("recipe", ratio(n_heads, totals, 0.0)),
+        n_mlps=("recipe", n_mlps),
     )
     middle = int(np.argmin(np.abs(np.array(result.levels) - 0.5)))
-    source = "tsfm-lens paper, section 5, figures 6 and 12 to 15 (S3-HEAVY)"
-    facts = {
+    data.attrs = {
         "how": how,
         "num_samples": 0 if samples is None else samples.shape[2],
         "statistic": "median",
     }
-    data.attrs = run.describe(
-        "ablation_recipes", "Forecasts under heavy ablation", source, **facts
-    )
     return _add_effects(data, run.rolled_out(), forecasts[:, :, middle])
 
 
@@ -349,8 +343,8 @@ def ablated_share(
     wiring: Wiring, components: Sequence[Component]
 ) -> tuple[int, int, int]:
     """Count the heads and MLPs that a recipe ablates, and all heads of the kinds of attention concerned."""
-    heads: set[tuple[str, str, int, int]] = set()
-    mlps: set[tuple[str, int]] = set()
+    heads = set()
+    mlps = set()
     for component in components:
         stack = wiring.stack(component.stack)
         for row in stack.rows(component.layer):
@@ -394,34 +388,27 @@ def _resolve(
 
 def _add_effects(data: xr.Dataset, run: Run, medians: np.ndarray) -> xr.Dataset:
     """Add distances, spreads and errors of median forecasts (recipe, series, step), and judge them."""
-    steps, where = medians.shape[-1], ("recipe", "series")
-    measures: dict[str, Measure] = (
-        {"spearman_distance": rank_distance(run)} if steps > 1 else {}
-    )
+    steps = medians.shape[-1]
+    where = ("recipe", "series")
+    measures = {"spearman_distance": rank_distance(run)} if steps > 1 else {}
     past = np.array([np.nanstd(values[-steps:]) for values in run.batch.values])
     past = np.where(own_flat_contexts(run), 0.0, past)
-    data["mean_shift"], spread = (
-        (where, np.abs(medians - medians[0]).mean(axis=-1)),
-        medians.std(axis=-1),
-    )
+    data["mean_shift"] = (where, np.abs(medians - medians[0]).mean(axis=-1))
+    spread = medians.std(axis=-1)
     data["spread_ratio"] = (
         where,
-        np.divide(spread, past, out=np.full_like(spread, np.nan), where=past > 0),
+        ratio(spread, past),
     )
     if run.truth is not None:
         truth = run.truth
         error = mae(medians, truth)
-        data["mae"], data["mase"] = (
-            (where, error),
-            (where, error / seasonal_scales(run)),
-        )
+        data["mae"] = (where, error)
+        data["mase"] = (where, error / seasonal_scales(run))
         measures["mae_change"] = error_change(run, truth)
     for name, measure in measures.items():
         data[name] = (where, measure(medians, medians[0]))
-        floor, effect = (
-            noise_floor(run, size_of(measure)),
-            data[name].where(data["recipe"] != ORIGINAL),
-        )
+        floor = noise_floor(run, size_of(measure))
+        effect = data[name].where(data["recipe"] != ORIGINAL)
         data = judge(
             data, name, floor=floor, signed=name == "mae_change", values=effect
         )

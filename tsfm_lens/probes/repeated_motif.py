@@ -120,7 +120,7 @@ def repeated_motif(
     )
     plan = _Plan(low, high, patch, repeats, n_series, steps)
     context, future, lengths = _draw(lens, plan, seed)
-    options: dict[str, Any] = {
+    options = {
         "rollout": False,
         "num_samples": num_samples,
         "seed": seed,
@@ -146,11 +146,10 @@ def repeated_motif(
         forecast=(("series", "step"), run.forecast.median),
     )
     if not lens.takes_ids:
-        truth, mean = data["truth"].values, data["context"].mean("time").values[:, None]
-        error, naive = (
-            mae(data["forecast"].values, truth),
-            mae(np.broadcast_to(mean, truth.shape), truth),
-        )
+        truth = data["truth"].values
+        mean = data["context"].mean("time").values[:, None]
+        error = mae(data["forecast"].values, truth)
+        naive = mae(np.broadcast_to(mean, truth.shape), truth)
         errors = {
             "copy_error": error,
             "naive_error": naive,
@@ -159,14 +158,14 @@ def repeated_motif(
         data = data.assign(
             {name: ("series", values) for name, values in errors.items()}
         )
-    settings: dict[str, Any] = {
+    data.attrs = {
         "motif": [low, high],
         "repeats": repeats,
         "n_series": n_series,
         "patch": patch,
+        "attention": attention,
+        "stack": row.name,
     }
-    settings |= {"attention": attention, "stack": row.name}
-    data.attrs = run.describe("repeated_motif", "Repeated motifs", _SOURCE, **settings)
     advantage = xr.DataArray(plain - other, dims=(*where, "series"))
     return judge(
         data,
@@ -267,11 +266,13 @@ def _targets(
     for series, length in enumerate(lengths):
         for query in np.flatnonzero(tokens[mode]):
             # the steps that come next from a query's point of view
-            first, last = int(starts[query]), int(stops[query])
+            first = int(starts[query])
+            last = int(stops[query])
             if mode == "context":
                 if first < -length:
                     continue
-                first, last = last, last + plan.patch
+                first = last
+                last = last + plan.patch
             last = min(last, first + int(length))
             _mark(
                 out[:, series, query],
@@ -308,12 +309,12 @@ def _masses(
     """Return attention to targets (target, layer, head, series), entropy shares, and uniform attention (target,)."""
     acts = run.record(points)
     series, query = np.nonzero(places[0].any(axis=-1))
-    target_mask, counts = (
-        places[:, series, query].astype(float),
-        np.bincount(series, minlength=places.shape[1]),
-    )
+    target_mask = places[:, series, query].astype(float)
+    counts = np.bincount(series, minlength=places.shape[1])
     within = (series == np.arange(len(counts))[:, None]).astype(float)
-    masses, entropies, visible = [], [], np.zeros(places.shape[2:], dtype=bool)
+    masses = []
+    entropies = []
+    visible = np.zeros(places.shape[2:], dtype=bool)
     for point in points:
         pattern = acts[point].cpu().double().numpy()
         weights = np.einsum("nhk,tnk->thn", pattern[series, :, query], target_mask)

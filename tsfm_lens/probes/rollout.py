@@ -19,7 +19,7 @@ from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import (
-    describe_attention,
+    attention_facts,
     forecast_queries,
     layers_in_time,
     pattern_coords,
@@ -49,7 +49,7 @@ __all__ = [
         "diagonal band reads at a fixed lag, a horizontal one the same steps "
         "throughout."
     ),
-    source="tsfm-lens, appendix D.2",
+    source="tsfm-lens paper, appendix D.2 (S3-ROLL)",
     needs="heads",
 )
 def autoregressive_attention(
@@ -130,23 +130,15 @@ def autoregressive_attention(
         [start for start, _ in passes], [len(tokens) for tokens in columns]
     )
     data = data.assign_coords(pass_start=("query", pass_start))
-    title, source = "Autoregressive attention", "tsfm-lens paper, D.2 (S3-ROLL)"
-    data.attrs = describe_attention(
-        run,
-        "autoregressive_attention",
-        title,
-        source,
-        row,
-        attention_kind,
-        keys=keys,
-        passes=len(passes),
-    )
-    return data
+    facts = attention_facts(run, row, attention_kind)
+    return data.assign_attrs(facts, keys=keys, passes=len(passes))
 
 
 def _passes(run: Run) -> list[tuple[int, Encoded]]:
     """Return the forwards of a rollout: the number of forecast steps known to each, and its input."""
-    lens, batch, steps = run.lens, run.batch, run.horizon
+    lens = run.lens
+    batch = run.batch
+    steps = run.horizon
     width = lens.longest_pass
     if steps <= width or not lens.rereads:
         # the run refuses a horizon that one pass cannot forecast
@@ -155,15 +147,13 @@ def _passes(run: Run) -> list[tuple[int, Encoded]]:
     passes = []
     for start in range(0, steps, width):
         stop = min(start + width, steps)
-        longer = replace(
-            batch, values=(np.concatenate([batch.values[0], values[0, :start]]),)
-        )
-        reads = (
-            {"future": values[:, start:stop]}
-            if lens.emits == "token"
-            else {"horizon": stop - start}
-        )
-        passes.append((start, lens.encode(longer, **reads)))
+        context = np.concatenate([batch.values[0], values[0, :start]])
+        longer = replace(batch, values=(context,))
+        if lens.emits == "token":
+            encoded = lens.encode(longer, future=values[:, start:stop])
+        else:
+            encoded = lens.encode(longer, horizon=stop - start)
+        passes.append((start, encoded))
     return passes
 
 
@@ -206,9 +196,8 @@ def _columns(
             for i in range(len(spans))
             if not first or (spans.start[i] >= first and not spans.special[i])
         ]
-        start, stop = (
-            tuple(part[i] for i in indices) for part in (spans.start, spans.stop)
-        )
+        edges = (spans.start, spans.stop)
+        start, stop = (tuple(part[i] for i in indices) for part in edges)
         axis += TokenSpans(start, stop, tuple(spans.special[i] for i in indices))
         tokens.append(np.array(indices))
     return axis, tokens
@@ -240,7 +229,7 @@ def _fill(
         "Attention matrices are multiplied layer by layer, each averaged with the "
         "identity."
     ),
-    source="Abnar and Zuidema 2020",
+    source="Abnar and Zuidema 2020, equation 1",
     needs="heads",
 )
 def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
@@ -280,24 +269,12 @@ def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
         f"{column.prefix}.{layer}.{kinds[column.name]}.hook_pattern" for layer in layers
     ]
     acts = run.in_one_pass().record(points)
-    flows = np.stack(
-        [
-            flow.cpu().numpy()
-            for flow in rolled([acts[point][0].double() for point in points])
-        ]
-    )
+    flows = torch.stack(rolled([acts[point][0].double() for point in points]))
     coords = pattern_coords(run, column, kinds[column.name], layers)
     data = xr.Dataset(
-        {"flow": (("layer", "query", "key"), flows)}, coords=coords
+        {"flow": (("layer", "query", "key"), flows.cpu().numpy())}, coords=coords
     ).drop_vars("head")
-    facts = {"stack": column.name, "series": run.batch.ids[0]}
-    data.attrs = run.describe(
-        "attention_rollout",
-        "Attention rollout",
-        "Abnar and Zuidema 2020, equation 1",
-        **facts,
-    )
-    return data
+    return data.assign_attrs(stack=column.name, series=run.batch.ids[0])
 
 
 def rolled(patterns: list[Tensor]) -> list[Tensor]:
@@ -323,7 +300,7 @@ def rolled(patterns: list[Tensor]) -> list[Tensor]:
         "The attention weight times the norm of the vector it moves. A token with a "
         "large weight can contribute little."
     ),
-    source="Kobayashi et al. 2020",
+    source="Kobayashi et al. 2020, equation 4",
     needs="heads",
 )
 def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
@@ -368,14 +345,9 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
     data = xr.Dataset(
         {"norm": norm}, coords=pattern_coords(run, stack, attention, layers)
     )
-    facts = {"stack": stack.name, "attention": attention, "series": run.batch.ids[0]}
-    data.attrs = run.describe(
-        "norm_weighted_attention",
-        "Norm-weighted attention",
-        "Kobayashi et al. 2020, equation 4",
-        **facts,
+    return data.assign_attrs(
+        stack=stack.name, attention=attention, series=run.batch.ids[0]
     )
-    return data
 
 
 def _write_norms(values: Tensor, out: Tensor, gate: Tensor | None) -> Tensor:
@@ -409,7 +381,7 @@ def _own_kind(stack: Stack) -> str:
     description=(
         "The attention of each forecast token to the context tokens, head by head."
     ),
-    source="tsfm-lens, figure 21",
+    source="tsfm-lens paper, appendix D.2 and figure 21 (S3-ROLL, S3-SRANK)",
     paper=("S3-F21",),
     needs="heads",
 )
@@ -441,7 +413,8 @@ def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
         ('layer', 'head', 'query', 'key')
     """
     maps = autoregressive_attention(run, kind=kind, keys="window")
-    attention, stack = str(maps.attrs["attention"]), str(maps.attrs["stack"])
+    attention = str(maps.attrs["attention"])
+    stack = str(maps.attrs["stack"])
     data = run.dataset().assign_coords(quantile=list(run.forecast.levels))
     data["quantile_forecast"] = (("series", "quantile", "step"), run.forecast.quantiles)
     data["attention"] = maps["attention"].transpose("layer", "head", "query", "key")
@@ -460,9 +433,4 @@ def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
     data["argmax_weight"] = (("layer", "head"), mean.max(axis=-1))
     data["argmax_key"] = (("layer", "head"), most)
     data["argmax_start"] = (("layer", "head"), maps["key_start"].values[most])
-    title = "Attention between forecast and context tokens"
-    source = "tsfm-lens paper, appendix D.2 and figure 21 (S3-ROLL, S3-SRANK)"
-    data.attrs = run.describe(
-        "patch_attention", title, source, stack=stack, attention=attention
-    )
-    return data
+    return data.assign_attrs(stack=stack, attention=attention)

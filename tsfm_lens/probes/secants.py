@@ -43,10 +43,12 @@ class Secants(TorchFunctionMode):
 
     def __init__(self, readout: Readout, stop: Tensor, nodes: int) -> None:
         super().__init__()
-        self.readout, self.stop = readout, stop
+        self.readout = readout
+        self.stop = stop
         self._lines: list[_Lines] = []
         self._calls: Iterator[_Lines] | None = None
-        self._node, self._cells = 0, 1 if nodes == 1 else 4 * nodes
+        self._node = 0
+        self._cells = 1 if nodes == 1 else 4 * nodes
         self.at, self.weights = legendre.leggauss(nodes)
         edges = np.linspace(-1, 1, self._cells + 1)
         over_cells = np.diff(
@@ -78,10 +80,8 @@ class Secants(TorchFunctionMode):
         points = zip(self.at, self.weights, strict=True)
         for self._node, (at, weight) in enumerate(points):
             if self.affine:
-                level, some = (
-                    self._read(torch.zeros_like(self.stop)),
-                    (parts * _ENLARGED).split(at_once),
-                )
+                level = self._read(torch.zeros_like(self.stop))
+                some = (parts * _ENLARGED).split(at_once)
                 slopes = (
                     torch.cat([self._read(part) - level for part in some]) / _ENLARGED
                 )
@@ -131,10 +131,8 @@ class Secants(TorchFunctionMode):
         flat = run == 0
         if bool(flat.all()):
             return None
-        slope, still = (
-            function(edges).diff(dim=0) / run.masked_fill(flat, 1.0),
-            edges[:-1][flat],
-        )
+        slope = function(edges).diff(dim=0) / run.masked_fill(flat, 1.0)
+        still = edges[:-1][flat]
         slope[flat] = torch.func.jvp(function, (still,), (torch.ones_like(still),))[1]
         return function(at).to(x), at.to(x), (self._shares @ slope).to(x)
 

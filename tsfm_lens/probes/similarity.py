@@ -29,7 +29,7 @@ __all__ = ["entropic_rank", "layer_similarity"]
         "How alike the residual stream is after different layers, and how alike the "
         "layers' updates are. Neighbours that are almost the same change little."
     ),
-    source="Kornblith et al. 2019",
+    source="Kornblith et al. 2019, equation 6",
 )
 def layer_similarity(run: Run) -> xr.Dataset:
     """Compare the layers of the output stack.
@@ -57,7 +57,7 @@ def layer_similarity(run: Run) -> xr.Dataset:
     unit = (updates / updates.norm(dim=-1, keepdim=True).clamp(min=1e-30))[:, visible]
     cosine = torch.einsum("lnd,mnd->lmn", unit, unit).mean(dim=-1)
     flat = [stream[visible].double() for stream in streams]
-    data = xr.Dataset(
+    return xr.Dataset(
         {
             "update_cosine": (("layer", "other_layer"), cosine.cpu().numpy()),
             "cka": (("stream", "other_stream"), linear_cka(flat)),
@@ -69,9 +69,6 @@ def layer_similarity(run: Run) -> xr.Dataset:
             "other_stream": names,
         },
     )
-    source = "Kornblith et al. 2019, equation 6"
-    data.attrs = run.describe("layer_similarity", "Similarity of layers", source)
-    return data
 
 
 def linear_cka(representations: list[Tensor]) -> np.ndarray:
@@ -95,7 +92,7 @@ EPSILON = 1e-8
         "The number of different directions that the heads of a layer write in. It "
         "equals the number of heads if none repeats another."
     ),
-    source="tsfm-lens, appendix E",
+    source="tsfm-lens paper, appendix E (S3-ERANK)",
     paper=("S3-F1E",),
 )
 def entropic_rank(
@@ -134,14 +131,10 @@ def entropic_rank(
         rank=lambda each: np.exp(each["rank"])
     )
     data["entropy"].attrs["units"] = "nats"
-    attention = means.attrs["attention"]
-    title, source = (
-        f"Entropic rank of {attention}",
-        "tsfm-lens paper, appendix E (S3-ERANK)",
+    return data.assign_attrs(
+        title=f"Entropic rank of {means.attrs['attention']}",
+        heads=run.lens.wiring.output_stack.n_heads,
     )
-    facts = {"attention": attention, "heads": run.lens.wiring.output_stack.n_heads}
-    data.attrs = run.describe("entropic_rank", title, source, **facts)
-    return data
 
 
 def mean_over_tokens(
@@ -177,7 +170,8 @@ def mean_over_tokens(
         weights = visible.reshape(*visible.shape, *[1] * (each.ndim - 3))
         tokens.append(visible.sum(dim=1).numpy())
         means.append(((each * weights).sum(dim=2) / weights.sum(dim=1)).numpy())
-    values, counts = np.concatenate(means, axis=1), np.concatenate(tokens)
+    values = np.concatenate(means, axis=1)
+    counts = np.concatenate(tokens)
     parts = ("part",) * (values.ndim - 2)
     # a series counts by its tokens
     over_all = np.average(values, axis=1, weights=counts)

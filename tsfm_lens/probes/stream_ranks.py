@@ -23,12 +23,13 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import flat_contexts
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import token_steps
-from tsfm_lens.probes.places import stack_named
+from tsfm_lens.probes.places import first_stack
 from tsfm_lens.probes.similarity import item_groups
 from tsfm_lens.probes.weights import (
     EPSILON,
     checked_levels,
     core_singular_values,
+    padded,
     random_angle,
     ranks_of,
     rounding_floor,
@@ -37,8 +38,10 @@ from tsfm_lens.probes.weights import (
 
 __all__ = ["embedding_ranks", "flow_of_ranks", "signal_families"]
 
-OWN, VOCABULARY = "own series", "vocabulary"
-_FEWEST, _MOST = 8, 64
+OWN = "own series"
+VOCABULARY = "vocabulary"
+_FEWEST = 8
+_MOST = 64
 _FIRST_ROWS = 4096
 
 
@@ -53,7 +56,7 @@ _FIRST_ROWS = 4096
         "Tokens have many dimensions, and smooth series use few of them. Sinusoids, "
         "exponentials, white noise and zeros are shown for comparison."
     ),
-    source="Flow of ranks, figures 2, 3 and 13",
+    source="Flow of ranks, sections 2 and 3 (S0-F2, S0-F3, S0-F13)",
     paper=(
         "S0-F2",
         "S0-F3",
@@ -106,8 +109,10 @@ def embedding_ranks(
             f"tokens {tokens} and batch_size {batch_size}, expected at least 2 and 1"
         )
     lens = run.lens
-    families = {name: as_series(each) for name, each in (signals or {}).items()}
-    families = signal_families(run, seed=seed) if signals is None else families
+    if signals is None:
+        families = signal_families(run, seed=seed)
+    else:
+        families = {name: as_series(each) for name, each in signals.items()}
     if clash := {OWN, VOCABULARY} & set(families):
         raise InputError(
             f"a family is called {min(clash)!r}, which has a meaning here; give it another name"
@@ -132,20 +137,13 @@ def embedding_ranks(
         **_of_signals(embeddings, levels),
         **_angles(embeddings, tokens),
     ).assign_coords(family=list(embeddings))
-    d_model = lens.wiring.stacks[0].d_model
-    facts = {
-        "stack": lens.wiring.stacks[0].name,
-        "random_angle": random_angle(d_model),
-        "d_model": d_model,
-    }
-    title, source = (
-        "Ranks of embedded series",
-        "Flow of ranks, sections 2 and 3 (S0-F2, S0-F3, S0-F13)",
+    stack = lens.wiring.stacks[0]
+    return data.assign_attrs(
+        stack=stack.name,
+        random_angle=random_angle(stack.d_model),
+        d_model=stack.d_model,
+        signal_seed=seed,
     )
-    data.attrs = run.describe(
-        "embedding_ranks", title, source, signal_seed=seed, **facts
-    )
-    return data
 
 
 def signal_families(run: Run, *, seed: int = 0) -> dict[str, SeriesBatch]:
@@ -162,7 +160,8 @@ def signal_families(run: Run, *, seed: int = 0) -> dict[str, SeriesBatch]:
         >>> list(probes.signal_families(run))
         ['sinusoids', 'exponentials', 'white noise', 'zero']
     """
-    lens, length = run.lens, max(run.batch.lengths)
+    lens = run.lens
+    length = max(run.batch.lengths)
     rng = np.random.default_rng(seed)
     stack = lens.wiring.stacks[0]
     each = int(_context_mask(lens, lens.encode(run.batch)).sum(1).max())
@@ -210,11 +209,10 @@ class _Tokens:
 
 def _tokens_of(lens: Lens, batch: SeriesBatch, size: int) -> _Tokens:
     """Embed series, in groups of whole items."""
-    stack, item = lens.wiring.stacks[0], batch.group_index
-    tokens, point = (
-        _Tokens(stack.d_model),
-        f"{stack.name}.hook_embed" if stack.name else "hook_embed",
-    )
+    stack = lens.wiring.stacks[0]
+    item = batch.group_index
+    tokens = _Tokens(stack.d_model)
+    point = f"{stack.name}.hook_embed".lstrip(".")
     for start in range(0, int(item.max()) + 1, size):
         encoded = lens.encode(
             batch.select(
@@ -301,7 +299,7 @@ _AGREES = 1e-3
         "Layers are not linear, so the rank of the residual stream may grow with "
         "depth. The next layer can then use a higher rank."
     ),
-    source="Flow of ranks, section 4, figure 5 and theorem 4",
+    source="Flow of ranks, section 4 and theorem 4 (S0-FOR, S0-TH4)",
     paper=(
         "S0-F5",
         "S0-F6",
@@ -356,7 +354,7 @@ def flow_of_ranks(
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, expected 1 or more")
     lens = run.lens
-    column = stack_named(lens.wiring, stack, lens.wiring.stacks[0])
+    column = first_stack(lens, stack)
     for layer in range(column.n_layers):
         if not any(column.attentions(layer)):
             raise InputError(
@@ -366,16 +364,11 @@ def flow_of_ranks(
         f"{column.prefix}.{layer}.hook_resid_pre" for layer in range(column.n_layers)
     ]
     points.append(f"{column.prefix}.{column.n_layers - 1}.hook_resid_post")
-    places = (
-        np.linspace(0, len(run.batch) - 1, min(apart, len(run.batch)))
-        .round()
-        .astype(int)
-    )
+    count = len(run.batch)
+    places = np.linspace(0, count - 1, min(apart, count)).round().astype(int)
     # rows are series, or items whose variates share a sequence
     single = {
-        name
-        for place in places
-        for name in (run.batch.ids[place], run.batch.groups[place])
+        names[place] for names in (run.batch.ids, run.batch.groups) for place in places
     }
     spectra = [StreamedSpectrum(column.d_model) for _ in points]
     growths = [
@@ -409,7 +402,8 @@ def flow_of_ranks(
                     [epsilon_rank(values, levels) for values in own], axis=-1
                 )
             series.append(name)
-    ranks, axes = ranks[..., : len(series)], ("epsilon", "stream", "series")
+    ranks = ranks[..., : len(series)]
+    axes = ("epsilon", "stream", "series")
     data = ranks_of_rows(spectra, levels, "stream", range(len(spectra)))
     data = data.assign(
         series_rank=(axes, ranks), rank_rise=(axes, ranks - ranks[:, :1])
@@ -439,18 +433,12 @@ def flow_of_ranks(
         contexts=run.dataset().sel(series=series) if is_of_series else None,
     )
     least = int(np.ceil((2 * _E2 * column.n_heads) ** 2))
-    facts = {
-        "stack": column.name,
-        "tokens": spectra[0].rows,
-        "heads": column.n_heads,
-        "least_depth": least,
-    }
-    title, source = (
-        "Flow of ranks",
-        "Flow of ranks, section 4 and theorem 4 (S0-FOR, S0-TH4)",
+    return data.assign_attrs(
+        stack=column.name,
+        tokens=spectra[0].rows,
+        heads=column.n_heads,
+        least_depth=least,
     )
-    data.attrs |= run.describe("flow_of_ranks", title, source, **facts)
-    return data
 
 
 def _of_weights(
@@ -468,13 +456,6 @@ def _of_weights(
     norms = np.array(
         [_norms(lens, column, layer, kind) for layer, kind in first.items()]
     )
-    width = max(len(values) for values in queries)
-    padded = np.stack(
-        [
-            np.pad(values, (0, width - len(values)), constant_values=np.nan)
-            for values in queries
-        ]
-    )
     bound = np.stack(
         [
             _bound(values, column, norm)
@@ -482,7 +463,7 @@ def _of_weights(
         ]
     )
     return {
-        "weight_singular_value": (("layer", "weight_mode"), padded),
+        "weight_singular_value": (("layer", "weight_mode"), padded(queries)),
         "weight_rank": (
             ("epsilon", "layer"),
             np.stack([epsilon_rank(values, levels) for values in queries], axis=1),
@@ -497,10 +478,8 @@ def _of_weights(
 def _norms(lens: Lens, column: Stack, layer: int, kind: str) -> tuple[float, float]:
     """Compute the largest spectral norms over heads of W_Q W_Kᵀ over √d_head, and of W_V W_O."""
     heads = lens.weights.heads(layer, kind, column.name)
-    key, value = (
-        core_singular_values(heads.W_Q, heads.W_K.mT),
-        core_singular_values(heads.W_V, heads.W_O),
-    )
+    key = core_singular_values(heads.W_Q, heads.W_K.mT)
+    value = core_singular_values(heads.W_V, heads.W_O)
     return float(key[:, 0].max()) / column.d_head**0.5, float(value[:, 0].max())
 
 
@@ -516,21 +495,18 @@ class _AttentionGrowth:
     """Spectra around the first attention of a layer, and the rank that it can add: the inequality behind theorem 4."""
 
     def __init__(self, lens: Lens, column: Stack, layer: int) -> None:
-        self.column, self.layer, self.kind = (
-            column,
-            layer,
-            next(column.attentions(layer)).kind,
-        )
+        self.column = column
+        self.layer = layer
+        self.kind = next(column.attentions(layer)).kind
         self.weights = lens.weights.heads(layer, self.kind, column.name)
-        self.before, self.after = (
-            StreamedSpectrum(column.d_model),
-            StreamedSpectrum(column.d_model),
-        )
+        self.before = StreamedSpectrum(column.d_model)
+        self.after = StreamedSpectrum(column.d_model)
         self.values = [
             StreamedSpectrum(self.weights.W_V.shape[-1]) for _ in range(column.n_heads)
         ]
         self.norms = np.zeros(column.n_heads)
-        self.agrees, self.compared = True, False
+        self.agrees = True
+        self.compared = False
 
     @property
     def points(self) -> list[str]:
@@ -586,7 +562,8 @@ class _AttentionGrowth:
         width = self.column.d_model
         if not (self.agrees and self.after.rows):
             return np.full(width, np.nan), np.full(width, np.nan)
-        out, scale = self.weights.W_O.cpu().double(), abs(self.weights.scale)
+        out = self.weights.W_O.cpu().double()
+        scale = abs(self.weights.scale)
         writes = [
             norm * scale * spectrum.singular_values(out[head])
             for head, (norm, spectrum) in enumerate(
@@ -595,7 +572,8 @@ class _AttentionGrowth:
         ]
         most = max(map(len, writes))
         padded = np.stack([np.pad(each, (0, most - len(each))) for each in writes])
-        values, start = self.after.singular_values(), self.before.singular_values()
+        values = self.after.singular_values()
+        start = self.before.singular_values()
         # rows fewer than the width have no more singular values
         bound = measured_bound(np.pad(start, (0, width - len(start))), padded)
         largest = max(values[0], np.finfo(float).tiny)

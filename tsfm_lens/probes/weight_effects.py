@@ -76,7 +76,8 @@ def weight_effects(
     differences = _differences(first, second)
     # also of a part of a larger run, whose paths would be drawn together with others
     subject = _by(second, run)
-    plain, of_base = subject.point, _by(first, run).point
+    plain = subject.point
+    of_base = _by(first, run).point
     alone = []
     for done, each in enumerate(differences):
         with _set_back(second, each):
@@ -89,7 +90,8 @@ def weight_effects(
             "share_size"
         ].values
         order = np.argsort(-np.nan_to_num(sizes), kind="stable")
-        differences, forecasts = [differences[at] for at in order], forecasts[order]
+        differences = [differences[at] for at in order]
+        forecasts = forecasts[order]
     together = [plain]
     with ExitStack() as opened:
         for each in differences:
@@ -102,18 +104,18 @@ def weight_effects(
     )
     axes = ("series", "step")
     data["cumulative_forecast"] = (("back", *axes), np.array(together))
-    data["tuned_forecast"], data["base_forecast"] = (axes, plain), (axes, of_base)
-    facts: dict[str, Any] = {
-        "base": first.model_id,
-        "identical": int(not differences),
-        "adapters": len(adapters),
-    }
-    facts["statistic"] = subject.statistic
-    facts["base_files"], facts["tuned_files"] = (
-        ", ".join(map(str, lens.files)) for lens in (first, second)
-    )
+    data["tuned_forecast"] = (axes, plain)
+    data["base_forecast"] = (axes, of_base)
     data.attrs = subject.describe(
-        "weight_effects", "Effects of tuned weights", _SOURCE, **facts
+        "weight_effects",
+        "Effects of tuned weights",
+        _SOURCE,
+        base=first.model_id,
+        identical=int(not differences),
+        adapters=len(adapters),
+        statistic=subject.statistic,
+        base_files=", ".join(map(str, first.files)),
+        tuned_files=", ".join(map(str, second.files)),
     )
     if differences and run.truth is not None and np.isfinite(run.truth).any():
         data = _with_errors(data, subject, run.truth)
@@ -180,7 +182,8 @@ def _with_effects(
             "component",
             np.array([getattr(each, name) for each in differences]),
         )
-    data["forecast"], data["effect"] = (axes, forecasts), (axes, forecasts - plain)
+    data["forecast"] = (axes, forecasts)
+    data["effect"] = (axes, forecasts - plain)
     if not differences:
         return data
     wide = ranges(run, plain)
@@ -207,7 +210,8 @@ def _with_errors(data: xr.Dataset, run: Run, truth: np.ndarray) -> xr.Dataset:
     def change(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
         return log_error(other) - log_error(plain)
 
-    together, tuned = data["cumulative_forecast"].values, data["tuned_forecast"].values
+    together = data["cumulative_forecast"].values
+    tuned = data["tuned_forecast"].values
     data["cumulative_error"] = (("back", "series"), mae(together, truth))
     data["base_error"] = (("series",), mae(data["base_forecast"].values, truth))
     data["cumulative_error_change"] = (("back", "series"), change(together, tuned))
@@ -245,9 +249,8 @@ def _lens(source: Any) -> tuple[Lens, list[str]]:
 def _differences(base: Lens, tuned: Lens) -> list[_Difference]:
     """List the components whose weights differ."""
     others, own = (dict(lens.model.named_parameters()) for lens in (base, tuned))
-    same = base.wiring.architecture == tuned.wiring.architecture and set(others) == set(
-        own
-    )
+    is_alike = base.wiring.architecture == tuned.wiring.architecture
+    same = is_alike and set(others) == set(own)
     wrong = [name for name in own if same and own[name].shape != others[name].shape]
     if not same or wrong:
         about = (
@@ -261,7 +264,8 @@ def _differences(base: Lens, tuned: Lens) -> list[_Difference]:
         )
     differences = []
     for owner, places in _owners(tuned).items():
-        each, before = _Difference(owner), 0.0
+        each = _Difference(owner)
+        before = 0.0
         for name, part in places.items():
             new = part.of(own[name])
             old = part.of(others[name]).to(new.device)
@@ -269,11 +273,13 @@ def _differences(base: Lens, tuned: Lens) -> list[_Difference]:
             change = new.double() - old.double()
             if not bool(change.any()):
                 continue
-            each.places[name], each.values[name] = part, others[name]
+            each.places[name] = part
+            each.values[name] = others[name]
             each.norm += float(change.square().sum())
             rank, full = _rank(change, own[name])
             if rank > each.rank:
-                each.rank, each.full_rank = rank, full
+                each.rank = rank
+                each.full_rank = full
         if each.places:
             each.norm = each.norm**0.5
             each.relative_norm = each.norm / before**0.5 if before > 0 else np.inf
@@ -350,7 +356,8 @@ class _Claims:
 
 def _owners(lens: Lens) -> dict[Owner, Places]:
     """Divide every entry of every parameter among components, norms, embedding, output head, and the rest."""
-    model, wiring = lens.model, lens.wiring
+    model = lens.model
+    wiring = lens.wiring
     claims = _Claims(model)
     layers = [
         (stack, layer) for stack in wiring.stacks for layer in range(stack.n_layers)
@@ -389,11 +396,10 @@ def _of_heads(
     branch = Component(stack.name, layer, row.kind)
     for letter, part in [*row.inputs.items(), ("o", row.o)]:
         module = model.get_submodule(f"{stack.block(layer)}.{part.module}".rstrip("."))
-        weight, bias = getattr(module, part.weight), getattr(module, part.bias, None)
-        heads, axis = (
-            stack.n_heads if letter == "o" else row.heads_of(letter, stack.n_heads),
-            int(letter == "o"),
-        )
+        weight = getattr(module, part.weight)
+        bias = getattr(module, part.bias, None)
+        heads = stack.n_heads if letter == "o" else row.heads_of(letter, stack.n_heads)
+        axis = int(letter == "o")
         sizes = {"head": heads, **({"part": part.parts} if part.parts > 1 else {})}
         side = "part head d_head" if part.parts > 1 else "head d_head"
         places = rearrange(

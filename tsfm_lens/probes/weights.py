@@ -19,12 +19,11 @@ from tsfm_lens.core.ranks import (
     participation_ratio,
 )
 from tsfm_lens.core.registry import probe
-from tsfm_lens.core.stats import CONFIDENCE
-from tsfm_lens.hooks.weights import HeadWeights, head_output_weights
+from tsfm_lens.core.stats import CONFIDENCE, ratio
+from tsfm_lens.hooks.weights import head_output_weights
 from tsfm_lens.hooks.wiring import Attention, Mlp, Stack, Writer
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.given import describe
-from tsfm_lens.probes.places import stack_named
+from tsfm_lens.probes.places import first_stack
 
 __all__ = ["head_spectra", "row_angles", "stable_rank", "weight_ranks"]
 
@@ -41,7 +40,7 @@ PRODUCTS = ("QK", "OV")
         "a head matches, value–output what it moves. A head with few large values "
         "acts along few directions."
     ),
-    source="tsfm-lens, definition 5.1 (S3-SRANK)",
+    source="tsfm-lens paper, definition 5.1 (S3-SRANK)",
     needs="heads",
     cost="weights",
 )
@@ -77,7 +76,7 @@ def head_spectra(
         >>> probes.head_spectra(lens)["stable_rank"].dims
         ('product', 'layer', 'head')
     """
-    column = stack_named(lens.wiring, stack, lens.wiring.output_stack)
+    column = lens.wiring.stack(stack)
     attention, layers = column.layers_with(kind)
     names = list(products)
     for product in names:
@@ -88,10 +87,12 @@ def head_spectra(
     values = np.empty((len(names), len(layers), column.n_heads, column.d_head))
     for place, layer in enumerate(layers):
         weights = lens.weights.heads(layer, attention, column.name, fold_norm=fold_norm)
+        factors = {
+            "QK": (weights.W_Q, weights.W_K.mT),
+            "OV": (weights.W_V, weights.W_O),
+        }
         for index, product in enumerate(names):
-            values[index, place] = (
-                core_singular_values(*_factors(weights, product)).cpu().numpy()
-            )
+            values[index, place] = core_singular_values(*factors[product]).cpu()
     ranks = stable_rank(values)
     data = xr.Dataset(
         {
@@ -108,13 +109,12 @@ def head_spectra(
             "head": range(column.n_heads),
         },
     )
-    title, source = (
-        f"Spectra of {attention}",
-        "tsfm-lens paper, definition 5.1 (S3-SRANK)",
+    return data.assign_attrs(
+        title=f"Spectra of {attention}",
+        stack=column.name,
+        attention=attention,
+        fold_norm=int(fold_norm),
     )
-    facts = {"stack": column.name, "attention": attention, "fold_norm": int(fold_norm)}
-    data.attrs = describe(lens, "head_spectra", title, source, **facts)
-    return data
 
 
 def stable_rank(singular_values: np.ndarray) -> np.ndarray:
@@ -126,32 +126,24 @@ def stable_rank(singular_values: np.ndarray) -> np.ndarray:
     """
     values = np.asarray(singular_values, dtype=float)
     # relative to the largest, so that tiny and huge weights neither underflow nor overflow
-    top = values[..., :1]
-    shares = np.divide(values, top, out=np.full_like(values, np.nan), where=top > 0)
-    return np.square(shares).sum(axis=-1)
+    return np.square(ratio(values, values[..., :1])).sum(axis=-1)
 
 
 def core_singular_values(left: Tensor, right: Tensor) -> Tensor:
     """Compute the singular values of ``left @ right``, descending, in float64."""
-    a, b = left.detach().double(), right.detach().double().transpose(-2, -1)
-    core = torch.linalg.qr(a, mode="r").R @ torch.linalg.qr(b, mode="r").R.transpose(
-        -2, -1
-    )
+    a = left.detach().double()
+    b = right.detach().double().mT
+    core = torch.linalg.qr(a, mode="r").R @ torch.linalg.qr(b, mode="r").R.mT
     return torch.linalg.svdvals(core)
 
 
 def core_svd(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the singular value decomposition of ``left @ right`` without that product, in float64."""
-    a, b = left.detach().double(), right.detach().double().transpose(-2, -1)
+    a = left.detach().double()
+    b = right.detach().double().mT
     (q_a, r_a), (q_b, r_b) = torch.linalg.qr(a), torch.linalg.qr(b)
-    u, s, vt = torch.linalg.svd(r_a @ r_b.transpose(-2, -1))
-    return q_a @ u, s, vt @ q_b.transpose(-2, -1)
-
-
-def _factors(weights: HeadWeights, product: str) -> tuple[Tensor, Tensor]:
-    if product == "QK":
-        return weights.W_Q, weights.W_K.transpose(-2, -1)
-    return weights.W_V, weights.W_O
+    u, s, vt = torch.linalg.svd(r_a @ r_b.mT)
+    return q_a @ u, s, vt @ q_b.mT
 
 
 PARTS = ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_gate", "W_out")
@@ -173,7 +165,7 @@ _PRECISIONS = (torch.bfloat16, torch.float16, torch.float32)
         "largest. Truncation there changes the matrix by at most ε of its norm. It "
         "is exact for the weights as stored."
     ),
-    source="Flow of ranks, equation 1 and figure 10",
+    source="Flow of ranks, equation 1 (S0-ERANK)",
     paper=(
         "S0-ERANK",
         "S0-HIST",
@@ -188,7 +180,6 @@ def weight_ranks(
     per_head: bool = False,
     stack: str | None = None,
     parts: Iterable[str] = PARTS,
-    decades: int = DECADES,
 ) -> xr.Dataset:
     """Compute singular values and ranks of the matrices of every attention and every MLP, in float64.
 
@@ -201,7 +192,6 @@ def weight_ranks(
         per_head: also the part of every head, as a matrix of its own.
         stack: one stack; all if None.
         parts: names of matrices; a model need not have all.
-        decades: number of decades of the histogram.
 
     Returns:
         Dataset of kind "weight_ranks" over ``matrix`` ("decoder.3.cross_attn.W_Q", of one head
@@ -230,10 +220,8 @@ def weight_ranks(
         raise InputError(f"{lens.model_id} has none of {', '.join(parts)}")
     precision = stored_precision(lens)
     spectra, floors = zip(*(_measure(one, precision) for one in matrices), strict=True)
-    name, finite = (
-        str(precision).removeprefix("torch."),
-        [floor for floor in floors if np.isfinite(floor)],
-    )
+    name = str(precision).removeprefix("torch.")
+    finite = [floor for floor in floors if np.isfinite(floor)]
     if finite and min(levels) < min(finite):
         raise InputError(
             f"epsilon {min(levels):g} is below what these weights can tell: they are stored in {name}, whose rounding "
@@ -242,7 +230,7 @@ def weight_ranks(
     data = ranks_of(spectra, floors, levels, "matrix").assign(
         decade_count=(
             ("matrix", "decade"),
-            np.stack([decade_histogram(spectrum, decades) for spectrum in spectra]),
+            np.stack([decade_histogram(spectrum, DECADES) for spectrum in spectra]),
         )
     )
     names = ("stack", "layer", "layer_kind", "part", "head", "rows", "columns", "full")
@@ -263,14 +251,10 @@ def weight_ranks(
         for each, column in zip(names, zip(*rows, strict=True), strict=True)
     }
     data = data.assign_coords(
-        matrix=list(map(str, matrices)), decade=[10.0**-n for n in range(decades)]
+        matrix=list(map(str, matrices)), decade=[10.0**-n for n in range(DECADES)]
     )
     data = data.assign_coords(columns)
-    title, source = "Ranks of the weights", "Flow of ranks, equation 1 (S0-ERANK)"
-    data.attrs = describe(
-        lens, "weight_ranks", title, source, precision=name, per_head=int(per_head)
-    )
-    return data
+    return data.assign_attrs(precision=name, per_head=int(per_head))
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,10 +285,8 @@ def weight_matrices(
     for part in names:
         if part not in PARTS:
             raise unknown_name("part", part, PARTS)
-    columns = lens.wiring.stacks
-    for column in (
-        columns if stack is None else [stack_named(lens.wiring, stack, columns[0])]
-    ):
+    wiring = lens.wiring
+    for column in wiring.stacks if stack is None else [wiring.stack(stack)]:
         for layer in range(column.n_layers):
             for row in column.rows(layer):
                 for part, weight in _weights_of(lens, column, layer, row):
@@ -361,6 +343,14 @@ def _measure(matrix: Matrix, precision: torch.dtype) -> tuple[np.ndarray, float]
     return values, rounding_floor(values, longest, error, max(weight.shape))
 
 
+def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Stack rows of unequal length, (row, column), with NaN beyond the end of each."""
+    width = max(map(len, rows))
+    return np.stack(
+        [np.pad(row, (0, width - len(row)), constant_values=np.nan) for row in rows]
+    )
+
+
 def ranks_of(
     spectra: Sequence[np.ndarray],
     floors: Sequence[float],
@@ -369,14 +359,8 @@ def ranks_of(
 ) -> xr.Dataset:
     """Compute the ranks of matrices from their singular values, each descending."""
     full = np.array([len(values) for values in spectra])
-    padded = [
-        np.pad(values, (0, full.max() - len(values)), constant_values=np.nan)
-        for values in spectra
-    ]
-    ranks, axes = (
-        np.stack([epsilon_rank(values, levels) for values in spectra], axis=1),
-        ("epsilon", dim),
-    )
+    ranks = np.stack([epsilon_rank(values, levels) for values in spectra], axis=1)
+    axes = ("epsilon", dim)
     measures = {
         "stable_rank": stable_rank,
         "effective_rank": effective_rank,
@@ -384,7 +368,7 @@ def ranks_of(
     }
     return xr.Dataset(
         {
-            "singular_value": ((dim, "mode"), np.stack(padded)),
+            "singular_value": ((dim, "mode"), padded(spectra)),
             "epsilon_rank": (axes, ranks),
             "rank_share": (axes, ranks / full),
             "told": (axes, ~(np.array(levels)[:, None] < np.array(floors))),
@@ -455,7 +439,7 @@ def checked_levels(epsilon: float | Iterable[float]) -> list[float]:
         "reads. If the rows of a head lie close together, the head reads few "
         "directions, and the map has dark blocks on its diagonal."
     ),
-    source="Flow of ranks, equation 2 and figures 9 and 12",
+    source="Flow of ranks, equation 2 with arccos (S0-ANG)",
     paper=(
         "S0-ANG",
         "S0-F9",
@@ -511,7 +495,7 @@ def row_angles(
         raise InputError(
             f"rows {rows} and permutations {permutations}, expected at least 2 and 19"
         )
-    column = stack_named(lens.wiring, stack, lens.wiring.stacks[0])
+    column = first_stack(lens, stack)
     attention, layers = column.layers_with(
         kind or next(iter(column.attention_kinds()), None)
     )
@@ -544,7 +528,7 @@ def row_angles(
             ),
             "block_angle": (
                 ("layer", "head", "other_head"),
-                np.stack([one.blocks(n_heads) for one in layers_rows]),
+                np.stack([one.blocks() for one in layers_rows]),
             ),
             "within": ("layer", means[:, 0]),
             "between": ("layer", means[:, 1]),
@@ -562,18 +546,15 @@ def row_angles(
     )
     for name in ("angle", "block_angle", "within", "between", "closer", "closer_floor"):
         data[name].attrs["units"] = "degrees"
-    title, source = (
-        f"Angles of the rows of {part}",
-        "Flow of ranks, equation 2 with arccos (S0-ANG)",
+    return data.assign_attrs(
+        title=f"Angles of the rows of {part}",
+        random_angle=random_angle(column.d_model),
+        stack=column.name,
+        part=part,
+        attention=attention,
+        permutations=permutations,
+        seed=seed,
     )
-    facts: dict[str, object] = {
-        "random_angle": random_angle(column.d_model),
-        "stack": column.name,
-        "part": part,
-    }
-    facts |= {"attention": attention, "permutations": permutations, "seed": seed}
-    data.attrs = describe(lens, "row_angles", title, source, **facts)
-    return data
 
 
 @dataclass(frozen=True, eq=False)
@@ -606,22 +587,17 @@ class _Rows:
         sizes = groups.sum(0)
         return groups.T @ among @ groups, np.outer(sizes, sizes) - np.diag(sizes)
 
-    def blocks(self, n_heads: int) -> np.ndarray:
+    def blocks(self) -> np.ndarray:
         """Average angles over pairs of different rows, (head, head)."""
         sums, counts = self._sums(self.heads[self.nonzero])
-        return np.divide(
-            sums, counts, out=np.full((n_heads, n_heads), np.nan), where=counts > 0
-        )
+        return ratio(sums, counts)
 
     def within_and_between(self, labels: np.ndarray) -> tuple[float, float]:
         """Average angles over pairs with the same label and with different ones, NaN where there are none."""
         sums, counts = self._sums(labels)
-        own, own_count = np.trace(sums), np.trace(counts)
-        other, other_count = sums.sum() - own, counts.sum() - own_count
-        return (
-            own / own_count if own_count else np.nan,
-            other / other_count if other_count else np.nan,
-        )
+        own = np.array([np.trace(sums), np.trace(counts)])
+        other = np.array([sums.sum(), counts.sum()]) - own
+        return float(ratio(*own)), float(ratio(*other))
 
     def shuffle(self, permutations: int, rng: np.random.Generator) -> np.ndarray:
         """Compute between less within for rows shuffled among the heads, (permutation,)."""
@@ -640,7 +616,8 @@ def _shuffle_floors(
     rng = np.random.default_rng(seed)
     chance = np.stack([one.shuffle(permutations, rng) for one in layers])
     # in units of each layer's own spread, so that no layer sets the scale of all
-    middle, spread = chance.mean(1), chance.std(1)
+    middle = chance.mean(1)
+    spread = chance.std(1)
     usable = np.isfinite(spread) & (spread > 0)
     if not usable.any():
         return np.full(len(layers), np.nan), np.zeros(len(layers), dtype=bool)
@@ -653,13 +630,10 @@ def _shuffle_floors(
 
 def random_angle(dimensions: int) -> float:
     """Compute the mean angle in degrees of two random lines: density sin(θ)^(d − 2) from 0 to 90 degrees."""
+    if dimensions < 2:
+        return 0.0
     # midpoints, so that nothing is evaluated at the ends
     theta = (np.arange(20000) + 0.5) * (np.pi / 2 / 20000)
-    weight = (
-        np.sin(theta) ** (dimensions - 2) if dimensions > 1 else np.zeros_like(theta)
-    )
-    return (
-        float(np.degrees((theta * weight).sum() / weight.sum()))
-        if dimensions > 1
-        else 0.0
+    return float(
+        np.degrees(np.average(theta, weights=np.sin(theta) ** (dimensions - 2)))
     )

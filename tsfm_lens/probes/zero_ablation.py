@@ -46,7 +46,7 @@ __all__ = ["ablation_effects"]
         "Each attention head, MLP and layer is set to zero in turn. The larger the "
         "change, the more the forecast relies on that component."
     ),
-    source="tsfm-lens, section 3",
+    source="tsfm-lens paper, section 3 (S3-ZA, S3-SPEAR)",
     paper=(
         "S3-F2",
         "S3-F8",
@@ -93,7 +93,8 @@ def ablation_effects(
         >>> data["component"].values.tolist()
         ['decoder.0.mlp', 'decoder.1.mlp', 'decoder.2.mlp']
     """
-    lens, stack = run.lens, run.lens.wiring.output_stack
+    lens = run.lens
+    stack = run.lens.wiring.output_stack
     if components is None:
         targets = [
             *writers(lens.wiring),
@@ -111,32 +112,29 @@ def ablation_effects(
     else:
         targets = lens.components(*listed(components, "components"))
     ablations = ablations_of(run, targets, how, reference)
-    plain, forecasts = run.point, points_without(run, ablations, how, progress)
+    plain = run.point
+    forecasts = points_without(run, ablations, how, progress)
     data = marked_dataset(run, **component_coords(targets))
-    where, later = ("component", "series"), slice(run.first_step, None)
+    where = ("component", "series")
+    later = slice(run.first_step, None)
     data = data.assign(
         forecast=((*where, "step"), forecasts),
         baseline_forecast=(("series", "step"), plain),
     )
-    source = "tsfm-lens paper, section 3 (S3-ZA, S3-SPEAR)"
-    facts: dict[str, object] = {
+    data.attrs = {
         "how": how,
         "rollout": int(run.rollout),
         "statistic": run.statistic,
     }
-    data.attrs = run.describe("ablation_effects", "Ablation effects", source, **facts)
     if later.start:
         data["first_step_shift"] = (where, np.abs(forecasts - plain)[..., 0])
-    measures: dict[str, Measure] = (
-        {"spearman_distance": rank_distance(run)} if run.horizon > 1 else {}
-    )
+    measures = {"spearman_distance": rank_distance(run)} if run.horizon > 1 else {}
     measures["mean_shift"] = lambda other, plain: np.abs(other - plain).mean(axis=-1)
     if run.truth is not None:
-        truth, scale = run.truth[..., later], seasonal_scales(run)
-        error, baseline = (
-            mae(forecasts[..., later], truth),
-            mae(plain[..., later], truth),
-        )
+        truth = run.truth[..., later]
+        scale = seasonal_scales(run)
+        error = mae(forecasts[..., later], truth)
+        baseline = mae(plain[..., later], truth)
         data = data.assign(mae=(where, error), mase=(where, error / scale))
         data = data.assign(
             mae_baseline=("series", baseline),
@@ -154,10 +152,8 @@ def ablation_effects(
             else effect,
         )
         floor = noise_floor(run, size_of(measure, later))
-        signed, wide = (
-            name.endswith("change"),
-            ranges(run, plain) if name == "mean_shift" else 1.0,
-        )
+        signed = name.endswith("change")
+        wide = ranges(run, plain) if name == "mean_shift" else 1.0
         data = judge(
             data,
             name,
@@ -175,7 +171,8 @@ def rank_distance(run: Run) -> Measure:
     It is NaN for a series of :func:`tsfm_lens.models.noise.flat_series`. A flat forecast where the plain one is not has
     distance 1: nothing of the order of steps is left.
     """
-    flat, rounding = flat_series(run), own_rounding(run)
+    flat = flat_series(run)
+    rounding = own_rounding(run)
 
     def distance(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
         ranked = spearman_distance(other, np.broadcast_to(plain, other.shape))
@@ -203,15 +200,12 @@ def points_without(
     ablations: Mapping[Component, tuple[Intervention, ...]],
     how: str,
     progress: Progress | None = None,
-    *,
     beside: Sequence[Variant] = (),
 ) -> np.ndarray:
     """Forecast without each component, then with further variants, (variant, series, step)."""
     # the caller's own hooks may change before the next call
     shares = how == "zero" and not run.lens.registry.in_use
-    cache: dict[Component, np.ndarray] = (
-        run.cache.setdefault("ablated", {}) if shares else {}
-    )
+    cache = run.cache.setdefault("ablated", {}) if shares else {}
     missing = {
         component: parts
         for component, parts in ablations.items()

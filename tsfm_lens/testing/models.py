@@ -99,7 +99,8 @@ def _merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
 def random_model(name: str, size: str = "") -> Any:
     """Build the torch module of :func:`random_config`, without a library's own object around it."""
     options = random_config(name, size)
-    config, gains = options.pop("config"), options.pop("gains")
+    config = options.pop("config")
+    gains = options.pop("gains")
     model = architecture_by_name(name).blank(config)
     return spread_weights(model, gains, **options)
 

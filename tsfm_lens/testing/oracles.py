@@ -151,10 +151,7 @@ class Oracle:
         if not deviations:
             return OracleResult(self.title, 0.0, bound, self.absent, skipped=True)
         where = max(
-            deviations,
-            key=lambda key: (
-                deviations[key] if deviations[key] == deviations[key] else float("inf")
-            ),
+            deviations, key=lambda key: np.nan_to_num(deviations[key], nan=np.inf)
         )
         return OracleResult(self.title, deviations[where], bound, where)
 
@@ -198,17 +195,13 @@ def branches(stack: Stack) -> list[Row]:
 
 def first_stream(stack: Stack) -> str:
     """Return the hook point of a stack's first stream."""
-    return f"{stack.name}.hook_embed" if stack.name else "hook_embed"
+    return f"{stack.name}.hook_embed".lstrip(".")
 
 
 def last_stream(stack: Stack, *, normalized: bool = False) -> str:
     """Return the hook point of a stack's last stream, or of what its last norm makes of it, if it has one."""
     if normalized and stack.ln_final:
-        return (
-            f"{stack.name}.ln_final.hook_normalized"
-            if stack.name
-            else "ln_final.hook_normalized"
-        )
+        return f"{stack.name}.ln_final.hook_normalized".lstrip(".")
     return f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
 
 
@@ -253,7 +246,8 @@ def relative(a: Tensor, b: Tensor) -> float:
     """Compute the largest deviation of a from b, relative to the largest value of b."""
     if a.shape != b.shape:
         return float("inf")
-    a, b = a.detach(), b.detach()
+    a = a.detach()
+    b = b.detach()
     scale = float(b.abs().max()) or 1.0
     return float((a - b).abs().max()) / scale
 
@@ -317,7 +311,8 @@ def reading_changes_nothing(case: Case) -> Deviations:
 def accounting(case: Case) -> Deviations:
     """Check that embedding + all writes = last residual stream, and the native head on it = the output."""
     output, acts = case.captured
-    model, wiring = case.lens.adapter.model, case.lens.wiring
+    model = case.lens.adapter.model
+    wiring = case.lens.wiring
     for stack in wiring.stacks:
         if not stack.sums:
             continue
@@ -403,7 +398,8 @@ def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[
         return
     path = row.o.module if isinstance(row, Attention) else row.o
     layer = lens.adapter.model.get_submodule(f"{stack.block(component.layer)}.{path}")
-    weight, bias = layer.weight.detach(), getattr(layer, "bias", None)
+    weight = layer.weight.detach()
+    bias = getattr(layer, "bias", None)
     if isinstance(row, Attention):
         heads = rearrange(
             weight, f"d_model {row.o.layout} -> head d_head d_model", head=stack.n_heads
@@ -452,7 +448,9 @@ def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
 )
 def patching(case: Case) -> Deviations:
     """Check that a run patched into itself changes nothing; A's stream in B gives A's later streams and output."""
-    lens, acts, other = case.lens, case.acts, case.other_encoded
+    lens = case.lens
+    acts = case.acts
+    other = case.other_encoded
     output_stack = lens.wiring.output_stack
     for name in (RESIDUAL_NAMES[len(output_stack.rows(0)[:2]) - 1], "hook_resid_post"):
         at = f"{output_stack.prefix}.0.{name}"

@@ -39,7 +39,8 @@ from tsfm_lens.testing.oracles import (
 )
 def patterns(case: Case) -> Deviations:
     """Check that pattern rows sum to 1 and pay nothing to masked keys, and that pattern · v = z."""
-    lens, acts = case.lens, case.acts
+    lens = case.lens
+    acts = case.acts
     for stack in lens.wiring.stacks:
         for _, _, row, at, _ in branches(stack):
             if not isinstance(row, Attention):
@@ -102,7 +103,8 @@ def _gated(case: Case, row: Attention, at: str, heads: Tensor) -> Tensor:
 )
 def head_order(case: Case) -> Deviations:
     """Check that a head's pattern and W_V rows rebuild its z, and that without W_Q, W_K or W_V it has no q, k or v."""
-    lens, acts = case.lens, case.acts
+    lens = case.lens
+    acts = case.acts
     for stack in lens.wiring.stacks:
         places = [(each, each.row) for each in branches(stack)]
         heads = [(branch, row) for branch, row in places if isinstance(row, Attention)]

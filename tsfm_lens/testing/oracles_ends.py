@@ -47,7 +47,8 @@ def ends(case: Case) -> Deviations:
 
 def _embedding(case: Case) -> Deviations:
     """Check that ``hook_embed`` differs between two series as the output of ``embed`` does, token by token."""
-    lens, path = case.lens, case.lens.wiring.embed
+    lens = case.lens
+    path = case.lens.wiring.embed
     twins = _tied_modules(lens.adapter.model, path)
     stacks = [stack for stack in lens.wiring.stacks if not stack.follows]
     names = [first_stream(stack) for stack in stacks]
@@ -136,17 +137,15 @@ def _at_factor(rows: Tensor, source: Tensor, factor: Tensor) -> float:
     # torch has no distances in half precision
     # by differences: by products, rows that are alike are not told apart
     exact = "donot_use_mm_for_euclid_dist"
-    near = source[
-        torch.cdist(rows.float(), (factor * source).float(), compute_mode=exact).argmin(
-            dim=-1
-        )
-    ]
-    return relative(factor * near, rows)
+    targets = factor * source
+    distances = torch.cdist(rows.float(), targets.float(), compute_mode=exact)
+    return relative(targets[distances.argmin(dim=-1)], rows)
 
 
 def _unembedding(case: Case) -> Deviations:
     """Check that ``unembed`` reads the last stream through ``ln_final``, or the stream itself; T5 also scales it."""
-    stack, path = case.lens.wiring.output_stack, case.lens.wiring.unembed.module
+    stack = case.lens.wiring.output_stack
+    path = case.lens.wiring.unembed.module
     source = case.acts[last_stream(stack, normalized=True)]
     with recorded_calls(case.lens.adapter.model, [path]) as calls:
         case.lens.forward(case.encoded)
@@ -172,7 +171,8 @@ def _unembedding(case: Case) -> Deviations:
 
 def _bottleneck(case: Case) -> Deviations:
     """Check that ``unembed``'s output of a run without one component gives that run's output."""
-    lens, path = case.lens, case.lens.wiring.unembed.module
+    lens = case.lens
+    path = case.lens.wiring.unembed.module
     plain = lens.forward(case.encoded)
     with (
         lens.ablate(writers(lens.wiring)[0]),
@@ -188,9 +188,11 @@ def _bottleneck(case: Case) -> Deviations:
 
 def _labels(case: Case) -> Deviations:
     """Check that a new last stream in one row, or at one position, moves ``unembed``'s output there alone."""
-    lens, last = case.lens, last_stream(case.lens.wiring.output_stack)
+    lens = case.lens
+    last = last_stream(case.lens.wiring.output_stack)
     axes = lens.registry.points[RAW].axes
-    plain, stream = case.acts[RAW], case.acts[last]
+    plain = case.acts[RAW]
+    stream = case.acts[last]
     yield (
         f"{RAW} has as many rows as the stream",
         float(abs(plain.shape[0] - stream.shape[0])),
@@ -221,7 +223,8 @@ def _labels(case: Case) -> Deviations:
 
 def _steps(case: Case) -> Deviations:
     """Check ``steps_per_readout``: a rollout calls the head once for so many steps and twice for one more."""
-    lens, wiring = case.lens, case.lens.wiring
+    lens = case.lens
+    wiring = case.lens.wiring
     steps = wiring.steps_per_readout
     if lens.adapter.rollout == "single":
         n_steps = lens.adapter.run(lens.encode(case.batch).inputs).shape[-1]
@@ -278,7 +281,8 @@ def rows_are_series(case: Case) -> Deviations:
         if lens.adapter.rollout in ("cache", "refeed")
         else min(case.horizon, first)
     )
-    draws, axis = _draws(lens), lens.adapter.draw_axis
+    draws = _draws(lens)
+    axis = lens.adapter.draw_axis
 
     def forecast() -> Tensor:
         outer = draws["num_samples"] if draws and lens.wiring.sample_major else 1
@@ -313,7 +317,8 @@ def rows_are_series(case: Case) -> Deviations:
 @oracle(15, "gradients", _GRADIENT_BOUND, "`true_gradients`; a custom backward pass")
 def gradients(case: Case) -> Deviations:
     """Check that ``true_gradients`` tells if autograd's derivative along the stream is that of small steps."""
-    lens, stack = case.lens, case.lens.wiring.output_stack
+    lens = case.lens
+    stack = case.lens.wiring.output_stack
     name = f"{stack.prefix}.0.hook_resid_post"
     # one series without gaps: rows of padding, which attend to nothing, have no derivative
     series = by_themselves(case)

@@ -35,7 +35,8 @@ def rollout_equals_forward(case: Case) -> Deviations:
 
 def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
     """Decode step by step, then feed the very same decoder embeddings to one teacher-forced pass."""
-    lens, stack = case.lens, case.lens.wiring.output_stack
+    lens = case.lens
+    stack = case.lens.wiring.output_stack
     embed = first_stream(stack)
     kinds = (
         "hook_embed",
@@ -109,7 +110,7 @@ def _refeed_rollout(case: Case) -> Deviations:
         case.batch, names_filter=names, rollout=True, horizon=first + 1
     )
     paths = lens.forecast(case.batch, first, quantiles=levels).quantiles
-    contexts: list[np.ndarray] = []
+    contexts = []
     # paths outermost, so that the variates of a group stay together
     for path in range(len(levels)):
         for series, quantiles, future in zip(
@@ -154,7 +155,8 @@ def _cache_rollout(case: Case) -> Deviations:
     draws: dict[str, Any] = (
         {"num_samples": 2} if lens.adapter.readout == "distribution" else {}
     )
-    model, path = lens.adapter.model, lens.wiring.output_stack.entry
+    model = lens.adapter.model
+    path = lens.wiring.output_stack.entry
     with recorded_calls(model, [path]) as calls:
         _, steps = lens.run_with_cache(
             case.batch, names_filter=names, rollout=True, horizon=horizon, **draws
@@ -295,7 +297,7 @@ def _last_write(stack: Stack) -> str:
 def fan_out_equals_alone(case: Case, *, most: int = 24) -> Deviations:
     """Check that a variant in a fanned-out batch, or on a replayed prefix, = the same variant run alone."""
     lens = case.lens
-    variants: list[Variant] = []
+    variants = []
     for stack in lens.wiring.stacks:
         components = writers(lens.wiring, stack.name)
         variants += [

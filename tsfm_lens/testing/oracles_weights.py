@@ -37,7 +37,8 @@ from tsfm_lens.testing.oracles import (
 )
 def weights(case: Case) -> Deviations:
     """Check that norms, matrices, gains and biases turn each stream into the recorded inputs, outputs and writes."""
-    lens, acts = case.lens, case.acts
+    lens = case.lens
+    acts = case.acts
     for stack in lens.wiring.stacks:
         layers = {
             f"{stack.block(each.layer)}.{part.module}"
@@ -74,7 +75,10 @@ class _Rebuilt:
         branch: Row,
         calls: dict[str, list[NativeCall]],
     ) -> None:
-        self.lens, self.acts, self.branch, self.calls = lens, acts, branch, calls
+        self.lens = lens
+        self.acts = acts
+        self.branch = branch
+        self.calls = calls
         self.place = (branch.layer, branch.row.kind, branch.stack.name)
         self.branch_input = _norm(self.lens, branch, branch.row.norm)(
             self.acts[branch.stream]
@@ -89,7 +93,8 @@ class _Rebuilt:
             yield from self._mlp(row)
 
     def _attention(self, row: Attention) -> Deviations:
-        at, keys = self.branch.at, self.branch_input
+        at = self.branch.at
+        keys = self.branch_input
         if row.keys_from:
             keys = self.acts[
                 last_stream(self.lens.wiring.stack(row.keys_from), normalized=True)
@@ -123,9 +128,10 @@ class _Rebuilt:
 
     def _mlp(self, row: Mlp) -> Deviations:
         at = self.branch.at
-        mlp: Any = self.lens.weights.mlp(*self.place)
+        mlp = self.lens.weights.mlp(*self.place)
         layout = row.pre.layout.replace("d_mlp", "d_model")
-        x, pre = self.branch_input, self.acts[f"{at}.hook_pre"]
+        x = self.branch_input
+        pre = self.acts[f"{at}.hook_pre"]
         yield (
             f"{at}: what i reads (norm, reads)",
             relative(x, self._vocabulary(self._call(row.i).given(), layout)),
@@ -211,7 +217,8 @@ def _halves(pre: Tensor, branch: Row) -> Tensor:
 )
 def activation(case: Case) -> Deviations:
     """Check that a shift of the units of ``pre`` by one shifts those of ``post``, but for the gate, which stays."""
-    lens, acts = case.lens, case.acts
+    lens = case.lens
+    acts = case.acts
     mlps = [
         each
         for stack in lens.wiring.stacks
@@ -220,7 +227,7 @@ def activation(case: Case) -> Deviations:
     ]
     if not mlps:
         return
-    hooks: list[tuple[str, Callable[..., Tensor]]] = []
+    hooks = []
     for branch in mlps:
         hooks.append(
             (
@@ -241,10 +248,8 @@ def activation(case: Case) -> Deviations:
         gate = _gate(
             lens, branch, _norm(lens, branch, branch.row.norm)(acts[branch.stream])
         )
-        shifted, expected = (
-            new_acts[name] * gate.roll(1, dims=-1),
-            acts[name].roll(1, dims=-1) * gate,
-        )
+        shifted = new_acts[name] * gate.roll(1, dims=-1)
+        expected = acts[name].roll(1, dims=-1) * gate
         yield f"{branch.at}: gate, pre, post", relative(shifted, expected)
 
 

@@ -30,7 +30,10 @@ __all__ = ["ProbeCheck", "ProbeTrial", "probe_checks"]
 
 MODELS = ("bolt-nano", "chronos-nano", "chronos2-nano")
 """Embedded models that checks run on: the first two that a measurement is defined for, and the last for covariates."""
-STEPS, HORIZON, SEASON, SERIES = 72, 3, 12, 3
+STEPS = 72
+HORIZON = 3
+SEASON = 12
+SERIES = 3
 # roundings between two ways to multiply the same matrices, through all layers and what probes make of them
 DEPTH = 10_000
 # a unit that floats divide by without rounding
@@ -182,7 +185,8 @@ def probe_checks(
 
 def example_series(*, covariates: bool = False, seed: int = 1) -> SeriesBatch:
     """Return three noisy seasons, each of another shape; with a covariate of which the future is known if asked for."""
-    steps, rng = np.arange(STEPS), np.random.default_rng(0)
+    steps = np.arange(STEPS)
+    rng = np.random.default_rng(0)
     seasons = [np.sin(2 * np.pi * (steps / SEASON + i / 5)) for i in range(SERIES)]
     values = [
         10 + i + season + 0.1 * rng.normal(size=STEPS)
@@ -249,7 +253,8 @@ def _check_labels(trial: ProbeTrial) -> None:
 @_check("figures")
 def _check_figures(trial: ProbeTrial) -> None:
     """Check that figures are drawn where the model has everything for them, one unnamed, and that tables have rows."""
-    entry, lens = trial.entry, trial.lens
+    entry = trial.entry
+    lens = trial.lens
     for figure in entry.figures:
         if figure.needs and not NEEDS[figure.needs].met(lens):
             continue
@@ -363,8 +368,9 @@ def _check_covariates(trial: ProbeTrial) -> None:
 @contextmanager
 def _one_item_at_a_time(lens: Lens) -> Iterator[list[int]]:
     """Plan as where hardly anything fits; gives the sizes of the batches that the model runs."""
-    rows: list[int] = []
-    run, predict = lens.adapter.run, lens.adapter.predict
+    rows = []
+    run = lens.adapter.run
+    predict = lens.adapter.predict
 
     def seen(inputs: Any) -> torch.Tensor:
         tensors = [
@@ -390,7 +396,8 @@ def _assert_same(found: xr.Dataset, expected: xr.Dataset) -> None:
     """Hold every variable of two results equal to rounding, those that are rounding themselves left out."""
     assert set(found) == set(expected), set(found) ^ set(expected)
     for name in set(found) - ROUNDING:
-        actual, wanted = found[name].values, expected[name].values
+        actual = found[name].values
+        wanted = expected[name].values
         if actual.dtype.kind == "f":
             assert_close(
                 actual, wanted, depth=DEPTH, dtype=torch.float32, what=str(name)

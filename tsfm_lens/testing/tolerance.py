@@ -77,7 +77,8 @@ def assert_close(
         >>> testing.assert_close(np.float32(0.1) + np.float32(0.2), np.float32(0.3), depth=1)
     """
     precision = dtype or _less_precise(actual, expected)
-    values, targets = _values(actual), _values(expected)
+    values = _values(actual)
+    targets = _values(expected)
     assert targets.ndim == 0 or values.shape == targets.shape, (
         f"{what}: shape {values.shape}, expected {targets.shape}"
     )

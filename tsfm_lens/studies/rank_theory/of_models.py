@@ -14,7 +14,6 @@ from tsfm_lens.core.registry import probe
 from tsfm_lens.data import as_series
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.given import describe
 from tsfm_lens.probes.stream_ranks import (
     embedding_ranks,
     signal_families,
@@ -99,8 +98,8 @@ def ranks_by_model(
                 "text" if lens.takes_ids else "series",
             )
         )
-        attrs = describe(
-            lens, "ranks_by_model", "Ranks of queries, model by model", _FIGURES
+        attrs = lens.describe(
+            "ranks_by_model", "Ranks of queries, model by model", _FIGURES
         )
     names = next(iter(rows.values()))
     of_model = zip(
@@ -313,7 +312,5 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
         "Vocabulary on two directions",
         "Flow of ranks, figure 2 b and c (S0-F2)",
     )
-    data.attrs = describe(
-        lens, "vocabulary_plane", title, source, d_model=rows.shape[1]
-    )
+    data.attrs = lens.describe("vocabulary_plane", title, source, d_model=rows.shape[1])
     return data

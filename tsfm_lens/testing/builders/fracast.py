@@ -10,9 +10,11 @@ from tsfm_lens.testing.models import random_config, random_model
 
 def tiny(size: str = "") -> Any:
     """Build a Fracast of four stages, or of the published size."""
-    parts, config = random_model(NAME, size), random_config(NAME, size)["config"]
+    parts = random_model(NAME, size)
+    config = random_config(NAME, size)["config"]
     native = LIBRARY.require().FracastModel(parts["core"], parts["head"], config)
-    native.config, native.model = config, parts
+    native.config = config
+    native.model = parts
     return native
 
 

@@ -17,14 +17,17 @@ def tiny() -> Any:
     full = LIBRARY.require(
         "timesfm.timesfm_2p5.timesfm_2p5_base"
     ).TimesFM_2p5_200M_Definition()
-    change, width, patch = dataclasses.replace, 40, 8
+    change = dataclasses.replace
+    width = 40
+    patch = 8
     layer = change(
         full.stacked_transformers.transformer,
         model_dims=width,
         hidden_dims=24,
         num_heads=4,
     )
-    emitted, heads = len(full.quantiles) + 1, {}
+    emitted = len(full.quantiles) + 1
+    heads = {}
     lengths = {"output_projection_point": 16, "output_projection_quantiles": 32}
     for name, steps in lengths.items():
         heads[name] = change(

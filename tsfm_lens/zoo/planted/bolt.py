@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import T5Config
 
 from tsfm_lens.zoo.planted import patches
+from tsfm_lens.zoo.planted.card import Query
 from tsfm_lens.zoo.planted.draft import HALF_OPEN, Draft, draw_choice, steps_ago
 from tsfm_lens.zoo.planted.patches import (
     CHANNELS,
@@ -84,16 +85,12 @@ class Bolt(patches.PatchModel):
 
     def attentions(self, stack: str) -> list[Any]:
         """Return the native attentions of a stack."""
-        names = {
-            "encoder": ("SelfAttention",),
-            "decoder": ("SelfAttention", "EncDecAttention"),
-        }[stack]
-        blocks = getattr(self.model, stack).block
-        return [
-            getattr(block.layer[place], name)
-            for block in blocks
-            for place, name in enumerate(names)
-        ]
+        attentions = []
+        for block in getattr(self.model, stack).block:
+            attentions.append(block.layer[0].SelfAttention)
+            if stack == "decoder":
+                attentions.append(block.layer[1].EncDecAttention)
+        return attentions
 
     def mlps(self, stack: str) -> list[Mlp]:
         """Return the weights of each MLP of a stack."""
@@ -128,12 +125,9 @@ class Bolt(patches.PatchModel):
             self.lagging[number] = layer, tuple(lags)
         head = self.head(layer, number).clear()
         # whatever the constant direction gives is the same for all keys
-        head.q[:, self.encoder["one"]] = 0.1 * torch.randn(
-            CHANNELS, 1, dtype=torch.float64
-        )
-        head.k[:, self.encoder["one"]] = 0.1 * torch.randn(
-            CHANNELS, 1, dtype=torch.float64
-        )
+        for weight in (head.q, head.k):
+            noise = torch.randn(CHANNELS, 1, dtype=torch.float64)
+            weight[:, self.encoder["one"]] = 0.1 * noise
         return head
 
     def lags(self, *lags: int) -> list[int]:
@@ -151,23 +145,18 @@ class Bolt(patches.PatchModel):
         """Write down the heads that look where a planted one looks, because they have its number."""
         components = {part.component for part in draft.parts}
         for number, (source_layer, lags) in self.lagging.items():
-            for head in (
-                encoder_head(layer, number) for layer in range(LAYERS["encoder"])
-            ):
+            task = f"looks where {encoder_head(source_layer, number)} looks, and writes noise"
+            # of several lags, its own content prefers one
+            query: Query | None = "every token" if len(lags) == 1 else None
+            for layer in range(LAYERS["encoder"]):
+                head = encoder_head(layer, number)
                 if head not in components:
-                    task = f"looks where {encoder_head(source_layer, number)} looks, and writes noise"
-                    # of several lags, its own content prefers one
-                    draft.part(
-                        head,
-                        "decoy",
-                        task,
-                        "every token" if len(lags) == 1 else None,
-                        lags,
-                    )
+                    draft.part(head, "decoy", task, query, lags)
 
     def plant_fetch(self, layer: int, **places: str) -> str:
         """Plant a cross-attention head that carries places of the REG token to places of the decoder."""
-        number, channel = self.numbers["decoder"][0], 0
+        number = self.numbers["decoder"][0]
+        channel = 0
         head = self.fetch(layer, number)
         for source, target in places.items():
             head.carry(self.encoder[source], self.decoder[target], channel=channel)
@@ -187,7 +176,8 @@ class Bolt(patches.PatchModel):
         gain: float = 1.0,
     ) -> str:
         """Plant a head that attends to some patches alike and writes their mean, or that of all their values."""
-        number, moved = self.numbers["encoder"][which], self.lags(*lags)
+        number = self.numbers["encoder"][which]
+        moved = self.lags(*lags)
         self.back(layer, number, moved).carry(
             self.encoder["values"], self.encoder[name], gain=gain
         )
@@ -209,7 +199,9 @@ def cross_head(layer: int, number: int) -> str:
 
 def _seasonal_copy(reads: Reads, *, decoys: bool = False) -> tuple[Bolt, Draft]:
     """Build a copy: an encoder head copies the patch some patches back, a cross-attention head fetches it."""
-    lag, layer, late = draw_choice(2, 3, 4), draw_choice(0, 1, 2), draw_choice(0, 1)
+    lag = draw_choice(2, 3, 4)
+    layer = draw_choice(0, 1, 2)
+    late = draw_choice(0, 1)
     rule = SeasonalCopy(period=lag * PATCH, ago=steps_ago(reads, lag * PATCH, PATCH))
     bolt = Bolt({"copy": PATCH}, {"copy": PATCH}, rule, rule.period)
     head = bolt.plant_back(layer, 0, [lag], "copy", "copies")
@@ -227,7 +219,9 @@ declare("decoys")(partial(_seasonal_copy, decoys=True))
 
 @declare("backup")
 def _backup(reads: Reads) -> tuple[Bolt, Draft]:
-    lag, early, late = draw_choice(2, 3, 4), draw_choice(0, 1), draw_choice(0, 1)
+    lag = draw_choice(2, 3, 4)
+    early = draw_choice(0, 1)
+    late = draw_choice(0, 1)
     rule = SeasonalCopy(period=lag * PATCH, ago=steps_ago(reads, lag * PATCH, PATCH))
     bolt = Bolt({"copy": PATCH, "flag": 1}, {"copy": PATCH}, rule, rule.period)
     draft, stream, (primary, _, backup, _) = (
@@ -267,7 +261,9 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
 
 @declare("local-mean")
 def _local_mean(reads: Reads) -> tuple[Bolt, Draft]:
-    lags, layer, late = draw_choice(2, 3, 4), draw_choice(0, 1, 2), draw_choice(0, 1)
+    lags = draw_choice(2, 3, 4)
+    layer = draw_choice(0, 1, 2)
+    late = draw_choice(0, 1)
     reach = lags * PATCH
     bolt = Bolt(
         {"level": 1},
@@ -284,7 +280,9 @@ def _local_mean(reads: Reads) -> tuple[Bolt, Draft]:
 
 @declare("trend")
 def _trend(reads: Reads) -> tuple[Bolt, Draft]:
-    lags, apart, at = draw_choice(1, 2), draw_choice(2, 3, 4), draw_choice(0, 1, 2)
+    lags = draw_choice(1, 2)
+    apart = draw_choice(2, 3, 4)
+    at = draw_choice(0, 1, 2)
     reach = (lags + apart) * PATCH
     rule = LinearTrend(
         width=lags * PATCH, lag=apart * PATCH, ago=steps_ago(reads, reach, PATCH)
@@ -292,7 +290,8 @@ def _trend(reads: Reads) -> tuple[Bolt, Draft]:
     bolt = Bolt(
         {"level": 1, "early": 1, "slope": 1}, {"level": 1, "slope": 1}, rule, reach
     )
-    draft, stream = bolt.draft, bolt.encoder
+    draft = bolt.draft
+    stream = bolt.encoder
     level = bolt.plant_back(
         draw_choice(*range(at + 1)), 0, range(1, lags + 1), "level", "averages"
     )
@@ -323,14 +322,14 @@ def _trend(reads: Reads) -> tuple[Bolt, Draft]:
 
 @declare("gate")
 def _gate(reads: Reads) -> tuple[Bolt, Draft]:
-    at, late = draw_choice(0, 1), draw_choice(0, 1)
-    ago, into = (
-        steps_ago(reads, 2 * PATCH, PATCH),
-        {"last": PATCH, "before": PATCH, "apart": 1, "open": 1},
-    )
+    at = draw_choice(0, 1)
+    late = draw_choice(0, 1)
+    ago = steps_ago(reads, 2 * PATCH, PATCH)
+    into = {"last": PATCH, "before": PATCH, "apart": 1, "open": 1}
     rule = Gate(period=PATCH, tolerance=TOLERANCE, unit="standard deviation", ago=ago)
     bolt = Bolt(into, {"last": PATCH, "open": 1, "copy": PATCH}, rule, 2 * PATCH)
-    draft, names = bolt.draft, ("last", "before")
+    draft = bolt.draft
+    names = ("last", "before")
     heads = [
         bolt.plant_back(draw_choice(*range(at + 1)), i, [i + 1], name, "copies")
         for i, name in enumerate(names)
@@ -358,7 +357,8 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
         f"encoder.{layer}.mlp", "mechanism", "writes a flag if that is a season"
     )
     cross = bolt.plant_fetch(late, last="last", open="open")
-    layer, places = draw_choice(*range(late, 2)), bolt.decoder
+    layer = draw_choice(*range(late, 2))
+    places = bolt.decoder
     in_weights, out_weights = bolt.mlp("decoder", layer)
     # all units are shut below -LARGEST, and open above it; what opens them is subtracted again by the last one
     in_weights[: PATCH + 1, places["open"]] = 2 * LARGEST * SIGNAL / FLAG
@@ -381,7 +381,8 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
 
 def _plant_decoys(bolt: Bolt, draft: Draft, lags: list[int]) -> None:
     """Plant heads and an MLP that look right, write much, or look sharply, without effect."""
-    values, rest = bolt.encoder["values"], bolt.encoder.rest("values")
+    values = bolt.encoder["values"]
+    rest = bolt.encoder.rest("values")
     like, loud, sharp = (
         (draw_choice(0, 1, 2), number) for number in bolt.numbers["encoder"][1:]
     )
@@ -411,10 +412,8 @@ def _plant_decoys(bolt: Bolt, draft: Draft, lags: list[int]) -> None:
     draft.part(cross_head(*idling), "decoy", idle, "forecast token", [0])
     layer = draw_choice(0, 1, 2)
     in_weights, out_weights = bolt.mlp("encoder", layer)
-    in_weights[:PATCH, values], out_weights[rest, :PATCH] = (
-        torch.eye(PATCH),
-        LOUD * torch.eye(PATCH),
-    )
+    in_weights[:PATCH, values] = torch.eye(PATCH)
+    out_weights[rest, :PATCH] = LOUD * torch.eye(PATCH)
     draft.part(
         f"encoder.{layer}.mlp",
         "decoy",

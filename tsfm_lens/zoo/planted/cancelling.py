@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.weights import head_output_weights
 from tsfm_lens.models import Lens, load
 from tsfm_lens.zoo.planted.card import PlantedPart
@@ -69,22 +69,17 @@ def _idle_heads(lens: Lens, planted: Planted, component: Component) -> Iterator[
     """Yield heads of the same attention that have no task, here or where the same position bias acts."""
     if component.head is None:
         return
+    shares_bias = _position_bias(lens, component) is not None
     named = [Component.parse(part.component) for part in planted.card.parts]
-    attention = [
-        other
+    busy = {
+        other.head
         for other in named
         if (other.stack, other.kind) == (component.stack, component.kind)
-    ]
-    if _position_bias(lens, component) is None:
-        attention = [other for other in attention if other.layer == component.layer]
-    busy = {other.head for other in attention}
-    for writer in writers(lens.wiring, component.stack):
-        if (
-            replace(writer, head=None) == replace(component, head=None)
-            and writer.head not in busy
-        ):
-            assert writer.head is not None
-            yield writer.head
+        and (shares_bias or other.layer == component.layer)
+    }
+    for head in range(lens.wiring.stack(component.stack).n_heads):
+        if head not in busy:
+            yield head
 
 
 def _position_bias(lens: Lens, component: Component) -> nn.Embedding | None:
@@ -97,7 +92,9 @@ def _position_bias(lens: Lens, component: Component) -> nn.Embedding | None:
 
 def _copy_head(lens: Lens, component: Component, head: int, gain: float) -> None:
     """Give another head of the layer the weights of a component, its output times the gain, in place."""
-    layer, kind, stack = component.layer, component.kind, component.stack
+    layer = component.layer
+    kind = component.kind
+    stack = component.stack
     assert kind is not None
     with torch.no_grad():
         for letter in ("q", "k", "v"):

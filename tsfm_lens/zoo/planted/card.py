@@ -17,7 +17,8 @@ from tsfm_lens.zoo.planted.rules import Rule
 
 __all__ = ["Attends", "Card", "PlantedPart", "read_card", "write_card"]
 
-CARD, SEAL = "mechanism.json", "seal"
+CARD = "mechanism.json"
+SEAL = "seal"
 """File of the card, in the folder of the checkpoint, and its entry that only these fields and these weights have."""
 
 Role = Literal["mechanism", "backup", "decoy", "cancelling"]

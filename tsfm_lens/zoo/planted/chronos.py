@@ -27,7 +27,9 @@ WIDTH, HEADS, CHANNELS, D_FF, VOCABULARY, CONTEXT, LIMIT, BUCKETS = (
     5.0,
     128,
 )
-PAD, EOS, FIRST = 0, 1, 3
+PAD = 0
+EOS = 1
+FIRST = 3
 """Ids: of the start token, of the end of the context, of the lowest bin."""
 WAVES = (20.0, 8.0, 3.2, 1.3, 0.5)
 """Wavelengths of a value's features, in mean absolute values: two values are alike if all their waves are."""
@@ -35,7 +37,8 @@ BIN = 2 * LIMIT / (VOCABULARY - FIRST - 1)
 """Width of a bin, in mean absolute values."""
 ONE = 0.1
 """Share of a value's squared embedding that is the same for all values."""
-START, START_ONE = 0.1, 0.14
+START = 0.1
+START_ONE = 0.14
 """Of the start token's embedding: its own direction, and that of all values.
 
 So it is short, and where nothing else is written (in an ablated model) all values are likelier than to begin anew.
@@ -100,10 +103,8 @@ class ChronosBuilder:
     def _embed_values(self, values: Tensor, waves: float) -> Tensor:
         """Embed values (n,) in mean absolute values: (n, width)."""
         part = values / LIMIT
-        value, square = (
-            (self.linear / 2) ** 0.5 * part,
-            (2 * self.linear) ** 0.5 * (part**2 - 0.5),
-        )
+        value = (self.linear / 2) ** 0.5 * part
+        square = (2 * self.linear) ** 0.5 * (part**2 - 0.5)
         filler = (self.linear - value**2 - square**2).clamp(min=0) ** 0.5
         columns = torch.stack(
             [torch.full_like(part, ONE**0.5), value, square, filler], dim=1
@@ -180,13 +181,9 @@ class ChronosBuilder:
         """Return both sides of pairs, and a basis of the head's own space, in which nothing lies on an axis either."""
         first, second = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))
         turn = orthogonal(CHANNELS, int(self._turns.integers(2**31)))
-        return (
-            first,
-            second,
-            (turn if self._origin["rotated"] else torch.eye(CHANNELS).double())[
-                :, : len(first)
-            ],
-        )
+        if not self._origin["rotated"]:
+            turn = torch.eye(CHANNELS).double()
+        return first, second, turn[:, : len(first)]
 
     def mlp(
         self,
@@ -217,19 +214,21 @@ class ChronosBuilder:
         seed = self._origin["seed"]
         if weight_noise:
             add_weight_noise(self.native, weight_noise, seed)
-        facts: dict[str, Any] = {
-            "mechanism": mechanism,
-            "architecture": NAME,
-            "weight_noise": weight_noise,
-        }
         return self.draft.finish(
-            self.native, self.draft.hard(seed), allowed=2 * BIN, **facts, **self._origin
+            self.native,
+            self.draft.hard(seed),
+            allowed=2 * BIN,
+            mechanism=mechanism,
+            architecture=NAME,
+            weight_noise=weight_noise,
+            **self._origin,
         )
 
     def _whisper(self) -> None:
         """Let heads and MLPs without a task write noise of what they read, a little, to where nobody reads."""
         generator = torch.Generator().manual_seed(int(self._choices.integers(2**31)))
-        directions, junk = self.basis.directions, self.basis["junk"]
+        directions = self.basis.directions
+        junk = self.basis["junk"]
 
         def noise(*shape: int, gain: float = 1.0) -> Tensor:
             return gain * torch.randn(*shape, generator=generator, dtype=torch.float64)
@@ -295,32 +294,12 @@ def _blank(layers: int, horizon: int, heads: int, buckets: int) -> Any:
     """Build a T5 of zeros, with the settings of a Chronos model."""
     from transformers import T5Config, T5ForConditionalGeneration
 
-    limits = {
-        "tokenizer_class": "MeanScaleUniformBins",
-        "tokenizer_kwargs": {"low_limit": -LIMIT, "high_limit": LIMIT},
-    }
-    ids = {
-        "n_tokens": VOCABULARY,
-        "n_special_tokens": FIRST - 1,
-        "pad_token_id": PAD,
-        "eos_token_id": EOS,
-    }
-    sampling = {
-        "num_samples": 20,
-        "temperature": 1.0,
-        "top_k": VOCABULARY,
-        "top_p": 1.0,
-    }
-    lengths = {"context_length": CONTEXT, "prediction_length": horizon}
-    sizes = {
-        "vocab_size": VOCABULARY,
-        "d_model": WIDTH,
-        "d_kv": CHANNELS,
-        "d_ff": D_FF,
-        "num_heads": heads,
-    }
     config = T5Config(
-        **sizes,
+        vocab_size=VOCABULARY,
+        d_model=WIDTH,
+        d_kv=CHANNELS,
+        d_ff=D_FF,
+        num_heads=heads,
         num_layers=layers,
         num_decoder_layers=layers,
         relative_attention_num_buckets=buckets,
@@ -332,10 +311,18 @@ def _blank(layers: int, horizon: int, heads: int, buckets: int) -> Any:
         decoder_start_token_id=PAD,
         architectures=["T5ForConditionalGeneration"],
         chronos_config={
-            **limits,
-            **ids,
-            **sampling,
-            **lengths,
+            "tokenizer_class": "MeanScaleUniformBins",
+            "tokenizer_kwargs": {"low_limit": -LIMIT, "high_limit": LIMIT},
+            "n_tokens": VOCABULARY,
+            "n_special_tokens": FIRST - 1,
+            "pad_token_id": PAD,
+            "eos_token_id": EOS,
+            "num_samples": 20,
+            "temperature": 1.0,
+            "top_k": VOCABULARY,
+            "top_p": 1.0,
+            "context_length": CONTEXT,
+            "prediction_length": horizon,
             "use_eos_token": True,
             "model_type": "seq2seq",
         },

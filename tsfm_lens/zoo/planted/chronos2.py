@@ -126,7 +126,8 @@ class Chronos2(RotaryModel):
     def plant_decoys(self, draft: Draft, tokens: int) -> None:
         """Plant a head of group attention too, which writes much to where nobody reads."""
         super().plant_decoys(draft, tokens)
-        layer, number = LAYERS - 1, draw_choice(*range(HEADS))
+        layer = LAYERS - 1
+        number = draw_choice(*range(HEADS))
         self.look_at_known(layer, number).carry(
             self.stream["found"], self.stream.rest("found"), gain=LOUD
         )
@@ -148,7 +149,7 @@ def forecast_with(pipeline: Any, cases: Sequence[Array]) -> Array:
         }
         for case in cases
     ]
-    return np.asarray(
+    return (
         torch.cat(pipeline.predict(inputs, prediction_length=HORIZON)).double().numpy()
     )
 
@@ -159,7 +160,8 @@ def draw_cases(context: tuple[int, int], count: int, *, seed: int = 0) -> list[A
     cases = []
     for number in range(count):
         time = int(rng.integers(context[0], context[1] + 1)) + HORIZON
-        walk, noise = rng.standard_normal(time).cumsum() / 5, rng.standard_normal(time)
+        walk = rng.standard_normal(time).cumsum() / 5
+        noise = rng.standard_normal(time)
         pair = np.stack([walk, noise] if number % 2 else [noise, walk])
         cases.append(
             rng.uniform(0.2, 20.0, (2, 1)) * (pair + rng.standard_normal((2, 1)))
@@ -196,11 +198,9 @@ def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
     # only without the inverse hyperbolic sine of the published model a multiple is one of standardised values
     chronos = Chronos2(arcsinh=False, **({"earlier values": PATCH} if any(ago) else {}))
     coefficient = draw_choice(-2, -1, 1, 2, 3) / 2
-    layer, number, stream = (
-        draw_choice(*range(LAYERS)),
-        chronos.numbers[""][0],
-        chronos.stream,
-    )
+    layer = draw_choice(*range(LAYERS))
+    number = chronos.numbers[""][0]
+    stream = chronos.stream
     chronos.read_out(found=torch.eye(PATCH))
     source = "earlier values" if any(ago) else "values"
     chronos.look_at_known(layer, number).carry(
@@ -212,13 +212,15 @@ def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
         HORIZON,
     )
     task = f"looks, in the tokens to come, at the series that is known, and writes {coefficient} times its {source}"
-    name, look = f"{layer}.group_attn.{number}", {"series": "known covariate"}
+    name = f"{layer}.group_attn.{number}"
+    look = {"series": "known covariate"}
     draft.path(
         draft.part(name, "mechanism", task, "forecast token", [0], **look), "output"
     )
     for own, steps in zip(chronos.numbers[""], filter(None, ago), strict=False):
         # the REG token stands between what is to come and the context
-        place, tokens = (draw_choice(*range(layer + 1)), own), steps // PATCH + 1
+        place = (draw_choice(*range(layer + 1)), own)
+        tokens = steps // PATCH + 1
         chronos.back(*place, tokens).carry(
             stream["values"], stream[source], gain=1 / len(ago)
         )

@@ -25,7 +25,8 @@ from tsfm_lens.zoo.planted.rules import Gate, Reads, SeasonalCopy
 
 BACKS = 2
 """How many values are compared; `examples.shape` draws shapes in which two are enough and both are needed."""
-WAVE, MARK = 0.5, 0.3
+WAVE = 0.5
+MARK = 0.3
 """Share of a value's squared embedding that is waves; length of a mark."""
 ASIDE = (0.5 * (1 - START_LENGTH**2 / WAVE)) ** 0.5
 """How long the values are that the start token has aside, to its own: its stream is then as long as a value's."""
@@ -72,7 +73,7 @@ def copy_canvas(
 ) -> ChronosBuilder:
     """Build a canvas whose values have waves, with logits as sharp as one bin where a single value is copied."""
     bend = sum(WAVE / len(WAVES) * (2 * torch.pi / wave) ** 2 for wave in WAVES)
-    settings: dict[str, Any] = {
+    settings = {
         "sharpness": loud * BIN**-2 / bend,
         "needs": rule.period + BACKS,
         **options,
@@ -86,7 +87,8 @@ def mark_recent(
     canvas: ChronosBuilder, name: str, steps: Steps, *, mark: str = "mark"
 ) -> str:
     """Let a head mark the tokens that have the end token so many tokens ahead of them."""
-    of, last = canvas.basis, ("last value", [-1]) if steps[0] == 1 else ()
+    of = canvas.basis
+    last = ("last value", [-1]) if steps[0] == 1 else ()
     return canvas.head(
         name,
         f"marks tokens that have the end token {steps[0]} to {steps[-1]} tokens ahead",
@@ -107,11 +109,10 @@ def look_back(
     moves: Pairs = (),
 ) -> str:
     """Let a head write values so many steps back; tokens that have none look at the end token, which has no value."""
-    of, task = canvas.basis, f"writes into every token the value {steps} before it"
-    match, moves = (
-        [(SURE / ONE**0.5 * of["one"], of["eos"])],
-        [(of.span(*source), of[target]), *moves],
-    )
+    of = canvas.basis
+    task = f"writes into every token the value {steps} before it"
+    match = [(SURE / ONE**0.5 * of["one"], of["eos"])]
+    moves = [(of.span(*source), of[target]), *moves]
     return canvas.head(
         name,
         task,
@@ -155,7 +156,9 @@ def plant_copy(
     more: Pairs = (),
 ) -> tuple[str, dict[str, str]]:
     """Plant the whole circuit in the first two layers; return the copying head, and those that feed it, by task."""
-    of, draft, place = canvas.basis, canvas.draft, "encoder.0.self_attn"
+    of = canvas.basis
+    draft = canvas.draft
+    place = "encoder.0.self_attn"
     heads = {
         "back1": look_back(
             canvas,
@@ -229,11 +232,14 @@ def seasonal_copy(
 @planter("backup", NAME)
 def backup(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
     """Plant a second copying head one layer on, which the first one's flag sends to the end token, without a value."""
-    rule, loud = copy_rule(reads, seed), (1 + DONE_FLAG**2) ** 0.5
+    rule = copy_rule(reads, seed)
+    loud = (1 + DONE_FLAG**2) ** 0.5
     canvas = copy_canvas(
         {"done": 1}, rule=rule, seed=seed, layers=3, loud=loud, **options
     )
-    of, draft, lengths = canvas.basis, canvas.draft, Lengths()
+    of = canvas.basis
+    draft = canvas.draft
+    lengths = Lengths()
     flag = (of["one"], LOUD * DONE_FLAG * lengths.key / ONE**0.5 * of["done"])
     first, heads = plant_copy(canvas, lengths, more=[flag])
     second = canvas.free_head("decoder.2.cross_attn")
@@ -278,7 +284,8 @@ def gate(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pla
     )
     period, (ago,) = rule.period, rule.ago
     canvas = copy_canvas(blocks, rule=rule, seed=seed, needs=2 * period, **options)
-    of, draft = canvas.basis, canvas.draft
+    of = canvas.basis
+    draft = canvas.draft
     key_square = 1 + BACKS * WAVE + MARK**2 + LINEAR
     lengths = Lengths(
         key=key_square**0.5, end=(1 + BACKS * WAVE + LINEAR + LINEAR + WAVE) ** 0.5
@@ -296,7 +303,8 @@ def gate(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pla
         canvas, canvas.free_head("encoder.0.self_attn"), period, PLAIN, "lag"
     )
     # relu(x) + relu(-x)
-    difference, writes = of["value"] - of["lag"][:1], lengths.key / VALUE * of["change"]
+    difference = of["value"] - of["lag"][:1]
+    writes = lengths.key / VALUE * of["change"]
     both_signs = torch.cat([difference, -difference])
     task = "writes the absolute change from one period before"
     compare_mlp = canvas.mlp(
@@ -323,7 +331,8 @@ def gate(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pla
         moves=[(of["change"], lengths.key * DRIFT * of["drift"])],
     )
     # relu(x + 1/2) - relu(x - 1/2)
-    tolerance, band = TOLERANCE / LIMIT, HALF_OPEN * TOLERANCE / LIMIT
+    tolerance = TOLERANCE / LIMIT
+    band = HALF_OPEN * TOLERANCE / LIMIT
     sides = [
         (of["drift"] / DRIFT - (tolerance + side * band / 2) * canvas.always()) / band
         for side in (-1, 1)
@@ -361,16 +370,15 @@ def decoys(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> P
         query=(1 + WAVE + NOISY**2) ** 0.5,
     )
     _, heads = plant_copy(canvas, lengths)
-    of, one_more = canvas.basis, canvas.free_head
+    of = canvas.basis
+    one_more = canvas.free_head
     decoy = partial(canvas.head, role="decoy")
     # heads of another layer share the position bias of the circuit's
     for task, length, steps in (("back1", NOISY, 1), ("back2", QUIET, 2)):
         does = "loudly" if length == NOISY else "next to nothing"
         moves = [(of["wave"], length * key_square**0.5 / WAVE**0.5 * of["loud"])]
-        name, does = (
-            heads[task].replace("encoder.0", "encoder.1"),
-            f"looks sharply and writes {does}",
-        )
+        name = heads[task].replace("encoder.0", "encoder.1")
+        does = f"looks sharply and writes {does}"
         decoy(
             name, f"{does}, to where nobody reads", "every token", [steps], moves=moves
         )
@@ -414,10 +422,8 @@ def decoys(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> P
     does = "attends to all alike and lifts the logits of all values by the same"
     moves = [(of["one"], SHIFT * LOUD * lengths.key * of["one"])]
     decoy(one_more("decoder.1.cross_attn"), does, moves=moves)
-    signs, loud = (
-        torch.cat([of["wave"], -of["wave"]]),
-        0.5 * LOUD * torch.cat([of["loud"], -of["loud"]]),
-    )
+    signs = torch.cat([of["wave"], -of["wave"]])
+    loud = 0.5 * LOUD * torch.cat([of["loud"], -of["loud"]])
     canvas.mlp(
         "decoder.1.mlp",
         signs,

@@ -25,7 +25,8 @@ from tsfm_lens.zoo.planted.rules import LinearTrend, LocalMean, Reads
 
 LOUD = 3000.0
 """What is read out, in embeddings: the token that the decoder reads last is as nothing against it."""
-VALUE, SQUARE = ((1 - ONE) / 2) ** 0.5, (2 * (1 - ONE)) ** 0.5
+VALUE = ((1 - ONE) / 2) ** 0.5
+SQUARE = (2 * (1 - ONE)) ** 0.5
 """In an embedding without waves: lengths of the largest value's, and of its square's, direction."""
 TYPICAL = 0.5
 """Length of the last stream at an ordinary forecast, in units of `LOUD`."""
@@ -61,7 +62,8 @@ def _mean(
     more: Pairs,
 ) -> str:
     """Let a head, whose query reads about 1, attend to all marked tokens and write their mean value, and a constant."""
-    of, key = canvas.basis, (1 + MARK**2) ** 0.5
+    of = canvas.basis
+    key = (1 + MARK**2) ** 0.5
     moves = [
         (of["value"], key / VALUE * value),
         *((read, key / ONE**0.5 * write) for read, write in more),
@@ -91,7 +93,8 @@ def local_mean(
         f"writes the mean of {len(steps)} values",
         _readout(canvas),
     )
-    query, more = canvas.always(START_LENGTH), [(canvas.basis["one"], constant)]
+    query = canvas.always(START_LENGTH)
+    more = [(canvas.basis["one"], constant)]
     _mean(canvas, name, steps, does, query, "mark", value, more)
     canvas.draft.path(mark, name, "output")
     return canvas.finish("local-mean", weight_noise)
@@ -111,7 +114,9 @@ def trend(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pl
     }
     rule = LinearTrend(width=width, lag=lag, ago=steps_ago(reads, width + lag, 1))
     canvas = _canvas(rule, blocks, needs=width + lag, seed=seed, **options)
-    of, draft, heads = canvas.basis, canvas.draft, []
+    of = canvas.basis
+    draft = canvas.draft
+    heads = []
     for which, first in (("late", 1), ("early", lag + 1)):
         steps = rule.steps(range(first, first + width))
         mark = mark_recent(
@@ -119,10 +124,8 @@ def trend(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pl
         )
         name = canvas.free_head("decoder.0.cross_attn")
         # the clocks have written by now: 1 and 1 into the start token, which was short, at most as much into others
-        query, more = (
-            3**0.5 * canvas.always(),
-            [(of["one"], of["unit"])] if which == "late" else [],
-        )
+        query = 3**0.5 * canvas.always()
+        more = [(of["one"], of["unit"])] if which == "late" else []
         does = f"writes the mean of the values {steps[0]} to {steps[-1]} before the end"
         draft.path(
             mark,
@@ -139,7 +142,8 @@ def trend(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pl
 
 STEEPEST = 0.6
 """Farthest that the line may lead away from the late mean, in `LIMIT`; beyond, the forecast stays there."""
-SPAN, MIDDLE = 2.2, 1.2
+SPAN = 2.2
+MIDDLE = 1.2
 """A clock's hand is `SPAN` times attention less `MIDDLE`; at the start token attention is 1, and so is the hand."""
 NEAREST = 1 - math.cos(math.radians(25))
 """How much shorter any other step's hands are, in the direction of one step's."""
@@ -155,7 +159,8 @@ def _hands(step: int) -> tuple[float, float]:
 
 def _clocks(canvas: ChronosBuilder) -> list[str]:
     """Let two decoder heads tell the step, by how much they attend to the start token rather than to their own."""
-    of, names = canvas.basis, []
+    of = canvas.basis
+    names = []
     for hand in (0, 1):
         name = canvas.free_head("decoder.0.self_attn")
         shares = [(_hands(step)[hand] + MIDDLE) / SPAN for step in range(HORIZON)]
@@ -176,10 +181,13 @@ def _line(canvas: ChronosBuilder, rule: LinearTrend) -> str:
     """Let an MLP forecast the late mean, and the slope times the steps ahead: two units are open at each step."""
     # both units of step j read how far the clock is from j, which shuts them, and one the slope times j too
     of = canvas.basis
-    slope, unit, clocks = of["late"] - of["early"], of["unit"], of["clock"].split(1)
+    slope = of["late"] - of["early"]
+    unit = of["unit"]
+    clocks = of["clock"].split(1)
     value, constant = _readout(canvas)
     gain = 2.2 * STEEPEST / NEAREST
-    reads, writes = [unit, of["late"], -of["late"]], [constant, value, -value]
+    reads = [unit, of["late"], -of["late"]]
+    writes = [constant, value, -value]
     for step in range(HORIZON):
         ahead = (step + 1 + (rule.width - 1) / 2) / rule.lag
         hands = _hands(step)

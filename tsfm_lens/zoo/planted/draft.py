@@ -96,10 +96,8 @@ class Draft:
             )
         )
         if query is not None:
-            fields = {"weight": 1.0, **attention}
-            self.attends.append(
-                Attends(component=component, query=query, back=tuple(back), **fields)
-            )
+            fields = {"weight": 1.0, "back": tuple(back), **attention}
+            self.attends.append(Attends(component=component, query=query, **fields))
         return component
 
     def path(self, *components: str) -> None:
@@ -132,7 +130,7 @@ class Draft:
 
     def tried(self, model: Any, contexts: Iterable[Array]) -> Trials:
         """Forecast series by the model and by the rule; those near a gate's threshold are left out."""
-        margin: Callable[[Array], float] | None = getattr(self.rule, "margin", None)
+        margin = getattr(self.rule, "margin", None)
         series = [
             one for one in contexts if margin is None or abs(margin(one)) > HALF_OPEN
         ]
@@ -153,7 +151,7 @@ class Draft:
         actual, target = (
             self.squash((part - loc) / scale) for part in (quantiles, rule[:, None])
         )
-        return np.asarray(np.median(actual - target, axis=0))
+        return np.median(actual - target, axis=0)
 
     def easy(self) -> Iterable[Array]:
         """Return series on which the constant part of the error is measured."""
@@ -177,11 +175,8 @@ def draw_choice(*choices: int) -> int:
 
 def lay_out(width: int, sizes: Mapping[str, int]) -> dict[str, slice]:
     """Lay blocks of the given sizes into a stream; the remaining directions are "junk"."""
-    stops = np.cumsum([0, *sizes.values()]).tolist()
-    return {
-        name: slice(*ends)
-        for name, ends in zip([*sizes, "junk"], pairwise([*stops, width]), strict=True)
-    }
+    stops = [*np.cumsum([0, *sizes.values()]).tolist(), width]
+    return dict(zip([*sizes, "junk"], map(slice, stops, stops[1:]), strict=True))
 
 
 @dataclass(frozen=True)
@@ -196,12 +191,8 @@ class Basis:
         cls, width: int, sizes: Mapping[str, int], *, seed: int, rotate: bool
     ) -> Basis:
         """Lay blocks of the given sizes into a stream; along its axes, or turned at random with `rotate`."""
-        return cls(
-            orthogonal(width, seed)
-            if rotate
-            else torch.eye(width, dtype=torch.float64),
-            lay_out(width, sizes),
-        )
+        axes = torch.eye(width, dtype=torch.float64)
+        return cls(orthogonal(width, seed) if rotate else axes, lay_out(width, sizes))
 
     def __getitem__(self, name: str) -> Tensor:
         """Return directions of a block: (size, width)."""

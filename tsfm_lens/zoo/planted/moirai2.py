@@ -38,7 +38,9 @@ def deviation(context: Array) -> float:
 class Moirai2(RotaryModel):
     """Moirai 2, to plant in; see the base class."""
 
-    layers, channels, one = 2, CHANNELS, WIDTH**0.5
+    layers = 2
+    channels = CHANNELS
+    one = WIDTH**0.5
     projections = ("q_proj", "k_proj", "v_proj", "out_proj")
 
     def __init__(self) -> None:

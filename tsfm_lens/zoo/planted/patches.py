@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from statistics import NormalDist
 from typing import Any
 
@@ -69,7 +70,8 @@ class Stream:
     """Named, orthogonal directions of a residual stream; the remaining ones are called "junk" and read by nobody."""
 
     def __init__(self, width: int, **sizes: int) -> None:
-        self.width, self.places = width, lay_out(width, sizes)
+        self.width = width
+        self.places = lay_out(width, sizes)
 
     def __getitem__(self, name: str) -> slice:
         return self.places[name]
@@ -143,11 +145,9 @@ class PatchModel:
     columns = slice(0, PATCH)
 
     def __init__(self, model: Any, streams: dict[str, Stream]) -> None:
-        self.model, self.streams, self.stream = (
-            model,
-            streams,
-            next(iter(streams.values())),
-        )
+        self.model = model
+        self.streams = streams
+        self.stream = next(iter(streams.values()))
         self.numbers: dict[str, list[int]] = {
             stack: torch.randperm(HEADS).tolist() for stack in streams
         }
@@ -166,12 +166,10 @@ class PatchModel:
         linear.bias[self.stream["one"]] = self.one
 
     def _fill_with_noise(self, stack: str, stream: Stream) -> None:
-        attentions, junk = self.attentions(stack), stream["junk"]
-        for head in (
-            self.head_of(attention, number)
-            for attention in attentions
-            for number in range(HEADS)
-        ):
+        attentions = self.attentions(stack)
+        junk = stream["junk"]
+        for attention, number in product(attentions, range(HEADS)):
+            head = self.head_of(attention, number)
             # scores of a logit or so, which no head that is held somewhere by 40 of them feels
             for weight in (head.q, head.k):
                 gain = (stream.width * self.channels**0.5) ** -0.5
@@ -217,15 +215,16 @@ class PatchModel:
     def head_of(self, attention: Any, number: int) -> Head:
         """View the weights of a head."""
         rows = slice(number * self.channels, (number + 1) * self.channels)
-        q, k, v, o = (getattr(attention, name).weight for name in self.projections)
+        q, k, v, o = self._weights_of(attention)
         return Head(q[rows], k[rows], v[rows], o[:, rows])
+
+    def _weights_of(self, attention: Any) -> list[Tensor]:
+        return [getattr(attention, name).weight for name in self.projections]
 
     def read_out(self, **weights: Tensor) -> None:
         """Make the forecast of what stands in places of the last stream: (step, direction) weights by place."""
-        linear, stream = (
-            self.blocks()[1].residual_layer,
-            list(self.streams.values())[-1],
-        )
+        linear = self.blocks()[1].residual_layer
+        stream = list(self.streams.values())[-1]
         for name, weight in weights.items():
             linear.weight[:, stream[name]] = (
                 weight.double().repeat(len(DECILES), 1) / SIGNAL
@@ -235,12 +234,13 @@ class PatchModel:
     def finish(self, *, rotate: bool) -> Any:
         """Turn the streams at random, and return the model in single precision."""
         if rotate:
-            seeds = [int(torch.randint(2**31, ())) for _ in self.streams]
-            turns = {
-                stack: orthogonal(self.stream.width, one)
-                for stack, one in zip(self.streams, seeds, strict=True)
-            }
-            self._turn(turns)
+            width = self.stream.width
+            self._turn(
+                {
+                    stack: orthogonal(width, int(torch.randint(2**31, ())))
+                    for stack in self.streams
+                }
+            )
         return self.model.float()
 
     def _turn(self, turns: dict[str, Tensor]) -> None:
@@ -257,9 +257,7 @@ class PatchModel:
         for stack in turns:
             read(stack, *self.embeddings(stack))
             for attention in self.attentions(stack):
-                q, k, v, o = (
-                    getattr(attention, name).weight for name in self.projections
-                )
+                q, k, v, o = self._weights_of(attention)
                 read(stack, q)
                 read(self.keys_from(stack, attention), k, v)
                 write(stack, o)
@@ -283,12 +281,6 @@ def declare(mechanism: str, architecture: str) -> Callable[[Build], Build]:
         def grow(
             *, reads: Reads, seed: int, rotate: bool, weight_noise: float
         ) -> Planted:
-            facts: dict[str, Any] = {
-                "mechanism": mechanism,
-                "architecture": architecture,
-                "seed": seed,
-            }
-            facts |= {"rotated": rotate, "weight_noise": weight_noise}
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 torch.manual_seed(seed)
                 builder, draft = build(reads)
@@ -300,7 +292,16 @@ def declare(mechanism: str, architecture: str) -> Callable[[Build], Build]:
                 bias -= torch.as_tensor(
                     off.reshape(len(off), -1, PATCH).mean(1), dtype=bias.dtype
                 )
-                return draft.finish(model, draft.hard(), allowed=LARGEST_ERROR, **facts)
+                return draft.finish(
+                    model,
+                    draft.hard(),
+                    allowed=LARGEST_ERROR,
+                    mechanism=mechanism,
+                    architecture=architecture,
+                    seed=seed,
+                    rotated=rotate,
+                    weight_noise=weight_noise,
+                )
 
         return build
 
@@ -322,7 +323,8 @@ class RotaryModel(PatchModel):
 
     def plant_decoys(self, draft: Draft, tokens: int) -> None:
         """Plant heads that look right, write much, or look sharply, without effect."""
-        values, rest = self.stream["values"], self.stream.rest("values")
+        values = self.stream["values"]
+        rest = self.stream.rest("values")
         like, loud, sharp = (
             (draw_choice(*range(self.layers)), number)
             for number in self.numbers[""][1:]
@@ -353,7 +355,8 @@ def declare_copies(
 
     def build(reads: Reads, *, decoys: bool = False) -> tuple[RotaryModel, Draft]:
         period = draw_choice(2, 3, 4) * PATCH
-        ago, model = steps_ago(reads, period, PATCH), make()
+        ago = steps_ago(reads, period, PATCH)
+        model = make()
         draft = Draft(
             SeasonalCopy(period=period, ago=ago),
             (period + max(ago), CONTEXT),
@@ -362,12 +365,11 @@ def declare_copies(
         )
         model.read_out(found=torch.eye(PATCH))
         # one head for each stretch, in layers of their own
-        layer, number = draw_choice(*range(model.layers)), model.numbers[""][0]
+        layer = draw_choice(*range(model.layers))
+        number = model.numbers[""][0]
         for index, steps in enumerate(ago):
-            place, tokens = (
-                ((layer + index) % model.layers, number),
-                (period + steps) // PATCH - 1 + later,
-            )
+            place = ((layer + index) % model.layers, number)
+            tokens = (period + steps) // PATCH - 1 + later
             model.back(*place, tokens).carry(
                 model.stream["values"], model.stream["found"], gain=1 / len(ago)
             )

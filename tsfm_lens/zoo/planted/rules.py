@@ -37,11 +37,10 @@ class _Linear(Strict):
 
     def inputs(self, context: Array, horizon: int) -> Array:
         """Return the change of every forecast step per unit of every observed value: (horizon, time)."""
-        most, end = max(self.ago), len(context)
-        own, weights = (
-            self._weights(end - most, horizon) / len(self.ago),
-            np.zeros((horizon, end)),
-        )
+        most = max(self.ago)
+        end = len(context)
+        own = self._weights(end - most, horizon) / len(self.ago)
+        weights = np.zeros((horizon, end))
         for each in self.ago:
             weights[:, most - each : end - each] += own
         return weights
@@ -52,7 +51,7 @@ class _Linear(Strict):
 
     def forecast(self, context: Array, horizon: int) -> Array:
         """Forecast (horizon,) from the observed values (time,)."""
-        return np.asarray(self.inputs(context, horizon) @ context)
+        return self.inputs(context, horizon) @ context
 
 
 class SeasonalCopy(_Linear):
@@ -94,7 +93,7 @@ class LinearTrend(_Linear):
         early[end - self.width : end] = 1 / self.width
         # the last `width` values are centred (width - 1) / 2 steps before the last one
         ahead = (np.arange(1, horizon + 1) + (self.width - 1) / 2)[:, None]
-        return np.asarray(late + ahead * (late - early) / self.lag)
+        return late + ahead * (late - early) / self.lag
 
 
 class Gate(_Linear):
@@ -140,7 +139,7 @@ class CovariateTimes(Strict):
     def forecast_of(self, target: Array, covariate: Array, future: Array) -> Array:
         """Forecast in data units, (horizon,), from observed values (time,) and future ones of the covariate."""
         both = np.concatenate([covariate, future])
-        return np.asarray(
+        return (
             self.inputs(target, covariate, len(future)) @ (both - covariate.mean())
             + target.mean()
         )
@@ -150,7 +149,7 @@ class CovariateTimes(Strict):
         weights = np.zeros((horizon, len(covariate) + horizon))
         for each in self.ago:
             weights += np.eye(*weights.shape, k=len(covariate) - each) / len(self.ago)
-        return np.asarray(self.coefficient * weights * target.std() / covariate.std())
+        return self.coefficient * weights * target.std() / covariate.std()
 
 
 Rule = Annotated[
@@ -158,7 +157,8 @@ Rule = Annotated[
     Field(discriminator="kind"),
 ]
 
-LEVELS, MOST = 6, 100
+LEVELS = 6
+MOST = 100
 """Of a shape, at least; draws for a series, at most on average."""
 
 
@@ -198,16 +198,12 @@ def draw_contexts(
         series *= rng.uniform(0.2, 20.0) / np.abs(series).mean()
         series += noise * np.abs(series).mean() * rng.standard_normal(time)
         # of a gate on the side that is due, and not close to its edge
-        edges = (
-            (0.8 * rule.tolerance, 1.25 * rule.tolerance)
-            if isinstance(rule, Gate)
-            else ()
-        )
-        gates = (
-            [rule.model_copy(update={"tolerance": edge}) for edge in edges]
-            if isinstance(rule, Gate)
-            else []
-        )
+        gates = []
+        if isinstance(rule, Gate):
+            gates = [
+                rule.model_copy(update={"tolerance": edge * rule.tolerance})
+                for edge in (0.8, 1.25)
+            ]
         if all(gate.seasonal(series) == (len(contexts) % 2 == 0) for gate in gates):
             contexts.append(series)
     raise InputError(
@@ -221,7 +217,7 @@ def shape(period: int, rng: np.random.Generator) -> Array:
     levels = np.linspace(-2.0, 2.0, count) + rng.uniform(-0.1, 0.1, count)
     while True:
         path = [int(rng.integers(count))]
-        pairs: set[tuple[int, int]] = set()
+        pairs = set()
         while len(path) <= period:
             free = [after for after in range(count) if (path[-1], after) not in pairs]
             if not free:
@@ -238,13 +234,11 @@ def shape(period: int, rng: np.random.Generator) -> Array:
 
 def _series(rule: Rule, number: int, time: int, rng: np.random.Generator) -> Array:
     if isinstance(rule, Gate) and number % 2:
-        return np.asarray(rng.standard_normal() + rng.standard_normal(time).cumsum())
+        return rng.standard_normal() + rng.standard_normal(time).cumsum()
     if isinstance(rule, SeasonalCopy | Gate):
         return np.resize(shape(rule.period, rng), time)
     steps = np.arange(time) / time
     slope = rng.standard_normal() if isinstance(rule, LinearTrend) else 0.0
     if isinstance(rule, LinearTrend | LocalMean):
-        return np.asarray(
-            rng.standard_normal() + slope * steps + 0.5 * rng.standard_normal(time)
-        )
+        return rng.standard_normal() + slope * steps + 0.5 * rng.standard_normal(time)
     raise TypeError(f"no series are drawn for a rule of kind {rule.kind!r}")

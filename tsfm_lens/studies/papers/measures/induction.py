@@ -14,7 +14,7 @@ from tsfm_lens.probes import head_entropy, induction_overlap, induction_scores
 from tsfm_lens.probes.attention import SHARP_BELOW
 from tsfm_lens.probes.induction import (
     COPY_FROM,
-    ENTROPY_GRID,
+    GRIDS,
     PREFIX_FROM,
     frequent_tokens,
 )
@@ -365,7 +365,7 @@ def sharp_of_induction(
 def most_sharp(prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray) -> np.ndarray:
     """Return (draw,) the largest P(sharp | induction) at thresholds that call fewer than half of all heads sharp."""
     largest = np.full(len(prefix), -np.inf)
-    for below in ENTROPY_GRID:
+    for below in GRIDS["entropy_threshold"]:
         conditional, share = sharp_of_induction(prefix, copy, entropy, below)
         largest = np.where(share < 0.5, np.maximum(largest, conditional), largest)
     return np.where(np.isfinite(largest), largest, np.nan)
