@@ -25,7 +25,7 @@ from tsfm_lens.core.registry import (
     frame,
 )
 from tsfm_lens.viz.findings import Finding, finding
-from tsfm_lens.viz.grid import log_axis
+from tsfm_lens.viz.grid import LOG_AXIS
 from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.panels import segment_words
 from tsfm_lens.viz.select import (
@@ -435,7 +435,7 @@ def _lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
         # what is smaller is rounding
         least = _LOWEST * np.nan_to_num(lines).max(axis=1, keepdims=True)
         lines = np.where(lines > least, lines, np.nan)
-        settings = log_axis(lines)
+        settings = LOG_AXIS
     point = "%{x}" if along in _DEPTH else f"{plain(along.replace('_', ' '))} %{{x}}"
     for place, (label, line) in enumerate(zip(labels, lines, strict=True)):
         member = f"{plain(label)}, " if label else ""

@@ -9,7 +9,8 @@ import xarray as xr
 from tsfm_lens.core.registry import figure
 from tsfm_lens.core.stats import LEVEL, holm, sign_test
 from tsfm_lens.viz.findings import finding
-from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
+from tsfm_lens.viz.generic import generic_figure
+from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.panels import fitted_range
 from tsfm_lens.viz.select import array, model_of, names
 from tsfm_lens.viz.sheet import Look, Panel, sheet
@@ -25,7 +26,7 @@ from tsfm_lens.viz.theme import (
     plain,
 )
 
-__all__ = ["induction_corner", "induction_maps", "overlap_thresholds"]
+__all__ = ["induction_corner", "induction_maps"]
 
 
 _DIMS = ("layer", "head")
@@ -216,85 +217,6 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@figure(
-    "induction_overlap",
-    "Overlap of induction and sharp heads over thresholds.",
-    table=("sweep_sharp_given_induction", "sweep_induction_given_sharp"),
-)
-def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
-    """Draw how the overlap of induction heads and sharp heads, and their number, depend on the thresholds."""
-    sharp = ("entropy_threshold", "sharp_below", "normalised entropy below")
-    prefix = ("prefix_threshold", "prefix_from", "prefix matching from")
-    maps = {
-        "share of induction heads\nthat are sharp": (
-            "sweep_sharp_given_induction",
-            *sharp,
-        ),
-        "share of sharp heads\nthat are induction heads": (
-            "sweep_induction_given_sharp",
-            *sharp,
-        ),
-        "share of all heads\nthat are induction heads": (
-            "sweep_proportion_induction",
-            *prefix,
-        ),
-    }
-    # where no head is sharp, or none an induction head, there is no overlap to map
-    drawn = {
-        title: one
-        for title, one in maps.items()
-        if np.nanmax(ds[one[0]].values, initial=0.0) > 0
-    } or maps
-    options: Look = {
-        "column_gap": 0.04,
-        "min_width": 160 + 200 * len(drawn),
-        "above": 44,
-        "shared_yaxes": True,
-    }
-    canvas = sheet([300], [1] * len(drawn), titles=list(drawn), **options)
-    for panel, (title, (name, dim, key, words)) in zip(
-        canvas, drawn.items(), strict=True
-    ):
-        share, y = title.replace("\n", " "), ds["copy_threshold"].values
-        hover = f"{words} %{{x:.3g}}, copy score from %{{y:.3g}}<br>{share} %{{z:.3g}}"
-        panel.cells(
-            array(ds, name, "copy_threshold", dim),
-            ds[dim].values,
-            y,
-            hover,
-            name=share,
-            xgap=0,
-            ygap=0,
-        )
-        cross: Look = {
-            "symbol": "x-thin",
-            "size": 11,
-            "marker": {"line": {"width": 2.5, "color": VERMILION}},
-        }
-        panel.dots(
-            [ds.attrs.get(key)],
-            [ds.attrs.get("copy_from")],
-            "thresholds of the other figures",
-            **cross,
-        )
-        panel.x(words, nticks=6)
-    canvas.panel().y("copy score from (std)")
-    canvas.colours(colour_scale("share of heads", low=0.0, high=1.0))
-    # 0 is white, so what is undefined must not be
-    canvas.fig.update_layout(plot_bgcolor=PALE)
-    title = f"Overlap of induction and sharp heads of {model_of(ds)} over thresholds"
-    least_match = number(float(ds.attrs.get("prefix_from", np.nan)))
-    least = f"for shares of these heads: prefix matching of at least {least_match}"
-    empty = (
-        "no induction head is sharp at any threshold"
-        if len(drawn) < len(maps)
-        else least
-    )
-    return canvas.dress(
-        title, empty, "grey: no head, so no share" * (len(drawn) == len(maps))
-    )
-
-
 def _scatter(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None:
     places = np.array(
         [
@@ -330,3 +252,11 @@ def _histogram(panel: Panel, values: np.ndarray, word: str) -> None:
         "width": np.diff(edges),
     }
     panel.bars(middles, count, word, hover, colour=PALE, legend=False, **outline)
+
+
+for _variable, _title in (
+    ("sweep_sharp_given_induction", "Share of induction heads that are sharp."),
+    ("sweep_induction_given_sharp", "Share of sharp heads that are induction heads."),
+    ("sweep_proportion_induction", "Share of all heads that are induction heads."),
+):
+    generic_figure("induction_overlap", _variable, _title)

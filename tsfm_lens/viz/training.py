@@ -12,7 +12,7 @@ import xarray as xr
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import FigurePanel, figure, measurement, panels
-from tsfm_lens.viz.grid import log_axis
+from tsfm_lens.viz.grid import LOG_AXIS
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.select import array, layer_name, model_of, names, position, positions
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
@@ -159,14 +159,8 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
         numbers = np.asarray(ds[name].values, dtype=float)
         values = numbers[np.isfinite(numbers)]
         steep = values.min() > 0 and values.max() > STEEP * values.min()
-        panel.y(
-            title,
-            **(
-                log_axis(values)
-                if steep and name in ("loss", "watched_loss", "sharpness")
-                else {}
-            ),
-        )
+        is_logarithmic = steep and name in ("loss", "watched_loss", "sharpness")
+        panel.y(title, **(LOG_AXIS if is_logarithmic else {}))
         _references(panel, ds, name)
     canvas.x(showticklabels=False)
     canvas.panel(*canvas.places[-1]).x("optimiser step", showticklabels=True)
