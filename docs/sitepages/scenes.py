@@ -47,7 +47,7 @@ PAIRED = (
     "forecast_fan",
     "head_entropy_map",
     "head_spectra_stable_rank",
-    "similarity_map",
+    "layer_similarity_cka",
 )
 """Renderers whose figures of two models the gallery shows side by side."""
 SWEEP = """\

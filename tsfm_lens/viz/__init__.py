@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from tsfm_lens.viz.forecast import *
     from tsfm_lens.viz.induction import *
     from tsfm_lens.viz.input_attribution import *
-    from tsfm_lens.viz.input_routes import *
     from tsfm_lens.viz.lens_logits import *
     from tsfm_lens.viz.lines_of_thought import *
     from tsfm_lens.viz.logit_lens import *
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from tsfm_lens.viz.rollout import *
     from tsfm_lens.viz.saving import *
     from tsfm_lens.viz.scenarios import *
-    from tsfm_lens.viz.similarity import *
     from tsfm_lens.viz.training import *
     from tsfm_lens.viz.weights import *
     from tsfm_lens.viz.zero_ablation import *

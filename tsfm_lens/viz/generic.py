@@ -153,6 +153,17 @@ def generic_figure(
     return figure(kind, title, variable=variable, **facts)(draw)
 
 
+def with_range(ds: xr.Dataset, values: xr.DataArray) -> xr.Dataset:
+    """Return the median of a variable over series, with its range, for :func:`draw_variable`."""
+    name = str(values.name)
+    parts = {
+        name: values.median("series", keep_attrs=True),
+        f"{name}_low": values.min("series"),
+        f"{name}_high": values.max("series"),
+    }
+    return xr.Dataset(parts, attrs=ds.attrs)
+
+
 def first_variable(ds: xr.Dataset) -> str:
     """Return the first variable of numbers that is no part of a judgement of another one."""
     for name in map(str, ds.data_vars):

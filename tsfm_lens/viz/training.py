@@ -12,15 +12,16 @@ import xarray as xr
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import FigurePanel, figure, measurement, panels
+from tsfm_lens.viz.generic import generic_figure, with_range
 from tsfm_lens.viz.grid import LOG_AXIS
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.select import array, layer_name, model_of, names, position, positions
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
-from tsfm_lens.viz.summary import summarize
+from tsfm_lens.viz.summary import summarize, summary
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, mixed, percent, plain
 from tsfm_lens.viz.words import capital
 
-__all__ = ["attention_snapshots", "nuclear_norms", "training_measures"]
+__all__ = ["attention_snapshots", "training_measures"]
 
 
 _ROW, _GAP = 130, 26  # pixels
@@ -393,7 +394,6 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
         yield FigurePanel(attention_snapshots(ds), steps, [words], "attention")
 
 
-_BINS = 24
 measurement(
     "attention_norms",
     title="Nuclear norms of attention",
@@ -409,80 +409,24 @@ measurement(
 )
 
 
-def read_norms(ds: xr.Dataset) -> list[str]:
-    """State the median of each run beside what one row for all and the identity would have."""
+def _norms(ds: xr.Dataset) -> xr.DataArray:
+    """Return the norms of attention by run, of all inputs and heads as one run where there is one alone."""
     norms = ds["nuclear_norm"]
     if "run" not in norms.dims:
         norms = norms.expand_dims(run=["all inputs"])
-    return summarize(
-        ds,
+    others = [dim for dim in norms.dims if dim != "run"]
+    return norms.stack(series=others).reset_index("series", drop=True)
+
+
+generic_figure(
+    "attention_norms",
+    "nuclear_norm",
+    "Nuclear norms of attention: median and range over inputs and heads.",
+    prepare=lambda ds: with_range(ds, _norms(ds)),
+    table=lambda ds: watch_table(ds, "layer", "head", "input"),
+    sentences=summary(
         "Median nuclear norm of attention, from 1 for equal rows to the number of keys for "
         "the identity: {norms:each}.",
-        norms=norms.median([dim for dim in norms.dims if dim != "run"]),
-    )
-
-
-@figure(
-    "attention_norms",
-    "Nuclear norms of attention over inputs.",
-    table=lambda ds: watch_table(ds, "layer", "head", "input"),
-    sentences=read_norms,
+        norms=lambda ds: _norms(ds).median("series"),
+    ),
 )
-def nuclear_norms(ds: xr.Dataset) -> go.Figure:
-    """Draw how nuclear norms of attention spread over inputs, runs or layers over each other.
-
-    Example:
-        >>> even, sharp = (dict(a=torch.eye(3)[None, None] * s + (1 - s) / 3) for s in (0.0, 0.9))
-        >>> norms = {name: training.attention_norms(each) for name, each in (("even", even), ("sharp", sharp))}
-        >>> viz.nuclear_norms(training.together(norms)).layout.meta["title"]
-        'Nuclear norms of the attention of even, sharp'
-    """
-    over = "run" if "run" in ds.dims else "layer"
-    words = (
-        names(ds, over)
-        if over == "run"
-        else [layer_name(label) for label in names(ds, over)]
-    )
-    groups = [
-        ds["nuclear_norm"].isel({over: place}).values.ravel()
-        for place in range(ds.sizes[over])
-    ]
-    groups = [group[np.isfinite(group)] for group in groups]
-    low, high = (
-        float(np.concatenate(groups).min()),
-        float(np.concatenate(groups).max()),
-    )
-    edges = np.linspace(low, high if high > low else low + 1e-3, _BINS + 1)
-    canvas = sheet([260], min_width=360)
-    panel = next(iter(canvas))
-    for place, (word, group) in enumerate(zip(words, groups, strict=True)):
-        share = 100 * np.histogram(group, edges)[0] / max(len(group), 1)
-        colour = CATEGORICAL[place % len(CATEGORICAL)]
-        outline = {"color": colour, "width": 1.8, "shape": "hv"}
-        hover = (
-            f"{plain(word)}<br>from %{{x:.3g}}: %{{y:.3g}} % of {len(group)} patterns"
-        )
-        panel.line(
-            edges,
-            [*share, 0.0],
-            f"{word}: median {np.median(group):.3g}",
-            hover,
-            line=outline,
-            colour=colour,
-        )
-    keys = {int(value) for value in ds["n_keys"].values}
-    for level, text in (
-        (1.0, "one row for all"),
-        *(((float(max(keys)), "identity"),) if len(keys) == 1 else ()),
-    ):
-        panel.upright(level, dash="dot")
-        panel.note(
-            text, level, 1, yref="domain", yanchor="bottom", size=10, colour=GREY
-        )
-    panel.x("nuclear norm of attention")
-    panel.y("share of patterns (%)", rangemode="tozero")
-    inputs = ds.sizes["input"]
-    return canvas.dress(
-        f"Nuclear norms of the attention of {model_of(ds)}",
-        f"every head on {inputs} input{'s' * (inputs != 1)}",
-    )

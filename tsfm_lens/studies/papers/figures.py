@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,12 @@ _ROLLED_OUT = (
 _FILE: dict[str, dict[str, Any]] = declarations(
     Path(__file__).with_name("figures.yaml")
 )
+_SHARES = {
+    "sweep_sharp_given_induction": "D",
+    "sweep_induction_given_sharp": "E",
+    "sweep_proportion_induction": "F",
+}
+"""Panels of figure 23 by the share of heads that they map."""
 Files = list[FigurePanel]
 Drawing = Callable[..., Files]
 
@@ -117,7 +124,7 @@ def _over_windows(run: Run) -> Run:
 @figure("1B")
 def _scheme(run: Run) -> Files:
     ds = probes.stream_shares(run)
-    return [_file(viz.stream_scheme(ds), ds)]
+    return [_file(viz.plot(ds), ds)]
 
 
 @figure("1C")
@@ -130,21 +137,21 @@ def _logits(run: Run) -> Files:
 def _entropy(run: Run) -> Files:
     ds = probes.logit_lens(_over_windows(run))
     note = f"{ds.sizes['series']} windows, at most {MOST_WINDOWS} a series, cut without overlap of their horizons."
-    return [_file(viz.layer_entropy(ds), ds, note)]
+    return [_file(viz.plot(ds, "entropy"), ds, note)]
 
 
 @figure("1E")
 def _rank(run: Run) -> Files:
     run = _over_windows(run)
     ds = probes.entropic_rank(run)
-    return [_file(viz.entropic_rank_line(ds), ds, f"{len(run.batch)} windows.")]
+    return [_file(viz.plot(ds), ds, f"{len(run.batch)} windows.")]
 
 
 @figure("22")
 def _gain(run: Run) -> Files:
     ds = probes.layer_gain(probes.logit_lens(_over_windows(run)))
     note = f"{ds.sizes['series']} windows; gains against the truth, negative is better."
-    return [_file(viz.layer_gain(ds), ds, note)]
+    return [_file(viz.plot(ds), ds, note)]
 
 
 # --- 5, 20, 21 and 23: sharp, diffuse and induction heads ----------------------------------------------------
@@ -182,15 +189,10 @@ def _rollouts(run: Run) -> Files:
         files.append(
             _file(panels, maps, f"The heads of {end} attention entropy.", part)
         )
-    return [
-        *files,
-        _file(
-            viz.recipe_forecasts(forecasts),
-            forecasts,
-            "Diffuse heads as in panel B.",
-            "CD",
-        ),
-    ]
+    for place, part in zip(range(forecasts.sizes["series"]), "CD", strict=False):
+        drawn = viz.recipe_forecasts(forecasts, series=place)
+        files.append(_file(drawn, forecasts, "Diffuse heads as in panel B.", part))
+    return files
 
 
 @figure("20")
@@ -220,13 +222,8 @@ def _sharp(run: Run) -> Files:
         f"{words}); near 0 it has fallen to its mean."
     )
     return [
-        _file(
-            viz.recipe_forecasts(
-                ds, series=[str(name) for name in names[:MOST_SERIES]]
-            ),
-            ds,
-            note,
-        )
+        _file(viz.recipe_forecasts(ds, series=str(name)), ds, note, letter)
+        for name, letter in zip(names[:MOST_SERIES], ascii_uppercase, strict=False)
     ]
 
 
@@ -268,5 +265,8 @@ def _overlap(run: Run) -> Files:
         _file(viz.induction_corner(overlap), overlap, suffix="A"),
         _file(viz.head_entropy_map(entropy), entropy, suffix="B"),
         _file(viz.induction_maps(induction), induction, suffix="C"),
-        _file(viz.overlap_thresholds(overlap), overlap, suffix="DEF"),
+        *(
+            _file(viz.plot(overlap, name), overlap, suffix=suffix)
+            for name, suffix in _SHARES.items()
+        ),
     ]
