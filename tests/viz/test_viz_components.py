@@ -224,30 +224,3 @@ def test_pooling_keeps_the_largest_weight_of_each_block():
     assert_close(z[-1, -1], weights[-1, -1], depth=16, dtype=np.float32)
     assert len(x_edges) == z.shape[1] + 1
     assert (np.diff(x_edges) > 0).all()
-
-
-def test_the_first_step_of_a_forecast_does_not_set_the_colours_of_all(
-    attribution,
-) -> None:
-    steps = np.array([30.0, *[1.0] * (attribution.sizes["step"] - 1)])
-    ds = attribution.assign(
-        attribution=(
-            attribution["attribution"].dims,
-            np.broadcast_to(steps, attribution["attribution"].shape),
-        )
-    )
-    fig = viz.attribution_heatmap(ds)
-    assert fig.layout.coloraxis.cmax == 1.0
-    assert "colours clipped: the first step reaches 30" in fig.layout.meta["subtitle"]
-    embed = ds.assign_coords(component=["embed", *ds["component"].values[1:]])
-    of_embed = xr.DataArray(
-        [100.0, *[1.0] * (ds.sizes["component"] - 1)], dims="component"
-    )
-    fig = viz.attribution_heatmap(
-        embed.assign(attribution=embed["attribution"] * of_embed), top=99
-    )
-    assert fig.layout.coloraxis.cmax == 1.0
-    assert (
-        "colours clipped: embed reaches 3000, the first step reaches 30"
-        in fig.layout.meta["subtitle"]
-    )

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from refusals import expect_error
 from tsfm_lens import explain, viz
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
@@ -150,19 +149,6 @@ def test_bars_lead_from_the_reference_to_the_forecast(name: str) -> None:
             [each[0] for each in whiskers],
             [reach[places].sum() for places in groups(ds)[:3]],
         )
-
-
-def test_each_series_is_a_dot_in_each_row() -> None:
-    ds = results()["effects"]
-    fig = viz.input_beeswarm(ds)
-    dots = np.concatenate([np.asarray(trace.x) for trace in fig.data])
-    np.testing.assert_allclose(np.sort(dots), np.sort(ds["effect"].values.ravel()))
-    largest = ds["segment"].values[int(ds["size_size"].values.argmax())]
-    assert fig.layout.yaxis.ticktext[0] == str(largest).replace("-", "−")
-    # dots in one place stand in line
-    level = viz.input_beeswarm(ds.assign(effect=0 * ds["effect"] + 1))
-    assert len({float(y) for trace in level.data for y in trace.y}) == ds["effect"].size
-    expect_error("input_beeswarm draws that kind", viz.input_timeline, ds)
 
 
 def test_readings_tell_the_sum_and_what_stands_out() -> None:

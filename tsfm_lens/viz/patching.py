@@ -252,15 +252,7 @@ def _colours(
     limit = min(
         float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0, _BEYOND
     )
-    if value == "error" or limit < 0.75:
-        return colour_scale(WORDS[value], high=limit, diverging=True, **bar)
-    ticks: Look = {
-        "tickvals": [-1, -0.5, 0, 0.5, 1],
-        "ticktext": ["−1", "−0.5", "0 (none)", "0.5", "1 (all)"],
-    }
-    return colour_scale(
-        WORDS[value], high=max(limit, 1.0), diverging=True, **bar, **ticks
-    )
+    return colour_scale(WORDS[value], high=limit, diverging=True, **bar)
 
 
 def _bar_title(value: str, unit: str) -> str:

@@ -11,7 +11,7 @@ import xarray as xr
 
 from tsfm_lens.core.registry import FigurePanel, figure, panels
 from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.panels import Scene, draw_bands, fit, scene
+from tsfm_lens.viz.panels import draw_bands, fit, scene
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
     array,
@@ -21,7 +21,7 @@ from tsfm_lens.viz.select import (
     names,
     positions,
 )
-from tsfm_lens.viz.sheet import Panel, blank
+from tsfm_lens.viz.sheet import blank
 from tsfm_lens.viz.summary import summary
 from tsfm_lens.viz.tables import quantile_table
 from tsfm_lens.viz.theme import CATEGORICAL, VERMILION, mixed, percent
@@ -60,7 +60,25 @@ def overlay(
     first, *_ = forecasts.values()
     view, figure = scene(first, series, context_steps), blank()
     panel = figure.panel()
-    medians, ends = draw_overlaid(panel, view, forecasts)
+    x, medians = view.time.at(view.future), []
+    for place, (name, ds) in enumerate(forecasts.items()):
+        values = array(ds, "quantile_forecast", "quantile", "step", series=view.place)
+        levels = ds["quantile"].values
+        order, colour = np.argsort(levels), CATEGORICAL[place % len(CATEGORICAL)]
+        medians.append(values[median_position(levels)])
+        low, high = values[order[0]], values[order[-1]]
+        ends = (
+            f"from the {levels[order[0]]:.3g} to the {levels[order[-1]]:.3g} quantile"
+        )
+        label = f"{name} (interval)"
+        if not place:
+            panel.band(x, low, high, mixed(colour, 0.22), label, legend=True)
+            continue
+        for end in (low, high):
+            view.forecast(panel, end, label, colour, 0.9, "dash")
+    for place, (name, median) in enumerate(zip(forecasts, medians, strict=True)):
+        view.forecast(panel, median, name, CATEGORICAL[place % len(CATEGORICAL)])
+    view.draw(panel)
     view.title_axes(panel)
     size = measured(view.unit)(float(np.abs(medians[-1] - medians[0]).mean()))
     heading = (
@@ -68,36 +86,10 @@ def overlay(
     )
     about = f"{view.id} by {model_of(first)}" if title else "medians, mean over steps"
     return figure.dress(
-        heading, about, f"{len(view.future)} steps ahead from {view.remark}", ends
-    )
-
-
-def draw_overlaid(
-    panel: Panel, view: Scene, forecasts: Mapping[str, xr.Dataset]
-) -> tuple[list[np.ndarray], str]:
-    """Draw forecasts of one series as :func:`overlay` does; return medians, (step,) each, and what intervals are."""
-    x, medians = view.time.at(view.future), []
-    for place, (name, ds) in enumerate(forecasts.items()):
-        values = array(ds, "quantile_forecast", "quantile", "step", series=view.place)
-        order, colour = (
-            np.argsort(ds["quantile"].values),
-            CATEGORICAL[place % len(CATEGORICAL)],
-        )
-        medians.append(values[median_position(ds["quantile"].values)])
-        low, high = values[order[0]], values[order[-1]]
-        if not place:
-            panel.band(
-                x, low, high, mixed(colour, 0.22), f"{name} (interval)", legend=True
-            )
-        for end in (low, high)[: 2 * bool(place)]:
-            view.forecast(panel, end, f"{name} (interval)", colour, 0.9, "dash")
-    for place, (name, median) in enumerate(zip(forecasts, medians, strict=True)):
-        view.forecast(panel, median, name, CATEGORICAL[place % len(CATEGORICAL)])
-    view.draw(panel)
-    levels = ds["quantile"].values[order]
-    return (
-        medians,
-        f"intervals: from the {levels[0]:.3g} to the {levels[-1]:.3g} quantile",
+        heading,
+        about,
+        f"{len(view.future)} steps ahead from {view.remark}",
+        f"intervals: {ends}",
     )
 
 

@@ -15,8 +15,8 @@ from tsfm_lens.core.registry import FigurePanel, figure, measurement, panels
 from tsfm_lens.viz.generic import generic_figure, with_range
 from tsfm_lens.viz.grid import LOG_AXIS
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.select import array, layer_name, model_of, names, position, positions
-from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
+from tsfm_lens.viz.select import array, layer_name, model_of, names, positions
+from tsfm_lens.viz.sheet import Panel, sheet
 from tsfm_lens.viz.summary import summarize, summary
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, mixed, percent, plain
 from tsfm_lens.viz.words import capital
@@ -53,8 +53,7 @@ _ROWS = (
 )
 """Measure, title of its axis, word in hover boxes, words in sentences."""
 _MOST = 16  # rows of maps
-_COLUMNS = 6  # snapshots or inputs side by side
-_TICKS = 12  # tokens that still have room for a number each
+_COLUMNS = 6  # snapshots side by side
 _HOVER = "query %{y}, key %{x}<br>attention %{z:.3f}"
 
 measurement(
@@ -248,7 +247,7 @@ def _references(panel: Panel, ds: xr.Dataset, name: str) -> None:
 
 @figure(
     "training_watch",
-    "Attention at several steps, or of several inputs.",
+    "Attention at several steps.",
     variables=("pattern",),
 )
 def attention_snapshots(
@@ -256,17 +255,15 @@ def attention_snapshots(
     *,
     layer: str | int | None = None,
     head: int | None = None,
-    across: str = "snapshot",
     row: int = 0,
     snapshots: Sequence[int] | None = None,
 ) -> go.Figure:
-    """Draw the attention of heads or runs at several steps, or of several inputs at the last one, side by side.
+    """Draw the attention of heads, or of one head of several runs, at several steps side by side.
 
     Args:
         layer: label; a negative integer counts from the last; all layers that have room if None.
         head: number; all heads if None, of several runs the first.
-        across: "snapshot" for a column a step, "input" for a column an input at the last of the steps.
-        row: of the inputs, where columns are steps.
+        row: of the inputs.
         snapshots: steps to draw; up to six, evenly taken, if None.
 
     Example:
@@ -277,101 +274,69 @@ def attention_snapshots(
         >>> len(viz.attention_snapshots(watch.dataset()).data)
         3
     """
-    if across not in ("snapshot", "input"):
-        raise InputError(
-            f"across={across!r} is not known, choose 'snapshot' or 'input'"
-        )
-    at = positions(
-        ds, "snapshot", None if snapshots is None else [str(step) for step in snapshots]
-    )
-    if across == "input":
-        count = min(ds.sizes["input"], _COLUMNS)
-        maps = [
-            _maps(ds.isel(snapshot=[at[-1]]), layer, head, one) for one in range(count)
-        ]
-        words, titles = maps[0][0], [f"input {one}" for one in range(count)]
-        values = np.stack([value[:, 0] for _, value in maps], axis=1)
-    else:
-        order = np.linspace(0, len(at) - 1, min(len(at), _COLUMNS)).round().astype(int)
-        places = sorted({at[place] for place in order})
-        words, values = _maps(ds.isel(snapshot=places), layer, head, row)
-        titles = [f"step {int(step):,}" for step in ds["snapshot"].values[places]]
-    columns = len(titles)
-    look: Look = {"row_gap": 14, "column_gap": 0.02, "min_width": 120 + 95 * columns}
-    canvas = sheet(
-        [110] * len(words),
-        [1] * columns,
-        titles=titles + [""] * (columns * (len(words) - 1)),
-        **look,
-    )
-    for panel, (line, column) in zip(
-        canvas, np.ndindex(len(words), columns), strict=True
-    ):
-        panel.cells(values[line, column], hover=_HOVER, name=words[line])
-        panel.y(words[line] if column == 0 else None)
-    _dress_maps(canvas, values, len(words) * columns)
-    canvas.x(showticklabels=False)
-    canvas.y(showticklabels=False)
-    where = (
-        f"at step {int(ds['snapshot'].values[at[-1]]):,}"
-        if across == "input"
-        else "over training"
-    )
-    count, which = (
-        ds.sizes["snapshot"],
-        f"input {row}; " if across == "snapshot" else "",
-    )
-    about = (
-        f"{which}{count} snapshot{'s' * (count != 1)}; rows are queries, columns keys"
-    )
-    return canvas.dress(f"Attention of {model_of(ds)} {where}", about)
-
-
-def _maps(
-    ds: xr.Dataset, layer: str | int | None, head: int | None, row: int
-) -> tuple[list[str], np.ndarray]:
-    """Return titles and (map, snapshot, query, key): heads of a run, or one head of several runs."""
     if not 0 <= row < ds.sizes["input"]:
         raise InputError(
             f"row is {row}, expected an input from 0 to {ds.sizes['input'] - 1}"
         )
-    pattern = ds["pattern"].isel(input=row)
+    labels = None if snapshots is None else [str(step) for step in snapshots]
+    at = positions(ds, "snapshot", labels)
+    order = np.linspace(0, len(at) - 1, min(len(at), _COLUMNS)).round().astype(int)
+    places = sorted({at[place] for place in order})
+    pattern = ds["pattern"].isel(input=row, snapshot=places)
     if "seed" in pattern.dims:
         pattern = pattern.isel(seed=0)
-    layers = (
-        range(ds.sizes["layer"]) if layer is None else [position(ds, "layer", layer)]
+    words, maps = _maps(pattern, layer, head)
+    columns = len(places)
+    titles = [f"step {int(step):,}" for step in pattern["snapshot"].values]
+    canvas = sheet(
+        [110] * len(words),
+        [1] * columns,
+        titles=titles + [""] * (columns * (len(words) - 1)),
+        row_gap=14,
+        column_gap=0.02,
+        min_width=120 + 95 * columns,
     )
-    heads = range(ds.sizes["head"]) if head is None else [position(ds, "head", head)]
-    words, values = names(ds, "run"), []
+    cells = np.ndindex(len(words), columns)
+    for panel, (line, column) in zip(canvas, cells, strict=True):
+        panel.cells(maps[line, column], hover=_HOVER, name=words[line])
+        panel.y(words[line] if column == 0 else None)
+    canvas.colours(colour_scale("attention", low=0.0, high=float(np.nanmax(maps))))
+    canvas.x(showticklabels=False, ticks="", constrain="domain")
+    canvas.y(showticklabels=False, ticks="", autorange="reversed")
+    count = ds.sizes["snapshot"]
+    about = f"input {row}; {count} snapshot{'s' * (count != 1)}; rows are queries, columns keys"
+    return canvas.dress(f"Attention of {model_of(ds)} over training", about)
+
+
+def _maps(
+    pattern: xr.DataArray, layer: str | int | None, head: int | None
+) -> tuple[list[str], np.ndarray]:
+    """Return titles and (map, snapshot, query, key): heads of a run, or one head of several runs."""
+    ds = pattern.to_dataset()
+    layers = positions(ds, "layer", None if layer is None else [layer])
+    heads = positions(ds, "head", None if head is None else [head])
+    words = names(ds, "run")
     if words:
-        values = [
-            pattern.isel(run=place, layer=layers[0], head=heads[0])
-            for place in range(len(words))
-        ]
+        values = list(
+            pattern.isel(layer=layers[0], head=heads[0]).transpose("run", ...)
+        )
     else:
-        for at, index in product(layers, heads):
-            one = pattern.isel(layer=at, head=index)
-            if bool(np.isfinite(one.values).any()):
-                words.append(
-                    f"{layer_name(names(ds, 'layer')[at])}, head {names(ds, 'head')[index]}"
-                )
-                values.append(one)
-    maps = np.stack(
-        [one.transpose("snapshot", "query", "key").values for one in values[:_MOST]]
-    ).astype(float)
+        known = pattern.notnull().any(["snapshot", "query", "key"])
+        pairs = [
+            pair
+            for pair in product(layers, heads)
+            if known.isel(layer=pair[0], head=pair[1])
+        ]
+        values = [pattern.isel(layer=at, head=index) for at, index in pairs]
+        words = [
+            f"{layer_name(names(ds, 'layer')[at])}, head {names(ds, 'head')[index]}"
+            for at, index in pairs
+        ]
+    drawn = [one.transpose("snapshot", "query", "key") for one in values[:_MOST]]
+    maps = np.stack(drawn).astype(float)
     # layers with fewer tokens than others were filled up
     finite = np.isfinite(maps)
     return words[:_MOST], maps[:, :, finite.any((0, 1, 3))][..., finite.any((0, 1, 2))]
-
-
-def _dress_maps(canvas: Sheet, values: np.ndarray, n_maps: int) -> None:
-    look: Look = {"ticks": "", "dtick": 1 if max(values.shape[-2:]) <= _TICKS else None}
-    canvas.colours(colour_scale("attention", low=0.0, high=float(np.nanmax(values))))
-    canvas.x(constrain="domain", **look)
-    canvas.y(autorange="reversed", **look)
-    for row, column in canvas.places[n_maps:]:
-        canvas.panel(row, column).x(visible=False)
-        canvas.panel(row, column).y(visible=False)
 
 
 @panels("training_watch")
