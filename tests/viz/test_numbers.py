@@ -107,7 +107,6 @@ def test_what_cannot_be_told_is_not_drawn() -> None:
             {"components": []},
             "components is empty",
         ),
-        ("attribution_bars", "attribution", {"step": 9}, "no step '9'"),
         (
             "attribution_bars",
             "attribution",

@@ -80,12 +80,12 @@ def test_bars_are_sorted_signed_and_complete(attribution):
     assert fig.layout.xaxis.title.text == "contribution (logit)"
 
 
-def test_bars_of_one_step_method_and_series(attribution):
+def test_bars_of_one_method_and_series(attribution):
     fig = viz.attribution_bars(
-        attribution, decomposition="expected_value", series="rivers", step=2, top=100
+        attribution, decomposition="expected_value", series="rivers", top=100
     )
     values = dict(zip(fig.data[0].y, fig.data[0].x, strict=True))
-    assert values["embed"] == -5 * 3 * 10
+    assert values["embed"] == -5 * 3.5 * 10
     assert "decoder.0" not in values
     assert fig.layout.xaxis.title.text == "contribution (m³/s)"
     assert "completeness error 2 %" in fig.layout.meta["subtitle"]

@@ -94,7 +94,7 @@ def test_nothing_is_veiled_where_all_stands_out_or_nothing_is_known(
         assert (f"noise floor {FLOOR}" in subtitle(fig)) == floor
 
 
-def test_bars_of_an_attribution_are_hatched_unless_one_step_is_asked_for(
+def test_bars_of_an_attribution_are_hatched_in_the_noise(
     attribution: xr.Dataset,
 ) -> None:
     mean = (
@@ -124,5 +124,3 @@ def test_bars_of_an_attribution_are_hatched_unless_one_step_is_asked_for(
             "" if known.get(name, True) else "/" for name in bars.y
         ]
         assert len(bars.y) == 6
-    (bars,) = viz.attribution_bars(ds, step=1).data
-    assert bars.marker.pattern.shape is None

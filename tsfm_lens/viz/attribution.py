@@ -128,20 +128,12 @@ def attribution_bars(
     *,
     decomposition: str | None = None,
     series: str | int = 0,
-    step: int | None = None,
     quantile: float | None = None,
     top: int = 20,
 ) -> go.Figure:
     """Draw the components of largest mean size, largest first: bars of signed means, circles at the mean sizes."""
     shares = _shares_of(ds, decomposition, series, quantile)
-    values, size, when = shares.mean, shares.size, f"mean over {shares.steps}"
-    if step is not None:
-        place = position(ds, "step", step)
-        label = timeline(ds, series_position(ds, series)).label(
-            int(names(ds, "step")[place])
-        )
-        values, when = shares.values[:, place], f"forecast {label}"
-        size = np.abs(values)
+    values, size = shares.mean, shares.size
     order = np.argsort(-np.nan_to_num(size), kind="stable")
     most, rest = order[:top], order[top:]
     labels, lengths = [plain(shares.components[i]) for i in most], values[most]
@@ -151,10 +143,8 @@ def attribution_bars(
         canvas.panel(),
         f"%{{y}}<br>moves it by %{{x:+.4g}} {plain(shares.unit)}",
     )
-    # of one step or of one series nothing is known beside the value
-    noise = shares.noise if step is None else None
-    panel.floor(noise, across=True)
-    noise = noise and noise.at(most)
+    panel.floor(shares.noise, across=True)
+    noise = shares.noise and shares.noise.at(most)
     if len(rest):
         labels, lengths = (
             [*labels, f"{len(rest)} others, summed"],
@@ -162,23 +152,22 @@ def attribution_bars(
         )
         colours, noise = [*colours, _OTHERS], noise and noise.with_another(lengths[-1])
     panel.bars(labels, lengths, "", hover, colour=colours, across=True, noise=noise)
-    if step is None:
-        ends = np.where(values[most] < 0, -size[most], size[most])
-        panel.dots(
-            ends,
-            labels[: len(most)],
-            "mean size",
-            "%{y}<br>mean size %{x:.4g}",
-            colour=INK,
-            symbol="circle-open",
-        )
+    ends = np.where(values[most] < 0, -size[most], size[most])
+    panel.dots(
+        ends,
+        labels[: len(most)],
+        "mean size",
+        "%{y}<br>mean size %{x:.4g}",
+        colour=INK,
+        symbol="circle-open",
+    )
     # one bar may dwarf all others, which are still to be read
     others = (
         np.delete(lengths, np.nanargmax(np.abs(lengths)))
         if len(lengths) > 2
         else lengths
     )
-    lengths = np.append(lengths, ends if step is None else 0.0)
+    lengths = np.append(lengths, ends)
     bounds, cut = fitted_range(np.append(others, 0.0), lengths, reach=3.0)
     panel.x(range=bounds)
     for label, value in zip(labels, values[most], strict=False):
@@ -192,7 +181,7 @@ def attribution_bars(
     panel.x(f"contribution ({shares.unit})", showgrid=True, gridcolor=PALE)
     return canvas.dress(
         f"Contributions to the forecast of {shares.series} by {model_of(ds)}: {shares.decomposition}",
-        when,
+        f"mean over {shares.steps}",
         shares.note,
         "values beyond the axis are cut off" * cut,
     )

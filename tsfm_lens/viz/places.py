@@ -25,7 +25,6 @@ _LATER = {
     "layer": 3,
 }  # order of computation within a layer; self-attention is first
 OUTPUT = "output"  # the last receiver of paths
-_LAST = np.iinfo(int).max
 _MAX_NAMES = 40  # rows or columns that still have room for a name each
 
 
@@ -74,9 +73,7 @@ class Places:
         blocks = _blocks(rows)
         blocks = blocks[:: -(-len(blocks) // most)]
         texts = [
-            OUTPUT
-            if key[1] == _LAST
-            else " ".join([*(key[:1] * several), f"layer {key[1]}", *map(str, key[2:])])
+            " ".join([*(key[:1] * several), f"layer {key[1]}", *map(str, key[2:])])
             for key, _ in blocks
         ]
         return {

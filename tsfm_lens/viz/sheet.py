@@ -162,10 +162,6 @@ def sheet(
         for place, title in zip(places, titles or (), strict=False)
         if title
     ]
-    for start in range(0, len(titles or ()), len(widths)):
-        row = (titles or ())[start : start + len(widths)]
-        wide = sum(text_width(title, title_type) + _APART for title in row)
-        min_width = max(min_width, round(_SIDES + wide))
     room = (30 if titles is not None else 10) if above is None else above
     return Sheet(fig, places, total, above=room, min_width=min_width, below=below)
 
