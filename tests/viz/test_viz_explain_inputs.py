@@ -104,7 +104,7 @@ def test_a_single_step_is_drawn() -> None:
     dots = [
         trace
         for trace in fig.data
-        if trace.type == "scatter" and trace.mode == "markers"
+        if trace.type == "scatter" and trace.mode == "lines+markers"
     ]
     assert [float(trace.y[0]) for trace in dots] == [
         float(ds[name].sel(quantile=0.5)[0])

@@ -10,11 +10,9 @@ import plotly.io as pio
 import pytest
 
 from refusals import expect_error
-from specimens.marks import unexplained
 from tsfm_lens import viz
 from tsfm_lens.core.errors import RenderError, install_command
 from tsfm_lens.viz import theme
-from tsfm_lens.viz.sheet import blank
 from viz.marks import needs_browser
 
 
@@ -102,21 +100,3 @@ def test_static_images_have_the_size_asked_for(forecast, tmp_path):
     svg = viz.save(fig, tmp_path / "a.svg").read_text()
     assert svg.startswith("<svg")
     assert "Forecast of rivers by toy" in svg
-
-
-def test_marks_that_nothing_explains_are_found():
-    """Dots beside a curve, in a figure whose axes name one value: the caption has to say which is which."""
-    made = blank()
-    made.panel().line([0, 1], [0, 1])
-    made.panel().dots([0.5], [0.5])
-    made.y("value")
-    assert unexplained(made.dress("title")) == [
-        "lines '' at ('x', 'y')",
-        "markers '' at ('x', 'y')",
-    ]
-    assert unexplained(made.dress("title", "dot: the best one")) == []
-    alone = blank()
-    alone.panel().line([0, 1], [0, 1])
-    assert unexplained(alone.dress("title")) == ["lines '' at ('x', 'y')"]
-    alone.y("value")
-    assert unexplained(alone.dress("title")) == []

@@ -255,21 +255,6 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
         _DASHES,
         words="forecast of the reference",
     )
-    if len(forecast) == 1:
-        # a line of one step is none
-        dot: Look = {"size": 6, "legend": False}
-        at = window.time.at(window.future)
-        above.dots(
-            at, forecast, "forecast", window.hover("forecast"), colour=BLUE, **dot
-        )
-        above.dots(
-            at,
-            reference,
-            "reference forecast",
-            window.hover("reference"),
-            colour=GREY,
-            **dot,
-        )
     cut = fit(canvas, np.append(window.observations, forecast), reference, row=1)
     for line, places in enumerate(strips.values()):
         _draw_strip(below, ds, view, window, places, line)

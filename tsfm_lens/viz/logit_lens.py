@@ -11,7 +11,7 @@ import xarray as xr
 
 from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
 from tsfm_lens.viz.findings import flat_words
-from tsfm_lens.viz.generic import draw_variable, generic_figure, with_range
+from tsfm_lens.viz.generic import generic_figure, with_range
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import Scene, draw_bands, fit, fitted_range, mark_start, scene
@@ -329,7 +329,7 @@ def lens_forecast(
 
 def _entropies(ds: xr.Dataset) -> xr.Dataset:
     """Return the mean entropy over steps: median and range over series, by layer."""
-    entropy = ds["entropy"].mean("step", keep_attrs=True)
+    entropy = ds["entropy"].mean("step").assign_attrs(units="nats")
     return with_range(ds, entropy)
 
 
@@ -386,7 +386,19 @@ def read_gain(ds: xr.Dataset) -> list[str]:
     return out
 
 
-generic_figure("layer_gain", "gain", "Change of the error from layer to layer.")
+def _gains(ds: xr.Dataset) -> xr.Dataset:
+    """Leave out layers without a gain."""
+    facts = {"units": "%", "long_name": "change of the error"}
+    ds = ds.dropna("layer", subset=["gain"], how="all")
+    return ds.assign(gain=ds["gain"].assign_attrs(facts))
+
+
+draw_gain = generic_figure(
+    "layer_gain",
+    "gain",
+    "Change of the error from layer to layer; negative is better.",
+    prepare=_gains,
+)
 
 
 @panels("layer_gain")
@@ -394,4 +406,4 @@ def _gain_panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     # where every layer's forecast is exact there is no gain
     if np.isfinite(ds["gain"].values).any():
         table = frame(ds, "error", "gain").rename(columns={"gain": "gain_percent"})
-        yield FigurePanel(draw_variable(ds, "gain"), table, read_gain(ds))
+        yield FigurePanel(draw_gain(ds), table, read_gain(ds))

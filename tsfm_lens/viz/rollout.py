@@ -281,7 +281,6 @@ def _rollout(ds: xr.Dataset) -> Iterator[FigurePanel]:
 
 
 _FEW = 5  # rows that are all numbered
-_NARROW = 600  # steps that one column has room for
 
 
 @figure("patch_attention", "Attention matrices of the first layer, head by head.")
@@ -351,9 +350,7 @@ def selected_patch(
     which = int(np.argmax(weights)) if head is None else position(ds, "head", head)
     view = scene(ds, 0, ds.sizes["time"])
     values = array(ds, "quantile_forecast", "quantile", "step", series=0)
-    sheet = blank(
-        260, min_width=420 if len(view.past) + len(view.future) <= _NARROW else 640
-    )
+    sheet = blank(260, min_width=640)
     panel = sheet.panel()
     draw_bands(panel, view, ds["quantile"].values, values)
     view.draw(panel)
