@@ -92,7 +92,7 @@ def test_lines_of_two_colours_differ_in_grey(
 ) -> None:
     printed = for_print(DRAWN[name](request.getfixturevalue))
     lines = {
-        (t.line.color, t.line.dash, t.mode)
+        (t.line.color or t.marker.color, t.line.dash, t.mode)
         for t in printed.data
         if t.type == "scatter" and "lines" in t.mode
     }

@@ -20,7 +20,7 @@ def test_recipes_have_a_panel_each_with_the_original_in_it():
     assert len(named(fig, "context")) == 3
     truth = recipes["truth"].values[0]
     medians = named(fig, "median forecast")
-    np.testing.assert_array_equal(medians[1].y, truth + 20)
+    np.testing.assert_array_equal(medians[2].y, truth + 20)
     # the original's median is repeated in the panels of the others
     for line in named(fig, "original forecast"):
         np.testing.assert_array_equal(line.y, medians[0].y)

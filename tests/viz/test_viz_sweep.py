@@ -11,7 +11,6 @@ from planted.sweep import Planted, single_heads
 from refusals import expect_error
 from tsfm_lens import viz
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz.sweep_entries import order_words
 from viz.marks import heatmaps
 
 EVIL = '<script>x</script>&%{y}"$'
@@ -70,25 +69,6 @@ def test_single_heads_are_a_map_of_their_changes(
     )
     (cells,) = heatmaps(viz.plot(both))
     assert list(cells.y)[:2] == ["layer 0 self-attention", "layer 0 cross-attention"]
-
-
-def test_curves_have_every_count_in_every_order(
-    sweep: dict[str, pd.DataFrame],
-) -> None:
-    table = sweep["curves"]
-    mine = table[(table["model"] == "beta") & (table["layer"] == 1)]
-    lines = {
-        trace.name: trace for trace in viz.plot(table, "mase", model=1, layer=1).data
-    }
-    for order, rows in mine.groupby("order"):
-        line = lines[order_words(str(order))]
-        np.testing.assert_array_equal(line.x, rows["ablated"])
-        np.testing.assert_array_equal(line.y, rows["mase"])
-    best = table[table["better"] & (table["model"] == "alpha")]
-    for trace, (_, rows) in zip(
-        viz.plot(table).data, best.groupby("layer"), strict=True
-    ):
-        np.testing.assert_allclose(trace.y, 100 * rows["change"])
 
 
 def test_choices_stand_beside_each_seed(sweep: dict[str, pd.DataFrame]) -> None:

@@ -139,7 +139,7 @@ def _mark(trace: Any) -> None:
         return
     mode = trace.mode or ""
     if "lines" in mode and trace.line.dash is None:
-        trace.line.dash = DASHES.get(trace.line.color)
+        trace.line.dash = DASHES.get(trace.line.color or colour)
     if "markers" in mode and trace.marker.symbol is None:
         trace.marker.symbol = SYMBOLS.get(colour)
 

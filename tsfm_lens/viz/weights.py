@@ -122,7 +122,8 @@ def _by_matrix(ds: xr.Dataset, variable: str) -> xr.Dataset:
     whole = whole_matrices(ds)
     values = ds[variable].isel(matrix=whole)
     if variable == "rank_share":
-        values = values.where(ds["told"].isel(matrix=whole) > 0)
+        share = 100 * values.where(ds["told"].isel(matrix=whole) > 0)
+        values = share.assign_attrs(units="%", long_name="share of the full rank")
     layers = _layer_words(ds, whole)
     columns = _column_words(ds)
     # attention first, whatever the order of writing
