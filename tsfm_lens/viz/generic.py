@@ -42,7 +42,7 @@ from tsfm_lens.viz.words import capital, num
 
 _DEPTH = ("layer", "stream")
 _SPECTRAL = ("mode", "weight_mode")
-_LOGARITHMIC = ("epsilon", "decade")
+_LOGARITHMIC = ("epsilon", "decade", "trial_period")
 _MEMBERS = ("head", "seed", "draw", "sample", "quantile")  # numbered, and still no axis
 _MAX_LINES, _MAX_GROUPS, _MAX_ROWS = 8, 5, 30
 _LOWEST = 1e-9  # of the largest: smaller singular values are not drawn

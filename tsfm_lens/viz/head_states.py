@@ -18,6 +18,7 @@ from tsfm_lens.viz.select import (
     kind_word,
     layer_name,
     names,
+    unit_of,
 )
 from tsfm_lens.viz.summary import summarize
 
@@ -199,7 +200,12 @@ def component_name(ds: xr.Dataset, place: int) -> str:
 
 def _of_heads(ds: xr.Dataset) -> xr.Dataset:
     """Keep the effects of the heads that are shown, (layer, head, series)."""
-    return effects_of_heads(ds, "mean_shift").to_dataset().assign_attrs(ds.attrs)
+    units = {unit_of(ds, place) for place in range(ds.sizes["series"])}
+    facts = {"long_name": "mean change", "units": "data units"}
+    if len(units) == 1:
+        facts["units"] = units.pop() or "data units"
+    shift = effects_of_heads(ds, "mean_shift").assign_attrs(facts)
+    return shift.to_dataset().assign_attrs(ds.attrs)
 
 
 draw_shifts = generic_figure(

@@ -123,10 +123,19 @@ def read_seasons(ds: xr.Dataset) -> list[str]:
     )
 
 
-generic_figure(
+def _amplitudes(ds: xr.Dataset) -> xr.Dataset:
+    """Say what amplitudes and periods are measured in."""
+    ds = ds.assign_coords(trial_period=ds["trial_period"])
+    ds["trial_period"].attrs |= {"long_name": "period", "units": "steps"}
+    facts = {"units": "standard deviations of the context"}
+    return ds.assign(amplitude=ds["amplitude"].assign_attrs(facts))
+
+
+draw_amplitudes = generic_figure(
     "seasonality_bias",
     "amplitude",
     "Amplitude of each period in the context, the forecast and the truth.",
+    prepare=_amplitudes,
     options={"series": 0},
 )
 
@@ -136,7 +145,7 @@ def _seasons(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for i in forecast_series(ds, MAX_DRAWN):
         table = frame(ds.isel(series=[i]), "amplitude")
         words = read_seasons(ds) if i == 0 else []
-        drawn = draw_variable(ds, "amplitude", series=i)
+        drawn = draw_amplitudes(ds, series=i)
         yield FigurePanel(drawn, table, words, series=names(ds, "series")[i])
 
 

@@ -138,6 +138,8 @@ def _by_matrix(ds: xr.Dataset, variable: str) -> xr.Dataset:
         "part": list(dict.fromkeys(columns[place] for place in order)),
     }
     table = grid.unstack("matrix").sel(rows)
+    table["block"].attrs["long_name"] = "layer"
+    table["part"].attrs["long_name"] = "matrix"
     return table.to_dataset(name=variable).assign_attrs(ds.attrs)
 
 
