@@ -125,8 +125,8 @@ def read_seasons(ds: xr.Dataset) -> list[str]:
 
 def _amplitudes(ds: xr.Dataset) -> xr.Dataset:
     """Say what amplitudes and periods are measured in."""
-    ds = ds.assign_coords(trial_period=ds["trial_period"])
-    ds["trial_period"].attrs |= {"long_name": "period", "units": "steps"}
+    period = ds["trial_period"].assign_attrs(long_name="period", units="steps")
+    ds = ds.assign_coords(trial_period=period)
     facts = {"units": "standard deviations of the context"}
     return ds.assign(amplitude=ds["amplitude"].assign_attrs(facts))
 
