@@ -141,7 +141,7 @@ def test_bars_lead_from_the_reference_to_the_forecast(name: str) -> None:
     if name == "sampled":
         reach = ds["mean_half_width"].sel(quantile=0.5).values
         sums = [reach[places].sum() for places in groups(ds)[:3]]
-        np.testing.assert_allclose(whiskers[0], sums)
+        np.testing.assert_allclose(whiskers[0][:3], sums)
 
 
 def test_readings_tell_the_sum_and_what_stands_out() -> None:

@@ -389,32 +389,27 @@ def _draw_way(
     start = float(view.of("reference_forecast", "step").mean())
     ends = start + np.cumsum(effects)
     places = np.arange(1, len(effects) + 1)
-    texts = [signed(effect) for effect in effects]
     panel.add(
         go.Waterfall,
         "",
-        f"%{{customdata}}<br>moves it by %{{text}} {plain(view.unit)}",
+        f"%{{customdata}}<br>moves it by %{{delta:+.3g}} {plain(view.unit)}",
         orientation="h",
         x=effects,
         y=places,
         base=start,
         width=0.72,
-        text=texts,
-        textposition="outside",
-        textfont={"size": 10},
         increasing={"marker": {"color": VERMILION}},
         decreasing={"marker": {"color": BLUE}},
         connector={"line": {"color": GREY, "width": 0.7}},
         customdata=[plain(label) for label in labels],
     )
+    reach += [0.0] * (len(effects) - len(reach))
     if any(reach):
         look = {"type": "data", "array": reach, "color": INK, "thickness": 1}
-        panel.dots(
-            ends[: len(reach)],
-            places[: len(reach)],
-            size=1,
-            error_x={**look, "width": 3},
-        )
+        panel.dots(ends, places, size=1, error_x={**look, "width": 3})
+    for place, effect, end, width in zip(places, effects, ends, reach, strict=True):
+        right = max(end - effect, end + width)
+        panel.note(signed(effect), right, place, size=10, xanchor="left", xshift=4)
     for row, value, word in (
         (0, start, "reference forecast"),
         (len(effects) + 1, ends[-1], "forecast"),
