@@ -211,9 +211,19 @@ def _scatter(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None
             panel.dots(x[mask], y[mask], f"{word} ({int(mask.sum())})", hover, **look)
 
 
-for _variable, _title in (
-    ("sweep_sharp_given_induction", "Share of induction heads that are sharp."),
-    ("sweep_induction_given_sharp", "Share of sharp heads that are induction heads."),
-    ("sweep_proportion_induction", "Share of all heads that are induction heads."),
-):
-    generic_figure("induction_overlap", _variable, _title)
+generic_figure(
+    "induction_overlap",
+    "sweep_sharp_given_induction",
+    "Share of induction heads that are sharp.",
+    table=("sweep_sharp_given_induction", "sweep_induction_given_sharp"),
+)
+generic_figure(
+    "induction_overlap",
+    "sweep_induction_given_sharp",
+    "Share of sharp heads that are induction heads.",
+)
+generic_figure(
+    "induction_overlap",
+    "sweep_proportion_induction",
+    "Share of all heads that are induction heads.",
+)

@@ -137,6 +137,8 @@ draw_amplitudes = generic_figure(
     "Amplitude of each period in the context, the forecast and the truth.",
     prepare=_amplitudes,
     options={"series": 0},
+    table=("amplitude",),
+    sentences=read_seasons,
 )
 
 

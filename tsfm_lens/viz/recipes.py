@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -30,10 +31,10 @@ from tsfm_lens.viz.words import listed, measured
 __all__ = ["recipe_forecasts"]
 
 
-def _recipe_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
-    """Tabulate quantiles of a series, a row per recipe and step."""
-    recipes = range(ds.sizes["recipe"])
-    tables = [quantile_table(ds, series, recipe=recipe) for recipe in recipes]
+def _recipe_table(ds: xr.Dataset) -> pd.DataFrame:
+    """Tabulate quantiles, a row per recipe, series and step."""
+    rows = product(range(ds.sizes["recipe"]), forecast_series(ds))
+    tables = [quantile_table(ds, place, recipe=recipe) for recipe, place in rows]
     return pd.concat(tables, ignore_index=True)
 
 
@@ -93,7 +94,12 @@ def overlay(
     )
 
 
-@figure("ablation_recipes", "Forecasts without sharp or diffuse heads.")
+@figure(
+    "ablation_recipes",
+    "Forecasts without sharp or diffuse heads.",
+    table=_recipe_table,
+    sentences=read_recipes,
+)
 def recipe_forecasts(
     ds: xr.Dataset,
     *,
@@ -137,7 +143,9 @@ def _recipes(ds: xr.Dataset) -> Iterator[FigurePanel]:
         words = [] if place else read_recipes(ds)
         drawn = recipe_forecasts(ds, series=place)
         of = names(ds, "series")[place]
-        yield FigurePanel(drawn, _recipe_table(ds, place), words, series=of)
+        yield FigurePanel(
+            drawn, _recipe_table(ds.isel(series=[place])), words, series=of
+        )
 
 
 def _title(ds: xr.Dataset, recipe: int, series: int) -> tuple[str, ...]:

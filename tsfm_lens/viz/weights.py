@@ -165,6 +165,13 @@ generic_figure(
     sentences=read_weight_spectra,
 )
 generic_figure(
+    "weight_ranks",
+    "decade_count",
+    "Singular values of each weight matrix by their size.",
+    prepare=lambda ds: ds.isel(matrix=whole_matrices(ds)),
+    table=("decade_count",),
+)
+generic_figure(
     "row_angles",
     "closer",
     "Rows of one head that lie closer together than shuffled rows, layer by layer.",
