@@ -430,7 +430,7 @@ class Panel:
 
     def upright(
         self,
-        x: float,
+        x: float | str,
         *,
         colour: str = GREY,
         width: float = 1,

@@ -64,7 +64,7 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
 
 def _ranks(ds: xr.Dataset) -> xr.Dataset:
     """Add the range of ranks over series."""
-    each = np.exp(ds["entropy"])
+    each = ds["entropy"].copy(data=np.exp(ds["entropy"].values))
     return ds.assign(rank_low=each.min("series"), rank_high=each.max("series"))
 
 
