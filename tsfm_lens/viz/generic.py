@@ -113,6 +113,8 @@ def draw_variable(
     if name not in result.data_vars:
         raise unknown_name("variable", name, map(str, result.data_vars))
     drawn = _drawn(result, name, title, about, selection)
+    if not drawn.values.size:
+        return _nothing(drawn)
     if drawn.dims == ("layer", "head"):
         return head_maps(drawn.ds, [_map_of(drawn)], drawn.title, *drawn.remarks)
     *across, last = drawn.dims
@@ -123,6 +125,15 @@ def draw_variable(
     if not n_axes and (few or not across):
         return _rows(drawn, top)
     return _heat_map(drawn)
+
+
+def _nothing(drawn: _Drawn) -> go.Figure:
+    """Say that there is no member to draw."""
+    canvas = blank(120)
+    canvas.panel().note("none", 0.5, 0.5, xref="domain", yref="domain")
+    canvas.x(visible=False)
+    canvas.y(visible=False)
+    return canvas.dress(drawn.title, *drawn.remarks)
 
 
 def generic_figure(
