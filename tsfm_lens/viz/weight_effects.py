@@ -95,10 +95,16 @@ def _of_base(change: float) -> str:
     return f"{'+' if share >= 0 else ''}{percent(share)}"
 
 
+def _with_shares(ds: xr.Dataset) -> xr.Dataset:
+    """Add the shares of no component where no weight differs."""
+    return ds if "share" in ds else ds.assign(share=ds["relative_norm"])
+
+
 generic_figure(
     "weight_effects",
     "share",
     "Change of the forecast with each component set back to the base model.",
+    prepare=_with_shares,
     table=("norm", "relative_norm", "rank", "share"),
     sentences=read_weight_effects,
 )
