@@ -98,6 +98,6 @@ def compressed_forecasts(
 def _forecasts(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for place, label in enumerate(names(ds, "series")):
         table = frame(ds.isel(series=[place]), "mase", "wql")
-        words = [] if place else read_quality(ds)
+        words = read_quality(ds)
         fig = compressed_forecasts(ds, series=place)
         yield FigurePanel(fig, table, words, series=label)

@@ -146,7 +146,7 @@ draw_amplitudes = generic_figure(
 def _seasons(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for i in forecast_series(ds, MAX_DRAWN):
         table = frame(ds.isel(series=[i]), "amplitude")
-        words = read_seasons(ds) if i == 0 else []
+        words = read_seasons(ds)
         drawn = draw_amplitudes(ds, series=i)
         yield FigurePanel(drawn, table, words, series=names(ds, "series")[i])
 

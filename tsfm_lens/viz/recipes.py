@@ -140,7 +140,7 @@ def recipe_forecasts(
 @panels("ablation_recipes")
 def _recipes(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for place in forecast_series(ds, MAX_DRAWN):
-        words = [] if place else read_recipes(ds)
+        words = read_recipes(ds)
         drawn = recipe_forecasts(ds, series=place)
         of = names(ds, "series")[place]
         yield FigurePanel(
