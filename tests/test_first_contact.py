@@ -156,10 +156,9 @@ def test_without_is_the_forecast_with_and_without(lens: Lens) -> None:
         for trace in figure.data
         if trace.mode == "lines" and len(trace.y) == 12
     }
-    drawn_median = lines["ablated forecast (median)"]
-    assert_close(drawn_median, ablated.median[0], depth=100)
-    original = lines["original forecast (median)"]
-    assert_close(original, run.forecast.median[0], depth=100)
+    # the panel of the ablation is the last
+    assert_close(lines["median forecast"], ablated.median[0], depth=100)
+    assert_close(lines["original forecast"], run.forecast.median[0], depth=100)
 
 
 def test_plot_draws_what_it_is_given(lens: Lens) -> None:

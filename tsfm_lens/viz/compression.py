@@ -11,8 +11,9 @@ import xarray as xr
 from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.recipes import overlay
-from tsfm_lens.viz.select import model_of, names, series_position
+from tsfm_lens.viz.select import array, model_of, names, series_position
 from tsfm_lens.viz.summary import summarize
+from tsfm_lens.viz.words import num
 
 __all__ = ["compressed_forecasts"]
 
@@ -82,15 +83,20 @@ def compressed_forecasts(
 
     Example:
         >>> fig = viz.compressed_forecasts(compress.quality(run, lens))
-        >>> fig.layout.meta["title"]
-        'Forecasts of co2 by chronos-nano before and after compression'
+        >>> fig.layout.meta["title"].startswith("Forecasts of co2 by chronos-nano")
+        True
     """
-    label = names(ds, "series")[series_position(ds, series)]
+    place = series_position(ds, series)
+    label = names(ds, "series")[place]
+    title = f"Forecasts of {label} by {model_of(ds)} before and after compression"
+    errors = array(ds, "mase", "model", series=place) if "mase" in ds else np.empty(0)
+    if errors.size and np.isfinite(errors).all():
+        title = f"{title}: MASE {num(errors[0])} and {num(errors[-1])}"
     return overlay(
         {"whole model": ds.isel(model=0), "compressed model": ds.isel(model=-1)},
         series=series,
         context_steps=context_steps,
-        title=f"Forecasts of {label} by {model_of(ds)} before and after compression",
+        title=title,
     )
 
 
