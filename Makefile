@@ -5,7 +5,7 @@ SERIES ?= bundled:elnino,nile,seattle_heat,pedestrians
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup report sweep-demo test house core test-hard exhaustive campaigns mutants figures-check test-latest test-minimal test-sdist lint typecheck docs conformance planted-scores explanation-scores compression-scores bench notebook clean
+.PHONY: setup report sweep-demo test test-core test-studies test-site house core test-hard exhaustive campaigns mutants figures-check test-latest test-minimal test-sdist lint typecheck docs conformance planted-scores explanation-scores compression-scores bench notebook clean
 .DEFAULT_GOAL := report
 
 setup: $(STAMP)
@@ -28,7 +28,19 @@ sweep-demo: $(STAMP)
 	$(BIN)/tsfm-lens sweep report sweep-demo.store --out sweep-report
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 $(TESTS)
+
+# the suite in three parts, for three machines: the core, the studies, and what speaks of the repository
+SITE_TESTS := $(wildcard tests/test_*.py)
+CORE_TESTS := $(filter-out tests/studies/ tests/__pycache__/,$(wildcard tests/*/))
+test-core: $(STAMP)
+	$(BIN)/python -m pytest -n 2 $(CORE_TESTS)
+
+test-studies: $(STAMP)
+	$(BIN)/python -m pytest -n 2 tests/studies
+
+test-site: $(STAMP)
+	$(BIN)/python -m pytest -n 2 $(SITE_TESTS)
 
 # the suite while four busy processes run: plain kernels, AVX2 kernels, two threads; HARD=avx2 runs one of them
 test-hard: $(STAMP)
@@ -87,11 +99,10 @@ house: $(STAMP)
 	@$(BIN)/python tools/house.py
 
 # the tests of the core where there are no studies; what speaks of the whole repository is left to make test
-CORE := $(filter-out tests/studies/ tests/__pycache__/,$(wildcard tests/*/)) tests/test_house.py
 core: $(STAMP)
 	set -e; package=$$(mktemp -d); trap 'rm -rf "$$package"' EXIT; python=$(abspath $(BIN))/python; \
 	git ls-files -z | grep -zv '/studies/' | xargs -0 cp --parents -t "$$package"; \
-	cd "$$package"; PYTHONPATH="$$PWD" $$python -m pytest -n 2 -k "not generated" $(or $(TESTS),$(CORE))
+	cd "$$package"; PYTHONPATH="$$PWD" $$python -m pytest -n 2 -k "not generated" $(or $(TESTS),$(CORE_TESTS) tests/test_house.py)
 
 typecheck: $(STAMP)
 	$(BIN)/mypy

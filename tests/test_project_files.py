@@ -46,8 +46,13 @@ def test_hosted_checks_and_hooks_run_what_everybody_runs() -> None:
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())[
         "jobs"
     ]
-    assert any(step.get("run") == ".ci/run" for step in jobs["check"]["steps"])
-    assert jobs["check"]["needs"] == "lint"
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+    for name in ("core", "studies", "site"):
+        commands = [step["run"] for step in jobs[name]["steps"] if "run" in step]
+        assert f"make test-{name}" in commands
+        assert jobs[name]["needs"] == "lint"
+        for command in commands:
+            assert set(command.removeprefix("make ").split()) <= targets
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]
     pinned = re.search(
         r"^ruff==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE

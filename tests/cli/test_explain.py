@@ -73,7 +73,7 @@ def test_a_page_is_written_whether_or_not_the_future_is_in_the_file(
     )
     # without a known future the end of the target is the truth, and what a covariate is worth can be told
     assert ("are held out" in done.output) == (ahead == 0)
-    assert ("and the error is" in page) == (ahead == 0)
+    assert ("The error is then" in page) == (ahead == 0)
 
 
 def test_without_covariates_their_section_is_left_out_and_said_to_be(

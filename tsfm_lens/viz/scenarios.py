@@ -90,6 +90,11 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         np.subtract(*reversed(_ends(ds, name))).mean()
         for name in ("forecast", "changed_forecast")
     )
+    is_changed = _changed_steps(ds)
+    inside, outside = None, None
+    if is_changed.any() and not is_changed.all():
+        inside = move[is_changed].mean()
+        outside = move[~is_changed].mean()
     word, whole, through = None, None, None
     if "through" in ds:
         word = ds["through"].attrs["statistic"]
@@ -101,6 +106,8 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         "{before:unit} ({statistic}): it moves by {move:signed unit}, and by {size:unit} at "
         "a step on average.",
         "Of that mean move, each change makes: {effects:each signed unit}.",
+        "At the {changed_steps} steps that were changed it moves by {inside:signed unit} on "
+        "average, at the others by {outside:signed unit}.",
         _REDRAWN,
         "In one pass, the {word} moves by {whole:unit} at a step. Components that this goes "
         "through: {through:largest percent}; those in series carry the same effect, so the "
@@ -113,12 +120,22 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         move=move.mean(),
         size=np.abs(move).mean(),
         effects=labelled(ds, effects, "change") if len(effects) > 1 else None,
+        changed_steps=int(is_changed.sum()),
+        inside=inside,
+        outside=outside,
         word=word,
         whole=whole,
         through=through,
         width=width if width > 0 else None,
         new_width=new_width,
     )
+
+
+def _changed_steps(ds: xr.Dataset) -> np.ndarray:
+    """Mark the steps, (step,), that lie within one of the changes."""
+    steps = np.arange(ds.sizes["step"])
+    edges = zip(ds["start"].values, ds["stop"].values, strict=True)
+    return np.any([(steps >= start) & (steps < stop) for start, stop in edges], axis=0)
 
 
 def _statistic(ds: xr.Dataset) -> str:

@@ -418,7 +418,8 @@ def test_the_docs_name_what_exists_and_every_id() -> None:
     named = re.findall(r"`(rank_theory|ranks|viz)\.(\w+)`", PAGE)
     assert len(named) > 30
     for package, name in named:
-        home = rank_theory if package == "rank_theory" else getattr(tsfm_lens, package)
+        homes = {"rank_theory": rank_theory, "ranks": ranks, "viz": tsfm_lens.viz}
+        home = homes[package]
         assert hasattr(home, name), f"{package}.{name}"
     measured = {item.id for item in ITEMS if not item.why and item.id[:2] != "S3"}
     assert (
