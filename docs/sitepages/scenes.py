@@ -111,7 +111,7 @@ ASKED = {
         "import copy\n\nimport torch\nfrom tsfm_lens import probes\n\ntuned = copy.deepcopy(lens)\n"
         "layer = tuned.adapter.model.encoder.block[1].layer[0].self_attention\n"
         "with torch.no_grad():\n    layer.v.weight.mul_(1.1)  # stands for a training\n"
-        "again = lens.run(items, 24, holdout=True)\nviz.plot(probes.weight_effects(lens, tuned, again))",
+        'again = lens.run(items, 24, holdout=True)\nviz.plot(probes.weight_effects(lens, tuned, again), "share")',
         "tsfm-lens compare chronos2-nano ./tuned --data people.csv --target people --known weekend",
     ),
     "what_if": (

@@ -308,15 +308,15 @@ def read_estimate(ds: xr.Dataset, series: int) -> list[str]:
 @panels("attribution_patching")
 def _attribution(ds: xr.Dataset) -> Iterator[FigurePanel]:
     variables = [name for name in ("first_order", "recovered", "error") if name in ds]
-    if "recovered" in variables:
-        table = patch_cells(ds, *variables)
-        yield FigurePanel(draw_variable(ds, "first_order"), table)
     for i in forecast_series(ds, MAX_DRAWN):
         table = patch_cells(ds.isel(series=[i]), *variables)
         words, of = read_estimate(ds, i), names(ds, "series")[i]
         yield FigurePanel(
             patching_map(ds, value="first_order", series=i), table, words, series=of
         )
+    if "recovered" in variables:
+        table = patch_cells(ds, *variables)
+        yield FigurePanel(draw_variable(ds, "first_order"), table)
 
 
 figure(

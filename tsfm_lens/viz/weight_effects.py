@@ -108,8 +108,3 @@ generic_figure(
     table=("norm", "relative_norm", "rank", "share"),
     sentences=read_weight_effects,
 )
-generic_figure(
-    "weight_effects",
-    "relative_norm",
-    "Change of each component's weights, as a share of their norm.",
-)
