@@ -127,6 +127,15 @@ ASKED = {
     ),
 }
 """Drawing and command of results that somebody asks for, by kind."""
+MADE = {
+    "attention_norms": (
+        "even, sharp = (dict(a=torch.eye(3)[None, None] * s + (1 - s) / 3) for s in (0.0, 0.9))\n"
+        'norms = {name: training.attention_norms(each) for name, each in (("even", even), ("sharp", sharp))}\n'
+        'viz.plot(training.together(norms), "nuclear_norm")'
+    ),
+    "compression": 'viz.plot(compress.pareto(run, run, [0.5], methods=["svd"]), "mase_rise")',
+}
+"""Drawing of results that are made in Python, by kind."""
 # renderers of a sweep's tables, by the table
 _TABLES = {
     "sweep_effects": "effects",
@@ -199,6 +208,8 @@ def _scene_of(measurement: Measurement, figure: Figure) -> Scene:
         return _of_run(measurement, figure)
     if measurement.kind in ASKED:
         return Scene(DRIVEN, *ASKED[measurement.kind])
+    if measurement.kind in MADE:
+        return Scene(_PACKAGES, MADE[measurement.kind])
     if measurement.theme == "Sweeps":
         table = f'tables["{_TABLES[measurement.kind]}"]'
         return Scene(
