@@ -133,7 +133,6 @@ MADE = {
         'norms = {name: training.attention_norms(each) for name, each in (("even", even), ("sharp", sharp))}\n'
         'viz.plot(training.together(norms), "nuclear_norm")'
     ),
-    "compression": 'viz.plot(compress.pareto(run, run, [0.5], methods=["svd"]), "mase_rise")',
 }
 """Drawing of results that are made in Python, by kind."""
 # renderers of a sweep's tables, by the table
@@ -147,7 +146,8 @@ _TABLES = {
     "sweep_selection": "selection",
 }
 _PACKAGES = (
-    "import torch\nimport tsfm_lens\nfrom tsfm_lens import compress, probes, ranks, training, viz, zoo\n"
+    "import torch\nimport tsfm_lens\nfrom tsfm_lens import compress, probes, training, viz, zoo\n"
+    "from tsfm_lens.core import ranks\n"
     "from tsfm_lens.studies import experiments, rank_theory, recipes\n"
 )
 

@@ -426,7 +426,10 @@ def _heat_map(drawn: _Drawn) -> go.Figure:
         xgap=1 if len(columns) <= 60 else 0,
         ygap=1 if len(rows) <= 60 else 0,
     )
-    canvas.colours(_map_of(drawn).colours())
+    sizes = np.abs(drawn.values[np.isfinite(drawn.values)])
+    # beside few large values the others are still to be seen
+    is_skewed = sizes.size > 0 and np.quantile(sizes, 0.99) < 0.5 * sizes.max()
+    canvas.colours(_map_of(drawn).colours(root=bool(is_skewed)))
     look = {"type": "category", "ticks": ""}
     panel.x(
         _axis_title(drawn.ds, drawn.dims[1]),
