@@ -51,28 +51,6 @@ def test_the_source_distribution_holds_every_tracked_file() -> None:
     assert tracked - shipped() == set()
 
 
-def test_the_source_distribution_holds_what_the_checks_need() -> None:
-    """Also where there is no git: in the unpacked source distribution itself."""
-    files = shipped()
-    for needed in (
-        ".ci/run",
-        ".gitignore",
-        "CITATION.cff",
-        "LICENSE",
-        "Makefile",
-        "constraints.txt",
-        "pyproject.toml",
-    ):
-        assert needed in files
-    for folder in ("benchmarks", "docs", "examples", "tests", "tools", "tsfm_lens"):
-        assert any(file.startswith(f"{folder}/") for file in files)
-    assert not [
-        file
-        for file in files
-        if file.startswith((".venv", ".git/", "report/", "dist/"))
-    ]
-
-
 def test_what_a_major_release_could_break_is_bounded() -> None:
     optional = PROJECT["optional-dependencies"]
     extras = (*optional_libraries(), "ray", "dysts", "static")

@@ -25,23 +25,6 @@ def test_what_the_readme_names_exists() -> None:
     ] == []
 
 
-def test_forms_of_issues_ask_for_what_can_be_answered() -> None:
-    forms = [
-        path
-        for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")
-        if path.name != "config.yml"
-    ]
-    assert len(forms) >= 3
-    for path in forms:
-        form = yaml.safe_load(path.read_text())
-        assert {"name", "description", "body"} <= form.keys(), path.name
-        ids = [field["id"] for field in form["body"]]
-        assert len(set(ids)) == len(ids)
-        assert any(
-            field.get("validations", {}).get("required") for field in form["body"]
-        )
-
-
 def test_hosted_checks_and_hooks_run_what_everybody_runs() -> None:
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())[
         "jobs"

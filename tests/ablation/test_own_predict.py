@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -122,17 +121,6 @@ def test_a_rule_that_only_variants_meet(model: Any, said: bool) -> None:
     assert reached(lens) != (plain, largest)
     assert reached(lens)[0] == plain
     check(lens, variants_of(lens))
-
-
-def test_a_declaration_is_of_one_function(model: Any) -> None:
-    """The base class's own is declared; what overrides, wraps or replaces it is not, whatever it copies."""
-    adapter = Wired(model)
-    assert stands_apart(adapter)
-    assert not stands_apart(twice(1.0)(model))
-    adapter.predict = functools.wraps(adapter.predict)(
-        lambda *args: Wired.predict(adapter, *args)
-    )
-    assert not stands_apart(adapter)
 
 
 def test_without_a_declaration_the_model_runs_once_a_variant(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from campaigns import slow_reader
@@ -46,48 +46,34 @@ def disagreement(
     """Where ids, times or values differ; "" if nowhere."""
     if list(batch.ids) != list(expected):
         return f"ids {batch.ids} instead of {list(expected)}"
-    for row, (name, values) in enumerate(expected.items()):
-        found = list(batch.values[row])
-        places = _places(batch, row, list(values))
-        if places is None:
-            return f"{name}: times {batch.timestamps(row)} instead of {sorted(values)}"
-        if (
-            len(set(places)) != len(places)
-            or sorted(places)[0] != 0
-            or sorted(places)[-1] != len(found) - 1
-        ):
-            return f"{name}: {len(found)} steps with places {places}"
-        known = dict(zip(places, values.values(), strict=True))
-        for place, value in enumerate(found):
-            want = known.get(place)
-            if math.isnan(value) if want is None else value == want:
-                continue
-            return f"{name}: {value!r} at step {place} instead of {want!r}"
+    for row, (name, by_time) in enumerate(expected.items()):
+        if isinstance(next(iter(by_time)), datetime):
+            by_time = {time.replace(tzinfo=None): by_time[time] for time in by_time}
+        wanted = pd.Series(by_time, dtype=float).sort_index()
+        times = axis(batch, row, wanted.index)
+        if len(times) != batch.lengths[row] or not wanted.index.isin(times).all():
+            return f"{name}: times {times} instead of {list(wanted.index)}"
+        if (times[0], times[-1]) != (wanted.index[0], wanted.index[-1]):
+            return f"{name}: from {times[0]} to {times[-1]}"
+        found = pd.Series(batch.values[row], times)
+        # what the file does not say is missing
+        if not found.equals(wanted.reindex(times)):
+            return f"{name}: {found.compare(wanted.reindex(times))}"
     return ""
 
 
-def _places(batch: SeriesBatch, row: int, times: list[Any]) -> list[int] | None:
-    """Positions of the times in the series, None if its timestamps lack one."""
-    if not isinstance(times[0], datetime):
-        ordered = sorted(times)
-        apart = Counter(b - a for a, b in pairwise(ordered))
-        most = max(apart.values(), default=1)
-        step = min((size for size, count in apart.items() if count == most), default=1)
-        return (
-            None
-            if any((time - ordered[0]) % step for time in times)
-            else [(t - ordered[0]) // step for t in times]
-        )
+def axis(batch: SeriesBatch, row: int, times: pd.Index) -> pd.Index:
+    """Times of the steps of a series, which begins and goes on as the times of the file do where it has none."""
     stamps = batch.timestamps(row)
-    if stamps is None:
-        assert batch.starts[row] is not None
+    if stamps is not None:
+        return stamps
+    if isinstance(times, pd.DatetimeIndex):
         # too few for a frequency: in order
-        ordered = sorted(times)
-        same = str(batch.starts[row]) == str(ordered[0].replace(tzinfo=None))
-        return [ordered.index(time) for time in times] if same else None
-    index = {stamp.to_pydatetime(): place for place, stamp in enumerate(stamps)}
-    places = [index.get(time.replace(tzinfo=None)) for time in times]
-    return None if None in places else [place for place in places if place is not None]
+        assert batch.starts[row] == times[0]
+        return times
+    steps = times.to_series().diff().mode()
+    step = int(steps.min()) if len(steps) else 1
+    return pd.Index(times[0] + step * np.arange(batch.lengths[row]))
 
 
 def check(number: int, folder: Path, counts: Counter) -> str:

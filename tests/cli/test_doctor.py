@@ -133,10 +133,3 @@ def test_a_model_that_fails_an_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
         "passed": False,
         "skipped": False,
     }
-
-
-def test_an_unknown_model_is_an_error_before_anything_is_examined() -> None:
-    result = run("chronos-nanno")
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert "chronos-nano" in result.stderr

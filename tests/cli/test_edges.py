@@ -46,19 +46,7 @@ COMMANDS = {
     "report": ["report", "bolt-nano", *CO2],
     "explain": ["explain", "bolt-nano", *CO2],
     "figure": ["figure", "forecast_fan", "bolt-nano", *CO2, "--format", "svg"],
-    "sweep report": ["sweep", "report", "no-such-store"],
     "compress": ["compress", "bolt-nano", *CO2, "--keep", "0.25"],
-    "compress figure": [
-        "compress",
-        "bolt-nano",
-        *CO2,
-        "--keep",
-        "0.25",
-        "--out",
-        "none",
-        "--figure",
-        "FILE/a.html",
-    ],
 }
 
 
@@ -94,48 +82,6 @@ def test_an_end_without_values_is_no_truth(
     assert "--no-holdout" in result.stderr
 
 
-def test_a_forecast_behind_missing_values_says_so(
-    waves: np.ndarray, tmp_path: Path
-) -> None:
-    file = written(tmp_path, load=np.r_[waves[:90], np.full(30, np.nan)], price=waves)
-    result = run("forecast", "bolt-nano", "--data", file, "--horizon", "2", "--csv")
-    assert result.exit_code == 0, result.output
-    assert "'load' with 30" in result.stderr
-    assert "'price' with" not in result.stderr
-    assert "note" not in result.stdout
-
-
-def test_the_table_of_ablations_counts_series_and_tells_what_they_can_decide(
-    tmp_path: Path,
-) -> None:
-    heads = ["--horizon", "6", "-c", "decoder.0.*"]
-    flat = run(
-        "ablate",
-        "bolt-nano",
-        "--data",
-        written(tmp_path, load=np.full(120, 5.0)),
-        *heads,
-    )
-    assert flat.exit_code == 0, flat.output
-    rows = [line.split() for line in flat.stdout.splitlines()]
-    assert rows[0][-2:] == ["acts", "significant"]
-    assert {tuple(row[-2:]) for row in rows[1:]} == {("0", "no")}
-    assert "1 series is flat" in flat.stderr
-    moved = run(
-        "ablate",
-        "bolt-nano",
-        *CO2,
-        "-c",
-        "decoder.0.*",
-        "--windows",
-        "12",
-        "--horizon",
-        "6",
-    )
-    assert "yes" in moved.stdout
-    assert "Significant for other times of this series: " in moved.stderr
-
-
 def test_a_forecast_at_a_high_level_shows_how_its_quantiles_differ(
     waves: np.ndarray, tmp_path: Path
 ) -> None:
@@ -145,6 +91,11 @@ def test_a_forecast_at_a_high_level_shows_how_its_quantiles_differ(
     assert len(set(cells)) == 3
 
 
+def table_of(*args: str | Path) -> pd.DataFrame:
+    result = run("forecast", *args, "--horizon", "6", "--csv")
+    return pd.read_csv(io.StringIO(result.stdout), float_precision="round_trip")
+
+
 def test_a_forecast_of_the_end_of_each_series_has_its_truth_beside_it(
     tmp_path: Path,
 ) -> None:
@@ -152,47 +103,17 @@ def test_a_forecast_of_the_end_of_each_series_has_its_truth_beside_it(
     frame = pd.DataFrame(
         {"timestamp": HOURS, "load": 5 + np.sin(steps / 4), "heat": np.cos(steps / 4)}
     )
-    frame.to_csv(tmp_path / "whole.csv", index=False)
-    frame[:-6].to_csv(tmp_path / "context.csv", index=False)
-    held = run(
-        "forecast",
-        "bolt-nano",
-        "--data",
-        tmp_path / "whole.csv",
-        "--horizon",
-        "6",
-        "--holdout",
-        "--csv",
-    )
-    shown = pd.read_csv(io.StringIO(held.stdout), float_precision="round_trip")
-    ahead = run(
-        "forecast",
-        "bolt-nano",
-        "--data",
-        tmp_path / "context.csv",
-        "--horizon",
-        "6",
-        "--csv",
-    )
-    pd.testing.assert_frame_equal(
-        shown.drop(columns="truth"),
-        pd.read_csv(io.StringIO(ahead.stdout), float_precision="round_trip"),
-    )
+    whole, context = tmp_path / "whole.csv", tmp_path / "context.csv"
+    frame.to_csv(whole, index=False)
+    frame[:-6].to_csv(context, index=False)
+    shown = table_of("bolt-nano", "--data", whole, "--holdout")
+    ahead = table_of("bolt-nano", "--data", context)
+    pd.testing.assert_frame_equal(shown.drop(columns="truth"), ahead)
     assert shown["truth"].tolist() == [*frame["load"][-6:], *frame["heat"][-6:]]
-    asked = [
-        "--target",
-        "load",
-        "--known",
-        "heat",
-        "--horizon",
-        "6",
-        "--holdout",
-        "--csv",
-    ]
-    driven = run("forecast", "chronos2-nano", "--data", tmp_path / "whole.csv", *asked)
-    # the target alone is listed
-    listed = pd.read_csv(io.StringIO(driven.stdout), float_precision="round_trip")
-    assert listed["truth"].tolist() == frame["load"][-6:].tolist()
+    # of covariates the target alone is listed
+    asked = "--target load --known heat --holdout".split()
+    driven = table_of("chronos2-nano", "--data", whole, *asked)
+    assert driven["truth"].tolist() == frame["load"][-6:].tolist()
 
 
 FULL = pytest.mark.skipif(

@@ -76,25 +76,7 @@ def test_a_page_is_written_whether_or_not_the_future_is_in_the_file(
     assert ("The error is then" in page) == (ahead == 0)
 
 
-def test_without_covariates_their_section_is_left_out_and_said_to_be(
-    tmp_path: Path,
-) -> None:
-    words = [
-        "--data",
-        "bundled:nile",
-        "--horizon",
-        "8",
-        "--sections",
-        "forecast,covariate_use",
-    ]
-    done = run("bolt-nano", *words, "--out", str(tmp_path))
-    assert done.exit_code == 0, done.output
-    assert "left out: Use of covariates" in done.output
-
-
-@pytest.mark.parametrize(
-    "sections", ["input_attribution,deletion_curves", "deletion_curves", "forecast"]
-)
+@pytest.mark.parametrize("sections", ["deletion_curves", "forecast"])
 def test_the_verdict_is_said_with_its_reasons(sections: str, tmp_path: Path) -> None:
     words = [
         "--data",
@@ -130,8 +112,6 @@ def test_the_verdict_is_said_with_its_reasons(sections: str, tmp_path: Path) -> 
     [
         (["bolt-nano", "--horizon", "12"], "takes no past covariates"),
         (["chronos2-nano", "--horizon", "24"], "ends 12 steps after the context"),
-        (["chronos2-nano", "--horizon", "12", "--sections", "forcast"], "forecast"),
-        (["no-such-model", "--method", "shapely"], "shapley"),
         (
             ["chronos2-nano", "--horizon", "12", "--known", "price"],
             "'A/price' ends 0 steps after the context",
@@ -140,7 +120,6 @@ def test_the_verdict_is_said_with_its_reasons(sections: str, tmp_path: Path) -> 
             ["chronos2-nano", "--horizon", "12", "--past", "load"],
             "'load' is named as ids, timestamps or covariate",
         ),
-        (["no-such-model", "--reference", "misssing"], "missing"),
     ],
 )
 def test_what_cannot_be_is_said_and_nothing_is_written(
@@ -166,49 +145,22 @@ def test_what_if_and_what_changed_come_first_on_the_page(tmp_path: Path) -> None
     last = table["ts"] == table["ts"][HOURS - 1]
     table.loc[last, ["load", "price"]] = np.nan
     table.to_csv(tmp_path / "earlier.csv", index=False)
-    words = [
-        "chronos2-nano",
-        "--data",
-        data,
-        *OPTIONS,
-        "--horizon",
-        "12",
-        "--sections",
-        "forecast",
-    ]
-    asked = [
-        "--set",
-        "temperature=+5",
-        "--from",
-        "2",
-        "--until",
-        "2024-01-03 06:00",
-        "--since",
-    ]
-    out = ["--out", str(tmp_path / "page"), "--json"]
-    done = run(*words, *asked, str(tmp_path / "earlier.csv"), *out)
+    asked = "--horizon 12 --sections forecast --set temperature=+5 --from 2".split()
+    asked += ["--until", "2024-01-03 06:00", "--since", str(tmp_path / "earlier.csv")]
+    words = ["chronos2-nano", "--data", data, *OPTIONS]
+    done = run(*words, *asked, "--out", str(tmp_path / "page"), "--json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
-    if_, stretch, through, width, changed, origin = told["answers"]
-    assert if_.startswith(
-        "With temperature +5 from 2 until 2024-01-03 06:00 the forecast of A/load averages"
-    )
-    assert stretch.startswith("At the 4 steps that were changed it moves by")
-    assert width.startswith("The interval between the outer quantiles is")
-    assert " goes through " in through
-    assert "(median)" in if_
-    assert "(median)" in changed
-    assert "1 steps nearer" in origin
-    assert changed.startswith("For the same 11 steps the forecast of A/load averages")
+    assert "temperature +5 from 2 until 2024-01-03 06:00" in told["answers"][0]
+    said = " ".join(told["answers"])
+    for part in ("goes through", "outer quantiles", "same 11 steps", "1 steps nearer"):
+        assert part in said
     assert list(told["results"]) == ["what_if", "forecast_change", "forecast"]
     kept = told["results"]["what_if"]["coords"]
     assert (kept["start"]["data"], kept["stop"]["data"]) == ([2], [6])
     page = (tmp_path / "page" / "index.html").read_text()
-    assert (
-        page.index("What if")
-        < page.index("Change of the forecast")
-        < page.index(">Provenance")
-    )
+    places = [page.index(text) for text in ("What if", "Change of", ">Provenance")]
+    assert places == sorted(places)
     for wrong, message in (
         (["--set", "temperature"], "names no change"),
         (["--from", "2"], "--set"),
@@ -260,7 +212,7 @@ def test_a_change_starts_at_the_forecast_unless_told(
     assert changed.tolist() == list(range(min(expected[0], 0), 0))
 
 
-@pytest.mark.parametrize("name", ["cost=EUR", "a=+1", "=x", "x=="])
+@pytest.mark.parametrize("name", ["cost=EUR", "=x", "x=="])
 def test_names_with_an_equals_sign_are_changed_too(name: str, tmp_path: Path) -> None:
     table = pd.read_csv(sheet(tmp_path / "load.csv")).rename(
         columns={"temperature": name}
@@ -289,20 +241,3 @@ def test_names_with_an_equals_sign_are_changed_too(name: str, tmp_path: Path) ->
         assert done.exit_code == 1
         assert "cost=EUR" in done.output
         assert "open the model" not in done.output
-
-
-def test_unknown_parts_are_refused_before_anything_runs(tmp_path: Path) -> None:
-    done = run(
-        "bolt-nano",
-        "--data",
-        "bundled:nile",
-        "--parts",
-        "component",
-        "--out",
-        str(tmp_path / "page"),
-    )
-    assert done.exit_code == 1
-    assert "no way to cut the past 'component'. Closest: components" in " ".join(
-        done.output.split()
-    )
-    assert not (tmp_path / "page").exists()

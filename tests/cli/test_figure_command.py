@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 
@@ -47,28 +46,6 @@ def test_files_and_caption_are_written_and_named(tmp_path: Path) -> None:
     ):
         assert words in text
     assert "compute figure" in result.stderr
-
-
-@pytest.mark.browser
-@pytest.mark.skipif(
-    not (
-        shutil.which("chromium")
-        or shutil.which("google-chrome")
-        or shutil.which("chrome")
-    ),
-    reason="no Chromium on the path",
-)
-def test_static_files_have_the_width_of_the_column(tmp_path: Path) -> None:
-    pytest.importorskip("kaleido")
-    args = ("--out", str(tmp_path), "--format", "svg", "--column", "double")
-    result = run("head_spectra_stable_rank", "bolt-nano", *SERIES, *args)
-    assert result.exit_code == 0, result.output
-    svg = (tmp_path / "head_spectra_stable_rank-bolt-nano.svg").read_text()
-    width = re.search(r'<svg[^>]* width="(\d+)"', svg)
-    assert width is not None
-    assert int(width[1]) == round(183 / 25.4 * 96)
-    assert "stable rank of" not in svg.lower()
-    assert "183 ×" in (tmp_path / "head_spectra_stable_rank-bolt-nano.txt").read_text()
 
 
 @pytest.mark.parametrize("kind", ["svg", "pdf", "png"])

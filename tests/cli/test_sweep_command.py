@@ -97,7 +97,6 @@ def test_a_misspelt_field_and_an_unknown_engine_are_told_the_nearest(
             {"source": "files", "path": "a.csv"},
             "data.0.source: there is no 'files'; the nearest is 'file' (there are 'gift",
         ),
-        ({"path": "a.csv"}, "data.0.source: it is required"),
         (
             {"source": "gluonts", "path": "a.jsonl"},
             "data.0.gluonts.freq: it is required",

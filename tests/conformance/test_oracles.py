@@ -227,17 +227,6 @@ def test_a_wrong_row_is_rejected(
         assert not result.passed, result
 
 
-@pytest.mark.parametrize("name", CHRONOS)
-def test_a_forgotten_writer_is_rejected(name: str) -> None:
-    adapter = architectures()[name].adapt(tiny(name))
-    *others, last = adapter.wiring.stacks
-    adapter.wiring = replace(
-        adapter.wiring,
-        stacks=(*others, replace(last, writers=last.writers[:-1], d_mlp=0)),
-    )
-    assert not oracles.accounting(example_case(Lens(adapter, "one too few"))).passed
-
-
 @pytest.mark.parametrize("place", [0, 1], ids=["encoder", "decoder"])
 def test_an_edit_that_reaches_the_stream_twice_is_rejected_in_every_stack(
     place: int,

@@ -30,9 +30,6 @@ DRAWS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] =
     "normal": lambda rng, shape: rng.normal(size=shape),
     "log-normal": lambda rng, shape: np.exp(1.5 * rng.normal(size=shape)) - 1,
     "t with 2 degrees": lambda rng, shape: rng.standard_t(2, size=shape),
-    "outliers": lambda rng, shape: (
-        rng.normal(size=shape) * np.where(rng.random(shape) < 0.1, 50, 1)
-    ),
     "alike members": lambda rng, shape: (
         rng.normal(size=shape[1:]) + 0.1 * rng.normal(size=shape)
     ),
@@ -177,14 +174,6 @@ def test_few_units_are_treated_as_by_students_t() -> None:
     same = np.full((2000, 1), 0.1)
     assert expanded_p(same, 50)[0] > 1e-4  # no spread tells nothing of the tail
     assert expanded_p(0 * same, 50)[0] == 1.0
-
-
-def test_p_values_say_no_more_than_the_replicates() -> None:
-    far = np.random.default_rng(0).normal(20, 1, size=(199, 3))
-    for units in (4, 30, 500):
-        p = expanded_p(far, units)
-        assert (p >= 2 / 200).all()
-    assert p == pytest.approx(2 / 200)
 
 
 def test_sign_test_is_that_of_scipy_and_its_median_interval_agrees() -> None:

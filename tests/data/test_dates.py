@@ -15,10 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from refusals import expect_error
-from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.data.frequencies import start_of
-from tsfm_lens.sweep import gluonts_set
 
 VALUES = [1.0, 2.0, 3.0, 4.0]
 YEARS = (1600, 1678, 2024, 2261, 2900)
@@ -153,17 +150,6 @@ def test_periods_and_days(year: int, tmp_path: Path) -> None:
             expect_error(RANGE, as_series, data)
 
 
-def test_starts_of_a_benchmark() -> None:
-    assert start_of("1019-01-01", "YE") is None
-    assert start_of(pd.Period("2900", "Y"), "YE") is None
-    assert start_of(np.datetime64("NaT"), "D") is None
-    for start in ("hello", 2020, [1, 2], True):
-        with pytest.raises(InputError, match=r"start=.* is not a timestamp"):
-            gluonts_set(
-                [{"target": np.arange(48.0), "start": start, "freq": "D"}], horizon=12
-            )
-
-
 def rolled(first: int, base: int, length: int) -> np.ndarray:
     """36 numbers of a year and one of its parts, from the last but three parts of a year on."""
     steps = length - 4 + np.arange(36)
@@ -212,23 +198,3 @@ def test_years_with_their_parts_are_no_step_numbers(
             data,
         )
     assert as_series(frame.drop(columns="time")).lengths == (36,)
-
-
-def test_numbers_with_few_gaps_are_read() -> None:
-    for numbers, form, first in (
-        (rolled(2017, 100, 12), "%Y%m", "2017-09-01"),
-        (1900 + np.arange(36), "%Y", "1900-01-01"),
-        (np.arange(36), None, None),
-    ):
-        batch = as_series(
-            pd.DataFrame({"time": np.delete(numbers, [4, 9, 20]), "y": np.ones(33)}),
-            time_format=form,
-        )
-        assert (batch.lengths, int(np.isnan(batch.values[0]).sum())) == ((36,), 3)
-        assert batch.starts[0] == (None if first is None else pd.Timestamp(first))
-    days = [int(f"{day:%Y%m%d}") for day in pd.date_range("2017-12-25", periods=40)]
-    sparse = as_series(
-        pd.DataFrame({"time": [*days[:5], *days[30:]], "y": np.ones(15)}),
-        time_format="%Y%m%d",
-    )
-    assert (sparse.freq, sparse.lengths) == ("D", (40,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -133,15 +132,12 @@ FIVE, HOURS = (
     pd.date_range("2024-01-01", periods=COUNT, freq=freq) for freq in ("5min", "h")
 )
 SIX = DAYS + pd.Timedelta("6h")
-FEW = FIVE + pd.to_timedelta(np.where(np.arange(COUNT) == 40, 7, 0), unit="s")
 MONDAYS, SUNDAYS = (
     pd.date_range("2017-09-03", periods=COUNT, freq=freq) for freq in ("W-MON", "W-SUN")
 )
 MONTHS = pd.date_range("1871-01-01", periods=COUNT, freq="MS")
-DIGITS = [f"{month.year}.{month.month}" for month in MONTHS]
 POINT = MONTHS.strftime("%Y.%m")
 TRADING = pd.bdate_range("2024-01-02", "2024-04-12").drop("2024-03-29")
-OPEN = pd.date_range("2024-11-20", "2024-12-31").drop(["2024-12-25", "2024-12-26"])
 SPACE, WEEKS = (
     "thousands='space' and decimal=','",
     r"may be dates; give time_format='%G%V' or '%Y%U'",
@@ -155,18 +151,9 @@ FRAMES = {
     "German": load(
         DAYS, grouped(".", ","), r"thousands='\.' and decimal=','", DAYS, BIG, **GERMAN
     ),
-    "German, whole": load(
-        DAYS,
-        grouped(".", "", 1000 * UP, ",.0f"),
-        r"and thousands='\.'",
-        DAYS,
-        1000 * UP,
-        **GERMAN,
-    ),
     "American": load(
         DAYS, grouped(",", "."), "thousands=','", DAYS, BIG, thousands=","
     ),
-    "Swiss": load(DAYS, grouped("’", "."), 'thousands="\'"', DAYS, BIG, thousands="'"),
     "French": load(
         DAYS, grouped("\u202f", ","), SPACE, DAYS, BIG, thousands="space", decimal=","
     ),
@@ -179,59 +166,24 @@ FRAMES = {
         STORE,
         id_column=["store", "item"],
     ),
-    "an id and a place": panel(
-        "id;region;date;sales",
-        ["7/n", "8/n", "7/s"],
-        "'id,region'",
-        id_column="id,region",
-    ),
     "autumn": load(AUTUMN, UP, ZONE, AUTUMN_UTC, UP, **BERLIN),
     "spring to autumn": load(
         YEAR, np.arange(5300.0), ZONE, YEAR_UTC, np.arange(5300.0), **BERLIN
     ),
-    "autumn, latest first": load(FALL[::-1], UP[::-1], ZONE, FALL_UTC, UP, **YORK),
     "jitter": load(
         jitter(FIVE, 40), UP, "give round_time='5min'", FIVE, UP, round_time="5min"
-    ),
-    "one time off": load(
-        FEW, UP, "give round_time='5min'", FIVE, UP, round_time="5min"
-    ),
-    "jitter of hours": load(
-        jitter(HOURS, 600), UP, "give round_time='1h'", HOURS, UP, round_time="1h"
     ),
     "about six each day": load(
         jitter(SIX, 900), UP, "give round_time='1D'", DAYS, UP, round_time="1D"
     ),
     "weeks": load(MONDAYS.strftime("%G%V"), UP, WEEKS, MONDAYS, UP, time_format="%G%V"),
-    "weeks from Sunday": load(
-        SUNDAYS.strftime("%Y%U"), UP, WEEKS, SUNDAYS, UP, time_format="%Y%U"
-    ),
-    "weeks in words": load(
-        MONDAYS.strftime("%G/W%V"),
-        UP,
-        "give time_format=…",
-        MONDAYS,
-        UP,
-        time_format="%G/W%V",
-    ),
     "year.month": load(POINT, UP, MONTH, MONTHS, UP, time_format="%Y.%m"),
     "year.month that was a float": load(
         map(float, POINT), UP, MONTH, MONTHS, UP, time_format="%Y.%m"
     ),
-    "year.month of one digit": load(DIGITS, UP, MONTH, MONTHS, UP, time_format="%Y.%m"),
     "Monday to Saturday": shop(DAYS[DAYS.dayofweek < 6], "Mon-Sat"),
     "trading days": shop(TRADING, "Mon-Fri,2024-03-29"),
-    "closed at Christmas": shop(OPEN, "Mon-Sun,2024-12-25,2024-12-26"),
 }
-FORECAST = (
-    "German",
-    "numbers of stores",
-    "autumn",
-    "jitter",
-    "weeks",
-    "year.month that was a float",
-    "trading days",
-)
 
 
 def check(frame: Frame, batch: SeriesBatch) -> None:
@@ -288,25 +240,6 @@ def test_a_file_is_refused_and_read_with_the_option_that_is_named(
         ), words
 
 
-@pytest.mark.parametrize("name", FORECAST)
-def test_the_command_forecasts(name: str, tmp_path: Path) -> None:
-    frame, path = FRAMES[name], tmp_path / "a.csv"
-    path.write_text(frame.text, encoding="utf-8")
-    shown = forecast(frame, path, frame.options)
-    assert shown.exit_code == 0, shown.output
-    result = json.loads(shown.stdout)
-    assert result["coords"]["series"]["data"] == list(frame.ids)
-    for row, values in enumerate(frame.values):
-        assert (
-            pd.Timestamp(result["coords"]["context_timestamp"]["data"][row][-1])
-            == frame.times[-1]
-        )
-        assert result["data_vars"]["context"]["data"][row] == values.tolist()
-    if name == "trading days":
-        ahead = pd.DatetimeIndex(result["coords"]["forecast_timestamp"]["data"][0])
-        assert ahead.tolist() == TRADING[-12:-8].tolist()
-
-
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         FRAMES["German"].text,
@@ -318,16 +251,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"thousands": "x", "decimal": ","},
         "thousands='x' .* expected",
     ),
-    (FRAMES["German"].text.replace("1.404,75", "1.40,75"), GERMAN, r"'1\.40,75'"),
     (
         FRAMES["autumn"].text,
         {"timezone": "Europe/Berln"},
         "no time zone 'Europe/Berln'. Closest: Europe/Berlin",
-    ),
-    (
-        table("time;load", AUTUMN.drop_duplicates(), UP[1:]),
-        BERLIN,
-        "does not fit timezone='Europe/Berlin'.* no repeated",
     ),
     (
         table("time;load", HOURS + pd.Timedelta("90D"), UP),
@@ -341,16 +268,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "two values at .*rounded to 15min, by up to .* may be finer",
     ),
     (
-        FRAMES["jitter"].text,
-        {"round_time": "ME"},
-        "round_time='ME' is no fixed interval",
-    ),
-    (
-        "time;load\n201752;1\n201753;2\n201801;3\n",
-        {"time_format": "%G%V"},
-        "'201753' in row 3 is not a date",
-    ),
-    (
         "time;load\n1871.1;1\n1871.11;2\n1871.12;3\n",
         {"time_format": "%Y.%m"},
         "may be January or October",
@@ -360,13 +277,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"id_column": "a,b"},
         "alike when joined by '/'",
     ),
-    ("a;b;ds;y\nx;z;2024-01-01;1\n", {"id_column": "a,c"}, "no column 'c'"),
     (
         FRAMES["Monday to Saturday"].text,
         {"freq": "Mon-Fri"},
         "2024-01-06.* off the regular grid",
     ),
-    (FRAMES["Monday to Saturday"].text, {"freq": "Mon-Foo"}, "not a pandas frequency"),
 ]
 
 

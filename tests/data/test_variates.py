@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as npst
 from refusals import expect_error
 from tsfm_lens import data
 from tsfm_lens.core.errors import InputError, UnknownNameError
-from tsfm_lens.data import SeriesBatch, as_series, by_variate, read_series
+from tsfm_lens.data import SeriesBatch, as_series, by_variate
 from tsfm_lens.models.forecast import context_dataset
 
 ITEMS = npst.arrays(
@@ -105,35 +105,20 @@ def table() -> pd.DataFrame:
     )
 
 
-def test_named_columns_are_read_together(tmp_path: Path) -> None:
+def test_named_columns_are_read_together() -> None:
     frame = table()
     batch = as_series(frame, variates=["load", "heat"])
     pd.testing.assert_frame_equal(frame, table())
     assert batch.ids == ("a/load", "a/heat", "b/load", "b/heat")
-    assert (batch.groups, batch.variates) == (
-        ("a", "a", "b", "b"),
-        ("load", "heat") * 2,
-    )
+    assert batch.groups == ("a", "a", "b", "b")
+    assert batch.variates == ("load", "heat") * 2
     assert batch.freq == "D"
     np.testing.assert_array_equal(batch.values[1], [1, np.nan, 3])
-    path = tmp_path / "table.csv"
-    frame.to_csv(path, index=False)
-    assert read_series(path, variates=["heat", "load"]).variates == ("heat", "load") * 2
-    assert as_series(path, variates=["load", "heat"]).groups == batch.groups
     assert not as_series(frame, targets=["load", "heat"]).multivariate
-    expect_error("Closest: load", as_series, table(), variates=["loads"])
-    expect_error("not both", as_series, table(), targets=["load"], variates=["heat"])
-    expect_error(
-        "'a/load', 'b/load' occurs more than once",
-        as_series,
-        table(),
-        variates=["load", "load"],
-    )
-    wide = as_series(frame[["load", "heat"]], variates=["load", "heat"])
-    assert (wide.ids, wide.groups) == (
-        ("series-0/load", "series-0/heat"),
-        ("series-0", "series-0"),
-    )
+    expect_error("Closest: load", as_series, frame, variates=["loads"])
+    expect_error("not both", as_series, frame, targets=["load"], variates=["heat"])
+    twice = "'a/load', 'b/load' occurs more than once"
+    expect_error(twice, as_series, frame, variates=["load", "load"])
     assert as_series(frame, variates=["load"]).ids == ("a/load", "b/load")
 
 
@@ -148,9 +133,6 @@ ROWS = (np.arange(3.0), np.arange(3.0), np.arange(3.0))
             {"groups": "aab", "variates": "xxy"},
             "group 'a' has variate 'x' more than once",
         ),
-        ({"groups": "aab"}, "group 'a' has variate '' more than once"),
-        ({"groups": "ab"}, "3 series came with 2 groups"),
-        ({"groups": "abc", "variates": "x"}, "3 series came with 1 variates"),
         (
             {"groups": "aaa", "variates": "xyz", "roles": ("past", "target", "target")},
             "target first",
@@ -158,14 +140,6 @@ ROWS = (np.arange(3.0), np.arange(3.0), np.arange(3.0))
         (
             {"groups": "aaa", "variates": "xyz", "roles": ("target", "known", "past")},
             "known future",
-        ),
-        (
-            {
-                "groups": "aaa",
-                "variates": "xyz",
-                "roles": ("target", "target", "unknown"),
-            },
-            "no role 'unknown'",
         ),
         (
             {"groups": "aaa", "variates": "xyz", "roles": ("target", "target", "known")}
@@ -198,106 +172,36 @@ def test_groups_are_checked(fields: dict, message: str) -> None:
     expect_error(message, SeriesBatch, **{"values": ROWS, **fields})
 
 
-def test_groups_may_differ_in_size_and_lack_times() -> None:
-    starts = (pd.Timestamp("2020-01-01"), None, None)
-    assert (
-        SeriesBatch(
-            ROWS, groups="aaa", variates="xyz", starts=starts, freqs=("D", None, "D")
-        ).n_variates
-        == 3
-    )
-    with pytest.raises(
-        InputError, match=r"'series-0' has 2, unlike 'series-1' \(1\), 'series-2' \(3\)"
-    ):
-        _ = uneven().n_variates
-    assert uneven().group_index.tolist() == [0, 0, 1, 2, 2, 2]
-    assert "6 series of 3–4 steps in 3 groups" in repr(uneven())
-
-
 def test_methods_carry_groups_and_variates() -> None:
     batch = uneven()
-    for other in (
-        batch.tail(2),
-        batch.split(1)[0],
-        SeriesBatch.concat([batch.select([0, 1]), batch.select([2, 3, 4, 5])]),
-    ):
+    parts = [batch.select([0, 1]), batch.select([2, 3, 4, 5])]
+    for other in (batch.tail(2), batch.split(1)[0], SeriesBatch.concat(parts)):
         assert (other.groups, other.variates) == (batch.groups, batch.variates)
     assert batch.select("series-2").ids == ("series-2/0", "series-2/1", "series-2/2")
     assert batch.select(["series-2/2", "series-1"]).variates == ("2", "")
-    assert batch.select("series-0/1").multivariate is False
     expect_error("'series-0' are at positions 0, 2", batch.select, [0, 2, 1])
     with pytest.raises(UnknownNameError):
         batch.select("series-9")
-    frame = batch.to_frame()
-    assert frame.columns[:3].tolist() == ["id", "group", "variate"]
-    labels = frame.drop_duplicates("id")
-    assert (tuple(labels["group"]), tuple(labels["variate"])) == (
-        batch.groups,
-        batch.variates,
-    )
-    with_units = as_series(
-        np.ones((1, 2, 3)),
-        units=["kW", "°C"],
-        freq="h",
-        start="2020-01-01",
-        seasonality=4,
-    )
-    assert (with_units.units, with_units.seasonality, with_units.variates) == (
-        ("kW", "°C"),
-        4,
-        ("0", "1"),
-    )
+    labels = batch.to_frame().drop_duplicates("id")
+    assert tuple(labels["group"]) == batch.groups
+    assert tuple(labels["variate"]) == batch.variates
 
 
 def test_gaps_are_missing_values() -> None:
-    batch = uneven()
-    flat = context_dataset(batch, 2)
-    rows = np.arange(len(batch))
+    flat = context_dataset(uneven(), 2)
+    rows = np.arange(flat.sizes["series"])
     flat["single"] = ("series", rows.astype(np.float32))
-    flat["count"] = (("step", "series"), np.stack([rows, rows]))
-    flat["when"] = (
-        "series",
-        pd.date_range("2020-01-01", periods=len(batch)).to_numpy(),
-    )
+    flat["when"] = ("series", pd.date_range("2020-01-01", periods=6).to_numpy())
     flat["level"] = ("step", np.array([1, 2], dtype=np.int8), {"unit": "m"})
-    flat["single"].attrs["long_name"] = "number"
     parted = by_variate(flat)
     assert parted["variate"].values.tolist() == ["0", "1", "", "2"]
-    gaps = np.array(
-        [
-            [False, False, True, True],
-            [True, True, False, True],
-            [False, False, True, False],
-        ]
-    )
-    np.testing.assert_array_equal(np.isnan(parted["single"]), gaps)
-    np.testing.assert_array_equal(parted["single"].values[~gaps], [0, 1, 2, 3, 4, 5])
-    assert (parted["single"].dtype, parted["single"].attrs) == (
-        np.float32,
-        {"long_name": "number"},
-    )
-    assert parted["count"].dims == ("step", "series", "variate")
-    np.testing.assert_array_equal(np.isnan(parted["count"][1]), gaps)
+    held = np.array([[0, 1, np.nan, np.nan], [np.nan, np.nan, 2, np.nan]])
+    np.testing.assert_array_equal(parted["single"][:2], held)
+    gaps = np.isnan(parted["single"])
+    assert parted["single"].dtype == np.float32
     np.testing.assert_array_equal(np.isnat(parted["when"]), gaps)
-    assert parted["units"].dtype.kind == "U"
-    xr.testing.assert_identical(parted["level"], flat["level"])
     np.testing.assert_array_equal(np.isnan(parted["context"]).all("time"), gaps)
-
-
-def test_labels_of_a_dataset_are_checked() -> None:
-    flat = context_dataset(uneven(), 1)
-    expect_error("no coordinate 'variate'", by_variate, flat.drop_vars("variate"))
-    expect_error(
-        "group 'series-0' has variate '0' more than once",
-        by_variate,
-        flat.isel(series=[0, 0, 1]),
-    )
-    holes = np.array(["0", None, "", "0", "1", "2"], dtype=object)
-    expect_error(
-        "'variate' has no value at position 1",
-        by_variate,
-        flat.assign_coords(variate=("series", holes)),
-    )
+    xr.testing.assert_identical(parted["level"], flat["level"])
 
 
 HOURS, AHEAD = 30, 6
@@ -498,12 +402,7 @@ def test_entries_of_other_libraries_are_understood() -> None:
             {"known": ["temperature"], "past": ["temperature"]},
             "named twice, as past and as known",
         ),
-        (
-            {"known": ["temperature", "temperature"]},
-            "named twice, as known and as known",
-        ),
         ({"known": ["load"]}, "load"),
-        ({"known": ["ts"]}, "ids or timestamps"),
         ({"known": ["temprature"]}, "temperature"),
     ],
 )
@@ -513,34 +412,26 @@ def test_columns_that_cannot_be_covariates_are_refused(
     expect_error(complaint, as_series, frame, **{**OPTIONS, "past": [], **change})
 
 
+class Dataset:
+    """As gluonts has it: what can be gone through again and again, and no list."""
+
+    def __init__(self, entries: list[dict[str, Any]]) -> None:
+        self.entries = entries
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+@pytest.mark.parametrize("kind", [list, Dataset])
 @pytest.mark.parametrize(("period", "freq"), [("2024-01-01", "D"), ("2024-01", "M")])
 def test_a_dataset_of_gluonts_is_read_with_the_frequency_of_its_periods(
-    period: str, freq: str
+    period: str, freq: str, kind: Any
 ) -> None:
-    entries: list[dict[str, Any]] = [
-        {"target": np.arange(40.0), "start": pd.Period(period, freq), "item_id": name}
-        for name in "ab"
-    ]
-
-    class Dataset:
-        def __iter__(self) -> Iterator[dict[str, Any]]:
-            return iter(entries)
-
-        def __len__(self) -> int:
-            return len(entries)
-
-    for dataset in (entries, Dataset()):
-        batch = as_series(dataset)
-        assert batch.ids == ("a", "b")
-        stamps = batch.timestamps(0)
-        assert stamps is not None
-        assert stamps[1] == (entries[0]["start"] + 1).to_timestamp()
-    mixed = [
-        *entries,
-        {
-            "target": np.arange(40.0),
-            "start": pd.Period("2024-01-01", "h"),
-            "item_id": "c",
-        },
-    ]
-    assert as_series(mixed).timestamps(0) is None
+    start = pd.Period(period, freq)
+    entry = {"target": np.arange(40.0), "start": start}
+    batch = as_series(kind([{**entry, "item_id": name} for name in "ab"]))
+    assert batch.ids == ("a", "b")
+    assert batch.timestamps(0)[1] == (start + 1).to_timestamp()  # type: ignore[index]

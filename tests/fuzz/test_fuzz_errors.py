@@ -49,11 +49,8 @@ def test_bad_horizons_are_named(name: str) -> None:
     [
         ({"quantiles": 0.5}, "quantiles 0.5 are not levels between 0 and 1"),
         ({"quantiles": [0.1, "x"]}, "'x'"),
-        ({"quantiles": [NAN, 0.5]}, "quantiles [nan, 0.5]"),
         ({"num_samples": 2.5}, "num_samples 2.5 is not a number of sample paths"),
-        ({"num_samples": "3"}, "num_samples '3'"),
         ({"seed": "a"}, "seed 'a' is not an integer"),
-        ({"seed": -1}, "seed -1"),
         *(({"batch_size": wrong}, "batch_size") for wrong in (0, -1, 2.5, True, "all")),
     ],
     ids=str,
@@ -69,15 +66,11 @@ def test_bad_arguments_are_named(arguments: dict, said: str) -> None:
     ("given", "said"),
     [
         ({"future": [["a"]]}, "the future holds 'a' at position 0"),
-        ({"future": [[1.0], [2.0, 3.0]]}, "the future is not a regular array"),
         (
             {"future": [1.0, 2.0]},
             "future values have shape (2,), expected (series, step) with 1 series",
         ),
         ({"tokens": [[1, 64]]}, "decoder tokens are ids from 0 to 63; got 64"),
-        ({"tokens": torch.tensor([[-1, 2]])}, "got -1"),
-        ({"tokens": [[1.5]]}, "got 1.5"),
-        ({"tokens": [[NAN]]}, "got nan"),
         ({"tokens": "ab"}, "the array of tokens holds np.str_('ab')"),
     ],
     ids=str,

@@ -188,23 +188,15 @@ CASES = st.builds(Given, series(), HORIZONS, st.integers(0, 3).map(bool))
 
 NASTY = [
     Given([]),
-    Given(np.zeros((0,))),
-    Given([np.zeros(0)], 1),
     Given(5.0),
-    Given([5.0]),
-    Given(np.array([[7]]), (1, 1)),
     Given([NAN, NAN], 1),
-    Given(np.zeros(16), (1, 0)),
     Given(np.full(600, 1e18), (1, 1)),
-    Given(np.tile([1e18, -1e18], 350)),
     Given([np.tile([1e18, -1e18], 40), np.full(80, -1e-30)], 3),
     Given([np.arange(8), np.arange(16.0), np.arange(9) - 4]),
-    Given(np.r_[1.0, 2.0, 3.0, np.full(600, NAN)]),
     Given(np.r_[np.full(64, NAN), 2.0]),
     Given(np.array([[1.0, 2.0, 3.0, NAN], [5.0, NAN, 7.0, 8.0]])[None], (1, 1)),
     Given([np.ones((2, 5)), np.arange(6.0)], 2),
     Given("no file"),
-    Given(["1", "2"]),
     Given(np.ones(5), 0),
     Given(np.ones(5), 1.0),
 ]

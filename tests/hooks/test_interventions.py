@@ -15,7 +15,6 @@ from tsfm_lens.hooks import (
     Mean,
     Noise,
     PatchFrom,
-    Resample,
     Steer,
     Zero,
 )
@@ -70,28 +69,6 @@ def test_mean_is_the_mean(token_lens: Lens, token_case: Case) -> None:
     _, acts = token_lens.run_with_cache(short, names_filter=MLP)
     with pytest.raises(HookError, match="the reference set covers 1 positions"):
         seen(token_lens, token_case, MLP, Mean(MLP, acts))
-
-
-def test_resample_draws_whole_series_of_the_reference(
-    token_lens: Lens, token_case: Case
-) -> None:
-    other = "decoder_blocks.1.mlp.hook_out"
-    _, acts = token_lens.run_with_cache(token_case.encoded, names_filter=[MLP, other])
-    edits = [Resample(MLP, acts, seed=4), Resample(other, acts, seed=4)]
-    drawn = []
-    for name in (MLP, other):
-        got = seen(token_lens, token_case, name, *edits)
-        drawn.append(
-            [int((acts[name] == row).flatten(1).all(1).nonzero()[0]) for row in got]
-        )
-    assert drawn[0] == drawn[1]
-    generator = torch.Generator().manual_seed(4)
-    assert (
-        drawn[0]
-        == torch.randint(
-            len(acts[MLP]), (len(acts[MLP]),), generator=generator
-        ).tolist()
-    )
 
 
 def test_noise_has_the_scale_it_says(token_lens: Lens, token_case: Case) -> None:
@@ -149,11 +126,6 @@ REFUSED: list[tuple[Callable[[Activations], object], type[Exception], str]] = [
         r"a vector of shape \(3,\) does not fit",
     ),
     (
-        lambda acts: EditPattern("decoder.1", torch.clone),
-        HookError,
-        "EditPattern needs an attention .*a whole layer",
-    ),
-    (
         lambda acts: EditPattern("decoder.1.mlp", torch.clone),
         HookError,
         "EditPattern needs an attention .*an MLP",
@@ -184,25 +156,6 @@ def test_what_cannot_act_is_refused(
     with pytest.raises(error, match=words):
         seen(token_lens, token_case, MLP, Zero(HEAD), make(acts))
     assert native_traces(token_lens) == 0
-
-
-def test_ablate_adds_noise_and_refuses_what_it_cannot_do(
-    token_lens: Lens, token_case: Case
-) -> None:
-    with token_lens.ablate("decoder.0.mlp", how="noise"):
-        assert not torch.allclose(
-            token_lens.forward(token_case.encoded), token_case.captured[0]
-        )
-    with (
-        pytest.raises(InputError, match="choose one of zero, mean"),
-        token_lens.ablate("decoder.0.mlp", how="nil"),
-    ):
-        pass
-    with (
-        pytest.raises(InputError, match="needs reference"),
-        token_lens.ablate("decoder.0.mlp", how="mean"),
-    ):
-        pass
 
 
 # --- rollouts ----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from refusals import expect_error
 from tsfm_lens import testing
 from tsfm_lens.core.errors import UnknownNameError
-from tsfm_lens.hooks import Component, components, select_components, writers
+from tsfm_lens.hooks import Component, select_components
 from tsfm_lens.hooks.names import hook_points, select
 from tsfm_lens.models import architectures
 
@@ -53,18 +53,6 @@ def test_globs_match_part_by_part() -> None:
     ]
 
 
-def test_overlapping_patterns_give_each_component_once_in_model_order() -> None:
-    chosen = select_components(
-        WIRING, "decoder.1.mlp", "encoder.0.mlp", "decoder.*.mlp"
-    )
-    assert [str(c) for c in chosen] == [
-        "encoder.0.mlp",
-        "decoder.0.mlp",
-        "decoder.1.mlp",
-        "decoder.2.mlp",
-    ]
-
-
 def test_a_typing_error_names_the_nearest() -> None:
     with pytest.raises(
         UnknownNameError,
@@ -97,13 +85,3 @@ def test_labels_of_heads_are_read_where_they_are_of_one() -> None:
             WIRING,
             label,
         )
-
-
-def test_writers_partition_the_stack() -> None:
-    # the encoder has two writers, so one middle
-    assert "encoder_blocks.0.hook_resid_mid2" not in POINTS
-    every = list(components(WIRING))
-    finest = writers(WIRING)
-    assert len(finest) == 3 * (4 + 4 + 1)
-    assert set(finest) <= set(every)
-    assert all(c.stack == "decoder" and c.level in ("head", "branch") for c in finest)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch import Tensor
 
 from refusals import expect_error
-from tsfm_lens.hooks import by_row, last_query
-from tsfm_lens.hooks.recorder import axes_after
 from tsfm_lens.models import Lens
 from tsfm_lens.testing import Case, assert_close, native_traces
 
@@ -97,48 +93,3 @@ def test_rollouts_have_a_step_axis(token_lens: Lens, token_case: Case) -> None:
     assert labelled.series.values.tolist() == [
         name for name in token_case.batch.ids for _ in range(2)
     ]
-
-
-def test_reducers_and_labels(token_lens: Lens, token_case: Case) -> None:
-    name = "decoder_blocks.0.cross_attn.hook_pattern"
-    with torch.no_grad():
-        _, whole = token_lens.run_with_cache(
-            token_case.encoded, names_filter=[name, POST]
-        )
-        _, last = token_lens.run_with_cache(
-            token_case.encoded,
-            names_filter=[name, POST],
-            reduce={"**.hook_pattern": last_query},
-            device="cpu",
-        )
-    assert torch.equal(last[name], whole[name][:, :, -1:])
-    assert torch.equal(last[POST], whole[POST])
-    labelled = whole.to_xarray(name)
-    assert labelled.dims == ("batch", "head", "query", "key")
-    assert labelled.key_special.values.tolist() == [""] * 60 + ["EOS"]
-    assert labelled.key_start.values[:2].tolist() == [-60, -59]
-    assert labelled.query_start.values.tolist() == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize(
-    ("reducer", "left"),
-    [
-        (lambda x: x.sum(1), ("batch", "head", "d")),
-        (lambda x: x.sum(2), ("batch", "pos", "d")),
-        (lambda x: x.sum((1, 3)), ("batch", "head")),
-        (
-            lambda x: torch.einsum("bphd,bpgd->bhg", x, x),
-            ("axis_0", "axis_1", "axis_2"),
-        ),
-        # what asks for a number cannot be told without numbers, and lengths leave all open
-        (lambda x: x.sum(1) * float(x.max()), ("axis_0", "axis_1", "axis_2")),
-    ],
-)
-def test_axes_of_one_length_are_told_by_what_grows_with_them(
-    reducer: Callable[[Tensor], Tensor], left: tuple[str, ...]
-) -> None:
-    value = torch.ones(2, 2, 2, 2)
-    marked = by_row(reducer)
-    assert (
-        axes_after(("batch", "pos", "head", "d"), value, marked(value), marked) == left
-    )

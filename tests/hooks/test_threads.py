@@ -219,26 +219,6 @@ def test_a_task_has_the_contexts_in_which_it_was_started(
     assert torch.equal(found[1], one)
 
 
-def test_a_context_whose_model_ran_in_another_task_only(
-    token_lens: Lens, token_case: Case
-) -> None:
-    async def main() -> None:
-        entered = asyncio.Event()
-
-        async def waiting() -> None:
-            await entered.wait()
-            forward(token_lens, token_case)
-
-        task = asyncio.create_task(waiting())
-        with token_lens.ablate(PARTS[0]):
-            entered.set()
-            await task
-
-    with pytest.raises(HookError, match="or in another task"):
-        asyncio.run(main())
-    assert native_traces(token_lens) == 0
-
-
 def test_a_context_outlives_the_task_of_a_notebook_cell(
     token_lens: Lens, token_case: Case
 ) -> None:

@@ -12,7 +12,6 @@ import torch
 import xarray as xr
 
 from tiny_lenses import NAMES, archetypes, fresh
-from tsfm_lens import compress
 from tsfm_lens.ablation import Variant, forecast_variants
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import measurements
@@ -20,7 +19,6 @@ from tsfm_lens.core.results import Results
 from tsfm_lens.data import bundled
 from tsfm_lens.hooks import Steer, writers
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.models.draws import refuse_undrawable
 from tsfm_lens.sweep.engine.sweeping import run_sweep
 from tsfm_lens.sweep.planner.config import parse_config
 from tsfm_lens.sweep.store import Store
@@ -142,37 +140,6 @@ def test_measurements_take_half_precision(name: str, dtype: str, device: str) ->
     _, found = measured(load(name, device=device, dtype=dtype), SOME)
     assert not [each for each in found.values() if isinstance(each, str)]
     assert np.isfinite(found["norm_weighted_attention"]["norm"]).all()
-
-
-@GPU
-def test_a_model_is_compressed_where_it_is(tmp_path: Path) -> None:
-    """By the moments of what enters and leaves, to the ranks and factors of the CPU."""
-    outputs, chosen = [], []
-    for device in ("cpu", "cuda"):
-        lens = load("bolt-nano", device=device)
-        calibration = compress.calibration_run(lens.run(bundled("co2"), 12))
-        smaller, ranks = compress.compressed(calibration, 0.25, method="sensitive")
-        again = load(
-            compress.save_compressed(smaller, tmp_path / device, ranks=ranks),
-            device=device,
-        )
-        with torch.no_grad():
-            outputs += [each.forward(bundled("co2")).cpu() for each in (smaller, again)]
-        assert {smaller.device.type, again.device.type} == {device}
-        chosen.append(ranks)
-    assert chosen[0] == chosen[1]
-    for output in outputs[1:]:
-        assert_close(output, outputs[0], depth=2000)
-
-
-def test_logits_without_probabilities_are_not_drawn_from() -> None:
-    head = torch.nn.Linear(2, 3)
-    with head.register_forward_hook(refuse_undrawable), torch.no_grad():
-        head(torch.ones(1, 2))
-        for value in (np.nan, np.inf):
-            with pytest.raises(RuntimeError, match="probability tensor"):
-                head(torch.full((1, 2), value))
-    head(torch.full((1, 2), np.nan))
 
 
 @pytest.mark.parametrize("device", DEVICES)

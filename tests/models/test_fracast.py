@@ -38,15 +38,6 @@ def test_the_weights_of_the_package_forecast_as_it_does(lens: Lens) -> None:
     assert (np.abs(run.point - run.truth).mean(1) < last).all()
 
 
-def test_ten_uses_of_one_block_are_ten_layers(lens: Lens) -> None:
-    run = lens.run(tsfm_lens.bundled("elnino"), 24)
-    assert len(lens.components("*.conv")) == len(lens.components("*.mlp")) == 10
-    found = probes.ablation_effects(run)
-    assert len({float(value) for value in found["mean_shift"].values.ravel()}) > 10
-    native = lens.adapter.model["core"]
-    assert all(block.pw.weight is native.block.pw.weight for block in native.blocks)
-
-
 def test_what_needs_a_sum_of_writes_or_heads_says_why(lens: Lens) -> None:
     run = lens.run(tsfm_lens.bundled("elnino"), 24)
     for probe in (probes.attribution, probes.logit_lens, probes.stream_shares):

@@ -84,24 +84,6 @@ def test_samples_and_futures_are_refused_by_who_takes_none(name: str) -> None:
         )
 
 
-def test_a_longer_pass_than_the_model_has_is_refused(name: str) -> None:
-    lens = lens_of(name)
-    batch, limit = example_case(lens).batch, lens.adapter.longest_pass
-    expect_error(
-        f"horizon {limit + 1} of a single forward.* 1 to {limit} steps",
-        lens.encode,
-        batch,
-        horizon=limit + 1,
-    )
-    if lens.adapter.rollout == "single":
-        expect_error(
-            f"horizon {limit + 1} is longer than the {limit} steps",
-            lens.forecast,
-            batch,
-            limit + 1,
-        )
-
-
 def edited(folder: Path, to: Path, **changes: object) -> Path:
     shutil.copytree(folder, to, dirs_exist_ok=True)
     config = json.loads((to / "config.json").read_text())
@@ -215,18 +197,6 @@ def test_a_published_model_names_its_missing_library_and_its_files_at_once(
             load(source)
         assert f"hf download {source}" in str(caught.value)
         assert all(command in str(caught.value) for command in EXTRAS[name].install)
-
-
-def test_without_network_the_error_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def unreachable(*_args: object, **_kwargs: object) -> str:
-        raise LocalEntryNotFoundError("no network")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    expect_error(
-        "hf download amazon/chronos-bolt-base", load, "amazon/chronos-bolt-base"
-    )
 
 
 def test_a_cached_hub_snapshot_loads_with_its_commit(

@@ -64,17 +64,10 @@ class AttentionFree(Wired):
 
 SUMS: dict[str, Callable[[Lens, SeriesBatch], object]] = {
     "attribute": lambda lens, series: probes.attribution(lens.run(series)),
-    "stream_shares": lambda lens, series: probes.stream_shares(lens.run(series)),
     "component_writes": lambda lens, series: probes.component_writes(lens.run(series)),
     "decompose_resid": lambda lens, series: lens.run_with_cache(series)[
         1
     ].decompose_resid(),
-    "into the second layer": lambda lens, series: lens.run_with_cache(series)[
-        1
-    ].decompose_resid(layer=1),
-    "full": lambda lens, series: lens.run_with_cache(series)[
-        1
-    ].get_full_resid_decomposition(expand_neurons=False),
 }
 
 
@@ -104,8 +97,6 @@ EDITS = {
     "blocks.1.hook_resid_pre": "they are off by",
     "blocks.0.attn.hook_out": r"first place to differ is blocks\.0\.attn: heads",
     "blocks.0.attn.hook_z": "",
-    "blocks.1.mlp.hook_out": "",
-    "hook_embed": "",
 }
 
 

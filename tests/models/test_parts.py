@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import tsfm_lens
 from library_forecasts import draws_of
 from refusals import expect_error
 from split_runs import DEPTH, assert_same_forecast, plan_for, series_for
 from tiny_lenses import archetypes, lens_of
-from tsfm_lens.ablation import Variant, forecast_variants, point_forecasts
+from tsfm_lens.ablation import Variant, forecast_variants
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
 from tsfm_lens.hooks import Resample, by_row
@@ -116,24 +113,6 @@ def test_a_part_that_runs_out_of_memory_runs_as_two(
         lens.forecast(series, 4, **draws_of(lens))
 
 
-def test_parts_need_no_more_bytes_than_run_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lens, series = lens_of("chronos-bolt"), series_for("chronos-bolt")
-    request = request_of(lens, series, 4)
-    assert len(plan(request)) == 1
-    # little enough that tokens are counted
-    monkeypatch.setattr(batching, "BYTES_AT_ONCE", 1)
-    need = request.need(5)
-    for bytes_at_once, ranges in (
-        (5 * need, [(0, 5)]),
-        (2 * need, [(0, 2), (2, 4), (4, 5)]),
-        (need - 1, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]),
-    ):
-        monkeypatch.setattr(batching, "BYTES_AT_ONCE", bytes_at_once)
-        assert plan(request) == ranges
-
-
 def test_blocks_of_draws_are_cut_by_the_free_memory_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -190,17 +169,6 @@ def test_hooks_that_see_the_whole_batch_change_no_draw(
     assert_same_forecast(looked_at, plain)
 
 
-@pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
-def test_ablations_run_in_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lens, series = lens_of(name), series_for(name)
-    target = lens.components("decoder.*.mlp")[0]
-    for how in ({}, {"how": "mean", "reference": series, "per": "position"}):
-        with lens.ablate(target, **how):
-            whole = lens.forecast(series, 4, **draws_of(lens))
-            plan_for(monkeypatch, 2)
-            assert_same_forecast(lens.forecast(series, 4, **draws_of(lens)), whole)
-
-
 @pytest.mark.parametrize("name", ["chronos", "toto-1"])
 def test_variants_of_many_series_draw_what_each_draws_alone(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -209,61 +177,20 @@ def test_variants_of_many_series_draw_what_each_draws_alone(
     monkeypatch.setattr("tsfm_lens.ablation.rollouts.DRAWN", 2)
     lens, series = lens_of(name), series_for(name, alike=True)
     target = lens.components("**.mlp" if name == "chronos" else "*.mlp")[-1]
-    name = f"**.{target.layer}.mlp.hook_out"
+    point = f"**.{target.layer}.mlp.hook_out"
     _, reference = lens.run_with_cache(
-        series, names_filter=name, rollout=True, horizon=4, num_samples=1
+        series, names_filter=point, rollout=True, horizon=4, num_samples=1
     )
-    changed = [Variant("none", ()), Variant.zero(target)]
-    for variants in (
-        changed,
-        [*changed, Variant("other", (Resample(target, reference, rows=[0]),))],
-    ):
-        seen: set[tuple[int, int]] = set()
-        told: Callable[..., None] = partial(lambda seen, *at: seen.add(at), seen)
-        found = forecast_variants(
-            lens, series, 4, variants, num_samples=3, progress=told, non_finite="keep"
-        )
-        assert max(seen) == (len(variants), len(variants))
+    # the last one looks at the whole batch
+    variants = [
+        Variant("none", ()),
+        Variant.zero(target),
+        Variant("other", (Resample(target, reference, rows=[0]),)),
+    ]
+    for chosen in (variants[:2], variants):
+        found = forecast_variants(lens, series, 4, chosen, num_samples=3)
         assert found.samples is not None
-        for index, variant in enumerate(variants):
+        for samples, variant in zip(found.samples, chosen, strict=True):
             with lens.edit(*variant.interventions):
                 alone = lens.forecast(series, 4, num_samples=3).samples
-            assert_close(found.samples[index], alone, depth=DEPTH, dtype=torch.float32)
-
-
-@pytest.mark.parametrize("wide", [False, True], ids=["many items", "one wide item"])
-def test_no_call_of_chronos_2_has_more_rows_than_pays(wide: bool) -> None:
-    """Its cost grows with the square of the rows; an item stays whole."""
-    lens, rng, rows = (
-        tsfm_lens.load("chronos2-nano"),
-        np.random.default_rng(0),
-        list[int](),
-    )
-    many = as_series(
-        rng.normal(size=(1, 300, 16)) if wide else list(rng.normal(size=(600, 16)))
-    )
-    handle = lens.adapter.model.encoder.register_forward_pre_hook(
-        lambda _module, _args, inputs: rows.append(len(inputs["inputs_embeds"])),
-        with_kwargs=True,
-    )
-    try:
-        forecast = lens.forecast(many, 4)
-        if wide:
-            assert set(rows) == {300}
-            return
-        with torch.no_grad():
-            lens.run_with_cache(
-                many, names_filter=["blocks.0.hook_resid_post"], horizon=4
-            )
-        variants = [Variant.zero(head) for head in lens.components("*.time_attn.*")]
-        some = many.select(range(50))
-        point_forecasts(lens.run(some, 4), variants)
-        forecast_variants(lens, some, 4, variants)
-    finally:
-        handle.remove()
-    assert sum(rows) >= 600 * 2
-    assert max(rows) <= 128, rows
-    few = lens.forecast(many.select(range(3)), 4).quantiles
-    assert_close(
-        forecast.quantiles[:3].astype(np.float32), few.astype(np.float32), depth=12
-    )
+            assert_close(samples, alone, depth=DEPTH, dtype=torch.float32)

@@ -199,27 +199,19 @@ def test_a_capture_that_cannot_fit_says_so_before_it_runs(
     with torch.no_grad():
         _, acts = lens.run_with_cache(series)
         kept = sum(call.value.nbytes for name in acts for call in acts.calls(name))
-        monkeypatch.setattr(
-            Lens, "forward", lambda *_args, **_kwargs: pytest.fail("a forward ran")
-        )
         monkeypatch.setattr("tsfm_lens.models.recording.LITTLE", 0)
-        monkeypatch.setattr(
-            "tsfm_lens.models.batching.free_bytes", lambda _device: kept
-        )
-        words = (
-            r"hook points of 10 series take about .* is free.*names_filter=.*reduce="
-        )
-        with pytest.raises(InputError, match=words) as refusal:
-            lens.run_with_cache(series)
-        with pytest.raises(InputError, match="take about"):
-            lens.run_with_cache(series, rollout=True, horizon=4, num_samples=2)
+        free = "tsfm_lens.models.batching.free_bytes"
+        monkeypatch.setattr(free, lambda _device: kept)
+        words = "hook points of 10 series take about .* is free.*names_filter=.*reduce="
+        with monkeypatch.context() as patch:
+            ran = lambda *_args, **_kwargs: pytest.fail("a forward ran")  # noqa: E731
+            patch.setattr(Lens, "forward", ran)
+            with pytest.raises(InputError, match=words) as refusal:
+                lens.run_with_cache(series)
+            with pytest.raises(InputError, match="take about"):
+                lens.run_with_cache(series, rollout=True, horizon=4, num_samples=2)
         # as many as it says do fit
         count = int(str(refusal.value).split("run at most ")[1].split()[0])
-        monkeypatch.undo()
-        monkeypatch.setattr("tsfm_lens.models.recording.LITTLE", 0)
-        monkeypatch.setattr(
-            "tsfm_lens.models.batching.free_bytes", lambda _device: kept
-        )
         lens.run_with_cache(series[:count])
 
 

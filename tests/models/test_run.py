@@ -61,31 +61,20 @@ def test_every_step_of_the_path_is_the_median_of_what_the_model_predicts_next(
     first = lens.adapter.first_value_token
     with torch.no_grad():
         output = lens.forward(run.encoded)
-    mass = torch.softmax(output[..., first:].double(), -1).numpy()
-    for series, step in np.ndindex(run.path.shape):
-        below = int(run.tokens[series, step]) - first
-        share = mass[series, step] / mass[series, step].sum()
-        # a kernel of another shape rounds the logits elsewhere
-        slack = 1e-4
-        assert share[:below].sum() <= 0.5 + slack
-        assert share[: below + 1].sum() >= 0.5 - slack
+    below = (run.tokens - first)[..., None].numpy()
+    mass = torch.softmax(output[..., first:].double(), -1).numpy().cumsum(-1)
+    # a kernel of another shape rounds the logits elsewhere
+    slack, half = 1e-4, 0.5 * mass[..., -1:]
+    upto = np.take_along_axis(mass, below, -1)
+    before = np.where(below > 0, np.take_along_axis(mass, below - 1, -1), 0)
+    assert (before <= half + slack).all()
+    assert (upto >= half - slack).all()
     values = lens.adapter.values(run.encoded).double().numpy()
-    assert_close(
-        np.take_along_axis(values, run.tokens.numpy(), 1),
-        run.path,
-        depth=8,
-        dtype=np.float32,
-    )
-
-    one, other = (
-        lens.run(series_for(lens), H, seed=seed, num_samples=samples)
-        for seed, samples in ((0, 3), (7, 5))
-    )
-    np.testing.assert_array_equal(one.path, other.path)
-    np.testing.assert_array_equal(one.point, other.point)
-    state = torch.random.get_rng_state()
-    _ = lens.run(series_for(lens), H).path
-    assert torch.equal(state, torch.random.get_rng_state())
+    path = np.take_along_axis(values, run.tokens.numpy(), 1)
+    assert_close(path, run.path, depth=8, dtype=np.float32)
+    # whatever is drawn
+    other = lens.run(series_for(lens), H, seed=7, num_samples=5)
+    np.testing.assert_array_equal(other.path, run.path)
 
 
 def test_probes_of_one_run_share_its_forecast_and_its_recordings(
@@ -164,22 +153,19 @@ def test_a_part_of_a_run_has_its_forecast_and_path(name: str) -> None:
 
 def test_the_end_is_held_out_at_every_horizon() -> None:
     lens = lens_of("chronos-bolt")
-    whole = bundled("co2").tail(50)
-    run = lens.run(whole, 6, holdout=True)
-    np.testing.assert_array_equal(run.truth[0], whole.values[0][-6:])
-    np.testing.assert_array_equal(
-        run.batch.values[0], whole.values[0][:-6][-lens.adapter.context_length :]
-    )
+    series = bundled("co2").tail(50)
+    values = series.values[0]
+    run = lens.run(series, 6, holdout=True)
+    np.testing.assert_array_equal(run.truth[0], values[-6:])
+    shown = values[:-6][-lens.adapter.context_length :]
+    np.testing.assert_array_equal(run.batch.values[0], shown)
     other = run.at(4)
-    np.testing.assert_array_equal(other.truth[0], whole.values[0][-4:])
+    np.testing.assert_array_equal(other.truth[0], values[-4:])
     assert other is run.at(4)
     assert run.at(6) is run
     shorter = run.shortened(4)
     np.testing.assert_array_equal(shorter.batch.values[0], run.batch.values[0])
     np.testing.assert_array_equal(shorter.truth, run.truth[:, :4])
-    np.testing.assert_array_equal(
-        lens.run(whole, 2, truth=[[1.0, 2.0]]).at(3).truth, [[1.0, 2.0, np.nan]]
-    )
 
 
 def test_a_decoder_is_forced_along_what_the_caller_gives() -> None:
@@ -204,15 +190,12 @@ def test_a_decoder_is_forced_along_what_the_caller_gives() -> None:
     ("wrong", "words"),
     [
         ({"horizon": 0}, "horizon 0 is not a number of steps"),
-        ({"horizon": 2.5}, "horizon 2.5"),
         (
             {"horizon": 4, "truth": [[1.0, 2.0]]},
             r"truth has shape \(1, 2\), expected \(series, step\) = \(1, 4\)",
         ),
         ({"horizon": 4, "truth": [[1.0] * 4], "holdout": True}, "either truth"),
         ({"horizon": 4, "rollout": "yes"}, "rollout is 'yes'"),
-        ({"horizon": 4, "num_samples": 0}, "num_samples 0"),
-        ({"horizon": 4, "seed": -1}, "seed -1"),
         ({"horizon": 4, "forced_path": [[1.0]]}, "forced_path has shape"),
         ({"horizon": 4, "forced_path": [[1.0, np.nan, 1.0, 1.0]]}, "no numbers"),
         ({"horizon": 400, "holdout": True}, "co2"),
@@ -233,32 +216,17 @@ def test_beyond_one_pass_a_single_forward_is_refused() -> None:
         _ = run.encoded
 
 
-@pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
-def test_a_file_has_the_numbers_of_a_run(name: str, tmp_path: Path) -> None:
-    run: Run = lens_of(name).run(
+def test_a_file_has_the_numbers_of_a_run(tmp_path: Path) -> None:
+    run: Run = lens_of("chronos").run(
         bundled("co2", "electricity").tail(60), H, holdout=True, seed=3
     )
     with xr.open_dataset(run.to_netcdf(tmp_path / "run.nc"), engine="scipy") as data:
         np.testing.assert_array_equal(data["quantile_forecast"], run.forecast.quantiles)
-        for variable, values in (
-            ("path", run.path),
-            ("point", run.point),
-            ("truth", run.truth),
-        ):
-            if variable in data:
-                np.testing.assert_array_equal(data[variable], values)
+        for variable in ("path", "point", "truth"):
+            np.testing.assert_array_equal(data[variable], getattr(run, variable))
         assert (data.attrs["seed"], data.attrs["model"]) == (3, run.lens.model_id)
     expect_error("cannot be written", run.to_netcdf, tmp_path / "missing" / "run.nc")
     assert not list(tmp_path.rglob("*.part"))
-
-
-def test_a_notebook_shows_a_figure_and_a_line_of_facts() -> None:
-    run = lens_of("chronos-bolt").run(bundled("co2").tail(60), H, holdout=True)
-    for shown in (run._repr_html_(), run.forecast._repr_html_()):
-        assert "cdnjs" not in shown[:3000]
-        assert "co2" in shown
-        assert f"{H} steps" in shown
-        assert "plotly" in shown
 
 
 def test_what_probes_share_is_what_each_computes_alone() -> None:
@@ -275,35 +243,6 @@ def test_what_probes_share_is_what_each_computes_alone() -> None:
     assert list(shared.cache["attribution"]) == kept
 
 
-def test_a_truth_of_nothing_is_none() -> None:
-    lens, series = lens_of("chronos-bolt"), np.sin(np.arange(60) / 3)
-    assert "truth" not in repr(lens.run(series, H, truth=np.full((1, H), np.nan)))
-    expect_error(
-        "ends with 30 missing values",
-        lens.run,
-        np.r_[series, [np.nan] * 30],
-        24,
-        holdout=True,
-    )
-
-
-def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lens = lens_of("chronos-bolt")
-    native, run, file = (
-        counted(lens, monkeypatch),
-        lens.run(series_for(lens), H),
-        tmp_path / "afile",
-    )
-    file.touch()
-    for write in (run.report, run.explain):
-        expect_error("is a file; give a folder", write, file / "page")
-    assert not native.mock_calls
-    (tmp_path / "page" / "index.html").mkdir(parents=True)
-    expect_error(r"index.html' is a folder", run.report, tmp_path / "page")
-
-
 @pytest.mark.parametrize("holdout", [True, False])
 def test_windows_are_forecasts_from_earlier_origins(holdout: bool) -> None:
     """Each is the series cut there by hand, and what followed is its truth."""
@@ -316,16 +255,10 @@ def test_windows_are_forecasts_from_earlier_origins(holdout: bool) -> None:
         alone = lens.run([whole[:end]], 8)
         np.testing.assert_array_equal(run.batch.values[row], whole[:end])
         assert_close(run.point[row], alone.point[0], depth=400, dtype=np.float32)
-        np.testing.assert_array_equal(
-            run.truth[row], whole[end : end + 8] if end < 90 else np.full(8, np.nan)
-        )
-    assert run.batch.timestamps(2)[-1] == values.timestamps(0)[-1 - 8 * (1 + holdout)]
-    assert run.at(4).truth.shape == (6, 4)
-    with pytest.raises(
-        InputError,
-        match=r"windows=12 of 8 steps need more than 96 steps, and series 'co2' has 90; windows=11 is the most",
-    ):
-        lens.run(values, 8, windows=12, holdout=True)
+        truth = whole[end : end + 8] if end < 90 else np.full(8, np.nan)
+        np.testing.assert_array_equal(run.truth[row], truth)
+    words = "windows=12 of 8 steps need more than 96 steps.*windows=11 is the most"
+    expect_error(words, lens.run, values, 8, windows=12, holdout=True)
     expect_error("windows=0", lens.run, values, 8, windows=0)
 
 
@@ -360,8 +293,3 @@ def test_twins_are_other_weights_of_the_same_run() -> None:
             weight.flatten().sort().values, own[name].flatten().sort().values
         )
     np.testing.assert_array_equal(lens.run(bundled("co2").tail(64), 6).point, before)
-    found = probes.ablation_effects(run, components="decoder.*.mlp")
-    assert found["mean_shift_twins"].sizes == {"twin": 3, "component": 3}
-    again = probes.ablation_effects(run.alone(), components="decoder.*.mlp")
-    xr.testing.assert_identical(again, found[list(again)].assign_attrs(again.attrs))
-    assert not any("twin" in str(name) for name in again)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -49,7 +50,7 @@ def test_a_history_that_is_cut_is_noted_and_no_other(name: str, beyond: int) -> 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("role", ["target", "past", "known"])
-@pytest.mark.parametrize("level", [0.0, -1e3, 1e6, -1e9, 1e12])
+@pytest.mark.parametrize("level", [0.0, 1e6, -1e9])
 def test_variation_below_the_step_of_what_a_model_reads_is_noted(
     name: str, role: str, level: float
 ) -> None:
@@ -57,31 +58,24 @@ def test_variation_below_the_step_of_what_a_model_reads_is_noted(
     if role != "target" and name not in ("chronos-2", "timestral"):
         pytest.skip("it takes no covariates")
     steps, ahead = 50, 3
-    values = noisy(steps + ahead, level, 3.0)
-    frame = pd.DataFrame(
-        {"y": values if role == "target" else noisy(steps + ahead), "x": values}
-    )
-    covariate = {} if role == "target" else {role: ["x"]}
+    column, row = ("y", 0) if role == "target" else ("x", 1)
+    frame = pd.DataFrame({"y": noisy(steps + ahead), "x": 0.0})
+    frame[column] = noisy(steps + ahead, level, 3.0)
+    options: dict[str, Any] = {"targets": ["y"]}
+    if role != "target":
+        options[role] = ["x"]
     if role == "known":
         frame.loc[steps:, "y"] = np.nan
-    run = lens.run(as_series(frame, targets=["y"], **covariate), ahead)
-    row = 0 if role == "target" else 1
+    run = lens.run(as_series(frame, **options), ahead)
+    read = np.unique(np.float32(run.batch.values[row]))
     if name == "chronos":
         read = np.unique(run.encoded.inputs["input_ids"][row].numpy())
-    else:
-        read = np.unique(np.float32(run.batch.values[row]))
     noted = [note for note in run.batch.notes if "subtract" in note]
     assert bool(noted) == (len(read) < 7)
     if noted:
         assert repr(run.batch.ids[row]) in noted[0]
-        assert (
-            lens.forecast(run.batch, ahead, **FEW.get(name, {})).context.notes.count(
-                noted[0]
-            )
-            == 1
-        )
-        frame["y" if role == "target" else "x"] -= level
-        cured = lens.run(as_series(frame, targets=["y"], **covariate), ahead)
+        frame[column] -= level
+        cured = lens.run(as_series(frame, **options), ahead)
         assert not any("subtract" in note for note in cured.batch.notes)
 
 

@@ -305,18 +305,32 @@ def read_estimate(ds: xr.Dataset, series: int) -> list[str]:
     )
 
 
+def read_agreement(ds: xr.Dataset) -> list[str]:
+    """State how far estimates are from what patching recovers, over all series."""
+    error = abs(ds["first_order"] - ds["recovered"])
+    return summarize(
+        ds,
+        "An estimate differs from the share that patching recovers by {error:mean} on "
+        "average over all series, most at {error:highest}; the rank correlation is "
+        "{rank_correlation}.",
+        labels=_cell_labels,
+        error=error,
+    )
+
+
 @panels("attribution_patching")
 def _attribution(ds: xr.Dataset) -> Iterator[FigurePanel]:
     variables = [name for name in ("first_order", "recovered", "error") if name in ds]
+    if "recovered" in variables:
+        table = patch_cells(ds, *variables)
+        words = read_agreement(ds)
+        yield FigurePanel(draw_variable(ds, "first_order"), table, words)
     for i in forecast_series(ds, MAX_DRAWN):
         table = patch_cells(ds.isel(series=[i]), *variables)
         words, of = read_estimate(ds, i), names(ds, "series")[i]
         yield FigurePanel(
             patching_map(ds, value="first_order", series=i), table, words, series=of
         )
-    if "recovered" in variables:
-        table = patch_cells(ds, *variables)
-        yield FigurePanel(draw_variable(ds, "first_order"), table)
 
 
 figure(
