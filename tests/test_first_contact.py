@@ -115,9 +115,10 @@ def test_without_is_the_forecast_with_and_without(lens: Lens) -> None:
     both = [run.forecast.quantiles, ablated.quantiles]
     assert_close(result["quantile_forecast"].values, both, depth=100)
     shown = medians_of(result.plot())
-    found = shown["ablated forecast (median)"]
+    # the panel of the ablation is the last
+    found = shown["median forecast"]
     assert_close(found, ablated.median[0], depth=100)
-    found = shown["original forecast (median)"]
+    found = shown["original forecast"]
     assert_close(found, run.forecast.median[0], depth=100)
 
 

@@ -47,7 +47,7 @@ PAIRED = (
     "forecast_fan",
     "head_entropy_map",
     "head_spectra_stable_rank",
-    "similarity_map",
+    "layer_similarity_cka",
 )
 """Renderers whose figures of two models the gallery shows side by side."""
 SWEEP = """\
@@ -111,7 +111,7 @@ ASKED = {
         "import copy\n\nimport torch\nfrom tsfm_lens import probes\n\ntuned = copy.deepcopy(lens)\n"
         "layer = tuned.adapter.model.encoder.block[1].layer[0].self_attention\n"
         "with torch.no_grad():\n    layer.v.weight.mul_(1.1)  # stands for a training\n"
-        "again = lens.run(items, 24, holdout=True)\nviz.weight_effects_bars(probes.weight_effects(lens, tuned, again))",
+        'again = lens.run(items, 24, holdout=True)\nviz.plot(probes.weight_effects(lens, tuned, again), "share")',
         "tsfm-lens compare chronos2-nano ./tuned --data people.csv --target people --known weekend",
     ),
     "what_if": (
@@ -127,6 +127,14 @@ ASKED = {
     ),
 }
 """Drawing and command of results that somebody asks for, by kind."""
+MADE = {
+    "attention_norms": (
+        "even, sharp = (dict(a=torch.eye(3)[None, None] * s + (1 - s) / 3) for s in (0.0, 0.9))\n"
+        'norms = {name: training.attention_norms(each) for name, each in (("even", even), ("sharp", sharp))}\n'
+        'viz.plot(training.together(norms), "nuclear_norm")'
+    ),
+}
+"""Drawing of results that are made in Python, by kind."""
 # renderers of a sweep's tables, by the table
 _TABLES = {
     "sweep_effects": "effects",
@@ -200,6 +208,8 @@ def _scene_of(measurement: Measurement, figure: Figure) -> Scene:
         return _of_run(measurement, figure)
     if measurement.kind in ASKED:
         return Scene(DRIVEN, *ASKED[measurement.kind])
+    if measurement.kind in MADE:
+        return Scene(_PACKAGES, MADE[measurement.kind])
     if measurement.theme == "Sweeps":
         table = f'tables["{_TABLES[measurement.kind]}"]'
         return Scene(

@@ -62,12 +62,10 @@ def test_the_smallest_harmless_model_is_chosen_and_drawn() -> None:
     assert not compress.measure.smallest_harmless(
         ds.assign(harm_p=ds["harm_p"] * np.nan)
     )["choice"]
-    fig = viz.size_and_error(ds.assign_attrs(chosen))
-    lines = [trace for trace in fig.data if trace.mode == "lines+markers"]
-    assert_array_equal(lines[1].y, [3, -1])
-    assert_close(lines[1].error_y.array, [2, 1.5], depth=10)
-    (ring,) = (trace for trace in fig.data if trace.mode == "markers")
-    assert (ring.x[0], ring.y[0]) == (80, -1)
+    line = viz.plot(ds.assign_attrs(chosen)).data[1]
+    assert_close(line.y, 100 * ds["mase_rise"].values[1], depth=10)
+    above = ds["mase_rise_high"] - ds["mase_rise"]
+    assert_close(line.error_y.array, 100 * above.values[1], depth=10)
 
 
 def test_the_choice_is_corrected_for_the_number_of_models() -> None:

@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import tsfm_lens
-from browsing import Linked, Page, until_ready
+from browsing import Page
 from tiny_lenses import fresh
 from tsfm_lens import as_series, testing
 from tsfm_lens.hooks.interventions import EditPattern
@@ -230,74 +229,3 @@ def test_lags_and_places_are_those_of_the_captured_pattern(
             assert_close(
                 by_place[start], max(by_place.values()), depth=1000, dtype=np.float32
             )
-
-
-DAY = 24
-
-
-@pytest.fixture(scope="module")
-def daily() -> Run:
-    """Hourly values with a season of a day, on a model whose head 3 of layer 1 reads the day before."""
-    hours = np.arange(12 * DAY)
-    values = (
-        20
-        + 8 * np.sin(2 * np.pi * hours / DAY)
-        + 3 * np.sin(4 * np.pi * hours / DAY + 1)
-    )
-    values += np.random.default_rng(0).normal(0, 0.4, len(hours))
-    return tsfm_lens.load("chronos2-nano").run(
-        as_series(values, freq="h", start="2024-01-01"), DAY, holdout=True
-    )
-
-
-def on_the_day_before(run: Run) -> np.ndarray:
-    """Share of the head's attention on the token 24 steps before each query of the forecast, (query,)."""
-    point = "blocks.1.time_attn.hook_pattern"
-    with torch.no_grad():
-        _, acts = run.lens.run_with_cache(run.encoded, names_filter=point)
-    spans = run.encoded.spans[""]
-    pattern = acts[point][0, 3].double().numpy()
-    ahead = [
-        query
-        for query in range(len(spans))
-        if not spans.special[query] and spans.start[query] >= 0
-    ]
-    return np.array(
-        [pattern[query, spans.start.index(spans.start[query] - DAY)] for query in ahead]
-    )
-
-
-@pytest.mark.browser
-def test_a_day_that_is_copied_is_a_day_on_the_whole_page(
-    daily: Run, new_browser: Any, tmp_path: Path
-) -> None:
-    shares = on_the_day_before(daily)
-    assert (shares > 0.9).all()
-    page = daily.report(tmp_path, sections=("ablation_effects", "head_states"))
-    driver = new_browser("--window-size=1400,1000")
-    try:
-        driver.get(page.as_uri())
-        until_ready(driver)
-        linked = Linked(driver)
-        linked.press_component("1.time_attn.3")
-        mean = f"{100 * shares.mean():.3g} %"
-        assert f"24 steps back ({mean})" in linked.words()
-        cards = driver.find_element("css selector", ".cards").text
-        assert f"head 3: 24 steps back\n{mean}" in cards
-        chapters = driver.execute_script("return document.body.textContent").replace(
-            "\u00a0", " "
-        )
-        assert f"looks: 24 steps back ({mean} of its attention" in chapters
-        assert f"up to {100 * shares.max():.3g} %" in linked.text("context")
-        # at every step the slider says the same of its own row
-        for step in range(DAY):
-            driver.execute_script(
-                "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))",
-                linked.part("step"),
-                step + 1,
-            )
-            assert f"For step {step + 1}," in linked.words()
-            assert f"24 steps back ({100 * shares[step // 4]:.3g} %)" in linked.words()
-        assert driver.get_log("browser") == []
-    finally:
-        driver.quit()

@@ -82,20 +82,6 @@ def test_the_map_has_every_component_with_the_number_of_the_chapter(
         assert told[2].rstrip(".") == f"{float(effect):.3g}"
 
 
-def test_another_seed_changes_no_effect(tmp_path: Path) -> None:
-    (one, _), (other, _) = (
-        state_of(forecast("chronos-nano", seed), tmp_path / str(seed))
-        for seed in (0, 1)
-    )
-    for here, there in zip(one["series"], other["series"], strict=True):
-        assert here["low"] != there["low"]
-        effects = [
-            [each["effect"] for each in series["states"]] for series in (here, there)
-        ]
-        np.testing.assert_allclose(*effects, rtol=DIGITS)
-        assert here["start"] == there["start"]
-
-
 def test_what_is_read_is_what_the_strongest_head_reads() -> None:
     """Not the head with the sharpest attention, and no head that does nothing."""
     ds = planted.explore()

@@ -13,7 +13,6 @@ import planted
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import judge
 from tsfm_lens.core.registry import find_figures
-from tsfm_lens.report.build import measurement_of
 from tsfm_lens.viz.attention import (
     read_attention,
     read_attention_map,
@@ -537,32 +536,3 @@ def test_heads_that_cannot_be_told_apart_are_named_together():
         "layer 1, head 1 (2 nats)",
         "4 equal heads (0)",
     ]
-
-
-def test_tables_hold_the_numbers_and_the_steps_they_cover(results):
-    ds = results["activation_patching"]
-    table = next(
-        measurement_of(ds, "activation_patching").draw_panels(ds)
-    ).table.set_index(["component", "position"])
-    row = table.loc[("blocks.1.hook_resid_pre", 12)]
-    assert (row["recovered"], row["effect"]) == (0.75, 3.0)
-    assert (row["position_start"], row["position_stop"], row["position_special"]) == (
-        -12,
-        0,
-        "",
-    )
-    circuit = list(
-        measurement_of(results["minimal_circuit"], "minimal_circuit").draw_panels(
-            results["minimal_circuit"]
-        )
-    )
-    members = circuit[0].table.set_index("component")["in_circuit"]
-    assert list(members[members].index) == [
-        "decoder.1.cross_attn.1",
-        "decoder.1.cross_attn.2",
-        "decoder.1.mlp",
-    ]
-    np.testing.assert_array_equal(
-        circuit[-1].table["size"],
-        np.flatnonzero(np.isfinite(results["minimal_circuit"]["curve"])),
-    )

@@ -18,9 +18,8 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.report import sweep as room
 from tsfm_lens.report.sweep import build_sweep_report, latex
 from tsfm_lens.viz.sweep_entries import methods_of
-from tsfm_lens.viz.sweep_heads import read_curves, read_heads
 from tsfm_lens.viz.sweep_layers import read_distances
-from tsfm_lens.viz.sweep_recipes import read_datasets, read_recipes, read_selection
+from tsfm_lens.viz.sweep_recipes import read_recipes, read_selection
 
 PROVENANCE = {
     "models": {"alpha": {"layers": 4, "revision": None}},
@@ -303,29 +302,6 @@ def test_readings_count_what_is_significant_and_name_no_other(
     )
 
 
-def test_the_reading_of_single_heads_names_those_that_are_significant_and_no_other(
-    swept: dict[str, pd.DataFrame],
-) -> None:
-    table = swept["heads"][swept["heads"]["model"] == "alpha"].assign(significant=False)
-    none = read_heads(table.assign(lead_share=0.0))[0]
-    assert f"; significant: none of {len(table)}." in none
-    assert not any(label in none for label in table["label"])
-    first, label = table.index == table.index[1], table["label"].iloc[1]
-    new = {"change": 0.5, "lower": 0.25, "upper": 0.75, "lead_share": 0.9}
-    one = changed(table, first, significant=True, leads="highest", **new)
-    said = read_heads(one)
-    assert (
-        f"; significant: 1 of {len(table)}: {label} (+50.0 % [+25.0, +75.0 %])."
-        in said[0]
-    )
-    assert said[1:] == [
-        f"Costs most in bootstrap samples, significantly more than any other: {label} (90 %)."
-    ]
-    assert read_heads(changed(table, first, **new))[1:] == [
-        f"Costs most in bootstrap samples, not significantly more than any other: {label} (90 %)."
-    ]
-
-
 def test_units_that_are_too_few_for_the_family_are_told_once(
     swept: dict[str, pd.DataFrame],
 ) -> None:
@@ -335,32 +311,3 @@ def test_units_that_are_too_few_for_the_family_are_told_once(
     assert methods_of([few, enough, few])[1:] == [
         "9 sources are too few for 24 tests; 10 are needed."
     ]
-
-
-@pytest.mark.parametrize(("counts", "harm"), [((0, 3), 0.0), ((2,), 2.0)])
-def test_lines_with_few_counts_are_reported(
-    tmp_path: Path, counts: tuple[int, ...], harm: float
-) -> None:
-    made = planted.sweep(layers=(4, 3), heads=(3, 2), counts=counts, harm=harm)
-    made = {name: made[name] for name in ("curves", "heads_at", "datasets")}
-    # one model has no finished line at all
-    made["curves"].loc[made["curves"]["model"] == "beta", ["mase", "change"]] = np.nan
-    words = Page(
-        build_sweep_report(made, tmp_path, title="T", provenance={}).read_text()
-    ).text
-    assert "numbers of datasets are missing" not in words
-    assert re.search(r"\bnan\b", words) is None
-    heads = pd.read_csv(tmp_path / "tables" / "heads_at.csv")
-    heads = heads[heads["better"]]
-    assert (
-        latex(made["heads_at"]).count("no head can go")
-        == (heads["kept"] == heads["of"]).sum()
-    )
-    assert read_curves(made["curves"][made["curves"]["model"] == "beta"]) == []
-    if harm:
-        assert "in 0 of 4 layers all heads can go at once" in words
-        assert "in 4 no head can go" in words
-        assert all(
-            "the median dataset tolerates 0" in line
-            for line in read_datasets(made["datasets"])
-        )

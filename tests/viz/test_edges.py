@@ -15,9 +15,8 @@ import planted
 from tsfm_lens import viz
 from tsfm_lens.core.registry import find
 from tsfm_lens.viz import theme
-from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.sheet import Panel, Sheet, blank
-from viz.marks import heatmaps, named
+from viz.marks import heatmaps
 
 LONG = "Wirkleistung am Knoten Köln-Süd " * 3
 ROLLOUT = "autoregressive_attention"
@@ -190,15 +189,6 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
         ],
         [300, 300],
     ),
-    "without paths a recipe has an interval": (
-        lambda: named(
-            viz.recipe_forecasts(
-                made()["ablation_recipes"].drop_vars("sample"), series=["b"]
-            ),
-            "interval",
-        )[0].y[0],
-        111.6,
-    ),
     "variates in one sequence have a map each": (
         lambda: len(
             heatmaps(
@@ -208,10 +198,6 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
             )
         ),
         2,
-    ),
-    "many labels of a logarithmic axis are powers": (
-        lambda: log_axis(np.array([1e-9, 1e4]))["ticktext"][-1],
-        "10<sup>4</sup>",
     ),
 }
 

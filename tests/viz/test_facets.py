@@ -9,9 +9,7 @@ import xarray as xr
 
 import planted
 from refusals import expect_error
-from tsfm_lens import load, viz
-from tsfm_lens.data import bundled
-from tsfm_lens.report.figures import make_figure, refuse_several
+from tsfm_lens import viz
 from viz.marks import heatmaps
 
 
@@ -102,19 +100,3 @@ def test_what_cannot_stand_side_by_side_is_refused() -> None:
         for name in ("logit", "expected_value")
     ]
     expect_error("differ in meaning", viz.compare, maps, ["a", "b"])
-
-
-def test_a_figure_of_two_models_forecasts_the_same_series() -> None:
-    run = load("bolt-nano").run(bundled("nile"), 6, holdout=True)
-    made = make_figure("forecast_fan", run, [load("chronos2-nano")])
-    (panel,) = made.panels
-    one, two = panel.results
-    np.testing.assert_array_equal(one["truth"], two["truth"])
-    assert [each.attrs["model"] for each in panel.results] == [
-        "bolt-nano",
-        "chronos2-nano",
-    ]
-    assert "chronos2-nano" in made.caption()
-    expect_error(
-        "two models side by side, but 3 are named", refuse_several, made.entry, 3
-    )

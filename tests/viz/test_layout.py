@@ -24,15 +24,14 @@ from tsfm_lens.viz.printing import (
     fits,
     for_print,
 )
-from tsfm_lens.viz.sheet import sheet, shortened
+from tsfm_lens.viz.sheet import shortened
 from viz.marks import needs_browser
 
 WHOLE = 1  # pixel: widths of files are whole ones
 A_PIXEL = 0.2  # mm: sizes are whole pixels of the screen
 DRAWN: dict[str, Callable[[Any], go.Figure]] = {
     "forecast_fan": lambda get: viz.forecast_fan(get("forecast"), samples=2),
-    "layer_entropy": lambda get: viz.layer_entropy(get("logit")),
-    "layer_gain": lambda get: viz.layer_gain(get("gain")),
+    "layer_gain": lambda get: viz.plot(get("gain")),
     "ablation_heatmap": lambda get: viz.ablation_heatmap(get("ablation")),
     "ablation_forecasts": lambda get: viz.ablation_forecasts(get("ablation")),
     "attribution_heatmap": lambda get: viz.attribution_heatmap(get("attribution")),
@@ -87,13 +86,13 @@ def test_every_figure_has_the_width_and_type_of_a_journal(figure: go.Figure) -> 
     assert meta["title"] == figure.layout.meta["title"]
 
 
-@pytest.mark.parametrize("name", ["layer_entropy", "layer_gain", "ablation_forecasts"])
+@pytest.mark.parametrize("name", ["layer_gain", "ablation_forecasts"])
 def test_lines_of_two_colours_differ_in_grey(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     printed = for_print(DRAWN[name](request.getfixturevalue))
     lines = {
-        (t.line.color, t.line.dash, t.mode)
+        (t.line.color or t.marker.color, t.line.dash, t.mode)
         for t in printed.data
         if t.type == "scatter" and "lines" in t.mode
     }
@@ -143,37 +142,6 @@ def test_a_column_in_which_nothing_can_be_read_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         for_print(go.Figure(layout={"meta": {"min_width": 600}}), column)
-
-
-def test_panels_abreast_stand_below_each_other_in_a_narrow_column() -> None:
-    canvas = sheet(
-        [200],
-        [1] * 4,
-        titles=list("abcd"),
-        column_gap=0.04,
-        min_width=900,
-        shared_yaxes=True,
-    )
-    for at, panel in enumerate(canvas):
-        panel.line([0, 1], [0, at], f"line {at}")
-    canvas.panel().y("height")
-    wide = canvas.dress("Four panels")
-    printed = for_print(wide, "single")
-    assert printed.layout.meta["width_mm"] == 89
-    assert printed.layout.meta["type_pt"] >= 5
-    corners = [
-        (round(x.domain[0], 2), y.domain[0] > 0.5)
-        for x, y in zip(printed.select_xaxes(), printed.select_yaxes(), strict=True)
-    ]
-    assert corners == [(0, True), (0.55, True), (0, False), (0.55, False)]
-    # each title stands over its panel, and the first panel of each row says what the height is
-    places = [note.xref for note in printed.layout.annotations]
-    assert places == ["x domain", "x2 domain", "x3 domain", "x4 domain"]
-    titles = [axis.title.text for axis in printed.select_yaxes()]
-    assert titles == ["height", None, "height", None]
-    assert for_print(wide).layout.meta["width_mm"] == 183
-    with pytest.raises(InputError, match="not 30"):
-        for_print(wide, 30)
 
 
 def test_files_are_written_all_or_none(tmp_path: Path) -> None:

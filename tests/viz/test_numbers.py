@@ -23,21 +23,11 @@ Case = tuple[str, dict[str, Any], Callable[[xr.Dataset], Any]]
 everything = cache(planted.everything)
 
 MAPS: dict[str, Case] = {
-    "similarity_map": (
-        "layer_similarity",
-        {"measure": "update_cosine"},
-        lambda ds: [ds["update_cosine"]],
-    ),
     "head_entropy_map": ("head_entropy", {}, lambda ds: [ds["entropy"]]),
     "weight_rank_map": (
         "weight_ranks",
         {"epsilon": 0.1},
         lambda ds: [[[25, 100], [75, 100]]],
-    ),
-    "rank_flow_map": (
-        "flow_of_ranks",
-        {},
-        lambda ds: [ds["epsilon_rank"].T, ds["weight_rank"].T],
     ),
     "patch_attention_grid": (
         "patch_attention",
@@ -45,26 +35,6 @@ MAPS: dict[str, Case] = {
         lambda ds: ds["attention"].sel(layer="1"),
     ),
     "attention_rollout_map": ("flow", {}, lambda ds: ds["flow"]),
-    "path_map": (
-        "path_patching",
-        {"series": 0},
-        lambda ds: [ds["recovered"].isel(series=0)],
-    ),
-    "path_map of edges": (
-        "edge_attribution",
-        {},
-        lambda ds: [ds["score"].isel(series=0).where(ds["score"].any("series"))],
-    ),
-}
-LINES: dict[str, Case] = {
-    "season_amplitudes": (
-        "seasonality_bias",
-        {"series": ["b"]},
-        lambda ds: {
-            name: ds["amplitude"].sel(series="b", part=name.split()[-1])
-            for name in ("end of the context", "truth", "forecast")
-        },
-    ),
 }
 
 
@@ -80,21 +50,6 @@ def test_maps_hold_the_numbers(name: str) -> None:
             depth=16,
             dtype=np.float32,
         )
-    if name == "similarity_map":
-        assert fig.layout.coloraxis.cmin == -fig.layout.coloraxis.cmax
-
-
-@pytest.mark.parametrize("name", LINES)
-def test_lines_hold_the_numbers(name: str) -> None:
-    result, options, expected = LINES[name]
-    ds = everything()[result]
-    lines = {
-        trace.name: trace
-        for trace in getattr(viz, name)(ds, **options).data
-        if trace.mode != "markers"
-    }
-    for word, values in expected(ds).items():
-        np.testing.assert_allclose(np.asarray(lines[word].y, dtype=float), values)
 
 
 def test_sharp_heads_are_framed() -> None:
@@ -112,20 +67,13 @@ def test_what_cannot_be_told_is_not_drawn() -> None:
     assert np.isnan(
         np.array(viz.weight_rank_map(ranks, epsilon=0.01).data[0].z, dtype=float)
     ).all()
-    # lines end where rounding hides what is smaller
-    np.testing.assert_array_equal(
-        viz.weight_spectra(ranks, parts=["W_Q"]).data[1].y, [1, 0.5, 0.2, np.nan]
-    )
 
 
 @pytest.mark.parametrize(
     ("name", "result", "options", "words"),
     [
-        ("similarity_map", "layer_similarity", {"measure": "angle"}, "cosine"),
         ("patch_attention_grid", "patch_attention", {"layer": "7"}, "no layer '7'"),
-        ("season_amplitudes", "seasonality_bias", {"series": [5]}, "counted from 0"),
         ("patching_map", "activation_patching", {"value": "first_order"}, "recovered"),
-        ("path_map", "path_patching", {"value": "score"}, "recovered"),
         (
             "autoregressive_attention_map",
             "autoregressive_attention",
@@ -141,7 +89,6 @@ def test_what_cannot_be_told_is_not_drawn() -> None:
         ("attention_map", "attention_patterns", {"head": 5}, "no head '5'"),
         ("attention_rollout_map", "flow", {"layers": [9]}, "no layer '9'"),
         ("lens_forecast", "patches", {"layers": [7]}, "no layer '7'"),
-        ("layer_entropy", "patches", {}, "no variable 'entropy'"),
         (
             "ablation_heatmap",
             "ablation_effects",
@@ -160,7 +107,6 @@ def test_what_cannot_be_told_is_not_drawn() -> None:
             {"components": []},
             "components is empty",
         ),
-        ("attribution_bars", "attribution", {"step": 9}, "no step '9'"),
         (
             "attribution_bars",
             "attribution",

@@ -5,17 +5,13 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-import pytest
 import xarray as xr
 
-from refusals import expect_error
 from tsfm_lens import probes, viz
 from tsfm_lens.core.registry import find_figures
 from tsfm_lens.core.stats import holm, sign_test
 from tsfm_lens.data import bundled
 from tsfm_lens.models import load
-from tsfm_lens.viz.maps import two_digits
-from tsfm_lens.viz.theme import PALE
 from viz.marks import heatmaps
 
 
@@ -30,19 +26,10 @@ def results() -> dict[str, xr.Dataset]:
     return {
         "induction_scores": induction,
         "overlap": probes.induction_overlap(induction, entropy, prefix_from=0.32),
-        "motif": probes.repeated_motif(load("bolt-nano"), n_series=4),
-        "parroting": probes.head_parroting(
-            load("bolt-nano").run(*parts(), truth=bundled("co2", "nile").split(8)[1])
-        ),
         "thought": probes.lines_of_thought(
             lens.run(bundled("elnino", "inflation").tail(96), 12)
         ),
     }
-
-
-def parts() -> tuple[object, int]:
-    """Two series, one of them shorter than the other."""
-    return bundled("co2", "nile").split(8)[0].tail(80), 8
 
 
 def test_induction_maps_frame_the_induction_heads() -> None:
@@ -98,11 +85,6 @@ def test_the_corner_holds_every_head_once_a_panel() -> None:
                 zip(trace.x, trace.y, strict=True)
             )
         assert any(sorted(found) == wanted for found in panels.values())
-    assert [int(sum(trace.y)) for trace in fig.data if trace.type == "bar"] == [
-        12,
-        12,
-        12,
-    ]
     words = {f"{trace.name}" for trace in points if trace.showlegend}
     expected = {
         "both": ds["count"][0, 0],
@@ -120,37 +102,6 @@ def test_the_corner_holds_every_head_once_a_panel() -> None:
         f"r = {correlations[i, j]:+.2f}".replace("-", "−")
         for i, j in ((0, 1), (0, 2), (1, 2))
     }
-
-
-def test_threshold_maps_hold_the_sweeps() -> None:
-    ds = results()["overlap"]
-    fig = viz.overlap_thresholds(ds)
-    swept = ("sharp_given_induction", "induction_given_sharp", "proportion_induction")
-    for trace, name in zip(heatmaps(fig), swept, strict=True):
-        np.testing.assert_array_equal(trace.z, ds[f"sweep_{name}"])
-    marks = [(trace.x[0], trace.y[0]) for trace in fig.data if trace.type == "scatter"]
-    assert marks == [(0.38, 2.0), (0.38, 2.0), (0.32, 2.0)]
-    assert fig.layout.plot_bgcolor == PALE
-    expect_error(
-        "induction_maps draws that kind",
-        viz.overlap_thresholds,
-        results()["induction_scores"],
-    )
-
-
-@pytest.mark.parametrize("target", ["after_last", "last", "after_any"])
-def test_motif_maps_share_the_colours_of_attention(target: str) -> None:
-    ds = results()["motif"]
-    fig = viz.repeated_motif_map(ds, target=target)
-    for trace, name in zip(
-        heatmaps(fig), ("prefix_matching", "control", "advantage"), strict=True
-    ):
-        np.testing.assert_array_equal(trace.z, ds[name].sel(target=target))
-    one, two, three = fig.layout.coloraxis, fig.layout.coloraxis2, fig.layout.coloraxis3
-    assert (one.cmin, one.cmax) == (two.cmin, two.cmax)
-    assert three.cmin == -three.cmax
-    assert two_digits(-0.001) == "0.00"
-    expect_error("after_last", viz.repeated_motif_map, ds, target="after_lost")
 
 
 def test_every_line_is_drawn_in_the_panel_of_its_layer() -> None:

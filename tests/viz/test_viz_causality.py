@@ -51,49 +51,10 @@ def test_both_series_and_the_stretch_where_they_differ_are_drawn() -> None:
     assert not [shape for shape in whole.layout.shapes if shape.type == "rect"]
 
 
-def test_all_positions_at_once_make_a_bar_a_component() -> None:
-    rows = planted.components(1, 2, ("self_attn",), whole=False)
-    ds = planted.with_components(
-        planted.patching().isel(position=[0]).assign_attrs(positions="all"), rows[::-1]
-    )
-    ds["recovered"][:, 0] = np.array([0.1, 0.2, 0.3])[:, None]
-    bars = [trace for trace in viz.patching_map(ds).data if trace.type == "bar"]
-    assert {bar.name: dict(zip(bar.text, bar.y, strict=True)) for bar in bars} == {
-        "MLP": {"0.mlp": 0.1},
-        "self-attention": {"0.self_attn.1": 0.2, "0.self_attn.0": 0.3},
-    }
-
-
-def test_paths_are_ordered_by_depth_and_missing_ones_are_not_zero() -> None:
-    ds = planted.paths()
-    drawn = viz.path_map(ds.isel(sender=[1, 0], receiver=[2, 1, 0]))
-    assert drawn.data[0].hoverongaps is False
-    assert drawn.layout.plot_bgcolor != "#FFFFFF"
-    assert list(drawn.layout.yaxis.ticktext) == ["0.cross_attn.0", "1.mlp"]
-    assert drawn.layout.xaxis.ticktext[-1] == "output"
-    pairs = dict(
-        zip(np.ravel(drawn.data[0].text), np.ravel(drawn.data[0].z), strict=True)
-    )
-    assert len(pairs) == 6
-    for sender in ds["sender"].values:
-        for receiver in ds["receiver"].values:
-            value = float(ds["recovered"].sel(sender=sender, receiver=receiver)[0])
-            np.testing.assert_equal(pairs[f"{sender} → {receiver}"], value)
-
-
-def test_names_without_a_stack_are_read() -> None:
-    nodes = ["0.attn.1", "1.mlp"]
-    ds = planted.paths().assign_coords(
-        sender=nodes, receiver=[*nodes, "output"], stack=("sender", ["", ""])
-    )
-    fig = viz.path_map(ds)
-    assert list(fig.layout.yaxis.ticktext) == nodes
-    assert list(fig.layout.xaxis.ticktext) == [*nodes, "output"]
-    expect_error(
-        "'the end' is neither a component",
-        viz.path_map,
-        ds.assign_coords(receiver=[*nodes, "the end"]),
-    )
+def test_all_positions_at_once_make_a_dot_a_component() -> None:
+    ds = planted.patching().isel(position=[0]).assign_attrs(positions="all")
+    (dots,) = viz.patching_map(ds).data
+    np.testing.assert_array_equal(dots.x, ds["recovered"][:, 0, 0])
 
 
 def test_the_circuit_stands_filled_at_its_places() -> None:

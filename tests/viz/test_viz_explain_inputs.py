@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from refusals import expect_error
 from tsfm_lens import explain, viz
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
@@ -105,7 +104,7 @@ def test_a_single_step_is_drawn() -> None:
     dots = [
         trace
         for trace in fig.data
-        if trace.type == "scatter" and trace.mode == "markers"
+        if trace.type == "scatter" and trace.mode == "lines+markers"
     ]
     assert [float(trace.y[0]) for trace in dots] == [
         float(ds[name].sel(quantile=0.5)[0])
@@ -117,52 +116,32 @@ def test_a_single_step_is_drawn() -> None:
 @pytest.mark.parametrize("name", ["exact", "occlusion", "sampled"])
 def test_bars_lead_from_the_reference_to_the_forecast(name: str) -> None:
     ds = results()[name]
-    both = [
-        trace for trace in viz.input_waterfall(ds, top=3).data if trace.type == "bar"
-    ]
+    fig = viz.input_waterfall(ds, top=3)
     # beside the median's, the way to the width of the interval
-    bars, widths = both[: len(both) // 2], both[len(both) // 2 :]
+    way, widths = (trace for trace in fig.data if trace.type == "waterfall")
     outer = ds.isel(quantile=[0, -1])
     narrow, wide = (
         outer[each].mean("step").diff("quantile").item()
         for each in ("reference_forecast", "forecast")
     )
-    assert widths[0].base[0] == pytest.approx(narrow)
-    assert widths[-1].base[0] + widths[-1].x[0] == pytest.approx(
-        wide, abs=2 * ds.attrs["rounding"]
-    )
+    rounding = ds.attrs["rounding"]
+    assert widths.base == pytest.approx(narrow)
+    assert widths.base + sum(widths.x) == pytest.approx(wide, abs=2 * rounding)
     reference, forecast = (
         float(ds[each].sel(quantile=0.5).mean())
         for each in ("reference_forecast", "forecast")
     )
-    ends = [bar.base[0] + bar.x[0] for bar in bars]
-    assert bars[0].base[0] == pytest.approx(reference)
-    assert ends[-1] == pytest.approx(forecast, abs=ds.attrs["rounding"])
-    assert [bar.base[0] for bar in bars[1:]] == pytest.approx(ends[:-1])
-    np.testing.assert_allclose(
-        [bar.x[0] for bar in bars[:3]], [total.mean() for total in totals(ds)[:3]]
-    )
-    whiskers = [bar.error_x.array for bar in bars[:3]]
-    assert all(each is not None for each in whiskers) == (name == "sampled")
+    assert way.base == pytest.approx(reference)
+    assert way.base + sum(way.x) == pytest.approx(forecast, abs=rounding)
+    means = [total.mean() for total in totals(ds)[:3]]
+    np.testing.assert_allclose(way.x[:3], means)
+    whiskers = [trace.error_x.array for trace in fig.data if trace.type == "scatter"]
+    whiskers = [each for each in whiskers if each is not None]
+    assert bool(whiskers) == (name == "sampled")
     if name == "sampled":
         reach = ds["mean_half_width"].sel(quantile=0.5).values
-        np.testing.assert_allclose(
-            [each[0] for each in whiskers],
-            [reach[places].sum() for places in groups(ds)[:3]],
-        )
-
-
-def test_each_series_is_a_dot_in_each_row() -> None:
-    ds = results()["effects"]
-    fig = viz.input_beeswarm(ds)
-    dots = np.concatenate([np.asarray(trace.x) for trace in fig.data])
-    np.testing.assert_allclose(np.sort(dots), np.sort(ds["effect"].values.ravel()))
-    largest = ds["segment"].values[int(ds["size_size"].values.argmax())]
-    assert fig.layout.yaxis.ticktext[0] == str(largest).replace("-", "−")
-    # dots in one place stand in line
-    level = viz.input_beeswarm(ds.assign(effect=0 * ds["effect"] + 1))
-    assert len({float(y) for trace in level.data for y in trace.y}) == ds["effect"].size
-    expect_error("input_beeswarm draws that kind", viz.input_timeline, ds)
+        sums = [reach[places].sum() for places in groups(ds)[:3]]
+        np.testing.assert_allclose(whiskers[0][:3], sums)
 
 
 def test_readings_tell_the_sum_and_what_stands_out() -> None:
@@ -211,7 +190,8 @@ def test_the_width_of_an_interval_is_split_exactly() -> None:
         for name in ("reference_forecast", "forecast")
     ]
     fig = viz.input_waterfall(ds, quantile=(0.1, 0.9))
-    bars = [float(bar.x[0]) for bar in fig.data if bar.type == "bar"]
+    (way,) = (trace for trace in fig.data if trace.type == "waterfall")
+    bars = np.array(way.x)
     np.testing.assert_allclose(
         sum(bars), widths[1] - widths[0], atol=ds.attrs["rounding"]
     )

@@ -9,7 +9,6 @@ import plotly.graph_objects as go
 import pytest
 import xarray as xr
 
-import planted
 from tsfm_lens import viz
 from tsfm_lens.viz.findings import NOT_SIGNIFICANT
 from viz.marks import heatmaps, named
@@ -95,26 +94,7 @@ def test_nothing_is_veiled_where_all_stands_out_or_nothing_is_known(
         assert (f"noise floor {FLOOR}" in subtitle(fig)) == floor
 
 
-def test_cells_without_numbers_have_a_dot() -> None:
-    rows = planted.components(2, 2, ("self_attn", "cross_attn"), whole=False)
-    count = len(rows)
-    values = np.where(
-        np.tri(count, count + 1, dtype=bool), np.nan, np.arange(count + 1.0)
-    )
-    ds = planted.paths(planted.rivers_and_roads(), rows, values)
-    stands = values > 4
-    fig = viz.path_map(judged(ds, "recovered", ["sender", "receiver"], stands))
-    (veil,) = named(fig, NOT_SIGNIFICANT)
-    pale = {
-        (a, b) for a, b in np.argwhere(np.isfinite(np.asarray(veil.z, dtype=float)))
-    }
-    assert pale == {(a, b) for a, b in np.argwhere(np.isfinite(values) & ~stands)}
-    assert {veil.text[a][b] for a, b in pale} == {"·"}
-    assert sum(map(len, np.ravel(veil.text))) == len(pale)
-    assert "dotted" in subtitle(fig)
-
-
-def test_bars_of_an_attribution_are_hatched_unless_one_step_is_asked_for(
+def test_bars_of_an_attribution_are_hatched_in_the_noise(
     attribution: xr.Dataset,
 ) -> None:
     mean = (
@@ -144,32 +124,3 @@ def test_bars_of_an_attribution_are_hatched_unless_one_step_is_asked_for(
             "" if known.get(name, True) else "/" for name in bars.y
         ]
         assert len(bars.y) == 6
-    (bars,) = viz.attribution_bars(ds, step=1).data
-    assert bars.marker.pattern.shape is None
-
-
-def test_curves_have_bands_and_points_that_are_hollow_in_the_noise(
-    gain: xr.Dataset,
-) -> None:
-    stands = np.array([[False, True, False]] * 3)
-    fig = viz.layer_gain(judged(gain, "gain", ["metric", "layer"], stands, reach=3.0))
-    means = [
-        trace
-        for trace in fig.data
-        if trace.name == "median over series" and trace.mode == "markers"
-    ]
-    assert [list(trace.marker.symbol) for trace in means] == [
-        ["circle", "circle-open"]
-    ] * 3
-    for trace, rows in zip(
-        means, gain["gain"].median("series").values[:, 1:], strict=True
-    ):
-        np.testing.assert_allclose(trace.y, rows)
-    low, high = (named(fig, f"range over series{end}") for end in (" from", ""))
-    for mean, foot, top in zip(means, low, high, strict=True):
-        np.testing.assert_allclose(np.subtract(top.y, mean.y), 3.0)
-        np.testing.assert_allclose(np.subtract(mean.y, foot.y), 3.0)
-        assert top.fill == "tonexty"
-    bands = [shape for shape in fig.layout.shapes if shape.type == "rect"]
-    assert [(band.y0, band.y1) for band in bands] == [(-FLOOR, FLOOR)] * 3
-    assert f"{FLOOR} %, grey" in subtitle(fig)

@@ -10,12 +10,9 @@ import plotly.io as pio
 import pytest
 
 from refusals import expect_error
-from specimens.marks import unexplained
 from tsfm_lens import viz
 from tsfm_lens.core.errors import RenderError, install_command
 from tsfm_lens.viz import theme
-from tsfm_lens.viz.sheet import blank
-from viz.marks import needs_browser
 
 
 def test_importing_registers_the_template_and_leaves_plotlys_the_default():
@@ -87,36 +84,3 @@ def test_without_kaleido_or_a_browser_the_message_says_what_to_install(
         re.escape(install_command("static")), viz.save, go.Figure(), tmp_path / "a.png"
     )
     assert not list(tmp_path.iterdir())
-
-
-@needs_browser
-@pytest.mark.browser
-def test_static_images_have_the_size_asked_for(forecast, tmp_path):
-    pytest.importorskip("kaleido")
-    fig = viz.forecast_fan(forecast)
-    png = viz.save(fig, tmp_path / "a.png", width=600, scale=1).read_bytes()
-    assert png[:8] == b"\x89PNG\r\n\x1a\n"
-    assert int.from_bytes(png[16:20], "big") == 600
-    assert int.from_bytes(png[20:24], "big") == fig.layout.height
-    assert viz.save(fig, tmp_path / "a.pdf").read_bytes()[:5] == b"%PDF-"
-    svg = viz.save(fig, tmp_path / "a.svg").read_text()
-    assert svg.startswith("<svg")
-    assert "Forecast of rivers by toy" in svg
-
-
-def test_marks_that_nothing_explains_are_found():
-    """Dots beside a curve, in a figure whose axes name one value: the caption has to say which is which."""
-    made = blank()
-    made.panel().line([0, 1], [0, 1])
-    made.panel().dots([0.5], [0.5])
-    made.y("value")
-    assert unexplained(made.dress("title")) == [
-        "lines '' at ('x', 'y')",
-        "markers '' at ('x', 'y')",
-    ]
-    assert unexplained(made.dress("title", "dot: the best one")) == []
-    alone = blank()
-    alone.panel().line([0, 1], [0, 1])
-    assert unexplained(alone.dress("title")) == ["lines '' at ('x', 'y')"]
-    alone.y("value")
-    assert unexplained(alone.dress("title")) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import xarray as xr
 
 from tsfm_lens import viz
 from tsfm_lens.core.errors import InputError
@@ -124,45 +123,6 @@ def test_lens_forecast_has_a_fan_per_layer_on_shared_axes(logit):
     assert low < -12
     assert high < 100
     assert "cut off" in fig.layout.meta["subtitle"]
-
-
-def test_layer_entropy_is_the_mean_over_steps_with_the_median(logit):
-    fig = viz.layer_entropy(logit)
-    np.testing.assert_allclose(
-        named(fig, "rivers")[0].y, logit["entropy"].values[:, 0].mean(-1)
-    )
-    np.testing.assert_allclose(
-        named(fig, "median over series")[0].y,
-        np.median(logit["entropy"].values.mean(-1), axis=1),
-    )
-    assert np.isclose(fig.layout.shapes[0].y0, np.log(40))
-    assert "nats" in fig.layout.yaxis.title.text
-    assert list(fig.layout.xaxis.ticktext) == ["embed.", "0", "1"]
-
-
-def test_layer_gain_values_zero_line_and_direction(gain):
-    fig = viz.layer_gain(gain)
-    assert [t.y[0] for t in named(fig, "rivers")] == [-1.0, 9.0, 19.0]
-    np.testing.assert_allclose(
-        [t.y for t in named(fig, "median over series") if t.mode == "lines"],
-        [[1, 0], [11, 10], [21, 20]],
-    )
-    assert [s.y0 for s in fig.layout.shapes] == [0, 0, 0]
-    assert "negative = better" in fig.layout.yaxis.title.text
-    assert "negative = better" in fig.layout.meta["subtitle"]
-    assert list(fig.layout.xaxis.ticktext) == ["0", "1"]
-    assert [a.text for a in fig.layout.annotations] == ["sMAPE", "MAE", "RMSE"]
-
-
-def test_layer_gain_leaves_an_outlier_beyond_the_axis(gain):
-    many = xr.concat(
-        [gain.assign_coords(series=[f"a{i}", f"b{i}"]) for i in range(10)], "series"
-    )
-    many.attrs = gain.attrs
-    many["gain"][0, 1, 0] = 5000.0
-    fig = viz.layer_gain(many)
-    assert fig.layout.yaxis.range[1] < 100
-    assert "values beyond the axis are cut off" in fig.layout.meta["subtitle"]
 
 
 def test_fitted_range_holds_the_core_and_reports_a_cut():

@@ -7,11 +7,10 @@ import pandas as pd
 import pytest
 
 import planted
-from planted.sweep import METRICS, Planted, single_heads
+from planted.sweep import Planted, single_heads
 from refusals import expect_error
 from tsfm_lens import viz
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz.sweep_entries import order_words
 from viz.marks import heatmaps
 
 EVIL = '<script>x</script>&%{y}"$'
@@ -51,20 +50,6 @@ def test_distances_stand_at_their_layers_with_their_intervals(
                 assert (symbols == "circle").tolist() == mine["significant"].tolist()
 
 
-def test_ranges_are_lines_by_part(sweep: dict[str, pd.DataFrame]) -> None:
-    table = sweep["layers"]
-    fig = viz.plot(table, "change", model="beta")
-    lines = {trace.name: trace for trace in fig.data}
-    for part, name in (("both", "heads and MLPs"), ("mlp", "MLPs")):
-        mine = table[
-            (table["family"] == "ranges")
-            & (table["model"] == "beta")
-            & (table["part"] == part)
-        ]
-        np.testing.assert_array_equal(lines[name].x, mine["last"] - mine["first"] + 1)
-        np.testing.assert_allclose(lines[name].y, 100 * mine["change"])
-
-
 def test_single_heads_are_a_map_of_their_changes(
     sweep: dict[str, pd.DataFrame],
 ) -> None:
@@ -84,55 +69,6 @@ def test_single_heads_are_a_map_of_their_changes(
     )
     (cells,) = heatmaps(viz.plot(both))
     assert list(cells.y)[:2] == ["layer 0 self-attention", "layer 0 cross-attention"]
-
-
-def test_curves_have_every_count_in_every_order(
-    sweep: dict[str, pd.DataFrame],
-) -> None:
-    table = sweep["curves"]
-    mine = table[(table["model"] == "beta") & (table["layer"] == 1)]
-    lines = {
-        trace.name: trace for trace in viz.plot(table, "mase", model=1, layer=1).data
-    }
-    for order, rows in mine.groupby("order"):
-        line = lines[order_words(str(order))]
-        np.testing.assert_array_equal(line.x, rows["ablated"])
-        np.testing.assert_array_equal(line.y, rows["mase"])
-    best = table[table["better"] & (table["model"] == "alpha")]
-    for trace, (_, rows) in zip(
-        viz.plot(table).data, best.groupby("layer"), strict=True
-    ):
-        np.testing.assert_allclose(trace.y, 100 * rows["change"])
-
-
-def test_heads_kept_are_lines_over_layers(sweep: dict[str, pd.DataFrame]) -> None:
-    table = sweep["heads_at"]
-    best = table[table["better"]]
-    for trace in viz.plot(table).data:
-        mine = best[best["model"] == trace.name]
-        np.testing.assert_array_equal(trace.y[: len(mine)], mine["kept"])
-
-
-def test_datasets_are_a_map_of_changes(sweep: dict[str, pd.DataFrame]) -> None:
-    many = planted.sweep(models=("alpha",), datasets=12)["datasets"]
-    (cells,) = heatmaps(viz.plot(many, layer=3))
-    mine = many[many["layer"] == 3]
-    changes = mine.pivot(index="dataset", columns="ablated", values="change")
-    np.testing.assert_allclose(
-        pd.DataFrame(cells.z, list(cells.y)).loc[changes.index], 100 * changes
-    )
-
-
-def test_recipes_stand_with_every_metric(sweep: dict[str, pd.DataFrame]) -> None:
-    table = sweep["recipes"]
-    listed = table[table["selection"] == "listed"]
-    fig = viz.plot(table)
-    assert [trace.name for trace in fig.data] == list(METRICS)
-    for trace in fig.data:
-        mine = listed[listed["metric"] == trace.name]
-        np.testing.assert_allclose(trace.x, 100 * mine["change"])
-        ends = 100 * (mine["upper"] - mine["change"])
-        np.testing.assert_allclose(trace.error_x.array, ends)
 
 
 def test_choices_stand_beside_each_seed(sweep: dict[str, pd.DataFrame]) -> None:

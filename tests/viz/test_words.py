@@ -20,7 +20,7 @@ from tsfm_lens.viz.printing import (
     LEAST_TYPE,
     PIXELS_PER_POINT,
     TALLEST,
-    narrowed,
+    fits,
 )
 from tsfm_lens.viz.theme import untitled
 
@@ -85,7 +85,7 @@ def everywhere(fig: go.Figure) -> Iterator[tuple[str, go.Figure, float]]:
     yield "narrow", untitled(fig), narrow
     for column, width in COLUMNS.items():
         # what is refused in one column goes into both, whatever it takes
-        if column == "double" or narrowed(fig, width) is not None:
+        if column == "double" or fits(fig, width):
             printed = viz.for_print(fig, column)
             yield column, printed, printed.layout.width
 

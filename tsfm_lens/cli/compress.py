@@ -386,9 +386,7 @@ def _show_curve(curve: xr.Dataset, out: Path | None, as_json: bool) -> None:
     from tsfm_lens import viz
 
     page = (
-        None
-        if out is None
-        else viz.save(viz.size_and_error(curve), out / "size_and_error.html")
+        None if out is None else viz.save(viz.plot(curve), out / "size_and_error.html")
     )
     if as_json:
         from tsfm_lens.report.pipeline import as_plain

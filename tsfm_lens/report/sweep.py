@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -163,17 +162,6 @@ _BOLD = "bfseries: ; boldmath: ;"
 Cell = Callable[[dict[str, Any]], str]
 
 
-@dataclass(frozen=True)
-class _Sheet:
-    """Layout of a printed table."""
-
-    caption: str
-    words: dict[str, Cell]
-    numbers: dict[str, Cell]
-    bold: str = ""
-    rows: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table
-
-
 def latex(table: pd.DataFrame) -> str:
     """Write a result of a sweep as a LaTeX table with rules of booktabs; long ones run over pages (longtable)."""
     kind = str(table.attrs.get("kind")) if isinstance(table, pd.DataFrame) else ""
@@ -186,15 +174,18 @@ def latex(table: pd.DataFrame) -> str:
     caption = sheet.caption.format(
         intervals=intervals_of(table), tolerance=percent(tolerance_of(table))
     )
-    columns = sheet.words | sheet.numbers
-    rows = told(sheet.rows(table))
+    if kind == "sweep_heads_at":
+        table = table[table["better"]]
+    rows = told(table)
+    columns = (*sheet.words, *sheet.numbers)
     cells = pd.DataFrame(
-        [{name: say(row) for name, say in columns.items()} for row in rows],
+        [{name: _CELLS[name](row) for name in columns} for row in rows],
         columns=list(columns),
     )
     bold = pd.DataFrame(False, index=cells.index, columns=cells.columns)
-    if sheet.bold:
-        bold[sheet.bold] = [bool(row["significant"]) for row in rows]
+    if "bold" in caption:
+        changes = [name for name in columns if name.startswith("% change")]
+        bold[changes[0]] = [bool(row["significant"]) for row in rows]
     return _to_latex(cells, list(sheet.words), bold, caption)
 
 
@@ -327,65 +318,63 @@ def _kept_order(row: dict[str, Any]) -> str:
     return order_words("" if row["kept"] >= row["of"] else row["order"])
 
 
-_MODEL: dict[str, Cell] = {"model": lambda row: row["model"]}
-_CHANGE: dict[str, Cell] = {
-    "% change": lambda row: _percent(row["change"]),
-    "interval": _span(),
-}
-_MASE: dict[str, Cell] = {"MASE": lambda row: _number(row["mase"]), **_CHANGE}
-_EFFECT: dict[str, Cell] = {
+_CELLS: dict[str, Cell] = {
+    "model": lambda row: row["model"],
+    "ablated": lambda row: row["label"],
+    "head": lambda row: row["label"],
+    "order": lambda row: order_words(row["order"]),
+    "better order": _kept_order,
+    "recipe": lambda row: row["recipe"],
+    "heads": lambda row: selection_words(row["selection"], row["seed"]),
+    "layer": lambda row: str(row["layer"]),
+    "heads ablated": lambda row: f"{row['ablated']} of {row['of']}",
+    "heads kept": lambda row: str(row["kept"]),
+    "of": lambda row: str(row["of"]),
     "Spearman distance": lambda row: _number(row["spearman_distance"]),
-    **_MASE,
+    "MASE": lambda row: _number(row["mase"]),
+    "% change": lambda row: _percent(row["change"]),
+    "% change of MASE": lambda row: _percent(row["change"]),
+    "interval": _span(),
     "p (Holm)": lambda row: _p(row["p_holm"]),
+    "% over random": lambda row: _percent(row["diff"]),
+    "its interval": _span("diff_lower", "diff_upper"),
 }
+"""Content of a cell, by the head of its column."""
+_EFFECT = ("Spearman distance", "MASE", "% change", "interval", "p (Holm)")
+
+
+class _Sheet(NamedTuple):
+    """Caption and columns of a printed table: those of text, and those of numbers."""
+
+    caption: str
+    words: tuple[str, ...]
+    numbers: tuple[str, ...]
+
+
 _SHEETS = {
     "sweep_effects": _Sheet(
         "Ablated parts of the models; {intervals}; bold: the change of MASE is significant.",
-        _MODEL | {"ablated": lambda row: row["label"]},
+        ("model", "ablated"),
         _EFFECT,
-        "% change",
     ),
     "sweep_heads": _Sheet(
         "Heads ablated one by one; {intervals}; bold: the change of MASE is significant.",
-        _MODEL | {"head": lambda row: row["label"]},
+        ("model", "head"),
         _EFFECT,
-        "% change",
     ),
     "sweep_curves": _Sheet(
         "Heads of one layer ablated; {intervals}; bold: the change is significant.",
-        _MODEL | {"order": lambda row: order_words(row["order"])},
-        {
-            "layer": lambda row: str(row["layer"]),
-            "heads ablated": lambda row: f"{row['ablated']} of {row['of']}",
-        }
-        | _MASE,
-        "% change",
+        ("model", "order"),
+        ("layer", "heads ablated", "MASE", "% change", "interval"),
     ),
     "sweep_heads_at": _Sheet(
         "Heads that each layer must keep for a rise below {tolerance}.",
-        _MODEL | {"better order": _kept_order},
-        {
-            "layer": lambda row: str(row["layer"]),
-            "heads kept": lambda row: str(row["kept"]),
-        }
-        | {
-            "of": lambda row: str(row["of"]),
-            "% change": lambda row: _percent(row["change"]),
-        },
-        rows=lambda table: table[table["better"]],
+        ("model", "better order"),
+        ("layer", "heads kept", "of", "% change"),
     ),
     "sweep_selection": _Sheet(
         "Informed and random choices of the same number of heads; {intervals}; bold: the change is significant.",
-        _MODEL
-        | {
-            "recipe": lambda row: row["recipe"],
-            "heads": lambda row: selection_words(row["selection"], row["seed"]),
-        },
-        {"% change of MASE": _CHANGE["% change"], "interval": _span()}
-        | {
-            "% over random": lambda row: _percent(row["diff"]),
-            "its interval": _span("diff_lower", "diff_upper"),
-        },
-        "% change of MASE",
+        ("model", "recipe", "heads"),
+        ("% change of MASE", "interval", "% over random", "its interval"),
     ),
 }

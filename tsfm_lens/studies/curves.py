@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.viz.findings import mean_of_seeds
-from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
+from tsfm_lens.viz.grid import LOG_AXIS, panel_grid, title_axes
 from tsfm_lens.viz.sheet import Panel, Sheet, blank
 from tsfm_lens.viz.theme import CATEGORICAL, INK, mixed, plain
 from tsfm_lens.viz.words import num
@@ -130,9 +130,9 @@ def curve_sheet(
         if reference is not None:
             add_reference(place, *reference)
     if "x" in log:
-        figure.x(**log_axis(table[x].to_numpy(dtype=float)))
+        figure.x(**LOG_AXIS)
     if "y" in log:
-        figure.y(**log_axis(table[y].to_numpy(dtype=float)))
+        figure.y(**LOG_AXIS)
     return figure
 
 

@@ -13,17 +13,12 @@ if TYPE_CHECKING:
     from tsfm_lens.viz.dark import *
     from tsfm_lens.viz.facets import *
     from tsfm_lens.viz.forecast import *
-    from tsfm_lens.viz.head_states import *
     from tsfm_lens.viz.induction import *
     from tsfm_lens.viz.input_attribution import *
-    from tsfm_lens.viz.input_effects import *
-    from tsfm_lens.viz.input_routes import *
     from tsfm_lens.viz.lens_logits import *
     from tsfm_lens.viz.lines_of_thought import *
     from tsfm_lens.viz.logit_lens import *
-    from tsfm_lens.viz.parroting import *
     from tsfm_lens.viz.patching import *
-    from tsfm_lens.viz.path_patching import *
     from tsfm_lens.viz.plot import *
     from tsfm_lens.viz.printing import *
     from tsfm_lens.viz.recipes import *
@@ -31,10 +26,7 @@ if TYPE_CHECKING:
     from tsfm_lens.viz.rollout import *
     from tsfm_lens.viz.saving import *
     from tsfm_lens.viz.scenarios import *
-    from tsfm_lens.viz.similarity import *
-    from tsfm_lens.viz.stream_ranks import *
     from tsfm_lens.viz.training import *
-    from tsfm_lens.viz.weight_effects import *
     from tsfm_lens.viz.weights import *
     from tsfm_lens.viz.zero_ablation import *
 

@@ -23,10 +23,10 @@ from tsfm_lens.viz.select import (
     unit_of,
     value_title,
 )
-from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
+from tsfm_lens.viz.sheet import Look, Panel, sheet
 from tsfm_lens.viz.summary import labelled, summarize, summary
 from tsfm_lens.viz.tables import tokens_table
-from tsfm_lens.viz.theme import BLUE, GREY, INK, nats, number, percent, plain
+from tsfm_lens.viz.theme import BLUE, INK, nats, number, percent, plain
 from tsfm_lens.viz.tokens import Ruler, group_for, grouped, pooled, ruler, token_axis
 from tsfm_lens.viz.words import (
     capital,
@@ -268,6 +268,7 @@ def attention_grid(
         float(np.nanquantile(np.nanmax(values[..., ordinary], axis=-1), 0.995)) or 1.0
     )
     group = group_for(x, y, max(_GRID_CELLS // (rows * columns), 400))
+    row_names, column_names = layer_names(cut), names(cut, "head")
     height, least = (
         int(np.clip(560 / max(rows, columns), 52, 150)),
         70 if columns <= _MAX_NUMBERED else 60,
@@ -284,10 +285,15 @@ def attention_grid(
         below=56,
         shared_xaxes="all",
         shared_yaxes="all",
+        column_titles=[
+            f"head {head}" if columns <= 8 else head for head in column_names
+        ],
+        row_titles=row_names,
+        x_title="key (steps from the forecast's start)",
+        y_title="query (steps)",
         **room,
     )
     entropy = array(cut, "entropy", "layer", "head") if "entropy" in cut else None
-    row_names, column_names = layer_names(cut), names(cut, "head")
     for (row, col), panel in zip(canvas.places, canvas, strict=True):
         r, c = row - 1, col - 1
         place = f"{row_names[r]}, head {column_names[c]}"
@@ -299,7 +305,11 @@ def attention_grid(
         z, x_edges, y_edges = pooled(values[r, c], x, y, group)
         hover = f"{plain(place)}<br>query around step %{{y}}, key around step %{{x}}<br>weight %{{z:.3g}}"
         panel.cells(z, x_edges, y_edges, f"{hover}{note}", name=place, xgap=0, ygap=0)
-    head_label(canvas, x, y, row_names, column_names)
+        if len(x.axis.aside) and len(x.axis.timed):
+            panel.upright(x.end, dash="dot")
+    canvas.fig.update_annotations(font_size=12)
+    canvas.x(range=[x.edges[0], x.edges[-1]], tickvals=x.ticks(2), tickangle=0)
+    canvas.y(range=[y.edges[-1], y.edges[0]], tickvals=y.ticks(3))
     canvas.colours(weight_colours(limit))
     marks = ", ".join(x.axis.aside_labels())
     return canvas.dress(
@@ -312,62 +322,6 @@ def attention_grid(
         f"right of the dotted line: {marks}" if marks else "",
         grouped(group),
     ).update_layout(margin_l=96)
-
-
-def head_label(
-    canvas: Sheet, x: Ruler, y: Ruler, layers: list[str], heads: list[str]
-) -> None:
-    """Put head numbers above the columns, layers beside the rows, and ticks only at the outer edge."""
-    fig, rows, columns = canvas.fig, len(layers), len(heads)
-    quiet: Look = {
-        "showticklabels": False,
-        "ticks": "",
-        "mirror": True,
-        "linewidth": 0.5,
-    }
-    canvas.x(range=[x.edges[0], x.edges[-1]], tickvals=x.ticks(2), **quiet)
-    canvas.y(range=[y.edges[-1], y.edges[0]], tickvals=y.ticks(3), **quiet)
-    crowded = (
-        columns > _MAX_NUMBERED
-    )  # all panels share one axis: then one of them carries the numbers
-    outer: Look = {"ticks": "outside", "tickfont_size": 10}
-    for c, head in enumerate(heads, start=1):
-        canvas.panel(rows, c).x(
-            showticklabels=c == 1 or not crowded, tickangle=0, **outer
-        )
-        axis = fig.get_subplot(1, c).xaxis.plotly_name.replace("axis", "")
-        above: Look = {
-            "xref": f"{axis} domain",
-            "x": 0.5,
-            "yref": "paper",
-            "y": 1,
-            "yanchor": "bottom",
-        }
-        fig.add_annotation(
-            text=plain(f"head {head}" if columns <= 8 else head), font_size=12, **above
-        )
-    for r, layer in enumerate(layers, start=1):
-        canvas.panel(r, 1).y(layer, showticklabels=True, title_font_size=12, **outer)
-    shared = {"xref": "paper", "yref": "paper", "font_size": 13}
-    below = "key (steps from the forecast's start)"
-    fig.add_annotation(text=below, x=0.5, y=0, yshift=-26, yanchor="top", **shared)
-    fig.add_annotation(
-        text="query (steps)", x=0, y=0.5, xshift=-76, textangle=-90, **shared
-    )
-    if len(x.axis.aside) and len(x.axis.timed):
-        line = {"color": GREY, "width": 1, "dash": "dot"}
-        ends = {
-            "type": "line",
-            "x0": x.end,
-            "x1": x.end,
-            "y0": 0,
-            "y1": 1,
-            "line": line,
-        }
-        axes = {(trace.xaxis, trace.yaxis) for trace in fig.data}
-        fig.update_layout(
-            shapes=[ends | {"xref": a, "yref": f"{b} domain"} for a, b in sorted(axes)]
-        )
 
 
 @panels("attention_patterns")

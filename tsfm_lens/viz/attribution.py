@@ -13,46 +13,36 @@ import xarray as xr
 from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.registry import FigurePanel, figure, panels
 from tsfm_lens.viz.findings import Finding, finding, flat_words
+from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import fitted_range, timeline
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
     array,
     forecast_series,
-    kind_word,
     median_position,
     model_of,
     names,
     position,
     series_position,
-    series_rows,
     statistic_of,
     unit_of,
 )
-from tsfm_lens.viz.sheet import Look, Panel, blank, sheet, text_width
+from tsfm_lens.viz.sheet import blank
 from tsfm_lens.viz.summary import summarize, summary
 from tsfm_lens.viz.theme import (
     BLUE,
-    GREEN,
-    GREY,
     INK,
-    ORANGE,
     PALE,
     VERMILION,
-    mixed,
     number,
     percent,
     plain,
 )
-from tsfm_lens.viz.words import over_series
 
-__all__ = ["attribution_bars", "attribution_heatmap", "stream_scheme"]
+__all__ = ["attribution_bars", "attribution_heatmap"]
 
 _OTHERS = "#9A9A9A"
-_BEYOND = {
-    "embed": 2.0,
-    "the first step": 1.25,
-}  # larger than all else by this factor, these are left out of the colours
 _METHOD_WORDS = {
     "logit": "logit attribution",
     "probability": "probability attribution",
@@ -138,20 +128,12 @@ def attribution_bars(
     *,
     decomposition: str | None = None,
     series: str | int = 0,
-    step: int | None = None,
     quantile: float | None = None,
     top: int = 20,
 ) -> go.Figure:
     """Draw the components of largest mean size, largest first: bars of signed means, circles at the mean sizes."""
     shares = _shares_of(ds, decomposition, series, quantile)
-    values, size, when = shares.mean, shares.size, f"mean over {shares.steps}"
-    if step is not None:
-        place = position(ds, "step", step)
-        label = timeline(ds, series_position(ds, series)).label(
-            int(names(ds, "step")[place])
-        )
-        values, when = shares.values[:, place], f"forecast {label}"
-        size = np.abs(values)
+    values, size = shares.mean, shares.size
     order = np.argsort(-np.nan_to_num(size), kind="stable")
     most, rest = order[:top], order[top:]
     labels, lengths = [plain(shares.components[i]) for i in most], values[most]
@@ -161,10 +143,8 @@ def attribution_bars(
         canvas.panel(),
         f"%{{y}}<br>moves it by %{{x:+.4g}} {plain(shares.unit)}",
     )
-    # of one step or of one series nothing is known beside the value
-    noise = shares.noise if step is None else None
-    panel.floor(noise, across=True)
-    noise = noise and noise.at(most)
+    panel.floor(shares.noise, across=True)
+    noise = shares.noise and shares.noise.at(most)
     if len(rest):
         labels, lengths = (
             [*labels, f"{len(rest)} others, summed"],
@@ -172,23 +152,22 @@ def attribution_bars(
         )
         colours, noise = [*colours, _OTHERS], noise and noise.with_another(lengths[-1])
     panel.bars(labels, lengths, "", hover, colour=colours, across=True, noise=noise)
-    if step is None:
-        ends = np.where(values[most] < 0, -size[most], size[most])
-        panel.dots(
-            ends,
-            labels[: len(most)],
-            "mean size",
-            "%{y}<br>mean size %{x:.4g}",
-            colour=INK,
-            symbol="circle-open",
-        )
+    ends = np.where(values[most] < 0, -size[most], size[most])
+    panel.dots(
+        ends,
+        labels[: len(most)],
+        "mean size",
+        "%{y}<br>mean size %{x:.4g}",
+        colour=INK,
+        symbol="circle-open",
+    )
     # one bar may dwarf all others, which are still to be read
     others = (
         np.delete(lengths, np.nanargmax(np.abs(lengths)))
         if len(lengths) > 2
         else lengths
     )
-    lengths = np.append(lengths, ends if step is None else 0.0)
+    lengths = np.append(lengths, ends)
     bounds, cut = fitted_range(np.append(others, 0.0), lengths, reach=3.0)
     panel.x(range=bounds)
     for label, value in zip(labels, values[most], strict=False):
@@ -202,7 +181,7 @@ def attribution_bars(
     panel.x(f"contribution ({shares.unit})", showgrid=True, gridcolor=PALE)
     return canvas.dress(
         f"Contributions to the forecast of {shares.series} by {model_of(ds)}: {shares.decomposition}",
-        when,
+        f"mean over {shares.steps}",
         shares.note,
         "values beyond the axis are cut off" * cut,
     )
@@ -223,7 +202,6 @@ def attribution_heatmap(
     size = np.nan_to_num(shares.size)
     keep = np.sort(np.argsort(-size)[:top])
     z = shares.values[keep]
-    limit, beyond = _colour_end(z, [shares.components[i] == "embed" for i in keep])
     canvas = blank(max(140, 17 * len(keep)), 480)
     panel, labels = canvas.panel(), [plain(shares.components[i]) for i in keep]
     hover = f"%{{y}}, {time.hover}<br>moves it by %{{z:+.4g}} {plain(shares.unit)}"
@@ -245,7 +223,7 @@ def attribution_heatmap(
     )
     panel.x("" if time.stamps is not None else "forecast step")
     canvas.colours(
-        colour_scale(f"contribution ({shares.unit})", high=limit, diverging=True)
+        colour_scale(f"contribution ({shares.unit})", z, diverging=True, root=True)
     )
     title = f"Contributions to the forecast of {shares.series} by {model_of(ds)}, by step: {shares.decomposition}"
     fewer = (
@@ -253,28 +231,7 @@ def attribution_heatmap(
         if len(keep) < len(size)
         else ""
     )
-    return canvas.dress(title, shares.note, fewer, beyond)
-
-
-def _colour_end(z: np.ndarray, embeds: list[bool]) -> tuple[float, str]:
-    """Return where the colours of a (component, step) map end, and what reaches beyond them."""
-    size, inside, beyond = np.abs(np.nan_to_num(z)), np.ones(z.shape, dtype=bool), []
-    # what is read at the first step has seen nothing of the forecast
-    first = (np.arange(z.shape[1]) == 0) & (z.shape[1] > 1)
-    rows, columns = (
-        np.broadcast_to(np.array(embeds)[:, None], z.shape),
-        np.broadcast_to(first, z.shape),
-    )
-    core = float(size[~rows & ~columns].max(initial=0.0))
-    for (words, times), part, other in zip(
-        _BEYOND.items(), (rows, columns), (columns, rows), strict=True
-    ):
-        if float(size[part & ~other].max(initial=0.0)) > times * core > 0:
-            beyond.append(f"{words} reaches {number(float(size[part & inside].max()))}")
-            inside &= ~part
-    return float(
-        size[inside].max(initial=0.0)
-    ), f"colours clipped: {', '.join(beyond)}" if beyond else ""
+    return canvas.dress(title, shares.note, fewer)
 
 
 class _Shares(NamedTuple):
@@ -393,151 +350,13 @@ def _attribution(ds: xr.Dataset) -> Iterator[FigurePanel]:
             )
 
 
-_STREAM, _BOX, _ENDS = (
-    0.0,
-    (0.8, 3.25),
-    (-0.95, 3.35),
-)  # where the stream and the boxes stand, and where all ends
-_WIDTHS, _TYPE = (0.6, 0.4), 11  # of scheme and bars; pixels: type in the boxes
-_SHARE = (
-    0.59 * (_BOX[1] - _BOX[0]) / (_ENDS[1] - _ENDS[0])
-)  # of a box in the width of all panels
-
-
-@figure(
+generic_figure(
     "stream_shares",
-    ("Share of the forecast that each component writes to the residual stream."),
+    "share",
+    "Share of the forecast that each component writes to the residual stream.",
     table=("size", "share"),
     sentences=summary(
         "Contributions to the forecast, by size: {kinds:each percent}.",
         kinds=lambda ds: ds["share"].mean("series").groupby("kind").sum(),
     ),
 )
-def stream_scheme(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
-    """Draw the residual stream up to the output head, its writers as boxes, and the share that each writes."""
-    rows = series_rows(ds, series)
-    share = array(ds, "share", "writer", "series")[:, rows].mean(axis=1)
-    total = array(ds, "size", "writer", "series")[:, rows].sum(axis=0)
-    total[total == 0] = np.nan
-    heads = (
-        array(ds, "head_size", "writer", "head", "series")[..., rows] / total
-    ).mean(axis=2)
-    kinds, layers = (
-        [str(k) for k in ds["kind"].values],
-        [int(v) for v in ds["layer_index"].values],
-    )
-    count = len(kinds)
-    height = (24 if count <= 16 else 17) * (count + 1)
-    labels = [
-        f"{kind_word(k)} to the {s}" if s else kind_word(k)
-        for k, s in zip(kinds, ds["keys_from"].values, strict=True)
-    ]
-    # words stand in the boxes
-    least = 84 + round(max(text_width(words, _TYPE) for words in labels) / _SHARE)
-    canvas = sheet(
-        [height], _WIDTHS, column_gap=0.02, min_width=max(480, least), shared_yaxes=True
-    )
-    scheme, shares = canvas
-    _draw_layers(scheme, shares, layers)
-    scheme.arrow((_STREAM, -0.6), (_STREAM, count - 0.15), GREY, 3)
-    scheme.note(
-        "output head → forecast", _STREAM, count, xanchor="left", yanchor="bottom"
-    )
-    for row, (kind, words, amount) in enumerate(zip(kinds, labels, share, strict=True)):
-        _draw_writer(scheme, row, words, kind, amount, layers[row] >= 0)
-    _draw_shares(shares, names(ds, "writer"), kinds, share, heads)
-    scheme.x(visible=False, range=list(_ENDS))
-    canvas.y(visible=False, range=[-0.7, count + 0.35])
-    return canvas.dress(
-        f"Contributions to the residual stream of {model_of(ds)}",
-        f"direct {_METHOD_WORDS.get(str(ds.attrs.get('decomposition')), 'attribution')}, absolute, mean over "
-        f"{ds.attrs.get('steps', ds.attrs.get('horizon', ''))} steps, {over_series(ds, rows, 'mean')}",
-        "grey arrow: the stream; other arrows: writes, width by share",
-        "dotted: reads; circles: single heads",
-    )
-
-
-def _colour(kind: str) -> str:
-    return BLUE if "attn" in kind else ORANGE if kind == "mlp" else GREEN
-
-
-def _draw_layers(scheme: Panel, shares: Panel, layers: list[int]) -> None:
-    """Draw a pale band behind every second layer, and the layers' names at the left."""
-    for layer in sorted({each for each in layers if each >= 0}):
-        rows = [row for row, each in enumerate(layers) if each == layer]
-        low, high = min(rows) - 0.5, max(rows) + 0.5
-        if layer % 2 == 0:
-            for panel in (scheme, shares):
-                panel.stripe(low, high, mixed(PALE, 0.35))
-        scheme.note(f"layer {layer}", -0.9, (low + high) / 2, xanchor="left")
-
-
-def _draw_writer(
-    panel: Panel, row: int, words: str, kind: str, share: float, reads: bool
-) -> None:
-    """Draw a box, the thin line by which it reads, and the arrow by which it writes."""
-    left, right = _BOX
-    colour = _colour(kind)
-    box = {"fillcolor": mixed(colour, 0.18), "line": {"color": colour, "width": 1}}
-    panel.shape("rect", _BOX, (row - 0.36, row + 0.36), **box)
-    panel.note(plain(words), (left + right) / 2, row, colour=INK, size=_TYPE)
-    if reads:
-        thin = {"color": GREY, "width": 0.8, "dash": "2px,2px"}
-        panel.shape("line", (_STREAM, left), (row - 0.26, row - 0.26), line=thin)
-    panel.arrow(
-        (left, row + 0.12),
-        (_STREAM + 0.04, row + 0.12),
-        colour,
-        0.8 + 9 * share,
-        head=0.6,
-    )
-
-
-def _draw_shares(
-    panel: Panel,
-    writers: list[str],
-    kinds: list[str],
-    share: np.ndarray,
-    heads: np.ndarray,
-) -> None:
-    rows, finite = np.arange(len(writers)), np.isfinite(heads)
-    words = [
-        f"{plain(name)}: {number(100 * value)} %"
-        for name, value in zip(writers, share, strict=True)
-    ]
-    colours = [mixed(_colour(kind), 0.55) for kind in kinds]
-    panel.bars(
-        rows,
-        100 * share,
-        "",
-        "%{customdata}",
-        colour=colours,
-        across=True,
-        width=0.62,
-        customdata=words,
-    )
-    where, which = np.nonzero(finite)
-    words = [
-        f"{plain(writers[w])}.{h}: {number(100 * heads[w, h])} %"
-        for w, h in zip(where, which, strict=True)
-    ]
-    look: Look = {
-        "size": 4,
-        "symbol": "circle-open",
-        "legend": False,
-        "customdata": words,
-    }
-    panel.dots(100 * heads[finite], where, "single heads", "%{customdata}", **look)
-    # numbers stand right of bar and points
-    ends = 100 * np.maximum(share, np.where(finite, heads, 0.0).max(axis=1))
-    words = [percent(float(value)) for value in share]
-    right = ends + 0.03 * ends.max()
-    panel.dots(
-        right,
-        rows,
-        mode="text",
-        text=words,
-        textposition="middle right",
-        textfont={"size": 10},
-    )
-    panel.x("share of all writes (%)", range=[0, (float(ends.max()) or 1.0) * 1.35])

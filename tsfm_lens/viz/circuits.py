@@ -19,7 +19,6 @@ from tsfm_lens.viz.path_patching import path_values
 from tsfm_lens.viz.places import OUTPUT, Places, places_in
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
-    array,
     forecast_series,
     kind_word,
     model_of,
@@ -35,6 +34,7 @@ from tsfm_lens.viz.theme import (
     mixed,
     plain,
 )
+from tsfm_lens.viz.words import num
 
 __all__ = ["circuit_graph"]
 _HEIGHT, _WIDTH = 340, 640  # pixels that the nodes share
@@ -280,30 +280,19 @@ def _draw_edges(
     return len(pairs)
 
 
-def _quality(ds: xr.Dataset, series: int | None = None) -> str:
-    """Write faithfulness and completeness in words, of one series or the median, with its range."""
-    several = series is None and ds.sizes["series"] > 1
-    size = (
-        f"{int(ds['in_circuit'].values.sum())} of {ds.sizes['component']} components"
-        if series is not None
-        else ""
-    )
+def _quality(ds: xr.Dataset) -> str:
+    """Write faithfulness and completeness, medians over series with the range."""
     parts = []
     for name in ("faithfulness", "completeness"):
-        values = array(ds, name, "series")[slice(None) if series is None else [series]]
-        noise, part = (
-            finding(ds, name) if series is None else None,
-            f"no verdict on {name}",
-        )
-        if np.isfinite(values).any():
-            part = f"{name} {np.nanmedian(values):.3g}"
-            if noise is not None and noise.spread:
-                part = f"{part} ({float(noise.low):.3g} to {float(noise.high):.3g})"
-        parts.append(part)
-    return (
-        ", ".join(filter(None, [size, *parts]))
-        + f" (medians over {ds.sizes['series']} series)" * several
-    )
+        effect = finding(ds, name)
+        size = float(ds[name].median())
+        if not np.isfinite(size):
+            parts.append(f"no verdict on {name}")
+        elif effect is None:
+            parts.append(f"{name} {num(size)}")
+        else:
+            parts.append(f"{name} {effect.told(0, over=True)}")
+    return ", ".join(parts)
 
 
 def _behaviour(ds: xr.Dataset) -> str:

@@ -18,7 +18,6 @@ from tsfm_lens.viz.printing import (
     in_print,
     least_width,
     millimetres,
-    narrowed,
 )
 from tsfm_lens.viz.theme import LETTER, TEMPLATE, dress, plain
 
@@ -138,9 +137,6 @@ def compose(
         raise InputError(
             f"one to {len(ascii_lowercase)} figures can be composed, not {len(drawn)}"
         )
-    rows = [
-        [narrowed(figure, room / len(row)) or figure for figure in row] for row in rows
-    ]
     need = max(sum(map(least_width, row)) for row in rows)
     page = max(room * PIXELS_PER_MM / SCALE, need)
     sheet = _arrange(rows, page, ascii_lowercase if letters else "")

@@ -25,7 +25,7 @@ from tsfm_lens.core.registry import (
     frame,
 )
 from tsfm_lens.viz.findings import Finding, finding
-from tsfm_lens.viz.grid import log_axis
+from tsfm_lens.viz.grid import LOG_AXIS
 from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.panels import segment_words
 from tsfm_lens.viz.select import (
@@ -42,7 +42,7 @@ from tsfm_lens.viz.words import capital, num
 
 _DEPTH = ("layer", "stream")
 _SPECTRAL = ("mode", "weight_mode")
-_LOGARITHMIC = ("epsilon", "decade")
+_LOGARITHMIC = ("epsilon", "decade", "trial_period")
 _MEMBERS = ("head", "seed", "draw", "sample", "quantile")  # numbered, and still no axis
 _MAX_LINES, _MAX_GROUPS, _MAX_ROWS = 8, 5, 30
 _LOWEST = 1e-9  # of the largest: smaller singular values are not drawn
@@ -113,6 +113,8 @@ def draw_variable(
     if name not in result.data_vars:
         raise unknown_name("variable", name, map(str, result.data_vars))
     drawn = _drawn(result, name, title, about, selection)
+    if not drawn.values.size:
+        return _nothing(drawn)
     if drawn.dims == ("layer", "head"):
         return head_maps(drawn.ds, [_map_of(drawn)], drawn.title, *drawn.remarks)
     *across, last = drawn.dims
@@ -123,6 +125,15 @@ def draw_variable(
     if not n_axes and (few or not across):
         return _rows(drawn, top)
     return _heat_map(drawn)
+
+
+def _nothing(drawn: _Drawn) -> go.Figure:
+    """Say that there is no member to draw."""
+    canvas = blank(120)
+    canvas.panel().note("none", 0.5, 0.5, xref="domain", yref="domain")
+    canvas.x(visible=False)
+    canvas.y(visible=False)
+    return canvas.dress(drawn.title, *drawn.remarks)
 
 
 def generic_figure(
@@ -151,6 +162,17 @@ def generic_figure(
     draw.__module__ = str(sys._getframe(1).f_globals["__name__"])
     draw.__doc__ = _DOCUMENTATION.format(variable=variable)
     return figure(kind, title, variable=variable, **facts)(draw)
+
+
+def with_range(ds: xr.Dataset, values: xr.DataArray) -> xr.Dataset:
+    """Return the median of a variable over series, with its range, for :func:`draw_variable`."""
+    name = str(values.name)
+    parts = {
+        name: values.median("series", keep_attrs=True),
+        f"{name}_low": values.min("series"),
+        f"{name}_high": values.max("series"),
+    }
+    return xr.Dataset(parts, attrs=ds.attrs)
 
 
 def first_variable(ds: xr.Dataset) -> str:
@@ -404,7 +426,10 @@ def _heat_map(drawn: _Drawn) -> go.Figure:
         xgap=1 if len(columns) <= 60 else 0,
         ygap=1 if len(rows) <= 60 else 0,
     )
-    canvas.colours(_map_of(drawn).colours())
+    sizes = np.abs(drawn.values[np.isfinite(drawn.values)])
+    # beside few large values the others are still to be seen
+    is_skewed = sizes.size > 0 and np.quantile(sizes, 0.99) < 0.5 * sizes.max()
+    canvas.colours(_map_of(drawn).colours(root=bool(is_skewed)))
     look = {"type": "category", "ticks": ""}
     panel.x(
         _axis_title(drawn.ds, drawn.dims[1]),
@@ -435,7 +460,7 @@ def _lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
         # what is smaller is rounding
         least = _LOWEST * np.nan_to_num(lines).max(axis=1, keepdims=True)
         lines = np.where(lines > least, lines, np.nan)
-        settings = log_axis(lines)
+        settings = LOG_AXIS
     point = "%{x}" if along in _DEPTH else f"{plain(along.replace('_', ' '))} %{{x}}"
     for place, (label, line) in enumerate(zip(labels, lines, strict=True)):
         member = f"{plain(label)}, " if label else ""

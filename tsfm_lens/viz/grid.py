@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from tsfm_lens.viz.sheet import Sheet, sheet, shortened
 
 _GAP, _AXIS = 36, 34  # pixels between two rows of panels, and of an axis with a title
-_DIGITS = (
-    (1, 1.5, 2, 3, 4, 5, 7),
-    (1, 2, 3, 5),
-    (1, 2, 5),
-    (1, 3),
-    (1,),
-)  # of labels: as many as have room
+LOG_AXIS: dict[str, Any] = {"type": "log", "exponentformat": "power"}
+"""Settings of a logarithmic axis."""
 _LONGEST, _TYPE = 250, 11  # pixels: of a line of a panel's title, and its type
 
 
@@ -78,50 +71,6 @@ def panel_grid(
         canvas.panel(row, column).y(showticklabels=column == 1)
     canvas.places = places
     return canvas
-
-
-def log_axis(values: np.ndarray) -> dict[str, Any]:
-    """Return settings of a logarithmic axis: 1, 2 and 5 written out over few decades, else powers of ten."""
-    positive = values[np.isfinite(values) & (values > 0)]
-    low, high = (
-        (float(np.log10(positive.min())), float(np.log10(positive.max())))
-        if len(positive)
-        else (-1.0, 0.0)
-    )
-    if high - low > 2.5:
-        step = max(1, round((high - low) / 6))
-        exponents = range(
-            step * int(np.floor(low / step)), int(np.ceil(high)) + step, step
-        )
-        powers = [f"10<sup>{power}</sup>".replace("-", "−") for power in exponents]
-        texts = [
-            f"{10.0**at:g}" if -2 <= at <= 3 else power
-            for at, power in zip(exponents, powers, strict=True)
-        ]
-        return {
-            "type": "log",
-            "tickvals": [10.0**power for power in exponents],
-            "ticktext": texts,
-        }
-    # nearly equal values are shown in the middle of what is around them
-    ends = (
-        (low, high)
-        if high - low > 0.3
-        else ((low + high) / 2 - 0.3, (low + high) / 2 + 0.3)
-    )
-    for digits in _DIGITS:
-        whole = range(int(np.floor(ends[0])), int(np.ceil(ends[1])) + 1)
-        ticks = [digit * 10.0**power for power in whole for digit in digits]
-        visible = [place for place in np.log10(ticks) if ends[0] <= place <= ends[1]]
-        near = float(np.diff(visible).min(initial=1.0))
-        if near > 0.14 * (ends[1] - ends[0]):
-            break
-    look = {
-        "type": "log",
-        "tickvals": ticks,
-        "ticktext": [f"{tick:g}" for tick in ticks],
-    }
-    return look if ends == (low, high) else {**look, "range": list(ends)}
 
 
 def title_axes(grid: Sheet, x_title: str, y_title: str) -> None:

@@ -8,29 +8,19 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.core.registry import FigurePanel, figure, panels
+from tsfm_lens.core.registry import FigurePanel, panels
 from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.findings import flat_words
-from tsfm_lens.viz.maps import HeadMap, under
-from tsfm_lens.viz.panels import scene
+from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.select import (
-    array,
     kind_word,
     layer_name,
-    model_of,
     names,
-    position,
-    statistic_of,
+    unit_of,
 )
-from tsfm_lens.viz.sheet import sheet
 from tsfm_lens.viz.summary import summarize
-from tsfm_lens.viz.theme import BLUE, VERMILION
-from tsfm_lens.viz.words import layer_names, num
-
-__all__ = ["explore_figure"]
 
 _SCORES = (
     *(
@@ -43,7 +33,6 @@ _SCORES = (
     ),
     *("lag", "lag_share", "place_share", "attention_forecast", "attention_other"),
 )
-_MAX_NUMBERED = 60  # cells with room for their number
 UNREAD = 1e-4
 """Share of attention below which nothing is read."""
 MOSTLY = 0.5
@@ -185,98 +174,6 @@ def read_explore(ds: xr.Dataset, series: int = 0) -> list[str]:
     )
 
 
-@figure(
-    "head_states",
-    (
-        "By how much the forecast moves without each head, and the forecast without "
-        "one of them."
-    ),
-    variables=("context",),
-)
-def explore_figure(
-    ds: xr.Dataset,
-    *,
-    series: str | int = 0,
-    layer: str | int | None = None,
-    head: str | int | None = None,
-) -> go.Figure:
-    """Draw by how much the forecast moves without each head, and of one head the forecast with and without it.
-
-    Args:
-        layer, head: labels of that head; the one with the largest effect unless both are given.
-    """
-    view = scene(ds, series, max(2 * ds.sizes["step"], 24))
-    shift = (
-        effects_of_heads(ds, "mean_shift")
-        .isel(series=view.place)
-        .transpose("layer", "head")
-        .values
-    )
-    layers, heads = layer_names(ds), names(ds, "head")
-    row, col = (int(at) for at in np.unravel_index(np.nanargmax(shift), shift.shape))
-    if layer is not None and head is not None:
-        row, col = position(ds, "layer", layer), position(ds, "head", head)
-    framed = np.zeros(shift.shape, dtype=bool)
-    framed[row, col] = True
-    each, name = (
-        HeadMap(shift, "", "mean change", view.unit or "data units", low=0.0),
-        head_name(ds, row, col),
-    )
-    titles = ["without each head", "with and without the framed one"]
-    canvas = sheet(
-        [max(24 * len(layers), 220)],
-        [0.4, 0.6],
-        titles=titles,
-        column_gap=0.18,
-        min_width=780,
-        below=122,
-    )
-    left, right = canvas
-    left.cells(
-        shift,
-        heads,
-        layers,
-        each.hover,
-        write=num,
-        printed=_MAX_NUMBERED,
-        customdata=each.words,
-    )
-    left.frames(framed, VERMILION)
-    left.x(
-        "head", type="category", ticks="", dtick=max(len(heads) // 12, 1), tickangle=0
-    )
-    left.y(
-        type="category",
-        autorange="reversed",
-        ticks="",
-        dtick=1 if len(layers) <= 24 else 2,
-    )
-    canvas.fig.update_layout(
-        coloraxis=each.colours(
-            **under(canvas.fig.get_subplot(1, 1), canvas.plot_height)
-        )
-    )
-    alone = (
-        effects_of_heads(ds, "forecast")
-        .isel(series=view.place, layer=row, head=col)
-        .values
-    )
-    view.forecast(
-        right,
-        array(ds, "baseline_forecast", "step", series=view.place),
-        "complete model",
-        BLUE,
-    )
-    view.forecast(right, alone, f"without {name}", VERMILION)
-    view.draw(right)
-    view.title_axes(right)
-    return canvas.dress(
-        f"Without {name} the forecast of {view.id} moves by {num(shift[row, col])} {view.unit}".strip(),
-        f"{attention_kind(ds)} of {model_of(ds)}",
-        f"{statistic_of(ds)} forecasts",
-    )
-
-
 def head_name(ds: xr.Dataset, layer: int, head: int) -> str:
     """Name a head's layer and number; both are positions."""
     return component_name(
@@ -301,10 +198,28 @@ def component_name(ds: xr.Dataset, place: int) -> str:
     )
 
 
+def _of_heads(ds: xr.Dataset) -> xr.Dataset:
+    """Keep the effects of the heads that are shown, (layer, head, series)."""
+    units = {unit_of(ds, place) for place in range(ds.sizes["series"])}
+    facts = {"long_name": "mean change", "units": "data units"}
+    if len(units) == 1:
+        facts["units"] = units.pop() or "data units"
+    shift = effects_of_heads(ds, "mean_shift").assign_attrs(facts)
+    return shift.to_dataset().assign_attrs(ds.attrs)
+
+
+draw_shifts = generic_figure(
+    "head_states",
+    "mean_shift",
+    "Mean change of the forecast without each head.",
+    prepare=_of_heads,
+    options={"series": 0},
+)
+
+
 @panels("head_states")
 def _explore(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for place, of in enumerate(names(ds, "series")):
         table = heads_table(ds.isel(series=[place]))
-        yield FigurePanel(
-            explore_figure(ds, series=place), table, read_explore(ds, place), series=of
-        )
+        drawn = draw_shifts(ds, series=place)
+        yield FigurePanel(drawn, table, read_explore(ds, place), series=of)

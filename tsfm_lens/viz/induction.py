@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
@@ -9,23 +11,23 @@ import xarray as xr
 from tsfm_lens.core.registry import figure
 from tsfm_lens.core.stats import LEVEL, holm, sign_test
 from tsfm_lens.viz.findings import finding
-from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
-from tsfm_lens.viz.panels import fitted_range
+from tsfm_lens.viz.generic import generic_figure
+from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.select import array, model_of, names
 from tsfm_lens.viz.sheet import Look, Panel, sheet
 from tsfm_lens.viz.summary import labelled, summary
 from tsfm_lens.viz.theme import (
     BLACK,
     BLUE,
-    GREY,
     INK,
     PALE,
     VERMILION,
     number,
     plain,
+    true_minus,
 )
 
-__all__ = ["induction_corner", "induction_maps", "overlap_thresholds"]
+__all__ = ["induction_corner", "induction_maps"]
 
 
 _DIMS = ("layer", "head")
@@ -159,139 +161,29 @@ _GROUPS = (
 )
 def induction_corner(ds: xr.Dataset) -> go.Figure:
     """Draw prefix matching, copy score and normalised entropy of all heads, each against each."""
-    scores = {name: array(ds, name, "layer", "head").ravel() for name in _AXES}
-    ranges = {
-        name: fitted_range(values, np.empty(0))[0] for name, values in scores.items()
-    }
-    canvas = sheet([156] * 3, [1] * 3, row_gap=26, column_gap=0.07, min_width=640)
-    thresholds, dashes = (
-        {name: float(ds.attrs[key]) for name, key in _ALL_THRESHOLDS.items()},
-        "4px,3px",
+    thresholds = {name: float(ds.attrs[key]) for name, key in _ALL_THRESHOLDS.items()}
+    pairs = list(combinations(_AXES, 2))
+    titles = []
+    for across, upwards in pairs:
+        r = float(ds["correlation"].sel(score=across, other_score=upwards))
+        known = np.isfinite(r)
+        titles.append(true_minus(f"r = {r:+.2f}") if known else "r undefined")
+    canvas = sheet(
+        [260], [1] * len(pairs), titles=titles, column_gap=0.1, min_width=700
     )
-    for row, below in enumerate(_AXES, start=1):
-        for col, beside in enumerate(_AXES, start=1):
-            panel = canvas.panel(row, col)
-            if col > row:
-                panel.x(visible=False)
-                panel.y(visible=False)
-                value = float(ds["correlation"].sel(score=below, other_score=beside))
-                text = (
-                    f"r = {value:+.2f}".replace("-", "−")
-                    if np.isfinite(value)
-                    else "r undefined"
-                )
-                place = canvas.fig.get_subplot(row, col)
-                middle: Look = {
-                    letter: sum(getattr(place, f"{letter}axis").domain) / 2
-                    for letter in "xy"
-                }
-                # what hangs on an invisible axis is not drawn
-                on_paper = {"xref": "paper", "yref": "paper", "xanchor": "center"}
-                canvas.fig.add_annotation(
-                    text=text, font={"size": 14, "color": GREY}, **middle, **on_paper
-                )
-                continue
-            # the lines of one column share their axis, the histogram's heights have their own
-            panel.x(
-                _AXES[beside] if row == 3 else None,
-                showticklabels=row == 3,
-                range=ranges[beside],
-            )
-            if col == row:
-                _histogram(panel, scores[beside], _AXES[beside])
-                panel.y("heads", side="right", nticks=4)
-            else:
-                _scatter(panel, ds, scores[beside], scores[below])
-                panel.y(
-                    _AXES[below] if col == 1 else None, range=ranges[below], nticks=5
-                )
-                panel.level(thresholds[below], dash=dashes)
-            panel.upright(thresholds[beside], dash=dashes)
+    for panel, (across, upwards) in zip(canvas, pairs, strict=True):
+        scores = (array(ds, name, *_DIMS).ravel() for name in (across, upwards))
+        _scatter(panel, ds, *scores)
+        panel.x(_AXES[across], nticks=5)
+        panel.y(_AXES[upwards], nticks=5)
+        panel.upright(thresholds[across], dash="4px,3px")
+        panel.level(thresholds[upwards], dash="4px,3px")
     count = ds["count"].values
     return canvas.dress(
         f"Induction and sharpness of the {int(count.sum())} heads of {model_of(ds)}",
         f"by their means {int(count[0].sum())} are induction heads, {int(count[:, 0].sum())} sharp, "
         f"{int(count[0, 0])} both",
         f"entropy along {ds.attrs.get('entropy_along', 'forecasts')}; dashed: thresholds; r: Pearson",
-    )
-
-
-@figure(
-    "induction_overlap",
-    "Overlap of induction and sharp heads over thresholds.",
-    table=("sweep_sharp_given_induction", "sweep_induction_given_sharp"),
-)
-def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
-    """Draw how the overlap of induction heads and sharp heads, and their number, depend on the thresholds."""
-    sharp = ("entropy_threshold", "sharp_below", "normalised entropy below")
-    prefix = ("prefix_threshold", "prefix_from", "prefix matching from")
-    maps = {
-        "share of induction heads\nthat are sharp": (
-            "sweep_sharp_given_induction",
-            *sharp,
-        ),
-        "share of sharp heads\nthat are induction heads": (
-            "sweep_induction_given_sharp",
-            *sharp,
-        ),
-        "share of all heads\nthat are induction heads": (
-            "sweep_proportion_induction",
-            *prefix,
-        ),
-    }
-    # where no head is sharp, or none an induction head, there is no overlap to map
-    drawn = {
-        title: one
-        for title, one in maps.items()
-        if np.nanmax(ds[one[0]].values, initial=0.0) > 0
-    } or maps
-    options: Look = {
-        "column_gap": 0.04,
-        "min_width": 160 + 200 * len(drawn),
-        "above": 44,
-        "shared_yaxes": True,
-    }
-    canvas = sheet([300], [1] * len(drawn), titles=list(drawn), **options)
-    for panel, (title, (name, dim, key, words)) in zip(
-        canvas, drawn.items(), strict=True
-    ):
-        share, y = title.replace("\n", " "), ds["copy_threshold"].values
-        hover = f"{words} %{{x:.3g}}, copy score from %{{y:.3g}}<br>{share} %{{z:.3g}}"
-        panel.cells(
-            array(ds, name, "copy_threshold", dim),
-            ds[dim].values,
-            y,
-            hover,
-            name=share,
-            xgap=0,
-            ygap=0,
-        )
-        cross: Look = {
-            "symbol": "x-thin",
-            "size": 11,
-            "marker": {"line": {"width": 2.5, "color": VERMILION}},
-        }
-        panel.dots(
-            [ds.attrs.get(key)],
-            [ds.attrs.get("copy_from")],
-            "thresholds of the other figures",
-            **cross,
-        )
-        panel.x(words, nticks=6)
-    canvas.panel().y("copy score from (std)")
-    canvas.colours(colour_scale("share of heads", low=0.0, high=1.0))
-    # 0 is white, so what is undefined must not be
-    canvas.fig.update_layout(plot_bgcolor=PALE)
-    title = f"Overlap of induction and sharp heads of {model_of(ds)} over thresholds"
-    least_match = number(float(ds.attrs.get("prefix_from", np.nan)))
-    least = f"for shares of these heads: prefix matching of at least {least_match}"
-    empty = (
-        "no induction head is sharp at any threshold"
-        if len(drawn) < len(maps)
-        else least
-    )
-    return canvas.dress(
-        title, empty, "grey: no head, so no share" * (len(drawn) == len(maps))
     )
 
 
@@ -319,14 +211,19 @@ def _scatter(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None
             panel.dots(x[mask], y[mask], f"{word} ({int(mask.sum())})", hover, **look)
 
 
-def _histogram(panel: Panel, values: np.ndarray, word: str) -> None:
-    count, edges = np.histogram(values, bins=min(max(len(values) // 4, 6), 24))
-    middles, hover = (
-        (edges[:-1] + edges[1:]) / 2,
-        f"{word} near %{{x:.3g}}: %{{y}} heads",
-    )
-    outline: Look = {
-        "marker_line": {"color": GREY, "width": 0.5},
-        "width": np.diff(edges),
-    }
-    panel.bars(middles, count, word, hover, colour=PALE, legend=False, **outline)
+generic_figure(
+    "induction_overlap",
+    "sweep_sharp_given_induction",
+    "Share of induction heads that are sharp.",
+    table=("sweep_sharp_given_induction", "sweep_induction_given_sharp"),
+)
+generic_figure(
+    "induction_overlap",
+    "sweep_induction_given_sharp",
+    "Share of sharp heads that are induction heads.",
+)
+generic_figure(
+    "induction_overlap",
+    "sweep_proportion_induction",
+    "Share of all heads that are induction heads.",
+)

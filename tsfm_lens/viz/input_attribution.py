@@ -118,7 +118,7 @@ def _read_width(ds: xr.Dataset) -> list[str]:
     levels = np.sort(ds["quantile"].values.astype(float))
     if len(levels) < 2:
         return []
-    view = _Part(ds, None, (float(levels[0]), float(levels[-1])))
+    view = _Part(ds, (float(levels[0]), float(levels[-1])))
     return summarize(
         ds,
         "The {interval} averages {width:unit}; of the reference, {reference}. Most of the "
@@ -220,15 +220,13 @@ def _table(ds: xr.Dataset) -> pd.DataFrame:
     table=_table,
     sentences=read_inputs,
 )
-def input_timeline(
-    ds: xr.Dataset, *, step: int | None = None, quantile: Quantile = None
-) -> go.Figure:
+def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
     """Draw the series with its forecast, and under it every segment, coloured by what it does to the forecast.
 
     Args:
         quantile: whose effects are shown, the median's if None; of two, what widens the interval between them.
     """
-    view = _Part(ds, step, quantile)
+    view = _Part(ds, quantile)
     window = scene(ds, view.target, context_steps=ds.sizes["time"])
     strips: dict[str, list[int]] = {}
     for place, row in enumerate(ds["row"].values):
@@ -257,26 +255,6 @@ def input_timeline(
         _DASHES,
         words="forecast of the reference",
     )
-    if len(forecast) == 1:
-        # a line of one step is none
-        dot: Look = {"size": 6, "legend": False}
-        at = window.time.at(window.future)
-        above.dots(
-            at, forecast, "forecast", window.hover("forecast"), colour=BLUE, **dot
-        )
-        above.dots(
-            at,
-            reference,
-            "reference forecast",
-            window.hover("reference"),
-            colour=GREY,
-            **dot,
-        )
-    if view.step is not None:
-        x = window.time.scalar(float(view.step))
-        above.shape(
-            "line", (x, x), (0, 1), yref="y domain", line={"color": BLUE, "width": 1}
-        )
     cut = fit(canvas, np.append(window.observations, forecast), reference, row=1)
     for line, places in enumerate(strips.values()):
         _draw_strip(below, ds, view, window, places, line)
@@ -289,15 +267,9 @@ def input_timeline(
     canvas.x(range=[window.time.scalar(first), window.time.scalar(last)])
     below.x(window.time.title)
     above.y(window.title, nticks=5)
-    look: Look = {"diverging": True} if view.step is not None else {"low": 0.0}
-    canvas.colours(
-        colour_scale(
-            f"{'mean size of effects' if look else 'effect'} ({view.unit})",
-            view.strength,
-            **look,
-        )
-    )
-    arrows = "" if view.step is not None else "↑ up, ↓ down, ↕ up at some steps"
+    title = f"mean size of effects ({view.unit})"
+    canvas.colours(colour_scale(title, view.strength, low=0.0))
+    arrows = "↑ up, ↓ down, ↕ up at some steps"
     title = f"Input effects on the forecast of {view.target} by {model_of(ds)}"
     return canvas.dress(title, view.when, view.how, arrows, cut)
 
@@ -326,11 +298,7 @@ def _draw_strip(
             edges.append(edge)
             values.append(value)
             texts.append(text)
-            arrows.append(
-                {"up": "↑", "down": "↓"}.get(way, "↕")
-                if text and view.step is None
-                else ""
-            )
+            arrows.append({"up": "↑", "down": "↓"}.get(way, "↕") if text else "")
     x = window.time.at(np.array(edges) - 0.5)
     hover = f"%{{customdata}}<br>%{{z:+.4g}} {plain(view.unit)}"
     # edges: plotly draws no two maps of one row each on an axis of names
@@ -351,7 +319,7 @@ def _draw_strip(
     table=_table,
 )
 def input_waterfall(
-    ds: xr.Dataset, *, step: int | None = None, quantile: Quantile = None, top: int = 14
+    ds: xr.Dataset, *, quantile: Quantile = None, top: int = 14
 ) -> go.Figure:
     """Draw the way from the reference forecast to the forecast, segment by segment, in data units.
 
@@ -360,18 +328,16 @@ def input_waterfall(
             None the median, and beside it the interval between the outer quantiles.
     """
     levels = np.sort(ds["quantile"].values.astype(float))
-    views = [_Part(ds, step, quantile)]
+    views = [_Part(ds, quantile)]
     if quantile is None and len(levels) > 1:
-        views.append(_Part(ds, step, (float(levels[0]), float(levels[-1]))))
+        views.append(_Part(ds, (float(levels[0]), float(levels[-1]))))
     view = views[0]
     order = ranked(ds, view.values)
     most, others = order[:top], [place for group in order[top:] for place in group]
     labels = [group_name(names(ds, "segment"), group, view.names) for group in most]
     labels += [f"{len(others)} others, summed"] * bool(others)
     rounding = float(ds.attrs.get("rounding", 0.0))
-    joint = any(
-        abs(each.at_step(each.of("remainder", "step"))) > rounding for each in views
-    )
+    joint = any(abs(each.of("remainder", "step").mean()) > rounding for each in views)
     labels += ["joint effects"] * joint
     count = len(views)
     height = max(120, _BAR * (len(labels) + 2))
@@ -413,70 +379,45 @@ def _draw_way(
     labels: list[str],
 ) -> None:
     """Draw the bars of groups of segments, of the others and of joint effects, under these labels."""
+    effects = [float(view.effect[group].sum()) for group in most]
     # intervals of a sum are no wider than the sum of theirs
-    bars = [
-        (float(view.effect[group].sum()), float(view.reach[group].sum()))
-        for group in most
-    ]
-    bars += [(float(view.effect[others].sum()), 0.0)] * bool(others)
-    bars += [(view.at_step(view.of("remainder", "step")), 0.0)] * (
-        len(labels) > len(bars)
+    reach = [float(view.reach[group].sum()) for group in most]
+    if others:
+        effects.append(float(view.effect[others].sum()))
+    if len(labels) > len(effects):
+        effects.append(float(view.of("remainder", "step").mean()))
+    start = float(view.of("reference_forecast", "step").mean())
+    ends = start + np.cumsum(effects)
+    places = np.arange(1, len(effects) + 1)
+    panel.add(
+        go.Waterfall,
+        "",
+        f"%{{customdata}}<br>moves it by %{{delta:+.3g}} {plain(view.unit)}",
+        orientation="h",
+        x=effects,
+        y=places,
+        base=start,
+        width=0.72,
+        increasing={"marker": {"color": VERMILION}},
+        decreasing={"marker": {"color": BLUE}},
+        connector={"line": {"color": GREY, "width": 0.7}},
+        customdata=[plain(label) for label in labels],
     )
-    start = view.at_step(view.of("reference_forecast", "step"))
-    ends = start + np.cumsum([length for length, _ in bars])
-    begins, places = np.concatenate([[start], ends[:-1]]), np.arange(1, len(bars) + 1)
-    panel.line([start, start], [0, 1.4], colour=GREY, width=1, dash=_DASHES)
-    for place, name, (length, reach), base in zip(
-        places, labels, bars, begins, strict=True
-    ):
-        colour = (
-            mixed(GREY, 0.5)
-            if place > len(most)
-            else VERMILION
-            if length >= 0
-            else BLUE
-        )
-        whisker: Look = {
-            "type": "data",
-            "array": [reach],
-            "color": INK,
-            "thickness": 1,
-            "width": 3,
-        }
-        bar: Look = {"error_x": whisker} if reach else {}
-        hover = f"{plain(name)}<br>moves it by {signed(length)} {plain(view.unit)}"
-        panel.bars(
-            [place],
-            [length],
-            "",
-            hover,
-            colour=colour,
-            across=True,
-            width=0.72,
-            base=[base],
-            **bar,
-        )
-        end = {"x": max(base, base + length + reach), "xanchor": "left", "xshift": 4}
-        panel.note(signed(length), y=place, size=10, **end)
+    reach += [0.0] * (len(effects) - len(reach))
+    if any(reach):
+        look = {"type": "data", "array": reach, "color": INK, "thickness": 1}
+        panel.dots(ends, places, size=1, error_x={**look, "width": 3})
+    for place, effect, end, width in zip(places, effects, ends, reach, strict=True):
+        right = max(end - effect, end + width)
+        panel.note(signed(effect), right, place, size=10, xanchor="left", xshift=4)
     for row, value, word in (
         (0, start, "reference forecast"),
-        (len(bars) + 1, ends[-1], "forecast"),
+        (len(effects) + 1, ends[-1], "forecast"),
     ):
-        panel.dots(
-            [value],
-            [row],
-            "",
-            f"{word}<br>%{{x:.4g}} {plain(view.unit)}",
-            size=9,
-            symbol="diamond",
-        )
+        hover = f"{word}<br>%{{x:.4g}} {plain(view.unit)}"
+        panel.dots([value], [row], "", hover, size=9, symbol="diamond")
         panel.note(number(value), value, row, size=11, xanchor="left", xshift=8)
-    for place, value in zip(places, ends, strict=True):
-        panel.line([value, value], [place - 0.36, place + 1.36], colour=GREY, width=0.7)
-    low, high = (
-        float(min(begins.min(), ends.min(), start)),
-        float(max(begins.max(), ends.max(), start)),
-    )
+    low, high = min(start, ends.min()), max(start, ends.max())
     span = (high - low) or max(abs(high), 1.0)
     panel.x(
         f"{view.word}\n({view.unit})",
@@ -486,12 +427,12 @@ def _draw_way(
 
 
 class _Part:
-    """One quantile of an attribution, or the width between two, at one step or over all, in data units.
+    """One quantile of an attribution, or the width between two, in data units.
 
-    ``values`` (segment, step); ``effect`` (segment,), their mean; ``strength``, mean size or one effect.
+    ``values`` (segment, step); ``effect`` (segment,), their mean; ``strength``, mean size.
     """
 
-    def __init__(self, ds: xr.Dataset, step: int | None, quantile: Quantile) -> None:
+    def __init__(self, ds: xr.Dataset, quantile: Quantile) -> None:
         count, left = (
             int(ds["row"].max()) + 1 if "row" in ds and ds["row"].size else 0,
             ds.sizes.get("series", 0),
@@ -514,15 +455,11 @@ class _Part:
             )
         self._levels = [position(ds, "quantile", str(each)) for each in ends]
         self.line = self._levels[0] if len(ends) == 1 else self.middle
-        self.step = None if step is None else position(ds, "step", step)
         self.target = str(ds.attrs.get("target") or names(ds, "series")[0])
         self.names = segment_words(ds)
-        values = self.of("attribution", "segment", "step")
-        self.values = values if self.step is None else values[:, [self.step]]
+        self.values = self.of("attribution", "segment", "step")
         self.effect = self.values.mean(1)
-        self.strength = (
-            np.abs(self.values).mean(1) if self.step is None else self.effect
-        )
+        self.strength = np.abs(self.values).mean(1)
         self.unit = unit_of(ds, series_position(ds, self.target)) or "data units"
         marks = [f"{levels[each]:g}" for each in self._levels]
         self.word = (
@@ -537,21 +474,14 @@ class _Part:
             if ds.sizes["step"] > 1
             else "one step"
         )
-        self.when = f"{self.word}, {every if self.step is None else 'step ' + names(ds, 'step')[self.step]}"
+        self.when = f"{self.word}, {every}"
         self.how = method_words(ds)
         self.sampled, self.reach = "", np.zeros(len(self.effect))
-        name, at = (
-            ("mean_half_width", {})
-            if self.step is None
-            else ("half_width", {"step": self.step})
-        )
+        name = "mean_half_width"
         if name in ds:
             # of a difference no wider than the sum of both
             self.reach = np.sum(
-                [
-                    array(ds, name, "segment", quantile=each, **at)
-                    for each in self._levels
-                ],
+                [array(ds, name, "segment", quantile=each) for each in self._levels],
                 axis=0,
             )
             samples = (
@@ -567,10 +497,6 @@ class _Part:
             array(self._ds, name, *dims, quantile=each) for each in self._levels
         )
         return second[0] - first if second else first
-
-    def at_step(self, values: np.ndarray) -> float:
-        """Return the value of the step, or the mean over all, of (step,)."""
-        return float(values.mean() if self.step is None else values[self.step])
 
     def series_name(self, row: int) -> str:
         """Name a series of the item: its variate, or its id where it is alone."""

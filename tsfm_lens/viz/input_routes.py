@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.core.registry import figure, frame
-from tsfm_lens.viz.generic import draw_variable, generic_figure
+from tsfm_lens.core.registry import frame
+from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.input_attribution import read_tests
 from tsfm_lens.viz.panels import segment_words
-from tsfm_lens.viz.select import model_of
 from tsfm_lens.viz.summary import summarize, summary
 
-__all__ = ["carried_dots"]
-
-_ROWS = 24  # components that are drawn by name
 _MAX_NAMES = 3
 
 
@@ -48,8 +43,9 @@ def read_routes(ds: xr.Dataset) -> list[str]:
     )
 
 
-@figure(
+generic_figure(
     "route_effects",
+    "carried",
     "Share of the input's effect that each component carries.",
     table=("carried",),
     sentences=summary(
@@ -59,20 +55,6 @@ def read_routes(ds: xr.Dataset) -> list[str]:
         noun="components",
     ),
 )
-def carried_dots(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
-    """Draw what part of the input's influence goes through each component, over many series.
-
-    Args:
-        components: rows, those of the largest parts.
-
-    Example:
-        >>> "carried_dots" in viz.__all__
-        True
-    """
-    title = f"Share of the input's effect by component of {model_of(ds)}"
-    return draw_variable(ds, "carried", title=title, top=components)
-
-
 generic_figure(
     "input_routes",
     "size",

@@ -10,7 +10,8 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
-from tsfm_lens.viz.findings import Finding, finding, flat_words
+from tsfm_lens.viz.findings import flat_words
+from tsfm_lens.viz.generic import generic_figure, with_range
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import Scene, draw_bands, fit, fitted_range, mark_start, scene
@@ -19,25 +20,18 @@ from tsfm_lens.viz.select import (
     array,
     forecast_series,
     median_position,
-    medians,
     model_of,
     names,
     positions,
-    shown,
     statistic_of,
     unit_of,
     varying,
 )
-from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
+from tsfm_lens.viz.sheet import Look, Sheet
 from tsfm_lens.viz.summary import labelled, summarize
 from tsfm_lens.viz.tables import quantile_table
 from tsfm_lens.viz.theme import (
-    CATEGORICAL,
-    GREY,
-    INK,
-    PALE,
     VERMILION,
-    mixed,
     percent,
     plain,
 )
@@ -45,13 +39,12 @@ from tsfm_lens.viz.words import (
     layer_names,
 )
 
-__all__ = ["layer_entropy", "layer_gain", "lens_forecast", "logit_map"]
+__all__ = ["lens_forecast", "logit_map"]
 
 _ROWS = 48
 _CELLS = 150_000  # in the whole figure
 _LONG = 128  # steps from which on a panel needs half of the width
 FLOOR = 1e-3  # probabilities below are drawn as this
-_MAX_COLOURS = 5  # up to so many series get a colour and a name of their own
 
 
 def read_entropy(ds: xr.Dataset) -> list[str]:
@@ -334,111 +327,21 @@ def lens_forecast(
     )
 
 
-@figure(
+def _entropies(ds: xr.Dataset) -> xr.Dataset:
+    """Return the mean entropy over steps: median and range over series, by layer."""
+    entropy = ds["entropy"].mean("step").assign_attrs(units="nats")
+    return with_range(ds, entropy)
+
+
+draw_entropy = generic_figure(
     "logit_lens",
-    "Entropy of the next value after each layer.",
+    "entropy",
+    "Entropy of the next value after each layer: median and range over series.",
+    prepare=_entropies,
     variables=("entropy",),
     needs="tokens",
     instead="lens_forecast",
 )
-def layer_entropy(
-    ds: xr.Dataset, *, layers: Sequence[str | int] | None = None
-) -> go.Figure:
-    """Draw how uncertain each layer is: the entropy of a thin line per series (mean over steps) and their median."""
-    rows = positions(ds, "layer", layers)
-    values = array(ds, "entropy", "layer", "series", "step")[rows].mean(axis=-1)
-    labels, canvas = layer_names(ds, rows), blank()
-    panel = canvas.panel()
-    series_lines(panel, labels, values, names(ds, "series"), "entropy %{y:.3g} nats")
-    uniform = float(np.log(ds.sizes.get("bin", 1)))
-    # unless it would squeeze the curves
-    if 0 < uniform <= 2 * np.nanmax(values):
-        note = f"uniform over {ds.sizes['bin']} bins: {uniform:.3g} nats"
-        panel.level(uniform, dash="dot")
-        panel.note(
-            note,
-            1,
-            uniform,
-            xref="domain",
-            colour=GREY,
-            xanchor="right",
-            yanchor="bottom",
-        )
-    layer_axis(canvas, labels, "residual stream after")
-    panel.y("entropy (nats)", rangemode="tozero")
-    over = f"mean over {ds.sizes['step']} forecast steps"
-    remarks = [f"logit lens on {shown(names(ds, 'series'))}", over, "low: certain"]
-    return canvas.dress(
-        f"Entropy of the next value, layer by layer, in {model_of(ds)}", *remarks
-    )
-
-
-def series_lines(
-    panel: Panel,
-    labels: list[str],
-    values: np.ndarray,
-    ids: list[str],
-    measure: str,
-    noise: Finding | None = None,
-) -> None:
-    """Draw a thin line per series over ``values`` (layer, series) and the bold median of two and more."""
-    several, coloured = len(ids) > 1, len(ids) <= _MAX_COLOURS
-    hover = f"%{{text}}<br>{measure}"
-    if noise is not None and noise.spread:
-        # under the lines, which it would hide
-        panel.band(
-            labels,
-            noise.low,
-            noise.high,
-            mixed(INK, 0.15),
-            "range over series",
-            legend=True,
-        )
-    for i, name in enumerate(ids):
-        panel.line(
-            labels,
-            values[:, i],
-            name if coloured else "one series each",
-            f"{plain(name)}, {hover}",
-            colour=CATEGORICAL[i] if coloured else "#A8A8A8",
-            width=1.2 if several else 2,
-            mode="lines" if several else "lines+markers",
-            text=labels,
-        )
-    if noise is not None:
-        hover, word = f"median of {len(ids)} series, {hover}", "median over series"
-        panel.line(labels, noise.size, word, width=3, text=labels, legend=False)
-        panel.dots(
-            labels,
-            noise.size,
-            word,
-            hover,
-            size=8,
-            text=labels,
-            noise=noise.without_range,
-        )
-        panel.floor(noise)
-    elif several:
-        look: Look = {"width": 3, "dots": 6, "text": labels}
-        panel.line(
-            labels,
-            medians(values),
-            "median over series",
-            f"median of {len(ids)} series, {hover}",
-            **look,
-        )
-
-
-def layer_axis(
-    canvas: Sheet, labels: list[str], title: str = "layer", *, most: int = 16
-) -> None:
-    """Label the horizontal axes with numbers of layers, at most ``most`` of them; hover keeps the words."""
-    keep = list(range(0, len(labels), max(1, -(-len(labels) // most))))
-    words = [
-        "embed." if labels[i] == "embedding" else labels[i].removeprefix("layer ")
-        for i in keep
-    ]
-    canvas.x(title, type="category", tickvals=keep, ticktext=words, linecolor=PALE)
 
 
 @panels("logit_lens")
@@ -456,7 +359,7 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
         table = frame(
             ds[["entropy"]].astype(float).mean("step", skipna=False), "entropy"
         )
-        yield FigurePanel(layer_entropy(ds), table, read_entropy(ds))
+        yield FigurePanel(draw_entropy(ds), table, read_entropy(ds))
     for i in forecast_series(ds, MAX_DRAWN):
         fig = logit_map(ds, series=i)
         yield FigurePanel(
@@ -483,55 +386,19 @@ def read_gain(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@figure("layer_gain", "Change of the error from layer to layer.")
-def layer_gain(ds: xr.Dataset) -> go.Figure:
-    """Draw by how many percent each layer changes the error of the forecast read from the stream before it."""
-    gain = array(ds, "gain", "metric", "layer", "series")
-    columns = np.flatnonzero(np.isfinite(gain).any(axis=(0, 2))).tolist()
-    gain = gain[:, columns]
-    labels, titles, ids = (
-        layer_names(ds, columns),
-        names(ds, "metric"),
-        names(ds, "series"),
-    )
-    ends: list[np.ndarray] = []
-    canvas = sheet(
-        [270],
-        [1] * len(gain),
-        titles=titles,
-        column_gap=0.03,
-        min_width=240 + 100 * len(gain),
-        shared_yaxes=True,
-    )
-    for row, (panel, title, values) in enumerate(
-        zip(canvas, titles, gain, strict=True)
-    ):
-        noise = finding(ds, "gain", "layer", metric=row, unit="%")
-        noise = noise and noise.at(columns)
-        ends += [] if noise is None else [noise.low, noise.high]
-        measure = f"{plain(title)} %{{y:+.3g}} % against the layer before"
-        panel.level(0, layer="below")
-        series_lines(panel, labels, values, ids, measure, noise)
-    flat = gain[np.isfinite(gain)]
-    middle = medians(gain).ravel() if gain.shape[2] > 2 else np.empty(0)
-    # single outliers do not flatten the rest
-    core = np.concatenate(
-        [np.quantile(flat, [0.05, 0.95]) if len(flat) else flat, [0.0], middle, *ends]
-    )
-    cut = fit(canvas, core, flat, reach=0.5)
-    canvas.panel().y("change of the error (%)\nnegative = better")
-    layer_axis(canvas, labels, most=8)
-    against = (
-        "the truth"
-        if ds.attrs.get("reference", "truth") == "truth"
-        else "the model's own forecast"
-    )
-    change = (
-        f"change of the error against {against} from layer to layer; negative = better"
-    )
-    return canvas.dress(
-        f"Gain of each layer of {model_of(ds)}", change, shown(ids), cut
-    )
+def _gains(ds: xr.Dataset) -> xr.Dataset:
+    """Leave out layers without a gain."""
+    facts = {"units": "%", "long_name": "change of the error"}
+    ds = ds.dropna("layer", subset=["gain"], how="all")
+    return ds.assign(gain=ds["gain"].assign_attrs(facts))
+
+
+draw_gain = generic_figure(
+    "layer_gain",
+    "gain",
+    "Change of the error from layer to layer; negative is better.",
+    prepare=_gains,
+)
 
 
 @panels("layer_gain")
@@ -539,4 +406,4 @@ def _gain_panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     # where every layer's forecast is exact there is no gain
     if np.isfinite(ds["gain"].values).any():
         table = frame(ds, "error", "gain").rename(columns={"gain": "gain_percent"})
-        yield FigurePanel(layer_gain(ds), table, read_gain(ds))
+        yield FigurePanel(draw_gain(ds), table, read_gain(ds))

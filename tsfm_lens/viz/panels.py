@@ -101,6 +101,8 @@ class Scene:
             colour=colour,
             width=width,
             dash=dash,
+            # a line of one step is none
+            dots=6 if len(values) == 1 else 0,
         )
 
     def title_axes(self, panel: Panel) -> None:

@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
+from tsfm_lens.core.registry import FigurePanel, frame, panels
 from tsfm_lens.viz.generic import draw_variable, generic_figure
-from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
-    array,
     forecast_series,
-    model_of,
     names,
-    series_position,
-    shown,
 )
 from tsfm_lens.viz.summary import summarize, summary
 from tsfm_lens.viz.theme import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
     percent,
-    plain,
 )
-
-__all__ = [
-    "season_amplitudes",
-]
 
 
 def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
@@ -108,13 +92,6 @@ def _parroting(ds: xr.Dataset) -> Iterator[FigurePanel]:
         yield FigurePanel(errors, table, words, series=of)
 
 
-_PARTS: dict[str, dict[str, Any]] = {
-    "context": {"colour": GREY, "width": 1.2},
-    "truth": {"colour": INK, "width": 1.4, "dash": "2px,2px"},
-    "forecast": {"colour": BLUE, "width": 2},
-}
-
-
 def read_seasons(ds: xr.Dataset) -> list[str]:
     """Describe which series keep their season, which lose it, and what the patch length adds."""
     ratio = ds["amplitude_ratio"]
@@ -146,54 +123,32 @@ def read_seasons(ds: xr.Dataset) -> list[str]:
     )
 
 
-@figure(
+def _amplitudes(ds: xr.Dataset) -> xr.Dataset:
+    """Say what amplitudes and periods are measured in."""
+    period = ds["trial_period"].assign_attrs(long_name="period", units="steps")
+    ds = ds.assign_coords(trial_period=period)
+    facts = {"units": "standard deviations of the context"}
+    return ds.assign(amplitude=ds["amplitude"].assign_attrs(facts))
+
+
+draw_amplitudes = generic_figure(
     "seasonality_bias",
-    ("Seasonal amplitude of the forecast against that of context and truth."),
+    "amplitude",
+    "Amplitude of each period in the context, the forecast and the truth.",
+    prepare=_amplitudes,
+    options={"series": 0},
     table=("amplitude",),
     sentences=read_seasons,
 )
-def season_amplitudes(
-    ds: xr.Dataset, *, series: Sequence[str | int] | None = None
-) -> go.Figure:
-    """Draw how strong each period is in the end of the context, the forecast and the truth, a panel per series."""
-    rows = [
-        series_position(ds, one)
-        for one in (range(min(ds.sizes["series"], 9)) if series is None else series)
-    ]
-    trial, parts = np.asarray(ds["trial_period"].values, dtype=float), names(ds, "part")
-    amplitude = array(ds, "amplitude", "part", "series", "trial_period")
-    period, ratio = (
-        array(ds, name, "series") for name in ("period", "amplitude_ratio")
-    )
-    patch, ids = int(ds.attrs.get("patch", 0)), names(ds, "series")
-    ratios = ["–" if np.isnan(value) else f"{value:.2f}" for value in ratio]
-    grid = panel_grid(
-        [(ids[i], f"period {period[i]:.3g}: {ratios[i]} × context") for i in rows],
-        row_height=160,
-    )
-    for panel, i in zip(grid, rows, strict=True):
-        for part in filter(parts.__contains__, _PARTS):
-            hover = f"{plain(ids[i])}, {part}<br>period %{{x:.3g}} steps<br>amplitude %{{y:.3g}} standard deviations"
-            name = "end of the context" if part == "context" else part
-            panel.line(
-                trial, amplitude[parts.index(part), i], name, hover, **_PARTS[part]
-            )
-        for where, colour, dash in (
-            (period[i], GREEN, "dash"),
-            (float(patch), GREY, "dot"),
-        ):
-            if trial[0] <= where <= trial[-1]:
-                panel.upright(where, colour=colour, width=1.2, dash=dash)
-    grid.y(rangemode="tozero", nticks=5)
-    title_axes(grid, "period (steps)", "amplitude (sd of the context)")
-    grid.x(**log_axis(trial))
-    return grid.dress(
-        f"Seasons in the forecasts of {model_of(ds)}",
-        f"amplitude of the best sine of each period over {ds.sizes['step']} steps",
-        "dashed: the context's strongest period",
-        f"dotted: the patch length, {patch} steps" if patch > 1 else "",
-        shown([ids[i] for i in rows]),
-    )
+
+
+@panels("seasonality_bias")
+def _seasons(ds: xr.Dataset) -> Iterator[FigurePanel]:
+    for i in forecast_series(ds, MAX_DRAWN):
+        table = frame(ds.isel(series=[i]), "amplitude")
+        words = read_seasons(ds)
+        drawn = draw_amplitudes(ds, series=i)
+        yield FigurePanel(drawn, table, words, series=names(ds, "series")[i])
 
 
 generic_figure(

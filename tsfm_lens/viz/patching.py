@@ -22,7 +22,6 @@ from tsfm_lens.viz.select import (
     MAX_DRAWN,
     array,
     forecast_series,
-    kind_word,
     model_of,
     names,
 )
@@ -134,14 +133,21 @@ def patching_map(
         places.order
     ]
     noise = _noise(ds, variable, places, pair.view.unit if variable == "effect" else "")
-    draw = _bars if ds.attrs.get("positions") == "all" else _map
-    canvas, remark = draw(ds, places, values, variable, pair, noise)
-    differ = pair.differ
     base, source = way(ds)
+    title = f"{KINDS[kind]} of {model_of(ds)} on {pair.view.id}: {WORDS[variable]}"
+    if variable == "effect":
+        title = f"{title} of the forecast"
+    about = f"activations of the {source} run patched into the {base} run"
+    if ds.attrs.get("positions") == "all":
+        about = f"{about}, all positions at once"
+        return draw_variable(
+            ds, variable, series=pair.view.place, title=title, about=about
+        )
+    canvas, remark = _map(ds, places, values, variable, pair, noise)
+    differ = pair.differ
     return canvas.dress(
-        f"{KINDS[kind]} of {model_of(ds)} on {pair.view.id}: {WORDS[variable]}"
-        f"{' of the forecast' if variable == 'effect' else ''}",
-        f"{places.what()}: activations of the {source} run patched into the {base} run",
+        title,
+        f"{places.what()}: {about}",
         f"0: the {base} forecast, 1: the {source}"
         if variable in ("recovered", "first_order")
         else "",
@@ -236,47 +242,6 @@ def _map(
     return canvas, f"colours end at ±{_BEYOND:g}" * clipped
 
 
-def _bars(
-    ds: xr.Dataset,
-    places: Places,
-    values: np.ndarray,
-    value: str,
-    pair: Contrast,
-    noise: Finding | None,
-) -> tuple[Sheet, str]:
-    """Draw the series over a bar per place; return a remark too."""
-    canvas = sheet([_UPPER, 220], row_gap=70, above=14, below=76, min_width=420)
-    above, below = canvas
-    pair.draw(above)
-    pair.view.title_axes(above)
-    for kind, colour in places.colours().items():
-        mine = [i for i, other in enumerate(places.kind) if other == kind]
-        below.bars(
-            mine,
-            values[mine, 0],
-            kind_word(kind) if kind != "stream" else "residual stream",
-            f"%{{text}}<br>{WORDS[value]} %{{y:.3g}}",
-            colour=mixed(colour, 0.75),
-            noise=None if noise is None else noise.at((mine, 0)),
-            text=[plain(places.labels[i]) for i in mine],
-            textposition="none",
-        )
-    below.floor(noise, signed=value != "effect")
-    below.level(0.0)
-    if value in ("recovered", "first_order") and np.nanmax(values) > 0.5:
-        below.level(1.0, dash="dash")
-    below.partings(places.breaks, across=False)
-    below.x(
-        "component",
-        tickangle=-90,
-        range=[-0.6, len(places.names) - 0.4],
-        **places.ticks(60),
-    )
-    below.y(_bar_title(value, pair.view.unit))
-    canvas.fig.update_layout(bargap=0.25)
-    return canvas, "all positions patched at once"
-
-
 def _colours(
     values: np.ndarray, value: str, unit: str, length: float
 ) -> dict[str, Any]:
@@ -287,15 +252,7 @@ def _colours(
     limit = min(
         float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0, _BEYOND
     )
-    if value == "error" or limit < 0.75:
-        return colour_scale(WORDS[value], high=limit, diverging=True, **bar)
-    ticks: Look = {
-        "tickvals": [-1, -0.5, 0, 0.5, 1],
-        "ticktext": ["−1", "−0.5", "0 (none)", "0.5", "1 (all)"],
-    }
-    return colour_scale(
-        WORDS[value], high=max(limit, 1.0), diverging=True, **bar, **ticks
-    )
+    return colour_scale(WORDS[value], high=limit, diverging=True, **bar)
 
 
 def _bar_title(value: str, unit: str) -> str:

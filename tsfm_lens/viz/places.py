@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -27,10 +25,6 @@ _LATER = {
     "layer": 3,
 }  # order of computation within a layer; self-attention is first
 OUTPUT = "output"  # the last receiver of paths
-_NAME = re.compile(
-    r"(?:(?P<stack>[^.]+)\.)?(?P<layer>\d+)\.(?P<kind>[^.\d][^.]*)(?:\.(?P<head>\d+))?"
-)
-_LAST = np.iinfo(int).max
 _MAX_NAMES = 40  # rows or columns that still have room for a name each
 
 
@@ -79,9 +73,7 @@ class Places:
         blocks = _blocks(rows)
         blocks = blocks[:: -(-len(blocks) // most)]
         texts = [
-            OUTPUT
-            if key[1] == _LAST
-            else " ".join([*(key[:1] * several), f"layer {key[1]}", *map(str, key[2:])])
+            " ".join([*(key[:1] * several), f"layer {key[1]}", *map(str, key[2:])])
             for key, _ in blocks
         ]
         return {
@@ -136,24 +128,6 @@ def places_in(ds: xr.Dataset, dim: str = "component") -> Places:
         kind.astype(str).tolist(),
         layer.astype(int),
         head.astype(int),
-    )
-
-
-def places_named(labels: Sequence[str]) -> Places:
-    """Return components by name alone, such as decoder.3.self_attn.5, and the output after all, by depth."""
-    matches = [_NAME.fullmatch(label) for label in labels]
-    for label, match in zip(labels, matches, strict=True):
-        if match is None and label != OUTPUT:
-            raise InputError(
-                f"{label!r} is neither a component, such as decoder.3.self_attn.5, nor {OUTPUT!r}"
-            )
-    stacks = [match["stack"] or "" for match in matches if match]
-    return _sort(
-        list(labels),
-        [match["stack"] or "" if match else (stacks or [""])[-1] for match in matches],
-        [match["kind"] if match else OUTPUT for match in matches],
-        np.array([int(match["layer"]) if match else _LAST for match in matches]),
-        np.array([int(match["head"] or -1) if match else -1 for match in matches]),
     )
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from math import ceil
 from typing import Any
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.viz.theme import (
@@ -73,7 +71,7 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
     Args:
         fig: any figure of ``tsfm_lens.viz``.
         column: "single" (89 mm), "double" (183 mm), or a width in mm. The narrowest of the two that the figure can
-            be read at as it is if None. Panels side by side are put below each other where a width asks for it.
+            be read at if None.
 
     Returns:
         A figure that :func:`save` writes in its size; ``layout.meta`` has its title, ``width_mm``, ``height_mm``,
@@ -91,13 +89,12 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
         column = "single" if fits(fig, COLUMNS["single"]) else "double"
     width = millimetres(column)
     # nothing is wider than both columns of a page, so there is nothing to send the caller to
-    narrow = fig if width >= COLUMNS["double"] else narrowed(fig, width)
-    if narrow is None:
+    if width < COLUMNS["double"] and not fits(fig, width):
         least = LEAST_SCALE * least_width(fig) / PIXELS_PER_MM
         raise InputError(
             f"this figure needs {least:.0f} mm to be read at 5 pt, not {width:g}; choose 'double' (183 mm)"
         )
-    return in_print(narrow, width)
+    return in_print(fig, width)
 
 
 def in_print(fig: go.Figure, width_mm: float) -> go.Figure:
@@ -142,7 +139,7 @@ def _mark(trace: Any) -> None:
         return
     mode = trace.mode or ""
     if "lines" in mode and trace.line.dash is None:
-        trace.line.dash = DASHES.get(trace.line.color)
+        trace.line.dash = DASHES.get(trace.line.color or colour)
     if "markers" in mode and trace.marker.symbol is None:
         trace.marker.symbol = SYMBOLS.get(colour)
 
@@ -170,49 +167,3 @@ def millimetres(column: str | float) -> float:
             f"a column of {float(column):g} mm cannot be drawn, expected 20 to 1000"
         )
     return float(column)
-
-
-def narrowed(fig: go.Figure, width_mm: float) -> go.Figure | None:
-    """Return a figure that can be read at a width, its panels below each other if they must be; None if none can."""
-    for columns in range(_abreast(fig), 0, -1):
-        narrow = _stacked(fig, columns)
-        if fits(narrow, width_mm):
-            return narrow
-    return None
-
-
-def _abreast(fig: go.Figure) -> int:
-    """Return how many panels of one size stand in the one row of a figure; 1 for other figures."""
-    heights = {axis.domain for axis in fig.select_yaxes()}
-    widths = [
-        high - low for low, high in (x.domain or (0, 1) for x in fig.select_xaxes())
-    ]
-    if len(heights) > 1 or max(widths, default=1) - min(widths, default=1) > 1e-6:
-        return 1
-    return len(widths)
-
-
-def _stacked(fig: go.Figure, columns: int) -> go.Figure:
-    """Copy a figure with so many of its panels abreast, the others below."""
-    count = _abreast(fig)
-    if columns >= count:
-        return fig
-    meta = dict(fig.layout.meta)
-    rows = ceil(count / columns)
-    gap = meta["above"] + meta["below"]
-    high = meta["plot_height"]
-    total = rows * high + (rows - 1) * gap
-    grid = make_subplots(
-        rows=rows, cols=columns, vertical_spacing=gap / total, horizontal_spacing=0.1
-    )
-    stacked = go.Figure(fig)
-    title = fig.layout.yaxis.title
-    for number in range(count):
-        x, y = grid.get_subplot(number // columns + 1, number % columns + 1)
-        stacked.layout[x.plotly_name].domain = x.domain
-        stacked.layout[y.plotly_name].domain = y.domain
-        if number % columns == 0:
-            stacked.layout[y.plotly_name].update(title=title, showticklabels=True)
-    meta["plot_height"] = total
-    meta["min_width"] = _SIDES + (meta["min_width"] - _SIDES) * columns / count
-    return stacked.update_layout(height=fig.layout.height + total - high, meta=meta)

@@ -7,21 +7,14 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.core.registry import figure
-from tsfm_lens.viz.findings import finding
-from tsfm_lens.viz.maps import HeadMap, head_maps
-from tsfm_lens.viz.select import array, kind_word, layer_name, model_of, names, position
+from tsfm_lens.viz.generic import generic_figure
+from tsfm_lens.viz.grid import LOG_AXIS
+from tsfm_lens.viz.select import array, layer_name, model_of, names
 from tsfm_lens.viz.sheet import Panel, sheet
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, number
 
-__all__ = ["repeated_motif_map", "training_history"]
-
-
-_TARGETS = {
-    "after_last": "what followed the last match",
-    "last": "the last match itself",
-    "after_any": "what followed any match",
-}
+__all__ = ["training_history"]
 
 
 def read_motif(ds: xr.Dataset) -> list[str]:
@@ -36,52 +29,14 @@ def read_motif(ds: xr.Dataset) -> list[str]:
     )
 
 
-@figure(
+generic_figure(
     "repeated_motif",
-    "Attention to the last instance of a repeated motif.",
+    "advantage",
+    "Attention to the last instance of a repeated motif, beyond a control.",
+    options={"target": 0},
     table=("prefix_matching", "control", "advantage"),
     sentences=read_motif,
 )
-def repeated_motif_map(ds: xr.Dataset, *, target: str = "after_last") -> go.Figure:
-    """Draw which heads look at what followed a match, beyond a control without repeats.
-
-    Args:
-        target: "after_last", "last" or "after_any".
-    """
-    at = position(ds, "target", target)
-    plain, control, advantage = (
-        array(ds, name, "layer", "head", target=at)
-        for name in ("prefix_matching", "control", "advantage")
-    )
-    noise = finding(ds, "advantage", "layer", "head", target=at)
-    top = float(max(plain.max(), control.max()))
-    low, high = ds.attrs.get("motif", ("?", "?"))
-    kind = kind_word(str(ds.attrs.get("attention", "attention")))
-    error = (
-        float(np.median(ds["relative_copy_error"].values))
-        if "relative_copy_error" in ds
-        else None
-    )
-    return head_maps(
-        ds,
-        [
-            HeadMap(plain, "repeated motifs", "attention", low=0.0, high=top),
-            HeadMap(control, "nothing repeated", "attention", low=0.0, high=top),
-            HeadMap(
-                advantage,
-                "difference",
-                "difference of attention",
-                diverging=True,
-                noise=noise,
-            ),
-        ],
-        f"Attention of {model_of(ds)} to {_TARGETS.get(target, target)}",
-        f"{kind}; {ds.sizes['series']} random motifs of {low} to {high} tokens, shown {ds.attrs.get('repeats', '?')} "
-        f"times or more; uniform attention: {number(float(ds['chance'].values[at]))}",
-        "" if error is None else f"forecast error {number(error)} of the mean's",
-    )
-
-
 _ROW, _GAP = 130, 26  # pixels
 _OF_HEADS = (
     (
@@ -191,23 +146,7 @@ def training_history(ds: xr.Dataset) -> go.Figure:
                 colour=GREY,
                 dash="dot",
             )
-    powers = range(
-        int(np.ceil(np.log10(start))),
-        int(np.floor(np.log10(max(steps.max(), start)))) + 1,
-    )
-    ticks = {
-        10.0**power: f"{10.0**power:,.0f}"
-        for power in powers
-        if 10.0**power > 1.2 * start
-    }
-    if (steps == 0).any():
-        ticks = {start: "0", **ticks}
-    canvas.x(
-        type="log",
-        tickvals=list(ticks),
-        ticktext=list(ticks.values()),
-        showticklabels=False,
-    )
+    canvas.x(**LOG_AXIS, showticklabels=False)
     canvas.panel(*canvas.places[-1]).x(
         "optimiser step (logarithmic)", showticklabels=True
     )
@@ -218,6 +157,7 @@ def training_history(ds: xr.Dataset) -> go.Figure:
     )
     remarks = [
         f"{len(steps)} checkpoints on the same repeated motifs",
+        f"step 0 stands at {number(start)}" if (steps == 0).any() else "",
         f"a line per head{spread}",
     ]
     return canvas.dress(f"Heads of {model_of(ds)} over its training", *remarks)

@@ -18,7 +18,7 @@ from tsfm_lens.viz.attention import (
 )
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.panels import draw_bands, fitted_range, scene
+from tsfm_lens.viz.panels import draw_bands, scene
 from tsfm_lens.viz.select import array, model_of, names, position, positions
 from tsfm_lens.viz.sheet import Look, Sheet, blank
 from tsfm_lens.viz.summary import labelled, summarize, summary
@@ -281,7 +281,6 @@ def _rollout(ds: xr.Dataset) -> Iterator[FigurePanel]:
 
 
 _FEW = 5  # rows that are all numbered
-_NARROW = 600  # steps that one column has room for
 
 
 @figure("patch_attention", "Attention matrices of the first layer, head by head.")
@@ -351,32 +350,24 @@ def selected_patch(
     which = int(np.argmax(weights)) if head is None else position(ds, "head", head)
     view = scene(ds, 0, ds.sizes["time"])
     values = array(ds, "quantile_forecast", "quantile", "step", series=0)
-    sheet = blank(
-        260, min_width=420 if len(view.past) + len(view.future) <= _NARROW else 640
-    )
+    sheet = blank(260, min_width=640)
     panel = sheet.panel()
     draw_bands(panel, view, ds["quantile"].values, values)
     view.draw(panel)
     start = int(ds["argmax_start"].values[at, which])
-    bounds, _ = fitted_range(np.append(view.observations, values), np.empty(0))
-    place, where = (
-        f"{layer_names(ds)[at]}, head {names(ds, 'head')[which]}",
-        view.time.at(float(start)),
-    )
-    words = f"{plain(place)} reads most from {plain(view.time.label(start))} on"
+    place = f"{layer_names(ds)[at]}, head {names(ds, 'head')[which]}"
     look: Look = {"colour": VERMILION, "width": 1.6, "dash": "6px,3px"}
-    panel.line([where, where], list(bounds), f"most read by {place}", words, **look)
+    panel.upright(view.time.scalar(float(start)), **look)
     view.title_axes(panel)
-    # a patch at the very start does not stand on the axis
-    ends = (view.past[0] - 0.02 * len(view.past), view.future[-1] + 0.5)
-    panel.x(range=[view.time.scalar(float(end)) for end in ends])
-    panel.y(range=bounds)
     title = (
         f"Forecast of {view.id} by {model_of(ds)}, and the patch that {place} selects"
     )
-    share = f"the patch holds {percent(float(weights[which]))} of the weight, mean over forecast tokens"
+    share = percent(float(weights[which]))
     return sheet.dress(
-        title, f"{ds.sizes['step']} steps ahead from {view.remark}", share
+        title,
+        f"{ds.sizes['step']} steps ahead from {view.remark}",
+        f"dashed: the patch, from {view.time.label(start)} on",
+        f"it holds {share} of the weight, mean over forecast tokens",
     )
 
 

@@ -42,15 +42,6 @@ def series_position(ds: xr.Dataset, series: str | int) -> int:
     )
 
 
-def series_rows(ds: xr.Dataset, series: str | int | None) -> list[int]:
-    """Return the place of one series, of all for None; errors as in :func:`series_position`."""
-    return (
-        list(range(ds.sizes["series"]))
-        if series is None
-        else [series_position(ds, series)]
-    )
-
-
 MAX_DRAWN = 8
 """Most series that have figures of their own in a chapter of a report."""
 

@@ -157,15 +157,11 @@ def sheet(
     ]
     look = {"yanchor": "bottom", "font": {"size": title_type}, "showarrow": False}
     # all at once: plotly looks at every note of a figure whenever one is added
-    fig.layout.annotations = [
+    fig.layout.annotations = list(fig.layout.annotations) + [
         {"text": plain(title).replace("\n", "<br>"), **_over(fig, place), **look}
         for place, title in zip(places, titles or (), strict=False)
         if title
     ]
-    for start in range(0, len(titles or ()), len(widths)):
-        row = (titles or ())[start : start + len(widths)]
-        wide = sum(text_width(title, title_type) + _APART for title in row)
-        min_width = max(min_width, round(_SIDES + wide))
     room = (30 if titles is not None else 10) if above is None else above
     return Sheet(fig, places, total, above=room, min_width=min_width, below=below)
 
@@ -434,7 +430,7 @@ class Panel:
 
     def upright(
         self,
-        x: float,
+        x: float | str,
         *,
         colour: str = GREY,
         width: float = 1,
@@ -527,34 +523,6 @@ class Panel:
             self.sheet.fig.add_vrect(x0=low, x1=high, **look, **self.at)
         else:
             self.sheet.fig.add_hrect(y0=low, y1=high, **look, **self.at)
-
-    def arrow(
-        self,
-        tail: tuple[float, float],
-        tip: tuple[float, float],
-        colour: str,
-        width: float,
-        head: float = 1,
-    ) -> None:
-        """Draw an arrow between two places on the axes."""
-        refs = self._axes()
-        tail_refs = {"axref": refs["xref"], "ayref": refs["yref"]}
-        where = {
-            "x": tip[0],
-            "y": tip[1],
-            "ax": tail[0],
-            "ay": tail[1],
-            **refs,
-            **tail_refs,
-        }
-        look = {
-            "showarrow": True,
-            "arrowhead": 2,
-            "arrowsize": head,
-            "arrowwidth": width,
-            "arrowcolor": colour,
-        }
-        self.sheet.fig.add_annotation(text="", **where, **look)
 
     def note(self, text: str, x: Any, y: Any, *, size: float = 11, **more: Any) -> None:
         """Write a few words; with "domain" for ``xref`` or ``yref``, placed in shares of the panel."""

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.registry import FigurePanel, check, figure, frame, panels
-from tsfm_lens.viz.generic import draw_variable
-from tsfm_lens.viz.select import array, model_of
+from tsfm_lens.core.registry import FigurePanel, frame, panels
+from tsfm_lens.viz.generic import draw_variable, generic_figure
+from tsfm_lens.viz.select import array
 from tsfm_lens.viz.summary import labelled, summarize, summary
 from tsfm_lens.viz.words import layers
-
-__all__ = ["entropic_rank_line", "similarity_map"]
 
 
 def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
@@ -44,36 +40,39 @@ def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
     )
 
 
-@figure("layer_similarity", "Similarity of the residual stream after each layer.")
-def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
-    """Draw how alike the layers of a stack are, each against each.
-
-    Args:
-        measure: "cka" of the residual streams, or "update_cosine" of what the layers add.
-    """
-    if measure not in ("cka", "update_cosine"):
-        raise InputError(
-            f"measure {measure!r} is not known, choose 'cka' or 'update_cosine'"
-        )
-    check(ds, "layer_similarity", measure)
-    word = "streams" if measure == "cka" else "updates"
-    title = f"Similarity of the layers' {word} in {model_of(ds)}"
-    return draw_variable(ds, measure, title=title)
+generic_figure(
+    "layer_similarity",
+    "cka",
+    "Similarity of the residual stream after each layer.",
+)
+generic_figure(
+    "layer_similarity",
+    "update_cosine",
+    "Similarity of what the layers add to the residual stream.",
+)
 
 
 @panels("layer_similarity")
 def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for each in ("cka", "update_cosine"):
         yield FigurePanel(
-            similarity_map(ds, measure=each),
+            draw_variable(ds, each),
             frame(ds, each),
             read_layer_similarity(ds, each),
         )
 
 
-@figure(
+def _ranks(ds: xr.Dataset) -> xr.Dataset:
+    """Add the range of ranks over series."""
+    each = ds["entropy"].copy(data=np.exp(ds["entropy"].values))
+    return ds.assign(rank_low=each.min("series"), rank_high=each.max("series"))
+
+
+generic_figure(
     "entropic_rank",
-    "Directions that the heads of a layer write in.",
+    "rank",
+    "Directions that the heads of a layer write in, and their range over series.",
+    prepare=_ranks,
     table=lambda ds: frame(ds, "entropy").merge(frame(ds, "rank"), on="layer"),
     sentences=summary(
         "The heads write in most directions in {rank:highest} and in fewest in "
@@ -86,10 +85,3 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
         ),
     ),
 )
-def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
-    """Draw the entropic rank layer by layer: how many directions the heads of a layer write in."""
-    entropy = ds["entropy"]
-    each = entropy.copy(data=np.exp(entropy.values))
-    ranged = ds.assign(rank_low=each.min("series"), rank_high=each.max("series"))
-    title = f"Entropic rank of the heads of {model_of(ds)}, and its range over series"
-    return draw_variable(ranged, "rank", title=title)

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.core.registry import figure, frame
+from tsfm_lens.core.registry import frame
 from tsfm_lens.viz.generic import generic_figure
-from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.select import array, layer_name, model_of, names, shown
-from tsfm_lens.viz.sheet import sheet
+from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.summary import labelled, summarize, summary
 from tsfm_lens.viz.weights import level_position
-from tsfm_lens.viz.words import layer_names, listed, num
-
-__all__ = ["rank_flow_map"]
-
-_MAX_NUMBERED = 200  # cells of a map that still have room for their number
+from tsfm_lens.viz.words import listed, num
 
 
 def read_flow(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
@@ -71,9 +64,11 @@ def read_bound(ds: xr.Dataset) -> list[str]:
     )
 
 
-@figure(
+generic_figure(
     "flow_of_ranks",
-    "Ranks of the stream and of W_Q, layer by ε.",
+    "epsilon_rank",
+    "Rank of the stream after each layer, at each ε.",
+    prepare=lambda ds: ds.assign(epsilon_rank=ds["epsilon_rank"].where(ds["told"])),
     table=(
         "epsilon_rank",
         "rank_share",
@@ -82,60 +77,11 @@ def read_bound(ds: xr.Dataset) -> list[str]:
     ),
     sentences=read_flow,
 )
-def rank_flow_map(ds: xr.Dataset) -> go.Figure:
-    """Draw layer × ε maps: the rank of the stream that each layer reads, and of the layer's W_Q."""
-    levels = [f"{float(level):g}" for level in ds["epsilon"].values]
-    streams = _stream_names(ds)
-    valid = array(ds, "told", "stream", "epsilon") > 0
-    ranks = np.where(valid, array(ds, "epsilon_rank", "stream", "epsilon"), np.nan)
-    weights = array(ds, "weight_rank", "layer", "epsilon")
-    height = max(24 * len(streams), 130)
-    titles = ["stream after", "W_Q of"]
-    canvas = sheet(
-        [height],
-        [1, 1],
-        titles=titles,
-        column_gap=0.16,
-        min_width=240 + 2 * 46 * len(levels),
-    )
-    for panel, values, rows, word in zip(
-        canvas, (ranks, weights), (streams, layer_names(ds)), titles, strict=True
-    ):
-        hover = f"{word}, %{{y}}<br>ε %{{x}}: rank %{{z}}"
-        panel.cells(
-            values, levels, rows, hover, write="{:.0f}".format, printed=_MAX_NUMBERED
-        )
-        panel.x("ε", type="category", ticks="")
-        panel.y(
-            type="category",
-            autorange="reversed",
-            ticks="",
-            dtick=1 if len(rows) <= 24 else 2,
-        )
-    canvas.colours(
-        colour_scale(
-            "ε-rank",
-            low=0.0,
-            high=float(max(ds.sizes["mode"], ds.sizes["weight_mode"])),
-        )
-    )
-    return canvas.dress(
-        f"Flow of ranks through {model_of(ds)}",
-        f"singular values above ε of the largest; {_stack_words(ds)}, {int(ds.attrs.get('tokens', 0))} tokens of "
-        f"{shown(names(ds, 'series'))}",
-        "" if valid.all() else "empty: rounding of the forward may hide the rank",
-    )
-
-
-def _stream_names(ds: xr.Dataset) -> list[str]:
-    """Name the streams: "embedding", then after each layer."""
-    return [layer_name(label) for label in names(ds, "stream")]
-
-
-def _stack_words(ds: xr.Dataset) -> str:
-    """Name the stack that the streams are of."""
-    stack = str(ds.attrs.get("stack", ""))
-    return f"stream of the {stack}" if stack else "residual stream"
+generic_figure(
+    "flow_of_ranks",
+    "weight_rank",
+    "Rank of W_Q of each layer, at each ε.",
+)
 
 
 def read_embedding_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:

@@ -12,15 +12,16 @@ import xarray as xr
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import FigurePanel, figure, measurement, panels
-from tsfm_lens.viz.grid import log_axis
+from tsfm_lens.viz.generic import generic_figure, with_range
+from tsfm_lens.viz.grid import LOG_AXIS
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.select import array, layer_name, model_of, names, position, positions
-from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
-from tsfm_lens.viz.summary import summarize
+from tsfm_lens.viz.select import array, layer_name, model_of, names, positions
+from tsfm_lens.viz.sheet import Panel, sheet
+from tsfm_lens.viz.summary import summarize, summary
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, mixed, percent, plain
 from tsfm_lens.viz.words import capital
 
-__all__ = ["attention_snapshots", "nuclear_norms", "training_measures"]
+__all__ = ["attention_snapshots", "training_measures"]
 
 
 _ROW, _GAP = 130, 26  # pixels
@@ -52,8 +53,7 @@ _ROWS = (
 )
 """Measure, title of its axis, word in hover boxes, words in sentences."""
 _MOST = 16  # rows of maps
-_COLUMNS = 6  # snapshots or inputs side by side
-_TICKS = 12  # tokens that still have room for a number each
+_COLUMNS = 6  # snapshots side by side
 _HOVER = "query %{y}, key %{x}<br>attention %{z:.3f}"
 
 measurement(
@@ -159,14 +159,8 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
         numbers = np.asarray(ds[name].values, dtype=float)
         values = numbers[np.isfinite(numbers)]
         steep = values.min() > 0 and values.max() > STEEP * values.min()
-        panel.y(
-            title,
-            **(
-                log_axis(values)
-                if steep and name in ("loss", "watched_loss", "sharpness")
-                else {}
-            ),
-        )
+        is_logarithmic = steep and name in ("loss", "watched_loss", "sharpness")
+        panel.y(title, **(LOG_AXIS if is_logarithmic else {}))
         _references(panel, ds, name)
     canvas.x(showticklabels=False)
     canvas.panel(*canvas.places[-1]).x("optimiser step", showticklabels=True)
@@ -253,7 +247,7 @@ def _references(panel: Panel, ds: xr.Dataset, name: str) -> None:
 
 @figure(
     "training_watch",
-    "Attention at several steps, or of several inputs.",
+    "Attention at several steps.",
     variables=("pattern",),
 )
 def attention_snapshots(
@@ -261,17 +255,15 @@ def attention_snapshots(
     *,
     layer: str | int | None = None,
     head: int | None = None,
-    across: str = "snapshot",
     row: int = 0,
     snapshots: Sequence[int] | None = None,
 ) -> go.Figure:
-    """Draw the attention of heads or runs at several steps, or of several inputs at the last one, side by side.
+    """Draw the attention of heads, or of one head of several runs, at several steps side by side.
 
     Args:
         layer: label; a negative integer counts from the last; all layers that have room if None.
         head: number; all heads if None, of several runs the first.
-        across: "snapshot" for a column a step, "input" for a column an input at the last of the steps.
-        row: of the inputs, where columns are steps.
+        row: of the inputs.
         snapshots: steps to draw; up to six, evenly taken, if None.
 
     Example:
@@ -282,101 +274,69 @@ def attention_snapshots(
         >>> len(viz.attention_snapshots(watch.dataset()).data)
         3
     """
-    if across not in ("snapshot", "input"):
-        raise InputError(
-            f"across={across!r} is not known, choose 'snapshot' or 'input'"
-        )
-    at = positions(
-        ds, "snapshot", None if snapshots is None else [str(step) for step in snapshots]
-    )
-    if across == "input":
-        count = min(ds.sizes["input"], _COLUMNS)
-        maps = [
-            _maps(ds.isel(snapshot=[at[-1]]), layer, head, one) for one in range(count)
-        ]
-        words, titles = maps[0][0], [f"input {one}" for one in range(count)]
-        values = np.stack([value[:, 0] for _, value in maps], axis=1)
-    else:
-        order = np.linspace(0, len(at) - 1, min(len(at), _COLUMNS)).round().astype(int)
-        places = sorted({at[place] for place in order})
-        words, values = _maps(ds.isel(snapshot=places), layer, head, row)
-        titles = [f"step {int(step):,}" for step in ds["snapshot"].values[places]]
-    columns = len(titles)
-    look: Look = {"row_gap": 14, "column_gap": 0.02, "min_width": 120 + 95 * columns}
-    canvas = sheet(
-        [110] * len(words),
-        [1] * columns,
-        titles=titles + [""] * (columns * (len(words) - 1)),
-        **look,
-    )
-    for panel, (line, column) in zip(
-        canvas, np.ndindex(len(words), columns), strict=True
-    ):
-        panel.cells(values[line, column], hover=_HOVER, name=words[line])
-        panel.y(words[line] if column == 0 else None)
-    _dress_maps(canvas, values, len(words) * columns)
-    canvas.x(showticklabels=False)
-    canvas.y(showticklabels=False)
-    where = (
-        f"at step {int(ds['snapshot'].values[at[-1]]):,}"
-        if across == "input"
-        else "over training"
-    )
-    count, which = (
-        ds.sizes["snapshot"],
-        f"input {row}; " if across == "snapshot" else "",
-    )
-    about = (
-        f"{which}{count} snapshot{'s' * (count != 1)}; rows are queries, columns keys"
-    )
-    return canvas.dress(f"Attention of {model_of(ds)} {where}", about)
-
-
-def _maps(
-    ds: xr.Dataset, layer: str | int | None, head: int | None, row: int
-) -> tuple[list[str], np.ndarray]:
-    """Return titles and (map, snapshot, query, key): heads of a run, or one head of several runs."""
     if not 0 <= row < ds.sizes["input"]:
         raise InputError(
             f"row is {row}, expected an input from 0 to {ds.sizes['input'] - 1}"
         )
-    pattern = ds["pattern"].isel(input=row)
+    labels = None if snapshots is None else [str(step) for step in snapshots]
+    at = positions(ds, "snapshot", labels)
+    order = np.linspace(0, len(at) - 1, min(len(at), _COLUMNS)).round().astype(int)
+    places = sorted({at[place] for place in order})
+    pattern = ds["pattern"].isel(input=row, snapshot=places)
     if "seed" in pattern.dims:
         pattern = pattern.isel(seed=0)
-    layers = (
-        range(ds.sizes["layer"]) if layer is None else [position(ds, "layer", layer)]
+    words, maps = _maps(pattern, layer, head)
+    columns = len(places)
+    titles = [f"step {int(step):,}" for step in pattern["snapshot"].values]
+    canvas = sheet(
+        [110] * len(words),
+        [1] * columns,
+        titles=titles + [""] * (columns * (len(words) - 1)),
+        row_gap=14,
+        column_gap=0.02,
+        min_width=120 + 95 * columns,
     )
-    heads = range(ds.sizes["head"]) if head is None else [position(ds, "head", head)]
-    words, values = names(ds, "run"), []
+    cells = np.ndindex(len(words), columns)
+    for panel, (line, column) in zip(canvas, cells, strict=True):
+        panel.cells(maps[line, column], hover=_HOVER, name=words[line])
+        panel.y(words[line] if column == 0 else None)
+    canvas.colours(colour_scale("attention", low=0.0, high=float(np.nanmax(maps))))
+    canvas.x(showticklabels=False, ticks="", constrain="domain")
+    canvas.y(showticklabels=False, ticks="", autorange="reversed")
+    count = ds.sizes["snapshot"]
+    about = f"input {row}; {count} snapshot{'s' * (count != 1)}; rows are queries, columns keys"
+    return canvas.dress(f"Attention of {model_of(ds)} over training", about)
+
+
+def _maps(
+    pattern: xr.DataArray, layer: str | int | None, head: int | None
+) -> tuple[list[str], np.ndarray]:
+    """Return titles and (map, snapshot, query, key): heads of a run, or one head of several runs."""
+    ds = pattern.to_dataset()
+    layers = positions(ds, "layer", None if layer is None else [layer])
+    heads = positions(ds, "head", None if head is None else [head])
+    words = names(ds, "run")
     if words:
-        values = [
-            pattern.isel(run=place, layer=layers[0], head=heads[0])
-            for place in range(len(words))
-        ]
+        values = list(
+            pattern.isel(layer=layers[0], head=heads[0]).transpose("run", ...)
+        )
     else:
-        for at, index in product(layers, heads):
-            one = pattern.isel(layer=at, head=index)
-            if bool(np.isfinite(one.values).any()):
-                words.append(
-                    f"{layer_name(names(ds, 'layer')[at])}, head {names(ds, 'head')[index]}"
-                )
-                values.append(one)
-    maps = np.stack(
-        [one.transpose("snapshot", "query", "key").values for one in values[:_MOST]]
-    ).astype(float)
+        known = pattern.notnull().any(["snapshot", "query", "key"])
+        pairs = [
+            pair
+            for pair in product(layers, heads)
+            if known.isel(layer=pair[0], head=pair[1])
+        ]
+        values = [pattern.isel(layer=at, head=index) for at, index in pairs]
+        words = [
+            f"{layer_name(names(ds, 'layer')[at])}, head {names(ds, 'head')[index]}"
+            for at, index in pairs
+        ]
+    drawn = [one.transpose("snapshot", "query", "key") for one in values[:_MOST]]
+    maps = np.stack(drawn).astype(float)
     # layers with fewer tokens than others were filled up
     finite = np.isfinite(maps)
     return words[:_MOST], maps[:, :, finite.any((0, 1, 3))][..., finite.any((0, 1, 2))]
-
-
-def _dress_maps(canvas: Sheet, values: np.ndarray, n_maps: int) -> None:
-    look: Look = {"ticks": "", "dtick": 1 if max(values.shape[-2:]) <= _TICKS else None}
-    canvas.colours(colour_scale("attention", low=0.0, high=float(np.nanmax(values))))
-    canvas.x(constrain="domain", **look)
-    canvas.y(autorange="reversed", **look)
-    for row, column in canvas.places[n_maps:]:
-        canvas.panel(row, column).x(visible=False)
-        canvas.panel(row, column).y(visible=False)
 
 
 @panels("training_watch")
@@ -399,7 +359,6 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
         yield FigurePanel(attention_snapshots(ds), steps, [words], "attention")
 
 
-_BINS = 24
 measurement(
     "attention_norms",
     title="Nuclear norms of attention",
@@ -415,80 +374,24 @@ measurement(
 )
 
 
-def read_norms(ds: xr.Dataset) -> list[str]:
-    """State the median of each run beside what one row for all and the identity would have."""
+def _norms(ds: xr.Dataset) -> xr.DataArray:
+    """Return the norms of attention by run, of all inputs and heads as one run where there is one alone."""
     norms = ds["nuclear_norm"]
     if "run" not in norms.dims:
         norms = norms.expand_dims(run=["all inputs"])
-    return summarize(
-        ds,
+    others = [dim for dim in norms.dims if dim != "run"]
+    return norms.stack(series=others).reset_index("series", drop=True)
+
+
+generic_figure(
+    "attention_norms",
+    "nuclear_norm",
+    "Nuclear norms of attention: median and range over inputs and heads.",
+    prepare=lambda ds: with_range(ds, _norms(ds)),
+    table=lambda ds: watch_table(ds, "layer", "head", "input"),
+    sentences=summary(
         "Median nuclear norm of attention, from 1 for equal rows to the number of keys for "
         "the identity: {norms:each}.",
-        norms=norms.median([dim for dim in norms.dims if dim != "run"]),
-    )
-
-
-@figure(
-    "attention_norms",
-    "Nuclear norms of attention over inputs.",
-    table=lambda ds: watch_table(ds, "layer", "head", "input"),
-    sentences=read_norms,
+        norms=lambda ds: _norms(ds).median("series"),
+    ),
 )
-def nuclear_norms(ds: xr.Dataset) -> go.Figure:
-    """Draw how nuclear norms of attention spread over inputs, runs or layers over each other.
-
-    Example:
-        >>> even, sharp = (dict(a=torch.eye(3)[None, None] * s + (1 - s) / 3) for s in (0.0, 0.9))
-        >>> norms = {name: training.attention_norms(each) for name, each in (("even", even), ("sharp", sharp))}
-        >>> viz.nuclear_norms(training.together(norms)).layout.meta["title"]
-        'Nuclear norms of the attention of even, sharp'
-    """
-    over = "run" if "run" in ds.dims else "layer"
-    words = (
-        names(ds, over)
-        if over == "run"
-        else [layer_name(label) for label in names(ds, over)]
-    )
-    groups = [
-        ds["nuclear_norm"].isel({over: place}).values.ravel()
-        for place in range(ds.sizes[over])
-    ]
-    groups = [group[np.isfinite(group)] for group in groups]
-    low, high = (
-        float(np.concatenate(groups).min()),
-        float(np.concatenate(groups).max()),
-    )
-    edges = np.linspace(low, high if high > low else low + 1e-3, _BINS + 1)
-    canvas = sheet([260], min_width=360)
-    panel = next(iter(canvas))
-    for place, (word, group) in enumerate(zip(words, groups, strict=True)):
-        share = 100 * np.histogram(group, edges)[0] / max(len(group), 1)
-        colour = CATEGORICAL[place % len(CATEGORICAL)]
-        outline = {"color": colour, "width": 1.8, "shape": "hv"}
-        hover = (
-            f"{plain(word)}<br>from %{{x:.3g}}: %{{y:.3g}} % of {len(group)} patterns"
-        )
-        panel.line(
-            edges,
-            [*share, 0.0],
-            f"{word}: median {np.median(group):.3g}",
-            hover,
-            line=outline,
-            colour=colour,
-        )
-    keys = {int(value) for value in ds["n_keys"].values}
-    for level, text in (
-        (1.0, "one row for all"),
-        *(((float(max(keys)), "identity"),) if len(keys) == 1 else ()),
-    ):
-        panel.upright(level, dash="dot")
-        panel.note(
-            text, level, 1, yref="domain", yanchor="bottom", size=10, colour=GREY
-        )
-    panel.x("nuclear norm of attention")
-    panel.y("share of patterns (%)", rangemode="tozero")
-    inputs = ds.sizes["input"]
-    return canvas.dress(
-        f"Nuclear norms of the attention of {model_of(ds)}",
-        f"every head on {inputs} input{'s' * (inputs != 1)}",
-    )

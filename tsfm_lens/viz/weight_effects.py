@@ -5,24 +5,18 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.registry import figure, measurement
-from tsfm_lens.viz.findings import finding, judged
+from tsfm_lens.core.registry import measurement
+from tsfm_lens.viz.findings import judged
+from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.select import (
     array,
     model_of,
-    names,
-    shown,
     statistic_of,
 )
-from tsfm_lens.viz.sheet import sheet
 from tsfm_lens.viz.summary import summarize
-from tsfm_lens.viz.theme import BLUE, GREY, mixed, percent, plain
-
-__all__ = ["weight_effects_bars"]
+from tsfm_lens.viz.theme import percent
 
 _HALF = 0.5
 
@@ -101,82 +95,16 @@ def _of_base(change: float) -> str:
     return f"{'+' if share >= 0 else ''}{percent(share)}"
 
 
-@figure(
+def _with_shares(ds: xr.Dataset) -> xr.Dataset:
+    """Add the shares of no component where no weight differs."""
+    return ds if "share" in ds else ds.assign(share=ds["relative_norm"])
+
+
+generic_figure(
     "weight_effects",
-    ("How far each component's weights moved, and what setting it back does."),
+    "share",
+    "Change of the forecast with each component set back to the base model.",
+    prepare=_with_shares,
     table=("norm", "relative_norm", "rank", "share"),
     sentences=read_weight_effects,
 )
-def weight_effects_bars(ds: xr.Dataset, *, top: int = 15) -> go.Figure:
-    """Draw how far each component's weights moved, what setting it back does, and the error as more are set back.
-
-    Example:
-        >>> fig = viz.weight_effects_bars(probes.weight_effects(explain.untrained_twin(lens), lens, run), top=5)
-        >>> fig.layout.meta["title"].startswith("Effects of tuned weights")
-        True
-    """
-    if top < 1:
-        raise InputError(f"top is {top}, expected 1 or more")
-    title, base = f"Effects of tuned weights of {model_of(ds)}", str(ds.attrs["base"])
-    if ds.attrs["identical"]:
-        canvas = sheet([120], min_width=420)
-        next(iter(canvas)).note("no weight differs", 0.5, 0.5)
-        return canvas.dress(title, f"nothing differs: this is the base model {base}")
-    first = slice(0, top)
-    labels = [plain(name) for name in names(ds, "component")[first]]
-    moved, noise = (
-        array(ds, "relative_norm", "component")[first],
-        finding(ds, "share", "component", unit="of the range"),
-    )
-    mine = None if noise is None else noise.at(list(range(len(labels))))
-    with_error = "cumulative_error_change_size" in ds
-    widths = [0.3, 0.4, 0.3] if with_error else [0.45, 0.55]
-    canvas = sheet(
-        [max(150, 22 * len(labels))],
-        widths,
-        column_gap=0.07,
-        min_width=700,
-        below=68,
-        shared_yaxes=True,
-    )
-    left, middle, *rest = canvas
-    left.bars(
-        labels,
-        moved,
-        "",
-        "%{y}<br>moved by %{x:.3g} of its norm",
-        colour=mixed(GREY, 0.6),
-        across=True,
-    )
-    middle.floor(mine, across=True)
-    size = array(ds, "share_size", "component")[first]
-    middle.bars(
-        labels,
-        size,
-        "",
-        "%{y}<br>%{x:.3g} of the range",
-        colour=BLUE,
-        across=True,
-        noise=mine,
-    )
-    word = statistic_of(ds)
-    if rest:
-        change = 100 * np.expm1(array(ds, "cumulative_error_change_size", "back"))
-        hover = "with %{y} and all above set back<br>error %{x:+.3g} %"
-        rest[0].dots(change[1:][first], labels, "", hover, size=7)
-        rest[0].upright(0.0, dash="dash")
-        rest[0].x("mean absolute error\nset back so far (change, %)", nticks=4)
-    canvas.y(autorange="reversed", ticks="", showline=False, dtick=1)
-    left.y("component")
-    left.x("change of the weights\n(share of their norm)", nticks=4)
-    middle.x("effect of setting it back\n(share of the range)", nticks=5)
-    series = names(ds, "series")
-    over = f", median over {shown(series)}" if len(series) > 1 else f" of {series[0]}"
-    left_out = len(names(ds, "component")) - len(labels)
-    return canvas.dress(
-        title,
-        f"against {base}; each set back alone, on the right one after the other",
-        f"{word} forecast{over}",
-        "dashed: the tuned model" if with_error else "",
-        f"{left_out} more components differ" if left_out > 0 else "",
-    )

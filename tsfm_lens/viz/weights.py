@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
 from tsfm_lens.viz.generic import draw_variable, generic_figure
-from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
-from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.select import (
-    array,
     kind_word,
     layer_name,
-    model_of,
     names,
     position,
 )
-from tsfm_lens.viz.sheet import Panel, blank, text_width
 from tsfm_lens.viz.summary import summarize, summary
-from tsfm_lens.viz.theme import BLUE, mixed, plain
 
-__all__ = [
-    "weight_rank_map",
-    "weight_spectra",
-]
+__all__ = ["weight_rank_map"]
 
-
-_PALEST = 0.25  # colour of the first layer's line, the last one has 1
 _LOWEST = 1e-9  # of the largest: smaller singular values are not drawn
-_TYPE, _APART = (
-    12,
-    8,
-)  # pixels: type of the labels of columns, and what is free between two
-_BESIDE = 260  # pixels beside a map: names of layers and the colours
 _ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
-_MAX_NUMBERED = 200  # cells that still have room for their number
 
 
 def read_weight_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
@@ -77,104 +61,6 @@ def read_weight_spectra(ds: xr.Dataset) -> list[str]:
     )
 
 
-@figure("weight_ranks", "Share of its directions that each weight matrix uses.")
-def weight_rank_map(
-    ds: xr.Dataset, *, epsilon: float | None = None, stack: str | None = None
-) -> go.Figure:
-    """Draw the layer × matrix map of the share of its directions that each matrix uses: its ε-rank."""
-    place = level_position(ds, epsilon)
-    valid = array(ds, "told", "matrix", epsilon=place) > 0
-    values = np.where(
-        valid, 100 * array(ds, "rank_share", "matrix", epsilon=place), np.nan
-    )
-    whole, parts, words = (
-        whole_matrices(ds, stack=stack),
-        names_of(ds, "part"),
-        _column_words(ds),
-    )
-    layers, word = _layer_words(ds, whole), "share of the full rank (%)"
-    rows = list(dict.fromkeys(layers))
-    # attention first, whatever the order of writing
-    columns = list(
-        dict.fromkeys(
-            words[i] for i in sorted(whole, key=lambda i: parts[i] not in _ATTENTION)
-        )
-    )
-    table = np.full((len(rows), len(columns)), np.nan)
-    for i, layer in zip(whole, layers, strict=True):
-        table[rows.index(layer), columns.index(words[i])] = values[i]
-    wide = max(text_width(column, _TYPE) for column in columns) + _APART
-    canvas = blank(
-        max(24 * len(rows), 130), min_width=round(_BESIDE + wide * len(columns))
-    )
-    panel = canvas.panel()
-    hover = f"%{{y}}, %{{x}}<br>{word} %{{z:.3g}}"
-    panel.cells(
-        table, columns, rows, hover, write="{:.3g}".format, printed=_MAX_NUMBERED
-    )
-    canvas.colours(colour_scale(word, low=0.0, high=100.0))
-    panel.x("matrix", type="category", ticks="")
-    panel.y(
-        type="category",
-        autorange="reversed",
-        ticks="",
-        dtick=1 if len(rows) <= 24 else 2,
-    )
-    return canvas.dress(
-        f"Ranks of the weights of {model_of(ds)}",
-        f"singular values above {float(ds['epsilon'].values[place]):g} of the largest",
-        ""
-        if valid.all()
-        else f"empty: hidden by rounding of {ds.attrs.get('precision', 'these')} weights",
-    )
-
-
-@figure("weight_ranks", "Singular values of all weight matrices, layer by layer.")
-def weight_spectra(
-    ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[str] | None = None
-) -> go.Figure:
-    """Draw relative singular values of the weights, a panel per kind of matrix and a line per layer.
-
-    Args:
-        parts: "W_Q", …; all unless given.
-    """
-    whole = whole_matrices(ds, stack=stack, parts=parts)
-    values = relative(
-        array(ds, "singular_value", "matrix", "mode"),
-        array(ds, "rounding_floor", "matrix"),
-    )
-    stacks, columns = names_of(ds, "stack"), _column_words(ds)
-    several, panels = len({stacks[row] for row in whole}) > 1, dict[str, list[int]]()
-    for row in whole:
-        panels.setdefault(f"{stacks[row]} " * several + columns[row], []).append(row)
-    grid = panel_grid([[title] for title in panels], row_height=150)
-    for panel, rows in zip(grid, panels.values(), strict=True):
-        depth_lines(
-            panel,
-            [layer_name(str(ds["layer"].values[row])) for row in rows],
-            values[rows],
-            "mode",
-        )
-    grid.y(**log_axis(values[whole]))
-    title_axes(grid, "mode", "singular value / largest")
-    remarks = [
-        "a line per layer, the deeper the darker",
-        "each spectrum relative to its largest value",
-    ]
-    return grid.dress(f"Spectra of the weights of {model_of(ds)}", *remarks)
-
-
-def depth_lines(
-    panel: Panel, labels: Sequence[str], values: np.ndarray, axis: str
-) -> None:
-    """Draw relative spectra (line, mode) from the first to the last layer, the deeper the darker."""
-    modes = np.arange(1, values.shape[1] + 1)
-    for place, (label, line) in enumerate(zip(labels, values, strict=True)):
-        strength = _PALEST + (1 - _PALEST) * (place + 1) / len(labels)
-        hover = f"{plain(label)}, {axis} %{{x}}<br>%{{y:.3g}} of the largest"
-        panel.line(modes, line, "", hover, colour=mixed(BLUE, strength))
-
-
 def relative(values: np.ndarray, floor: np.ndarray | None = None) -> np.ndarray:
     """Divide singular values (…, mode), descending, by the largest; NaN where not drawn, or under ``floor`` (…,)."""
     top = values[..., :1]
@@ -197,21 +83,9 @@ def level_position(ds: xr.Dataset, epsilon: float | None) -> int:
     )
 
 
-def whole_matrices(
-    ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[str] | None = None
-) -> list[int]:
-    """Return places of the matrices over all heads, of one stack or all, of some parts or all."""
-    mask = np.array([head == "" for head in names_of(ds, "head")])
-    for name, labels in (
-        ("stack", None if stack is None else [stack]),
-        ("part", parts),
-    ):
-        available = names_of(ds, name)
-        for each in labels or ():
-            if each not in available:
-                raise unknown_name(name, each, list(dict.fromkeys(available)))
-        mask &= labels is None or np.isin(available, list(labels))
-    return np.flatnonzero(mask).tolist()
+def whole_matrices(ds: xr.Dataset) -> list[int]:
+    """Return places of the matrices over all heads."""
+    return [place for place, head in enumerate(names_of(ds, "head")) if head == ""]
 
 
 def names_of(ds: xr.Dataset, coordinate: str) -> list[str]:
@@ -243,21 +117,60 @@ def _column_words(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@panels("weight_ranks")
-def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
-    yield FigurePanel(
-        weight_rank_map(ds),
-        frame(ds, "epsilon_rank", "rank_share", "told"),
-        read_weight_ranks(ds),
-    )
-    measures = frame(
-        ds, "stable_rank", "effective_rank", "participation_ratio", "rounding_floor"
-    )
-    yield FigurePanel(weight_spectra(ds), measures, read_weight_spectra(ds))
-    decades = draw_variable(ds.isel(matrix=whole_matrices(ds)), "decade_count")
-    yield FigurePanel(decades, frame(ds, "decade_count"))
+def _by_matrix(ds: xr.Dataset, variable: str) -> xr.Dataset:
+    """Lay a variable of the matrices over all heads out, layer × matrix, where rounding does not hide it."""
+    whole = whole_matrices(ds)
+    values = ds[variable].isel(matrix=whole)
+    if variable == "rank_share":
+        share = 100 * values.where(ds["told"].isel(matrix=whole) > 0)
+        values = share.assign_attrs(units="%", long_name="share of the full rank")
+    layers = _layer_words(ds, whole)
+    columns = _column_words(ds)
+    # attention first, whatever the order of writing
+    parts = names_of(ds, "part")
+    order = sorted(whole, key=lambda place: parts[place] not in _ATTENTION)
+    matrices = [columns[place] for place in whole]
+    keys = pd.MultiIndex.from_arrays([layers, matrices], names=["block", "part"])
+    labels = xr.Coordinates.from_pandas_multiindex(keys, "matrix")
+    grid = values.drop_vars(list(values.coords)).assign_coords(labels)
+    rows = {
+        "block": list(dict.fromkeys(layers)),
+        "part": list(dict.fromkeys(columns[place] for place in order)),
+    }
+    table = grid.unstack("matrix").sel(rows)
+    table["block"].attrs["long_name"] = "layer"
+    table["part"].attrs["long_name"] = "matrix"
+    return table.to_dataset(name=variable).assign_attrs(ds.attrs)
 
 
+@figure(
+    "weight_ranks",
+    "Share of its directions that each weight matrix uses.",
+    table=("epsilon_rank", "rank_share", "told"),
+    sentences=read_weight_ranks,
+)
+def weight_rank_map(ds: xr.Dataset, *, epsilon: float | None = None) -> go.Figure:
+    """Draw the layer × matrix map of the share of its directions that each matrix uses: its ε-rank."""
+    one = ds.isel(epsilon=level_position(ds, epsilon))
+    about = f"singular values above {float(one['epsilon']):g} of the largest"
+    return draw_variable(_by_matrix(one, "rank_share"), "rank_share", about=about)
+
+
+generic_figure(
+    "weight_ranks",
+    "effective_rank",
+    "Effective rank of each weight matrix.",
+    prepare=partial(_by_matrix, variable="effective_rank"),
+    table=("stable_rank", "effective_rank", "participation_ratio", "rounding_floor"),
+    sentences=read_weight_spectra,
+)
+generic_figure(
+    "weight_ranks",
+    "decade_count",
+    "Singular values of each weight matrix by their size.",
+    prepare=lambda ds: ds.isel(matrix=whole_matrices(ds)),
+    table=("decade_count",),
+)
 generic_figure(
     "row_angles",
     "closer",

@@ -43,7 +43,6 @@ from tsfm_lens.viz.theme import BLUE, VERMILION, number, percent, plain
 from tsfm_lens.viz.words import listed
 
 __all__ = ["ablation_forecasts", "ablation_heatmap"]
-_MAP_SERIES = 12  # series named in a hover box
 
 
 def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
@@ -187,7 +186,7 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     effect = array(ds, metric, "component", "series")
     noise = finding(ds, metric, "component")
     middle = middle_of(noise, effect)
-    canvas = _draw(ds, middle, effect, measure, noise)
+    canvas = _draw(ds, middle, measure, noise)
     # by the root, since layers reach far beyond heads
     scale: Look = (
         {"diverging": True, "tickformat": ".2~%"} if measure.relative else {"low": 0.0}
@@ -288,11 +287,7 @@ def _grid(
 
 
 def _draw(
-    ds: xr.Dataset,
-    middle: np.ndarray,
-    effect: np.ndarray,
-    measure: Measure,
-    noise: Finding | None,
+    ds: xr.Dataset, middle: np.ndarray, measure: Measure, noise: Finding | None
 ) -> Sheet:
     """Draw all blocks, a row per stack and a column per kind of component."""
 
@@ -337,9 +332,7 @@ def _draw(
         above=46,
         below=46,
     )
-    words = [
-        _describe(ds, i, effect, middle, measure, noise) for i in range(len(middle))
-    ]
+    words = [_describe(ds, i, middle, measure, noise) for i in range(len(middle))]
     stacks: set[str] = set()
     for (stack, (_, count), grid), panel in zip(grids, canvas, strict=True):
         there = grid >= 0
@@ -379,25 +372,14 @@ def _draw(
 
 
 def _describe(
-    ds: xr.Dataset,
-    i: int,
-    effect: np.ndarray,
-    middle: np.ndarray,
-    measure: Measure,
-    noise: Finding | None,
+    ds: xr.Dataset, i: int, middle: np.ndarray, measure: Measure, noise: Finding | None
 ) -> str:
-    """Describe a component, with the value of every series, strongest first."""
-    ids = names(ds, "series")
-    head = f"without <b>{plain(names(ds, 'component')[i])}</b><br>{measure.word} {measure.tell(middle[i])}"
-    tail = [] if noise is None else [noise.hover(i)]
-    if len(ids) == 1:
-        return "<br>".join([head, plain(ids[0]), *tail])
-    order = np.argsort(-np.abs(np.nan_to_num(effect[i])))
-    lines = [
-        f"{plain(ids[s])}: {measure.tell(effect[i, s])}" for s in order[:_MAP_SERIES]
-    ]
-    more = [f"and {len(ids) - _MAP_SERIES} more"] if len(ids) > _MAP_SERIES else []
-    return "<br>".join([f"{head} (median)", *tail, *lines, *more])
+    """Describe a component for a hover box."""
+    name = plain(names(ds, "component")[i])
+    lines = [f"without <b>{name}</b>", f"{measure.word} {measure.tell(middle[i])}"]
+    if noise is not None:
+        lines.append(noise.hover(i))
+    return "<br>".join(lines)
 
 
 MEASURES = {

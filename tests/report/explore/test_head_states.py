@@ -72,19 +72,6 @@ def test_forecasts_are_those_of_the_edited_weights(lens: Lens, ds: xr.Dataset) -
         )
 
 
-def test_every_head_and_mlp_of_the_stack_is_there(lens: Lens, ds: xr.Dataset) -> None:
-    stack = lens.wiring.output_stack.name
-    prefix = f"{stack}." if stack else ""
-    branches = [
-        each for each in lens.components(f"{prefix}*.*") if each.level == "branch"
-    ]
-    heads = [each for each in lens.components(f"{prefix}*.*.*") if each.level == "head"]
-    with_heads = {(each.layer, each.kind) for each in heads}
-    single = [each for each in branches if (each.layer, each.kind) not in with_heads]
-    assert set(ds["component"].values) == {str(each) for each in [*heads, *single]}
-    assert (ds["mean_shift"] > ds["mean_shift_floor"]).any()
-
-
 def test_writes_and_the_rest_make_the_attributed_forecast(
     lens: Lens, ds: xr.Dataset
 ) -> None:
@@ -165,46 +152,6 @@ def test_attention_is_shared_out_whole_and_in_place(lens: Lens, ds: xr.Dataset) 
         dtype=np.float32,
     )
     assert ds["step_query"].values.tolist() == sorted(ds["step_query"].values.tolist())
-
-
-@pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
-def test_several_series_have_what_each_has_alone(name: str) -> None:
-    """Of a long series the second one, much shorter, lies at the end of the steps."""
-    lens = fresh(name)
-    long, short = bundled("co2").tail(40), bundled("nile").tail(20)
-    run = lens.run(type(long).concat([long, short]), H)
-    both, alone = head_states(run), head_states(run.select([1]))
-    tokens = alone.sizes["key"]
-    assert_close(
-        both["attention"].isel(series=1, key=slice(-tokens, None)),
-        alone["attention"].isel(series=0),
-        depth=16,
-    )
-    # where the short series has no token there is no attention, and no stretch of steps
-    before = both.isel(series=1, key=slice(0, -tokens))
-    assert before.sizes["key"] > 0
-    assert not before["attention"].any()
-    assert not (before["key_stop"] - before["key_start"]).any()
-    assert both["key_stop"].isel(key=-1).values.tolist() == [0, 0]
-    for one in ("lag", "place"):
-        np.testing.assert_array_equal(
-            both[one].isel(series=1), alone[one].isel(series=0)
-        )
-    for one in (
-        "entropy",
-        "write",
-        "mean_shift",
-        "spearman_distance",
-        "attention_other",
-        "lag_share",
-        "place_share",
-    ):
-        assert_close(
-            both[one].isel(series=1),
-            alone[one].isel(series=0),
-            depth=1000,
-            dtype=np.float32,
-        )
 
 
 def test_one_step_has_no_rank_correlation() -> None:

@@ -36,7 +36,10 @@ def explore(run: Run, *, kind: str | None = None) -> Explorer:
     Example:
         >>> run.explore()  # doctest: +SKIP
     """
-    need("explore", instead="viz.explore_figure draws one head of probes.head_states")
+    need(
+        "explore",
+        instead="viz.plot(probes.head_states(run)) draws the effects of all heads",
+    )
     refuse_several(run, "heads are explored", covariates=True)
     from tsfm_lens.report.explore.widget import Explorer
 

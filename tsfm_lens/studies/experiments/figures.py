@@ -25,7 +25,7 @@ from tsfm_lens.studies.curves import (
     curve_sheet,
     read_means,
 )
-from tsfm_lens.viz.grid import log_axis
+from tsfm_lens.viz.grid import LOG_AXIS
 from tsfm_lens.viz.sheet import Look, blank, sheet
 from tsfm_lens.viz.words import listed, num
 
@@ -109,7 +109,7 @@ def run_errors(ds: xr.Dataset) -> go.Figure:
     drawn = blank(max(_ROW * len(arms), 120), min_width=420)
     panel = drawn.panel()
     add_points(panel, table.assign(all=""), "place", "test_mse", "all", across=True)
-    panel.x("test error (mean square)", **log_axis(ds["test_mse"].values.ravel()))
+    panel.x("test error (mean square)", **LOG_AXIS)
     rows: Look = {"tickvals": list(range(len(arms))), "ticktext": arms}
     panel.y(range=[len(arms) - 0.5, -0.5], showgrid=False, **rows)
     return drawn.dress("Test error by arm", _seeds(ds["test_mse"]))
@@ -193,7 +193,7 @@ def in_context_errors(ds: xr.Dataset) -> go.Figure:
     add_curves(by_pairs, table[largest], "pairs", "by_pairs", group)
     words = "least squares, expected"
     add_reference(by_pairs, words, ds["pairs"].values, ds["oracle"].values)
-    last.x(_X_TITLES[by], **log_axis(table[by].to_numpy(dtype=float)))
+    last.x(_X_TITLES[by], **LOG_AXIS)
     by_pairs.x("pairs seen before, by the largest of each")
     drawn.y("squared error, of 1 without learning", rangemode="tozero")
     inputs = f"d = {ds.attrs.get('inputs', '?')}"

@@ -356,7 +356,7 @@ def _even_indices(count: int, some: int) -> torch.Tensor:
 
 
 def end_norms(data: xr.Dataset, arms: Sequence[str]) -> xr.Dataset:
-    """Return nuclear norms of arms with attention between channels, for :func:`tsfm_lens.viz.nuclear_norms`.
+    """Return nuclear norms of arms with attention between channels.
 
     Raises:
         UnknownNameError: there is no such arm.

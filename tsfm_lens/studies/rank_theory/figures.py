@@ -12,7 +12,7 @@ import xarray as xr
 from tsfm_lens.core.registry import declare_measurements, figure, frame
 from tsfm_lens.studies.curves import add_curves, add_reference, curve_sheet
 from tsfm_lens.studies.rank_theory.of_models import parameters_of
-from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
+from tsfm_lens.viz.grid import LOG_AXIS, panel_grid, title_axes
 from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.sheet import sheet
 from tsfm_lens.viz.words import listed, num
@@ -146,7 +146,7 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
     )
     panel = drawn.panel()
     add_curves(panel, table, "cut", "bound", "bounds", dash="dot", width=1)
-    drawn.y(**log_axis(table[["error", "bound"]].to_numpy().ravel()))
+    drawn.y(**LOG_AXIS)
     return drawn.dress(
         "Error of attention cut to a rank grows with the singular value that is cut off",
         parameters_of(ds),
@@ -233,9 +233,9 @@ def sketching_lines(ds: xr.Dataset) -> go.Figure:
     heads = ds["heads"].values
     add_reference(right, "best of as many rows", heads, ds["floor"].values)
     left.x("index", type="log")
-    left.y("singular value", **log_axis(spectrum["singular_value"].to_numpy()))
-    right.x("heads h", **log_axis(heads.astype(float)))
-    right.y(**log_axis(distance["distance"].to_numpy()))
+    left.y("singular value", **LOG_AXIS)
+    right.x("heads h", **LOG_AXIS)
+    right.y(**LOG_AXIS)
     return drawn.dress(
         f"What sketches of {ds.attrs['rank']} rows a head miss of an input of width {ds.attrs['width']}",
         parameters_of(ds),

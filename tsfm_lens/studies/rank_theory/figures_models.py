@@ -11,7 +11,7 @@ import xarray as xr
 from tsfm_lens.core.errors import unknown_name
 from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
 from tsfm_lens.studies.curves import curve_sheet
-from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
+from tsfm_lens.viz.grid import LOG_AXIS, panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.select import array, model_of, names
 from tsfm_lens.viz.sheet import Look, blank
@@ -140,7 +140,7 @@ def model_rank_dots(ds: xr.Dataset, *, against: str = "width") -> go.Figure:
             hover = f"{name}<br>mean %{{y:.3g}}"
             at = ([x[place]], [rank[place]])
             panel.dots(*at, name, hover, colour=colour, error_y=whiskers)
-    grid.x(**log_axis(x))
+    grid.x(**LOG_AXIS)
     grid.y(rangemode="tozero", gridcolor=PALE)
     title_axes(grid, _AGAINST[against], "mean ε-rank")
     of = {"width": "width", "heads": "number of heads"}[against]
