@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,8 +15,9 @@ from refusals import expect_error
 from tsfm_lens.sweep.planner.looks import plan_looks, spending_bounds
 from tsfm_lens.sweep.planner.search import (
     PairedErrors,
+    Search,
+    SearchResult,
     bisection,
-    run_search,
     scan,
     sequential,
 )
@@ -38,80 +39,61 @@ def brute_force(curve: list[float], tolerance: float = 0.01) -> int:
     )
 
 
-@given(CURVES, st.integers(1, 5))
+def run_search(
+    of: int, steps: object, evaluate: Callable[[int, int], object]
+) -> SearchResult:
+    """Answer one round of requests after the other."""
+    search = Search(of, steps)
+    while search.result is None:
+        search.answer({request: evaluate(*request) for request in search.requests})
+    return search.result
+
+
+@given(CURVES)
 @settings(deadline=None, max_examples=200, derandomize=True)
-def test_the_scan_is_the_definition_whatever_the_curve(
-    curve: list[float], abreast: int
-) -> None:
-    expected = brute_force(curve)
-    whole = run_search(scan(len(curve)), lambda kept, _: curve[kept])
-    assert (whole.kept, whole.evaluations, whole.saved, whole.exact) == (
-        expected,
-        len(curve),
-        0,
-        True,
-    )
-    assert whole.changes == dict(enumerate(curve))
-    assert whole.change == (curve[expected] if expected < len(curve) else 0.0)
-    passes = [change < 0.01 for change in curve]
-    assert whole.monotone == all(
-        later or not earlier for earlier, later in pairwise(passes)
-    )
-    early = run_search(scan(len(curve), abreast=abreast), lambda kept, _: curve[kept])
-    assert (early.kept, early.exact) == (expected, True)
-    assert early.evaluations == min(len(curve), (expected // abreast + 1) * abreast)
+def test_the_scan_is_the_definition_whatever_the_curve(curve: list[float]) -> None:
+    expected, of = brute_force(curve), len(curve)
+    whole = run_search(of, scan(of, 0.01), lambda kept, _: curve[kept])
+    assert (whole.kept, whole.evaluations, whole.exact) == (expected, of, True)
+    assert whole.change == (curve[expected] if expected < of else 0.0)
 
 
-@given(st.integers(1, 20), st.integers(0, 20), st.integers(0, 3))
+@given(st.integers(1, 20), st.integers(0, 20))
 @settings(deadline=None, max_examples=100, derandomize=True)
 def test_bisection_finds_the_step_of_a_monotone_curve_in_few_evaluations(
-    of: int, step: int, check: int
+    of: int, step: int
 ) -> None:
     curve = [0.5 if kept < step else 0.0 for kept in range(of)]
-    found = run_search(bisection(of, check=check), lambda kept, _: curve[kept])
+    found = run_search(of, bisection(of, 0.01), lambda kept, _: curve[kept])
     assert found.kept == brute_force(curve)
-    assert found.monotone
-    assert found.evaluations <= np.ceil(np.log2(of + 1)) + check
-    assert found.evaluations == len(found.changes)
+    assert found.evaluations <= np.ceil(np.log2(of + 1)) + 2
 
 
-@given(CURVES, st.integers(0, 3))
+@given(CURVES)
 @settings(deadline=None, max_examples=200, derandomize=True)
 def test_bisection_passes_where_it_stands_and_owns_up_to_what_it_has_not_seen(
-    curve: list[float], check: int
+    curve: list[float],
 ) -> None:
-    found = run_search(bisection(len(curve), check=check), lambda kept, _: curve[kept])
+    of = len(curve)
+    found = run_search(of, bisection(of, 0.01), lambda kept, _: curve[kept])
     assert found.kept >= brute_force(curve)
-    assert found.kept == len(curve) or curve[found.kept] < 0.01
-    # none of the counts just below passes, and "exact" means that none below does
+    assert found.kept == of or curve[found.kept] < 0.01
+    # neither of the counts just below passes, and "exact" means that none below does
     assert all(
-        curve[kept] >= 0.01 for kept in range(max(found.kept - check, 0), found.kept)
+        curve[kept] >= 0.01 for kept in range(max(found.kept - 2, 0), found.kept)
     )
     assert not found.exact or found.kept == brute_force(curve)
-    seen = [change < 0.01 for _, change in sorted(found.changes.items())]
-    assert found.monotone == (seen == sorted(seen))
 
 
-def test_searches_ask_answer_by_answer_and_refuse_what_does_not_fit() -> None:
-    search = scan(3)
-    assert search.requests() == [(0, 0), (1, 0), (2, 0)]
-    search.answer({(1, 0): 0.2})
-    assert search.requests() == [(0, 0), (2, 0)]
-    assert search.result is None
-    expect_error(r"\(1, 0\) was not asked for", search.answer, {(1, 0): 0.2})
-    expect_error("2 heads kept is not a number", search.answer, {(2, 0): float("nan")})
-    search.answer({(0, 0): 0.2, (2, 0): 0.0})
-    assert search.requests() == []
+def test_searches_ask_round_by_round_and_refuse_what_is_not_a_number() -> None:
+    search = Search(3, scan(3, 0.01))
+    assert search.requests == [(0, 0), (1, 0), (2, 0)]
+    undefined = {(0, 0): 0.2, (1, 0): 0.2, (2, 0): float("nan")}
+    expect_error("2 heads kept is not a number", search.answer, undefined)
+    search.answer({**undefined, (2, 0): 0.0})
+    assert search.requests == []
     assert search.result is not None
     assert search.result.kept == 2
-    for wrong in (
-        lambda: scan(0),
-        lambda: scan(3, 0.0),
-        lambda: scan(3, abreast=0),
-        lambda: bisection(3, check=-1),
-    ):
-        expect_error("expected", wrong)
-    assert run_search(scan(3, np.inf), lambda kept, _: 1e9).kept == 0
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.004])
@@ -140,13 +122,14 @@ def simulated(
 
 
 def decide(
-    ablated: np.ndarray, plain: np.ndarray, looks: object, **more: object
-) -> object:
+    ablated: np.ndarray, plain: np.ndarray, looks: object, alpha: float = 0.05
+) -> SearchResult:
     def evaluate(kept: int, look: int) -> PairedErrors:
         added = looks.added[look]
         return PairedErrors(ablated[kept, added], plain[added])
 
-    return run_search(sequential(len(ablated), looks, **more), evaluate)
+    of = len(ablated)
+    return run_search(of, sequential(of, looks, 0.01, alpha), evaluate)
 
 
 def exact_kept(ablated: np.ndarray, plain: np.ndarray, groups: np.ndarray) -> int:
@@ -170,7 +153,6 @@ def test_clear_cases_are_decided_early_and_as_the_scan_decides(sets: list[str]) 
     found = decide(ablated, plain, looks)
     assert found.kept == exact_kept(ablated, plain, looks.groups)
     assert not found.exact
-    assert found.alpha == 0.05
     assert found.evaluations < 0.5 * (found.kept + 1)
     # without early looks it is the scan that stops at the first count that passes
     whole = decide(ablated, plain, plan_looks(sets, (1.0,)))

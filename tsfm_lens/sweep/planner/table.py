@@ -299,7 +299,7 @@ class ModelPlan:
             # every curve begins at the plain model; a scan needs all counts whatever they turn out to be
             counts = [0]
             if self._exact:
-                counts += [search.of - count for count, _ in search.requests()]
+                counts += [search.of - count for count, _ in search.requests]
             entries += self._counts(site, counts)
         return entries
 
@@ -307,12 +307,12 @@ class ModelPlan:
         """Yield one stage after the other; the next begins when the rows of the last are there."""
         yield self.first
         turn = 0
-        while any(search.requests() for search in self._searches.values()):
+        while any(search.requests for search in self._searches.values()):
             turn += 1
             # by look, then by site and number of heads kept
             asked: dict[int, dict[tuple[_Site, int], PlanEntry]] = defaultdict(dict)
             for site, search in self._searches.items():
-                for count, look in search.requests():
+                for count, look in search.requests:
                     (asked[look][site, count],) = self._counts(
                         site, [search.of - count]
                     )
@@ -370,19 +370,9 @@ class ModelPlan:
         return lambda variant: float(changes.get(variant, 0.0))
 
     def _result(self, site: _Site, search: Search) -> dict[str, Any]:
-        result = search.result
-        assert result is not None
-        return {
-            "model": self.name,
-            "layer": site[0],
-            "order": site[1],
-            "of": result.of,
-            "kept": result.kept,
-            "change": float(result.change),
-            "evaluations": float(result.evaluations),
-            "total": result.of,
-            "exact": bool(result.exact),
-        }
+        assert search.result is not None
+        place = {"model": self.name, "layer": site[0], "order": site[1]}
+        return {**place, **search.result._asdict(), "total": search.result.of}
 
     def _measured_rankings(
         self, sets: Sequence[EvaluationSet], seed: int
@@ -411,12 +401,12 @@ class ModelPlan:
                 of, tolerance = len(heads), settings.tolerance
                 if self._schedule is not None:
                     looks = self._schedule.looks
-                    search = sequential(of, looks, tolerance, alpha=settings.alpha)
+                    steps = sequential(of, looks, tolerance, settings.alpha)
                 elif settings.search == "scan":
-                    search = scan(of, tolerance)
+                    steps = scan(of, tolerance)
                 else:
-                    search = bisection(of, tolerance)
-                searches[layer, order] = search
+                    steps = bisection(of, tolerance)
+                searches[layer, order] = Search(of, steps)
         missing = set(settings.layers or ()) - {layer for layer, _ in searches}
         if missing:
             valid = sorted(next(iter(self._rankings.values())))
