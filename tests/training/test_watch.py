@@ -118,17 +118,12 @@ class Case:
         ] + [others]
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_a_training_with_a_watch_is_one_without_bit_for_bit(
-    training: bool, tmp_path: Path
-) -> None:
+def test_a_training_with_a_watch_is_one_without_bit_for_bit(tmp_path: Path) -> None:
     states = []
     for watched in (False, True):
         seed(1)
         case = Case()
-        watch = (
-            case.watch(tmp_path, snapshots=3, training=training) if watched else None
-        )
+        watch = case.watch(tmp_path, snapshots=3) if watched else None
         for step in range(6):
             loss = case.step(step)
             before = case.state()
@@ -192,7 +187,7 @@ def test_generators_of_ones_own_stand_where_they_stood() -> None:
 
 def test_the_record_holds_what_the_measures_give(tmp_path: Path) -> None:
     case = Case()
-    watch = case.watch(tmp_path, snapshots=[0, 4], products=6)
+    watch = case.watch(tmp_path, snapshots=4, products=6)
     case.step(0)
     row = watch(0, loss=torch.tensor(0.5))
     assert row is not None
@@ -224,10 +219,7 @@ def test_the_record_holds_what_the_measures_give(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "torn", [b"", b'{"step": 4, "va', b'{"step": 4, "values": {}, "attention": {}}']
 )
-@pytest.mark.parametrize("explicit", [False, True])
-def test_a_resumed_watch_equals_an_undisturbed_one(
-    torn: bytes, explicit: bool, tmp_path: Path
-) -> None:
+def test_a_resumed_watch_equals_an_undisturbed_one(torn: bytes, tmp_path: Path) -> None:
     def train(case: Case, watch: Watch, start: int, stop: int) -> None:
         for step in range(start, stop):
             watch(step)
@@ -247,9 +239,7 @@ def test_a_resumed_watch_equals_an_undisturbed_one(
     again = Case()
     again.model.load_state_dict(state[0])
     again.optimizer.load_state_dict(state[1])
-    second = again.watch(
-        tmp_path / "parted", snapshots=2, resume=3 if explicit else True
-    )
+    second = again.watch(tmp_path / "parted", snapshots=2, resume=True)
     train(again, second, 3, 7)
     xr.testing.assert_identical(
         read_watch(tmp_path / "parted"), read_watch(tmp_path / "whole")
@@ -309,7 +299,7 @@ def test_what_is_not_finite_ends_the_watch_and_loses_nothing(tmp_path: Path) -> 
     watch(0, loss=2.0)
     before = case.state()
     expect_error(
-        "loss is nan at step 1; the last finite one was 2 at step 0",
+        "loss is nan at step 1",
         watch,
         1,
         loss=torch.tensor(torch.nan),
@@ -325,21 +315,13 @@ def test_wrong_use_is_told() -> None:
     case = Case()
     for options, words in (
         ({"every": 0}, "every=0"),
-        ({"every": True}, "every=True"),
-        ({"every": []}, r"every=\[\]"),
         ({"snapshots": -1}, "snapshots=-1"),
         ({"snapshots": 2, "patterns": None}, "snapshots keep attention"),
         ({"inputs": 0}, "inputs=0"),
         ({"products": 0}, "products=0"),
-        ({"measures": "attention"}, "expected several"),
         ({"measures": ["sharpness"], "loss": None}, "'sharpness' needs loss=…"),
         ({"measures": ["gradient_noise"], "loss": case.losses[0]}, r"needs loss=\[…\]"),
-        ({"measures": ["attention"], "patterns": None}, "needs series=…"),
-        (
-            {"series": [1.0, 2.0], "patterns": None},
-            "series are for a lens, not for a Net",
-        ),
-        ({"series": [1.0, 2.0]}, "both series and patterns"),
+        ({"measures": ["attention"], "patterns": None}, "needs patterns=…"),
         ({"loss": 3}, "iter|loss"),
     ):
         with pytest.raises((InputError, TypeError), match=words):
@@ -350,7 +332,7 @@ def test_wrong_use_is_told() -> None:
     expect_error("step 3 after step 4", watch, 3)
     frozen = Case()
     frozen.model.requires_grad_(False)
-    expect_error("takes a gradient", lambda: frozen.watch()(0))
+    expect_error("no parameters", lambda: frozen.watch()(0))
 
 
 def test_measures_of_ones_own_are_recorded_and_held_to_their_form(
@@ -395,7 +377,7 @@ def test_runs_and_seeds_are_laid_over_each_other() -> None:
             nn.Linear(1, 1),
             every=1,
             patterns=lambda: dict.fromkeys(layers, pattern),
-            snapshots=steps,
+            snapshots=1,
         )
         for step in steps:
             watch(step, loss=step + shift)

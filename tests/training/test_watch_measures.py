@@ -73,7 +73,7 @@ def test_a_lens_gives_the_patterns_of_every_head(name: str) -> None:
     lens = lens_of(name)
     series = bundled("co2").tail(64)
     found = patterns_of(lens, series)
-    seen = Watch(lens, series=series, every=1)(0)
+    seen = Watch(lens, patterns=lambda: patterns_of(lens, series), every=1)(0)
     assert seen is not None
     assert seen["attention"].keys() == found.keys()
     _, kept = lens.run_with_cache(series, names_filter="**.hook_pattern")

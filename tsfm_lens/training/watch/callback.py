@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 import xarray as xr
 from torch import Tensor, nn
@@ -25,10 +26,9 @@ from tsfm_lens.training.watch.attention import (
     attention_measures,
     by_head,
     checked,
-    patterns_of,
     sizes_of,
 )
-from tsfm_lens.training.watch.guard import Losses, listed, trainable, undisturbed
+from tsfm_lens.training.watch.guard import Loss, Losses, listed, undisturbed
 from tsfm_lens.training.watch.sharpness import gradient_noise, sharpness
 
 __all__ = ["Watch", "read_watch", "together"]
@@ -40,7 +40,6 @@ Row = dict[str, Any]
 
 Measure = Callable[[], Mapping[str, float]]
 """Numbers by name, of the model as it is."""
-Steps = int | Collection[int]
 
 
 class Watch:
@@ -52,18 +51,17 @@ class Watch:
         model: the module that is trained, or a lens on it.
         measures: names among "sharpness", "gradient_noise" and "attention", and functions that give numbers by name; if
             None, all that the arguments below allow.
-        every: steps between two measurements, from step 0 on; or the steps themselves.
+        every: steps between two measurements, from step 0 on.
         out: folder of the record, ``watch.jsonl`` and ``patterns/``; only in memory if None.
         loss: function that returns the scalar loss of fixed data; for several, the sharpness is that of their mean.
-        series: series on which a lens measures attention.
-        patterns: gives the attention of a model without a lens by layer, (…, head, query, key).
-        snapshots: when to keep the patterns of ``inputs`` inputs, given as ``every``; never if None.
+        patterns: gives the attention by layer, (…, head, query, key); for a lens
+            ``lambda: training.patterns_of(lens, series)``.
+        snapshots: steps between two records of the patterns of ``inputs`` inputs; never if None.
         products, tolerance: see :func:`tsfm_lens.training.sharpness`.
         epsilon: see :func:`tsfm_lens.training.attention_measures`.
         seed: of the random numbers of the measures.
-        training: whether the model is measured in training mode (with its dropout).
         name: name of the run; that of the model if "".
-        resume: continue the record in ``out``; lines after the step of the first call, or after this step, are dropped.
+        resume: continue the record in ``out``; lines after the step of the first call are dropped.
 
     Raises:
         InputError: a number is out of range, or a measure lacks its argument.
@@ -84,81 +82,63 @@ class Watch:
         model: nn.Module | Lens,
         measures: Sequence[str | Measure] | None = None,
         *,
-        every: Steps = 100,
+        every: int = 100,
         out: str | Path | None = None,
         loss: Losses | None = None,
-        series: Any = None,
         patterns: Patterns | None = None,
-        snapshots: Steps | None = None,
+        snapshots: int | None = None,
         inputs: int = 1,
         products: int = 20,
         tolerance: float = 1e-3,
         epsilon: float = EPSILON,
         seed: int = 0,
-        training: bool = False,
         name: str = "",
-        resume: bool | int = False,
+        resume: bool = False,
     ) -> None:
-        self.model: nn.Module = (
-            model.adapter.model if isinstance(model, Lens) else model
-        )
-        self._losses = [] if loss is None else listed(loss)
-        if series is not None:
-            if patterns is not None:
-                raise InputError("got both series and patterns; give one of the two")
-            if not isinstance(model, Lens):
-                raise InputError(
-                    f"series are for a lens, not for a {type(model).__name__}; give patterns=… instead"
-                )
-            patterns = partial(patterns_of, model, series)
-        self._patterns = patterns
-        self.every = _steps(every, "every")
-        self.snapshots = (
-            frozenset[int]() if snapshots is None else _steps(snapshots, "snapshots")
-        )
-        if inputs < 1 or products < 1:
-            raise InputError(
-                f"inputs={inputs}, products={products}; expected 1 or more"
-            )
-        if snapshots is not None and self._patterns is None:
-            raise InputError(
-                "snapshots keep attention: give series to a lens, or patterns=…"
-            )
-        self.epsilon, self.seed, self.training, self._inputs = (
-            epsilon,
-            seed,
-            training,
-            inputs,
-        )
-        self._products, self._tolerance = products, tolerance
-        self.measures = self._select_measures(measures)
-        model_name = model.model_id if isinstance(model, Lens) else type(model).__name__
-        shapes = str(
-            [
-                (key, tuple(weight.shape))
-                for key, weight in self.model.named_parameters()
-            ]
-        )
+        numbers = {"every": every, "inputs": inputs, "products": products}
+        if snapshots is not None:
+            numbers["snapshots"] = snapshots
+        for key, number in numbers.items():
+            if number < 1:
+                raise InputError(f"{key}={number}; expected 1 or more")
+        if snapshots is not None and patterns is None:
+            raise InputError("snapshots keep attention: give patterns=…")
+        model_name = type(model).__name__
+        if isinstance(model, Lens):
+            model_name, model = model.model_id, model.adapter.model
+        self.model: nn.Module = model
+        self.every, self.snapshots = every, snapshots
+        self.epsilon, self.seed = epsilon, seed
+        self._patterns, self._inputs = patterns, inputs
+        losses = [] if loss is None else listed(loss)
+        how = {"steps": products, "tolerance": tolerance, "seed": seed}
+        builtin: dict[str, Measure] = {}
+        if losses:
+            builtin["sharpness"] = partial(_sharpness, losses, model, **how)
+        if len(losses) > 1:
+            builtin["gradient_noise"] = partial(_gradient_noise, losses, model)
+        if patterns is not None:
+            # looked up by itself, since snapshots share its forward pass
+            builtin["attention"] = dict
+        self.measures = _select(measures, builtin)
+        shapes = [(key, tuple(part.shape)) for key, part in model.named_parameters()]
         # of a resumed run these must be the same
-        settings = {
+        self.settings: dict[str, Any] = {
             "model": name or model_name,
             "measures": [*self.measures],
-            "weights": zlib.crc32(shapes.encode()),
+            "weights": zlib.crc32(str(shapes).encode()),
             "products": products,
             "tolerance": tolerance,
             "epsilon": epsilon,
             "seed": seed,
-            "training": training,
         }
-        self.settings, self.rows = settings, list[Row]()
+        self.rows: list[Row] = []
         self.seen: dict[int, dict[str, np.ndarray]] = {}
         self.folder = None if out is None else Path(out)
         if self.folder is not None:
-            self._open(self.folder, resume=resume is not False)
-        self._resume_pending = resume is True
-        self._last: int | None = None
-        if resume is not True and resume is not False:
-            self._drop_after(int(resume))
+            self._open(self.folder, resume=resume)
+        self._resume_pending = resume
+        self._last = -1
 
     def __call__(
         self, step: Any, loss: Tensor | float | None = None
@@ -172,60 +152,38 @@ class Watch:
         Raises:
             InputError: steps do not increase, a loss is not finite, or a measure fails.
         """
-        at = step if isinstance(step, int) else int(getattr(step, "step", step))
+        at = int(getattr(step, "step", step))
         if self._resume_pending:
             self._resume_pending = False
             self._drop_after(at)
-        if self._last is not None and at <= self._last:
+        if at <= self._last:
             raise InputError(
                 f"step {at} after step {self._last}; steps grow, unless a run is resumed"
             )
         self._last = at
-        due, keep = (
-            at % steps == 0 if isinstance(steps, int) else at in steps
-            for steps in (self.every, self.snapshots)
-        )
-        if not (due or keep) or (self.rows and self.rows[-1]["step"] >= at):
+        is_due = at % self.every == 0
+        is_kept = self.snapshots is not None and at % self.snapshots == 0
+        is_recorded = bool(self.rows) and self.rows[-1]["step"] >= at
+        if is_recorded or not (is_due or is_kept):
             return None
-        values: dict[str, float | None] = (
-            {} if loss is None or not due else {"loss": self._finite_loss(at, loss)}
-        )
-        row: Row = {"step": at, "values": values, "attention": {}}
-        with undisturbed(self.model, seed=self.seed, training=self.training):
-            for name, measure in self.measures.items() if due else ():
-                if name != "attention":
-                    numbers = measure()
-                    try:
-                        values |= {
-                            str(key): plain(float(value))
-                            for key, value in numbers.items()
-                        }
-                    except (AttributeError, TypeError, ValueError) as error:
-                        raise InputError(
-                            f"the measure {name!r} gave {numbers!r}; expected numbers by name"
-                        ) from error
-            patterns: dict[str, Tensor] = {}
-            if self._patterns is not None and (
-                keep or (due and "attention" in self.measures)
-            ):
+        row: Row = {"step": at, "values": {}, "attention": {}}
+        patterns: dict[str, Tensor] = {}
+        with undisturbed(self.model, seed=self.seed):
+            if is_due:
+                row["values"] = self._measured(at, loss)
+            has_attention = is_due and "attention" in self.measures
+            if self._patterns is not None and (is_kept or has_attention):
                 with torch.no_grad():
                     patterns = checked(self._patterns())
-        if due and "attention" in self.measures:
-            for name, pattern in patterns.items():
-                # rows of one layer are all square or none is, so that a mean is missing or of all
-                measures = attention_measures(pattern, epsilon=self.epsilon)
-                means = {
-                    key: [plain(value) for value in one.mean(axis=0)]
-                    for key, one in measures.items()
-                }
-                row["attention"][name] = sizes_of(pattern) | means
-        if keep:
+        if has_attention:
+            row["attention"] = self._attention(patterns)
+        if is_kept:
             self.seen[at] = {
                 name: one[: self._inputs].float().cpu().numpy()
                 for name, one in patterns.items()
             }
         if self.folder is not None:
-            if keep:
+            if is_kept:
                 # before the line, so that every line has its patterns
                 path = self.folder / PATTERNS / _FILE.format(at)
                 path.parent.mkdir(exist_ok=True)
@@ -234,6 +192,39 @@ class Watch:
             append(self.folder / RECORD, row)
         self.rows.append(row)
         return row
+
+    def _measured(
+        self, step: int, loss: Tensor | float | None
+    ) -> dict[str, float | None]:
+        values: dict[str, float | None] = {}
+        if loss is not None:
+            values["loss"] = float(loss)
+            if not math.isfinite(float(loss)):
+                raise InputError(
+                    f"the loss is {float(loss)} at step {step}; what was seen until then is kept"
+                )
+        for name, measure in self.measures.items():
+            numbers = measure()
+            try:
+                values |= {key: plain(float(numbers[key])) for key in numbers}
+            except (TypeError, ValueError) as error:
+                raise InputError(
+                    f"the measure {name!r} gave {numbers!r}; expected numbers by name"
+                ) from error
+        return values
+
+    def _attention(self, patterns: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Measure attention by layer, a mean over inputs for each head."""
+        layers = {}
+        for name, pattern in patterns.items():
+            # rows of one layer are all square or none is, so that a mean is missing or of all
+            measures = attention_measures(pattern, epsilon=self.epsilon)
+            means = {
+                key: [plain(value) for value in one.mean(axis=0)]
+                for key, one in measures.items()
+            }
+            layers[name] = sizes_of(pattern) | means
+        return layers
 
     def dataset(self) -> xr.Dataset:
         """Return all that was recorded so far; see :func:`tsfm_lens.training.read_watch`."""
@@ -258,7 +249,7 @@ class Watch:
                 # stopped before the first line was whole
                 file.unlink(missing_ok=True)
             else:
-                for key in {**former, **self.settings}:
+                for key in self.settings:
                     if former.get(key) != self.settings.get(key):
                         raise CheckpointError(
                             f"{file} was written with {key}={former.get(key)!r}, not {self.settings.get(key)!r}; "
@@ -278,102 +269,53 @@ class Watch:
         if self.folder is not None:
             cut(self.folder / RECORD, step)
 
-    def _select_measures(
-        self, measures: Sequence[str | Measure] | None
-    ) -> dict[str, Measure]:
-        """Select functions by name; "attention" is looked up by itself, since snapshots share its forward pass."""
-        needs_loss = "loss=…, a function that gives the loss of fixed data"
-        needs_losses = "loss=[…], functions that give the loss of a batch each"
-        builtin: dict[str, tuple[Measure, bool, str]] = {
-            "sharpness": (self._sharpness, bool(self._losses), needs_loss),
-            "gradient_noise": (
-                self._gradient_noise,
-                len(self._losses) > 1,
-                needs_losses,
-            ),
-            "attention": (
-                dict,
-                self._patterns is not None,
-                "series=… of a lens, or patterns=…",
-            ),
-        }
-        if measures is None:
-            return {
-                name: measure
-                for name, (measure, possible, _) in builtin.items()
-                if possible
-            }
-        if isinstance(measures, str):
-            raise InputError(
-                f"measures={measures!r}; expected several, as in measures=[{measures!r}]"
-            )
-        selection: dict[str, Measure] = {}
-        for place, each in enumerate(measures):
-            if callable(each):
-                selection[getattr(each, "__name__", f"measure_{place}")] = each
-                continue
-            if each not in builtin:
-                raise unknown_name("measure", each, builtin)
-            selection[each], possible, needs = builtin[each]
-            if not possible:
-                raise InputError(f"the measure {each!r} needs {needs}")
-        return selection
 
-    def _sharpness(self) -> dict[str, float]:
-        weights = trainable(self.model)
-        result = sharpness(
-            self._losses,
-            weights,
-            steps=self._products,
-            tolerance=self._tolerance,
-            seed=self.seed,
-        )
-        ends = {
-            "sharpness": result.largest,
-            "sharpness_residual": result.largest_residual,
-        }
-        ends |= {
-            "lowest_curvature": result.smallest,
-            "lowest_curvature_residual": result.smallest_residual,
-        }
-        trace = {
-            "hessian_trace": result.trace,
-            "hessian_trace_error": result.trace_error,
-        }
-        return {**ends, "watched_loss": result.loss, **trace}
-
-    def _gradient_noise(self) -> dict[str, float]:
-        result = gradient_noise(self._losses, trainable(self.model))
-        squared = {
-            "gradient_variance": result.variance,
-            "gradient_squared_norm": result.squared_norm,
-        }
-        return {**squared, "noise_scale": result.scale}
-
-    def _finite_loss(self, step: int, loss: Tensor | float) -> float:
-        value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
-        if not np.isfinite(value):
-            last = "".join(
-                f"the last finite one was {row['values']['loss']:.4g} at step {row['step']}; "
-                for row in [row for row in self.rows if "loss" in row["values"]][-1:]
-            )
-            raise InputError(
-                f"the loss is {value} at step {step}; {last}what was seen until then is kept"
-            )
-        return value
+def _select(
+    measures: Sequence[str | Measure] | None, builtin: Mapping[str, Measure]
+) -> dict[str, Measure]:
+    """Select functions by name."""
+    if measures is None:
+        return dict(builtin)
+    selection: dict[str, Measure] = {}
+    for place, each in enumerate(measures):
+        if callable(each):
+            selection[getattr(each, "__name__", f"measure_{place}")] = each
+            continue
+        if each not in _NEEDS:
+            raise unknown_name("measure", each, _NEEDS)
+        if each not in builtin:
+            raise InputError(f"the measure {each!r} needs {_NEEDS[each]}")
+        selection[each] = builtin[each]
+    return selection
 
 
-def _steps(steps: Steps, what: str) -> int | frozenset[int]:
-    if isinstance(steps, bool) or (isinstance(steps, int) and steps < 1):
-        raise InputError(
-            f"{what}={steps}; expected a number of steps, 1 or more, or the steps themselves"
-        )
-    if isinstance(steps, int):
-        return steps
-    step_set = frozenset(int(step) for step in steps)
-    if not step_set or min(step_set) < 0:
-        raise InputError(f"{what}={sorted(step_set)}; expected steps of 0 or more")
-    return step_set
+_NEEDS = {
+    "sharpness": "loss=…, a function that gives the loss of fixed data",
+    "gradient_noise": "loss=[…], functions that give the loss of a batch each",
+    "attention": "patterns=…",
+}
+
+
+def _sharpness(losses: Losses, model: nn.Module, **how: Any) -> dict[str, float]:
+    result = sharpness(losses, model, **how)
+    return {
+        "sharpness": result.largest,
+        "sharpness_residual": result.largest_residual,
+        "lowest_curvature": result.smallest,
+        "lowest_curvature_residual": result.smallest_residual,
+        "watched_loss": result.loss,
+        "hessian_trace": result.trace,
+        "hessian_trace_error": result.trace_error,
+    }
+
+
+def _gradient_noise(losses: Sequence[Loss], model: nn.Module) -> dict[str, float]:
+    result = gradient_noise(losses, model)
+    return {
+        "gradient_variance": result.variance,
+        "gradient_squared_norm": result.squared_norm,
+        "noise_scale": result.scale,
+    }
 
 
 def read_watch(folder: str | Path) -> xr.Dataset:
@@ -451,56 +393,40 @@ def as_dataset(
         )
     data = data.assign(by_head("step", [row["attention"] for row in entries]))
     if patterns:
-        data = _with_patterns(data, patterns)
+        pattern = _laid_out(patterns)
+        if "layer" in data.dims:
+            layers = dict.fromkeys([*data["layer"].values, *pattern["layer"].values])
+            data = data.reindex(layer=list(layers))
+            pattern = pattern.reindex_like(data)
+        data["pattern"] = pattern
     facts = {
         key: value
         for key, value in settings.items()
-        if isinstance(value, str | int | float) and value != ""
+        if type(value) in (str, int, float) and value != ""
     }
-    facts = {
-        key: int(value) if isinstance(value, bool) else value
-        for key, value in facts.items()
-    }
-    data.attrs = {
-        **facts,
-        "kind": "training_watch",
-        "title": "Watching a training",
-        "source": _SOURCE,
-    }
-    return data
+    about = {"kind": "training_watch", "title": "Watching a training"}
+    return data.assign_attrs(facts, **about, source=_SOURCE)
 
 
-def _with_patterns(
-    data: xr.Dataset, patterns: Mapping[int, Mapping[str, np.ndarray]]
-) -> xr.Dataset:
-    layers = list(dict.fromkeys(name for one in patterns.values() for name in one))
-    shape = np.max(
-        [value.shape for one in patterns.values() for value in one.values()], axis=0
+def _laid_out(patterns: Mapping[int, Mapping[str, np.ndarray]]) -> xr.DataArray:
+    """Lay patterns (input, head, query, key) out by snapshot and layer, NaN where a layer is smaller."""
+    axes = ("input", "head", "query", "key")
+    layers = dict.fromkeys(layer for one in patterns.values() for layer in one)
+    by_step = []
+    for one in patterns.values():
+        arrays = [xr.DataArray(value, dims=axes) for value in one.values()]
+        counted = [
+            array.assign_coords({axis: range(array.sizes[axis]) for axis in axes})
+            for array in arrays
+        ]
+        by_step.append(
+            xr.concat(counted, pd.Index(list(one), name="layer"), join="outer")
+        )
+    pattern = xr.concat(
+        by_step, pd.Index(list(patterns), name="snapshot"), join="outer"
     )
-    values = np.full((len(patterns), len(layers), *shape), np.nan, dtype=np.float32)
-    for place, one in enumerate(patterns.values()):
-        for name, value in one.items():
-            rows, heads, queries, keys = value.shape
-            values[place, layers.index(name), :rows, :heads, :queries, :keys] = value
-    data = (
-        data.reindex(layer=layers)
-        if "layer" in data.dims and set(layers) > set(data["layer"].values)
-        else data
-    )
-    axes = ("snapshot", "layer", "input", "head", "query", "key")
-    coords = {
-        "snapshot": list(patterns),
-        "layer": layers,
-        "input": range(shape[0]),
-        "head": range(shape[1]),
-    }
-    pattern = xr.DataArray(values, dims=axes, coords=coords)
-    if "layer" in data.dims:
-        pattern = pattern.reindex(layer=data["layer"].values, head=data["head"].values)
-    data["pattern"] = pattern.transpose(
-        "snapshot", "input", "layer", "head", "query", "key"
-    )
-    return data
+    pattern = pattern.reindex(layer=list(layers)).drop_vars(["query", "key"])
+    return pattern.transpose("snapshot", "input", "layer", "head", "query", "key")
 
 
 def plain(value: float) -> float | None:
@@ -544,22 +470,9 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
     }
     rows = []
     for datasets in each.values():
-        # axes without labels are counted, and sizes of layers are no labels of the whole
-        plain_axes = [
-            {axis: range(n) for axis, n in ds.sizes.items() if axis not in ds.coords}
-            for ds in datasets
-        ]
-        counted = [
-            ds.assign_coords(axes)
-            for ds, axes in zip(datasets, plain_axes, strict=True)
-        ]
-        row = xr.concat(
-            [ds.reset_coords(set(SIZES) & set(ds.coords)) for ds in counted],
-            "seed",
-            **options,
-        )
-        rows.append(row.assign_coords(seed=range(len(datasets))))
-    data = xr.concat(rows, "run", **options).assign_coords(run=list(each))
+        seeds = pd.RangeIndex(len(datasets), name="seed")
+        rows.append(xr.concat(map(_counted, datasets), seeds, **options))
+    data = xr.concat(rows, pd.Index(list(each), name="run"), **options)
     if "layer" in data.dims:
         # in the order of the first dataset that has them
         data = data.reindex(
@@ -578,3 +491,9 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
     data = data.isel(seed=0, drop=True) if len(data["seed"]) == 1 else data
     data.attrs = {**every[0].attrs, "model": ", ".join(each)}
     return data
+
+
+def _counted(ds: xr.Dataset) -> xr.Dataset:
+    """Label axes without labels by their counts, and let sizes of layers be values, as runs differ in them."""
+    axes = {axis: range(n) for axis, n in ds.sizes.items() if axis not in ds.coords}
+    return ds.assign_coords(axes).reset_coords(set(SIZES) & set(ds.coords))

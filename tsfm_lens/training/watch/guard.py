@@ -34,30 +34,23 @@ def listed(loss: Losses) -> list[Loss]:
 def trainable(parameters: nn.Module | Iterable[Tensor]) -> list[Tensor]:
     """Return the weights to differentiate by: those of a module that are trained, or all that are listed."""
     if isinstance(parameters, nn.Module):
-        weights: list[Tensor] = [
-            weight for weight in parameters.parameters() if weight.requires_grad
-        ]
-        if not weights:
-            raise InputError(
-                "no parameter of the model takes a gradient; call requires_grad_(True) on what is trained"
-            )
+        weights = [each for each in parameters.parameters() if each.requires_grad]
     else:
         weights = list(parameters)
-        if not weights:
+    if not weights:
+        raise InputError(
+            "no parameters that take a gradient; expected at least one, such as model.parameters()"
+        )
+    for weight in weights:
+        if not weight.requires_grad or weight.dtype not in _TWICE:
             raise InputError(
-                "no parameters; expected at least one, such as model.parameters()"
-            )
-    for place, weight in enumerate(weights):
-        shape = tuple(weight.shape)
-        if not weight.requires_grad:
-            raise InputError(
-                f"parameter {place} of shape {shape} takes no gradient; leave it out, or let it have one"
-            )
-        if weight.dtype not in (torch.float32, torch.float64):
-            raise InputError(
-                f"parameter {place} of shape {shape} is {weight.dtype}; second derivatives need float32 or float64"
+                f"a parameter of shape {tuple(weight.shape)} is {weight.dtype} with requires_grad="
+                f"{weight.requires_grad}; second derivatives need float32 or float64 that takes a gradient"
             )
     return weights
+
+
+_TWICE = (torch.float32, torch.float64)
 
 
 def finite(value: Tensor) -> Tensor:
@@ -139,9 +132,7 @@ def _restore(states: tuple[Any, ...]) -> None:
 
 
 @contextmanager
-def undisturbed(
-    model: nn.Module, *, seed: int = 0, training: bool = False
-) -> Iterator[None]:
+def undisturbed(model: nn.Module, *, seed: int = 0) -> Iterator[None]:
     """Restore gradients, modes and random numbers after a block; a block that changes weights is refused."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
@@ -151,7 +142,7 @@ def undisturbed(
     try:
         for weight, _ in gradients:
             weight.grad = None
-        model.train(training)
+        model.eval()
         with draws_kept(seed):
             yield
     finally:

@@ -348,8 +348,8 @@ class GradientNoise:
     Attributes:
         variance: trace of the covariance of the gradient of a batch.
         squared_norm: of the gradient of all data, by an unbiased estimate, which may be below 0.
-        scale: batch size at which noise and gradient are equally large, batch_size · variance / squared_norm; NaN if
-            the squared norm is not above 0.
+        scale: number of batches at which noise and gradient are equally large, variance / squared_norm; NaN if the
+            squared norm is not above 0.
         batches: number of batches.
     """
 
@@ -362,15 +362,12 @@ class GradientNoise:
 def gradient_noise(
     losses: Sequence[Loss],
     parameters: nn.Module | Iterable[Tensor],
-    *,
-    batch_size: int = 1,
 ) -> GradientNoise:
     """Compute the variance of the gradient over batches, relative to its mean.
 
     Args:
         losses: functions that return the mean loss of a batch each; batches of one size, drawn independently.
         parameters: the weights, or a model, which means all its trainable weights.
-        batch_size: examples in a batch; 1 gives the scale in batches.
 
     Source:
         McCandlish et al. 2018, arXiv:1812.06162, section 2.2 ("simple noise scale"), with its unbiased estimates.
@@ -386,8 +383,6 @@ def gradient_noise(
         raise InputError(
             f"got {len(each)} batch; a variance needs the losses of at least 2"
         )
-    if batch_size < 1:
-        raise InputError(f"batch_size={batch_size}; expected 1 or more")
     mean = torch.zeros(
         sum(weight.numel() for weight in weights),
         dtype=torch.float64,
@@ -419,5 +414,5 @@ def gradient_noise(
         )
     variance = squares / (len(each) - 1)
     squared_norm = float(torch.dot(mean, mean)) - variance / len(each)
-    scale = batch_size * variance / squared_norm if squared_norm > 0 else math.nan
+    scale = variance / squared_norm if squared_norm > 0 else math.nan
     return GradientNoise(variance, squared_norm, scale, len(each))
