@@ -24,10 +24,10 @@ from tsfm_lens.compress.layers import (
     Factors,
     LowRankLinear,
     PartialLinear,
+    product,
     replace_layer,
 )
-from tsfm_lens.compress.matrices import matrices
-from tsfm_lens.compress.schedule import ratio_of
+from tsfm_lens.compress.matrices import kept_ratio, matrices
 from tsfm_lens.core.errors import CheckpointError, InputError
 from tsfm_lens.core.io import WRITTEN, follow_umask
 from tsfm_lens.data.checked import Strict
@@ -160,9 +160,7 @@ def save_compressed(
             if isinstance(layer, LowRankLinear)
         }
     else:
-        ratio = ratio_of(
-            {name: by_name[name].form(by_head=by_head) for name in ranks}, ranks
-        )._asdict()
+        ratio = kept_ratio(lens, ranks, by_head=by_head)._asdict()
     partial = target.with_name(f".{uuid4().hex}.part")
     try:
         with in_our_words(f"{target} cannot be written"):
@@ -406,42 +404,36 @@ def _shape_of(
     files: Checkpoint, layer: str, spec: FactorRecord | PartRecord
 ) -> tuple[int, int]:
     """Return (out, in) of the matrix of a layer, by the headers of its tensors."""
-    name, endings = (
-        shortened(layer, 80),
-        (REST,) if isinstance(spec, PartRecord) else (DOWN, UP),
+    endings = (REST,) if isinstance(spec, PartRecord) else (DOWN, UP)
+    name, form = shortened(layer, 80), spec.model_dump()
+    headers = {ending: files.tensors.get(layer + ending) for ending in endings}
+    found = {ending: str(header) for ending, header in headers.items()}
+    wrong = CheckpointError(
+        f"{files.folder}: {COMPRESSION} names the layer {name!r} as {form}; expected its {' and '.join(endings)} of "
+        f"such a form and of one type in the files, and no {WEIGHT}, found {found}"
     )
-    tensors = [
-        files.tensors[layer + ending]
-        for ending in endings
-        if layer + ending in files.tensors
+    held = [
+        torch.empty(header.shape, device="meta")
+        for header in headers.values()
+        if header
     ]
-    if len(tensors) < len(endings) or layer + WEIGHT in files.tensors:
-        raise CheckpointError(
-            f"{files.folder}: {COMPRESSION} names the layer {name!r}; expected its {' and '.join(endings)} in the "
-            f"files, and no {WEIGHT}"
-        )
-    first, last = tensors[0].shape, tensors[-1].shape
+    types = {header.dtype for header in headers.values() if header}
+    if len(held) < len(endings) or len(types) > 1 or layer + WEIGHT in files.tensors:
+        raise wrong
     if isinstance(spec, PartRecord):
-        axis, count = int(spec.of == "columns"), len(spec.places)
-        if len(first) != 2 or first[axis] != count:
-            raise CheckpointError(
-                f"{files.folder}: {name!r} has {list(first)}, expected {count} {spec.of} as {COMPRESSION} says"
-            )
-        return (spec.size, first[1]) if axis == 0 else (first[0], spec.size)
-    types, forms, shape = (
-        [each.dtype for each in tensors],
-        (len(first), len(last)),
-        (0, 0),
-    )
-    if forms == (2, 2) and first[0] == last[1] == spec.rank:
-        shape = last[0], first[1]
-    elif forms == (2, 3) and last[2] == spec.rank and first[0] == last[0] * spec.rank:
-        shape = last[0] * last[1], first[1]
-    elif forms == (3, 2) and first[1] == spec.rank and last[1] == first[0] * spec.rank:
-        shape = last[0], first[0] * first[2]
-    if types[0] != types[1] or not math.prod(shape):
-        raise CheckpointError(
-            f"{files.folder}: {name!r} has factors {list(first)} and {list(last)} in {types[0]} and {types[1]}; "
-            f"expected (rank, in) and (out, rank) of rank {spec.rank} in one type"
-        )
-    return shape
+        axis = 0 if spec.of == "rows" else 1
+        shape = list(held[0].shape)
+        if len(shape) != 2 or shape[axis] != len(spec.places):
+            raise wrong
+        shape[axis] = spec.size
+    else:
+        factors = Factors(*held)
+        try:
+            shape = list(product(factors).shape)
+        except (RuntimeError, ValueError, IndexError):
+            raise wrong from None
+        if factors.rank != spec.rank:
+            raise wrong
+    if len(shape) != 2 or not math.prod(shape):
+        raise wrong
+    return shape[0], shape[1]

@@ -20,13 +20,13 @@ from tsfm_lens.compress.layers import (
     replace_layer,
     truncate,
 )
-from tsfm_lens.compress.schedule import BlockShape
+from tsfm_lens.compress.schedule import BlockShape, Ratio, ratio_of
 from tsfm_lens.core.errors import InputError, WiringError, unknown_name
 from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Stack, Writer
 from tsfm_lens.models.lens import Lens
 
-__all__ = ["WeightMatrix", "factorised", "matrices"]
+__all__ = ["WeightMatrix", "factorised", "kept_ratio", "matrices"]
 
 # of what a layer gives to what its matrix gives, in single precision
 _SAME = 1e-4
@@ -123,6 +123,18 @@ def matrices_by_name(
         if key not in by_name:
             raise unknown_name("matrix", key, by_name)
     return {key: by_name[key] for key in keys}
+
+
+def kept_ratio(lens: Lens, ranks: Mapping[str, int], *, by_head: bool = False) -> Ratio:
+    """Compute the share of a model's matrices that some ranks by name keep.
+
+    Example:
+        >>> compress.kept_ratio(lens, compress.chosen_ranks(lens, keep=0.5)).ranks
+        0.5
+    """
+    by_name = matrices_by_name(lens, ranks)
+    forms = {name: by_name[name].form(by_head=by_head) for name in ranks}
+    return ratio_of(forms, ranks)
 
 
 def _matrices_of(

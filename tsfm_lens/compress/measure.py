@@ -16,10 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tsfm_lens.ablation.metrics import mae, seasonal_scale
 from tsfm_lens.compress.layers import Compressed
-from tsfm_lens.compress.matrices import matrices
+from tsfm_lens.compress.matrices import kept_ratio, matrices
 from tsfm_lens.compress.methods import METHODS, calibration_run, compressed
 from tsfm_lens.compress.moments import ITEM
-from tsfm_lens.compress.schedule import ratio_of
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import CONFIDENCE, FEWEST, holm, mean_interval
@@ -260,15 +259,13 @@ def pareto(
     # scipy.stats takes half a second to import
     from scipy.stats import ttest_1samp
 
-    by_name = matrices(run.lens, mlps=mlps)
-    forms = {name: matrix.form() for name, matrix in by_name.items()}
     whole = sizes(run.lens)["all"]
     rows, harm = list[dict[str, float]](), []
     for method, keep in product(methods, keeps):
         if progress is not None:
             progress(f"{method}, {keep:g} kept")
         smaller, ranks = compressed(calibration, keep, method=method, of=of, mlps=mlps)
-        ratio = ratio_of(forms, ranks)
+        ratio = kept_ratio(run.lens, ranks)
         result = quality(run, smaller)
         row = {
             "parameters": sizes(smaller)["all"] / whole,
@@ -312,30 +309,25 @@ def pareto(
 
 def smallest_harmless(curve: xr.Dataset) -> Mapping[str, Any]:
     """Choose the smallest model of a :func:`pareto` curve whose error rises significantly less than the tolerance."""
-    axes, share = ("method", "keep"), f"{100 * TOLERANCE:g} %"
-    points = sorted(
-        (
-            float(curve["parameters"][at]),
-            float(np.nan_to_num(curve["harm_p"][at], nan=1.0)),
-            at,
-        )
-        for at in np.ndindex(curve["parameters"].shape)
+    points = curve.to_dataframe().reset_index().fillna({"harm_p": 1.0})
+    claim = (
+        f"known to rise by less than {100 * TOLERANCE:g} % (t test over series, Holm's correction for {len(points)} "
+        "models)"
     )
-
-    def name_of(at: tuple[int, ...]) -> str:
-        method, keep = (
-            curve[axis].values[place] for axis, place in zip(axes, at, strict=True)
-        )
-        return f"{method}, {keep:g} kept"
-
-    claim = f"known to rise by less than {share} (t test over series, Holm's correction for {len(points)} models)"
-    fit = [point for point in points if point[1] <= (1 - CONFIDENCE) / 2]
-    size, p, at = fit[0] if fit else min(points, key=lambda point: (point[1], point[0]))
-    if fit:
-        why = f"{name_of(at)}, with {100 * size:.3g} % of the numbers: the smallest whose MASE is {claim}."
+    harmless = points[points["harm_p"] <= (1 - CONFIDENCE) / 2]
+    if len(harmless):
+        best = harmless.sort_values(["parameters", "harm_p"], kind="stable").iloc[0]
     else:
-        why = f"None: the MASE of no model is {claim}; nearest is {name_of(at)}, p = {p:.2g}. Judge by more series."
-    return {"choice": name_of(at) if fit else "", "why": why}
+        best = points.sort_values(["harm_p", "parameters"], kind="stable").iloc[0]
+    name = f"{best['method']}, {best['keep']:g} kept"
+    if len(harmless):
+        share = f"{100 * best['parameters']:.3g} % of the numbers"
+        return {
+            "choice": name,
+            "why": f"{name}, with {share}: the smallest whose MASE is {claim}.",
+        }
+    nearest = f"nearest is {name}, p = {best['harm_p']:.2g}. Judge by more series."
+    return {"choice": "", "why": f"None: the MASE of no model is {claim}; {nearest}"}
 
 
 @probe(

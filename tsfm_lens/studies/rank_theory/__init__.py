@@ -8,5 +8,6 @@ from tsfm_lens.studies.rank_theory.constructions import *
 from tsfm_lens.studies.rank_theory.embeddings import *
 from tsfm_lens.studies.rank_theory.experiments import *
 from tsfm_lens.studies.rank_theory.of_models import *
+from tsfm_lens.studies.rank_theory.schedules import *
 
 __all__ = _public_names(globals())

@@ -27,13 +27,13 @@ from tsfm_lens.compress import (
     LowRankLinear,
     matrices,
     product,
-    rank_schedule,
     truncate,
 )
 from tsfm_lens.compress.layers import replace_layer
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.models import Lens, load
 from tsfm_lens.studies.rank_theory.embeddings import ChebyshevEmbedding
+from tsfm_lens.studies.rank_theory.schedules import rank_schedule
 from tsfm_lens.studies.recipes.export import as_pipeline
 from tsfm_lens.studies.recipes.recipe import AttentionRank, TrainingRecipe
 from tsfm_lens.studies.structured.forms import token_blocks

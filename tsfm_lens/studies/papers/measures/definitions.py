@@ -291,7 +291,7 @@ def schedules(
     for model, first, exponent in SCHEDULES:
         quantity = f"size ratio of {model}, d̃₀ = {first}, α = {exponent:.2f}"
         for words, start in (("", 0), (", layers from 1", 1)):
-            rounded = compress.rank_schedule(
+            rounded = rank_theory.rank_schedule(
                 first, exponent, layers, d_head, start=start
             ).tolist()
             ratio = compress.ratio_of(
@@ -311,7 +311,7 @@ def guidelines(
 ) -> MeasuredValues:
     """Check the ends of the guideline, and that it rises ever more slowly."""
     guide, exact = (
-        compress.guideline(layers, d_model),
+        rank_theory.guideline(layers, d_model),
         16 + (d_model / 2 - 16) * np.linspace(0, 1, layers) ** 0.5,
     )
     values = {
@@ -320,7 +320,7 @@ def guidelines(
         "guide_off": float(
             (np.abs(guide - exact) >= 1).sum() + (np.diff(guide) <= 0).sum()
         ),
-        "guide_one": float(compress.guideline(1, d_model)[0]),
+        "guide_one": float(rank_theory.guideline(1, d_model)[0]),
     }
     return MeasuredValues(
         values, {"layers": str(layers), "d": str(d_model), "exponent": "0.5"}

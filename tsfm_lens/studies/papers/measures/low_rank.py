@@ -12,7 +12,7 @@ import xarray as xr
 from tsfm_lens import compress
 from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.models import Lens
-from tsfm_lens.studies import recipes
+from tsfm_lens.studies import rank_theory, recipes
 from tsfm_lens.studies.papers.context import (
     Context,
     MeasuredValues,
@@ -140,7 +140,7 @@ def _cut(lens: Lens, schedule: Schedule) -> Lens:
         full = matrix.form(by_head=True).full
         first = max(1.0, schedule[0] * full / D_HEAD)
         ranks[name] = int(
-            compress.rank_schedule(first, schedule[1], layers[matrix.stack], full)[
+            rank_theory.rank_schedule(first, schedule[1], layers[matrix.stack], full)[
                 matrix.layer
             ]
         )
