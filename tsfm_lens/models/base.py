@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -16,7 +17,7 @@ from transformer_lens.hook_points import LensHandle
 
 from tsfm_lens.core.embedded import has_training_record
 from tsfm_lens.core.errors import HookError, InputError
-from tsfm_lens.data import as_series
+from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.data.values import to_floats
 from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component, select_components
@@ -77,7 +78,7 @@ class Config(SimpleNamespace):
 
 def _of_adapter(name: str, doc: str) -> Any:
     """Return a property that every adapter has."""
-    return property(lambda lens: getattr(lens.adapter, name), doc=doc)
+    return property(attrgetter(f"adapter.{name}"), doc=doc)
 
 
 class LensBase(NativeModule):
@@ -324,7 +325,8 @@ class LensBase(NativeModule):
         Raises:
             InputError: the future has another shape, one pass cannot yield the horizon, or a scale overflows.
         """
-        horizon = covered(self.adapter, batch := as_series(series), horizon)
+        batch = series if isinstance(series, SeriesBatch) else as_series(series)
+        horizon = covered(self.adapter, batch, horizon)
         values = (
             None if future is None else torch.as_tensor(to_floats(future, "the future"))
         )

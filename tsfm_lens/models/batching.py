@@ -384,11 +384,9 @@ def need_of(
     """Guess from above the bytes that a run of one item holds at once: attention, stream, cache and output."""
     wiring = lens.wiring
     numbers = 6 * paths * variates * width_of_output(lens)
+    keys = sum(lengths.values())
     for stack in wiring.stacks:
         rows, tokens = paths if stack is wiring.output_stack else 1, lengths[stack.name]
-        keys = tokens + sum(
-            [lengths[row.keys_from] for row in stack.attentions(0) if row.keys_from]
-        )
         width = max(stack.d_model, stack.n_heads * stack.d_head)
         per_token = 3 * stack.n_heads * keys + 12 * width + 4 * stack.d_mlp
         numbers += rows * (tokens * per_token + 2 * stack.n_layers * width * keys)

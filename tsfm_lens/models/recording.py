@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -62,30 +63,32 @@ class Capture:
     rollout: bool = False
     stop: int | str | Component | None = None
 
+    @cached_property
+    def reducers(self) -> dict[str, Reducer]:
+        """Reducer of each hook point that has one."""
+        return reducers_of(self.names, self.reduce)
+
     @property
     def whole(self) -> list[str]:
         """Hook points that need the batch to run in one piece."""
-        points, reducers = (
-            self.lens.registry.points,
-            reducers_of(self.names, self.reduce),
-        )
-        unmarked = {
+        points = self.lens.registry.points
+        marked = {
             name
-            for name, function in reducers.items()
-            if not getattr(function, "by_row", False)
+            for name, function in self.reducers.items()
+            if getattr(function, "by_row", False)
         }
         across = [
-            name for name in self.names if points[name].row_axis or name in unmarked
+            name
+            for name in self.names
+            if points[name].row_axis or (name in self.reducers and name not in marked)
         ]
         return [*self.lens.registry.session.across_rows(), *across]
 
     def kept(self, lengths: Mapping[str, int], times: int = 1) -> int:
         """Guess the bytes of one item that are kept; what a reducer leaves is not counted."""
         lens, items = self.lens, len(set(self.batch.groups))
-        reduced = reducers_of(self.names, self.reduce)
-        sizes = kept_bytes(
-            lens, [name for name in self.names if name not in reduced], lengths
-        )
+        names = [name for name in self.names if name not in self.reducers]
+        sizes = kept_bytes(lens, names, lengths)
         sizes = {
             name: size * times * (1 if self.loss is None else 2)
             for name, size in sizes.items()
@@ -272,20 +275,19 @@ def names_of(
     return [name for name in names if name in reachable]
 
 
-def forward_ranges(
-    lens: LensBase,
-    encoded: Encoded,
-    kept: int = 0,
-) -> list[Range]:
+def forward_ranges(lens: LensBase, encoded: Encoded, kept: int = 0) -> list[Range]:
     """Plan the parts of a single forward, of about equal size."""
-    per_item = -(-len(encoded.batch) // encoded.n_items)
+    items, series = encoded.n_items, len(encoded.batch)
+    if items == 1:
+        return [(0, series)]
+    per_item = -(-series // items)
     need = need_of(lens, lengths_of(encoded), 1, per_item) + kept
-    fit = fitting(need, encoded.n_items, lens.device)
+    fit = fitting(need, items, lens.device)
     most = lens.adapter.rows_at_once
     if most is not None:
         fit = min(fit, max(1, most // per_item))
-    number = -(-encoded.n_items // fit)
-    return cut(encoded.batch, -(-encoded.n_items // number) * per_item)
+    number = -(-items // fit)
+    return cut(encoded.batch, -(-items // number) * per_item)
 
 
 def refuse_run(

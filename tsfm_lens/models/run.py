@@ -294,6 +294,8 @@ class Run:
 
     def find_record(self, names: Iterable[str]) -> Activations | None:
         """Return the result of :meth:`record` where that takes no further forward, else None."""
+        if not self._records:
+            return None
         requested = set(names)
         holding = [acts for acts in self._records if requested <= acts.recorded.keys()]
         if not self.rollout:
