@@ -30,9 +30,9 @@ from benchmarks.sweep_engine import table as engine_rows
 from benchmarks.sweep_store import engine_rows as worker_rows
 from benchmarks.sweep_store import store_rows
 from tsfm_lens import testing
+from tsfm_lens.compress.timing import clock_of, ratios
 from tsfm_lens.data import as_series
 from tsfm_lens.models import Lens, load
-from tsfm_lens.models.timing import clock_of, ratios
 
 Row = tuple[str, str, str, str, bool | None]
 """measurement, value, range, target, met (None: no target)."""

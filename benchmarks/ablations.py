@@ -10,10 +10,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tsfm_lens.ablation import Variant, run_variants
+from tsfm_lens.compress.timing import clock_of
 from tsfm_lens.hooks import Component
 from tsfm_lens.hooks.wiring import Attention, Mlp, Stack
 from tsfm_lens.models import Encoded, Lens
-from tsfm_lens.models.timing import clock_of
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
 from tsfm_lens import compress, load, testing
+from tsfm_lens.compress.timing import ratios
 from tsfm_lens.data import SeriesBatch, as_series, bundled
 from tsfm_lens.models import Lens, architectures
-from tsfm_lens.models.timing import ratios
 from tsfm_lens.studies.recipes.evaluate import synthetic_cases
 
 HORIZON = 24

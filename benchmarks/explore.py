@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Iterator
 from itertools import combinations
 
+from tsfm_lens.compress.timing import seconds
 from tsfm_lens.data import bundled
 from tsfm_lens.models import load
-from tsfm_lens.models.timing import seconds
 from tsfm_lens.report.explore.widget import Explorer
 
 LIMIT = 0.3  # seconds

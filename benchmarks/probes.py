@@ -13,12 +13,12 @@ import torch
 
 from benchmarks.apart import apart, restart_peak, status
 from tsfm_lens import probes, testing
+from tsfm_lens.compress.timing import ratios
 from tsfm_lens.core.needs import NEEDS
 from tsfm_lens.core.registry import Measurement, measurements
 from tsfm_lens.core.results import Results
 from tsfm_lens.data import bundled
 from tsfm_lens.models import Lens, load
-from tsfm_lens.models.timing import ratios
 from tsfm_lens.probes.induction import WITHIN, _sequences
 from tsfm_lens.probes.weights import core_singular_values
 

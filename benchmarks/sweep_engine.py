@@ -16,10 +16,10 @@ from tsfm_lens.ablation import (
     forecast_variants,
     run_variants,
 )
+from tsfm_lens.compress.timing import clock_of, measured
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks import Component
 from tsfm_lens.models import Encoded, Lens
-from tsfm_lens.models.timing import clock_of, measured
 
 MIB = 2**20
 

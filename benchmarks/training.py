@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from tsfm_lens.models.timing import in_turn, ratios
+from tsfm_lens.compress.timing import in_turn, ratios
 from tsfm_lens.studies.recipes.models import build_model
 from tsfm_lens.studies.recipes.recipe import RECIPES, TrainingRecipe
 from tsfm_lens.studies.samformer import benchmark

@@ -28,6 +28,7 @@ from tsfm_lens.compress import LowRankLinear
 from tsfm_lens.compress.checkpoint import folded
 from tsfm_lens.compress.prune import UNIFORM_HEADS, prune_native
 from tsfm_lens.compress.schedule import ranks_by_share
+from tsfm_lens.compress.timing import LiveBytes
 from tsfm_lens.core.errors import (
     InputError,
     UnknownNameError,
@@ -36,7 +37,6 @@ from tsfm_lens.hooks.replay import recorded_calls
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.checkpoint import read_checkpoint
-from tsfm_lens.models.timing import LiveBytes
 from tsfm_lens.testing import (
     ORACLES,
     example_case,

@@ -16,10 +16,10 @@ from closeness import close_in_float32
 from refusals import expect_error
 from tiny_lenses import ATTENDING, archetypes, fresh, lens_of
 from tiny_series import few_draws, series_for
+from tsfm_lens.compress.timing import measured
 from tsfm_lens.core.ranks import epsilon_rank, flow_bound, measured_bound
 from tsfm_lens.models import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.models.timing import measured
 from tsfm_lens.probes import embedding_ranks, flow_of_ranks, row_angles, weight_ranks
 from tsfm_lens.probes.stream_ranks import StreamedSpectrum, _bound
 from tsfm_lens.probes.weights import random_angle

@@ -19,13 +19,13 @@ from tsfm_lens.compress.layers import Compressed
 from tsfm_lens.compress.matrices import kept_ratio, matrices
 from tsfm_lens.compress.methods import METHODS, calibration_run, compressed
 from tsfm_lens.compress.moments import ITEM
+from tsfm_lens.compress.timing import clock_of, in_turn, measured
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import CONFIDENCE, FEWEST, holm, mean_interval
 from tsfm_lens.data import SeriesBatch, as_series, bundled, bundled_info, bundled_names
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.models.timing import clock_of, in_turn, measured
 
 __all__ = [
     "compression",

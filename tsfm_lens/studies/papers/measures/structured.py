@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import xarray as xr
 
-from tsfm_lens.models.timing import ratios
+from tsfm_lens.compress.timing import ratios
 from tsfm_lens.studies import structured
 from tsfm_lens.studies.experiments.config import TrainConfig
 from tsfm_lens.studies.experiments.grid import record
