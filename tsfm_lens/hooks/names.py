@@ -50,7 +50,7 @@ class Point:
 
     name: str
     axes: tuple[str, ...]
-    how: Literal["site", "result", "q", "k", "v", "scores", "pattern", "z"]
+    how: str
     site: Site
     stack: str
     layer: int = -1
@@ -149,31 +149,13 @@ def _attention_points(
         else Site(f"{block}.{writer.o.module}", "in", 0, writer.z_layout)
     )
     inside: dict[str, Any] = {"over": writer.over, "joined": writer.joined}
-    yield Point(f"{at}.hook_q", HEADS, "q", heads, *here, **inside)
-    yield Point(
-        f"{at}.hook_k", HEADS, "k", heads, *here, **inside, heads=writer.n_kv_heads
-    )
-    yield Point(
-        f"{at}.hook_v", HEADS, "v", heads, *here, **inside, heads=writer.n_kv_heads
-    )
-    yield Point(
-        f"{at}.hook_attn_scores",
-        PATTERN,
-        "scores",
-        rows,
-        *here,
-        **inside,
-        row_axis=writer.row_axis,
-    )
-    yield Point(
-        f"{at}.hook_pattern",
-        PATTERN,
-        "pattern",
-        rows,
-        *here,
-        **inside,
-        row_axis=writer.row_axis,
-    )
+    for letter in ("q", "k", "v"):
+        shared = 0 if letter == "q" else writer.n_kv_heads
+        name = f"{at}.hook_{letter}"
+        yield Point(name, HEADS, letter, heads, *here, **inside, heads=shared)
+    inside["row_axis"] = writer.row_axis
+    yield Point(f"{at}.hook_attn_scores", PATTERN, "scores", rows, *here, **inside)
+    yield Point(f"{at}.hook_pattern", PATTERN, "pattern", rows, *here, **inside)
     if writer.gate is not None:
         layout = (writer.x_layout or writer.stream_layout).replace(
             "d_model", writer.gate.layout
