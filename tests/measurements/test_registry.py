@@ -75,7 +75,7 @@ def test_a_measurement_of_ones_own_joins_reports_and_figures(
         assert "The largest jump is" in page
         from tsfm_lens.report.figures import make_figure
 
-        assert make_figure("jump_bars", work.run).panels[0].figure.data
+        assert make_figure("jump_bars", work.run).figure.data
         # a cell of a notebook runs twice; another module does not take what is there
         for text in (PROBE, FIGURE):
             exec(text, {"__name__": "own.part"})
@@ -215,14 +215,12 @@ def test_the_core_works_beside_what_cannot_be_loaded(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("group", ["measurements", "figures"])
-def test_an_entry_point_has_the_name_that_its_module_registers(group: str) -> None:
+def test_an_entry_point_has_the_name_that_its_module_registers() -> None:
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    known = {"measurements": measurements, "figures": registry.figures}[group]()
-    for name, module in points["entry-points"][f"tsfm_lens.{group}"].items():
-        entry = known[name]
-        functions = entry.figures if group == "measurements" else [entry]
-        homes = {inspect.unwrap(home_of(each)).__module__ for each in functions}
+    known = measurements()
+    for name, module in points["entry-points"]["tsfm_lens.measurements"].items():
+        drawings = known[name].figures
+        homes = {inspect.unwrap(home_of(each)).__module__ for each in drawings}
         assert module in homes, (name, homes)
 
 

@@ -46,7 +46,8 @@ def figure(
     horizon: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Forecast steps; the paper's, as far as model and series allow."
+            min=1,
+            help="Forecast steps; the length that the model is made for by default.",
         ),
     ] = None,
     item: Annotated[
@@ -76,7 +77,7 @@ def figure(
     *,
     request: Request,
 ) -> None:
-    """Draw one figure of the paper, or any other by its name, and write its files and caption."""
+    """Draw one figure by its name, and write its files and caption."""
     if list_all:
         _list(request.as_json)
         return
@@ -121,7 +122,7 @@ def figure(
         with stage(bar, f"compute figure {name}"):
             run = request.run(lenses[0], series)
             result = make_figure(name, run.select(item) if item else run, lenses[1:])
-        write_id = bar.add_task("draw", total=len(result.panels) * len(file_formats))
+        write_id = bar.add_task("draw", total=len(file_formats))
         paths = write_figure(
             result,
             out,
@@ -136,7 +137,7 @@ def figure(
     if request.as_json:
         from tsfm_lens.report.pipeline import as_plain
 
-        numbers = [as_plain(each) for panel in result.panels for each in panel.results]
+        numbers = [as_plain(each) for each in result.results]
         facts = {
             "figure": result.entry.name,
             "files": [str(path) for path in paths],
@@ -178,7 +179,6 @@ def _list(as_json: bool) -> None:
                 "name": entry.name,
                 "title": entry.title,
                 "computes": computed_words(entry),
-                "paper": entry.paper,
                 "models": models,
                 "several": takes_models(entry),
             }

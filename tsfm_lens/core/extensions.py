@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 MEASUREMENTS = "tsfm_lens.measurements"
 """Group of entry points: kind of a measurement, and the module that registers it with its figures."""
-FIGURES = "tsfm_lens.figures"
-"""Group of entry points: name of a composed figure, and the module that registers it."""
 COMMANDS = "tsfm_lens.commands"
 """Group of entry points: name of a command, and the module that registers it."""
 

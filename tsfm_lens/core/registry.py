@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from tsfm_lens.core.errors import InputError, LensError, unknown_name
-from tsfm_lens.core.extensions import FIGURES, MEASUREMENTS, load_all, load_extension
+from tsfm_lens.core.extensions import MEASUREMENTS, load_all, load_extension
 from tsfm_lens.core.needs import NEEDS
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ _FIGURE_PACKAGES = ("viz",)
 _MEASUREMENTS: dict[str, Measurement] = {}
 _FIGURES: defaultdict[str, list[Figure]] = defaultdict(list)
 _PANELS: dict[str, Callable[[Any], Iterator[FigurePanel]]] = {}
-_COMPOSED: dict[str, Figure] = {}
 _DEFAULT: list[tuple[Callable[..., Any], Table]] = []
 _ANY_KIND = ""  # of panels of the kinds that have no figure
 _IS_WITHIN_PROBE = ContextVar("within a probe", default=False)
@@ -105,8 +104,6 @@ class FigurePanel:
         sentences: what it says.
         name: of its files, where it gets files of its own; else "".
         series: the one series that is drawn; "" where it is of several.
-        results: what it is drawn of.
-        note: on what is drawn, for a caption.
     """
 
     figure: go.Figure
@@ -114,19 +111,17 @@ class FigurePanel:
     sentences: Sequence[str] = ()
     name: str = ""
     series: str = ""
-    results: tuple[Any, ...] = ()
-    note: str = ""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One way to draw a measurement, or several of one run; :func:`figure` and :func:`composed_figure` declare it.
+    """One way to draw a measurement, as :func:`figure` declares it.
 
     Attributes:
-        name: of its function, or that of a paper's figure.
+        name: of its function.
         title: content, as a sentence.
-        function: draws results; of a composed figure, draws the panels of a run.
-        kind: of the measurement; "" for a composed figure.
+        function: draws results.
+        kind: of the measurement.
         options: of the function where the figure is drawn by its name alone.
         probe_options: options of the probe that it is drawn of.
         beside: kinds of further results that the function takes.
@@ -134,14 +129,12 @@ class Figure:
         instead: figure for models that do not meet it.
         table, sentences: of the result, for the panel of a report.
         variable: that a drawing by dimensions alone draws; "" for one of its own.
-        computes: of a composed figure: what is computed, in words.
-        paper: of a composed figure: the setting in the paper.
     """
 
     name: str
     title: str
     function: Callable[..., Any]
-    kind: str = ""
+    kind: str
     options: Options = field(default_factory=dict)
     probe_options: Options = field(default_factory=dict)
     beside: tuple[str, ...] = ()
@@ -150,8 +143,6 @@ class Figure:
     table: Table | None = None
     sentences: Callable[[Any], list[str]] | None = None
     variable: str = ""
-    computes: str = ""
-    paper: str = ""
 
     def draw(self, *results: xr.Dataset) -> go.Figure:
         """Draw a result, with those that the function takes beside it."""
@@ -481,21 +472,6 @@ def default_figure(
     _PANELS[_ANY_KIND] = panels
 
 
-def composed_figure(name: str, **facts: Any) -> Callable[[F], F]:
-    """Register a function that draws the panels of a run under a name of their own, such as a paper's "6B".
-
-    Args:
-        name: of the figure, and of the entry point of a package that provides it.
-        facts: attributes of the :class:`Figure`.
-    """
-
-    def register(function: F) -> F:
-        _COMPOSED[name] = Figure(name, function=function, **facts)
-        return function
-
-    return register
-
-
 def _load_own() -> None:
     """Import the packages of this library that declare measurements and figures."""
     for package in (*_PROBE_PACKAGES, *_FIGURE_PACKAGES):
@@ -555,8 +531,7 @@ def find_figures(kind: str) -> list[Figure]:
 
 def figures() -> dict[str, Figure]:
     """Return every figure that a run or several models can be drawn by, by name; loads all extensions."""
-    load_all(FIGURES)
-    by_name = {name: _COMPOSED[name] for name in sorted(_COMPOSED, key=_numeric)}
+    by_name: dict[str, Figure] = {}
     for entry in measurements().values():
         if entry.function is None:
             continue
@@ -565,22 +540,12 @@ def figures() -> dict[str, Figure]:
     return by_name
 
 
-def _numeric(name: str) -> tuple[int, str]:
-    """Sort "6B" after "5" and before "12"."""
-    digits = re.sub(r"\D", "", name)
-    return int(digits or 0), name
-
-
 def find_figure(name: str) -> Figure:
     """Look up a figure by its name; the name of a kind stands for its first figure.
 
     Raises:
         UnknownNameError: no package and no extension has it.
     """
-    if name not in _COMPOSED:
-        load_extension(FIGURES, name)
-    if name in _COMPOSED:
-        return _COMPOSED[name]
     available = figures()
     if name not in available and name in _MEASUREMENTS:
         available |= {name: find_figures(name)[0]}

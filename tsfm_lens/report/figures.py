@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
@@ -18,7 +18,6 @@ from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.needs import NEEDS, Needs
 from tsfm_lens.core.registry import (
     Figure,
-    FigurePanel,
     figures,
     find,
     find_figure,
@@ -35,21 +34,17 @@ DOTS = 6.25  # dots per pixel of a png for print: 600 per inch
 
 def takes_models(entry: Figure) -> bool:
     """Test if a figure is of several models, any number of them."""
-    return bool(entry.kind) and find(entry.kind).takes == "lenses"
+    return find(entry.kind).takes == "lenses"
 
 
 def computed_words(entry: Figure) -> str:
     """Describe what is computed for a figure, and on what."""
-    if not entry.kind:
-        return entry.computes
     return "; ".join(find(kind).computes for kind in (entry.kind, *entry.beside))
 
 
 def requirements(entry: Figure) -> list[Needs]:
     """Return what a figure and its measurement need of a model."""
-    names = [entry.needs]
-    if entry.kind:
-        names.insert(0, find(entry.kind).needs)
+    names = [find(entry.kind).needs, entry.needs]
     return [NEEDS[name] for name in names if name]
 
 
@@ -72,22 +67,11 @@ def _instead(entry: Figure) -> str:
     return f"figure {entry.instead!r} shows what its layers hold"
 
 
-def _panels(entry: Figure, run: Run) -> list[FigurePanel]:
-    """Draw the panels of a figure of one run."""
-    if takes_models(entry):
-        return _panels_of_models(entry, [run.lens])
+def _results(entry: Figure, run: Run) -> tuple[xr.Dataset, ...]:
+    """Compute what a figure of one run is drawn of."""
     shown = run if run.explicit_horizon else run.within_pass()
-    if not entry.kind:
-        return list(entry.function(shown))
     cache = Results(shown, {entry.kind: entry.probe_options})
-    results = tuple(cache[kind] for kind in (entry.kind, *entry.beside))
-    return [FigurePanel(entry.draw(*results), results=results)]
-
-
-def _panels_of_models(entry: Figure, lenses: Sequence[Lens]) -> list[FigurePanel]:
-    function: Any = find(entry.kind).function
-    result = function(lenses)
-    return [FigurePanel(entry.draw(result), results=(result,))]
+    return tuple(cache[kind] for kind in (entry.kind, *entry.beside))
 
 
 @dataclass(frozen=True)
@@ -95,26 +79,23 @@ class DrawnFigure:
     """Figure that was computed."""
 
     entry: Figure
-    panels: tuple[FigurePanel, ...]
+    figure: go.Figure
+    results: tuple[xr.Dataset, ...]
     run: Run
     others: tuple[Lens, ...] = ()
 
     def caption(self, sources: Sequence[str] = ()) -> str:
         """Write title, content, all parameters and provenance; ``sources`` is where the series come from."""
         lines = [f"Figure {self.entry.name}. {self.entry.title}", ""]
-        for panel in self.panels:
-            lines += [_words(panel, self.run.batch.ids), ""]
+        lines += [_content(self.figure, self.run.batch.ids), ""]
         lines += ["Computed by: " + computed_words(self.entry) + "."]
-        if self.entry.paper:
-            lines += ["In the tsfm-lens paper: " + self.entry.paper + "."]
-        results = [result for panel in self.panels for result in panel.results]
-        lines += [line for result in results for line in _tests(result)][:1]
-        lines += ["", "Parameters", *_parameters(results)]
-        recipes = [line for result in results for line in _recipes(result)]
+        lines += [line for result in self.results for line in _tests(result)][:1]
+        lines += ["", "Parameters", *_parameters(self.results)]
+        recipes = [line for result in self.results for line in _recipes(result)]
         if recipes:
             lines += ["", "Ablated", *dict.fromkeys(recipes)]
         definitions = dict.fromkeys(
-            f"  {ds.attrs['source']}" for ds in results if ds.attrs.get("source")
+            f"  {ds.attrs['source']}" for ds in self.results if ds.attrs.get("source")
         )
         lines += ["", "Definitions", *definitions]
         facts = [lens.provenance() for lens in (self.run.lens, *self.others)]
@@ -159,17 +140,16 @@ def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> DrawnFigure
     entry = find_figure(name)
     check_figure(entry, run.lens)
     refuse_several(entry, 1 + len(others))
-    if not others:
-        panels = _panels(entry, run)
-    elif takes_models(entry):
-        panels = _panels_of_models(entry, [run.lens, *others])
-    else:
-        panels = list(_beside(entry, run, others[0]))
-    return DrawnFigure(entry, tuple(panels), run, tuple(others))
+    if others and not takes_models(entry):
+        return _beside(entry, run, others[0])
+    lenses = [run.lens, *others]
+    of_models: Any = find(entry.kind).function
+    results = (of_models(lenses),) if takes_models(entry) else _results(entry, run)
+    return DrawnFigure(entry, entry.draw(*results), results, run, tuple(others))
 
 
-def _beside(entry: Figure, run: Run, other: Lens) -> Iterator[FigurePanel]:
-    """Draw the panels of two models side by side, of the same series and horizon."""
+def _beside(entry: Figure, run: Run, other: Lens) -> DrawnFigure:
+    """Draw two models side by side, on the same series and horizon."""
     truth: dict[str, Any] = {"truth": run.truth}
     series = run.batch
     if run.full_batch is not None:
@@ -178,17 +158,12 @@ def _beside(entry: Figure, run: Run, other: Lens) -> Iterator[FigurePanel]:
         other.run(series, run.horizon, seed=run.seed, **truth),
         explicit_horizon=run.explicit_horizon,
     )
-    pair = [_panels(entry, each) for each in (run, second)]
+    pair = [_results(entry, each) for each in (run, second)]
     ids = [run.lens.model_id, other.model_id]
-    if [panel.name for panel in pair[0]] != [panel.name for panel in pair[1]]:
-        raise InputError(
-            f"figure {entry.name} has different parts for {ids[0]} and {ids[1]}"
-        )
     labels = ids if ids[0] != ids[1] else [f"{ids[0]} (1)", f"{ids[1]} (2)"]
-    for one, two in zip(*pair, strict=True):
-        figure = viz.compare([one.figure, two.figure], labels, entry.title.rstrip("."))
-        results = (*one.results, *two.results)
-        yield FigurePanel(figure, name=one.name, results=results, note=one.note)
+    drawn = [entry.draw(*results) for results in pair]
+    figure = viz.compare(drawn, labels, entry.title.rstrip("."))
+    return DrawnFigure(entry, figure, (*pair[0], *pair[1]), run, (other,))
 
 
 def refuse_several(entry: Figure, count: int) -> None:
@@ -217,24 +192,21 @@ def write_figure(
     slug = file_word(model or drawing.run.lens.model_id)
     if drawing.others:
         slug += f"-and-{len(drawing.others)}-more"
-    print_figures = {
-        panel.name: viz.for_print(panel.figure, column)
-        for panel in drawing.panels
-        if set(kinds) & set(STATIC)
-    }
+    for_print = None
+    if set(kinds) & set(STATIC):
+        for_print = viz.for_print(drawing.figure, column)
+    stem = f"{file_word(drawing.entry.name)}-{slug}"
     contents: dict[Path, bytes] = {}
-    for panel in drawing.panels:
-        stem = "-".join(
-            part for part in (file_word(drawing.entry.name), panel.name, slug) if part
-        )
-        for kind in kinds:
-            path = Path(out) / f"{stem}.{kind}"
-            if progress is not None:
-                progress(path.name)
-            figure = print_figures[panel.name] if kind in STATIC else panel.figure
-            contents[path] = rendered(figure, kind, scale=DOTS)
-    text = drawing.caption(sources) + _sizes(print_figures)
-    contents[Path(out) / f"{file_word(drawing.entry.name)}-{slug}.txt"] = text.encode()
+    for kind in kinds:
+        path = Path(out) / f"{stem}.{kind}"
+        if progress is not None:
+            progress(path.name)
+        figure = for_print if kind in STATIC else drawing.figure
+        contents[path] = rendered(figure, kind, scale=DOTS)
+    text = drawing.caption(sources)
+    if for_print is not None:
+        text += _size(for_print)
+    contents[Path(out) / f"{stem}.txt"] = text.encode()
     return write_together(contents)
 
 
@@ -247,17 +219,12 @@ def checked_formats(formats: Iterable[str]) -> list[str]:
     return kinds
 
 
-def _sizes(print_figures: dict[str, go.Figure]) -> str:
-    """Describe the size of every printed part, in mm."""
-    if not print_figures:
-        return ""
-    sizes = [
-        f"  {suffix or 'figure'}: {figure.layout.meta['width_mm']:g} × {figure.layout.meta['height_mm']:g} mm"
-        for suffix, figure in print_figures.items()
-    ]
-    smallest = min(figure.layout.meta["type_pt"] for figure in print_figures.values())
-    return "\n".join(
-        ["", f"Print (svg, pdf, png; type from {smallest:g} pt on)", *sizes, ""]
+def _size(figure: go.Figure) -> str:
+    """Describe the size of a printed figure in mm, and its smallest type."""
+    meta = figure.layout.meta
+    return (
+        f"\nPrint (svg, pdf, png; type from {meta['type_pt']:g} pt on)\n"
+        f"  {meta['width_mm']:g} × {meta['height_mm']:g} mm\n"
     )
 
 
@@ -278,21 +245,17 @@ _PROVENANCE = ("model", "revision", "architecture", "versions")
 _OTHER_ATTRS = {"kind", "title", "source", *_PROVENANCE}
 
 
-def _words(panel: FigurePanel, ids: Sequence[str]) -> str:
-    meta = panel.figure.layout.meta or {}
-    parts = [
-        str(meta.get("title", "")).rstrip("."),
-        str(meta.get("subtitle", "")).rstrip("."),
-        panel.note.rstrip("."),
-    ]
+def _content(figure: go.Figure, ids: Sequence[str]) -> str:
+    """Return title and subtitle of a figure as sentences."""
+    meta = figure.layout.meta or {}
+    parts = [str(meta.get(name, "")).rstrip(".") for name in ("title", "subtitle")]
     # the name of a series keeps its letters
     sentences = [
         part if part.startswith(tuple(ids)) else part[:1].upper() + part[1:]
         for part in parts
         if part
     ]
-    text = ". ".join(sentences) + "."
-    return f"({panel.name}) {text}" if panel.name else text
+    return ". ".join(sentences) + "."
 
 
 def _parameters(results: Sequence[xr.Dataset]) -> list[str]:
