@@ -33,10 +33,11 @@ def listed(loss: Losses) -> list[Loss]:
 
 def trainable(parameters: nn.Module | Iterable[Tensor]) -> list[Tensor]:
     """Return the weights to differentiate by: those of a module that are trained, or all that are listed."""
+    weights: list[Tensor] = []
     if isinstance(parameters, nn.Module):
-        weights = [each for each in parameters.parameters() if each.requires_grad]
+        weights += [each for each in parameters.parameters() if each.requires_grad]
     else:
-        weights = list(parameters)
+        weights += parameters
     if not weights:
         raise InputError(
             "no parameters that take a gradient; expected at least one, such as model.parameters()"
