@@ -10,8 +10,6 @@ import pytest
 _OF_STUDIES = (
     "reproduce",
     "train nofile",
-    "figure 22",
-    "figure 1C",
     "model_rank_dots",
     "caption",
     "short_help",

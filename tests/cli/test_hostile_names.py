@@ -43,7 +43,7 @@ def joined(text: str) -> str:
             "NAME",
         ),
         "figure NAME bolt-nano --data bundled:co2",
-        "figure 1C bolt-nano --data bundled:co2 --column NAME",
+        "figure lens_forecast bolt-nano --data bundled:co2 --column NAME",
         *("sweep NAME.yaml", "sweep status NAME.yaml", "sweep report NAME"),
     ],
 )

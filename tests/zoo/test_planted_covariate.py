@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tsfm_lens.testing import assert_close
 from tsfm_lens.zoo.planted import CovariateTimes, Planted, plant
 from tsfm_lens.zoo.planted.chronos2 import HORIZON, NAME, draw_cases, forecast_with
 from tsfm_lens.zoo.planted.patches import DECILES, PATCH
@@ -106,7 +107,7 @@ def test_the_head_looks_from_the_target_to_the_known_series(planted: Planted) ->
     sharp = looks.weight * torch.tensor(
         [[0.0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 1]]
     ).expand_as(ahead)
-    oracles.assert_close(ahead, sharp, depth=64, magnitude=1.0)
+    assert_close(ahead, sharp, depth=64, magnitude=1.0)
 
 
 def test_turning_the_stream_changes_weights_and_nothing_else(planted: Planted) -> None:

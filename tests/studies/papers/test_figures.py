@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import plotly.graph_objects as go
 import pytest
 
 from refusals import expect_error
@@ -22,14 +23,11 @@ def test_a_figure_that_cannot_be_drawn_leaves_nothing(
 ) -> None:
     series = bundled("co2", "sunspots").tail(40)
     run = lens_of("chronos-bolt").run(series, 6, holdout=True)
-    made = make_figure("entropic_rank_line", run)
+    made = make_figure("entropic_rank_rank", run)
     new = tmp_path / "new"
     expect_error(r"format 'jpg'.*png", write_figure, made, new, formats=["json", "jpg"])
-    wide = [
-        replace(panel, figure=panel.figure.update_layout(meta={"min_width": 900}))
-        for panel in made.panels
-    ]
-    too_wide = replace(made, panels=tuple(wide))
+    wide = go.Figure(made.figure).update_layout(meta={"min_width": 900})
+    too_wide = replace(made, figure=wide)
     options = {"formats": ["html", "svg"], "column": "single"}
     expect_error("not 89", write_figure, too_wide, new, **options)
 

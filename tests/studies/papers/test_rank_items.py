@@ -148,7 +148,7 @@ WRONG: list[tuple[str, Any, str, Callable[..., Any], str]] = [
     ),
     (
         "S0-GUIDE",
-        compress,
+        rank_theory,
         "guideline",
         lambda n, d: np.linspace(16, d / 2, n),
         "guide_off",
