@@ -30,7 +30,7 @@ from benchmarks.sweep_engine import table as engine_rows
 from benchmarks.sweep_store import engine_rows as worker_rows
 from benchmarks.sweep_store import store_rows
 from tsfm_lens import testing
-from tsfm_lens.compress.timing import clock_of, ratios
+from tsfm_lens.compress.timing import make_clock, ratios
 from tsfm_lens.data import as_series
 from tsfm_lens.models import Lens, load
 
@@ -112,7 +112,7 @@ def idle(lens: Lens, rounds: int, count: int = 2) -> Row:
     ours = [lambda: lens.forecast(shown, horizon, num_samples=samples)]
     with torch.no_grad():
         ratios_to_native = ratios(
-            ours, native, rounds=rounds, clock=clock_of(lens.device)
+            ours, native, rounds=rounds, clock=make_clock(lens.device)
         )
     return _row(
         f"(a) {lens.wiring.architecture}: forecast, idle lens / native",
@@ -139,7 +139,7 @@ def capture(lens: Lens, rounds: int, count: int = 2) -> list[Row]:
     with torch.no_grad():
         plain = partial(lens.adapter.run, encoded.inputs)
         ratios_to_plain = ratios(
-            list(there.values()), plain, rounds=rounds, clock=clock_of(lens.device)
+            list(there.values()), plain, rounds=rounds, clock=make_clock(lens.device)
         )
     target = 1.15 if lens.wiring.architecture in ("chronos", "chronos-bolt") else 1.2
     return [

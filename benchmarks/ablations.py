@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tsfm_lens.ablation import Variant, run_variants
-from tsfm_lens.compress.timing import clock_of
+from tsfm_lens.compress.timing import make_clock
 from tsfm_lens.hooks import Component
 from tsfm_lens.hooks.wiring import Attention, Mlp, Stack
 from tsfm_lens.models import Encoded, Lens
@@ -69,7 +69,10 @@ def compare(
     with torch.no_grad():
         plain = lens.forward(encoded)
         first, outputs = _full(lens, encoded, heads, chosen[::2])
-        variants, clock = [Variant.zero(head) for head in heads], clock_of(lens.device)
+        variants, clock = (
+            [Variant.zero(head) for head in heads],
+            make_clock(lens.device),
+        )
         if lens.device.type == "cuda":
             # kernels are loaded, and memory is taken, at the first call
             run_variants(lens, encoded, variants)
@@ -103,7 +106,7 @@ def compare(
 def _full(
     lens: Lens, encoded: Encoded, heads: list[Component], chosen: list[int]
 ) -> tuple[float, dict[int, torch.Tensor]]:
-    outputs, clock = {}, clock_of(lens.device)
+    outputs, clock = {}, make_clock(lens.device)
     start = clock()
     for index in chosen:
         with lens.ablate(heads[index]):

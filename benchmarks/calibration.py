@@ -22,7 +22,7 @@ from tsfm_lens.data import SeriesBatch, bundled, bundled_names
 from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.models.twins import reinitialised_twin, untrained_twin
 from tsfm_lens.studies.method_scores.methods import worth_naming
-from tsfm_lens.studies.method_scores.page import markdown, put_between
+from tsfm_lens.studies.method_scores.page import markdown, replace_section
 from tsfm_lens.studies.method_scores.series import evaluation_case
 from tsfm_lens.testing import tiny
 from tsfm_lens.training.command import run_command
@@ -86,7 +86,7 @@ def false_leaders(
     )
 
 
-def page_of(run: Run) -> dict[str, xr.Dataset]:
+def compute_claims(run: Run) -> dict[str, xr.Dataset]:
     """Compute the effects that a page makes claims about."""
     run = run.alone()
     results = {"ablation_effects": probes.ablation_effects(run)}
@@ -108,11 +108,14 @@ def learned_pages(
         "new weights": reinitialised_twin,
     }
     pools = {
-        name: [page_of(run_of(maker(lens, seed))) for seed in range(models + _OLD)]
+        name: [
+            compute_claims(run_of(maker(lens, seed))) for seed in range(models + _OLD)
+        ]
         for name, maker in makers.items()
     }
     new = [
-        page_of(run_of(reinitialised_twin(lens, 1000 + seed))) for seed in range(_NEW)
+        compute_claims(run_of(reinitialised_twin(lens, 1000 + seed)))
+        for seed in range(_NEW)
     ]
     return {
         name: float(
@@ -162,7 +165,7 @@ def shifted_claims(
     def members(batch: SeriesBatch, steps: int = 0) -> set[tuple[str, str, int]]:
         values = tuple(each[: len(each) - steps] for each in batch.values)
         return significant_members(
-            page_of(_run(replace(batch, values=values), 12, lens, windows))
+            compute_claims(_run(replace(batch, values=values), 12, lens, windows))
         )
 
     plain = [members(batch) for batch in batches]
@@ -291,7 +294,7 @@ def main(
     ] = 4,
 ) -> None:
     """Measure how often pages claim what is not so, and write the tables into a page."""
-    put_between(
+    replace_section(
         out,
         START,
         STOP,

@@ -45,7 +45,7 @@ def quality(
 ) -> list[list[str]]:
     """Rows: model, share kept, rise of MASE with its interval by method, on sources that do not calibrate."""
     lens, drawn = load(model), synthetic_cases(count=cases)
-    own, others = compress.measure.sources_apart(bundled(), HORIZON)
+    own, others = compress.measure.split_sources(bundled(), HORIZON)
     calibration = compress.calibration_run(lens.run(own, HORIZON, holdout=True))
     seasons = tuple(case.season for case in drawn)
     synthetic = SeriesBatch(tuple(case.values for case in drawn), seasonalities=seasons)
@@ -72,7 +72,7 @@ def quality(
     return rows
 
 
-def put_into(page: Path, rows: Sequence[Sequence[str]]) -> None:
+def insert_rows(page: Path, rows: Sequence[Sequence[str]]) -> None:
     """Put rows into the table of a page, in the place of those with the same model and share."""
     lines = page.read_text().splitlines()
     held = [place for place, line in enumerate(lines) if line.startswith("| `")]
@@ -219,7 +219,7 @@ def main() -> None:
             for row in quality(model, keeps, list(COLUMNS), given.cases)
         ]
         if given.out:
-            put_into(given.out, rows)
+            insert_rows(given.out, rows)
     else:
         header = ["model", "measured", "ratio to the whole", "allowed"]
         shapes = [

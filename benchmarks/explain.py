@@ -38,7 +38,7 @@ def series(steps: int = CONTEXT) -> np.ndarray:
     )
 
 
-def masks_of(run: Run, count: int) -> tuple[tuple[explain.Segment, ...], np.ndarray]:
+def make_masks(run: Run, count: int) -> tuple[tuple[explain.Segment, ...], np.ndarray]:
     """Twelve segments, as equal as tokens allow, and masks that stand beside one another."""
     edges = [edge for edge in explain.values.token_edges(run) if edge >= -CONTEXT]
     picked = [
@@ -100,7 +100,7 @@ def library(lens: Lens, rows: list[np.ndarray], size: int) -> Callable[[], objec
 def compare(lens: Lens, count: int, alone: int, rounds: int) -> None:
     """Seconds a mask of ours, of one forecast each, and of the library's batches, on the same masks."""
     run = lens.run(series(), HORIZON)
-    parts, keep = masks_of(run, count)
+    parts, keep = make_masks(run, count)
     batch = explain.masked(run.batch, parts, keep, "mean")
     rows = [np.array(values) for values in batch.values]
     explain.Masks(run, parts, "mean")(keep[:4])

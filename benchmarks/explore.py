@@ -17,7 +17,7 @@ HORIZON = 24
 SAMPLES = {"chronos-nano": 8, "bolt-nano": None}
 
 
-def view_of(name: str) -> Explorer:
+def make_view(name: str) -> Explorer:
     """The view of an embedded model on a bundled series, the end held out."""
     return (
         load(name, check=False)
@@ -49,7 +49,7 @@ def events(
 def latencies(rounds: int) -> Iterator[tuple[str, float, float, float]]:
     """What was done, and the median, shortest and longest time in seconds; the first of each is not counted."""
     for name in MODELS:
-        view = view_of(name)
+        view = make_view(name)
         for what, calls in events(view, rounds + 1):
             times = [seconds(call) for call in calls][1:]
             yield f"{name}: {what}", statistics.median(times), min(times), max(times)

@@ -34,7 +34,7 @@ SEQUENCES = 8
 SERIES = 2_048
 
 
-def inputs_of(lens: Lens) -> Results:
+def make_inputs(lens: Lens) -> Results:
     """A run of one real series of 128 steps, 12 steps ahead, whose results are computed when asked for."""
     context, truth = bundled("co2").tail(CONTEXT + HORIZON).split(HORIZON)
     options: dict[str, Any] = {}
@@ -57,7 +57,7 @@ def timed(lens: Lens) -> dict[str, Measurement]:
 def probe_costs(name: str, rounds: int) -> list[Row]:
     """Every probe by itself, the whole set on one run, and a forecast, over one plain forward."""
     lens = load(name)
-    encoded = inputs_of(lens).run.encoded
+    encoded = make_inputs(lens).run.encoded
     usable = timed(lens)
     # of weights, and of inputs: timed by themselves, and no part of the set whose cost has a limit
     together = [
@@ -91,7 +91,7 @@ def probe_costs(name: str, rounds: int) -> list[Row]:
 
 def _compute(kinds: list[str], lens: Lens) -> list[object]:
     """Compute measurements on one new run."""
-    results = inputs_of(lens)
+    results = make_inputs(lens)
     return [results[kind] for kind in kinds]
 
 

@@ -16,7 +16,7 @@ from tsfm_lens.ablation import (
     forecast_variants,
     run_variants,
 )
-from tsfm_lens.compress.timing import clock_of, measured
+from tsfm_lens.compress.timing import make_clock, measured
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks import Component
 from tsfm_lens.models import Encoded, Lens
@@ -132,7 +132,7 @@ def rollouts(
     # what the library sets up at the first call is nobody's
     run(variants[:2], True, 2)
     run(variants[:2], False, 2)
-    clock = clock_of(lens.device)
+    clock = make_clock(lens.device)
     start = clock()
     plain = {index: run([variants[index]], False) for index in chosen[::2]}
     between = clock()

@@ -25,7 +25,7 @@ from tsfm_lens.explain import (
 )
 from tsfm_lens.explain.faithfulness import matched_sets, named_routes
 from tsfm_lens.models import Run, load
-from tsfm_lens.studies.method_scores.page import markdown, put_between
+from tsfm_lens.studies.method_scores.page import markdown, replace_section
 from tsfm_lens.studies.method_scores.series import evaluation_case
 from tsfm_lens.training.command import run_command
 from tsfm_lens.zoo.planted import mechanisms, plant
@@ -234,7 +234,7 @@ def main(
         rows = pd.concat([before[before["case"] < first], rows])
     rows.to_csv(record, index=False, float_format="%.3g")
     table = accepted(rows).reset_index()
-    put_between(
+    replace_section(
         out, START, STOP, markdown([list(table.columns), *table.values.tolist()])
     )
 

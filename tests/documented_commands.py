@@ -79,7 +79,7 @@ def mentions(path: Path) -> Iterator[Mention]:
     if path.suffix == ".py":
         # to read all modules as trees takes seconds
         if not re.search(
-            rf"tsfm-lens(?! paper)|python |make |`--|`(?:{'|'.join(parser_of('tsfm-lens').commands)}) ",
+            rf"tsfm-lens(?! paper)|python |make |`--|`(?:{'|'.join(find_parser('tsfm-lens').commands)}) ",
             text,
         ):
             return
@@ -151,7 +151,7 @@ def _lines(text: str, name: str, first: int) -> Iterator[Mention]:
 # --- the words of a command -----------------------------------------------------------------------------------
 
 
-def words_of(mention: Mention) -> list[str]:
+def split_command(mention: Mention) -> list[str]:
     """Program and arguments; empty if it names no program of ours.
 
     Within a sentence the program may be left out: ``figure --list``, ``--seed 1``.
@@ -165,7 +165,7 @@ def words_of(mention: Mention) -> list[str]:
     if mention.whole:
         return []
     words = _shell_words(text)
-    named = words and words[0] in parser_of("tsfm-lens").commands and len(words) > 1
+    named = words and words[0] in find_parser("tsfm-lens").commands and len(words) > 1
     return ["tsfm-lens", *words] if named or re.match(r"--[a-z]", text) else []
 
 
@@ -182,7 +182,7 @@ def _shell_words(text: str) -> list[str]:
     return out
 
 
-def stands_for(word: str) -> bool:
+def is_placeholder(word: str) -> bool:
     """The reader puts something else in its place."""
     return "…" in word or "..." in word or _STANDS_FOR.fullmatch(word) is not None
 
@@ -199,7 +199,7 @@ class _Halt(BaseException):
 
 
 @cache
-def parser_of(program: str, loose: bool = False) -> Any:
+def find_parser(program: str, loose: bool = False) -> Any:
     """What parses for ``tsfm-lens``, a module or a script: a command of typer or of argparse, or its own source.
 
     Args:
@@ -261,7 +261,7 @@ def parse(program: str, arguments: list[str], *, loose: bool = False) -> str:
         arguments: its words.
         loose: parameters may be missing, and a word may stand for a value.
     """
-    parser = parser_of(program, loose)
+    parser = find_parser(program, loose)
     if isinstance(parser, str):
         unknown = [
             word
@@ -286,7 +286,7 @@ def parse(program: str, arguments: list[str], *, loose: bool = False) -> str:
         except UsageError as error:
             message = " ".join(error.format_message().split())
             # a command or a value is left out, or one stands for it
-            gaps = ("requires an argument", *filter(stands_for, arguments))
+            gaps = ("requires an argument", *filter(is_placeholder, arguments))
             forgiven = type(error).__name__ == "NoArgsIsHelpError" or any(
                 gap in message for gap in gaps
             )
@@ -324,7 +324,7 @@ def unknown_name(command: Any, values: dict[str, Any]) -> str:
             continue
         for name in names:
             # files, folders and models of the hub are the reader's
-            if stands_for(name) or re.search(r"/|\.\w+$", name):
+            if is_placeholder(name) or re.search(r"/|\.\w+$", name):
                 continue
             if name not in [
                 item.value for item in parameter.shell_complete(context, name)
@@ -338,17 +338,17 @@ def fault(mention: Mention, words: list[str], programs: Iterable[str] = ()) -> s
 
     Args:
         mention: where they stand.
-        words: as :func:`words_of` gives them.
+        words: as :func:`split_command` gives them.
         programs: those of which a sentence may name an option without its program.
     """
-    program, arguments = program_of(words)
-    loose = not mention.whole or any(map(stands_for, arguments))
+    program, arguments = find_program(words)
+    loose = not mention.whole or any(map(is_placeholder, arguments))
     arguments = [word for word in arguments if word.strip("…. ")]
     if not mention.text.startswith("--"):
         return parse(program, arguments, loose=loose)
     if arguments[0] in FOREIGN:
         return ""
-    commands = [[*place] for place in _places(parser_of("tsfm-lens"))]
+    commands = [[*place] for place in _places(find_parser("tsfm-lens"))]
     tries = [("tsfm-lens", [*place, *arguments]) for place in commands] + [
         (each, arguments) for each in programs
     ]
@@ -359,8 +359,8 @@ def fault(mention: Mention, words: list[str], programs: Iterable[str] = ()) -> s
     )
 
 
-def program_of(words: list[str]) -> tuple[str, list[str]]:
-    """The program, by the name that :func:`parser_of` takes, and its arguments."""
+def find_program(words: list[str]) -> tuple[str, list[str]]:
+    """The program, by the name that :func:`find_parser` takes, and its arguments."""
     program, *arguments = words
     if program == "python":
         program, *arguments = arguments[1:] if arguments[0] == "-m" else arguments

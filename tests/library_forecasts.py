@@ -32,7 +32,7 @@ def answer(lens: Lens, batch: SeriesBatch, horizon: int, seed: int) -> Answer:
         return NATIVE[lens.wiring.architecture](lens.native, batch, horizon)
 
 
-def draws_of(lens: Lens) -> dict[str, int]:
+def count_draws(lens: Lens) -> dict[str, int]:
     """The number of sample paths that the libraries draw here."""
     return {} if lens.emits == "quantile" else {"num_samples": DRAWS}
 

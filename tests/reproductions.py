@@ -7,7 +7,7 @@ from functools import cache
 import xarray as xr
 
 from tsfm_lens.models import Lens, load
-from tsfm_lens.studies.papers.reproduce import item_of
+from tsfm_lens.studies.papers.reproduce import find_item
 
 
 @cache
@@ -17,7 +17,7 @@ def nano(name: str) -> Lens:
 
 def words(name: str, key: str) -> str:
     """The quantity of an item's key; a quantity that has none as it is."""
-    return item_of(name).words.get(key, key)
+    return find_item(name).words.get(key, key)
 
 
 def row(result: xr.Dataset, key: str) -> xr.Dataset:

@@ -13,7 +13,7 @@ from tsfm_lens.testing import assert_close
 DEPTH = 1000
 
 
-def series_for(name: str, count: int = 5, *, alike: bool = False) -> list[np.ndarray]:
+def make_series(name: str, count: int = 5, *, alike: bool = False) -> list[np.ndarray]:
     """Series of unequal lengths, with a gap; token ids for a language model."""
     rng = np.random.default_rng(3)
     lengths = [44] * count if alike else [30, 50, 21, 41, 37][:count]
@@ -24,7 +24,7 @@ def series_for(name: str, count: int = 5, *, alike: bool = False) -> list[np.nda
     return found
 
 
-def plan_for(monkeypatch: pytest.MonkeyPatch, items: int) -> None:
+def plan_items(monkeypatch: pytest.MonkeyPatch, items: int) -> None:
     """Plan every run for so many items at a time."""
     for module in ("batching", "recording"):
         monkeypatch.setattr(

@@ -27,16 +27,16 @@ def named() -> tuple[Mention, ...]:
 
 def programs(mentions: tuple[Mention, ...]) -> list[str]:
     """Modules and scripts that are named with ``python``."""
-    words = [documented_commands.words_of(mention) for mention in mentions]
+    words = [documented_commands.split_command(mention) for mention in mentions]
     modules = {
-        documented_commands.program_of(each)[0]
+        documented_commands.find_program(each)[0]
         for each in words
         if each and each[0] == "python"
     }
     return sorted(
         module
         for module in modules
-        if not documented_commands.stands_for(module.rpartition(".")[2])
+        if not documented_commands.is_placeholder(module.rpartition(".")[2])
     )
 
 
@@ -46,12 +46,12 @@ def faults(
     """What is wrong with the commands of documents, how many were parsed, and how many name no one program."""
     wrong, parsed, skipped = [], 0, 0
     for mention in mentions:
-        words = documented_commands.words_of(mention)
+        words = documented_commands.split_command(mention)
         if not words:
             continue
         if (
             words[0] == "python"
-            and documented_commands.program_of(words)[0] not in others
+            and documented_commands.find_program(words)[0] not in others
         ):
             skipped += 1
             continue
@@ -70,7 +70,7 @@ def test_every_command_that_is_named_is_one() -> None:
 
 
 def test_commands_of_the_gallery_are_commands() -> None:
-    shown = {scenes.scene_of(*entry).command for entry in drawing.slugs().values()}
+    shown = {scenes.find_scene(*entry).command for entry in drawing.slugs().values()}
     shown |= {
         scenes.scene_of_pair(*drawing.slugs()[name]).command for name in scenes.PAIRED
     }
@@ -129,7 +129,7 @@ def find_unknown_extras(mentions: tuple[Mention, ...]) -> list[str]:
         for names in re.findall(pattern, mention.text):
             for extra in names.split(","):
                 is_known = extra in project["optional-dependencies"]
-                if not is_known and not documented_commands.stands_for(extra):
+                if not is_known and not documented_commands.is_placeholder(extra):
                     unknown.append(f"{mention.place}: [{extra}]")
     return unknown
 

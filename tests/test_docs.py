@@ -150,7 +150,7 @@ def test_every_error_says_why_and_what_to_do_and_its_example_is_true(
 @pytest.mark.parametrize("page", outputs.ROOTS)
 def test_the_first_pages_show_what_their_code_draws(page: str) -> None:
     names: dict[str, object] = {}
-    drawn = [outputs.run_block(block, names) for block in outputs.blocks_of(page)]
+    drawn = [outputs.run_block(block, names) for block in outputs.find_python(page)]
     named = page.replace("/", "-")
     shown = re.findall(
         rf"_cache/outputs/{named}-(\d+)\.md", (DOCS / f"{page}.md").read_text()
@@ -188,7 +188,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     offering = {
         package
         for package in packages.difference(_PRIVATE)
-        if hasattr(api.module_of(package), "__all__")
+        if hasattr(api.find_module(package), "__all__")
     }
     assert offering <= set(api.PACKAGES)
     listed = [api.pages(package).values() for package in ("", *api.PACKAGES)]

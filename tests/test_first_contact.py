@@ -114,7 +114,7 @@ def test_without_is_the_forecast_with_and_without(lens: Lens) -> None:
         ablated = lens.forecast(run.batch, 12, **drawn(lens))
     both = [run.forecast.quantiles, ablated.quantiles]
     assert_close(result["quantile_forecast"].values, both, depth=100)
-    shown = medians_of(result.plot())
+    shown = compute_medians(result.plot())
     # the panel of the ablation is the last
     found = shown["median forecast"]
     assert_close(found, ablated.median[0], depth=100)
@@ -122,7 +122,7 @@ def test_without_is_the_forecast_with_and_without(lens: Lens) -> None:
     assert_close(found, run.forecast.median[0], depth=100)
 
 
-def medians_of(figure: go.Figure) -> dict[str, np.ndarray]:
+def compute_medians(figure: go.Figure) -> dict[str, np.ndarray]:
     return {
         trace.name: trace.y
         for trace in figure.data
@@ -140,7 +140,7 @@ def test_plot_draws_what_it_is_given(lens: Lens) -> None:
     assert tsfm_lens.plot(parts, "heatmap") == tsfm_lens.viz.attribution_heatmap(parts)
     assert run.plot() == tsfm_lens.plot(run.forecast) == tsfm_lens.viz.forecast_fan(run)
     other = tsfm_lens.load("bolt-nano").run(run.batch, 12)
-    both = medians_of(tsfm_lens.plot(run, other, names=["one", "two"]))
+    both = compute_medians(tsfm_lens.plot(run, other, names=["one", "two"]))
     assert_close(both["one"], run.forecast.median[0], depth=100)
     assert_close(both["two"], other.forecast.median[0], depth=100)
     pair = tsfm_lens.plot(parts, run.attribute())

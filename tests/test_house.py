@@ -75,7 +75,9 @@ def test_a_study_is_imported_by_nothing_below_and_figures_know_no_model() -> Non
 
 
 def test_every_package_has_its_layer() -> None:
-    assert {house.package_of(module) for module in house.sources()} <= set(house.LEVEL)
+    assert {house.find_package(module) for module in house.sources()} <= set(
+        house.LEVEL
+    )
 
 
 def test_imports_lead_downwards() -> None:

@@ -18,7 +18,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 FOLLOWING = {"sweep": ("data", "statistics", "store", "planner", "engine", "results")}
 
 
-def package_of(file: Path) -> str:
+def find_package(file: Path) -> str:
     return file.relative_to(ROOT).with_suffix("").parts[0]
 
 
@@ -64,7 +64,7 @@ def test_every_public_name_is_there() -> None:
 
 def test_every_package_is_found_from_the_top(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = "__init__ __main__ cli console doctor embedded extensions places registry verbs verdict".split()
-    packages = sorted({package_of(file) for file in MODULES}.difference(modules))
+    packages = sorted({find_package(file) for file in MODULES}.difference(modules))
     assert set(packages) <= set(dir(tsfm_lens))
     for package in packages:
         # as where nothing else has imported it

@@ -75,7 +75,7 @@ def run_commands(page: Path) -> int:
     """
     number = 0
     for mention in documented_commands.mentions(page):
-        words = documented_commands.words_of(mention)
+        words = documented_commands.split_command(mention)
         if (
             mention.whole
             and words

@@ -25,7 +25,7 @@ def centred(*names: str) -> SeriesBatch:
 
 
 @cache
-def pair_for(name: str) -> tuple[SeriesBatch, SeriesBatch]:
+def make_pair(name: str) -> tuple[SeriesBatch, SeriesBatch]:
     """Series and the same values backwards: what a model scales by is alike, to the last digits."""
     own = getattr(lens_of(name).adapter, "example", None)
     clean = own(0, 40) if own else centred("pedestrians", "electricity")
@@ -34,20 +34,20 @@ def pair_for(name: str) -> tuple[SeriesBatch, SeriesBatch]:
     )
 
 
-def runs_of(
+def make_runs(
     name: str, horizon: int = 4, *, select: Any = None, **options: Any
 ) -> tuple[Run, Run]:
     """Runs of that pair, or of some of its series."""
     pair = (
-        pair_for(name)
+        make_pair(name)
         if select is None
-        else [each.select(select) for each in pair_for(name)]
+        else [each.select(select) for each in make_pair(name)]
     )
     clean, corrupted = (lens_of(name).run(each, horizon, **options) for each in pair)
     return clean, corrupted
 
 
-def series_for(lens: Lens, *names: str, example: int = 0) -> Any:
+def make_series(lens: Lens, *names: str, example: int = 0) -> Any:
     """Series that a model reads: real ones by name, or an example of its own."""
     own = getattr(lens.adapter, "example", None)
     return own(example, 40) if own else bundled(*(names or ["co2"])).tail(40)
@@ -70,7 +70,9 @@ def forecast_instead(monkeypatch: pytest.MonkeyPatch, lens: Lens, values: Any) -
     monkeypatch.setattr(lens, "forecast", forecast)
 
 
-def reads_at(lag: int, *, special: int = 1) -> Callable[[torch.Tensor], torch.Tensor]:
+def make_reader(
+    lag: int, *, special: int = 1
+) -> Callable[[torch.Tensor], torch.Tensor]:
     """A pattern whose queries look so many steps before the step that they forecast; special keys come last."""
 
     def moved(pattern: torch.Tensor) -> torch.Tensor:

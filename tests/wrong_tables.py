@@ -76,7 +76,7 @@ def mutants(model: nn.Module, wiring: Wiring) -> Iterator[Mutant]:
             yield f"{stack.prefix}: {what}", replace(wiring, stacks=stacks)
 
 
-def field_of(what: str) -> str:
+def find_field(what: str) -> str:
     """Return the field that a mutant changes, without the value that it takes."""
     *place, value = what.split(": ")
     part = value.split(" ")[0]
@@ -334,7 +334,7 @@ def _sizes(lens: Lens) -> Iterator[Shown]:
             for row in stack.rows(layer):
                 if isinstance(row, Attention):
                     keys = order.index(row.keys_from) if row.keys_from else -1
-                    kv_heads = row.heads_of("k", stack.n_heads)
+                    kv_heads = row.count_heads("k", stack.n_heads)
                     yield (
                         "attention",
                         (row.over, keys, kv_heads, row.row_axis, row.post_norm),

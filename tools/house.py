@@ -150,7 +150,7 @@ def _module(name: str, texts: Mapping[str, str]) -> str:
     return name
 
 
-def package_of(module: str) -> str:
+def find_package(module: str) -> str:
     """The package below the root that a module belongs to."""
     return module.split(".")[1] if "." in module else "__init__"
 
@@ -159,7 +159,7 @@ def upward(found: list[Import]) -> list[Import]:
     """Imports that do not lead to a package further down."""
     arrows = []
     for each in found:
-        source, target = package_of(each.source), package_of(each.target)
+        source, target = find_package(each.source), find_package(each.target)
         if source != target and (
             LEVEL[target] >= LEVEL[source]
             or (source == "viz" and target not in BELOW_FIGURES)

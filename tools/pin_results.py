@@ -61,18 +61,18 @@ def figure_pin(figure: go.Figure) -> str:
     )
 
 
-def keys_of(value: Any) -> Any:
+def mask_values(value: Any) -> Any:
     """Return a JSON value with types in place of numbers and texts; a list by its first item."""
     if isinstance(value, dict):
-        return {key: keys_of(part) for key, part in value.items()}
+        return {key: mask_values(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [keys_of(value[0])] if value else []
+        return [mask_values(value[0])] if value else []
     return type(value).__name__
 
 
 def pins_of_source(source: str) -> dict[str, Any]:
     """Compute the pins of every result of one model, or of the results that no run makes."""
-    from specimens import figures_of, kind_of, specimens
+    from specimens import draw_all, find_kind, specimens
     from tsfm_lens.core.registry import find
 
     results = specimens(source)
@@ -81,18 +81,18 @@ def pins_of_source(source: str) -> dict[str, Any]:
     for name, result in results.items():
         # results of no run are numbered, which depends on what stands before them
         key = (
-            f"{source}/{kind_of(name)} {seen[kind_of(name)]}"
+            f"{source}/{find_kind(name)} {seen[find_kind(name)]}"
             if " " in name
             else f"{source}/{name}"
         )
-        seen[kind_of(name)] += 1
+        seen[find_kind(name)] += 1
         if isinstance(result, xr.Dataset):
             pins[f"{key}/arrays"] = dataset_pins(result)
         pins[f"{key}/figures"] = {
             figure: figure_pin(drawn)
-            for figure, drawn in figures_of(name, result, results)
+            for figure, drawn in draw_all(name, result, results)
         }
-        panels = find(kind_of(name)).draw_panels(result)
+        panels = find(find_kind(name)).draw_panels(result)
         pins[f"{key}/sentences"] = [
             text for panel in panels for text in panel.sentences
         ]
@@ -103,7 +103,7 @@ def pins_of_command(name: str) -> Any:
     """Run a command with ``--json`` and return the keys of what it prints."""
     line = [sys.executable, "-m", "tsfm_lens", name, *COMMANDS[name], "--json"]
     done = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT)
-    return keys_of(json.loads(done.stdout))
+    return mask_values(json.loads(done.stdout))
 
 
 def pins() -> dict[str, Any]:

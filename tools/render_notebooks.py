@@ -14,14 +14,14 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 
 import nbformat  # noqa: E402
-from sitepages.notebooks import EXAMPLES, code_of, names, with_pictures  # noqa: E402
+from sitepages.notebooks import EXAMPLES, hash_code, names, with_pictures  # noqa: E402
 
 
 def faults(path: Path) -> list[str]:
     """What is wrong with the outputs of a notebook, in words."""
     notebook = nbformat.read(path, as_version=4)
     found = []
-    if notebook.metadata.get("tsfm_lens", {}).get("rendered") != code_of(notebook):
+    if notebook.metadata.get("tsfm_lens", {}).get("rendered") != hash_code(notebook):
         found.append("its outputs are not those of its code")
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     if not any("image/png" in output.get("data", {}) for output in outputs):

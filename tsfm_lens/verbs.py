@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tsfm_lens.core.extensions import method_of
+from tsfm_lens.core.extensions import add_method
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tsfm_lens.testing import OracleResult
 
 
-@method_of("Run", "Forecast", "Result", "Explanation")
+@add_method("Run", "Forecast", "Result", "Explanation")
 def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
     """Draw this, or another thing beside it; see :func:`tsfm_lens.viz.plot`."""
     from tsfm_lens import viz
@@ -28,7 +28,7 @@ def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
     return viz.plot(thing, *others, **options)
 
 
-@method_of("Run")
+@add_method("Run")
 def without(run: Run, *components: str | Component, **options: Any) -> Result:
     """Forecast with and without components; see :func:`tsfm_lens.probes.ablation_recipes`.
 
@@ -47,7 +47,7 @@ def without(run: Run, *components: str | Component, **options: Any) -> Result:
     return result.assign_attrs(title=f"Forecast {name}{size}".rstrip())
 
 
-@method_of("Run")
+@add_method("Run")
 def attribute(run: Run, **options: Any) -> Result:
     """Split the forecast among the components that wrote it; see :func:`tsfm_lens.probes.attribution`."""
     from tsfm_lens import probes
@@ -55,7 +55,7 @@ def attribute(run: Run, **options: Any) -> Result:
     return probes.attribution(run, **options)
 
 
-@method_of("Run")
+@add_method("Run")
 def measure(run: Run, kind: str, *, item: Item = None, **options: Any) -> Result:
     """Compute any measurement by its kind, such as "logit_lens"; :func:`tsfm_lens.core.registry.measurements` has all.
 
@@ -73,7 +73,7 @@ def measure(run: Run, kind: str, *, item: Item = None, **options: Any) -> Result
     return Results(measured, item=None).compute(kind, **options)
 
 
-@method_of("Run")
+@add_method("Run")
 def report(run: Run, out: str | Path, **options: Any) -> Path:
     """Write one HTML report of this run; see :func:`tsfm_lens.report.pipeline.report`.
 
@@ -86,7 +86,7 @@ def report(run: Run, out: str | Path, **options: Any) -> Path:
     return pipeline.report(run, out, **options)
 
 
-@method_of("Run")
+@add_method("Run")
 def explain(run: Run, out: str | Path | None = None, **options: Any) -> Explanation:
     """Explain this forecast by inputs and routes, and test both; see :func:`tsfm_lens.report.explanation.explain`."""
     from tsfm_lens.report import explanation
@@ -94,7 +94,7 @@ def explain(run: Run, out: str | Path | None = None, **options: Any) -> Explanat
     return explanation.explain(run, out, **options)
 
 
-@method_of("Run")
+@add_method("Run")
 def what_if(
     run: Run, changes: Mapping[str, Any] | None = None, **options: Any
 ) -> Result:
@@ -104,7 +104,7 @@ def what_if(
     return explain.what_if(run, changes, **options)
 
 
-@method_of("Run")
+@add_method("Run")
 def explore(run: Run, **options: Any) -> Any:
     """Open one linked view of all heads in a notebook; see :func:`tsfm_lens.report.explore.explore`.
 
@@ -116,7 +116,7 @@ def explore(run: Run, **options: Any) -> Any:
     return explore.explore(run, **options)
 
 
-@method_of("Run", "Forecast")
+@add_method("Run", "Forecast")
 def _repr_html_(result: Run | Forecast) -> str:
     """Draw the forecast in a notebook, under a line of facts."""
     from tsfm_lens.viz.forecast import as_html
@@ -124,7 +124,7 @@ def _repr_html_(result: Run | Forecast) -> str:
     return as_html(result)
 
 
-@method_of("Lens")
+@add_method("Lens")
 def quick_check(lens: Lens) -> list[OracleResult]:
     """Run the cheap exactness checks on one short series; see :func:`tsfm_lens.testing.quick_check`."""
     from tsfm_lens.testing import quick_check
@@ -132,7 +132,7 @@ def quick_check(lens: Lens) -> list[OracleResult]:
     return quick_check(lens)
 
 
-@method_of("Checkpoint")
+@add_method("Checkpoint")
 def folded(files: Checkpoint) -> Checkpoint:
     """Open the files of a compressed model; see :func:`tsfm_lens.compress.checkpoint.folded`."""
     from tsfm_lens.compress.checkpoint import folded

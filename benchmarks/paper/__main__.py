@@ -20,7 +20,7 @@ from typer.main import get_command
 from tsfm_lens.cli import app
 from tsfm_lens.core.errors import CheckpointError, LensError, MissingExtraError
 from tsfm_lens.studies.papers.items import HOLDS, Item
-from tsfm_lens.studies.papers.reproduce import item_of, reproduce
+from tsfm_lens.studies.papers.reproduce import find_item, reproduce
 
 README = Path(__file__).with_name("README.md")
 EMBEDDED = {"S3-F21": "bolt-nano"}
@@ -125,7 +125,7 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     folders = dict(pair.split("=", 1) for pair in options.local)
-    only = {item_of(name).id for name in options.only.split(",") if name}
+    only = {find_item(name).id for name in options.only.split(",") if name}
     console = Console(stderr=True)
     lines: list[str] = []
     notes: dict[str, None] = {}
@@ -135,7 +135,7 @@ def main() -> None:
             name = str(asked["name"])
             if only and name not in only:
                 continue
-            item = item_of(name)
+            item = find_item(name)
             if item.sweep and not (only or options.sweeps or options.embedded):
                 notes[f"{name} runs over the whole benchmark: --sweeps"] = None
                 continue

@@ -49,14 +49,14 @@ FOLDER = "reference/generated"
 LINES = 220  # of docstrings on one page, which keeps it below 10,000 pixels
 
 
-def page_of(package: str) -> str:
+def name_page(package: str) -> str:
     """Name of a package's page in docs/reference/generated; "" is the top of the package."""
     return f"api-{package.replace('.', '-')}" if package else "api-tsfm_lens"
 
 
 def public_names(package: str) -> list[str]:
     """What a package offers, as its ``__all__`` has it."""
-    module = module_of(package)
+    module = find_module(package)
     if package == "core.errors":
         return [
             name
@@ -66,7 +66,7 @@ def public_names(package: str) -> list[str]:
     return [name for name in module.__all__ if name != "__version__"]
 
 
-def module_of(package: str) -> Any:
+def find_module(package: str) -> Any:
     """The module of a package."""
     return import_module(f"tsfm_lens.{package}" if package else "tsfm_lens")
 
@@ -77,10 +77,10 @@ def homes() -> dict[int, str]:
     found: dict[int, str] = {}
     for package in (*PACKAGES, ""):
         for name in public_names(package):
-            thing = getattr(module_of(package), name)
+            thing = getattr(find_module(package), name)
             if inspect.ismodule(thing):
                 continue
-            found.setdefault(id(thing), f"{module_of(package).__name__}.{name}")
+            found.setdefault(id(thing), f"{find_module(package).__name__}.{name}")
     return found
 
 
@@ -92,13 +92,13 @@ def write_api() -> None:
             write(f"{FOLDER}/{name}.md", text)
     rows = [
         (
-            f"[`{module_of(package).__name__}`]({page_of(package)}.md)",
+            f"[`{find_module(package).__name__}`]({name_page(package)}.md)",
             str(len(public_names(package))),
-            _first(module_of(package)),
+            _first(find_module(package)),
         )
         for package in shown
     ]
-    listed = "\n".join(map(page_of, shown))
+    listed = "\n".join(map(name_page, shown))
     write(
         f"{FOLDER}/api.md",
         "# Python\n\nEvery public name, with an example that the tests run.\n\n"
@@ -109,8 +109,8 @@ def write_api() -> None:
 
 def pages(package: str) -> dict[str, str]:
     """The pages of a package by their names: one with all entries, or a list of names and a page per theme."""
-    module = module_of(package)
-    home, title = page_of(package), module.__name__
+    module = find_module(package)
+    home, title = name_page(package), module.__name__
     parts = [
         f"# {title}",
         f"```{{eval-rst}}\n.. py:module:: {title}\n```",
@@ -151,11 +151,13 @@ def pages(package: str) -> dict[str, str]:
 
 def _groups(package: str) -> dict[str, list[str]]:
     """Names by the page on which they stand, as short as LINES says: by theme of the registry, then by file."""
-    module, names = module_of(package), public_names(package)
+    module, names = find_module(package), public_names(package)
 
     def length(some: list[str]) -> int:
         return sum(
-            length_of(getattr(module, name)) for name in some if _entry(module, name)
+            estimate_length(getattr(module, name))
+            for name in some
+            if _entry(module, name)
         )
 
     if length(names) <= LINES:
@@ -206,7 +208,7 @@ def _file(module: Any, name: str) -> str:
     )
 
 
-def length_of(thing: Any) -> int:
+def estimate_length(thing: Any) -> int:
     """Length of an entry, of some 35 pixels a line: its docstring, and those of a class's members."""
     members = (
         [each for name, each in vars(thing).items() if name[0] != "_"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from sphinx.ext.napoleon import GoogleDocstring
 
-from sitepages.api import PACKAGES, homes, module_of, public_names
+from sitepages.api import PACKAGES, find_module, homes, public_names
 
 _VALUES = ("property", "attribute", "data")
 _SEVERAL = re.compile(r"^    (\*{0,2}\w+(?:, \*{0,2}\w+)+): (.*)$")
@@ -85,7 +85,7 @@ def _by_name() -> dict[str, str]:
     full: dict[str, str] = {}
     last: dict[str, set[str]] = {}
     for package in (*PACKAGES, ""):
-        module = module_of(package)
+        module = find_module(package)
         for name in public_names(package):
             thing = getattr(module, name)
             if inspect.ismodule(thing):
@@ -147,7 +147,7 @@ def _exists(target: str) -> bool:
 def _defined() -> set[str]:
     """Every name that some module of the package defines: docstrings name neighbours without their module."""
     found: set[str] = set()
-    for file in Path(module_of("").__file__).parent.rglob("*.py"):
+    for file in Path(find_module("").__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 found.add(node.name)

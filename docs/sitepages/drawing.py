@@ -16,9 +16,9 @@ import plotly.graph_objects as go
 
 from sitepages.scenes import (
     Scene,
-    function_of,
-    place_of,
-    scene_of,
+    find_function,
+    find_place,
+    find_scene,
     scene_of_pair,
 )
 from tsfm_lens.core.registry import Figure, FigurePanel, Measurement, measurements
@@ -98,7 +98,7 @@ class Studio:
 
     def draw(self, measurement: Measurement, figure: Figure) -> Drawn:
         """A figure, from the cache where neither the package nor the code that draws it has changed."""
-        scene = scene_of(measurement, figure)
+        scene = find_scene(measurement, figure)
         return _kept(scene, lambda: self._draw(measurement, figure, scene))
 
     def draw_pair(self, measurement: Measurement, figure: Figure) -> Drawn:
@@ -112,8 +112,8 @@ class Studio:
 
     def _draw(self, measurement: Measurement, figure: Figure, scene: Scene) -> Drawn:
         names = self._opening(scene.opening)
-        place = place_of(figure)
-        watched = _Watched(names[place], function_of(figure))
+        place = find_place(figure)
+        watched = _Watched(names[place], find_function(figure))
         exec(scene.drawing, {**names, place: watched})
         assert watched.figure is not None, (
             f"{scene.drawing!r} does not draw {figure.name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 
-from sitepages.api import FOLDER, PACKAGES, homes, module_of, public_names
+from sitepages.api import FOLDER, PACKAGES, find_module, homes, public_names
 from sitepages.writing import write
 
 PAGE = f"{FOLDER}/errors.md"
@@ -30,7 +30,7 @@ def write_errors() -> None:
 
 
 def _tree() -> str:
-    text = inspect.getdoc(module_of("core.errors")) or ""
+    text = inspect.getdoc(find_module("core.errors")) or ""
     _, tree, *after = text.split("\n\n")
     return f"```text\n{inspect.cleandoc(tree)}\n```\n\n" + "\n\n".join(
         part.replace("``", "`") for part in after
@@ -42,7 +42,7 @@ def _raised() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for package in PACKAGES:
         for name in public_names(package):
-            thing = getattr(module_of(package), name)
+            thing = getattr(find_module(package), name)
             home = homes().get(id(thing), "")
             if package == "core.errors" or home != f"tsfm_lens.{package}.{name}":
                 continue

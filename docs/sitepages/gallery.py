@@ -15,9 +15,9 @@ from sitepages.scenes import (
     PAIRED,
     Scene,
     described,
-    function_of,
+    find_function,
+    find_scene,
     of_core,
-    scene_of,
     scene_of_pair,
 )
 from sitepages.writing import DOCS, code, from_docstring, plain, write, write_bytes
@@ -31,7 +31,7 @@ PAIRS = "side-by-side"  # the page of figures of two models
 Entries = dict[str, tuple[Measurement, Figure]]
 
 
-def page_of(measurement: Measurement) -> str:
+def name_page(measurement: Measurement) -> str:
     """Name of a measurement's page in docs/gallery."""
     return measurement.kind
 
@@ -51,7 +51,7 @@ def pages() -> set[str]:
         "index",
         PAIRS,
         *map(theme_page, themes),
-        *map(page_of, measurements().values()),
+        *map(name_page, measurements().values()),
     }
 
 
@@ -75,7 +75,7 @@ def write_gallery() -> None:
             if other.kind == measurement.kind
         }
         write(
-            f"gallery/{page_of(measurement)}.md",
+            f"gallery/{name_page(measurement)}.md",
             _page(measurement, own, drawn, set(pictures)),
         )
     present = [
@@ -140,7 +140,7 @@ def _page(
     probe = measurement.function_name
     facts = [
         f"**Kind** `{measurement.kind}`",
-        f"**Probe** {{py:func}}`~tsfm_lens.{package_of(probe)}`" if probe else "",
+        f"**Probe** {{py:func}}`~tsfm_lens.{find_package(probe)}`" if probe else "",
         f"**Computed by** {plain(described(measurement.kind))}",
         f"**Source** {plain(measurement.source)}" if measurement.source else "",
         f"**Reported values** {', '.join(f'`{item}`' for item in measurement.paper)}"
@@ -158,7 +158,7 @@ def _page(
     ]
     shown: set[str] = set()
     for slug, figure in own.items():
-        scene = scene_of(measurement, figure)
+        scene = find_scene(measurement, figure)
         parts.append(
             _section(
                 slug,
@@ -181,7 +181,7 @@ def _page(
     return "\n\n".join(parts) + "\n"
 
 
-def package_of(name: str) -> str:
+def find_package(name: str) -> str:
     """Where a probe is, below the package: a function of probes, unless another package is named."""
     return name if "." in name else f"probes.{name}"
 
@@ -223,7 +223,7 @@ def _section(
 def _home(figure: Figure) -> str:
     """Where the reference has what draws a figure."""
     return (
-        f"tsfm_lens.viz.{function_of(figure)}"
+        f"tsfm_lens.viz.{find_function(figure)}"
         if of_core(figure)
         else f"{figure.function.__module__}.{figure.name}"
     )
@@ -246,7 +246,7 @@ def _card(
     drawn: Drawn,
     pictures: set[str],
 ) -> str:
-    *_, call = scene_of(measurement, figure).drawing.splitlines()
+    *_, call = find_scene(measurement, figure).drawing.splitlines()
     picture = (
         f":img-top: /_cache/static/figures/{slug}.png\n:img-alt: {drawn.title}\n"
         if slug in pictures
@@ -254,7 +254,7 @@ def _card(
     )
     return (
         f":::{{grid-item-card}} {plain(figure.title.rstrip('.'))}\n{picture}:link: figure-{slug}\n:link-type: ref\n"
-        f":class-img-top: tsfm-thumbnail\n\n`{call if function_of(figure) in call else figure.name}`\n:::"
+        f":class-img-top: tsfm-thumbnail\n\n`{call if find_function(figure) in call else figure.name}`\n:::"
     )
 
 
@@ -273,7 +273,7 @@ def _theme(
     theme: str, entries: Entries, drawn: dict[str, Drawn], pictures: set[str]
 ) -> str:
     own = [each for each in measurements().values() if each.theme == theme]
-    listed = "\n".join(page_of(each) for each in own)
+    listed = "\n".join(name_page(each) for each in own)
     return f"# {theme}\n\n{_grid(theme, entries, drawn, pictures)}\n\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
 
 

@@ -73,11 +73,11 @@ def executed(path: Path) -> nbformat.NotebookNode:
 
 
 def _place(path: Path) -> Path:
-    text = f"{sources()}{code_of(nbformat.read(path, as_version=4))}"
+    text = f"{sources()}{hash_code(nbformat.read(path, as_version=4))}"
     return _KEPT / f"{path.stem}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.ipynb"
 
 
-def code_of(notebook: nbformat.NotebookNode) -> str:
+def hash_code(notebook: nbformat.NotebookNode) -> str:
     """A hash of what is run in a notebook."""
     cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:32]
@@ -135,7 +135,7 @@ def with_pictures(path: Path) -> str:
             ]
     notebook.metadata = {
         **nbformat.read(path, as_version=4).metadata,
-        "tsfm_lens": {"rendered": code_of(notebook)},
+        "tsfm_lens": {"rendered": hash_code(notebook)},
     }
     return nbformat.writes(notebook) + "\n"
 

@@ -29,7 +29,7 @@ def write_outputs() -> None:
         name = page.replace("/", "-")
         figures = {
             f"{name}-{number}": drawn
-            for number, drawn in enumerate(drawn_by(page), 1)
+            for number, drawn in enumerate(list_drawings(page), 1)
             if drawn is not None
         }
         pictures = static_pictures(
@@ -43,16 +43,16 @@ def write_outputs() -> None:
             write(f"{FOLDER}/{slug}.md", f"**{each.title}**\n\n{html}\n")
 
 
-def blocks_of(page: str) -> list[str]:
+def find_python(page: str) -> list[str]:
     """The Python of a page, block by block."""
     return re.findall(
         r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(), flags=re.DOTALL
     )
 
 
-def drawn_by(page: str) -> list[Drawn | None]:
+def list_drawings(page: str) -> list[Drawn | None]:
     """What the last line of each block draws; None of a block that ends in something else."""
-    blocks = blocks_of(page)
+    blocks = find_python(page)
     file = (
         CACHE
         / "outputs"

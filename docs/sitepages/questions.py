@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from sitepages.drawing import slugs
-from sitepages.gallery import package_of
+from sitepages.gallery import find_package
 from sitepages.writing import DOCS, plain, table, write
 from tsfm_lens.core.registry import find
 
@@ -244,7 +244,9 @@ def _row(
     ]
     shown = ", ".join(f"[{slug.partition('-')[0]}](#figure-{slug})" for slug in figures)
     asked = (
-        f"{{py:func}}`~tsfm_lens.{package_of(probe)}`" if probe else "`tsfm-lens sweep`"
+        f"{{py:func}}`~tsfm_lens.{find_package(probe)}`"
+        if probe
+        else "`tsfm-lens sweep`"
     )
     return (
         f"**{plain(question.text)}**<br>{plain(question.caveat)}",

@@ -167,19 +167,19 @@ class Scene:
     command: str = ""
 
 
-def call_of(figure: Figure, results: str, options: str = "") -> str:
+def write_call(figure: Figure, results: str, options: str = "") -> str:
     """Code that draws a figure of results: by a function of viz or of a study, or by the name of a variable."""
     if figure.variable:
         return f'viz.plot({results}, "{figure.variable}"{options})'
-    return f"{place_of(figure)}.{figure.name}({results}{options})"
+    return f"{find_place(figure)}.{figure.name}({results}{options})"
 
 
-def place_of(figure: Figure) -> str:
+def find_place(figure: Figure) -> str:
     """The module that a figure is called from."""
     return "viz" if of_core(figure) else "figures"
 
 
-def function_of(figure: Figure) -> str:
+def find_function(figure: Figure) -> str:
     """The name of the function that draws a figure."""
     return "plot" if figure.variable else figure.name
 
@@ -189,7 +189,7 @@ def of_core(figure: Figure) -> bool:
     return figure.function.__module__.startswith("tsfm_lens.viz")
 
 
-def import_of(figure: Figure) -> str:
+def write_import(figure: Figure) -> str:
     """The line that imports the figures of a study; "" for those of viz."""
     if of_core(figure):
         return ""
@@ -197,13 +197,13 @@ def import_of(figure: Figure) -> str:
     return f"from {package} import {module}{'' if module == 'figures' else ' as figures'}\n"
 
 
-def scene_of(measurement: Measurement, figure: Figure) -> Scene:
+def find_scene(measurement: Measurement, figure: Figure) -> Scene:
     """How a figure is drawn in the gallery."""
-    scene = _scene_of(measurement, figure)
-    return replace(scene, opening=scene.opening + import_of(figure))
+    scene = _find_scene(measurement, figure)
+    return replace(scene, opening=scene.opening + write_import(figure))
 
 
-def _scene_of(measurement: Measurement, figure: Figure) -> Scene:
+def _find_scene(measurement: Measurement, figure: Figure) -> Scene:
     if measurement.of_run:
         return _of_run(measurement, figure)
     if measurement.kind in ASKED:
@@ -213,7 +213,7 @@ def _scene_of(measurement: Measurement, figure: Figure) -> Scene:
     if measurement.theme == "Sweeps":
         table = f'tables["{_TABLES[measurement.kind]}"]'
         return Scene(
-            SWEEP, call_of(figure, table), "tsfm-lens sweep report gallery.store"
+            SWEEP, write_call(figure, table), "tsfm-lens sweep report gallery.store"
         )
     return _of_docstring(measurement, figure)
 
@@ -246,14 +246,14 @@ def _of_run(measurement: Measurement, figure: Figure) -> Scene:
     )
     return Scene(
         DRIVEN if driven else CHRONOS,
-        call_of(figure, results, options),
+        write_call(figure, results, options),
         f"tsfm-lens figure {figure.name} {model} --data {data} --horizon {HORIZON}",
     )
 
 
 def scene_of_pair(measurement: Measurement, figure: Figure) -> Scene:
     """How a figure of two models is drawn in the gallery."""
-    each = call_of(figure, f'run.measure("{measurement.kind}")')
+    each = write_call(figure, f'run.measure("{measurement.kind}")')
     command = f"tsfm-lens figure {figure.name} chronos-nano bolt-nano --data bundled:elnino,co2 --horizon {HORIZON}"
     title = figure.title.rstrip(".")
     return Scene(
@@ -269,13 +269,13 @@ def _chronos() -> Lens:
 def _of_docstring(measurement: Measurement, figure: Figure) -> Scene:
     """The example of the renderer, which the tests run; what it is drawn of is the renderer's argument."""
     if measurement.kind == "training_watch":
-        return Scene(WATCHED, call_of(figure, "watch.dataset()"))
+        return Scene(WATCHED, write_call(figure, "watch.dataset()"))
     if measurement.function is not None:
         models = 'tsfm_lens.load(name) for name in ("chronos-nano", "bolt-nano", "chronos2-nano")'
         command = f"tsfm-lens figure {figure.name} chronos-nano bolt-nano chronos2-nano --data bundled:elnino"
         return Scene(
             _PACKAGES,
-            call_of(
+            write_call(
                 figure,
                 f"{measurement.function_name.removeprefix('studies.')}([{models}])",
             ),

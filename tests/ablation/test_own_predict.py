@@ -15,7 +15,11 @@ from tsfm_lens.ablation import Variant, forecast_variants, run_variants
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.hooks import Component, Steer, writers
 from tsfm_lens.models import Lens
-from tsfm_lens.models.architecture import Prediction, rows_apart, stands_apart
+from tsfm_lens.models.architecture import (
+    Prediction,
+    declare_row_independent,
+    is_row_independent,
+)
 from tsfm_lens.testing import rounding
 
 HORIZON = 6
@@ -39,7 +43,7 @@ def model() -> Any:
     return native.eval()
 
 
-def variants_of(lens: Lens) -> list[Variant]:
+def make_variants(lens: Lens) -> list[Variant]:
     push = Steer(
         "blocks.1.hook_resid_post",
         3 * torch.randn(lens.d_model, generator=torch.Generator().manual_seed(0)),
@@ -54,7 +58,7 @@ def variants_of(lens: Lens) -> list[Variant]:
 def reached(lens: Lens) -> tuple[float, float]:
     """The largest absolute forecast of the plain model, and that of any variant."""
     alone = forecast_variants(
-        lens, BATCH, HORIZON, variants_of(lens), quantiles=LEVELS, economy=False
+        lens, BATCH, HORIZON, make_variants(lens), quantiles=LEVELS, economy=False
     )
     return float(np.abs(alone.quantiles[0]).max()), float(np.abs(alone.quantiles).max())
 
@@ -106,7 +110,11 @@ def declared(adapter: Any) -> Any:
     return type(
         adapter.__name__,
         (adapter,),
-        {"predict": rows_apart(lambda self, *args: adapter.predict(self, *args))},
+        {
+            "predict": declare_row_independent(
+                lambda self, *args: adapter.predict(self, *args)
+            )
+        },
     )
 
 
@@ -116,11 +124,11 @@ def test_a_rule_that_only_variants_meet(model: Any, said: bool) -> None:
     assert largest > 1.05 * plain
     kind = twice((plain + largest) / 2)
     lens = Lens((declared(kind) if said else kind)(model), "own")
-    assert stands_apart(lens.adapter) is said
+    assert is_row_independent(lens.adapter) is said
     # the rule is met by variants and by the plain model never
     assert reached(lens) != (plain, largest)
     assert reached(lens)[0] == plain
-    check(lens, variants_of(lens))
+    check(lens, make_variants(lens))
 
 
 def test_without_a_declaration_the_model_runs_once_a_variant(
@@ -154,7 +162,7 @@ def test_a_forward_that_runs_its_modules_twice_is_not_replayed(model: Any) -> No
             ) / 2
 
     lens = Lens(BothSigns(model), "own")
-    variants = variants_of(lens)
+    variants = make_variants(lens)
     encoded = lens.encode(BATCH)
     found = run_variants(lens, encoded, variants)
     for index, variant in enumerate(variants):

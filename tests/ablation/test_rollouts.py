@@ -24,7 +24,7 @@ from tsfm_lens.hooks import (
     writers,
 )
 from tsfm_lens.models import Lens, load
-from tsfm_lens.models.architecture import stands_apart
+from tsfm_lens.models.architecture import is_row_independent
 from tsfm_lens.testing import example_case, native_traces, rounding
 
 LEVELS = (1e-6, 1e-3, 1.0, 3e6, 1e3)
@@ -39,7 +39,7 @@ def shown(lens: Lens) -> SeriesBatch:
     return example_case(lens, n_series=2).batch
 
 
-def at_levels_apart(lens: Lens) -> SeriesBatch:
+def make_levels(lens: Lens) -> SeriesBatch:
     """One series a level, of both signs, the one at 3e6 beside the sine at 1; series of token ids have no level."""
     if lens.adapter.readout == "token" and hasattr(lens.adapter, "example"):
         return shown(lens)
@@ -136,8 +136,8 @@ def test_one_pass_equals_the_plain_loop(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lens = lens_of(name)
-    assert stands_apart(lens.adapter)
-    for batch in (shown(lens), at_levels_apart(lens)):
+    assert is_row_independent(lens.adapter)
+    for batch in (shown(lens), make_levels(lens)):
         horizon = min(6, lens.adapter.prediction_length)
         variants = of_every_kind(lens, batch, horizon)
         loop = forecast_variants(
@@ -345,7 +345,7 @@ def test_whatever_an_object_was_compiled_with(options: dict[str, Any]) -> None:
     native.compile(config)
     lens = load(native, check=False)
     batch, variants = (
-        at_levels_apart(lens),
+        make_levels(lens),
         [Variant.zero(part) for part in writers(lens.wiring)[::4]],
     )
     loop = forecast_variants(lens, batch, 6, variants, economy=False)

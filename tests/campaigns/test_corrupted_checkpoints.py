@@ -18,7 +18,7 @@ from campaigns.spoiling import KINDS, MARK, save, tensors
 from tiny_lenses import STORED
 from tsfm_lens.core.errors import LensError
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.models.checkpoint import module_of
+from tsfm_lens.models.checkpoint import unwrap_module
 from tsfm_lens.testing import tiny
 
 SAMPLE, PARTS, PATIENCE = 6, 50, 300
@@ -61,7 +61,7 @@ def differences(folder: Path, lens: Lens) -> list[str]:
     stored = tensors(folder / "model.safetensors")
     for old, new in RENAMED.items():
         stored = {name.replace(old, new): array for name, array in stored.items()}
-    state = module_of(lens.native).state_dict()
+    state = unwrap_module(lens.native).state_dict()
     told = {state[name].data_ptr() for name in stored if name in state}
     found = [
         f"{name} is in no file"

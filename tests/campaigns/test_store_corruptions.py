@@ -70,7 +70,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def table_of(path: Path) -> pd.DataFrame:
+def parse_table(path: Path) -> pd.DataFrame:
     store = Store(path, create=False)
     rows = store.read(store.done()).to_pandas()
     return rows.astype(dict.fromkeys(KEY_COLUMNS[:5], str)).sort_values(
@@ -81,17 +81,17 @@ def table_of(path: Path) -> pd.DataFrame:
 # --- what can happen to a store --------------------------------------------------------------------------------
 
 
-def files_of(store: Path) -> list[Path]:
+def list_files(store: Path) -> list[Path]:
     return sorted(path for path in store.rglob("*") if path.is_file())
 
 
-def tables_of(store: Path) -> list[Path]:
-    return [path for path in files_of(store) if path.suffix in (".parquet", ".plan")]
+def make_tables(store: Path) -> list[Path]:
+    return [path for path in list_files(store) if path.suffix in (".parquet", ".plan")]
 
 
 def spoil_bytes(store: Path, chosen: random.Random) -> None:
     """Flip bits of a Parquet file, cut it short, or go on with other bytes."""
-    path = chosen.choice(tables_of(store))
+    path = chosen.choice(make_tables(store))
     content, kind = bytearray(path.read_bytes()), chosen.randrange(3)
     if kind == 0:
         for _ in range(chosen.choice((1, 1, 2, 8))):
@@ -111,13 +111,13 @@ def lose(store: Path, chosen: random.Random) -> None:
             chosen.choice(sorted(path for path in store.rglob("*") if path.is_dir()))
         )
         return
-    for path in chosen.sample(files_of(store), chosen.choice((1, 2, 5))):
+    for path in chosen.sample(list_files(store), chosen.choice((1, 2, 5))):
         path.write_bytes(b"") if kind else path.unlink()
 
 
 def displace(store: Path, chosen: random.Random) -> None:
     """Swap two files, put one in another's place, rename one, or move it to another folder."""
-    (one, other), kind = chosen.sample(files_of(store), 2), chosen.randrange(4)
+    (one, other), kind = chosen.sample(list_files(store), 2), chosen.randrange(4)
     if kind == 0:
         content = one.read_bytes()
         one.write_bytes(other.read_bytes())
@@ -140,7 +140,7 @@ def displace(store: Path, chosen: random.Random) -> None:
 
 def edit_table(store: Path, chosen: random.Random) -> None:
     """Of cells or of a plan, as another program would write it, with all that the footer said."""
-    path = chosen.choice(tables_of(store))
+    path = chosen.choice(make_tables(store))
     said = pq.read_metadata(path).metadata
     table = pq.read_table(path)
     kind = chosen.randrange(4)
@@ -224,7 +224,7 @@ def mended(error: LensError, store: Path) -> str:
     return "moved aside"
 
 
-def outcome_of(case: int, whole: Path, store: Path) -> tuple[str, str]:
+def find_outcome(case: int, whole: Path, store: Path) -> tuple[str, str]:
     """Damage a copy of a whole store, ask for its report, run the sweep again, and compare."""
     chosen = random.Random(case)
     change = CHANGES[case % len(CHANGES)]
@@ -246,7 +246,7 @@ def outcome_of(case: int, whole: Path, store: Path) -> tuple[str, str]:
             how = mended(error, store)
     else:
         raise AssertionError("what the error says does not help")
-    pd.testing.assert_frame_equal(table_of(store), table_of(whole))
+    pd.testing.assert_frame_equal(parse_table(store), parse_table(whole))
     if case % 5 == 0:
         assert not reported(store, whole)
     return change.__name__, how
@@ -276,7 +276,7 @@ def campaign(cases: range, whole: Path, store: Path) -> Counter[tuple[str, str]]
     failed = []
     for case in cases:
         try:
-            counts[outcome_of(case, whole, store)] += 1
+            counts[find_outcome(case, whole, store)] += 1
         except Exception as error:
             failed.append(
                 f"case {case} ({CHANGES[case % len(CHANGES)].__name__}): {type(error).__name__}: {error}"

@@ -91,7 +91,7 @@ def test_a_forecast_at_a_high_level_shows_how_its_quantiles_differ(
     assert len(set(cells)) == 3
 
 
-def table_of(*args: str | Path) -> pd.DataFrame:
+def parse_table(*args: str | Path) -> pd.DataFrame:
     result = run("forecast", *args, "--horizon", "6", "--csv")
     return pd.read_csv(io.StringIO(result.stdout), float_precision="round_trip")
 
@@ -106,13 +106,13 @@ def test_a_forecast_of_the_end_of_each_series_has_its_truth_beside_it(
     whole, context = tmp_path / "whole.csv", tmp_path / "context.csv"
     frame.to_csv(whole, index=False)
     frame[:-6].to_csv(context, index=False)
-    shown = table_of("bolt-nano", "--data", whole, "--holdout")
-    ahead = table_of("bolt-nano", "--data", context)
+    shown = parse_table("bolt-nano", "--data", whole, "--holdout")
+    ahead = parse_table("bolt-nano", "--data", context)
     pd.testing.assert_frame_equal(shown.drop(columns="truth"), ahead)
     assert shown["truth"].tolist() == [*frame["load"][-6:], *frame["heat"][-6:]]
     # of covariates the target alone is listed
     asked = "--target load --known heat --holdout".split()
-    driven = table_of("chronos2-nano", "--data", whole, *asked)
+    driven = parse_table("chronos2-nano", "--data", whole, *asked)
     assert driven["truth"].tolist() == frame["load"][-6:].tolist()
 
 

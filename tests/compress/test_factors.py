@@ -28,7 +28,7 @@ def inputs(directions: int = IN, n: int = 400) -> Tensor:
     ).double() @ torch.randn(directions, IN, dtype=torch.float64)
 
 
-def moment_of(x: Tensor) -> Tensor:
+def make_moment(x: Tensor) -> Tensor:
     return x.T @ x / len(x)
 
 
@@ -46,7 +46,7 @@ def test_no_matrix_of_the_rank_is_nearer_for_these_inputs(
     weight: Tensor, directions: int
 ) -> None:
     x, rank = inputs(directions), 3
-    factors = compress.truncate(weight, rank, moment=moment_of(x))
+    factors = compress.truncate(weight, rank, moment=make_moment(x))
     assert factors.rank == rank
     found = float((x @ (weight - compress.product(factors)).T).square().sum())
     # what Eckart and Young leave of the outputs themselves, of which no product of rank 3 can come nearer
@@ -67,7 +67,7 @@ def test_no_matrix_of_the_rank_is_nearer_for_these_inputs(
 
 def test_inputs_of_fewer_directions_than_ranks_lose_nothing(weight: Tensor) -> None:
     x = inputs(3)
-    factors = compress.truncate(weight, 6, moment=moment_of(x))
+    factors = compress.truncate(weight, 6, moment=make_moment(x))
     assert_close(
         linear(x, compress.product(factors)), linear(x, weight), depth=100 * IN
     )
@@ -81,7 +81,7 @@ def test_inputs_of_fewer_directions_than_ranks_lose_nothing(weight: Tensor) -> N
 def test_no_matrix_of_the_rank_is_felt_less(weight: Tensor) -> None:
     x, rank = inputs(), 3
     gradients = torch.randn(OUT, OUT).double() * 2.0 ** -torch.arange(OUT)
-    felt, moment = gradients @ gradients.T, moment_of(x)
+    felt, moment = gradients @ gradients.T, make_moment(x)
 
     def cut(**options: Tensor) -> Factors:
         return compress.truncate(weight, rank, moment=moment, **options)
@@ -110,7 +110,7 @@ def test_no_matrix_of_the_rank_is_felt_less(weight: Tensor) -> None:
 
 @pytest.mark.parametrize("of", ["rows", "columns"])
 def test_heads_are_cut_off_by_themselves(weight: Tensor, of: str) -> None:
-    moment, size = moment_of(inputs()), IN // 4
+    moment, size = make_moment(inputs()), IN // 4
     found = compress.product(
         compress.truncate(weight, 2, moment=moment, heads=4, of=of)
     )
@@ -121,7 +121,9 @@ def test_heads_are_cut_off_by_themselves(weight: Tensor, of: str) -> None:
         own = moment[at, at]
         alone = compress.product(compress.truncate(block, 2, moment=own))
         assert torch.linalg.matrix_rank(cut) == 2
-        errors = [compress.layers.error_of(block, each, own) for each in (cut, alone)]
+        errors = [
+            compress.layers.relative_error(block, each, own) for each in (cut, alone)
+        ]
         # errors are small beside 1, which they are shares of
         assert_close(*errors, depth=100 * IN, magnitude=1.0)
 
@@ -186,6 +188,6 @@ def test_what_has_no_factors_is_refused(
 def test_the_error_is_the_mean_over_inputs(weight: Tensor) -> None:
     x, other = inputs(), torch.randn(OUT, IN).double()
     expected = (x @ (weight - other).T).square().sum() / (x @ weight.T).square().sum()
-    assert compress.layers.error_of(weight, other, moment_of(x)) == pytest.approx(
-        float(expected)
-    )
+    assert compress.layers.relative_error(
+        weight, other, make_moment(x)
+    ) == pytest.approx(float(expected))

@@ -93,7 +93,7 @@ def test_the_choice_is_corrected_for_the_number_of_models() -> None:
 
 def test_other_sources_measure() -> None:
     names = set(data.bundled_names())
-    own, others = compress.measure.sources_apart(data.bundled("unemployment", "co2"))
+    own, others = compress.measure.split_sources(data.bundled("unemployment", "co2"))
     assert own.ids == ("unemployment", "co2")
     # of one publisher
     assert names - set(others.ids) == {
@@ -103,7 +103,7 @@ def test_other_sources_measure() -> None:
         "retail_jobs",
         "leisure_jobs",
     }
-    own, others = compress.measure.sources_apart(data.bundled())
+    own, others = compress.measure.split_sources(data.bundled())
     assert (set(own.ids) | set(others.ids), set(own.ids) & set(others.ids)) == (
         names,
         set(),
@@ -150,7 +150,7 @@ def test_overlap_and_perplexity_of_a_token_model() -> None:
     other, _ = compress.compressed(compress.calibration_run(run), 0.1, method="svd")
     found = compress.quality(run, other)
     encoded = lens.encode(run.batch, future=run.truth)
-    truth = lens.adapter.tokens_of(torch.as_tensor(run.truth), encoded)
+    truth = lens.adapter.tokenize(torch.as_tensor(run.truth), encoded)
     with torch.no_grad():
         logits = torch.stack(
             [each.adapter.run(encoded.inputs).double() for each in (lens, other)]

@@ -454,7 +454,7 @@ def test_a_record_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None
         expect_error(words, load, pruned)
 
 
-def some_of(lens: Lens) -> list[str]:
+def choose_some(lens: Lens) -> list[str]:
     """Two heads that stand apart of every kind of attention, an MLP, and the last layer of the last stack."""
     out = []
     for stack in lens.wiring.stacks:
@@ -471,7 +471,7 @@ def some_of(lens: Lens) -> list[str]:
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_is_taken_out_is_as_if_ablated(name: str, tmp_path: Path) -> None:
     lens = lens_of(name)
-    gone = some_of(lens)
+    gone = choose_some(lens)
     smaller = compress.prune(lens, gone)
     with lens.ablate(*gone):
         ablated = forward(lens)

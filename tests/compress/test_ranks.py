@@ -148,7 +148,7 @@ def test_shares_are_met_and_no_larger_rank_meets_them(share: float) -> None:
         "wide": BlockShape(1, 64, 256),
         "heads": BlockShape(4, 16, 64),
     }
-    assert compress.ratio_of(
+    assert compress.compute_ratio(
         forms, ranks_by_share(forms, share)
     ).ranks == pytest.approx(share, abs=0.5 / 16)
     ranks = ranks_by_share(
@@ -166,10 +166,10 @@ def test_shares_are_met_and_no_larger_rank_meets_them(share: float) -> None:
 
 def test_both_readings_of_the_ratio() -> None:
     forms = {"q": BlockShape(1, 36, 36), "o": BlockShape(2, 36, 18)}
-    ratio = compress.ratio_of(forms, {"q": 9, "o": 18})
+    ratio = compress.compute_ratio(forms, {"q": 9, "o": 18})
     # 9 + 2 * 18 of 36 + 2 * 18 ranks; 9 * 72 + 2 * 18 * 54 numbers of 2 * 36 * 36, of which o is kept whole
     assert ratio == pytest.approx((45 / 72, (648 + 1944) / 2592, (648 + 1296) / 2592))
-    assert compress.ratio_of([BlockShape(1, 8, 8)], [8]) == (1.0, 2.0, 1.0)
+    assert compress.compute_ratio([BlockShape(1, 8, 8)], [8]) == (1.0, 2.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,11 @@ def test_both_readings_of_the_ratio() -> None:
             "no rank meets",
         ),
         (lambda: ranks_by_share({"q": BlockShape(1, 8, 8)}, 0.5, of="size"), "'size'"),  # type: ignore[arg-type]
-        (lambda: compress.ratio_of({"q": BlockShape(1, 8, 8)}, {"k": 3}), "one each"),
-        (lambda: compress.ratio_of([BlockShape(1, 8, 8)], [9]), "from 1 to 8"),
+        (
+            lambda: compress.compute_ratio({"q": BlockShape(1, 8, 8)}, {"k": 3}),
+            "one each",
+        ),
+        (lambda: compress.compute_ratio([BlockShape(1, 8, 8)], [9]), "from 1 to 8"),
     ],
 )
 def test_what_cannot_be_met_is_refused(call: object, words: str) -> None:

@@ -20,7 +20,7 @@ from tsfm_lens.testing import (
     oracles_ends,
 )
 from tsfm_lens.testing.oracles_weights import activation, weights
-from wrong_tables import Shown, behaviour, field_of, mutants, verdict
+from wrong_tables import Shown, behaviour, find_field, mutants, verdict
 
 # those that reject most, and cost least, first
 FIRST = (
@@ -46,7 +46,7 @@ REST = (
 native = cache(tiny)
 
 
-def case_of(name: str, wiring: Wiring | None = None) -> Case:
+def build_case(name: str, wiring: Wiring | None = None) -> Case:
     """The tiny model through its own table, or through another."""
     adapter = architectures()[name].adapt(native(name))
     if wiring is not None:
@@ -56,7 +56,7 @@ def case_of(name: str, wiring: Wiring | None = None) -> Case:
 
 @cache
 def right(name: str) -> tuple[Shown, ...]:
-    return tuple(behaviour(case_of(name)))
+    return tuple(behaviour(build_case(name)))
 
 
 def checked(name: str, count: int | None) -> dict[str, str]:
@@ -67,13 +67,13 @@ def checked(name: str, count: int | None) -> dict[str, str]:
     counts: Counter[str] = Counter()
     ranked = []
     for place, (what, wiring) in enumerate(every):
-        ranked.append((counts[field_of(what)], place, what, wiring))
-        counts[field_of(what)] += 1
+        ranked.append((counts[find_field(what)], place, what, wiring))
+        counts[find_field(what)] += 1
     ranked.sort(key=lambda entry: entry[:2])
     step = 1 if count is None else max(1, len(counts) // count)
     return {
         what: verdict(
-            partial(case_of, name, wiring), right(name), (*FIRST, None, *REST)
+            partial(build_case, name, wiring), right(name), (*FIRST, None, *REST)
         )
         for *_, what, wiring in ranked[::step][:count]
     }

@@ -11,6 +11,7 @@ from statsmodels.stats.multitest import multipletests
 
 from tsfm_lens.core.stats import (
     auroc,
+    exceeds_controls,
     expanded_interval,
     expanded_p,
     holm,
@@ -19,7 +20,6 @@ from tsfm_lens.core.stats import (
     mean_interval,
     median_interval,
     sign_test,
-    stands_apart,
     units_needed,
 )
 
@@ -100,12 +100,14 @@ def test_one_of_many_alike_models_stands_apart_once_in_so_many() -> None:
     for _ in range(40):
         models = np.exp(rng.normal(size=(25, 24)) * rng.uniform(0.1, 2, size=24)) / 20
         passing = [
-            stands_apart(models[i], np.delete(models, i, axis=0), groups).any()
+            exceeds_controls(models[i], np.delete(models, i, axis=0), groups).any()
             for i in range(25)
         ]
         assert sum(passing) <= 1
     models[0, 5] = 1e3
-    assert np.flatnonzero(stands_apart(models[0], models[1:], groups)).tolist() == [5]
+    assert np.flatnonzero(exceeds_controls(models[0], models[1:], groups)).tolist() == [
+        5
+    ]
 
 
 def test_holm_is_that_of_statsmodels() -> None:

@@ -27,7 +27,7 @@ from tsfm_lens.data import (
     from_frame,
     read_series,
 )
-from tsfm_lens.data.batch import held_out
+from tsfm_lens.data.batch import hold_out
 from tsfm_lens.testing import assert_close
 
 SERIES = npst.arrays(
@@ -244,11 +244,11 @@ def test_a_held_out_end_needs_a_value() -> None:
         InputError,
         match="'series-0' ends with 3 missing values: the truth of all 2 steps is missing",
     ):
-        held_out(SeriesBatch((ended,)), 2)
-    context, truth = held_out(SeriesBatch((ended,)), 4)
+        hold_out(SeriesBatch((ended,)), 2)
+    context, truth = hold_out(SeriesBatch((ended,)), 4)
     assert context.notes == ()
     assert np.isfinite(truth).sum() == 1
-    context, truth = held_out(SeriesBatch((ended, going)), 2)
+    context, truth = hold_out(SeriesBatch((ended, going)), 2)
     assert np.isfinite(truth).tolist() == [[False] * 2, [True] * 2]
 
 

@@ -14,7 +14,7 @@ from tsfm_lens.core.registry import FigurePanel
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.models import Lens, Run
 from tsfm_lens.report import explanation
-from tsfm_lens.report.build import panels_of
+from tsfm_lens.report.build import draw_results
 
 
 class Page(NamedTuple):
@@ -90,7 +90,7 @@ def page(few: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Page:
     run = tsfm_lens.load("chronos2-nano").run(as_series(items, freq="h"), 6)
     folder, left = tmp_path_factory.mktemp("page"), dict[str, str]()
     found = explanation.explain(run, folder, item=0, options=few, left_out=left)
-    panels = [panel for each in panels_of(found).values() for panel in each]
+    panels = [panel for each in draw_results(found).values() for panel in each]
     html = re.sub(
         r"<(script|style)\b.*?</\1>",
         "",

@@ -28,7 +28,7 @@ NO_SLOPE = {
 
 
 @cache
-def run_of(name: str) -> Run:
+def make_run(name: str) -> Run:
     lens = lens_of(name)
     if getattr(lens.adapter, "covariates", ()):
         rng = np.random.default_rng(1)
@@ -51,7 +51,7 @@ def run_of(name: str) -> Run:
 @pytest.mark.parametrize("name", archetypes(NAMES))
 @pytest.mark.parametrize("reference", ["missing", "mean"])
 def test_shapley_values_sum_to_what_changes(name: str, reference: str) -> None:
-    run = run_of(name)
+    run = make_run(name)
     if (
         reference == "missing"
         and explain.masking.mask_seen(run.lens, run.batch) != "the model's own mask"
@@ -66,7 +66,7 @@ def test_shapley_values_sum_to_what_changes(name: str, reference: str) -> None:
 
 @pytest.mark.parametrize("name", archetypes(NAMES))
 def test_slopes_are_those_of_small_steps(name: str) -> None:
-    run = run_of(name)
+    run = make_run(name)
     parts = explain.segments(run, parts=3, season=1)
     if name in NO_SLOPE:
         expect_error(
@@ -106,7 +106,7 @@ def test_slopes_are_those_of_small_steps(name: str) -> None:
 )
 @pytest.mark.parametrize("method", ["attention rollout", "attention flow"])
 def test_attention_is_shared_among_all_inputs(name: str, method: str) -> None:
-    run = run_of(name)
+    run = make_run(name)
     found = explain.input_attribution(run, method=method, reference="mean", parts=3)
     close_in_float32(found["share"].sum("segment"), 1.0)
     assert (found["share"] >= 0).all()

@@ -11,7 +11,12 @@ import pytest
 from closeness import close_in_float32
 from tiny_lenses import fresh
 from tsfm_lens import explain, probes
-from tsfm_lens.explain.attention import Graph, graph_of, largest_flows, rollout_shares
+from tsfm_lens.explain.attention import (
+    Graph,
+    build_graph,
+    largest_flows,
+    rollout_shares,
+)
 from tsfm_lens.models import Run
 from tsfm_lens.testing import assert_close
 
@@ -51,7 +56,7 @@ def test_roll_out_over_an_encoder_is_behind_the_cross_attention(bolt_run: Run) -
         # the one decoder token attends to itself, and its own half stays what it was
         held = 0.5 * held + 0.5 * mean @ rolled
     masks = explain.Masks(bolt_run, explain.segments(bolt_run, parts=4, season=1))
-    tokens = graph_of(masks).inputs[:, : len(held)] @ held
+    tokens = build_graph(masks).inputs[:, : len(held)] @ held
     answer = tokens / tokens.sum()
     close_in_float32(rollout_shares(masks)[:, 0], answer, depth=DEPTH, magnitude=1.0)
 
@@ -109,7 +114,7 @@ def test_a_token_is_shared_by_the_segments_that_meet_in_it(covariate_run: Run) -
         ),
         *others,
     ]
-    graph = graph_of(explain.Masks(covariate_run, parts, reference="mean", item=0))
+    graph = build_graph(explain.Masks(covariate_run, parts, reference="mean", item=0))
     covered = graph.inputs.sum(0)
     # every token of the past, and those of the known future
     assert_close(covered[covered > 0], np.ones(int((covered > 0).sum())), depth=50)

@@ -18,14 +18,14 @@ from tsfm_lens.viz.input_attribution import read_inputs
 PATHS = 3
 
 
-def run_of(name: str, steps: int = 6) -> Run:
+def make_run(name: str, steps: int = 6) -> Run:
     series = as_series(10 + np.sin(np.arange(64) / 4), seasonality=24)
     return lens_of(name).run(series, steps, rollout=True, num_samples=PATHS)
 
 
 @pytest.fixture(scope="module")
 def chronos() -> Run:
-    return run_of("chronos")
+    return make_run("chronos")
 
 
 @pytest.mark.parametrize("name", ["chronos", "moirai-1.1", "toto-1"])
@@ -33,7 +33,7 @@ def chronos() -> Run:
 def test_each_mask_is_the_librarys_own_forecast_under_the_same_seed(
     name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = run_of(name)
+    run = make_run(name)
     monkeypatch.setattr("tsfm_lens.models.batching.DRAWN", at_once)
     parts = explain.segments(run, parts=2, season=1)
     keep = explain.shapley.all_masks(len(parts))[1:]
@@ -81,7 +81,7 @@ def test_what_draws_cannot_give_is_refused(chronos: Run) -> None:
     expect_error(
         "sample paths, which have no gradient",
         explain.input_attribution,
-        run_of("moirai-1.1"),
+        make_run("moirai-1.1"),
         method="gradient × input",
         parts=2,
     )

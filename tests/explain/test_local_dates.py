@@ -9,13 +9,13 @@ import pytest
 from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens import explain
-from tsfm_lens.explain.segments import step_of
+from tsfm_lens.explain.segments import find_step
 from tsfm_lens.models import Run
 
 HOURS = pd.date_range("2025-10-18", periods=240, freq="h", tz="UTC")
 
 
-def run_of(times: pd.Index, **how: object) -> Run:
+def make_run(times: pd.Index, **how: object) -> Run:
     load = 20 + 5 * np.sin(np.arange(240) / 24 * 2 * np.pi)
     frame = pd.DataFrame({"time": times, "load": load, "heat": load - 10})
     return lens_of("chronos-2").run(
@@ -25,13 +25,13 @@ def run_of(times: pd.Index, **how: object) -> Run:
 
 def steps(run: Run, *dates: object) -> list[int]:
     row = int(np.flatnonzero([role == "known" for role in run.batch.roles])[0])
-    return [step_of(run.batch, row, date) for date in dates]
+    return [find_step(run.batch, row, date) for date in dates]
 
 
 @pytest.fixture(scope="module")
 def vienna() -> Run:
     """The local clock of a file, with the hour of autumn twice, and no offsets."""
-    return run_of(
+    return make_run(
         HOURS.tz_convert("Europe/Vienna").tz_localize(None), timezone="Europe/Vienna"
     )
 
@@ -61,13 +61,13 @@ def test_an_hour_that_is_there_twice_needs_an_offset(vienna: Run) -> None:
 
 
 def test_where_the_file_has_offsets_a_date_needs_one() -> None:
-    run = run_of(HOURS.tz_convert("Europe/Vienna"))
+    run = make_run(HOURS.tz_convert("Europe/Vienna"))
     expect_error("came with offsets", steps, run, "2025-10-27 08:00")
     assert steps(run, "2025-10-27 08:00+01:00") == [7]
 
 
 def test_where_the_file_has_none_a_date_has_none() -> None:
-    run = run_of(HOURS.tz_localize(None))
+    run = make_run(HOURS.tz_localize(None))
     expect_error("have none", steps, run, "2025-10-27 08:00+01:00")
     assert steps(run, "2025-10-27 08:00") == [8]
     expect_error("what the model is shown", steps, run, "2024-01-01")

@@ -19,7 +19,7 @@ from refusals import expect_error
 from tsfm_lens import explain
 from tsfm_lens.models import Run
 from tsfm_lens.report import build, explanation
-from tsfm_lens.report.cards import cards_of
+from tsfm_lens.report.cards import make_cards
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.input_attribution import input_totals
 from tsfm_lens.viz.saving import printed
@@ -33,7 +33,7 @@ REFUSED = {
 
 
 @cache
-def run_of(name: str) -> Run:
+def make_run(name: str) -> Run:
     return tsfm_lens.load(name).run(10 + np.sin(np.arange(64) / 4), 4)
 
 
@@ -44,7 +44,7 @@ def test_every_method_gives_a_section_and_its_proof_or_says_why_not(
 ) -> None:
     """A model meets every reference, and a method a different one in every model."""
     turn = list(explain.METHODS).index(method) + 2 * list(REFUSED).index(name)
-    run, reference = run_of(name), explain.REFERENCES[turn % len(explain.REFERENCES)]
+    run, reference = make_run(name), explain.REFERENCES[turn % len(explain.REFERENCES)]
     left = {}
     asked = {
         "method": method,
@@ -92,7 +92,7 @@ def test_a_frame_with_gaps_in_target_and_covariates_has_every_section(
     sentences = [text for panel in page.panels for text in panel.sentences]
     assert not any("nan" in text.lower().split() for text in sentences)
     assert page.html
-    rows = cards_of(found, dict.fromkeys(found, "s1"))
+    rows = make_cards(found, dict.fromkeys(found, "s1"))
     titles = [
         "What moved it",
         "Can it be trusted",
@@ -152,9 +152,11 @@ def test_files_hold_the_numbers_of_the_page(page: Any, tmp_path: Path) -> None:
 def test_a_page_that_nobody_saw_is_printed_with_its_figures() -> None:
     # of three figures two are folded away
     found = explanation.explain(
-        run_of("bolt-nano"), sections=("input_attribution",), parts=2
+        make_run("bolt-nano"), sections=("input_attribution",), parts=2
     )
-    plain = build.page_of(found, build.panels_of(found), title="Printed", provenance={})
+    plain = build.render_page(
+        found, build.draw_results(found), title="Printed", provenance={}
+    )
     sizes = []
     for content in (
         plain,

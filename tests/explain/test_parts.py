@@ -14,7 +14,7 @@ from closeness import close_in_float32
 from refusals import expect_error
 from tsfm_lens import explain, load, viz
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.explain.segments import segments_in
+from tsfm_lens.explain.segments import read_segments
 from tsfm_lens.models import Run
 from tsfm_lens.testing import assert_close
 
@@ -111,7 +111,7 @@ def test_results_and_figures_keep_their_parts(run: Run, tmp_path: Path) -> None:
     close_in_float32(found["remainder"], 0.0, depth=DEPTH, magnitude=200.0)
     found.to_netcdf(tmp_path / "found.nc")
     with xr.open_dataset(tmp_path / "found.nc") as read:
-        again = segments_in(read.transpose())
+        again = read_segments(read.transpose())
     assert again == parts
     for part, other in zip(parts, again, strict=True):
         assert_array_equal(part.values, other.values)

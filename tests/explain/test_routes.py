@@ -16,7 +16,7 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.explain import Segment, input_routes, segments
 from tsfm_lens.explain.masking import masked
 from tsfm_lens.models import Lens, Run
-from tsfm_lens.probes.places import places_of
+from tsfm_lens.probes.places import parse_places
 from tsfm_lens.zoo.planted import plant
 
 # a finite step feels the curvature, of the order of its size
@@ -34,7 +34,7 @@ def series() -> SeriesBatch:
 
 def by_hand(run: Run, parts: tuple[Segment, ...], number: int, name: str) -> np.ndarray:
     """(step,): plain torch hooks put what a component writes without a segment into the forward with it."""
-    lens, (place,) = run.lens, places_of(run.lens, [name])
+    lens, (place,) = run.lens, parse_places(run.lens, [name])
     keep = np.arange(len(parts))[None] != number
     other = masked(run.batch, parts, keep, "mean", horizon=run.horizon)
     how = {"future": run.path} if run.tokens_read else {"horizon": run.horizon}

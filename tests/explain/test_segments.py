@@ -38,7 +38,7 @@ def item(
     )
 
 
-def steps_of(parts: tuple[explain.Segment, ...], row: int) -> list[int]:
+def list_steps(parts: tuple[explain.Segment, ...], row: int) -> list[int]:
     return sorted(
         step
         for part in parts
@@ -68,7 +68,7 @@ def test_each_step_is_in_one_segment(
     batch = item(length, past, known, horizon, variates, season)
     found = explain.segments(batch, horizon=horizon, parts=parts, others=others)
     for row, role in enumerate(batch.roles):
-        assert steps_of(found, row) == list(
+        assert list_steps(found, row) == list(
             range(-length, horizon if role == "known" else 0)
         )
     assert len({part.name for part in found}) == len(found)

@@ -22,7 +22,7 @@ def lens() -> Lens:
     return fresh("timesfm-2.5")
 
 
-def run_of(lens: Lens, horizon: int, steps: int = 96) -> Run:
+def make_run(lens: Lens, horizon: int, steps: int = 96) -> Run:
     rng = np.random.default_rng(0)
     return lens.run(
         5 + np.sin(np.arange(steps) / 4) + 0.3 * rng.normal(size=steps), horizon
@@ -59,7 +59,7 @@ def apart(masks: explain.Masks) -> explain.Masks:
 def test_shared_forecasts_are_those_of_each_mask(
     lens: Lens, horizon: int, reference: str, steps: int
 ) -> None:
-    run = run_of(lens, horizon, steps or 96)
+    run = make_run(lens, horizon, steps or 96)
     parts = explain.segments(run, parts=PARTS, season=1)
     if not steps:
         # segments that end within a patch
@@ -76,7 +76,7 @@ def test_shared_forecasts_are_those_of_each_mask(
 
 
 def test_shared_forecasts_of_additive_parts_are_those_of_each_mask(lens: Lens) -> None:
-    run = run_of(lens, 8)
+    run = make_run(lens, 8)
     parts = explain.components(run, seasons=[24], events={"dip": (-30, -11)})
     keep = explain.shapley.all_masks(len(parts))
     alone = apart(explain.Masks(run, parts, "mean"))(keep)
@@ -86,7 +86,7 @@ def test_shared_forecasts_of_additive_parts_are_those_of_each_mask(lens: Lens) -
 
 
 def test_no_more_is_computed_than_the_masks_differ_in(lens: Lens) -> None:
-    run = run_of(lens, 8)
+    run = make_run(lens, 8)
     parts = explain.segments(run, parts=PARTS, season=1)
     assert len(parts) == PARTS
     keep = explain.shapley.all_masks(PARTS)
@@ -106,7 +106,7 @@ def test_no_more_is_computed_than_the_masks_differ_in(lens: Lens) -> None:
 def test_nothing_is_shared_where_it_would_not_be_exact(
     lens: Lens, bolt_run: Run
 ) -> None:
-    run = run_of(lens, 8)
+    run = make_run(lens, 8)
     parts = explain.segments(run, parts=2, season=1)
     assert explain.Masks(run, parts, "mean")._shares
     gap = np.array(run.batch.values[0])
@@ -118,11 +118,11 @@ def test_nothing_is_shared_where_it_would_not_be_exact(
         bolt_run, explain.segments(bolt_run, parts=2), "mean"
     )._shares
     with lens.ablate("0.mlp"):
-        assert not explain.Masks(run_of(lens, 8), parts, "mean")._shares
+        assert not explain.Masks(make_run(lens, 8), parts, "mean")._shares
 
 
 def test_the_model_is_left_as_it_was(lens: Lens) -> None:
-    run = run_of(lens, 8)
+    run = make_run(lens, 8)
     before = lens.forecast(run.batch, 8).quantiles
     masks = explain.Masks(run, explain.segments(run, parts=3, season=1), "mean")
     with pytest.raises(IndexError), lens.adapter.sharing(np.zeros((1, 12), int)):

@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from library_forecasts import NATIVE, answer, assert_is, draws_of
+from library_forecasts import NATIVE, answer, assert_is, count_draws
 from tiny_lenses import lens_of
 from tsfm_lens.core.errors import InputError, LensError
 from tsfm_lens.data import as_series
@@ -232,7 +232,7 @@ def as_ids(data: Any) -> Any:
     ]
 
 
-def steps_of(lens: Lens, horizon: Any) -> Any:
+def list_steps(lens: Lens, horizon: Any) -> Any:
     if not isinstance(horizon, tuple):
         return horizon
     # a token model of long horizons takes a pass for every step
@@ -290,7 +290,7 @@ def refused(batch: Any, lens: Lens, steps: Any) -> str:
 
 def check_forecast(lens: Lens, data: Any, steps: Any, seed: int) -> bool:
     """Whether there is a forecast; it is the library's, or a refusal is due."""
-    ours = outcome(lambda: lens.forecast(data, steps, seed=seed, **draws_of(lens)))
+    ours = outcome(lambda: lens.forecast(data, steps, seed=seed, **count_draws(lens)))
     batch = outcome(lambda: as_series(data))
     if isinstance(batch, str):
         assert ours == batch
@@ -359,7 +359,7 @@ def test_any_input_gives_the_librarys_answer_or_a_clear_error(
 ) -> None:
     lens = lens_of(name)
     data = as_ids(case.data) if name == "t5" and case.ids else case.data
-    before, steps = pickle.dumps(data), steps_of(lens, case.horizon)
+    before, steps = pickle.dumps(data), list_steps(lens, case.horizon)
     forecast = check_forecast(lens, data, steps, seed=3)
     check_forward(lens, data, steps, forecast)
     assert pickle.dumps(data) == before

@@ -33,7 +33,7 @@ def last_attention(lens: Lens) -> tuple[nn.Module, str, str, str]:
     return lens.adapter.model.get_submodule(".".join(path)), last, z, head
 
 
-def passed_by(lens: Lens) -> None:
+def bypass_output(lens: Lens) -> None:
     """Let the last attention use its output projection without calling it, as fused code does."""
     parent, name, _z, _head = last_attention(lens)
     projection = getattr(parent, name)
@@ -49,7 +49,7 @@ def test_an_edit_that_the_model_never_meets_is_an_error(name: str) -> None:
     lens = fresh(name)
     encoded = example_case(lens, n_series=1).encoded
     _parent, _name, z, head = last_attention(lens)
-    passed_by(lens)
+    bypass_output(lens)
     ways: list[AbstractContextManager[Any]] = [
         lens.ablate(head),
         lens.hooks([(z, nothing)]),

@@ -86,7 +86,7 @@ def user_hook(step: Step) -> Callable[..., Tensor | None]:
     return hook
 
 
-def all_of(acts: list[Act], value: Tensor, hook: object) -> Tensor:
+def do_all(acts: list[Act], value: Tensor, hook: object) -> Tensor:
     """Do all acts of one hook point, one after the other."""
     for act in acts:
         value = act(value)
@@ -169,7 +169,7 @@ def acts_in_order(program: list[Step], kept: set[str]) -> None:
     with torch.no_grad(), ExitStack() as stack:
         output = LENS.run_with_hooks(
             ENCODED,
-            [(name, partial(all_of, acts[name])) for name in POINTS if name in acts],
+            [(name, partial(do_all, acts[name])) for name in POINTS if name in acts],
         )
         for step in program:
             enter(stack, step, found)

@@ -220,11 +220,11 @@ def test_an_entry_point_has_the_name_that_its_module_registers() -> None:
     known = measurements()
     for name, module in points["entry-points"]["tsfm_lens.measurements"].items():
         drawings = known[name].figures
-        homes = {inspect.unwrap(home_of(each)).__module__ for each in drawings}
+        homes = {inspect.unwrap(find_home(each)).__module__ for each in drawings}
         assert module in homes, (name, homes)
 
 
-def home_of(figure: Figure) -> Callable[..., Any]:
+def find_home(figure: Figure) -> Callable[..., Any]:
     """The function of a figure, without the options that are bound to it."""
     function = figure.function
     return function.func if isinstance(function, partial) else function

@@ -23,7 +23,7 @@ from tiny_lenses import STORED, archetypes, lens_of
 from tsfm_lens.core.embedded import checkpoint_path
 from tsfm_lens.core.errors import CheckpointError, MissingExtraError
 from tsfm_lens.models import Lens, load
-from tsfm_lens.models.checkpoint import module_of
+from tsfm_lens.models.checkpoint import unwrap_module
 from tsfm_lens.testing import assert_close, example_case
 
 # the linear layers of Toto 2 scale their outputs and are none that peft adds to
@@ -35,7 +35,7 @@ def write_adapter(
     lens: Lens, base: Path, folder: Path, **settings: object
 ) -> nn.Module:
     """Write an adapter with random weights for the first linear layers; a copy of the model with it merged."""
-    tuned = module_of(copy.deepcopy(lens).native)
+    tuned = unwrap_module(copy.deepcopy(lens).native)
     # peft asks for embeddings, which not every model of transformers names
     tuned.get_input_embeddings = nn.Module  # type: ignore[assignment]
     linear = [name for name, part in tuned.named_modules() if type(part) is nn.Linear]
@@ -95,7 +95,7 @@ def test_every_architecture_merges_it_beside_weights_and_alone(
     expected = merged.state_dict()
     changed = 0
     for lens in (alone, beside):
-        state = module_of(lens.native).state_dict()
+        state = unwrap_module(lens.native).state_dict()
         assert state.keys() == expected.keys()
         for key, tensor in state.items():
             # merged once by peft in each case: the same sum, in the same order
@@ -103,7 +103,7 @@ def test_every_architecture_merges_it_beside_weights_and_alone(
                 tensor, expected[key], rtol=0, atol=0, equal_nan=True
             )
             changed += not torch.equal(
-                tensor, module_of(plain.native).state_dict()[key]
+                tensor, unwrap_module(plain.native).state_dict()[key]
             )
     assert changed >= 2
     batch = example_case(plain).batch

@@ -51,7 +51,9 @@ def indexed(folder: Path, place: object) -> None:
     )
 
 
-def opened_by(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
+def open_checkpoints(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]
+) -> None:
     """Open every checkpoint by a function of the folder and Chronos's own opening."""
     real = architectures()["chronos"]
     own = dataclasses.replace(
@@ -185,7 +187,7 @@ def test_a_loader_that_loads_something_else_is_seen(
             native.inner_model.shared.weight[3, 2] += 1e-6
         return native
 
-    opened_by(monkeypatch, careless)
+    open_checkpoints(monkeypatch, careless)
     expect_error(
         r"did not load shared\.weight as the file has it", load, "chronos-nano"
     )
@@ -303,7 +305,7 @@ def test_a_library_is_shown_nothing_but_the_files_that_were_judged(
         "tokenizer.json",
     ):
         (nano / stray).write_text("{}")
-    opened_by(
+    open_checkpoints(
         monkeypatch,
         lambda folder, real: (
             seen.extend(path.name for path in folder.iterdir()) or real()

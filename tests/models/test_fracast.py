@@ -50,7 +50,7 @@ def test_what_needs_a_sum_of_writes_or_heads_says_why(lens: Lens) -> None:
 
 def test_a_page_of_all_sections_says_which_the_model_cannot_have(lens: Lens) -> None:
     left_out: dict[str, str] = {}
-    kinds = pipeline.defined_for(lens, pipeline.SECTIONS, left_out)
+    kinds = pipeline.select_defined(lens, pipeline.SECTIONS, left_out)
     assert {"forecast", "ablation_effects"} <= set(kinds)
     assert not {"logit_lens", "attribution"} & set(kinds)
     assert len(kinds) + len(left_out) == len(pipeline.SECTIONS)
@@ -59,4 +59,4 @@ def test_a_page_of_all_sections_says_which_the_model_cannot_have(lens: Lens) -> 
         in left_out[checked_sections(["logit_lens"])[0].title]
     )
     with pytest.raises(InputError, match="the sum of its writes, which"):
-        pipeline.defined_for(lens, ["logit_lens"], {})
+        pipeline.select_defined(lens, ["logit_lens"], {})

@@ -17,7 +17,7 @@ from library_forecasts import (
     assert_is,
     by_series,
     compiled,
-    draws_of,
+    count_draws,
     gluonts,
     interpolated,
     items,
@@ -58,10 +58,10 @@ def test_the_forecast_is_the_librarys(
         if lens.adapter.joint_rollout or kind == "univariate"
         else min(steps, lens.prediction_length)
     )
-    ours = lens.forecast(series, steps, seed=11, **draws_of(lens))
+    ours = lens.forecast(series, steps, seed=11, **count_draws(lens))
     assert_is(ours, answer(lens, as_series(series), steps, seed=11))
     if ours.samples is not None:
-        other = lens.forecast(series, steps, seed=12, **draws_of(lens)).samples
+        other = lens.forecast(series, steps, seed=12, **count_draws(lens)).samples
         assert other is not None
         assert not np.array_equal(other, ours.samples)
 
@@ -146,7 +146,7 @@ def test_moirai_2_rolls_out_single_variates_only(
 # --- TimesFM ---------------------------------------------------------------------------------------------------------
 
 
-def own_of(lens: Lens, **changes: Any) -> Any:
+def make_own(lens: Lens, **changes: Any) -> Any:
     """The forecaster under a configuration of the caller's."""
     pytest.importorskip("timesfm")
     return compiled(lens.native, 50, 32, 3, **changes)
@@ -177,7 +177,7 @@ def own_of(lens: Lens, **changes: Any) -> Any:
 def test_the_forecast_is_googles_as_configured(
     univariate: list[np.ndarray], horizon: int, changes: dict
 ) -> None:
-    native = own_of(lens_of("timesfm-2.5"), **changes)
+    native = make_own(lens_of("timesfm-2.5"), **changes)
     ours = load(native, check=False).forecast(univariate, horizon)
     point, deciles = native.forecast(
         horizon=horizon, inputs=[series.copy() for series in univariate]
@@ -191,7 +191,7 @@ def test_a_longer_horizon_than_configured_is_refused(
     univariate: list[np.ndarray],
 ) -> None:
     with pytest.raises(InputError, match="max_horizon 32"):
-        load(own_of(lens_of("timesfm-2.5")), check=False).forecast(univariate, 33)
+        load(make_own(lens_of("timesfm-2.5")), check=False).forecast(univariate, 33)
 
 
 def test_a_forward_is_the_ports_point_head(

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from library_forecasts import draws_of
+from library_forecasts import count_draws
 from refusals import expect_error
-from split_runs import DEPTH, assert_same_forecast, plan_for, series_for
+from split_runs import DEPTH, assert_same_forecast, make_series, plan_items
 from tiny_lenses import archetypes, lens_of
 from tsfm_lens.ablation import Variant, forecast_variants
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
 from tsfm_lens.hooks import Resample, by_row
 from tsfm_lens.models import architectures, batching
-from tsfm_lens.models.batching import plan, request_of
+from tsfm_lens.models.batching import check_request, plan
 from tsfm_lens.models.draws import block_seed
 from tsfm_lens.testing import assert_close
 
@@ -53,18 +53,18 @@ def test_parts_of_unequal_series_or_items_give_the_forecast_of_the_whole(
 ) -> None:
     lens = lens_of(name)
     series = as_series(
-        [*multivariate, multivariate[0][:, ::-1].copy()] if items else series_for(name)
+        [*multivariate, multivariate[0][:, ::-1].copy()] if items else make_series(name)
     )
     steps = lens.adapter.longest_pass + beyond if beyond else 4
-    whole = lens.forecast(series, steps, **draws_of(lens))
-    plan_for(monkeypatch, 1 if items else 2)
+    whole = lens.forecast(series, steps, **count_draws(lens))
+    plan_items(monkeypatch, 1 if items else 2)
     assert (
-        plan(request_of(lens, series, steps)) == [(0, 2), (2, 4), (4, 6)]
+        plan(check_request(lens, series, steps)) == [(0, 2), (2, 4), (4, 6)]
         if items
         else [(0, 2), (2, 4), (4, 5)]
     )
     state = torch.get_rng_state()
-    assert_same_forecast(lens.forecast(series, steps, **draws_of(lens)), whole)
+    assert_same_forecast(lens.forecast(series, steps, **count_draws(lens)), whole)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -73,7 +73,10 @@ def test_beyond_one_pass_a_call_has_no_more_rows_than_within_one() -> None:
     series = as_series([np.sin(np.arange(24) / 3 + place) for place in range(150)])
     steps, levels = lens.adapter.longest_pass, len(lens.adapter.levels)
     sizes = [
-        {stop - start for start, stop in plan(request_of(lens, series, steps + more))}
+        {
+            stop - start
+            for start, stop in plan(check_request(lens, series, steps + more))
+        }
         for more in (0, 1)
     ]
     assert [max(each) for each in sizes] == [75, 128 // levels]
@@ -85,8 +88,8 @@ def test_beyond_one_pass_a_call_has_no_more_rows_than_within_one() -> None:
 def test_a_part_that_runs_out_of_memory_runs_as_two(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lens, series = lens_of(name), series_for(name)
-    whole = lens.forecast(series, 4, **draws_of(lens))
+    lens, series = lens_of(name), make_series(name)
+    whole = lens.forecast(series, 4, **count_draws(lens))
     predict, sizes, most = lens.adapter.predict, list[int](), 2
 
     def scarce(batch: Any, *rest: Any) -> Any:
@@ -96,7 +99,7 @@ def test_a_part_that_runs_out_of_memory_runs_as_two(
         return predict(batch, *rest)
 
     monkeypatch.setattr(lens.adapter, "predict", scarce)
-    assert_same_forecast(lens.forecast(series, 4, **draws_of(lens)), whole)
+    assert_same_forecast(lens.forecast(series, 4, **count_draws(lens)), whole)
     assert sizes == [5, 3, 2, 1, 2]
     most = 0
     expect_error(
@@ -104,20 +107,20 @@ def test_a_part_that_runs_out_of_memory_runs_as_two(
         lens.forecast,
         series,
         4,
-        **draws_of(lens),
+        **count_draws(lens),
     )
     with (
         lens.ablate("decoder.0.mlp", rows=[0, 3]),
         pytest.raises(InputError, match=r"by_row \(at decoder"),
     ):
-        lens.forecast(series, 4, **draws_of(lens))
+        lens.forecast(series, 4, **count_draws(lens))
 
 
 def test_blocks_of_draws_are_cut_by_the_free_memory_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lens, series = lens_of("chronos"), series_for("chronos")
-    request = request_of(lens, series, 4)
+    lens, series = lens_of("chronos"), make_series("chronos")
+    request = check_request(lens, series, 4)
     monkeypatch.setattr(batching, "BYTES_AT_ONCE", 1)
     # a part draws the numbers of its whole block
     assert plan(request) == [(0, 5)]
@@ -129,8 +132,8 @@ def test_blocks_of_draws_are_cut_by_the_free_memory_alone(
 @pytest.mark.parametrize("name", ["chronos", "t5", *UNCUT])
 def test_a_block_of_draws_is_one_native_call(name: str) -> None:
     """Against the library itself, called for each block under its seed."""
-    lens, series = lens_of(name), series_for(name, alike=True)
-    ours = lens.forecast(series, 4, seed=5, batch_size=2, **draws_of(lens))
+    lens, series = lens_of(name), make_series(name, alike=True)
+    ours = lens.forecast(series, 4, seed=5, batch_size=2, **count_draws(lens))
     assert ours.samples is not None
     batch = as_series(series)
     for index, (start, stop) in enumerate([(0, 2), (2, 4), (4, 5)]):
@@ -150,8 +153,8 @@ def test_hooks_that_see_the_whole_batch_change_no_draw(
 ) -> None:
     """A hook of the caller's own gets all rows in one run, and what is drawn stays what it is without the hook."""
     monkeypatch.setattr(batching, "DRAWN", 2)
-    lens, series = lens_of(name), series_for(name, alike=True)
-    plain = lens.forecast(series, 4, **draws_of(lens))
+    lens, series = lens_of(name), make_series(name, alike=True)
+    plain = lens.forecast(series, 4, **count_draws(lens))
     rows: list[int] = []
 
     def look(value: Tensor, hook: Any) -> None:
@@ -159,11 +162,11 @@ def test_hooks_that_see_the_whole_batch_change_no_draw(
 
     point = next(name for name in lens.registry.points if name.endswith("hook_embed"))
     with lens.hooks([(point, look)]):
-        looked_at = lens.forecast(series, 4, **draws_of(lens))
+        looked_at = lens.forecast(series, 4, **count_draws(lens))
     together = set(rows)
     rows.clear()
     with lens.hooks([(point, by_row(look))]):
-        assert_same_forecast(lens.forecast(series, 4, **draws_of(lens)), plain)
+        assert_same_forecast(lens.forecast(series, 4, **count_draws(lens)), plain)
     assert together != set(rows)
     assert max(together) > max(rows)
     assert_same_forecast(looked_at, plain)
@@ -175,7 +178,7 @@ def test_variants_of_many_series_draw_what_each_draws_alone(
 ) -> None:
     monkeypatch.setattr(batching, "DRAWN", 2)
     monkeypatch.setattr("tsfm_lens.ablation.rollouts.DRAWN", 2)
-    lens, series = lens_of(name), series_for(name, alike=True)
+    lens, series = lens_of(name), make_series(name, alike=True)
     target = lens.components("**.mlp" if name == "chronos" else "*.mlp")[-1]
     point = f"**.{target.layer}.mlp.hook_out"
     _, reference = lens.run_with_cache(

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from library_forecasts import draws_of
-from split_runs import DEPTH, plan_for, series_for
+from library_forecasts import count_draws
+from split_runs import DEPTH, make_series, plan_items
 from tiny_lenses import archetypes, lens_of
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import as_series
@@ -23,7 +23,7 @@ from tsfm_lens.testing import assert_close
 ACROSS = {"chronos-2": ("group_attn",), "timestral": ("variate_attn",)}
 
 
-def names_of(lens: Lens, name: str) -> list[str]:
+def list_names(lens: Lens, name: str) -> list[str]:
     """All points but those of attention over the whole batch, and but queries and keys, whose rows may hold tokens."""
     across = ACROSS.get(name, ())
     points = [
@@ -82,12 +82,12 @@ def test_a_forward_in_parts_keeps_what_the_whole_keeps(
 ) -> None:
     lens = lens_of(name)
     series = as_series(
-        [*multivariate, multivariate[0][:, ::-1].copy()] if items else series_for(name)
+        [*multivariate, multivariate[0][:, ::-1].copy()] if items else make_series(name)
     )
-    names = names_of(lens, name)
+    names = list_names(lens, name)
     with torch.no_grad():
         whole_output, whole = lens.run_with_cache(series, names_filter=names)
-        plan_for(monkeypatch, 1 if items else 2)
+        plan_items(monkeypatch, 1 if items else 2)
         output, acts = lens.run_with_cache(series, names_filter=names)
     assert_close(output, whole_output, depth=DEPTH)
     encoded = lens.encode(series)
@@ -113,10 +113,10 @@ def test_a_forward_in_parts_keeps_what_the_whole_keeps(
 def test_a_rollout_in_parts_keeps_what_the_whole_keeps(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lens, series = lens_of(name), series_for(name)
+    lens, series = lens_of(name), make_series(name)
     names = [
         point
-        for point in names_of(lens, name)
+        for point in list_names(lens, name)
         if point.endswith(("hook_z", "hook_pattern", "resid_post"))
     ]
     steps = 4 if name in ("t5", "toto-2") else lens.adapter.longest_pass + 2
@@ -124,10 +124,10 @@ def test_a_rollout_in_parts_keeps_what_the_whole_keeps(
         "names_filter": names,
         "rollout": True,
         "horizon": steps,
-        **draws_of(lens),
+        **count_draws(lens),
     }
     whole_forecast, whole = lens.run_with_cache(series, **run)
-    plan_for(monkeypatch, 2)
+    plan_items(monkeypatch, 2)
     forecast, acts = lens.run_with_cache(series, **run)
     assert_close(
         forecast.quantiles, whole_forecast.quantiles, depth=DEPTH, dtype=torch.float32
@@ -144,7 +144,7 @@ def test_sample_paths_that_stand_outside_are_put_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Toto 1 repeats the whole batch for every path."""
-    lens, series = lens_of("toto-1"), series_for("toto-1")
+    lens, series = lens_of("toto-1"), make_series("toto-1")
     run: dict[str, Any] = {"rollout": True, "horizon": 4, "num_samples": 3}
     monkeypatch.setattr(batching, "DRAWN", 2)
     equal = [np.resize(one, 40) for one in series]
@@ -181,7 +181,7 @@ def test_reducers_by_row_are_put_together_and_others_keep_the_batch_whole(
 
     with torch.no_grad():
         _, whole = lens.run_with_cache(series, names_filter=name)
-        plan_for(monkeypatch, 2)
+        plan_items(monkeypatch, 2)
         _, acts = lens.run_with_cache(series, names_filter=name, reduce=last_query)
         assert_close(acts[name], last_query(whole[name]), depth=DEPTH)
         # a small piece holds no more than itself
@@ -225,7 +225,7 @@ def test_gradients_and_graphs_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> No
         "incl_bwd": True,
         "loss": lambda output: output.sum(),
     }
-    plan_for(monkeypatch, 2)
+    plan_items(monkeypatch, 2)
     _, acts = lens.run_with_cache(series, **run)
     assert len(acts["decoder_blocks.0.self_attn.hook_z_grad"]) == 10
     monkeypatch.setattr(

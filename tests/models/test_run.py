@@ -23,7 +23,7 @@ H = 6
 TOKENS = ("chronos", "t5")
 
 
-def series_for(lens: Lens) -> SeriesBatch:
+def make_series(lens: Lens) -> SeriesBatch:
     example = getattr(lens.adapter, "example", None)
     return bundled("co2", "nile").tail(40) if example is None else example(1, 20)
 
@@ -41,7 +41,7 @@ def test_an_expected_value_is_one_of_value_tokens_however_sure_the_model_is_of_a
     None
 ):
     lens = lens_of("chronos")
-    run = lens.run(series_for(lens), H)
+    run = lens.run(make_series(lens), H)
     first = lens.adapter.first_value_token
     with torch.no_grad():
         logits = lens.forward(run.encoded).double()
@@ -57,7 +57,7 @@ def test_every_step_of_the_path_is_the_median_of_what_the_model_predicts_next(
     name: str,
 ) -> None:
     lens = lens_of(name)
-    run = lens.run(series_for(lens), H)
+    run = lens.run(make_series(lens), H)
     first = lens.adapter.first_value_token
     with torch.no_grad():
         output = lens.forward(run.encoded)
@@ -73,7 +73,7 @@ def test_every_step_of_the_path_is_the_median_of_what_the_model_predicts_next(
     path = np.take_along_axis(values, run.tokens.numpy(), 1)
     assert_close(path, run.path, depth=8, dtype=np.float32)
     # whatever is drawn
-    other = lens.run(series_for(lens), H, seed=7, num_samples=5)
+    other = lens.run(make_series(lens), H, seed=7, num_samples=5)
     np.testing.assert_array_equal(other.path, run.path)
 
 

@@ -38,7 +38,7 @@ def opened(name: str) -> Run:
 @pytest.fixture(params=MODELS)
 def run(request: pytest.FixtureRequest) -> Iterator[Run]:
     made = opened(request.param)
-    plain_of(request.param)
+    make_plain(request.param)
     yield made
     made.lens.reset_hooks(including_permanent=True)
     made.lens.eval()
@@ -59,11 +59,11 @@ def plain(run: Run) -> Tensor:
 
 
 def is_plain(run: Run) -> bool:
-    return torch.equal(plain(run), plain_of(run.lens.model_id))
+    return torch.equal(plain(run), make_plain(run.lens.model_id))
 
 
 @cache
-def plain_of(name: str) -> Tensor:
+def make_plain(name: str) -> Tensor:
     return plain(opened(name))
 
 
@@ -211,7 +211,7 @@ def test_a_hook_that_a_hook_sets_acts_further_down(
     for block in blocks:
         block.__exit__(None, None, None)
     assert torch.equal(found, expected)
-    assert not torch.equal(found, plain_of(lens.model_id))
+    assert not torch.equal(found, make_plain(lens.model_id))
     lens.reset_hooks()
     assert is_plain(run)
 
@@ -219,7 +219,7 @@ def test_a_hook_that_a_hook_sets_acts_further_down(
 # --- gradients --------------------------------------------------------------------------------------------------
 
 
-def loss_of(output: Tensor) -> Tensor:
+def compute_loss(output: Tensor) -> Tensor:
     return output.double().square().mean()
 
 
@@ -249,9 +249,9 @@ def test_a_value_keeps_its_gradient(run: Run, returned: bool) -> None:
 
     # one hook at a time and no other, as a record of gradients is made
     for name in names:
-        loss_of(lens.run_with_hooks(run.encoded, [(name, keep)])).backward()
+        compute_loss(lens.run_with_hooks(run.encoded, [(name, keep)])).backward()
         expected = lens.run_with_cache(
-            run.encoded, names_filter=name, incl_bwd=True, loss=loss_of
+            run.encoded, names_filter=name, incl_bwd=True, loss=compute_loss
         )[1][f"{name}_grad"]
         found = kept[name].grad
         assert found is not None
@@ -267,7 +267,7 @@ def test_a_value_may_become_a_leaf(run: Run) -> None:
     def keep(value: Tensor, hook: HookPoint) -> None:
         kept.append(value.requires_grad_())
 
-    loss_of(lens.run_with_hooks(run.encoded, [(name, keep)])).backward()
+    compute_loss(lens.run_with_hooks(run.encoded, [(name, keep)])).backward()
     assert kept[0].grad is not None
     assert bool(kept[0].grad.any())
     assert all(weight.grad is None for weight in lens.parameters())
@@ -495,7 +495,7 @@ def test_a_patch_of_ours_is_the_peer_s(run: Run, name: str) -> None:
 # --- what there is not -------------------------------------------------------------------------------------------
 
 
-def hint_of(thing: Any, member: str) -> str:
+def find_hint(thing: Any, member: str) -> str:
     """The hint for a member of a peer; "" where there is one of the same name."""
     try:
         getattr(thing, member)
@@ -512,7 +512,9 @@ def members(kind: type) -> list[str]:
 
 def test_every_member_of_a_model_is_there_or_names_what_to_use(run: Run) -> None:
     hints = [
-        hint for name in members(TransformerBridge) if (hint := hint_of(run.lens, name))
+        hint
+        for name in members(TransformerBridge)
+        if (hint := find_hint(run.lens, name))
     ]
     assert len(hints) > 40
     assert all(len(hint) > 10 for hint in hints)
@@ -520,7 +522,9 @@ def test_every_member_of_a_model_is_there_or_names_what_to_use(run: Run) -> None
 
 def test_every_member_of_a_cache_is_there_or_names_what_to_use(run: Run) -> None:
     acts = run.record([at(run, 0, "mlp.hook_out")])
-    hints = [hint for name in members(ActivationCache) if (hint := hint_of(acts, name))]
+    hints = [
+        hint for name in members(ActivationCache) if (hint := find_hint(acts, name))
+    ]
     assert len(hints) > 4
     assert all(len(hint) > 10 for hint in hints)
 

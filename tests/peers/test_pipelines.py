@@ -32,7 +32,7 @@ def wave(length: int, shift: float = 0.0) -> np.ndarray:
     return 10 + shift + 3 * np.sin(2 * np.pi * steps / 12 + shift) + 0.02 * steps
 
 
-def options_of(lens: Lens) -> dict[str, Any]:
+def list_options(lens: Lens) -> dict[str, Any]:
     return {"num_samples": PATHS} if lens.emits == "token" else {}
 
 
@@ -42,7 +42,7 @@ def theirs(
     """Quantiles (series, step, quantile) and mean (series, step) of the library's own call."""
     torch.manual_seed(seed)
     options = {
-        **options_of(lens),
+        **list_options(lens),
         "prediction_length": horizon,
         "quantile_levels": list(levels),
     }
@@ -57,7 +57,7 @@ def ours(
     lens: Lens, inputs: Any, horizon: int | None, levels: Any = LEVELS, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
     forecast = lens.forecast(
-        inputs, horizon, quantiles=levels, seed=seed, **options_of(lens)
+        inputs, horizon, quantiles=levels, seed=seed, **list_options(lens)
     )
     assert forecast.levels == tuple(levels)
     return torch.as_tensor(forecast.quantiles).transpose(1, 2), torch.as_tensor(
@@ -94,7 +94,7 @@ def test_quantiles_come_in_the_order_that_is_asked_for(
     else:
         # between the model's own levels the library interpolates in another order of operations
         assert_close(found[0], expected[0], depth=100, dtype=np.float32)
-    forecast = lens.forecast(series, 4, quantiles=levels, **options_of(lens))
+    forecast = lens.forecast(series, 4, quantiles=levels, **list_options(lens))
     for index, level in enumerate(levels):
         np.testing.assert_array_equal(
             forecast.quantile(level), forecast.quantiles[:, index]
@@ -159,12 +159,12 @@ def test_frames(name: str, levels: tuple[float, ...]) -> None:
     lens, table = opened(name), frame()
     torch.manual_seed(0)
     options = {
-        **options_of(lens),
+        **list_options(lens),
         "prediction_length": 5,
         "quantile_levels": list(levels),
     }
     expected = lens.native.predict_df(table, **options)
-    found = lens.forecast(table, 5, quantiles=levels, **options_of(lens)).to_frame()
+    found = lens.forecast(table, 5, quantiles=levels, **list_options(lens)).to_frame()
     found = found.set_index(["id", "timestamp"])
     expected = expected.set_index(["item_id", "timestamp"])
     assert set(found.index) == set(expected.index)

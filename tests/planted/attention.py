@@ -13,7 +13,7 @@ Tokens = Mapping[str, tuple[str, list]]
 GRID = ("layer", "head")
 
 
-def pattern_of(
+def make_pattern(
     time: int = THREE.sizes["time"], horizon: int = THREE.sizes["step"]
 ) -> np.ndarray:
     """(layer, head, query, key): layer 0: head 0 looks 7 back, head 1 is uniform. Layer 1: both rest on EOS."""
@@ -65,7 +65,7 @@ def attention(
     places: Tokens | None = None,
 ) -> xr.Dataset:
     """Layer 0: head 0 looks 7 back, head 1 is uniform. Layer 1: both rest on EOS."""
-    pattern = pattern_of() if pattern is None else pattern
+    pattern = make_pattern() if pattern is None else pattern
     ds = _maps(on, "attention_patterns", pattern.shape, places)
     ds["pattern"], ds["entropy"] = (
         ((*GRID, "query", "key"), pattern),
@@ -80,7 +80,7 @@ def rollout(
     places: Tokens | None = None,
 ) -> xr.Dataset:
     """The patterns of ``attention``: head 0 of layer 0 reads 7 back, those of layer 1 rest on EOS."""
-    pattern = pattern_of() if pattern is None else pattern
+    pattern = make_pattern() if pattern is None else pattern
     ds = _maps(on, "autoregressive_attention", pattern.shape, places)
     entropy = _entropy(pattern)
     rank = np.argsort(
@@ -97,7 +97,7 @@ def norm_weighted(
     places: Tokens | None = None,
 ) -> xr.Dataset:
     """Contributions are twice the weights of the pattern, those of EOS, the last key of ``attention``, a twentieth."""
-    norm = 2 * (pattern_of() if pattern is None else pattern)
+    norm = 2 * (make_pattern() if pattern is None else pattern)
     if pattern is None:
         norm[..., -1] /= 40
     ds = _maps(on, "norm_weighted_attention", norm.shape, places)

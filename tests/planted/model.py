@@ -9,7 +9,7 @@ from tsfm_lens.zoo.planted import Card, LocalMean, Planted, PlantedPart
 ALIVE = ("decoder.0.cross_attn.2", "decoder.1.mlp")
 
 
-def stand_in(architecture: str = "chronos-bolt", seed: int = 0) -> Planted:
+def stub(architecture: str = "chronos-bolt", seed: int = 0) -> Planted:
     """One head writes, and one MLP behind it."""
     lens = fresh(architecture)
     parts = lens.components("*.*.*.*", "*.*.mlp")

@@ -243,7 +243,7 @@ def _kept(curves_: pd.DataFrame) -> pd.DataFrame:
     return made.assign(better=made.index.isin(best))
 
 
-def heads_at(curves_: pd.DataFrame) -> pd.DataFrame:
+def tabulate_heads(curves_: pd.DataFrame) -> pd.DataFrame:
     """heads@1pp of planted curves."""
     return table(
         _kept(curves_),
@@ -368,7 +368,7 @@ def sweep(
         "layers": effects(made),
         "heads": single_heads(made),
         "curves": steps,
-        "heads_at": heads_at(steps),
+        "tabulate_heads": tabulate_heads(steps),
         "datasets": maps(made, counts, harm),
         "recipes": heavy,
         "selection": choice,

@@ -16,7 +16,7 @@ from closeness import close_in_float32
 from edited_weights import silenced
 from refusals import expect_error
 from tiny_lenses import NAMES, archetypes, lens_of
-from tiny_series import series_for
+from tiny_series import make_series
 from tsfm_lens import probes
 from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.data import SeriesBatch, bundled, shift_phase
@@ -64,7 +64,7 @@ def test_a_direct_effect_is_the_readout_without_the_write(name: str) -> None:
     """With everything later held, zeroing a head takes its write off the last stream and does nothing else."""
     lens = lens_of(name)
     chosen = writers(lens.wiring)[::3]
-    run = lens.run(series_for(lens, *TWO), 4)
+    run = lens.run(make_series(lens, *TWO), 4)
     found = causal_effects(run, components=chosen)
     names, writes = component_writes(run)
     last = writes.sum(0)
@@ -83,7 +83,7 @@ def test_nothing_repairs_the_last_branch(name: str) -> None:
     lens = lens_of(name)
     last = writers(lens.wiring)[-1]
     found = causal_effects(
-        lens.run(series_for(lens, *TWO), 4), components=[last], smallest=0.0
+        lens.run(make_series(lens, *TWO), 4), components=[last], smallest=0.0
     ).isel(component=0)
     assert_allclose(found["total"], found["direct"])
     # a share of one, in the float64 that effects are compared in
@@ -103,7 +103,7 @@ def test_the_direct_effect_of_an_encoder_is_what_the_decoder_makes_of_its_stream
     name: str,
 ) -> None:
     lens = lens_of(name)
-    run = lens.run(series_for(lens, *TWO), 4)
+    run = lens.run(make_series(lens, *TWO), 4)
     writes = {
         "encoder.0.self_attn.1": "encoder_blocks.0.self_attn.hook_result",
         "encoder.1.mlp": "encoder_blocks.1.mlp.hook_out",
@@ -148,7 +148,7 @@ def test_a_circuit_holds_nothing_that_writes_nothing(
         for each in (context, shift_phase(context, 6, period=12))
     ]
     found = minimal_circuit(*runs, ranking=ranking, tolerance=1e-6)
-    assert kept_in(found) == set(KEPT)
+    assert list_kept(found) == set(KEPT)
     for name in ("faithfulness", "completeness"):
         close_in_float32(found[name], 1)
     parts = found["forecast"]
@@ -159,7 +159,7 @@ def test_a_circuit_holds_nothing_that_writes_nothing(
     assert np.isfinite(repair.sel(component="decoder.1.mlp")).all()
 
 
-def kept_in(circuit: Any) -> set[str]:
+def list_kept(circuit: Any) -> set[str]:
     return set(circuit["component"].values[circuit["in_circuit"].values].tolist())
 
 
@@ -190,11 +190,11 @@ def test_heads_that_cancel_each_other_leave_the_circuit_together(
     found, before = (
         minimal_circuit(each, nodes=nodes, ranking=ranking) for each in (run, plain)
     )
-    assert kept_in(found) == kept_in(before)
+    assert list_kept(found) == list_kept(before)
     assert found.attrs["minimal"] == "up to pairs"
     # what never goes one by one is what the pairs are for
     alone = minimal_circuit(run, nodes=nodes, ranking=ranking, pairs=False)
-    assert pair <= kept_in(alone)
+    assert pair <= list_kept(alone)
 
 
 @pytest.mark.parametrize("how", ["zero", "mean"])

@@ -28,7 +28,7 @@ from tsfm_lens.probes import (
     seasonality_bias,
     stream_shares,
 )
-from tsfm_lens.report.cards import cards_of
+from tsfm_lens.report.cards import make_cards
 from tsfm_lens.sweep.statistics.scores import forecast_distances
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz import ablation_forecasts
@@ -58,7 +58,7 @@ def varied() -> list[np.ndarray]:
 
 
 @cache
-def run_of(name: str, case: str) -> Run:
+def make_run(name: str, case: str) -> Run:
     """A run of a model on series that vary, with flat ones nowhere, before or between them, or on flat ones alone."""
     lens = tsfm_lens.load(name) if name.endswith("nano") else lens_of(name)
     rows, flat = varied(), list(FLAT.values())
@@ -102,10 +102,10 @@ CASES = [
 def test_flat_series_among_others_change_no_statement_and_are_counted(
     name: str, probe: Callable[[Run], xr.Dataset]
 ) -> None:
-    plain = probe(run_of(name, "nowhere"))
+    plain = probe(make_run(name, "nowhere"))
     assert judged_names(plain)
     for case in ("before", "between"):
-        found = probe(run_of(name, case))
+        found = probe(make_run(name, case))
         for effect in judged_names(plain):
             for part in PARTS:
                 one, other = plain[f"{effect}_{part}"], found[f"{effect}_{part}"]
@@ -121,7 +121,7 @@ def test_flat_series_among_others_change_no_statement_and_are_counted(
 
 @pytest.mark.parametrize("name", MODELS)
 def test_of_flat_series_alone_nothing_is_told_but_that_they_are_flat(name: str) -> None:
-    run = run_of(name, "alone")
+    run = make_run(name, "alone")
     assert flat_series(run).all()
     for probe in (ablation_effects, attribution, gain):
         found = probe(run)
@@ -134,7 +134,7 @@ def test_of_flat_series_alone_nothing_is_told_but_that_they_are_flat(name: str) 
     words = " ".join(read_ablation(found, "spearman_distance"))
     assert str(len(FLAT)) in words
     assert "flat" in words
-    assert not cards_of({"ablation_effects": found}, {"ablation_effects": "s1"})
+    assert not make_cards({"ablation_effects": found}, {"ablation_effects": "s1"})
     expect_error("flat", ablation_forecasts, found)
 
 

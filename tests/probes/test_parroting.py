@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from closeness import close_in_float32
 from tiny_lenses import ATTENDING, archetypes, fresh, lens_of
-from tiny_series import few_draws, forecast_instead, reads_at, series_for
+from tiny_series import few_draws, forecast_instead, make_reader, make_series
 from tsfm_lens.data import as_series, bundled
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import load
@@ -22,9 +22,9 @@ from tsfm_lens.probes import (
     seasonality_bias,
 )
 from tsfm_lens.probes.parroting import (
-    amplitude_at,
     best_lag,
     dominant_period,
+    fit_amplitude,
     naive_parrot,
 )
 from tsfm_lens.testing import assert_close
@@ -48,7 +48,7 @@ def test_missing_values_are_left_out() -> None:
     for nothing in (1.0, np.nan):
         assert best_lag(np.full(20, nothing), np.ones(4)) == 0
     # too short a stretch has no amplitude and no period
-    assert np.isnan(amplitude_at(np.arange(5.0), 12))
+    assert np.isnan(fit_amplitude(np.arange(5.0), 12))
     gaps = np.array([1, np.nan, np.nan, np.nan, 2, 3, np.nan, np.nan])
     assert dominant_period(gaps) == 2.0
 
@@ -191,7 +191,7 @@ def test_a_lag_within_the_steps_of_one_output_token_is_said_to_tell_nothing() ->
 def test_a_head_that_reads_at_a_lag_has_its_mass_there() -> None:
     lens = lens_of("chronos")
 
-    with lens.edit(EditPattern("decoder.0.cross_attn", reads_at(12))):
+    with lens.edit(EditPattern("decoder.0.cross_attn", make_reader(12))):
         at = lag_attention(lens.run(bundled("co2").tail(40), 6), 12, width=0).sel(
             layer="0"
         )
@@ -207,7 +207,7 @@ def test_a_head_that_reads_at_a_lag_has_its_mass_there() -> None:
 def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
     lens, horizon = lens_of(name), 4
     # the tiny token model has wide bins: in one of them a series would be flat to it
-    batch, draws = as_series(series_for(lens, "nile")).select(0), few_draws(lens)
+    batch, draws = as_series(make_series(lens, "nile")).select(0), few_draws(lens)
     truth = batch.values[0][None, :horizon]
     run = lens.run(batch, horizon, truth=truth, **draws)
     found = head_parroting(run, motif=5, lag=3).isel(series=0)
@@ -277,9 +277,9 @@ def test_a_sine_has_its_amplitude_whatever_it_rides_on(
 ) -> None:
     steps = np.arange(60)
     values = size * np.sin(2 * np.pi * steps / period + phase) + level + slope * steps
-    close_in_float32(amplitude_at(values, period), size, depth=16)
+    close_in_float32(fit_amplitude(values, period), size, depth=16)
     values[7:11] = np.nan
-    close_in_float32(amplitude_at(values, period), size, depth=16)
+    close_in_float32(fit_amplitude(values, period), size, depth=16)
 
 
 @pytest.mark.parametrize("period", [4, 7, 12, 15.5, 24])

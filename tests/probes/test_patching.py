@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from closeness import close_in_float32
 from refusals import expect_error
 from tiny_lenses import ATTENDING, NAMES, archetypes, having, lens_of
-from tiny_series import centred, pair_for, runs_of
+from tiny_series import centred, make_pair, make_runs
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks import Component, PatchFrom, Steer
 from tsfm_lens.hooks.activations import TokenSpans
@@ -30,7 +30,7 @@ from tsfm_lens.probes.path_patching import heard_in_groups, sender_contrast
 from tsfm_lens.probes.places import (
     group_coords,
     later_branches,
-    places_of,
+    parse_places,
     position_groups,
 )
 from tsfm_lens.testing import assert_close
@@ -44,10 +44,10 @@ PATCHES = [name for name in TRUE_GRADIENTS if architectures()[name].readout != "
 
 @pytest.mark.parametrize("name", archetypes(NAMES))
 def test_a_cell_equals_the_patched_run_alone(name: str) -> None:
-    lens, runs = lens_of(name), runs_of(name)
+    lens, runs = lens_of(name), make_runs(name)
     branch = lens.components()[1]
     found = activation_patching(*runs, at=[branch], positions=3)
-    pair = contrast(*runs, places_of(lens, [branch]))
+    pair = contrast(*runs, parse_places(lens, [branch]))
     groups = position_groups(pair.base.encoded.spans[branch.stack], 3)
     last = int(np.flatnonzero(found["position_special"] == "")[-1])
     edit = PatchFrom(branch, pair.source_acts, positions=groups[last])
@@ -69,7 +69,7 @@ def test_a_cell_equals_the_patched_run_alone(name: str) -> None:
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
 def test_the_whole_stream_carries_everything(name: str, direction: str) -> None:
-    found = activation_patching(*runs_of(name), positions="all", direction=direction)
+    found = activation_patching(*make_runs(name), positions="all", direction=direction)
     path = (
         {"denoise": "corrupted", "noise": "clean"}[direction]
         if name == "chronos"
@@ -103,13 +103,13 @@ def test_a_small_corruption_is_estimated_exactly(name: str) -> None:
 
 def test_gradients_that_are_no_derivatives_are_refused() -> None:
     for probe in (attribution_patching, edge_attribution):
-        expect_error("are not its derivatives", probe, *runs_of("toto-2"))
+        expect_error("are not its derivatives", probe, *make_runs("toto-2"))
 
 
 def test_in_every_pass_of_a_rollout_the_same_steps_are_patched() -> None:
     """Bolt's second pass has more tokens: the register token moves, and so does the place of a step."""
     lens, name = lens_of("chronos-bolt"), "encoder_blocks.1.hook_resid_pre"
-    runs = runs_of("chronos-bolt", 20, select=0, rollout=True)
+    runs = make_runs("chronos-bolt", 20, select=0, rollout=True)
     clean, corrupted = (run.batch for run in runs)
     found = activation_patching(*runs, at=[name], positions=5)
     _, acts = lens.run_with_cache(clean, names_filter=[name], rollout=True, horizon=20)
@@ -150,8 +150,8 @@ def test_slopes_are_finite_differences(name: str) -> None:
     """For token models, too, whose tokens cannot change by little but whose streams can."""
     lens = lens_of(name)
     at = f"{lens.wiring.output_stack.prefix}.1.hook_resid_pre"
-    places = places_of(lens, [at])
-    pair = contrast(*runs_of(name), places)
+    places = parse_places(lens, [at])
+    pair = contrast(*make_runs(name), places)
     own = slopes(pair, places)
     token = int(own[f"{at}_grad"].norm(dim=-1).sum(0).argmax())
     direction = torch.randn(
@@ -190,7 +190,7 @@ def test_gradients_that_are_no_numbers_are_refused() -> None:
 
 
 def test_runs_that_are_not_alike_are_refused() -> None:
-    lens, (clean, corrupted) = lens_of("chronos-2"), pair_for("chronos-2")
+    lens, (clean, corrupted) = lens_of("chronos-2"), make_pair("chronos-2")
     for other, words in (
         (clean, "nothing to recover"),
         (corrupted.tail(30), "lengths"),
@@ -207,14 +207,14 @@ def test_runs_that_are_not_alike_are_refused() -> None:
         ),
     ):
         expect_error(words, activation_patching, lens.run(clean, 4), lens.run(other, 4))
-    expect_error("rollout is 'yes'", runs_of, "chronos-bolt", rollout="yes")
+    expect_error("rollout is 'yes'", make_runs, "chronos-bolt", rollout="yes")
     expect_error(
         "holds values that are no numbers",
-        runs_of,
+        make_runs,
         "chronos",
         forced_path=np.full((2, 4), np.nan),
     )
-    runs = runs_of("chronos-bolt")
+    runs = make_runs("chronos-bolt")
     for at in (Component("encoder", 0, "mlp"), ["encoder.0.mlp", "encoder.0.m*"]):
         assert activation_patching(*runs, at=at, positions="all")[
             "component"
@@ -225,11 +225,11 @@ def test_a_frozen_model_has_slopes_and_no_model_keeps_any() -> None:
     """At places of several stacks: each is patched at all of its own positions."""
     lens = copy.deepcopy(lens_of("chronos-bolt"))
     lens.requires_grad_(False)
-    runs = [lens.run(each, 4) for each in pair_for("chronos-bolt")]
+    runs = [lens.run(each, 4) for each in make_pair("chronos-bolt")]
     places = ["encoder.0.mlp", "decoder.0.cross_attn"]
     with torch.no_grad():
         frozen = attribution_patching(*runs, at=places, positions="all")
-    free_runs = runs_of("chronos-bolt")
+    free_runs = make_runs("chronos-bolt")
     free = attribution_patching(*free_runs, at=places, positions="all")
     close_in_float32(frozen["first_order"], free["first_order"])
     assert float(np.abs(free["first_order"]).max()) > 0
@@ -242,7 +242,7 @@ def test_a_frozen_model_has_slopes_and_no_model_keeps_any() -> None:
 
 def test_floors_are_those_of_the_noisier_run() -> None:
     """In rollouts of a sampling model another seed of either run, in single passes rounding."""
-    runs = runs_of("chronos", 8, select=0, rollout=True, num_samples=20, seed=7)
+    runs = make_runs("chronos", 8, select=0, rollout=True, num_samples=20, seed=7)
     options = {"at": "branches", "positions": "all"}
     found = activation_patching(*runs, **options)
     way = found["clean_forecast"].values - found["corrupted_forecast"].values
@@ -253,7 +253,7 @@ def test_floors_are_those_of_the_noisier_run() -> None:
     assert (found["recovered_floor"] >= shares.max(0)).all()
     other = activation_patching(*runs, **options, direction="noise")
     assert_array_equal(other["effect_floor"], found["effect_floor"])
-    single = activation_patching(*runs_of("chronos", 8, select=0), **options)
+    single = activation_patching(*make_runs("chronos", 8, select=0), **options)
     assert (single["recovered_floor"] < found["recovered_floor"]).all()
     assert bool((single["recovered_acts"] > 0).any())
 
@@ -293,10 +293,12 @@ def test_a_receiver_hears_the_sender_alone(name: str) -> None:
     )
     sender = Component(stack.name, 0, kinds[-1], 1)
     receiver = Component(stack.name, 1, receiving.kind, 2 % stack.n_heads)
-    branch, runs = Component(stack.name, 1, receiving.kind), runs_of(name)
-    pair = sender_contrast(*runs, places_of(lens, [sender]), direction="noise")
+    branch, runs = Component(stack.name, 1, receiving.kind), make_runs(name)
+    pair = sender_contrast(*runs, parse_places(lens, [sender]), direction="noise")
     ((_, _, heard),) = next(
-        heard_in_groups(pair, places_of(lens, [sender]), places_of(lens, [receiver]))
+        heard_in_groups(
+            pair, parse_places(lens, [sender]), parse_places(lens, [receiver])
+        )
     )
     write = f"{stack.prefix}.0.{sender.kind}.hook_result"
     order = [row.kind for row in stack.rows(1)].index(receiving.kind)
@@ -310,7 +312,7 @@ def test_a_receiver_hears_the_sender_alone(name: str) -> None:
     shifted = replace(
         base, recorded={before: [replace(base.calls(before)[0], value=stream)]}
     )
-    z = places_of(lens, [receiver])[0].point
+    z = parse_places(lens, [receiver])[0].point
     with lens.edit(PatchFrom(before, shifted)):
         _, expected = lens.run_with_cache(pair.base.encoded, names_filter=[z])
     head = receiver.head
@@ -322,9 +324,9 @@ def test_a_receiver_hears_the_sender_alone(name: str) -> None:
 def test_the_last_branch_acts_directly(name: str) -> None:
     """Nothing comes after it, so its path to the output is all that patching it does."""
     last = writers(lens_of(name).wiring)[-1]
-    paths = path_patching(*runs_of(name), senders=[last])
+    paths = path_patching(*make_runs(name), senders=[last])
     whole = activation_patching(
-        *runs_of(name), at=[last], positions="all", direction="noise"
+        *make_runs(name), at=[last], positions="all", direction="noise"
     )
     direct = paths["recovered"].sel(receiver="output").isel(sender=0)
     expected = whole["recovered"].isel(component=0, position=0)
@@ -352,7 +354,7 @@ def test_paths_in_rollouts(name: str) -> None:
     stack, last = lens.wiring.output_stack, writers(lens.wiring)[-1]
     earlier = Component(stack.name, 0, list(stack.attentions(0))[-1].kind)
     samples = 6 if lens.adapter.readout != "quantile" else None
-    pair = runs_of(name, horizon, select=0, rollout=True, num_samples=samples, seed=3)
+    pair = make_runs(name, horizon, select=0, rollout=True, num_samples=samples, seed=3)
     paths = path_patching(
         *pair, senders=[earlier, last], receivers=[last, "output"], direction="noise"
     )

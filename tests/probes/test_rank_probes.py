@@ -15,7 +15,7 @@ from numpy.testing import assert_array_equal
 from closeness import close_in_float32
 from refusals import expect_error
 from tiny_lenses import ATTENDING, archetypes, fresh, lens_of
-from tiny_series import few_draws, series_for
+from tiny_series import few_draws, make_series
 from tsfm_lens.compress.timing import measured
 from tsfm_lens.core.ranks import epsilon_rank, flow_bound, measured_bound
 from tsfm_lens.models import Lens
@@ -172,7 +172,7 @@ def test_streamed_singular_values_are_those_of_the_whole(parts: list[int]) -> No
 
 @pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_families_of_every_architecture(name: str) -> None:
-    run = run_of(lens_of(name))
+    run = make_run(lens_of(name))
     found = embedding_ranks(run, epsilon=[0.01, 0.001], batch_size=64)
     families = found["family"].values.tolist()
     ranks = found["epsilon_rank"].sel(epsilon=0.01).to_series()
@@ -189,7 +189,7 @@ def test_families_of_every_architecture(name: str) -> None:
 def test_signals_of_ones_own_are_embedded_as_the_model_does() -> None:
     lens = fresh("chronos-bolt")
     own = {"steps": [np.repeat([0.0, 5.0, 1.0, 2.0], 10), np.arange(33.0)]}
-    found = embedding_ranks(run_of(lens), signals=own, tokens=4).sel(family="steps")
+    found = embedding_ranks(make_run(lens), signals=own, tokens=4).sel(family="steps")
     encoded = lens.encode(own["steps"])
     with torch.no_grad():
         _, acts = lens.run_with_cache(encoded, names_filter=["encoder.hook_embed"])
@@ -262,11 +262,11 @@ def test_random_lines_lie_apart_as_the_integral_says(
     close_in_float32(random_angle(dimensions), np.degrees(angle), depth=20000)
 
 
-def run_of(lens: Lens, names: tuple[str, ...] = ("co2", "elnino")) -> Run:
-    return lens.run(series_for(lens, *names, example=len(names)), 6, **few_draws(lens))
+def make_run(lens: Lens, names: tuple[str, ...] = ("co2", "elnino")) -> Run:
+    return lens.run(make_series(lens, *names, example=len(names)), 6, **few_draws(lens))
 
 
-def rows_at(run: Run, point: str) -> torch.Tensor:
+def select_rows(run: Run, point: str) -> torch.Tensor:
     """All tokens of all series at one point, (token, d_model), of one dense forward."""
     return run.record([point])[point][
         run.encoded.shown(run.lens.wiring.stacks[0].name)
@@ -277,12 +277,12 @@ def rows_at(run: Run, point: str) -> torch.Tensor:
 def test_the_spectra_of_every_architecture_are_those_of_dense_streams(
     name: str,
 ) -> None:
-    run = run_of(lens_of(name))
+    run = make_run(lens_of(name))
     found = flow_of_ranks(run, epsilon=[0.1, 0.01])
     stack = run.lens.wiring.stacks[0]
     points = ["resid_pre", *["resid_post"] * stack.n_layers]
     for place, point in enumerate(points):
-        rows = rows_at(run, f"{stack.prefix}.{max(place - 1, 0)}.hook_{point}")
+        rows = select_rows(run, f"{stack.prefix}.{max(place - 1, 0)}.hook_{point}")
         values = np.linalg.svd(rows.numpy(), compute_uv=False)
         # two forwards, of which one looks into nothing else, differ by rounding
         ours = found["singular_value"].values[place]
@@ -301,7 +301,7 @@ def test_the_spectra_of_every_architecture_are_those_of_dense_streams(
 
 
 def test_ranks_of_single_series_are_those_of_runs_of_them_alone() -> None:
-    run = run_of(lens_of("timesfm-2.5"), ("co2", "elnino", "nile"))
+    run = make_run(lens_of("timesfm-2.5"), ("co2", "elnino", "nile"))
     found = flow_of_ranks(run, batch_size=2)
     for index, name in enumerate(run.batch.ids):
         alone, ours = flow_of_ranks(run.select(index)), found.sel(series=name)
@@ -348,11 +348,11 @@ def test_the_bound_is_that_of_the_theorem_where_it_applies_and_nothing_elsewhere
 @pytest.mark.parametrize("name", ["chronos-bolt", "timesfm-2.5", "toto-2", "moirai-2"])
 def test_what_an_attention_adds_is_bounded_by_what_was_measured(name: str) -> None:
     """Against dense matrices of all tokens: the spectrum after the attention, and the norms in the bound."""
-    run = run_of(lens_of(name), ("co2", "elnino", "nile"))
+    run = make_run(lens_of(name), ("co2", "elnino", "nile"))
     found = flow_of_ranks(run, batch_size=2)
     stack = run.lens.wiring.stacks[0]
     after, results = (
-        rows_at(run, f"{stack.prefix}.0.{point}").numpy()
+        select_rows(run, f"{stack.prefix}.0.{point}").numpy()
         for point in (
             "hook_resid_mid",
             f"{next(stack.attentions(0)).kind}.hook_result",
@@ -376,7 +376,7 @@ def test_of_an_attention_that_does_more_than_weigh_values_nothing_is_said() -> N
         lambda module, args: (2 * args[0],)
     )
     doubled = flow_of_ranks(
-        run_of(Lens(lens.adapter, "doubled"), ("co2", "elnino", "nile")), batch_size=1
+        make_run(Lens(lens.adapter, "doubled"), ("co2", "elnino", "nile")), batch_size=1
     )
     assert np.isnan(doubled["attention_bound"].values[0]).all()
 

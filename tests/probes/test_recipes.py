@@ -65,7 +65,7 @@ def test_stable_rank_chooses_as_the_dense_product_does(name: str) -> None:
     lens = lens_of(name)
     stack = lens.wiring.output_stack
     kind = attention_over_time(stack)
-    layer = stack.layers_with(kind)[1][-1]
+    layer = stack.find_layers(kind)[1][-1]
     dense = lens.weights.heads(layer, kind, stack.name).W_QK.AB.detach().double()
     values = np.linalg.svd(dense.numpy(), compute_uv=False)
     ranks = (values**2).sum(-1) / values[:, 0] ** 2

@@ -11,7 +11,7 @@ import pytest
 
 from refusals import expect_error
 from tiny_lenses import lens_of
-from tiny_series import centred, runs_of, series_for
+from tiny_series import centred, make_runs, make_series
 from tsfm_lens import explain, probes
 from tsfm_lens.models import Run
 
@@ -20,7 +20,7 @@ CONTRASTS = ("activation_patching", "edge_attribution", "path_patching")
 
 
 def one_run(model: str, *names: str, horizon: int = 4) -> Run:
-    return lens_of(model).run(series_for(lens_of(model), *names), horizon)
+    return lens_of(model).run(make_series(lens_of(model), *names), horizon)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,9 @@ def one_run(model: str, *names: str, horizon: int = 4) -> Run:
 def test_a_run_is_refused_what_its_probe_cannot_use(
     probe: str, options: dict[str, Any], words: str
 ) -> None:
-    runs = runs_of("chronos-bolt") if probe in CONTRASTS else [one_run("chronos-bolt")]
+    runs = (
+        make_runs("chronos-bolt") if probe in CONTRASTS else [one_run("chronos-bolt")]
+    )
     expect_error(words, getattr(probes, probe), *runs, **options)
 
 
@@ -205,7 +207,7 @@ def test_a_lens_is_refused_what_its_probe_cannot_use(
             "token ids, whose neighbours mean nothing",
         ),
         (
-            lambda: probes.minimal_circuit(*runs_of("chronos-bolt"), how="mean"),
+            lambda: probes.minimal_circuit(*make_runs("chronos-bolt"), how="mean"),
             "not both",
         ),
         (

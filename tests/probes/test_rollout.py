@@ -9,7 +9,7 @@ from numpy.testing import assert_array_equal
 
 from closeness import close_in_float32
 from tiny_lenses import ATTENDING, archetypes, lens_of
-from tiny_series import reads_at, series_for
+from tiny_series import make_reader, make_series
 from tsfm_lens.data import bundled
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import load
@@ -25,8 +25,8 @@ from tsfm_lens.testing import assert_close
 def test_a_hand_built_lag_is_a_band() -> None:
     lens = lens_of("chronos")
 
-    with lens.edit(EditPattern("decoder.0.cross_attn", reads_at(12))):
-        found = autoregressive_attention(lens.run(series_for(lens), 6)).sel(layer="0")
+    with lens.edit(EditPattern("decoder.0.cross_attn", make_reader(12))):
+        found = autoregressive_attention(lens.run(make_series(lens), 6)).sel(layer="0")
     for query in range(6):
         column = found["attention"].isel(head=0, query=query).values
         key = int(column.argmax())
@@ -45,7 +45,7 @@ def test_a_long_map_begins_with_the_short_one(name: str) -> None:
     forced_path = bundled("co2").values[0][None, -(2 * width + 3) :].copy()
     short, found = (
         autoregressive_attention(
-            lens.run(series_for(lens), steps, forced_path=forced_path[:, :steps])
+            lens.run(make_series(lens), steps, forced_path=forced_path[:, :steps])
         )
         for steps in (width, 2 * width + 3)
     )
@@ -110,7 +110,7 @@ def test_flow_of_known_patterns() -> None:
 @pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_contributions_of_keys_sum_to_the_heads_write(name: str) -> None:
     lens = lens_of(name)
-    run = lens.run(series_for(lens), 4)
+    run = lens.run(make_series(lens), 4)
     found = norm_weighted_attention(run)
     norms = found["norm"]
     assert np.isfinite(norms).all()
@@ -136,7 +136,7 @@ def test_one_hot_patterns_contribute_what_is_written(name: str, at: str) -> None
         return torch.eye(pattern.shape[-1])[0].expand_as(pattern)
 
     with lens.edit(EditPattern(at, first_key)):
-        run = lens.run(series_for(lens), 4)
+        run = lens.run(make_series(lens), 4)
         norms = norm_weighted_attention(run, kind=at.split(".")[-1])["norm"].sel(
             layer="1"
         )
@@ -152,6 +152,6 @@ def test_flow_takes_a_stack_where_something_flows() -> None:
         ("chronos", None, "decoder", 4),
     ):
         found = attention_rollout(
-            lens_of(name).run(series_for(lens_of(name)), 4), stack=asked
+            lens_of(name).run(make_series(lens_of(name)), 4), stack=asked
         )
         assert (found.attrs["stack"], found.sizes["key"]) == (stack, keys)

@@ -33,7 +33,7 @@ PLANTED = [
 ]
 
 
-def run_of(lens: Lens) -> Any:
+def make_run(lens: Lens) -> Any:
     # each forecast of a token model is a rollout
     return lens.run(
         example_case(lens).batch,
@@ -109,7 +109,7 @@ def test_all_set_back_is_the_base_model(name: str) -> None:
         for weight in tuned.adapter.model.parameters():
             weight.mul_(1.01)
     state = copy.deepcopy(tuned.adapter.model.state_dict())
-    run = run_of(base)
+    run = make_run(base)
     found = weight_effects(base, tuned, run)
     level = float(np.abs(run.point).max())
     back = found["cumulative_forecast"][-1]
@@ -283,7 +283,7 @@ def test_a_model_in_half_precision_is_compared_with_its_base() -> None:
 
 def test_a_copy_shows_nothing() -> None:
     base = tsfm_lens.load("chronos2-nano")
-    found = weight_effects(base, copy.deepcopy(base.native), run_of(base))
+    found = weight_effects(base, copy.deepcopy(base.native), make_run(base))
     assert found.sizes["component"] == 0
     assert read_weight_effects(found)[0].startswith("Nothing differs")
     assert found.plot().layout.meta["title"].startswith("Effects of tuned weights")
@@ -325,4 +325,4 @@ def test_models_of_other_sizes_are_refused() -> None:
     base = tsfm_lens.load("bolt-nano")
     words = "expected the same architecture"
     for other in (lens_of("chronos-bolt"), tsfm_lens.load("chronos2-nano")):
-        expect_error(words, weight_effects, base, other, run_of(base))
+        expect_error(words, weight_effects, base, other, make_run(base))

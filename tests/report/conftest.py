@@ -10,7 +10,7 @@ import xarray as xr
 
 import planted
 from tsfm_lens.report import build_report
-from tsfm_lens.report.build import panels_of
+from tsfm_lens.report.build import draw_results
 
 EVIL = '<script>window.hacked=1</script>"\'&<img src=x onerror="window.hacked=1">'
 
@@ -26,7 +26,7 @@ def counts(swept: dict[str, pd.DataFrame]) -> dict[str, int]:
     """How many figures there are of each planted result."""
     return {
         name: len(panels)
-        for name, panels in panels_of(planted.in_report() | swept).items()
+        for name, panels in draw_results(planted.in_report() | swept).items()
     }
 
 

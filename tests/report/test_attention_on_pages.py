@@ -107,7 +107,7 @@ def with_planted_heads(lens: Lens) -> Iterator[Run]:
         yield lens.run(series(), HORIZON)
 
 
-def page_of(run: Run, folder: Path) -> SimpleNamespace:
+def build_page(run: Run, folder: Path) -> SimpleNamespace:
     """The linked view's state and the texts of a report, without blanks."""
     page = Page(run.report(folder, sections=("head_states",)).read_text())
     state = json.loads(page.unpacked("linked-state"))
@@ -124,7 +124,7 @@ def test_a_head_that_copies_is_told_with_its_lag_and_all_of_its_attention(
 ) -> None:
     lens = chronos_2(patch)
     with with_planted_heads(lens) as run:
-        page = page_of(run, tmp_path)
+        page = build_page(run, tmp_path)
         table = run.measure("head_states")
     copying, staying, resting, spread = (
         reading(page.state, f"0.time_attn.{head}") for head in range(4)
@@ -154,7 +154,7 @@ def test_a_head_that_copies_is_told_with_its_lag_and_all_of_its_attention(
 def test_one_query_for_all_steps_has_a_place(patch: int, tmp_path: Path) -> None:
     lens = bolt(patch)
     with with_planted_heads(lens) as run:
-        page = page_of(run, tmp_path)
+        page = build_page(run, tmp_path)
     copying, staying = (
         reading(page.state, f"decoder.0.cross_attn.{head}") for head in range(2)
     )

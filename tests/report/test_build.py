@@ -16,7 +16,7 @@ import planted
 from browsing import Page
 from tsfm_lens.core.errors import InputError, UnknownNameError
 from tsfm_lens.report import build, build_report
-from tsfm_lens.report.build import download, panels_of
+from tsfm_lens.report.build import download, draw_results
 from tsfm_lens.testing import assert_close
 
 PROVENANCE = {"model": "toy", "seed": "3"}
@@ -56,7 +56,7 @@ def test_every_figure_has_a_plot_a_reading_and_a_table(found, counts, results):
     assert all(spec["data"] for spec in found.specs)
     assert len([a for a in found.all("a") if "download" in a]) == figures
     # the first sentence of a chapter stands alone, all of them in the text
-    panels = panels_of(results)
+    panels = draw_results(results)
     told = [
         words for each in panels.values() for panel in each for words in panel.sentences
     ]

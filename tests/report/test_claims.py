@@ -18,7 +18,7 @@ from tsfm_lens.core.results import Results
 from tsfm_lens.data import bundled
 from tsfm_lens.models import Run
 from tsfm_lens.probes import ablation_effects, layer_gain, logit_lens
-from tsfm_lens.report.cards import cards_of
+from tsfm_lens.report.cards import make_cards
 from tsfm_lens.viz.findings import judged
 from tsfm_lens.viz.forecast import naive_forecast, read_forecast
 from tsfm_lens.viz.logit_lens import read_gain
@@ -109,7 +109,7 @@ def test_the_work_decides_whether_twins_are_run(
     assert "parameters × forwards" not in told(probe(Work(1, n_twins=0)))
 
 
-def work_of(name: str, **options: Any) -> tuple[Run, int]:
+def measure_work(name: str, **options: Any) -> tuple[Run, int]:
     run = tsfm_lens.load(name).run(bundled("co2", "nile").tail(64), 4, **options)
     before = run.work
     ablation_effects(run)
@@ -120,7 +120,7 @@ def work_of(name: str, **options: Any) -> tuple[Run, int]:
 def test_work_counts_forwards_and_knows_no_memory(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, work = work_of(name, num_samples=2 if name == "chronos-nano" else None)
+    run, work = measure_work(name, num_samples=2 if name == "chronos-nano" else None)
     parameters = sum(each.numel() for each in run.lens.adapter.model.parameters())
     variants = ablation_effects(run).sizes["component"]
     assert work % parameters == 0
@@ -129,7 +129,7 @@ def test_work_counts_forwards_and_knows_no_memory(
     little = 4 * 10**7
     monkeypatch.setattr("tsfm_lens.models.batching.BYTES_AT_ONCE", little)
     monkeypatch.setattr("tsfm_lens.models.batching.memory_limit", lambda _: little)
-    again, same = work_of(name, num_samples=run.num_samples)
+    again, same = measure_work(name, num_samples=run.num_samples)
     assert again is not run
     assert same == work
 
@@ -218,11 +218,11 @@ def test_the_card_of_what_is_needed_remarks_on_it_too() -> None:
     ds = planted.ablation()
     baseline = xr.DataArray([229.0, 229.0, 229.0], dims="series")
     ds["mae_baseline"], ds["mae"] = baseline, baseline * (1 + ds["mae_change"])
-    (card,) = cards_of({"ablation_effects": ds}, {"ablation_effects": "s1"})
+    (card,) = make_cards({"ablation_effects": ds}, {"ablation_effects": "s1"})
     assert "error falls" not in card["cards"]["a"]["note"]
     ds["mae_change"] = ds["mae_change"] * 0 - 0.4
     ds["mae"] = baseline * (1 + ds["mae_change"])
-    (card,) = cards_of({"ablation_effects": ds}, {"ablation_effects": "s1"})
+    (card,) = make_cards({"ablation_effects": ds}, {"ablation_effects": "s1"})
     note = card["cards"]["a"]["note"]
     assert "size" in note
     assert re.search(r"error falls from 229\b.* to 137\b", note)
@@ -258,7 +258,7 @@ def test_a_page_has_one_baseline(name: str, gap: int) -> None:
     assert np.isfinite(naive).all()
     error = float(np.abs(naive - run.truth[0]).mean())
     words = " ".join(read_forecast(ds, 0))
-    (card,) = cards_of({"forecast": ds}, {"forecast": "s1"})
+    (card,) = make_cards({"forecast": ds}, {"forecast": "s1"})
     (_, bar) = card["cards"][name]["bars"]
     assert bar[0] == label
     assert label in words

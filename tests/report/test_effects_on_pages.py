@@ -14,7 +14,7 @@ import planted
 import tsfm_lens
 from browsing import Page
 from tsfm_lens.models.run import Run
-from tsfm_lens.report.cards import cards_of
+from tsfm_lens.report.cards import make_cards
 
 H = 8
 DIGITS = 1e-4  # numbers of a page have four or five
@@ -28,7 +28,7 @@ def forecast(name: str, seed: int = 0) -> Run:
     )
 
 
-def state_of(run: Run, folder: Path) -> tuple[dict[str, Any], str]:
+def parse_state(run: Run, folder: Path) -> tuple[dict[str, Any], str]:
     page = Page(
         run.report(folder, sections=("ablation_effects", "head_states")).read_text()
     )
@@ -40,7 +40,7 @@ def test_the_map_has_every_component_with_the_number_of_the_chapter(
     name: str, tmp_path: Path
 ) -> None:
     run = forecast(name)
-    state, text = state_of(run, tmp_path)
+    state, text = parse_state(run, tmp_path)
     parts = run.measure("ablation_effects")
     single = parts.sel(component=parts["kind"] != "layer")
     assert set(state["names"]) == set(single["component"].values.tolist())
@@ -68,7 +68,7 @@ def test_the_map_has_every_component_with_the_number_of_the_chapter(
         )
     # the card names the strongest, which is on the map, and the chapter the effect of the one that it draws
     ids = single["series"].values.tolist()
-    cards = cards_of({"ablation_effects": parts}, {"ablation_effects": "s1"})[0][
+    cards = make_cards({"ablation_effects": parts}, {"ablation_effects": "s1"})[0][
         "cards"
     ]
     for place, each in enumerate(ids):
@@ -86,7 +86,7 @@ def test_what_is_read_is_what_the_strongest_head_reads() -> None:
     """Not the head with the sharpest attention, and no head that does nothing."""
     ds = planted.explore()
     ds["lag_share"][:, 0, 2] = 1.0
-    (card,) = cards_of({"head_states": ds}, {"head_states": "s1"})
+    (card,) = make_cards({"head_states": ds}, {"head_states": "s1"})
     one = card["cards"]["a"]
     # head 2 of layer 1, then 1 and 0; head 2 of layer 0; heads 1 and 0, which does nothing, are not among the four
     assert one["big"] == "3 steps before the forecast"
@@ -94,7 +94,7 @@ def test_what_is_read_is_what_the_strongest_head_reads() -> None:
         f"layer {at}" for at in ("1, head 2", "1, head 1", "1, head 0", "0, head 2")
     ]
     floor = ds["mean_shift_floor"].copy(data=np.full(3, 11.5))
-    (card,) = cards_of(
+    (card,) = make_cards(
         {"head_states": ds.assign(mean_shift_floor=floor)}, {"head_states": "s1"}
     )
     assert len(card["cards"]["a"]["bars"]) == 1
@@ -102,10 +102,10 @@ def test_what_is_read_is_what_the_strongest_head_reads() -> None:
     resting = ds.assign(attention_other=ds["attention_other"] * 0 + 0.9).assign_attrs(
         special="EOS"
     )
-    (card,) = cards_of({"head_states": resting}, {"head_states": "s1"})
+    (card,) = make_cards({"head_states": resting}, {"head_states": "s1"})
     assert card["cards"]["a"]["big"] == "EOS"
     assert (
-        cards_of(
+        make_cards(
             {"head_states": ds.assign(mean_shift_floor=floor * 100)},
             {"head_states": "s1"},
         )

@@ -9,7 +9,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 import planted
 from browsing import Linked, press, until, until_drawn, until_ready
 from tsfm_lens.report import build_report
-from tsfm_lens.report.cards import cards_of
+from tsfm_lens.report.cards import make_cards
 from tsfm_lens.viz.head_states import read_explore
 from tsfm_lens.viz.linked import linked_state
 
@@ -249,12 +249,12 @@ def test_a_large_model_keeps_what_it_has_room_for():
 
 def test_cards_are_made_of_what_there_is():
     every = planted.in_report()
-    assert cards_of({"gain": every["gain"]}, {}) == []
-    (card,) = cards_of({"f": every["forecast"].drop_vars("truth")}, {"f": "s1"})
+    assert make_cards({"gain": every["gain"]}, {}) == []
+    (card,) = make_cards({"f": every["forecast"].drop_vars("truth")}, {"f": "s1"})
     assert "the truth is not known yet" in card["cards"]["a"]["note"]
     lens = every["lens"]
     for sign, words in ((1, "mostly in layer 1"), (-1, "not told by entropy")):
-        (card,) = cards_of(
+        (card,) = make_cards(
             {"lens": lens.assign(entropy=7 + sign * lens["entropy"])}, {"lens": "s1"}
         )
         assert card["cards"]["a"]["big"] == words

@@ -437,7 +437,7 @@ def test_sizes_come_first_and_each_statement_has_its_own_sentence(results):
     assert "--twins" in words[-2]
 
 
-def looking_at(*keys: int | None) -> xr.Dataset:
+def make_pattern(*keys: int | None) -> xr.Dataset:
     """A head whose queries give half of their weight to one key, the rest evenly; None: all of it evenly."""
     rows = np.full((len(keys), 25), 1 / 25)
     for row, key in zip(rows, keys, strict=True):
@@ -475,7 +475,7 @@ def looking_at(*keys: int | None) -> xr.Dataset:
     ],
 )
 def test_where_queries_look_is_told_by_what_most_of_them_share(keys, told):
-    (words,) = read_attention_map(looking_at(*keys), 0, 0)
+    (words,) = read_attention_map(make_pattern(*keys), 0, 0)
     assert told in words
     assert words.endswith(".")
 

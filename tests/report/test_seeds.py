@@ -9,7 +9,7 @@ import pytest
 
 from tsfm_lens.data import bundled
 from tsfm_lens.models import load
-from tsfm_lens.report.build import measurement_of
+from tsfm_lens.report.build import find_measurement
 from tsfm_lens.report.pipeline import analyse
 
 SEEDS = range(5)
@@ -27,7 +27,7 @@ def sentences(name: str, seed: int) -> list[str]:
     )
     found = []
     for step, result in analyse(run).items():
-        for panel in measurement_of(result, step).draw_panels(result):
+        for panel in find_measurement(result, step).draw_panels(result):
             found += [
                 f"{step}: {sentence}"
                 for sentence in panel.sentences

@@ -17,7 +17,7 @@ from browsing import Page
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.report import sweep as room
 from tsfm_lens.report.sweep import build_sweep_report, latex
-from tsfm_lens.viz.sweep_entries import methods_of
+from tsfm_lens.viz.sweep_entries import describe_methods
 from tsfm_lens.viz.sweep_layers import read_distances
 from tsfm_lens.viz.sweep_recipes import read_recipes, read_selection
 
@@ -103,7 +103,7 @@ def test_csv_files_hold_every_number(
             np.testing.assert_array_equal(found, expected.astype(float), err_msg=column)
 
 
-def rows_of(text: str) -> list[list[str]]:
+def parse_cells(text: str) -> list[list[str]]:
     """The cells of a LaTeX table, its head first."""
     body = [
         line
@@ -120,7 +120,7 @@ def test_recipes_come_as_table_1_with_significant_changes_bold(
 ) -> None:
     table = swept["recipes"][swept["recipes"]["selection"] == "listed"]
     text = latex(swept["recipes"])
-    head, *rows = rows_of(text)
+    head, *rows = parse_cells(text)
     assert head[0] == r"model (zero-ablated \% of heads + MLPs)"
     assert head[1:] == [rf"\% change of {m}" for m in table["metric"].unique()] + [
         "resilient /4",
@@ -141,7 +141,7 @@ def test_recipes_come_as_table_1_with_significant_changes_bold(
             assert cell == (rf"\bfseries \boldmath {value}" if bold else value)
     assert all(rule in text for rule in (r"\toprule", r"\midrule", r"\bottomrule"))
     # each effect that is significant is bold
-    _, *effects = rows_of(latex(swept["layers"]))
+    _, *effects = parse_cells(latex(swept["layers"]))
     assert [r"\bfseries" in row[4] for row in effects if row[0] != "model"] == swept[
         "layers"
     ]["significant"].tolist()
@@ -161,9 +161,9 @@ def test_names_cannot_break_a_table_a_page_or_a_folder(
     for ds in made.values():
         text = latex(ds)
         assert r"\input{" not in text
-        names = [row[0] for row in rows_of(text)]
+        names = [row[0] for row in parse_cells(text)]
         assert all(re.search(r"(?<!\\)[%$#_]", name) is None for name in names)
-        assert len({len(row) for row in rows_of(text)}) == 1
+        assert len({len(row) for row in parse_cells(text)}) == 1
     page = build_sweep_report(
         made, tmp_path / "r", title=evil, provenance={evil: evil}, notes=[evil]
     )
@@ -306,8 +306,8 @@ def test_units_that_are_too_few_for_the_family_are_told_once(
     swept: dict[str, pd.DataFrame],
 ) -> None:
     enough = swept["layers"].assign(units=11, tests=24)
-    assert len(methods_of([enough, enough])) == 1
+    assert len(describe_methods([enough, enough])) == 1
     few = enough.assign(units=9, unit="sources")
-    assert methods_of([few, enough, few])[1:] == [
+    assert describe_methods([few, enough, few])[1:] == [
         "9 sources are too few for 24 tests; 10 are needed."
     ]

@@ -66,16 +66,16 @@ def _records() -> list[xr.Dataset]:
     return [experiments.record(name) for name in experiments.record_names()]
 
 
-def kind_of(name: str) -> str:
+def find_kind(name: str) -> str:
     """The kind of a result by its name in :func:`specimens`."""
     return name.split()[0]
 
 
-def figures_of(
+def draw_all(
     name: str, result: Any, beside: dict[str, Any]
 ) -> Iterator[tuple[str, go.Figure]]:
     """All figures that are drawn of a result: the panels of a report, then each renderer by its name."""
-    measurement = find(kind_of(name))
+    measurement = find(find_kind(name))
     for place, panel in enumerate(measurement.draw_panels(result)):
         yield f"panel {place}", panel.figure
     for figure in measurement.figures:

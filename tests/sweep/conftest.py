@@ -99,7 +99,7 @@ def kill_often(start_process: Callable[..., Any]) -> Callable[..., int]:
 
 
 @pytest.fixture
-def table_of() -> Callable[..., pd.DataFrame]:
+def parse_table() -> Callable[..., pd.DataFrame]:
     """The rows of all of a store's cells, sorted, none twice: what two stores are compared by."""
 
     def table(path: Path, cells: Sequence[str] | None = None) -> pd.DataFrame:
@@ -115,7 +115,7 @@ def table_of() -> Callable[..., pd.DataFrame]:
 
 
 @pytest.fixture
-def wait_for() -> Callable[..., None]:
+def wait_for_condition() -> Callable[..., None]:
     """Waits until something is so, however slow the machine; fails if that takes longer than any test may."""
 
     def wait(so: Callable[[], Any]) -> None:

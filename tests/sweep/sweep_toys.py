@@ -89,7 +89,7 @@ def make_toy(
         if begun == 1 and "together" in common:
             note(notes, "begun", str(os.getpid()))
             while (
-                len({pid for (pid,) in notes_of(notes, "begun")}) < common["together"]
+                len({pid for (pid,) in list_notes(notes, "begun")}) < common["together"]
             ):
                 time.sleep(0.01)
         time.sleep(common.get("seconds", 0.0))
@@ -120,7 +120,7 @@ def note(folder: Path | None, name: str, line: str) -> None:
             file.write(f"{line}\n".encode())
 
 
-def notes_of(folder: Path, name: str) -> list[list[str]]:
+def list_notes(folder: Path, name: str) -> list[list[str]]:
     """Words of each line that was noted."""
     path = folder / name
     return (

@@ -18,7 +18,7 @@ from scipy.stats import norm
 from closeness import close_in_float32
 from refusals import expect_error
 from tsfm_lens.data import SeriesBatch, bundled
-from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
+from tsfm_lens.data.frequencies import find_start, parse_frequency, stamp_frequency
 from tsfm_lens.sweep import EvaluationSet, Window, gluonts_set, holdout_sets
 from tsfm_lens.testing import assert_close
 
@@ -380,7 +380,7 @@ def test_stamps_are_the_beginnings_of_the_periods(old: str, period: str) -> None
     periods = pd.period_range(
         pd.Period("1999-05-13 10:30:20", freq=period), periods=6, freq=period
     )
-    start = start_of("1999-05-13 10:30:20", old)
+    start = find_start("1999-05-13 10:30:20", old)
     assert list(pd.date_range(start, periods=6, freq=stamp_frequency(old))) == [
         each.start_time for each in periods
     ]

@@ -23,7 +23,7 @@ from tsfm_lens.sweep.planner.orders import (
 )
 
 
-def series_for(lens: Lens) -> SeriesBatch:
+def make_series(lens: Lens) -> SeriesBatch:
     own = getattr(lens.adapter, "example", None)
     return as_series(own(2, 40)) if own else bundled("co2", "elnino").tail(40)
 
@@ -32,13 +32,13 @@ def options(lens: Lens) -> dict:
     return {"horizon": 6, "num_samples": 2 if lens.adapter.readout == "token" else None}
 
 
-def writes_of(
+def head_writes(
     lens: Lens, series: SeriesBatch, horizon: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Head writes (row, pos, head, d_model) of the last layer: what reaches the stream, and what the output matrix
     gives before any norm; and which tokens show a series."""
     stack = lens.wiring.output_stack
-    kind, layers = stack.layers_with(attention_over_time(stack))
+    kind, layers = stack.find_layers(attention_over_time(stack))
     runs = lens.run(
         series, horizon, rollout=False, num_samples=options(lens)["num_samples"]
     )
@@ -68,9 +68,9 @@ def numpy_rank(writes: np.ndarray, shown: np.ndarray) -> float:
 def test_every_score_of_every_architecture(name: str) -> None:
     lens = lens_of(name)
     stack = lens.wiring.output_stack
-    kind, layers = stack.layers_with(attention_over_time(stack))
+    kind, layers = stack.find_layers(attention_over_time(stack))
     # of unequal lengths where a model takes single series, so that some tokens only pad
-    series = series_for(lens)
+    series = make_series(lens)
     if not lens.adapter.multivariate and not hasattr(lens.adapter, "example"):
         series = SeriesBatch.concat(
             [bundled("co2").tail(40), bundled("elnino").tail(19)]
@@ -92,7 +92,7 @@ def test_every_score_of_every_architecture(name: str) -> None:
     close_in_float32(
         found["stable_rank"][-1], (values**2).sum(-1) / values[:, 0] ** 2, depth=1000
     )
-    last, plain, shown = writes_of(lens, series, 6)
+    last, plain, shown = head_writes(lens, series, 6)
     norms = [
         np.linalg.norm(row[mask], axis=-1).mean(0)
         for row, mask in zip(last, shown, strict=True)

@@ -19,7 +19,12 @@ from tsfm_lens.models import Lens, load
 from tsfm_lens.probes.recipes import ablated_share
 from tsfm_lens.sweep.planner import recipes
 from tsfm_lens.sweep.planner.orders import rankings
-from tsfm_lens.sweep.planner.recipes import Recipe, heads_of, parse_recipe, read_recipe
+from tsfm_lens.sweep.planner.recipes import (
+    Recipe,
+    parse_recipe,
+    read_recipe,
+    select_targets,
+)
 from tsfm_lens.sweep.planner.variants import PlanEntry, VariantPlanner
 from tsfm_lens.testing import last_digit
 
@@ -152,19 +157,21 @@ def test_measured_heads_at_k_fill_a_recipe_in() -> None:
         }
     )
     assert recipe.measured
-    assert heads_of(recipe, lens, measured={0: [3, 1], 1: [2, 0, 1], 2: []}) == (
+    assert select_targets(recipe, lens, measured={0: [3, 1], 1: [2, 0, 1], 2: []}) == (
         {0: [3], 1: [2, 0, 1]},
         [],
     )
-    expect_error("not measured", heads_of, recipe, lens)
+    expect_error("not measured", select_targets, recipe, lens)
 
 
 def test_other_sizes_are_scaled_only_when_asked() -> None:
     lens = load("bolt-nano")
     recipe = read_recipe("timesfm-51")
     expect_error(r"20 layers of 16 heads.*scale: true", to_entries, recipe, lens)
-    heads, mlps = heads_of(recipe, lens, scale=True)
-    assert heads_of(parse_recipe({**recipe.model_dump(), "scale": True}), lens) == (
+    heads, mlps = select_targets(recipe, lens, scale=True)
+    assert select_targets(
+        parse_recipe({**recipe.model_dump(), "scale": True}), lens
+    ) == (
         heads,
         mlps,
     )

@@ -75,7 +75,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def entries_of(path: Path, name: str = "small") -> pd.DataFrame:
+def list_entries(path: Path, name: str = "small") -> pd.DataFrame:
     return Store(path, create=False).read_plan(name).entries
 
 
@@ -88,7 +88,7 @@ def test_rows_are_those_of_plain_forecasts(
         .sort_index()
     )
     sets = {each.name: each for each in config().evaluation_sets()}
-    entries = entries_of(undisturbed)
+    entries = list_entries(undisturbed)
     chosen = entries.drop_duplicates("variant").iloc[[0, 3, 7, 11, 15]]
     for entry in chosen.itertuples():
         for name, each in sets.items():

@@ -18,7 +18,7 @@ from tsfm_lens.sweep.results.gathering import (
     better_orders,
     counted_once,
     curves,
-    heads_at,
+    tabulate_heads,
 )
 from tsfm_lens.sweep.statistics.changes import (
     changes,
@@ -476,7 +476,7 @@ def planted() -> Results:
 
 def test_orders_and_layers_are_named_where_they_were_planted_and_nowhere_else() -> None:
     results = planted()
-    kept = heads_at(results, 0.05, "scan")
+    kept = tabulate_heads(results, 0.05, "scan")
     assert kept is not None
     best = kept[kept["better"]].set_index("layer")
     # chance does not win, though it costs least

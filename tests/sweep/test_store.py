@@ -302,7 +302,7 @@ def test_a_description_that_cannot_be_read_is_written_again(store: Store) -> Non
         assert Store(store.path).done() == set(CELLS[:3])
 
 
-def bits_of(content: bytes, footer: int) -> list[tuple[int, int]]:
+def choose_bits(content: bytes, footer: int) -> list[tuple[int, int]]:
     """A bit of 300 bytes of a file's footer, and of 100 others."""
     chosen = random.Random(0)
     parts = (
@@ -324,7 +324,7 @@ def test_no_bit_of_a_file_changes_what_is_read(store: Store) -> None:
     # names and types of columns stand in the footer, whose length stands before the last four bytes
     footer = int.from_bytes(content[-8:-4], "little") + 8
     unnoticed = 0
-    for place, bit in bits_of(content, footer):
+    for place, bit in choose_bits(content, footer):
         path.write_bytes(
             content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :]
         )

@@ -32,7 +32,7 @@ def network(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double()
 
 
-def loss_of(model: nn.Module, step: int) -> Tensor:
+def compute_loss(model: nn.Module, step: int) -> Tensor:
     given = torch.randn(
         8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step)
     )
@@ -44,7 +44,7 @@ def train(
 ) -> list[Tensor]:
     def closure(step: int) -> Tensor:
         optimizer.zero_grad()
-        loss = loss_of(model, step)
+        loss = compute_loss(model, step)
         loss.backward()
         return loss
 
@@ -151,7 +151,7 @@ def test_the_weights_are_as_before_whatever_fails(fails_at: int, how: str) -> No
         optimizer.zero_grad()
         if calls == fails_at and how == "an error":
             raise KeyboardInterrupt
-        loss = loss_of(model, 0) * (float("nan") if calls == fails_at else 1.0)
+        loss = compute_loss(model, 0) * (float("nan") if calls == fails_at else 1.0)
         loss.backward()
         return loss
 

@@ -14,7 +14,12 @@ from tiny_lenses import lens_of
 from tsfm_lens.core.ranks import epsilon_rank
 from tsfm_lens.data import bundled
 from tsfm_lens.testing import assert_close
-from tsfm_lens.training import Watch, attention_measures, attention_norms, patterns_of
+from tsfm_lens.training import (
+    Watch,
+    attention_measures,
+    attention_norms,
+    compute_patterns,
+)
 
 
 def softmaxed(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -72,8 +77,8 @@ def test_what_is_no_attention_is_refused(
 def test_a_lens_gives_the_patterns_of_every_head(name: str) -> None:
     lens = lens_of(name)
     series = bundled("co2").tail(64)
-    found = patterns_of(lens, series)
-    seen = Watch(lens, patterns=lambda: patterns_of(lens, series), every=1)(0)
+    found = compute_patterns(lens, series)
+    seen = Watch(lens, patterns=lambda: compute_patterns(lens, series), every=1)(0)
     assert seen is not None
     assert seen["attention"].keys() == found.keys()
     _, kept = lens.run_with_cache(series, names_filter="**.hook_pattern")

@@ -7,9 +7,9 @@ import pytest
 
 from tsfm_lens import viz
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.report.build import panels_of
+from tsfm_lens.report.build import draw_results
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz.grid import columns_for
+from tsfm_lens.viz.grid import choose_columns
 from tsfm_lens.viz.logit_lens import visible_rows
 from tsfm_lens.viz.panels import fitted_range
 from viz.marks import heatmaps, named
@@ -34,11 +34,11 @@ def test_fan_draws_bands_median_context_and_truth(forecast):
 def test_a_page_says_how_many_of_many_series_it_draws(forecast):
     names = [f"s{i}" for i in range(26)]
     many = forecast.isel(series=[0] * 26).assign_coords(series=names)
-    panels = panels_of({"forecast": many})["forecast"]
+    panels = draw_results({"forecast": many})["forecast"]
     assert len(panels) == 24
     assert panels[0].sentences[0] == "The first 24 of 26 series are drawn."
     assert "are drawn" not in " ".join(
-        panels_of({"forecast": many.isel(series=slice(24))})["forecast"][0].sentences
+        draw_results({"forecast": many.isel(series=slice(24))})["forecast"][0].sentences
     )
 
 
@@ -135,4 +135,4 @@ def test_fitted_range_holds_the_core_and_reports_a_cut():
     assert bounds[1] >= 12
     assert fitted_range(np.array([2.0]), np.array([np.nan]))[0][0] < 2
     assert fitted_range(np.array([2.0]), np.array([]))[0][1] > 2
-    assert [columns_for(n) for n in (1, 4, 5, 7, 9, 13)] == [1, 4, 3, 4, 3, 5]
+    assert [choose_columns(n) for n in (1, 4, 5, 7, 9, 13)] == [1, 4, 3, 4, 3, 5]

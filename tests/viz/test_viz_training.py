@@ -15,7 +15,7 @@ import xarray as xr
 from refusals import expect_error
 from tsfm_lens import viz
 from tsfm_lens.core import registry
-from tsfm_lens.report.build import build_report, panels_of
+from tsfm_lens.report.build import build_report, draw_results
 from tsfm_lens.training import Watch, attention_norms, together
 from tsfm_lens.viz.printing import COLUMNS
 
@@ -73,7 +73,7 @@ def test_every_chapter_is_drawn_tabulated_read_and_fits_a_column(
 ) -> None:
     ds = result(which)
     kind = ds.attrs["kind"]
-    panels = panels_of({kind: ds})[kind]
+    panels = draw_results({kind: ds})[kind]
     assert panels
     for panel in panels:
         assert len(panel.table)

@@ -14,7 +14,7 @@ from plotly.offline import get_plotlyjs
 import planted
 import specimens
 from tsfm_lens import viz
-from tsfm_lens.report.build import panels_of
+from tsfm_lens.report.build import draw_results
 from tsfm_lens.viz.printing import (
     COLUMNS,
     LEAST_TYPE,
@@ -90,7 +90,7 @@ def everywhere(fig: go.Figure) -> Iterator[tuple[str, go.Figure, float]]:
             yield column, printed, printed.layout.width
 
 
-def faults_of(
+def find_faults(
     faults: Faults, name: str, figures: Iterable[tuple[str, go.Figure]]
 ) -> tuple[int, list[str]]:
     """How many drawings were looked at, and what cannot be read of them."""
@@ -178,8 +178,10 @@ def test_the_words_of_a_few_figures_can_be_read(faults: Faults, name: str) -> No
     results = planted.in_report(
         [f"{NAME} {i}" for i in range(4)], units=UNIT, level=-123456.789
     )
-    drawn = [(name, panel.figure) for panel in panels_of({name: results[name]})[name]]
-    assert faults_of(faults, name, drawn)[1] == []
+    drawn = [
+        (name, panel.figure) for panel in draw_results({name: results[name]})[name]
+    ]
+    assert find_faults(faults, name, drawn)[1] == []
 
 
 @pytest.mark.parametrize("width", COLUMNS.values())
@@ -216,8 +218,8 @@ def test_the_words_of_every_figure_can_be_read(faults: Faults, source: str) -> N
     results = specimens.specimens(source)
     count, found = 0, []
     for name, result in results.items():
-        drawings, unread = faults_of(
-            faults, name, specimens.figures_of(name, result, results)
+        drawings, unread = find_faults(
+            faults, name, specimens.draw_all(name, result, results)
         )
         count, found = count + drawings, found + unread
     logging.getLogger(__name__).info(

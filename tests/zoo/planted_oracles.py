@@ -40,7 +40,7 @@ EFFECT, HEARD = 20, 0.1
 
 
 @lru_cache(maxsize=4)
-def lens_of(planted: Planted) -> Lens:
+def open_tiny(planted: Planted) -> Lens:
     """Its lens, checked once when it is made."""
     return planted.lens()
 
@@ -91,11 +91,11 @@ FORMATS = {
 }
 
 
-def format_of(card: Card) -> Format:
+def find_format(card: Card) -> Format:
     return FORMATS[card.architecture]
 
 
-def series_of(card: Card, count: int = 6, seed: int = 1) -> list[Array]:
+def select_series(card: Card, count: int = 6, seed: int = 1) -> list[Array]:
     """White noise, noisy seasons and random walks, of lengths that the card allows and that fill no whole patch.
 
     Of a model of bins, series of its rule's own kind.
@@ -119,8 +119,8 @@ def series_of(card: Card, count: int = 6, seed: int = 1) -> list[Array]:
 
 def assert_follows_rule(planted: Planted) -> None:
     """The point forecast is the rule's closed form on random series, and the card's error is no larger."""
-    card, of = planted.card, format_of(planted.card)
-    run = lens_of(planted).run(series_of(card), card.horizon)
+    card, of = planted.card, find_format(planted.card)
+    run = open_tiny(planted).run(select_series(card), card.horizon)
     for forecasts in (run.point, run.path) if run.tokens_read else (run.point,):
         for one, forecast in zip(run.batch.values, forecasts, strict=True):
             off = np.abs(
@@ -132,7 +132,7 @@ def assert_follows_rule(planted: Planted) -> None:
     assert 0 < card.error <= of.error
 
 
-def moves_of(card: Card) -> Iterator[tuple[Array, float, float]]:
+def make_moves(card: Card) -> Iterator[tuple[Array, float, float]]:
     """A series short enough that every value can be moved, by how much, and how far off the forecast may be then."""
     if card.architecture == chronos.NAME:
         # what finds its place by values must still know a value that is moved; a mean shares the move out
@@ -149,7 +149,7 @@ def moves_of(card: Card) -> Iterator[tuple[Array, float, float]]:
             unit = BIN * float(np.abs(one).mean())
             yield one, bins * unit, off * unit
         return
-    for one in series_of(card, count=2, seed=2):
+    for one in select_series(card, count=2, seed=2):
         base = one[-max(card.context[0], 48) :]
         yield base, 0.5 * float(np.std(base)), 2 * tolerance(base)
 
@@ -157,9 +157,9 @@ def moves_of(card: Card) -> Iterator[tuple[Array, float, float]]:
 def assert_inputs_matter_as_stated(planted: Planted) -> None:
     """Moving one value moves the forecast by the rule's weight of it, whatever the instance norm does."""
     card = planted.card
-    for base, step, allowed in moves_of(card):
+    for base, step, allowed in make_moves(card):
         point = (
-            lens_of(planted)
+            open_tiny(planted)
             .run([base, *(base + step * np.eye(len(base)))], card.horizon)
             .point
         )
@@ -173,7 +173,7 @@ def assert_inputs_matter_as_stated(planted: Planted) -> None:
         )
 
 
-def parts_of(lens: Lens) -> list[str]:
+def list_parts(lens: Lens) -> list[str]:
     """Every head and MLP."""
     return [
         str(part)
@@ -184,8 +184,8 @@ def parts_of(lens: Lens) -> list[str]:
 
 def assert_parts_matter_as_stated(planted: Planted) -> None:
     """Without a mechanism's part the forecast is another one; without a decoy or a part off the card it is the same."""
-    card, of = planted.card, format_of(planted.card)
-    run = lens_of(planted).run(series_of(card, count=3), card.horizon)
+    card, of = planted.card, find_format(planted.card)
+    run = open_tiny(planted).run(select_series(card, count=3), card.horizon)
     bounds = np.array([of.bound(one) for one in run.batch.values])[:, None]
 
     def effects(*parts: tuple[str, ...]) -> dict[tuple[str, ...], float]:
@@ -201,7 +201,7 @@ def assert_parts_matter_as_stated(planted: Planted) -> None:
             )
         )
 
-    alone = effects(*((part,) for part in parts_of(run.lens)))
+    alone = effects(*((part,) for part in list_parts(run.lens)))
     assert {part for (part,) in alone} >= {part.component for part in card.parts}
     # patch models have a backup for a share of the copy alone
     for (part,), effect in alone.items():
@@ -228,10 +228,10 @@ def assert_parts_matter_as_stated(planted: Planted) -> None:
 
 def assert_edges_are_those_stated(planted: Planted) -> None:
     """A part hears another directly, all between them held as they were, if and only if the card has the edge."""
-    card, lens = planted.card, lens_of(planted)
-    series = series_of(card, count=3)
+    card, lens = planted.card, open_tiny(planted)
+    series = select_series(card, count=3)
     parts = [part for part in card.parts if part.role != "decoy"]
-    heard, written = set(), [hook_of(part.component) for part in parts]
+    heard, written = set(), [find_hook(part.component) for part in parts]
     for sender in parts:
         # a backup speaks where what it stands in for is silent
         silent = [sender.stands_in_for] if sender.stands_in_for else []
@@ -256,7 +256,7 @@ def assert_edges_are_those_stated(planted: Planted) -> None:
     )
 
 
-def hook_of(component: str) -> str:
+def find_hook(component: str) -> str:
     """The hook point at which a head's values or an MLP's output stand."""
     place = Component.parse(component)
     name = f"{place.stack}_blocks.{place.layer}.{place.kind}".removeprefix("_")
@@ -271,7 +271,7 @@ def _differ(plain: Any, other: Any, receiver: str, series: list[Array]) -> bool:
             float((off / torch.tensor([np.std(one) for one in series])).max())
             > EFFECT * SMALL
         )
-    place, hook = Component.parse(receiver), hook_of(receiver)
+    place, hook = Component.parse(receiver), find_hook(receiver)
     before, after = (
         run[1][hook] if place.head is None else run[1][hook][..., place.head, :]
         for run in (plain, other)
@@ -307,11 +307,11 @@ def expected_keys(looks: Attends, n_queries: int, n_keys: int) -> dict[int, list
 
 def assert_heads_look_where_stated(planted: Planted) -> None:
     """Every head on the card gives all keys that it names the same attention; on noise, where values do not matter."""
-    card, of = planted.card, format_of(planted.card)
+    card, of = planted.card, find_format(planted.card)
     series = [np.random.default_rng(0).standard_normal(card.context[1])]
     if not of.tokens:
         series = list(draw_contexts(card.rule, 1, card.context, seed=7))
-    run = lens_of(planted).run(series, card.horizon)
+    run = open_tiny(planted).run(series, card.horizon)
     for looks in card.attends:
         head = Component.parse(looks.component)
         name = (
@@ -343,9 +343,10 @@ def assert_saved_is_the_same(planted: Planted, folder: Path) -> None:
     planted.save(folder)
     lens, card = open_planted(folder)
     assert card == planted.card
-    series = series_of(card, count=3)
+    series = select_series(card, count=3)
     opened, made = (
-        one.forecast(series, card.horizon).quantiles for one in (lens, lens_of(planted))
+        one.forecast(series, card.horizon).quantiles
+        for one in (lens, open_tiny(planted))
     )
     assert_array_equal(opened, made)
     assert all(result.passed for result in quick_check(lens))
@@ -354,9 +355,11 @@ def assert_saved_is_the_same(planted: Planted, folder: Path) -> None:
 def assert_same_in_any_basis(planted: Planted, plain: Planted) -> None:
     """Turned, the weights are others and the forecast, the parts and the rule are the same."""
     card = planted.card
-    series, of = series_of(card), format_of(card)
+    series, of = select_series(card), find_format(card)
     for one, *values in zip(
-        series, *(forecast_of(each, series) for each in (planted, plain)), strict=True
+        series,
+        *(compute_forecast(each, series) for each in (planted, plain)),
+        strict=True,
     ):
         assert np.abs(values[0] - values[1]).max() <= of.turn * of.bound(one)
     assert card.rotated
@@ -374,9 +377,9 @@ def assert_same_in_any_basis(planted: Planted, plain: Planted) -> None:
         )
 
 
-def forecast_of(planted: Planted, series: Any) -> Array:
+def compute_forecast(planted: Planted, series: Any) -> Array:
     """Every quantile of a model that draws none; the point forecast of one that does."""
-    lens, horizon = lens_of(planted), planted.card.horizon
+    lens, horizon = open_tiny(planted), planted.card.horizon
     if planted.card.architecture == chronos.NAME:
         return lens.run(series, horizon).point
     return lens.forecast(series, horizon).quantiles
@@ -392,9 +395,9 @@ def share_of_zeros(model: torch.nn.Module) -> float:
 
 def assert_quantiles_spread(planted: Planted, deviates: Array) -> None:
     """Every level lies as far from the median as stated, where the readout writes it."""
-    card, of = planted.card, format_of(planted.card)
-    series = series_of(card)
-    quantiles = lens_of(planted).forecast(series, card.horizon).quantiles
+    card, of = planted.card, find_format(planted.card)
+    series = select_series(card)
+    quantiles = open_tiny(planted).forecast(series, card.horizon).quantiles
     for one, levels in zip(series, quantiles, strict=True):
         written = of.squash((levels - np.mean(one)) / of.scale(one))
         stated = np.repeat(deviates[:, None], card.horizon, 1)

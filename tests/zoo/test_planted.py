@@ -36,7 +36,7 @@ PLACED = [(*pair, "recent") for pair in PLANTED] + [(*pair, "old") for pair in P
 PLACED += [(*pair, "spread") for pair in PLANTED if pair not in ONE_STRETCH]
 
 
-def planted_as(mechanism: str, name: str, **options: Any) -> Planted:
+def open_planted_model(mechanism: str, name: str, **options: Any) -> Planted:
     """A planted model; skips where its library is not installed."""
     tiny_lenses.tiny(name)
     return plant(mechanism, name, **options)
@@ -45,7 +45,9 @@ def planted_as(mechanism: str, name: str, **options: Any) -> Planted:
 @pytest.fixture(scope="module")
 def planted(request: pytest.FixtureRequest) -> Planted:
     """A mechanism in a format, turned."""
-    return planted_as(*request.param[:2], seed=3, reads=(*request.param, "recent")[2])
+    return open_planted_model(
+        *request.param[:2], seed=3, reads=(*request.param, "recent")[2]
+    )
 
 
 EACH, EACH_OF_PATCHES, EACH_PLACED = (
@@ -91,7 +93,7 @@ def test_edges_quantiles_and_files_are_those_stated(
 def test_another_seed_reads_the_middle_and_forecasts_by_its_rule(
     mechanism: str, name: str
 ) -> None:
-    planted = planted_as(mechanism, name, seed=6, reads=None)
+    planted = open_planted_model(mechanism, name, seed=6, reads=None)
     assert planted.card == plant(mechanism, name, seed=6, reads="middle").card
     oracles.assert_follows_rule(planted)
 
@@ -124,7 +126,7 @@ def test_a_seed_is_one_model_and_another_seed_another() -> None:
 def test_a_pair_that_cancels_acts_alone_and_not_together(
     mechanism: str, name: str, tmp_path: Path
 ) -> None:
-    planted = planted_as(mechanism, name, seed=3)
+    planted = open_planted_model(mechanism, name, seed=3)
     with_pair = add_cancelling_pair(planted)
     with_pair.save(tmp_path)
     lens, card = open_planted(tmp_path)
@@ -147,7 +149,7 @@ def test_a_pair_that_cancels_acts_alone_and_not_together(
 
 
 def test_no_pair_goes_where_every_head_has_a_task() -> None:
-    pair = add_cancelling_pair(planted_as("trend", bolt.NAME))
+    pair = add_cancelling_pair(open_planted_model("trend", bolt.NAME))
     twice = add_cancelling_pair(pair)
     assert len(twice.card.components("cancelling")) == 4
     expect_error("without a task", add_cancelling_pair, twice)

@@ -10,7 +10,7 @@ import torch
 
 from tsfm_lens.testing import assert_close
 from tsfm_lens.zoo.planted import CovariateTimes, Planted, plant
-from tsfm_lens.zoo.planted.chronos2 import HORIZON, NAME, draw_cases, forecast_with
+from tsfm_lens.zoo.planted.chronos2 import HORIZON, NAME, draw_cases, forecast_covariate
 from tsfm_lens.zoo.planted.patches import DECILES, PATCH
 from zoo import planted_oracles as oracles
 
@@ -29,17 +29,17 @@ def planted(request: pytest.FixtureRequest) -> Planted:
     return plant("covariate", NAME, seed=3, reads=request.param)
 
 
-def cases_of(planted: Planted) -> list[Array]:
+def make_cases(planted: Planted) -> list[Array]:
     """Other than those that the builder tries."""
     return draw_cases(planted.card.context, 6, seed=7)
 
 
-def median_of(planted: Planted, cases: list[Array]) -> Array:
+def median_forecast(planted: Planted, cases: list[Array]) -> Array:
     """Median forecasts by the library's pipeline: (case, step)."""
-    return forecast_with(oracles.lens_of(planted).native, cases)[:, MEDIAN]
+    return forecast_covariate(oracles.open_tiny(planted).native, cases)[:, MEDIAN]
 
 
-def rule_of(planted: Planted) -> CovariateTimes:
+def find_rule(planted: Planted) -> CovariateTimes:
     """The rule."""
     rule = planted.card.rule
     assert isinstance(rule, CovariateTimes)
@@ -49,27 +49,29 @@ def rule_of(planted: Planted) -> CovariateTimes:
 @pytest.mark.parametrize("seed", [4, 5, 6, 7])
 def test_forecasts_by_its_rule(seed: int) -> None:
     planted = plant("covariate", NAME, seed=seed, reads=None)
-    cases = cases_of(planted)
-    for case, forecast in zip(cases, median_of(planted, cases), strict=True):
-        expected = rule_of(planted).forecast_of(*case[:, :-HORIZON], case[1, -HORIZON:])
+    cases = make_cases(planted)
+    for case, forecast in zip(cases, median_forecast(planted, cases), strict=True):
+        expected = find_rule(planted).compute_forecast(
+            *case[:, :-HORIZON], case[1, -HORIZON:]
+        )
         assert np.abs(forecast - expected).max() <= reach(planted, case)
     assert 0 < planted.card.error <= oracles.SMALL
 
 
 def reach(planted: Planted, case: Array) -> float:
     """Rounding of what the covariate moves."""
-    return max(1.0, abs(rule_of(planted).coefficient)) * oracles.tolerance(
+    return max(1.0, abs(find_rule(planted).coefficient)) * oracles.tolerance(
         case[0, :-HORIZON]
     )
 
 
 def test_parts_matter_as_stated(planted: Planted) -> None:
-    lens, cases = oracles.lens_of(planted), cases_of(planted)[:2]
-    plain = median_of(planted, cases)
+    lens, cases = oracles.open_tiny(planted), make_cases(planted)[:2]
+    plain = median_forecast(planted, cases)
     heads = planted.card.components("mechanism")
-    for part in oracles.parts_of(lens):
+    for part in oracles.list_parts(lens):
         with lens.ablate(part):
-            off = np.abs(median_of(planted, cases) - plain).max(1)
+            off = np.abs(median_forecast(planted, cases) - plain).max(1)
         bounds = np.array([reach(planted, case) for case in cases])
         assert (
             (off > oracles.EFFECT * bounds).all()
@@ -112,10 +114,10 @@ def test_the_head_looks_from_the_target_to_the_known_series(planted: Planted) ->
 
 def test_turning_the_stream_changes_weights_and_nothing_else(planted: Planted) -> None:
     plain = plant(
-        "covariate", NAME, seed=3, reads=READS[rule_of(planted).ago], rotate=False
+        "covariate", NAME, seed=3, reads=READS[find_rule(planted).ago], rotate=False
     )
-    cases = cases_of(planted)
-    off = np.abs(median_of(plain, cases) - median_of(planted, cases)).max(1)
+    cases = make_cases(planted)
+    off = np.abs(median_forecast(plain, cases) - median_forecast(planted, cases)).max(1)
     assert (off <= [reach(planted, case) for case in cases]).all()
     unturned = {"rotated": False, "error": plain.card.error}
     assert planted.card.model_copy(update=unturned) == plain.card

@@ -26,10 +26,10 @@ from tsfm_lens.hooks.replay import (
 from tsfm_lens.hooks.wiring import Attention, Wiring, Writer
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.batching import (
+    count_tokens,
+    estimate_bytes,
     fitting,
     halved,
-    lengths_of,
-    need_of,
     out_of_memory,
 )
 from tsfm_lens.models.lens import Lens
@@ -105,7 +105,7 @@ def run_variants(
     whole = lens.registry.session.across_rows()
     whole += [
         point.name
-        for each, point in points_of(lens, *variants)
+        for each, point in iterate_points(lens, *variants)
         if not acts_by_place(each, point)
     ]
     uncut = (
@@ -133,7 +133,9 @@ def run_variants(
     return of_parts[0] if len(of_parts) == 1 else torch.cat(of_parts, dim=1)
 
 
-def points_of(lens: Lens, *variants: Variant) -> Iterator[tuple[Intervention, Point]]:
+def iterate_points(
+    lens: Lens, *variants: Variant
+) -> Iterator[tuple[Intervention, Point]]:
     """Iterate over interventions and the hook points of each; UnknownNameError for an unknown target."""
     for intervention in (
         each for variant in variants for each in variant.interventions
@@ -161,7 +163,9 @@ def _rows_abreast(lens: Lens, encoded: Encoded, variants: int, max_rows: int) ->
     """Count the rows of variants that fit in the memory side by side."""
     rows, per_item = len(encoded.rows), -(-len(encoded.batch) // encoded.n_items)
     most = encoded.n_items * max(1, min(variants, max_rows // rows))
-    fit = fitting(need_of(lens, lengths_of(encoded), 1, per_item), most, lens.device)
+    fit = fitting(
+        estimate_bytes(lens, count_tokens(encoded), 1, per_item), most, lens.device
+    )
     return max_rows if fit == most else max(1, fit * rows // encoded.n_items)
 
 
@@ -221,7 +225,7 @@ def sweep(
     heads = {
         start: place
         for start in groups
-        if replay and (place := _heads_of(wiring, start))
+        if replay and (place := _find_heads(wiring, start))
     }
     modules = {path for group in paths.values() for path in group} | {
         module for module, _ in heads.values()
@@ -325,7 +329,7 @@ def _side_by_side(
 def _start(lens: Lens, variant: Variant) -> Start:
     order = {stack.name: index for index, stack in enumerate(lens.wiring.stacks)}
     places = []
-    for _intervention, point in points_of(lens, variant):
+    for _intervention, point in iterate_points(lens, variant):
         stack, name = lens.wiring.stack(point.stack), point.name
         if point.layer < 0 and not name.endswith("hook_embed"):
             places.append(Start(order[point.stack], stack.n_layers))
@@ -345,7 +349,7 @@ def _start(lens: Lens, variant: Variant) -> Start:
     return min(places, default=Start(len(order) - 1, lens.wiring.output_stack.n_layers))
 
 
-def _heads_of(wiring: Wiring, start: Start) -> tuple[str, str] | None:
+def _find_heads(wiring: Wiring, start: Start) -> tuple[str, str] | None:
     """Return attention module and output projection of a branch that can go on from its heads' outputs."""
     stack = wiring.stacks[start.stack]
     if not start.heads or not 0 <= start.layer < stack.n_layers:

@@ -14,7 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from tsfm_lens.ablation.engine import OnePass, Variant, points_of, side_by_side, sweep
+from tsfm_lens.ablation.engine import (
+    OnePass,
+    Variant,
+    iterate_points,
+    side_by_side,
+    sweep,
+)
 from tsfm_lens.ablation.notices import said_once
 from tsfm_lens.ablation.zeroed import skipped
 from tsfm_lens.core.errors import InputError
@@ -24,7 +30,7 @@ from tsfm_lens.hooks.edit import acts_by_row
 from tsfm_lens.hooks.repeated import Repeated
 from tsfm_lens.hooks.replay import OtherCalls, map_tensors, shadowed
 from tsfm_lens.models.adapter import default_levels, predicted, refuse_request
-from tsfm_lens.models.architecture import Prediction, stands_apart
+from tsfm_lens.models.architecture import Prediction, is_row_independent
 from tsfm_lens.models.batching import (
     DRAWN,
     ForecastRequest,
@@ -82,7 +88,7 @@ def forecast_variants(
 ) -> VariantForecasts:
     """Forecast every variant by the library's own code, as ``lens.forecast`` inside ``lens.edit`` does.
 
-    Variants run one by one where the adapter does not declare ``rows_apart``, and while the caller has hooks set.
+    Variants run one by one where the adapter does not declare ``declare_row_independent``, and while the caller has hooks set.
 
     Args:
         lens: the model.
@@ -124,7 +130,7 @@ def forecast_variants(
         int(seed),
         non_finite=non_finite,
     )
-    points = list(points_of(lens, *variants))
+    points = list(iterate_points(lens, *variants))
     by_row = all(
         acts_by_row(*each) for each in points
     ) and not lens.registry.session.across_rows(parts=False)
@@ -262,7 +268,7 @@ class VariantRequest(ForecastRequest):
 
     def touches_encoder(self, variant: Variant) -> bool:
         """Return whether a variant changes the source of a decoder's keys."""
-        points = points_of(self.lens, variant)
+        points = iterate_points(self.lens, variant)
         return bool(self._encoder) and any(
             point.stack == self._encoder for _, point in points
         )
@@ -414,7 +420,7 @@ def _forecasts(
     """Forecast every variant; ``on_progress`` is called with the number of those that are done."""
     adapter = request.lens.adapter
     # the adapter must declare it of its predict, and a sampling model must say along which axis it draws
-    is_declared = stands_apart(adapter) and not (
+    is_declared = is_row_independent(adapter) and not (
         request.draws and adapter.draw_axis is None
     )
     in_blocks = request.draws and len(request.batch) > DRAWN
@@ -426,7 +432,7 @@ def _forecasts(
         return forecasts
     in_one_pass = _single_passes(request, variants, on_progress)
     return (
-        _fanned_out(request, variants, on_progress)
+        _forecast_blocks(request, variants, on_progress)
         if in_one_pass is None
         else in_one_pass
     )
@@ -486,13 +492,15 @@ def _single_passes(
         if not all_finite(forecast)
     ]
     # the library treats no numbers in its own way, and one such variant may spoil its neighbours
-    again = _fanned_out(request, [variants[i] for i in failures], lambda _count: None)
+    again = _forecast_blocks(
+        request, [variants[i] for i in failures], lambda _count: None
+    )
     for index, forecast in zip(failures, again, strict=True):
         results[index] = forecast
     return results
 
 
-def _fanned_out(
+def _forecast_blocks(
     request: VariantRequest,
     variants: Sequence[Variant],
     on_progress: Callable[[int], None],

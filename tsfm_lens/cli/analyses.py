@@ -58,20 +58,22 @@ def report(
     from tsfm_lens.report import pipeline
 
     kinds = checked_kinds(model, sections, pipeline.SECTIONS, request.samples)
-    pipeline.page_at(out)
+    pipeline.find_page(out)
     with progress_display() as bar:
         series = series_shown(bar, request, model)
         # a wrong name is refused before a model is opened
         item_rows(series, item or 0)
         lens = open_shown(bar, model)
         missing: dict[str, str] = {}
-        kinds = kinds if sections else tuple(pipeline.defined_for(lens, kinds, missing))
+        kinds = (
+            kinds if sections else tuple(pipeline.select_defined(lens, kinds, missing))
+        )
         progress = steps_shown(bar, lens, kinds)
         run = pipeline.with_item_first(request.run(lens, series), item or 0).compared()
         results = pipeline.analyse(
             run, sections=kinds, progress=progress, left_out=missing
         )
-        title = pipeline.heading_of(model, series)
+        title = pipeline.make_heading(model, series)
         path = pipeline.write_page(
             run, results, out, title, request.data, progress, missing
         )
@@ -120,7 +122,7 @@ def forecast(
         request.horizon or 1, quantile or DECILES, request.samples, request.seed
     )
     if page is not None:
-        pipeline.page_at(page)
+        pipeline.find_page(page)
     with progress_display() as bar:
         series, truth = series_shown(bar, request, model), None
         lens = open_shown(bar, model)
@@ -139,8 +141,8 @@ def forecast(
     if page is not None:
         facts = pipeline.provenance(run, request.data)
         title, remarks = (
-            pipeline.heading_of(model, series),
-            pipeline.remarks_of(run.batch),
+            pipeline.make_heading(model, series),
+            pipeline.list_remarks(run.batch),
         )
         pipeline.build_report(
             {"forecast": data}, page, title=title, provenance=facts, notes=remarks
@@ -281,7 +283,7 @@ def compare(
     from tsfm_lens.viz.weight_effects import read_weight_effects
 
     if out is not None:
-        pipeline.page_at(out)
+        pipeline.find_page(out)
     with progress_display() as bar:
         series = series_shown(bar, request, base, tuned)
         first, second = open_shown(bar, base), open_shown(bar, tuned)
@@ -517,7 +519,7 @@ def explain(
     cut = int(parts) if parts.isdigit() else parts or None
     explanation.refuse_unknown(method or None, reference, cut)
     kinds = checked_kinds(model, sections, explanation.SECTIONS, request.samples)
-    pipeline.page_at(out)
+    pipeline.find_page(out)
     if (start or stop) and not changes:
         raise typer.BadParameter(
             "--from and --until say which steps --set changes; give --set NAME=CHANGE too"
@@ -537,7 +539,9 @@ def explain(
         lens = open_shown(bar, model)
         missing: dict[str, str] = {}
         kinds = tuple(
-            pipeline.defined_for(lens, explanation.sections_for(series, kinds), missing)
+            pipeline.select_defined(
+                lens, explanation.select_sections(series, kinds), missing
+            )
         )
         progress = steps_shown(bar, lens, kinds)
         run = replace(request, holdout=ends).run(lens, series)

@@ -232,11 +232,11 @@ def steps_shown(
     bar: Any, lens: Lens, kinds: Sequence[str]
 ) -> Callable[[str, int, int], None]:
     """Return the progress callback of a page: a bar for each step, all visible from the start."""
-    from tsfm_lens.report.pipeline import steps_of
+    from tsfm_lens.report.pipeline import list_steps
 
     bars = {
         name: bar.add_task(step_words(name), total=1, start=False)
-        for name in steps_of(lens, kinds)
+        for name in list_steps(lens, kinds)
     }
 
     def progress(name: str, count: int, total: int) -> None:

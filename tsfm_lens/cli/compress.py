@@ -120,7 +120,7 @@ def compress(
     Calibration uses each series up to HORIZON steps before its end. The rise of the error is measured on the last
     HORIZON steps, both of series from other sources and of the calibration series.
     """
-    from tsfm_lens.compress.measure import sources_apart
+    from tsfm_lens.compress.measure import split_sources
     from tsfm_lens.compress.methods import calibration_run
 
     choices = (
@@ -155,7 +155,7 @@ def compress(
                 judge, request.reading if files else {}, request.horizon, holdout=True
             )
         else:
-            series, others = sources_apart(series, request.horizon or 1)
+            series, others = split_sources(series, request.horizon or 1)
         lens = open_shown(bar, model)
         run, other = request.run(lens, series), request.run(lens, others)
         calibration = calibration_run(run, calibration_windows)
@@ -199,7 +199,7 @@ def _compress(
     """Compress by a run that calibrates, write, open the written checkpoint, and compare models on two others."""
     from tsfm_lens import compress as package
     from tsfm_lens import load
-    from tsfm_lens.compress.measure import sources_of
+    from tsfm_lens.compress.measure import describe_sources
     from tsfm_lens.models.checkpoint import COMPRESSED, SUFFIX
 
     calibration, run, other = runs
@@ -238,7 +238,7 @@ def _compress(
     matrices = package.matrices(run.lens, mlps=options["mlps"])
     ratio = (
         ranks
-        and package.ratio_of(
+        and package.compute_ratio(
             {name: matrices[name].form(by_head=by_head) for name in ranks}, ranks
         )._asdict()
     )
@@ -266,7 +266,7 @@ def _compress(
             | {"shape": str(shape)}
             for shape in cost["shape"].values
         ],
-        "sources": sources_of(calibration, other),
+        "sources": describe_sources(calibration, other),
         "series": [len(other.batch), len(run.batch)],
         **{
             name: [

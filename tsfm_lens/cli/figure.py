@@ -100,7 +100,7 @@ def figure(
         refuse_several,
         write_figure,
     )
-    from tsfm_lens.viz.saving import browser_at
+    from tsfm_lens.viz.saving import locate_browser
 
     entry = find_figure(name)
     refuse_several(entry, len(models))
@@ -110,7 +110,7 @@ def figure(
         if file_format in STATIC
     ]
     if static:
-        browser_at(static[0])
+        locate_browser(static[0])
     refuse_unwritable(out)
     for model in models:
         architecture = check_sampling(model, request.samples)
@@ -155,10 +155,10 @@ def _requested(formats: str | None) -> list[str]:
         return [name.strip().lower() for name in formats.split(",") if name.strip()]
     from tsfm_lens.core.errors import RenderError
     from tsfm_lens.report.figures import STATIC
-    from tsfm_lens.viz.saving import browser_at
+    from tsfm_lens.viz.saving import locate_browser
 
     try:
-        browser_at()
+        locate_browser()
     except RenderError as error:
         echo(f"only html is written: {error}", err=True)
         return ["html"]

@@ -354,9 +354,9 @@ def read_data(
     for note in batch.notes:
         echo(f"note: {in_option_words(note)}", err=True)
     if holdout and horizon is not None:
-        from tsfm_lens.data.batch import held_out
+        from tsfm_lens.data.batch import hold_out
 
-        held_out(batch, horizon)
+        hold_out(batch, horizon)
     for row in range(len(batch)) if not holdout else ():
         # steps beyond the last date are refused before anything runs
         batch.timestamps(row, horizon or 0)

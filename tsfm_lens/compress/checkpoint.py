@@ -41,11 +41,11 @@ from tsfm_lens.models.checkpoint import (
     WEIGHTS,
     Checkpoint,
     in_our_words,
-    module_of,
     name_in_model,
     read_checkpoint,
     read_settings,
     shortened,
+    unwrap_module,
 )
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.opening import load
@@ -215,7 +215,7 @@ def _layer_records(folder: Path, lens: Lens) -> dict[str, FactorRecord | PartRec
     """Describe compressed layers by the names that the library's own files give them."""
     renamed, module = (
         architectures()[lens.wiring.architecture].renamed,
-        module_of(lens.native),
+        unwrap_module(lens.native),
     )
     records: dict[str, FactorRecord | PartRecord] = {}
     for name in read_checkpoint(folder).tensors:
@@ -394,13 +394,13 @@ def folded(files: Checkpoint) -> CompressedCheckpoint:
             f"{path} is not a record of a compression that this version reads: {shortened(where, 80)}: {first['msg']}"
         ) from error
     shapes = {
-        layer: _shape_of(files, layer, spec) for layer, spec in record.layers.items()
+        layer: _read_shape(files, layer, spec) for layer, spec in record.layers.items()
     }
     columns = (files.folder, files.files, files.config, files.generation, files.tensors)
     return CompressedCheckpoint(*columns, record=record, shapes=shapes)
 
 
-def _shape_of(
+def _read_shape(
     files: Checkpoint, layer: str, spec: FactorRecord | PartRecord
 ) -> tuple[int, int]:
     """Return (out, in) of the matrix of a layer, by the headers of its tensors."""

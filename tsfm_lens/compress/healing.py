@@ -101,7 +101,7 @@ def healed(
         Corpus(values, {_FAMILY: (0, len(values))}), seed=seed, device=run.lens.device
     )
 
-    def loss_of(step: int) -> Tensor:
+    def compute_loss(step: int) -> Tensor:
         past, future = source.batch(
             step, mix=stage.mix, rows=rows, context=stage.context, horizon=horizon
         )
@@ -122,7 +122,7 @@ def healed(
     )
     # nothing of it is saved, so that it needs no identity
     task: Any = SimpleNamespace(
-        model=model, loss=loss_of, name="healing", identity="{}", evaluate=dict
+        model=model, loss=compute_loss, name="healing", identity="{}", evaluate=dict
     )
     training = Training(
         task, optimizer, Plan(steps=steps, clip=1.0, dropout=False), rate=rate

@@ -202,7 +202,9 @@ def _leading(
     return Factors(up.T @ matrix, up)
 
 
-def error_of(weight: Tensor, other: Tensor, moment: Tensor | None = None) -> float:
+def relative_error(
+    weight: Tensor, other: Tensor, moment: Tensor | None = None
+) -> float:
     """Compute the mean of ‖(W - W̃) x‖² over that of ‖W x‖², (out, in), for a second moment (in, in) or the identity."""
     exact, rest = (
         weight.detach().double(),

@@ -20,7 +20,7 @@ from tsfm_lens.compress.layers import (
     replace_layer,
     truncate,
 )
-from tsfm_lens.compress.schedule import BlockShape, Ratio, ratio_of
+from tsfm_lens.compress.schedule import BlockShape, Ratio, compute_ratio
 from tsfm_lens.core.errors import InputError, WiringError, unknown_name
 from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Stack, Writer
@@ -90,7 +90,7 @@ def matrices(lens: Lens, *, mlps: bool = False) -> dict[str, WeightMatrix]:
         for layer in range(stack.n_layers)
         for row in stack.rows(layer)
         if mlps or isinstance(row, Attention)
-        for matrix in _matrices_of(lens, stack, layer, row)
+        for matrix in _list_matrices(lens, stack, layer, row)
     }
     if not by_name:
         raise InputError(
@@ -134,10 +134,10 @@ def kept_ratio(lens: Lens, ranks: Mapping[str, int], *, by_head: bool = False) -
     """
     by_name = matrices_by_name(lens, ranks)
     forms = {name: by_name[name].form(by_head=by_head) for name in ranks}
-    return ratio_of(forms, ranks)
+    return compute_ratio(forms, ranks)
 
 
-def _matrices_of(
+def _list_matrices(
     lens: Lens, stack: Stack, layer: int, row: Writer
 ) -> Iterator[WeightMatrix]:
     """List the matrices of one attention, parts that share a layer together, or of one MLP; none of another kind."""
@@ -155,7 +155,7 @@ def _matrices_of(
             heads = (
                 stack.n_heads
                 if letters[0] in "go"
-                else row.heads_of(letters[0], stack.n_heads)
+                else row.count_heads(letters[0], stack.n_heads)
             )
             # heads that take turns stand in no blocks
             blocks = (
@@ -267,7 +267,7 @@ def factorised(
         inner, outer = (
             None if each is None else each[key] for each in (moments, sensitivity)
         )
-        factors[key] = factors_of(lens, matrix, ranks[key], inner, outer, by_head)
+        factors[key] = compute_factors(lens, matrix, ranks[key], inner, outer, by_head)
     twin = copy.deepcopy(lens)
     for key, pair in factors.items():
         if pair is None:
@@ -286,7 +286,7 @@ def factorised(
     return Lens(twin.adapter, name or f"{lens.model_id} (cut off)", lens.revision)
 
 
-def factors_of(
+def compute_factors(
     lens: Lens,
     matrix: WeightMatrix,
     rank: int,

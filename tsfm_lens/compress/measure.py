@@ -19,7 +19,7 @@ from tsfm_lens.compress.layers import Compressed
 from tsfm_lens.compress.matrices import kept_ratio, matrices
 from tsfm_lens.compress.methods import METHODS, calibration_run, compressed
 from tsfm_lens.compress.moments import ITEM
-from tsfm_lens.compress.timing import clock_of, in_turn, measured
+from tsfm_lens.compress.timing import in_turn, make_clock, measured
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import probe
 from tsfm_lens.core.stats import CONFIDENCE, FEWEST, holm, mean_interval
@@ -61,7 +61,7 @@ def sizes(lens: Lens) -> dict[str, int]:
     return out
 
 
-def sources_apart(
+def split_sources(
     batch: SeriesBatch, horizon: int = 1
 ) -> tuple[SeriesBatch, SeriesBatch]:
     """Split series into those that calibrate and those of other sources, which measure the compressed model.
@@ -98,7 +98,7 @@ def sources_apart(
     return calibrating, measuring
 
 
-def sources_of(calibration: Run, run: Run) -> str:
+def describe_sources(calibration: Run, run: Run) -> str:
     """Say which series calibrate and which measure."""
     pairs = zip(calibration.batch.static, calibration.batch.groups, strict=True)
     own, others = (
@@ -207,7 +207,7 @@ def _scores(run: Run) -> dict[str, np.ndarray]:
 
 def _tokens(run: Run, other: Lens) -> dict[str, Any]:
     encoded = run.lens.encode(run.batch, future=run.truth)
-    truth: Any = run.lens.adapter.tokens_of(torch.as_tensor(run.truth), encoded)  # type: ignore[attr-defined]
+    truth: Any = run.lens.adapter.tokenize(torch.as_tensor(run.truth), encoded)  # type: ignore[attr-defined]
     tops, perplexities = [], []
     with torch.no_grad():
         for lens in (run.lens, other):
@@ -303,7 +303,7 @@ def pareto(
         ),
     )
     return data.assign_attrs(
-        smallest_harmless(data), sources=sources_of(calibration, run)
+        smallest_harmless(data), sources=describe_sources(calibration, run)
     )
 
 
@@ -404,7 +404,9 @@ def compression_quality(run: Run, *, keep: float = 0.25, **options: Any) -> xr.D
     """
     calibration = calibration_run(run)
     smaller, _ = compressed(calibration, keep=keep, **options)
-    return quality(run, smaller).assign_attrs(sources=sources_of(calibration, run))
+    return quality(run, smaller).assign_attrs(
+        sources=describe_sources(calibration, run)
+    )
 
 
 ROUNDS = 9
@@ -473,7 +475,7 @@ def _row(
     future = np.zeros((batch, 16)) if whole.adapter.readout == "token" else None
     inputs = whole.encode(as_series(list(walks)), future=future).inputs
     forwards = [partial(_forward, lens, inputs) for lens in (whole, other)]
-    times = np.array(in_turn(forwards, rounds=rounds, clock=clock_of(whole.device)))
+    times = np.array(in_turn(forwards, rounds=rounds, clock=make_clock(whole.device)))
     over = times[1] / times[0]
     operations, peaks = [], []
     for lens, forward in zip((whole, other), forwards, strict=True):

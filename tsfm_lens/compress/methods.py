@@ -16,8 +16,8 @@ from torch import Tensor
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.compress.layers import Factors, LowRankLinear, replace_layer
 from tsfm_lens.compress.matrices import (
+    compute_factors,
     factorised,
-    factors_of,
     matrices,
     matrices_by_name,
 )
@@ -91,7 +91,9 @@ def rank_effects(
             # the factors of smaller ranks begin as those of the largest
             how = inner[name], outer and outer[name], by_head
             widest = (
-                factors_of(run.lens, matrix, max(smaller), *how) if smaller else None
+                compute_factors(run.lens, matrix, max(smaller), *how)
+                if smaller
+                else None
             )
             for rank in smaller:
                 assert widest is not None

@@ -131,7 +131,7 @@ def _cuts(
                     n_heads = (
                         stack.n_heads
                         if letter == "o"
-                        else row.heads_of(letter, stack.n_heads)
+                        else row.count_heads(letter, stack.n_heads)
                     )
                     group = stack.n_heads // n_heads
                     # keys and values go with the last head that reads them

@@ -14,7 +14,7 @@ __all__ = [
     "BlockShape",
     "Ratio",
     "ranks_by_epsilon",
-    "ratio_of",
+    "compute_ratio",
 ]
 
 # slack for rounding in shares of whole numbers
@@ -107,7 +107,7 @@ def ranks_by_share(
     return {name: min(rank, forms[name].full) for name, rank in ranks.items()}
 
 
-def ratio_of(
+def compute_ratio(
     forms: Mapping[str, BlockShape] | Sequence[BlockShape],
     ranks: Mapping[str, int] | Sequence[int],
 ) -> Ratio:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 Clock = Callable[[], float]
 
 
-def clock_of(device: torch.device) -> Clock:
+def make_clock(device: torch.device) -> Clock:
     """Return the clock on the wall, which first waits for what a GPU has not finished."""
 
     def now() -> float:

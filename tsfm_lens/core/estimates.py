@@ -14,13 +14,13 @@ from tsfm_lens.core.extensions import extensible
 from tsfm_lens.core.stats import (
     LEVEL,
     SMALLEST,
+    exceeds_controls,
     holm,
     lead_shares,
     leader,
     over_windows,
     ratio,
     sign_test,
-    stands_apart,
     units_needed,
 )
 
@@ -219,7 +219,7 @@ def with_twins(data: xr.Dataset, twins: Iterable[xr.Dataset]) -> xr.Dataset:
 
     Returns:
         The result with ``NAME_twins`` (twin, …), the absolute sizes in each; ``NAME_twin_rank``, the place of the
-        model's own among them, 1 the largest; ``NAME_learned``, see :func:`.stats.stands_apart`; what does
+        model's own among them, 1 the largest; ``NAME_learned``, see :func:`.stats.exceeds_controls`; what does
         not act is not learned.
     """
     others = list(twins)
@@ -311,7 +311,7 @@ def _marked_learned(
             for at, (key, name) in enumerate(compared)
         ]
     )
-    apart = stands_apart(flat, in_twins, groups)
+    apart = exceeds_controls(flat, in_twins, groups)
     parts = np.split(apart, np.cumsum([size.size for size in own])[:-1])
     for (key, name), size, part, acting in zip(compared, own, parts, acts, strict=True):
         mark = size.copy(data=part.reshape(size.shape) & acting).assign_attrs(

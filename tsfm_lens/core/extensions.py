@@ -30,14 +30,14 @@ _METHODS: dict[str, list[Callable[..., Any]]] = {}
 
 
 def extensible(owner: C) -> C:
-    """Let packages above add methods to a class; see :func:`method_of`."""
+    """Let packages above add methods to a class; see :func:`add_method`."""
     _CLASSES[owner.__name__] = owner
     for method in _METHODS.get(owner.__name__, ()):
         setattr(owner, method.__name__, method)
     return owner
 
 
-def method_of(*owners: str) -> Callable[[F], F]:
+def add_method(*owners: str) -> Callable[[F], F]:
     """Make a function a method of :func:`extensible` classes, given by name, whether or not they are imported yet."""
 
     def attach(method: F) -> F:

@@ -19,7 +19,7 @@ WRITTEN: deque[Path] = deque(maxlen=1000)
 def refuse_unwritable(folder: str | Path) -> None:
     """Refuse a folder that files cannot be written to, before results are computed; create nothing."""
     folder = Path(folder)
-    with writing_to(folder):
+    with name_write_errors(folder):
         there = next(
             place
             for place in (folder.absolute(), *folder.absolute().parents)
@@ -42,7 +42,7 @@ def _stands(place: Path) -> bool:
 
 
 @contextmanager
-def writing_to(path: Path) -> Iterator[None]:
+def name_write_errors(path: Path) -> Iterator[None]:
     """Turn errors of the file system into an `InputError` that names the path."""
     try:
         yield
@@ -78,7 +78,7 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
 
     Libraries that write tensors into files of their own hide the cause, so that they give bytes here instead.
     """
-    with writing_to(path), replacing(path) as part:
+    with name_write_errors(path), replacing(path) as part:
         part.write_bytes(content)
 
 

@@ -208,7 +208,7 @@ class Measurement:
     @property
     def function_name(self) -> str:
         """Name of its public function in :mod:`tsfm_lens.probes`, or of another package as "package.name"; else ""."""
-        return _name_of(self.function) if self.function is not None else ""
+        return _get_name(self.function) if self.function is not None else ""
 
     @property
     def of_run(self) -> bool:
@@ -228,7 +228,7 @@ class Measurement:
         sweep = "made of many runs: `tsfm-lens sweep` makes it, and `tsfm-lens sweep report` draws it"
         return self.maker or sweep
 
-    def subject_of(self, result: Any) -> str:
+    def describe_subject(self, result: Any) -> str:
         """Describe what a section of this result is about; "" where it is about its model and series."""
         if callable(self.subject):
             return self.subject(result)
@@ -359,7 +359,7 @@ def probe(
             counts = [getattr(argument, "n_twins", 0) or 0 for argument in args]
             n_twins = 0 if is_within else max(counts, key=abs, default=0)
             # a sum over all parameters, which only the twins need
-            work = _work_of(args) if n_twins else 0
+            work = _count_work(args) if n_twins else 0
             mark = _IS_WITHIN_PROBE.set(True)
             try:
                 result = function(*args, **arguments)
@@ -369,7 +369,7 @@ def probe(
             from tsfm_lens.core.estimates import Result, beside_twins, of_targets
 
             if n_twins:
-                spent = _work_of(args) - work
+                spent = _count_work(args) - work
                 result = beside_twins(function, result, n_twins, args, arguments, spent)
             if not is_within:
                 result = of_targets(result, args)
@@ -387,7 +387,7 @@ def probe(
             home=function.__module__,
             function=compute,
             takes=takes,
-            computes=computes or f"{_name_of(function)}{_input_description(takes)}",
+            computes=computes or f"{_get_name(function)}{_input_description(takes)}",
             options=options if callable(options) else lambda results: options or {},
             **facts,
         )
@@ -413,7 +413,7 @@ def _attributes(entry: Measurement, subject: Any) -> dict[str, Any]:
     return dict(zip(("kind", "title", "source"), names, strict=True))
 
 
-def _work_of(args: Sequence[Any]) -> int:
+def _count_work(args: Sequence[Any]) -> int:
     """Return the work of the models of a probe's runs so far, in parameters × forwards."""
     return max((int(getattr(argument, "work", 0)) for argument in args), default=0)
 
@@ -443,7 +443,7 @@ def figure(
         draw = _checked(function, kind, tuple(variables), instead)
         name = function.__name__
         content = title or cleandoc(function.__doc__ or name).partition("\n")[0]
-        entry = Figure(name, content, draw, kind, table=_table_of(table), **facts)
+        entry = Figure(name, content, draw, kind, table=_make_table(table), **facts)
         # a cell of a notebook may run twice
         others = [other for other in _FIGURES[kind] if other.name != name]
         _FIGURES[kind] = [*others, entry]
@@ -555,7 +555,7 @@ def find_figure(name: str) -> Figure:
     return available[name]
 
 
-def drawn_by(kind: str) -> str:
+def name_figures(kind: str) -> str:
     """Return the names of the figures of a kind, as a sentence lists them."""
     names = [each.name for each in _FIGURES.get(kind, [])]
     return " or ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
@@ -579,7 +579,7 @@ def check(
     # a run holds its forecast
     if str(actual) not in kinds and not (actual == "run" and "forecast" in kinds):
         help_text = (
-            f" {figures} draws that kind." if (figures := drawn_by(actual)) else ""
+            f" {figures} draws that kind." if (figures := name_figures(actual)) else ""
         )
         raise InputError(
             f"a {form} of kind {kinds[0]!r} is needed, this one is of kind {actual!r}.{help_text}"
@@ -653,7 +653,7 @@ def _documentation(
     return f"{head}\n\nArgs:\n{''.join(shared)}{own}".rstrip() + _RAISES
 
 
-def _table_of(table: Sequence[str] | Table | None) -> Table | None:
+def _make_table(table: Sequence[str] | Table | None) -> Table | None:
     if table is None or callable(table):
         return table
     return lambda ds: frame(ds, *table)
@@ -669,7 +669,7 @@ def frame(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
     )
 
 
-def _name_of(function: Callable[..., Any]) -> str:
+def _get_name(function: Callable[..., Any]) -> str:
     package = (
         function.__module__.rpartition(".")[0]
         .removeprefix("tsfm_lens")

@@ -27,7 +27,7 @@ __all__ = [
     "ratio",
     "ratio_units",
     "sign_test",
-    "stands_apart",
+    "exceeds_controls",
     "units_needed",
 ]
 
@@ -192,7 +192,7 @@ def lead_shares(
     return shares
 
 
-def stands_apart(
+def exceeds_controls(
     own: np.ndarray, others: np.ndarray, groups: np.ndarray, smallest: float = SMALLEST
 ) -> np.ndarray:
     """Mark members (member,) that are larger than every member of their group in every other model (model, member).

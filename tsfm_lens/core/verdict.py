@@ -67,7 +67,7 @@ _SHARES = {
 }
 
 
-def rules_of(test: xr.Dataset) -> tuple[str, ...]:
+def find_rules(test: xr.Dataset) -> tuple[str, ...]:
     """Return the rules that judge a faithfulness test of this kind."""
     return _JUDGES[test.attrs["kind"]][1]
 

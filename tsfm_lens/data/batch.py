@@ -14,7 +14,12 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.core.errors import InputError, unknown_name
-from tsfm_lens.data.frequencies import calendar_of, grid_date, offset_of, without_gaps
+from tsfm_lens.data.frequencies import (
+    format_calendar,
+    grid_date,
+    read_offset,
+    without_gaps,
+)
 from tsfm_lens.data.values import to_floats
 
 LARGEST = 1e18
@@ -92,7 +97,7 @@ class SeriesBatch:
         fill("freqs", tuple(self.freqs) or (self.freq,) * count)
         for freq in set(self.freqs) - {None}:
             known_frequency(freq)
-        seasons = tuple(self.seasonality or season_of(freq) for freq in self.freqs)
+        seasons = tuple(self.seasonality or find_season(freq) for freq in self.freqs)
         fill("seasonalities", tuple(self.seasonalities) or seasons)
         fill("groups", tuple(map(str, self.groups)) or self.ids)
         fill("items", tuple(map(str, self.items)) or self.ids)
@@ -465,7 +470,7 @@ class SeriesBatch:
         return cls(**fields, clock=clocks.pop() if len(clocks) == 1 else "")
 
 
-def batch_of(rows: Sequence[Mapping[str, Any]], **common: Any) -> SeriesBatch:
+def make_batch(rows: Sequence[Mapping[str, Any]], **common: Any) -> SeriesBatch:
     """Make a batch of its series, each a mapping of the same fields."""
     fields: dict[str, Any] = {
         name: tuple(row[name] for row in rows)
@@ -480,7 +485,7 @@ def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeInd
     if freq is None:
         raise InputError("timestamps need a frequency: give freq=…")
     try:
-        return pd.date_range(start, periods=count, freq=offset_of(freq))
+        return pd.date_range(start, periods=count, freq=read_offset(freq))
     except (ValueError, OverflowError) as error:
         raise InputError(
             f"{count} steps of frequency {freq!r} from {start} on go beyond {pd.Timestamp.max.date()}, the last date "
@@ -495,7 +500,7 @@ def known_frequency(freq: Any) -> str:
     with warnings.catch_warnings(), suppress(ValueError):
         # pandas takes the letters one by one, and warns of an old one before it refuses the word
         warnings.simplefilter("ignore", FutureWarning)
-        offset = offset_of(freq) if isinstance(freq, str | pd.DateOffset) else None
+        offset = read_offset(freq) if isinstance(freq, str | pd.DateOffset) else None
     if offset is None:
         raise InputError(
             f"freq={freq!r} is not a pandas frequency; examples: 'h', 'D', 'W', 'MS', 'Mon-Sat'"
@@ -511,7 +516,7 @@ def known_frequency(freq: Any) -> str:
             f"freq={freq!r} does not go forward in time; give a step above zero, such as 'D'"
         )
     if isinstance(freq, pd.offsets.CustomBusinessDay) and freq.n == 1:
-        return calendar_of(
+        return format_calendar(
             np.flatnonzero(freq.calendar.weekmask), freq.calendar.holidays
         )
     return freq if isinstance(freq, str) else str(offset.freqstr)
@@ -526,11 +531,11 @@ def check_unique(ids: Sequence[str], what: str = "series ids") -> None:
         )
 
 
-def season_of(freq: str | None) -> int:
+def find_season(freq: str | None) -> int:
     """Return the season length of a frequency: that of :data:`SEASONS` where its multiple divides it, else 1."""
     offset = None
     with suppress(ValueError):
-        offset = offset_of(freq)
+        offset = read_offset(freq)
     if offset is None:
         return 1
     if isinstance(offset, pd.offsets.CustomBusinessDay) and offset.n == 1:
@@ -644,7 +649,7 @@ def noted_ends(batch: SeriesBatch) -> SeriesBatch:
     return batch.noted([note] if words else [])
 
 
-def held_out(batch: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]:
+def hold_out(batch: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]:
     """Return the context and the held-out truth (series, horizon), as :meth:`SeriesBatch.split` does."""
     context, truth = batch.split(horizon)
     if np.isfinite(truth).any(-1)[batch.is_target].any():

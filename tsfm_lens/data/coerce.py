@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.core.errors import InputError, UnknownNameError, unknown_name
-from tsfm_lens.data.batch import SeriesBatch, batch_of, check_unique, known_frequency
+from tsfm_lens.data.batch import SeriesBatch, check_unique, known_frequency, make_batch
 from tsfm_lens.data.categories import category_notes, declared_names, read_cells
 from tsfm_lens.data.files import in_units, read_series, with_season
 from tsfm_lens.data.frames import (
@@ -24,7 +24,7 @@ from tsfm_lens.data.frames import (
 )
 from tsfm_lens.data.frequencies import stamp_frequency
 from tsfm_lens.data.text import ID_COLUMNS, TARGET_COLUMNS, TIME_COLUMNS
-from tsfm_lens.data.times import times_of
+from tsfm_lens.data.times import read_times
 from tsfm_lens.data.values import (
     LISTS,
     id_texts,
@@ -140,7 +140,7 @@ def as_series(
 def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch:
     if isinstance(data, str | Path):
         return read_series(data, freq=freq, **options)
-    entries = _entries_of(data)
+    entries = _list_entries(data)
     has_index = (
         bool(options)
         and entries is None
@@ -202,7 +202,7 @@ def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch
     )
 
 
-def _entries_of(data: Any) -> list[Any] | None:
+def _list_entries(data: Any) -> list[Any] | None:
     """Return the entries of a list, a dataset or a single dict; None of other data."""
     if is_entry(data):
         return [data]
@@ -288,14 +288,14 @@ def _items(
             for name, item in zip(names, items, strict=True)
             for row in _array_rows(name, item)
         ]
-        return batch_of(rows)
+        return make_batch(rows)
     batches = []
     for name, item, is_indexed in zip(names, items, by_index, strict=True):
         try:
             batch = (
                 _from_pandas(item.rename(name), freq, **levels)
                 if is_indexed
-                else batch_of(_array_rows(name, item))
+                else make_batch(_array_rows(name, item))
             )
         except (InputError, UnknownNameError) as error:
             message = str(error)
@@ -419,7 +419,7 @@ def from_entries(
             if item is None
             else label(item, f"item_id of entry {number}")
         )
-        rows += _rows_of(entry, names[-1])
+        rows += _list_rows(entry, names[-1])
     named = [
         place for place, entry in enumerate(entries) if entry.get("item_id") is not None
     ]
@@ -433,7 +433,7 @@ def from_entries(
     if freq is None and len(freqs) == 1 and "" not in freqs:
         freq = stamp_frequency(freqs.pop())
     notes = _number(rows, categories)
-    return batch_of(rows, freq=freq, notes=tuple(notes))
+    return make_batch(rows, freq=freq, notes=tuple(notes))
 
 
 def _number(rows: Sequence[dict[str, Any]], categories: Sequence[str]) -> list[str]:
@@ -468,7 +468,7 @@ def _number(rows: Sequence[dict[str, Any]], categories: Sequence[str]) -> list[s
     return category_notes(coded, declared)
 
 
-def _rows_of(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
+def _list_rows(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
     """Return the series of an entry as fields of a batch: targets, past covariates, known ones."""
     targets = np.atleast_2d(
         to_floats(
@@ -632,7 +632,7 @@ def start_time(value: Any, owner: str = "") -> pd.Timestamp:
         if value is pd.NaT or value != value:
             raise InputError("leave it out where it is unknown")
         year = isinstance(value, str) and len(value) == 4 and value.isdecimal()
-        times = times_of(
+        times = read_times(
             pd.Series([f"{value}-01" if year else value], dtype=object), "start"
         )
         if times.clock.dtype.kind != "M":

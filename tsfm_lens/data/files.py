@@ -110,7 +110,7 @@ def in_units(batch: SeriesBatch, units: str | Sequence[str]) -> SeriesBatch:
     return replace(batch, units=texts(units, "units"))
 
 
-def columns_of(path: str | Path) -> list[str]:
+def list_columns(path: str | Path) -> list[str]:
     """List the columns of a file of series, in their order, without reading its values as numbers."""
     file = regular_file(path, READABLE)
     return list(

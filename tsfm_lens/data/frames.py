@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.core.errors import InputError, UnknownNameError, unknown_name
-from tsfm_lens.data.batch import SeriesBatch, batch_of, known_frequency, noted_ends
+from tsfm_lens.data.batch import SeriesBatch, known_frequency, make_batch, noted_ends
 from tsfm_lens.data.categories import (
     alike,
     category_notes,
@@ -23,13 +23,13 @@ from tsfm_lens.data.times import (
     Grid,
     Times,
     digit_dates,
-    grids_of,
     holds_dates,
     is_date_name,
     looks_like_dates,
+    make_grids,
     on_clock,
+    read_times,
     time_text,
-    times_of,
 )
 from tsfm_lens.data.values import id_texts, name_lists, texts, to_floats, without_arrow
 
@@ -72,7 +72,7 @@ def from_frame(
         variates: columns that are the variates of one group per id, in place of targets.
         id_column, time_column: of ids and timestamps; found by their names if None. Several columns of ids, a list or
             "store,item", make ids ``store/item``.
-        time_format: of the timestamps; see :func:`tsfm_lens.data.times.times_of`.
+        time_format: of the timestamps; see :func:`tsfm_lens.data.times.read_times`.
         timezone: of the local clock that the timestamps show, in order in autumn; steps below a day are in UTC then.
         round_time: interval to which timestamps are rounded, such as "5min".
         known, past: covariates whose future is known, or that are seen up to the end of the context.
@@ -137,7 +137,7 @@ def from_frame(
         frame = _continued(
             frame, later, key, [name for name in (time, *roles) if name is not None]
         )
-    times = None if time is None else times_of(frame[time], str(time), time_format)
+    times = None if time is None else read_times(frame[time], str(time), time_format)
     ids = None if key is None else id_texts(frame[key], str(key))
     unread = [
         column
@@ -168,7 +168,7 @@ def from_frame(
     grids: list[Grid] | None = None
     in_utc = False
     if times is not None:
-        grids, more, in_utc = grids_of(times, owners, frame.index, freq)
+        grids, more, in_utc = make_grids(times, owners, frame.index, freq)
         notes += more
     # of each group: its rows that are no future, and the step after the last of them
     counts = [int((~in_future[rows]).sum()) for _, rows in groups]
@@ -244,7 +244,7 @@ def from_frame(
                     | {"groups": name, "starts": None if grid is None else grid.start}
                 )
     clock = (timezone or "UTC") if in_utc else ""
-    batch = batch_of(
+    batch = make_batch(
         series,
         freq=freq if grids is None else grids[0].freq,
         notes=tuple(notes),

@@ -48,7 +48,7 @@ _ENDS = (pd.offsets.MonthEnd, pd.offsets.QuarterEnd, pd.offsets.YearEnd)
 
 
 @lru_cache
-def offset_of(freq: Any) -> Any:
+def read_offset(freq: Any) -> Any:
     """Return the offset of a pandas alias, or of weekdays less some dates, "Mon-Sat,2024-12-25" or "MonThu"."""
     days, *dates = freq.split(",") if isinstance(freq, str) else [""]
     first, _, last = days.upper().partition("-")
@@ -73,7 +73,7 @@ def grid_date(start: pd.Timestamp, freq: str) -> pd.Timestamp:
         >>> grid_date(pd.Timestamp("2024-01-15"), "ME")
         Timestamp('2024-01-31 00:00:00')
     """
-    offset = offset_of(freq)
+    offset = read_offset(freq)
     stamp = pd.Timestamp(start)
     if offset.is_on_offset(stamp):
         return start
@@ -93,7 +93,7 @@ def grid_date(start: pd.Timestamp, freq: str) -> pd.Timestamp:
 
 def nearest_dates(stamp: pd.Timestamp, freq: str) -> str:
     """Name the dates of a grid around one that is off it, and the weeks on whose grid it is."""
-    offset = offset_of(freq)
+    offset = read_offset(freq)
     try:
         text = f"its nearest dates are {offset.rollback(stamp)} and {offset.rollforward(stamp)}"
     except (pd.errors.OutOfBoundsDatetime, OverflowError):
@@ -104,8 +104,8 @@ def nearest_dates(stamp: pd.Timestamp, freq: str) -> str:
     return f"{text}, and freq='{multiple}W-{_DAYS[stamp.weekday()]}' has this one"
 
 
-def calendar_of(weekdays: Iterable[int], dates: Iterable[Any]) -> str:
-    """Spell weekdays, Monday is 0, less some dates as :func:`offset_of` reads them."""
+def format_calendar(weekdays: Iterable[int], dates: Iterable[Any]) -> str:
+    """Spell weekdays, Monday is 0, less some dates as :func:`read_offset` reads them."""
     places = sorted(set(weekdays))
     days = [_DAYS[place].title() for place in places]
     text = (
@@ -120,7 +120,7 @@ def without_gaps(
     past: np.ndarray, future: np.ndarray, start: pd.Timestamp | None, freq: str | None
 ) -> str:
     """Name the option of a calendar less the days of the future (time,) without a value; "" if steps are no days."""
-    offset = offset_of(freq)
+    offset = read_offset(freq)
     if (
         start is None
         or not isinstance(offset, pd.offsets.Day | pd.offsets.BusinessDay)
@@ -130,7 +130,7 @@ def without_gaps(
     days = pd.date_range(start, periods=len(past) + len(future), freq=offset)
     present = days[np.isfinite(np.append(past, future))]
     absent = pd.date_range(days[len(past)], days[-1]).difference(present)
-    calendar = calendar_of(
+    calendar = format_calendar(
         present.weekday, absent[absent.weekday.isin(present.weekday)]
     )
     gap = days[len(past) :].difference(present)[0]
@@ -171,7 +171,7 @@ def stamp_frequency(freq: str) -> str:
     return f"{multiple if multiple > 1 else ''}{alias}"
 
 
-def start_of(start: Any, freq: str) -> pd.Timestamp | None:
+def find_start(start: Any, freq: str) -> pd.Timestamp | None:
     """Return the beginning of the period that a series starts with; None if it is unknown or beyond pandas' dates."""
     if start is None or start is pd.NaT:
         return None
@@ -179,11 +179,11 @@ def start_of(start: Any, freq: str) -> pd.Timestamp | None:
         raise InputError(
             f"start={start!r} is not a timestamp; expected '2020-01-31', or a timestamp or period"
         )
-    return _start_of(start, freq)
+    return _find_start(start, freq)
 
 
 @lru_cache(maxsize=10_000)  # the series of a dataset share few dates
-def _start_of(start: Any, freq: str) -> pd.Timestamp | None:
+def _find_start(start: Any, freq: str) -> pd.Timestamp | None:
     _, letter, anchor = parse_frequency(freq)
     # pandas gives up periods of business days
     unit = (

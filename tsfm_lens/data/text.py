@@ -258,7 +258,7 @@ def read_table(
     if declaration:
         delimiter, text = delimiter or declaration[1], text[declaration.end() :]
     sign = (
-        _sign_of(delimiter)
+        _read_sign(delimiter)
         if delimiter is not None
         else _only_sign(text, file, decimal)
     )
@@ -326,7 +326,7 @@ def _decode(content: bytes, encoding: str | None) -> str:
     return text
 
 
-def _sign_of(delimiter: str) -> str:
+def _read_sign(delimiter: str) -> str:
     sign = {"tab": "\t", "\\t": "\t", "space": " ", "semicolon": ";", "comma": ","}.get(
         delimiter, delimiter
     )

@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 
 from tsfm_lens.core.errors import InputError, unknown_name
-from tsfm_lens.data.frequencies import nearest_dates, offset_of
+from tsfm_lens.data.frequencies import nearest_dates, read_offset
 from tsfm_lens.data.text import MISSING, NUMBER
 
 _ISO_DATE = re.compile(
@@ -69,7 +69,7 @@ class Times:
         return self.clock if self.utc is None else self.utc
 
 
-def times_of(column: pd.Series, name: str, time_format: str | None = None) -> Times:
+def read_times(column: pd.Series, name: str, time_format: str | None = None) -> Times:
     """Read a column of time; a week, of a format as %G%V or %Y%U, stands for its first day."""
     if time_format is not None and time_format not in _UNITS and "%" not in time_format:
         raise InputError(
@@ -135,7 +135,7 @@ def holds_dates(dtype: Any) -> bool:
 
 
 def looks_like_dates(column: pd.Series) -> bool:
-    """Return True for a column whose first cells are dates or in ISO 8601, also such as :func:`times_of` refuses."""
+    """Return True for a column whose first cells are dates or in ISO 8601, also such as :func:`read_times` refuses."""
     cells = _plain(column.dropna().head(20))
     if cells.empty or holds_dates(cells.dtype):
         return not cells.empty
@@ -456,7 +456,7 @@ def _jitter(index: pd.DatetimeIndex) -> str:
     return ""
 
 
-def grids_of(
+def make_grids(
     times: Times,
     groups: Sequence[tuple[str, np.ndarray]],
     rows: pd.Index,
@@ -597,7 +597,7 @@ def _date_places(
     index: pd.DatetimeIndex, freq: str, name: str, rows: pd.Index
 ) -> np.ndarray:
     """Place sorted timestamps on the grid of a frequency that begins with the first."""
-    offset = offset_of(freq)
+    offset = read_offset(freq)
     first = index[0]
     if isinstance(offset, pd.offsets.Tick):
         since = index.asi8.view(np.uint64)

@@ -32,7 +32,7 @@ class Graph:
 
 def rollout_shares(masks: Masks) -> Array:
     """Compute Abnar and Zuidema's attention rollout over all stacks, as shares of the forecast: (segment, step)."""
-    graph = graph_of(masks)
+    graph = build_graph(masks)
     mix = np.eye(graph.tokens)
     for attention in graph.updates:
         for targets, sources, pattern in attention:
@@ -42,7 +42,9 @@ def rollout_shares(masks: Masks) -> Array:
 
 def flow_shares(masks: Masks) -> Array:
     """Compute Abnar and Zuidema's attention flow, as shares of the forecast: (segment, step), alike at all steps."""
-    return _shares(np.tile(largest_flows(graph_of(masks))[:, None], masks.run.horizon))
+    return _shares(
+        np.tile(largest_flows(build_graph(masks))[:, None], masks.run.horizon)
+    )
 
 
 def largest_flows(graph: Graph) -> Array:
@@ -100,7 +102,7 @@ def _shares(mass: Array) -> Array:
     return ratio(mass, mass.sum(0), 0.0)
 
 
-def graph_of(masks: Masks) -> Graph:
+def build_graph(masks: Masks) -> Graph:
     """Build the graph of one item's tokens and their attention; errors as in :func:`rollout_shares`."""
     run = masks.run.in_one_pass()
     stacks = run.lens.wiring.stacks
@@ -130,7 +132,7 @@ def graph_of(masks: Masks) -> Graph:
             tuple(_parts(over == "variate", pattern, first[own], first[keys], sizes))
         )
 
-    def tokens_of(stack: str, row: int) -> list[tuple[int, int, int, str]]:
+    def find_tokens(stack: str, row: int) -> list[tuple[int, int, int, str]]:
         """Return place in the graph, start, stop and kind of the tokens of one series."""
         of = spans[stack]
         own = [
@@ -146,13 +148,13 @@ def graph_of(masks: Masks) -> Graph:
 
     inputs = np.zeros((len(masks.segments), count))
     for index, part in enumerate(masks.segments):
-        for place, start, stop, _ in tokens_of(stacks[0].name, part.row):
+        for place, start, stop, _ in find_tokens(stacks[0].name, part.row):
             common = min(stop, part.stop) - max(start, part.start)
             if common > 0:
                 inputs[index, place] = common / (stop - start)
     tokens = [
         each[:3]
-        for each in tokens_of(run.lens.wiring.output_stack.name, masks.row)
+        for each in find_tokens(run.lens.wiring.output_stack.name, masks.row)
         if not each[3]
     ]
     if not tokens:

@@ -22,7 +22,7 @@ from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.parts import Parts
 from tsfm_lens.explain.segments import EXACT, segment_coords
 from tsfm_lens.explain.shapley import Array, all_masks, exact_shapley, sampled_shapley
-from tsfm_lens.explain.values import Masks, quantiles_of, statistic_of
+from tsfm_lens.explain.values import Masks, list_levels, name_statistic
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
@@ -216,7 +216,7 @@ def input_attribution(
     whole, nothing = masks.ends
     axes = ("segment", "quantile", "step")
     data = masks.run.dataset().assign_coords(
-        segment_coords(masks.segments) | {"quantile": list(quantiles_of(masks.run))}
+        segment_coords(masks.segments) | {"quantile": list(list_levels(masks.run))}
     )
     data["attribution"] = (axes, result.attribution)
     if result.half_width is not None:
@@ -235,7 +235,7 @@ def input_attribution(
         method=method,
         reference=reference_words(reference),
         missing_values=masks.mask,
-        statistic=statistic_of(run),
+        statistic=name_statistic(run),
         target=masks.name,
         units=masks.units,
         forecasts=sum(each.made for each in masks.per_seed),

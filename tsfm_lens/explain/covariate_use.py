@@ -223,7 +223,7 @@ def _trials(
         both[finite] = rng.permutation(both[finite])
         return both
 
-    rows = _rows_of(batch, name)
+    rows = _list_rows(batch, name)
     edits: dict[str | int, list[Edit | None]] = {
         "removed": [None],
         "constant": [partial(constant, "constant")],
@@ -397,7 +397,7 @@ def _fault(batch: SeriesBatch, row: int) -> str:
     return ""
 
 
-def _rows_of(batch: SeriesBatch, name: str) -> list[int]:
+def _list_rows(batch: SeriesBatch, name: str) -> list[int]:
     return [
         row
         for row, variate in enumerate(batch.variates)
@@ -407,7 +407,7 @@ def _rows_of(batch: SeriesBatch, name: str) -> list[int]:
 
 def _with_covariate(batch: SeriesBatch, name: str, edit: Edit | None) -> SeriesBatch:
     """Return the batch with one covariate edited in every item, or removed."""
-    rows = _rows_of(batch, name)
+    rows = _list_rows(batch, name)
     if edit is None:
         return batch.select([row for row in range(len(batch)) if row not in rows])
     return _edited(batch, rows, edit)

@@ -23,7 +23,7 @@ from tsfm_lens.explain.attribution import input_attribution
 from tsfm_lens.explain.masking import Reference, in_random_order, reference_words
 from tsfm_lens.explain.parts import Parts
 from tsfm_lens.explain.routes import PairedRuns, all_writers
-from tsfm_lens.explain.segments import segment_coords, segments_in
+from tsfm_lens.explain.segments import read_segments, segment_coords
 from tsfm_lens.explain.values import Masks, single_pass
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import PatchFrom
@@ -32,7 +32,7 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import noise_floor, with_noise
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.twins import untrained_twin
-from tsfm_lens.probes.places import places_of
+from tsfm_lens.probes.places import parse_places
 
 __all__ = ["RULES", "deletion_curves", "route_faithfulness", "verdict"]
 
@@ -146,7 +146,7 @@ def route_faithfulness(
     for what, value in (("controls", controls), ("most", most)):
         if not is_count(value):
             raise InputError(f"{what} is {value!r}, expected a number of 1 or more")
-    pair = PairedRuns(run, segments_in(routes), reference, item, target, seed)
+    pair = PairedRuns(run, read_segments(routes), reference, item, target, seed)
     lens = pair.run.lens
     names = [part.name for part in pair.segments]
     by_segment = {
@@ -244,7 +244,11 @@ def _cut_and_restore(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute the effect lost by cutting single components and sets, and that restored by sets, (cut, step) each."""
     points = sorted(
-        {place.point for each in sets for place in places_of(pair.run.lens, list(each))}
+        {
+            place.point
+            for each in sets
+            for place in parse_places(pair.run.lens, list(each))
+        }
     )
     there = without.record(points)
     whole = pair.run.record(points)
@@ -314,7 +318,7 @@ def _explanations(results: Any) -> tuple[Run, dict[str, Any]]:
         and rival not in explanations
         and "part_values" not in attribution.coords
     ):
-        how = {**_reference(results), "parts": segments_in(attribution)}
+        how = {**_reference(results), "parts": read_segments(attribution)}
         explanations[rival] = input_attribution(results.first, method=rival, **how)
     return results.first, explanations
 
@@ -422,7 +426,7 @@ def deletion_curves(
     if parts is None:
         parts = next(
             (
-                segments_in(each)
+                read_segments(each)
                 for each in explanations.values()
                 if isinstance(each, xr.Dataset)
             ),
@@ -432,7 +436,7 @@ def deletion_curves(
     players = len(masks.segments)
     if players < 2:
         raise InputError("one segment has no order; cut the input into more parts")
-    scores = {name: scores_of(each, players) for name, each in explanations.items()}
+    scores = {name: rank_segments(each, players) for name, each in explanations.items()}
     rankings = np.stack([np.argsort(-each, kind="stable") for each in scores.values()])
     rng = np.random.default_rng(seed)
     permutations = np.stack([rng.permutation(players) for _ in range(orders)])
@@ -503,9 +507,9 @@ def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return deletion, insertion
 
 
-def scores_of(explanation: Any, players: int) -> np.ndarray:
+def rank_segments(explanation: Any, players: int) -> np.ndarray:
     """Compute the importance of each segment, (segment,): mean size over steps at the median, or scores as given."""
-    effects = effects_of(explanation)
+    effects = median_effects(explanation)
     scores = (
         np.asarray(explanation, dtype=float)
         if effects is None
@@ -518,7 +522,7 @@ def scores_of(explanation: Any, players: int) -> np.ndarray:
     return scores
 
 
-def effects_of(explanation: Any) -> Any:
+def median_effects(explanation: Any) -> Any:
     """Return effects (segment, step) at the median; None of scores, which are no effects."""
     if not isinstance(explanation, xr.Dataset):
         return None
@@ -552,7 +556,7 @@ def _predictions(
     measured = (values[0] - without + alone - values[1]) / 2
     nothing = np.full((players, measured.shape[1]), np.nan)
     effects = [
-        nothing if each is None else each for each in map(effects_of, explanations)
+        nothing if each is None else each for each in map(median_effects, explanations)
     ]
     predicted = np.stack([hidden @ each for each in effects])
     controls = []
@@ -656,7 +660,7 @@ def _other_effects(
     }
     for place, other in enumerate(others):
         with suppress(InputError):
-            effects[place] = effects_of(
+            effects[place] = median_effects(
                 input_attribution(other, 0, "occlusion", repeats=1, **how)
             )
     return effects

@@ -14,7 +14,7 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.explain.masking import MaskedBatch
 from tsfm_lens.explain.segments import Segment
 from tsfm_lens.explain.shapley import Array
-from tsfm_lens.explain.values import Masks, quantiles_of, takes_draws
+from tsfm_lens.explain.values import Masks, list_levels, takes_draws
 from tsfm_lens.models.adapter import at_levels
 from tsfm_lens.models.architecture import Encoded
 
@@ -55,7 +55,7 @@ def slopes(masks: Masks, nodes: Array, weights: Array) -> Array:
     parts = []
     for part in masks.segments:
         inside = np.zeros(len(actual), dtype=bool)
-        inside[_values_of(masks, part)] = True
+        inside[_read_values(masks, part)] = True
         direction = np.zeros(len(actual))
         # a gap has no direction
         direction[inside] = (
@@ -79,7 +79,7 @@ def _bounds(masks: Masks) -> np.ndarray:
     )
 
 
-def _values_of(masks: Masks, part: Segment) -> slice:
+def _read_values(masks: Masks, part: Segment) -> slice:
     start = _bounds(masks)[part.row] + masks.batch.lengths[part.row]
     return slice(start + part.start, start + part.stop)
 
@@ -94,7 +94,7 @@ def _ends(masks: Masks) -> tuple[Array, Array]:
     stands = np.concatenate(masks.stands)
     reference = actual.copy()
     for part in masks.segments:
-        inside = _values_of(masks, part)
+        inside = _read_values(masks, part)
         # a gap stays one on the whole way
         change = ~np.isnan(actual[inside])
         if part.values is not None:
@@ -146,7 +146,7 @@ def _entries(masks: Masks) -> Entries:
                 entries[name] = (torch.as_tensor(at), number[at].astype(int))
                 visible[entries[name][1]] = True
     for part in masks.segments:
-        values = _values_of(masks, part)
+        values = _read_values(masks, part)
         others = marks.copy()
         others[values] *= 1.5
         # what enters in no form moves nothing
@@ -204,7 +204,7 @@ def _derivatives(
         )
     output = output[..., : run.horizon].cpu().double()
     derivatives = (
-        at_levels(output.transpose(-1, -2), tuple(lens.levels), quantiles_of(run))
+        at_levels(output.transpose(-1, -2), tuple(lens.levels), list_levels(run))
         .transpose(-1, -2)
         .numpy()
     )

@@ -17,7 +17,7 @@ from tsfm_lens.explain.attribution import input_attribution
 from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.parts import Parts
 from tsfm_lens.explain.routes import PairedRuns, all_effects, route_coords
-from tsfm_lens.explain.segments import segment_coords, segments_in
+from tsfm_lens.explain.segments import read_segments, segment_coords
 from tsfm_lens.explain.values import single_pass
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.noise import marked_dataset, own_rounding, ranges
@@ -91,7 +91,7 @@ def input_effects(
             progress(item + 1, len(rows))
     # coordinates of each segment are those in the first item that has it
     segments = {
-        part.name: part for one in reversed(results) for part in segments_in(one)
+        part.name: part for one in reversed(results) for part in read_segments(one)
     }
     names = list(
         dict.fromkeys(name for one in results for name in one["segment"].values)

@@ -11,7 +11,7 @@ import pandas as pd
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import Item, item_rows
-from tsfm_lens.explain.segments import Segment, segments, step_of
+from tsfm_lens.explain.segments import Segment, find_step, segments
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.run import Run
 
@@ -152,7 +152,7 @@ def _occasions(
         inside = np.zeros(length, dtype=bool)
         for each in when if isinstance(when, list) else [when]:
             ends = each if isinstance(each, tuple) else (each,)
-            first, *last = (step_of(batch, row, end) + length for end in ends)
+            first, *last = (find_step(batch, row, end) + length for end in ends)
             place = slice(first, *last or [first + 1])
             if not (0 <= first < place.stop <= length and free[place].all()):
                 raise InputError(

@@ -34,11 +34,11 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.patching import with_gradients
 from tsfm_lens.probes.places import (
     Place,
+    find_place,
     later_branches,
     listed,
+    parse_places,
     place_coords,
-    place_of,
-    places_of,
 )
 
 __all__ = ["input_routes"]
@@ -91,10 +91,10 @@ class PairedRuns(Masks):
             - point_forecasts(of or self.run, variants)[:, self.row]
         )
 
-    def written_at(self, branches: Sequence[Component]) -> list[str]:
+    def list_points(self, branches: Sequence[Component]) -> list[str]:
         """Return the hook points of branches' writes."""
         wiring = self.run.lens.wiring
-        return [place_of(wiring, branch).point for branch in branches]
+        return [find_place(wiring, branch).point for branch in branches]
 
     @cached_property
     def branches(self) -> list[Component]:
@@ -108,7 +108,7 @@ class PairedRuns(Masks):
 
     def directly(self, acts: Activations, components: Sequence[Any]) -> list[Variant]:
         """Build variants in which one component alone writes ``acts``, and every later branch its own write."""
-        whole = self.run.record(self.written_at(self.branches))
+        whole = self.run.record(self.list_points(self.branches))
         wiring = self.run.lens.wiring
         return [
             Variant(
@@ -391,7 +391,7 @@ def by_size(effects: np.ndarray) -> np.ndarray:
 
 
 def _candidates(lens: Lens, components: Any) -> list[Place]:
-    places = places_of(
+    places = parse_places(
         lens,
         all_writers(lens) if components is None else listed(components, "components"),
     )
@@ -418,10 +418,10 @@ def _terms(
 ) -> dict[str, np.ndarray]:
     """Compute the terms of one segment's total effect, (step,), and direct effects of branches (branch, step)."""
     direct = pair.change(
-        pair.directly(without.record(pair.written_at(branches)), branches)
+        pair.directly(without.record(pair.list_points(branches)), branches)
     )
     wiring = pair.run.lens.wiring
-    whole = pair.run.record(pair.written_at(pair.branches))
+    whole = pair.run.record(pair.list_points(pair.branches))
     attentions = [
         Component(stack.name, layer, row.kind)
         for stack in wiring.stacks

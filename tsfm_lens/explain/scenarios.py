@@ -19,17 +19,17 @@ from tsfm_lens.core.estimates import Result
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import Item
 from tsfm_lens.data.categories import level_code
-from tsfm_lens.data.frequencies import offset_of
+from tsfm_lens.data.frequencies import read_offset
 from tsfm_lens.explain.attribution import METHODS, input_attribution, shapley
 from tsfm_lens.explain.masking import with_future
 from tsfm_lens.explain.routes import input_routes
-from tsfm_lens.explain.segments import Segment, kind_of, step_of, target_row
+from tsfm_lens.explain.segments import Segment, find_kind, find_step, target_row
 from tsfm_lens.explain.values import (
     Masks,
     alone_as_forecast,
     draw_facts,
-    quantiles_of,
-    statistic_of,
+    list_levels,
+    name_statistic,
 )
 from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
@@ -233,7 +233,7 @@ def explain_change(
     effect = np.concatenate([(base[:, :shared] - then)[None], parts])
     names = {
         "part": ["origin", *(part.name for part in news)],
-        "quantile": list(quantiles_of(new)),
+        "quantile": list(list_levels(new)),
     }
     axes = ("quantile", "step")
     data = new.dataset().isel(step=slice(shared)).assign_coords(names)
@@ -252,7 +252,7 @@ def explain_change(
         shift=ahead,
         forecasts=masks.made,
         lost=old.batch.lengths[place] + ahead - new.batch.lengths[place],
-        statistic=statistic_of(new),
+        statistic=name_statistic(new),
         rounding=float(rounding(new, new.forecast.median)[place]),
         **draw_facts(new, place),
     )
@@ -286,8 +286,8 @@ def _stretch(run: Run, row: int, target: int, start: Any, stop: Any) -> Segment:
     known = run.batch.roles[row] == "known"
     first = -batch.lengths[row]
     last = run.horizon if known else 0
-    begin = 0 if start is None else step_of(batch, row, start)
-    end = last if stop is None else step_of(batch, row, stop)
+    begin = 0 if start is None else find_step(batch, row, start)
+    end = last if stop is None else find_step(batch, row, stop)
     if start is None and end <= 0:
         raise InputError(
             f"a change starts at the forecast start (0), and that of {batch.ids[row]!r} ends at {end}; give the first "
@@ -302,7 +302,7 @@ def _stretch(run: Run, row: int, target: int, start: Any, stop: Any) -> Segment:
         row,
         begin,
         end,
-        kind_of(batch, row, target),
+        find_kind(batch, row, target),
     )
 
 
@@ -349,9 +349,11 @@ def _shift(old: Run, new: Run) -> int:
     if first is not None and last is not None:
         if first[-1] > last[-1]:
             return 1 - len(
-                pd.date_range(last[-1], first[-1], freq=offset_of(new.batch.freqs[0]))
+                pd.date_range(last[-1], first[-1], freq=read_offset(new.batch.freqs[0]))
             )
-        between = pd.date_range(first[-1], last[-1], freq=offset_of(new.batch.freqs[0]))
+        between = pd.date_range(
+            first[-1], last[-1], freq=read_offset(new.batch.freqs[0])
+        )
         if not len(between) or (between[0], between[-1]) != (first[-1], last[-1]):
             raise InputError(
                 f"the forecasts start at {first[-1]} and {last[-1]}, which are no whole steps apart"
@@ -457,6 +459,6 @@ def _news(
                 f" {first}" + f" to {last}" * (last > first)
             ) * (word == "new" and len(news) > 1)
             parts.append(
-                Segment(label, row, first, last + 1, kind_of(batch, row, target))
+                Segment(label, row, first, last + 1, find_kind(batch, row, target))
             )
     return parts

@@ -209,7 +209,7 @@ def _segment(
     stop: int,
     whole: tuple[int, int],
 ) -> Segment:
-    kind = kind_of(batch, row, target_position)
+    kind = find_kind(batch, row, target_position)
     name = "past" if len(batch) == 1 else batch.variates[row] or batch.ids[row]
     if kind == "known covariate" and (start, stop) in ((whole[0], 0), (0, whole[1])):
         name += ", past" if stop == 0 else ", future"
@@ -218,13 +218,13 @@ def _segment(
     return Segment(name, row, start, stop, kind)
 
 
-def kind_of(batch: SeriesBatch, row: int, target: int) -> Kind:
+def find_kind(batch: SeriesBatch, row: int, target: int) -> Kind:
     """Return the kind of a series' segments, seen from the row of the explained target."""
     by_role: dict[str, Kind] = {"past": "past covariate", "known": "known covariate"}
     return by_role.get(batch.roles[row], "past" if row == target else "variate")
 
 
-def step_of(batch: SeriesBatch, row: int, where: Any) -> int:
+def find_step(batch: SeriesBatch, row: int, where: Any) -> int:
     """Return a step from the forecast start, given as itself or as a date."""
     if isinstance(where, int | np.integer) and not isinstance(where, bool):
         return int(where)
@@ -346,7 +346,7 @@ def segment_coords(parts: Sequence[Segment]) -> dict[str, Any]:
     return coords
 
 
-def segments_in(data: xr.Dataset) -> tuple[Segment, ...]:
+def read_segments(data: xr.Dataset) -> tuple[Segment, ...]:
     """Return the segments of a result."""
     columns = (
         data[name].values.tolist()

@@ -30,7 +30,7 @@ from tsfm_lens.explain.masking import (
 from tsfm_lens.explain.parts import cut_parts
 from tsfm_lens.explain.segments import Segment, refuse_overlap, target_row, token_edges
 from tsfm_lens.models.adapter import default_levels
-from tsfm_lens.models.batching import cut, forecast_part, plan, request_of
+from tsfm_lens.models.batching import check_request, cut, forecast_part, plan
 from tsfm_lens.models.draws import Piece
 from tsfm_lens.models.noise import measured_rounding, own_rounding
 from tsfm_lens.models.recording import forward_ranges
@@ -89,7 +89,7 @@ def forecasts(
     )(keep)
 
 
-def quantiles_of(run: Run) -> tuple[float, ...]:
+def list_levels(run: Run) -> tuple[float, ...]:
     """Return levels of a run's values under masks; (0.5,) for the expected value of a model that draws, in one pass."""
     return (
         default_levels(run.lens.adapter)
@@ -98,7 +98,7 @@ def quantiles_of(run: Run) -> tuple[float, ...]:
     )
 
 
-def statistic_of(run: Run) -> str:
+def name_statistic(run: Run) -> str:
     """Name these values: "quantiles", "quantiles of sample paths", "expected value" or "mean"."""
     by_readout = {"quantile": "quantiles", "token": "expected value"}
     return (
@@ -179,7 +179,7 @@ class Masks:
     @cached_property
     def middle(self) -> int:
         """Position of the quantile that is nearest to the median."""
-        return int(np.argmin(np.abs(np.array(quantiles_of(self.run)) - 0.5)))
+        return int(np.argmin(np.abs(np.array(list_levels(self.run)) - 0.5)))
 
     @cached_property
     def ends(self) -> tuple[np.ndarray, np.ndarray]:
@@ -337,8 +337,8 @@ def takes_draws(run: Run) -> bool:
 
 def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
     """Roll out sample paths, (series, quantile, step): every copy draws the random numbers of the item alone."""
-    request = request_of(
-        run.lens, batch, run.horizon, quantiles_of(run), run.num_samples, run.seed
+    request = check_request(
+        run.lens, batch, run.horizon, list_levels(run), run.num_samples, run.seed
     )
     # as many as the memory takes
     size = max(1, max(stop - start for start, stop in plan(request)) // rows) * rows
@@ -355,7 +355,7 @@ def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
 def _in_prefixes(run: Run, batch: MaskedBatch, prefixes: np.ndarray) -> np.ndarray:
     """Compute the library's own forecast, (series, quantile, step), common beginnings once."""
     lens = run.lens
-    request = request_of(lens, batch, run.horizon, seed=run.seed)
+    request = check_request(lens, batch, run.horizon, seed=run.seed)
     parts = []
     with lens.registry.attach():
         for start, stop in plan(request):
@@ -403,7 +403,7 @@ def alone_as_forecast(run: Run, item: Item = None) -> Run:
     while whole._of is not None:
         whole = whole._of[0]
     is_alone = len(whole.batch) == len(one.batch)
-    return (one if is_alone else replace(one, _of=None)).rolled_out()
+    return (one if is_alone else replace(one, _of=None)).as_rollout()
 
 
 def draw_facts(run: Run, row: int) -> dict[str, object]:

@@ -14,7 +14,7 @@ from tsfm_lens.core.errors import HookError, InputError, unknown_name
 from tsfm_lens.hooks.names import Point, nearest
 from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.residual import Decomposed
-from tsfm_lens.hooks.tl_names import CACHE, Key, full_name, point_of
+from tsfm_lens.hooks.tl_names import CACHE, Key, find_point, full_name
 
 
 @dataclass(frozen=True)
@@ -141,12 +141,12 @@ class Activations(Decomposed):
 
     def __getitem__(self, name: Key) -> Tensor:
         head = (
-            point_of(name)[1]
+            find_point(name)[1]
             if isinstance(name, str) and name not in self.recorded
             else ""
         )
         if head.isdigit():
-            heads = self[point_of(str(name))[0]]
+            heads = self[find_point(str(name))[0]]
             if int(head) >= heads.shape[-2]:
                 raise unknown_name("head", head, map(str, range(heads.shape[-2])))
             return heads[..., int(head), :]
@@ -164,7 +164,7 @@ class Activations(Decomposed):
             return key
         suffix = "_grad" if isinstance(key, str) and key.endswith("_grad") else ""
         plain = key.removesuffix("_grad") if isinstance(key, str) else key
-        plain = point_of(plain)[0] or plain if isinstance(plain, str) else plain
+        plain = find_point(plain)[0] or plain if isinstance(plain, str) else plain
         name = (
             plain
             if isinstance(plain, str) and plain in self.points

@@ -102,7 +102,7 @@ class Interceptor(TorchFunctionMode):
             F.multi_head_attention_forward,
         ):
             return func(*args, **kwargs)
-        modules = self._looked_at(sys._getframe(1))
+        modules = self._find_dispatchers(sys._getframe(1))
         if not modules:
             return func(*args, **kwargs)
         for dispatcher, path in modules:
@@ -123,7 +123,7 @@ class Interceptor(TorchFunctionMode):
         finally:
             self._inside = inside
 
-    def _looked_at(self, frame: FrameType | None) -> Looks:
+    def _find_dispatchers(self, frame: FrameType | None) -> Looks:
         """Return the dispatchers that look at the innermost running module that any looks at, with its path."""
         for module in _running_modules(frame):
             modules = [
@@ -256,7 +256,7 @@ def _with_hooks(
     return fire("result", fire("z", pattern @ value))
 
 
-def scored_by(
+def declare_scores(
     scores: Callable[..., Tensor],
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Declare how an attention function computes its scores, so that it can be hooked like torch's own attention.

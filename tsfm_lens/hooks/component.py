@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tsfm_lens.core.errors import UnknownNameError
 from tsfm_lens.hooks.names import select
-from tsfm_lens.hooks.tl_names import component_of
+from tsfm_lens.hooks.tl_names import find_component
 from tsfm_lens.hooks.wiring import Attention, Wiring
 
 _HINT = "`lens.components()` lists them all; a target is a component (decoder.3.cross_attn.5) or a hook point."
@@ -109,7 +109,9 @@ def select_components(wiring: Wiring, *patterns: str | Component) -> list[Compon
             )
         names.update(
             labels
-            or select(by_name, component_of(str(pattern)), what="component", hint=_HINT)
+            or select(
+                by_name, find_component(str(pattern)), what="component", hint=_HINT
+            )
         )
     return [component for name, component in by_name.items() if name in names]
 

@@ -13,7 +13,7 @@ import torch.utils.checkpoint
 from torch import nn
 
 from tsfm_lens.core.errors import HookError, InputError, WiringError
-from tsfm_lens.hooks.native import axes_of
+from tsfm_lens.hooks.native import split_axes
 from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.hooks.wiring import (
     Attention,
@@ -138,7 +138,7 @@ def _faults_of_stack(
             continue
         if row.keys_from not in ("", *names):
             yield f"{row.kind} has keys_from={row.keys_from!r}; expected one of the stacks {names}"
-        if row.n_kv_heads < 0 or stack.n_heads % row.heads_of("k", stack.n_heads):
+        if row.n_kv_heads < 0 or stack.n_heads % row.count_heads("k", stack.n_heads):
             yield f"{row.kind} has n_kv_heads={row.n_kv_heads}, which do not divide n_heads={stack.n_heads}"
         if not _patterns_fit(row):
             yield (
@@ -149,7 +149,7 @@ def _faults_of_stack(
 
 def _patterns_fit(row: Attention) -> bool:
     """Return whether patterns have the axes of scores of such queries and keys; names of leading axes are free."""
-    qkv, pattern = axes_of(row.qkv_layout), axes_of(row.pattern_layout)
+    qkv, pattern = split_axes(row.qkv_layout), split_axes(row.pattern_layout)
     if (
         len(qkv) != len(pattern)
         or pattern[-2:] != ["query", "key"]
@@ -192,7 +192,7 @@ def _matrices(
         "d_model": (wiring.stack(row.keys_from) if row.keys_from else stack).d_model
     }
     for letter, part in row.inputs.items():
-        n_heads = row.heads_of(letter, stack.n_heads)
+        n_heads = row.count_heads(letter, stack.n_heads)
         rows = {"n_heads" if n_heads == stack.n_heads else "n_kv_heads": n_heads}
         rows |= {"d_score": row.d_score} if row.d_score and letter != "v" else d_head
         yield letter, part, rows, source if letter in "kv" else d_model

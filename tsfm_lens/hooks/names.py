@@ -12,7 +12,7 @@ from typing import Any, Literal
 from transformer_lens.hook_points import HookPoint
 
 from tsfm_lens.core.errors import unknown_name
-from tsfm_lens.hooks.tl_names import Key, full_name, point_of
+from tsfm_lens.hooks.tl_names import Key, find_point, full_name
 from tsfm_lens.hooks.wiring import Attention, Inputs, Mix, Mlp, Site, Stack, Wiring
 
 RESIDUAL = ("batch", "pos", "d_model")
@@ -171,7 +171,7 @@ def _attention_points(
     yield Point(f"{at}.hook_result", RESULT, "result", z, *here, mix=writer.mix)
 
 
-def name_of(point: Any) -> Any:
+def get_name(point: Any) -> Any:
     """Return the name of a hook point that is given itself; a name or another key as it is."""
     return point.name if isinstance(point, HookPoint) else point
 
@@ -181,14 +181,14 @@ def select(
 ) -> list[str]:
     """Return names that equal ``pattern`` or match it as a glob, or the one with this name in TransformerLens.
 
-    A component selects the hook point of its write, see :func:`point_of`.
+    A component selects the hook point of its write, see :func:`find_point`.
     """
     available = list(names)
-    pattern = name_of(pattern)
+    pattern = get_name(pattern)
     if isinstance(pattern, str):
         if (
             what == "hook point"
-            and (point := point_of(pattern)[0])
+            and (point := find_point(pattern)[0])
             and any(map(_globbed(point), available))
         ):
             pattern = point

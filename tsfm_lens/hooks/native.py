@@ -72,7 +72,7 @@ def put_input(
     return args, {**kwargs, key: value}
 
 
-def modules_of(model: nn.Module) -> list[nn.Module]:
+def list_modules(model: nn.Module) -> list[nn.Module]:
     """List a module and all within it, a shared one at each of its places; a tenth of the time of torch's own walk."""
     modules: list[nn.Module | None] = [model]
     for module in modules:
@@ -131,12 +131,12 @@ def to_native(
 
 def fold_leading(tensor: Tensor, layout: str) -> Tensor:
     """Fold axes in front of those of the layout (quantile paths of a rollout) into its first axis."""
-    extra = tensor.ndim - len(axes_of(layout))
+    extra = tensor.ndim - len(split_axes(layout))
     return tensor.flatten(0, extra) if extra > 0 else tensor
 
 
 @cache
-def axes_of(layout: str) -> list[str]:
+def split_axes(layout: str) -> list[str]:
     """Split a layout into its axes, a bracket as one."""
     return re.findall(r"\([^)]*\)|\S+", layout)
 

@@ -68,7 +68,7 @@ def record(
 ) -> Block[Activations]:
     """Record the values of the named hook points while the block runs, in this thread and task."""
     selection = list(names)
-    reducers = reducers_of(selection, reduce)
+    reducers = select_reducers(selection, reduce)
     state = registry.state
 
     def keep(value: Tensor, hook: HookPoint, *, name: str, suffix: str = "") -> None:
@@ -124,7 +124,7 @@ def at_positions(
     }
 
 
-def reducers_of(
+def select_reducers(
     names: list[str], reduce: Reducer | Mapping[str, Reducer] | None
 ) -> dict[str, Reducer]:
     """Return the reducer of each name that has one."""
@@ -207,7 +207,7 @@ def passed_before(registry: HookRegistry, layer: int | str | Component) -> list[
     return names[: names.index(_stopping_point(registry.wiring, layer)) + 1]
 
 
-def stream_into(
+def record_stream(
     registry: HookRegistry, layer: int | str | Component, run: Callable[[], Any]
 ) -> Tensor:
     """Run a forward up to a layer and return its input stream, (row, pos, d_model), edits of other hooks included."""

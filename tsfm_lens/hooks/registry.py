@@ -40,7 +40,7 @@ from tsfm_lens.hooks.native import (
     to_native,
     to_vocabulary,
 )
-from tsfm_lens.hooks.scopes import HookScope, RunState, acting_hooks, levels_of
+from tsfm_lens.hooks.scopes import HookScope, RunState, acting_hooks, nesting_levels
 from tsfm_lens.hooks.weights import head_output_weights
 from tsfm_lens.hooks.wiring import Stack, Wiring
 
@@ -136,7 +136,7 @@ class HookRegistry:
     @property
     def level(self) -> int:
         """Number of nested blocks with hooks that act here."""
-        return levels_of(self.session.acting())
+        return nesting_levels(self.session.acting())
 
     @property
     def state(self) -> RunState:
@@ -239,7 +239,7 @@ class HookDispatcher:
         """Return the open blocks that act on what runs now; errors as in :meth:`HookScope.acts`."""
         return [*filter(HookScope.acts, self.scopes)]
 
-    def _acting_at(self, name: str) -> list[Any]:
+    def _active_hooks(self, name: str) -> list[Any]:
         """Return the hooks that act at a hook point."""
         point = self._registry.hooked[name]
         return acting_hooks((*point.fwd_hooks, *point.bwd_hooks), self.acting())
@@ -256,7 +256,9 @@ class HookDispatcher:
             return []
         connected = set().union(*[scope.targets for scope in self.acting()])
         return [
-            name for name in in_use if name not in connected and self._acting_at(name)
+            name
+            for name in in_use
+            if name not in connected and self._active_hooks(name)
         ]
 
     def include(self, name: str) -> None:
@@ -273,13 +275,13 @@ class HookDispatcher:
         """
         marks = ("by_row", "by_place") if parts else ("by_row",)
 
-        def is_apart(hook: Any) -> bool:
+        def is_separate(hook: Any) -> bool:
             return any(getattr(hook, mark, False) for mark in marks)
 
         return [
             name
             for name in self._registry.in_use
-            if not all(map(is_apart, self._acting_at(name)))
+            if not all(map(is_separate, self._active_hooks(name)))
         ]
 
     def refuse_inert(self, scope: HookScope[Any]) -> None:
@@ -601,7 +603,7 @@ class HookDispatcher:
             and any(
                 point.name in scope.targets and scope.acts() for scope in self.scopes
             )
-            and bool(self._acting_at(point.name))
+            and bool(self._active_hooks(point.name))
         )
 
     def fire_inside(self, path: str, how: str, tensor: Tensor) -> Tensor:

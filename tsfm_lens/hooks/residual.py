@@ -20,7 +20,7 @@ from tsfm_lens.core.errors import (
 )
 from tsfm_lens.hooks.hook_checks import refuse_no_sums
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
-from tsfm_lens.hooks.native import autocast_dtype, modules_of, rms_scale, without_gain
+from tsfm_lens.hooks.native import autocast_dtype, list_modules, rms_scale, without_gain
 from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Attention, Branch, Mlp, Stack, Wiring, Writer
@@ -75,7 +75,7 @@ def relative_rounding(
     float32 = torch.finfo(torch.float32).eps
     weights = [
         each
-        for module in modules_of(model)
+        for module in list_modules(model)
         for each in module._parameters.values()
         if each is not None
     ]

@@ -20,8 +20,8 @@ from transformer_lens.hook_points import HookPoint, LensHandle
 from tsfm_lens.core.errors import HookError, InputError, UnknownNameError
 from tsfm_lens.hooks.block import Block, Scope, Steps
 from tsfm_lens.hooks.hook_checks import refuse_hidden
-from tsfm_lens.hooks.names import name_of, select
-from tsfm_lens.hooks.tl_names import point_of
+from tsfm_lens.hooks.names import get_name, select
+from tsfm_lens.hooks.tl_names import find_point
 
 Direction = Literal["fwd", "bwd"]
 Hook = tuple[str, Callable[..., Any], Direction]
@@ -70,7 +70,7 @@ class HookScope(Scope[T]):
         self.is_open = True
         _CURRENT.set((*_CURRENT.get(), self))
         dispatcher.scopes = (*dispatcher.scopes, self)
-        level = levels_of(acting) + 1
+        level = nesting_levels(acting) + 1
         for name, hook in self._scoped:
             registry.hooked[name].add_scoped(hook, hook.direction, level)
         self.names = sorted(in_use, key=registry.rank.__getitem__)
@@ -266,7 +266,7 @@ class ScopedHook:
         return self.function(value, hook=hook)
 
 
-def levels_of(scopes: Iterable[HookScope[Any]]) -> int:
+def nesting_levels(scopes: Iterable[HookScope[Any]]) -> int:
     """Return how deep blocks with hooks are nested, TransformerLens's ``context_level``."""
     return sum(scope.sets_hooks for scope in scopes)
 
@@ -296,14 +296,14 @@ def resolve_hooks(
             raise InputError(
                 f"{direction}_hooks has {pair!r}; expected a list of pairs, [(name, function), …]"
             )
-        name, hook = name_of(pair[0]), pair[1]
+        name, hook = get_name(pair[0]), pair[1]
         _refuse_other_arguments(hook)
         matches = list(filter(name, names)) if callable(name) else select(names, name)
         if not matches:
             raise UnknownNameError(
                 f"{name!r} is true of no hook point; lens.hook_table() lists them"
             )
-        if isinstance(name, str) and point_of(name)[1].isdigit():
+        if isinstance(name, str) and find_point(name)[1].isdigit():
             raise UnknownNameError(
                 f"{name!r} is one head of {matches[0]}; hook that, whose axis 'head' has them all"
             )

@@ -236,7 +236,7 @@ def is_of_patching(hook: Any) -> bool:
     return getattr(function, "__module__", "") == "transformer_lens.patching"
 
 
-def point_of(component: str) -> tuple[str, str]:
+def find_point(component: str) -> tuple[str, str]:
     """Return name or glob of the hook point that a component writes at, and its head; ("", "") for other text.
 
     A head is part of "hook_z", a branch is "hook_out", a layer "hook_resid_post".
@@ -251,7 +251,7 @@ def point_of(component: str) -> tuple[str, str]:
     return f"{stack and stack + '_'}blocks.{layer}.{end}", head
 
 
-def component_of(point: str) -> str:
+def find_component(point: str) -> str:
     """Return the component, or glob, that a hook point is the write of; other text as it is."""
     text = re.sub(
         r"^(?:(\w+)_)?blocks\.", lambda match: f"{match[1]}." if match[1] else "", point

@@ -238,7 +238,7 @@ class Weights:
         column = self._wiring.stack(stack)
         row = column.attention(kind, layer)
         part: Projection = getattr(row, letter)
-        n_heads = row.heads_of(letter, column.n_heads)
+        n_heads = row.count_heads(letter, column.n_heads)
         weight, bias = self._part(
             column.block(layer),
             part,

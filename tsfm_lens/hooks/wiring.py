@@ -123,7 +123,7 @@ class Attention:
         """Axes of the output projection's output: those of z with the heads folded into d_model."""
         return re.sub(r"\([^)]*\bhead\b[^)]*\)", "d_model", self.z_layout)
 
-    def heads_of(self, letter: str, n_heads: int) -> int:
+    def count_heads(self, letter: str, n_heads: int) -> int:
         """Return the number of heads of "q", "k", "v" or "gate" in a stack of ``n_heads``."""
         return n_heads if letter in ("q", "gate") else self.n_kv_heads or n_heads
 
@@ -289,7 +289,7 @@ class Stack:
             )
         )
 
-    def layers_with(self, kind: str | None = None) -> tuple[str, list[int]]:
+    def find_layers(self, kind: str | None = None) -> tuple[str, list[int]]:
         """Return a kind of attention (the last if None) and the layers that have it; InputError if there is none."""
         kinds = self.attention_kinds()
         if not kinds:

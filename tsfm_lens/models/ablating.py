@@ -15,7 +15,7 @@ from tsfm_lens.hooks.component import Component, select_components
 from tsfm_lens.hooks.interventions import Intervention, Mean, Noise, Resample, Zero
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.base import LensBase, refuse_unknown
-from tsfm_lens.models.recording import Capture, names_of
+from tsfm_lens.models.recording import Capture, select_names
 
 KINDS = {"zero": Zero, "mean": Mean, "resample": Resample, "noise": Noise}
 _WITH_REFERENCE = ("mean", "resample")
@@ -84,9 +84,11 @@ def reference_activations(
         )
     if isinstance(reference, Activations):
         return reference
-    names = names_of(lens, ["**.hook_z", "**.hook_out"], None)
+    names = select_names(lens, ["**.hook_z", "**.hook_out"], None)
     with torch.no_grad():
         if isinstance(reference, Encoded):
             return Capture(lens, reference.batch, names).forward(reference)[1]
         capture = Capture(lens, as_series(reference), names, rollout=True)
-        return capture.roll_out(**({} if horizon is None else {"horizon": horizon}))[1]
+        return capture.forecast_recorded(
+            **({} if horizon is None else {"horizon": horizon})
+        )[1]

@@ -20,7 +20,12 @@ from tsfm_lens.data.categories import TRUTHS
 from tsfm_lens.hooks.block import Block, Steps
 from tsfm_lens.hooks.native import put_output, rms_scale, without_gain
 from tsfm_lens.hooks.wiring import Wiring
-from tsfm_lens.models.architecture import Encoded, Levels, Prediction, rows_apart
+from tsfm_lens.models.architecture import (
+    Encoded,
+    Levels,
+    Prediction,
+    declare_row_independent,
+)
 
 DECILES = tuple(level / 10 for level in range(1, 10))
 ALL_DTYPES = ("float32", "bfloat16", "float16")
@@ -30,8 +35,8 @@ class Adapter(ABC):
     """Opened native model: series in, forecasts out.
 
     A subclass sets the attributes and defines ``encode`` and ``run``; token models also define ``head``, ``predict``,
-    ``values`` and ``tokens_of``. A ``predict`` of its own that forecasts every series by itself is declared
-    :func:`tsfm_lens.models.architecture.rows_apart`, so that variants of the model run side by side.
+    ``values`` and ``tokenize``. A ``predict`` of its own that forecasts every series by itself is declared
+    :func:`tsfm_lens.models.architecture.declare_row_independent`, so that variants of the model run side by side.
 
     Attributes:
         architecture: name of the wiring.
@@ -104,7 +109,7 @@ class Adapter(ABC):
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Run one differentiable native forward: logits, or quantiles in data units."""
 
-    @rows_apart
+    @declare_row_independent
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
@@ -208,7 +213,7 @@ class Adapter(ABC):
         """Return the steps of the longest series; of the longest of all parts while a batch runs in parts."""
         return max(self.least_steps, *batch.lengths)
 
-    def padded_to(self, steps: int) -> Block[None]:
+    def pad_batch(self, steps: int) -> Block[None]:
         """Pad shorter batches, as if a series of so many steps were in each: padding can change what a library does."""
         before: list[int] = []
 

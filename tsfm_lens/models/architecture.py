@@ -19,11 +19,11 @@ from tsfm_lens.core.errors import InputError, WiringError, unknown_name
 from tsfm_lens.core.extensions import load_all
 from tsfm_lens.core.needs import Needs
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.data.frequencies import offset_of
+from tsfm_lens.data.frequencies import read_offset
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.tl_names import refuse_shape
 from tsfm_lens.hooks.wiring import TABLE_TRAITS
-from tsfm_lens.models.checkpoint import module_of
+from tsfm_lens.models.checkpoint import unwrap_module
 from tsfm_lens.models.extras import Extra
 
 Levels = tuple[float, ...]
@@ -64,7 +64,7 @@ class Encoded:
     @property
     def rows(self) -> tuple[str, ...]:
         """Names of the rows that hooks see: the series, or the items whose variates share one sequence."""
-        return rows_of(self.batch, self.packed)
+        return name_rows(self.batch, self.packed)
 
     @property
     def n_items(self) -> int:
@@ -108,7 +108,7 @@ class Encoded:
         series = cuts[len(self.batch)]
         first, whole = self.place
         before = (
-            len(rows_of(self.batch.select(range(start)), self.packed)) if start else 0
+            len(name_rows(self.batch.select(range(start)), self.packed)) if start else 0
         )
         return replace(
             self,
@@ -134,7 +134,7 @@ class Encoded:
         )
         stamps = self.batch.timestamps(series)
         if stamps is not None:
-            step = offset_of(self.batch.freqs[series])
+            step = read_offset(self.batch.freqs[series])
             for column in ("start", "stop"):
                 table[f"{column}_time"] = [
                     stamps[-1] + (count + 1) * step for count in table[column]
@@ -164,7 +164,7 @@ def in_data_units(normalized: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     )
 
 
-def rows_of(batch: SeriesBatch, packed: bool) -> tuple[str, ...]:
+def name_rows(batch: SeriesBatch, packed: bool) -> tuple[str, ...]:
     """Return the names of the rows that hooks see; see :class:`Encoded`."""
     return tuple(dict.fromkeys(batch.groups)) if packed else batch.ids
 
@@ -186,7 +186,7 @@ class Prediction(NamedTuple):
 Predict = TypeVar("Predict", bound=Callable[..., Prediction])
 
 
-def rows_apart(predict: Predict) -> Predict:
+def declare_row_independent(predict: Predict) -> Predict:
     """Declare that an adapter's ``predict`` may run several variants of a model as rows of one batch.
 
     By this its author states that copies of a batch that follow one another have the forecasts of the batch, in the
@@ -197,10 +197,10 @@ def rows_apart(predict: Predict) -> Predict:
     return predict
 
 
-def stands_apart(adapter: Any) -> bool:
-    """Return whether an adapter's present ``predict`` was declared by :func:`rows_apart`."""
+def is_row_independent(adapter: Any) -> bool:
+    """Return whether an adapter's present ``predict`` was declared by :func:`declare_row_independent`."""
     function = getattr(adapter.predict, "__func__", adapter.predict)
-    return getattr(function, "rows_apart", None) is function
+    return getattr(function, "declare_row_independent", None) is function
 
 
 def adapter_traits(adapter: Any) -> frozenset[str]:
@@ -324,7 +324,7 @@ class Architecture:
         if self.save is not None:
             self.save(native, folder)
             return
-        writers: tuple[Any, ...] = (native, module_of(native))
+        writers: tuple[Any, ...] = (native, unwrap_module(native))
         for writer in writers:
             if hasattr(writer, "save_pretrained"):
                 writer.save_pretrained(folder)

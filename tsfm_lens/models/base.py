@@ -24,8 +24,8 @@ from tsfm_lens.hooks.component import Component, select_components
 from tsfm_lens.hooks.component import components as all_components
 from tsfm_lens.hooks.edit import edited
 from tsfm_lens.hooks.interventions import Intervention
-from tsfm_lens.hooks.names import name_of, select
-from tsfm_lens.hooks.recorder import stream_into
+from tsfm_lens.hooks.names import get_name, select
+from tsfm_lens.hooks.recorder import record_stream
 from tsfm_lens.hooks.registry import HookRegistry, attach_point
 from tsfm_lens.hooks.scopes import HookScope, resolve_hooks
 from tsfm_lens.hooks.tl_names import (
@@ -391,7 +391,7 @@ class LensBase(NativeModule):
             series = self.encode(series, future=future, tokens=tokens, horizon=horizon)
         with self.running(len(series.rows), series.place), self.registry.attach():
             if stop_at_layer is not None:
-                return stream_into(
+                return record_stream(
                     self.registry,
                     stop_at_layer,
                     lambda: self.adapter.run(series.inputs),
@@ -451,7 +451,7 @@ class LensBase(NativeModule):
             },
             n_key_value_heads=stack.n_heads
             if attention is None
-            else attention.heads_of("k", stack.n_heads),
+            else attention.count_heads("k", stack.n_heads),
             n_ctx=self.context_length,
             d_vocab=self.weights.W_U.shape[1] if self.emits == "token" else None,
             act_fn="" if mlp is None else mlp.act,
@@ -516,7 +516,7 @@ class LensBase(NativeModule):
         """Add a hook as TransformerLens's ``add_hook``, with globs as names; it stays until ``reset_hooks()``."""
         if "bwd" in (*args, kwargs.get("dir")):
             refuse_gradients(self.wiring)
-        name = name_of(name)
+        name = get_name(name)
         if callable(name):
             super().add_hook(name, hook, *args, **kwargs)
             return

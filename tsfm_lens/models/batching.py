@@ -21,7 +21,7 @@ from tsfm_lens.models.adapter import (
     refuse_covariates,
     refuse_request,
 )
-from tsfm_lens.models.architecture import Encoded, rows_of
+from tsfm_lens.models.architecture import Encoded, name_rows
 from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.draws import (
     BlockDraws,
@@ -86,7 +86,7 @@ class ForecastRequest:
     @cached_property
     def rows(self) -> int:
         """Number of rows that hooks see."""
-        return len(rows_of(self.batch, self.lens.adapter.packed))
+        return len(name_rows(self.batch, self.lens.adapter.packed))
 
     @cached_property
     def blocks(self) -> list[Range]:
@@ -146,7 +146,7 @@ class ForecastRequest:
         )
         lengths = {
             stack: int(size * growth)
-            for stack, size in lengths_of(adapter.encode(item, horizon=ahead)).items()
+            for stack, size in count_tokens(adapter.encode(item, horizon=ahead)).items()
         }
         if adapter.rollout == "tokens":
             lengths[self.lens.wiring.output_stack.name] = ahead
@@ -157,13 +157,13 @@ class ForecastRequest:
         longest = min(max(self.batch.lengths), self.lens.adapter.context_length)
         tokens = (longest + self.horizon + 8) * self.per_item
         lengths = {stack.name: tokens for stack in self.lens.wiring.stacks}
-        need = need_of(self.lens, lengths, self.paths, self.per_item)
+        need = estimate_bytes(self.lens, lengths, self.paths, self.per_item)
         if need * items <= BYTES_AT_ONCE:
             return need
-        return need_of(self.lens, self.lengths(), self.paths, self.per_item)
+        return estimate_bytes(self.lens, self.lengths(), self.paths, self.per_item)
 
 
-def request_of(
+def check_request(
     lens: LensBase,
     series: Any,
     horizon: int | None = None,
@@ -280,7 +280,7 @@ def forecast_part(
     whole = stop - start == len(request.batch)
     batch = request.batch if whole else request.batch.select(range(start, stop))
     alike = max(batch.lengths) == max(request.batch.lengths)
-    padding = nullcontext() if alike else adapter.padded_to(max(request.batch.lengths))
+    padding = nullcontext() if alike else adapter.pad_batch(max(request.batch.lengths))
     place: tuple[int, int | None] = 0, None
     if not whole:
         place = (
@@ -291,7 +291,7 @@ def forecast_part(
     if drawing is None and request.draws and not (len(pieces) == 1 and pieces[0].whole):
         drawing = request.drawing(pieces)
     seed = pieces[0].seed if drawing is None else drawing.seed
-    rows = len(rows_of(batch, adapter.packed))
+    rows = len(name_rows(batch, adapter.packed))
     running, draw = lens.running(rows, place), drawing or nullcontext()
     guarded = (
         lens.device.type == "cpu"
@@ -372,13 +372,13 @@ def fitting(
     return min(count, max(1, limit // need))
 
 
-def lengths_of(encoded: Encoded) -> dict[str, int]:
+def count_tokens(encoded: Encoded) -> dict[str, int]:
     """Return the tokens of an item by stack; a packed sequence shows every variate's."""
     per_item = 1 if encoded.packed else -(-len(encoded.batch) // encoded.n_items)
     return {stack: len(spans) * per_item for stack, spans in encoded.spans.items()}
 
 
-def need_of(
+def estimate_bytes(
     lens: LensBase, lengths: Mapping[str, int], paths: int = 1, variates: int = 1
 ) -> int:
     """Guess from above the bytes that a run of one item holds at once: attention, stream, cache and output."""

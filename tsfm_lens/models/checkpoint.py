@@ -164,7 +164,7 @@ def _weight_files(
 ) -> tuple[dict[str, Path], dict[str, str] | None]:
     """Return name -> path of the files with weights, and the file of each tensor by the index, if there is one."""
 
-    def file_of(name: str) -> str:
+    def find_file(name: str) -> str:
         return name.replace(SUFFIX, suffix)
 
     native = next(
@@ -177,15 +177,15 @@ def _weight_files(
     )
     if native is not None:
         raise CheckpointError(
-            f"{folder} holds {native} beside {COMPRESSION}, expected {file_of(native)}: other libraries would open "
+            f"{folder} holds {native} beside {COMPRESSION}, expected {find_file(native)}: other libraries would open "
             "it with random weights in the place of compressed ones; write it again with this version"
         )
-    single = os.path.lexists(folder / file_of(WEIGHTS))
-    if not os.path.lexists(folder / file_of(INDEX)):
+    single = os.path.lexists(folder / find_file(WEIGHTS))
+    if not os.path.lexists(folder / find_file(INDEX)):
         if not single:
             raise _no_weights(folder)
-        return {WEIGHTS: _file(folder, file_of(WEIGHTS))}, None
-    files[INDEX] = _file(folder, file_of(INDEX))
+        return {WEIGHTS: _file(folder, find_file(WEIGHTS))}, None
+    files[INDEX] = _file(folder, find_file(INDEX))
     places = read_settings(files[INDEX]).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(
@@ -204,7 +204,7 @@ def _weight_files(
         raise CheckpointError(
             f"{folder} holds both {WEIGHTS} and {INDEX}, which names {names[0]}; remove the one that is not meant"
         )
-    return {name: _file(folder, file_of(name)) for name in names}, places
+    return {name: _file(folder, find_file(name)) for name in names}, places
 
 
 def _no_weights(folder: Path) -> CheckpointError:
@@ -268,7 +268,7 @@ def _headers(
     return tensors
 
 
-def module_of(native: Any) -> nn.Module:
+def unwrap_module(native: Any) -> nn.Module:
     """Return the torch module with a checkpoint's weights, in a library's own object."""
     if isinstance(native, nn.Module):
         return native
@@ -276,7 +276,7 @@ def module_of(native: Any) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else native.model
 
 
-def expected_of(
+def list_expected(
     blank: nn.Module,
 ) -> tuple[dict[str, Tensor], dict[str, frozenset[str]]]:
     """Return the tensors that a model takes from a checkpoint, and by name all names of the same tensor."""
@@ -336,7 +336,7 @@ def refuse_misfit(
     computed: tuple[str, ...],
 ) -> None:
     """Refuse files that lack a tensor of the model, hold another one, or hold one of another shape or type."""
-    state, tied = expected_of(blank)
+    state, tied = list_expected(blank)
     names = _model_names(checkpoint, renamed)
     have = set(names.values())
     ignored = getattr(blank, "_keys_to_ignore_on_load_unexpected", None) or ()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.hooks.native import autocast_dtype, modules_of
+from tsfm_lens.hooks.native import autocast_dtype, list_modules
 from tsfm_lens.models.lens import Lens
 
 # weights of which a number is looked at
@@ -34,10 +34,10 @@ class Conditions:
 
     def __init__(self, lens: Lens) -> None:
         self.lens = lens
-        self._hooks, self._mode = hooks_of(lens), _mode(lens)
+        self._hooks, self._mode = snapshot_hooks(lens), _mode(lens)
         weights = _weights(lens.model)
         self._writes, self._numbers = _writes(weights), _last_numbers(weights)
-        self._text = _text_of(self._numbers)
+        self._text = _format_numbers(self._numbers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # a copy of a run has a lens of its own
@@ -45,7 +45,7 @@ class Conditions:
 
     def refuse_change(self) -> None:
         """Refuse to go on under other conditions."""
-        if hooks_of(self.lens) != self._hooks:
+        if snapshot_hooks(self.lens) != self._hooks:
             raise InputError(
                 "this run was made under other hooks than those that are set now, so it would mix two models; make "
                 "the run in the block in which it is used"
@@ -62,7 +62,7 @@ class Conditions:
         # the numbers are views: they are of the weights of now as long as those have their memory
         if (
             _writes(_weights(self.lens.model)) != self._writes
-            or _text_of(self._numbers) != self._text
+            or _format_numbers(self._numbers) != self._text
         ):
             raise InputError(
                 f"the weights of {name} have changed since this run was made, {cure}"
@@ -73,7 +73,7 @@ class Conditions:
             )
 
 
-def hooks_of(lens: Lens) -> tuple[object, ...]:
+def snapshot_hooks(lens: Lens) -> tuple[object, ...]:
     """Return the hooks that are set on a lens, for comparison with those of another time."""
     return tuple(
         handle
@@ -95,7 +95,7 @@ def _mode(lens: Lens) -> str:
 def _weights(model: nn.Module) -> list[Tensor]:
     """List the parameters and buffers of a model's state; other buffers are caches of its library."""
     weights: list[Tensor | None] = []
-    for module in modules_of(model):
+    for module in list_modules(model):
         if module._parameters:
             weights.extend(module._parameters.values())
         if module._buffers:
@@ -126,7 +126,7 @@ def _last_numbers(weights: Sequence[Tensor]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _text_of(numbers: Sequence[Tensor]) -> str:
+def _format_numbers(numbers: Sequence[Tensor]) -> str:
     """Return numbers as text, in which NaN equals itself."""
     if len({(number.device, number.dtype) for number in numbers}) == 1:
         # one transfer from the device

@@ -22,10 +22,10 @@ from tsfm_lens.hooks.recorder import NamesFilter, Reducer, at_positions, by_row
 from tsfm_lens.models.ablating import knock_outs
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.base import OF_A_FORECAST, HookList, LensBase, refuse_unknown
-from tsfm_lens.models.batching import forecast_in_parts, request_of
+from tsfm_lens.models.batching import check_request, forecast_in_parts
 from tsfm_lens.models.devices import checked_device
 from tsfm_lens.models.forecast import Forecast, refuse_non_finite
-from tsfm_lens.models.recording import Capture, names_of, refuse_run
+from tsfm_lens.models.recording import Capture, refuse_run, select_names
 from tsfm_lens.models.unread import unread_notes
 
 READING = [name for name in signature(as_series).parameters if name != "data"]
@@ -93,7 +93,7 @@ class Lens(LensBase):
                 columns.keys() - {*READING}, "forecast", [*OF_A_FORECAST, *READING]
             )
             series = as_series(series, **columns)
-        request = request_of(
+        request = check_request(
             self, series, horizon, quantiles, num_samples, seed, batch_size
         )
         forecast = forecast_in_parts(request, progress)
@@ -174,7 +174,7 @@ class Lens(LensBase):
                 "pos_slice and reduce exclude each other; let the reducer take the positions"
             )
         stop = run.pop("stop_at_layer", None)
-        names = names_of(self, names_filter, stop)
+        names = select_names(self, names_filter, stop)
         reducer = (
             reduce
             if pos_slice is None
@@ -193,7 +193,7 @@ class Lens(LensBase):
         )
         output: Any
         if rollout:
-            output, acts = capture.roll_out(**run)
+            output, acts = capture.forecast_recorded(**run)
         else:
             remark = ""
             if (

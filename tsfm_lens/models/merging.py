@@ -20,7 +20,12 @@ import torch
 from torch import nn
 
 from tsfm_lens.core.errors import CheckpointError, MissingExtraError
-from tsfm_lens.models.checkpoint import CONFIG, in_our_words, module_of, read_settings
+from tsfm_lens.models.checkpoint import (
+    CONFIG,
+    in_our_words,
+    read_settings,
+    unwrap_module,
+)
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PICKLED = "adapter_model.bin"
@@ -107,7 +112,7 @@ def read_adapter(folder: Path) -> StoredAdapter | None:
     return StoredAdapter(folder, read_settings(folder / ADAPTER_CONFIG))
 
 
-def has_weights_beside(folder: Path) -> bool:
+def has_own_weights(folder: Path) -> bool:
     """Test if a folder of an adapter also holds a model of its own, as transformers tests it."""
     return os.path.lexists(folder / CONFIG)
 
@@ -150,11 +155,11 @@ def merged(native: Any) -> tuple[Any, list[str]]:
     if not isinstance(native, nn.Module) and not hasattr(native, "model"):
         # no model of a library; its opening names the fault
         return native, []
-    paths = [name for name, _ in beside(module_of(native))]
+    paths = [name for name, _ in beside(unwrap_module(native))]
     if not paths:
         return native, []
     native = copy.deepcopy(native)
-    model = module_of(native)
+    model = unwrap_module(native)
     for name in paths:
         parent, _, leaf = name.rpartition(".")
         layer: Any = model.get_submodule(name)

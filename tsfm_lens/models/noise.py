@@ -176,7 +176,9 @@ def marked_dataset(run: Run, **coords: Any) -> xr.Dataset:
     return run.dataset().assign_coords(flat=("series", flat_series(run)), **coords)
 
 
-def told_apart(run: Run, forecasts: np.ndarray, plain: np.ndarray) -> np.ndarray:
+def keep_above_rounding(
+    run: Run, forecasts: np.ndarray, plain: np.ndarray
+) -> np.ndarray:
     """Replace forecasts (…, series, step) by ``plain`` (series, step) where they differ by rounding alone."""
     same = np.abs(forecasts - plain).max(-1) <= rounding(run, plain)
     return np.where(same[..., None], plain, forecasts)

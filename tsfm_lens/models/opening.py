@@ -31,7 +31,7 @@ from tsfm_lens.models.merging import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     StoredAdapter,
-    has_weights_beside,
+    has_own_weights,
     read_adapter,
 )
 from tsfm_lens.models.merging import beside as adapters_beside
@@ -86,7 +86,7 @@ def load(
         )
     if not isinstance(source, str | Path):
         lens = _from_object(source)
-        _refuse_beside(lens)
+        _check_adapters(lens)
     else:
         checked_device(device)
         folder, model_id, commit = _locate(str(source), revision)
@@ -121,7 +121,7 @@ def _from_object(native: object) -> Lens:
     )
 
 
-def _refuse_beside(lens: Lens) -> None:
+def _check_adapters(lens: Lens) -> None:
     """Refuse layers with a low-rank adapter beside their matrix, which peft shows under the layer's own name."""
     names = [name for name, _ in adapters_beside(lens.model)]
     if names:
@@ -138,7 +138,7 @@ def _base_folder(adapter: StoredAdapter) -> Path:
     Transformers takes the model beside the adapter, Chronos-2's pipeline the one that the adapter names. Where both are
     at hand and differ, the caller has to say which is meant.
     """
-    beside = adapter.folder if has_weights_beside(adapter.folder) else None
+    beside = adapter.folder if has_own_weights(adapter.folder) else None
     if adapter.base is None:
         if beside is None:
             raise CheckpointError(
@@ -185,7 +185,7 @@ def _open(
     device: str,
 ) -> Lens:
     try:
-        entry = architecture_of(files.config, model_id, files.names)
+        entry = find_architecture(files.config, model_id, files.names)
     except WiringError:
         if checkpoint.CONFIG in files.files:
             raise
@@ -218,7 +218,7 @@ def _open(
         ):
             with files.building(type(blank), entry.renamed):
                 native = entry.open(folder, dtype, device)
-            module = checkpoint.module_of(native)
+            module = checkpoint.unwrap_module(native)
             files.finish(module, entry.renamed)
             checkpoint.refuse_difference(files, module, entry.renamed, entry.computed)
             if adapter is not None:
@@ -260,7 +260,7 @@ def _quiet() -> Block[None]:
     return Block(Steps(None, begin, end))
 
 
-def architecture_of(
+def find_architecture(
     config: Mapping[str, Any], where: str, tensors: frozenset[str] = frozenset()
 ) -> Architecture:
     """Return the architecture that claims a configuration or else the names of the tensors."""

@@ -16,34 +16,34 @@ from tsfm_lens.core.errors import HookError, InputError, UnknownNameError
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import Activations, TokenSpans
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.hooks.names import name_of, select
+from tsfm_lens.hooks.names import get_name, select
 from tsfm_lens.hooks.recorder import (
     NamesFilter,
     Reducer,
     passed_before,
     record,
-    reducers_of,
+    select_reducers,
 )
-from tsfm_lens.hooks.tl_names import point_of
+from tsfm_lens.hooks.tl_names import find_point
 from tsfm_lens.models.adapter import refuse_gradients
-from tsfm_lens.models.architecture import Encoded, rows_of
+from tsfm_lens.models.architecture import Encoded, name_rows
 from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.batching import (
     LITTLE,
     Range,
     by_row_hint,
+    check_request,
+    count_tokens,
     cut,
+    estimate_bytes,
     fitting,
     forecast_part,
     free_bytes,
     halved,
     kept_bytes,
-    lengths_of,
     memory_limit,
-    need_of,
     plan,
     reason_uncut,
-    request_of,
 )
 from tsfm_lens.models.forecast import Forecast, refuse_non_finite
 
@@ -66,7 +66,7 @@ class Capture:
     @cached_property
     def reducers(self) -> dict[str, Reducer]:
         """Reducer of each hook point that has one."""
-        return reducers_of(self.names, self.reduce)
+        return select_reducers(self.names, self.reduce)
 
     @property
     def whole(self) -> list[str]:
@@ -115,7 +115,7 @@ class Capture:
     ) -> tuple[Tensor, Activations]:
         """Return the output, or what is read of it, and the activations of a forward, in parts."""
         lens, whole = self.lens, self.whole
-        stored = self.kept(lengths_of(encoded))
+        stored = self.kept(count_tokens(encoded))
 
         def run(start: int, stop: int) -> Tensor:
             part = (
@@ -149,7 +149,7 @@ class Capture:
             acts.spans = encoded.spans
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs), acts
 
-    def roll_out(self, **run: Any) -> tuple[Forecast, Activations]:
+    def forecast_recorded(self, **run: Any) -> tuple[Forecast, Activations]:
         """Return a forecast and the activations of all its passes."""
         lens, batch = self.lens, self.batch
         if lens.adapter.passes > 1:
@@ -157,7 +157,7 @@ class Capture:
                 "every forecast of this model runs on x and on -x; to record one run, compile TimesFM with "
                 "force_flip_invariance=False, and leave lens.adapter.clampsym of Timestral False"
             )
-        request = request_of(lens, batch, **run)
+        request = check_request(lens, batch, **run)
         whole = self.whole
         passes = (
             -(-request.horizon // lens.adapter.longest_pass)
@@ -210,7 +210,7 @@ class Capture:
         )
 
     def _empty(self) -> Activations:
-        lens, rows = self.lens, rows_of(self.batch, self.lens.adapter.packed)
+        lens, rows = self.lens, name_rows(self.batch, self.lens.adapter.packed)
         major, attrs = lens.wiring.sample_major, lens.provenance()
         return Activations(
             lens.registry.points,
@@ -240,14 +240,14 @@ class Capture:
         return whole
 
 
-def names_of(
+def select_names(
     lens: LensBase, names_filter: NamesFilter, stop: int | str | Component | None
 ) -> list[str]:
     """Return the hook points that a run keeps; errors as in :meth:`Lens.run_with_cache`."""
     points, selection, names_filter = (
         lens.registry.points,
         set[str](),
-        name_of(names_filter),
+        get_name(names_filter),
     )
     if names_filter is None:
         names = [name for name in points if not name.endswith("hook_result")]
@@ -255,7 +255,7 @@ def names_of(
         names = [*filter(names_filter, points)]
     else:
         for name in [names_filter] if isinstance(names_filter, str) else names_filter:
-            if isinstance(name, str) and point_of(name)[1].isdigit():
+            if isinstance(name, str) and find_point(name)[1].isdigit():
                 # refuses a head that does not exist
                 lens.components(name)
             selection.update(select(points, name))
@@ -281,7 +281,7 @@ def forward_ranges(lens: LensBase, encoded: Encoded, kept: int = 0) -> list[Rang
     if items == 1:
         return [(0, series)]
     per_item = -(-series // items)
-    need = need_of(lens, lengths_of(encoded), 1, per_item) + kept
+    need = estimate_bytes(lens, count_tokens(encoded), 1, per_item) + kept
     fit = fitting(need, items, lens.device)
     most = lens.adapter.rows_at_once
     if most is not None:
@@ -314,7 +314,7 @@ def rollout_spans(adapter: Any, batch: SeriesBatch, horizon: int) -> SpansAt:
     """Return a function for the time steps of every pass of a forecast."""
     spans_of_step: dict[int, dict[str, TokenSpans]] = {}
 
-    def spans_at(step: int) -> dict[str, TokenSpans]:
+    def shift_spans(step: int) -> dict[str, TokenSpans]:
         """Return the spans of a pass whose context has grown by ``step`` steps, from the first forecast start."""
         if step not in spans_of_step:
             longer = tuple(np.zeros(length + step) for length in batch.lengths)
@@ -344,14 +344,14 @@ def rollout_spans(adapter: Any, batch: SeriesBatch, horizon: int) -> SpansAt:
             return (
                 TokenSpans.patches(growth + offset, n_tokens, 1)
                 if stack == output
-                else spans_at(growth)[stack]
+                else shift_spans(growth)[stack]
             )
         if adapter.rollout == "cache":
-            base = spans_at(0)[stack]
+            base = shift_spans(0)[stack]
             width = base.stop[0] - base.start[0]
             # the first pass of a cached rollout ends where the forecast starts, however long a context it was given
             return TokenSpans.patches(width * (offset - n_first), n_tokens, width)
-        spans = spans_at(step if adapter.rollout == "refeed" else 0)[stack]
+        spans = shift_spans(step if adapter.rollout == "refeed" else 0)[stack]
         lack = n_tokens - len(spans)
         if lack > 0:
             width = spans.stop[-1] - spans.start[-1]

@@ -17,12 +17,12 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.extensions import extensible, method_of
-from tsfm_lens.core.io import replacing, writing_to
+from tsfm_lens.core.extensions import add_method, extensible
+from tsfm_lens.core.io import name_write_errors, replacing
 from tsfm_lens.data import SeriesBatch, as_series, shift_phase
-from tsfm_lens.data.batch import Item, held_out, item_rows
+from tsfm_lens.data.batch import Item, hold_out, item_rows
 from tsfm_lens.hooks.activations import Activations, TokenSpans
-from tsfm_lens.hooks.names import name_of
+from tsfm_lens.hooks.names import get_name
 from tsfm_lens.hooks.recorder import at_positions
 from tsfm_lens.hooks.tl_names import refuse_logits
 from tsfm_lens.models.adapter import default_horizon, refuse_covariates
@@ -39,8 +39,8 @@ from tsfm_lens.models.forecast import (
     over_steps,
 )
 from tsfm_lens.models.lens import READING, Lens
-from tsfm_lens.models.recording import Capture, names_of
-from tsfm_lens.models.twins import QUICK, twin_of
+from tsfm_lens.models.recording import Capture, select_names
+from tsfm_lens.models.twins import QUICK, make_twin
 from tsfm_lens.models.unread import unread_notes
 
 # of the memory that a run may take, the share for its recordings
@@ -167,7 +167,7 @@ class Run:
         """Token ids of :attr:`path` for token models, (series, step), else None."""
         if not self.tokens_read:
             return None
-        return self.lens.adapter.tokens_of(torch.as_tensor(self.path), self.encoded)  # type: ignore[attr-defined]
+        return self.lens.adapter.tokenize(torch.as_tensor(self.path), self.encoded)  # type: ignore[attr-defined]
 
     @cached_property
     def spans(self) -> dict[str, TokenSpans]:
@@ -207,7 +207,10 @@ class Run:
         self, names: Sequence[str], last: int | None = None
     ) -> tuple[np.ndarray, Activations]:
         """Return the point forecast of the single forward and its activations at hook points."""
-        encoded, names = self.encoded, names_of(self.lens, names, None) if names else []
+        encoded, names = (
+            self.encoded,
+            select_names(self.lens, names, None) if names else [],
+        )
         reduce = (
             None
             if last is None
@@ -261,7 +264,7 @@ class Run:
             UnknownNameError: no such hook point.
             InputError: one pass of the model does not cover the horizon; the run was made under other hooks or weights.
         """
-        requested = {name_of(each) for each in names}
+        requested = {get_name(each) for each in names}
         wrong = [each for each in requested if not isinstance(each, str)]
         if wrong:
             raise InputError(
@@ -356,7 +359,7 @@ class Run:
             self, forced_path=values, _of=(self, list(range(len(self.batch))))
         )
 
-    def rolled_out(self) -> Run:
+    def as_rollout(self) -> Run:
         """Return the same run in the library's own rollout."""
         return self if self.rollout else self._other(rollout=True)
 
@@ -387,7 +390,7 @@ class Run:
         key = ("twin", number)
         if key in self._others:
             return self._others[key]
-        lens = twin_of(self.lens, number)
+        lens = make_twin(self.lens, number)
         other = replace(
             self, lens=lens, forced_path=None, n_twins=0, original=self, _of=None
         )
@@ -586,7 +589,7 @@ class Run:
                 if name in data.coords
             ]
         )
-        with writing_to(target), replacing(target) as part:
+        with name_write_errors(target), replacing(target) as part:
             data.to_netcdf(part, engine="scipy")
         return target
 
@@ -610,7 +613,7 @@ class Run:
         }
 
 
-@method_of("Lens")
+@add_method("Lens")
 def run(
     lens: Lens,
     series: Any,
@@ -683,7 +686,7 @@ def run(
                 ),
             )
         whole = batch.windows(windows, steps, steps)
-        batch, truth = held_out(whole, steps)
+        batch, truth = hold_out(whole, steps)
     elif windows > 1:
         last = (
             np.full((len(batch), steps), np.nan)

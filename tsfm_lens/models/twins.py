@@ -67,7 +67,7 @@ def reinitialised_twin(lens: Lens, seed: int = 0) -> Lens:
     return twin
 
 
-def twin_of(lens: Lens, number: int) -> Lens:
+def make_twin(lens: Lens, number: int) -> Lens:
     """Make the twin of a number: every fifth has new weights, the others the model's own in random order."""
     return (
         reinitialised_twin(lens, number)

@@ -31,7 +31,7 @@ from tsfm_lens.models.batching import width_of_output
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import marked_dataset, own_rounding, relative_rounding
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.places import component_coords, head_or_kind, place_of
+from tsfm_lens.probes.places import component_coords, find_place, head_or_kind
 from tsfm_lens.probes.secants import Secants, push_forward
 
 __all__ = ["attribution", "component_writes", "stream_shares"]
@@ -49,7 +49,7 @@ DECOMPOSITIONS = {
 """By the kind of output head; the one that scores best on planted models (``docs/planted.csv``) comes first."""
 
 
-def decompositions_of(lens: Lens) -> tuple[str, ...]:
+def list_decompositions(lens: Lens) -> tuple[str, ...]:
     """Return the attribution decompositions that a model allows, the default first."""
     decompositions = DECOMPOSITIONS[lens.emits]
     return decompositions if lens.wiring.true_gradients else decompositions[-1:]
@@ -127,7 +127,7 @@ def decomposed(
     """Compute :func:`attribution` without its statistics, each decomposition once for all probes of a run."""
     if not tolerance > 0:
         raise InputError(f"tolerance is {tolerance}, expected more than 0")
-    allowed = decompositions_of(run.lens)
+    allowed = list_decompositions(run.lens)
     names = (
         [decompositions or allowed[0]]
         if isinstance(decompositions, str | None)
@@ -509,7 +509,7 @@ def writes_and_stream(
     end = f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
     # a head's place is its z, which the output projection has yet to write
     points = [
-        place_of(lens.wiring, each).point.replace("hook_z", "hook_result")
+        find_place(lens.wiring, each).point.replace("hook_z", "hook_result")
         for each in components
     ]
     acts = run.in_one_pass().record([embed, *points, end], last=count)

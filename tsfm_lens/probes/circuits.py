@@ -18,18 +18,18 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Intervention, PatchFrom
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import (
+    keep_above_rounding,
     noise_floor,
     own_flat_contexts,
     ranges,
     rounding,
-    told_apart,
 )
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.given import refuse_word
 from tsfm_lens.probes.patching import contrast
 from tsfm_lens.probes.path_patching import edge_attribution
-from tsfm_lens.probes.places import Place, component_coords, nodes_of
-from tsfm_lens.probes.zero_ablation import ablations_of
+from tsfm_lens.probes.places import Place, component_coords, list_nodes
+from tsfm_lens.probes.zero_ablation import make_ablations
 
 __all__ = ["minimal_circuit"]
 
@@ -126,7 +126,7 @@ def minimal_circuit(
     components = [place.component for place in places]
     sources = [clean]
     if corrupted is None:
-        ablations = ablations_of(clean, components, how, reference)
+        ablations = make_ablations(clean, components, how, reference)
     else:
         pair = contrast(clean, corrupted, places, direction="noise")
         sources.append(pair.source)
@@ -188,7 +188,7 @@ def _refuse(
 
 def _nodes(run: Run, nodes: Sequence[str | Component] | None) -> list[Place]:
     """Return the heads and branches to choose from, none of which is part of another."""
-    places = nodes_of(run.lens, nodes, "nodes")
+    places = list_nodes(run.lens, nodes, "nodes")
     components = [place.component for place in places]
     for place in places:
         if place.head is not None and place.branch in components:
@@ -215,7 +215,7 @@ class _Bench:
         self.whole = self.nothing = np.empty(0)
         # side by side, so that both have the same rounding
         self.whole, nothing = self.forecasts([set(), set(ablations)])
-        self.nothing = told_apart(run, nothing, self.whole)
+        self.nothing = keep_above_rounding(run, nothing, self.whole)
         self.noise = np.max(
             [noise_floor(each, self._distance) for each in sources], axis=0
         )
@@ -249,7 +249,9 @@ class _Bench:
         # faithfulness and rankings by it must not depend on rounding
         for plain in (self.nothing, self.whole):
             forecasts = (
-                told_apart(self.run, forecasts, plain) if plain.size else forecasts
+                keep_above_rounding(self.run, forecasts, plain)
+                if plain.size
+                else forecasts
             )
         return forecasts
 

@@ -19,12 +19,12 @@ from tsfm_lens.models.noise import marked_dataset, noise_floor, ranges, share_fl
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.places import (
     component_coords,
+    find_place,
     head_or_kind,
     later_branches,
     listed,
-    place_of,
 )
-from tsfm_lens.probes.zero_ablation import ablations_of, points_without
+from tsfm_lens.probes.zero_ablation import forecast_ablations, make_ablations
 
 __all__ = ["causal_effects"]
 
@@ -93,9 +93,9 @@ def causal_effects(
         for c in targets
     }
     later = {branch for branches in behind.values() for branch in branches}
-    branches = sorted(place_of(lens.wiring, branch).point for branch in later)
+    branches = sorted(find_place(lens.wiring, branch).point for branch in later)
     acts = run.record(branches or ["unembed.hook_out"])
-    free = ablations_of(run, targets, how, reference)
+    free = make_ablations(run, targets, how, reference)
     variants = [
         Variant(
             f"direct {component}",
@@ -104,7 +104,7 @@ def causal_effects(
         for component, ablations in free.items()
     ]
     plain = run.point
-    forecasts = points_without(run, free, how, progress, variants)
+    forecasts = forecast_ablations(run, free, how, progress, variants)
     data = marked_dataset(run, **component_coords(targets))
     total = forecasts[: len(targets)] - plain
     direct = forecasts[len(targets) :] - plain

@@ -118,7 +118,9 @@ def induction_scores(
             keys, motifs[:, 1:], torch.ones(n_sequences, motif - 1, dtype=torch.bool)
         )
     else:
-        decoder = _roll_out(lens, ids, torch.cat([start, motifs[:, :1]], dim=1), motif)
+        decoder = _continue_prompts(
+            lens, ids, torch.cat([start, motifs[:, :1]], dim=1), motif
+        )
         targets = _match_targets(ids[:, : motif * repeats], decoder[:, 1:])
     encoded = tokens.encode_tokens(ids, decoder)
     places = [f"{stack.prefix}.{layer}.cross_attn" for layer in range(stack.n_layers)]
@@ -252,7 +254,7 @@ def _sequences(
     return torch.cat([motifs.repeat(1, repeats), end], dim=1), motifs
 
 
-def _roll_out(lens: Lens, ids: Tensor, prompt: Tensor, motif: int) -> Tensor:
+def _continue_prompts(lens: Lens, ids: Tensor, prompt: Tensor, motif: int) -> Tensor:
     """Continue the prompt to (sequence, motif) by its most probable tokens, by the library's own greedy search."""
     with torch.no_grad():
         options: dict[str, Any] = {

@@ -26,7 +26,7 @@ from tsfm_lens.models.noise import (
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention, refuse_variates
 from tsfm_lens.probes.rollout import autoregressive_attention
-from tsfm_lens.probes.zero_ablation import ablations_of, points_without
+from tsfm_lens.probes.zero_ablation import forecast_ablations, make_ablations
 
 __all__ = ["context_parroting", "head_parroting", "lag_attention", "seasonality_bias"]
 
@@ -89,7 +89,7 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     copy_errors = np.array(
         [row[lag - 1] if lag else np.nan for row, lag in zip(errors, best, strict=True)]
     )
-    data = marked_dataset(run.rolled_out(), lag=np.arange(1, longest))
+    data = marked_dataset(run.as_rollout(), lag=np.arange(1, longest))
     data = data.assign(
         forecast=(("series", "step"), forecast),
         parrot=(("series", "step"), parrots),
@@ -101,7 +101,7 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     )
     data.attrs = {"motif": motif, "statistic": "median"}
     floor = noise_floor(
-        run.rolled_out(), lambda other, plain: np.abs(other - plain).mean(-1) / scales
+        run.as_rollout(), lambda other, plain: np.abs(other - plain).mean(-1) / scales
     )
     for name in ("copy_error", "parrot_error"):
         data = judge(data, name, floor=floor)
@@ -227,7 +227,7 @@ def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
     whichever is nearer to the forecast. There is no lag where the nearest copy is not exact and no nearer than that of
     the context's values in random order.
     """
-    if np.isnan(spread_of(context)):
+    if np.isnan(compute_spread(context)):
         return 0
     choices = [(context, forecast), _about_line(context, forecast)]
     errors = [lag_errors(*choice) for choice in choices]
@@ -258,7 +258,7 @@ def _beats_random_order(
     """Test whether a copy is exact, or has a smaller error than at any lag of the context in random orders."""
     rng = np.random.default_rng(0)
     observed = np.flatnonzero(np.isfinite(context))
-    if error <= _rounding_of(context):
+    if error <= _rounding_distance(context):
         return True
     for _ in range(_ORDERS):
         shuffled = context.copy()
@@ -268,7 +268,7 @@ def _beats_random_order(
     return True
 
 
-def _rounding_of(context: np.ndarray) -> float:
+def _rounding_distance(context: np.ndarray) -> float:
     """Return how far equal copies of a context may differ."""
     return float(64 * np.finfo(float).eps * np.nanmax(np.abs(context)))
 
@@ -280,7 +280,7 @@ def _shortest_lag(context: np.ndarray, forecast: np.ndarray, errors: np.ndarray)
     lengths = np.minimum(lags, len(forecast))
     # the best is the smallest of many, and each is compared with it
     tolerance = norm.isf(rare / len(context)) * _DEVIATION * np.sqrt(2 / lengths)
-    rounding = _rounding_of(context)
+    rounding = _rounding_distance(context)
     alike = lags[errors <= np.nanmin(errors) * (1 + tolerance) + rounding]
     alike = alike[alike <= len(context) // 2]
     if not len(alike):
@@ -319,7 +319,7 @@ def _folded_gaps(
     return out
 
 
-def spread_of(context: np.ndarray) -> float:
+def compute_spread(context: np.ndarray) -> float:
     """Compute the standard deviation of a context, NaN if it is constant or has no value."""
     spread = float(np.nanstd(context)) if np.isfinite(context).any() else 0.0
     return spread if spread > 0 else np.nan
@@ -327,7 +327,7 @@ def spread_of(context: np.ndarray) -> float:
 
 def context_spreads(run: Run) -> np.ndarray:
     """Return the standard deviation of each context, (series,); NaN where the model sees no variation."""
-    spreads = np.array([spread_of(values) for values in run.batch.values])
+    spreads = np.array([compute_spread(values) for values in run.batch.values])
     return np.where(own_flat_contexts(run), np.nan, spreads)
 
 
@@ -403,8 +403,8 @@ def head_parroting(
         for head in range(row.n_heads)
     ]
     plain = run.point
-    ablations = ablations_of(run, heads, how, reference)
-    ablated = points_without(run, ablations, how, progress).reshape(
+    ablations = make_ablations(run, heads, how, reference)
+    ablated = forecast_ablations(run, ablations, how, progress).reshape(
         len(layers), row.n_heads, *plain.shape
     )
     # the lag that the library's forecast copies at, as context_parroting has it
@@ -506,7 +506,7 @@ def seasonality_bias(run: Run) -> xr.Dataset:
     steps = run.horizon
     forecast = run.forecast.median
     period = np.array([dominant_period(values) for values in batch.values])
-    data = marked_dataset(run.rolled_out())
+    data = marked_dataset(run.as_rollout())
     context = amplitudes(batch.values, period)
     ahead = amplitudes(forecast, period)
     spread = context_spreads(run)
@@ -544,7 +544,7 @@ def seasonality_bias(run: Run) -> xr.Dataset:
     }
     parts |= {"truth": data["truth"].values} if "truth" in data else {}
     grid = [
-        [[amplitude_at(v, p) for p in trial] for v in values]
+        [[fit_amplitude(v, p) for p in trial] for v in values]
         for values in parts.values()
     ]
     data = data.assign_coords(
@@ -570,17 +570,17 @@ def seasonality_bias(run: Run) -> xr.Dataset:
             return ratio(gap, scale)
 
         data = judge(
-            data, name, floor=noise_floor(run.rolled_out(), change), signed=True
+            data, name, floor=noise_floor(run.as_rollout(), change), signed=True
         )
     return data
 
 
 def amplitudes(stretches: Iterable[np.ndarray], periods: Iterable[float]) -> np.ndarray:
-    """Compute :func:`amplitude_at` of each stretch at its period."""
-    return np.array(list(map(amplitude_at, stretches, periods)))
+    """Compute :func:`fit_amplitude` of each stretch at its period."""
+    return np.array(list(map(fit_amplitude, stretches, periods)))
 
 
-def amplitude_at(values: np.ndarray, period: float) -> float:
+def fit_amplitude(values: np.ndarray, period: float) -> float:
     """Fit the amplitude of the sine of one period, together with a constant and a straight line."""
     finite = np.isfinite(values)
     if len(values) < period or finite.sum() < 5:
@@ -608,5 +608,5 @@ def dominant_period(values: np.ndarray) -> float:
     lowest = 3  # cycles in the series
     place = lowest + int(spectrum[lowest:].argmax())
     near = np.linspace(max(place - 1, lowest), min(place + 1, len(spectrum) - 1), 41)
-    amplitudes = [amplitude_at(values, len(values) / frequency) for frequency in near]
+    amplitudes = [fit_amplitude(values, len(values) / frequency) for frequency in near]
     return float(len(values) / near[int(np.nanargmax(amplitudes))])

@@ -26,10 +26,10 @@ from tsfm_lens.hooks.scopes import RunState
 from tsfm_lens.models.adapter import refuse_gradients
 from tsfm_lens.models.noise import (
     flat_series,
+    keep_above_rounding,
     noise_floor,
     ranges,
     share_floor,
-    told_apart,
 )
 from tsfm_lens.models.recording import refuse_run
 from tsfm_lens.models.run import Run
@@ -37,8 +37,8 @@ from tsfm_lens.probes.given import refuse_word
 from tsfm_lens.probes.places import (
     Place,
     group_coords,
+    parse_places,
     place_coords,
-    places_of,
     position_groups,
 )
 
@@ -107,9 +107,9 @@ def activation_patching(
         >>> dict(data["recovered"].sizes)
         {'component': 4, 'position': 1, 'series': 1}
     """
-    places = places_of(clean.lens, at, stack)
+    places = parse_places(clean.lens, at, stack)
     pair = contrast(clean, corrupted, places, direction=direction)
-    groups, where = grid_of(pair, places, positions)
+    groups, where = make_grid(pair, places, positions)
     forecasts = point_forecasts(pair.base, patches(pair, places, groups), progress)
     forecasts = forecasts.reshape(len(places), len(groups), *forecasts.shape[1:])
     data = pair.result(forecasts, {**place_coords(places), **where})
@@ -138,7 +138,7 @@ def _patch(pair: RunPair, place: Place, group: list[int] | None) -> Intervention
     return _steps_patch(place.target, pair.source_acts, start, stop, words)
 
 
-def grid_of(
+def make_grid(
     pair: RunPair, places: Sequence[Place], positions: str | int | None
 ) -> tuple[list[list[int] | None], dict[str, Any]]:
     """Return token groups of the places' stack, [None] for all tokens at once, and their coordinates."""
@@ -325,7 +325,7 @@ def contrast(
         source = source.following(base.path)
     base_acts = _record(base, base_names)
     source_acts = _record(source, _points(places))
-    same = (told_apart(base, source.point, base.point) == base.point).all(-1)
+    same = (keep_above_rounding(base, source.point, base.point) == base.point).all(-1)
     if same.any():
         name = clean.batch.ids[int(np.argmax(same))]
         raise InputError(
@@ -426,12 +426,12 @@ def attribution_patching(
     """
     lens = clean.lens
     refuse_gradients(lens.wiring)
-    places = places_of(lens, at, stack)
+    places = parse_places(lens, at, stack)
     pair = contrast(
         clean.in_one_pass(), corrupted.in_one_pass(), places, direction=direction
     )
     acts = slopes(pair, places)
-    groups, where = grid_of(pair, places, positions)
+    groups, where = make_grid(pair, places, positions)
     first_order = np.array(
         [
             [_products(place, pair.source_acts, acts, group) for group in groups]

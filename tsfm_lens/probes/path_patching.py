@@ -24,12 +24,12 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.patching import Direction, RunPair, _PointEdit, contrast, slopes
 from tsfm_lens.probes.places import (
     Place,
+    find_place,
     later_branches,
+    list_nodes,
     listed,
-    nodes_of,
+    parse_places,
     place_coords,
-    place_of,
-    places_of,
 )
 
 __all__ = ["edge_attribution", "path_patching"]
@@ -94,13 +94,13 @@ def path_patching(
         {'sender': 1, 'receiver': 1, 'series': 1}
     """
     lens = clean.lens
-    froms = nodes_of(lens, senders, "senders")
+    froms = list_nodes(lens, senders, "senders")
     targets: list[str | Component] = [*writers(lens.wiring), OUTPUT]
     if receivers is not None:
         targets = listed(receivers, "receivers")
     to_output = OUTPUT in targets
     tos = (
-        places_of(lens, [receiver for receiver in targets if receiver != OUTPUT])
+        parse_places(lens, [receiver for receiver in targets if receiver != OUTPUT])
         if targets != [OUTPUT]
         else []
     )
@@ -148,7 +148,7 @@ def sender_contrast(
         for sender in senders
         for branch in later_branches(wiring, sender.component)
     }
-    branch_points = sorted({place_of(wiring, branch).point for branch in later})
+    branch_points = sorted({find_place(wiring, branch).point for branch in later})
     return contrast(
         clean, corrupted, senders, base_names=branch_points, direction=direction
     )
@@ -257,7 +257,7 @@ def edge_attribution(
     """
     lens = clean.lens
     refuse_gradients(lens.wiring)
-    places = nodes_of(lens, nodes, "nodes")
+    places = list_nodes(lens, nodes, "nodes")
     pair = sender_contrast(
         clean.in_one_pass(), corrupted.in_one_pass(), places, direction=direction
     )

@@ -45,14 +45,14 @@ class Place:
         return Component(self.stack, self.layer, self.component.kind)
 
 
-def nodes_of(lens: Lens, names: Any, what: str) -> list[Place]:
+def list_nodes(lens: Lens, names: Any, what: str) -> list[Place]:
     """Return heads and branches by name; the heads and MLPs of the output stack for None."""
-    return places_of(
+    return parse_places(
         lens, writers(lens.wiring) if names is None else listed(names, what)
     )
 
 
-def places_of(
+def parse_places(
     lens: Lens, at: str | Sequence[str | Component], stack: str | None = None
 ) -> list[Place]:
     """Return places by a word, or by names and globs."""
@@ -62,7 +62,7 @@ def places_of(
         # two patterns may name one place
         return list(
             dict.fromkeys(
-                place for each in listed(at, "at") for place in _places_at(lens, each)
+                place for each in listed(at, "at") for place in _find_places(lens, each)
             )
         )
     if at == "stream":
@@ -75,7 +75,7 @@ def places_of(
         ]
     level = {"branches": "branch", "heads": "head"}[at]
     return [
-        place_of(wiring, c)
+        find_place(wiring, c)
         for c in components(wiring)
         if c.stack == row.name and c.level == level
     ]
@@ -104,12 +104,12 @@ def listed(names: Any, what: str) -> list[str | Component]:
     return items
 
 
-def _places_at(lens: Lens, name: str | Component) -> list[Place]:
+def _find_places(lens: Lens, name: str | Component) -> list[Place]:
     if isinstance(name, str) and "hook_" in name:
         return [_stream(lens, each) for each in select(lens.registry.points, name)]
     # a layer is its branches
     return [
-        place_of(lens.wiring, each)
+        find_place(lens.wiring, each)
         for component in lens.components(name)
         for each in (
             [component]
@@ -134,7 +134,7 @@ def _stream(lens: Lens, name: str) -> Place:
     return Place(name, name, point.stack, max(point.layer, 0), "stream")
 
 
-def place_of(wiring: Wiring, component: Component) -> Place:
+def find_place(wiring: Wiring, component: Component) -> Place:
     """Return the place of a head or branch."""
     at = f"{wiring.stack(component.stack).prefix}.{component.layer}.{component.kind}"
     end = "hook_out" if component.head is None else "hook_z"

@@ -30,10 +30,10 @@ from tsfm_lens.probes.attention import attention_over_time
 from tsfm_lens.probes.given import called, refuse_word
 from tsfm_lens.probes.weights import head_spectra
 from tsfm_lens.probes.zero_ablation import (
+    compute_size,
     error_change,
     rank_distance,
     seasonal_scales,
-    size_of,
 )
 
 __all__ = [
@@ -153,7 +153,7 @@ def _check_layers(
 ) -> tuple[str, int]:
     """Refuse layers and counts that do not exist; return the kind of attention and its heads a layer."""
     stack = lens.wiring.output_stack
-    attention, layers = stack.layers_with(
+    attention, layers = stack.find_layers(
         attention_over_time(stack) if kind is None else kind
     )
     for layer, count in keep.items():
@@ -314,7 +314,7 @@ def ablation_recipes(
             else np.concatenate([plain.samples[None], samples])
         )
     data = marked_dataset(
-        run.rolled_out(), recipe=list(components_of), quantile=list(result.levels)
+        run.as_rollout(), recipe=list(components_of), quantile=list(result.levels)
     )
     data["quantile_forecast"] = (("recipe", "series", "quantile", "step"), forecasts)
     if samples is not None:
@@ -336,7 +336,7 @@ def ablation_recipes(
         "num_samples": 0 if samples is None else samples.shape[2],
         "statistic": "median",
     }
-    return _add_effects(data, run.rolled_out(), forecasts[:, :, middle])
+    return _add_effects(data, run.as_rollout(), forecasts[:, :, middle])
 
 
 def ablated_share(
@@ -360,7 +360,7 @@ def ablated_share(
     total = 0
     for name, kind in {(name, kind) for name, kind, _, _ in heads}:
         stack = wiring.stack(name)
-        total += stack.n_heads * len(stack.layers_with(kind)[1])
+        total += stack.n_heads * len(stack.find_layers(kind)[1])
     return len(heads), total, len(mlps)
 
 
@@ -407,7 +407,7 @@ def _add_effects(data: xr.Dataset, run: Run, medians: np.ndarray) -> xr.Dataset:
         measures["mae_change"] = error_change(run, truth)
     for name, measure in measures.items():
         data[name] = (where, measure(medians, medians[0]))
-        floor = noise_floor(run, size_of(measure))
+        floor = noise_floor(run, compute_size(measure))
         effect = data[name].where(data["recipe"] != ORIGINAL)
         data = judge(
             data, name, floor=floor, signed=name == "mae_change", values=effect

@@ -150,7 +150,7 @@ def mean_over_tokens(
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, expected 1 or more")
     stack = lens.wiring.output_stack
-    attention, layers = stack.layers_with(kind)
+    attention, layers = stack.find_layers(kind)
     reducers = dict(
         _reducer(lens, layer, attention, reduce, normed=normed) for layer in layers
     )

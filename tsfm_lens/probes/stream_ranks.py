@@ -28,10 +28,10 @@ from tsfm_lens.probes.similarity import item_groups
 from tsfm_lens.probes.weights import (
     EPSILON,
     checked_levels,
+    compute_ranks,
     core_singular_values,
     padded,
     random_angle,
-    ranks_of,
     rounding_floor,
     weight_matrices,
 )
@@ -119,9 +119,9 @@ def embedding_ranks(
         )
     batches = {OWN: run.batch, **families}
     embeddings = {
-        name: _tokens_of(lens, batch, batch_size) for name, batch in batches.items()
+        name: _embed_series(lens, batch, batch_size) for name, batch in batches.items()
     }
-    table = vocabulary_of(lens)
+    table = get_vocabulary(lens)
     if table is not None:
         embeddings[VOCABULARY] = _Tokens(table.shape[1])
         # in blocks, so that no copy of a whole vocabulary is made
@@ -207,7 +207,7 @@ class _Tokens:
             ]
 
 
-def _tokens_of(lens: Lens, batch: SeriesBatch, size: int) -> _Tokens:
+def _embed_series(lens: Lens, batch: SeriesBatch, size: int) -> _Tokens:
     """Embed series, in groups of whole items."""
     stack = lens.wiring.stacks[0]
     item = batch.group_index
@@ -241,7 +241,7 @@ def _context_mask(lens: Lens, encoded: Any) -> Tensor:
     return encoded.shown(name) & torch.tensor(ordinary & (start < 0))
 
 
-def vocabulary_of(lens: Lens) -> Tensor | None:
+def get_vocabulary(lens: Lens) -> Tensor | None:
     """Return the embedding (token, d_model) where tokens are looked up."""
     module = lens.model.get_submodule(lens.wiring.embed)
     return lens.weights.W_E if isinstance(module, torch.nn.Embedding) else None
@@ -631,4 +631,4 @@ def ranks_of_rows(
         each.rounding_floor(own, count)
         for each, own, count in zip(spectra, values, blocks, strict=True)
     ]
-    return ranks_of(values, floors, levels, dim)
+    return compute_ranks(values, floors, levels, dim)

@@ -398,7 +398,9 @@ def _of_heads(
         module = model.get_submodule(f"{stack.block(layer)}.{part.module}".rstrip("."))
         weight = getattr(module, part.weight)
         bias = getattr(module, part.bias, None)
-        heads = stack.n_heads if letter == "o" else row.heads_of(letter, stack.n_heads)
+        heads = (
+            stack.n_heads if letter == "o" else row.count_heads(letter, stack.n_heads)
+        )
         axis = int(letter == "o")
         sizes = {"head": heads, **({"part": part.parts} if part.parts > 1 else {})}
         side = "part head d_head" if part.parts > 1 else "head d_head"

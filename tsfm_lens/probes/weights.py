@@ -77,7 +77,7 @@ def head_spectra(
         ('product', 'layer', 'head')
     """
     column = lens.wiring.stack(stack)
-    attention, layers = column.layers_with(kind)
+    attention, layers = column.find_layers(kind)
     names = list(products)
     for product in names:
         if product not in PRODUCTS:
@@ -227,7 +227,7 @@ def weight_ranks(
             f"epsilon {min(levels):g} is below what these weights can tell: they are stored in {name}, whose rounding "
             f"moves relative singular values by {min(finite):.1g}; choose a larger one"
         )
-    data = ranks_of(spectra, floors, levels, "matrix").assign(
+    data = compute_ranks(spectra, floors, levels, "matrix").assign(
         decade_count=(
             ("matrix", "decade"),
             np.stack([decade_histogram(spectrum, DECADES) for spectrum in spectra]),
@@ -289,7 +289,7 @@ def weight_matrices(
     for column in wiring.stacks if stack is None else [wiring.stack(stack)]:
         for layer in range(column.n_layers):
             for row in column.rows(layer):
-                for part, weight in _weights_of(lens, column, layer, row):
+                for part, weight in _list_weights(lens, column, layer, row):
                     place = (column.name, layer, row.kind, part)
                     if part not in names:
                         continue
@@ -309,7 +309,7 @@ def weight_matrices(
                         yield Matrix(*place, head_weight, str(head))
 
 
-def _weights_of(
+def _list_weights(
     lens: Lens, column: Stack, layer: int, row: Writer
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the parts of one writer: of an attention (head, rows, columns), of an MLP (rows, columns)."""
@@ -351,7 +351,7 @@ def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
     )
 
 
-def ranks_of(
+def compute_ranks(
     spectra: Sequence[np.ndarray],
     floors: Sequence[float],
     levels: Sequence[float],
@@ -496,7 +496,7 @@ def row_angles(
             f"rows {rows} and permutations {permutations}, expected at least 2 and 19"
         )
     column = first_stack(lens, stack)
-    attention, layers = column.layers_with(
+    attention, layers = column.find_layers(
         kind or next(iter(column.attention_kinds()), None)
     )
     matrices = [
@@ -504,7 +504,7 @@ def row_angles(
         for one in weight_matrices(lens, stack=column.name, parts=[part])
         if one.kind == attention
     ]
-    n_heads = column.attention(attention, layers[0]).heads_of(
+    n_heads = column.attention(attention, layers[0]).count_heads(
         {"W_K": "k", "W_V": "v"}.get(part, "q"), column.n_heads
     )
     layers_rows = [_Rows.of(one, n_heads) for one in matrices]
@@ -516,7 +516,7 @@ def row_angles(
     )
     sample = (np.arange(n_heads)[:, None] * size + own).ravel()
     means = np.array(
-        [one.within_and_between(one.heads[one.nonzero]) for one in layers_rows]
+        [one.average_angles(one.heads[one.nonzero]) for one in layers_rows]
     )
     closer = means[:, 1] - means[:, 0]
     floors, stands = _shuffle_floors(layers_rows, closer, permutations, seed)
@@ -592,7 +592,7 @@ class _Rows:
         sums, counts = self._sums(self.heads[self.nonzero])
         return ratio(sums, counts)
 
-    def within_and_between(self, labels: np.ndarray) -> tuple[float, float]:
+    def average_angles(self, labels: np.ndarray) -> tuple[float, float]:
         """Average angles over pairs with the same label and with different ones, NaN where there are none."""
         sums, counts = self._sums(labels)
         own = np.array([np.trace(sums), np.trace(counts)])
@@ -603,8 +603,7 @@ class _Rows:
         """Compute between less within for rows shuffled among the heads, (permutation,)."""
         labels = self.heads[self.nonzero]
         pairs = [
-            self.within_and_between(rng.permutation(labels))
-            for _ in range(permutations)
+            self.average_angles(rng.permutation(labels)) for _ in range(permutations)
         ]
         return np.array([between - within for within, between in pairs])
 

@@ -111,9 +111,9 @@ def ablation_effects(
         )
     else:
         targets = lens.components(*listed(components, "components"))
-    ablations = ablations_of(run, targets, how, reference)
+    ablations = make_ablations(run, targets, how, reference)
     plain = run.point
-    forecasts = points_without(run, ablations, how, progress)
+    forecasts = forecast_ablations(run, ablations, how, progress)
     data = marked_dataset(run, **component_coords(targets))
     where = ("component", "series")
     later = slice(run.first_step, None)
@@ -151,7 +151,7 @@ def ablation_effects(
             if name == "mase_change"
             else effect,
         )
-        floor = noise_floor(run, size_of(measure, later))
+        floor = noise_floor(run, compute_size(measure, later))
         signed = name.endswith("change")
         wide = ranges(run, plain) if name == "mean_shift" else 1.0
         data = judge(
@@ -190,12 +190,12 @@ def error_change(run: Run, truth: np.ndarray) -> Measure:
     )
 
 
-def size_of(measure: Measure, steps: slice = slice(None)) -> Measure:
+def compute_size(measure: Measure, steps: slice = slice(None)) -> Measure:
     """Return the absolute value of a measure, over some of the steps."""
     return lambda other, plain: np.abs(measure(other[..., steps], plain[..., steps]))
 
 
-def points_without(
+def forecast_ablations(
     run: Run,
     ablations: Mapping[Component, tuple[Intervention, ...]],
     how: str,
@@ -224,7 +224,7 @@ def points_without(
     )
 
 
-def ablations_of(
+def make_ablations(
     run: Run, components: Sequence[Component], how: str, reference: Any
 ) -> dict[Component, tuple[Intervention, ...]]:
     """Return the interventions that ablate each component, with the run's seed."""

@@ -20,11 +20,11 @@ from tsfm_lens.core.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.core.io import refuse_unwritable
 from tsfm_lens.core.registry import FigurePanel, Measurement, find
 from tsfm_lens.data.text import to_csv
-from tsfm_lens.report.cards import cards_of
+from tsfm_lens.report.cards import make_cards
 from tsfm_lens.viz.findings import ONCE
 from tsfm_lens.viz.linked import linked_state
 from tsfm_lens.viz.saving import BROWSER_CONFIG, write_together
-from tsfm_lens.viz.select import kind_word, model_of, names, shown
+from tsfm_lens.viz.select import kind_word, name_model, names, shown
 from tsfm_lens.viz.theme import true_minus, untitled
 
 LIMIT = 10_000_000  # bytes of the whole file
@@ -71,10 +71,10 @@ def build_report(
     for name in remarks or {}:
         if name not in results:
             raise unknown_name("result", name, results)
-    target = page_at(path)
-    page = page_of(
+    target = find_page(path)
+    page = render_page(
         results,
-        panels_of(results),
+        draw_results(results),
         title=title,
         provenance=provenance,
         remarks=remarks,
@@ -83,7 +83,7 @@ def build_report(
     return write_together({target: page})[0]
 
 
-def page_at(path: str | Path) -> Path:
+def find_page(path: str | Path) -> Path:
     """Return the file of a report in a folder, or under a name that ends in .html."""
     target = Path(path)
     target = target if target.suffix.lower() == ".html" else target / "index.html"
@@ -95,17 +95,17 @@ def page_at(path: str | Path) -> Path:
     return target
 
 
-def panels_of(results: Mapping[str, Any]) -> dict[str, list[FigurePanel]]:
+def draw_results(results: Mapping[str, Any]) -> dict[str, list[FigurePanel]]:
     """Draw each result: a Dataset, or of a sweep a table."""
     if not results:
         raise InputError(
             "there are no results to report: give at least one labelled result."
         )
-    entries = {name: measurement_of(ds, name) for name, ds in results.items()}
+    entries = {name: find_measurement(ds, name) for name, ds in results.items()}
     return {name: list(entries[name].draw_panels(ds)) for name, ds in results.items()}
 
 
-def measurement_of(ds: Any, name: str) -> Measurement:
+def find_measurement(ds: Any, name: str) -> Measurement:
     """Return the measurement of a result."""
     kind = (
         ds.attrs.get("kind")
@@ -118,7 +118,7 @@ def measurement_of(ds: Any, name: str) -> Measurement:
         raise InputError(f"result {name!r} cannot be drawn: {error}") from None
 
 
-def page_of(
+def render_page(
     results: Mapping[str, Any],
     panels: Mapping[str, list[FigurePanel]],
     *,
@@ -127,7 +127,7 @@ def page_of(
     remarks: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
 ) -> bytes:
-    """Render the page as a file's content; ``panels`` come from :func:`panels_of`."""
+    """Render the page as a file's content; ``panels`` come from :func:`draw_results`."""
     script = packed(get_plotlyjs())
     sections: list[Section] = []
     for place, (name, ds) in enumerate(results.items(), start=1):
@@ -181,13 +181,13 @@ def _first_screen(
         ),
         None,
     )
-    cards = cards_of(results, anchors) if len(of_runs) == len(results) else []
+    cards = make_cards(results, anchors) if len(of_runs) == len(results) else []
     series = list(dict.fromkeys(name for card in cards for name in card["cards"]))
     facts: list[str] = []
     if of_runs:
         sizes = linked.sizes if linked is not None else {}
         facts = (
-            [model_of(of_runs[0]), f"{sizes['layer']} layers × {sizes['head']} heads"]
+            [name_model(of_runs[0]), f"{sizes['layer']} layers × {sizes['head']} heads"]
             if sizes
             else []
         )
@@ -227,7 +227,7 @@ def _section(
     anchor: str, name: str, ds: Any, panels: list[FigurePanel], remark: str
 ) -> Section:
     """Build the section of one result."""
-    entry = measurement_of(ds, name)
+    entry = find_measurement(ds, name)
     file = f"{entry.title.lower().replace(' ', '-')}-{anchor}"
     title = str(ds.attrs.get("title", "") or entry.title)
     words = re.sub(r"\w+_attn\b", lambda kind: kind_word(kind[0]), title)
@@ -235,7 +235,7 @@ def _section(
         "anchor": anchor,
         "heading": words[:1].upper() + words[1:],
         "description": entry.description,
-        "subject": entry.subject_of(ds) or _on_series(ds),
+        "subject": entry.describe_subject(ds) or _on_series(ds),
         "remark": remark,
         "series": str(ds.attrs.get("series", "")),
         "figures": [
@@ -254,9 +254,9 @@ def _on_series(ds: xr.Dataset) -> str:
         str(name) for name in [ds.attrs.get("series")] if name
     ]
     return (
-        f"{model_of(ds)} on {shown(series, limit=_MAX_NAMES)}"
+        f"{name_model(ds)} on {shown(series, limit=_MAX_NAMES)}"
         if series
-        else model_of(ds)
+        else name_model(ds)
     )
 
 

@@ -11,17 +11,17 @@ import xarray as xr
 from tsfm_lens.core.verdict import verdict
 from tsfm_lens.viz.findings import WORTH_A_WORD, finding
 from tsfm_lens.viz.forecast import naive_forecast
-from tsfm_lens.viz.head_states import effects_of_heads, head_name, reading_of
+from tsfm_lens.viz.head_states import describe_attention, effects_of_heads, head_name
 from tsfm_lens.viz.input_attribution import group_name, moved, ranked
 from tsfm_lens.viz.panels import segment_words
 from tsfm_lens.viz.select import (
     array,
+    find_unit,
     flat_series,
     forecast_series,
     layer_name,
     median_position,
     names,
-    unit_of,
 )
 from tsfm_lens.viz.theme import number, percent
 from tsfm_lens.viz.words import measured, signed
@@ -33,7 +33,7 @@ Card = dict[str, Any]
 """What a card says of one series: ``big``, ``note``, ``bars`` (label, value, share of the largest), ``line``."""
 
 
-def cards_of(
+def make_cards(
     results: Mapping[str, Any], anchors: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """Make the cards that the results allow, each with its title, the chapter it is of, and a card per series."""
@@ -77,7 +77,7 @@ def _accuracy(ds: xr.Dataset, series: int) -> Card:
     levels = np.asarray(ds["quantile"].values, dtype=float)
     values, unit = (
         array(ds, "quantile_forecast", "quantile", "step", series=series),
-        unit_of(ds, series),
+        find_unit(ds, series),
     )
     low, high = values[levels.argmin()], values[levels.argmax()]
     share, width = (
@@ -131,7 +131,7 @@ def _forming(ds: xr.Dataset, series: int) -> Card:
             np.abs(medians - medians[-1]).mean(axis=-1),
             "distance from the final forecast",
         )
-        unit = unit_of(ds, series) or "data units"
+        unit = find_unit(ds, series) or "data units"
     if len(values) < 2:
         return {}
     falls, sinks = int(np.argmin(np.diff(values))) + 1, values[-1] < values[0]
@@ -160,7 +160,7 @@ def _needs(ds: xr.Dataset, series: int) -> Card:
     labels, effect = names(ds, "component"), finding(ds, "mean_shift", "component")
     values, unit = (
         array(ds, "mean_shift", "component", series=series),
-        unit_of(ds, series) or "data units",
+        find_unit(ds, series) or "data units",
     )
     order = sorted(parts, key=lambda place: -values[place])[:_MAX_BARS]
     if not order or not values[order[0]] > 0:
@@ -183,11 +183,11 @@ def _needs(ds: xr.Dataset, series: int) -> Card:
         if any(sign in label for label, *_ in bars)
     ]
     tested = "; ".join(legend) or "none is significant over series"
-    note = f"size: mean change of the forecast without it ({unit}); {tested}{_error_without(ds, series, order[0])}"
+    note = f"size: mean change of the forecast without it ({unit}); {tested}{_describe_improvement(ds, series, order[0])}"
     return {"big": labels[order[0]], "note": note, "bars": bars}
 
 
-def _error_without(ds: xr.Dataset, series: int, place: int) -> str:
+def _describe_improvement(ds: xr.Dataset, series: int, place: int) -> str:
     """Say that the forecast of a series is better without a component, where it is."""
     if (
         "mae_change" not in ds
@@ -195,7 +195,7 @@ def _error_without(ds: xr.Dataset, series: int, place: int) -> str:
         < -WORTH_A_WORD
     ):
         return ""
-    amount = measured(unit_of(ds, series))
+    amount = measured(find_unit(ds, series))
     before, after = (
         array(ds, "mae_baseline", series=series),
         array(ds, "mae", "component", series=series)[place],
@@ -217,7 +217,7 @@ def _reads(ds: xr.Dataset, series: int) -> Card:
         layer, head = (int(each) for each in np.unravel_index(flat, effect.shape))
         if effect[layer, head] <= floor:
             break
-        reading = reading_of(ds, series, layer, head)
+        reading = describe_attention(ds, series, layer, head)
         places.append(reading.words)
         bars.append((f"{head_name(ds, layer, head)}: {reading.words}", reading.most))
     if not bars:
@@ -247,7 +247,7 @@ def _moving(ds: xr.Dataset, _: int) -> Card:
         quantile=median_position(ds["quantile"].values),
     )
     unit, labels, words = (
-        unit_of(ds) or "data units",
+        find_unit(ds) or "data units",
         names(ds, "segment"),
         segment_words(ds),
     )

@@ -26,7 +26,7 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.report import pipeline
 from tsfm_lens.viz.covariate_use import covariate_totals
 from tsfm_lens.viz.input_attribution import input_totals, read_inputs
-from tsfm_lens.viz.saving import browser_at, printed, write_together
+from tsfm_lens.viz.saving import locate_browser, printed, write_together
 from tsfm_lens.viz.scenarios import ANSWERS
 
 __all__ = ["SECTIONS", "Explanation", "explain"]
@@ -187,12 +187,14 @@ def explain(
     """
     refuse_unknown(method, reference, parts)
     if out is not None:
-        pipeline.page_at(out)
+        pipeline.find_page(out)
     if pdf:
         # before anything runs
-        browser_at()
+        locate_browser()
     missing: dict[str, str] = {} if left_out is None else left_out
-    kinds = pipeline.defined_for(run.lens, sections_for(run.batch, sections), missing)
+    kinds = pipeline.select_defined(
+        run.lens, select_sections(run.batch, sections), missing
+    )
     if {*kinds} & {*_MASKING_KINDS} or changes or since is not None or item is not None:
         run = pipeline.with_item_first(run, item)
     items, answers = run.batch.rows_by_group(), Explanation()
@@ -250,7 +252,7 @@ def explain(
     return results
 
 
-def sections_for(
+def select_sections(
     batch: SeriesBatch, sections: Sequence[str] = SECTIONS
 ) -> tuple[str, ...]:
     """Leave effects over several items out of the usual sections of one item."""

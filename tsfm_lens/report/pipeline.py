@@ -23,7 +23,7 @@ from tsfm_lens.data import (
     read_series,
 )
 from tsfm_lens.data.batch import Item, item_rows
-from tsfm_lens.report.build import build_report, page_at
+from tsfm_lens.report.build import build_report, find_page
 from tsfm_lens.viz.select import names
 from tsfm_lens.viz.words import capital
 
@@ -35,7 +35,7 @@ __all__ = [
     "SECTIONS",
     "analyse",
     "as_plain",
-    "defined_for",
+    "select_defined",
     "hook_shapes",
     "provenance",
     "read_sources",
@@ -113,7 +113,7 @@ def analyse(
     return corrected(results)
 
 
-def defined_for(
+def select_defined(
     lens: Lens, sections: Sequence[str], left_out: dict[str, str]
 ) -> list[str]:
     """Select the sections whose definition allows a model; ``left_out`` gets the headings of the others, with reasons.
@@ -198,11 +198,11 @@ def report(
         >>> pipeline.report(run, folder, sections=("forecast",)).name
         'index.html'
     """
-    page_at(out)
+    find_page(out)
     missing = {} if left_out is None else left_out
     if tuple(sections) == SECTIONS:
         # nobody asked for what this model cannot have
-        sections = defined_for(run.lens, sections, missing)
+        sections = select_defined(run.lens, sections, missing)
     run = with_item_first(run, item).compared()
     results = analyse(
         run, sections=sections, options=options, progress=progress, left_out=missing
@@ -211,7 +211,7 @@ def report(
         run,
         results,
         out,
-        title or heading_of(run.lens.model_id, run.batch),
+        title or make_heading(run.lens.model_id, run.batch),
         sources,
         progress,
         missing,
@@ -226,7 +226,7 @@ def with_item_first(run: Run, item: Item) -> Run:
     )
 
 
-def heading_of(model: str, batch: SeriesBatch) -> str:
+def make_heading(model: str, batch: SeriesBatch) -> str:
     """Name a model and the first series that it forecasts."""
     ids = batch.targets().ids
     return f"{model} on {', '.join(ids[:_MAX_NAMES])}{' …' if len(ids) > _MAX_NAMES else ''}"
@@ -245,7 +245,7 @@ def write_page(
     notify = progress or (lambda *_: None)
     notify("report", 0, 1)
     notes = [
-        *remarks_of(run.batch),
+        *list_remarks(run.batch),
         *_of_one_item(run.batch, results),
         *(
             f"Left out: {section}, since {reason.partition('; ')[0]}."
@@ -277,14 +277,16 @@ def _of_one_item(batch: SeriesBatch, results: Mapping[str, xr.Dataset]) -> list[
     ]
 
 
-def remarks_of(batch: SeriesBatch) -> list[str]:
+def list_remarks(batch: SeriesBatch) -> list[str]:
     """Return the notes of a batch as sentences."""
     return [f"{capital(note)}." for note in batch.notes]
 
 
-def steps_of(lens: Lens, sections: Sequence[str] = SECTIONS) -> list[str]:
+def list_steps(lens: Lens, sections: Sequence[str] = SECTIONS) -> list[str]:
     """Return names of the steps of :func:`report`, in order."""
-    kinds = defined_for(lens, sections, {}) if tuple(sections) == SECTIONS else sections
+    kinds = (
+        select_defined(lens, sections, {}) if tuple(sections) == SECTIONS else sections
+    )
     return [*(name for name, _, _ in _results(lens, kinds)), "report"]
 
 
@@ -296,7 +298,7 @@ def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:
         '12 steps, held out as the truth'
     """
     lines = {key: str(value) for key, value in run.lens.provenance().items() if value}
-    infos = [bundled_info(name) for name in bundled_in(sources)]
+    infos = [bundled_info(name) for name in find_bundled(sources)]
     ids = run.batch.targets().ids
     more = f" and {len(ids) - _MAX_NAMES} more" if len(ids) > _MAX_NAMES else ""
     lines["data"] = (
@@ -342,7 +344,7 @@ def read_sources(sources: Sequence[str], **reading: Any) -> SeriesBatch:
         if not source.startswith(_BUNDLED):
             batches.append(read_series(source, **reading))
             continue
-        names = bundled_in([source])
+        names = find_bundled([source])
         if not names:
             raise InputError(
                 f"{source!r} names no series: bundled:NAME[,NAME…], from {', '.join(bundled_names())}"
@@ -351,7 +353,7 @@ def read_sources(sources: Sequence[str], **reading: Any) -> SeriesBatch:
     return batches[0] if len(batches) == 1 else SeriesBatch.concat(batches)
 
 
-def bundled_in(sources: Sequence[str]) -> list[str]:
+def find_bundled(sources: Sequence[str]) -> list[str]:
     """Return the bundled series that ``bundled:NAME[,NAME…]`` names; none for any other word."""
     texts = [
         source.removeprefix(_BUNDLED)

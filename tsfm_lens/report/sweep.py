@@ -15,15 +15,15 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.io import refuse_unwritable
 from tsfm_lens.core.registry import FigurePanel, check, find_figures
 from tsfm_lens.data.text import to_csv
-from tsfm_lens.report.build import page_of, panels_of
+from tsfm_lens.report.build import draw_results, render_page
 from tsfm_lens.viz.saving import rendered, write_together
 from tsfm_lens.viz.sweep_entries import (
-    intervals_of,
-    methods_of,
+    describe_methods,
+    find_tolerance,
+    name_intervals,
     order_words,
     selection_words,
     told,
-    tolerance_of,
 )
 from tsfm_lens.viz.sweep_recipes import recipe_rows
 from tsfm_lens.viz.theme import percent
@@ -49,8 +49,8 @@ def build_sweep_report(
             )
     folder = Path(out)
     refuse_unwritable(folder)
-    panels = panels_of(results)
-    page = page_of(
+    panels = draw_results(results)
+    page = render_page(
         {name: ds for name, ds in results.items() if panels[name]},
         panels,
         title=title,
@@ -59,7 +59,7 @@ def build_sweep_report(
             *_leads(results, panels),
             *notes,
             *_missing(results, panels),
-            *methods_of(list(results.values())),
+            *describe_methods(list(results.values())),
         ],
     )
     contents: dict[Path, bytes] = {}
@@ -172,7 +172,7 @@ def latex(table: pd.DataFrame) -> str:
         check(table, "sweep_effects")
     sheet = _SHEETS[kind]
     caption = sheet.caption.format(
-        intervals=intervals_of(table), tolerance=percent(tolerance_of(table))
+        intervals=name_intervals(table), tolerance=percent(find_tolerance(table))
     )
     if kind == "sweep_heads_at":
         table = table[table["better"]]
@@ -271,7 +271,7 @@ def _datasets(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFram
         ]
     caption = (
         "Largest number of heads of a layer whose ablation raises MASE by less than "
-        f"{percent(tolerance_of(table))}, and the MASE at it."
+        f"{percent(find_tolerance(table))}, and the MASE at it."
     )
     return (
         cells,

@@ -139,7 +139,7 @@ def _owners(case: Case, branch: Row, row: Attention) -> Deviations:
     """Check that zeroing a head's rows of one input projection zeroes that head's q, k or v and nothing else."""
     points = {letter: f"{branch.at}.hook_{letter}" for letter in row.inputs}
     for letter, projection in row.inputs.items():
-        n_heads = row.heads_of(letter, branch.stack.n_heads)
+        n_heads = row.count_heads(letter, branch.stack.n_heads)
         head = min(1, n_heads - 1)
         # rotary embeddings, norms and scales between the projection and the dot product map zero to zero
         with _zeroed_rows(case.lens, branch, projection, head, n_heads):

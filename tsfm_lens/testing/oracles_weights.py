@@ -232,12 +232,12 @@ def activation(case: Case) -> Deviations:
         hooks.append(
             (
                 f"{branch.at}.hook_pre",
-                _replace_with(_shift_units(acts[f"{branch.at}.hook_pre"], branch)),
+                _replace_output(_shift_units(acts[f"{branch.at}.hook_pre"], branch)),
             )
         )
         # later layers must read the same stream as before
         hooks.append(
-            (f"{branch.at}.hook_out", _replace_with(acts[f"{branch.at}.hook_out"]))
+            (f"{branch.at}.hook_out", _replace_output(acts[f"{branch.at}.hook_out"]))
         )
     with lens.hooks(hooks):
         _, new_acts = lens.run_with_cache(
@@ -253,7 +253,7 @@ def activation(case: Case) -> Deviations:
         yield f"{branch.at}: gate, pre, post", relative(shifted, expected)
 
 
-def _replace_with(value: Tensor) -> Callable[..., Tensor]:
+def _replace_output(value: Tensor) -> Callable[..., Tensor]:
     return lambda _now, hook: value
 
 

@@ -39,7 +39,7 @@ def run_files(folder: Path) -> list[str]:
     return [name for name in (STATE, LOG, HISTORY) if (folder / name).exists()]
 
 
-def identity_of(folder: Path) -> str:
+def read_identity(folder: Path) -> str:
     """Read the identity of the task of the run in a folder; CheckpointError if there is none."""
     path = folder / STATE
     try:

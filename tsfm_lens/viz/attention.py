@@ -15,19 +15,19 @@ from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
 from tsfm_lens.viz.panels import Timeline, mark_start, timeline, value_hover
 from tsfm_lens.viz.select import (
     array,
+    find_unit,
     kind_word,
-    model_of,
+    name_model,
     names,
     position,
     positions,
-    unit_of,
     value_title,
 )
 from tsfm_lens.viz.sheet import Look, Panel, sheet
 from tsfm_lens.viz.summary import labelled, summarize, summary
 from tsfm_lens.viz.tables import tokens_table
 from tsfm_lens.viz.theme import BLUE, INK, nats, number, percent, plain
-from tsfm_lens.viz.tokens import Ruler, group_for, grouped, pooled, ruler, token_axis
+from tsfm_lens.viz.tokens import Ruler, choose_group, grouped, pooled, ruler, token_axis
 from tsfm_lens.viz.words import (
     capital,
     layer_names,
@@ -158,7 +158,7 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
     at = {"layer": position(ds, "layer", layer), "head": position(ds, "head", head)}
     weights = array(ds, "pattern", "query", "key", **at)
     keys, queries = (ruler(token_axis(ds, side)) for side in ("key", "query"))
-    group = group_for(keys, queries, _CELLS)
+    group = choose_group(keys, queries, _CELLS)
     z, x, y = pooled(weights, keys, queries, group)
     # keys of the forecast alone have no values above them but those of a forecast
     past = bool(keys.timed) and bool(keys.edges[0] < -0.5)
@@ -208,7 +208,7 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
     )
     place = f"{layer_names(ds)[at['layer']]}, head {names(ds, 'head')[at['head']]}"
     title, cells = (
-        f"{sentence_start(ds)}, {place} of {model_of(ds)}",
+        f"{sentence_start(ds)}, {place} of {name_model(ds)}",
         "tokens as wide as the time they cover",
     )
     return canvas.dress(
@@ -236,7 +236,7 @@ def _draw_series(panel: Panel, ds: xr.Dataset, keys: Ruler) -> None:
             steps,
             values,
             variable,
-            value_hover(words, time, unit_of(ds, 0)),
+            value_hover(words, time, find_unit(ds, 0)),
             colour=colour,
             width=1.3,
         )
@@ -267,7 +267,7 @@ def attention_grid(
     limit = (
         float(np.nanquantile(np.nanmax(values[..., ordinary], axis=-1), 0.995)) or 1.0
     )
-    group = group_for(x, y, max(_GRID_CELLS // (rows * columns), 400))
+    group = choose_group(x, y, max(_GRID_CELLS // (rows * columns), 400))
     row_names, column_names = layer_names(cut), names(cut, "head")
     height, least = (
         int(np.clip(560 / max(rows, columns), 52, 150)),
@@ -313,7 +313,7 @@ def attention_grid(
     canvas.colours(weight_colours(limit))
     marks = ", ".join(x.axis.aside_labels())
     return canvas.dress(
-        f"{sentence_start(ds)} of every head of {model_of(ds)}",
+        f"{sentence_start(ds)} of every head of {name_model(ds)}",
         single_series(ds),
         "the same axes and colours in every panel",
         f"darkest: {number(limit)} or more"
@@ -385,7 +385,7 @@ def head_entropy_map(ds: xr.Dataset) -> go.Figure:
                 notes=notes,
             )
         ],
-        f"Attention entropy of the heads of {model_of(ds)}",
+        f"Attention entropy of the heads of {name_model(ds)}",
         f"{attention_kind(ds)}, mean over forecast steps and series",
         f"outlined: the {int(sharp.sum())} of {sharp.size} heads that are sharp (below {least} of the heads' range)",
         outlined=sharp,

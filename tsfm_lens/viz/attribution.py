@@ -19,14 +19,14 @@ from tsfm_lens.viz.panels import fitted_range, timeline
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
     array,
+    find_unit,
     forecast_series,
     median_position,
-    model_of,
+    name_model,
+    name_statistic,
     names,
     position,
     series_position,
-    statistic_of,
-    unit_of,
 )
 from tsfm_lens.viz.sheet import blank
 from tsfm_lens.viz.summary import summarize, summary
@@ -57,7 +57,7 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
     """Describe the components of largest size, and whether the sum is complete."""
     if flat := flat_words(ds, series, "components"):
         return flat
-    shares = _shares_of(ds, decomposition, series)
+    shares = _select_shares(ds, decomposition, series)
     place = names(ds, "decomposition").index(decomposition)
     return summarize(
         ds.isel(decomposition=place, series=series),
@@ -97,7 +97,7 @@ def read_attribution_steps(
     """Name the components that vary most over the steps."""
     if flat := flat_words(ds, series, "components"):
         return flat
-    shares = _shares_of(ds, decomposition, series)
+    shares = _select_shares(ds, decomposition, series)
     return summarize(
         ds,
         "Largest difference between two steps, in {unit}: {spans:largest}.",
@@ -108,7 +108,7 @@ def read_attribution_steps(
 
 def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.DataFrame:
     """Tabulate mean size, signed mean, and the contribution at every step, a row per component."""
-    shares = _shares_of(ds, decomposition, series)
+    shares = _select_shares(ds, decomposition, series)
     table = pd.DataFrame({"component": shares.components, "unit": shares.unit})
     table["mean size"], table["signed mean"] = shares.size, shares.mean
     return pd.concat(
@@ -132,7 +132,7 @@ def attribution_bars(
     top: int = 20,
 ) -> go.Figure:
     """Draw the components of largest mean size, largest first: bars of signed means, circles at the mean sizes."""
-    shares = _shares_of(ds, decomposition, series, quantile)
+    shares = _select_shares(ds, decomposition, series, quantile)
     values, size = shares.mean, shares.size
     order = np.argsort(-np.nan_to_num(size), kind="stable")
     most, rest = order[:top], order[top:]
@@ -180,7 +180,7 @@ def attribution_bars(
     panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1)
     panel.x(f"contribution ({shares.unit})", showgrid=True, gridcolor=PALE)
     return canvas.dress(
-        f"Contributions to the forecast of {shares.series} by {model_of(ds)}: {shares.decomposition}",
+        f"Contributions to the forecast of {shares.series} by {name_model(ds)}: {shares.decomposition}",
         f"mean over {shares.steps}",
         shares.note,
         "values beyond the axis are cut off" * cut,
@@ -197,7 +197,7 @@ def attribution_heatmap(
     top: int = 40,
 ) -> go.Figure:
     """Draw the component × forecast step map of contributions."""
-    shares = _shares_of(ds, decomposition, series, quantile)
+    shares = _select_shares(ds, decomposition, series, quantile)
     time = timeline(ds, series_position(ds, series))
     size = np.nan_to_num(shares.size)
     keep = np.sort(np.argsort(-size)[:top])
@@ -225,7 +225,7 @@ def attribution_heatmap(
     canvas.colours(
         colour_scale(f"contribution ({shares.unit})", z, diverging=True, root=True)
     )
-    title = f"Contributions to the forecast of {shares.series} by {model_of(ds)}, by step: {shares.decomposition}"
+    title = f"Contributions to the forecast of {shares.series} by {name_model(ds)}, by step: {shares.decomposition}"
     fewer = (
         f"the {len(keep)} largest of {len(size)} components"
         if len(keep) < len(size)
@@ -250,7 +250,7 @@ class _Shares(NamedTuple):
     steps: str
 
 
-def _shares_of(
+def _select_shares(
     ds: xr.Dataset,
     decomposition: str | None,
     series: str | int,
@@ -262,7 +262,7 @@ def _shares_of(
     label = names(ds, "decomposition")[which]
     cut = ds.isel(decomposition=which, series=at)
     unit = str(ds["unit"].values[which]) if "unit" in ds.coords else ""
-    data_unit = unit_of(ds, at)
+    data_unit = find_unit(ds, at)
     unit = (
         data_unit if unit in ("", "data units") and data_unit else unit or "data units"
     )
@@ -292,7 +292,7 @@ def _shares_of(
         # only the median's noise is known
         noise = noise if middle else None
         note.append(
-            f"of the {statistic_of(ds)}"
+            f"of the {name_statistic(ds)}"
             if middle
             else f"of the {levels[place]:g} quantile"
         )

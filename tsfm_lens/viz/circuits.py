@@ -16,12 +16,12 @@ from tsfm_lens.viz.effects import ablation_word
 from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.generic import draw_variable, generic_figure
 from tsfm_lens.viz.path_patching import path_values
-from tsfm_lens.viz.places import OUTPUT, Places, places_in
+from tsfm_lens.viz.places import OUTPUT, Places, find_positions
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
     forecast_series,
     kind_word,
-    model_of,
+    name_model,
     names,
     shown,
 )
@@ -44,7 +44,7 @@ _WORTH_NAMING = 0.01  # of faithfulness: what cost less is not named
 
 def read_circuit(ds: xr.Dataset) -> list[str]:
     """Describe size and make-up of the circuit, and how well it does alone."""
-    places = places_in(ds)
+    places = find_positions(ds)
     inside = np.asarray(ds["in_circuit"].values, dtype=bool)[places.order]
     kinds = xr.DataArray(inside, {"kind": ("component", places.kind)}, ["component"])
     refused = np.asarray(ds["refused"].values, dtype=bool)
@@ -94,7 +94,7 @@ def circuit_graph(
         edges: of kind "edge_attribution", over the same components.
         most: how many edges are drawn, the strongest by the mean over series.
     """
-    places = places_in(ds)
+    places = find_positions(ds)
     mask = np.asarray(ds["in_circuit"].values, dtype=bool)[places.order]
     board = _Board.of(places)
     sheet = blank(_HEIGHT, max(420, 60 + 34 * len(set(board.x.tolist()))))
@@ -123,7 +123,7 @@ def circuit_graph(
         mixed(PURPLE, 0.3),
     }
     return sheet.dress(
-        f"Circuit of {model_of(ds)} for {_behaviour(ds)} of {shown(names(ds, 'series'))}: "
+        f"Circuit of {name_model(ds)} for {_behaviour(ds)} of {shown(names(ds, 'series'))}: "
         f"{int(mask.sum())} of {len(mask)} components",
         _quality(ds),
         str(ds.attrs.get("refused", "")),

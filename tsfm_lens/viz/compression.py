@@ -11,7 +11,7 @@ import xarray as xr
 from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.recipes import overlay
-from tsfm_lens.viz.select import array, model_of, names, series_position
+from tsfm_lens.viz.select import array, name_model, names, series_position
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.words import num
 
@@ -88,7 +88,7 @@ def compressed_forecasts(
     """
     place = series_position(ds, series)
     label = names(ds, "series")[place]
-    title = f"Forecasts of {label} by {model_of(ds)} before and after compression"
+    title = f"Forecasts of {label} by {name_model(ds)} before and after compression"
     errors = array(ds, "mase", "model", series=place) if "mase" in ds else np.empty(0)
     if errors.size and np.isfinite(errors).all():
         title = f"{title}: MASE {num(errors[0])} and {num(errors[-1])}"

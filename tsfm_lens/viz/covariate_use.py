@@ -9,7 +9,7 @@ import xarray as xr
 
 from tsfm_lens.viz.findings import finding, judged
 from tsfm_lens.viz.generic import generic_figure
-from tsfm_lens.viz.select import array, medians, names, shown, unit_of
+from tsfm_lens.viz.select import array, find_unit, medians, names, shown
 from tsfm_lens.viz.summary import labelled, summarize
 from tsfm_lens.viz.words import measured, signed
 
@@ -74,7 +74,7 @@ def _scale(ds: xr.Dataset) -> tuple[np.ndarray, str]:
     return (
         (np.ones(1), "MASE")
         if several
-        else (array(ds, "unit", "series"), unit_of(ds, 0) or "data units")
+        else (array(ds, "unit", "series"), find_unit(ds, 0) or "data units")
     )
 
 

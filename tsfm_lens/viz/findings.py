@@ -260,7 +260,7 @@ def flat_words(ds: xr.Dataset, series: int, members: str) -> list[str]:
     ]
 
 
-def middle_of(effect: Finding | None, values: np.ndarray) -> np.ndarray:
+def central_sizes(effect: Finding | None, values: np.ndarray) -> np.ndarray:
     """Return the sizes that sentences tell; the median over series, the last axis, where nothing is judged."""
     return medians(values) if effect is None else effect.size
 

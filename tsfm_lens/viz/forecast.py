@@ -17,7 +17,7 @@ from tsfm_lens.viz.select import (
     array,
     forecast_series,
     median_position,
-    model_of,
+    name_model,
     names,
     shown,
 )
@@ -134,7 +134,7 @@ def forecast_fan(
         if len(paths)
         else "bands: central intervals of the forecast distribution"
     )
-    return sheet.dress(f"Forecast of {view.id} by {model_of(ds)}", ahead, spread)
+    return sheet.dress(f"Forecast of {view.id} by {name_model(ds)}", ahead, spread)
 
 
 @panels("forecast")

@@ -116,7 +116,7 @@ def draw_variable(
     if not drawn.values.size:
         return _nothing(drawn)
     if drawn.dims == ("layer", "head"):
-        return head_maps(drawn.ds, [_map_of(drawn)], drawn.title, *drawn.remarks)
+        return head_maps(drawn.ds, [_draw_map(drawn)], drawn.title, *drawn.remarks)
     *across, last = drawn.dims
     n_axes = len(_axes(drawn.ds, drawn.dims))
     if n_axes == 1 and all(drawn.ds.sizes[dim] <= _MAX_LINES for dim in across):
@@ -237,7 +237,7 @@ def _drawn(
             f"{options}"
         )
     remarks = [about.removesuffix(".")]
-    remarks += [_label_at(ds, dim, place) for dim, place in at.items()]
+    remarks += [_find_label(ds, dim, place) for dim, place in at.items()]
     drawn_values = array(ds, name, *dims, **at) if effect is None else effect.size
     if effect is not None and "series" in left:
         ends = " and range" if effect.spread else ""
@@ -331,7 +331,7 @@ def _title(ds: xr.Dataset, label: str) -> str:
     return subject if label == heading.lower() else f"{capital(subject)}: {label}"
 
 
-def _label_at(ds: xr.Dataset, dim: str, place: int) -> str:
+def _find_label(ds: xr.Dataset, dim: str, place: int) -> str:
     label = names(ds, dim)[place]
     if dim in _DEPTH:
         return layer_name(label)
@@ -380,7 +380,7 @@ def _is_axis(ds: xr.Dataset, dim: str) -> bool:
     return not has_names and dim not in (*_MEMBERS, *_DEPTH)
 
 
-def _map_of(drawn: _Drawn) -> HeadMap:
+def _draw_map(drawn: _Drawn) -> HeadMap:
     """Return a map with colours around 0 where values have both signs, and never below it where they have not."""
     values = drawn.values
     known = values[np.isfinite(values)]
@@ -429,7 +429,7 @@ def _heat_map(drawn: _Drawn) -> go.Figure:
     sizes = np.abs(drawn.values[np.isfinite(drawn.values)])
     # beside few large values the others are still to be seen
     is_skewed = sizes.size > 0 and np.quantile(sizes, 0.99) < 0.5 * sizes.max()
-    canvas.colours(_map_of(drawn).colours(root=bool(is_skewed)))
+    canvas.colours(_draw_map(drawn).colours(root=bool(is_skewed)))
     look = {"type": "category", "ticks": ""}
     panel.x(
         _axis_title(drawn.ds, drawn.dims[1]),

@@ -13,14 +13,14 @@ LOG_AXIS: dict[str, Any] = {"type": "log", "exponentformat": "power"}
 _LONGEST, _TYPE = 250, 11  # pixels: of a line of a panel's title, and its type
 
 
-def columns_for(panels: int, most: int = 5) -> int:
+def choose_columns(panels: int, most: int = 5) -> int:
     """Choose how many panels, at most ``most``, to put side by side so that few places stay empty."""
     if panels <= 4 or most < 3:
         return min(max(panels, 1), most)
     return min((3, 4, 5) if panels > 9 else (3, 4), key=lambda c: (-panels % c, -c))
 
 
-def width_for(columns: int, least: int = 110) -> int:
+def choose_width(columns: int, least: int = 110) -> int:
     """Return the pixels that panels side by side need for their marks."""
     return 110 + columns * least
 
@@ -45,7 +45,7 @@ def panel_grid(
         "\n".join(shortened(line, _LONGEST, _TYPE, 2) for line in title)
         for title in titles
     ]
-    columns = columns_for(len(titles), most)
+    columns = choose_columns(len(titles), most)
     rows = -(-len(titles) // columns)
     lines = max(title.count("\n") for title in words)
     canvas = sheet(
@@ -55,7 +55,7 @@ def panel_grid(
         title_type=_TYPE,
         row_gap=_GAP + 14 * lines + _AXIS * own_x,
         column_gap=min(0.08, 0.3 / columns),
-        min_width=width_for(columns, least),
+        min_width=choose_width(columns, least),
         above=30 + 14 * lines,
         shared_xaxes=False if own_x else "all",
         shared_yaxes="all",

@@ -15,10 +15,10 @@ from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.findings import flat_words
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.select import (
+    find_unit,
     kind_word,
     layer_name,
     names,
-    unit_of,
 )
 from tsfm_lens.viz.summary import summarize
 
@@ -83,7 +83,7 @@ class Reading:
         return asdict(self)
 
 
-def reading_of(ds: xr.Dataset, series: int, layer: int, head: int) -> Reading:
+def describe_attention(ds: xr.Dataset, series: int, layer: int, head: int) -> Reading:
     """Read the attention of one head, all arguments positions: along the lag or at the place that has more of it."""
     one = ds.isel(series=series, layer=layer, head=head)
     ahead, other = float(one["attention_forecast"]), float(one["attention_other"])
@@ -156,7 +156,7 @@ def read_explore(ds: xr.Dataset, series: int = 0) -> list[str]:
     reading = None
     if acting.notnull().any():
         layer, head = np.unravel_index(np.nanargmax(acting.values), acting.shape)
-        reading = reading_of(ds, series, int(layer), int(head))
+        reading = describe_attention(ds, series, int(layer), int(head))
     return summarize(
         ds.isel(series=[series]),
         "Heads of {kind} whose ablation moves the forecast most, on average: "
@@ -200,7 +200,7 @@ def component_name(ds: xr.Dataset, place: int) -> str:
 
 def _of_heads(ds: xr.Dataset) -> xr.Dataset:
     """Keep the effects of the heads that are shown, (layer, head, series)."""
-    units = {unit_of(ds, place) for place in range(ds.sizes["series"])}
+    units = {find_unit(ds, place) for place in range(ds.sizes["series"])}
     facts = {"long_name": "mean change", "units": "data units"}
     if len(units) == 1:
         facts["units"] = units.pop() or "data units"

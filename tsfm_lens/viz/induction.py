@@ -13,7 +13,7 @@ from tsfm_lens.core.stats import LEVEL, holm, sign_test
 from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.maps import HeadMap, head_maps
-from tsfm_lens.viz.select import array, model_of, names
+from tsfm_lens.viz.select import array, name_model, names
 from tsfm_lens.viz.sheet import Look, Panel, sheet
 from tsfm_lens.viz.summary import labelled, summary
 from tsfm_lens.viz.theme import (
@@ -116,7 +116,7 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
     return head_maps(
         ds,
         maps,
-        f"Induction heads of {model_of(ds)}: {int(surely.sum())} of {surely.size} cross-attention heads",
+        f"Induction heads of {name_model(ds)}: {int(surely.sum())} of {surely.size} cross-attention heads",
         f"{motif} random tokens shown {repeats} times"
         + (f", scores read {read}" if read else ""),
         f"framed: {thresholds or 'induction heads'}, significant over all heads together",
@@ -180,7 +180,7 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
         panel.level(thresholds[upwards], dash="4px,3px")
     count = ds["count"].values
     return canvas.dress(
-        f"Induction and sharpness of the {int(count.sum())} heads of {model_of(ds)}",
+        f"Induction and sharpness of the {int(count.sum())} heads of {name_model(ds)}",
         f"by their means {int(count[0].sum())} are induction heads, {int(count[:, 0].sum())} sharp, "
         f"{int(count[0, 0])} both",
         f"entropy along {ds.attrs.get('entropy_along', 'forecasts')}; dashed: thresholds; r: Pearson",

@@ -12,19 +12,19 @@ import xarray as xr
 
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.registry import figure, frame
-from tsfm_lens.core.verdict import rules_of, verdict
+from tsfm_lens.core.verdict import find_rules, verdict
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import Scene, fit, scene, segment_words
 from tsfm_lens.viz.select import (
     array,
+    find_unit,
     median_position,
-    model_of,
+    name_model,
+    name_statistic,
     names,
     position,
     series_position,
-    statistic_of,
-    unit_of,
 )
 from tsfm_lens.viz.sheet import Look, Panel, sheet
 from tsfm_lens.viz.summary import summarize
@@ -99,8 +99,8 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
             "narrows them.",
             whole=one["forecast"].mean(),
             steps=ds.sizes["step"],
-            statistic=statistic_of(ds),
-            reference=reference_of(ds),
+            statistic=name_statistic(ds),
+            reference=name_reference(ds),
             nothing=one["reference_forecast"].mean(),
             most=most,
             far=far if far > _FAR else None,
@@ -182,7 +182,7 @@ def _moves(ds: xr.Dataset, steps: np.ndarray, group: list[int]) -> str:
     """Write how far a group moves the steps and which way."""
     name = group_name(names(ds, "segment"), group, segment_words(ds))
     size, way = moved(steps.sum(0))
-    return f"{name} by {measured(unit_of(ds).strip())(size)} ({way})"
+    return f"{name} by {measured(find_unit(ds).strip())(size)} ({way})"
 
 
 def moved(effect: np.ndarray) -> tuple[float, str]:
@@ -270,7 +270,7 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
     title = f"mean size of effects ({view.unit})"
     canvas.colours(colour_scale(title, view.strength, low=0.0))
     arrows = "↑ up, ↓ down, ↕ up at some steps"
-    title = f"Input effects on the forecast of {view.target} by {model_of(ds)}"
+    title = f"Input effects on the forecast of {view.target} by {name_model(ds)}"
     return canvas.dress(title, view.when, view.how, arrows, cut)
 
 
@@ -366,7 +366,7 @@ def input_waterfall(
         view.sampled,
     ]
     return canvas.dress(
-        f"Effects from the reference to the forecast of {view.target} by {model_of(ds)}",
+        f"Effects from the reference to the forecast of {view.target} by {name_model(ds)}",
         *remarks,
     )
 
@@ -460,10 +460,10 @@ class _Part:
         self.values = self.of("attribution", "segment", "step")
         self.effect = self.values.mean(1)
         self.strength = np.abs(self.values).mean(1)
-        self.unit = unit_of(ds, series_position(ds, self.target)) or "data units"
+        self.unit = find_unit(ds, series_position(ds, self.target)) or "data units"
         marks = [f"{levels[each]:g}" for each in self._levels]
         self.word = (
-            f"{statistic_of(ds)} forecast"
+            f"{name_statistic(ds)} forecast"
             if self._levels == [self.middle]
             else f"quantile {marks[0]}"
         )
@@ -515,10 +515,10 @@ class _Part:
 def method_words(ds: xr.Dataset) -> str:
     """Name method and reference of a result as a subtitle does."""
     method = str(ds.attrs.get("method", ""))
-    return f"{'Shapley values' if method == 'shapley' else method} against {reference_of(ds)}"
+    return f"{'Shapley values' if method == 'shapley' else method} against {name_reference(ds)}"
 
 
-def reference_of(ds: xr.Dataset) -> str:
+def name_reference(ds: xr.Dataset) -> str:
     """Name what stands for the inputs: values of the reference, or nothing in place of additive parts."""
     return (
         "the past without its parts"
@@ -541,7 +541,7 @@ def read_tests(ds: xr.Dataset) -> list[str]:
     return [
         f"Verdict by {by}: the explanation {whole} (criteria below). {sentences[0]}",
         *sentences[1:],
-        *rules_of(ds),
+        *find_rules(ds),
     ]
 
 
@@ -555,7 +555,7 @@ def read_tests(ds: xr.Dataset) -> list[str]:
 )
 def deletion_lines(ds: xr.Dataset) -> go.Figure:
     """Draw how far the forecast moves as segments are masked, and shown, in the order of each explanation."""
-    explanations, unit = names(ds, "explanation"), unit_of(ds) or "data units"
+    explanations, unit = names(ds, "explanation"), find_unit(ds) or "data units"
     area, p = array(ds, "area", "explanation"), array(ds, "p", "explanation")
     canvas = sheet(
         [280],
@@ -603,7 +603,7 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
         f"forecast of {ds.attrs.get('target', '')}",
         f"area between the curves, random 0: {', '.join(areas)}",
     ]
-    return canvas.dress(f"Deletion and insertion on {model_of(ds)}", *remarks)
+    return canvas.dress(f"Deletion and insertion on {name_model(ds)}", *remarks)
 
 
 def _steps_table(ds: xr.Dataset) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.logit_lens import central_range, visible_rows
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import scene
-from tsfm_lens.viz.select import array, model_of, positions
+from tsfm_lens.viz.select import array, name_model, positions
 from tsfm_lens.viz.sheet import Look
 from tsfm_lens.viz.theme import BLACK, number, plain
 from tsfm_lens.viz.words import layer_names
@@ -86,7 +86,7 @@ def lens_logit_map(
         colour_scale("logit / panel's limit", high=1.0, diverging=True, **ticks)
     )
     return grid.dress(
-        f"Lens logits on {view.id}, layer by layer, in {model_of(ds)}",
+        f"Lens logits on {view.id}, layer by layer, in {name_model(ds)}",
         "the output head applied to the residual stream after each layer, less the mean over the values drawn",
         "colours end at the panel's largest absolute value",
         "truth dashed" if view.has_truth else "",

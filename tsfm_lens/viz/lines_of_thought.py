@@ -12,7 +12,7 @@ from tsfm_lens.core.registry import figure
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.logit_lens import logit_sheet
 from tsfm_lens.viz.panels import Scene, fitted_range, scene
-from tsfm_lens.viz.select import array, layer_name, model_of, names, positions
+from tsfm_lens.viz.select import array, layer_name, name_model, names, positions
 from tsfm_lens.viz.sheet import Panel
 from tsfm_lens.viz.summary import summary
 from tsfm_lens.viz.theme import (
@@ -76,7 +76,7 @@ def thought_lines(
     grid.min_width *= 1.15
     count = int(ds["spurious"].values[lines].sum())
     return grid.dress(
-        f"Lines of thought of {model_of(ds)} on {view.id}: {count} of {len(lines)} spurious",
+        f"Lines of thought of {name_model(ds)} on {view.id}: {count} of {len(lines)} spurious",
         "logit lens after each layer, probability in colours",
         "spurious: not continuous with the context, and gone in the last layer",
         "values beyond the axis are cut off" * cut,

@@ -9,15 +9,21 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.viz.attention import attention_kind
-from tsfm_lens.viz.head_states import EVEN, MOSTLY, UNREAD, component_name, reading_of
+from tsfm_lens.viz.head_states import (
+    EVEN,
+    MOSTLY,
+    UNREAD,
+    component_name,
+    describe_attention,
+)
 from tsfm_lens.viz.panels import scene
 from tsfm_lens.viz.select import (
     array,
+    find_unit,
     kind_word,
     layer_name,
+    name_statistic,
     names,
-    statistic_of,
-    unit_of,
 )
 
 _BYTES = 1_200_000  # of attention at single steps, all series together
@@ -45,7 +51,7 @@ def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
     first = int(ds.attrs.get("first_step", 0))
     if first:
         notes.append(
-            f"Effects and errors are of the {statistic_of(ds)} along the forecast's own path; they leave out its first "
+            f"Effects and errors are of the {name_statistic(ds)} along the forecast's own path; they leave out its first "
             "step, whose decoder reads no value."
         )
     return {
@@ -59,7 +65,7 @@ def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
         "row": ds["step_query"].values.tolist(),
         "notes": notes,
         "kind": attention_kind(ds),
-        "statistic": statistic_of(ds),
+        "statistic": name_statistic(ds),
         "unread": UNREAD,
         "mostly": MOSTLY,
         "even": EVEN,
@@ -112,7 +118,7 @@ def _series(ds: xr.Dataset, place: int, n_rows: int, n_lines: int) -> dict[str, 
     strongest = sorted(heads, key=lambda at: ranks[at])
     for at, (layer, head) in zip(heads, np.ndindex(*ds["name"].shape), strict=True):
         rows, state = attention[layer, head], states[at]
-        state["reading"] = reading_of(ds, place, layer, head).as_plain()
+        state["reading"] = describe_attention(ds, place, layer, head).as_plain()
         state["mean"] = _packed(counts @ rows)
         if len(rows) > 1 and strongest.index(at) < n_rows:
             state["rows"] = [_packed(row) for row in rows]
@@ -128,7 +134,7 @@ def _series(ds: xr.Dataset, place: int, n_rows: int, n_lines: int) -> dict[str, 
     steps = len(view.past)
     return {
         "name": names(ds, "series")[place],
-        "unit": unit_of(ds, place) or "data units",
+        "unit": find_unit(ds, place) or "data units",
         "context": _short(view.context),
         "truth": _short(view.truth) if view.has_truth else None,
         "times": [

@@ -18,13 +18,13 @@ from tsfm_lens.viz.panels import Scene, draw_bands, fit, fitted_range, mark_star
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
     array,
+    find_unit,
     forecast_series,
     median_position,
-    model_of,
+    name_model,
+    name_statistic,
     names,
     positions,
-    statistic_of,
-    unit_of,
     varying,
 )
 from tsfm_lens.viz.sheet import Look, Sheet
@@ -104,7 +104,7 @@ def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
         "one, mean over steps: {away:ends unit}.",
         "Closest to the truth: {error:lowest unit}; the last layer misses it by "
         "{last:unit}.",
-        statistic=statistic_of(ds),
+        statistic=name_statistic(ds),
         away=away[:-1],
         error=error,
         last=error.isel(layer=-1),
@@ -138,7 +138,7 @@ def map_table(
             )
         )
     table = pd.concat(parts, ignore_index=True)
-    table["unit"] = unit_of(ds, series)
+    table["unit"] = find_unit(ds, series)
     return table
 
 
@@ -161,7 +161,7 @@ def logit_map(
     view = scene(ds, series, max(ds.sizes["step"], 12))
     grid, words = logit_sheet(ds, view, places, value_range, _ROWS)
     return grid.dress(
-        f"Logit lens on {view.id}: next-value probabilities by layer of {model_of(ds)}",
+        f"Logit lens on {view.id}: next-value probabilities by layer of {name_model(ds)}",
         *words,
     )
 
@@ -323,7 +323,7 @@ def lens_forecast(
         cut,
     ]
     return grid.dress(
-        f"Forecast of {view.id} read from each layer of {model_of(ds)}", *remarks
+        f"Forecast of {view.id} read from each layer of {name_model(ds)}", *remarks
     )
 
 

@@ -12,10 +12,10 @@ import xarray as xr
 
 from tsfm_lens.viz.select import (
     array,
+    find_unit,
+    name_statistic,
     names,
     series_position,
-    statistic_of,
-    unit_of,
     value_title,
 )
 from tsfm_lens.viz.sheet import Panel, Sheet
@@ -138,9 +138,9 @@ def scene(
     return Scene(
         place=at,
         id=names(ds, "series")[at],
-        unit=unit_of(ds, at),
+        unit=find_unit(ds, at),
         title=value_title(ds, at),
-        statistic=statistic_of(ds),
+        statistic=name_statistic(ds),
         time=timeline(ds, at),
         past=past[start:],
         context=context[start:],

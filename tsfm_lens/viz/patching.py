@@ -17,12 +17,12 @@ from tsfm_lens.viz.findings import Finding, finding
 from tsfm_lens.viz.generic import draw_variable
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import Scene, mark_start, scene
-from tsfm_lens.viz.places import Places, places_in
+from tsfm_lens.viz.places import Places, find_positions
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
     array,
     forecast_series,
-    model_of,
+    name_model,
     names,
 )
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
@@ -92,7 +92,7 @@ def _cell_labels(ds: xr.Dataset) -> list[str]:
 def patch_cell(ds: xr.Dataset, flat: int) -> str:
     """Write a place and group of positions in words, from a flat index of (component, position)."""
     component, position = divmod(flat, ds.sizes["position"])
-    places = places_in(ds)
+    places = find_positions(ds)
     place = int(np.flatnonzero(places.order == component)[0])
     label = ("the stream " if places.kind[place] == "stream" else "") + places.labels[
         place
@@ -128,13 +128,13 @@ def patching_map(
     variable = available[0] if value is None else value
     if variable not in available:
         raise unknown_name("value", variable, available)
-    pair, places = Contrast.of(ds, series), places_in(ds)
+    pair, places = Contrast.of(ds, series), find_positions(ds)
     values = array(ds, variable, "component", "position", series=pair.view.place)[
         places.order
     ]
     noise = _noise(ds, variable, places, pair.view.unit if variable == "effect" else "")
     base, source = way(ds)
-    title = f"{KINDS[kind]} of {model_of(ds)} on {pair.view.id}: {WORDS[variable]}"
+    title = f"{KINDS[kind]} of {name_model(ds)} on {pair.view.id}: {WORDS[variable]}"
     if variable == "effect":
         title = f"{title} of the forecast"
     about = f"activations of the {source} run patched into the {base} run"

@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.core.registry import frame
-from tsfm_lens.viz.findings import finding, middle_of
+from tsfm_lens.viz.findings import central_sizes, finding
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.places import OUTPUT
 from tsfm_lens.viz.select import (
@@ -43,7 +43,7 @@ def path_values(
         values = np.where((values == 0).all(-1, keepdims=True), np.nan, values)
     if series is not None:
         return np.asarray(values[..., series_position(ds, series)])
-    sizes = middle_of(finding(ds, value, "sender", "receiver"), values)
+    sizes = central_sizes(finding(ds, value, "sender", "receiver"), values)
     return np.where(np.isnan(values).all(-1), np.nan, sizes)
 
 

@@ -113,7 +113,7 @@ def coordinate(ds: xr.Dataset, name: str) -> np.ndarray:
     return np.asarray(ds[name].values)
 
 
-def places_in(ds: xr.Dataset, dim: str = "component") -> Places:
+def find_positions(ds: xr.Dataset, dim: str = "component") -> Places:
     """Return the places along ``dim``, by depth; those of one branch as the result has them."""
     along = {
         name: coordinate(ds, name) for name in ("stack", "kind", "layer_index", "head")

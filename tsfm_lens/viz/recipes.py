@@ -18,7 +18,7 @@ from tsfm_lens.viz.select import (
     array,
     forecast_series,
     median_position,
-    model_of,
+    name_model,
     names,
     positions,
 )
@@ -85,7 +85,7 @@ def overlay(
     heading = (
         title or f"{listed(list(forecasts))}: forecasts of {view.id} differ by {size}"
     )
-    about = f"{view.id} by {model_of(first)}" if title else "medians, mean over steps"
+    about = f"{view.id} by {name_model(first)}" if title else "medians, mean over steps"
     return figure.dress(
         heading,
         about,
@@ -129,7 +129,7 @@ def recipe_forecasts(
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
     return grid.dress(
-        f"Forecasts of {view.id} by {model_of(ds)} under heavy ablation",
+        f"Forecasts of {view.id} by {name_model(ds)} under heavy ablation",
         f"{ds.sizes['step']} steps ahead from {view.remark}",
         "distance: 1 − rank correlation with the original",
         cut,

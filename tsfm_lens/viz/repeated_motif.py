@@ -9,7 +9,7 @@ import xarray as xr
 from tsfm_lens.core.registry import figure
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.grid import LOG_AXIS
-from tsfm_lens.viz.select import array, layer_name, model_of, names
+from tsfm_lens.viz.select import array, layer_name, name_model, names
 from tsfm_lens.viz.sheet import Panel, sheet
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, number
@@ -160,7 +160,7 @@ def training_history(ds: xr.Dataset) -> go.Figure:
         f"step 0 stands at {number(start)}" if (steps == 0).any() else "",
         f"a line per head{spread}",
     ]
-    return canvas.dress(f"Heads of {model_of(ds)} over its training", *remarks)
+    return canvas.dress(f"Heads of {name_model(ds)} over its training", *remarks)
 
 
 def _head_lines(

@@ -19,7 +19,7 @@ from tsfm_lens.viz.attention import (
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import draw_bands, scene
-from tsfm_lens.viz.select import array, model_of, names, position, positions
+from tsfm_lens.viz.select import array, name_model, names, position, positions
 from tsfm_lens.viz.sheet import Look, Sheet, blank
 from tsfm_lens.viz.summary import labelled, summarize, summary
 from tsfm_lens.viz.tables import tokens_table
@@ -27,15 +27,15 @@ from tsfm_lens.viz.theme import VERMILION, number, percent, plain
 from tsfm_lens.viz.tokens import (
     Ruler,
     TokenAxis,
-    group_for,
+    choose_group,
     grouped,
     pooled,
     ruler,
     token_axis,
 )
 from tsfm_lens.viz.words import (
+    format_nats,
     layer_names,
-    nats_of,
 )
 
 __all__ = [
@@ -129,7 +129,7 @@ def autoregressive_attention_map(
         f"{layer_names(ds)[row]}, head {names(ds, 'head')[col]}" for row, col in places
     ]
     notes = [
-        f"{nats_of(entropy[place])}{_aside(one, keys)}"
+        f"{format_nats(entropy[place])}{_aside(one, keys)}"
         for place, one in zip(places, maps, strict=True)
     ]
     grid = panel_grid(list(zip(labels, notes, strict=True)), row_height=150)
@@ -145,7 +145,7 @@ def autoregressive_attention_map(
     word = "Sharpest" if heads == "sharp" else "Most diffuse"
     marks = ", ".join(keys.axis.aside_labels())
     return grid.dress(
-        f"{word} heads of {model_of(ds)} along the forecast of {single_series(ds)}",
+        f"{word} heads of {name_model(ds)} along the forecast of {single_series(ds)}",
         attention_kind(ds),
         "steps from the start of the forecast",
         f"darkest: {number(limit)} or more",
@@ -190,7 +190,7 @@ def attention_rollout_map(
     marks = ", ".join(keys.axis.aside_labels())
     stack = f"the {ds.attrs['stack']} of " if ds.attrs.get("stack") else ""
     return grid.dress(
-        f"Attention rollout through {stack}{model_of(ds)}",
+        f"Attention rollout through {stack}{name_model(ds)}",
         single_series(ds),
         "mean over heads and half a residual stream, multiplied layer by layer",
         f"darkest: {number(limit)} or more",
@@ -210,7 +210,7 @@ def _draw(
     upwards: bool,
 ) -> tuple[int, int]:
     """Draw maps (query, key), with keys upwards or to the right; return how many keys and queries share a cell."""
-    group = group_for(keys, queries, min(_CELLS // len(maps), _PANEL))
+    group = choose_group(keys, queries, min(_CELLS // len(maps), _PANEL))
     for panel, one, label in zip(grid, maps, labels, strict=True):
         z, x, y = pooled(one, keys, queries, group)
         if upwards:
@@ -324,7 +324,7 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
     special = [str(word) for word in ds["key_special"].values if str(word)]
     width = int((ds["key_stop"] - ds["key_start"]).max())
     return grid.dress(
-        f"{sentence_start(ds)} of {layer_names(ds)[at]} of {model_of(ds)}",
+        f"{sentence_start(ds)} of {layer_names(ds)[at]} of {name_model(ds)}",
         f"{names(ds, 'series')[0]}, {ds.sizes['step']} steps ahead",
         f"context tokens of {width} step{'s' * (width > 1)}"
         + (f", then {', '.join(special)}" if special else ""),
@@ -360,7 +360,7 @@ def selected_patch(
     panel.upright(view.time.scalar(float(start)), **look)
     view.title_axes(panel)
     title = (
-        f"Forecast of {view.id} by {model_of(ds)}, and the patch that {place} selects"
+        f"Forecast of {view.id} by {name_model(ds)}, and the patch that {place} selects"
     )
     share = percent(float(weights[which]))
     return sheet.dress(

@@ -17,7 +17,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tsfm_lens.core.errors import InputError, RenderError, install_command
-from tsfm_lens.core.io import refuse_unwritable, replacing, writing_to
+from tsfm_lens.core.io import name_write_errors, refuse_unwritable, replacing
 from tsfm_lens.viz.printing import for_print
 
 __all__ = ["save"]
@@ -118,7 +118,7 @@ def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
     """Write several files, all of them or none: each beside its place, then all moved once the last is whole."""
     with ExitStack() as parts:
         for path, content in contents.items():
-            parts.enter_context(writing_to(path))
+            parts.enter_context(name_write_errors(path))
             path.parent.mkdir(parents=True, exist_ok=True)
             parts.enter_context(replacing(path)).write_bytes(content)
     return list(contents)
@@ -196,7 +196,7 @@ def _static(fig: go.Figure, options: dict[str, Any]) -> bytes:
     return drawing
 
 
-def browser_at(kind: str = "pdf") -> str:
+def locate_browser(kind: str = "pdf") -> str:
     """Return the path of the browser that draws files of a kind; errors as in :func:`printed`."""
     with _browser(kind):
         from choreographer.browsers.chromium import Chromium
@@ -214,7 +214,7 @@ def printed(page: bytes) -> bytes:
     Raises:
         RenderError: kaleido, which finds the browser, or a browser is missing, or it fails.
     """
-    browser = browser_at()
+    browser = locate_browser()
     with (
         _browser("pdf"),
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,

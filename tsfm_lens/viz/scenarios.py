@@ -11,11 +11,11 @@ from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.panels import Scene, scene, value_hover
 from tsfm_lens.viz.select import (
     array,
+    find_unit,
     median_position,
-    model_of,
+    name_model,
+    name_statistic,
     names,
-    statistic_of,
-    unit_of,
 )
 from tsfm_lens.viz.sheet import Panel, sheet
 from tsfm_lens.viz.summary import labelled, summarize
@@ -146,7 +146,9 @@ def _statistic(ds: xr.Dataset) -> str:
         if str(ds.attrs.get("statistic")).endswith("sample paths")
         else None
     )
-    return f"{statistic_of(ds)} of {paths} sample paths" if paths else statistic_of(ds)
+    return (
+        f"{name_statistic(ds)} of {paths} sample paths" if paths else name_statistic(ds)
+    )
 
 
 @figure(
@@ -199,7 +201,7 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
     below[-1].x(view.time.title)
     changes = str(ds.attrs.get("changes", ""))
     return canvas.dress(
-        f"Forecast of {target} by {model_of(ds)} with {changes}",
+        f"Forecast of {target} by {name_model(ds)} with {changes}",
         f"{_statistic(ds)}, and interval between the outer quantiles",
         view.remark,
     )
@@ -209,7 +211,7 @@ def _draw_edit(panel: Panel, ds: xr.Dataset, view: Scene, row: int) -> None:
     """Draw a series as it was, and as it is after the change."""
     steps = np.concatenate([view.past, view.future])
     length = len(view.past)
-    unit = unit_of(ds, row)
+    unit = find_unit(ds, row)
     for past, future, name, colour in (
         ("changed_context", "changed_future", "changed", VERMILION),
         ("context", "known_future", "as it was", GREY),

@@ -72,13 +72,13 @@ def median_position(quantiles: np.ndarray) -> int:
     return int(np.argmin(np.abs(np.asarray(quantiles, dtype=float) - 0.5)))
 
 
-def statistic_of(ds: xr.Dataset) -> str:
+def name_statistic(ds: xr.Dataset) -> str:
     """Name the middle of a read-out forecast: "median", "mean", or "expected value" over tokens."""
     statistic = str(ds.attrs.get("statistic", ""))
     return statistic if statistic in ("mean", "expected value") else "median"
 
 
-def unit_of(ds: xr.Dataset, series: int | None = None) -> str:
+def find_unit(ds: xr.Dataset, series: int | None = None) -> str:
     """Return the unit of the data, of one series where each has its own; "" if it is not known."""
     own = ""
     if "units" in ds.coords and series is not None and ds["units"].dims == ("series",):
@@ -92,10 +92,10 @@ def unit_of(ds: xr.Dataset, series: int | None = None) -> str:
 
 def value_title(ds: xr.Dataset, series: int | None = None, word: str = "value") -> str:
     """Return the title of an axis in data units."""
-    return f"{word} ({unit_of(ds, series) or 'data units'})"
+    return f"{word} ({find_unit(ds, series) or 'data units'})"
 
 
-def model_of(ds: xr.Dataset) -> str:
+def name_model(ds: xr.Dataset) -> str:
     """Return the model's name for titles."""
     return str(ds.attrs.get("model", "") or "unnamed model")
 

@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.viz.findings import Finding, finding, judged
-from tsfm_lens.viz.select import kind_word, layer_name, shown, unit_of, varying
+from tsfm_lens.viz.select import find_unit, kind_word, layer_name, shown, varying
 from tsfm_lens.viz.theme import nats, percent
 from tsfm_lens.viz.words import after_number, listed, measured, num, signed
 
@@ -225,7 +225,7 @@ class _Reader:
     def _members(self, effect: Finding, value: xr.DataArray) -> Members:
         labels = self.labels(self.ds) if self.labels else _labels(value)
         is_single = self.ds.sizes.get("series", 1) == 1
-        unit = unit_of(self.ds, 0 if is_single else None)
+        unit = find_unit(self.ds, 0 if is_single else None)
         return Members(effect, labels, self.noun, self.side, unit)
 
 

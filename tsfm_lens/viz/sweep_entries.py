@@ -38,7 +38,7 @@ def check_finished(what: str, values: Any) -> None:
         )
 
 
-def models_in(table: pd.DataFrame) -> list[str]:
+def list_models(table: pd.DataFrame) -> list[str]:
     """List the models of some rows, in their order."""
     return list(dict.fromkeys(table["model"]))
 
@@ -51,17 +51,17 @@ def told(table: pd.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def tolerance_of(table: pd.DataFrame) -> float:
+def find_tolerance(table: pd.DataFrame) -> float:
     """Return the relative rise of the error that a sweep allows."""
     return float(table.attrs.get("tolerance", 0.01))
 
 
-def intervals_of(table: pd.DataFrame) -> str:
+def name_intervals(table: pd.DataFrame) -> str:
     """Name the intervals of a result in a word or two: "95 % intervals"."""
     return f"{percent(float(table.attrs.get('confidence', 0.95)))} intervals"
 
 
-def methods_of(tables: Sequence[pd.DataFrame]) -> list[str]:
+def describe_methods(tables: Sequence[pd.DataFrame]) -> list[str]:
     """Describe how the intervals and tests of a page were made, and name tests with too few units."""
     tested = [table for table in tables if "units" in table and len(table)]
     if not tested:
@@ -75,7 +75,7 @@ def methods_of(tables: Sequence[pd.DataFrame]) -> list[str]:
     few = [few_units(row, tested[0]) for row in told(tests)]
     level = percent(1 - float(tested[0].attrs.get("confidence", 0.95)))
     return [
-        f"A change is a ratio of geometric means over datasets. Its {intervals_of(tested[0])} are Student's t "
+        f"A change is a ratio of geometric means over datasets. Its {name_intervals(tested[0])} are Student's t "
         f"intervals of log ratios over {over}. Significance: exact two-sided sign test of its direction at {level}, "
         "Holm-corrected over all tests of this page on one model and metric. Datasets made of the same observations "
         "count once, as their source; within a single source each series counts once, with all its windows. A share "
@@ -257,7 +257,7 @@ def panels_by_model(
     name: str = "",
 ) -> Iterator[FigurePanel]:
     """Yield a figure of each model of a table, named by its kind, a further name and the model."""
-    for model in models_in(table):
+    for model in list_models(table):
         parts = (str(table.attrs.get("kind")), name, model)
         rows = table[table["model"] == model]
         yield from sweep_panel("-".join(filter(None, parts)), rows, draw, words)
@@ -292,7 +292,7 @@ def sweep_subject(table: pd.DataFrame) -> str:
         else ""
     )
     datasets = f" on {counted(count, 'dataset')}" if count else ""
-    return f"{listed(models_in(table))}{datasets}{windows}"
+    return f"{listed(list_models(table))}{datasets}{windows}"
 
 
 def least_words(rows: pd.DataFrame) -> str:

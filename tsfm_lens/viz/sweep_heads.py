@@ -67,7 +67,7 @@ def read_curves(table: pd.DataFrame) -> list[str]:
     return [
         f"{valid['model'].iloc[0]}: in {free} of {sweep.counted(len(valid), 'layer')} all "
         f"heads can go at once with a rise of {valid['judged_by'].iloc[0]} below "
-        f"{percent(sweep.tolerance_of(table))}, in {(valid['within'] == 0).sum()} no head "
+        f"{percent(sweep.find_tolerance(table))}, in {(valid['within'] == 0).sum()} no head "
         f"can go; {least}."
     ]
 
@@ -135,7 +135,7 @@ measurement(
 )
 
 
-def read_heads_at(table: pd.DataFrame) -> list[str]:
+def summarize_head_counts(table: pd.DataFrame) -> list[str]:
     """State how many heads each model can do without, and what the search cost."""
     out = []
     for model, rows in table[table["better"]].groupby("model", sort=False):
@@ -167,6 +167,9 @@ draw_heads_at = generic_figure(
 )
 panels("sweep_heads_at")(
     partial(
-        sweep.sweep_panel, "sweep_heads_at", draw=draw_heads_at, words=read_heads_at
+        sweep.sweep_panel,
+        "sweep_heads_at",
+        draw=draw_heads_at,
+        words=summarize_head_counts,
     )
 )

@@ -171,7 +171,7 @@ measurement(
 def read_datasets(table: pd.DataFrame) -> list[str]:
     """State on how many datasets a layer can lose its heads; of one model."""
     out = []
-    within = percent(sweep.tolerance_of(table))
+    within = percent(sweep.find_tolerance(table))
     for layer, rows in table[np.isfinite(table["change"])].groupby("layer", sort=False):
         of, kept = int(rows["of"].iloc[0]), int(rows["kept"].iloc[0])
         # no head ablated is always within

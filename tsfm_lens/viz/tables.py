@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from tsfm_lens.viz.select import names, unit_of
+from tsfm_lens.viz.select import find_unit, names
 
 
 def tokens_table(ds: xr.Dataset, variable: str, least: float) -> pd.DataFrame:
@@ -39,7 +39,7 @@ def steps_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
         table["timestamp"] = (
             stamps.isel(series=series) if "series" in stamps.dims else stamps
         ).values
-    table["unit"] = unit_of(ds, series)
+    table["unit"] = find_unit(ds, series)
     return table
 
 

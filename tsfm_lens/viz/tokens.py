@@ -131,7 +131,7 @@ def ruler(axis: TokenAxis) -> Ruler:
     )
 
 
-def group_for(x: Ruler, y: Ruler, cells: int) -> tuple[int, int]:
+def choose_group(x: Ruler, y: Ruler, cells: int) -> tuple[int, int]:
     """Return how many adjacent keys and queries share a cell so that a pattern has about ``cells`` cells at most."""
     keys, queries = len(x.owner), len(y.owner)
     side = np.sqrt(cells)

@@ -15,7 +15,7 @@ from tsfm_lens.core.registry import FigurePanel, figure, measurement, panels
 from tsfm_lens.viz.generic import generic_figure, with_range
 from tsfm_lens.viz.grid import LOG_AXIS
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.select import array, layer_name, model_of, names, positions
+from tsfm_lens.viz.select import array, layer_name, name_model, names, positions
 from tsfm_lens.viz.sheet import Panel, sheet
 from tsfm_lens.viz.summary import summarize, summary
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, mixed, percent, plain
@@ -173,7 +173,7 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
     residual = "band: residual of the eigenvalue" if "sharpness" in ds else ""
     bands = "bands: all seeds" if "seed" in ds.dims else residual
     return canvas.dress(
-        f"Training measures of {model_of(ds)}",
+        f"Training measures of {name_model(ds)}",
         f"{len(steps)} measurements",
         mean,
         bands,
@@ -305,7 +305,7 @@ def attention_snapshots(
     canvas.y(showticklabels=False, ticks="", autorange="reversed")
     count = ds.sizes["snapshot"]
     about = f"input {row}; {count} snapshot{'s' * (count != 1)}; rows are queries, columns keys"
-    return canvas.dress(f"Attention of {model_of(ds)} over training", about)
+    return canvas.dress(f"Attention of {name_model(ds)} over training", about)
 
 
 def _maps(

@@ -12,8 +12,8 @@ from tsfm_lens.viz.findings import judged
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.select import (
     array,
-    model_of,
-    statistic_of,
+    name_model,
+    name_statistic,
 )
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import percent
@@ -44,7 +44,7 @@ def read_weight_effects(ds: xr.Dataset) -> list[str]:
     """State whether anything was tuned, where the weights moved most, which of it matters, and what the error gains."""
     if ds.attrs["identical"]:
         return [
-            f"Nothing differs: {model_of(ds)} is the base model {ds.attrs['base']}, weight "
+            f"Nothing differs: {name_model(ds)} is the base model {ds.attrs['base']}, weight "
             "for weight."
         ]
     out = summarize(
@@ -72,7 +72,9 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
     together = array(ds, "cumulative_error_change_size", "back")
     gain = float(change.size)
     if not gain or not change.acts:
-        return [f"Tuning left the error of the {statistic_of(ds)} forecast as it was."]
+        return [
+            f"Tuning left the error of the {name_statistic(ds)} forecast as it was."
+        ]
     first = None
     if len(together) > 2 and together[-1]:
         first = int(np.argmax(together / together[-1] >= _HALF))
@@ -81,7 +83,7 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
         "Tuning changed the error of the {word} forecast by {share} of the base model's; "
         "that is {verdict}.",
         "Setting back the first {first} of {count} components undoes half of that.",
-        word=statistic_of(ds),
+        word=name_statistic(ds),
         share=change.told(0, _of_base, over=True) if np.isfinite(gain) else None,
         verdict=change.for_others(),
         first=first,

@@ -85,10 +85,10 @@ def level_position(ds: xr.Dataset, epsilon: float | None) -> int:
 
 def whole_matrices(ds: xr.Dataset) -> list[int]:
     """Return places of the matrices over all heads."""
-    return [place for place, head in enumerate(names_of(ds, "head")) if head == ""]
+    return [place for place, head in enumerate(list_names(ds, "head")) if head == ""]
 
 
-def names_of(ds: xr.Dataset, coordinate: str) -> list[str]:
+def list_names(ds: xr.Dataset, coordinate: str) -> list[str]:
     """Return a coordinate of the matrices as strings."""
     return [str(value) for value in ds[coordinate].values]
 
@@ -96,7 +96,7 @@ def names_of(ds: xr.Dataset, coordinate: str) -> list[str]:
 def _layer_words(ds: xr.Dataset, matrices: list[int]) -> list[str]:
     """Name the layer of each matrix, with its stack where there are several."""
     stacks, layers = (
-        [names_of(ds, name)[i] for i in matrices] for name in ("stack", "layer")
+        [list_names(ds, name)[i] for i in matrices] for name in ("stack", "layer")
     )
     several = len(set(stacks)) > 1
     return [
@@ -107,7 +107,7 @@ def _layer_words(ds: xr.Dataset, matrices: list[int]) -> list[str]:
 
 def _column_words(ds: xr.Dataset) -> list[str]:
     """Name each matrix by its part, with the kind of attention where the model has several."""
-    parts, kinds = names_of(ds, "part"), names_of(ds, "layer_kind")
+    parts, kinds = list_names(ds, "part"), list_names(ds, "layer_kind")
     attention = {kinds[i] for i in whole_matrices(ds) if parts[i] in _ATTENTION}
     return [
         f"{kind_word(kind).removesuffix('-attention')} {part}"
@@ -127,7 +127,7 @@ def _by_matrix(ds: xr.Dataset, variable: str) -> xr.Dataset:
     layers = _layer_words(ds, whole)
     columns = _column_words(ds)
     # attention first, whatever the order of writing
-    parts = names_of(ds, "part")
+    parts = list_names(ds, "part")
     order = sorted(whole, key=lambda place: parts[place] not in _ATTENTION)
     matrices = [columns[place] for place in whole]
     keys = pd.MultiIndex.from_arrays([layers, matrices], names=["block", "part"])

@@ -37,7 +37,7 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def nats_of(entropy: float) -> str:
+def format_nats(entropy: float) -> str:
     """Write an entropy to three digits."""
     return nats(entropy, 3)
 

@@ -14,15 +14,15 @@ from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.core.registry import FigurePanel, check, figure, panels
 from tsfm_lens.viz.findings import (
     Finding,
+    central_sizes,
     finding,
     judged,
-    middle_of,
     over_words,
 )
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import fit, scene
-from tsfm_lens.viz.places import Places, coordinate, places_in
+from tsfm_lens.viz.places import Places, coordinate, find_positions
 from tsfm_lens.viz.select import (
     MAX_DRAWN,
     array,
@@ -30,10 +30,10 @@ from tsfm_lens.viz.select import (
     forecast_series,
     kind_word,
     medians,
-    model_of,
+    name_model,
+    name_statistic,
     names,
     positions,
-    statistic_of,
     varying,
 )
 from tsfm_lens.viz.sheet import Look, Sheet, sheet
@@ -87,11 +87,11 @@ def read_shift(ds: xr.Dataset, shape: Finding) -> list[str]:
             size=labels[most[0]],
             shape=labels[first[0]] if first and first != most else None,
         ),
-        *better_without(ds, list(dict.fromkeys([*most, *first]))),
+        *name_improvements(ds, list(dict.fromkeys([*most, *first]))),
     ]
 
 
-def better_without(ds: xr.Dataset, components: Sequence[int]) -> list[str]:
+def name_improvements(ds: xr.Dataset, components: Sequence[int]) -> list[str]:
     """Name those of the components, by position, without which the error falls."""
     if "mae_change_size" not in ds:
         return []
@@ -120,7 +120,7 @@ def read_ablation_forecasts(
         "Without {component} the {statistic} forecast of {series} moves by {shift:unit} on "
         "average. Its range changes from {before:unit} to {after:unit}.",
         "That move is {share:percent} of its range.",
-        statistic=statistic_of(ds),
+        statistic=name_statistic(ds),
         shift=shift,
         before=before,
         after=after,
@@ -185,7 +185,7 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     measure = MEASURES[metric]
     effect = array(ds, metric, "component", "series")
     noise = finding(ds, metric, "component")
-    middle = middle_of(noise, effect)
+    middle = central_sizes(noise, effect)
     canvas = _draw(ds, middle, measure, noise)
     # by the root, since layers reach far beyond heads
     scale: Look = (
@@ -193,7 +193,7 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     )
     canvas.colours(colour_scale(measure.word, middle, root=True, **scale))
     stacks = " and ".join(dict.fromkeys(coordinate(ds, "stack").astype(str)))
-    title = f"Ablation of single components of {stacks and f'the {stacks} of '}{model_of(ds)}: {measure.word}"
+    title = f"Ablation of single components of {stacks and f'the {stacks} of '}{name_model(ds)}: {measure.word}"
     what = f"{measure.words}, {over_words(ds, noise, range(effect.shape[1]))}"
     return canvas.dress(title, what, "zeroed one at a time")
 
@@ -236,7 +236,7 @@ def ablation_forecasts(
     cut = fit(grid, np.append(view.observations, baseline), ablated.ravel(), reach=1.0)
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
-    title = f"Forecasts of {view.id} by {model_of(ds)} without single components"
+    title = f"Forecasts of {view.id} by {name_model(ds)} without single components"
     what = f"{view.statistic} forecasts; distance: 1 − rank correlation of the ablated with the unablated one"
     return grid.dress(title, what, cut, view.time.remark)
 
@@ -298,7 +298,7 @@ def _draw(
             )
         return kind_word(kind).replace("-", "-\n")
 
-    places, rows = places_in(ds), dict[str, list[int]]()
+    places, rows = find_positions(ds), dict[str, list[int]]()
     with_heads = {
         kind for kind, head in zip(places.kind, places.head, strict=True) if head >= 0
     }

@@ -56,7 +56,7 @@ class Served:
         self.port = address.port
         until(self._listens, "no answer")
         page = self.open()
-        self.kernel = kernel_of(page)
+        self.kernel = make_kernel(page)
         self.cookie = page.headers["Set-Cookie"].split(";")[0]
         self.paths = {
             "page": "/",
@@ -132,7 +132,7 @@ class Served:
         return 101
 
 
-def kernel_of(page: SimpleNamespace) -> str:
+def make_kernel(page: SimpleNamespace) -> str:
     assert page.status == 200, page.text
     match = re.search(r'"kernelId": "([\w-]+)"', page.text)
     assert match
@@ -313,7 +313,7 @@ def test_so_many_pages_open_and_no_more(served: Served) -> None:
         )
     second, *refused = pages
     assert 'textContent = "Opening bolt-nano and forecasting' in second.text
-    kernel = kernel_of(second)
+    kernel = make_kernel(second)
     before = served.kernels
     assert len(before) == LIMIT
     for page in refused:
@@ -331,7 +331,7 @@ def test_so_many_pages_open_and_no_more(served: Served) -> None:
         lambda: len(served.kernels) == LIMIT - 1,
         "the page is closed and its kernel runs",
     )
-    third = kernel_of(served.open())
+    third = make_kernel(served.open())
     assert served.ask(f"/voila/api/shutdown/{third}?token={served.token}").status == 204
 
 

@@ -75,7 +75,7 @@ def text(driver: Any) -> str:
     return str(driver.find_element("css selector", "body").text)
 
 
-def drag_over(driver: Any, view: Brush) -> None:
+def drag_everywhere(driver: Any, view: Brush) -> None:
     """Every drag has its answer: over the past, from within what was dragged over before, beside the past, and back."""
     plot = Plot(driver, FORECAST, [trace.name for trace in view.figure.data])
     assert plot.trace(WITHOUT, "visible") is False
@@ -162,7 +162,7 @@ def test_by_keyboard_offline_and_nothing_left_running(
             "no figure",
         )
         run = load("bolt-nano").run(bundled("nile"), 8, holdout=True)
-        drag_over(driver, brush(run))
+        drag_everywhere(driver, brush(run))
 
         # a file is forecast as soon as it is there
         file = tmp_path / "waves.csv"

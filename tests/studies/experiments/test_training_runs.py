@@ -19,11 +19,11 @@ from refusals import expect_error
 from tsfm_lens import viz
 from tsfm_lens.cli import app
 from tsfm_lens.core.errors import CheckpointError
-from tsfm_lens.report.build import panels_of
+from tsfm_lens.report.build import draw_results
 from tsfm_lens.studies import experiments, recipes, samformer
 from tsfm_lens.studies.experiments.grid import Arm
 from tsfm_lens.studies.samformer.models import make_model
-from tsfm_lens.studies.samformer.tasks import errors_of
+from tsfm_lens.studies.samformer.tasks import compute_errors
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training import SAM, read_watch, sharpness
 from tsfm_lens.viz.printing import COLUMNS
@@ -176,7 +176,7 @@ def test_the_command_trains_on_a_file_and_says_the_errors(tmp_path: Path) -> Non
     made = samformer.benchmark(tmp_path / "waves.csv.gz", length=24, horizon=6)
     model = make_model("samformer", 24, 6, 2, width=4)
     model.load_state_dict(load_file(tmp_path / "run" / "best.safetensors"))
-    assert errors_of(model, made.test) == found["test"]
+    assert compute_errors(model, made.test) == found["test"]
     again = CliRunner().invoke(app, ["train", str(file)])
     assert again.exit_code == 1
     assert "--resume" in again.output
@@ -312,7 +312,7 @@ def test_every_record_is_drawn_tabulated_read_and_fits_a_column(
     home: Callable[[str], xr.Dataset], name: str
 ) -> None:
     record = home(name)
-    plates = panels_of({record.attrs["kind"]: record})[record.attrs["kind"]]
+    plates = draw_results({record.attrs["kind"]: record})[record.attrs["kind"]]
     assert (
         record.attrs["kind"] != "lab_runs"
         or len(plates[0].sentences) >= record.sizes["arm"]

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from planted.model import ALIVE, stand_in
+from planted.model import ALIVE, stub
 from tsfm_lens import probes
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.studies.method_scores.methods import worth_naming
@@ -173,7 +173,7 @@ def planted(request: pytest.FixtureRequest) -> Planted:
     return plant("covariate", NAME, seed=3, reads=request.param)
 
 
-def rule_of(planted: Planted) -> CovariateTimes:
+def find_rule(planted: Planted) -> CovariateTimes:
     """The rule."""
     rule = planted.card.rule
     assert isinstance(rule, CovariateTimes)
@@ -190,7 +190,7 @@ def test_methods_that_change_parts_find_the_head(planted: Planted) -> None:
         np.hstack([np.stack(each.values), each.known_future(HORIZON)])
         for each in (clean, corrupted)
     )
-    for ago in rule_of(planted).ago:
+    for ago in find_rule(planted).ago:
         stretch = slice(
             len(clean.values[0]) - ago, len(clean.values[0]) - ago + HORIZON
         )
@@ -225,7 +225,7 @@ def test_methods_that_change_parts_find_the_head(planted: Planted) -> None:
 
 
 def test_a_decoy_that_moves_the_forecast_is_none() -> None:
-    planted = stand_in()
+    planted = stub()
     on = evaluation_case(planted.lens(), planted.card, series=4)
     assert keeps_its_roles(on, TOLD)
     for name, kept in ((ALIVE[0], False), ("decoder.0.mlp", True)):

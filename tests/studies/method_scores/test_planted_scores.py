@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planted.model import ALIVE, stand_in
+from planted.model import ALIVE, stub
 from tsfm_lens.studies.method_scores import scores as scoring
 from tsfm_lens.studies.method_scores.marks import claim_marks, marks, precision_at_size
 from tsfm_lens.studies.method_scores.methods import (
@@ -35,7 +35,7 @@ from tsfm_lens.zoo.planted.rules import Rule
 @pytest.fixture(scope="module")
 def on() -> EvaluationCase:
     """The stand-in on its series."""
-    planted = stand_in()
+    planted = stub()
     return evaluation_case(planted.lens(), planted.card, series=6)
 
 
@@ -85,7 +85,7 @@ RULES = (
 def test_twins_hold_the_same_values_and_another_forecast(
     rule: Rule, noise: float
 ) -> None:
-    planted = stand_in()
+    planted = stub()
     on = evaluation_case(
         planted.lens(),
         planted.card.model_copy(update={"rule": rule}),
@@ -158,7 +158,7 @@ def test_backups_count_only_where_pairs_are_looked_for(on: EvaluationCase) -> No
         3,
     )
     # the backup's score is left out, however high it is
-    found = scoring.marks_of(
+    found = scoring.score_method(
         with_backup,
         METHODS["zero ablation"],
         Ranking(names, np.array([9.0, 2.0, 1.0, 0.0])),
@@ -181,7 +181,7 @@ def _plant(
     mechanism: str, architecture: str, *, seed: int, rotate: bool, weight_noise: float
 ) -> Planted:
     assert mechanism == "stand-in"
-    return stand_in(architecture, seed)
+    return stub(architecture, seed)
 
 
 def test_a_campaign_makes_a_page_that_its_tables_make_again(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_campaign_makes_a_page_that_its_tables_make_again(tmp_path: Path) -> N
     )
     # what is kept beside the page is enough to make it again
     for table, file in zip(
-        (found.methods, found.decoys), scoring.files_of(page), strict=True
+        (found.methods, found.decoys), scoring.list_files(page), strict=True
     ):
         table.to_csv(file, index=False, float_format="%.3g")
     assert tables(scoring.read_scores(page)) == tables(found)

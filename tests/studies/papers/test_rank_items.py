@@ -25,7 +25,7 @@ from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.papers.context import MEASURES, Context, MeasuredValues
 from tsfm_lens.studies.papers.items import HOLDS, ITEMS
 from tsfm_lens.studies.papers.measures import models, theory
-from tsfm_lens.studies.papers.reproduce import item_of, reproduce
+from tsfm_lens.studies.papers.reproduce import find_item, reproduce
 from tsfm_lens.testing import last_digit
 
 FEW: dict[str, Any] = {"windows": 2, "num_samples": 4}
@@ -179,7 +179,7 @@ def test_size_ratios_of_the_schedules_in_every_reading() -> None:
         (0.451, 0.496, 0.443),
     ]
     found = reproduce("S0-SCHED")
-    for value, readings in zip(item_of("S0-SCHED").values, known, strict=True):
+    for value, readings in zip(find_item("S0-SCHED").values, known, strict=True):
         quantity = value.quantity
         for reading, ratio in zip(
             ("", ", layers from 1", ", not rounded up"), readings, strict=True
@@ -240,7 +240,7 @@ def test_one_claim_has_one_verdict_in_all_items() -> None:
     assert verdict(alone, "deeper_weights") == "holds"
 
 
-def _ranks_of(
+def _toy_ranks(
     known: dict[str, tuple[int, int, float, float]], order: list[str]
 ) -> Callable[..., xr.Dataset]:
     """In place of the probe: width, heads, rank and rank of a head by model; models are noted in order."""
@@ -272,7 +272,7 @@ def test_sizes_are_compared_within_an_architecture_and_opened_in_turn(
         "large": (128, 4, 48.0, 14.0),
         "bolt-nano": (96, 8, 1.0, 90.0),
     }
-    monkeypatch.setattr(models, "ranks_by_model", _ranks_of(known, order))
+    monkeypatch.setattr(models, "ranks_by_model", _toy_ranks(known, order))
 
     def opened(name: str) -> Lens:
         order.append(f"opened {name}")
@@ -315,7 +315,7 @@ SMALL: dict[str, Callable[[Context], MeasuredValues]] = {
     "S0-J3": partial(theory.head_spectra, width=64, n_tokens=96, heads=(1, 2, 4)),
     "S0-F14": partial(theory.chebyshev, dimension=40, n_points=200),
 }
-SOURCE = item_of("S0-J1A").source
+SOURCE = find_item("S0-J1A").source
 
 
 @pytest.fixture
@@ -331,7 +331,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., xr.Dataset]:
 def test_every_number_of_the_theory_is_measured_without_a_model(
     name: str, found: Callable[..., xr.Dataset]
 ) -> None:
-    result, item = found(name, seeds=2), item_of(name)
+    result, item = found(name, seeds=2), find_item(name)
     assert {value.quantity for value in item.values} <= set(
         result["quantity"].values.tolist()
     )
@@ -405,7 +405,7 @@ def test_the_docs_state_the_command_s_own_verdicts(
     monkeypatch.setattr(
         compress, "compressed", partial(compress.compressed, method="svd")
     )
-    item, found = item_of(name), reproduce(name, **(FEW if name == "S0-METR" else {}))
+    item, found = find_item(name), reproduce(name, **(FEW if name == "S0-METR" else {}))
     claims = {value.quantity for value in item.values if value.unit == HOLDS}
     stated = {
         claim.replace("\\|", "|"): outcome

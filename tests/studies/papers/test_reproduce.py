@@ -23,7 +23,7 @@ from tsfm_lens.studies.papers.context import MeasuredValues
 from tsfm_lens.studies.papers.items import BY_ID, HOLDS, ITEMS, PAPERS
 from tsfm_lens.studies.papers.measures import heads as measures
 from tsfm_lens.studies.papers.measures.induction import overlap_values
-from tsfm_lens.studies.papers.reproduce import compare, item_of, reproduce
+from tsfm_lens.studies.papers.reproduce import compare, find_item, reproduce
 from tsfm_lens.sweep.planner.recipes import parse_recipe
 from tsfm_lens.testing import assert_close, last_digit
 
@@ -73,7 +73,7 @@ def test_the_counts_behind_table_5_give_table_5() -> None:
 
     def table(heads: list[tuple[bool, bool]]) -> xr.Dataset:
         return compare(
-            item_of("S3-T5"),
+            find_item("S3-T5"),
             MeasuredValues(overlap_values(induction_overlap(*scores(heads)))),
         )
 
@@ -113,7 +113,7 @@ def test_the_tokens_of_the_test_are_the_paper_s_at_a_published_size() -> None:
 @pytest.mark.parametrize("name", MEASURED)
 def test_every_number_can_be_measured(name: str) -> None:
     lens = nano("bolt-nano" if name == "S3-F21" else "chronos-nano")
-    item = item_of(name)
+    item = find_item(name)
     found = reproduce(name, lens, **FAST)
     assert found.attrs["kind"] == "reproduction"
     printed = {value.quantity: value.paper for value in item.values}
@@ -162,8 +162,12 @@ def test_every_number_can_be_measured(name: str) -> None:
 def test_every_id_of_the_papers_is_known_and_what_is_not_run_has_a_reason() -> None:
     ids = [name for paper in PAPERS.values() for name in paper["ids"].split()]
     panels = ("S0-F2a", "S0-F4c", "S2-LM", "S2-F4", "S2-F4b", "S2-F13")
-    assert [item_of(name).id for name in panels] == ["S0-F2", "S0-F4C", *["S2-LM"] * 4]
-    for item in map(item_of, (*ids, *BY_ID)):
+    assert [find_item(name).id for name in panels] == [
+        "S0-F2",
+        "S0-F4C",
+        *["S2-LM"] * 4,
+    ]
+    for item in map(find_item, (*ids, *BY_ID)):
         if item.why:
             found = reproduce(item.id)
             row = [

@@ -20,7 +20,7 @@ from tsfm_lens.studies.papers.measures.samformer import (
     parameter_count,
 )
 from tsfm_lens.studies.papers.over_seeds import compare, improvement
-from tsfm_lens.studies.papers.reproduce import item_of, reproduce
+from tsfm_lens.studies.papers.reproduce import find_item, reproduce
 from tsfm_lens.studies.samformer.models import make_model, oracle_loss
 from tsfm_lens.testing import assert_close
 from tsfm_lens.testing.tolerance import last_digit
@@ -103,7 +103,7 @@ def test_claims_on_the_toy_problem_follow_the_runs(
 ) -> None:
     planted(monkeypatch, toy(TOY[item][0 if true else 1]))
     found = reproduce(item)
-    claims = [value.key for value in item_of(item).values if value.paper == 1]
+    claims = [value.key for value in find_item(item).values if value.paper == 1]
     assert claims
     for claim in claims:
         assert verdict(found, claim) == ("holds" if true else "does not hold"), claim
@@ -202,7 +202,7 @@ def test_runs_are_compared_with_those_of_their_seed_where_both_ended() -> None:
     np.testing.assert_array_equal(first, [*table[1, ended], *table[7]])
     np.testing.assert_array_equal(second, [*table[0, ended], *table[6]])
     # a benchmark on which one of them was not trained is left out
-    assert samformer.cells_of(data.isel(arm=slice(0, 7)), "Transformer") == [
+    assert samformer.list_cells(data.isel(arm=slice(0, 7)), "Transformer") == [
         ("ETTh1", 96)
     ]
 
@@ -233,7 +233,7 @@ def test_the_claim_on_radii_follows_the_runs(
     )
 
 
-def runs_of(arm: str, *values: float) -> xr.Dataset:
+def make_runs(arm: str, *values: float) -> xr.Dataset:
     table = {"test_mse": (("arm", "seed"), np.array([values]))}
     return xr.Dataset(
         table, {"arm": [arm], "seed": range(len(values))}, {"kind": "lab_runs"}
@@ -247,7 +247,7 @@ def test_errors_stand_beside_the_printed_ones(monkeypatch: pytest.MonkeyPatch) -
     assert float(row(found, cell)["paper"]) == 0.161
     assert_close(ours(found, cell), 1.0, depth=8)
     values = (0.37, 0.38, 0.39, 0.38, 0.38)
-    planted(monkeypatch, runs_of("ETTh1 96 SAMformer", *values))
+    planted(monkeypatch, make_runs("ETTh1 96 SAMformer", *values))
     found, cell = reproduce("S1-T1"), "MSE of SAMformer, ETTh1, H = 96"
     assert float(row(found, cell)["paper"]) == 0.381
     assert_close(ours(found, cell), 0.38, depth=8)
@@ -258,7 +258,7 @@ def test_errors_stand_beside_the_printed_ones(monkeypatch: pytest.MonkeyPatch) -
     assert np.isnan(ours(found, "MSE of Transformer, Exchange, H = 720"))
     # with fixed RevIN errors are compared with those of the model
     values = (0.427, 0.431, 0.429, 0.428, 0.430)
-    planted(monkeypatch, runs_of("ETTh1 720 SAMformer fixed RevIN", *values))
+    planted(monkeypatch, make_runs("ETTh1 720 SAMformer fixed RevIN", *values))
     off = 0.002 / np.hypot(np.std(values, ddof=1), 0.002)
     words = "difference in standard deviations of both: MSE of SAMformer fixed RevIN, ETTh1, H = 720"
     assert_close(ours(reproduce("S1-T1"), words), off, depth=100, magnitude=10.0)
@@ -271,7 +271,7 @@ def means(cells: Mapping[Cell, Printed]) -> dict[Cell, float]:
 def test_overall_improvements_follow_from_the_tables_but_for_two() -> None:
     known = {"iTransformer": (2.06, -1.25), "PatchTST": (3.96, -0.57)}
     found = reproduce("S1-IMP")
-    for value in item_of("S1-IMP").values:
+    for value in find_item("S1-IMP").values:
         model, error = value.quantity.removeprefix("improvement over ").split(", ")
         expected = known[model][error == "MAE"] if model in known else value.paper
         assert abs(ours(found, value.quantity) - expected) < last_digit(2), (

@@ -284,7 +284,7 @@ def test_a_model_is_cut_where_its_ranks_come_to_the_printed_ratio(
     ranks = compress.chosen_ranks(lens, epsilon=ours(found, "ε, ratio 0.237"))
     forms = {name: matrix.form() for name, matrix in compress.matrices(lens).items()}
     assert_close(
-        compress.ratio_of(forms, ranks).ranks,
+        compress.compute_ratio(forms, ranks).ranks,
         ours(found, "share of ranks, ratio 0.237"),
         depth=8,
     )

@@ -21,8 +21,8 @@ from tsfm_lens.core.errors import (
     UnknownNameError,
 )
 from tsfm_lens.studies.papers.items import ITEMS
-from tsfm_lens.studies.papers.measures.benchmark import DESIGNS, Subject, rows_of
-from tsfm_lens.studies.papers.reproduce import compare, item_of, reproduce
+from tsfm_lens.studies.papers.measures.benchmark import DESIGNS, Subject, assign_rows
+from tsfm_lens.studies.papers.reproduce import compare, find_item, reproduce
 from tsfm_lens.sweep.engine.sweeping import Outcome
 from tsfm_lens.sweep.planner.recipes import released_lists
 from tsfm_lens.sweep.results.gathering import Gathered
@@ -126,7 +126,7 @@ def kept(layer: int, order: tuple[int, ...]) -> int:
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_sweep_is_run_and_read(name: str, store: Path) -> None:
-    found, item = run(name, store), item_of(name)
+    found, item = run(name, store), find_item(name)
     assert found.attrs["kind"] == "reproduction"
     assert found.attrs["model"] == "bolt-nano"
     assert "mechanics only" in found.attrs["note"]
@@ -332,17 +332,19 @@ def test_a_sweep_that_did_not_end_gives_no_numbers(
 def test_which_model_stands_for_which_row() -> None:
     known = ["TimesFM 2.5, 28 % of heads, 2 MLPs", "Toto, 29 % of heads"]
     timesfm, toto = Subject("a", "timesfm-2.5", 20, 16), Subject("b", "toto-1", 2, 2)
-    assert rows_of([timesfm, toto]) == dict(zip(known, (timesfm, toto), strict=True))
-    assert rows_of([timesfm]) == {known[0]: timesfm}
+    assert assign_rows([timesfm, toto]) == dict(
+        zip(known, (timesfm, toto), strict=True)
+    )
+    assert assign_rows([timesfm]) == {known[0]: timesfm}
     small, base = (
         Subject("c", "chronos-bolt", 6, 8),
         Subject("d", "chronos-bolt", 12, 12),
     )
-    assert list(rows_of([small])) == known
+    assert list(assign_rows([small])) == known
     # the paper's own model, whose rows it leaves open, stands for no other
-    expect_error("does not say which layers", rows_of, [base])
-    assert list(rows_of([timesfm, base])) == known[:1]
-    expect_error("both stand for the row", rows_of, [timesfm, small])
+    expect_error("does not say which layers", assign_rows, [base])
+    assert list(assign_rows([timesfm, base])) == known[:1]
+    expect_error("both stand for the row", assign_rows, [timesfm, small])
 
 
 def gathered(**results: pd.DataFrame) -> Gathered:
@@ -379,7 +381,8 @@ def test_the_paper_s_own_results_give_the_paper_s_numbers() -> None:
     table = pd.DataFrame(rows)
     for name, count in (("S3-T4", 18), ("S3-T1", 8)):
         found = compare(
-            item_of(name), DESIGNS[name].read(gathered(recipes=table), [timesfm, toto])
+            find_item(name),
+            DESIGNS[name].read(gathered(recipes=table), [timesfm, toto]),
         )
         assert found.sizes["quantity"] == count
         # 27.5 and 29.2 % of heads are printed without decimals
@@ -410,7 +413,7 @@ def test_the_released_counts_give_figure_11() -> None:
     # what the other order keeps does not count
     table = pd.concat([table, table.assign(kept=99, better=False)])
     found = compare(
-        item_of("S3-F11"), DESIGNS["S3-F11"].read(gathered(heads_at=table), subjects)
+        find_item("S3-F11"), DESIGNS["S3-F11"].read(gathered(heads_at=table), subjects)
     )
     printed = found.where(found["paper"].notnull(), drop=True)
     assert printed.sizes["quantity"] == 20 + 3 * 12
@@ -442,7 +445,7 @@ def test_half_of_the_mlps_of_bolt_and_toto(bolt_rise: float, holds: float) -> No
         f"{part} of layers {first} to {last}" for _, part, first, last in rows
     ]
     found = compare(
-        item_of("S3-F4"), DESIGNS["S3-F4"].read(gathered(effects=table), subjects)
+        find_item("S3-F4"), DESIGNS["S3-F4"].read(gathered(effects=table), subjects)
     )
     assert float(row(found, "half_mlps")["paper"]) == 1
     assert ours(found, "half_mlps") == holds

@@ -29,7 +29,7 @@ from tsfm_lens.studies.queue.orders import all_cells
 SIZES = {"a": 2, "b": 4, "c": 3}
 
 
-def part_of(arm: str, seed: int) -> xr.Dataset:
+def make_part(arm: str, seed: int) -> xr.Dataset:
     """A part as training runs have it: an arm, a seed, and a curve whose length differs between runs."""
     size = SIZES[arm]
     return xr.Dataset(
@@ -56,7 +56,7 @@ def cell(
         1,
         "toy",
         f"{arm}, seed {seed}",
-        run or (lambda place: part_of(arm, seed)),
+        run or (lambda place: make_part(arm, seed)),
         arm,
         7200.0,
         **more,
@@ -88,7 +88,7 @@ def test_a_record_holds_what_each_cell_computed_wherever_it_came_in(
     for arm, seed in runs:
         own, part = (
             found.sel(arm=arm, seed=seed),
-            part_of(arm, seed).isel(arm=0, seed=0),
+            make_part(arm, seed).isel(arm=0, seed=0),
         )
         assert float(own["error"]) == float(part["error"])
         assert int(own["horizon"]) == int(part["horizon"])
@@ -117,7 +117,7 @@ def test_a_cell_is_not_added_twice(tmp_path: Path) -> None:
     assert again.failures() == {}
     assert (tmp_path / "records" / "toy.nc").read_bytes() == before
     with pytest.raises(InputError, match=r"a, seed 0"):
-        added(record(tmp_path), part_of("a", 0), "a, seed 0", 1.0)
+        added(record(tmp_path), make_part("a", 0), "a, seed 0", 1.0)
     with pytest.raises(InputError, match=r"a, seed 0.*2 times"):
         queue(tmp_path, cells[0], cells[0])
 
@@ -190,7 +190,7 @@ def test_a_failing_cell_is_noted_and_the_next_one_runs(tmp_path: Path) -> None:
 def test_a_stop_file_ends_it_between_cells(tmp_path: Path) -> None:
     work = queue(
         tmp_path,
-        cell("a", 0, lambda place: (work.stop_file.touch(), part_of("a", 0))[1]),
+        cell("a", 0, lambda place: (work.stop_file.touch(), make_part("a", 0))[1]),
         cell("b", 0),
     )
     assert work.work(quiet) == 1
@@ -205,7 +205,7 @@ def test_a_stopped_cell_goes_on_where_it_was(tmp_path: Path) -> None:
         if not half.exists():
             half.touch()
             return None
-        return part_of("a", 0)
+        return make_part("a", 0)
 
     assert queue(tmp_path, cell("a", 0, by_halves), cell("b", 0)).work(quiet) == 0
     assert queue(tmp_path, cell("a", 0, by_halves), cell("b", 0)).work(quiet) == 2
@@ -269,7 +269,7 @@ def test_one_queue_works_on_a_state(tmp_path: Path) -> None:
     def second(place: Workplace) -> xr.Dataset:
         with pytest.raises(InputError, match="another queue"):
             other.work(quiet)
-        return part_of("a", 0)
+        return make_part("a", 0)
 
     assert queue(tmp_path, cell("a", 0, second)).work(quiet) == 1
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from tsfm_lens import load, testing, viz
 from tsfm_lens.cli import app
-from tsfm_lens.report.build import panels_of
+from tsfm_lens.report.build import draw_results
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.rank_theory import figures, figures_models
 from tsfm_lens.studies.rank_theory.of_models import ranks_by_model
@@ -107,7 +107,7 @@ def test_every_chapter_is_drawn_tabulated_read_and_fits_a_column(
     kind: str, results: dict[str, xr.Dataset]
 ) -> None:
     ds = results[kind]
-    for plate in panels_of({ds.attrs["kind"]: ds})[ds.attrs["kind"]]:
+    for plate in draw_results({ds.attrs["kind"]: ds})[ds.attrs["kind"]]:
         assert len(plate.table)
         assert plate.sentences
         assert viz.for_print(plate.figure).layout.meta["width_mm"] in COLUMNS.values()

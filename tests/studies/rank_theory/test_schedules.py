@@ -32,7 +32,7 @@ def test_schedules_of_the_paper(
     for start, expected in ((0, from_0), (1, from_1)):
         counted = rank_theory.rank_schedule(first, exponent, 12, 64, start=start)
         # per head, a matrix of 12 heads has 12 blocks of 64 x 768
-        ratio = compress.ratio_of([BlockShape(12, 64, 768)] * 12, counted.tolist())
+        ratio = compress.compute_ratio([BlockShape(12, 64, 768)] * 12, counted.tolist())
         assert ratio.ranks == pytest.approx(expected, abs=last_digit(3))
         assert ratio.ranks == pytest.approx(counted.mean() / 64)
 

@@ -201,14 +201,14 @@ def test_chronos2_nano_uses_the_known_future_of_a_covariate() -> None:
 def test_signs_of_effects_are_those_of_what_a_model_does_with_a_covariate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def always_up(
+    def always_rise(
         pipeline: object, tasks: list[Any], *, horizon: int, **options: object
     ) -> list[np.ndarray]:
         return [
             np.repeat(task.covariates[0, -horizon:, None], 9, axis=1) for task in tasks
         ]
 
-    monkeypatch.setattr(evaluate, "forecasts", always_up)
+    monkeypatch.setattr(evaluate, "forecasts", always_rise)
     assert evaluate.covariate_signs(None, count=12) == {
         "negative": 0.0,
         "positive": 1.0,

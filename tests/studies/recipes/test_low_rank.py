@@ -24,7 +24,7 @@ from tsfm_lens.studies.recipes.history import TrainingHistory, initial_model
 from tsfm_lens.studies.recipes.lowrank import (
     DENSE,
     RecipeRun,
-    held_out,
+    draw_held_out,
     records,
     trained,
 )
@@ -60,7 +60,7 @@ def logits(model: Any) -> torch.Tensor:
     return found
 
 
-def rank_of(weight: torch.Tensor) -> int:
+def compute_rank(weight: torch.Tensor) -> int:
     """Directions beyond rounding to float32."""
     return int(
         epsilon_rank(torch.linalg.svdvals(weight.detach().double()).numpy(), 1e-6)
@@ -119,7 +119,7 @@ def test_a_fixed_vocabulary_has_its_rank_and_its_polynomials(
     dense = build_model(token_recipe)
     model = build_model(token_recipe.model_copy(update={"vocabulary_rank": 3}))
     table = model.shared.weight.double()
-    assert rank_of(table) == 3
+    assert compute_rank(table) == 3
     values = torch.linspace(-5, 5, 61, dtype=torch.float64).numpy()
     expected = ChebyshevEmbedding.random(D, 3, largest=5.0, seed=0)(values).T
     scale = table[3:].norm() / torch.from_numpy(expected).norm()
@@ -150,7 +150,7 @@ def test_training_leaves_only_a_fixed_vocabulary(
         "encoder.embed_tokens.weight",
         "decoder.embed_tokens.weight",
     }
-    assert rank_of(after["shared.weight"]) == 2
+    assert compute_rank(after["shared.weight"]) == 2
 
 
 @pytest.mark.parametrize("sketch", ["by head", "shared"])
@@ -267,7 +267,7 @@ def test_records_are_of_svds(
     rise = np.expm1((logs[1] - logs[0])[np.isfinite(logs[1] - logs[0])].mean())
     assert_close(float(attention["mase_rise"][1, 0]), rise, depth=100, dtype=np.float32)
     assert not attention["mase_rise"][0].any()
-    assert attention.sizes["series"] == len(held_out(few[0]))
+    assert attention.sizes["series"] == len(draw_held_out(few[0]))
     begun = (
         initial_model(few[0].recipe)
         .adapter.model.encoder.block[0]

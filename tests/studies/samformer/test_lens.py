@@ -124,7 +124,7 @@ def verdicts(options: dict[str, Any], every: int) -> dict[str, str]:
     model = drawn(normalise=True, bias=True, **options)
     right = tuple(behaviour(example_case(Lens(model.lens_adapter(), "right"))))
 
-    def case_of(wiring: Wiring) -> Case:
+    def build_case(wiring: Wiring) -> Case:
         adapter = model.lens_adapter()
         adapter.wiring = wiring
         return example_case(Lens(adapter, "wrong"))
@@ -132,7 +132,7 @@ def verdicts(options: dict[str, Any], every: int) -> dict[str, str]:
     wrong = list(mutants(model, model.lens_adapter().wiring))
     assert len(wrong) >= 30, len(wrong)
     return {
-        what: verdict(partial(case_of, wiring), right, (*ORACLES, None))
+        what: verdict(partial(build_case, wiring), right, (*ORACLES, None))
         for what, wiring in wrong[::every]
     }
 

@@ -18,7 +18,7 @@ from tsfm_lens.studies.samformer.tasks import (
     BenchmarkTask,
     LinearToy,
     ToyTask,
-    errors_of,
+    compute_errors,
 )
 from tsfm_lens.testing import assert_close
 
@@ -104,16 +104,16 @@ def test_every_pair_comes_once_an_epoch_in_an_order_of_seed_and_epoch() -> None:
     task, twin, other = toy_task(), toy_task(), toy_task(seed=1)
     assert task.batches_per_epoch == 5
     epochs = [
-        torch.cat([task.pairs_of(step) for step in range(5 * epoch, 5 * epoch + 5)])
+        torch.cat([task.list_pairs(step) for step in range(5 * epoch, 5 * epoch + 5)])
         for epoch in range(2)
     ]
     for order in epochs:
         assert torch.equal(order.sort().values, torch.arange(70))
     assert not torch.equal(*epochs)
     # from anywhere, in any order
-    assert torch.equal(twin.pairs_of(7), task.pairs_of(7))
-    assert torch.equal(twin.pairs_of(2), task.pairs_of(2))
-    assert not torch.equal(other.pairs_of(2), task.pairs_of(2))
+    assert torch.equal(twin.list_pairs(7), task.list_pairs(7))
+    assert torch.equal(twin.list_pairs(2), task.list_pairs(2))
+    assert not torch.equal(other.list_pairs(2), task.list_pairs(2))
 
 
 def test_losses_and_measures_are_means_over_all_numbers() -> None:
@@ -130,7 +130,7 @@ def test_losses_and_measures_are_means_over_all_numbers() -> None:
 def test_evaluation_leaves_the_mode_as_it_was_and_uses_no_dropout() -> None:
     data = benchmark(waves(), length=16, horizon=5)
     model = make_model("tsmixer", 16, 5, 3, dropout=0.5).train()
-    assert errors_of(model, data.test) == errors_of(model, data.test)
+    assert compute_errors(model, data.test) == compute_errors(model, data.test)
     assert model.training
 
 

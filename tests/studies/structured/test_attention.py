@@ -89,7 +89,7 @@ def block_sum(
     return np.concatenate(q, 1), np.concatenate(k, 1)
 
 
-def scores_of(made: ScoredAttention, x: np.ndarray, head: int) -> np.ndarray:
+def compute_scores(made: ScoredAttention, x: np.ndarray, head: int) -> np.ndarray:
     """The scores of one head by the definition, entry by entry where blocks matter."""
     form, tokens = made.form, len(x)
     if isinstance(form, BilinearLevels):
@@ -100,7 +100,7 @@ def scores_of(made: ScoredAttention, x: np.ndarray, head: int) -> np.ndarray:
             total += q @ k.T * factor(form, q.shape[1])
         return total
     if isinstance(form, BilinearTrain):
-        return x @ (x @ train_of(made, head).T).T * factor(form, WIDTH)
+        return x @ (x @ train_head(made, head).T).T * factor(form, WIDTH)
     rows = slice(head * made.d_score, (head + 1) * made.d_score)
     q, k = (x @ part.weight.detach().numpy()[rows].T for part in (made.q, made.k))
     q, k = (normed(q), normed(k)) if form.norm else (q, k)
@@ -112,7 +112,7 @@ def scores_of(made: ScoredAttention, x: np.ndarray, head: int) -> np.ndarray:
     return np.where(far, -np.inf, scores)
 
 
-def train_of(made: ScoredAttention, head: int) -> np.ndarray:
+def train_head(made: ScoredAttention, head: int) -> np.ndarray:
     """M[αb + β, γd + δ] = Σ_t L_β[α, γs + t] R_γ[δ, βs + t] of a head."""
     left, right = made.q, made.k
     outer, inner = (
@@ -163,7 +163,7 @@ def reference(made: ScoredAttention, x: np.ndarray) -> np.ndarray:
     """The module by its definition, one sequence (token, width)."""
     out = np.zeros_like(x)
     for head in range(HEADS):
-        scores = scores_of(made, x, head)
+        scores = compute_scores(made, x, head)
         if made.causal:
             scores = np.where(np.triu(np.ones_like(scores), 1) > 0, -np.inf, scores)
         pattern = np.exp(scores - scores.max(-1, keepdims=True))

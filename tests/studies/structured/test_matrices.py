@@ -127,7 +127,7 @@ def test_a_train_of_the_highest_rank_is_any_matrix_and_a_lower_one_the_nearest()
         train = structured.nearest_tensor_train(matrix, s, (3, 4), (5, 4))
         kept = sum(
             float(torch.linalg.svdvals(piece)[s:].square().sum())
-            for piece in slices_of(matrix, 3, 4, 5, 4)
+            for piece in list_slices(matrix, 3, 4, 5, 4)
         )
         assert_close(
             (train.dense() - matrix).square().sum(),
@@ -138,7 +138,7 @@ def test_a_train_of_the_highest_rank_is_any_matrix_and_a_lower_one_the_nearest()
     assert_close(train.dense(), matrix, depth=100)
 
 
-def slices_of(
+def list_slices(
     matrix: torch.Tensor, a: int, b: int, c: int, d: int
 ) -> list[torch.Tensor]:
     return [
@@ -148,7 +148,9 @@ def slices_of(
     ]
 
 
-def model_of(form: structured.ScoringForm, width: int) -> structured.InContextRegressor:
+def build_model(
+    form: structured.ScoringForm, width: int
+) -> structured.InContextRegressor:
     made = structured.InContextRegressor(
         4, 6, structured.Encoder(width, 2, 4, form), width
     )
@@ -166,7 +168,7 @@ def rates(model: nn.Module, rate: float, base: int) -> dict[str, float]:
 
 @pytest.mark.parametrize("width", [16, 64])
 def test_rates_are_those_of_the_table(width: int) -> None:
-    found = rates(model_of(structured.BilinearLevels((4, 2, 2)), width), 1e-3, 32)
+    found = rates(build_model(structured.BilinearLevels((4, 2, 2)), width), 1e-3, 32)
     for level in range(3):
         assert_close(
             found[f"encoder.blocks.0.attn.q.factors.{level}"],
@@ -176,7 +178,7 @@ def test_rates_are_those_of_the_table(width: int) -> None:
     form = structured.BilinearTrain(
         rank=2, out_factors=(2, width // 2), in_factors=(width // 4, 4)
     )
-    found = rates(model_of(form, width), 1e-3, 32)
+    found = rates(build_model(form, width), 1e-3, 32)
     assert_close(
         found["encoder.blocks.1.attn.q.factor"], 1e-3 * 32 / (width // 4 * 2), depth=4
     )

@@ -15,8 +15,8 @@ from tsfm_lens.models.architecture import (
     Encoded,
     Levels,
     Prediction,
+    declare_row_independent,
     register,
-    rows_apart,
 )
 from tsfm_lens.models.wirings import _common, t5
 from tsfm_lens.models.wirings._common import keys
@@ -89,7 +89,7 @@ class ChronosAdapter(t5.TokenAdapter):
         """Id of the lowest value bin; all lower ids are special."""
         return int(self.settings.n_special_tokens) + 1
 
-    def tokens_of(self, values: Tensor, encoded: Encoded) -> Tensor:
+    def tokenize(self, values: Tensor, encoded: Encoded) -> Tensor:
         """Return the token ids of values (batch, step) under the scale of a batch."""
         return self.native.tokenizer._input_transform(
             values.float(), encoded.scale.cpu()
@@ -100,7 +100,7 @@ class ChronosAdapter(t5.TokenAdapter):
         low, high = self.native.tokenizer.centers[:2].tolist()
         return float((high - low) * np.nanmean(np.abs(values)))
 
-    @rows_apart
+    @declare_row_independent
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:

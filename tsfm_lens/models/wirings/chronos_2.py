@@ -22,8 +22,8 @@ from tsfm_lens.models.architecture import (
     Encoded,
     Levels,
     Prediction,
+    declare_row_independent,
     register,
-    rows_apart,
 )
 from tsfm_lens.models.wirings import _common, t5
 from tsfm_lens.models.wirings._common import (
@@ -160,7 +160,7 @@ class Chronos2Adapter(Adapter):
                 target = np.stack(
                     [batch.values[one] for one in rows if batch.roles[one] == "target"]
                 )
-                values[row], futures[row] = _numbers_of(batch, int(row), target)
+                values[row], futures[row] = _encode_categories(batch, int(row), target)
         return replace(
             batch,
             values=tuple(values),
@@ -189,7 +189,7 @@ class Chronos2Adapter(Adapter):
         """Compute quantiles in data units, (batch, quantile, step)."""
         return self.model(**inputs).quantile_preds
 
-    @rows_apart
+    @declare_row_independent
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
@@ -231,7 +231,7 @@ def prepared(
     ]
 
 
-def _numbers_of(
+def _encode_categories(
     batch: SeriesBatch, row: int, target: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Return past and future of one covariate of categories, as the library's own preparation gives them."""

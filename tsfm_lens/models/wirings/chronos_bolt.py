@@ -17,8 +17,8 @@ from tsfm_lens.models.architecture import (
     Encoded,
     Levels,
     Prediction,
+    declare_row_independent,
     register,
-    rows_apart,
 )
 from tsfm_lens.models.wirings import _common, t5
 from tsfm_lens.models.wirings._common import keys
@@ -77,7 +77,7 @@ class BoltAdapter(Adapter):
         """Compute quantiles in data units, (batch, quantile, step)."""
         return self.model(**inputs).quantile_preds
 
-    @rows_apart
+    @declare_row_independent
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:

@@ -22,8 +22,8 @@ from tsfm_lens.models.architecture import (
     Encoded,
     Levels,
     Prediction,
+    declare_row_independent,
     register,
-    rows_apart,
 )
 from tsfm_lens.models.extras import Extra
 from tsfm_lens.models.wirings import _common
@@ -203,7 +203,7 @@ class FracastAdapter(Adapter):
         read = read if normalized.ndim > 3 else read[0]
         return self._in_data_units(read, encoded.loc, encoded.scale)
 
-    @rows_apart
+    @declare_row_independent
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:

@@ -18,8 +18,8 @@ from tsfm_lens.models.architecture import (
     Encoded,
     Levels,
     Prediction,
+    declare_row_independent,
     register,
-    rows_apart,
 )
 from tsfm_lens.models.wirings import _common, moirai_2
 from tsfm_lens.models.wirings._common import copied, keys
@@ -59,7 +59,7 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
         )
         self.wiring = Wiring(
             NAME,
-            (moirai_2.stack_of(self.model),),
+            (moirai_2.describe_stack(self.model),),
             mixture,
             "in_proj",
             self.prediction_length,
@@ -122,7 +122,7 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
         ).mean
         return self._future(mean, encoded.inputs["layout"])
 
-    @rows_apart
+    @declare_row_independent
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:

@@ -24,8 +24,8 @@ from tsfm_lens.models.architecture import (
     Encoded,
     Levels,
     Prediction,
+    declare_row_independent,
     register,
-    rows_apart,
 )
 from tsfm_lens.models.extras import Extra
 from tsfm_lens.models.wirings import _common
@@ -142,7 +142,7 @@ PACKED = (
 )
 
 
-def stack_of(model: Any) -> Stack:
+def describe_stack(model: Any) -> Stack:
     """Describe the rows of a uni2ts ``TransformerEncoder`` at ``model.encoder``."""
     layer = model.encoder.layers[0]
     inside = layer.self_attn
@@ -315,7 +315,11 @@ class Moirai2Adapter(PackedAdapter):
         self.levels = tuple(float(level) for level in self.model.quantile_levels)
         unembed = Site("out_proj", layout="batch pos d_out")
         self.wiring = Wiring(
-            NAME, (stack_of(self.model),), unembed, "in_proj", self.prediction_length
+            NAME,
+            (describe_stack(self.model),),
+            unembed,
+            "in_proj",
+            self.prediction_length,
         )
 
     def library_input(
@@ -357,7 +361,7 @@ class Moirai2Adapter(PackedAdapter):
             self._quantiles(self.model.out_proj(normalized), encoded.inputs["layout"])
         )
 
-    @rows_apart
+    @declare_row_independent
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:

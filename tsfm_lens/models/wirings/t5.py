@@ -29,8 +29,8 @@ from tsfm_lens.models.architecture import (
     Encoded,
     Levels,
     Prediction,
+    declare_row_independent,
     register,
-    rows_apart,
 )
 from tsfm_lens.models.wirings import _common
 from tsfm_lens.models.wirings._common import (
@@ -270,7 +270,7 @@ class T5Adapter(TokenAdapter):
         )
         return values.long()
 
-    def tokens_of(self, values: Tensor, encoded: Encoded) -> Tensor:
+    def tokenize(self, values: Tensor, encoded: Encoded) -> Tensor:
         """Return the token ids of values (batch, step)."""
         return self._ids(values)
 
@@ -279,7 +279,7 @@ class T5Adapter(TokenAdapter):
         ids = torch.arange(self.model.config.vocab_size, dtype=torch.float32)
         return ids.expand(len(encoded.batch), -1)
 
-    @rows_apart
+    @declare_row_independent
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:

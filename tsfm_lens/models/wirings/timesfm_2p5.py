@@ -25,9 +25,9 @@ from tsfm_lens.models.architecture import (
     Encoded,
     Levels,
     Prediction,
+    declare_row_independent,
     in_data_units,
     register,
-    rows_apart,
 )
 from tsfm_lens.models.extras import Extra
 from tsfm_lens.models.wirings._common import (
@@ -51,7 +51,7 @@ def branches(norms: tuple[str, str]) -> dict[str, Any]:
     return {"write": norms[1], "norm": norms[0], "post_norm": norms[1]}
 
 
-def mlp_between(
+def describe_mlp(
     norms: tuple[str, str],
     layers: tuple[str, str],
     act: str,
@@ -195,7 +195,7 @@ def _wiring(model: Any) -> Wiring:
     act = {"ReLU": "relu", "SiLU": "swish", "Identity": "none"}[
         type(model.stacked_xf[0].activation).__name__
     ]
-    mlp = mlp_between(("pre_ff_ln", "post_ff_ln"), ("ff0", "ff1"), act)
+    mlp = describe_mlp(("pre_ff_ln", "post_ff_ln"), ("ff0", "ff1"), act)
     d_mlp = model.stacked_xf[0].ff0.out_features
     sizes = (model.x, model.h, model.md, model.hd, d_mlp)
     stack = Stack(
@@ -271,7 +271,7 @@ class TimesFmAdapter(Adapter):
         flat = self.model.output_projection_point(normalized[..., -1, :])
         return deciles(flat, self.model.o, encoded.loc, encoded.scale)
 
-    @rows_apart
+    @declare_row_independent
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:

@@ -18,8 +18,8 @@ from tsfm_lens.models.architecture import (
     Encoded,
     Levels,
     Prediction,
+    declare_row_independent,
     register,
-    rows_apart,
 )
 from tsfm_lens.models.wirings import timesfm_2p5
 from tsfm_lens.models.wirings._common import (
@@ -47,7 +47,7 @@ def _wiring(config: Any) -> Wiring:
         "attn", "self_attn", matrices, **timesfm_2p5.branches(norms)
     )
     norms = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
-    mlp = timesfm_2p5.mlp_between(norms, ("mlp.fc1", "mlp.fc2"), config.activation)
+    mlp = timesfm_2p5.describe_mlp(norms, ("mlp.fc1", "mlp.fc2"), config.activation)
     counts = (config.num_hidden_layers, config.num_attention_heads)
     sizes = (config.hidden_size, config.head_dim, config.intermediate_size)
     stack = Stack(
@@ -126,7 +126,7 @@ class TimesFmPortAdapter(Adapter):
             flat, self.prediction_length, encoded.loc, encoded.scale
         )
 
-    @rows_apart
+    @declare_row_independent
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:

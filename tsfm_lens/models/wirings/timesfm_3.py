@@ -20,8 +20,8 @@ from tsfm_lens.models.architecture import (
     Encoded,
     Levels,
     Prediction,
+    declare_row_independent,
     register,
-    rows_apart,
 )
 from tsfm_lens.models.wirings import _common, timesfm_2p5
 from tsfm_lens.models.wirings._common import (
@@ -86,7 +86,7 @@ def _wiring(model: Any) -> Wiring:
         if model.use_variate_attention
         else ()
     )
-    mlp = timesfm_2p5.mlp_between(
+    mlp = timesfm_2p5.describe_mlp(
         ("pre_ff_ln", "post_ff_ln"), ("ff0", "ff1"), sizes.ff_activation, STREAM
     )
     d_head, writers = sizes.model_dims // sizes.num_heads, (time, *across, mlp)
@@ -194,7 +194,7 @@ class TimesFm3Adapter(Adapter):
             quantiles = self.run(encoded.repeated(copies))
         return quantiles.reshape(*leading, len(encoded.batch), *quantiles.shape[1:])
 
-    @rows_apart
+    @declare_row_independent
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:

@@ -29,8 +29,8 @@ from tsfm_lens.models.architecture import (
     Encoded,
     Levels,
     Prediction,
+    declare_row_independent,
     register,
-    rows_apart,
 )
 from tsfm_lens.models.extras import Extra
 from tsfm_lens.models.wirings import _common
@@ -309,7 +309,7 @@ class TimestralAdapter(Adapter):
             quantiles, inputs["inputs"], inputs["observed"], targets
         ).transpose(1, 2)
 
-    @rows_apart
+    @declare_row_independent
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:

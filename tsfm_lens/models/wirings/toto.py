@@ -19,8 +19,8 @@ from tsfm_lens.models.architecture import (
     Encoded,
     Levels,
     Prediction,
+    declare_row_independent,
     register,
-    rows_apart,
 )
 from tsfm_lens.models.extras import Extra
 from tsfm_lens.models.wirings import _common
@@ -196,7 +196,7 @@ class TotoAdapter(Adapter):
             self.model.output_distribution(per_step).mean[..., None, :]
         )
 
-    @rows_apart
+    @declare_row_independent
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:

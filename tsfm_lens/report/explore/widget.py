@@ -59,7 +59,9 @@ class Fit(anywidget.AnyWidget):
     """
 
 
-def masks_of(run: Run, row: int, start: int, stop: int, reference: Reference) -> Masks:
+def make_masks(
+    run: Run, row: int, start: int, stop: int, reference: Reference
+) -> Masks:
     """Return the masks of one stretch, steps ``[start, stop)`` of a series, counted from the forecast start."""
     length = min(run.batch.lengths[0], run.lens.context_length)
     if not 0 <= row < len(run.batch) or not -length <= start < stop <= 0:
@@ -72,19 +74,19 @@ def masks_of(run: Run, row: int, start: int, stop: int, reference: Reference) ->
 _NOTHING = np.zeros((1, 1), dtype=bool)  # is kept of the one stretch
 
 
-def point_without(
+def point_ablated(
     run: Run, row: int, start: int, stop: int, reference: Reference
 ) -> np.ndarray:
     """Compute the run's point forecast (step,) without a stretch: of a token model the expected value on its path."""
-    masks = masks_of(run, row, start, stop, reference)
+    masks = make_masks(run, row, start, stop, reference)
     return masks(_NOTHING)[0, masks.middle]
 
 
-def median_without(
+def median_ablated(
     run: Run, row: int, start: int, stop: int, reference: Reference
 ) -> np.ndarray:
     """Compute the median (step,) of the library's own forecast without a stretch."""
-    masks = masks_of(run, row, start, stop, reference)
+    masks = make_masks(run, row, start, stop, reference)
     if run.lens.emits == "quantile":
         return masks(_NOTHING)[0, masks.middle]
     # masks of other models give one forward each, which has no median beside that of the run's draws
@@ -186,7 +188,7 @@ class Explorer(anywidget.AnyWidget):
                 without = Variant("chosen", tuple(Zero(name) for name in ablated))
                 self._forecasts[chosen] = point_forecasts(run, [without])[0, 0]
             if marked and marked not in self._forecasts:
-                self._forecasts[marked] = point_without(run, 0, *marked, "mean")
+                self._forecasts[marked] = point_ablated(run, 0, *marked, "mean")
             self.ablated, self.marked, self.masked = (
                 ablated,
                 marked,
@@ -342,7 +344,7 @@ class Brush(widgets.VBox):
         key = (row, start, stop)
         if key not in self._cache:
             self.words.value = f"forecasting without steps {start} to {stop - 1} …"
-            self._cache[key] = median_without(self.run, *key, self.reference)
+            self._cache[key] = median_ablated(self.run, *key, self.reference)
         return self._cache[key]
 
     def _describe(self, error: str = "") -> None:

@@ -18,7 +18,7 @@ from transformers.utils import logging
 from tsfm_lens.core.errors import InputError, LensError
 from tsfm_lens.core.registry import find
 from tsfm_lens.data import SeriesBatch, bundled_names
-from tsfm_lens.data.files import READABLE, columns_of
+from tsfm_lens.data.files import READABLE, list_columns
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.run import Run
 from tsfm_lens.report import explanation
@@ -125,7 +125,7 @@ class Columns(widgets.Accordion):
     def offer(self, path: Path | None) -> None:
         """Offer the columns of a file; none if there is no file, or if it cannot be read, which reading it will say."""
         try:
-            names = [] if path is None else columns_of(path)
+            names = [] if path is None else list_columns(path)
         except LensError:
             names = []
         self._quiet = True

@@ -125,7 +125,7 @@ def reproduce(
     from tsfm_lens.studies.papers import reproduce as papers
 
     logging.disable_progress_bar()
-    sweep = papers.item_of(name).sweep
+    sweep = papers.find_item(name).sweep
     series = (data if sweep else read_data(data, reading)) if data else None
     try:
         with SweepDisplay("cells" if sweep else "parts") as display:

@@ -187,7 +187,7 @@ def read_train_config(path: str | Path) -> TrainConfig:
         return TrainConfig.model_validate(content)
     except ValidationError as error:
         raise InputError(
-            f"{file}: {complaints(error, 'a training run', _fields_at)}"
+            f"{file}: {complaints(error, 'a training run', _find_fields)}"
         ) from error
 
 
@@ -202,7 +202,7 @@ _PARTS: dict[str, type[Strict]] = {
 }
 
 
-def _fields_at(place: tuple[Any, ...]) -> list[str]:
+def _find_fields(place: tuple[Any, ...]) -> list[str]:
     """Return the fields of the part of a configuration at a place."""
     part = _PARTS.get(str(place[-1])) if place else TrainConfig
     return [] if part is None else list(part.model_fields)

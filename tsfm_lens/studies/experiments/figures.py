@@ -35,7 +35,7 @@ __all__ = [
     "losses_by_cost",
     "run_curves",
     "run_errors",
-    "run_errors_over",
+    "draw_errors",
 ]
 
 _ROW = 24  # pixels of an arm
@@ -120,7 +120,7 @@ def run_errors(ds: xr.Dataset) -> go.Figure:
     "Test error over the radius ρ of SAM, or over the horizon.",
     variables=("test_mse", "rho"),
 )
-def run_errors_over(ds: xr.Dataset, over: str = "rho") -> go.Figure:
+def draw_errors(ds: xr.Dataset, over: str = "rho") -> go.Figure:
     """Draw the test error over the radius of sharpness-aware minimisation, or over the horizon.
 
     Args:
@@ -292,7 +292,7 @@ def _plates(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for over in ("rho", "horizon"):
         if over not in ds.coords:
             continue
-        drawn = run_errors_over(ds, over)
+        drawn = draw_errors(ds, over)
         # no two arms may differ in it alone
         if drawn.data:
             yield FigurePanel(drawn, table, tests, f"over-{over}")

@@ -19,9 +19,9 @@ from tsfm_lens.studies.experiments.config import FileData, TrainConfig
 from tsfm_lens.studies.experiments.running import (
     RESULT,
     WEIGHTS,
-    attention_of,
-    losses_of,
-    task_of,
+    make_attention,
+    make_losses,
+    make_task,
     train,
 )
 from tsfm_lens.studies.samformer.tasks import BenchmarkTask
@@ -323,21 +323,21 @@ def ends(
 def _of_run(
     arm: Arm, folder: Path, windows: int, products: int
 ) -> dict[str, np.ndarray]:
-    task = task_of(arm.config)
+    task = make_task(arm.config)
     if not isinstance(task, BenchmarkTask):
         raise InputError(f"run {arm.name!r} is of no benchmark; expected one on a file")
     task.model.load_state_dict(load_file(folder / WEIGHTS))
     task.model.eval()
     x, y = task.training.take(_even_indices(len(task.training), 2 * windows))
     weights = [weight for weight in task.model.parameters() if weight.requires_grad]
-    curvature = sharpness(losses_of(task, x, y), weights, steps=products)
+    curvature = sharpness(make_losses(task, x, y), weights, steps=products)
     out = {
         "sharpness": np.array(curvature.largest),
         "sharpness_residual": np.array(curvature.largest_residual),
     }
     if getattr(task.model, "over", "time") == "time":
         return out
-    patterns = attention_of(
+    patterns = make_attention(
         task, task.data.test.take(_even_indices(len(task.data.test), windows))[0]
     )
     pattern = patterns()["0"][:, 0].double()

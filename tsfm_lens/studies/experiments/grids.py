@@ -256,7 +256,7 @@ def transfer_arms(
     return configs
 
 
-def form_of(fields: ModelFields) -> StructuredMatrix:
+def score_form(fields: ModelFields) -> StructuredMatrix:
     """Return a head's scores as a matrix of the width, of the family that the model's name says."""
     width, heads = fields.options["width"], fields.options["heads"]
     if fields.name == "bilinear-btt":
@@ -285,7 +285,7 @@ def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
     configs = [by_name[str(name)] for name in data["arm"].values]
     facts, first = _facts(configs[0]), configs[0]
     inputs = facts["inputs"]
-    forms = [form_of(config.model) for config in configs]
+    forms = [score_form(config.model) for config in configs]
     rank = np.array([form.generic_rank for form in forms])
     facts |= {
         "tokens": first.model.options.get("tokens", "single"),

@@ -50,7 +50,7 @@ WEIGHTS = "best.safetensors"
 LATER = ("betas", "warm_up", "base_width")
 
 
-def task_of(config: TrainConfig) -> ForecastTask | InContextTask:
+def make_task(config: TrainConfig) -> ForecastTask | InContextTask:
     """Return the task of a configuration, a drawn model and its data; InputError where they do not fit."""
     data = config.data
     options = {"batch": config.plan.batch, "seed": config.seed}
@@ -113,7 +113,7 @@ def _model(config: TrainConfig, make: Callable[..., Any], *sizes: Any) -> Any:
     return model.to(device)
 
 
-def optimizer_of(
+def make_optimizer(
     model: torch.nn.Module, fields: OptimizerFields
 ) -> torch.optim.Optimizer:
     """Make the optimiser of a model's weights, by μP where there is a base width."""
@@ -141,7 +141,7 @@ def optimizer_of(
     return SAM(base, fields.rho) if fields.rho else base
 
 
-def rate_of(config: TrainConfig, epoch: int) -> Callable[[int], float] | None:
+def make_schedule(config: TrainConfig, epoch: int) -> Callable[[int], float] | None:
     """Return the learning rate of each step, with so many steps an epoch; None where it is constant."""
     fields = config.optimizer
     falling = cosine_by_epoch(fields.learning_rate, epoch, epochs=config.plan.epochs)
@@ -169,7 +169,7 @@ def prepare(
         >>> run.step, task.batches_per_epoch
         (0, 2)
     """
-    task = task_of(config)
+    task = make_task(config)
     fields, epoch = config.optimizer, task.batches_per_epoch
     plan = Plan(
         steps=config.plan.epochs * epoch,
@@ -179,7 +179,11 @@ def prepare(
         clip=fields.clip,
     )
     run = Training(
-        task, optimizer_of(task.model, fields), plan, out, rate=rate_of(config, epoch)
+        task,
+        make_optimizer(task.model, fields),
+        plan,
+        out,
+        rate=make_schedule(config, epoch),
     )
     watch = _watch(config, task, run.out) if isinstance(task, ForecastTask) else None
     if watch is not None:
@@ -193,14 +197,14 @@ def _watch(config: TrainConfig, task: ForecastTask, out: Path | None) -> Watch |
         return None
     x, y = task.training.take(torch.arange(min(fields.windows, len(task.training))))
     looks: dict[str, Any] = (
-        {"patterns": attention_of(task, x)} if "attention" in fields.measures else {}
+        {"patterns": make_attention(task, x)} if "attention" in fields.measures else {}
     )
     return Watch(
         task.model,
         fields.measures,
         every=fields.every * task.batches_per_epoch,
         out=out,
-        loss=losses_of(task, x, y),
+        loss=make_losses(task, x, y),
         snapshots=fields.every * task.batches_per_epoch if fields.snapshots else None,
         products=fields.products,
         name=config.model.name,
@@ -209,20 +213,20 @@ def _watch(config: TrainConfig, task: ForecastTask, out: Path | None) -> Watch |
     )
 
 
-def losses_of(task: ForecastTask, x: Tensor, y: Tensor) -> list[Callable[[], Tensor]]:
+def make_losses(task: ForecastTask, x: Tensor, y: Tensor) -> list[Callable[[], Tensor]]:
     """Return the losses of both halves of some windows; sharpness is that of their mean."""
     halves = [
         (part.to(task.device) for part in pair)
         for pair in zip(x.chunk(2), y.chunk(2), strict=True)
     ]
 
-    def loss_of(inputs: Tensor, targets: Tensor) -> Callable[[], Tensor]:
+    def compute_loss(inputs: Tensor, targets: Tensor) -> Callable[[], Tensor]:
         return lambda: (task.model(inputs) - targets).square().mean()
 
-    return [loss_of(*half) for half in halves]
+    return [compute_loss(*half) for half in halves]
 
 
-def attention_of(task: ForecastTask, x: Tensor) -> Callable[[], dict[str, Tensor]]:
+def make_attention(task: ForecastTask, x: Tensor) -> Callable[[], dict[str, Tensor]]:
     """Return a function that computes a model's attention over some windows by its lens."""
     lens = load(task.model, check=False)
     (stack,) = lens.wiring.stacks

@@ -24,7 +24,7 @@ from tsfm_lens.studies.method_scores.page import (
     PLANTED,
     UNTRAINED,
     markdown,
-    put_between,
+    replace_section,
 )
 from tsfm_lens.studies.method_scores.series import evaluation_case, untrained
 from tsfm_lens.training.command import run_command
@@ -519,7 +519,7 @@ def main(
             # each method is written as soon as it is measured
             before.to_csv(file, index=False, float_format="%.3g")
         assert before is not None
-        put_between(out, START, STOP, tables(before))
+        replace_section(out, START, STOP, tables(before))
     except (LensError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
 

@@ -19,7 +19,7 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.noise import ranges
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention
-from tsfm_lens.probes.attribution import decompositions_of
+from tsfm_lens.probes.attribution import list_decompositions
 from tsfm_lens.studies.method_scores.marks import Labels, Scores
 from tsfm_lens.studies.method_scores.series import EvaluationCase
 from tsfm_lens.zoo.planted.rules import CovariateTimes
@@ -239,7 +239,7 @@ def _direct_attribution(case: EvaluationCase, decomposition: str) -> Ranking:
 
 
 def _decomposes(decomposition: str) -> Callable[[EvaluationCase], bool]:
-    return lambda case: decomposition in decompositions_of(case.lens)
+    return lambda case: decomposition in list_decompositions(case.lens)
 
 
 for _name in ("logit", "expected_value", "linearised", "integrated", "lens_difference"):
@@ -489,7 +489,7 @@ def token_name(series: int, token: int) -> str:
     return f"{series}:{token}"
 
 
-def tokens_of(case: EvaluationCase) -> tuple[TokenSpans, list[int]]:
+def find_tokens(case: EvaluationCase) -> tuple[TokenSpans, list[int]]:
     """Return the spans of the stack that reads the context, and its tokens that show some of it."""
     spans = case.clean.spans[case.lens.wiring.stacks[0].name]
     return spans, [
@@ -501,7 +501,7 @@ def true_tokens(case: EvaluationCase) -> dict[str, bool]:
     """Label by token name whether the rule reads any value that the token shows."""
     rule = case.card.rule
     assert not isinstance(rule, CovariateTimes)
-    spans, tokens = tokens_of(case)
+    spans, tokens = find_tokens(case)
     labels = {}
     for row, values in enumerate(case.clean.batch.values):
         mask = np.abs(rule.inputs(np.asarray(values), case.card.horizon)).sum(0) > 0
@@ -516,7 +516,7 @@ def true_tokens(case: EvaluationCase) -> dict[str, bool]:
 
 def _token_scores(case: EvaluationCase, scores: Scores) -> Ranking:
     """Select, of scores (series, token), those of the tokens that show the context."""
-    _, tokens = tokens_of(case)
+    _, tokens = find_tokens(case)
     names = tuple(
         token_name(row, token) for row in range(len(scores)) for token in tokens
     )

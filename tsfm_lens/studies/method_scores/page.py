@@ -44,10 +44,10 @@ def write_page(scores: ScoreTables, page: Path) -> None:
     """Put the tables between the marks of a page; one that is not there is made of them alone."""
     if not page.exists():
         page.write_text(f"# Planted mechanisms\n\n{START}{STOP}\n")
-    put_between(page, START, STOP, tables(scores))
+    replace_section(page, START, STOP, tables(scores))
 
 
-def put_between(page: Path, start: str, stop: str, text: str) -> None:
+def replace_section(page: Path, start: str, stop: str, text: str) -> None:
     """Replace what stands between two marks of a page."""
     whole = page.read_text() if page.exists() else ""
     if whole.count(start) != 1 or whole.count(stop) != 1:
@@ -72,7 +72,7 @@ def tables(scores: ScoreTables) -> str:
             if level in ("parts", "edges", "inputs"):
                 parts += [
                     "AUROC by mechanism:",
-                    _auroc_by(own, "mechanism", sorted(own["mechanism"].unique())),
+                    _format_auroc(own, "mechanism", sorted(own["mechanism"].unique())),
                 ]
     parts += [
         "## Noise",
@@ -148,7 +148,7 @@ def _summary(rows: pd.DataFrame) -> str:
     return markdown(table)
 
 
-def _auroc_by(
+def _format_auroc(
     rows: pd.DataFrame, column: str, values: list[str], *first: list[str]
 ) -> str:
     """Format AUROC by method and by the values of a column, below some first rows."""
@@ -182,7 +182,7 @@ def _by_condition(rows: pd.DataFrame) -> str:
         "*largest error of the forecast*",
         *(f"{errors[value]:.1e}" for value in values),
     ]
-    return _auroc_by(rows, "condition", values, first)
+    return _format_auroc(rows, "condition", values, first)
 
 
 def _decoys(decoys: pd.DataFrame) -> str:

@@ -183,7 +183,7 @@ def score(
                 "method": each.name,
                 "level": each.level,
                 "refused": False,
-                **marks_of(on, each, result),
+                **score_method(on, each, result),
             }
         )
         decoys += _decoys(card, each, result)
@@ -230,7 +230,9 @@ def truth(
     return np.array([name in true for name in names]), counts, len(true)
 
 
-def marks_of(on: EvaluationCase, method: Method, result: Ranking) -> dict[str, float]:
+def score_method(
+    on: EvaluationCase, method: Method, result: Ranking
+) -> dict[str, float]:
     """Measure how well a method's result agrees with the card."""
     labels, counts, every = truth(on, method, result.names)
     scope = float(labels.sum() / every) if every else float("nan")
@@ -394,12 +396,12 @@ def main(
                 *_select(only or []), seeds=seeds, log=console(stderr=True).print
             )
         )
-        if (read or only) and files_of(out)[0].exists():
+        if (read or only) and list_files(out)[0].exists():
             scores = renewed(read_scores(out), scores)
         if scores is None:
             raise InputError(f"nothing was measured for {out} yet; leave out --read")
         for table, file in zip(
-            (scores.methods, scores.decoys), files_of(out), strict=True
+            (scores.methods, scores.decoys), list_files(out), strict=True
         ):
             table.to_csv(file, index=False, float_format="%.3g")
         write_page(scores, out)
@@ -407,14 +409,14 @@ def main(
         raise SystemExit(f"error: {error}") from None
 
 
-def files_of(page: Path) -> tuple[Path, Path]:
+def list_files(page: Path) -> tuple[Path, Path]:
     """Return the paths of the tables beside a page: of methods, and of decoys."""
     return page.with_suffix(".csv"), page.with_suffix(".decoys.csv")
 
 
 def read_scores(page: Path) -> ScoreTables:
     """Read the tables beside a page."""
-    return ScoreTables(*(pd.read_csv(file) for file in files_of(page)))
+    return ScoreTables(*(pd.read_csv(file) for file in list_files(page)))
 
 
 def renewed(before: ScoreTables, now: ScoreTables | None) -> ScoreTables:

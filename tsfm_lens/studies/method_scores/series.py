@@ -111,7 +111,7 @@ def _with_covariates(
                     "future_covariates": {"known": future},
                 }
             )
-            truth[side].append(rule.forecast_of(noisy_target, past, future))
+            truth[side].append(rule.compute_forecast(noisy_target, past, future))
     runs = []
     for some, expected in zip(items, truth, strict=True):
         batch = as_series(some)

@@ -87,7 +87,7 @@ class Context:
             )
             self.report(label, min(first + _GROUP, of), of)
 
-    def series_of(self, count: int) -> Sequence[Hashable]:
+    def select_series(self, count: int) -> Sequence[Hashable]:
         """Return (window,) the series of each window, or of so many items the series of each item."""
         batch = self.run.batch
         labels = self.clusters or batch.groups
@@ -97,15 +97,15 @@ class Context:
 
     def verdict(self, *parts: ClaimPart) -> Verdict:
         """Test the parts of a claim over the windows."""
-        return judged(parts, self.series_of(parts[0].margins.shape[-1]))
+        return judged(parts, self.select_series(parts[0].margins.shape[-1]))
 
     def mean(self, values: np.ndarray) -> Interval:
         """Average (window,) or (seed, window) values, with the interval."""
-        return interval(values, self.series_of(values.shape[-1]))
+        return interval(values, self.select_series(values.shape[-1]))
 
     def median(self, values: np.ndarray) -> Interval:
         """Compute the median of (window,) or (seed, window) values, with its interval."""
-        return median(values, self.series_of(values.shape[-1]))
+        return median(values, self.select_series(values.shape[-1]))
 
     def settings(self, *, over_seeds: bool = False) -> dict[str, str]:
         """Describe series and forecasts, in the words of the items' settings."""
@@ -124,7 +124,7 @@ class Context:
                 getattr(adapter, "settings", None), "num_samples", 0
             )
             words["samples"] = str(self.run.num_samples or default)
-        count = len(set(self.series_of(len(batch))))
+        count = len(set(self.select_series(len(batch))))
         over = f"{count} windows" if count == len(batch) else f"{count} series"
         if over_seeds and self.stochastic:
             words["seeds"] = f"{self.seeds}, from {self.seed} on"
@@ -200,12 +200,12 @@ class MeasuredValues:
         )
 
 
-def seeds_of(record: xr.Dataset, *counts: int) -> str:
+def describe_seeds(record: xr.Dataset, *counts: int) -> str:
     """Say how many seeds a record has, the fewest to the most of its arms, and which were added after looking."""
     count = " to ".join(map(str, sorted({min(counts), max(counts)})))
     return "; ".join(filter(None, (count, record.attrs.get("added", ""))))
 
 
-def verdict_over(unit: str, *parts: ClaimPart) -> Verdict:
+def judge_parts(unit: str, *parts: ClaimPart) -> Verdict:
     """Test the parts of a claim over runs, seeds or draws, each of which counts by itself."""
     return judged(parts, range(parts[0].margins.shape[-1]), unit)

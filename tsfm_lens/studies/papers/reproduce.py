@@ -31,7 +31,7 @@ _FLOWS: tuple[tuple[str, Flow, float], ...] = (
 )
 
 
-def item_of(name: str) -> Item:
+def find_item(name: str) -> Item:
     """Return the table or figure of an id; capitals do not matter."""
     if name.upper() not in BY_ID:
         raise unknown_name(
@@ -88,7 +88,7 @@ def reproduce(
     Returns:
         Dataset of kind "reproduction". Over ``quantity``: ``paper``, ``ours`` and ``difference`` (ours less the
         paper's), NaN where the paper prints no number, ``unit`` and ``where`` it is printed.
-        A claim has the paper's words, and its parts follow it (``part_of`` names the claim). Each has a ``verdict``:
+        A claim has the paper's words, and its parts follow it (``make_part`` names the claim). Each has a ``verdict``:
         "holds", "does not hold", "undecided" or "depends on ε" (``ours`` is 1, 0 or NaN), and a reason ``why`` if it is
         undecided; see :func:`tsfm_lens.studies.papers.verdicts.judged`. An item of which nothing is measured has one
         row, "not run", and the reason.
@@ -103,7 +103,7 @@ def reproduce(
         CheckpointError: the checkpoint is not there; the message says how to get it.
         SweepFailedError: some cells of the sweep could not be computed.
     """
-    item = item_of(name)
+    item = find_item(name)
     if item.why:
         reason = Tested("", "", NOT_RUN, why=item.why)
         return _beside(
@@ -159,7 +159,7 @@ def reproduce(
 
     def on(model: str | Lens) -> Context:
         lens = model if isinstance(model, Lens) else load(model)
-        run, clusters = _run_of(item, lens, data, seed=seed, **options)
+        run, clusters = _make_run(item, lens, data, seed=seed, **options)
         return replace(context, optional_run=run, clusters=clusters)
 
     if item.models:
@@ -324,7 +324,7 @@ def _part_row(quantity: str, part: Tested, **more: Any) -> dict[str, Any]:
     return {**row, "why": part.why, "margin": part.of, "unit": unit, **numbers, **more}
 
 
-def _run_of(
+def _make_run(
     item: Item,
     lens: Lens,
     data: Any,

@@ -9,7 +9,7 @@ from typing import Any
 
 from tsfm_lens.core.errors import InputError, SweepFailedError, unknown_name
 from tsfm_lens.data import bundled_names
-from tsfm_lens.report.pipeline import bundled_in
+from tsfm_lens.report.pipeline import find_bundled
 from tsfm_lens.studies.papers.context import MeasuredValues
 from tsfm_lens.studies.papers.items import TABLE_3, Item
 from tsfm_lens.studies.papers.measures.benchmark import DESIGNS, Subject
@@ -98,7 +98,7 @@ def sweep_config(
         raise InputError(
             f"{item.id} is about one model, and {len(sources)} are given: {', '.join(sources)}"
         )
-    subjects = design.fit([subject_of(source) for source in sources])
+    subjects = design.fit([open_subject(source) for source in sources])
     if windows is not None and windows < 1:
         raise InputError(f"windows is {windows}, expected 1 or more")
     path = None if where.benchmark is None else str(where.benchmark)
@@ -116,7 +116,7 @@ def sweep_config(
     return parse_config(content, f"the sweep of {item.id}"), subjects
 
 
-def subject_of(source: str) -> Subject:
+def open_subject(source: str) -> Subject:
     """Return a model by name; the paper's own need not be opened."""
     if not isinstance(source, str | Path):
         raise InputError(
@@ -181,7 +181,7 @@ def _series(
     names: dict[str, None] = {}
     sources: list[dict[str, Any]] = []
     for name in map(str, entries):
-        bundled = bundled_in([name]) or ([name] if name in bundled_names() else [])
+        bundled = find_bundled([name]) or ([name] if name in bundled_names() else [])
         names |= dict.fromkeys(bundled)
         if bundled:
             continue

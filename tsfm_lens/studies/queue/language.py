@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tsfm_lens.studies.experiments import grids
 from tsfm_lens.studies.experiments.config import OptimizerFields
 from tsfm_lens.studies.experiments.grid import Arm, gathered, run_arms
-from tsfm_lens.studies.experiments.running import optimizer_of
+from tsfm_lens.studies.experiments.running import make_optimizer
 from tsfm_lens.studies.queue.driver import QueueCell, Workplace, read_record
 from tsfm_lens.studies.queue.text import SYMBOLS, Text, python_text, refuse_other_text
 from tsfm_lens.studies.recipes.corpus import load_corpus
@@ -130,7 +130,7 @@ class LanguageTask:
         return {"validation": float(np.mean(losses))}
 
 
-def forms_of(arm: Mapping[str, Any], layers: int) -> tuple[ScoringForm, ...]:
+def list_forms(arm: Mapping[str, Any], layers: int) -> tuple[ScoringForm, ...]:
     """Return the scoring function of every layer."""
     return mixed(
         layers,
@@ -173,7 +173,7 @@ def language_run(
     text = python_text()
     refuse_other_text(read_record(place.records / f"{LANGUAGE}.nc"), text)
     heads = width // plan["d_head"]
-    forms = forms_of(plan["arms"][arm], plan["layers"])
+    forms = list_forms(plan["arms"][arm], plan["layers"])
     model = LanguageModel(width, plan["layers"], heads, forms, plan["tokens"])
     redraw(model, seed)
     task = LanguageTask(model, text, plan, seed, arm)
@@ -187,7 +187,9 @@ def language_run(
     run_plan = Plan(
         steps=steps, save_every=every, evaluate_every=every, clip=fields.clip
     )
-    run = Training(task, optimizer_of(model, fields), run_plan, place.folder, rate=rate)
+    run = Training(
+        task, make_optimizer(model, fields), run_plan, place.folder, rate=rate
+    )
     if (place.folder / STATE).exists():
         run.resume()
     if not run.run(quiet=True):

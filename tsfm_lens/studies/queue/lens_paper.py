@@ -22,7 +22,7 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.data import SeriesBatch, bundled_names
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models import Lens, Run, load
-from tsfm_lens.models.twins import twin_of
+from tsfm_lens.models.twins import make_twin
 from tsfm_lens.probes import (
     autoregressive_attention,
     diffuse_heads,
@@ -39,8 +39,13 @@ from tsfm_lens.sweep import dysts_sets
 from tsfm_lens.sweep.data.evaluation import EvaluationSet
 from tsfm_lens.sweep.data.evaluation_sources import holdout_sets
 from tsfm_lens.sweep.planner.orders import rankings
-from tsfm_lens.sweep.planner.recipes import Recipe, heads_of, parse_recipe, read_recipe
-from tsfm_lens.sweep.planner.variants import heads_in, kinds_of
+from tsfm_lens.sweep.planner.recipes import (
+    Recipe,
+    parse_recipe,
+    read_recipe,
+    select_targets,
+)
+from tsfm_lens.sweep.planner.variants import list_kinds, select_heads
 from tsfm_lens.sweep.statistics.scores import (
     SUMS,
     forecast_distances,
@@ -117,7 +122,7 @@ def _draws(lens: Lens) -> bool:
     return lens.adapter.readout == "token"
 
 
-def windows_of(plan: Mapping[str, Any], context: int) -> SeriesWindows:
+def cut_windows(plan: Mapping[str, Any], context: int) -> SeriesWindows:
     """Cut the windows of the plan's series to a model's context."""
     chaos = plan["chaos"]
     sizes = chaos["windows"], chaos["stride"], chaos["points"], chaos["periods"]
@@ -165,7 +170,7 @@ Parts = Mapping[int, tuple[Sequence[int], bool]]
 """By layer the heads and whether the MLP goes."""
 
 
-def code_of(parts: Parts, letter: str = "h") -> str:
+def write_code(parts: Parts, letter: str = "h") -> str:
     """Write a set of parts as a code."""
     words = []
     for layer, (heads, mlp) in sorted(parts.items()):
@@ -175,7 +180,7 @@ def code_of(parts: Parts, letter: str = "h") -> str:
     return " ".join(words)
 
 
-def components_of(lens: Lens, code: str) -> list[Component]:
+def read_components(lens: Lens, code: str) -> list[Component]:
     """Return the components that a code names."""
     stack, found = lens.wiring.output_stack, list[Component]()
     for word in code.split():
@@ -186,8 +191,8 @@ def components_of(lens: Lens, code: str) -> list[Component]:
                     Component(stack.name, int(layer), {"m": "mlp", "c": "conv"}[letter])
                 )
             else:
-                kinds = kinds_of(stack, int(layer), paired=letter == "h")
-                found += heads_in(stack, int(layer), map(int, digits), kinds)
+                kinds = list_kinds(stack, int(layer), paired=letter == "h")
+                found += select_heads(stack, int(layer), map(int, digits), kinds)
     return found
 
 
@@ -196,7 +201,7 @@ def _subsets(members: Sequence[int], *, least: int = 1) -> Iterator[tuple[int, .
         yield from itertools.combinations(members, size)
 
 
-def families_of(models: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
+def list_families(models: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
     """List the families of variants that a model has."""
     if not models["heads"]:
         return ["layers", "ranges"]
@@ -215,7 +220,7 @@ def families_of(models: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]
     ]
 
 
-def codes_of(
+def write_codes(
     lens: Lens, family: str, plan: Mapping[str, Any], model: str, place: Workplace
 ) -> dict[str, str]:
     """Return the codes of a family's variants by their names, which say how each was chosen."""
@@ -227,22 +232,24 @@ def codes_of(
         return dict(_plain_names(_branch_codes(len(layers), family)))
     if family == "layers":
         return _plain_names(
-            code_of(dict.fromkeys(some, (heads, True))) for some in _subsets(layers)
+            write_code(dict.fromkeys(some, (heads, True))) for some in _subsets(layers)
         )
     if family == "all heads":
         return _plain_names(
-            code_of(dict.fromkeys(some, (heads, False))) for some in _subsets(layers)
+            write_code(dict.fromkeys(some, (heads, False))) for some in _subsets(layers)
         )
     if family == "mlps":
         return _plain_names(
-            code_of(dict.fromkeys(some, ((), True))) for some in _subsets(layers)
+            write_code(dict.fromkeys(some, ((), True))) for some in _subsets(layers)
         )
     if family.startswith("heads "):
         layer = int(family.split()[1])
-        return _plain_names(code_of({layer: (some, False)}) for some in _subsets(heads))
+        return _plain_names(
+            write_code({layer: (some, False)}) for some in _subsets(heads)
+        )
     if family == "cross heads":
         return _plain_names(
-            code_of({layer: ((head,), False)}, "x")
+            write_code({layer: ((head,), False)}, "x")
             for layer in layers
             for head in heads
         )
@@ -258,7 +265,7 @@ def codes_of(
     if family == "sharp":
         return _sharp_codes(lens, plan, rng)
     recipe = _recipe(lens, family, plan, model, place)
-    chosen, mlps = heads_of(recipe[0], lens, measured=recipe[1], scale=True)
+    chosen, mlps = select_targets(recipe[0], lens, measured=recipe[1], scale=True)
     parts = {layer: (chosen.get(layer, []), layer in mlps) for layer in layers}
     counts = {layer: len(indices) for layer, indices in chosen.items()}
     total = sum(counts.values())
@@ -269,12 +276,12 @@ def codes_of(
             layer: rng.permutation(len(heads))[:count].tolist()
             for layer, count in counts.items()
         }
-        return code_of(
+        return write_code(
             {layer: (picked.get(layer, ()), layer in mlps) for layer in layers}
         )
 
     return {
-        "chosen": code_of(parts),
+        "chosen": write_code(parts),
         **_named("random in place", _drawn(rng, draws, in_place)),
         **_named(
             "random anywhere",
@@ -316,7 +323,7 @@ def _anywhere(
     }
     for place in picked.tolist():
         by_layer[place // heads][0].append(place % heads)
-    return code_of(by_layer)
+    return write_code(by_layer)
 
 
 def _branch_codes(layers: int, family: str) -> Iterator[str]:
@@ -341,7 +348,7 @@ def _sharp_codes(
     lens: Lens, plan: Mapping[str, Any], rng: np.random.Generator
 ) -> dict[str, str]:
     """Write the sharpest and most diffuse heads, and as many at random (figures 5 and 20)."""
-    windows = windows_of(plan, lens.adapter.context_length)
+    windows = cut_windows(plan, lens.adapter.context_length)
     entropy = head_entropy(windows.run(lens, plan))
     stack, codes = lens.wiring.output_stack, dict[str, str]()
     for count in plan["sharp_counts"]:
@@ -354,7 +361,7 @@ def _sharp_codes(
                 by_layer.setdefault(head.layer, ([], False))[0].append(
                     int(head.head or 0)
                 )
-            codes[f"{words} {count}"] = code_of(by_layer, "x")
+            codes[f"{words} {count}"] = write_code(by_layer, "x")
 
         def draw(count: int = count) -> str:
             return _anywhere(rng, stack.n_layers, stack.n_heads, count, 0).replace(
@@ -397,7 +404,7 @@ def own_heads(lens: Lens, model: str, place: Workplace) -> dict[int, list[int]]:
     for by_layer in rankings(lens, ["stable_rank"]).values():
         for layer, order in by_layer.items():
             for count in range(len(order), 0, -1):
-                name = f"heads {layer} | {code_of({layer: (order[:count], False)})}"
+                name = f"heads {layer} | {write_code({layer: (order[:count], False)})}"
                 if float(change.sel(variant=name)) < TOLERANCE:
                     if count > len(best.get(layer, [])):
                         best[layer] = list(order[:count])
@@ -415,8 +422,8 @@ def ablated(
 ) -> xr.Dataset:
     """Forecast without the parts of each variant of a family: errors, and the distance of the forecast, by series."""
     lens = load(plan["models"][model]["source"])
-    codes = codes_of(lens, family, plan, model, place)
-    scores = scores_of(lens, list(dict.fromkeys(codes.values())), seed, plan)
+    codes = write_codes(lens, family, plan, model, place)
+    scores = compute_scores(lens, list(dict.fromkeys(codes.values())), seed, plan)
     names = {
         f"{family} | {name}" if name == code else f"{family} | {name}: {code}": code
         for name, code in codes.items()
@@ -450,15 +457,15 @@ def ablated(
     )
 
 
-def scores_of(
+def compute_scores(
     lens: Lens, codes: Sequence[str], seed: int, plan: Mapping[str, Any]
 ) -> xr.Dataset:
     """Compute errors and distances (code, series), with those of the plain model and the seasonal naive forecast."""
     context = min(lens.adapter.context_length, plan["longest_context"])
-    windows = windows_of(plan, context)
+    windows = cut_windows(plan, context)
     variants = [Variant(PLAIN, ())]
     variants += [
-        replace(Variant.zero(*components_of(lens, code)), name=code) for code in codes
+        replace(Variant.zero(*read_components(lens, code)), name=code) for code in codes
     ]
     samples = plan["samples"] if _draws(lens) else None
     options: dict[str, Any] = {
@@ -515,14 +522,16 @@ def twins_ablated(
     model: str, number: int, plan: Mapping[str, Any], place: Workplace
 ) -> xr.Dataset:
     """Forecast without whole layers, their heads or their MLPs, by an untrained twin: distances by series."""
-    lens = twin_of(load(plan["models"][model]["source"]), number)
+    lens = make_twin(load(plan["models"][model]["source"]), number)
     stack = lens.wiring.output_stack
     heads = range(stack.n_heads)
     parts = [(heads, True), (heads, False), ((), True)]
     codes = [
-        code_of({layer: each}) for each in parts for layer in range(stack.n_layers)
+        write_code({layer: each}) for each in parts for layer in range(stack.n_layers)
     ]
-    scores = scores_of(lens, codes, plan["seeds"][0], plan)[[DISTANCE]].sel(code=codes)
+    scores = compute_scores(lens, codes, plan["seeds"][0], plan)[[DISTANCE]].sel(
+        code=codes
+    )
     scores = scores.rename(code="variant").expand_dims(model=[model], twin=[number])
     return scores.assign_attrs(_attrs(TWINS, plan))
 
@@ -545,7 +554,7 @@ def _attrs(record: str, plan: Mapping[str, Any], **more: str) -> dict[str, Any]:
 def _subject(model: str, number: int, plan: Mapping[str, Any]) -> tuple[Lens, str]:
     """Open a model, or its twin of a number; -1 is the model itself."""
     lens = load(plan["models"][model]["source"])
-    return (lens, MODEL) if number < 0 else (twin_of(lens, number), f"twin {number}")
+    return (lens, MODEL) if number < 0 else (make_twin(lens, number), f"twin {number}")
 
 
 def layers_measured(
@@ -553,7 +562,7 @@ def layers_measured(
 ) -> xr.Dataset:
     """Measure the lens forecast's error, the entropy of logits and of head writes after every layer, by series."""
     lens, subject = _subject(model, number, plan)
-    windows = windows_of(plan, lens.adapter.context_length)
+    windows = cut_windows(plan, lens.adapter.context_length)
     whole, parts = windows.run(lens, plan), []
     for first in range(0, len(windows.series), 8):
         run = whole.select(list(range(first, min(first + 8, len(windows.series)))))
@@ -587,7 +596,7 @@ def heads_measured(
 ) -> xr.Dataset:
     """Measure the attention entropy of every head by series, stable ranks, and scores of induction by sequences."""
     lens, subject = _subject(model, number, plan)
-    windows = windows_of(plan, lens.adapter.context_length)
+    windows = cut_windows(plan, lens.adapter.context_length)
     run, labels = windows.run(lens, plan), np.array(windows.series)
     rows = [np.flatnonzero(labels == name).tolist() for name in windows.names]
     entropy = np.stack(
@@ -691,7 +700,7 @@ def lens_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
                 costs[PATCHES][model],
             )
     for model, facts in plan["models"].items():
-        for family in families_of(facts, plan):
+        for family in list_families(facts, plan):
             both = facts["drawn"] and family in plan["two_seeds"]
             for seed in plan["seeds"] if both else plan["seeds"][:1]:
                 function = partial(ablated, model, family, seed, plan)

@@ -26,7 +26,12 @@ from tsfm_lens.studies.queue.text import Text, decoded, python_text, refuse_othe
 from tsfm_lens.studies.rank_theory.of_models import vocabulary_plane
 from tsfm_lens.studies.recipes.corpus import load_corpus
 from tsfm_lens.studies.recipes.export import as_pipeline
-from tsfm_lens.studies.recipes.lowrank import CORPUS_SEED, RecipeRun, held_out, run_of
+from tsfm_lens.studies.recipes.lowrank import (
+    CORPUS_SEED,
+    RecipeRun,
+    draw_held_out,
+    make_run,
+)
 from tsfm_lens.studies.recipes.recipe import (
     MIXES,
     AttentionRank,
@@ -63,7 +68,7 @@ SPECIAL = ("<pad>", "</s>")
 # --- what is measured of every model -----------------------------------------------------------------------------
 
 
-def spectra_of(run: Run) -> xr.Dataset:
+def measure_spectra(run: Run) -> xr.Dataset:
     """Measure relative singular values of W_Q, of its heads, of the first MLP matrix and of embeddings, and angles."""
     lens, stack = run.lens, run.lens.wiring.stacks[0]
     values: dict[tuple[str, bool], list[np.ndarray]] = {}
@@ -161,8 +166,8 @@ def trained_lens(
     return load(as_pipeline(trainer.model.eval()), check=False)
 
 
-def _run_of(lens: Lens, run: RecipeRun, *, some: int | None = None) -> Run:
-    series = held_out(run)
+def _make_run(lens: Lens, run: RecipeRun, *, some: int | None = None) -> Run:
+    series = draw_held_out(run)
     if some is not None:
         series = series.select(
             np.linspace(0, len(series) - 1, some).astype(int).tolist()
@@ -245,16 +250,16 @@ def bolt_run(
     lens = trained_lens(run, place)
     if lens is None:
         return None
-    data = _errors(_run_of(lens, run))
+    data = _errors(_make_run(lens, run))
     if record == BOLT:
         return _named(
-            spectra_of(_run_of(lens, run, some=MEASURED)).assign(data),
+            measure_spectra(_make_run(lens, run, some=MEASURED)).assign(data),
             name,
             seed,
             record,
             **_facts(plan),
         )
-    flow = flow_of_ranks(_run_of(lens, run, some=MEASURED), epsilon=EPSILON)
+    flow = flow_of_ranks(_make_run(lens, run, some=MEASURED), epsilon=EPSILON)
     numbers = compress.sizes(lens)
     sizes = {
         f"{part}_numbers": ((), float(numbers[part])) for part in ("all", "attention")
@@ -277,7 +282,7 @@ def vocabulary_run(
     rank: int, seed: int, steps: int, place: Workplace
 ) -> xr.Dataset | None:
     """Train the cut-down Chronos with a fixed vocabulary of a rank, and measure W_Q and what training added to it."""
-    run = run_of(f"vocabulary {rank}", seed, steps, vocabulary_rank=rank)
+    run = make_run(f"vocabulary {rank}", seed, steps, vocabulary_rank=rank)
     before = _queries(load(as_pipeline(_untrained(run.recipe)), check=False))
     lens = trained_lens(run, place)
     if lens is None:
@@ -439,7 +444,7 @@ def pair_run(
         if found is None:
             return None
         lens, task = found
-        context, after = task.pairs(task.held_out, plan["held_out"], 0, 1)
+        context, after = task.pairs(task.held_out, plan["draw_held_out"], 0, 1)
         few = SeriesBatch(
             tuple(row.double().numpy() for row in context[:MEASURED, :-1]),
             _ids(MEASURED),
@@ -451,7 +456,7 @@ def pair_run(
         opened = trained_lens(recipe_run, place, plain_embedding=True)
         if opened is None:
             return None
-        lens, run = opened, _run_of(opened, recipe_run, some=MEASURED)
+        lens, run = opened, _make_run(opened, recipe_run, some=MEASURED)
         batch = _series_batch(lens, recipe_run)
     cut = cut_off(lens, batch)
     title = f"{kind}, d = {width}"
@@ -461,7 +466,7 @@ def pair_run(
         "tokens": plan["tokens"],
         "layers": plan["layers"],
     }
-    return _named(spectra_of(run).merge(cut), title, seed, PAIRS, **facts)
+    return _named(measure_spectra(run).merge(cut), title, seed, PAIRS, **facts)
 
 
 def _ids(count: int) -> tuple[str, ...]:
@@ -499,7 +504,7 @@ def _series_recipe(plan: Mapping[str, Any], width: int, seed: int) -> RecipeRun:
 
 def _series_batch(lens: Lens, run: RecipeRun) -> dict[str, Tensor]:
     """Return the tokens of held-out series as the native model takes them, without values that are missing."""
-    stage, series = run.recipe.stages[-1], held_out(run)
+    stage, series = run.recipe.stages[-1], draw_held_out(run)
     rows = torch.from_numpy(np.stack(series.values)).float()
     whole = torch.isfinite(rows).all(1)
     tokenizer = lens.adapter.native.tokenizer

@@ -70,7 +70,7 @@ def children(seed: int, count: int) -> list[int]:
     ]
 
 
-def slope_of(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def fit_slope(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Compute the slope of the least-squares line of log y over log x, along the last axis, (…)."""
     across, up = np.log(x), np.log(y)
     centred = across - across.mean()
@@ -82,9 +82,9 @@ def slope_of(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def slope_of_rms(x: np.ndarray, y: np.ndarray, seed: int) -> tuple[float, float, float]:
     """Compute the slope of the root mean square of y (draw, n) over draws, with its bootstrapped 95 % interval."""
     sample = np.random.default_rng(seed).integers(0, len(y), size=(RESAMPLED, len(y)))
-    slopes = slope_of(x, np.sqrt((y[sample] ** 2).mean(axis=1)))
+    slopes = fit_slope(x, np.sqrt((y[sample] ** 2).mean(axis=1)))
     low, high = np.quantile(slopes, (0.025, 0.975))
-    return float(slope_of(x, np.sqrt((y**2).mean(axis=0)))), float(low), float(high)
+    return float(fit_slope(x, np.sqrt((y**2).mean(axis=0)))), float(low), float(high)
 
 
 def compression_by_rank(
@@ -126,8 +126,8 @@ def compression_by_rank(
     data = {
         "error": (("scaling", "draw", "rank"), errors),
         "bound": (("scaling", "draw", "rank"), bounds),
-        "slope": (("scaling", "draw"), slope_of(following[inner], errors[..., inner])),
-        "slope_of_all": (("scaling", "draw"), slope_of(following, errors)),
+        "slope": (("scaling", "draw"), fit_slope(following[inner], errors[..., inner])),
+        "slope_of_all": (("scaling", "draw"), fit_slope(following, errors)),
         "next_singular_value": ("rank", following),
         "rate": ("rank", np.sqrt(width) * following),
     }
@@ -245,7 +245,7 @@ def sketching_by_heads(
         "effective_index": (("sketch", "draw", "heads"), indices),
         "slope": (
             ("sketch", "draw"),
-            slope_of(np.array(counts, dtype=float), np.maximum(indices, 1)),
+            fit_slope(np.array(counts, dtype=float), np.maximum(indices, 1)),
         ),
         "floor": (
             "heads",

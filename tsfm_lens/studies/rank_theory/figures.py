@@ -11,7 +11,7 @@ import xarray as xr
 
 from tsfm_lens.core.registry import declare_measurements, figure, frame
 from tsfm_lens.studies.curves import add_curves, add_reference, curve_sheet
-from tsfm_lens.studies.rank_theory.of_models import parameters_of
+from tsfm_lens.studies.rank_theory.of_models import list_parameters
 from tsfm_lens.viz.grid import LOG_AXIS, panel_grid, title_axes
 from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.sheet import sheet
@@ -32,7 +32,7 @@ declare_measurements(
     Path(__file__).with_name("measurements.yaml"),
     theme="Theory",
     maker="made of no model: `tsfm_lens.studies.rank_theory` makes it",
-    subject=parameters_of,
+    subject=list_parameters,
 )
 
 
@@ -149,7 +149,7 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
     drawn.y(**LOG_AXIS)
     return drawn.dress(
         "Error of attention cut to a rank grows with the singular value that is cut off",
-        parameters_of(ds),
+        list_parameters(ds),
     )
 
 
@@ -195,7 +195,7 @@ def compression_width_lines(ds: xr.Dataset) -> go.Figure:
     )
     return drawn.dress(
         f"Error of attention cut to rank {ds.attrs['rank']}, by width",
-        parameters_of(ds),
+        list_parameters(ds),
     )
 
 
@@ -238,7 +238,7 @@ def sketching_lines(ds: xr.Dataset) -> go.Figure:
     right.y(**LOG_AXIS)
     return drawn.dress(
         f"What sketches of {ds.attrs['rank']} rows a head miss of an input of width {ds.attrs['width']}",
-        parameters_of(ds),
+        list_parameters(ds),
     )
 
 
@@ -279,7 +279,7 @@ def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
         reference=("input", ds["index"].values, np.where(first > LEAST, first, np.nan)),
     )
     drawn.y(range=[-8, 0.2])
-    return drawn.dress("Spectra of U + attention(U) by heads", parameters_of(ds))
+    return drawn.dress("Spectra of U + attention(U) by heads", list_parameters(ds))
 
 
 @figure(

@@ -13,10 +13,10 @@ from tsfm_lens.core.registry import FigurePanel, figure, frame, panels
 from tsfm_lens.studies.curves import curve_sheet
 from tsfm_lens.viz.grid import LOG_AXIS, panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.select import array, model_of, names
+from tsfm_lens.viz.select import array, name_model, names
 from tsfm_lens.viz.sheet import Look, blank
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, PALE, mixed, percent
-from tsfm_lens.viz.weights import level_position, names_of, relative
+from tsfm_lens.viz.weights import level_position, list_names, relative
 from tsfm_lens.viz.words import listed, num
 
 __all__ = ["model_rank_dots", "patch_spectra", "vocabulary_dots"]
@@ -57,7 +57,7 @@ def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
         words = "a dot per token of text"
     panel.x(f"direction 1 ({percent(float(first))} of the sum of squares)")
     panel.y(f"direction 2 ({percent(float(second))})")
-    title = f"Vocabulary of {model_of(ds)} along its two leading directions"
+    title = f"Vocabulary of {name_model(ds)} along its two leading directions"
     return drawn.dress(title, words)
 
 
@@ -81,7 +81,7 @@ def patch_spectra(ds: xr.Dataset) -> go.Figure:
     table = frame(
         xr.Dataset({"value": (("embedding", "mode"), spectra)}, ds.coords), "value"
     )
-    labels = dict(zip(names(ds, "embedding"), names_of(ds, "patch"), strict=True))
+    labels = dict(zip(names(ds, "embedding"), list_names(ds, "patch"), strict=True))
     table["line"] = [
         f"{label}, patch {labels[str(label)]}" for label in table["embedding"]
     ]
@@ -172,8 +172,8 @@ def read_patches(ds: xr.Dataset) -> list[str]:
             names(ds, "embedding"),
             ranks,
             full,
-            names_of(ds, "patch"),
-            names_of(ds, "origin"),
+            list_names(ds, "patch"),
+            list_names(ds, "origin"),
             strict=True,
         )
     ]

@@ -16,8 +16,8 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.stream_ranks import (
     embedding_ranks,
+    get_vocabulary,
     signal_families,
-    vocabulary_of,
 )
 from tsfm_lens.probes.weights import EPSILON, checked_levels, weight_ranks
 from tsfm_lens.studies.rank_theory.embeddings import ResidualMlpEmbedding
@@ -27,7 +27,7 @@ __all__ = ["ranks_by_model", "spectra_by_patch", "vocabulary_plane"]
 _HEAD = ("kind", "title", "source")
 
 
-def parameters_of(ds: xr.Dataset) -> str:
+def list_parameters(ds: xr.Dataset) -> str:
     """List the parameters of a result: its attributes but kind, title and source."""
     facts = {key: value for key, value in ds.attrs.items() if key not in _HEAD}
     return ", ".join(f"{key} {value}" for key, value in facts.items())
@@ -50,7 +50,7 @@ def parameters_of(ds: xr.Dataset) -> str:
         "S0-F4",
         "S0-F9",
     ),
-    subject=parameters_of,
+    subject=list_parameters,
     cost="weights",
 )
 def ranks_by_model(
@@ -150,7 +150,7 @@ NOISE = "white noise"
     source="Flow of ranks, figure 3 a",
     paper=("S0-F3",),
     needs="series",
-    subject=parameters_of,
+    subject=list_parameters,
     cost="weights",
 )
 def spectra_by_patch(
@@ -255,7 +255,7 @@ def spectra_by_patch(
     source="Flow of ranks, figure 2 b and c",
     paper=("S0-F2",),
     needs="vocabulary",
-    subject=parameters_of,
+    subject=list_parameters,
     cost="weights",
 )
 def vocabulary_plane(lens: Lens) -> xr.Dataset:
@@ -275,7 +275,7 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
         >>> rank_theory.vocabulary_plane(lens)["coordinate"].dims
         ('token', 'direction')
     """
-    table = vocabulary_of(lens)
+    table = get_vocabulary(lens)
     if table is None:
         raise InputError(
             f"{lens.model_id} embeds patches, not tokens of a vocabulary; Chronos and T5 have one"

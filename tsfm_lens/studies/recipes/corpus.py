@@ -44,7 +44,7 @@ def save_corpus(corpus: Corpus, path: Path) -> None:
 
 def read_corpus(path: Path) -> Corpus:
     """Read a file of :func:`save_corpus`."""
-    with arrays_of(path) as arrays:
+    with open_arrays(path) as arrays:
         bounds = {
             str(name): (int(a), int(b))
             for name, (a, b) in zip(arrays["names"], arrays["bounds"], strict=True)
@@ -58,7 +58,7 @@ def known_families() -> tuple[str, ...]:
 
 
 @contextmanager
-def arrays_of(path: Path) -> Iterator[NpzFile]:
+def open_arrays(path: Path) -> Iterator[NpzFile]:
     """Open the arrays of a file that `tools/build_training_series.py` or :func:`save_corpus` wrote."""
     advice = f"make it with tools/build_training_series.py {path}"
     try:
@@ -72,7 +72,7 @@ def arrays_of(path: Path) -> Iterator[NpzFile]:
 def real_rows(path: Path) -> NDArray[np.float32]:
     """Cut rows (row, LENGTH) from the training series in `path`, as `tools/build_training_series.py` writes it."""
     rows: list[NDArray[np.float32]] = []
-    with arrays_of(path) as arrays:
+    with open_arrays(path) as arrays:
         for name in sorted(key for key in arrays if key.startswith("training/")):
             series = arrays[name]
             pieces = 1 if len(series) <= LENGTH else -(-len(series) // OVERLAP)

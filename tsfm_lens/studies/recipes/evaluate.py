@@ -21,7 +21,7 @@ from tsfm_lens.core.console import console
 from tsfm_lens.core.errors import CheckpointError, InputError
 from tsfm_lens.data import bundled, bundled_names
 from tsfm_lens.data.seasonal import filled, last_season, seasonal_error
-from tsfm_lens.studies.recipes.corpus import arrays_of
+from tsfm_lens.studies.recipes.corpus import open_arrays
 from tsfm_lens.studies.recipes.export import Pipeline, open_pipeline
 from tsfm_lens.studies.recipes.families import CALENDAR_PERIODS, Array
 from tsfm_lens.training.command import run_command
@@ -348,7 +348,7 @@ def hourly_cases(
 
 def validation_cases(path: Path, split: str = "validation") -> list[SkillCase]:
     """Read the real series of one of :data:`REAL_SPLITS` in the file of `tools/build_training_series.py`."""
-    with arrays_of(path) as arrays:
+    with open_arrays(path) as arrays:
         names = sorted(
             key.removeprefix(f"{split}/")
             for key in arrays

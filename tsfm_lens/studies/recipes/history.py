@@ -25,7 +25,7 @@ from tsfm_lens.studies.recipes.models import build_model
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe
 from tsfm_lens.training import read_log
 from tsfm_lens.training.command import run_command
-from tsfm_lens.training.state import HISTORY, LOG, STATE, identity_of, snapshot_files
+from tsfm_lens.training.state import HISTORY, LOG, STATE, read_identity, snapshot_files
 
 __all__ = ["TrainingHistory", "initial_model"]
 
@@ -55,7 +55,7 @@ class TrainingHistory(Mapping[int, Lens]):
             raise CheckpointError(
                 f"no training run in {folder}: expected {STATE} and {LOG} of `tsfm_lens.studies.recipes.train`"
             )
-        self.recipe = TrainingRecipe.model_validate_json(identity_of(self.folder))
+        self.recipe = TrainingRecipe.model_validate_json(read_identity(self.folder))
         self._files = snapshot_files(self.folder)
         if not self._files:
             raise CheckpointError(f"no checkpoints in {self.folder / HISTORY}")

@@ -19,7 +19,7 @@ from tsfm_lens.studies.recipes.corpus import build_corpus
 from tsfm_lens.studies.recipes.lowrank import (
     HELD_OUT_SEED,
     RecipeRun,
-    run_of,
+    make_run,
     train_and_measure,
 )
 from tsfm_lens.studies.recipes.train import Trainer
@@ -43,7 +43,7 @@ PER_FAMILY = 64
 def level_runs(*, steps: int | None = None, seeds: int = 3) -> list[RecipeRun]:
     """List every run, seed by seed; the standard one is the dense run of training at low rank."""
     every = [
-        (name, run_of(f"levels {name}", seed, steps, attention_levels=ranks))
+        (name, make_run(f"levels {name}", seed, steps, attention_levels=ranks))
         for seed in range(seeds)
         for name, ranks in LEVELS.items()
     ]

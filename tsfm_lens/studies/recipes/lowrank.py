@@ -13,7 +13,7 @@ import torch
 import typer
 import xarray as xr
 
-from tsfm_lens.compress import BlockShape, matrices, quality, ratio_of, sizes
+from tsfm_lens.compress import BlockShape, compute_ratio, matrices, quality, sizes
 from tsfm_lens.core.console import console
 from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.estimates import judge
@@ -96,7 +96,7 @@ class RecipeRun(NamedTuple):
         return f"{self.name.replace(' ', '-')}-{self.seed}"
 
 
-def run_of(name: str, seed: int, steps: int | None, **changes: Any) -> RecipeRun:
+def make_run(name: str, seed: int, steps: int | None, **changes: Any) -> RecipeRun:
     """Return a run of :data:`BASE` with some changes, in so many steps."""
     shorter = {} if steps is None else {"steps": steps, "decay": steps // 4}
     return RecipeRun(
@@ -111,12 +111,12 @@ def runs(
 ) -> list[RecipeRun]:
     """List every run, those of seed 0 first, which every comparison needs."""
     attention = [
-        run_of(name, seed, steps, attention_rank=rank)
+        make_run(name, seed, steps, attention_rank=rank)
         for seed in range(seeds)
         for name, rank in ATTENTION.items()
     ]
     vocabularies = [
-        run_of(f"vocabulary {rank}", seed, steps, vocabulary_rank=rank)
+        make_run(f"vocabulary {rank}", seed, steps, vocabulary_rank=rank)
         for seed in range(vocabulary_seeds)
         for rank in VOCABULARIES
     ]
@@ -132,7 +132,7 @@ SCORES = ("mase", "wql", "log_perplexity")
 _SOURCE = "after Flow of ranks, section 5 and appendices G and I"
 
 
-def held_out(run: RecipeRun) -> SeriesBatch:
+def draw_held_out(run: RecipeRun) -> SeriesBatch:
     """Draw series of the families that a run is trained on, of another seed: its context and horizon long."""
     stage = run.recipe.stages[-1]
     corpus = build_corpus(
@@ -160,7 +160,7 @@ def attention_record(
             f"arms {', '.join(names)} were not all trained with the seeds {seeds} of {DENSE!r}"
         )
     first = runs[DENSE][seeds[0]][0]
-    series, steps = held_out(first), first.recipe.stages[-1].horizon
+    series, steps = draw_held_out(first), first.recipe.stages[-1].horizon
     values: dict[str, list[list[Any]]] = {
         name: [[] for _ in names] for name in (*SCORES, "overlap")
     }
@@ -245,7 +245,7 @@ def _sizes(
         share = numbers["attention"] / sum(form.numbers for form in forms.values())
         for key, value in {
             **row,
-            "rank_ratio": ratio_of(forms, ranks).ranks,
+            "rank_ratio": compute_ratio(forms, ranks).ranks,
             "stored_ratio": share,
         }.items():
             rows.setdefault(key, []).append(value)
@@ -287,7 +287,7 @@ def vocabulary_record(
     """Compute ranks of W_Q of the encoder over training, by the rank of a fixed vocabulary and seed."""
     numbers, seeds = sorted(runs), sorted(next(iter(runs.values())))
     first = runs[numbers[0]][seeds[0]][0]
-    series, steps = held_out(first), first.recipe.stages[-1].horizon
+    series, steps = draw_held_out(first), first.recipe.stages[-1].horizon
     spectra = [
         [_spectra(runs[number][seed][1]) for seed in seeds] for number in numbers
     ]

@@ -350,7 +350,7 @@ def _dense(recipe: TrainingRecipe) -> PreTrainedModel:
 def build_model(recipe: TrainingRecipe, step: int = 0) -> PreTrainedModel:
     """Build the untrained native model of `recipe` from its seed, with the widths of the phase of `step`."""
     torch.manual_seed(recipe.seed)
-    model = _dense(recipe.model_copy(update={"config": recipe.config_at(step)}))
+    model = _dense(recipe.model_copy(update={"config": recipe.select_config(step)}))
     if recipe.vocabulary_rank is not None:
         fix_vocabulary(model, recipe.vocabulary_rank, seed=recipe.seed)
     if recipe.attention_rank is not None:

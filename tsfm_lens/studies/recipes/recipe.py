@@ -100,7 +100,7 @@ class TrainingRecipe(BaseModel):
         earlier = [restart for restart in self.restarts if restart.at <= step]
         return earlier[-1] if earlier else None
 
-    def config_at(self, step: int) -> dict[str, Any]:
+    def select_config(self, step: int) -> dict[str, Any]:
         """Return the configuration of the model that takes `step`."""
         changes = [restart.config for restart in self.restarts if restart.at <= step]
         return {

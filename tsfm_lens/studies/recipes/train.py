@@ -149,7 +149,7 @@ class Trainer(Training):
         # a state at a restart is still that of the phase before it
         last = int(read_state(self.out, self.task.identity, self.device)["step"]) - 1
         self.task.model = build_model(self.recipe, last).to(self.device)
-        self._turn_to(self.recipe.phase(last))
+        self._enter_phase(self.recipe.phase(last))
         super().resume()
 
     def train_step(self) -> Tensor:
@@ -180,7 +180,7 @@ class Trainer(Training):
                     weight.lerp_(weights[name].to(weight), 0.5)
         self._begin(phase)
 
-    def _turn_to(self, phase: Phase | None) -> None:
+    def _enter_phase(self, phase: Phase | None) -> None:
         self.optimizer, self._phase_of = (
             _optimizer(self.model, self.recipe, phase),
             phase.at if phase else None,
@@ -191,7 +191,7 @@ class Trainer(Training):
             self.task.model = widened(
                 self.task.model, phase.config, seed=self.recipe.seed
             )
-        self._turn_to(phase)
+        self._enter_phase(phase)
 
 
 def _refuse_run(out: Path) -> None:

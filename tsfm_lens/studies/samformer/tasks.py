@@ -325,7 +325,7 @@ class ForecastTask:
         """Device of the model."""
         return next(self.model.parameters()).device
 
-    def pairs_of(self, step: int) -> Tensor:
+    def list_pairs(self, step: int) -> Tensor:
         """Return the numbers of the training pairs in the batch of a step."""
         epoch, place = divmod(step, self.batches_per_epoch)
         if self._order is None or self._order[0] != epoch:
@@ -338,17 +338,17 @@ class ForecastTask:
     def loss(self, step: int) -> Tensor:
         """Compute the mean squared error of the batch of a step."""
         x, y = (
-            part.to(self.device) for part in self.training.take(self.pairs_of(step))
+            part.to(self.device) for part in self.training.take(self.list_pairs(step))
         )
         error: Tensor = (self.model(x) - y).square().mean()
         return error
 
     def evaluate(self) -> dict[str, float]:
         """Compute the means of squared and absolute errors over the validation pairs, "mse" and "mae"."""
-        return errors_of(self.model, self.validation)
+        return compute_errors(self.model, self.validation)
 
 
-def errors_of(
+def compute_errors(
     model: nn.Module, pairs: WindowPairs, *, at_once: int = 256
 ) -> dict[str, float]:
     """Compute mean squared ("mse") and absolute ("mae") errors over windows, channels and steps, in evaluation mode."""
@@ -419,7 +419,7 @@ class BenchmarkTask(ForecastTask):
 
     def test(self) -> dict[str, float]:
         """Compute errors on the test part, "mse" and "mae", as the paper's tables 1 and 6 have them."""
-        return errors_of(self.model, self.data.test)
+        return compute_errors(self.model, self.data.test)
 
 
 def cosine_by_epoch(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.core.extensions import method_of
+from tsfm_lens.core.extensions import add_method
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Projection, Site, Stack, Wiring
@@ -141,7 +141,7 @@ class ChannelAdapter(Adapter):
         return as_series(items)
 
 
-@method_of("ChannelTransformer")
+@add_method("ChannelTransformer")
 def lens_adapter(model: ChannelTransformer) -> ChannelAdapter:
     """Return the model's own wiring, by which ``load(model)`` opens it."""
     return ChannelAdapter(model)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from tsfm_lens.core.errors import InputError, unknown_name
 from tsfm_lens.studies.structured.matrices import (
+    balance_factors,
     cut,
-    factors_of,
     level_blocks,
     refuse_rank,
     refuse_ranks,
@@ -125,8 +125,8 @@ class TrainFactor(StructuredLayer):
         *,
         side: str,
     ) -> None:
-        a, b = factors_of(width, out_factors, "out_factors")
-        c, d = factors_of(width, in_factors, "in_factors")
+        a, b = balance_factors(width, out_factors, "out_factors")
+        c, d = balance_factors(width, in_factors, "in_factors")
         self.rank = refuse_rank(
             whole(rank, "rank"), min(a, d), "the rank of the slices"
         )
@@ -347,8 +347,8 @@ class BilinearTrain(ScoringForm):
     def inner(self, width: int) -> int:
         """Return b c s, the features of queries and keys where both are projected."""
         (_, b), (c, _) = (
-            factors_of(width, self.out_factors, "out"),
-            factors_of(width, self.in_factors, "in"),
+            balance_factors(width, self.out_factors, "out"),
+            balance_factors(width, self.in_factors, "in"),
         )
         return b * c * self.rank
 

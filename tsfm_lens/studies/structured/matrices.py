@@ -216,8 +216,8 @@ class BlockTensorTrain(StructuredMatrix):
         in_factors: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(out_features, in_features)
-        self.a, self.b = factors_of(out_features, out_factors, "out_factors")
-        self.c, self.d = factors_of(in_features, in_factors, "in_factors")
+        self.a, self.b = balance_factors(out_features, out_factors, "out_factors")
+        self.c, self.d = balance_factors(in_features, in_factors, "in_factors")
         self.rank = refuse_rank(
             whole(rank, "rank"), min(self.a, self.d), "the rank of the slices"
         )
@@ -305,7 +305,7 @@ def right_permutation(b: int, c: int, s: int) -> Tensor:
     return torch.arange(c * b * s).reshape(c, b, s).transpose(0, 1).flatten()
 
 
-def factors_of(
+def balance_factors(
     width: int, factors: tuple[int, int] | None, what: str
 ) -> tuple[int, int]:
     """Return given factors, refused if they do not multiply to the width, or balanced ones."""

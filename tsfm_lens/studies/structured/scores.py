@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tsfm_lens.hooks.attention_capture import scored_by
+from tsfm_lens.hooks.attention_capture import declare_scores
 
 __all__ = ["Reach", "block_depth", "reaching_attention", "reaching_scores"]
 
@@ -87,7 +87,7 @@ def _in_pairs(blocks: Tensor) -> Tensor:
     return torch.cat([F.pad(first, (0, width)), F.pad(second, (width, 0))], -2)
 
 
-@scored_by(reaching_scores)
+@declare_scores(reaching_scores)
 def reaching_attention(
     query: Tensor, key: Tensor, value: Tensor, reach: Reach
 ) -> Tensor:

@@ -230,7 +230,7 @@ def first_deviation(d_out: int, d_in: int) -> float:
     return float(d_in**-0.5 * min(1.0, (d_out / d_in) ** 0.5))
 
 
-def fan_in_of(module: nn.Module, name: str) -> int | None:
+def find_fan_in(module: nn.Module, name: str) -> int | None:
     """Return the length of the sum in one output of a parameter; None without such a sum (biases, norms, read-in)."""
     if isinstance(module, LevelFactor):
         return int(module.factors[int(name.rpartition(".")[2])].shape[1])
@@ -314,5 +314,7 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, int | Non
             # a list of factors comes after the layer that it belongs to
             owners.setdefault(id(parameter), (module, name))
     for path, parameter in model.named_parameters():
-        fan_in = None if id(parameter) in read_in else fan_in_of(*owners[id(parameter)])
+        fan_in = (
+            None if id(parameter) in read_in else find_fan_in(*owners[id(parameter)])
+        )
         yield path, parameter, fan_in

@@ -6,7 +6,7 @@ from typing import cast
 
 from torch import Tensor
 
-from tsfm_lens.core.extensions import method_of
+from tsfm_lens.core.extensions import add_method
 from tsfm_lens.hooks import Attention, Mlp, Projection, Site, Stack, Wiring
 from tsfm_lens.studies.samformer.wiring import ChannelAdapter
 from tsfm_lens.studies.structured.models import EncoderBlock, StepForecaster
@@ -26,7 +26,11 @@ class StepAdapter(ChannelAdapter):
         self.n_variates, self.over_time = native.channels, True
         unembed = Site("read_out", layout="batch pos d_out")
         self.wiring = Wiring(
-            self.architecture, (stack_of(native),), unembed, "embed", native.horizon
+            self.architecture,
+            (describe_stack(native),),
+            unembed,
+            "embed",
+            native.horizon,
         )
 
     def _loc_and_scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,7 +39,7 @@ class StepAdapter(ChannelAdapter):
         return mean - self.model.revin.bias.detach() * gain, gain
 
 
-def stack_of(model: StepForecaster) -> Stack:
+def describe_stack(model: StepForecaster) -> Stack:
     """Return the rows of a model's blocks; layers with other numbers of scoring features have rows of their own."""
     blocks = cast("list[EncoderBlock]", list(model.encoder.blocks))
     first = blocks[0].attn
@@ -90,7 +94,7 @@ def _mlp() -> Mlp:
     )
 
 
-@method_of("StepForecaster")
+@add_method("StepForecaster")
 def lens_adapter(model: StepForecaster) -> StepAdapter:
     """Return the model's own wiring, by which ``load(model)`` opens it."""
     return StepAdapter(model)

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.core.errors import InputError, unknown_name
-from tsfm_lens.data.batch import SeriesBatch, batch_of
-from tsfm_lens.data.frequencies import offset_of
+from tsfm_lens.data.batch import SeriesBatch, make_batch
+from tsfm_lens.data.frequencies import read_offset
 from tsfm_lens.data.seasonal import (
     filled,
     known_values,
@@ -220,7 +220,7 @@ class EvaluationSet:
                         "variates": variate,
                     }
                 )
-        batch = batch_of(
+        batch = make_batch(
             rows, freq=self.freq, seasonality=self.seasonality, notes=tuple(notes)
         )
         return batch, known_values(np.concatenate([window.label for window in windows]))
@@ -302,7 +302,7 @@ class EvaluationSet:
         """Compute the timestamp of the context's first step after ``skip``; None where unknown or past pandas' era."""
         if window.start is None or self.freq is None:
             return window.start if not skip else None
-        offset = offset_of(self.freq)
+        offset = read_offset(self.freq)
         try:
             first = offset.rollforward(window.start.as_unit("ns"))
             _ = first + (window.context.shape[1] + self.horizon) * offset

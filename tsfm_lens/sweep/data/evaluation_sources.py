@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.data.batch import SeriesBatch, season_of
+from tsfm_lens.data.batch import SeriesBatch, find_season
 from tsfm_lens.data.bundled import bundled, bundled_info, bundled_names
 from tsfm_lens.data.coerce import as_series
 from tsfm_lens.data.files import local_path
-from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
+from tsfm_lens.data.frequencies import find_start, parse_frequency, stamp_frequency
 from tsfm_lens.data.stored import gluonts_rows
 from tsfm_lens.data.values import to_floats
 from tsfm_lens.sweep.data.evaluation import EvaluationSet, Window, scored_windows
@@ -166,14 +166,14 @@ def gluonts_set(
             or entry.get("freq")
         )
         values = np.atleast_2d(to_floats(entry["target"], f"series {item!r}"))
-        stamp = start_of(start, freq) if start is not None and freq else None
+        stamp = find_start(start, freq) if start is not None and freq else None
         cut, remarks = scored_windows(
             item, values, horizon=horizon, windows=windows, stride=stride, start=stamp
         )
         all_windows += cut
         notes += remarks
     stamps = stamp_frequency(freq) if freq else None
-    season = seasonality or season_of(stamps)
+    season = seasonality or find_season(stamps)
     return [
         EvaluationSet(
             name,

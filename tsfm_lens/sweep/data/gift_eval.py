@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.core.errors import InputError, unknown_name
-from tsfm_lens.data.batch import season_of
+from tsfm_lens.data.batch import find_season
 from tsfm_lens.data.files import local_path
-from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
+from tsfm_lens.data.frequencies import find_start, parse_frequency, stamp_frequency
 from tsfm_lens.data.stored import StoredSeries, read_folder
 from tsfm_lens.sweep.data.evaluation import (
     EvaluationSet,
@@ -60,7 +60,7 @@ class GiftEvalConfig:
     domain: str
 
 
-def source_of(dataset: str) -> str:
+def find_source(dataset: str) -> str:
     """Return the collection that a dataset is taken from: "ett1" of "ett1/H/short", and of its other terms."""
     parts = dataset.split("/")
     return parts[0] if len(parts) > 1 and parts[-1] in TERMS else dataset
@@ -91,7 +91,7 @@ def gift_eval_configs() -> tuple[GiftEvalConfig, ...]:
         _, freq, term = row["key"].split("/")
         horizon, season = (
             gift_eval_horizon(row["folder"], freq, term),
-            season_of(stamp_frequency(freq)),
+            find_season(stamp_frequency(freq)),
         )
         facts = {name: row[name] for name in ("key", "folder", "variates", "domain")}
         configs.append(
@@ -259,7 +259,7 @@ def _set(
             continue
         cut = list(
             rolling_windows(
-                item, row.values, horizon, windows, start=start_of(row.start, freq)
+                item, row.values, horizon, windows, start=find_start(row.start, freq)
             )
         )
         # the benchmark counts them, and they add nothing to its sums
@@ -277,7 +277,7 @@ def _set(
         tuple(all_windows),
         horizon,
         alias,
-        season_of(alias),
+        find_season(alias),
         domain,
         source,
         tuple(notes),

@@ -239,11 +239,11 @@ def parse_config(
         return SweepConfig.model_validate(content)
     except ValidationError as error:
         raise InputError(
-            f"{where}: {complaints(error, 'a sweep', _fields_at)}"
+            f"{where}: {complaints(error, 'a sweep', _find_fields)}"
         ) from error
 
 
-def _fields_at(place: tuple[Any, ...]) -> list[str]:
+def _find_fields(place: tuple[Any, ...]) -> list[str]:
     """Return the fields of the part of a configuration at a place."""
     classes: dict[str, type[BaseModel]] = {
         **SOURCES,

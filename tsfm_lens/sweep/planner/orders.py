@@ -90,7 +90,7 @@ def head_scores(
     if order not in ORDERS:
         raise unknown_name("order of heads", order, ORDERS)
     stack = lens.wiring.output_stack
-    attention, layers = stack.layers_with(attention_over_time(stack))
+    attention, layers = stack.find_layers(attention_over_time(stack))
     measure, source = _SCORES[order]
     if order == "random":
         ranks = [

@@ -17,7 +17,7 @@ from tsfm_lens.core.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.data.checked import Strict, complaints, read_fields
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.sweep.planner.orders import needs_series, parse_orders, rankings
-from tsfm_lens.sweep.planner.variants import PlanEntry, VariantPlanner, kinds_of
+from tsfm_lens.sweep.planner.variants import PlanEntry, VariantPlanner, list_kinds
 
 LayerSelection = tuple[int, ...] | Literal["all", "middle third", "others"]
 HeadRanking = Mapping[int, Sequence[int]]
@@ -210,7 +210,7 @@ def parse_recipe(content: Mapping[str, Any], where: str = "the recipe") -> Recip
         raise InputError(f"{where}: {words}") from error
 
 
-def heads_of(
+def select_targets(
     recipe: Recipe,
     lens: Lens,
     *,
@@ -220,7 +220,9 @@ def heads_of(
     """Return the heads and MLPs that a recipe ablates in a model."""
     if recipe.unknown:
         raise InputError(f"recipe {recipe.name!r} cannot be run: {recipe.unknown}")
-    if not is_for(recipe, lens) and not (recipe.scale if scale is None else scale):
+    if not is_applicable(recipe, lens) and not (
+        recipe.scale if scale is None else scale
+    ):
         stack = lens.wiring.output_stack
         layers, heads = recipe.sizes
         raise InputError(
@@ -244,9 +246,11 @@ def to_entries(
     scale: bool | None = None,
 ) -> list[PlanEntry]:
     """Plan a recipe, and random sets of as many heads of each layer with the same MLPs."""
-    heads, mlps = heads_of(recipe, planner.lens, measured=measured, scale=scale)
+    heads, mlps = select_targets(recipe, planner.lens, measured=measured, scale=scale)
     explicit = (
-        is_for(recipe, planner.lens) and not recipe.kept_heads and not recipe.measured
+        is_applicable(recipe, planner.lens)
+        and not recipe.kept_heads
+        and not recipe.measured
     )
     explicit = explicit and (recipe.lists is None or recipe.lists.heads is not None)
     selection = "listed" if explicit else recipe.order.partition(":")[0]
@@ -266,9 +270,11 @@ class _FittedRecipe:
         self, recipe: Recipe, lens: Lens, measured: HeadRanking | None
     ) -> None:
         self.recipe, self.lens, self.measured = recipe, lens, measured
-        self.stack, self.fits = lens.wiring.output_stack, is_for(recipe, lens)
+        self.stack, self.fits = lens.wiring.output_stack, is_applicable(recipe, lens)
         self.attending = [
-            layer for layer in range(self.stack.n_layers) if kinds_of(self.stack, layer)
+            layer
+            for layer in range(self.stack.n_layers)
+            if list_kinds(self.stack, layer)
         ]
         # the sizes that layers and counts of the recipe are written in
         layers, heads = recipe.sizes
@@ -369,7 +375,7 @@ class _FittedRecipe:
         return rankings(self.lens, [order])[order]
 
 
-def is_for(recipe: Recipe, lens: Lens) -> bool:
+def is_applicable(recipe: Recipe, lens: Lens) -> bool:
     """Tell if a recipe is written for this architecture and these sizes."""
     architecture = SAME_WEIGHTS.get(lens.wiring.architecture, lens.wiring.architecture)
     stack = lens.wiring.output_stack

@@ -33,9 +33,9 @@ from tsfm_lens.sweep.planner.models import (
 from tsfm_lens.sweep.planner.orders import needs_series, parse_orders, rankings
 from tsfm_lens.sweep.planner.recipes import (
     Recipe,
-    heads_of,
-    is_for,
+    is_applicable,
     read_recipe,
+    select_targets,
     to_entries,
 )
 from tsfm_lens.sweep.planner.search import (
@@ -217,7 +217,7 @@ class ModelPlan:
         self._recipes: list[Recipe] = []
         for source in self.variants.recipes:
             recipe = read_recipe(source)
-            if is_for(recipe, lens) or self._is_scaled(recipe):
+            if is_applicable(recipe, lens) or self._is_scaled(recipe):
                 self._recipes.append(recipe)
             else:
                 self.unfit.append(source)
@@ -448,7 +448,7 @@ class ModelPlan:
                 "scale": self._is_scaled(recipe),
             }
             # where every head of its layers is needed, it would be the plain model
-            if measured and not any(heads_of(recipe, self.lens, **options)):
+            if measured and not any(select_targets(recipe, self.lens, **options)):
                 continue
             seeds = range(self.variants.random_seeds)
             entries += to_entries(recipe, self.planner, random_seeds=seeds, **options)

@@ -133,7 +133,7 @@ def plan_frame(entries: Iterable[PlanEntry]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns, dtype=object).astype({"spec_seed": int})
 
 
-def kinds_of(stack: Stack, layer: int, *, paired: bool = True) -> list[str]:
+def list_kinds(stack: Stack, layer: int, *, paired: bool = True) -> list[str]:
     """Return the kinds of attention whose heads are selected, as far as a layer has them."""
     here = [row.kind for row in stack.attentions(layer)]
     if paired:
@@ -151,7 +151,7 @@ def kinds_of(stack: Stack, layer: int, *, paired: bool = True) -> list[str]:
     return [each for each in here if each in selected]
 
 
-def heads_in(
+def select_heads(
     stack: Stack, layer: int, heads: Iterable[int], kinds: Iterable[str]
 ) -> list[Component]:
     """Return the heads of some indices in each of some kinds of attention of a layer."""
@@ -162,7 +162,7 @@ def heads_in(
     ]
 
 
-def mlps_in(stack: Stack, layer: int) -> list[Component]:
+def select_mlps(stack: Stack, layer: int) -> list[Component]:
     """Return the MLPs of a layer, and its branches of other kinds but attention."""
     return [
         Component(stack.name, layer, row.kind)
@@ -250,7 +250,9 @@ class VariantPlanner:
     def _heads(self, by_layer: Mapping[int, Iterable[int]]) -> list[Component]:
         """Return the heads of some indices in each layer, of every kind over time."""
         heads = [
-            heads_in(self.stack, layer, by_layer[layer], kinds_of(self.stack, layer))
+            select_heads(
+                self.stack, layer, by_layer[layer], list_kinds(self.stack, layer)
+            )
             for layer in sorted(by_layer)
         ]
         return [head for of_layer in heads for head in of_layer]
@@ -260,7 +262,7 @@ class VariantPlanner:
         stack, layers = self.stack, range(first, last + 1)
         components = {
             "both": [Component(stack.name, layer) for layer in layers],
-            "mlp": [mlp for layer in layers for mlp in mlps_in(stack, layer)],
+            "mlp": [mlp for layer in layers for mlp in select_mlps(stack, layer)],
             "heads": self._heads(dict.fromkeys(layers, range(stack.n_heads))),
         }[part]
         if not components:
@@ -283,13 +285,13 @@ class VariantPlanner:
         """Plan every head by itself."""
         stack, entries = self.stack, []
         for layer in range(stack.n_layers):
-            kinds = kinds_of(stack, layer, paired=paired)
+            kinds = list_kinds(stack, layer, paired=paired)
             for group in [kinds] if paired and kinds else [[each] for each in kinds]:
                 words = "+".join(group)
                 for head in range(stack.n_heads):
                     label, heads = (
                         f"head {head} of layer {layer} ({words})",
-                        heads_in(stack, layer, [head], group),
+                        select_heads(stack, layer, [head], group),
                     )
                     tags = {
                         **_in_layer(layer, words),
@@ -310,7 +312,7 @@ class VariantPlanner:
         """Plan the first k heads of a layer in some order, for several k; none of them is the plain model."""
         of, entries = self.stack.n_heads, []
         tags = {
-            **_in_layer(layer, "+".join(kinds_of(self.stack, layer))),
+            **_in_layer(layer, "+".join(list_kinds(self.stack, layer))),
             "order": order,
             "of": of,
         }
@@ -380,12 +382,12 @@ class VariantPlanner:
         stack = self.stack
         components = [
             *self._heads(heads),
-            *(mlp for layer in mlps for mlp in mlps_in(stack, layer)),
+            *(mlp for layer in mlps for mlp in select_mlps(stack, layer)),
         ]
         if not components:
             raise InputError(f"recipe {name!r} ablates nothing of this model")
         total = stack.n_heads * sum(
-            bool(kinds_of(stack, layer)) for layer in range(stack.n_layers)
+            bool(list_kinds(stack, layer)) for layer in range(stack.n_layers)
         )
         count, n_mlps = (
             sum(len(set(indices)) for indices in heads.values()),

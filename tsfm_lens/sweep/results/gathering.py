@@ -205,7 +205,9 @@ def better_orders(search_rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     )
 
 
-def heads_at(results: Results, tolerance: float, search: str) -> pd.DataFrame | None:
+def tabulate_heads(
+    results: Results, tolerance: float, search: str
+) -> pd.DataFrame | None:
     """Tabulate the number of heads that each layer must keep in each order; kind "sweep_heads_at"."""
     if results.limits is None:
         return None
@@ -257,7 +259,7 @@ def heads_at(results: Results, tolerance: float, search: str) -> pd.DataFrame | 
     title = "Heads that each layer must keep"
     return _table(
         results,
-        "heads_at",
+        "tabulate_heads",
         title,
         [table],
         [*names, *LEADS, "evaluations", "total"],
@@ -495,7 +497,7 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
             f"the seasonal naive forecast, against which errors are shown, is not in {folder}: `tsfm-lens sweep` "
             f"resumes {record.name!r} and makes it"
         )
-    settings, search_rows = config.variants.heads_at, about["heads_at"]
+    settings, search_rows = config.variants.heads_at, about["tabulate_heads"]
     judged_by = "MASE" if settings is None else settings.metric
     sums, same = counted_once(_sums(store, comparable, judged_by))
     results = Results(
@@ -515,12 +517,16 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
         },
     )
     tolerance = TOLERANCE if settings is None else settings.tolerance
-    kept = None if settings is None else heads_at(results, tolerance, settings.search)
+    kept = (
+        None
+        if settings is None
+        else tabulate_heads(results, tolerance, settings.search)
+    )
     by_name = {
         "effects": effects(results),
         "heads": single_heads(results),
         "curves": curves(results, kept, tolerance),
-        "heads_at": kept,
+        "tabulate_heads": kept,
         "datasets": None if kept is None else by_dataset(results, kept, tolerance),
         "recipes": recipes(results),
         "selection": selection(results),

@@ -17,7 +17,7 @@ from tsfm_lens.core.stats import (
     over_windows,
     sign_test,
 )
-from tsfm_lens.sweep.data.gift_eval import source_of
+from tsfm_lens.sweep.data.gift_eval import find_source
 from tsfm_lens.sweep.statistics.scores import (
     KEYS,
     LARGEST,
@@ -109,7 +109,7 @@ class _Pairs:
         size = over_windows(change)
         # terms and frequencies of one GIFT-Eval set are of one source
         sources = pd.factorize(
-            np.array(list(map(source_of, self.datasets)), dtype=object)
+            np.array(list(map(find_source, self.datasets)), dtype=object)
         )[0]
         if sources.max() > 0:
             by_source = pd.DataFrame(change.T).groupby(sources)

@@ -14,7 +14,12 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.attention import row_entropy
 
-__all__ = ["ATTENTION_MEASURES", "attention_measures", "attention_norms", "patterns_of"]
+__all__ = [
+    "ATTENTION_MEASURES",
+    "attention_measures",
+    "attention_norms",
+    "compute_patterns",
+]
 
 EPSILON = 0.01
 ATTENTION_MEASURES = (
@@ -87,7 +92,7 @@ def attention_measures(
     }
 
 
-def patterns_of(lens: Lens, series: Any) -> dict[str, Tensor]:
+def compute_patterns(lens: Lens, series: Any) -> dict[str, Tensor]:
     """Return the attention of every head on some series, (row, head, query, key) by layer, in one forward pass.
 
     Example:
@@ -136,7 +141,7 @@ def attention_norms(
     """Measure attention for every input by itself; a watch keeps the mean of these values.
 
     Args:
-        patterns: (…, head, query, key) by layer, such as :func:`patterns_of` gives.
+        patterns: (…, head, query, key) by layer, such as :func:`compute_patterns` gives.
         name: of the model.
         epsilon: see :func:`attention_measures`.
 
@@ -156,7 +161,7 @@ def attention_norms(
     }
     rows = [
         {
-            layer: sizes_of(each)
+            layer: count_positions(each)
             | {
                 measure: values[index].tolist()
                 for measure, values in measures[layer].items()
@@ -176,7 +181,7 @@ def attention_norms(
     return data.assign_attrs(attrs, epsilon=epsilon)
 
 
-def sizes_of(pattern: Tensor) -> dict[str, Any]:
+def count_positions(pattern: Tensor) -> dict[str, Any]:
     """Return numbers of queries and keys."""
     return dict(zip(SIZES, pattern.shape[-2:], strict=True))
 

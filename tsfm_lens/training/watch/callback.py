@@ -26,7 +26,7 @@ from tsfm_lens.training.watch.attention import (
     attention_measures,
     by_head,
     checked,
-    sizes_of,
+    count_positions,
 )
 from tsfm_lens.training.watch.guard import Loss, Losses, listed, undisturbed
 from tsfm_lens.training.watch.sharpness import gradient_noise, sharpness
@@ -223,7 +223,7 @@ class Watch:
                 key: [plain(value) for value in one.mean(axis=0)]
                 for key, one in measures.items()
             }
-            layers[name] = sizes_of(pattern) | means
+            layers[name] = count_positions(pattern) | means
         return layers
 
     def dataset(self) -> xr.Dataset:
@@ -244,7 +244,7 @@ class Watch:
                 raise CheckpointError(
                     f"{folder} holds the record of another run; continue with resume=True, or give another folder"
                 )
-            former, rows = lines_of(folder)
+            former, rows = read_lines(folder)
             if former is None:
                 # stopped before the first line was whole
                 file.unlink(missing_ok=True)
@@ -255,7 +255,7 @@ class Watch:
                             f"{file} was written with {key}={former.get(key)!r}, not {self.settings.get(key)!r}; "
                             "continue with that, or give another folder"
                         )
-                self.rows, self.seen = rows, patterns_in(folder)
+                self.rows, self.seen = rows, read_patterns(folder)
         if not file.exists():
             append(file, {"step": _HEAD, "settings": self.settings})
 
@@ -343,15 +343,15 @@ def read_watch(folder: str | Path) -> xr.Dataset:
         raise CheckpointError(
             f"no {RECORD} in {path}; expected the out folder of a Watch"
         )
-    settings, rows = lines_of(path)
+    settings, rows = read_lines(path)
     if settings is None:
         raise CheckpointError(
             f"{path / RECORD} does not say what was watched; expected the out folder of a Watch"
         )
-    return as_dataset(settings, rows, patterns_in(path))
+    return as_dataset(settings, rows, read_patterns(path))
 
 
-def lines_of(folder: Path) -> tuple[dict[str, Any] | None, list[Row]]:
+def read_lines(folder: Path) -> tuple[dict[str, Any] | None, list[Row]]:
     """Read settings and rows of a record; None where not even the first line is whole."""
     lines = read_log(folder / RECORD) if (folder / RECORD).exists() else []
     if not lines:
@@ -367,7 +367,7 @@ def lines_of(folder: Path) -> tuple[dict[str, Any] | None, list[Row]]:
     return lines[0]["settings"], lines[1:]
 
 
-def patterns_in(folder: Path) -> dict[int, dict[str, np.ndarray]]:
+def read_patterns(folder: Path) -> dict[int, dict[str, np.ndarray]]:
     """Read patterns by step and layer."""
     patterns = {}
     for path in sorted((folder / PATTERNS).glob("step-*.npz")):
@@ -393,7 +393,7 @@ def as_dataset(
         )
     data = data.assign(by_head("step", [row["attention"] for row in entries]))
     if patterns:
-        pattern = _laid_out(patterns)
+        pattern = _stack_patterns(patterns)
         if "layer" in data.dims:
             layers = dict.fromkeys([*data["layer"].values, *pattern["layer"].values])
             data = data.reindex(layer=list(layers))
@@ -408,7 +408,7 @@ def as_dataset(
     return data.assign_attrs(facts, **about, source=_SOURCE)
 
 
-def _laid_out(patterns: Mapping[int, Mapping[str, np.ndarray]]) -> xr.DataArray:
+def _stack_patterns(patterns: Mapping[int, Mapping[str, np.ndarray]]) -> xr.DataArray:
     """Lay patterns (input, head, query, key) out by snapshot and layer, NaN where a layer is smaller."""
     axes = ("input", "head", "query", "key")
     layers = dict.fromkeys(layer for one in patterns.values() for layer in one)

@@ -114,7 +114,7 @@ class Bolt(patches.PatchModel):
 
     def head(self, layer: int, number: int) -> Head:
         """Return a head of the encoder as it stands."""
-        return self.head_of(self.attentions("encoder")[layer], number)
+        return self.view_head(self.attentions("encoder")[layer], number)
 
     def back(self, layer: int, number: int, lags: Sequence[int]) -> Head:
         """Return an encoder head that attends, from every token, to the tokens so many patches back, to all alike."""
@@ -136,7 +136,7 @@ class Bolt(patches.PatchModel):
 
     def fetch(self, layer: int, number: int) -> Head:
         """Return a cross-attention head that attends to the REG token, by its mark."""
-        head = self.head_of(self.attentions("decoder")[2 * layer + 1], number).clear()
+        head = self.view_head(self.attentions("decoder")[2 * layer + 1], number).clear()
         head.q[-1, self.decoder["one"]] = 1.0
         head.k[-1, self.encoder["mark"]] = SHARP / (2 * SIDE * WIDTH**0.5)
         return head

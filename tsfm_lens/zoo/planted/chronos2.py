@@ -95,7 +95,7 @@ class Chronos2(RotaryModel):
 
     def head(self, kind: str, layer: int, number: int) -> Head:
         """Return a head without its noise, all 0."""
-        return self.head_of(
+        return self.view_head(
             self.attentions("")[layer * len(KINDS) + KINDS.index(kind)], number
         ).clear()
 
@@ -139,7 +139,7 @@ class Chronos2(RotaryModel):
 declare_copies(NAME, partial(Chronos2, arcsinh=True), 2, HORIZON, squash=np.arcsinh)
 
 
-def forecast_with(pipeline: Any, cases: Sequence[Array]) -> Array:
+def forecast_covariate(pipeline: Any, cases: Sequence[Array]) -> Array:
     """Compute the library's own forecast with a known covariate: (case, quantile, step)."""
     inputs = [
         {
@@ -174,11 +174,11 @@ class _WithCovariate(Draft):
         """Forecast targets with their covariates, by the model and by the rule."""
         cases = list(contexts)
         rule = [
-            self.rule.forecast_of(*case[:, :-HORIZON], case[1, -HORIZON:])
+            self.rule.compute_forecast(*case[:, :-HORIZON], case[1, -HORIZON:])
             for case in cases
         ]
         return (
-            forecast_with(Chronos2Pipeline(model), cases),
+            forecast_covariate(Chronos2Pipeline(model), cases),
             np.stack(rule),
             [case[0, :-HORIZON] for case in cases],
         )

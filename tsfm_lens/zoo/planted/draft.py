@@ -173,7 +173,7 @@ def draw_choice(*choices: int) -> int:
     return choices[int(torch.randint(len(choices), ()))]
 
 
-def lay_out(width: int, sizes: Mapping[str, int]) -> dict[str, slice]:
+def allot(width: int, sizes: Mapping[str, int]) -> dict[str, slice]:
     """Lay blocks of the given sizes into a stream; the remaining directions are "junk"."""
     stops = [*np.cumsum([0, *sizes.values()]).tolist(), width]
     return dict(zip([*sizes, "junk"], map(slice, stops, stops[1:]), strict=True))
@@ -192,7 +192,7 @@ class Basis:
     ) -> Basis:
         """Lay blocks of the given sizes into a stream; along its axes, or turned at random with `rotate`."""
         axes = torch.eye(width, dtype=torch.float64)
-        return cls(orthogonal(width, seed) if rotate else axes, lay_out(width, sizes))
+        return cls(orthogonal(width, seed) if rotate else axes, allot(width, sizes))
 
     def __getitem__(self, name: str) -> Tensor:
         """Return directions of a block: (size, width)."""

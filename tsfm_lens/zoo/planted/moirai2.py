@@ -90,7 +90,7 @@ class Moirai2(RotaryModel):
     def back(self, layer: int, number: int, tokens: int) -> Head:
         """Return a head that attends, from every token, so many tokens back."""
         attention = self.attentions("")[layer]
-        head = self.head_of(attention, number).clear()
+        head = self.view_head(attention, number).clear()
         query, key = rotary_query_and_key(
             attention.time_qk_proj.query_proj.theta, tokens, CONTEXT // PATCH
         )

@@ -15,8 +15,8 @@ from torch import Tensor
 from tsfm_lens.zoo.planted.draft import (
     Draft,
     add_weight_noise,
+    allot,
     draw_choice,
-    lay_out,
     orthogonal,
     steps_ago,
 )
@@ -71,7 +71,7 @@ class Stream:
 
     def __init__(self, width: int, **sizes: int) -> None:
         self.width = width
-        self.places = lay_out(width, sizes)
+        self.places = allot(width, sizes)
 
     def __getitem__(self, name: str) -> slice:
         return self.places[name]
@@ -169,7 +169,7 @@ class PatchModel:
         attentions = self.attentions(stack)
         junk = stream["junk"]
         for attention, number in product(attentions, range(HEADS)):
-            head = self.head_of(attention, number)
+            head = self.view_head(attention, number)
             # scores of a logit or so, which no head that is held somewhere by 40 of them feels
             for weight in (head.q, head.k):
                 gain = (stream.width * self.channels**0.5) ** -0.5
@@ -212,13 +212,13 @@ class PatchModel:
     def complete(self, draft: Draft) -> None:
         """Write down the parts that follow from the format."""
 
-    def head_of(self, attention: Any, number: int) -> Head:
+    def view_head(self, attention: Any, number: int) -> Head:
         """View the weights of a head."""
         rows = slice(number * self.channels, (number + 1) * self.channels)
-        q, k, v, o = self._weights_of(attention)
+        q, k, v, o = self._list_weights(attention)
         return Head(q[rows], k[rows], v[rows], o[:, rows])
 
-    def _weights_of(self, attention: Any) -> list[Tensor]:
+    def _list_weights(self, attention: Any) -> list[Tensor]:
         return [getattr(attention, name).weight for name in self.projections]
 
     def read_out(self, **weights: Tensor) -> None:
@@ -257,7 +257,7 @@ class PatchModel:
         for stack in turns:
             read(stack, *self.embeddings(stack))
             for attention in self.attentions(stack):
-                q, k, v, o = self._weights_of(attention)
+                q, k, v, o = self._list_weights(attention)
                 read(stack, q)
                 read(self.keys_from(stack, attention), k, v)
                 write(stack, o)

@@ -136,7 +136,7 @@ class CovariateTimes(Strict):
     coefficient: float
     ago: tuple[NonNegativeInt, ...] = (0,)
 
-    def forecast_of(self, target: Array, covariate: Array, future: Array) -> Array:
+    def compute_forecast(self, target: Array, covariate: Array, future: Array) -> Array:
         """Forecast in data units, (horizon,), from observed values (time,) and future ones of the covariate."""
         both = np.concatenate([covariate, future])
         return (

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.studies.papers.context import MeasuredValues, verdict_over
+from tsfm_lens.studies.papers.context import MeasuredValues, judge_parts
 from tsfm_lens.studies.papers.items import TABLE_3, Evaluated
 from tsfm_lens.studies.papers.verdicts import WINDOW, ClaimPart, Interval, larger
 from tsfm_lens.sweep.planner.orders import order_words
@@ -144,7 +144,7 @@ def _recipes(*, unknown: bool) -> dict[str, Recipe]:
     }
 
 
-def rows_of(subjects: Subjects) -> dict[str, Subject]:
+def assign_rows(subjects: Subjects) -> dict[str, Subject]:
     """Assign models to the rows of tables 1 and 4, by name."""
     recipes, unknown = _recipes(unknown=False), _recipes(unknown=True)
     subject_of_row: dict[str, Subject] = {}
@@ -187,13 +187,13 @@ def _rows_to_scale(rows: Mapping[str, Subject]) -> list[str]:
 
 
 def _heavy(subjects: Subjects) -> dict[str, Any]:
-    rows = rows_of(subjects)
+    rows = assign_rows(subjects)
     names = [recipe for row, recipe in RECIPES.items() if row in rows]
     return {"recipes": names, "scale_recipes": bool(_rows_to_scale(rows))}
 
 
 def _heavy_models(subjects: Subjects) -> Subjects:
-    return list(dict.fromkeys(rows_of(subjects).values()))
+    return list(dict.fromkeys(assign_rows(subjects).values()))
 
 
 @design("S3-T1", _heavy, fit=_heavy_models, metrics=("MASE", "CRPS"), counts=False)
@@ -202,7 +202,7 @@ def read_heavy(
     sweep: Gathered, subjects: Subjects, *, metrics: tuple[str, ...], counts: bool
 ) -> MeasuredValues:
     """Read heavy ablations by recipe."""
-    rows, table = rows_of(subjects), sweep.results["recipes"]
+    rows, table = assign_rows(subjects), sweep.results["recipes"]
     to_scale = _rows_to_scale(rows)
     result = MeasuredValues()
     for row, recipe in RECIPES.items():
@@ -313,7 +313,7 @@ def _at(layers: Sequence[int], architecture: str, subject: Subject) -> tuple[int
     )
 
 
-def _heads_at(
+def _ablate_heads(
     subjects: Subjects, layers: Sequence[int] | None = None, architecture: str = ""
 ) -> dict[str, Any]:
     """Ablate heads one after another in every layer, or in some of the paper's."""
@@ -340,7 +340,7 @@ def _add_head_counts(
 
 @design(
     "S3-F7",
-    partial(_heads_at, layers=(7, 10, 13), architecture="timesfm-2.5"),
+    partial(_ablate_heads, layers=(7, 10, 13), architecture="timesfm-2.5"),
     single=True,
 )
 def read_curves(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
@@ -358,7 +358,7 @@ def read_curves(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
     return result
 
 
-@design("S3-F10", _heads_at)
+@design("S3-F10", _ablate_heads)
 def read_all_layers(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
     """Read errors without half and all of the heads of every layer."""
     table, result = sweep.results["curves"], MeasuredValues()
@@ -382,7 +382,7 @@ def read_all_layers(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
     return result
 
 
-@design("S3-F11", _heads_at)
+@design("S3-F11", _ablate_heads)
 def read_head_counts(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
     """Read heads@1pp of every layer."""
     table, result = sweep.results["heads_at"], MeasuredValues()
@@ -439,7 +439,7 @@ def read_datasets(
         important, ablatable = rises
         margins = 100 * (important.reindex(ablatable.index) - ablatable).to_numpy()
         part = ClaimPart("", margins, "change of MASE, percentage points")
-        result.claims["kinder"] = verdict_over(WINDOW, part)
+        result.claims["kinder"] = judge_parts(WINDOW, part)
     return result
 
 
@@ -450,6 +450,6 @@ for _figure, _architecture, _layers in (
     ("S3-F19", "moirai-1.1", (11, 5)),
 ):
     _options: dict[str, Any] = {"layers": _layers, "architecture": _architecture}
-    design(_figure, partial(_heads_at, **_options), single=True, **_options)(
+    design(_figure, partial(_ablate_heads, **_options), single=True, **_options)(
         read_datasets
     )

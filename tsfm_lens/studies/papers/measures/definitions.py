@@ -294,7 +294,7 @@ def schedules(
             rounded = rank_theory.rank_schedule(
                 first, exponent, layers, d_head, start=start
             ).tolist()
-            ratio = compress.ratio_of(
+            ratio = compress.compute_ratio(
                 [compress.BlockShape(12, d_head, 12 * d_head)] * layers, rounded
             )
             values[quantity + words] = ratio.ranks

@@ -26,7 +26,7 @@ from tsfm_lens.sweep.planner.recipes import read_recipe
 COMPARED = 64  # first steps of a forecast that the paper measures Spearman distances on
 
 
-def forecasts_without(
+def forecast_ablated(
     context: Context,
     recipes: Mapping[str, Sequence[Component]],
     label: str,
@@ -80,7 +80,7 @@ def without_sharp_heads(context: Context) -> MeasuredValues:
         "sharpest six": sharp_heads(entropy, count),
         "most diffuse six": diffuse_heads(entropy, count),
     }
-    forecasts = forecasts_without(
+    forecasts = forecast_ablated(
         context, recipes, "forecasts without heads", steps=steps, offset=windows
     )
     distance = forecasts["spearman_distance"]
@@ -117,7 +117,7 @@ def without_sharp_heads(context: Context) -> MeasuredValues:
         result.mean(
             f"mean Spearman distance without the {name}",
             values,
-            context.series_of(values.shape[-1]),
+            context.select_series(values.shape[-1]),
         )
     return result
 

@@ -227,7 +227,7 @@ def _overlap(context: Context) -> tuple[xr.Dataset, HeadScores, dict[str, str]]:
     """Compute the overlap of induction and sharp heads; return the scores behind it and the settings, too."""
     blocks = _blocks(context)
     whole = _joined(blocks)
-    labels = context.series_of(len(context.run.batch))
+    labels = context.select_series(len(context.run.batch))
     parts, windows = [], []
     for number, name in enumerate(names := list(dict.fromkeys(labels))):
         rows = [row for row, label in enumerate(labels) if label == name]

@@ -14,7 +14,7 @@ from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, load
 from tsfm_lens.probes import entropic_rank, layer_gain, logit_lens
 from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure
-from tsfm_lens.studies.papers.measures.heads import forecasts_without
+from tsfm_lens.studies.papers.measures.heads import forecast_ablated
 from tsfm_lens.studies.papers.verdicts import ClaimPart, Verdict, judged
 from tsfm_lens.sweep.planner.recipes import middle_third
 from tsfm_lens.testing import published
@@ -138,7 +138,7 @@ def _add_means(
         result.mean(
             f"{words}, layer {layer}",
             of_windows,
-            context.series_of(of_windows.shape[-1]),
+            context.select_series(of_windows.shape[-1]),
         )
 
 
@@ -190,7 +190,7 @@ def distances(context: Context, *, kinds: Sequence[str]) -> MeasuredValues:
         ]
         for layer in range(stack.n_layers)
     }
-    distance = forecasts_without(context, recipes, "forecasts without layers")[
+    distance = forecast_ablated(context, recipes, "forecasts without layers")[
         "spearman_distance"
     ].values
     claims = {"ablatable": context.verdict(*ablatable_parts(distance))}
@@ -221,7 +221,7 @@ def ablatable_parts(distance: np.ndarray) -> list[ClaimPart]:
 
 def _varies(context: Context, distance: np.ndarray) -> Verdict:
     """Test whether layers differ: choose two on the first half of the series, compare them on the second."""
-    labels = np.array(context.series_of(distance.shape[-1]))
+    labels = np.array(context.select_series(distance.shape[-1]))
     names = list(dict.fromkeys(labels.tolist()))
     first = np.isin(labels, names[: len(names) // 2])
     if not first.any():

@@ -16,9 +16,9 @@ from tsfm_lens.studies import rank_theory, recipes
 from tsfm_lens.studies.papers.context import (
     Context,
     MeasuredValues,
+    describe_seeds,
+    judge_parts,
     measure,
-    seeds_of,
-    verdict_over,
 )
 from tsfm_lens.studies.papers.verdicts import ClaimPart, judged_trends
 
@@ -63,7 +63,7 @@ def truncate(context: Context) -> MeasuredValues:
         if "log_perplexity" in scores:
             whole, other = scores["log_perplexity"].values
             result.add(f"log-perplexity over the whole model's, {of}", other / whole)
-        left = compress.ratio_of(forms, ranks)
+        left = compress.compute_ratio(forms, ranks)
         result.add(f"ε, {of}", epsilon)
         result.add(f"share of ranks, {of}", left.ranks)
         result.add(f"share of numbers in factors, {of}", left.factors)
@@ -83,7 +83,7 @@ def at_ratio(
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         ranks = compress.ranks_by_epsilon(spectra, 10**middle)
-        share = compress.ratio_of(forms, ranks).ranks
+        share = compress.compute_ratio(forms, ranks).ranks
         if abs(share - ratio) < best[0]:
             best = abs(share - ratio), 10**middle, ranks
         low, high = (middle, high) if share > ratio else (low, middle)
@@ -188,7 +188,7 @@ def layered(context: Context) -> MeasuredValues:
         "logarithm of MASE with one rank, less that with the schedule",
     )
     _add_cuts(result, context, TABLE_4)
-    result.claims["layered"] = verdict_over("seed", part)
+    result.claims["layered"] = judge_parts("seed", part)
     return result
 
 
@@ -212,7 +212,9 @@ def sketches(context: Context) -> MeasuredValues:
                 heads * size, heads * size, generator=generator, dtype=torch.float64
             )
             factors = compress.truncate(weight, size, heads=heads, of=of)
-            off = compress.layers.error_of(weight, compress.product(factors)) ** 0.5
+            off = (
+                compress.layers.relative_error(weight, compress.product(factors)) ** 0.5
+            )
             misses += off > heads * size * np.finfo(float).eps
     record, result = _record("attention", {"matrices": str(2 * len(sizes))})
     result.add("not_given_back", misses)
@@ -263,7 +265,7 @@ def leading(context: Context) -> MeasuredValues:
     for layer, mean in enumerate(np.exp(growth.mean(axis=1))):
         result.add(f"times that σ₁ grew, layer {layer}", mean)
     result.settings["layers"] = str(len(growth))
-    result.claims["leading"] = verdict_over("seed", part)
+    result.claims["leading"] = judge_parts("seed", part)
     return result
 
 
@@ -279,7 +281,7 @@ def _record(
             "model": f"{attrs['model']}: width {attrs['width']}, {attrs['encoder_layers']} layers",
             "heads": f"{attrs['heads']} of {attrs['head_size']}",
             "training": f"{attrs['steps']} steps of {attrs['rows']} synthetic rows",
-            "seeds": seeds_of(record, record.sizes["seed"]),
+            "seeds": describe_seeds(record, record.sizes["seed"]),
             "intervals over": "seeds",
         }
     )

@@ -18,8 +18,8 @@ from tsfm_lens.probes.weights import random_angle, weight_matrices
 from tsfm_lens.studies.papers.context import (
     Context,
     MeasuredValues,
+    judge_parts,
     measure,
-    verdict_over,
 )
 from tsfm_lens.studies.papers.verdicts import (
     NO_LEVEL,
@@ -185,11 +185,11 @@ def cut_off_matrices(contexts: Iterator[Context]) -> MeasuredValues:
                 table,
                 f"{name}: ratio at ε = {level:g}",
                 ", of ranks",
-                compress.ratio_of(forms, ranks),
+                compress.compute_ratio(forms, ranks),
             )
     table.add("model_cut_off", off)
     for rank in (16, 32):
-        ratio = compress.ratio_of([compress.BlockShape(12, 64, 768)], [rank])
+        ratio = compress.compute_ratio([compress.BlockShape(12, 64, 768)], [rank])
         _add_ratios(table, f"size ratio of rank {rank} of heads of 64", "", ratio)
     return table
 
@@ -361,7 +361,7 @@ def embedded_noise(contexts: Iterator[Context]) -> MeasuredValues:
             part, margins=np.pad(part.margins, short, constant_values=np.nan)
         )
     table.claims["random_higher"] = (
-        verdict_over("pair", *parts) if parts else undecided(_NO_SERIES, "rank")
+        judge_parts("pair", *parts) if parts else undecided(_NO_SERIES, "rank")
     )
     return table
 

@@ -14,9 +14,9 @@ from tsfm_lens.studies.experiments.grid import record
 from tsfm_lens.studies.papers.context import (
     Context,
     MeasuredValues,
+    describe_seeds,
+    judge_parts,
     measure,
-    seeds_of,
-    verdict_over,
 )
 from tsfm_lens.studies.papers.items import BY_ID, PAPERS
 from tsfm_lens.studies.papers.over_seeds import compare, improvement
@@ -98,7 +98,7 @@ def _add_means(
 
 def _over_seeds(*parts: tuple[str, np.ndarray, str]) -> Verdict:
     """Test a claim by its parts: words, margins by seed, and what these are."""
-    return verdict_over("seed", *(ClaimPart(*part) for part in parts))
+    return judge_parts("seed", *(ClaimPart(*part) for part in parts))
 
 
 def _toy_settings(data: xr.Dataset) -> dict[str, str]:
@@ -106,7 +106,7 @@ def _toy_settings(data: xr.Dataset) -> dict[str, str]:
         "training pairs": "10,000",
         "optimiser": "Adam at 1e-2, falling by a half cosine",
         "epochs": str(data.attrs["epochs"]),
-        "seeds": seeds_of(data, int(data["seconds"].notnull().sum("seed").min())),
+        "seeds": describe_seeds(data, int(data["seconds"].notnull().sum("seed").min())),
         "intervals over": "seeds",
     }
 
@@ -197,7 +197,7 @@ def optimizers(context: Context) -> MeasuredValues:
 # --- benchmarks ----------------------------------------------------------------------------------------------
 
 
-def cells_of(data: xr.Dataset, *models: str) -> list[Cell]:
+def list_cells(data: xr.Dataset, *models: str) -> list[Cell]:
     """List data and horizons that all of these models were trained on."""
     arms = [str(arm).split(" ", 2) for arm in data["arm"].values]
     available = {tuple(arm) for arm in arms}
@@ -218,7 +218,7 @@ def pairs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pair a variable of two models, by runs of the same data, horizon and seed that both ended."""
     columns = [np.zeros((2, 0), data[name].dtype)]
-    for place, steps in cells_of(data, first, second) if cells is None else cells:
+    for place, steps in list_cells(data, first, second) if cells is None else cells:
         two = np.array(
             [
                 data[name].sel(arm=f"{place} {steps} {model}").values
@@ -232,7 +232,7 @@ def pairs(
 
 def _over_runs(margins: np.ndarray, of: str) -> Verdict:
     """Test a claim by its margins, run by run."""
-    return verdict_over("run", ClaimPart("", margins, of))
+    return judge_parts("run", ClaimPart("", margins, of))
 
 
 def _name(words: str, cell: Cell) -> str:
@@ -270,7 +270,7 @@ def _main_arms(data: xr.Dataset, name: str) -> dict[str, np.ndarray]:
 def sharpness(context: Context) -> MeasuredValues:
     """Measure figures 5, 9 and 10: λ_max at the end, and the spread of errors over seeds."""
     data = record("benchmarks")
-    cells = cells_of(data, "Transformer", "SAMformer")
+    cells = list_cells(data, "Transformer", "SAMformer")
     plain, sam = pairs(data, "end_sharpness", "Transformer", "SAMformer")
     sharper = np.log(np.maximum(plain, 1e-12)) - np.log(np.maximum(sam, 1e-12))
     # distances of errors from their mean over seeds
@@ -311,7 +311,7 @@ def attention(context: Context) -> MeasuredValues:
             full - reparam, "numerical rank of attention, less σReparam's"
         ),
     }
-    cells = cells_of(data, "Transformer", "SAMformer")
+    cells = list_cells(data, "Transformer", "SAMformer")
     result = _result(cells, claims, weights="of the lowest validation error")
     for name in ("diagonal mass", "numerical rank", "entropy"):
         _add_means(
@@ -334,7 +334,7 @@ def nuclear_norms(context: Context) -> MeasuredValues:
         "norm_lowered": _over_runs(plain - reparam, of),
         "norm_kept": _over_runs(sam - without, of),
     }
-    cells = cells_of(data, "Transformer", "SAMformer")
+    cells = list_cells(data, "Transformer", "SAMformer")
     result = _result(cells, claims, weights="of the lowest validation error")
     _add_means(result, _main_arms(data, "middle"), "median nuclear norm, {arm}")
     return result
@@ -344,7 +344,7 @@ def nuclear_norms(context: Context) -> MeasuredValues:
 def reparam_errors(context: Context) -> MeasuredValues:
     """Measure figure 8."""
     data = record("benchmarks")
-    cells = cells_of(data, "SAMformer", REPARAM, BOTH)
+    cells = list_cells(data, "SAMformer", REPARAM, BOTH)
     worse, sam = pairs(data, "test_mse", REPARAM, "SAMformer", cells)
     both, alone = pairs(data, "test_mse", BOTH, "SAMformer", cells)
     gain = np.log(both) - np.log(alone) + np.log(SAME_ERROR)
@@ -368,7 +368,7 @@ def reparam_errors(context: Context) -> MeasuredValues:
 def by_horizon(context: Context) -> MeasuredValues:
     """Measure figure 13."""
     data = record("benchmarks")
-    cells = cells_of(data, "SAMformer")
+    cells = list_cells(data, "SAMformer")
     result = _result(cells)
     for cell in cells:
         result.mean(
@@ -391,7 +391,7 @@ def radii(context: Context) -> MeasuredValues:
         ("", margins, f"error of Adam, less the mean over radii from {RADIUS:g} on")
     )
     name, steps = str(data["arm"].values[0]).split(" ")[:2]
-    seeds = seeds_of(data, len(margins))
+    seeds = describe_seeds(data, len(margins))
     result = _result(
         [(name, int(steps))], {"sam_helps": claim}, models="SAMformer", seeds=seeds
     )
@@ -404,7 +404,7 @@ def radii(context: Context) -> MeasuredValues:
 def ablation(context: Context, *, model: str, beside: str) -> MeasuredValues:
     """Measure errors of an ablation, and whether the complete model is better."""
     data = record("benchmarks")
-    cells = cells_of(data, model, beside)
+    cells = list_cells(data, model, beside)
     worse, whole = pairs(data, "test_mse", model, beside, cells)
     result = _result(
         cells, {"better": _over_runs(worse - whole, f"error, less that of {beside}")}
@@ -415,7 +415,7 @@ def ablation(context: Context, *, model: str, beside: str) -> MeasuredValues:
                 _name(f"{error} of {model}", cell),
                 _of_seeds(data, f"test_{error.lower()}", cell, model),
             )
-    result.settings["seeds"] = seeds_of(
+    result.settings["seeds"] = describe_seeds(
         data, *(len(_of_seeds(data, "test_mse", cell, model)) for cell in cells)
     )
     return result
@@ -446,7 +446,7 @@ def benchmark_errors(context: Context, *, error: str) -> MeasuredValues:
         deviations = beside.difference / np.hypot(ours[1], theirs.std)
         result.add(f"difference in standard deviations of both: {words}", deviations)
         result.add(f"p of Welch's test: {words}", beside.welch)
-    result.settings["seeds"] = seeds_of(data, *seeds)
+    result.settings["seeds"] = describe_seeds(data, *seeds)
     for claim, model in (("better", "Transformer"), ("better_mixer", "TSMixer")):
         other, own = pairs(data, f"test_{error.lower()}", model, "SAMformer")
         result.claims[claim] = _over_runs(

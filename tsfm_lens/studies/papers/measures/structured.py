@@ -16,9 +16,9 @@ from tsfm_lens.studies.experiments.running import prepare
 from tsfm_lens.studies.papers.context import (
     Context,
     MeasuredValues,
+    describe_seeds,
+    judge_parts,
     measure,
-    seeds_of,
-    verdict_over,
 )
 from tsfm_lens.studies.papers.verdicts import ClaimPart, Verdict, exactly
 
@@ -55,7 +55,7 @@ def _errors(data: xr.Dataset) -> dict[str, np.ndarray]:
 def _verdict(data: xr.Dataset, *pairs: tuple[str, str, str]) -> Verdict:
     """Test whether each first arm errs more than the second, over the seeds that both have."""
     errors, of = _errors(data), "error, less that of the other"
-    return verdict_over(
+    return judge_parts(
         "seed",
         *(
             ClaimPart(words, errors[more] - errors[less], of)
@@ -77,7 +77,7 @@ def _result(
         "tokens": "one of x and the pair before"
         if facts.get("tokens") == "pairs"
         else "one of x or y",
-        "seeds": seeds_of(data, *counts),
+        "seeds": describe_seeds(data, *counts),
         "intervals over": "seeds",
     }
     result = MeasuredValues(values, settings, claims=claims)
@@ -174,10 +174,12 @@ def forecasts(context: Context) -> MeasuredValues:
         str(arm): data["test_mae"].sel(arm=arm).values for arm in data["arm"].values
     }
     margins = errors["standard, T = 96"] - errors["MLR attention 6+2, T = 96"]
-    claim = verdict_over(
+    claim = judge_parts(
         "seed", ClaimPart("", margins, "absolute error, less that of MLR attention")
     )
-    seeds = seeds_of(data, *data["test_mae"].notnull().sum("seed").values.tolist())
+    seeds = describe_seeds(
+        data, *data["test_mae"].notnull().sum("seed").values.tolist()
+    )
     settings = {
         "width": "32",
         "heads": "4",
@@ -213,7 +215,7 @@ def chronos(context: Context) -> MeasuredValues:
         "horizon": str(facts["horizon"]),
         "ranks": "of heads of 16",
         "layers": "the encoder's",
-        "seeds": seeds_of(data, data.sizes["seed"]),
+        "seeds": describe_seeds(data, data.sizes["seed"]),
         "intervals over": "seeds",
     }
     result = MeasuredValues(settings=settings)
@@ -239,7 +241,7 @@ def rates(context: Context) -> MeasuredValues:
         "data": "prompts of linear regression",
         "heads": "of 4",
         "steps": str(data.attrs["steps"]),
-        "seeds": seeds_of(data, data.sizes["seed"]),
+        "seeds": describe_seeds(data, data.sizes["seed"]),
         "intervals over": "seeds",
     }
     result = MeasuredValues(settings=settings)

@@ -12,8 +12,8 @@ from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.papers.context import (
     Context,
     MeasuredValues,
+    judge_parts,
     measure,
-    verdict_over,
 )
 from tsfm_lens.studies.papers.verdicts import ClaimPart
 from tsfm_lens.studies.rank_theory.compression import residual_layer
@@ -109,7 +109,7 @@ def sketching(
         "singular values": f"exp(−(j − 1)/{decay:g})",
     }
     result = _result(context, 6, settings, intervals=True)
-    result.claims["comparable"] = verdict_over(
+    result.claims["comparable"] = judge_parts(
         "draw", ClaimPart("", np.log(COMPARABLE_WITHIN) - apart, words)
     )
     result.mean("slope_of_heads", data["slope"].sel(sketch="sparse").values)
@@ -143,7 +143,7 @@ def head_spectra(
         "ε": f"{data.attrs['epsilon']:g}",
     }
     result = _result(context, 8, settings, intervals=True)
-    result.claims["higher_rank_by_heads"] = verdict_over("draw", *parts)
+    result.claims["higher_rank_by_heads"] = judge_parts("draw", *parts)
     for count in heads:
         result.mean(f"rank with {count} heads", ranks.sel(heads=count).values)
     result.add("rank of the input", data["input_rank"])
